@@ -1,0 +1,37 @@
+# make demo | test | bench | lint; each first makes .venv with everything it needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.graphc-installed
+
+.PHONY: help demo test bench lint clean
+
+help:
+	@echo "make demo    compile and run the sample model"
+	@echo "make test    ruff, mypy and pytest"
+	@echo "make bench   time the sample model against ONNX Runtime"
+	@echo "make lint    ruff and mypy only"
+	@echo "make clean   remove .venv, caches and build outputs"
+
+# Installed again whenever pyproject.toml changes.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m graphc.demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+bench: $(STAMP)
+	$(BIN)/graphc bench models/digits_cnn.onnx --target cpu --against onnxruntime
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
