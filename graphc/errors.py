@@ -1,0 +1,46 @@
+"""The errors graphc raises, and the exit code each one means on the command line.
+
+`ModelError`        the model or an input is wrong; the user can mend it              (exit 2)
+`UnsupportedError`  the model is fine, but graphc or a target cannot do it            (exit 2)
+`VerificationError` outputs differ from the reference                                 (exit 1)
+`InternalError`     graphc broke one of its own invariants                            (exit 70)
+"""
+
+from __future__ import annotations
+
+
+class GraphcError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = 2
+
+
+class ModelError(GraphcError, ValueError):
+    """The model, an input or an option is wrong."""
+
+
+class UnsupportedError(GraphcError, NotImplementedError):
+    """The model is valid, but this operator, type or target combination is not supported."""
+
+
+class VerificationError(GraphcError):
+    """Outputs differ from the reference by more than the tolerance."""
+
+    exit_code = 1
+
+
+class InternalError(GraphcError):
+    """An invariant of the compiler does not hold; always a bug in graphc."""
+
+    exit_code = 70
+
+
+class NeedsValue(UnsupportedError):
+    """A type depends on the contents of a value that is not known yet.
+
+    `value` is the graph value whose contents are needed (set where the graph is known).
+    """
+
+    def __init__(self, message: str, value: object = None):
+        super().__init__(message)
+        self.value = value

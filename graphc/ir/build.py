@@ -1,0 +1,86 @@
+"""Building graphs: a Builder appends typed ops, `b.Add(x, y, ...)` for every defined operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphc.ir import opdef
+from graphc.ir.dtypes import DType
+from graphc.ir.graph import Graph, Op, Region, Value, constant_op, copy_ops
+from graphc.ir.infer import infer_op
+from graphc.ir.types import TensorType
+
+
+class Builder:
+    """Inserts ops into a region, before `anchor` (None: at the end), inferring types as it goes.
+
+    Operands may be Values, None (omitted), numpy arrays, or Python numbers, which become constants
+    of the dtype of the first Value operand. `loc` is given to every op made. `count` is the number
+    of outputs asked of the composite operator that is being expanded.
+    """
+
+    def __init__(self, region: Region, anchor: Op | None = None, loc=(), count: int = 1):
+        self.region, self.anchor, self.loc, self.count = region, anchor, tuple(loc), count
+
+    def op(
+        self,
+        name: str,
+        *operands: Any,
+        outputs: int = 1,
+        domain: str = "",
+        regions: Sequence[Region] = (),
+        **attrs: Any,
+    ) -> Value | tuple[Value, ...]:
+        """Adds an op and returns its output, or the tuple of its outputs if there are several."""
+        defn = opdef.lookup(name, domain)
+        like = next((v.tensor.dtype for v in operands if isinstance(v, Value)), None)
+        inputs = [self._operand(v, like) for v in operands]
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        attrs = {k: _freeze(v) for k, v in attrs.items() if v is not None}
+        new = Op(defn, inputs, attrs, outputs, regions, self.loc)
+        infer_op(new)
+        self.region.insert_before(self.anchor, new)
+        return new.output if outputs == 1 else tuple(new.outputs)
+
+    def __getattr__(self, name: str):
+        if not name[:1].isupper():
+            raise AttributeError(name)
+        return lambda *operands, **options: self.op(name, *operands, **options)
+
+    def constant(self, value: Any, dtype: DType | None = None) -> Value:
+        """A constant from anything numpy takes."""
+        array = np.asarray(value, dtype.np if dtype else None)
+        new = constant_op(array, loc=self.loc)
+        self.region.insert_before(self.anchor, new)
+        return new.output
+
+    def inline(self, graph: Region, operands: Sequence[Value | None]) -> list[Value]:
+        """Copies the ops of another region here, its parameters replaced by `operands`."""
+        mapping = dict(zip(graph.params, operands))
+        copy_ops(graph, self.region, mapping, self.anchor)  # type: ignore[arg-type]
+        return [mapping[v] for v in graph.results]  # type: ignore[misc]
+
+    def _operand(self, value: Any, like: DType | None) -> Value | None:
+        if value is None or isinstance(value, Value):
+            return value
+        if isinstance(value, (np.ndarray, np.generic)):
+            return self.constant(value)
+        return self.constant(value, like)
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_freeze(v) for v in value)
+    return value
+
+
+def new_graph(name: str = "main", **inputs: TensorType) -> Graph:
+    """A graph with these typed inputs."""
+    graph = Graph(name)
+    for key, type in inputs.items():
+        graph.add_param(type, key)
+    return graph

@@ -1,0 +1,604 @@
+"""Expressions: the one algebra for symbolic dimensions, index maps, operator bodies and kernels.
+
+Nodes are immutable and interned: two expressions are equal exactly when they are the same object,
+so `is`, `==` and dictionary lookup compare structure at the cost of a pointer. Every node has a
+`dtype`; index arithmetic is i64. Build nodes with Python operators and the functions below, which
+fold constants and identities as they go; `simplify.simplify` normalises index arithmetic further.
+
+    Const(value)  Sym(name, lo, hi)  Index(name, extent)  Ref(name)      leaves
+    Load(source, index)              element of a tensor or buffer named `source`
+    Call(op, args)                   a row of scalar_ops.TABLE
+    Reduce(op, body, axes)           sum, prod, min, max, and, or over Index nodes
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from graphc.ir import scalar_ops
+from graphc.ir.dtypes import DType, boolean, i64
+from graphc.ir.scalar_ops import TABLE, ScalarOp
+
+_interned: WeakValueDictionary = WeakValueDictionary()
+Dim = "int | Expr"
+Scalar = "Expr | int | float | bool"
+
+
+class Expr:
+    """Base of all nodes. Compare with `is`; use `a.eq(b)` for an expression that compares."""
+
+    __slots__ = ("dtype", "_free", "_text", "_bounds", "_simple", "__weakref__")
+    dtype: DType
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return ()
+
+    def rebuild(self, children: Sequence[Expr]) -> Expr:
+        """The same node over other children."""
+        return self
+
+    # Operators. == and hash stay identity, which interning makes structural.
+    def __add__(self, o):
+        return call("add", self, o)
+
+    def __radd__(self, o):
+        return call("add", o, self)
+
+    def __sub__(self, o):
+        return call("sub", self, o)
+
+    def __rsub__(self, o):
+        return call("sub", o, self)
+
+    def __mul__(self, o):
+        return call("mul", self, o)
+
+    def __rmul__(self, o):
+        return call("mul", o, self)
+
+    def __truediv__(self, o):
+        return call("div", self, o)
+
+    def __rtruediv__(self, o):
+        return call("div", o, self)
+
+    def __floordiv__(self, o):
+        return call("floordiv", self, o)
+
+    def __rfloordiv__(self, o):
+        return call("floordiv", o, self)
+
+    def __mod__(self, o):
+        return call("mod", self, o)
+
+    def __rmod__(self, o):
+        return call("mod", o, self)
+
+    def __pow__(self, o):
+        return call("pow", self, o)
+
+    def __neg__(self):
+        return call("neg", self)
+
+    def __lt__(self, o):
+        return call("lt", self, o)
+
+    def __le__(self, o):
+        return call("le", self, o)
+
+    def __gt__(self, o):
+        return call("gt", self, o)
+
+    def __ge__(self, o):
+        return call("ge", self, o)
+
+    def __and__(self, o):
+        return call("and" if self.dtype is boolean else "band", self, o)
+
+    def __or__(self, o):
+        return call("or" if self.dtype is boolean else "bor", self, o)
+
+    def __xor__(self, o):
+        return call("xor" if self.dtype is boolean else "bxor", self, o)
+
+    def __invert__(self):
+        return call("not" if self.dtype is boolean else "bnot", self)
+
+    def __lshift__(self, o):
+        return call("shl", self, o)
+
+    def __rshift__(self, o):
+        return call("shr", self, o)
+
+    def eq(self, o) -> Expr:
+        return call("eq", self, o)
+
+    def ne(self, o) -> Expr:
+        return call("ne", self, o)
+
+    def cast(self, dtype: DType) -> Expr:
+        return cast(self, dtype)
+
+    def __bool__(self) -> bool:
+        if isinstance(self, Const):
+            return bool(self.value)
+        raise TypeError(f"the truth of `{self}` is not known; use select(...) or add a bound")
+
+    def __repr__(self) -> str:
+        return to_text(self)
+
+
+def _intern(cls, key: tuple, fill: Callable[[Expr], None]) -> Expr:
+    node = _interned.get(key)
+    if node is None:
+        node = object.__new__(cls)
+        node._free = node._text = node._bounds = node._simple = None
+        fill(node)
+        _interned[key] = node
+    return node
+
+
+class Const(Expr):
+    """A literal. Floats are kept at the value they have in `dtype`."""
+
+    __slots__ = ("value",)
+    value: int | float | bool
+
+    def __new__(cls, value, dtype: DType | None = None):
+        if dtype is None:
+            dtype = _natural(value)
+        if dtype.is_float:
+            value = float(scalar_ops.apply(TABLE["cast"], dtype, np.float64(value)))
+            key_value: object = struct.pack("<d", value)
+        elif dtype is boolean:
+            value = key_value = bool(value)
+        elif dtype.is_integer:
+            value = int(value)
+            if not dtype.min <= value <= dtype.max:
+                value = (value - dtype.min) % (1 << dtype.bits) + dtype.min
+            key_value = value
+        else:
+            key_value = value
+
+        def fill(node):
+            node.dtype, node.value = dtype, value
+
+        return _intern(cls, (cls, dtype, key_value), fill)
+
+    def __reduce__(self):
+        return (Const, (self.value, self.dtype))
+
+
+def _natural(value) -> DType:
+    from graphc.ir import dtypes
+
+    if isinstance(value, (bool, np.bool_)):
+        return boolean
+    if isinstance(value, np.generic):
+        return dtypes.of(value.dtype)
+    return i64 if isinstance(value, int) else dtypes.string if isinstance(value, str) else dtypes.f32
+
+
+class Sym(Expr):
+    """A named dimension known to lie in lo..hi (hi None: no bound known)."""
+
+    __slots__ = ("name", "lo", "hi")
+
+    def __new__(cls, name: str, lo: int = 0, hi: int | None = None):
+        def fill(node):
+            node.dtype, node.name, node.lo, node.hi = i64, name, lo, hi
+
+        return _intern(cls, (cls, name, lo, hi), fill)
+
+    def __reduce__(self):
+        return (Sym, (self.name, self.lo, self.hi))
+
+
+class Index(Expr):
+    """A loop index that runs over 0 .. extent-1."""
+
+    __slots__ = ("name", "extent")
+    name: str
+    extent: int | Expr
+
+    def __new__(cls, name: str, extent):
+        if isinstance(extent, Const):
+            extent = extent.value
+
+        def fill(node):
+            node.dtype, node.name, node.extent = i64, name, extent
+
+        return _intern(cls, (cls, name, extent), fill)
+
+    def __reduce__(self):
+        return (Index, (self.name, self.extent))
+
+
+class Ref(Expr):
+    """A scalar variable of a kernel: bound by Let, or mutable by Assign."""
+
+    __slots__ = ("name",)
+
+    def __new__(cls, name: str, dtype: DType):
+        def fill(node):
+            node.dtype, node.name = dtype, name
+
+        return _intern(cls, (cls, name, dtype), fill)
+
+    def __reduce__(self):
+        return (Ref, (self.name, self.dtype))
+
+
+class Load(Expr):
+    """The element of `source` at `index`. In operator bodies sources are operands "0", "1", ..."""
+
+    __slots__ = ("source", "index")
+    source: str
+    index: tuple[Expr, ...]
+
+    def __new__(cls, source: str, index: Iterable, dtype: DType):
+        index = tuple(as_expr(x, i64) for x in index)
+
+        def fill(node):
+            node.dtype, node.source, node.index = dtype, source, index
+
+        return _intern(cls, (cls, source, index, dtype), fill)
+
+    def __reduce__(self):
+        return (Load, (self.source, self.index, self.dtype))
+
+    @property
+    def children(self):
+        return self.index
+
+    def rebuild(self, children):
+        return Load(self.source, tuple(children), self.dtype)
+
+
+class Call(Expr):
+    """A scalar operation. Use `call`, which converts literals and folds; this does neither."""
+
+    __slots__ = ("op", "args")
+    op: ScalarOp
+    args: tuple[Expr, ...]
+
+    def __new__(cls, op: ScalarOp, args: tuple[Expr, ...], dtype: DType):
+        def fill(node):
+            node.dtype, node.op, node.args = dtype, op, args
+
+        return _intern(cls, (cls, op, args, dtype), fill)
+
+    def __reduce__(self):
+        return (_call_named, (self.op.name, self.args, self.dtype))
+
+    @property
+    def children(self):
+        return self.args
+
+    def rebuild(self, children):
+        return _fold(self.op, tuple(children), self.dtype)
+
+
+def _call_named(name, args, dtype):
+    return Call(TABLE[name], args, dtype)
+
+
+REDUCTIONS = {"sum": "add", "prod": "mul", "min": "min", "max": "max", "and": "and", "or": "or"}
+
+
+class Reduce(Expr):
+    """`op` (a key of REDUCTIONS) of `body` over all values of `axes`."""
+
+    __slots__ = ("op", "body", "axes")
+    op: str
+    body: Expr
+    axes: tuple[Index, ...]
+
+    def __new__(cls, op: str, body: Expr, axes: tuple[Index, ...]):
+        def fill(node):
+            node.dtype, node.op, node.body, node.axes = body.dtype, op, body, axes
+
+        return _intern(cls, (cls, op, body, axes), fill)
+
+    def __reduce__(self):
+        return (Reduce, (self.op, self.body, self.axes))
+
+    @property
+    def children(self):
+        return (self.body,)
+
+    def rebuild(self, children):
+        return Reduce(self.op, children[0], self.axes)
+
+    @property
+    def combine(self) -> ScalarOp:
+        return TABLE[REDUCTIONS[self.op]]
+
+    @property
+    def identity(self) -> Const:
+        """The value of the reduction over nothing."""
+        dtype = self.dtype
+        values = {"sum": 0, "prod": 1, "and": True, "or": False}
+        if self.op == "max":
+            return Const(False if dtype is boolean else dtype.min, dtype)
+        if self.op == "min":
+            return Const(True if dtype is boolean else dtype.max, dtype)
+        return Const(values[self.op], dtype)
+
+
+# ---------------------------------------------------------------- construction
+
+
+def as_expr(value, dtype: DType | None = None) -> Expr:
+    """`value` as an expression; Python and numpy scalars become constants of `dtype`."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, np.ndarray):
+        value = value.item() if dtype is not None else value[()]
+    return Const(value, dtype)
+
+
+def call(name: str, *args) -> Expr:
+    """A call with literals converted to the type of the other arguments, and folded."""
+    op = TABLE[name]
+    values = args[1:] if op.rule == "select" else args
+    typed = next((a.dtype for a in values if isinstance(a, Expr)), None)
+    if op.rule == "select":
+        exprs = (as_expr(args[0], boolean), *(as_expr(a, typed) for a in values))
+    else:
+        exprs = tuple(as_expr(a, boolean if op.rule == "logic" else typed) for a in values)
+    return _fold(op, exprs, op.result_type(exprs))
+
+
+def cast(value, dtype: DType, *, saturate: bool = False) -> Expr:
+    """`value` converted to `dtype`, a no-op when it has it already."""
+    value = as_expr(value)
+    name = "cast_sat" if saturate else "cast"
+    return value if value.dtype is dtype else _fold(TABLE[name], (value,), dtype)
+
+
+def bitcast(value: Expr, dtype: DType) -> Expr:
+    """The bits of `value` read as `dtype` of the same width."""
+    return value if value.dtype is dtype else _fold(TABLE["bitcast"], (value,), dtype)
+
+
+def select(condition, then, otherwise) -> Expr:
+    """`then` where the condition holds, else `otherwise`; only the taken side is evaluated."""
+    return call("select", condition, then, otherwise)
+
+
+def _fold(op: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Expr:
+    if all(isinstance(a, Const) for a in args) and dtype.kind != "string":
+        arrays = [np.asarray(a.value, a.dtype.np) for a in args]
+        return Const(scalar_ops.apply(op, dtype, *arrays).item(), dtype)
+    simpler = _identity(op, args, dtype)
+    return Call(op, args, dtype) if simpler is None else simpler
+
+
+def _is(e: Expr, value) -> bool:
+    return isinstance(e, Const) and e.value == value
+
+
+def _identity(op: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """x*1, x+0 and the like, where they hold exactly (x + 0.0 does not: -0.0)."""
+    name = op.name
+    if name == "select":
+        if isinstance(args[0], Const):
+            return args[1] if args[0].value else args[2]
+        return args[1] if args[1] is args[2] else None
+    if name == "not":
+        inner = args[0]
+        return inner.args[0] if isinstance(inner, Call) and inner.op is op else None
+    if name in ("and", "or"):
+        neutral = name == "and"
+        for a, b in (args, args[::-1]):
+            if isinstance(a, Const):
+                return b if a.value == neutral else a
+        return args[0] if args[0] is args[1] else None
+    if len(args) != 2 or not dtype.is_number:
+        return None
+    a, b = args
+    if name == "mul" and (_is(b, 1) or _is(a, 1)):
+        return a if _is(b, 1) else b
+    if name in ("div", "floordiv") and _is(b, 1) and (name == "div" or dtype.is_integer):
+        return a
+    if not dtype.is_integer:
+        return None
+    if name == "add" and (_is(a, 0) or _is(b, 0)):
+        return b if _is(a, 0) else a
+    if name == "sub":
+        return a if _is(b, 0) else Const(0, dtype) if a is b else None
+    if name == "mul" and (_is(a, 0) or _is(b, 0)):
+        return Const(0, dtype)
+    if name == "mod" and _is(b, 1):
+        return Const(0, dtype)
+    if name in ("min", "max") and a is b:
+        return a
+    return None
+
+
+def reduce(op: str, body: Expr, axes: Sequence[Index]) -> Expr:
+    """The reduction of `body` over `axes`; axes of extent 1 vanish."""
+    one = {a: Const(0, i64) for a in axes if a.extent == 1}
+    if one:
+        body, axes = substitute(body, one), [a for a in axes if a not in one]
+    return Reduce(op, body, tuple(axes)) if axes else body
+
+
+def minimum(a, b) -> Expr:
+    return call("min", a, b)
+
+
+def maximum(a, b) -> Expr:
+    return call("max", a, b)
+
+
+def _unary(name: str) -> Callable[[Expr], Expr]:
+    def build(x: Expr) -> Expr:
+        return call(name, x)
+
+    build.__name__ = name
+    return build
+
+
+exp, log, sqrt, erf = map(_unary, ("exp", "log", "sqrt", "erf"))
+sin, cos, tan, tanh = map(_unary, ("sin", "cos", "tan", "tanh"))
+floor, ceil, absolute, sign = map(_unary, ("floor", "ceil", "abs", "sign"))
+isnan, isinf = map(_unary, ("isnan", "isinf"))
+
+
+# ---------------------------------------------------------------- traversal
+
+
+def walk(root: Expr) -> Iterator[Expr]:
+    """Every distinct node below and including `root`, children before parents."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((c, False) for c in reversed(node.children))
+
+
+def transform(root: Expr, rewrite: Callable[[Expr], Expr | None]) -> Expr:
+    """Rebuilds bottom-up; `rewrite` sees each node over its new children (None keeps it)."""
+    done: dict[Expr, Expr] = {}
+    for node in walk(root):
+        children = node.children
+        new = tuple(done[c] for c in children)
+        if any(a is not b for a, b in zip(new, children)):
+            result = node.rebuild(new)
+        else:
+            result = node
+        new_result = rewrite(result)
+        done[node] = result if new_result is None else new_result
+    return done[root]
+
+
+def substitute(root: Expr, mapping: dict[Expr, Expr]) -> Expr:
+    """Replaces whole nodes (Index, Sym, Ref, ...) by others."""
+    if not mapping:
+        return root
+    done: dict[Expr, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if node in mapping:
+            return mapping[node]
+        found = done.get(node)
+        if found is None:
+            children = node.children
+            new = tuple(visit(c) for c in children)
+            same = all(a is b for a, b in zip(new, children))
+            found = done[node] = node if same else node.rebuild(new)
+        return found
+
+    return visit(root)
+
+
+def map_loads(root: Expr, rewrite: Callable[[Load], Expr]) -> Expr:
+    """Replaces every Load, innermost first."""
+    return transform(root, lambda n: rewrite(n) if isinstance(n, Load) else None)
+
+
+def loads(root: Expr) -> list[Load]:
+    """The distinct Loads below `root`, in a fixed order."""
+    return [n for n in walk(root) if isinstance(n, Load)]
+
+
+def free_indices(root: Expr) -> frozenset[Index]:
+    """The Index nodes that `root` depends on and does not bind itself."""
+    if root._free is None:
+        if isinstance(root, Index):
+            root._free = frozenset((root,))
+        else:
+            found = frozenset().union(*(free_indices(c) for c in root.children))
+            root._free = found.difference(root.axes) if isinstance(root, Reduce) else found
+    return root._free
+
+
+def cost(root: Expr) -> int:
+    """Rough work of evaluating `root` once, in fused-multiply-add units (Load counts 1)."""
+    total = 0
+    for node in walk(root):
+        if isinstance(node, Call) and node.dtype is not i64:
+            total += node.op.cost
+        elif isinstance(node, Load):
+            total += 1
+        elif isinstance(node, Reduce):
+            total += math.prod(a.extent if isinstance(a.extent, int) else 64 for a in node.axes)
+    return total
+
+
+# ---------------------------------------------------------------- text
+
+_PRECEDENCE = {
+    **dict.fromkeys(("or", "xor"), 1), "and": 2,
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), 3),
+    **dict.fromkeys(("bor", "bxor", "band"), 4), **dict.fromkeys(("shl", "shr"), 5),
+    **dict.fromkeys(("add", "sub"), 6), **dict.fromkeys(("mul", "div", "floordiv", "mod"), 7),
+    **dict.fromkeys(("neg", "not", "bnot"), 8), "pow": 9,
+}  # fmt: skip
+
+
+def literal_text(value, dtype: DType) -> str:
+    """A literal as text: bare for i64 indices, with a type suffix otherwise."""
+    if dtype is boolean:
+        return "true" if value else "false"
+    if dtype is i64:
+        return str(value)
+    return f"{value!r}:{dtype}"
+
+
+def to_text(node: Expr) -> str:
+    """The text of an expression; `parser.parse_expr` reads it back."""
+    if node._text is None:
+        node._text = _text(node)
+    return node._text
+
+
+def _text(node: Expr) -> str:
+    if isinstance(node, Const):
+        return literal_text(node.value, node.dtype)
+    if isinstance(node, (Sym, Index, Ref)):
+        return node.name
+    if isinstance(node, Load):
+        return f"{_source(node.source)}[{', '.join(map(to_text, node.index))}]"
+    if isinstance(node, Reduce):
+        axes = ", ".join(f"{a.name}<{a.extent}" for a in node.axes)
+        return f"{node.op}({axes}: {to_text(node.body)})"
+    assert isinstance(node, Call)
+    return _call_text(node)
+
+
+def _source(name: str) -> str:
+    return f"${name}" if name.isdigit() else name
+
+
+def _call_text(node: Call) -> str:
+    op, args = node.op, node.args
+    if op.rule == "cast":
+        return f"{op.name}<{node.dtype}>({to_text(args[0])})"
+    if op.symbol and op.name != "pow":
+        level = _PRECEDENCE[op.name]
+        if op.arity == 1:
+            return op.symbol + _wrap(args[0], level)
+        left, right = _wrap(args[0], level), _wrap(args[1], level + 1)
+        return f"{left} {op.symbol} {right}"
+    return f"{op.name}({', '.join(map(to_text, args))})"
+
+
+def _wrap(node: Expr, level: int) -> str:
+    text = to_text(node)
+    own = _PRECEDENCE.get(node.op.name, 10) if isinstance(node, Call) and node.op.symbol else 10
+    negative = isinstance(node, Const) and text.startswith("-") and level > 6
+    return f"({text})" if own < level or negative else text

@@ -1,0 +1,293 @@
+"""The graph IR: mutable SSA over tensors.
+
+A `Region` has parameters, a list of `Op`s in execution order and a terminator whose operands are its
+results. It is isolated from above: ops use only values of their own region, so an outer value that
+a sub-graph needs is an operand of its op and a parameter of its region. A `Graph` is the outermost
+region with a name and named dimension symbols.
+
+Invariant kept by every method here: `value.uses` lists exactly the (op, operand number) pairs
+that refer to the value, and each op of a region knows its region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphc.errors import InternalError
+from graphc.ir import dtypes
+from graphc.ir.expr import Sym
+from graphc.ir.types import TensorType, Type
+
+if TYPE_CHECKING:
+    from graphc.ir.opdef import OpDef
+
+
+class Value:
+    """An SSA value: result `index` of `producer`, or a parameter of a region (producer None)."""
+
+    __slots__ = ("type", "producer", "index", "uses", "name")
+
+    def __init__(self, type: Type | None, producer: Op | None = None, index: int = 0, name: str = ""):
+        self.type, self.producer, self.index, self.name = type, producer, index, name
+        self.uses: list[tuple[Op, int]] = []
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type, known to be a tensor's."""
+        if not isinstance(self.type, TensorType):
+            raise InternalError(f"%{self.name} is {self.type}, not a tensor")
+        return self.type
+
+    @property
+    def constant(self) -> np.ndarray | None:
+        """The contents if this is a constant."""
+        is_constant = self.producer is not None and self.producer.name == "Constant"
+        return self.producer.attrs["value"] if is_constant else None
+
+    @property
+    def users(self) -> list[Op]:
+        """The distinct ops that use the value, in order of first use."""
+        return list(dict.fromkeys(op for op, _ in self.uses))
+
+    def replace_uses(self, new: Value) -> None:
+        """Makes every use of this value a use of `new`."""
+        for op, position in list(self.uses):
+            op.set_input(position, new)
+
+    def __repr__(self) -> str:
+        return f"%{self.name}: {self.type}"
+
+
+class Op:
+    """One operation. `inputs` may hold None for an omitted optional operand.
+
+    `loc` names the ONNX nodes this op came from, through every rewrite.
+    """
+
+    __slots__ = ("defn", "inputs", "outputs", "attrs", "regions", "loc", "region", "_memo")
+
+    def __init__(
+        self,
+        defn: OpDef,
+        inputs: Sequence[Value | None],
+        attrs: dict[str, Any] | None = None,
+        outputs: int = 1,
+        regions: Sequence[Region] = (),
+        loc: tuple[str, ...] = (),
+    ):
+        self.defn, self.attrs, self.loc = defn, dict(attrs or {}), tuple(loc)
+        self.inputs: list[Value | None] = []
+        self.outputs = [Value(None, self, k) for k in range(outputs)]
+        self.regions, self.region = list(regions), None
+        self._memo: dict = {}
+        for region in self.regions:
+            region.owner = self
+        for value in inputs:
+            self.add_input(value)
+
+    @property
+    def name(self) -> str:
+        return self.defn.name
+
+    @property
+    def output(self) -> Value:
+        """The only output."""
+        (value,) = self.outputs
+        return value
+
+    def add_input(self, value: Value | None) -> None:
+        self.inputs.append(value)
+        if value is not None:
+            value.uses.append((self, len(self.inputs) - 1))
+        self._memo.clear()
+
+    def set_input(self, position: int, value: Value | None) -> None:
+        old = self.inputs[position]
+        if old is not None:
+            old.uses.remove((self, position))
+        self.inputs[position] = value
+        if value is not None:
+            value.uses.append((self, position))
+        self._memo.clear()
+
+    def set_inputs(self, values: Sequence[Value | None]) -> None:
+        """Replaces all operands."""
+        self.drop_inputs()
+        for value in values:
+            self.add_input(value)
+
+    def drop_inputs(self) -> None:
+        for position, value in enumerate(self.inputs):
+            if value is not None:
+                value.uses.remove((self, position))
+        self.inputs = []
+        self._memo.clear()
+
+    def erase(self) -> None:
+        """Removes the op; its outputs must have no uses left."""
+        if any(v.uses for v in self.outputs):
+            raise InternalError(f"cannot erase {self}: its results are still used")
+        self.drop_inputs()
+        if self.region is not None:
+            self.region.ops.remove(self)
+            self.region = None
+
+    def where(self) -> str:
+        """The op for messages, by the user's own names: `Conv "conv1"`."""
+        return f'{self.name} "{self.loc[0]}"' if self.loc else self.name
+
+    def __repr__(self) -> str:
+        outs = ", ".join(f"%{v.name}" for v in self.outputs)
+        ins = ", ".join("none" if v is None else f"%{v.name}" for v in self.inputs)
+        return f"{outs} = {self.name}({ins})"
+
+
+class Region:
+    """Parameters, ops in execution order, and results (the operands of the terminator)."""
+
+    def __init__(self, params: Iterable[Value] = ()):
+        from graphc.ir.opdef import YIELD
+
+        self.params: list[Value] = list(params)
+        self.ops: list[Op] = []
+        self.owner: Op | None = None
+        self.terminator = Op(YIELD, (), outputs=0)
+        self.terminator.region = self
+
+    @property
+    def results(self) -> list[Value]:
+        return self.terminator.inputs  # type: ignore[return-value]
+
+    def set_results(self, values: Sequence[Value]) -> None:
+        self.terminator.set_inputs(values)
+
+    def add_param(self, type: Type | None, name: str = "") -> Value:
+        value = Value(type, None, len(self.params), name)
+        self.params.append(value)
+        return value
+
+    def append(self, op: Op) -> Op:
+        op.region = self
+        self.ops.append(op)
+        return op
+
+    def insert_before(self, anchor: Op | None, op: Op) -> Op:
+        """Inserts before `anchor` (None, or the terminator: at the end)."""
+        if anchor is None or anchor is self.terminator:
+            return self.append(op)
+        op.region = self
+        self.ops.insert(self.ops.index(anchor), op)
+        return op
+
+    def walk(self) -> Iterator[Op]:
+        """Every op, sub-regions included, outer before inner."""
+        for op in list(self.ops):
+            yield op
+            for region in op.regions:
+                yield from region.walk()
+
+    def values(self) -> Iterator[Value]:
+        """Parameters and results of ops of this region alone."""
+        yield from self.params
+        for op in self.ops:
+            yield from op.outputs
+
+
+class Graph(Region):
+    """The outermost region: `params` are the model's inputs, `results` its outputs.
+
+    `output_names` are the names of the outputs for the user (the SSA name of a result may differ,
+    e.g. when one value is returned twice). `symbols` are its dimension symbols by name.
+    """
+
+    def __init__(self, name: str = "main", params: Iterable[Value] = ()):
+        super().__init__(params)
+        self.name = name
+        self.symbols: dict[str, Sym] = {}
+        self.output_names: list[str] = []
+        self.phase = "imported"
+
+    @property
+    def inputs(self) -> list[Value]:
+        return self.params
+
+    @property
+    def outputs(self) -> list[Value]:
+        return self.results
+
+    def __str__(self) -> str:
+        from graphc.ir.printer import print_graph
+
+        return print_graph(self)
+
+    def __eq__(self, other: object) -> bool:
+        from graphc.ir.printer import print_graph
+
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return print_graph(self) == print_graph(other) and _constants_equal(self, other)
+
+    __hash__ = object.__hash__
+
+
+def _constants_equal(a: Region, b: Region) -> bool:
+    left = [op.attrs["value"] for op in a.walk() if op.name == "Constant"]
+    right = [op.attrs["value"] for op in b.walk() if op.name == "Constant"]
+    return len(left) == len(right) and all(same_array(x, y) for x, y in zip(left, right))
+
+
+def same_array(x: np.ndarray, y: np.ndarray) -> bool:
+    """Equal dtype, shape and bits (so that NaN equals NaN, and 0 differs from -0)."""
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    if x.dtype.kind == "O":
+        return bool((x == y).all())
+    return x is y or x.tobytes() == y.tobytes()
+
+
+def clone_region(region: Region, into: Region | None = None) -> Region:
+    """A deep copy, with its own values (array constants are shared)."""
+    copy = into if into is not None else Region()
+    mapping: dict[Value, Value] = {}
+    for param in region.params:
+        mapping[param] = copy.add_param(param.type, param.name)
+    copy_ops(region, copy, mapping)
+    copy.set_results([mapping[v] for v in region.results])
+    return copy
+
+
+def copy_ops(
+    source: Region, target: Region, mapping: dict[Value, Value], before: Op | None = None
+) -> None:
+    """Copies the ops of `source` into `target`; `mapping` maps values, and is extended."""
+    for op in source.ops:
+        inputs = [None if v is None else mapping[v] for v in op.inputs]
+        regions = [clone_region(r) for r in op.regions]
+        new = Op(op.defn, inputs, op.attrs, len(op.outputs), regions, op.loc)
+        for old_value, new_value in zip(op.outputs, new.outputs):
+            new_value.type, new_value.name = old_value.type, old_value.name
+            mapping[old_value] = new_value
+        target.insert_before(before, new)
+
+
+def clone_graph(graph: Graph) -> Graph:
+    """A deep copy of a graph (array constants are shared, not copied)."""
+    copy = Graph(graph.name)
+    clone_region(graph, copy)
+    copy.symbols, copy.phase = dict(graph.symbols), graph.phase
+    copy.output_names = list(graph.output_names)
+    return copy
+
+
+def constant_op(array: np.ndarray, name: str = "", loc: tuple[str, ...] = ()) -> Op:
+    """A Constant op that holds `array` (its output typed)."""
+    from graphc.ir.opdef import CONSTANT
+
+    array = np.asarray(array)
+    op = Op(CONSTANT, (), {"value": array}, loc=loc)
+    op.output.type = TensorType(dtypes.of(array.dtype), tuple(map(int, array.shape)))
+    op.output.name = name
+    return op

@@ -1,0 +1,164 @@
+"""Type inference of one op from its definition, and the bodies of typed ops.
+
+`infer_op` sets the types of an op's outputs. Errors name the op by the user's names. When the type
+depends on contents that are not constant, NeedsValue carries the graph value that is needed.
+"""
+
+from __future__ import annotations
+
+from graphc.errors import GraphcError, InternalError, ModelError, NeedsValue, UnsupportedError
+from graphc.ir import opdef
+from graphc.ir.expr import Expr
+from graphc.ir.graph import Graph, Op, Region, Value
+from graphc.ir.opdef import Arguments, bind, bind_attrs
+from graphc.ir.types import TensorType, Type
+
+
+def infer_op(op: Op) -> None:
+    """Types the outputs of an op whose operands are typed."""
+    for value, type in zip(op.outputs, output_types(op)):
+        value.type = type
+
+
+def output_types(op: Op) -> list[Type]:
+    """The types of the outputs; ModelError, UnsupportedError or NeedsValue name the op."""
+    try:
+        _require_typed(op)
+        return _INFER[op.defn.form](op)
+    except NeedsValue as error:
+        if isinstance(error.value, int):
+            error.value = op.inputs[error.value]
+        if not getattr(error, "located", False):
+            error.args = (f"{op.where()}: {error}",)
+            error.located = True  # type: ignore[attr-defined]
+        raise
+    except GraphcError as error:
+        raise _located(op, error) from error
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError) as error:
+        raise ModelError(f"{op.where()}: {type(error).__name__}: {error}") from error
+
+
+def _located(op: Op, error: GraphcError) -> GraphcError:
+    text = str(error)
+    return type(error)(text if text.startswith(op.name + " ") else f"{op.where()}: {text}")
+
+
+def _require_typed(op: Op) -> None:
+    for value in op.inputs:
+        if value is None:
+            continue
+        if value.type is None or (isinstance(value.type, TensorType) and value.type.shape is None):
+            raise NeedsValue(f"the type of %{value.name} is not known", value)
+
+
+def arguments(op: Op) -> Arguments:
+    """The operands and attributes of an op bound to its definition's parameters."""
+    types = [None if v is None else v.type for v in op.inputs]
+    constants = [None if v is None else v.constant for v in op.inputs]
+    return bind(op.defn, types, op.attrs, constants)
+
+
+def op_body(op: Op, output: int = 0) -> Expr:
+    """The scalar body of an output of an elementwise or indexed op (see opdef.body)."""
+    key = ("body", output)
+    found = op._memo.get(key)
+    if found is None:
+        value = op.outputs[output]
+        shape = _shapes(op)[output] if value.type is None else value.tensor.dims
+        found = opdef.body(op.defn, arguments(op), shape, output, len(op.outputs))
+        op._memo[key] = found
+    return found
+
+
+def _shapes(op: Op) -> list:
+    return opdef.infer_shapes(op.defn, arguments(op), len(op.outputs))
+
+
+def _infer_body(op: Op) -> list[Type]:
+    bound = arguments(op)
+    shapes = opdef.infer_shapes(op.defn, bound, len(op.outputs))
+    types: list[Type] = []
+    for k in range(len(op.outputs)):
+        shape = shapes[k].dims if isinstance(shapes[k], TensorType) else tuple(shapes[k])
+        checked = TensorType(opdef.dtypes.f32, shape)  # rejects negative dimensions
+        expr = opdef.body(op.defn, bound, checked.dims, k, len(op.outputs))
+        op._memo["body", k] = expr
+        types.append(TensorType(expr.dtype, shape))
+    return types
+
+
+def _infer_declared(op: Op) -> list[Type]:
+    if op.defn.infer is None:
+        raise NeedsValue("the types of its outputs are known only once it has run", None)
+    return opdef.infer_shapes(op.defn, arguments(op), len(op.outputs))
+
+
+def _infer_composite(op: Op) -> list[Type]:
+    scratch, results = expand(op)
+    return [r.type for r in results]  # type: ignore[misc]
+
+
+def expand(op: Op) -> tuple[Graph, list[Value]]:
+    """The body of a composite op as a graph whose parameters stand for the op's operands."""
+    from graphc.ir.build import Builder
+
+    graph = Graph(op.name)
+    values: list[Value | None] = []
+    for value in op.inputs:
+        if value is None:
+            values.append(None)
+        elif value.constant is not None and value.constant.size <= 64:
+            from graphc.ir.graph import constant_op
+
+            values.append(graph.append(constant_op(value.constant)).output)
+            graph.add_param(value.type)  # keeps the numbering of parameters
+        else:
+            values.append(graph.add_param(value.type, value.name))
+        if value is None:
+            graph.add_param(None)
+    types = [None if v is None else v.type for v in op.inputs]
+    constants = [None if v is None else v.constant for v in op.inputs]
+    bound = bind(op.defn, types, op.attrs, constants, wrap=lambda n, _: values[n])
+    builder = Builder(graph, loc=op.loc, count=len(op.outputs))
+    assert op.defn.function is not None
+    results = op.defn.function(builder, *bound.positional, **bound.keywords)
+    results = list(results) if isinstance(results, (tuple, list)) else [results]
+    graph.set_results(results[: len(op.outputs)])
+    return graph, graph.results
+
+
+def _infer_core(op: Op) -> list[Type]:
+    if op.name == "Constant":
+        return [op.output.type]  # type: ignore[list-item]
+    if op.name == "fused":
+        infer_region(op.regions[0])
+        return [v.type for v in op.regions[0].results]  # type: ignore[misc]
+    raise InternalError(f"cannot infer {op.name}")
+
+
+def _infer_region_op(op: Op) -> list[Type]:
+    from graphc.ir.control import REGION_INFER
+
+    bind_attrs(op.defn, op.attrs)
+    rule = REGION_INFER.get(op.name)
+    if rule is None:
+        raise UnsupportedError("has no type rule")
+    return rule(op)
+
+
+def infer_region(region: Region) -> None:
+    """Types every op of a region whose parameters are typed, in order."""
+    for op in region.ops:
+        if op.name != "Constant":
+            infer_op(op)
+
+
+_INFER = {
+    "elementwise": _infer_body,
+    "indexed": _infer_body,
+    "imperative": _infer_declared,
+    "host": _infer_declared,
+    "composite": _infer_composite,
+    "region": _infer_region_op,
+    "core": _infer_core,
+}

@@ -1,0 +1,322 @@
+"""Kernel IR: immutable loop nests over buffers, the form every backend prints.
+
+A `Kernel` has buffers as parameters and a body, a tuple of statements. Buffers are row-major over
+the shape they declare (layouts are already applied). Scalars are bound once with `Let`, or declared
+as a rank-0 `Alloc` and changed by `Store`. Loops run over an `Index` 0 .. extent-1:
+
+    serial    in order
+    parallel  iterations are independent; may be split over threads (outermost loops only)
+    unroll    in order, fully unrolled by the printer; the extent is a small constant
+    vector    iterations are independent lanes executed in lockstep; `extent` lanes, at most `width`
+    block, thread   CUDA grid and block dimensions
+
+A `vector` loop means the same as a serial one: printers without vectors print a loop. Its extent may
+be an expression (a tail) bounded by its width; lanes past the extent do nothing. Loops inside a
+vector loop must have bounds that do not depend on its index. `Alloc(scope="reg")` arrays must be
+indexed by constants once unrolled (plus a vector index in the last dimension), so that they live
+in registers. Expressions are those of expr.py without Reduce; Load sources are buffer names.
+`Load` and `Store` of a rank-0 Alloc read and write a mutable scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from graphc.ir.dtypes import DType, i64
+from graphc.ir.expr import Const, Expr, Index, Load, Ref, as_expr, substitute, walk
+from graphc.ir.types import Shape
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A kernel parameter or a local array. `access` is in, out or inout (local: "local")."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+    access: str = "in"
+
+    def __getitem__(self, index) -> Load:
+        if not isinstance(index, tuple):
+            index = (index,)
+        return Load(self.name, index, self.dtype)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+class Stmt:
+    """Base of all statements."""
+
+    __slots__ = ()
+
+
+Body = tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class For(Stmt):
+    """A loop over `var` (see the module text for kinds). `width` is the lane count of a vector."""
+
+    var: Index
+    body: Body
+    kind: str = "serial"
+    width: int = 0
+
+    @property
+    def extent(self) -> int | Expr:
+        return self.var.extent
+
+
+@dataclass(frozen=True)
+class Let(Stmt):
+    """Binds an immutable scalar for the rest of the enclosing body."""
+
+    ref: Ref
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Store(Stmt):
+    """buffer[index] = value."""
+
+    buffer: str
+    index: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Alloc(Stmt):
+    """A local array for the rest of the enclosing body, uninitialised. scope: reg, stack, shared."""
+
+    buffer: Buffer
+    scope: str = "reg"
+
+
+@dataclass(frozen=True)
+class If(Stmt):
+    condition: Expr
+    then: Body
+    orelse: Body = ()
+
+
+@dataclass(frozen=True)
+class While(Stmt):
+    """Repeats `body` while `condition`, which reads mutable scalars."""
+
+    condition: Expr
+    body: Body
+
+
+@dataclass(frozen=True)
+class Barrier(Stmt):
+    """All threads of a block have reached this point, and their stores are visible."""
+
+
+@dataclass(frozen=True)
+class Intrin(Stmt):
+    """A target instruction by name, with operands (see the backends' tables)."""
+
+    name: str
+    args: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A named procedure over buffers. `comment` says which ops of the model it computes."""
+
+    name: str
+    params: tuple[Buffer, ...]
+    body: Body
+    comment: str = ""
+
+    def __str__(self) -> str:
+        from graphc.ir.printer import print_kernel
+
+        return print_kernel(self)
+
+
+# ---------------------------------------------------------------- traversal
+
+
+def bodies(stmt: Stmt) -> tuple[Body, ...]:
+    """The statement lists nested directly in a statement."""
+    if isinstance(stmt, (For, While)):
+        return (stmt.body,)
+    if isinstance(stmt, If):
+        return (stmt.then, stmt.orelse)
+    return ()
+
+
+def exprs(stmt: Stmt) -> tuple[Expr, ...]:
+    """The expressions held directly by a statement."""
+    if isinstance(stmt, For):
+        return (stmt.extent,) if isinstance(stmt.extent, Expr) else ()
+    if isinstance(stmt, Let):
+        return (stmt.value,)
+    if isinstance(stmt, Store):
+        return (*stmt.index, stmt.value)
+    if isinstance(stmt, (If, While)):
+        return (stmt.condition,)
+    if isinstance(stmt, Intrin):
+        return stmt.args
+    return ()
+
+
+def walk_stmts(body: Body) -> Iterator[Stmt]:
+    """Every statement, outer before inner."""
+    for stmt in body:
+        yield stmt
+        for inner in bodies(stmt):
+            yield from walk_stmts(inner)
+
+
+def map_body(body: Body, on_expr: Callable[[Expr], Expr]) -> Body:
+    """The same statements with every expression rewritten."""
+    return tuple(map_stmt(s, on_expr) for s in body)
+
+
+def map_stmt(stmt: Stmt, f: Callable[[Expr], Expr]) -> Stmt:
+    if isinstance(stmt, For):
+        var = stmt.var
+        if isinstance(var.extent, Expr):
+            var = f(var)
+            assert isinstance(var, Index)
+        return replace(stmt, var=var, body=map_body(stmt.body, f))
+    if isinstance(stmt, Let):
+        return Let(stmt.ref, f(stmt.value))
+    if isinstance(stmt, Store):
+        return Store(stmt.buffer, tuple(map(f, stmt.index)), f(stmt.value))
+    if isinstance(stmt, If):
+        return If(f(stmt.condition), map_body(stmt.then, f), map_body(stmt.orelse, f))
+    if isinstance(stmt, While):
+        return While(f(stmt.condition), map_body(stmt.body, f))
+    if isinstance(stmt, Intrin):
+        return Intrin(stmt.name, tuple(map(f, stmt.args)))
+    return stmt
+
+
+def substitute_body(body: Body, mapping: dict[Expr, Expr]) -> Body:
+    return map_body(body, lambda e: substitute(e, mapping))
+
+
+def buffers_read(body: Body) -> set[str]:
+    """Names of all buffers loaded from."""
+    found = set()
+    for stmt in walk_stmts(body):
+        for expr in exprs(stmt):
+            found.update(n.source for n in walk(expr) if isinstance(n, Load))
+    return found
+
+
+# ---------------------------------------------------------------- building
+
+
+@dataclass
+class KernelBuilder:
+    """Builds a body with Python control flow:
+
+        with k.loop(n) as i:
+            k.store(y, i, x[i] * 2)
+
+    `k.let(e)` names a value, `k.var(dtype, initial)` makes a mutable scalar (read `v[()]`, written
+    by `k.store(v, (), e)`), `k.when(c)` / `k.otherwise()` branch, `k.repeat(c)` is a while loop.
+    `outputs` are the buffers of the op being built, `sizes` the buffer for true output sizes.
+    """
+
+    outputs: tuple[Buffer, ...] = ()
+    sizes: Buffer | None = None
+    _stack: list[list[Stmt]] = field(default_factory=lambda: [[]])
+    _count: int = 0
+
+    def fresh(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def emit(self, stmt: Stmt) -> None:
+        self._stack[-1].append(stmt)
+
+    def body(self) -> Body:
+        """What has been built."""
+        return tuple(self._stack[0])
+
+    @contextmanager
+    def block(self) -> Iterator[list[Stmt]]:
+        """Collects statements instead of emitting them."""
+        self._stack.append([])
+        yield self._stack[-1]
+        self._stack.pop()
+
+    @contextmanager
+    def loop(self, extent, kind: str = "serial", *, name: str = "", width: int = 0):
+        """A loop; yields its Index."""
+        var = Index(name or self.fresh("i"), extent)
+        with self.block() as inner:
+            yield var
+        self.emit(For(var, tuple(inner), kind, width))
+
+    @contextmanager
+    def loops(self, *extents, kind: str = "serial"):
+        """Nested loops; yields the tuple of indices."""
+        indices = tuple(Index(self.fresh("i"), e) for e in extents)
+        with self.block() as inner:
+            yield indices
+        body = tuple(inner)
+        for var in reversed(indices):
+            body = (For(var, body, kind),)
+        for stmt in body:
+            self.emit(stmt)
+
+    def let(self, value, name: str = "") -> Expr:
+        """Names a value, so that it is computed once; constants and names pass through."""
+        value = as_expr(value)
+        if isinstance(value, (Const, Ref, Index)):
+            return value
+        ref = Ref(name or self.fresh("t"), value.dtype)
+        self.emit(Let(ref, value))
+        return ref
+
+    def alloc(self, dtype: DType, shape: Shape, scope: str = "stack", name: str = "") -> Buffer:
+        """A local array, uninitialised."""
+        buffer = Buffer(name or self.fresh("a"), dtype, tuple(shape), "local")
+        self.emit(Alloc(buffer, scope))
+        return buffer
+
+    def var(self, dtype: DType, initial) -> Buffer:
+        """A mutable scalar."""
+        buffer = self.alloc(dtype, (), "reg", self.fresh("v"))
+        self.store(buffer, (), initial)
+        return buffer
+
+    def store(self, buffer: Buffer, index, value) -> None:
+        if not isinstance(index, tuple):
+            index = (index,)
+        index = tuple(as_expr(x, i64) for x in index)
+        assert len(index) == buffer.rank, f"{buffer} stored at {index}"
+        value = as_expr(value, buffer.dtype)
+        assert value.dtype is buffer.dtype, f"storing {value.dtype} into {buffer}"
+        self.emit(Store(buffer.name, index, value))
+
+    @contextmanager
+    def when(self, condition: Expr):
+        with self.block() as inner:
+            yield
+        self.emit(If(condition, tuple(inner)))
+
+    @contextmanager
+    def otherwise(self):
+        """The else branch of the If just emitted."""
+        with self.block() as inner:
+            yield
+        previous = self._stack[-1].pop()
+        assert isinstance(previous, If)
+        self.emit(replace(previous, orelse=tuple(inner)))
+
+    @contextmanager
+    def repeat(self, condition: Expr):
+        with self.block() as inner:
+            yield
+        self.emit(While(condition, tuple(inner)))

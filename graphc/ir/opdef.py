@@ -1,0 +1,377 @@
+"""Operator definitions: how an operator is declared once, for every backend.
+
+A definition is a Python function under one of five decorators. Positional parameters after the
+first are operands, annotated with the element types they take; keyword-only parameters are
+attributes with their defaults. `Known(...)` marks an operand whose contents decide the output's
+type (Reshape's shape): the function receives them as a numpy array.
+
+    @op(...)          def f(i, x: Float, *, alpha=1.0): return expression   scalar body over indices
+    @composite(...)   def f(b, x: Float, ...): return b.Exp(x)              a graph of other operators
+    @imperative(...)  def f(k, x, ..., y): with k.loop(...)                 kernel IR, any backend
+    @host(...)        def f(x, ...): return numpy arrays                    strings, sequences, images
+    region_op(name)                                                         If, Loop, Scan, SequenceMap
+
+The scalar body runs on symbols. `i` is the output index (a tuple of Index with `.shape` and
+`.output`, the number of the output asked for); `x[i]` broadcasts as numpy does, `x[a, b]` is a
+plain load. Without `infer`, the output shape is the broadcast of the operands' shapes. With it,
+`infer` takes the operands (`.shape`, `.rank`, `.dtype`) and those attributes it names, and returns a
+shape (tuple), or a list of shapes for several outputs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graphc.errors import InternalError, ModelError, NeedsValue, UnsupportedError
+from graphc.ir import dtypes
+from graphc.ir.dtypes import DType
+from graphc.ir.expr import Const, Expr, Index, Load
+from graphc.ir.simplify import flatten_index, unflatten_index
+from graphc.ir.types import Shape, TensorType, Type, broadcast
+
+# ---------------------------------------------------------------- element type classes
+
+
+class TypeClass:
+    """A set of dtypes an operand may have, written `Float | Int`."""
+
+    def __init__(self, name: str, accepts: Callable[[DType], bool], known: bool = False):
+        self.name, self.accepts, self.known = name, accepts, known
+
+    def __or__(self, other):
+        if other is None:
+            return self
+        return TypeClass(
+            f"{self.name} | {other.name}", lambda d: self.accepts(d) or other.accepts(d)
+        )
+
+    __ror__ = __or__
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+Float = TypeClass("float", lambda d: d.is_float)
+Int = TypeClass("int", lambda d: d.is_integer)
+Bool = TypeClass("bool", lambda d: d is dtypes.boolean)
+String = TypeClass("string", lambda d: d is dtypes.string)
+Number = Float | Int
+Any_ = TypeClass("any", lambda d: True)
+
+
+def Known(what: TypeClass) -> TypeClass:  # noqa: N802  (reads as a type in annotations)
+    """An operand whose contents must be known to type the op."""
+    return TypeClass(f"known {what.name}", what.accepts, known=True)
+
+
+@dataclass(frozen=True)
+class Param:
+    """An operand: required, optional (default None) or variadic."""
+
+    name: str
+    accepts: TypeClass
+    kind: str
+
+
+@dataclass(eq=False)
+class OpDef:
+    """One operator. `form` is elementwise, indexed, composite, imperative, host, region or core."""
+
+    name: str
+    form: str
+    function: Callable | None = None
+    infer: Callable | None = None
+    domain: str = ""
+    params: tuple[Param, ...] = ()
+    attrs: dict[str, Any] = field(default_factory=dict)
+    required_attrs: frozenset[str] = frozenset()
+    outputs: int | None = 1  # None: as many as the node lists
+    doc: str = ""
+    traits: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        return f"OpDef({self.full_name})"
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.domain}.{self.name}" if self.domain else self.name
+
+    def __reduce__(self):
+        return (lookup, (self.name, self.domain))
+
+
+REGISTRY: dict[tuple[str, str], OpDef] = {}
+
+
+def lookup(name: str, domain: str = "") -> OpDef:
+    """The definition of an operator; UnsupportedError if there is none."""
+    found = find(name, domain)
+    if found is None:
+        full = f"{domain}.{name}" if domain else name
+        raise UnsupportedError(f"operator {full} is not defined")
+    return found
+
+
+def find(name: str, domain: str = "") -> OpDef | None:
+    """The definition of an operator, or None."""
+    import graphc.ir.ops  # noqa: F401  (registers the operators on first use)
+
+    return REGISTRY.get(("" if domain == "ai.onnx" else domain, name))
+
+
+def register(defn: OpDef) -> OpDef:
+    REGISTRY[defn.domain, defn.name] = defn
+    return defn
+
+
+CONSTANT = register(OpDef("Constant", "core", attrs={"value": None}))
+YIELD = OpDef("yield", "core", outputs=0)
+FUSED = register(OpDef("fused", "core", attrs={"name": ""}, outputs=None))
+
+
+# ---------------------------------------------------------------- decorators
+
+
+def _make(name: str, form: str, function: Callable, skip: int, **options) -> OpDef:
+    params, attrs, required = [], {}, set()
+    signature = inspect.signature(function, eval_str=True)
+    for position, parameter in enumerate(signature.parameters.values()):
+        if position < skip:
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            attrs[parameter.name] = parameter.default
+            if parameter.default is parameter.empty:
+                attrs[parameter.name] = None
+                required.add(parameter.name)
+            continue
+        accepts = parameter.annotation if parameter.annotation is not parameter.empty else Any_
+        variadic = parameter.kind is parameter.VAR_POSITIONAL
+        optional = parameter.default is not parameter.empty
+        kind = "variadic" if variadic else "optional" if optional else "required"
+        params.append(Param(parameter.name, accepts, kind))
+    doc = inspect.getdoc(function) or ""
+    return register(
+        OpDef(
+            name, form, function, params=tuple(params), attrs=attrs,
+            required_attrs=frozenset(required), doc=doc, **options,
+        )
+    )  # fmt: skip
+
+
+def op(name: str, *, infer=None, outputs: int | None = 1, domain: str = "", traits=()) -> Callable:
+    """Declares an operator by a scalar body over output indices."""
+
+    def declare(function):
+        form = "elementwise" if infer is None else "indexed"
+        _make(name, form, function, 1, infer=infer, outputs=outputs, domain=domain,
+              traits=frozenset(traits))  # fmt: skip
+        return function
+
+    return declare
+
+
+def composite(name: str, *, outputs: int | None = 1, domain: str = "", traits=()) -> Callable:
+    """Declares an operator as a graph of others; the function gets a Builder and Values."""
+
+    def declare(function):
+        _make(name, "composite", function, 1, outputs=outputs, domain=domain,
+              traits=frozenset(traits))  # fmt: skip
+        return function
+
+    return declare
+
+
+def imperative(name: str, *, infer, outputs: int | None = 1, domain: str = "", traits=()) -> Callable:
+    """Declares an operator as kernel IR: f(k, operands..., *, attrs) with `k.outputs` to store to.
+
+    `infer` returns TensorTypes here (there is no body to tell the dtype). With the trait
+    "bounded", dims are upper bounds and the kernel stores the true ones into `k.sizes`.
+    """
+
+    def declare(function):
+        _make(name, "imperative", function, 1, infer=infer, outputs=outputs, domain=domain,
+              traits=frozenset(traits))  # fmt: skip
+        return function
+
+    return declare
+
+
+def host(name: str, *, infer=None, outputs: int | None = 1, domain: str = "", traits=()) -> Callable:
+    """Declares an operator as a numpy function, run on the host. Without `infer` (which returns
+    Types) its output types are known only once it has run."""
+
+    def declare(function):
+        _make(name, "host", function, 0, infer=infer, outputs=outputs, domain=domain,
+              traits=frozenset(traits))  # fmt: skip
+        return function
+
+    return declare
+
+
+# ---------------------------------------------------------------- running a body
+
+
+class OutIndex(tuple):
+    """The index of an output element, with the output's `.shape` and its number `.output`."""
+
+    shape: Shape
+    output: int
+    count: int
+
+    @staticmethod
+    def make(shape: Shape, output: int, count: int = 1) -> OutIndex:
+        index = OutIndex(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+        index.shape, index.output, index.count = tuple(shape), output, count
+        return index
+
+
+class Operand:
+    """An operand seen from a body: `x[i]`, `.shape`, `.rank`, `.dtype`, `.size`."""
+
+    def __init__(self, position: int, type: TensorType):
+        self.position, self.type = position, type
+        self.dtype, self.shape = type.dtype, type.dims
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self):
+        """Number of elements."""
+        total: Any = 1
+        for extent in self.shape:
+            total = total * extent
+        return total
+
+    def __getitem__(self, index) -> Load:
+        if isinstance(index, OutIndex):
+            index = self._broadcast(index)
+        elif not isinstance(index, tuple):
+            index = (index,)
+        if len(index) != self.rank:
+            raise InternalError(f"{len(index)} indices for an operand of rank {self.rank}")
+        return Load(str(self.position), index, self.dtype)
+
+    def _broadcast(self, index: OutIndex) -> tuple:
+        tail = tuple(index)[len(index) - self.rank :] if self.rank else ()
+        one = Const(0, dtypes.i64)
+        return tuple(
+            one if isinstance(extent, int) and extent == 1 else position
+            for position, extent in zip(tail, self.shape)
+        )
+
+    def flat(self, offset) -> Load:
+        """The element at a row-major offset."""
+        return self[unflatten_index(offset, self.shape)]
+
+
+def axes(*extents, name: str = "k") -> tuple[Index, ...]:
+    """Fresh indices for a Reduce, named k0, k1, ... (nested reductions need their own names)."""
+    return tuple(Index(f"{name}{n}", extent) for n, extent in enumerate(extents))
+
+
+def linear(index: Sequence, shape: Shape) -> Expr:
+    """The row-major offset of an index."""
+    return flatten_index(tuple(index), tuple(shape))
+
+
+@dataclass
+class Arguments:
+    """The operands and attributes of one op, bound to the parameters of its definition.
+
+    `positional` holds, per parameter, an Operand (tensor), a numpy array (Known), or None; the
+    members of a variadic parameter follow one by one.
+    """
+
+    positional: list
+    keywords: dict[str, Any]
+
+
+def bind(
+    defn: OpDef,
+    types: Sequence[Type | None],
+    attrs: dict[str, Any],
+    constants: Sequence[np.ndarray | None] = (),
+    wrap: Callable[[int, TensorType], Any] = Operand,
+) -> Arguments:
+    """Checks operands and attributes against the definition and pairs them with it."""
+    positional: list[Any] = []
+    params = list(defn.params)
+    for position in range(max(len(types), len(params))):
+        param = params[min(position, len(params) - 1)] if params else None
+        if position >= len(params) and (param is None or param.kind != "variadic"):
+            raise ModelError(f"takes at most {len(params)} operands, found {len(types)}")
+        assert param is not None
+        if param.kind == "variadic" and position >= len(types):
+            break
+        type = types[position] if position < len(types) else None
+        known = constants[position] if position < len(constants) else None
+        positional.append(_argument(param, position, type, known, wrap))
+    return Arguments(positional, bind_attrs(defn, attrs))
+
+
+def _argument(param: Param, position: int, type: Type | None, known, wrap) -> Any:
+    if type is None:
+        if param.kind == "required":
+            raise ModelError(f"operand {position} ({param.name}) is missing")
+        return None
+    if not isinstance(type, TensorType):
+        return wrap(position, type)
+    if not param.accepts.accepts(type.dtype):
+        raise ModelError(f"operand {param.name} takes {param.accepts}, found {type.dtype}")
+    if not param.accepts.known:
+        return wrap(position, type)
+    if known is None:
+        raise NeedsValue(f"the contents of operand {param.name} must be known", position)
+    return known
+
+
+def bind_attrs(defn: OpDef, attrs: dict[str, Any]) -> dict[str, Any]:
+    """Attributes with defaults filled in; ModelError on an unknown or missing one."""
+    unknown = [name for name in attrs if name not in defn.attrs]
+    if unknown:
+        raise ModelError(f"has no attribute {unknown[0]!r}; it takes {sorted(defn.attrs)}")
+    missing = [name for name in defn.required_attrs if name not in attrs]
+    if missing:
+        raise ModelError(f"attribute {missing[0]!r} is required")
+    return {**defn.attrs, **attrs}
+
+
+def infer_shapes(defn: OpDef, arguments: Arguments, count: int) -> list:
+    """What the definition's `infer` says of each output: shapes, or Types."""
+    if defn.infer is None:
+        operands = [a for a in arguments.positional if isinstance(a, Operand)]
+        return [broadcast(*(a.shape for a in operands))] * count
+    accepted = inspect.signature(defn.infer).parameters
+    anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    keywords = {k: v for k, v in arguments.keywords.items() if anything or k in accepted}
+    if "count" in accepted:
+        keywords["count"] = count
+    result = defn.infer(*arguments.positional, **keywords)
+    return result if isinstance(result, list) else [result] * max(count, 1)
+
+
+def body(defn: OpDef, arguments: Arguments, shape: Shape, output: int, count: int = 1) -> Expr:
+    """The scalar body of one output over indices i0, i1, ... with loads from "0", "1", ..."""
+    assert defn.function is not None
+    index = OutIndex.make(shape, output, count)
+    result = defn.function(index, *arguments.positional, **arguments.keywords)
+    if isinstance(result, tuple):
+        result = result[output]
+    if not isinstance(result, Expr):
+        raise InternalError(f"the body of {defn.name} returned {result!r}, not an expression")
+    return result
+
+
+def region_op(name: str, *, attrs: dict[str, Any] | None = None, domain: str = "") -> OpDef:
+    """Declares an operator with sub-graphs. Operands after the declared ones are captures."""
+    params = (Param("operands", Any_, "variadic"),)
+    return register(
+        OpDef(name, "region", domain=domain, params=params, attrs=dict(attrs or {}), outputs=None)
+    )

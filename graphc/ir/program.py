@@ -1,0 +1,58 @@
+"""Program IR: what runs at inference: kernels called in order on slices of one arena.
+
+A `Slot` is where a tensor lives: an input, an output, a constant, or a byte range of the arena. A
+`Step` calls a kernel with one slot per parameter. Kernels are shared by steps that are equal up to
+names. Constants are numpy arrays in the memory order their kernels expect (weights packed once).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from graphc.ir.dtypes import DType
+from graphc.ir.kernel import Kernel
+from graphc.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Storage of a tensor. space: input, output, const or arena; `index` numbers inputs, outputs
+    and constants; `offset` is in bytes (within the arena, or within that input/output/constant)."""
+
+    space: str
+    index: int
+    offset: int
+    dtype: DType
+    elements: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel call. `loc` names the ONNX nodes computed; `flops`/`nbytes` feed the roofline."""
+
+    kernel: str
+    slots: tuple[Slot, ...]
+    loc: tuple[str, ...] = ()
+    flops: int = 0
+    nbytes: int = 0
+
+
+@dataclass
+class Program:
+    """A static model, ready to be emitted."""
+
+    name: str
+    inputs: list[tuple[str, TensorType]]
+    outputs: list[tuple[str, TensorType]]
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    constants: list[np.ndarray] = field(default_factory=list)
+    arena_bytes: int = 0
+    arena_lower_bound: int = 0
+
+    def __str__(self) -> str:
+        from graphc.ir.printer import print_program
+
+        return print_program(self)

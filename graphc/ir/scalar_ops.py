@@ -1,0 +1,241 @@
+"""The table of scalar operations: one row each, with type rule, numpy meaning and text spelling.
+
+Semantics are fixed here once, to what ONNX says, for every backend:
+* arithmetic on integers wraps; integer `div` truncates, `floordiv` and `mod` floor, `rem` takes the
+  sign of the dividend; dividing by zero gives 0 (never a trap);
+* `min` and `max` return NaN if either side is NaN; comparisons with NaN are false, `ne` true;
+* `round` rounds halves to even; shifts by the width or more give 0 (-1 for negative `shr`);
+* `cast` float to integer truncates, saturates to the 32- or 64-bit range (NaN gives 0) and then
+  wraps to narrower types; to narrow floats it rounds to nearest even and overflows to inf or NaN,
+  `cast_sat` to the largest finite value instead;
+* `select` evaluates only the branch it takes: loads in the other one may be out of bounds.
+A narrow float (see dtypes.DType.compute) is widened to float32, operated on, and rounded back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from graphc.ir.dtypes import DType, boolean
+
+
+@dataclass(frozen=True, eq=False)
+class ScalarOp:
+    """One scalar operation. `rule` is same, compare, logic, select, cast or test (see result_type)."""
+
+    name: str
+    arity: int
+    rule: str
+    numpy: Callable | None
+    symbol: str = ""  # infix or prefix spelling in text
+    commutative: bool = False
+    cost: int = 1  # rough cost in fused-multiply-add units, for recompute decisions
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def result_type(self, args: tuple) -> DType:
+        """The dtype of the result; TypeError if the arguments do not fit the rule."""
+        first = args[0].dtype
+        if self.rule == "compare":
+            self._require_equal(args)
+            return boolean
+        if self.rule == "test":
+            return boolean
+        if self.rule == "logic":
+            if any(a.dtype is not boolean for a in args):
+                raise TypeError(f"{self.name} takes booleans, found {[a.dtype for a in args]}")
+            return boolean
+        if self.rule == "select":
+            if first is not boolean:
+                raise TypeError(f"select takes a boolean condition, found {first}")
+            self._require_equal(args[1:])
+            return args[1].dtype
+        self._require_equal(args)
+        return first
+
+    def _require_equal(self, args: tuple) -> None:
+        if any(a.dtype is not args[0].dtype for a in args):
+            raise TypeError(f"{self.name} takes equal types, found {[a.dtype for a in args]}")
+
+
+TABLE: dict[str, ScalarOp] = {}
+
+
+def _row(name, arity, rule, numpy, symbol="", *, commutative=False, cost=1) -> None:
+    TABLE[name] = ScalarOp(name, arity, rule, numpy, symbol, commutative, cost)
+
+
+def _int_or_float(on_int: Callable, on_float: Callable) -> Callable:
+    return lambda a, b: on_int(a, b) if np.result_type(a).kind in "iu" else on_float(a, b)
+
+
+def _guarded(divide: Callable) -> Callable:
+    """Integer division with x / 0 = 0."""
+
+    def run(a, b):
+        zero = np.equal(b, 0)
+        safe = np.where(zero, np.asarray(b).dtype.type(1), b)
+        return np.where(zero, np.asarray(a).dtype.type(0), divide(a, safe))
+
+    return run
+
+
+def _truncating(a, b):
+    quotient = np.floor_divide(a, b)
+    return quotient + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0))).astype(quotient.dtype)
+
+
+def _shift(left: bool) -> Callable:
+    def run(a, b):
+        a, b = np.asarray(a), np.asarray(b)
+        bits = a.dtype.itemsize * 8
+        amount = np.minimum(b.astype(np.uint64), np.uint64(bits - 1)).astype(a.dtype)
+        over = b.astype(np.uint64) >= bits
+        if left:
+            return np.where(over, a.dtype.type(0), np.left_shift(a, amount))
+        shifted = np.right_shift(a, amount)
+        return shifted if a.dtype.kind == "i" else np.where(over, a.dtype.type(0), shifted)
+
+    return run
+
+
+def _power(a, b):
+    a, b = np.asarray(a), np.asarray(b)
+    if a.dtype.kind not in "iu":
+        return np.power(a, b)
+    negative = b < 0  # 1 / a ** -b, truncated: nonzero only for a in {-1, 1}
+    positive = np.power(a, np.where(negative, 0, b).astype(a.dtype))
+    parity = np.where(np.remainder(b, 2) == 0, 1, a)
+    inverse = np.where(np.abs(a.astype(np.float64)) == 1, parity, 0)
+    return np.where(negative, inverse, positive).astype(a.dtype)
+
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _map_erf(a):
+    a = np.asarray(a)
+    return np.asarray(_erf(a.astype(np.float64))).astype(a.dtype)
+
+
+_row("neg", 1, "same", np.negative, "-")
+_row("abs", 1, "same", np.abs)
+_row("sign", 1, "same", np.sign)
+_row("floor", 1, "same", np.floor)
+_row("ceil", 1, "same", np.ceil)
+_row("round", 1, "same", np.rint)
+_row("trunc", 1, "same", np.trunc)
+_row("sqrt", 1, "same", np.sqrt, cost=4)
+_row("exp", 1, "same", np.exp, cost=12)
+_row("log", 1, "same", np.log, cost=12)
+_row("sin", 1, "same", np.sin, cost=16)
+_row("cos", 1, "same", np.cos, cost=16)
+_row("tan", 1, "same", np.tan, cost=24)
+_row("asin", 1, "same", np.arcsin, cost=16)
+_row("acos", 1, "same", np.arccos, cost=16)
+_row("atan", 1, "same", np.arctan, cost=16)
+_row("sinh", 1, "same", np.sinh, cost=20)
+_row("cosh", 1, "same", np.cosh, cost=20)
+_row("tanh", 1, "same", np.tanh, cost=16)
+_row("asinh", 1, "same", np.arcsinh, cost=20)
+_row("acosh", 1, "same", np.arccosh, cost=20)
+_row("atanh", 1, "same", np.arctanh, cost=20)
+_row("erf", 1, "same", _map_erf, cost=16)
+_row("isnan", 1, "test", np.isnan)
+_row("isinf", 1, "test", np.isinf)
+_row("not", 1, "logic", np.logical_not, "!")
+_row("bnot", 1, "same", np.invert, "~")
+
+_row("add", 2, "same", np.add, "+", commutative=True)
+_row("sub", 2, "same", np.subtract, "-")
+_row("mul", 2, "same", np.multiply, "*", commutative=True)
+_row("div", 2, "same", _int_or_float(_guarded(_truncating), np.divide), "/", cost=4)
+_row("floordiv", 2, "same", _int_or_float(_guarded(np.floor_divide), np.floor_divide), "//", cost=8)
+_row("mod", 2, "same", _int_or_float(_guarded(np.remainder), np.remainder), "%", cost=8)
+_row("rem", 2, "same", _int_or_float(_guarded(np.fmod), np.fmod), cost=8)
+_row("pow", 2, "same", _power, "**", cost=30)
+_row("min", 2, "same", np.minimum, commutative=True)
+_row("max", 2, "same", np.maximum, commutative=True)
+_row("band", 2, "same", np.bitwise_and, "&", commutative=True)
+_row("bor", 2, "same", np.bitwise_or, "|", commutative=True)
+_row("bxor", 2, "same", np.bitwise_xor, "^", commutative=True)
+_row("shl", 2, "same", _shift(left=True), "<<")
+_row("shr", 2, "same", _shift(left=False), ">>")
+_row("eq", 2, "compare", np.equal, "==", commutative=True)
+_row("ne", 2, "compare", np.not_equal, "!=", commutative=True)
+_row("lt", 2, "compare", np.less, "<")
+_row("le", 2, "compare", np.less_equal, "<=")
+_row("gt", 2, "compare", np.greater, ">")
+_row("ge", 2, "compare", np.greater_equal, ">=")
+_row("and", 2, "logic", np.logical_and, "&&", commutative=True)
+_row("or", 2, "logic", np.logical_or, "||", commutative=True)
+_row("xor", 2, "logic", np.logical_xor, "^^", commutative=True)
+
+_row("select", 3, "select", np.where)
+_row("fma", 3, "same", lambda a, b, c: a * b + c)
+_row("cast", 1, "cast", None)
+_row("cast_sat", 1, "cast", None)
+_row("bitcast", 1, "cast", None)
+
+
+def apply(op: ScalarOp, dtype: DType, *args: np.ndarray) -> np.ndarray:
+    """The numpy meaning of `op` giving `dtype`, applied elementwise with broadcasting."""
+    with np.errstate(all="ignore"):
+        if op.rule == "cast":
+            return _convert(op.name, np.asarray(args[0]), dtype)
+        if op.rule == "select":
+            return np.where(*args).astype(dtype.np, copy=False)
+        wide = [_widen(a) for a in args]
+        if op.name == "abs" and np.asarray(args[0]).dtype.kind == "u":
+            return np.asarray(args[0])
+        return np.asarray(op.numpy(*wide)).astype(dtype.np, copy=False)
+
+
+def _widen(array) -> np.ndarray:
+    array = np.asarray(array)
+    if array.dtype.kind == "O" or array.dtype.isbuiltin == 1 and array.dtype != np.float16:
+        return array
+    narrow_int = "int" in array.dtype.name
+    return array.astype(np.int32 if narrow_int else np.float32)
+
+
+def _convert(name: str, array: np.ndarray, dtype: DType) -> np.ndarray:
+    if name == "bitcast":
+        return array.view(dtype.np)
+    if dtype is boolean:
+        return _widen(array) != 0
+    if array.dtype.kind == "O" or dtype.kind == "string":
+        return array.astype(dtype.np)
+    wide = _widen(array)
+    if dtype.is_integer:
+        return _to_integer(wide, dtype)
+    if dtype.bits >= 32:
+        return wide.astype(dtype.np)
+    if wide.dtype.kind in "iub":
+        wide = wide.astype(np.float32)
+    if name == "cast_sat":
+        top = float(ml_dtypes.finfo(dtype.np).max)
+        wide = np.where(np.isnan(wide), wide, np.clip(wide, -top, top))
+    return wide.astype(dtype.np)
+
+
+def _to_integer(wide: np.ndarray, dtype: DType) -> np.ndarray:
+    if wide.dtype.kind == "f":
+        unsigned = dtype.kind == "uint" and dtype.bits >= 32
+        target = np.dtype(f"{'u' if unsigned else ''}int{64 if dtype.bits == 64 else 32}")
+        info = np.iinfo(target)
+        whole = np.trunc(np.nan_to_num(wide.astype(np.float64), posinf=np.inf, neginf=-np.inf))
+        inside = np.clip(whole, float(info.min), np.nextafter(float(info.max) + 1, 0))
+        exact = np.where(whole >= float(info.max), info.max, inside.astype(target))
+        wide = exact.astype(target)
+    if dtype.bits < 8:  # wrap to the logical width before narrowing the storage
+        wide = wide.astype(np.int64) & ((1 << dtype.bits) - 1)
+        if dtype.kind == "int":
+            wide = np.where(wide > dtype.max, wide - (1 << dtype.bits), wide)
+    return wide.astype(dtype.np)

@@ -1,0 +1,390 @@
+"""The one simplifier for integer index arithmetic, with interval bounds.
+
+An i64 expression is normalised to a polynomial: a sum of `coefficient * product of atoms` plus a
+constant, where an atom is anything that is not a sum or product (an Index, a Load, a `//` or `%`
+that did not go away, ...). Division by a constant splits the polynomial into the part divisible by
+it and a remainder; when the bounds of the remainder fit, the division disappears. Together with
+`(e // c) * c + e % c -> e` this proves that unravelling a ravelled index is the identity, which is
+what makes reshapes free. `//` and `%` floor.
+"""
+
+from __future__ import annotations
+
+import math
+
+from graphc.ir.dtypes import boolean, i64
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+
+    Sym,
+    as_expr,
+    call,
+    to_text,
+    transform,
+)
+
+Poly = dict[tuple[Expr, ...], int]  # atoms (sorted by text) -> coefficient; () is the constant
+Bounds = tuple[float, float]  # inclusive; +-inf when unknown
+_UNKNOWN: Bounds = (-math.inf, math.inf)
+
+
+def simplify(root: Expr) -> Expr:
+    """An expression with the same value on every index in range, in normal form."""
+    if root._simple is None:
+        root._simple = transform(root, _simplify_node)
+        root._simple._simple = root._simple
+    return root._simple
+
+
+def _simplify_node(node: Expr) -> Expr | None:
+    if node._simple is not None:
+        return node._simple
+    if node.dtype is i64 and isinstance(node, Call):
+        return from_poly(to_poly(node))
+    if isinstance(node, Call) and node.dtype is boolean and node.op.rule == "compare":
+        return _compare(node)
+    return None
+
+
+# ---------------------------------------------------------------- polynomials
+
+
+def to_poly(node: Expr) -> Poly:
+    """The polynomial of an i64 expression."""
+    if isinstance(node, Const):
+        return {(): node.value} if node.value else {}
+    if isinstance(node, Call) and node.dtype is i64:
+        build = _POLY.get(node.op.name)
+        if build:
+            return build(*node.args)
+    return {(node,): 1}
+
+
+def from_poly(poly: Poly) -> Expr:
+    """The expression of a polynomial, with terms in a fixed order."""
+    terms = sorted(((k, c) for k, c in poly.items() if k), key=_term_key)
+    result: Expr | None = None
+    for atoms, coefficient in terms:
+        term = atoms[0]
+        for atom in atoms[1:]:
+            term = term * atom
+        if result is None:
+            result = term * coefficient
+        elif coefficient < 0:
+            result = result - term * -coefficient
+        else:
+            result = result + term * coefficient
+    constant = poly.get((), 0)
+    if result is None:
+        return Const(constant, i64)
+    return result - -constant if constant < 0 else result + constant
+
+
+def _term_key(item):
+    atoms, coefficient = item
+    return (-abs(coefficient), [to_text(a) for a in atoms])
+
+
+def _add(a: Poly, b: Poly, scale: int = 1) -> Poly:
+    out = dict(a)
+    for key, value in b.items():
+        total = out.get(key, 0) + scale * value
+        if total:
+            out[key] = total
+        else:
+            out.pop(key, None)
+    return _recombine(out) if len(out) > 1 else out
+
+
+def _multiply(a: Poly, b: Poly) -> Poly:
+    out: Poly = {}
+    for left, x in a.items():
+        for right, y in b.items():
+            key = tuple(sorted(left + right, key=to_text))
+            out = _add(out, {key: x * y})
+    return out
+
+
+def _recombine(poly: Poly) -> Poly:
+    """(e // c) * k*c + (e % c) * k  ->  e * k, and its step (e//a % b)*a + e%a -> e % (a*b)."""
+    for key, k in poly.items():
+        atom = key[0] if len(key) == 1 else None
+        if not (isinstance(atom, Call) and atom.op.name == "mod" and isinstance(atom.args[1], Const)):
+            continue
+        inner, c = atom.args[0], atom.args[1].value
+        for other, factor in poly.items():
+            if factor != k * c or other is key or len(other) != 1:
+                continue
+            whole = _rejoin(other[0], inner, c)
+            if whole is not None:
+                rest = {t: v for t, v in poly.items() if t not in (key, other)}
+                return _add(rest, to_poly(whole), k)
+    return poly
+
+
+def _rejoin(high: Expr, inner: Expr, c: int) -> Expr | None:
+    quotient = from_poly(_floordiv(inner, Const(c, i64)))
+    if high is quotient:
+        return inner
+    if isinstance(high, Call) and high.op.name == "mod" and high.args[0] is quotient:
+        return from_poly(_mod(inner, high.args[1] * c))
+    return None
+
+
+def _split(poly: Poly, divisor: int) -> tuple[Poly, Poly]:
+    """poly = divisor * quotient + remainder, termwise."""
+    quotient, remainder = {}, {}
+    for key, value in poly.items():
+        if key == ():
+            q, r = divmod(value, divisor)
+        else:
+            q, r = (value // divisor, 0) if value % divisor == 0 else (0, value)
+        if q:
+            quotient[key] = q
+        if r:
+            remainder[key] = r
+    return quotient, remainder
+
+
+def _floordiv(a: Expr, b: Expr) -> Poly:
+    if not isinstance(b, Const) or b.value <= 0:
+        return _opaque("floordiv", a, b)
+    divisor, poly = b.value, to_poly(a)
+    quotient, rest = _split(poly, divisor)
+    lo, hi = bounds_of_poly(rest)
+    if lo >= 0 and hi < divisor:
+        return quotient
+    if quotient and math.floor(lo / divisor) == math.floor(hi / divisor) and math.isfinite(lo):
+        return _add(quotient, {(): math.floor(lo / divisor)})
+    rest, divisor = _cancel_common(rest, divisor)
+    if divisor == 1:
+        return _add(quotient, rest)
+    return _add(quotient, _floordiv_atom(from_poly(rest), divisor))
+
+
+def _cancel_common(poly: Poly, divisor: int) -> tuple[Poly, int]:
+    """floor((g*p + r) / (g*d)) = floor(p / d) for 0 <= r < g."""
+    common = math.gcd(divisor, *(v for k, v in poly.items() if k))
+    if common == 1:
+        return poly, divisor
+    return {k: v // common for k, v in poly.items() if v // common}, divisor // common
+
+
+def _floordiv_atom(inner: Expr, divisor: int) -> Poly:
+    if isinstance(inner, Call) and isinstance(inner.args[-1], Const):
+        name, by = inner.op.name, inner.args[-1].value
+        if name == "floordiv" and by > 0:
+            return _floordiv(inner.args[0], Const(by * divisor, i64))
+        if name == "mod" and by > 0 and by % divisor == 0:
+            quotient = from_poly(_floordiv(inner.args[0], Const(divisor, i64)))
+            return _mod(quotient, Const(by // divisor, i64))
+    return {(_call("floordiv", inner, divisor),): 1}
+
+
+def _mod(a: Expr, b: Expr) -> Poly:
+    if not isinstance(b, Const) or b.value <= 0:
+        return _opaque("mod", a, b)
+    divisor = b.value
+    _, rest = _split(to_poly(a), divisor)
+    lo, hi = bounds_of_poly(rest)
+    if lo >= 0 and hi < divisor:
+        return rest
+    common = math.gcd(divisor, *(v for k, v in rest.items() if k))
+    if common > 1 and common < divisor:  # (g*p + r) mod (g*d) = g*(p mod d) + r
+        shift = rest.get((), 0) % common
+        scaled = {k: v // common for k, v in rest.items() if v // common}
+        inner = _mod(from_poly(scaled), Const(divisor // common, i64))
+        return _add({k: v * common for k, v in inner.items()}, {(): shift} if shift else {})
+    inner = from_poly(rest)
+    if isinstance(inner, Call) and inner.op.name == "mod" and isinstance(inner.args[1], Const):
+        if inner.args[1].value % divisor == 0:
+            return _mod(inner.args[0], b)
+    return {(_call("mod", inner, divisor),): 1} if rest else {}
+
+
+def _call(name: str, a: Expr, b: int) -> Expr:
+    return call(name, a, Const(b, i64))
+
+
+def _opaque(name: str, a: Expr, b: Expr) -> Poly:
+    node = call(name, a, b)
+    return to_poly(node) if isinstance(node, Const) else {(node,): 1}
+
+
+def _product(a: Expr, b: Expr) -> Poly:
+    return _multiply(to_poly(a), to_poly(b))
+
+
+def _extreme(name: str):
+    def build(a: Expr, b: Expr) -> Poly:
+        lo, hi = bounds_of_poly(_add(to_poly(a), to_poly(b), -1))
+        if hi <= 0 or lo >= 0:
+            return to_poly(a if (hi <= 0) == (name == "min") else b)
+        return _opaque(name, a, b)
+
+    return build
+
+
+_POLY = {
+    "add": lambda a, b: _add(to_poly(a), to_poly(b)),
+    "sub": lambda a, b: _add(to_poly(a), to_poly(b), -1),
+    "neg": lambda a: _add({}, to_poly(a), -1),
+    "mul": _product,
+    "floordiv": _floordiv,
+    "mod": _mod,
+    "min": _extreme("min"),
+    "max": _extreme("max"),
+}
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def bounds(node: Expr) -> Bounds:
+    """An interval that holds every value of an i64 expression."""
+    if node._bounds is None:
+        node._bounds = _bounds(node)
+    return node._bounds
+
+
+def _bounds(node: Expr) -> Bounds:
+    if isinstance(node, Const):
+        return (node.value, node.value)
+    if isinstance(node, Sym):
+        return (node.lo, math.inf if node.hi is None else node.hi)
+    if isinstance(node, Index):
+        extent = node.extent
+        high = extent if isinstance(extent, int) else bounds(extent)[1]
+        return (0, max(high - 1, 0))
+    if isinstance(node, Call) and node.op.name in _BOUNDS:
+        return _BOUNDS[node.op.name](*node.args)
+    if isinstance(node, Call) and node.op.name in ("add", "sub", "mul", "neg"):
+        return bounds_of_poly(to_poly(node))
+    return _UNKNOWN
+
+
+def bounds_of_poly(poly: Poly) -> Bounds:
+    lo: float = 0
+    hi: float = 0
+    for atoms, coefficient in poly.items():
+        low: float = 1
+        high: float = 1
+        for atom in atoms:
+            corners = [_times(x, y) for x in (low, high) for y in bounds(atom)]
+            low, high = min(corners), max(corners)
+        a, b = _times(low, coefficient), _times(high, coefficient)
+        lo, hi = lo + min(a, b), hi + max(a, b)
+    return (lo, hi)
+
+
+def _times(a: float, b: float) -> float:
+    return 0 if a == 0 or b == 0 else a * b
+
+
+def _bounds_floordiv(a: Expr, b: Expr) -> Bounds:
+    (lo, hi), divisor = bounds(a), b
+    if not isinstance(divisor, Const) or divisor.value <= 0:
+        return _UNKNOWN
+    floor = lambda v: v if math.isinf(v) else v // divisor.value  # noqa: E731
+    return (floor(lo), floor(hi))
+
+
+def _bounds_mod(a: Expr, b: Expr) -> Bounds:
+    if not isinstance(b, Const) or b.value <= 0:
+        return _UNKNOWN
+    lo, hi = bounds(a)
+    return (lo, hi) if lo >= 0 and hi < b.value else (0, b.value - 1)
+
+
+def _bounds_select(_: Expr, a: Expr, b: Expr) -> Bounds:
+    x, y = bounds(a), bounds(b)
+    return (min(x[0], y[0]), max(x[1], y[1]))
+
+
+_BOUNDS = {
+    "floordiv": _bounds_floordiv,
+    "mod": _bounds_mod,
+    "min": lambda a, b: tuple(map(min, bounds(a), bounds(b))),
+    "max": lambda a, b: tuple(map(max, bounds(a), bounds(b))),
+    "select": _bounds_select,
+}
+
+
+# ---------------------------------------------------------------- comparisons
+
+
+def _compare(node: Call) -> Expr | None:
+    a, b = node.args
+    if a.dtype is not i64:
+        return None
+    difference = _add(to_poly(a), to_poly(b), -1)
+    lo, hi = bounds_of_poly(difference)
+    decided = _decide(node.op.name, lo, hi)
+    return None if decided is None else Const(decided, boolean)
+
+
+def _decide(name: str, lo: float, hi: float) -> bool | None:
+    """The truth of `d <op> 0` for every d in lo..hi, or None."""
+    tests = {
+        "lt": (hi < 0, lo >= 0),
+        "le": (hi <= 0, lo > 0),
+        "gt": (lo > 0, hi <= 0),
+        "ge": (lo >= 0, hi < 0),
+        "eq": (lo == hi == 0, lo > 0 or hi < 0),
+        "ne": (lo > 0 or hi < 0, lo == hi == 0),
+    }
+    true, false = tests[name]
+    return True if true else False if false else None
+
+
+def prove(condition: Expr) -> bool:
+    """Decides a comparison of dimensions; TypeError names what is missing if it cannot."""
+    result = simplify(condition)
+    if isinstance(result, Const):
+        return bool(result.value)
+    raise TypeError(f"cannot decide `{result}`: add bounds to its symbols (--dim NAME=lo..hi)")
+
+
+def is_affine_in(node: Expr, index: Index) -> int | None:
+    """The constant stride of an i64 expression in `index`, or None if it is not affine in it."""
+    stride = 0
+    for atoms, coefficient in to_poly(simplify(node)).items():
+        touching = [a for a in atoms if _mentions(a, index)]
+        if not touching:
+            continue
+        if len(atoms) != 1 or atoms[0] is not index:
+            return None
+        stride += coefficient
+    return stride
+
+
+def _mentions(node: Expr, index: Index) -> bool:
+    from graphc.ir.expr import free_indices
+
+    return index in free_indices(node)
+
+
+def flatten_index(index: tuple, shape: tuple) -> Expr:
+    """The row-major offset of a multi-dimensional index."""
+    offset: Expr = Const(0, i64)
+    for position, extent in zip(index, shape):
+        offset = offset * as_expr(extent, i64) + as_expr(position, i64)
+    return simplify(offset)
+
+
+def unflatten_index(offset: Expr, shape: tuple) -> tuple[Expr, ...]:
+    """The row-major multi-dimensional index of a flat offset."""
+    out: list[Expr] = []
+    for extent in reversed(shape):
+        extent = as_expr(extent, i64)
+        out.append(simplify(offset % extent))
+        offset = simplify(offset // extent)
+    return tuple(reversed(out))
+
+
+__all__ = [
+    "bounds", "flatten_index", "is_affine_in", "prove", "simplify", "unflatten_index",
+]  # fmt: skip

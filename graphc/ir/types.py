@@ -1,0 +1,171 @@
+"""Types of values: tensors with a dtype, a logical shape and a layout; sequences; optionals.
+
+`TensorType.shape` is always in ONNX's logical order. How the elements lie in memory is the
+`layout`: an order of the logical dimensions from outermost to innermost (None: row-major). No
+operator knows about layouts; lowering maps logical indices to physical ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from graphc.errors import ModelError
+from graphc.ir.dtypes import DType
+from graphc.ir.expr import Const, Expr
+
+Dim = int | Expr
+Shape = tuple[Dim, ...]
+
+_NAMED = {
+    "NLC": (0, 2, 1),
+    "NHWC": (0, 2, 3, 1),
+    "NDHWC": (0, 2, 3, 4, 1),
+}
+_NAME_OF = {perm: name for name, perm in _NAMED.items()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Physical order of the logical dimensions: order[p] is the logical dim at position p."""
+
+    order: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return _NAME_OF.get(self.order) or "p" + "_".join(map(str, self.order))
+
+    @staticmethod
+    def parse(text: str) -> Layout:
+        if text in _NAMED:
+            return Layout(_NAMED[text])
+        return Layout(tuple(int(part) for part in text[1:].split("_")))
+
+    @staticmethod
+    def channels_last(rank: int) -> Layout | None:
+        """N, spatial..., C for a tensor whose logical order is N, C, spatial..."""
+        return Layout((0, *range(2, rank), 1)) if rank > 2 else None
+
+    def physical(self, logical: tuple) -> tuple:
+        """Logical dims or indices in memory order."""
+        return tuple(logical[d] for d in self.order)
+
+    @property
+    def inverse(self) -> tuple[int, ...]:
+        """inverse[d] is the physical position of logical dim d."""
+        positions = [0] * len(self.order)
+        for position, dim in enumerate(self.order):
+            positions[dim] = position
+        return tuple(positions)
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A tensor. `shape` None means that the rank is not known yet (before shape inference)."""
+
+    dtype: DType
+    shape: Shape | None
+    layout: Layout | None = None
+
+    def __post_init__(self):
+        if self.shape is None:
+            return
+        shape = tuple(d.value if isinstance(d, Const) else d for d in self.shape)
+        if any(isinstance(d, int) and d < 0 for d in shape):
+            raise ModelError(f"negative dimension in shape {list(shape)}")
+        object.__setattr__(self, "shape", shape)
+        if self.layout is not None and self.layout.order == tuple(range(len(shape))):
+            object.__setattr__(self, "layout", None)
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    @property
+    def dims(self) -> Shape:
+        """The shape, known to be ranked."""
+        if self.shape is None:
+            raise ModelError("the rank of a value is not known")
+        return self.shape
+
+    @property
+    def is_static(self) -> bool:
+        return self.shape is not None and all(isinstance(d, int) for d in self.shape)
+
+    @property
+    def static_shape(self) -> tuple[int, ...]:
+        """The shape as integers; ModelError if a dimension is symbolic."""
+        if not self.is_static:
+            raise ModelError(f"shape of {self} is not static")
+        return self.shape  # type: ignore[return-value]
+
+    @property
+    def size(self) -> int:
+        """Number of elements of a static tensor."""
+        return math.prod(self.static_shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.size
+
+    @property
+    def physical_shape(self) -> Shape:
+        """The shape in memory order."""
+        return self.layout.physical(self.dims) if self.layout else self.dims
+
+    def with_shape(self, shape) -> TensorType:
+        return TensorType(self.dtype, tuple(shape))
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return replace(self, dtype=dtype)
+
+    def with_layout(self, layout: Layout | None) -> TensorType:
+        return replace(self, layout=layout)
+
+    def __str__(self) -> str:
+        dims = "*" if self.shape is None else ",".join(map(str, self.shape))
+        return f"{self.dtype}[{dims}]" + (f"@{self.layout}" if self.layout else "")
+
+
+@dataclass(frozen=True)
+class SequenceType:
+    """A list of values of one type."""
+
+    element: TensorType | SequenceType | OptionalType
+
+    is_static = False
+
+    def __str__(self) -> str:
+        return f"seq<{self.element}>"
+
+
+@dataclass(frozen=True)
+class OptionalType:
+    """A value that may be absent."""
+
+    element: TensorType | SequenceType
+
+    is_static = False
+
+    def __str__(self) -> str:
+        return f"opt<{self.element}>"
+
+
+Type = TensorType | SequenceType | OptionalType
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The numpy broadcast of several shapes; ModelError names the dims that do not match."""
+    rank = max(map(len, shapes), default=0)
+    padded = [(1,) * (rank - len(s)) + tuple(s) for s in shapes]
+    return tuple(_broadcast_dim(dims, shapes) for dims in zip(*padded))
+
+
+def _broadcast_dim(dims: tuple[Dim, ...], shapes) -> Dim:
+    others = [d for d in dict.fromkeys(dims) if not (isinstance(d, int) and d == 1)]
+    if not others:
+        return 1
+    known = [d for d in others if isinstance(d, int)]
+    if len(known) > 1:
+        shown = ", ".join(str(list(s)) for s in shapes)
+        raise ModelError(f"shapes {shown} do not broadcast: {known[0]} against {known[1]}")
+    return known[0] if known else others[0]
