@@ -1,0 +1,111 @@
+"""The standard onnx.backend interface: `prepare(model, device).run(inputs)`.
+
+Devices: "INTERP" runs the reference interpreter; "CPU", "CUDA" and "C" compile for that target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir import dtypes
+from graphc.ir.types import OptionalType, SequenceType, TensorType
+
+TARGETS = {"CPU": "cpu", "C": "c", "CUDA": "cuda"}
+
+
+def supports_device(device: str) -> bool:
+    """Whether `prepare` takes this device name ("CPU", "CUDA:0", ...)."""
+    kind = device.split(":")[0].upper()
+    return kind == "INTERP" or kind in TARGETS
+
+
+def is_compatible(model: Any, device: str = "CPU", **options: Any) -> bool:
+    """Whether the device exists; models that cannot be compiled are refused by `prepare`."""
+    return supports_device(device)
+
+
+def prepare(model: Any, device: str = "CPU", **options: Any) -> Rep:
+    """Imports (and compiles) a model; `options` go to graphc.compile."""
+    if not supports_device(device):
+        raise UnsupportedError(f"device {device!r} is none of INTERP, {', '.join(TARGETS)}")
+    kind = device.split(":")[0].upper()
+    if kind == "INTERP":
+        return InterpreterRep(model)
+    return CompiledRep(model, TARGETS[kind], options)
+
+
+def run_model(model: Any, inputs: Any, device: str = "CPU", **options: Any) -> list[Any]:
+    """Prepares and runs once."""
+    return prepare(model, device, **options).run(inputs)
+
+
+class Rep:
+    """A prepared model."""
+
+    def run(self, inputs: Any, **options: Any) -> list[Any]:
+        """Outputs for a list, a dict by name, or a single array."""
+        raise NotImplementedError
+
+
+class InterpreterRep(Rep):
+    """A model run by the reference interpreter."""
+
+    def __init__(self, model: Any):
+        from graphc.frontend.onnx_import import import_onnx
+
+        self.graph = import_onnx(model)
+
+    def run(self, inputs: Any, **options: Any) -> list[Any]:
+        from graphc.ir.interp import interpret
+
+        params = self.graph.params
+        values = as_list(inputs, [p.name for p in params])
+        return interpret(self.graph, [as_value(v, p.type, p.name) for v, p in zip(values, params)])
+
+
+class CompiledRep(Rep):
+    """A model compiled for a target."""
+
+    def __init__(self, model: Any, target: str, options: dict[str, Any]):
+        from graphc import driver
+
+        self.model = driver.compile(model, target=target, **options)
+        self.inputs = self.model.inputs
+
+    def run(self, inputs: Any, **options: Any) -> list[Any]:
+        values = as_list(inputs, [i.name for i in self.inputs])
+        pairs = zip(values, self.inputs)
+        return list(self.model.run([as_value(v, i.type, i.name) for v, i in pairs]))
+
+
+def as_list(inputs: Any, names: Sequence[str]) -> list[Any]:
+    """The inputs in the order of `names`; ModelError says which are missing or too many."""
+    if isinstance(inputs, Mapping):
+        wrong = [n for n in inputs if n not in names] or [n for n in names if n not in inputs]
+        if wrong:
+            raise ModelError(f"inputs must be {list(names)}, found {list(inputs)}")
+        return [inputs[name] for name in names]
+    if isinstance(inputs, np.ndarray) and len(names) == 1:
+        inputs = [inputs]
+    inputs = list(inputs)
+    if len(inputs) != len(names):
+        raise ModelError(f"expected {len(names)} inputs {list(names)}, found {len(inputs)}")
+    return inputs
+
+
+def as_value(value: Any, type: Any, name: str) -> Any:
+    """An input as the numpy array, list or None that its type asks for."""
+    if isinstance(type, OptionalType):
+        return None if value is None else as_value(value, type.element, name)
+    if isinstance(type, SequenceType):
+        return [as_value(v, type.element, name) for v in value]
+    if value is None:
+        raise ModelError(f"input {name!r} is required, found None")
+    if isinstance(type, TensorType) and not hasattr(value, "dtype"):
+        return np.asarray(value, type.dtype.np)
+    array = np.asarray(value)
+    return array.astype(object) if dtypes.of(array.dtype) is dtypes.string else array
