@@ -1,0 +1,52 @@
+"""Activations made of several operators: softmax and its logarithm, SwiGLU.
+
+Narrow floats are widened to float32 for the whole computation and rounded once at the end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphc.errors import ModelError
+from graphc.ir.build import Builder
+from graphc.ir.dtypes import DType
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Float, composite
+
+
+def convert(b: Builder, x: Value, dtype: DType) -> Value:
+    """x in another dtype; x itself if it has that one."""
+    return x if x.tensor.dtype is dtype else b.Cast(x, to=dtype.onnx)
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """A possibly negative axis as 0 .. rank-1; ModelError if there is no such axis."""
+    if not -rank <= axis < max(rank, 1):
+        raise ModelError(f"axis {axis} does not exist in a tensor of rank {rank}")
+    return axis % rank if rank else 0
+
+
+def exponentials(b: Builder, x: Value, axis: int) -> tuple[Value, Value, Value]:
+    """x less its maximum along the axis, its exponential, and the sum of that (kept dims)."""
+    where = np.array([axis_of(axis, x.tensor.rank)])
+    shifted = b.Sub(x, b.ReduceMax(x, where, keepdims=1))
+    powers = b.Exp(shifted)
+    return shifted, powers, b.ReduceSum(powers, where, keepdims=1)
+
+
+@composite("Softmax")
+def softmax(b, x: Float, *, axis=-1):
+    """exp(x) divided by its sum along the axis; the maximum is subtracted first."""
+    if x.tensor.rank == 0:
+        return b.Div(x, x)
+    dtype = x.tensor.dtype
+    _, powers, total = exponentials(b, convert(b, x, dtype.compute), axis)
+    return convert(b, b.Div(powers, total), dtype)
+
+
+@composite("LogSoftmax")
+def log_softmax(b, x: Float, *, axis=-1):
+    """The logarithm of softmax: x - max - log(sum(exp(x - max)))."""
+    dtype = x.tensor.dtype
+    shifted, _, total = exponentials(b, convert(b, x, dtype.compute), axis)
+    return convert(b, b.Sub(shifted, b.Log(total)), dtype)

@@ -1,0 +1,222 @@
+"""Convolutions: sums of products over a window, written so that contraction matchers see them.
+
+The body of Conv is literally `sum(x-load * w-load) + bias`. The load of x is guarded only on axes
+where padding can be read, and its channel index holds group arithmetic only if there are groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from graphc.errors import ModelError
+from graphc.ir.dtypes import i32
+from graphc.ir.expr import Expr, as_expr, maximum, reduce, select
+from graphc.ir.opdef import Float, Int, Operand, axes, composite, op
+from graphc.ir.simplify import simplify
+from graphc.ir.window import TRUE, WindowAxis, dim, guard, make_window, per_axis, positions
+
+
+def conv_window(
+    x: Operand, w: Operand, kernel_shape, group: int, **attrs
+) -> tuple[WindowAxis, ...]:
+    """The window of a convolution, after checking its operands against each other."""
+    if x.rank < 3 or w.rank != x.rank:
+        raise ModelError(f"takes x and w of equal rank 3 or more, found {x.rank} and {w.rank}")
+    channels, expected = x.shape[1], w.shape[1] * group
+    if isinstance(channels, int) and isinstance(expected, int) and channels != expected:
+        raise ModelError(
+            f"input has {channels} channels, weight expects {expected} "
+            f"(= W.shape[1] {w.shape[1]} * group {group})"
+        )
+    if isinstance(w.shape[0], int) and w.shape[0] % group:
+        raise ModelError(f"{w.shape[0]} output channels do not divide into {group} groups")
+    if kernel_shape and tuple(kernel_shape) != tuple(w.shape[2:]):
+        raise ModelError(f"kernel_shape {tuple(kernel_shape)} differs from W's {w.shape[2:]}")
+    return make_window(x.shape[2:], w.shape[2:], **attrs)
+
+
+def conv_shape(x, w, *_, auto_pad, dilations, group, kernel_shape, pads, strides):
+    """N, output channels, and one extent per window axis."""
+    window = conv_window(
+        x, w, kernel_shape, group,
+        auto_pad=auto_pad, dilations=dilations, pads=pads, strides=strides,
+    )  # fmt: skip
+    return (x.shape[0], w.shape[0], *(axis.out for axis in window))
+
+
+def _group_channel(oc, ic, w: Operand, group: int):
+    """The input channel that output channel `oc` reads at position `ic` within its group."""
+    if group == 1:
+        return ic
+    per_group = w.shape[0] // group
+    own_group = oc if per_group == 1 else oc // per_group
+    return own_group if w.shape[1] == 1 else own_group * w.shape[1] + ic
+
+
+def _convolve(i, x: Operand, w: Operand, window, group: int, load_x, load_w) -> Expr:
+    """The sum over channels and taps; `load_x(index)`, `load_w(index)` give the factors."""
+    n, oc, *where = i
+    ic, *taps = axes(w.shape[1], *w.shape[2:])
+    factor = load_x((n, _group_channel(oc, ic, w, group), *positions(window, where, taps)))
+    inside = guard(window, where, taps)
+    if inside is not TRUE:
+        factor = select(inside, factor, 0)
+    return reduce("sum", factor * load_w((oc, ic, *taps)), (ic, *taps))
+
+
+@op("Conv", infer=conv_shape)
+def conv(
+    i, x: Float, w: Float, b: Float | None = None, *, auto_pad="NOTSET", dilations=None, group=1,
+    kernel_shape=None, pads=None, strides=None,
+):  # fmt: skip
+    """Sum over input channels and window taps of x * w, plus a bias per output channel."""
+    window = conv_window(
+        x, w, kernel_shape, group,
+        auto_pad=auto_pad, dilations=dilations, pads=pads, strides=strides,
+    )  # fmt: skip
+    total = _convolve(i, x, w, window, group, x.__getitem__, w.__getitem__)
+    return total if b is None else total + b[i[1]]
+
+
+@op("ConvInteger", infer=conv_shape)
+def conv_integer(
+    i, x: Int, w: Int, x_zero_point: Int | None = None, w_zero_point: Int | None = None, *,
+    auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
+):  # fmt: skip
+    """Convolution of 8-bit integers less their zero points, in int32; padding counts as zero."""
+    window = conv_window(
+        x, w, kernel_shape, group,
+        auto_pad=auto_pad, dilations=dilations, pads=pads, strides=strides,
+    )  # fmt: skip
+
+    def load_x(index):
+        return centred(x, index, x_zero_point)
+
+    def load_w(index):
+        return centred(w, index, w_zero_point, axis=0)
+
+    return _convolve(i, x, w, window, group, load_x, load_w)
+
+
+def centred(x: Operand, index: tuple, zero_point: Operand | None, axis: int = 0) -> Expr:
+    """x[index] minus its zero point (one for all, or one per position on `axis`), in int32."""
+    value = x[index].cast(i32)
+    if zero_point is None:
+        return value
+    if zero_point.rank == 0 or zero_point.size == 1:
+        return value - zero_point[(0,) * zero_point.rank].cast(i32)
+    return value - zero_point[index[axis]].cast(i32)
+
+
+@composite("QLinearConv")
+def qlinear_conv(
+    b, x: Int, x_scale: Float, x_zero_point: Int, w: Int, w_scale: Float, w_zero_point: Int,
+    y_scale: Float, y_zero_point: Int, bias: Int | None = None, *, auto_pad="NOTSET",
+    dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
+):  # fmt: skip
+    """Integer convolution, its sum scaled by x_scale * w_scale / y_scale and rounded."""
+    total = b.ConvInteger(
+        x, w, x_zero_point, w_zero_point, auto_pad=auto_pad, dilations=dilations, group=group,
+        kernel_shape=kernel_shape, pads=pads, strides=strides,
+    )  # fmt: skip
+    spatial = (1,) * (x.tensor.rank - 2)
+    if bias is not None:
+        total = b.Add(total, b.Reshape(bias, np.array((1, -1, *spatial))))
+    scale = b.Div(b.Mul(x_scale, w_scale), y_scale)
+    if scale.tensor.rank == 1 and scale.tensor.dims[0] != 1:
+        scale = b.Reshape(scale, np.array((1, -1, *spatial)))
+    return requantize(b, total, scale, y_zero_point)
+
+
+def requantize(b, total, scale, zero_point):
+    """round(total * scale) + zero_point, saturated to the zero point's type."""
+    dtype = zero_point.tensor.dtype
+    scaled = b.Round(b.Mul(b.Cast(total, to=scale.tensor.dtype.onnx), scale))
+    shifted = b.Add(scaled, b.Cast(zero_point, to=scale.tensor.dtype.onnx))
+    limits = [b.constant(bound, scale.tensor.dtype) for bound in (dtype.min, dtype.max)]
+    return b.Cast(b.Min(b.Max(shifted, limits[0]), limits[1]), to=dtype.onnx)
+
+
+# ---------------------------------------------------------------- transposed
+
+
+def _transposed_axes(x, w, attrs: dict) -> tuple[WindowAxis, ...]:
+    """Per axis, the window whose forward convolution this transposes: extent is *our* output."""
+    if x.rank < 3 or w.rank != x.rank:
+        raise ModelError(f"takes x and w of equal rank 3 or more, found {x.rank} and {w.rank}")
+    if x.shape[1] != w.shape[0]:
+        raise ModelError(f"input has {x.shape[1]} channels, weight expects {w.shape[0]}")
+    rank = x.rank - 2
+    strides = per_axis("strides", attrs["strides"], rank, 1)
+    dilations = per_axis("dilations", attrs["dilations"], rank, 1)
+    extra = per_axis("output_padding", attrs["output_padding"], rank, 0)
+    pads = per_axis("pads", attrs["pads"], 2 * rank, 0)
+    wanted = attrs["output_shape"]
+    wanted = tuple(wanted)[-rank:] if wanted else (None,) * rank
+    return tuple(
+        _transposed_axis(
+            WindowAxis(0, w.shape[2 + a], strides[a], dilations[a], pads[a], pads[a + rank],
+                       x.shape[2 + a]),
+            extra[a], wanted[a], attrs["auto_pad"],
+        )
+        for a in range(rank)
+    )  # fmt: skip
+
+
+def _transposed_axis(axis: WindowAxis, extra: int, wanted, auto_pad: str) -> WindowAxis:
+    """The axis with its padding and extent; a `wanted` extent decides the padding."""
+    unpadded = (axis.out - 1) * axis.stride + axis.span + extra
+    begin, end = (0, 0) if auto_pad == "VALID" else (axis.begin, axis.end)
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER") and wanted is None:
+        wanted = axis.out * axis.stride
+    if wanted is None:
+        return replace(axis, extent=dim(unpadded - begin - end), begin=begin, end=end)
+    total = dim(maximum(as_expr(unpadded - wanted), 0))
+    less, more = dim(total // 2), dim(total - total // 2)
+    begin, end = (less, more) if auto_pad == "SAME_UPPER" else (more, less)
+    return replace(axis, extent=dim(wanted), begin=begin, end=end)
+
+
+def _transposed_shape(x, w, *_, group, **attrs):
+    window = _transposed_axes(x, w, attrs)
+    return (x.shape[0], w.shape[1] * group, *(axis.extent for axis in window))
+
+
+@op("ConvTranspose", infer=_transposed_shape)
+def conv_transpose(
+    i, x: Float, w: Float, b: Float | None = None, *, auto_pad="NOTSET", dilations=None, group=1,
+    kernel_shape=None, output_padding=None, output_shape=None, pads=None, strides=None,
+):  # fmt: skip
+    """The gradient of Conv with respect to its input: tap k of x[p] lands on p*s + k*d - begin."""
+    window = _transposed_axes(
+        x, w,
+        {"auto_pad": auto_pad, "dilations": dilations, "output_padding": output_padding,
+         "output_shape": output_shape, "pads": pads, "strides": strides},
+    )  # fmt: skip
+    n, oc, *where = i
+    ic, *taps = axes(x.shape[1] // group, *w.shape[2:])
+    own = oc if group == 1 else oc % w.shape[1]
+    channel = ic if group == 1 else (oc // w.shape[1]) * (x.shape[1] // group) + ic
+    landed, inside = _sources(window, where, taps)
+    factor = x[(n, channel, *landed)]
+    if inside is not TRUE:
+        factor = select(inside, factor, 0)
+    total = reduce("sum", factor * w[(channel, own, *taps)], (ic, *taps))
+    return total if b is None else total + b[oc]
+
+
+def _sources(window: Sequence[WindowAxis], where, taps) -> tuple[list, Expr]:
+    """The input positions whose tap lands here, and whether there is one."""
+    landed: list = []
+    inside: Expr = TRUE
+    for axis, o, k in zip(window, where, taps):
+        scaled = simplify(o + axis.begin - k * axis.dilation)
+        source = scaled if axis.stride == 1 else scaled // axis.stride
+        if axis.stride != 1:
+            inside = inside & simplify((scaled % axis.stride).eq(0))
+        inside = inside & simplify(scaled >= 0) & simplify(source < axis.out)
+        landed.append(source)
+    return landed, inside

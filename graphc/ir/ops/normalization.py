@@ -1,0 +1,176 @@
+"""Normalisations: bodies where the statistics are given, composites where they are computed.
+
+Composites compute the variance as mean((x - mean(x))^2), never as mean(x^2) - mean(x)^2, which
+cancels. `stash_type` names the type the statistics are computed in (ONNX: float32 by default).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphc.errors import ModelError
+from graphc.ir import dtypes
+from graphc.ir.build import Builder
+from graphc.ir.expr import as_expr, cast, reduce, select, sqrt
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Float, Operand, axes, composite, op
+from graphc.ir.ops.activation_composites import axis_of, convert
+from graphc.ir.ops.pooling import power, root
+
+# ---------------------------------------------------------------- batch statistics
+
+
+def _batch_norm_shape(x, scale, *_, count):
+    if x.rank > 1 and isinstance(x.shape[1], int) and scale.shape != (x.shape[1],):
+        raise ModelError(f"scale has shape {list(scale.shape)}, x has {x.shape[1]} channels")
+    return [x.shape, *[scale.shape] * (count - 1)]
+
+
+@op("BatchNormalization", infer=_batch_norm_shape, outputs=None)
+def batch_normalization(
+    i, x: Float, scale: Float, bias: Float, mean: Float, var: Float, *,
+    epsilon=1e-5, momentum=0.9, training_mode=0,
+):  # fmt: skip
+    """(x - mean) * (scale / sqrt(var + epsilon)) + bias per channel (axis 1).
+
+    In training mode, by the batch's own mean and population variance; outputs 1 and 2 are then
+    mean and var moved towards those: momentum * old + (1 - momentum) * batch.
+    """
+    if i.output:
+        batch = _batch_moments(x, i[0])[i.output - 1]
+        old = (mean, var)[i.output - 1][i[0]]
+        return old * momentum + cast(batch, old.dtype) * (1 - momentum)
+    channel = i[1] if x.rank > 1 else as_expr(0, dtypes.i64)
+    wide = x.dtype.compute
+    centre, spread = (cast(v[channel], wide) for v in (mean, var))
+    if training_mode:
+        centre, spread = (cast(v, wide) for v in _batch_moments(x, channel))
+    factor = cast(scale[channel], wide) / sqrt(spread + epsilon)
+    return cast((cast(x[i], wide) - centre) * factor + cast(bias[channel], wide), x.dtype)
+
+
+def _batch_moments(x: Operand, channel):
+    """Mean and population variance of one channel over the batch and all positions."""
+    n, *where = axes(x.shape[0], *x.shape[2:])
+    value = cast(x[(n, channel, *where)], x.dtype.compute)
+    mean = _mean(value, (n, *where))
+    again = axes(x.shape[0], *x.shape[2:], name="m")
+    centred = cast(x[(again[0], channel, *again[1:])], x.dtype.compute) - mean
+    return mean, _mean(centred * centred, again)
+
+
+def _mean(value, over):
+    count = math.prod((k.extent for k in over), start=as_expr(1, dtypes.i64))
+    return reduce("sum", value, over) / cast(count, value.dtype)
+
+
+# ---------------------------------------------------------------- composites
+
+
+def moments(b: Builder, x: Value, over: Sequence[int]) -> tuple[Value, Value, Value]:
+    """Mean, x - mean, and the mean of its square, over some axes (kept as 1)."""
+    where = np.array(over, np.int64)
+    mean = b.ReduceMean(x, where, keepdims=1)
+    centred = b.Sub(x, mean)
+    return mean, centred, b.ReduceMean(b.Mul(centred, centred), where, keepdims=1)
+
+
+def inverse_root(b: Builder, variance: Value, epsilon: float) -> Value:
+    """1 / sqrt(variance + epsilon)."""
+    return b.Reciprocal(b.Sqrt(b.Add(variance, epsilon)))
+
+
+def scale_and_shift(b: Builder, x: Value, scale: Value | None, bias: Value | None) -> Value:
+    """x * scale + bias, either of which may be absent."""
+    if scale is not None:
+        x = b.Mul(x, scale)
+    return x if bias is None else b.Add(x, bias)
+
+
+@composite("LayerNormalization", outputs=None)
+def layer_normalization(
+    b, x: Float, scale: Float, bias: Float | None = None, *, axis=-1, epsilon=1e-5, stash_type=1
+):
+    """Zero mean and unit variance over the axes from `axis` on; also the mean and 1 / deviation."""
+    first = axis_of(axis, x.tensor.rank)
+    wide = convert(b, x, dtypes.of(stash_type))
+    mean, centred, variance = moments(b, wide, range(first, x.tensor.rank))
+    inverse = inverse_root(b, variance, epsilon)
+    normal = convert(b, b.Mul(centred, inverse), x.tensor.dtype)
+    return scale_and_shift(b, normal, scale, bias), mean, inverse
+
+
+@composite("RMSNormalization")
+def rms_normalization(b, x: Float, scale: Float, *, axis=-1, epsilon=1e-5, stash_type=1):
+    """x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on."""
+    first = axis_of(axis, x.tensor.rank)
+    wide = convert(b, x, dtypes.of(stash_type))
+    where = np.arange(first, x.tensor.rank)
+    inverse = inverse_root(b, b.ReduceMean(b.Mul(wide, wide), where, keepdims=1), epsilon)
+    normal = convert(b, b.Mul(wide, inverse), scale.tensor.dtype)
+    return b.Mul(normal, scale)
+
+
+@composite("GroupNormalization")
+def group_normalization(
+    b, x: Float, scale: Float, bias: Float, *, num_groups, epsilon=1e-5, stash_type=1
+):
+    """Zero mean and unit variance within each of `num_groups` groups of channels."""
+    batch, channels, *spatial = x.tensor.static_shape
+    if channels % num_groups:
+        raise ModelError(f"{channels} channels do not divide into {num_groups} groups")
+    grouped = b.Reshape(x, np.array((batch, num_groups, -1)))
+    wide = convert(b, grouped, dtypes.of(stash_type))
+    _, centred, variance = moments(b, wide, (2,))
+    normal = convert(b, b.Mul(centred, inverse_root(b, variance, epsilon)), x.tensor.dtype)
+    per_channel = np.array((channels, *(1,) * len(spatial)))
+    return scale_and_shift(
+        b, b.Reshape(normal, np.array(x.tensor.static_shape)),
+        b.Reshape(scale, per_channel), b.Reshape(bias, per_channel),
+    )  # fmt: skip
+
+
+@composite("InstanceNormalization")
+def instance_normalization(b, x: Float, scale: Float, bias: Float, *, epsilon=1e-5):
+    """Zero mean and unit variance over the positions of each image and channel."""
+    _, centred, variance = moments(b, x, range(2, x.tensor.rank))
+    per_channel = np.array((-1, *(1,) * (x.tensor.rank - 2)))
+    normal = b.Mul(centred, inverse_root(b, variance, epsilon))
+    return scale_and_shift(b, normal, b.Reshape(scale, per_channel), b.Reshape(bias, per_channel))
+
+
+@composite("MeanVarianceNormalization")
+def mean_variance_normalization(b, x: Float, *, axes=(0, 2, 3)):
+    """(x - mean) / (deviation + 1e-9) over the axes."""
+    _, centred, variance = moments(b, x, axes)
+    return b.Div(centred, b.Add(b.Sqrt(variance), 1e-9))
+
+
+# ---------------------------------------------------------------- norms
+
+
+def _same_shape(x):
+    return x.shape
+
+
+@op("LpNormalization", infer=_same_shape)
+def lp_normalization(i, x: Float, *, axis=-1, p=2):
+    """x divided by its p-norm along the axis; 0 where that is 0."""
+    axis = axis_of(axis, x.rank)
+    (k,) = axes(x.shape[axis])
+    norm = root(reduce("sum", power(x[(*i[:axis], k, *i[axis + 1 :])], p), (k,)), p)
+    return select(norm.eq(0), 0, x[i] / norm)
+
+
+@op("LRN", infer=_same_shape)
+def local_response_normalization(i, x: Float, *, size, alpha=1e-4, beta=0.75, bias=1.0):
+    """x / (bias + alpha / size * (sum of squares over `size` neighbouring channels)) ** beta."""
+    (k,) = axes(size)
+    channel = i[1] + k - (size - 1) // 2
+    value = x[(i[0], channel, *i[2:])]
+    inside = (channel >= 0) & (channel < x.shape[1])
+    total = reduce("sum", select(inside, value * value, 0), (k,))
+    return x[i] / (total * (alpha / size) + bias) ** beta

@@ -1,0 +1,182 @@
+"""Poolings: max, mean and p-norm over a sliding window, a region of interest or the whole image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from graphc.errors import ModelError
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import (
+    Const,
+    Expr,
+    absolute,
+    as_expr,
+    cast,
+    ceil,
+    floor,
+    maximum,
+    minimum,
+    reduce,
+    select,
+    sqrt,
+)
+from graphc.ir.opdef import Float, Number, Operand, axes, linear, op
+from graphc.ir.window import TRUE, WindowAxis, guard, make_window, positions
+
+
+def _pool_shape(x, *, kernel_shape, auto_pad, dilations, pads, strides, ceil_mode=0):
+    window = make_window(
+        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
+        strides=strides, ceil_mode=ceil_mode,
+    )  # fmt: skip
+    return (*x.shape[:2], *(axis.out for axis in window))
+
+
+def _max_pool_shape(x, *, count, storage_order, **attrs):
+    return [_pool_shape(x, **attrs)] * count
+
+
+def _tap(x: Operand, i, window: Sequence[WindowAxis], taps, otherwise: Const) -> Expr:
+    """x at one tap of the window, or `otherwise` in the padding."""
+    value = x[(*i[:2], *positions(window, i[2:], taps))]
+    inside = guard(window, i[2:], taps)
+    return value if inside is TRUE else select(inside, value, otherwise)
+
+
+@op("MaxPool", infer=_max_pool_shape, outputs=None)
+def max_pool(
+    i, x: Number, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, dilations=None, pads=None,
+    storage_order=0, strides=None,
+):  # fmt: skip
+    """The largest element of each window; second output: its offset in x (see `_position`)."""
+    window = make_window(
+        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
+        strides=strides, ceil_mode=ceil_mode,
+    )  # fmt: skip
+    taps = axes(*kernel_shape)
+    largest = reduce("max", _tap(x, i, window, taps, Const(x.dtype.min, x.dtype)), taps)
+    if i.output == 0:
+        return largest
+    return _position(i, x, window, largest, column_major=bool(storage_order))
+
+
+def _position(i, x: Operand, window, largest: Expr, *, column_major: bool) -> Expr:
+    """The offset of the first element equal to the largest; its image is counted by rows, or by
+    columns if `column_major`, and images follow each other."""
+    taps = axes(*(axis.kernel for axis in window), name="m")
+    where = positions(window, i[2:], taps)
+    image = list(zip(where, x.shape[2:]))
+    if column_major:
+        image.reverse()
+    spatial = linear([p for p, _ in image], [extent for _, extent in image])
+    offset = linear(i[:2], x.shape[:2]) * math.prod(x.shape[2:]) + spatial
+    found = guard(window, i[2:], taps) & x[(*i[:2], *where)].eq(largest)
+    return reduce("min", select(found, offset, i64.max), taps)
+
+
+@op("AveragePool", infer=_pool_shape)
+def average_pool(
+    i, x: Float, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0,
+    dilations=None, pads=None, strides=None,
+):  # fmt: skip
+    """The mean of each window, over the elements inside x (or inside its padding too)."""
+    window = make_window(
+        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
+        strides=strides, ceil_mode=ceil_mode,
+    )  # fmt: skip
+    taps = axes(*kernel_shape)
+    total = reduce("sum", _tap(x, i, window, taps, Const(0, x.dtype)), taps)
+    counts = [a.count(o, padded=bool(count_include_pad)) for a, o in zip(window, i[2:])]
+    return total / cast(math.prod(counts, start=as_expr(1, i64)), x.dtype)
+
+
+def power(x: Expr, p: float) -> Expr:
+    """|x| to the power p."""
+    return absolute(x) if p == 1 else x * x if p == 2 else absolute(x) ** p
+
+
+def root(x: Expr, p: float) -> Expr:
+    """The p-th root of x, which is not negative."""
+    return x if p == 1 else sqrt(x) if p == 2 else x ** (1 / p)
+
+
+@op("LpPool", infer=_pool_shape)
+def lp_pool(
+    i, x: Float, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, dilations=None, p=2, pads=None,
+    strides=None,
+):  # fmt: skip
+    """The p-norm of each window; padding counts as zero."""
+    window = make_window(
+        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
+        strides=strides, ceil_mode=ceil_mode,
+    )  # fmt: skip
+    taps = axes(*kernel_shape)
+    return root(reduce("sum", power(_tap(x, i, window, taps, Const(0, x.dtype)), p), taps), p)
+
+
+# ---------------------------------------------------------------- whole images
+
+
+def _global_shape(x):
+    if x.rank < 2:
+        raise ModelError(f"takes rank 2 or more, found {x.rank}")
+    return (*x.shape[:2], *(1,) * (x.rank - 2))
+
+
+@op("GlobalAveragePool", infer=_global_shape)
+def global_average_pool(i, x: Float):
+    """Mean over all spatial positions."""
+    k = axes(*x.shape[2:])
+    count = math.prod(x.shape[2:], start=as_expr(1, i64))
+    return reduce("sum", x[(*i[:2], *k)], k) / cast(count, x.dtype)
+
+
+@op("GlobalMaxPool", infer=_global_shape)
+def global_max_pool(i, x: Number):
+    """Maximum over all spatial positions."""
+    k = axes(*x.shape[2:])
+    return reduce("max", x[(*i[:2], *k)], k)
+
+
+@op("GlobalLpPool", infer=_global_shape)
+def global_lp_pool(i, x: Float, *, p=2):
+    """p-norm over all spatial positions."""
+    k = axes(*x.shape[2:])
+    return root(reduce("sum", power(x[(*i[:2], *k)], p), k), p)
+
+
+# ---------------------------------------------------------------- regions of interest
+
+
+def _roi_shape(x, rois, *, pooled_shape):
+    return (rois.shape[0], x.shape[1], *pooled_shape)
+
+
+def _bin(o, first: Expr, last: Expr, bins: int, extent) -> tuple[Expr, Expr]:
+    """Start and end of bin `o` of the `bins` that positions first..last are divided into."""
+    size = maximum(last - first + 1, 1) / float(bins)
+    start = floor(cast(o, size.dtype) * size) + first
+    end = ceil(cast(o + 1, size.dtype) * size) + first
+    return tuple(minimum(maximum(cast(edge, i64), 0), extent) for edge in (start, end))
+
+
+@op("MaxRoiPool", infer=_roi_shape)
+def max_roi_pool(i, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
+    """Largest element of each bin of each region; 0 in empty bins.
+
+    A region is (image, x1, y1, x2, y2); corners are scaled and rounded half up, both included.
+    """
+    n, c, *where = i
+    x1, y1, x2, y2 = (floor(rois[n, k] * spatial_scale + 0.5) for k in range(1, 5))
+    (top, bottom), (left, right) = (
+        _bin(o, first, last, bins, extent)
+        for o, first, last, bins, extent in zip(
+            where, (y1, x1), (y2, x2), pooled_shape, x.shape[2:]
+        )
+    )
+    h, w = axes(*x.shape[2:])
+    inside = (h >= top) & (h < bottom) & (w >= left) & (w < right)
+    value = x[cast(rois[n, 0], i64), c, h, w]
+    largest = reduce("max", select(inside, value, x.dtype.min), (h, w))
+    return select((bottom > top) & (right > left), largest, 0)

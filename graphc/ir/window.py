@@ -1,0 +1,157 @@
+"""Sliding windows: the geometry of one spatial axis, shared by convolutions and poolings.
+
+Output position `o` and tap `k` read input position `o * stride + k * dilation - begin`. A guard is
+needed only where that can leave 0 .. extent-1; `inside` gives exactly the comparisons that the
+geometry does not decide, so an unpadded window has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from graphc.errors import ModelError
+from graphc.ir.dtypes import boolean
+from graphc.ir.expr import Const, Expr, Index, as_expr, maximum, minimum
+from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim
+
+TRUE = Const(True, boolean)
+
+
+def dim(value) -> Dim:
+    """A dimension in its simplest form: an int if it is constant."""
+    if isinstance(value, Expr):
+        value = simplify(value)
+        return value.value if isinstance(value, Const) else value
+    return int(value)
+
+
+@dataclass(frozen=True)
+class WindowAxis:
+    """One spatial axis: sizes and padding in elements, `out` positions, `kernel` taps."""
+
+    extent: Dim
+    kernel: Dim
+    stride: int = 1
+    dilation: int = 1
+    begin: Dim = 0
+    end: Dim = 0
+    out: Dim = 0
+
+    @property
+    def span(self) -> Dim:
+        """Input elements from the first tap to the last."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    def position(self, o, k) -> Expr:
+        """The input position that tap `k` of output `o` reads."""
+        return as_expr(o * self.stride + k * self.dilation - self.begin)
+
+    def inside(self, o, k) -> Expr:
+        """Whether that position lies in the input."""
+        position = self.position(o, k)
+        never_before = isinstance(self.begin, int) and self.begin <= 0
+        last = dim((self.out - 1) * self.stride + self.span - 1 - self.begin - self.extent)
+        never_after = isinstance(last, int) and last < 0
+        lower = TRUE if never_before else simplify(position >= 0)
+        upper = TRUE if never_after else simplify(position < self.extent)
+        return lower & upper
+
+    def count(self, o, *, padded: bool) -> Expr | Dim:
+        """How many taps of output `o` lie in the input (`padded`: or in its padding)."""
+        before, after = (self.begin, self.end) if padded else (0, 0)
+        start = simplify(as_expr(o * self.stride - self.begin + before))
+        room = self.extent + before + after - start
+        first = -(minimum(start, 0) // self.dilation)
+        last = minimum(-(-room // self.dilation), self.kernel)
+        return dim(simplify(last - maximum(first, 0)))
+
+
+def guard(window: Sequence[WindowAxis], where: Sequence, taps: Sequence[Index]) -> Expr:
+    """Whether tap `taps` of output `where` lies in the input on every axis."""
+    condition: Expr = TRUE
+    for axis, o, k in zip(window, where, taps):
+        condition = condition & axis.inside(o, k)
+    return condition
+
+
+def positions(window: Sequence[WindowAxis], where: Sequence, taps: Sequence) -> tuple[Expr, ...]:
+    """The input position on every axis."""
+    return tuple(axis.position(o, k) for axis, o, k in zip(window, where, taps))
+
+
+def make_window(
+    extents: Sequence[Dim],
+    kernel: Sequence[Dim],
+    *,
+    auto_pad: str = "NOTSET",
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
+    ceil_mode: int = 0,
+) -> tuple[WindowAxis, ...]:
+    """The axes of a window from ONNX's attributes; ModelError if they do not fit together.
+
+    With `ceil_mode` a last window may hang over the end, unless it would start in the padding.
+    """
+    rank = len(extents)
+    strides = per_axis("strides", strides, rank, 1)
+    dilations = per_axis("dilations", dilations, rank, 1)
+    pads = per_axis("pads", pads, 2 * rank, 0)
+    if len(kernel) != rank:
+        raise ModelError(f"kernel_shape has {len(kernel)} dims, the input {rank} spatial ones")
+    if min((*strides, *dilations), default=1) < 1:
+        raise ModelError(f"strides {strides} and dilations {dilations} must be positive")
+    return tuple(
+        _make_axis(
+            WindowAxis(extents[a], kernel[a], strides[a], dilations[a], pads[a], pads[a + rank]),
+            auto_pad, ceil_mode,
+        )
+        for a in range(rank)
+    )  # fmt: skip
+
+
+def per_axis(name: str, values: Sequence[int] | None, count: int, default: int) -> tuple[int, ...]:
+    """An attribute with one integer per axis, filled in if absent."""
+    if not values:
+        return (default,) * count
+    if len(values) != count:
+        raise ModelError(f"attribute {name} has {len(values)} values, {count} are required")
+    return tuple(int(v) for v in values)
+
+
+def _make_axis(axis: WindowAxis, auto_pad: str, ceil_mode: int) -> WindowAxis:
+    begin, end = axis.begin, axis.end
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        out = dim((axis.extent + axis.stride - 1) // axis.stride)
+        begin, end = same_padding(axis, out, upper=auto_pad == "SAME_UPPER")
+        return replace(axis, begin=begin, end=end, out=out)
+    if auto_pad == "VALID":
+        begin = end = 0
+    elif auto_pad != "NOTSET":
+        raise ModelError(f"auto_pad is NOTSET, VALID, SAME_UPPER or SAME_LOWER, not {auto_pad!r}")
+    room = axis.extent + begin + end - axis.span
+    if isinstance(room, int) and room < 0 < axis.extent:
+        raise ModelError(
+            f"window of {axis.span} does not fit into {axis.extent} + padding {begin} + {end}"
+        )
+    out = dim(maximum(as_expr(room // axis.stride + 1), 0))
+    if ceil_mode:
+        out = _ceil_extent(axis, room, out)
+    return replace(axis, begin=begin, end=end, out=out)
+
+
+def _ceil_extent(axis: WindowAxis, room, floor_out: Dim) -> Dim:
+    out = dim((room + axis.stride - 1) // axis.stride + 1)
+    if isinstance(out, int) and isinstance(axis.extent, int) and isinstance(axis.begin, int):
+        starts_after = (out - 1) * axis.stride >= axis.extent + axis.begin
+        return floor_out if starts_after and out > floor_out else out
+    return out
+
+
+def same_padding(axis: WindowAxis, out: Dim, *, upper: bool) -> tuple[Dim, Dim]:
+    """Padding that gives `out` positions; the odd element goes to the end if `upper`."""
+    total = dim(maximum(as_expr((out - 1) * axis.stride + axis.span - axis.extent), 0))
+    less = dim(total // 2)
+    return (less, dim(total - less)) if upper else (dim(total - less), less)
