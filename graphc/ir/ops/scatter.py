@@ -1,0 +1,158 @@
+"""Operators that write to computed positions: the Scatter family and MaxUnpool.
+
+Each copies its data and then stores update after update in order, so that with duplicate indices
+the last one wins (or all are combined). Negative indices count from the end. An update whose index
+is out of range is ignored: ONNX leaves it undefined, and memory must stay safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir import dtypes
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Expr, as_expr, call, cast, select
+from graphc.ir.imperative import numel
+from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.opdef import Any_, Int, Known, imperative, op
+from graphc.ir.simplify import unflatten_index
+
+_COMBINE = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
+_COMBINE_BOOL = {"add": "or", "max": "or", "mul": "and", "min": "and"}
+
+
+def _same_type(x, *_, **__):
+    return x.type
+
+
+def _copy(k: KernelBuilder, target: Buffer, source: Buffer) -> None:
+    with k.loops(*source.shape, kind="parallel") as where:
+        k.store(target, where, source[where])
+
+
+def _from_end(index: Expr, extent: int) -> Expr:
+    """An index into `extent` elements, negative ones counted from the end."""
+    wide = cast(index, i64)
+    return select(wide < 0, wide + extent, wide)
+
+
+def _inside(index: Sequence[Expr], extents: Sequence[int]) -> Expr:
+    inside: Expr = Const(True)
+    for position, extent in zip(index, extents):
+        inside = inside & (position >= 0) & (position < extent)
+    return inside
+
+
+def _combine(reduction: str, old: Expr, new: Expr) -> Expr:
+    if reduction == "none":
+        return new
+    table = _COMBINE_BOOL if old.dtype is dtypes.boolean else _COMBINE
+    if reduction not in table:
+        raise ModelError(f"reduction {reduction!r} is not one of none, {', '.join(table)}")
+    if not old.dtype.is_number and old.dtype is not dtypes.boolean:
+        raise UnsupportedError(f"reduction {reduction!r} of {old.dtype}")
+    return call(table[reduction], old, new)
+
+
+def _axis(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise ModelError(f"axis {axis} is out of range for rank {rank}")
+    return axis % rank
+
+
+def _check_shapes(name: str, found: tuple, expected: tuple) -> None:
+    if tuple(found) != tuple(expected):
+        raise ModelError(f"{name} has shape {list(found)}, expected {list(expected)}")
+
+
+@imperative("ScatterElements", infer=_same_type)
+def scatter_elements(k, data: Any_, indices: Int, updates: Any_, *, axis=0, reduction="none"):
+    """data with data[.., indices[p], ..] = updates[p] for every position p of indices."""
+    axis = _axis(axis, data.rank)
+    _check_shapes("updates", updates.shape, indices.shape)
+    (y,) = k.outputs
+    _copy(k, y, data)
+    with k.loops(*indices.shape) as where:
+        along = k.let(_from_end(indices[where], data.shape[axis]))
+        target = (*where[:axis], along, *where[axis + 1 :])
+        with k.when(_inside(target, data.shape)):
+            k.store(y, target, _combine(reduction, y[target], updates[where]))
+
+
+@imperative("ScatterND", infer=_same_type)
+def scatter_nd(k, data: Any_, indices: Int, updates: Any_, *, reduction="none"):
+    """data with data[indices[p]] = updates[p], where indices[p] picks an element or a slice."""
+    depth = indices.shape[-1]
+    if depth > data.rank:
+        raise ModelError(f"indices have {depth} components, but data has rank {data.rank}")
+    slice_shape = data.shape[depth:]
+    _check_shapes("updates", updates.shape, (*indices.shape[:-1], *slice_shape))
+    (y,) = k.outputs
+    _copy(k, y, data)
+    with k.loops(*indices.shape[:-1]) as where:
+        place = tuple(k.let(_from_end(indices[(*where, d)], data.shape[d])) for d in range(depth))
+        with k.when(_inside(place, data.shape)), k.loops(*slice_shape) as inner:
+            target = (*place, *inner)
+            k.store(y, target, _combine(reduction, y[target], updates[(*where, *inner)]))
+
+
+@op("TensorScatter", infer=lambda past, update, write_indices=None: past.shape)
+def tensor_scatter(i, past: Any_, update: Any_, write_indices: Int = None, *, axis=-2, mode="linear"):
+    """past with `update` written along `axis` from write_indices[batch] on (wrapping if circular)."""
+    axis = _axis(axis, past.rank)
+    if mode not in ("linear", "circular"):
+        raise ModelError(f"mode {mode!r} is not linear or circular")
+    start = as_expr(0, i64) if write_indices is None else cast(write_indices[i[0]], i64)
+    offset = i[axis] - start
+    if mode == "circular":
+        offset = offset % past.shape[axis]
+    inside = (offset >= 0) & (offset < update.shape[axis])
+    return select(inside, update[(*i[:axis], offset, *i[axis + 1 :])], past[i])
+
+
+# ---------------------------------------------------------------- MaxUnpool
+
+
+def _unpooled_shape(x, kernel_shape, strides, pads) -> tuple:
+    """The shape that the pooling had as input, as far as its attributes tell."""
+    spatial = len(kernel_shape)
+    if x.rank != spatial + 2:
+        raise ModelError(f"kernel_shape has {spatial} dims, the input has rank {x.rank}")
+    strides = strides or (1,) * spatial
+    pads = pads or (0,) * (2 * spatial)
+    dims = (
+        (x.shape[d + 2] - 1) * strides[d] + kernel_shape[d] - pads[d] - pads[d + spatial]
+        for d in range(spatial)
+    )
+    return (*x.shape[:2], *dims)
+
+
+def _unpool_type(x, indices, output_shape, kernel_shape, strides, pads):
+    shape = _unpooled_shape(x, kernel_shape, strides, pads)
+    if output_shape is not None:
+        given = tuple(int(d) for d in np.asarray(output_shape).reshape(-1))
+        if len(given) != len(shape) or any(a < b for a, b in zip(given, shape)):
+            raise ModelError(f"output_shape {list(given)} is smaller than {list(shape)}")
+        shape = given
+    return x.type.with_shape(shape)
+
+
+@imperative("MaxUnpool", infer=_unpool_type)
+def max_unpool(
+    k, x: Any_, indices: Int, output_shape: Known(Int) = None, *, kernel_shape, strides=(), pads=()
+):
+    """Zeros with x[p] at flat position indices[p] of the tensor that was pooled.
+
+    A larger output_shape puts that tensor in the leading corner of the output.
+    """
+    (y,) = k.outputs
+    inner = _unpooled_shape(x, kernel_shape, strides, pads)
+    with k.loops(*y.shape, kind="parallel") as where:
+        k.store(y, where, Const(0, y.dtype))
+    with k.loops(*x.shape) as where:
+        flat = k.let(cast(indices[where], i64))
+        with k.when((flat >= 0) & (flat < numel(inner))):
+            k.store(y, unflatten_index(flat, inner), x[where])

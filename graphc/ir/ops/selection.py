@@ -1,0 +1,180 @@
+"""Operators whose output length depends on data: NonZero, Compress and NonMaxSuppression.
+
+All are "bounded": buffers are as large as the result can get, and the kernel stores its true size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphc.errors import ModelError
+from graphc.ir.dtypes import boolean, i64
+from graphc.ir.expr import Const, Expr, maximum, minimum, select
+from graphc.ir.imperative import store_size
+from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.opdef import Any_, Bool, Float, Int, Known, imperative
+from graphc.ir.ops.sorting import Heap, swap_in
+from graphc.ir.simplify import unflatten_index
+from graphc.ir.types import TensorType
+
+
+@imperative("NonZero", infer=lambda x: TensorType(i64, (x.rank, x.size)), traits=("bounded",))
+def non_zero(k, x: Any_):
+    """The indices of the elements other than zero, one column each, in row-major order."""
+    (y,) = k.outputs
+    found = k.var(i64, 0)
+    with k.loops(*x.shape) as where, k.when(x[where].ne(_zero(x))):
+        column = k.let(found[()])
+        for dim, position in enumerate(where):
+            k.store(y, (dim, column), position)
+        k.store(found, (), column + 1)
+    store_size(k, 0, 1, found[()])
+
+
+def _zero(x: Buffer) -> Const:
+    return Const("" if x.dtype.kind == "string" else 0, x.dtype)
+
+
+def _compress_type(x, condition, axis):
+    if axis is None:
+        return x.type.with_shape((min(x.size, condition.shape[0]),))
+    if not -x.rank <= axis < x.rank:
+        raise ModelError(f"axis {axis} is out of range for rank {x.rank}")
+    axis %= x.rank
+    kept = min(x.shape[axis], condition.shape[0])
+    return x.type.with_shape((*x.shape[:axis], kept, *x.shape[axis + 1 :]))
+
+
+@imperative("Compress", infer=_compress_type, traits=("bounded",))
+def compress(k, x: Any_, condition: Bool, *, axis: int = None):
+    """The slices of x along `axis` (or elements of flattened x) where the condition holds."""
+    (y,) = k.outputs
+    kept = k.var(i64, 0)
+    along = 0 if axis is None else axis % x.rank
+    rest = () if axis is None else (*x.shape[:along], *x.shape[along + 1 :])
+    with k.loop(y.shape[along]) as j, k.when(condition[j]):
+        place = k.let(kept[()])
+        with k.loops(*rest) as inner:
+            before, after = inner[:along], inner[along:]
+            source = unflatten_index(j, x.shape) if axis is None else (*before, j, *after)
+            k.store(y, (*before, place, *after), x[source])
+        k.store(kept, (), place + 1)
+    store_size(k, 0, along, kept[()])
+
+
+# ---------------------------------------------------------------- NonMaxSuppression
+
+
+def _limit(max_output) -> int:
+    return 0 if max_output is None else max(0, int(np.asarray(max_output).reshape(-1)[0]))
+
+
+def _selected_type(boxes, scores, max_output, *_):
+    batch, classes, count = scores.shape
+    if boxes.shape != (batch, count, 4):
+        raise ModelError(
+            f"boxes have shape {list(boxes.shape)}, expected {[batch, count, 4]} for scores of "
+            f"shape {list(scores.shape)}"
+        )
+    return TensorType(i64, (batch * classes * min(count, _limit(max_output)), 3))
+
+
+@imperative("NonMaxSuppression", infer=_selected_type, traits=("bounded",))
+def non_max_suppression(
+    k,
+    boxes: Float,
+    scores: Float,
+    max_output: Known(Int) = None,
+    iou_threshold: Float = None,
+    score_threshold: Float = None,
+    *,
+    center_point_box: int = 0,
+):
+    """Rows (batch, class, box) of the boxes kept per class, best score first.
+
+    A box is kept unless its score is not above score_threshold, or its intersection over union with
+    a better box that was kept is above iou_threshold. Equal scores: the lower index is better.
+    """
+    batch, classes, count = scores.shape
+    limit = min(count, _limit(max_output))
+    selected = k.var(i64, 0)
+    if limit:
+        overlap = _Overlap(k, boxes, center_point_box, _scalar(iou_threshold, boxes))
+        order = k.alloc(i64, (count,))
+        with k.loops(batch, classes) as (image, kind):
+            candidates = _ranked(k, order, scores, image, kind, score_threshold)
+            _keep(k, order, candidates, overlap, (image, kind), selected, limit)
+    store_size(k, 0, 0, selected[()])
+
+
+def _scalar(threshold: Buffer | None, boxes: Buffer) -> Expr:
+    if threshold is None:
+        return Const(0, boxes.dtype)
+    return threshold[(0,) * threshold.rank].cast(boxes.dtype)
+
+
+def _ranked(k: KernelBuilder, order, scores, image, kind, score_threshold) -> Expr:
+    """Fills `order` with the boxes above the threshold, best first; returns how many."""
+    found = k.var(i64, 0)
+    with k.loop(scores.shape[2]) as box:
+        good: Expr = Const(True)
+        if score_threshold is not None:
+            good = scores[image, kind, box] > _scalar(score_threshold, scores)
+        with k.when(good):
+            k.store(order, found[()], box)
+            k.store(found, (), found[()] + 1)
+
+    def precedes(p: Expr, q: Expr) -> Expr:
+        a, b = k.let(order[p]), k.let(order[q])
+        left, right = k.let(scores[image, kind, a]), k.let(scores[image, kind, b])
+        return (left > right) | (left.eq(right) & (a < b))
+
+    candidates = k.let(found[()])
+    Heap(k, precedes, swap_in(k, order, lambda slot: (slot,))).sort(candidates)
+    return candidates
+
+
+def _keep(k: KernelBuilder, order, candidates, overlap, where, selected, limit: int) -> None:
+    """Appends the candidates of one class that no better one suppresses."""
+    (rows,) = k.outputs
+    image, kind = where
+    start = k.let(selected[()])
+    with k.loop(candidates) as j, k.when(selected[()] - start < limit):
+        box = k.let(order[j])
+        alone, other = k.var(boolean, True), k.var(i64, start)
+        with k.repeat(alone[()] & (other[()] < selected[()])):
+            better = k.let(rows[other[()], 2])
+            k.store(alone, (), ~overlap.above(image, box, better))
+            k.store(other, (), other[()] + 1)
+        with k.when(alone[()]):
+            row = k.let(selected[()])
+            for column, value in enumerate((image, kind, box)):
+                k.store(rows, (row, column), value)
+            k.store(selected, (), row + 1)
+
+
+class _Overlap:
+    """Whether two boxes of an image intersect by more than a threshold."""
+
+    def __init__(self, k: KernelBuilder, boxes: Buffer, center: int, threshold: Expr):
+        self.k, self.boxes, self.center, self.threshold = k, boxes, center, threshold
+
+    def corners(self, image: Expr, box: Expr) -> tuple[Expr, Expr, Expr, Expr]:
+        """low y, low x, high y, high x (corners may be given in any order)."""
+        a, b, c, d = (self.k.let(self.boxes[image, box, n]) for n in range(4))
+        if self.center:  # x, y of the centre, width, height
+            return b - d / 2, a - c / 2, b + d / 2, a + c / 2
+        return minimum(a, c), minimum(b, d), maximum(a, c), maximum(b, d)
+
+    def above(self, image: Expr, first: Expr, second: Expr) -> Expr:
+        k = self.k
+        one, two = self.corners(image, first), self.corners(image, second)
+        height = k.let(minimum(one[2], two[2]) - maximum(one[0], two[0]))
+        width = k.let(minimum(one[3], two[3]) - maximum(one[1], two[1]))
+        shared = k.let(select((height > 0) & (width > 0), height * width, 0))
+        total = k.let(_area(one) + _area(two) - shared)
+        return (total > 0) & (shared / total > self.threshold)
+
+
+def _area(box: tuple[Expr, Expr, Expr, Expr]) -> Expr:
+    return (box[2] - box[0]) * (box[3] - box[1])

@@ -1,0 +1,306 @@
+"""Operators that sort: TopK and Unique, by heapsort in place.
+
+A `Heap` is an array of slots in which the item that comes last is at slot 0. Items are compared
+with a total order (ties are broken by the original index), so the results are those of a stable
+sort although heapsort is not stable; no scratch memory is needed beyond the slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphc.errors import ModelError
+from graphc.ir.dtypes import boolean, i64
+from graphc.ir.expr import Const, Expr, as_expr, isnan, select
+from graphc.ir.imperative import numel, store_size
+from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.opdef import Any_, Int, Known, Number, imperative
+from graphc.ir.simplify import unflatten_index
+from graphc.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Heap:
+    """Slots that can be ordered: `precedes(a, b)` tells whether slot a's item comes before b's
+    (it may emit statements), `swap(a, b)` exchanges two slots."""
+
+    k: KernelBuilder
+    precedes: Callable[[Expr, Expr], Expr]
+    swap: Callable[[Expr, Expr], None]
+
+    def sift(self, root, size) -> None:
+        """Moves the item at `root` down until no child among `size` slots comes after it."""
+        k = self.k
+        node = k.var(i64, root)
+        going = k.var(boolean, True)
+        with k.repeat(going[()] & (node[()] * 2 + 1 < size)):
+            here = k.let(node[()])
+            left, right = k.let(here * 2 + 1), k.let(here * 2 + 2)
+            last = k.var(i64, left)
+            with k.when(right < size), k.when(self.precedes(left, right)):
+                k.store(last, (), right)
+            child = k.let(last[()])
+            after = k.let(self.precedes(here, child))
+            with k.when(after):
+                self.swap(here, child)
+                k.store(node, (), child)
+            with k.otherwise():
+                k.store(going, (), False)
+
+    def build(self, size) -> None:
+        """Orders `size` arbitrary slots as a heap."""
+        half = size // 2
+        with self.k.loop(half) as j:
+            self.sift(half - 1 - j, size)
+
+    def unwind(self, size) -> None:
+        """Turns a heap into a sequence in order, first item at slot 0."""
+        k = self.k
+        rest = k.let(as_expr(size, i64) - 1)
+        if isinstance(rest, Const):
+            rest = as_expr(max(rest.value, 0), i64)
+        with k.loop(select(rest < 0, 0, rest)) as j:
+            end = k.let(rest - j)
+            self.swap(as_expr(0, i64), end)
+            self.sift(0, end)
+
+    def sort(self, size) -> None:
+        """Sorts `size` slots."""
+        self.build(size)
+        self.unwind(size)
+
+
+def swap_in(k: KernelBuilder, buffer: Buffer, index: Callable[[Expr], tuple]) -> Callable:
+    """A swap of two elements of a buffer, where `index` gives the index of a slot."""
+
+    def swap(a: Expr, b: Expr) -> None:
+        at_a, at_b = k.let(buffer[index(a)]), k.let(buffer[index(b)])
+        k.store(buffer, index(a), at_b)
+        k.store(buffer, index(b), at_a)
+
+    return swap
+
+
+def comes_first(a: Expr, b: Expr) -> Expr:
+    """a < b, with NaN after every number."""
+    if not a.dtype.is_float:
+        return a < b
+    return (a < b) | (isnan(b) & ~isnan(a))
+
+
+# ---------------------------------------------------------------- TopK
+
+
+def _axis(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise ModelError(f"axis {axis} is out of range for rank {rank}")
+    return axis % rank
+
+
+def _topk_types(x, size, axis):
+    axis = _axis(axis, x.rank)
+    wanted = int(np.asarray(size).reshape(-1)[0])
+    if wanted < 0 or isinstance(x.shape[axis], int) and wanted > x.shape[axis]:
+        raise ModelError(f"k is {wanted}, but the axis has {x.shape[axis]} elements")
+    shape = (*x.shape[:axis], wanted, *x.shape[axis + 1 :])
+    return [x.type.with_shape(shape), TensorType(i64, shape)]
+
+
+@imperative("TopK", infer=_topk_types, outputs=2)
+def top_k(k, x: Number, size: Known(Int), *, axis: int = -1, largest: int = 1, sorted: int = 1):
+    """The `size` largest (smallest) elements along an axis, best first, and their indices.
+
+    Equal elements come in the order of their indices. `sorted=0` allows any order; it is the same.
+    The outputs are the heap: it holds the best seen so far with the worst of them at slot 0.
+    """
+    axis = _axis(axis, x.rank)
+    wanted = int(np.asarray(size).reshape(-1)[0])
+    if wanted == 0:
+        return
+    values = k.outputs[0]
+    outer, inner = x.shape[:axis], x.shape[axis + 1 :]
+    with k.loops(*outer, *inner, kind="parallel") as line:
+        before, after = line[:axis], line[axis:]
+
+        def at(slot) -> tuple:
+            return (*before, slot, *after)
+
+        indices = k.outputs[1] if len(k.outputs) > 1 else _scratch(k, wanted)
+        index_at = at if len(k.outputs) > 1 else lambda slot: (slot,)
+
+        def better(a, i, b, j) -> Expr:
+            first = a > b if largest else a < b
+            return first | (a.eq(b) & (i < j))
+
+        def precedes(p, q) -> Expr:
+            return better(values[at(p)], indices[index_at(p)], values[at(q)], indices[index_at(q)])
+
+        swap_value, swap_index = swap_in(k, values, at), swap_in(k, indices, index_at)
+        heap = Heap(k, precedes, lambda a, b: (swap_value(a, b), swap_index(a, b))[1])
+        with k.loop(wanted) as j:
+            k.store(values, at(j), x[at(j)])
+            k.store(indices, index_at(j), j)
+        heap.build(wanted)
+        with k.loop(x.shape[axis] - wanted) as j:
+            item = k.let(x[at(j + wanted)])
+            worst = k.let(values[at(0)])
+            with k.when(item > worst if largest else item < worst):
+                k.store(values, at(0), item)
+                k.store(indices, index_at(0), j + wanted)
+                heap.sift(0, wanted)
+        heap.unwind(wanted)
+
+
+def _scratch(k: KernelBuilder, size: int) -> Buffer:
+    return k.alloc(i64, (size,))
+
+
+# ---------------------------------------------------------------- Unique
+
+
+def _unique_types(x, axis, count):
+    if axis is None:
+        items = x.size
+        first = x.type.with_shape((items,))
+    else:
+        items = x.shape[_axis(axis, x.rank)]
+        first = x.type.with_shape(x.shape)
+    listing = TensorType(i64, (items,))
+    return [first, listing, listing, listing][:count]
+
+
+@imperative("Unique", infer=_unique_types, outputs=4, traits=("bounded",))
+def unique(k, x: Any_, *, axis: int = None, sorted: int = 1):
+    """The distinct elements (slices along `axis`) of x, ascending or by first occurrence, with the
+    index of the first occurrence, the number each element got, and how often each occurs.
+
+    The indices of the items are sorted by content; equal neighbours form a group.
+    """
+    items = _Items(k, x, None if axis is None else _axis(axis, x.rank))
+    order = k.alloc(i64, (items.count,))
+    with k.loop(items.count) as j:
+        k.store(order, j, j)
+
+    def precedes(p: Expr, q: Expr) -> Expr:
+        a, b = k.let(order[p]), k.let(order[q])
+        sign = items.compare(a, b)
+        return (sign < 0) | (sign.eq(0) & (a < b))
+
+    Heap(k, precedes, swap_in(k, order, lambda slot: (slot,))).sort(items.count)
+    outputs = (*k.outputs, *([None] * (4 - len(k.outputs))))
+    groups = k.var(i64, 0)
+    if sorted:
+        _number_by_order(k, items, order, groups, outputs)
+    else:
+        _number_by_occurrence(k, items, order, groups, outputs)
+    store_size(k, 0, 0 if axis is None else items.axis, groups[()])
+    store_size(k, 1, 0, groups[()])
+    store_size(k, 3, 0, groups[()])
+
+
+@dataclass
+class _Items:
+    """The things Unique tells apart: elements (axis None), or slices along an axis."""
+
+    k: KernelBuilder
+    x: Buffer
+    axis: int | None
+
+    @property
+    def count(self) -> int:
+        return numel(self.x.shape) if self.axis is None else self.x.shape[self.axis]
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """The shape of one item."""
+        return () if self.axis is None else _without(self.x.shape, self.axis)
+
+    def element(self, item: Expr, inner: tuple) -> tuple:
+        """The index in x of element `inner` of an item."""
+        if self.axis is None:
+            return unflatten_index(item, self.x.shape)
+        return (*inner[: self.axis], item, *inner[self.axis :])
+
+    def compare(self, a: Expr, b: Expr) -> Expr:
+        """-1, 0 or 1, as item a comes before, equals or comes after item b, lexicographically."""
+        k = self.k
+        sign, position = k.var(i64, 0), k.var(i64, 0)
+        with k.repeat((position[()] < numel(self.rest)) & sign[()].eq(0)):
+            inner = unflatten_index(k.let(position[()]), self.rest)
+            left = k.let(self.x[self.element(a, inner)])
+            right = k.let(self.x[self.element(b, inner)])
+            less, more = comes_first(left, right), comes_first(right, left)
+            if self.x.dtype is boolean:
+                less, more = ~left & right, left & ~right
+            k.store(sign, (), select(less, -1, select(more, 1, as_expr(0, i64))))
+            k.store(position, (), position[()] + 1)
+        return k.let(sign[()])
+
+    def copy(self, output: Buffer, group: Expr, item: Expr) -> None:
+        """Stores an item as number `group` of the output."""
+        with self.k.loops(*self.rest) as inner:
+            where = (group,) if self.axis is None else self.element(group, inner)
+            self.k.store(output, where, self.x[self.element(item, inner)])
+
+
+def _without(shape: tuple, axis: int) -> tuple:
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
+def _number_by_order(k: KernelBuilder, items: _Items, order: Buffer, groups: Buffer, outputs):
+    y, indices, inverse, counts = outputs
+    with k.loop(items.count) as p:
+        item = k.let(order[p])
+        new = k.var(boolean, True)
+        with k.when(p > 0):
+            k.store(new, (), items.compare(k.let(order[p - 1]), item).ne(0))
+        with k.when(new[()]):
+            group = k.let(groups[()])
+            items.copy(y, group, item)
+            if indices is not None:
+                k.store(indices, group, item)
+            if counts is not None:
+                k.store(counts, group, 0)
+            k.store(groups, (), group + 1)
+        group = k.let(groups[()] - 1)
+        if inverse is not None:
+            k.store(inverse, item, group)
+        if counts is not None:
+            k.store(counts, group, counts[group] + 1)
+
+
+def _number_by_occurrence(k: KernelBuilder, items: _Items, order: Buffer, groups: Buffer, outputs):
+    """First `inverse` holds each item's first equal one; `order` is then free for group numbers."""
+    y, indices, inverse, counts = outputs
+    if inverse is None:
+        inverse = k.alloc(i64, (items.count,))
+    first = k.var(i64, 0)
+    with k.loop(items.count) as p:
+        item = k.let(order[p])
+        new = k.var(boolean, True)
+        with k.when(p > 0):
+            k.store(new, (), items.compare(k.let(order[p - 1]), item).ne(0))
+        with k.when(new[()]):
+            k.store(first, (), item)
+        k.store(inverse, item, first[()])
+    with k.loop(items.count) as item:
+        with k.when(inverse[item].eq(item)):
+            group = k.let(groups[()])
+            items.copy(y, group, item)
+            k.store(order, item, group)
+            if indices is not None:
+                k.store(indices, group, item)
+            if counts is not None:
+                k.store(counts, group, 0)
+            k.store(groups, (), group + 1)
+        group = k.let(order[inverse[item]])
+        k.store(inverse, item, group)
+        if counts is not None:
+            k.store(counts, group, counts[group] + 1)
+
+
+__all__ = ["Heap", "comes_first", "swap_in", "top_k", "unique"]
+
