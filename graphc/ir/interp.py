@@ -251,7 +251,7 @@ class _Evaluator:
             return whole
         where = [self.run(x, scope) for x in node.index]
         clipped = [np.clip(x, 0, extent - 1) for x, extent in zip(where, array.shape)]
-        return np.asarray(array[tuple(clipped)])
+        return np.asarray(array[tuple(clipped)], array.dtype)
 
     def _plain_load(self, node: Load, array: np.ndarray, scope) -> np.ndarray | None:
         """A load whose indices are distinct scope indices over whole dims (or constants)."""
@@ -269,7 +269,7 @@ class _Evaluator:
             else:
                 pick.append(slice(0, x.extent))  # type: ignore[attr-defined]
         positions = [scope.index(x) for x in axes]  # type: ignore[arg-type]
-        view = np.asarray(array[tuple(pick)]).transpose(np.argsort(positions))
+        view = np.asarray(array[tuple(pick)], array.dtype).transpose(np.argsort(positions))
         shape = [1] * len(scope)
         for x in axes:
             shape[scope.index(x)] = x.extent  # type: ignore[attr-defined, arg-type]

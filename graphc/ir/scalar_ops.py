@@ -208,11 +208,13 @@ def _widen(array) -> np.ndarray:
 def _convert(name: str, array: np.ndarray, dtype: DType) -> np.ndarray:
     if name == "bitcast":
         return array.view(dtype.np)
-    if dtype is boolean:
-        return _widen(array) != 0
-    if array.dtype.kind == "O" or dtype.kind == "string":
-        return array.astype(dtype.np)
+    if array.dtype.kind == "O" and dtype.kind != "string":
+        array = _map_text(_parse_integer if dtype.is_integer else float, array, None)
     wide = _widen(array)
+    if dtype.kind == "string":
+        return _map_text(_number_text, wide, object)
+    if dtype is boolean:
+        return wide != 0
     if dtype.is_integer:
         return _to_integer(wide, dtype)
     if dtype.bits >= 32:
@@ -223,6 +225,29 @@ def _convert(name: str, array: np.ndarray, dtype: DType) -> np.ndarray:
         top = float(ml_dtypes.finfo(dtype.np).max)
         wide = np.where(np.isnan(wide), wide, np.clip(wide, -top, top))
     return wide.astype(dtype.np)
+
+
+def _map_text(function: Callable, array: np.ndarray, kind) -> np.ndarray:
+    items = [function(item) for item in array.reshape(-1).tolist()]
+    return np.array(items, kind or (np.int64 if not items else None)).reshape(array.shape)
+
+
+def _number_text(value) -> str:
+    """A number as text, with the eight significant digits that ONNX Runtime writes."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bool, int)):
+        return str(int(value))
+    if math.isnan(value):
+        return "NaN"
+    return f"{float(value):.8g}".upper() if math.isinf(value) else f"{float(value):.8g}"
+
+
+def _parse_integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        return int(float(text))
 
 
 def _to_integer(wide: np.ndarray, dtype: DType) -> np.ndarray:

@@ -1,27 +1,165 @@
-"""Elementwise operators: a scalar expression; the shape follows by broadcasting."""
+"""Elementwise operators: a scalar expression; the shape follows by broadcasting.
+
+Activation functions are in activations.py, type conversions in casts.py.
+"""
 
 from __future__ import annotations
 
-from graphc.ir.expr import call, exp, select
-from graphc.ir.opdef import Any_, Bool, Float, Number, op
+from functools import reduce as fold
+
+from graphc.errors import ModelError
+from graphc.ir.dtypes import f64, i64
+from graphc.ir.expr import Expr, call, isinf, maximum, minimum, select
+from graphc.ir.opdef import Any_, Bool, Float, Int, Known, Number, TypeClass, composite, op
+from graphc.ir.ops.helpers import TRUE, scalar_of, wide
+
+Signed = TypeClass("signed number", lambda d: d.is_signed)
 
 
-@op("Add")
-def add(i, a: Number, b: Number):
-    """a + b."""
-    return a[i] + b[i]
+# ---------------------------------------------------------------- one scalar operation
 
 
-@op("Relu")
-def relu(i, x: Number):
-    """x above 0, else 0; NaN stays."""
-    return select(x[i] < 0, 0, x[i])
+def _unary(name: str, scalar: str, accepts: TypeClass, doc: str) -> None:
+    def body(i, x):
+        return call(scalar, x[i])
+
+    body.__doc__ = doc
+    body.__annotations__ = {"x": accepts}
+    op(name)(body)
 
 
-@op("Sigmoid")
-def sigmoid(i, x: Float):
-    """1 / (1 + exp(-x))."""
-    return 1 / (1 + exp(-x[i]))
+def _binary(name: str, scalar: str, accepts: TypeClass, doc: str) -> None:
+    def body(i, a, b):
+        return call(scalar, a[i], b[i])
+
+    body.__doc__ = doc
+    body.__annotations__ = {"a": accepts, "b": accepts}
+    op(name)(body)
+
+
+for _name, _scalar, _accepts, _doc in [
+    ("Abs", "abs", Number, "|x|; the smallest integer stays as it is."),
+    ("Neg", "neg", Signed, "-x."),
+    ("Sign", "sign", Number, "-1, 0 or 1; NaN stays."),
+    ("Floor", "floor", Float, "The largest whole number not above x."),
+    ("Ceil", "ceil", Float, "The smallest whole number not below x."),
+    ("Round", "round", Float, "The nearest whole number, halves to even."),
+    ("Sqrt", "sqrt", Float, "Square root; NaN below 0."),
+    ("Exp", "exp", Float, "e to the power x."),
+    ("Log", "log", Float, "Natural logarithm; -inf at 0, NaN below."),
+    ("Erf", "erf", Number, "Gauss error function."),
+    ("Sin", "sin", Float, "Sine."),
+    ("Cos", "cos", Float, "Cosine."),
+    ("Tan", "tan", Float, "Tangent."),
+    ("Asin", "asin", Float, "Arc sine."),
+    ("Acos", "acos", Float, "Arc cosine."),
+    ("Atan", "atan", Float, "Arc tangent."),
+    ("Sinh", "sinh", Float, "Hyperbolic sine."),
+    ("Cosh", "cosh", Float, "Hyperbolic cosine."),
+    ("Tanh", "tanh", Float, "Hyperbolic tangent."),
+    ("Asinh", "asinh", Float, "Inverse hyperbolic sine."),
+    ("Acosh", "acosh", Float, "Inverse hyperbolic cosine."),
+    ("Atanh", "atanh", Float, "Inverse hyperbolic tangent."),
+    ("Not", "not", Bool, "Logical negation."),
+    ("BitwiseNot", "bnot", Int, "All bits flipped."),
+    ("IsNaN", "isnan", Float, "Whether x is NaN."),
+]:
+    _unary(_name, _scalar, _accepts, _doc)
+
+for _name, _scalar, _accepts, _doc in [
+    ("Add", "add", Number, "a + b; integers wrap."),
+    ("Sub", "sub", Number, "a - b; integers wrap."),
+    ("Mul", "mul", Number, "a * b; integers wrap."),
+    ("Div", "div", Number, "a / b; integers truncate towards zero."),
+    ("Equal", "eq", Any_, "a == b; false if either is NaN."),
+    ("Less", "lt", Number, "a < b."),
+    ("LessOrEqual", "le", Number, "a <= b."),
+    ("Greater", "gt", Number, "a > b."),
+    ("GreaterOrEqual", "ge", Number, "a >= b."),
+    ("And", "and", Bool, "Logical and."),
+    ("Or", "or", Bool, "Logical or."),
+    ("Xor", "xor", Bool, "Exclusive or."),
+    ("BitwiseAnd", "band", Int, "Bits set in both."),
+    ("BitwiseOr", "bor", Int, "Bits set in either."),
+    ("BitwiseXor", "bxor", Int, "Bits set in exactly one."),
+]:
+    _binary(_name, _scalar, _accepts, _doc)
+
+
+@op("Reciprocal")
+def reciprocal(i, x: Float):
+    """1 / x."""
+    return 1 / x[i]
+
+
+# ---------------------------------------------------------------- several scalar operations
+
+
+@op("Mod")
+def mod(i, a: Number, b: Number, *, fmod: int = 0):
+    """a modulo b with the sign of b, or of a if fmod is set; integers modulo 0 give 0."""
+    return call("rem" if fmod else "mod", a[i], b[i])
+
+
+@op("BitShift")
+def bit_shift(i, x: Int, y: Int, *, direction: str):
+    """x shifted by y bits; signed right shifts copy the sign bit."""
+    if direction not in ("LEFT", "RIGHT"):
+        raise ModelError(f"direction must be LEFT or RIGHT, found {direction!r}")
+    return x[i] << y[i] if direction == "LEFT" else x[i] >> y[i]
+
+
+@op("Pow")
+def power(i, x: Number, y: Number):
+    """x to the power y, in the type of x.
+
+    Integers are raised in 64-bit integers; an integer to a float power in float64, then truncated.
+    """
+    base, exponent = x[i], y[i]
+    if x.dtype.is_integer and y.dtype.is_integer:
+        return (base.cast(i64) ** exponent.cast(i64)).cast(x.dtype)
+    if x.dtype.is_integer:
+        return (base.cast(f64) ** exponent.cast(f64)).cast(x.dtype)
+    common = f64 if f64 in (x.dtype, y.dtype) else x.dtype.compute
+    return (base.cast(common) ** exponent.cast(common)).cast(x.dtype)
+
+
+@op("Min")
+def smallest(i, *operands: Number):
+    """The smallest of all operands; NaN if any is NaN."""
+    return fold(minimum, [x[i] for x in operands])
+
+
+@op("Max")
+def largest(i, *operands: Number):
+    """The largest of all operands; NaN if any is NaN."""
+    return fold(maximum, [x[i] for x in operands])
+
+
+@op("Sum")
+def total(i, *operands: Float):
+    """The sum of all operands."""
+    return _sum(i, operands).cast(operands[0].dtype)
+
+
+@op("Mean")
+def mean(i, *operands: Float):
+    """The arithmetic mean of all operands."""
+    return (_sum(i, operands) / len(operands)).cast(operands[0].dtype)
+
+
+def _sum(i, operands) -> Expr:
+    return fold(lambda a, b: a + b, [wide(x[i]) for x in operands])
+
+
+@op("IsInf")
+def is_infinite(i, x: Float, *, detect_negative: int = 1, detect_positive: int = 1):
+    """Whether x is an infinity of a sign that is asked for."""
+    value = wide(x[i])
+    wanted = [value > 0] * bool(detect_positive) + [value < 0] * bool(detect_negative)
+    if len(wanted) == 2:
+        return isinf(value)
+    return isinf(value) & (wanted[0] if wanted else ~TRUE)
 
 
 @op("Where")
@@ -30,31 +168,39 @@ def where(i, condition: Bool, a: Any_, b: Any_):
     return select(condition[i], a[i], b[i])
 
 
-@op("Sub")
-def sub(i, a: Number, b: Number):
-    """a - b."""
-    return a[i] - b[i]
+@op("Clip")
+def clip(i, x: Number, low: Number = None, high: Number = None):
+    """x kept within low..high; high wins if they cross; NaN stays."""
+    value = x[i]
+    if low is not None:
+        value = maximum(value, low[i])
+    return value if high is None else minimum(value, high[i])
 
 
-@op("Mul")
-def mul(i, a: Number, b: Number):
-    """a * b."""
-    return a[i] * b[i]
+# ---------------------------------------------------------------- identities
 
 
-@op("Div")
-def div(i, a: Number, b: Number):
-    """a / b; integers truncate towards zero."""
-    return a[i] / b[i]
+@composite("Identity")
+def identity(b, x: Any_):
+    """x itself: a tensor, sequence or optional."""
+    return x
 
 
-@op("Exp")
-def exponential(i, x: Float):
-    """e to the power x."""
-    return exp(x[i])
+@composite("Dropout", outputs=None)
+def dropout(
+    b, x: Float, ratio: Known(Float) = None, training_mode: Known(Bool) = None, *, seed=None
+):
+    """x and an all-true mask; in training, x scaled by 1 / (1 - ratio) where a random mask holds.
 
+    The mask is `uniform(seed) >= ratio`, as in ONNX's reference implementation.
+    """
+    training = training_mode is not None and scalar_of(training_mode, "training_mode")
+    rate = 0.5 if ratio is None else scalar_of(ratio, "ratio")
+    if not training or rate == 0:
+        shape = b.constant(list(x.tensor.static_shape), i64)
+        return x, b.Expand(b.constant(True), shape)
+    uniform = b.RandomUniformLike(x, dtype=f64.onnx, seed=None if seed is None else float(seed))
+    mask = b.GreaterOrEqual(uniform, rate)
+    scaled = b.Mul(x, b.constant(1 / (1 - rate), x.tensor.dtype))
+    return b.Where(mask, scaled, b.constant(0, x.tensor.dtype)), mask
 
-@op("Tanh")
-def tanh(i, x: Float):
-    """Hyperbolic tangent."""
-    return call("tanh", x[i])

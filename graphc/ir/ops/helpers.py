@@ -1,0 +1,108 @@
+"""What operator bodies share: axes, guarded indices, wide arithmetic, choices among constants.
+
+Bodies see static dimensions, but these helpers take symbolic ones wherever that is free. Arithmetic
+with more than one rounding is done in `dtype.compute` (float32 for the narrow floats) and rounded
+to the operand's type once, as ONNX Runtime does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphc.errors import ModelError
+from graphc.ir.dtypes import boolean, i64
+from graphc.ir.expr import Const, Expr, as_expr, maximum, minimum, select
+
+TRUE = Const(True, boolean)
+
+
+def wide(value: Expr) -> Expr:
+    """`value` in the type that several dependent operations on it should be carried out in."""
+    return value.cast(value.dtype.compute)
+
+
+def zero(dtype) -> Const:
+    """The zero of a dtype; "" for strings."""
+    if dtype.kind == "string":
+        return Const("", dtype)
+    return Const(False if dtype is boolean else 0, dtype)
+
+
+def normal_axis(axis: int, rank: int, what: str = "axis") -> int:
+    """A possibly negative axis as 0 .. rank-1; ModelError if it is out of range."""
+    if not -rank <= axis < rank:
+        raise ModelError(f"{what} {axis} is out of range for rank {rank}")
+    return int(axis) % rank
+
+
+def normal_axes(axes: Sequence[int] | np.ndarray, rank: int, what: str = "axis") -> list[int]:
+    """Several axes as 0 .. rank-1, all different."""
+    result = [normal_axis(int(a), rank, what) for a in np.asarray(axes).reshape(-1)]
+    if len(set(result)) != len(result):
+        raise ModelError(f"axes {list(map(int, axes))} name a dimension twice (rank {rank})")
+    return result
+
+
+def scalar_of(known: np.ndarray, what: str) -> Any:
+    """The only element of a known operand, as a Python number."""
+    array = np.asarray(known)
+    if array.size != 1:
+        raise ModelError(f"{what} must hold one element, found shape {list(array.shape)}")
+    return array.reshape(-1)[0].item()
+
+
+def ints_of(known: np.ndarray | Sequence[int]) -> list[int]:
+    """The elements of a known integer operand."""
+    return [int(v) for v in np.asarray(known).reshape(-1)]
+
+
+def only_element(operand) -> Expr:
+    """The element of an operand that holds exactly one, whatever its rank."""
+    if operand.size != 1:
+        raise ModelError(f"expected one element, found shape {list(operand.shape)}")
+    return operand[(0,) * operand.rank]
+
+
+def wrap_index(index: Expr, extent) -> Expr:
+    """An index read from data: negative counts from the end; kept in range so no load strays."""
+    index = index.cast(i64)
+    wrapped = select(index < 0, index + extent, index)
+    return minimum(maximum(wrapped, 0), as_expr(extent, i64) - 1)
+
+
+def inside(position: Expr, extent) -> Expr:
+    """0 <= position < extent."""
+    return (position >= 0) & (position < extent)
+
+
+def all_of(conditions) -> Expr:
+    """The conjunction of boolean expressions."""
+    result: Expr = TRUE
+    for condition in conditions:
+        result = result & condition
+    return result
+
+
+def choose(index: Expr, values: Sequence[Expr]) -> Expr:
+    """values[index], as a balanced tree of selects."""
+    return choose_segment(index, list(range(len(values))), values)
+
+
+def choose_segment(position: Expr, starts: Sequence, values: Sequence[Expr]) -> Expr:
+    """The value of the segment that `position` lies in; segment k begins at starts[k]."""
+    if len(values) == 1:
+        return values[0]
+    half = len(values) // 2
+    return select(
+        position < starts[half],
+        choose_segment(position, starts[:half], values[:half]),
+        choose_segment(position, starts[half:], values[half:]),
+    )
+
+
+def replaced(index: Sequence, axis: int, value) -> tuple:
+    """The index with another position at `axis`."""
+    return (*index[:axis], value, *index[axis + 1 :])
