@@ -321,8 +321,8 @@ def _argument(param: Param, position: int, type: Type | None, known, wrap) -> An
         if param.kind == "required":
             raise ModelError(f"operand {position} ({param.name}) is missing")
         return None
-    if not isinstance(type, TensorType):
-        return wrap(position, type)
+    if not isinstance(type, TensorType):  # a sequence or optional: host rules get its type
+        return type if wrap is Operand else wrap(position, type)
     if not param.accepts.accepts(type.dtype):
         raise ModelError(f"operand {param.name} takes {param.accepts}, found {type.dtype}")
     if not param.accepts.known:

@@ -1,0 +1,141 @@
+"""Random numbers from a counter: element n of a tensor is a hash of (seed, n), so that every backend
+draws the same numbers in any order and in parallel.
+
+The hash is the finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
+generators, OOPSLA 2014; constants by David Stafford) applied to seed_key + n * golden, where golden
+is 2^64 divided by the golden ratio. The top 24 bits make a uniform number in [0, 1); two draws
+make a normal one by Box and Muller. ONNX leaves the generator open and lets an omitted `seed` mean
+any: here it means seed 0, so that results repeat.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from graphc.errors import ModelError
+from graphc.ir import dtypes
+from graphc.ir.dtypes import DType, boolean, f32, f64, i64, u64
+from graphc.ir.expr import Const, Expr, as_expr, cast, cos, exp, log, maximum, select, sqrt
+from graphc.ir.opdef import Any_, Float, imperative, linear, op
+from graphc.ir.types import TensorType
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def _mix(z: Expr) -> Expr:
+    """The splitmix64 finaliser of a u64 expression."""
+    z = (z ^ (z >> _u64(30))) * _u64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> _u64(27))) * _u64(0x94D049BB133111EB)
+    return z ^ (z >> _u64(31))
+
+
+def _u64(value: int) -> Const:
+    return Const(value & _MASK, u64)
+
+
+def _seed_key(seed: float | None) -> Const:
+    """The start of a stream: the bits of the seed as a double, mixed."""
+    (bits,) = struct.unpack("<Q", struct.pack("<d", float(seed or 0.0)))
+    key = _mix(_u64(bits + _GOLDEN))
+    assert isinstance(key, Const)
+    return key
+
+
+def uniform(seed: float | None, counter: Expr | int) -> Expr:
+    """A float32 in [0, 1), number `counter` of the stream of `seed`."""
+    hashed = _mix(_seed_key(seed) + cast(as_expr(counter, i64), u64) * _u64(_GOLDEN))
+    return cast(hashed >> _u64(40), f32) * (2.0**-24)
+
+
+def normal(seed: float | None, counter: Expr) -> Expr:
+    """A standard normal float32 from draws 2*counter and 2*counter + 1."""
+    radius = sqrt(log(maximum(1 - uniform(seed, counter * 2), 2.0**-24)) * -2)
+    return radius * cos(uniform(seed, counter * 2 + 1) * (2 * math.pi))
+
+
+def _float_type(dtype, default: DType | None = None) -> DType:
+    """The dtype attribute (an ONNX number), a float."""
+    found = default if dtype is None else dtypes.of(dtype)
+    if found is None or not found.is_float:
+        raise ModelError(f"dtype {found} is not a float type")
+    return found
+
+
+def _scaled(unit: Expr, scale: float, shift: float, dtype: DType) -> Expr:
+    wide = cast(unit, f64 if dtype is f64 else f32)
+    return cast(wide * scale + shift, dtype)
+
+
+@op("RandomUniform", infer=lambda shape: tuple(shape))
+def random_uniform(i, *, shape, dtype: int = 1, low: float = 0.0, high: float = 1.0, seed=None):
+    """Numbers in [low, high)."""
+    draw = uniform(seed, linear(i, i.shape))
+    return _scaled(draw, high - low, low, _float_type(dtype))
+
+
+@op("RandomUniformLike", infer=lambda x: x.shape)
+def random_uniform_like(i, x: Any_, *, dtype=None, low: float = 0.0, high: float = 1.0, seed=None):
+    """Numbers in [low, high), with the shape (and dtype) of x."""
+    draw = uniform(seed, linear(i, i.shape))
+    return _scaled(draw, high - low, low, _float_type(dtype, x.dtype))
+
+
+@op("RandomNormal", infer=lambda shape: tuple(shape))
+def random_normal(i, *, shape, dtype: int = 1, mean: float = 0.0, scale: float = 1.0, seed=None):
+    """Normally distributed numbers."""
+    draw = normal(seed, linear(i, i.shape))
+    return _scaled(draw, scale, mean, _float_type(dtype))
+
+
+@op("RandomNormalLike", infer=lambda x: x.shape)
+def random_normal_like(i, x: Any_, *, dtype=None, mean: float = 0.0, scale: float = 1.0, seed=None):
+    """Normally distributed numbers, with the shape (and dtype) of x."""
+    draw = normal(seed, linear(i, i.shape))
+    return _scaled(draw, scale, mean, _float_type(dtype, x.dtype))
+
+
+@op("Bernoulli", infer=lambda x: x.shape)
+def bernoulli(i, x: Float, *, dtype=None, seed=None):
+    """1 with probability x, else 0."""
+    target = x.dtype if dtype is None else dtypes.of(dtype)
+    hit = cast(uniform(seed, linear(i, i.shape)), x.dtype) < x[i]
+    return hit if target is boolean else cast(hit, target)
+
+
+def _samples_type(x, dtype, sample_size):
+    target = dtypes.of(dtype)
+    if target not in (dtypes.i32, i64):
+        raise ModelError(f"dtype {target} is not int32 or int64")
+    if x.rank != 2:
+        raise ModelError(f"the input has rank {x.rank}, expected 2 (batch, class)")
+    return TensorType(target, (x.shape[0], sample_size))
+
+
+@imperative("Multinomial", infer=_samples_type)
+def multinomial(k, x: Float, *, dtype: int = 6, sample_size: int = 1, seed=None):
+    """Class numbers drawn with probabilities softmax(x[batch]).
+
+    A uniform number times the total weight is compared with the running sum of the weights.
+    """
+    (y,) = k.outputs
+    batch, classes = x.shape
+    wide = f64 if x.dtype is f64 else f32
+    with k.loop(batch, "parallel") as b:
+        top = k.var(wide, Const(wide.min, wide))
+        with k.loop(classes) as c:
+            k.store(top, (), maximum(top[()], cast(x[b, c], wide)))
+        total = k.var(wide, 0)
+        with k.loop(classes) as c:
+            k.store(total, (), total[()] + exp(cast(x[b, c], wide) - top[()]))
+        with k.loop(sample_size) as s:
+            draw = uniform(seed, linear((b, s), (batch, sample_size)))
+            target = k.let(cast(draw, wide) * total[()])
+            sum_so_far, chosen = k.var(wide, 0), k.var(i64, 0)
+            with k.loop(classes) as c:
+                k.store(sum_so_far, (), sum_so_far[()] + exp(cast(x[b, c], wide) - top[()]))
+                below = select(sum_so_far[()] <= target, 1, as_expr(0, i64))
+                k.store(chosen, (), chosen[()] + below)
+            last = k.let(select(chosen[()] < classes, chosen[()], as_expr(classes - 1, i64)))
+            k.store(y, (b, s), cast(last, y.dtype))
