@@ -1,0 +1,291 @@
+"""Operators that assemble a tensor from parts: joins, pads, crops, masks and generated contents.
+
+Parts are guarded loads: `select(position inside, load, fill)`, whose untaken side is not evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir import dtypes
+from graphc.ir.dtypes import f32, i64
+from graphc.ir.expr import Const, Expr, as_expr, reduce, select
+from graphc.ir.opdef import Any_, Float, Int, Known, Number, axes as fresh_axes, composite, op
+from graphc.ir.ops.helpers import (
+    all_of,
+    choose,
+    choose_segment,
+    inside,
+    ints_of,
+    normal_axes,
+    normal_axis,
+    only_element,
+    replaced,
+    scalar_of,
+    wide,
+    zero,
+)
+
+# ---------------------------------------------------------------- joins
+
+
+def _joined(*parts, axis):
+    axis = normal_axis(axis, parts[0].rank)
+    first = replaced(parts[0].shape, axis, 0)
+    for part in parts:
+        if part.rank != len(first) or replaced(part.shape, axis, 0) != first:
+            raise ModelError(
+                f"parts {[list(p.shape) for p in parts]} differ outside axis {axis}"
+            )
+    total = sum(part.shape[axis] for part in parts)
+    return replaced(parts[0].shape, axis, total)
+
+
+@op("Concat", infer=_joined)
+def concat(i, *parts: Any_, axis: int):
+    """The parts one after the other along `axis`."""
+    axis = normal_axis(axis, parts[0].rank)
+    starts, loads, start = [], [], 0
+    for part in parts:
+        extent = part.shape[axis]
+        if isinstance(extent, int) and extent == 0 and len(parts) > 1:
+            continue
+        starts.append(start)
+        loads.append(part[replaced(tuple(i), axis, i[axis] - start)])
+        start = start + extent
+    return choose_segment(i[axis], starts, loads) if loads else zero(parts[0].dtype)
+
+
+# ---------------------------------------------------------------- pads and crops
+
+
+def _paddings(x, pads, axes) -> dict[int, tuple[int, int]]:
+    """Elements to add before and after each padded axis (negative: to drop)."""
+    amounts = ints_of(pads)
+    chosen = list(range(x.rank)) if axes is None else normal_axes(axes, x.rank)
+    if len(amounts) != 2 * len(chosen):
+        raise ModelError(f"pads {amounts} must hold 2 values for each of {len(chosen)} axes")
+    return dict(zip(chosen, zip(amounts, amounts[len(chosen) :])))
+
+
+def _padded(x, pads, value, axes):
+    amounts = _paddings(x, pads, axes)
+    return tuple(
+        extent + sum(amounts.get(n, (0, 0))) for n, extent in enumerate(x.shape)
+    )
+
+
+def _reflected(position: Expr, extent, before: int, after: int) -> Expr:
+    """Mirrored at the first and last element, which are not repeated."""
+    if extent == 1:
+        return as_expr(0, i64)
+    last = extent - 1
+    if before <= last and after <= last:
+        return select(position < 0, -position, select(position > last, last * 2 - position, position))
+    turn = position % (2 * last)
+    return select(turn > last, 2 * last - turn, turn)
+
+
+def _clamped(position: Expr, extent, before: int, after: int) -> Expr:
+    return select(position < 0, 0, select(position >= extent, extent - 1, position))
+
+
+def _wrapped(position: Expr, extent, before: int, after: int) -> Expr:
+    return position % extent
+
+
+_FOLDS = {"reflect": _reflected, "edge": _clamped, "wrap": _wrapped}
+
+
+@op("Pad", infer=_padded)
+def pad(
+    i, x: Any_, pads: Known(Int), value: Any_ = None, axes: Known(Int) = None, *,
+    mode: str = "constant",
+):  # fmt: skip
+    """x with elements added around it: a constant, or x mirrored, clamped or wrapped."""
+    amounts = _paddings(x, pads, axes)
+    index, guards = list(i), []
+    for axis, (before, after) in amounts.items():
+        extent, position = x.shape[axis], i[axis] - before
+        if mode == "constant":
+            guards += [position >= 0] * (before > 0) + [position < extent] * (after > 0)
+        elif mode not in _FOLDS:
+            raise ModelError(f"mode must be constant, reflect, edge or wrap, found {mode!r}")
+        elif before > 0 or after > 0:
+            if isinstance(extent, int) and extent == 0:
+                raise ModelError(f"mode {mode} cannot pad axis {axis}: it is empty")
+            position = _FOLDS[mode](position, extent, before, after)
+        index[axis] = position
+    if not guards:
+        return x[tuple(index)]
+    fill = zero(x.dtype) if value is None else only_element(value)
+    return select(all_of(guards), x[tuple(index)], fill)
+
+
+def _centred(x, shape, *, axes):
+    return _centre_sizes(x, shape, axes)
+
+
+def _centre_sizes(x, shape, axes) -> tuple:
+    wanted = ints_of(shape)
+    chosen = list(range(x.rank)) if axes is None else normal_axes(axes, x.rank)
+    if len(wanted) != len(chosen):
+        raise ModelError(f"shape {wanted} must hold one extent for each of {len(chosen)} axes")
+    sizes = list(x.shape)
+    for axis, extent in zip(chosen, wanted):
+        sizes[axis] = extent
+    return tuple(sizes)
+
+
+@op("CenterCropPad", infer=_centred)
+def center_crop_pad(i, x: Any_, shape: Known(Int), *, axes=None):
+    """The middle of x, or x in the middle of zeros, axis by axis."""
+    index, guards = [], []
+    for position, extent, wanted in zip(i, x.shape, i.shape):
+        shift = (extent - wanted) // 2 if wanted < extent else -((wanted - extent) // 2)
+        index.append(position + shift)
+        if wanted > extent:
+            guards.append(inside(position + shift, extent))
+    load = x[tuple(index)]
+    return select(all_of(guards), load, zero(x.dtype)) if guards else load
+
+
+@op("Trilu", infer=lambda x, k: x.shape)
+def trilu(i, x: Any_, k: Int = None, *, upper: int = 1):
+    """The upper or lower triangle of each matrix, from diagonal k on; zeros elsewhere."""
+    if x.rank < 2:
+        raise ModelError(f"takes matrices, found rank {x.rank}")
+    diagonal = i[-1] - i[-2]
+    offset = as_expr(0, i64) if k is None else only_element(k).cast(i64)
+    kept = diagonal >= offset if upper else diagonal <= offset
+    return select(kept, x[i], zero(x.dtype))
+
+
+# ---------------------------------------------------------------- generated contents
+
+
+def _part_of_shape(x, start, end) -> list:
+    return list(x.shape)[slice(start, end)]
+
+
+def _clamped_range(x, *, start, end):
+    return (len(_part_of_shape(x, start, end)),)
+
+
+@op("Shape", infer=_clamped_range)
+def shape_op(i, x: Any_, *, start: int = 0, end: int | None = None):
+    """The extents of x, or those from `start` to `end`."""
+    dims = [as_expr(extent, i64) for extent in _part_of_shape(x, start, end)]
+    return choose(i[0], dims) if dims else as_expr(0, i64)
+
+
+@op("Size", infer=lambda x: ())
+def size_op(i, x: Any_):
+    """The number of elements of x."""
+    return as_expr(x.size, i64)
+
+
+def _filled_shape(shape):
+    return tuple(ints_of(shape))
+
+
+@op("ConstantOfShape", infer=_filled_shape)
+def constant_of_shape(i, shape: Known(Int), *, value=None):
+    """A tensor filled with one value, float32 zero by default."""
+    if value is None:
+        return Const(0, f32)
+    if np.asarray(value).size != 1:
+        raise ModelError(f"value must hold one element, found shape {list(np.shape(value))}")
+    return literal(np.asarray(value).reshape(-1)[0], dtypes.of(np.asarray(value).dtype))
+
+
+def literal(value, dtype) -> Const:
+    """A constant from a numpy scalar of any dtype."""
+    if dtype.is_float:
+        return Const(float(value), dtype)
+    return Const(int(value) if dtype.is_integer else value, dtype)
+
+
+def _range_length(start, limit, delta):
+    first, last, by = (scalar_of(v, "an operand of Range") for v in (start, limit, delta))
+    if by == 0:
+        raise ModelError("delta must not be 0")
+    if isinstance(by, float):
+        return (max(0, math.ceil((last - first) / by)),)
+    return (len(range(first, last, by)),)
+
+
+@op("Range", infer=_range_length)
+def range_op(
+    i, start: Known(Number), limit: Known(Number), delta: Known(Number), *, stash_type: int = 1
+):
+    """start, start + delta, ... up to limit, which is left out."""
+    dtype = dtypes.of(np.asarray(start).dtype)
+    stash = dtype.compute if stash_type == dtypes.f32.onnx else dtype
+    first, by = (literal(np.asarray(v).reshape(-1)[0], dtype).cast(stash) for v in (start, delta))
+    return (first + i[0].cast(stash) * by).cast(dtype)
+
+
+@op("EyeLike", infer=lambda x: x.shape)
+def eye_like(i, x: Any_, *, dtype: int | None = None, k: int = 0):
+    """Ones on diagonal k of a matrix shaped as x, zeros elsewhere."""
+    if x.rank != 2:
+        raise ModelError(f"takes a matrix, found rank {x.rank}")
+    target = x.dtype if dtype is None else dtypes.of(dtype)
+    return (i[1] - i[0]).eq(k).cast(target)
+
+
+# ---------------------------------------------------------------- images and columns
+
+
+@composite("Upsample")
+def upsample(b, x: Any_, scales: Known(Float), *, mode: str = "nearest"):
+    """x enlarged by whole or fractional scales: Resize with asymmetric coordinates."""
+    return b.Resize(
+        x, None, scales, mode=mode, coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )  # fmt: skip
+
+
+def _image_shape(x, image_shape, block_shape):
+    block = math.prod(ints_of(block_shape))
+    if x.rank != 3 or x.shape[1] % block:
+        raise ModelError(f"{list(x.shape)} does not hold columns of {block} elements")
+    return (x.shape[0], x.shape[1] // block, *ints_of(image_shape))
+
+
+@op("Col2Im", infer=_image_shape)
+def col2im(
+    i, x: Number, image_shape: Known(Int), block_shape: Known(Int), *,
+    dilations=None, pads=None, strides=None,
+):  # fmt: skip
+    """Columns added back into the image blocks they were taken from.
+
+    A pixel p is reached by tap k of the block at b where b * stride + k * dilation = p + pad.
+    """
+    image, block = ints_of(image_shape), ints_of(block_shape)
+    rank = len(image)
+    dilation, stride = dilations or (1,) * rank, strides or (1,) * rank
+    pad = pads or (0,) * (2 * rank)
+    extents = [
+        (image[d] + pad[d] + pad[d + rank] - dilation[d] * (block[d] - 1) - 1) // stride[d] + 1
+        for d in range(rank)
+    ]
+    if math.prod(extents) != x.shape[2]:
+        raise ModelError(f"{x.shape[2]} blocks found, {extents} expected")
+    taps = fresh_axes(*block)
+    reached = [i[d + 2] + pad[d] - taps[d] * dilation[d] for d in range(rank)]
+    guards = [
+        inside(r, n * s) if s == 1 else inside(r, (n - 1) * s + 1) & (r % s).eq(0)
+        for r, n, s in zip(reached, extents, stride)
+    ]
+    column: Expr = i[1]
+    place: Expr = as_expr(0, i64)
+    for d in range(rank):
+        column = column * block[d] + taps[d]
+        place = place * extents[d] + reached[d] // stride[d]
+    load = wide(x[i[0], column, place])
+    return reduce("sum", select(all_of(guards), load, zero(load.dtype)), taps).cast(x.dtype)

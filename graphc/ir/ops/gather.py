@@ -1,0 +1,102 @@
+"""Gathers: loads whose index is itself loaded. Negative indices count from the end.
+
+Indices that are out of range, which ONNX forbids, are clamped: no backend reads outside a tensor.
+"""
+
+from __future__ import annotations
+
+from graphc.errors import ModelError
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import select
+from graphc.ir.opdef import Any_, Int, Known, Number, composite, op
+from graphc.ir.ops.helpers import normal_axis, replaced, scalar_of, wrap_index
+
+
+def _require_elements(extent, axis: int) -> None:
+    if isinstance(extent, int) and extent == 0:
+        raise ModelError(f"cannot gather from axis {axis}: it is empty")
+
+
+def _gathered(x, indices, *, axis):
+    axis = normal_axis(axis, x.rank)
+    if indices.size != 0:
+        _require_elements(x.shape[axis], axis)
+    return (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+
+@op("Gather", infer=_gathered)
+def gather(i, x: Any_, indices: Int, *, axis: int = 0):
+    """x[..., indices, ...]: slices of x along `axis`."""
+    axis = normal_axis(axis, x.rank)
+    end = axis + indices.rank
+    position = wrap_index(indices[i[axis:end]], x.shape[axis])
+    return x[(*i[:axis], position, *i[end:])]
+
+
+def _gathered_elements(x, indices, *, axis):
+    if x.rank != indices.rank:
+        raise ModelError(f"data has rank {x.rank}, indices {indices.rank}")
+    axis = normal_axis(axis, x.rank)
+    if indices.size != 0:
+        _require_elements(x.shape[axis], axis)
+    return indices.shape
+
+
+@op("GatherElements", infer=_gathered_elements)
+def gather_elements(i, x: Any_, indices: Int, *, axis: int = 0):
+    """Each index replaces the position along `axis`; the others are those of the index itself."""
+    axis = normal_axis(axis, x.rank)
+    return x[replaced(tuple(i), axis, wrap_index(indices[i], x.shape[axis]))]
+
+
+def _gathered_nd(x, indices, *, batch_dims):
+    if indices.rank < 1 or not isinstance(indices.shape[-1], int):
+        raise ModelError(f"indices {list(indices.shape)} need a last dimension of known extent")
+    depth = indices.shape[-1]
+    if batch_dims + depth > x.rank or batch_dims >= indices.rank:
+        raise ModelError(f"{depth} indices after {batch_dims} batch dims exceed rank {x.rank}")
+    return (*indices.shape[:-1], *x.shape[batch_dims + depth :])
+
+
+@op("GatherND", infer=_gathered_nd)
+def gather_nd(i, x: Any_, indices: Int, *, batch_dims: int = 0):
+    """The last dimension of `indices` holds positions in x after its batch dimensions."""
+    depth, outer = indices.shape[-1], tuple(i[: indices.rank - 1])
+    found = [
+        wrap_index(indices[(*outer, k)], x.shape[batch_dims + k]) for k in range(depth)
+    ]
+    return x[(*outer[:batch_dims], *found, *i[indices.rank - 1 :])]
+
+
+def _one_hot_shape(indices, depth, values, *, axis):
+    axis = normal_axis(axis, indices.rank + 1)
+    classes = int(scalar_of(depth, "depth"))
+    return (*indices.shape[:axis], classes, *indices.shape[axis:])
+
+
+@op("OneHot", infer=_one_hot_shape)
+def one_hot(i, indices: Number, depth: Known(Number), values: Any_, *, axis: int = -1):
+    """values[1] at the index along a new axis, values[0] elsewhere and for indices out of range."""
+    axis = normal_axis(axis, indices.rank + 1)
+    index = indices[(*i[:axis], *i[axis + 1 :])].cast(i64)
+    wrapped = select(index < 0, index + i.shape[axis], index)
+    return select(wrapped.eq(i[axis]), values[1], values[0])
+
+
+@op("ReverseSequence", infer=lambda x, lengths: x.shape)
+def reverse_sequence(i, x: Any_, lengths: Int, *, batch_axis: int = 1, time_axis: int = 0):
+    """The first lengths[n] steps of sequence n reversed, the rest as they are."""
+    if {batch_axis, time_axis} != {0, 1} or x.rank < 2:
+        raise ModelError(f"batch_axis {batch_axis} and time_axis {time_axis} must be 0 and 1")
+    step, length = i[time_axis], lengths[i[batch_axis]].cast(i64)
+    mirrored = select(step < length, length - 1 - step, step)
+    return x[replaced(tuple(i), time_axis, mirrored)]
+
+
+@composite("Hardmax")
+def hardmax(b, x: Number, *, axis: int = -1):
+    """1 at the first largest element along `axis`, 0 elsewhere."""
+    dtype, axis = x.tensor.dtype, normal_axis(axis, x.tensor.rank)
+    largest = b.ArgMax(x, axis=axis, keepdims=0)
+    values = b.constant([0, 1], dtype)
+    return b.OneHot(largest, b.constant(x.tensor.dims[axis]), values, axis=axis)

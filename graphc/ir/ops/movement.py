@@ -1,0 +1,257 @@
+"""Operators that rearrange elements without computing: each body is one load through an index map.
+
+An operator with the trait "view" keeps the row-major order of its first operand, so its result can
+be the same memory. Joins, pads and constants of shapes are in assembly.py, gathers in gather.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from graphc.errors import ModelError
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Expr, as_expr
+from graphc.ir.opdef import Any_, Int, Known, linear, op
+from graphc.ir.ops.helpers import ints_of, normal_axes, normal_axis, replaced
+from graphc.ir.types import broadcast
+
+# ---------------------------------------------------------------- views
+
+
+def _reshaped(x, shape, *, allowzero):
+    """Resolves 0 (copy the dimension) and one -1 (whatever is left over)."""
+    wanted = ints_of(shape)
+    if wanted.count(-1) > 1 or any(d < -1 for d in wanted):
+        raise ModelError(f"shape {wanted} may hold one -1 and no other negative")
+    dims: list = list(wanted)
+    if not allowzero:
+        if any(d == 0 and n >= x.rank for n, d in enumerate(dims)):
+            raise ModelError(f"shape {wanted} copies a dimension that {list(x.shape)} lacks")
+        dims = [x.shape[n] if d == 0 else d for n, d in enumerate(dims)]
+    known = _product(d for d in dims if not (isinstance(d, int) and d == -1))
+    if -1 in wanted:
+        dims[wanted.index(-1)] = _left_over(x, known, wanted)
+    elif isinstance(known, int) and isinstance(x.size, int) and known != x.size:
+        raise ModelError(f"{list(x.shape)} has {x.size} elements, shape {wanted} {known}")
+    return tuple(dims)
+
+
+def _left_over(x, known, wanted):
+    if isinstance(known, int) and known == 0:
+        raise ModelError(f"-1 in shape {wanted} is not determined: the other dimensions hold 0")
+    if isinstance(x.size, int) and isinstance(known, int) and x.size % known:
+        raise ModelError(f"{list(x.shape)} ({x.size} elements) does not fit shape {wanted}")
+    return x.size // known
+
+
+def _product(dims):
+    result = 1
+    for extent in dims:
+        result = result * extent
+    return result
+
+
+@op("Reshape", infer=_reshaped, traits=("view",))
+def reshape(i, x: Any_, shape: Known(Int), *, allowzero: int = 0):
+    """x with another shape of as many elements, in the same row-major order."""
+    return x.flat(linear(i, i.shape))
+
+
+def _flattened(x, *, axis):
+    if not -x.rank <= axis <= x.rank:
+        raise ModelError(f"axis {axis} is out of range for rank {x.rank}")
+    cut = axis + x.rank if axis < 0 else axis
+    return (_product(x.shape[:cut]), _product(x.shape[cut:]))
+
+
+@op("Flatten", infer=_flattened, traits=("view",))
+def flatten(i, x: Any_, *, axis: int = 1):
+    """The dimensions before `axis` as one, those from it on as another."""
+    return x.flat(linear(i, i.shape))
+
+
+def _squeezed_axes(x, axes) -> list[int]:
+    if axes is None:
+        return [n for n, extent in enumerate(x.shape) if isinstance(extent, int) and extent == 1]
+    chosen = normal_axes(axes, x.rank)
+    wrong = [n for n in chosen if isinstance(x.shape[n], int) and x.shape[n] != 1]
+    if wrong:
+        raise ModelError(f"cannot squeeze axis {wrong[0]} of {list(x.shape)}: it is not 1")
+    return chosen
+
+
+def _squeezed(x, axes):
+    gone = _squeezed_axes(x, axes)
+    return tuple(extent for n, extent in enumerate(x.shape) if n not in gone)
+
+
+@op("Squeeze", infer=_squeezed, traits=("view",))
+def squeeze(i, x: Any_, axes: Known(Int) = None):
+    """x without some dimensions of extent 1 (all of them if none are named)."""
+    gone, rest = _squeezed_axes(x, axes), iter(i)
+    return x[tuple(as_expr(0, i64) if n in gone else next(rest) for n in range(x.rank))]
+
+
+def _unsqueezed(x, axes):
+    new = normal_axes(axes, x.rank + np.asarray(axes).size)
+    rest = iter(x.shape)
+    return tuple(1 if n in new else next(rest) for n in range(x.rank + len(new)))
+
+
+@op("Unsqueeze", infer=_unsqueezed, traits=("view",))
+def unsqueeze(i, x: Any_, axes: Known(Int)):
+    """x with new dimensions of extent 1 at `axes` of the result."""
+    new = normal_axes(axes, len(i))
+    return x[tuple(position for n, position in enumerate(i) if n not in new)]
+
+
+# ---------------------------------------------------------------- permutations and blocks
+
+
+def _permutation(x, perm) -> list[int]:
+    order = list(range(x.rank))[::-1] if perm is None else normal_axes(perm, x.rank)
+    if len(order) != x.rank:
+        raise ModelError(f"perm {list(perm)} does not name each of {x.rank} dimensions once")
+    return order
+
+
+@op("Transpose", infer=lambda x, *, perm: tuple(x.shape[d] for d in _permutation(x, perm)))
+def transpose(i, x: Any_, *, perm=None):
+    """Dimension n of the result is dimension perm[n] of x; reversed by default."""
+    source: list = [None] * x.rank
+    for position, dim in zip(i, _permutation(x, perm)):
+        source[dim] = position
+    return x[tuple(source)]
+
+
+def _to_space(x, *, blocksize):
+    n, c, h, w = x.shape
+    if blocksize < 1 or isinstance(c, int) and c % (blocksize * blocksize):
+        raise ModelError(f"{c} channels do not divide by blocksize {blocksize} squared")
+    return (n, c // (blocksize * blocksize), h * blocksize, w * blocksize)
+
+
+@op("DepthToSpace", infer=_to_space)
+def depth_to_space(i, x: Any_, *, blocksize: int, mode: str = "DCR"):
+    """Blocks of channels become blocks of pixels; DCR: block-major channels, CRD: channel-major."""
+    n, c, h, w = i
+    block = (h % blocksize) * blocksize + w % blocksize
+    if mode not in ("DCR", "CRD"):
+        raise ModelError(f"mode must be DCR or CRD, found {mode!r}")
+    depth = block * i.shape[1] + c if mode == "DCR" else c * (blocksize * blocksize) + block
+    return x[n, depth, h // blocksize, w // blocksize]
+
+
+def _to_depth(x, *, blocksize):
+    n, c, h, w = x.shape
+    if blocksize < 1 or any(isinstance(d, int) and d % blocksize for d in (h, w)):
+        raise ModelError(f"image of {h} x {w} does not divide into blocks of {blocksize}")
+    return (n, c * (blocksize * blocksize), h // blocksize, w // blocksize)
+
+
+@op("SpaceToDepth", infer=_to_depth)
+def space_to_depth(i, x: Any_, *, blocksize: int, mode: str = "DCR"):
+    """Blocks of pixels become blocks of channels, the inverse of DepthToSpace."""
+    n, depth, h, w = i
+    if mode not in ("DCR", "CRD"):
+        raise ModelError(f"mode must be DCR or CRD, found {mode!r}")
+    channels, area = x.shape[1], blocksize * blocksize
+    c, block = (depth % channels, depth // channels) if mode == "DCR" else (depth // area, depth % area)
+    return x[n, c, h * blocksize + block // blocksize, w * blocksize + block % blocksize]
+
+
+# ---------------------------------------------------------------- repetition and ranges
+
+
+def _expanded(x, shape):
+    return broadcast(x.shape, tuple(ints_of(shape)))
+
+
+@op("Expand", infer=_expanded)
+def expand(i, x: Any_, shape: Known(Int)):
+    """x broadcast against `shape`."""
+    return x[i]
+
+
+def _tiled(x, repeats):
+    counts = ints_of(repeats)
+    if len(counts) != x.rank or any(c < 0 for c in counts):
+        raise ModelError(f"repeats {counts} must give a count for each of {x.rank} dimensions")
+    return tuple(extent * count for extent, count in zip(x.shape, counts))
+
+
+@op("Tile", infer=_tiled)
+def tile(i, x: Any_, repeats: Known(Int)):
+    """x repeated along each dimension."""
+    return x[tuple(position % extent for position, extent in zip(i, x.shape))]
+
+
+def _slices(x, starts, ends, axes, steps) -> dict[int, range]:
+    """The source positions of each sliced axis."""
+    begin, end = ints_of(starts), ints_of(ends)
+    chosen = list(range(len(begin))) if axes is None else normal_axes(axes, x.rank)
+    stride = [1] * len(begin) if steps is None else ints_of(steps)
+    if not len(begin) == len(end) == len(chosen) == len(stride):
+        raise ModelError(
+            f"starts, ends, axes and steps have {len(begin)}, {len(end)}, {len(chosen)} and "
+            f"{len(stride)} elements"
+        )
+    if 0 in stride:
+        raise ModelError("steps must not be 0")
+    bounds = zip(chosen, begin, end, stride)
+    return {n: _positions(x.shape[n], lo, hi, by) for n, lo, hi, by in bounds}
+
+
+def _positions(extent, lo: int, hi: int, by: int) -> range:
+    if isinstance(extent, Expr):
+        raise ModelError(f"cannot slice dimension `{extent}`: its extent must be known")
+    return range(extent)[lo:hi:by]
+
+
+def _sliced(x, starts, ends, axes, steps):
+    cuts = _slices(x, starts, ends, axes, steps)
+    return tuple(len(cuts[n]) if n in cuts else extent for n, extent in enumerate(x.shape))
+
+
+@op("Slice", infer=_sliced)
+def slice_op(
+    i, x: Any_, starts: Known(Int), ends: Known(Int), axes: Known(Int) = None,
+    steps: Known(Int) = None,
+):  # fmt: skip
+    """x[starts:ends:steps] on the named axes, with Python's rules for negatives and overshoot."""
+    index = tuple(i)
+    for axis, cut in _slices(x, starts, ends, axes, steps).items():
+        index = replaced(index, axis, i[axis] * cut.step + cut.start)
+    return x[index]
+
+
+def _split_sizes(x, split, axis: int, num_outputs, count: int) -> list[int]:
+    """The extents of the parts along `axis`."""
+    extent = x.shape[axis]
+    if split is not None:
+        sizes = ints_of(split)
+    else:
+        parts = num_outputs or count
+        chunk = math.ceil(extent / parts)
+        sizes = [max(0, min(chunk, extent - n * chunk)) for n in range(parts)]
+    if len(sizes) != count or sum(sizes) != extent or min(sizes) < 0:
+        raise ModelError(f"sizes {sizes} do not split extent {extent} into {count} outputs")
+    return sizes
+
+
+def _split_shapes(x, split, *, axis, num_outputs, count):
+    axis = normal_axis(axis, x.rank)
+    sizes = _split_sizes(x, split, axis, num_outputs, count)
+    return [replaced(x.shape, axis, size) for size in sizes]
+
+
+@op("Split", infer=_split_shapes, outputs=None)
+def split_op(
+    i, x: Any_, split: Known(Int) = None, *, axis: int = 0, num_outputs: int | None = None
+):
+    """Consecutive parts of x along `axis`: of the given sizes, or equal with a smaller last one."""
+    axis = normal_axis(axis, x.rank)
+    sizes = _split_sizes(x, split, axis, num_outputs, i.count)
+    return x[replaced(tuple(i), axis, i[axis] + sum(sizes[: i.output]))]
