@@ -1,235 +1,371 @@
 """ONNX models become graphs.
 
-The model is read, checked, lifted to the newest opset (`upgrade`) and walked once. A `Scope` maps
-ONNX names to values for one region. Regions are isolated from above: a name found in an enclosing
-scope becomes an extra operand of the op that owns the region and an extra parameter of the region
-(a capture), except constants, which are repeated inside (their arrays are shared). An operator
-without a definition is replaced by its function body: the model's own or the ONNX schema's.
+A model is walked once, in its own order. Each node is checked against the operator's schema, lifted
+to the newest opset (`upgrade`) and appended as an op. An operator without a definition is replaced
+by its function body (`functions`). Sub-graphs become regions isolated from above (`scope`).
+Values other than inputs and constants get their types later. Whatever is wrong with a file ends in
+a ModelError or UnsupportedError that names the node by the user's own name.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
-from graphc.errors import ModelError, UnsupportedError
-from graphc.frontend import tensors, upgrade
+from graphc.errors import GraphcError, ModelError, UnsupportedError
+from graphc.frontend import checks, tensors, upgrade
+from graphc.frontend.external_data import DataFolder
+from graphc.frontend.functions import ValueTypes, schema_body
+from graphc.frontend.node import Node
+from graphc.frontend.scope import Context, Scope, share_captures
 from graphc.ir import opdef
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.opdef import OpDef
-from graphc.ir.types import Type
+from graphc.ir.types import Dim
 
-# What import_onnx takes: a path, the bytes of a model, or a model.
-Source = "str | os.PathLike | bytes | ModelProto"
+MAX_OPS = 1 << 20  # after functions are expanded
+MAX_FILE = (1 << 31) - 1  # bytes of a protobuf message
 
-MAX_NESTING = 64
-_IGNORED_ATTRIBUTES = {"consumed_inputs"}
+REGIONS = {"If": ("then_branch", "else_branch")}  # the graph attributes of other ops: "body"
 
 
-def import_onnx(source: Any) -> Graph:
-    """The graph of an ONNX model given as a path, bytes or a ModelProto.
+def import_onnx(
+    source: str | os.PathLike | bytes | ModelProto,
+    *,
+    base_dir: str | os.PathLike | None = None,
+    keep_inputs: Collection[str] = (),
+) -> Graph:
+    """The graph of an ONNX model given as a path, as bytes or as a ModelProto.
 
-    ModelError: the file or the model is wrong. UnsupportedError: an operator has neither a
-    definition nor a function body.
+    `base_dir` is the folder of external data, by default the folder of the path. Inputs that have
+    an initializer become constants, except those in `keep_inputs`. Raises ModelError if the file
+    or the model is wrong, UnsupportedError if an operator has neither a definition nor a body.
     """
-    model = upgrade.upgrade(_load(source))
-    return _Importer(model).graph()
+    model, folder = _load(source)
+    if base_dir is not None:
+        folder = os.fspath(base_dir)
+    return Importer(model, DataFolder(folder), keep_inputs).graph()
 
 
-def _load(source: Any) -> ModelProto:
+def _load(source: Any) -> tuple[ModelProto, str | None]:
     if isinstance(source, ModelProto):
-        return source
+        return source, None
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _parse(bytes(source), "the model"), None
+    path = Path(os.fspath(source))
     try:
-        if isinstance(source, (bytes, bytearray, memoryview)):
-            return onnx.load_from_string(bytes(source))
-        return onnx.load(os.fspath(source))
+        if not path.is_file():
+            raise ModelError(f"{path}: there is no such file")
+        if path.stat().st_size > MAX_FILE:
+            raise ModelError(f"{path}: larger than 2 GiB, which a protobuf message cannot be")
+        return _parse(path.read_bytes(), str(path)), str(path.parent)
     except OSError as error:
-        raise ModelError(f"{source}: {error.strerror}") from error
+        raise ModelError(f"{path}: {error.strerror}") from error
+
+
+def _parse(data: bytes, what: str) -> ModelProto:
+    try:
+        model = onnx.load_model_from_string(data)
     except Exception as error:
-        raise ModelError(f"not an ONNX model: {error}") from error
+        raise ModelError(f"{what}: not an ONNX model: {error}") from error
+    if not model.HasField("graph"):
+        raise ModelError(f"{what}: not an ONNX model: it has no graph")
+    return model
 
 
-class Scope:
-    """The names visible in one region, and the captures made so far."""
+class Importer:
+    """Builds the graph of one model."""
 
-    def __init__(self, region: Region, parent: Scope | None = None):
-        self.region, self.parent = region, parent
-        self.values: dict[str, Value] = {}
-        self.captures: dict[str, Value] = {}
-        self.depth: int = parent.depth + 1 if parent else 0
-        if self.depth > MAX_NESTING:
-            raise ModelError(f"sub-graphs are nested more than {MAX_NESTING} deep")
-
-    def find(self, name: str) -> Value:
-        """The value with this name, captured from an enclosing scope where necessary."""
-        value = self.values.get(name)
-        if value is None:
-            if self.parent is None:
-                raise ModelError(f"value {name!r} is used but not defined before")
-            outer = self.parent.find(name)
-            if outer.constant is not None:
-                inner = constant_op(outer.constant, outer.name, outer.producer.loc)  # type: ignore
-                value = self.region.append(inner).output
-            else:
-                value = self.captures[name] = self.region.add_param(outer.type, name)
-            self.values[name] = value
-        return value
-
-    def define(self, name: str, value: Value) -> None:
-        if name in self.values:
-            raise ModelError(f"value {name!r} is defined twice")
-        self.values[name] = value
-
-
-class _Importer:
-    def __init__(self, model: ModelProto):
-        self.model = model
-        self.functions = {(f.domain, f.name): f for f in model.functions}
+    def __init__(self, model: ModelProto, folder: DataFolder, keep_inputs: Collection[str] = ()):
+        self.model, self.folder, self.keep_inputs = model, folder, frozenset(keep_inputs)
+        self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+        self.types = ValueTypes(model)
         self.symbols: dict[str, Sym] = {}
+        self.count = 0
 
     def graph(self) -> Graph:
+        """The whole model."""
         proto = self.model.graph
-        graph = Graph(_identifier(proto.name) or "main")
-        scope = Scope(graph)
+        graph = Graph(identifier(proto.name) or "main")
+        scope = Scope(graph, Context(self._versions(self.model.opset_import)))
         constants = {t.name for t in proto.initializer}
         constants |= {t.values.name for t in proto.sparse_initializer}
         for info in proto.input:
-            if info.name not in constants:
-                type = self.input_type(info)
-                scope.define(info.name, graph.add_param(type, info.name))
-        self.fill(scope, proto)
+            if info.name not in constants or info.name in self.keep_inputs:
+                self._input(scope, info)
+        self._fill(scope, proto, self.keep_inputs)
         graph.output_names = [info.name for info in proto.output]
-        graph.symbols = {s.name: s for s in self.symbols.values()}
+        graph.symbols = {symbol.name: symbol for symbol in self.symbols.values()}
         return graph
 
-    def input_type(self, info: onnx.ValueInfoProto) -> Type:
-        where = f"input {info.name!r}"
-        return tensors.to_type(info.type, where, lambda d, n: self.dim(d, n, info.name))
+    def _versions(self, imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+        versions = {domain_of(entry.domain): entry.version for entry in imports}
+        if not versions and self.model.ir_version < 3:  # from before operator sets had versions
+            versions[""] = 1
+        newest = onnx.defs.onnx_opset_version()
+        if not 1 <= versions.get("", 1) <= newest:
+            raise UnsupportedError(
+                f"opset {versions['']} is not one of the known ones, 1 to {newest}"
+            )
+        return versions
 
-    def dim(self, proto, position: int, owner: str):
+    # ------------------------------------------------------------ inputs
+
+    def _input(self, scope: Scope, info: onnx.ValueInfoProto) -> None:
+        where = f"input {info.name!r}"
+        type = tensors.to_type(info.type, where, lambda d, n: self._dim(d, n, info.name))
+        scope.define(info.name, scope.region.add_param(type, info.name))
+
+    def _dim(self, proto: onnx.TensorShapeProto.Dimension, position: int, owner: str) -> Dim:
         if proto.HasField("dim_value"):
             return tensors.checked_dims([proto.dim_value], f"input {owner!r}")[0]
         key = proto.dim_param or f"{owner}.{position}"
         if key not in self.symbols:
-            name = _identifier(proto.dim_param) or f"{_identifier(owner)}_d{position}"
-            taken = {s.name for s in self.symbols.values()}
+            name = identifier(proto.dim_param) or f"{identifier(owner)}_dim{position}"
+            taken = {symbol.name for symbol in self.symbols.values()}
             while name in taken:
                 name += "_"
             self.symbols[key] = Sym(name)
         return self.symbols[key]
 
-    def fill(self, scope: Scope, proto: GraphProto) -> None:
+    # ------------------------------------------------------------ graphs
+
+    def _fill(self, scope: Scope, proto: GraphProto, keep: Collection[str] = ()) -> None:
         """Adds the constants, nodes and results of a graph whose inputs are defined."""
         for tensor in proto.initializer:
-            array = tensors.to_array(tensor, f"initializer {tensor.name!r}")
-            self.constant(scope, tensor.name, array)
+            if tensor.name not in keep:
+                where = f"initializer {tensor.name!r}"
+                self._constant(scope, tensor.name, tensors.to_array(tensor, where, self.folder))
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
-            self.constant(scope, name, tensors.to_dense(sparse, f"initializer {name!r}"))
-        for node in proto.node:
-            self.node(scope, node)
-        scope.region.set_results([scope.find(info.name) for info in proto.output])
+            where = f"initializer {name!r}"
+            self._constant(scope, name, tensors.to_dense(sparse, where, self.folder))
+        self._nodes(scope, proto.node)
+        results = []
+        for info in proto.output:
+            try:
+                results.append(scope.require(info.name))
+            except ModelError as error:
+                raise ModelError(f"graph output {error}") from error
+        scope.region.set_results(results)
 
-    def constant(self, scope: Scope, name: str, array: np.ndarray, loc: tuple = ()) -> None:
-        scope.define(name, scope.region.append(constant_op(array, name, loc)).output)
+    def _constant(self, scope: Scope, name: str, array: np.ndarray, loc: tuple = ()) -> None:
+        made = constant_op(array, scope.context.qualified(name), loc)
+        scope.define(name, scope.region.append(made).output)
 
-    def node(self, scope: Scope, node: NodeProto) -> None:
-        loc = node.name or next(filter(None, node.output), node.op_type)
-        where = f'{node.op_type} "{loc}"'
+    def _nodes(self, scope: Scope, nodes: Collection[NodeProto]) -> None:
+        names = [frozenset(node.output) for node in nodes]
+        remaining = {name: position for position, some in enumerate(names) for name in some if name}
+        scope.later = remaining.keys()
+        for position, proto in enumerate(nodes):
+            self._node(scope, proto)
+            for name in names[position]:
+                if remaining.get(name) == position:
+                    del remaining[name]
+
+    def _region(self, scope: Scope, proto: GraphProto) -> tuple[Scope, int]:
+        inner = scope.inner(Region())
+        for info in proto.input:
+            name = scope.context.qualified(info.name)
+            inner.define(info.name, inner.region.add_param(None, name))
+        self._fill(inner, proto)
+        return inner, len(proto.input)
+
+    # ------------------------------------------------------------ nodes
+
+    def _node(self, scope: Scope, proto: NodeProto) -> None:
+        name = proto.name or next(filter(None, proto.output), proto.op_type)
+        name = scope.context.qualified(name)
+        where = f'{proto.op_type} "{name}"'
         try:
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-                self.constant(scope, node.output[0], constant_value(node, where), (loc,))
-                return
-            defn = opdef.find(node.op_type, node.domain)
-            if defn is None:
-                self.expand(scope, node, where)
-            else:
-                self.op(scope, node, defn, loc, where)
-        except (ModelError, UnsupportedError) as error:
+            if not proto.op_type:
+                raise ModelError("the node has no op_type")
+            node = self._read(scope, proto, name, where)
+            for key, value in zip(node.outputs, self.build(node)):
+                if key:
+                    value.name = scope.context.qualified(key)
+                    scope.define(key, value)
+        except GraphcError as error:
             if str(error).startswith(where):
                 raise
             raise type(error)(f"{where}: {error}") from error
 
-    def op(self, scope: Scope, node: NodeProto, defn: OpDef, loc: str, where: str) -> None:
-        inputs = [scope.find(name) if name else None for name in node.input]
-        while inputs and inputs[-1] is None:
-            inputs.pop()
-        attrs, regions, captured = {}, [], []
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                regions.append(self.region(scope, attribute.g))
-            elif attribute.name not in _IGNORED_ATTRIBUTES:
-                attrs[attribute.name] = tensors.to_python(attribute, where)
-        if regions:
-            captured = _share_captures([r for r, _ in regions])
-            if "captures" in defn.attrs:
-                attrs["captures"] = len(captured)
-        if node.op_type == "If":
-            names = [a.name for a in node.attribute if a.type == AttributeProto.GRAPH]
-            regions = [regions[names.index(n)] for n in ("then_branch", "else_branch")]
-        opdef.bind_attrs(defn, attrs)
-        inputs += [scope.find(name) for name in captured]
-        outputs = list(node.output)
+    def _read(self, scope: Scope, proto: NodeProto, name: str, where: str) -> Node:
+        domain, context = domain_of(proto.domain), scope.context
+        version = context.versions.get(domain)
+        if version is None:
+            if domain in upgrade.OPSETS:
+                raise ModelError(
+                    f"the model imports no opset of the domain {domain or 'ai.onnx'!r}"
+                )
+            version = 1
+        self._check_version(proto, domain, version)
+        checks.check_node(proto, domain, version)
+        attrs: dict[str, Any] = {}
+        graphs: dict[str, GraphProto] = {}
+        for attribute in proto.attribute:
+            if attribute.ref_attr_name:
+                self._refer(attribute, context, attrs)
+            elif tensors.kind_of(attribute) == AttributeProto.GRAPH:
+                graphs[attribute.name] = attribute.g
+            elif attribute.name not in upgrade.IGNORED:
+                attrs[attribute.name] = tensors.to_python(attribute, where, self.folder)
+        inputs = [scope.find(key) if key else None for key in proto.input]
+        outputs = list(proto.output)
         while outputs and not outputs[-1]:
             outputs.pop()
-        made = Op(defn, inputs, attrs, len(outputs), [s.region for s, _ in regions], (loc,))
-        scope.region.append(made)
-        for name, value in zip(outputs, made.outputs):
-            value.name = name
-            if name:
-                scope.define(name, value)
+        return Node(
+            proto.op_type, domain, version, inputs, attrs, graphs, outputs, scope, self,
+            (name,), overload=proto.overload,
+        )  # fmt: skip
 
-    def region(self, scope: Scope, proto: GraphProto) -> tuple[Scope, int]:
-        """A region for a sub-graph; the int is the number of parameters that it declares."""
-        inner = Scope(Region(), scope)
-        for info in proto.input:
-            inner.define(info.name, inner.region.add_param(None, info.name))
-        self.fill(inner, proto)
-        return inner, len(proto.input)
+    def _check_version(self, proto: NodeProto, domain: str, version: int) -> None:
+        newest = upgrade.OPSETS.get(domain, version)
+        if version > newest:
+            schema = checks.schema_of(proto.op_type, domain, version)
+            if schema is not None and schema.since_version > newest:
+                raise UnsupportedError(
+                    f"the operator of opset {schema.since_version} is newer than {newest}"
+                )
 
-    def expand(self, scope: Scope, node: NodeProto, where: str) -> None:
-        full = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        raise UnsupportedError(f"{where}: operator {full} is not defined")
+    def _refer(self, attribute: AttributeProto, context: Context, attrs: dict[str, Any]) -> None:
+        if context.attributes is None:
+            raise ModelError(f"attribute {attribute.name!r} refers to a function's, outside any")
+        if attribute.ref_attr_name in context.attributes:
+            attrs[attribute.name] = context.attributes[attribute.ref_attr_name]
+
+    def build(self, node: Node) -> list[Value]:
+        """Appends the ops of a node, at the newest opset, and returns its outputs."""
+        self.count += 1
+        if self.count > MAX_OPS:
+            raise UnsupportedError(f"more than {MAX_OPS} operations, after functions are expanded")
+        upgrade.lift(node)
+        outputs = node.built if node.built is not None else self._ops(node)
+        for finish in reversed(node.finish):
+            outputs = finish(outputs)
+        return outputs
+
+    def _ops(self, node: Node) -> list[Value]:
+        if node.op_type == "Constant" and not node.domain:
+            return [
+                node.scope.region.append(constant_op(constant_value(node), loc=node.loc)).output
+            ]
+        defn = opdef.find(node.op_type, node.domain)
+        function = self.functions.get((node.domain, node.op_type, node.overload))
+        if function is not None and (defn is None or node.domain not in upgrade.OPSETS):
+            if node.graphs:
+                raise UnsupportedError("functions with graph attributes are not supported")
+            return self._call(node, function, {**_function_defaults(function), **node.attrs})
+        if defn is not None:
+            return self._op(node, defn)
+        body = schema_body(node, self.types)
+        if body is None:
+            raise UnsupportedError(
+                f"operator {node.full_name} has neither a definition nor a function body"
+            )
+        return self._call(node, *body)
+
+    def _op(self, node: Node, defn: OpDef) -> list[Value]:
+        while node.inputs and node.inputs[-1] is None:
+            node.inputs.pop()
+        opdef.bind_attrs(defn, node.attrs)
+        if defn.form == "region":
+            return self._region_op(node, defn)
+        if node.graphs:
+            raise UnsupportedError(f"graph attributes {sorted(node.graphs)} are not supported")
+        made = Op(defn, node.inputs, node.attrs, len(node.outputs), loc=node.loc)
+        return node.scope.region.append(made).outputs
+
+    # ------------------------------------------------------------ control flow
+
+    def _region_op(self, node: Node, defn: OpDef) -> list[Value]:
+        names = REGIONS.get(node.op_type, ("body",))
+        missing = [name for name in names if name not in node.graphs]
+        if missing:
+            raise ModelError(f"attribute {missing[0]!r} is required")
+        built = [self._region(node.scope, node.graphs[name]) for name in names]
+        count = self._check_regions(node, [(declared, s.region) for s, declared in built])
+        captured = share_captures([scope for scope, _ in built])
+        if "captures" in defn.attrs:
+            node.attrs["captures"] = len(captured)
+        inputs = [*node.inputs, *(node.scope.require(name) for name in captured)]
+        regions = [scope.region for scope, _ in built]
+        made = Op(defn, inputs, node.attrs, count, regions, node.loc)
+        return node.scope.region.append(made).outputs
+
+    def _check_regions(self, node: Node, regions: list[tuple[int, Region]]) -> int:
+        """The number of outputs, from the bodies; ModelError if they do not fit the node."""
+        taken = 0 if node.op_type == "If" else len(node.inputs)
+        extra = 1 if node.op_type == "Loop" else 0  # a Loop's first result is its condition
+        if node.op_type == "Loop":
+            node.inputs += [None] * (2 - len(node.inputs))
+            taken = len(node.inputs)
+        counts = {len(region.results) - extra for _, region in regions}
+        for declared, _ in regions:
+            if declared != taken:
+                raise ModelError(f"its body must take {taken} inputs, found {declared}")
+        if len(counts) > 1:
+            raise ModelError(f"its branches give different numbers of outputs, {sorted(counts)}")
+        count = counts.pop()
+        if count < len(node.outputs):
+            raise ModelError(f"has {len(node.outputs)} outputs, its body gives {count}")
+        return count
+
+    # ------------------------------------------------------------ functions
+
+    def _call(self, node: Node, function: FunctionProto, attrs: dict[str, Any]) -> list[Value]:
+        """Appends the body of a function in place of a node."""
+        outer = node.scope.context
+        if node.full_name in outer.functions:
+            raise ModelError(f"function {node.full_name} calls itself")
+        if len(node.inputs) > len(function.input) or len(node.outputs) > len(function.output):
+            raise ModelError(
+                f"function {node.full_name} takes {len(function.input)} operands and gives "
+                f"{len(function.output)} outputs, found {len(node.inputs)} and {len(node.outputs)}"
+            )
+        versions = {**outer.versions, **self._versions(function.opset_import)}
+        functions = (*outer.functions, node.full_name)
+        context = Context(versions, attrs, node.loc[0], functions)
+        scope = Scope(node.scope.region, context, None, node.scope.depth + 1)
+        for position, name in enumerate(function.input):
+            scope.define(name, node.input(position))
+        self._nodes(scope, function.node)
+        return [scope.require(name) for name in function.output[: len(node.outputs)]]
 
 
-def _share_captures(scopes: list[Scope]) -> list[str]:
-    """Gives all regions of an op the same captures in the same order; returns their names."""
-    names = list(dict.fromkeys(name for scope in scopes for name in scope.captures))
-    for scope in scopes:
-        region = scope.region
-        declared = [p for p in region.params if scope.captures.get(p.name) is not p]
-        region.params = declared
-        for name in names:
-            param = scope.captures.get(name) or Value(None, None, 0, name)
-            param.index = len(region.params)
-            region.params.append(param)
-    return names
+def _function_defaults(function: FunctionProto) -> dict[str, Any]:
+    where = f"function {function.name}"
+    return {a.name: tensors.to_python(a, where) for a in function.attribute_proto}
 
 
-def constant_value(node: NodeProto, where: str) -> np.ndarray:
+def constant_value(node: Node) -> np.ndarray:
     """The array of a Constant node, whichever attribute holds it."""
-    if len(node.attribute) != 1:
-        raise ModelError(f"{where}: needs exactly one attribute, found {len(node.attribute)}")
-    attribute = node.attribute[0]
-    value = tensors.to_python(attribute, where)
-    if attribute.name in ("value", "sparse_value"):
+    if len(node.attrs) != 1:
+        raise ModelError(f"needs exactly one value, found {sorted(node.attrs)}")
+    ((name, value),) = node.attrs.items()
+    if name in ("value", "sparse_value"):
         return value
     kinds = {"value_float": np.float32, "value_int": np.int64, "value_string": object}
-    kind = kinds.get(attribute.name.removesuffix("s"))
+    kind = kinds.get(name.removesuffix("s"))
     if kind is None:
-        raise ModelError(f"{where}: has no attribute {attribute.name!r}")
+        raise ModelError(f"has no attribute {name!r}")
     return np.array(value, kind)
 
 
-def _identifier(name: str) -> str:
-    """A name of letters, digits and underscores that is no index name (i0, k1, ...)."""
+def domain_of(name: str) -> str:
+    """The domain by its short name: ai.onnx is the empty one."""
+    return "" if name == "ai.onnx" else name
+
+
+def identifier(name: str) -> str:
+    """A name of letters, digits and underscores that is not that of an index (i0, k1, ...)."""
     clean = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
-    if re.fullmatch(r"[0-9].*|[a-z]\d+", clean):
-        return "_" + clean
-    return clean
+    return "_" + clean if re.fullmatch(r"\d.*|[a-z]\d+", clean) else clean

@@ -1,13 +1,14 @@
 """ONNX tensors, types and attributes as numpy arrays, graphc types and Python values.
 
 Every array that leaves this module is unpacked (one element per item, ml_dtypes for the narrow
-types) and has exactly the declared shape; the declared size is compared with the bytes that are
-present *before* anything is allocated, so that a tiny file cannot ask for a huge array.
+types) and has exactly the declared shape. The declared size is compared with the bytes that are
+present before anything is allocated, so a tiny file cannot ask for a huge array.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,15 @@ import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
 
 from graphc.errors import ModelError, UnsupportedError
+from graphc.frontend.external_data import DataFolder
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
-from graphc.ir.types import OptionalType, SequenceType, Shape, TensorType, Type
+from graphc.ir.types import Dim, OptionalType, SequenceType, Shape, TensorType, Type
 
-MAX_ELEMENTS = 1 << 40
+MAX_ELEMENTS = 1 << 46
+MAX_DENSE = 1 << 28  # elements of a sparse tensor made dense
+
+NOWHERE = DataFolder(None)
 
 
 def dtype_of(number: int, where: str) -> DType:
@@ -36,25 +41,51 @@ def checked_dims(dims, where: str) -> tuple[int, ...]:
     if any(d < 0 for d in shape):
         raise ModelError(f"{where}: negative dimension in shape {list(shape)}")
     if math.prod(d for d in shape if d) > MAX_ELEMENTS:
-        raise ModelError(f"{where}: shape {list(shape)} has more than 2^40 elements")
+        raise ModelError(f"{where}: shape {list(shape)} has more than 2^46 elements")
     return shape
 
 
-def to_array(tensor: TensorProto, where: str) -> np.ndarray:
-    """The contents of a tensor whose data lie in the message itself."""
+# ---------------------------------------------------------------- tensors
+
+
+def to_array(tensor: TensorProto, where: str, folder: DataFolder = NOWHERE) -> np.ndarray:
+    """The contents of a tensor, in the message itself or in the model's folder."""
     dtype = dtype_of(tensor.data_type, where)
     shape = checked_dims(tensor.dims, where)
-    _check_payload(tensor, dtype, math.prod(shape), where)
     try:
-        return numpy_helper.to_array(tensor).reshape(shape)
+        if tensor.data_location == TensorProto.EXTERNAL:
+            data = folder.read(tensor, packed_bytes(dtype, math.prod(shape)), where)
+            return _from_bytes(data, dtype, shape, where)
+        if tensor.HasField("raw_data"):
+            return _from_bytes(tensor.raw_data, dtype, shape, where)
+        _check_items(tensor, dtype, shape, where)
+        array = np.asarray(numpy_helper.to_array(tensor)).reshape(shape)
     except (ValueError, TypeError, UnicodeDecodeError, OverflowError) as error:
-        raise ModelError(f"{where}: tensor cannot be read: {error}") from error
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{where}: the tensor cannot be read: {error}") from error
+    return array
 
 
 def packed_bytes(dtype: DType, count: int) -> int:
-    """Bytes that `count` elements take in a file, where narrow integers and floats are packed."""
-    bits = 8 if dtype.kind == "bool" or dtype.name.startswith("f6") else dtype.bits
-    return (count * bits + 7) // 8
+    """Bytes that `count` elements take in a file, where those narrower than 8 bits are packed."""
+    return (count * dtype.bits + 7) // 8
+
+
+def _from_bytes(data, dtype: DType, shape: tuple[int, ...], where: str) -> np.ndarray:
+    count = math.prod(shape)
+    if dtype is dtypes.string:
+        raise ModelError(f"{where}: strings cannot be stored as raw bytes")
+    need = packed_bytes(dtype, count)
+    if len(data) != need:
+        raise ModelError(f"{where}: {dtype}{list(shape)} needs {need} bytes, found {len(data)}")
+    if dtype.bits < 8:
+        packed = TensorProto(dims=shape, data_type=dtype.onnx, raw_data=bytes(data))
+        return numpy_helper.to_array(packed).reshape(shape)
+    if dtype is dtypes.boolean:
+        return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
+    array = np.frombuffer(data, dtype.np.newbyteorder("<")).reshape(shape)
+    return np.require(array.astype(dtype.np, copy=False), requirements="A")
 
 
 _FIELDS = {
@@ -66,34 +97,32 @@ _FIELDS = {
 }
 
 
-def _check_payload(tensor: TensorProto, dtype: DType, count: int, where: str) -> None:
-    if tensor.HasField("raw_data"):
-        need, found, unit = packed_bytes(dtype, count), len(tensor.raw_data), "bytes of raw_data"
-        if dtype is dtypes.string:
-            raise ModelError(f"{where}: strings cannot be stored as raw_data")
-    else:
-        field = _FIELDS.get(dtype.name, "int32_data")
-        per_item = 8 // dtype.bits if dtype.is_number and dtype.bits in (2, 4) else 1
-        per_element = 2 if dtype.kind == "complex" else 1
-        need = -(-count * per_element // per_item)
-        found, unit = len(getattr(tensor, field)), f"items of {field}"
+def _check_items(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], where: str) -> None:
+    field = _FIELDS.get(dtype.name, "int32_data")
+    packed = 8 // dtype.bits if dtype.bits in (2, 4) else 1
+    need = -(-math.prod(shape) * (2 if dtype.kind == "complex" else 1) // packed)
+    found = len(getattr(tensor, field))
     if found != need:
-        shape = list(tensor.dims)
-        raise ModelError(f"{where}: {dtype}{shape} needs {need} {unit}, found {found}")
+        raise ModelError(
+            f"{where}: {dtype}{list(shape)} needs {need} items of {field}, found {found}"
+        )
 
 
-def to_dense(sparse: onnx.SparseTensorProto, where: str, limit: int = 1 << 28) -> np.ndarray:
-    """A sparse tensor as a dense array; its size may not pass `limit` elements."""
+def to_dense(
+    sparse: onnx.SparseTensorProto, where: str, folder: DataFolder = NOWHERE
+) -> np.ndarray:
+    """A sparse tensor as a dense array; UnsupportedError above MAX_DENSE elements."""
     shape = checked_dims(sparse.dims, where)
-    if math.prod(shape) > limit:
-        raise UnsupportedError(f"{where}: sparse tensor of shape {list(shape)} is too large")
-    values = to_array(sparse.values, where)
-    indices = to_array(sparse.indices, where).astype(np.int64)
+    if math.prod(shape) > MAX_DENSE:
+        raise UnsupportedError(f"{where}: a sparse tensor of shape {list(shape)} is too large")
+    values = to_array(sparse.values, where, folder).reshape(-1)
+    indices = to_array(sparse.indices, where, folder).astype(np.int64)
+    if indices.shape not in ((values.size,), (values.size, len(shape))):
+        raise ModelError(
+            f"{where}: {values.size} sparse values of {list(shape)} with indices of shape "
+            f"{list(indices.shape)}"
+        )
     dense = np.zeros(shape, values.dtype)
-    if indices.ndim == 2 and indices.shape != (values.size, len(shape)):
-        raise ModelError(f"{where}: sparse indices have shape {list(indices.shape)}")
-    if indices.ndim not in (1, 2) or len(indices) != values.size:
-        raise ModelError(f"{where}: {values.size} sparse values, {len(indices)} indices")
     try:
         if indices.ndim == 2:
             indices = np.ravel_multi_index(tuple(indices.T), shape)
@@ -101,62 +130,91 @@ def to_dense(sparse: onnx.SparseTensorProto, where: str, limit: int = 1 << 28) -
             raise ValueError("index out of range")
     except ValueError as error:
         raise ModelError(f"{where}: sparse tensor: {error}") from error
-    dense.reshape(-1)[indices] = values.reshape(-1)
+    dense.reshape(-1)[indices] = values
     return dense
 
 
-def to_type(proto: onnx.TypeProto, where: str, dim=None) -> Type:
-    """A graphc type; `dim(dimension, position)` turns each dimension into an int or a symbol."""
+# ---------------------------------------------------------------- types
+
+DimReader = Callable[[onnx.TensorShapeProto.Dimension, int], Dim]
+
+
+def to_type(proto: onnx.TypeProto, where: str, dim: DimReader | None = None) -> Type:
+    """A graphc type. `dim(dimension, position)` gives each dimension of a tensor; without it a
+    shape that is not static is left unknown."""
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
         dtype = dtype_of(proto.tensor_type.elem_type, where)
         return TensorType(dtype, _shape(proto.tensor_type, where, dim))
     if kind == "sequence_type":
-        return SequenceType(to_type(proto.sequence_type.elem_type, where, None))
+        return SequenceType(to_type(proto.sequence_type.elem_type, where))
     if kind == "optional_type":
-        return OptionalType(to_type(proto.optional_type.elem_type, where, None))  # type: ignore
+        return OptionalType(to_type(proto.optional_type.elem_type, where))  # type: ignore[arg-type]
+    if kind is None:
+        raise ModelError(f"{where}: has no type")
     raise UnsupportedError(f"{where}: values of kind {kind} are not supported")
 
 
-def _shape(proto: onnx.TypeProto.Tensor, where: str, dim) -> Shape | None:
+def _shape(proto: onnx.TypeProto.Tensor, where: str, dim: DimReader | None) -> Shape | None:
     if not proto.HasField("shape"):
         return None
     if dim is not None:
-        return tuple(dim(d, n) for n, d in enumerate(proto.shape.dim))
+        shape = tuple(dim(d, n) for n, d in enumerate(proto.shape.dim))
+        checked_dims((d for d in shape if isinstance(d, int)), where)
+        return shape
     if not all(d.HasField("dim_value") for d in proto.shape.dim):
         return None
     return checked_dims((d.dim_value for d in proto.shape.dim), where)
 
 
-def to_python(attribute: AttributeProto, where: str) -> Any:
+# ---------------------------------------------------------------- attributes
+
+_A = AttributeProto
+_KIND_FIELDS: dict[int, str] = {
+    _A.FLOAT: "f", _A.INT: "i", _A.STRING: "s", _A.TENSOR: "t", _A.GRAPH: "g",
+    _A.SPARSE_TENSOR: "sparse_tensor", _A.TYPE_PROTO: "tp", _A.FLOATS: "floats", _A.INTS: "ints",
+    _A.STRINGS: "strings", _A.TENSORS: "tensors", _A.GRAPHS: "graphs",
+}  # fmt: skip
+
+
+def kind_of(attribute: AttributeProto) -> int:
+    """The type of an attribute; the first files leave it to be seen from the field in use."""
+    if attribute.type != _A.UNDEFINED:
+        return attribute.type
+    present = {field.name for field, _ in attribute.ListFields()}
+    return next((kind for kind, name in _KIND_FIELDS.items() if name in present), _A.UNDEFINED)
+
+
+def to_python(attribute: AttributeProto, where: str, folder: DataFolder = NOWHERE) -> Any:
     """The value of an attribute that holds no graph: numbers, strings, tuples, arrays, types."""
     where = f"{where}, attribute {attribute.name!r}"
-    kind = attribute.type
-    if kind == AttributeProto.FLOAT:
-        return float(attribute.f)
-    if kind == AttributeProto.INT:
-        return int(attribute.i)
-    if kind == AttributeProto.STRING:
-        return text(attribute.s, where)
-    if kind == AttributeProto.FLOATS:
-        return tuple(map(float, attribute.floats))
-    if kind == AttributeProto.INTS:
-        return tuple(map(int, attribute.ints))
-    if kind == AttributeProto.STRINGS:
-        return tuple(text(s, where) for s in attribute.strings)
-    if kind == AttributeProto.TENSOR:
-        return to_array(attribute.t, where)
-    if kind == AttributeProto.TENSORS:
-        return tuple(to_array(t, where) for t in attribute.tensors)
-    if kind == AttributeProto.SPARSE_TENSOR:
-        return to_dense(attribute.sparse_tensor, where)
-    if kind == AttributeProto.TYPE_PROTO:
-        return to_type(attribute.tp, where)
-    raise UnsupportedError(f"{where}: attributes of kind {kind} are not supported")
+    kind = kind_of(attribute)
+    reader = _READERS.get(kind)
+    if reader is None:
+        raise UnsupportedError(f"{where}: attributes of kind {kind} are not supported")
+    field = _KIND_FIELDS[kind]
+    if kind not in _REPEATED and not attribute.HasField(field):
+        raise ModelError(f"{where}: its type says field {field!r}, which is missing")
+    value = getattr(attribute, field)
+    if kind in _REPEATED:
+        return tuple(reader(item, where, folder) for item in value)
+    return reader(value, where, folder)
 
 
 def text(data: bytes, where: str) -> str:
+    """UTF-8 bytes as text."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ModelError(f"{where}: not UTF-8 text: {error}") from error
+
+
+_REPEATED = (_A.FLOATS, _A.INTS, _A.STRINGS, _A.TENSORS)
+_READERS: dict[int, Callable[[Any, str, DataFolder], Any]] = {
+    **dict.fromkeys((_A.FLOAT, _A.FLOATS), lambda value, where, folder: float(value)),
+    **dict.fromkeys((_A.INT, _A.INTS), lambda value, where, folder: int(value)),
+    **dict.fromkeys((_A.STRING, _A.STRINGS), lambda value, where, folder: text(value, where)),
+    **dict.fromkeys((_A.TENSOR, _A.TENSORS), to_array),
+    _A.SPARSE_TENSOR: to_dense,
+    _A.TYPE_PROTO: lambda value, where, folder: to_type(value, where),
+}

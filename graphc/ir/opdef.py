@@ -119,7 +119,8 @@ def lookup(name: str, domain: str = "") -> OpDef:
 
 def find(name: str, domain: str = "") -> OpDef | None:
     """The definition of an operator, or None."""
-    import graphc.ir.ops  # noqa: F401  (registers the operators on first use)
+    import graphc.ir.control  # noqa: F401
+    import graphc.ir.ops  # noqa: F401  (these register the operators on first use)
 
     return REGISTRY.get(("" if domain == "ai.onnx" else domain, name))
 
