@@ -2,7 +2,14 @@
 
 Operands are those ONNX declares, then one per captured outer value; each region has the parameters
 ONNX declares, then one per capture. `RUN` runs an op given a way to run a region; `REGION_INFER`
-types its results where the shapes do not depend on data.
+types its results where the shapes do not depend on data:
+
+    If           one branch if the condition is constant; otherwise both must have equal types
+    Loop         loop-carried types must not change; scan outputs need a known number of trips
+    Scan         loop-carried types must not change; the trips are a dimension of the scan inputs
+    SequenceMap  the elements of the sequences must have one type
+
+Otherwise NeedsValue names the operand whose contents would settle it, or no value at all.
 """
 
 from __future__ import annotations
@@ -13,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import ModelError, NeedsValue
-from graphc.ir.graph import Op
+from graphc.ir.dtypes import boolean, i64
+from graphc.ir.graph import Op, Region, Value, clone_region
 from graphc.ir.infer import infer_region
 from graphc.ir.opdef import region_op
-from graphc.ir.types import Type
+from graphc.ir.types import SequenceType, TensorType, Type
 
 IF = region_op("If")
 LOOP = region_op("Loop", attrs={"captures": 0})
@@ -36,74 +44,119 @@ SEQUENCE_MAP = region_op("SequenceMap", attrs={"captures": 0})
 MAX_TRIPS = 1 << 31  # a Loop without a trip count stops on its condition
 
 
-def _split_captures(op: Op, arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    count = op.attrs.get("captures", 0)
-    cut = len(arguments) - count
-    return list(arguments[:cut]), list(arguments[cut:])
+def split_captures(op: Op, operands: Sequence[Any] | None = None) -> tuple[list, list]:
+    """The operands that ONNX declares, and the captured ones (of `operands`, by default the op's).
+
+    A Loop's trip count and condition are always there, None if omitted.
+    """
+    given = list(op.inputs if operands is None else operands)
+    cut = 1 if op.name == "If" else len(given) - op.attrs.get("captures", 0)
+    own, captures = given[:cut], given[cut:]
+    if op.name == "Loop":
+        own += [None] * (2 - len(own))
+    return own, captures
+
+
+# ---------------------------------------------------------------- running
+
+
+def truth(value: Any) -> bool:
+    """A condition as a bool."""
+    return bool(np.asarray(value).reshape(-1)[0])
 
 
 def _run_if(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
-    branch = op.regions[0 if bool(np.asarray(arguments[0]).reshape(-1)[0]) else 1]
+    branch = op.regions[0 if truth(arguments[0]) else 1]
     return run(branch, list(arguments[1:]))
 
 
 def _run_loop(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
-    own, captures = _split_captures(op, arguments)
-    limit, condition, *state = own
+    (limit, condition, *state), captures = split_captures(op, arguments)
     trips = MAX_TRIPS if limit is None else int(np.asarray(limit).reshape(-1)[0])
-    going = True if condition is None else bool(np.asarray(condition).reshape(-1)[0])
-    scans: list[list[Any]] = [[] for _ in range(len(op.outputs) - len(state))]
+    going = True if condition is None else truth(condition)
+    first = [np.asarray(0, np.int64), np.asarray(going), *state, *captures]
+    carried = len(state)
+    scans: list[list[Any]] = [[] for _ in range(len(op.outputs) - carried)]
     trip = 0
     while going and trip < trips:
-        results = run(op.regions[0], [np.int64(trip).reshape(()), np.bool_(going).reshape(()),
-                                      *state, *captures])  # fmt: skip
-        going = bool(np.asarray(results[0]).reshape(-1)[0])
-        state = results[1 : 1 + len(state)]
-        for collected, value in zip(scans, results[1 + len(state) :]):
+        header = [np.asarray(trip, np.int64), np.asarray(going)]
+        results = run(op.regions[0], [*header, *state, *captures])
+        going = truth(results[0])
+        state = results[1 : 1 + carried]
+        for collected, value in zip(scans, results[1 + carried :]):
             collected.append(value)
         trip += 1
-    return [*state, *(_stack(s, op, len(state) + n) for n, s in enumerate(scans))]
+    if trip == 0 and scans:
+        return [*state, *_no_rows(op.regions[0], first, len(scans))]
+    return [*state, *map(np.stack, scans)]
 
 
-def _stack(collected: list[Any], op: Op, output: int) -> np.ndarray:
-    if collected:
-        return np.stack(collected)
-    body_type = op.regions[0].results[1 + output].type
-    shape = getattr(body_type, "shape", None) or ()
-    dims = tuple(d if isinstance(d, int) else 0 for d in shape)
-    dtype = body_type.dtype.np if body_type is not None else np.float32  # type: ignore[union-attr]
-    return np.zeros((0, *dims), dtype)
+def _no_rows(region: Region, arguments: Sequence[Any], count: int) -> list[np.ndarray]:
+    """The last `count` results of a body that never ran, stacked: arrays of length 0."""
+    from graphc.ir.interp import type_of
+
+    typed = clone_region(region)
+    types = [None if a is None else type_of(a) for a in arguments]
+    _type_region(typed, types)
+    rows = []
+    for value in typed.results[len(typed.results) - count :]:
+        rows.append(np.zeros((0, *value.tensor.static_shape), value.tensor.dtype.np))
+    return rows
+
+
+class ScanShape:
+    """The attributes of a Scan with defaults filled in and axes counted from the front.
+
+    `state` is the number of loop-carried values, `in_axes` and `out_axes` the scanned axes and
+    `in_back`, `out_back` whether they are walked from the end. Ranks are those of whole tensors.
+    """
+
+    def __init__(self, op: Op, input_ranks: Sequence[int], output_ranks: Sequence[int]):
+        self.scanned = op.attrs["num_scan_inputs"]
+        own, _ = split_captures(op)
+        self.state = len(own) - self.scanned
+        self.outs = len(op.outputs) - self.state
+        get = op.attrs.get
+        self.in_axes = _axes(get("scan_input_axes") or (0,) * self.scanned, input_ranks)
+        self.out_axes = _axes(get("scan_output_axes") or (0,) * self.outs, output_ranks)
+        self.in_back = get("scan_input_directions") or (0,) * self.scanned
+        self.out_back = get("scan_output_directions") or (0,) * self.outs
+
+
+def _axes(axes: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
+    for axis, rank in zip(axes, ranks):
+        if not -rank <= axis < rank:
+            raise ModelError(f"scan axis {axis} is out of range for rank {rank}")
+    return tuple(axis % rank for axis, rank in zip(axes, ranks))
 
 
 def _run_scan(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
-    own, captures = _split_captures(op, arguments)
+    own, captures = split_captures(op, arguments)
     scanned = op.attrs["num_scan_inputs"]
     state, inputs = own[: len(own) - scanned], own[len(own) - scanned :]
-    in_axes = op.attrs.get("scan_input_axes") or (0,) * scanned
-    in_back = op.attrs.get("scan_input_directions") or (0,) * scanned
-    outs = len(op.outputs) - len(state)
-    out_axes = op.attrs.get("scan_output_axes") or (0,) * outs
-    out_back = op.attrs.get("scan_output_directions") or (0,) * outs
-    moved = [np.moveaxis(x, axis, 0) for x, axis in zip(inputs, in_axes)]
-    moved = [x[::-1] if back else x for x, back in zip(moved, in_back)]
+    shape = ScanShape(op, [x.ndim for x in inputs], ())
+    moved = [np.moveaxis(x, axis, 0) for x, axis in zip(inputs, shape.in_axes)]
+    moved = [x[::-1] if back else x for x, back in zip(moved, shape.in_back)]
     lengths = {len(x) for x in moved}
-    if len(lengths) > 1:
+    if len(lengths) != 1:
         raise ModelError(f"{op.where()}: scan inputs have different lengths {sorted(lengths)}")
-    scans: list[list[Any]] = [[] for _ in range(outs)]
-    for trip in range(lengths.pop() if lengths else 0):
+    scans: list[list[Any]] = [[] for _ in range(shape.outs)]
+    for trip in range(length := lengths.pop()):
         results = run(op.regions[0], [*state, *(x[trip] for x in moved), *captures])
-        state = results[: len(state)]
-        for collected, value in zip(scans, results[len(state) :]):
+        state = results[: shape.state]
+        for collected, value in zip(scans, results[shape.state :]):
             collected.append(value)
-    finished = []
-    for n, collected in enumerate(scans):
-        stacked = _stack(collected[::-1] if out_back[n] else collected, op, len(state) + n - 1)
-        finished.append(np.moveaxis(stacked, 0, out_axes[n]))
-    return [*state, *finished]
+    if length:
+        stacks = [np.stack(s[::-1] if back else s) for s, back in zip(scans, shape.out_back)]
+    else:
+        rows = [np.zeros(x.shape[1:], x.dtype) for x in moved]
+        stacks = _no_rows(op.regions[0], [*state, *rows, *captures], shape.outs)
+    axes = op.attrs.get("scan_output_axes") or (0,) * shape.outs
+    return [*state, *(np.moveaxis(s, 0, axis) for s, axis in zip(stacks, axes))]
 
 
 def _run_sequence_map(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
-    own, captures = _split_captures(op, arguments)
+    own, captures = split_captures(op, arguments)
     first = own[0]
     results = []
     for n in range(len(first)):
@@ -120,24 +173,142 @@ RUN: dict[str, Callable] = {
 }
 
 
+# ---------------------------------------------------------------- types
+
+
+def _type_region(region: Region, types: Sequence[Type | None]) -> list[Type]:
+    """Gives the parameters of a region these types and infers the rest; the result types."""
+    for param, type in zip(region.params, types):
+        param.type = type
+    infer_region(region)
+    return [v.type for v in region.results]  # type: ignore[misc]
+
+
+def _type_body(op: Op, region: Region, types: Sequence[Type | None], first: int) -> list[Type]:
+    """Types a region of `op` whose parameters from number `first` on are captures.
+
+    A NeedsValue raised inside names the captured operand that is meant, or no value.
+    """
+    try:
+        return _type_region(region, types)
+    except NeedsValue as error:
+        _, captures = split_captures(op)
+        inside = error.value
+        outer = dict(zip(region.params[first:], captures))
+        error.value = outer.get(inside) if isinstance(inside, Value) else None
+        raise
+
+
+def _types(values: Sequence[Value | None]) -> list[Type | None]:
+    return [None if v is None else v.type for v in values]
+
+
+def _constant_truth(value: Value | None) -> bool | None:
+    """A condition's constant value; None if it is not constant."""
+    contents = None if value is None else value.constant
+    return None if contents is None else truth(contents)
+
+
 def _infer_if(op: Op) -> list[Type]:
-    for region in op.regions:
-        for param, value in zip(region.params, op.inputs[1:]):
-            param.type = value.type  # type: ignore[union-attr]
-        infer_region(region)
-    then, orelse = ([v.type for v in r.results] for r in op.regions)
+    (condition,), captures = split_captures(op)
+    chosen = _constant_truth(condition)
+    if chosen is not None:
+        return _type_body(op, op.regions[0 if chosen else 1], _types(captures), 0)
+    then, orelse = (_type_body(op, r, _types(captures), 0) for r in op.regions)
     if then != orelse:
-        raise NeedsValue(f"branches have types {then} and {orelse}", 0)
-    return then  # type: ignore[return-value]
+        shown = [", ".join(map(str, types)) for types in (then, orelse)]
+        raise NeedsValue(f"its branches have types {shown[0]} and {shown[1]}", 0)
+    return then
 
 
-def _infer_unknown(op: Op) -> list[Type]:
-    raise NeedsValue("its output shapes depend on how often it runs", None)
+def goes_on(op: Op) -> bool:
+    """Whether the body of a Loop never asks to stop: its condition is constantly true, or is the
+    condition it was given."""
+    region = op.regions[0]
+    value: Value | None = region.results[0]
+    while value is not None and value.producer is not None and value.producer.name == "Identity":
+        value = value.producer.inputs[0]
+    return value is region.params[1] or _constant_truth(value) is True
+
+
+def trip_count(op: Op) -> int:
+    """How often a Loop runs; NeedsValue names the operand that must be constant, if any decides."""
+    (limit, condition, *_), _ = split_captures(op)
+    if condition is not None and _constant_truth(condition) is None:
+        raise NeedsValue("its first condition is not constant", 1)
+    if condition is not None and not _constant_truth(condition):
+        return 0
+    if not goes_on(op):
+        raise NeedsValue("its body decides when it ends", None)
+    if limit is None:
+        raise ModelError("has neither a trip count nor a condition, and never ends")
+    if limit.constant is None:
+        raise NeedsValue("its trip count is not constant", 0)
+    return max(0, int(limit.constant.reshape(-1)[0]))
+
+
+def _unchanged(before: Sequence[Type | None], after: Sequence[Type]) -> None:
+    for old, new in zip(before, after):
+        if old != new:
+            raise NeedsValue(f"a loop-carried value changes its type from {old} to {new}", None)
+
+
+def _infer_loop(op: Op) -> list[Type]:
+    (_, _, *state), captures = split_captures(op)
+    header: list[Type | None] = [TensorType(i64, ()), TensorType(boolean, ())]
+    carried = _types(state)
+    types = [*header, *carried, *_types(captures)]
+    _, *results = _type_body(op, op.regions[0], types, 2 + len(state))
+    _unchanged(carried, results)
+    scans = results[len(state) :]
+    if not scans:
+        return results
+    trips = trip_count(op)
+    return [*results[: len(state)], *(_stacked(t, trips, 0) for t in scans)]
+
+
+def _stacked(type: Type, length: Any, axis: int) -> TensorType:
+    if not isinstance(type, TensorType):
+        raise ModelError(f"a scan output must be a tensor, found {type}")
+    return type.with_shape((*type.dims[:axis], length, *type.dims[axis:]))
+
+
+def _infer_scan(op: Op) -> list[Type]:
+    own, captures = split_captures(op)
+    inputs = [v.tensor for v in own[len(own) - op.attrs["num_scan_inputs"] :]]
+    shape = ScanShape(op, [t.rank for t in inputs], ())
+    lengths = {t.dims[axis] for t, axis in zip(inputs, shape.in_axes)}
+    if len(lengths) != 1:
+        raise ModelError(f"scan inputs have different lengths {sorted(map(str, lengths))}")
+    carried = _types(own[: shape.state])
+    rows = [
+        t.with_shape((*t.dims[:axis], *t.dims[axis + 1 :]))
+        for t, axis in zip(inputs, shape.in_axes)
+    ]
+    types = [*carried, *rows, *_types(captures)]
+    results = _type_body(op, op.regions[0], types, len(own))
+    _unchanged(carried, results)
+    outs = [v.tensor for v in op.regions[0].results[shape.state :]]
+    axes = ScanShape(op, [t.rank for t in inputs], [t.rank + 1 for t in outs]).out_axes
+    length = lengths.pop()
+    return [*results[: shape.state], *(_stacked(t, length, a) for t, a in zip(outs, axes))]
+
+
+def _infer_sequence_map(op: Op) -> list[Type]:
+    own, captures = split_captures(op)
+    types = []
+    for value in own:
+        type = value.type
+        types.append(type.element if isinstance(type, SequenceType) else type)
+        if isinstance(types[-1], TensorType) and types[-1].shape is None:
+            raise NeedsValue("the elements of its sequences have no common shape", None)
+    results = _type_body(op, op.regions[0], [*types, *_types(captures)], len(own))
+    return [SequenceType(t) for t in results]
 
 
 REGION_INFER: dict[str, Callable[[Op], list[Type]]] = {
     "If": _infer_if,
-    "Loop": _infer_unknown,
-    "Scan": _infer_unknown,
-    "SequenceMap": _infer_unknown,
+    "Loop": _infer_loop,
+    "Scan": _infer_scan,
+    "SequenceMap": _infer_sequence_map,
 }
