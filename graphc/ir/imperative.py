@@ -8,9 +8,9 @@ Inside the function of an `@imperative` operator `f(k, operands..., *, attrs)`
 * `k.outputs` are Buffers out0, out1, ..., one for each output asked for (maybe fewer than the
   operator has); every element within the true sizes must be stored.
 
-With the trait "bounded" the dims of the outputs are upper bounds, and the kernel has a last parameter
-`sizes`, an i64 buffer with one cell per dim of every output, in order. The cells hold the bounds
-already; the function overwrites those of the dims that data decides (`store_size`). The true
+With the trait "bounded" the dims of the outputs are upper bounds, and the kernel has a last
+parameter `sizes`, an i64 buffer with one cell per dim of every output, in order. The cells hold the
+bounds already; the function overwrites those of the dims that data decides (`store_size`). The true
 output is the leading corner of the buffer: `true_shapes` says how large.
 """
 

@@ -1,4 +1,4 @@
-"""The reference interpreter of kernel IR: each kernel becomes one Python function, run on flat lists.
+"""The reference interpreter of kernel IR: each kernel becomes a Python function over flat lists.
 
 Scalars are Python ints, floats and bools, rounded or wrapped to their dtype after each operation as
 scalar_ops.py says; operations without a spelling here call that table. Every Load and Store whose
@@ -38,7 +38,7 @@ def run_kernel(kernel: Kernel, arrays: Mapping[str, np.ndarray]) -> None:
     """Runs a kernel on one array per parameter, by name; `out` and `inout` arrays are written.
 
     Arrays have the dtype and shape of their Buffer. One array object given for two parameters is
-    one storage. InternalError if the kernel reads or writes outside a buffer or an array is missing.
+    one storage. InternalError if an array is missing or an access is outside its buffer.
     """
     lists: dict[int, list] = {}
     storage = []
@@ -358,7 +358,7 @@ class _Writer:
         """The element's spelling, and the condition that its index is in range ("" if proved)."""
         if len(index) != buffer.rank:
             raise InternalError(
-                f"kernel {self.kernel.name}: {len(index)} indices for {buffer.name}, which has rank "
+                f"kernel {self.kernel.name}: {len(index)} indices for {buffer.name} of rank "
                 f"{buffer.rank}"
             )
         terms, checks, stride = [], [], 1

@@ -71,7 +71,7 @@ def _int_rem(a: int, b: int) -> int:
 def _div(a: float, b: float) -> float:
     if b:
         return a / b
-    return math.nan if a != a or a == 0 or b != b else math.copysign(math.inf, a) * math.copysign(1, b)
+    return math.nan if a != a or a == 0 else math.copysign(math.inf, a) * math.copysign(1, b)
 
 
 def _min(a: float, b: float) -> float:

@@ -1,5 +1,5 @@
-"""Random numbers from a counter: element n of a tensor is a hash of (seed, n), so that every backend
-draws the same numbers in any order and in parallel.
+"""Random numbers from a counter: element n of a tensor is a hash of (seed, n), so that every
+backend draws the same numbers in any order and in parallel.
 
 The hash is the finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
 generators, OOPSLA 2014; constants by David Stafford) applied to seed_key + n * golden, where golden

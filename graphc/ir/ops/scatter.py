@@ -100,8 +100,10 @@ def scatter_nd(k, data: Any_, indices: Int, updates: Any_, *, reduction="none"):
 
 
 @op("TensorScatter", infer=lambda past, update, write_indices=None: past.shape)
-def tensor_scatter(i, past: Any_, update: Any_, write_indices: Int = None, *, axis=-2, mode="linear"):
-    """past with `update` written along `axis` from write_indices[batch] on (wrapping if circular)."""
+def tensor_scatter(
+    i, past: Any_, update: Any_, write_indices: Int = None, *, axis=-2, mode="linear"
+):
+    """past with `update` written along `axis` from write_indices[batch] on, or wrapping around."""
     axis = _axis(axis, past.rank)
     if mode not in ("linear", "circular"):
         raise ModelError(f"mode {mode!r} is not linear or circular")

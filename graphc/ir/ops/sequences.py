@@ -178,5 +178,3 @@ def optional_get_element(value: Any_):
     if value is None:
         raise ModelError("OptionalGetElement: the optional is empty")
     return value
-
-

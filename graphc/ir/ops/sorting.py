@@ -303,4 +303,3 @@ def _number_by_occurrence(k: KernelBuilder, items: _Items, order: Buffer, groups
 
 
 __all__ = ["Heap", "comes_first", "swap_in", "top_k", "unique"]
-

@@ -1,8 +1,8 @@
 """TfIdfVectorizer: counts of n-grams, as a graph of comparisons with the constant pool.
 
-For each n-gram length n and skip distance s, the windows x[p], x[p+s], ..., x[p+(n-1)s] are compared
-with all n-grams of that length at once, and the matches are summed over the positions p. Works on
-integers and strings alike.
+For each n-gram length n and skip distance s, the windows x[p], x[p+s], ..., x[p+(n-1)s] are
+compared with all n-grams of that length at once, and the matches are summed over the positions p.
+Works on integers and strings alike.
 """
 
 from __future__ import annotations
