@@ -21,7 +21,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from graphc.ir import scalar_ops
-from graphc.ir.dtypes import DType, boolean, i64
+from graphc.ir.dtypes import DType, boolean, f32, i64
+from graphc.ir.literals import float_text, name_text, quote
 from graphc.ir.scalar_ops import TABLE, ScalarOp
 
 _interned: WeakValueDictionary = WeakValueDictionary()
@@ -155,6 +156,7 @@ class Const(Expr):
             dtype = _natural(value)
         if dtype.is_float:
             value = float(scalar_ops.apply(TABLE["cast"], dtype, np.float64(value)))
+            value = math.nan if value != value else value  # one NaN, so that it prints and parses
             key_value: object = struct.pack("<d", value)
         elif dtype is boolean:
             value = key_value = bool(value)
@@ -189,6 +191,9 @@ class Sym(Expr):
     """A named dimension known to lie in lo..hi (hi None: no bound known)."""
 
     __slots__ = ("name", "lo", "hi")
+    name: str
+    lo: int
+    hi: int | None
 
     def __new__(cls, name: str, lo: int = 0, hi: int | None = None):
         def fill(node):
@@ -221,9 +226,10 @@ class Index(Expr):
 
 
 class Ref(Expr):
-    """A scalar variable of a kernel: bound by Let, or mutable by Assign."""
+    """A scalar variable of a kernel, bound by Let."""
 
     __slots__ = ("name",)
+    name: str
 
     def __new__(cls, name: str, dtype: DType):
         def fill(node):
@@ -541,7 +547,7 @@ def cost(root: Expr) -> int:
 
 # ---------------------------------------------------------------- text
 
-_PRECEDENCE = {
+PRECEDENCE = {
     **dict.fromkeys(("or", "xor"), 1), "and": 2,
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), 3),
     **dict.fromkeys(("bor", "bxor", "band"), 4), **dict.fromkeys(("shl", "shr"), 5),
@@ -551,12 +557,15 @@ _PRECEDENCE = {
 
 
 def literal_text(value, dtype: DType) -> str:
-    """A literal as text: bare for i64 indices, with a type suffix otherwise."""
+    """A literal as text: `3` is i64 and `3.0` is f32; other types are written `3:i32`."""
     if dtype is boolean:
         return "true" if value else "false"
     if dtype is i64:
         return str(value)
-    return f"{value!r}:{dtype}"
+    if dtype.is_float:
+        text = float_text(value, dtype)
+        return text if dtype is f32 and math.isfinite(value) else f"{text}:{dtype}"
+    return f"{quote(value) if isinstance(value, str) else repr(value)}:{dtype}"
 
 
 def to_text(node: Expr) -> str:
@@ -570,18 +579,18 @@ def _text(node: Expr) -> str:
     if isinstance(node, Const):
         return literal_text(node.value, node.dtype)
     if isinstance(node, (Sym, Index, Ref)):
-        return node.name
+        return name_text(node.name)
     if isinstance(node, Load):
         return f"{_source(node.source)}[{', '.join(map(to_text, node.index))}]"
     if isinstance(node, Reduce):
-        axes = ", ".join(f"{a.name}<{a.extent}" for a in node.axes)
+        axes = ", ".join(f"{name_text(a.name)}<{a.extent}" for a in node.axes)
         return f"{node.op}({axes}: {to_text(node.body)})"
     assert isinstance(node, Call)
     return _call_text(node)
 
 
 def _source(name: str) -> str:
-    return f"${name}" if name.isdigit() else name
+    return f"${name}" if name.isdigit() else name_text(name)
 
 
 def _call_text(node: Call) -> str:
@@ -589,9 +598,10 @@ def _call_text(node: Call) -> str:
     if op.rule == "cast":
         return f"{op.name}<{node.dtype}>({to_text(args[0])})"
     if op.symbol and op.name != "pow":
-        level = _PRECEDENCE[op.name]
-        if op.arity == 1:
-            return op.symbol + _wrap(args[0], level)
+        level = PRECEDENCE[op.name]
+        if op.arity == 1:  # -(1.0) is the negation of a literal, -1.0 is a literal
+            constant = isinstance(args[0], Const)
+            return op.symbol + (f"({to_text(args[0])})" if constant else _wrap(args[0], level))
         left, right = _wrap(args[0], level), _wrap(args[1], level + 1)
         return f"{left} {op.symbol} {right}"
     return f"{op.name}({', '.join(map(to_text, args))})"
@@ -599,6 +609,6 @@ def _call_text(node: Call) -> str:
 
 def _wrap(node: Expr, level: int) -> str:
     text = to_text(node)
-    own = _PRECEDENCE.get(node.op.name, 10) if isinstance(node, Call) and node.op.symbol else 10
+    own = PRECEDENCE.get(node.op.name, 10) if isinstance(node, Call) and node.op.symbol else 10
     negative = isinstance(node, Const) and text.startswith("-") and level > 6
     return f"({text})" if own < level or negative else text
