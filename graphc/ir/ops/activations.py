@@ -56,9 +56,7 @@ def celu(i, x: Float, *, alpha: float = 1.0):
 
 
 @op("Selu")
-def selu(
-    i, x: Float, *, alpha: float = 1.6732632423543772, gamma: float = 1.0507009873554805
-):
+def selu(i, x: Float, *, alpha: float = 1.6732632423543772, gamma: float = 1.0507009873554805):
     """gamma * x above 0, else gamma * alpha * (exp(x) - 1)."""
     v = wide(x[i])
     return (select(v > 0, v, (exp(v) - 1) * alpha) * gamma).cast(x.dtype)
@@ -118,8 +116,8 @@ def softplus(i, x: Float):
 def mish(i, x: Float):
     """x * tanh(log(1 + exp(x))).
 
-    With n = exp(-|x|) the tanh is (1 + 2n) / (1 + 2n + 2n^2) for x >= 0, (n^2 + 2n) / (n^2 + 2n + 2)
-    below.
+    With n = exp(-|x|) the tanh is (1 + 2n) / (1 + 2n + 2n^2) for x >= 0, and below 0
+    (n^2 + 2n) / (n^2 + 2n + 2).
     """
     v = wide(x[i])
     n = exp(-absolute(v))

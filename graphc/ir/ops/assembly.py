@@ -9,11 +9,12 @@ import math
 
 import numpy as np
 
-from graphc.errors import ModelError, UnsupportedError
+from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Expr, as_expr, reduce, select
-from graphc.ir.opdef import Any_, Float, Int, Known, Number, axes as fresh_axes, composite, op
+from graphc.ir.opdef import Any_, Float, Int, Known, Number, composite, op
+from graphc.ir.opdef import axes as fresh_axes
 from graphc.ir.ops.helpers import (
     all_of,
     choose,
@@ -37,9 +38,7 @@ def _joined(*parts, axis):
     first = replaced(parts[0].shape, axis, 0)
     for part in parts:
         if part.rank != len(first) or replaced(part.shape, axis, 0) != first:
-            raise ModelError(
-                f"parts {[list(p.shape) for p in parts]} differ outside axis {axis}"
-            )
+            raise ModelError(f"parts {[list(p.shape) for p in parts]} differ outside axis {axis}")
     total = sum(part.shape[axis] for part in parts)
     return replaced(parts[0].shape, axis, total)
 
@@ -73,9 +72,7 @@ def _paddings(x, pads, axes) -> dict[int, tuple[int, int]]:
 
 def _padded(x, pads, value, axes):
     amounts = _paddings(x, pads, axes)
-    return tuple(
-        extent + sum(amounts.get(n, (0, 0))) for n, extent in enumerate(x.shape)
-    )
+    return tuple(extent + sum(amounts.get(n, (0, 0))) for n, extent in enumerate(x.shape))
 
 
 def _reflected(position: Expr, extent, before: int, after: int) -> Expr:
@@ -84,7 +81,8 @@ def _reflected(position: Expr, extent, before: int, after: int) -> Expr:
         return as_expr(0, i64)
     last = extent - 1
     if before <= last and after <= last:
-        return select(position < 0, -position, select(position > last, last * 2 - position, position))
+        mirrored = select(position > last, last * 2 - position, position)
+        return select(position < 0, -position, mirrored)
     turn = position % (2 * last)
     return select(turn > last, 2 * last - turn, turn)
 

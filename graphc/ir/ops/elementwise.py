@@ -203,4 +203,3 @@ def dropout(
     mask = b.GreaterOrEqual(uniform, rate)
     scaled = b.Mul(x, b.constant(1 / (1 - rate), x.tensor.dtype))
     return b.Where(mask, scaled, b.constant(0, x.tensor.dtype)), mask
-

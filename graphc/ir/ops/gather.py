@@ -62,9 +62,7 @@ def _gathered_nd(x, indices, *, batch_dims):
 def gather_nd(i, x: Any_, indices: Int, *, batch_dims: int = 0):
     """The last dimension of `indices` holds positions in x after its batch dimensions."""
     depth, outer = indices.shape[-1], tuple(i[: indices.rank - 1])
-    found = [
-        wrap_index(indices[(*outer, k)], x.shape[batch_dims + k]) for k in range(depth)
-    ]
+    found = [wrap_index(indices[(*outer, k)], x.shape[batch_dims + k]) for k in range(depth)]
     return x[(*outer[:batch_dims], *found, *i[indices.rank - 1 :])]
 
 

@@ -158,7 +158,10 @@ def space_to_depth(i, x: Any_, *, blocksize: int, mode: str = "DCR"):
     if mode not in ("DCR", "CRD"):
         raise ModelError(f"mode must be DCR or CRD, found {mode!r}")
     channels, area = x.shape[1], blocksize * blocksize
-    c, block = (depth % channels, depth // channels) if mode == "DCR" else (depth // area, depth % area)
+    if mode == "DCR":
+        c, block = depth % channels, depth // channels
+    else:
+        c, block = depth // area, depth % area
     return x[n, c, h * blocksize + block // blocksize, w * blocksize + block % blocksize]
 
 
