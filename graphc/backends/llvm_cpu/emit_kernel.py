@@ -1,0 +1,270 @@
+"""Kernels to LLVM IR text: one internal function per phase of a kernel.
+
+A phase is a top-level parallel loop, run over the range [begin, end) it is given, or the other
+statements between such loops. A kernel that names a value or array at top level is one phase. Buffers
+arrive as an array of pointers; the body gets them as noalias parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from graphc.backends.llvm_cpu import spell
+from graphc.backends.llvm_cpu.emit_expr import ExprEmitter, Storage
+from graphc.backends.llvm_cpu.spell import Typed
+from graphc.errors import InternalError
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Expr, Index, as_expr
+from graphc.ir.kernel import Alloc, Body, For, If, Kernel, Let, Stmt, Store, While, substitute_body
+from graphc.ir.simplify import simplify
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A function `name(ptr args, i64 begin, i64 end)`; extent 1 and not parallel: call (0, 1)."""
+
+    name: str
+    extent: int
+    parallel: bool
+
+
+@dataclass
+class Declarations:
+    """Declarations of intrinsics and C functions that a module needs, each once."""
+
+    lines: dict[str, None] = field(default_factory=dict)
+
+    def add(self, text: str) -> None:
+        self.lines[text] = None
+
+
+def emit_kernel(kernel: Kernel, declarations: Declarations) -> tuple[list[Phase], str]:
+    """The phases of a kernel in order, and the LLVM IR of their functions."""
+    phases, texts = [], []
+    for number, (parallel, body) in enumerate(_phases(kernel)):
+        name = f"{spell.global_name(kernel.name)}.{number}"
+        extent = 1
+        if parallel:
+            (loop,) = body
+            assert isinstance(loop, For)
+            if not isinstance(loop.extent, int):
+                raise InternalError(f"parallel loop of {kernel.name} has no constant extent")
+            extent = loop.extent
+        texts.append(_Function(kernel, name, declarations).text(body, parallel))
+        phases.append(Phase(name, extent, parallel))
+    return phases, "\n".join(texts)
+
+
+def _phases(kernel: Kernel) -> list[tuple[bool, Body]]:
+    if any(isinstance(s, (Let, Alloc)) for s in kernel.body):
+        return [(False, kernel.body)]
+    out: list[tuple[bool, Body]] = []
+    for parallel, group in groupby(kernel.body, _is_parallel):
+        if parallel:
+            out += [(True, (stmt,)) for stmt in group]
+        else:
+            out.append((False, tuple(group)))
+    return out
+
+
+def _is_parallel(stmt: Stmt) -> bool:
+    return isinstance(stmt, For) and stmt.kind == "parallel"
+
+
+class _Function:
+    """Emits the body of one phase."""
+
+    def __init__(self, kernel: Kernel, name: str, declarations: Declarations):
+        self.kernel, self.name = kernel, name
+        self.lines: list[str] = []
+        self.allocas: list[str] = []
+        self.count = 0
+        self.label_name = "entry"
+        storage = {
+            b.name: Storage(f"%b.{n}", b.dtype, int(b.shape[0]) if b.shape else 1)
+            for n, b in enumerate(kernel.params)
+        }
+        self.expr = ExprEmitter(self.line, self.fresh, declarations.add, storage)
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " + text)
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"%t{self.count}"
+
+    def label(self, name: str) -> None:
+        self.lines.append(f"{name}:")
+        self.label_name = name
+
+    def text(self, body: Body, parallel: bool) -> str:
+        if parallel:
+            (loop,) = body
+            assert isinstance(loop, For)
+            self.counted_loop(loop.var, "%begin", "%end", loop.body, guard=True)
+        else:
+            self.statements(body)
+        params = [f"ptr noalias %b.{n}" for n in range(len(self.kernel.params))]
+        inner = ", ".join([*params, "i64 %begin", "i64 %end"])
+        return "\n".join(
+            [
+                f"define internal void {self.name}.body({inner}) #0 {{",
+                "entry:",
+                *self.allocas,
+                *self.lines,
+                "  ret void",
+                "}",
+                *self._wrapper(),
+            ]
+        )
+
+    def _wrapper(self) -> list[str]:
+        lines = [f"define internal void {self.name}(ptr %args, i64 %begin, i64 %end) #0 {{"]
+        for n in range(len(self.kernel.params)):
+            lines.append(f"  %a{n} = getelementptr ptr, ptr %args, i64 {n}")
+            lines.append(f"  %p{n} = load ptr, ptr %a{n}")
+        passed = ", ".join(f"ptr %p{n}" for n in range(len(self.kernel.params)))
+        comma = ", " if passed else ""
+        lines.append(f"  call void {self.name}.body({passed}{comma}i64 %begin, i64 %end)")
+        return [*lines, "  ret void", "}"]
+
+    # ---------------------------------------------------------------- statements
+
+    def statements(self, body: Body) -> None:
+        names, storage = dict(self.expr.names), dict(self.expr.storage)
+        for stmt in body:
+            self.expr.new_statement()
+            _EMIT[type(stmt)](self, stmt)
+        self.expr.names, self.expr.storage = names, storage
+
+    def let(self, stmt: Let) -> None:
+        self.expr.names[stmt.ref] = self.expr.value(stmt.value)
+
+    def store(self, stmt: Store) -> None:
+        (offset,) = stmt.index or (Const(0, i64),)
+        self.expr.store(self.expr.storage[stmt.buffer], offset, stmt.value)
+
+    def alloc(self, stmt: Alloc) -> None:
+        buffer = stmt.buffer
+        elements = 1
+        for extent in buffer.shape:
+            elements *= int(extent)
+        lanes = self.expr.lanes if self.expr.vector is not None else 1
+        element = spell.vector_of(spell.storage_type(buffer.dtype), lanes)
+        name = f"%m{len(self.allocas)}"
+        self.allocas.append(f"  {name} = alloca [{max(elements, 1)} x {element}], align 64")
+        self.expr.storage[buffer.name] = Storage(name, buffer.dtype, elements, True, lanes)
+
+    def loop(self, stmt: For) -> None:
+        kinds = {"unroll": self.unrolled, "vector": self.vectorised}
+        kinds.get(stmt.kind, self.serial)(stmt)
+
+    def serial(self, stmt: For) -> None:
+        extent = stmt.extent
+        if isinstance(extent, int):
+            if extent == 1:
+                self.statements(_at(stmt, 0))
+            elif extent > 1:
+                self.counted_loop(stmt.var, "0", str(extent), stmt.body, guard=False)
+            return
+        end = self.expr.value(extent)
+        self.counted_loop(stmt.var, "0", end.text, stmt.body, guard=True)
+
+    def unrolled(self, stmt: For) -> None:
+        assert isinstance(stmt.extent, int)
+        for n in range(stmt.extent):
+            self.statements(_at(stmt, n))
+
+    def vectorised(self, stmt: For) -> None:
+        if self.expr.vector is not None or not isinstance(stmt.extent, int):
+            raise InternalError(f"nested or open-ended vector loop over {stmt.var}")
+        if stmt.extent == 1:
+            self.statements(_at(stmt, 0))
+            return
+        self.expr.vector, self.expr.lanes = stmt.var, stmt.extent
+        self.statements(stmt.body)
+        self.expr.vector, self.expr.lanes = None, 1
+        self.expr.new_statement()
+
+    def counted_loop(self, var: Index, begin: str, end: str, body: Body, guard: bool) -> None:
+        """A bottom-tested loop; `guard` tests once before it for an empty range."""
+        number = self.count = self.count + 1
+        head, latch, done = (f"{part}{number}" for part in ("loop", "next", "done"))
+        before = f"pre{number}"
+        if guard:
+            test = self.fresh()
+            self.line(f"{test} = icmp slt i64 {begin}, {end}")
+            self.line(f"br i1 {test}, label %{before}, label %{done}")
+        else:
+            self.line(f"br label %{before}")
+        self.label(before)
+        self.line(f"br label %{head}")
+        self.label(head)
+        index, following, test = f"%i{number}", f"%n{number}", f"%c{number}"
+        self.line(f"{index} = phi i64 [ {begin}, %{before} ], [ {following}, %{latch} ]")
+        old = self.expr.names.get(var)
+        self.expr.names[var] = Typed(index, i64)
+        self.statements(body)
+        if old is not None:
+            self.expr.names[var] = old
+        self.line(f"br label %{latch}")
+        self.label(latch)
+        self.line(f"{following} = add nuw nsw i64 {index}, 1")
+        self.line(f"{test} = icmp slt i64 {following}, {end}")
+        self.line(f"br i1 {test}, label %{head}, label %{done}")
+        self.label(done)
+        self.expr.new_statement()
+
+    def branch(self, stmt: If) -> None:
+        condition = self.expr.value(stmt.condition)
+        if condition.lanes > 1:
+            raise InternalError("an If inside a vector loop must not depend on the lane")
+        number = self.count = self.count + 1
+        then, other, done = (f"{part}{number}" for part in ("then", "else", "join"))
+        self.line(f"br i1 {condition.text}, label %{then}, label %{other}")
+        for name, body in ((then, stmt.then), (other, stmt.orelse)):
+            self.label(name)
+            self.expr.new_statement()
+            self.statements(body)
+            self.line(f"br label %{done}")
+        self.label(done)
+        self.expr.new_statement()
+
+    def repeat(self, stmt: While) -> None:
+        number = self.count = self.count + 1
+        head, inside, done = (f"{part}{number}" for part in ("while", "do", "end"))
+        self.line(f"br label %{head}")
+        self.label(head)
+        self.expr.new_statement()
+        condition = self.expr.value(stmt.condition)
+        self.line(f"br i1 {condition.text}, label %{inside}, label %{done}")
+        self.label(inside)
+        self.expr.new_statement()
+        self.statements(stmt.body)
+        self.line(f"br label %{head}")
+        self.label(done)
+        self.expr.new_statement()
+
+
+def _at(stmt: For, value: int) -> Body:
+    """The body of a loop at one value of its index."""
+    mapping: dict[Expr, Expr] = {stmt.var: as_expr(value, i64)}
+    body = substitute_body(stmt.body, mapping)
+    return tuple(_simplified(s) for s in body)
+
+
+def _simplified(stmt: Stmt) -> Stmt:
+    from graphc.ir.kernel import map_stmt
+
+    return map_stmt(stmt, simplify)
+
+
+_EMIT = {
+    Let: _Function.let,
+    Store: _Function.store,
+    Alloc: _Function.alloc,
+    For: _Function.loop,
+    If: _Function.branch,
+    While: _Function.repeat,
+}

@@ -1,0 +1,144 @@
+"""exp, log, tanh, erf and friends as float32 polynomials: for vectors, and for targets without libm.
+
+Range reductions and the coefficients of exp, log and tanh's shape follow Cephes (S. L. Moshier,
+Methods and Programs for Mathematical Functions, 1989); the polynomials of erf and tanh are our own
+Chebyshev fits in float64. Errors stay below 3 units in the last place of float32 (erf: 2e-7
+absolute). NaN goes through; overflow gives inf, underflow 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graphc.ir.dtypes import f32, i32
+from graphc.ir.expr import Call, Const, Expr, absolute, bitcast, call, cast, select, transform
+
+MAGIC = 12582912.0  # 1.5 * 2**23: adding it leaves an integer in the low bits
+
+
+def _f(value: float) -> Const:
+    return Const(value, f32)
+
+
+def fma(a: Expr, b, c) -> Expr:
+    return call("fma", a, b, c)
+
+
+def polynomial(x: Expr, coefficients: list[float]) -> Expr:
+    """Horner's scheme, highest power first."""
+    result: Expr = _f(coefficients[0])
+    for c in coefficients[1:]:
+        result = fma(result, x, _f(c))
+    return result
+
+
+def _power_of_two(n: Expr) -> Expr:
+    """2**n for an i32 n in -126..127."""
+    return bitcast((n + 127) << Const(23, i32), f32)
+
+
+_EXP = [1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
+        5.0000001201e-1]  # fmt: skip
+
+
+def exp_f32(x: Expr) -> Expr:
+    """2**n * e**r with n = round(x / ln 2), |r| <= ln 2 / 2."""
+    x = select(x > 89.0, 89.0, select(x < -104.0, -104.0, x))
+    shifted = fma(x, _f(1.44269504088896341), _f(MAGIC))
+    n = shifted - MAGIC
+    r = fma(n, _f(-0.693359375), x)
+    r = fma(n, _f(2.12194440e-4), r)
+    y = fma(polynomial(r, _EXP), r * r, r) + 1.0
+    whole = bitcast(shifted, i32) - 0x4B400000
+    half = whole >> Const(1, i32)  # in two steps, so that subnormal results are reached
+    return y * _power_of_two(half) * _power_of_two(whole - half)
+
+
+_LOG = [7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+        -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1]  # fmt: skip
+
+
+def log_f32(x: Expr) -> Expr:
+    """log(m) + e * ln 2 with the mantissa m in sqrt(1/2) .. sqrt(2)."""
+    tiny = x < 1.17549435e-38
+    scaled = select(tiny, x * 8388608.0, x)
+    bits = bitcast(scaled, i32)
+    exponent = ((bits - 0x3F3504F3) >> Const(23, i32))
+    mantissa = bitcast(bits - (exponent << Const(23, i32)), f32)
+    e = cast(exponent, f32) - select(tiny, _f(23.0), _f(0.0))
+    m = mantissa - 1.0
+    z = m * m
+    y = polynomial(m, _LOG) * m * z
+    y = fma(e, _f(-2.12194440e-4), y) - z * 0.5
+    result = fma(e, _f(0.693359375), m + y)
+    result = select(x.eq(float("inf")), float("inf"), result)
+    result = select(x.eq(0.0), float("-inf"), result)
+    return select(x >= 0.0, result, float("nan"))
+
+
+_TANH = [-0.006104947533458471, 0.021003641188144684, -0.05385249853134155, 0.13332782685756683,
+         -0.333333283662796]  # fmt: skip
+
+
+def tanh_f32(x: Expr) -> Expr:
+    """x + x**3 p(x**2) for small x, 1 - 2 / (e**2|x| + 1) with the sign of x above."""
+    size = absolute(x)
+    z = x * x
+    small = fma(polynomial(z, _TANH) * z, x, x)
+    large = 1.0 - 2.0 / (exp_f32(size + size) + 1.0)
+    return select(size < 0.625, small, select(x < 0.0, -large, large))
+
+
+_ERF_SMALL = [8.144524326780811e-05, -0.0008088070899248123, 0.005196115467697382,
+              -0.02685738168656826, 0.11283658444881439, -0.37612631916999817,
+              1.128379225730896]  # fmt: skip
+_ERFC = [-1.577663510943239e-06, 4.489322964218445e-05, -0.0005870881723240018,
+         0.004714576993137598, -0.02629471756517887, 0.10986018180847168, 0.6320570111274719,
+         1.1300996541976929, -0.00028745856252498925]  # fmt: skip
+
+
+def erf_f32(x: Expr) -> Expr:
+    """x p(x**2) for |x| < 0.96, else 1 - exp(-q(|x|)) with the sign of x."""
+    size = absolute(x)
+    small = x * polynomial(x * x, _ERF_SMALL)
+    clipped = select(size > 4.1, 4.1, size)
+    large = 1.0 - exp_f32(-polynomial(clipped, _ERFC))
+    return select(size < 0.96, small, select(x < 0.0, -large, large))
+
+
+POLYNOMIALS: dict[str, Callable[[Expr], Expr]] = {
+    "exp": exp_f32,
+    "log": log_f32,
+    "tanh": tanh_f32,
+    "erf": erf_f32,
+}
+
+
+def expand_math(root: Expr, functions: dict[str, Callable[[Expr], Expr]] = POLYNOMIALS) -> Expr:
+    """Replaces those functions of float32 (and of narrower floats, computed in float32)."""
+
+    def visit(node: Expr) -> Expr | None:
+        if not (isinstance(node, Call) and node.op.name in functions):
+            return None
+        if node.dtype.compute is not f32:
+            return None
+        wide = functions[node.op.name](cast(node.args[0], f32))
+        return cast(wide, node.dtype)
+
+    return transform(root, visit)
+
+
+def sign_as_select(root: Expr) -> Expr:
+    """sign(x) by comparisons: NaN stays, and so does a zero's value."""
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, Call) and node.op.name == "sign":
+            x = node.args[0]
+            one, minus = Const(1, x.dtype), Const(-1, x.dtype)
+            if x.dtype.kind == "uint":
+                return select(x > 0, one, Const(0, x.dtype))
+            zero_or_nan = select(x.eq(0), Const(0, x.dtype), x)
+            return select(x > 0, one, select(x < 0, minus, zero_or_nan))
+        return None
+
+    return transform(root, visit)

@@ -1,0 +1,347 @@
+"""From a graph to a program: kernels by strategies, views, constants, and the arena.
+
+Every op becomes kernel calls on named storages. A value's storage is the place of the value itself,
+or, for a view, its operand's at an offset. Temporaries that strategies ask for are storages too;
+those that depend on constants alone are computed now (weights packed once). Kernels that are equal
+up to names are shared. Memory planning then gives every arena storage its offset.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from graphc import memplan
+from graphc.errors import InternalError, UnsupportedError
+from graphc.ir.expr import Index, Load
+from graphc.ir.graph import Graph, Op, Value
+from graphc.ir.interp import evaluate
+from graphc.ir.kernel import Buffer, Kernel, walk_stmts
+from graphc.ir.program import Program, Slot, Step
+from graphc.passes.lower.computation import (
+    Computation,
+    Lowered,
+    Output,
+    computation,
+    input_names,
+    physical_buffer,
+)
+from graphc.passes.lower.nest import split_outputs
+from graphc.passes.lower.views import view_of
+
+Strategy = Callable[[Computation], "Lowered | str"]
+
+
+@dataclass
+class Storage:
+    """Where a tensor lives before planning: a root, and the offset of this view of it in bytes."""
+
+    name: str
+    space: str  # input, output, const, arena
+    buffer: Buffer
+    index: int = 0
+    root: str = ""
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.buffer.shape) * self.buffer.dtype.size  # type: ignore[arg-type]
+
+
+@dataclass
+class Call:
+    """A kernel call on storages by name; `inplace` lists (output, input) that may coincide."""
+
+    kernel: str
+    arguments: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    loc: tuple[str, ...] = ()
+    flops: int = 0
+    inplace: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass
+class Lowering:
+    """The state of lowering one graph. `strategies` are tried in order; the last always matches."""
+
+    graph: Graph
+    strategies: Sequence[Strategy]
+    name: str = "model"
+    notes: list[str] = field(default_factory=list)
+    kernels: dict[tuple, Kernel] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    storages: dict[str, Storage] = field(default_factory=dict)
+    of_value: dict[Value, str] = field(default_factory=dict)
+    constants: list[np.ndarray] = field(default_factory=list)
+    packed: dict[tuple, str] = field(default_factory=dict)
+
+    def run(self) -> Program:
+        for position, value in enumerate(self.graph.params):
+            self.define(value, "input", position)
+        self.reserve_outputs()
+        for op in self.graph.ops:
+            if op.name != "Constant":
+                self.lower_op(op)
+        self.finish_outputs()
+        return self.program()
+
+    # ---------------------------------------------------------------- storages
+
+    def define(self, value: Value, space: str, index: int = 0) -> str:
+        """Gives a value a storage of its own."""
+        name = f"s{len(self.storages)}"
+        self.storages[name] = Storage(name, space, physical_buffer(name, value.tensor, ""), index, name)
+        self.of_value[value] = name
+        return name
+
+    def reserve_outputs(self) -> None:
+        """Results made by a kernel are written straight into the caller's output."""
+        taken: set[Value] = set()
+        for position, value in enumerate(self.graph.results):
+            made = value.producer is not None and value.constant is None
+            if made and value not in taken and value.tensor.layout is None:
+                taken.add(value)
+                self.define(value, "output", position)
+
+    def storage(self, value: Value) -> str:
+        if value not in self.of_value:
+            contents = value.constant
+            if contents is None:
+                self.define(value, "arena")
+            else:
+                self.define_constant(value, contents)
+        return self.of_value[value]
+
+    def define_constant(self, value: Value, contents: np.ndarray) -> None:
+        layout = value.tensor.layout
+        array = contents.transpose(layout.order) if layout else contents
+        self.define(value, "const", self.add_constant(array))
+
+    def add_constant(self, array: np.ndarray) -> int:
+        self.constants.append(np.ascontiguousarray(array).reshape(np.shape(array)))
+        return len(self.constants) - 1
+
+    def temporary(self, buffer: Buffer, space: str = "arena", index: int = 0) -> str:
+        name = f"s{len(self.storages)}"
+        self.storages[name] = Storage(name, space, buffer, index, name)
+        return name
+
+    def alias(self, value: Value, source: str, offset: int) -> None:
+        """Makes a value a view of a storage."""
+        base = self.storages[source]
+        name = f"s{len(self.storages)}"
+        buffer = physical_buffer(name, value.tensor, "")
+        self.storages[name] = Storage(
+            name, base.space, buffer, base.index, base.root, base.offset + offset
+        )
+        self.of_value[value] = name
+
+    # ---------------------------------------------------------------- ops
+
+    def lower_op(self, op: Op) -> None:
+        if op.defn.form == "imperative":
+            self.lower_imperative(op)
+            return
+        if op.defn.form not in ("elementwise", "indexed") and op.name != "fused":
+            raise UnsupportedError(f"{op.where()}: {op.defn.form} operators have no kernel")
+        whole = computation(op)
+        view = view_of(whole)
+        names = input_names(op)
+        if view is not None and op.output not in self.of_value:
+            source, offset = view
+            value = names[source]
+            self.alias(op.output, self.storage(value), offset * value.tensor.dtype.size)
+            return
+        places = {o.buffer.name: self.storage(v) for o, v in zip(whole.outputs, op.outputs)}
+        for part in split_outputs(whole):
+            used = {name: self.storage(names[name]) for name in (b.name for b in part.inputs)}
+            known = {n: names[n].constant for n in part.constants if n in used}
+            self.lower_computation(part, {**used, **places}, known, op)
+
+    def lower_computation(self, part: Computation, places: dict[str, str], known, op: Op) -> None:
+        """Lowers one computation whose buffers are at `places`."""
+        lowered = self.choose(part)
+        places = dict(places)
+        for buffer, preparation in zip(lowered.temporaries, lowered.prepare):
+            places[buffer.name] = self.prepare(buffer, preparation, places, known, op)
+        self.call(lowered, places, op)
+
+    def choose(self, part: Computation) -> Lowered:
+        for strategy in self.strategies:
+            lowered = strategy(part)
+            if isinstance(lowered, Lowered):
+                return lowered
+            self.notes.append(f"{part.label}: {lowered}")
+        raise InternalError(f"no strategy took {part.label}")
+
+    def prepare(self, buffer: Buffer, preparation: Computation, places, known, op: Op) -> str:
+        """Fills a temporary: now if it depends on constants alone, else by kernels of its own."""
+        reads = {b.name for b in preparation.inputs}
+        if reads <= set(known):
+            key = (preparation.outputs[0].expr, buffer.shape, tuple(id(known[n]) for n in sorted(reads)))
+            if key not in self.packed:
+                arrays = {n: self.physical(n, places) for n in reads}
+                contents = materialise(preparation.outputs[0], arrays)
+                self.packed[key] = self.temporary(buffer, "const", self.add_constant(contents))
+            return self.packed[key]
+        place = self.temporary(buffer)
+        inner = {preparation.outputs[0].buffer.name: place, **{n: places[n] for n in reads}}
+        self.lower_computation(preparation, inner, known, op)
+        return place
+
+    def physical(self, name: str, places: dict[str, str]) -> np.ndarray:
+        storage = self.storages[places[name]]
+        return self.constants[storage.index]
+
+    def call(self, lowered: Lowered, places: dict[str, str], op: Op) -> None:
+        kernel = self.shared(lowered.kernel, op)
+        arguments = tuple(places[b.name] for b in lowered.kernel.params)
+        reads = tuple(places[b.name] for b in lowered.kernel.params if b.access != "out")
+        writes = tuple(places[b.name] for b in lowered.kernel.params if b.access != "in")
+        pairs = tuple((places[a], places[b]) for a, b in lowered.inplace)
+        self.calls.append(Call(kernel, arguments, reads, writes, op.loc, lowered.flops, pairs))
+
+    def shared(self, kernel: Kernel, op: Op) -> str:
+        """The name of an equal kernel, or of this one, now registered under a unique name."""
+        key = (kernel.params, kernel.body)
+        if key not in self.kernels:
+            self.kernels[key] = replace(kernel, name=f"{kernel.name}_{len(self.kernels)}")
+        return self.kernels[key].name
+
+    def lower_imperative(self, op: Op) -> None:
+        from graphc.ir.imperative import imperative_kernel
+
+        if "bounded" in op.defn.traits:
+            raise UnsupportedError(f"{op.where()}: output sizes depend on data")
+        kernel = flat_kernel(imperative_kernel(op))
+        operands = {f"in{n}": v for n, v in enumerate(op.inputs) if v is not None}
+        results = {f"out{n}": v for n, v in enumerate(op.outputs)}
+        places = {b.name: self.storage({**operands, **results}[b.name]) for b in kernel.params}
+        self.call(Lowered(kernel), places, op)
+
+    def finish_outputs(self) -> None:
+        """Copies results that are views, inputs, constants or repeated into their outputs."""
+        for position, value in enumerate(self.graph.results):
+            place = self.storages[self.storage(value)]
+            if (place.space, place.index, place.offset) == ("output", position, 0):
+                continue
+            self.copy(value, position)
+
+    def copy(self, value: Value, position: int) -> None:
+        type = value.tensor.with_layout(None)
+        source = physical_buffer("in0", value.tensor, "in")
+        target = physical_buffer("out0", type, "out")
+        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(target.shape))
+        layout = value.tensor.layout
+        load = Load("in0", layout.physical(index) if layout else index, type.dtype)
+        part = Computation((source,), (Output(target, index, load),), frozenset(), "copy")
+        name = self.temporary(target, "output", position)
+        lowered = self.choose(part)
+        op = value.producer or Op.__new__(Op)
+        loc = value.producer.loc if value.producer is not None else ()
+        kernel = self.shared(lowered.kernel, op)
+        self.calls.append(Call(kernel, (self.storage(value), name), (self.storage(value),), (name,), loc))
+
+    # ---------------------------------------------------------------- the program
+
+    def program(self) -> Program:
+        offsets, peak, bound = self.plan()
+        used = sorted({self.storages[a].index for c in self.calls for a in c.arguments
+                       if self.storages[a].space == "const"})  # fmt: skip
+        renumber = {old: new for new, old in enumerate(used)}
+        steps = []
+        for call in self.calls:
+            slots = tuple(self.slot(self.storages[a], offsets, renumber) for a in call.arguments)
+            nbytes = sum(s.elements * s.dtype.size for s in slots)
+            steps.append(Step(call.kernel, slots, call.loc, call.flops, nbytes))
+        kernels = {k.name: k for k in self.kernels.values()}
+        return Program(
+            self.name,
+            [(v.name, v.tensor) for v in self.graph.params],
+            [(n, v.tensor.with_layout(None))
+             for n, v in zip(self.graph.output_names, self.graph.results)],
+            kernels, steps, [self.constants[n] for n in used], peak, bound,
+        )  # fmt: skip
+
+    def slot(self, storage: Storage, offsets: dict[str, int], renumber: dict[int, int]) -> Slot:
+        elements = math.prod(storage.buffer.shape)  # type: ignore[arg-type]
+        index, offset = storage.index, storage.offset
+        if storage.space == "arena":
+            index, offset = 0, offset + offsets[storage.root]
+        elif storage.space == "const":
+            index = renumber[index]
+        return Slot(storage.space, index, offset, storage.buffer.dtype, elements)
+
+    def plan(self) -> tuple[dict[str, int], int, int]:
+        """Arena offsets by root storage, the arena's size and its lower bound, in bytes."""
+        roots = {a: self.storages[a].root for c in self.calls for a in c.arguments
+                 if self.storages[a].space == "arena"}  # fmt: skip
+        steps = [self._plan_step(n, call, roots) for n, call in enumerate(self.calls)]
+        requests = [
+            memplan.Request(root, max(self.storages[root].nbytes, 1))
+            for root in dict.fromkeys(roots.values())
+        ]
+        if not requests:
+            return {}, 0, 0
+        planned = memplan.plan(steps, requests)
+        return dict(planned.offsets), planned.peak, planned.lower_bound
+
+    def _plan_step(self, number: int, call: Call, roots: dict[str, str]) -> memplan.Step:
+        inplace = tuple(
+            (roots[out], roots[into])
+            for out, into in call.inplace
+            if out in roots and into in roots
+            and self.storages[out].offset == 0 and self.storages[into].offset == 0
+        )  # fmt: skip
+        return memplan.Step(
+            f"{number}:{call.kernel}",
+            reads=tuple(dict.fromkeys(roots[a] for a in call.reads if a in roots)),
+            writes=tuple(dict.fromkeys(roots[a] for a in call.writes if a in roots)),
+            inplace=inplace,
+        )
+
+
+def materialise(output: Output, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """The contents of an output, computed now."""
+    return evaluate(output.expr, output.extents, arrays)
+
+
+def flat_kernel(kernel: Kernel) -> Kernel:
+    """The same kernel with one-dimensional buffers."""
+    from graphc.ir.kernel import Alloc, map_body
+    from graphc.ir.kernel import Store as StoreStmt
+    from graphc.ir.simplify import flatten_index
+    from graphc.passes.lower.spaces import flatten_loads
+
+    shapes = {b.name: b.shape for b in kernel.params}
+    for stmt in walk_stmts(kernel.body):
+        if isinstance(stmt, Alloc):
+            shapes[stmt.buffer.name] = stmt.buffer.shape
+    ranked = {n: s for n, s in shapes.items() if len(s) != 1}
+
+    def flat(stmt):
+        if isinstance(stmt, StoreStmt) and stmt.buffer in ranked and ranked[stmt.buffer]:
+            return replace(stmt, index=(flatten_index(stmt.index, ranked[stmt.buffer]),))
+        if isinstance(stmt, Alloc) and len(stmt.buffer.shape) > 1:
+            return replace(stmt, buffer=replace(stmt.buffer, shape=(math.prod(stmt.buffer.shape),)))
+        if hasattr(stmt, "body"):
+            return replace(stmt, body=tuple(map(flat, stmt.body)))
+        if hasattr(stmt, "then"):
+            then, orelse = tuple(map(flat, stmt.then)), tuple(map(flat, stmt.orelse))
+            return replace(stmt, then=then, orelse=orelse)
+        return stmt
+
+    loads = {n: s for n, s in ranked.items() if s}
+    body = map_body(kernel.body, lambda e: flatten_loads(e, loads))
+    params = tuple(replace(b, shape=(math.prod(b.shape),)) for b in kernel.params)
+    return replace(kernel, params=params, body=tuple(map(flat, body)))
+
+
+def lower(graph: Graph, strategies: Sequence[Strategy], name: str = "model") -> Program:
+    """Lowers a static, decomposed graph."""
+    return Lowering(graph, strategies, name).run()
+

@@ -1,0 +1,121 @@
+"""Iteration spaces: dropping unit dimensions, merging and splitting dimensions of a computation.
+
+Two adjacent dimensions can be merged when every load and store that depends on them addresses memory
+as if they were one: then the inner loops are longer, which is what vectors want. A dimension is
+split when all index arithmetic uses it as `i // c` and `i % c` (groups, attention heads).
+"""
+
+from __future__ import annotations
+
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    free_indices,
+    substitute,
+    transform,
+    walk,
+)
+from graphc.ir.kernel import Buffer
+from graphc.ir.simplify import flatten_index, simplify
+
+
+def flatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:
+    """Every load of a buffer in `shapes` made one-dimensional (row-major)."""
+
+    def flat(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source in shapes:
+            return Load(node.source, (flatten_index(node.index, shapes[node.source]),), node.dtype)
+        return None
+
+    return transform(expr, flat)
+
+
+def shapes_of(buffers: tuple[Buffer, ...]) -> dict[str, tuple]:
+    return {b.name: b.shape for b in buffers}
+
+
+def uses_division(exprs: list[Expr], index: Index) -> bool:
+    """Whether `index` occurs under a // or %."""
+    for expr in exprs:
+        for node in walk(expr):
+            if isinstance(node, Call) and node.op.name in ("floordiv", "mod", "div", "rem"):
+                if index in free_indices(node):
+                    return True
+    return False
+
+
+def fuse_indices(exprs: list[Expr], outer: Index, inner: Index, name: str):
+    """(merged index, exprs over it) if addressing allows, else None."""
+    assert isinstance(outer.extent, int) and isinstance(inner.extent, int)
+    merged = Index(name, outer.extent * inner.extent)
+    width = Const(inner.extent, i64)
+    mapping: dict[Expr, Expr] = {outer: merged // width, inner: merged % width}
+    new = [simplify(substitute(e, mapping)) for e in exprs]
+    before = uses_division(exprs, outer) or uses_division(exprs, inner)
+    return None if before or uses_division(new, merged) else (merged, new)
+
+
+def merge_adjacent(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index], list[Expr]]:
+    """Merges neighbouring indices wherever possible; exprs must have flat loads."""
+    position = len(indices) - 2
+    while position >= 0:
+        outer, inner = indices[position], indices[position + 1]
+        merged = fuse_indices(exprs, outer, inner, outer.name)
+        if merged is not None:
+            index, exprs = merged
+            indices = [*indices[:position], index, *indices[position + 2 :]]
+        position -= 1
+    return indices, exprs
+
+
+def drop_units(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index], list[Expr]]:
+    """Removes dimensions of extent 1."""
+    units: dict[Expr, Expr] = {x: Const(0, i64) for x in indices if x.extent == 1}
+    if units:
+        exprs = [simplify(substitute(e, units)) for e in exprs]
+    return [x for x in indices if x not in units], exprs
+
+
+def merge_reductions(expr: Expr) -> Expr:
+    """Merges the axes of every Reduce wherever addressing allows; loads must be flat."""
+
+    def visit(node: Expr) -> Expr | None:
+        if not isinstance(node, Reduce) or len(node.axes) < 2:
+            return None
+        axes, (body,) = merge_adjacent(list(node.axes), [node.body])
+        return Reduce(node.op, body, tuple(axes)) if len(axes) < len(node.axes) else None
+
+    return transform(expr, visit)
+
+
+def split_divided(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index], list[Expr]]:
+    """Splits an index used as i // c and i % c into two, where that removes the divisions."""
+    for position, index in enumerate(indices):
+        divisor = _divisor(exprs, index)
+        if divisor is None:
+            continue
+        assert isinstance(index.extent, int)
+        outer = Index(index.name + "o", index.extent // divisor)
+        inner = Index(index.name + "i", divisor)
+        mapping: dict[Expr, Expr] = {index: outer * divisor + inner}
+        new = [simplify(substitute(e, mapping)) for e in exprs]
+        left = [*indices[:position], outer, inner, *indices[position + 1 :]]
+        return split_divided(left, new)
+    return indices, exprs
+
+
+def _divisor(exprs: list[Expr], index: Index) -> int | None:
+    for expr in exprs:
+        for node in walk(expr):
+            if not (isinstance(node, Call) and node.op.name in ("floordiv", "mod")):
+                continue
+            by = node.args[1]
+            if node.args[0] is index and isinstance(by, Const):
+                if isinstance(index.extent, int) and index.extent % by.value == 0:
+                    return by.value
+    return None
