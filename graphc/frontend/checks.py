@@ -25,7 +25,8 @@ def schema_of(op_type: str, domain: str, version: int) -> onnx.defs.OpSchema | N
 
 @functools.cache
 def _attributes(schema: onnx.defs.OpSchema) -> dict[str, tuple[int, bool]]:
-    return {name: (int(a.type.value), a.required) for name, a in schema.attributes.items()}
+    kinds = {name: int(a.type) for name, a in schema.attributes.items()}  # type: ignore[call-overload]
+    return {name: (kind, schema.attributes[name].required) for name, kind in kinds.items()}
 
 
 def check_node(node: NodeProto, domain: str, version: int) -> None:

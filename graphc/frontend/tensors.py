@@ -19,9 +19,8 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.frontend.external_data import DataFolder
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
-from graphc.ir.types import Dim, OptionalType, SequenceType, Shape, TensorType, Type
+from graphc.ir.types import MAX_ELEMENTS, Dim, OptionalType, SequenceType, Shape, TensorType, Type
 
-MAX_ELEMENTS = 1 << 46
 MAX_DENSE = 1 << 28  # elements of a sparse tensor made dense
 
 NOWHERE = DataFolder(None)

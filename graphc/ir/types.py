@@ -17,6 +17,8 @@ from graphc.ir.expr import Const, Expr
 Dim = int | Expr
 Shape = tuple[Dim, ...]
 
+MAX_ELEMENTS = 1 << 46  # more cannot be addressed by any machine
+
 _NAMED = {
     "NLC": (0, 2, 1),
     "NHWC": (0, 2, 3, 1),
@@ -72,6 +74,8 @@ class TensorType:
         shape = tuple(d.value if isinstance(d, Const) else d for d in self.shape)
         if any(isinstance(d, int) and d < 0 for d in shape):
             raise ModelError(f"negative dimension in shape {list(shape)}")
+        if math.prod(d for d in shape if isinstance(d, int)) > MAX_ELEMENTS:
+            raise ModelError(f"shape {list(shape)} has more than 2^46 elements")
         object.__setattr__(self, "shape", shape)
         if self.layout is not None and self.layout.order == tuple(range(len(shape))):
             object.__setattr__(self, "layout", None)
