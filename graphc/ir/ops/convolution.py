@@ -47,7 +47,7 @@ def conv_shape(x, w, *_, auto_pad, dilations, group, kernel_shape, pads, strides
     return (x.shape[0], w.shape[0], *(axis.out for axis in window))
 
 
-def _group_channel(oc, ic, w: Operand, group: int):
+def group_channel(oc, ic, w: Operand, group: int):
     """The input channel that output channel `oc` reads at position `ic` within its group."""
     if group == 1:
         return ic
@@ -60,7 +60,7 @@ def _convolve(i, x: Operand, w: Operand, window, group: int, load_x, load_w) -> 
     """The sum over channels and taps; `load_x(index)`, `load_w(index)` give the factors."""
     n, oc, *where = i
     ic, *taps = axes(w.shape[1], *w.shape[2:])
-    factor = load_x((n, _group_channel(oc, ic, w, group), *positions(window, where, taps)))
+    factor = load_x((n, group_channel(oc, ic, w, group), *positions(window, where, taps)))
     inside = guard(window, where, taps)
     if inside is not TRUE:
         factor = select(inside, factor, 0)

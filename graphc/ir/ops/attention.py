@@ -1,0 +1,326 @@
+"""Attention and what goes with it, as graphs of matrix products, masks and softmax.
+
+Scores are one batched product per key head: with grouped queries, the queries that share a key head
+lie next to each other, so they become rows of one matrix and no key is ever repeated. Positions are
+small index vectors compared on the fly; no mask matrix is stored.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir import dtypes
+from graphc.ir.build import Builder
+from graphc.ir.expr import select
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Any_, Float, Int, composite, op
+from graphc.ir.ops.activation_composites import convert
+
+
+def split_heads(b: Builder, x: Value, heads: int | None) -> Value:
+    """(batch, sequence, heads * size) as (batch, heads, sequence, size)."""
+    batch, length, hidden = x.tensor.static_shape
+    if not heads or hidden % heads:
+        raise ModelError(f"{hidden} features do not divide into {heads} heads")
+    folded = b.Reshape(x, np.array((batch, length, heads, hidden // heads)))
+    return b.Transpose(folded, perm=(0, 2, 1, 3))
+
+
+def join_heads(b: Builder, x: Value) -> Value:
+    """(batch, heads, sequence, size) as (batch, sequence, heads * size)."""
+    batch, heads, length, size = x.tensor.static_shape
+    return b.Reshape(b.Transpose(x, perm=(0, 2, 1, 3)), np.array((batch, length, heads * size)))
+
+
+def by_key_head(b: Builder, x: Value, key_heads: int) -> Value:
+    """(batch, query heads, rows, size) as (batch, key heads, queries per key * rows, size)."""
+    batch, heads, rows, size = x.tensor.static_shape
+    if heads == key_heads:
+        return x
+    if heads % key_heads:
+        raise ModelError(f"{heads} query heads are no multiple of {key_heads} key heads")
+    return b.Reshape(x, np.array((batch, key_heads, heads // key_heads * rows, size)))
+
+
+@composite("Attention", outputs=None)
+def attention(
+    b, q: Float, k: Float, v: Float, attn_mask: Any_ | None = None, past_key: Float | None = None,
+    past_value: Float | None = None, nonpad_kv_seqlen: Int | None = None, *,
+    is_causal=0, kv_num_heads=None, left_window_size=-1, q_num_heads=None,
+    qk_matmul_output_mode=0, right_window_size=-1, scale=None, softcap=0.0, softmax_precision=None,
+):  # fmt: skip
+    """softmax(mask(softcap(scale * Q Kt))) V; also the updated keys and values, and the scores.
+
+    Rank-3 operands hold their heads side by side. Rows with nothing to attend to give zeros.
+    """
+    packed = q.tensor.rank == 3
+    if packed:
+        q = split_heads(b, q, q_num_heads)
+        k, v = (split_heads(b, x, kv_num_heads) for x in (k, v))
+    past = past_key.tensor.dims[2] if past_key is not None else 0
+    if past_key is not None:
+        k, v = b.Concat(past_key, k, axis=2), b.Concat(past_value, v, axis=2)
+    dtype, (_, heads, rows, size) = q.tensor.dtype, q.tensor.static_shape
+    batch, key_heads, columns, _ = k.tensor.static_shape
+    scale = 1 / math.sqrt(size) if scale is None else scale
+    queries, keys = scaled(b, q, k, scale)
+    keys = b.Transpose(keys, perm=(0, 1, 3, 2))
+    scores = b.MatMul(by_key_head(b, queries, key_heads), keys)
+    if heads != key_heads:
+        scores = b.Reshape(scores, np.array((batch, heads, rows, columns)))
+    raw = scores
+    if softcap:
+        scores = b.Mul(b.Tanh(b.Div(scores, softcap)), softcap)
+    capped = scores
+    band = Band(rows, columns, past, bool(is_causal), left_window_size, right_window_size)
+    scores, may_be_empty = mask_scores(b, scores, band, attn_mask, nonpad_kv_seqlen)
+    precise = dtypes.of(softmax_precision) if softmax_precision else dtype
+    weights = convert(b, masked_softmax(b, convert(b, scores, precise), may_be_empty), dtype)
+    result = b.MatMul(by_key_head(b, weights, key_heads), v)
+    if heads != key_heads:
+        result = b.Reshape(result, np.array((batch, heads, rows, v.tensor.dims[3])))
+    result = join_heads(b, result) if packed else result
+    return result, k, v, (raw, capped, scores, weights)[qk_matmul_output_mode]
+
+
+def scaled(b: Builder, q: Value, k: Value, scale: float) -> tuple[Value, Value]:
+    """q and k whose product is scaled. Narrow floats share the factor, lest one overflows."""
+    if q.tensor.dtype.bits >= 32:
+        return b.Mul(q, scale), k
+    return b.Mul(q, math.sqrt(scale)), b.Mul(k, math.sqrt(scale))
+
+
+class Band:
+    """Which columns (keys) each row (query) may see by position alone.
+
+    Row r stands at position p = r + offset and sees columns p - left .. p + right, where a negative
+    bound is none. Causal means right = 0.
+    """
+
+    def __init__(self, rows: int, columns: int, offset: int, causal: bool, left: int, right: int):
+        self.rows, self.columns, self.offset = rows, columns, offset
+        self.left = left
+        self.right = 0 if causal else right
+
+    @property
+    def is_full(self) -> bool:
+        return self.left < 0 and self.right < 0
+
+    def has_empty_row(self) -> bool:
+        """Whether some row sees nothing."""
+        if self.columns == 0:
+            return True
+        position = np.arange(self.rows) + self.offset
+        first = np.maximum(position - self.left, 0) if self.left >= 0 else 0 * position
+        last = position + self.right if self.right >= 0 else 0 * position + self.columns
+        return bool((first > np.minimum(last, self.columns - 1)).any())
+
+    def allowed(self, b: Builder, offset: Value | None) -> Value:
+        """The band as booleans over (rows, columns); `offset` (batch, 1, 1, 1) if it varies."""
+        row = np.arange(self.rows)[:, None]
+        column = b.constant(np.arange(self.columns)[None, :])
+        if offset is None:
+            position = b.constant(row + self.offset)
+        else:
+            position = b.Add(offset, b.constant(row))
+        seen = []
+        if self.right >= 0:
+            last = b.Add(position, self.right) if self.right else position
+            seen.append(b.LessOrEqual(column, last))
+        if self.left >= 0:
+            seen.append(b.GreaterOrEqual(column, b.Sub(position, self.left)))
+        return seen[0] if len(seen) == 1 else b.And(*seen)
+
+
+def mask_scores(
+    b: Builder, scores: Value, band: Band, mask: Value | None, lengths: Value | None
+) -> tuple[Value, bool]:
+    """Scores with -inf where nothing may be attended, and whether a whole row may be so.
+
+    `lengths` counts the valid keys of each sample; queries are then the last ones of those.
+    """
+    nothing = b.constant(-math.inf, scores.tensor.dtype)
+    may_be_empty = lengths is not None or mask is not None
+    if mask is not None:
+        mask = pad_mask(b, mask, band.columns)
+        if mask.tensor.dtype is dtypes.boolean:
+            scores = b.Where(mask, scores, nothing)
+        else:
+            scores = b.Add(scores, convert(b, mask, scores.tensor.dtype))
+    offset = None
+    if lengths is not None:
+        lengths = b.Reshape(lengths, np.array((-1, 1, 1, 1)))
+        offset = b.Sub(lengths, band.rows)
+        valid = b.Less(b.constant(np.arange(band.columns)), lengths)
+        scores = b.Where(valid, scores, nothing)
+    if not band.is_full:
+        scores = b.Where(band.allowed(b, offset), scores, nothing)
+        may_be_empty = may_be_empty or band.has_empty_row()
+    return scores, may_be_empty
+
+
+def pad_mask(b: Builder, mask: Value, columns: int) -> Value:
+    """The mask extended to `columns` columns that may not be attended."""
+    *outer, width = mask.tensor.static_shape
+    if width == columns:
+        return mask
+    dtype = mask.tensor.dtype
+    blocked = False if dtype is dtypes.boolean else -math.inf
+    tail = np.full((*outer, columns - width), blocked, dtype.np)
+    return b.Concat(mask, b.constant(tail), axis=-1)
+
+
+def masked_softmax(b: Builder, scores: Value, may_be_empty: bool) -> Value:
+    """Softmax of rows; zeros for rows that are all -inf, which occur only if `may_be_empty`."""
+    weights = b.Softmax(scores, axis=-1)
+    if not may_be_empty:
+        return weights
+    largest = b.ReduceMax(scores, np.array([-1]), keepdims=1)
+    empty = b.Equal(largest, b.constant(-math.inf, scores.tensor.dtype))
+    return b.Where(empty, b.constant(0, weights.tensor.dtype), weights)
+
+
+# ---------------------------------------------------------------- rotary positions
+
+
+@op("RotaryEmbedding", infer=lambda x, *_: x.shape)
+def rotary_embedding(
+    i, x: Float, cos_cache: Float, sin_cache: Float, position_ids: Int | None = None, *,
+    interleaved=0, num_heads=0, rotary_embedding_dim=0,
+):  # fmt: skip
+    """Rotates pairs of features by an angle that depends on the position.
+
+    Pairs are neighbours if `interleaved`, otherwise feature d and d + half. Features from
+    `rotary_embedding_dim` on (0: none) stay. The caches hold (position, pair), or (batch,
+    sequence, pair) without position_ids.
+    """
+    if x.rank == 4:
+        size, (batch, _, token, _) = x.shape[3], i
+    else:
+        if not num_heads:
+            raise ModelError("num_heads is required for an operand of rank 3")
+        size, (batch, token, _) = x.shape[2] // num_heads, i
+    rotated = rotary_embedding_dim or size
+    half = rotated // 2
+    feature = i[-1] % size if x.rank == 3 else i[-1]
+    if interleaved:
+        pair, is_first = feature // 2, (feature % 2).eq(0)
+    else:
+        pair, is_first = feature % half, feature < half
+    step = 1 if interleaved else half
+    partner = (*i[:-1], select(is_first, i[-1] + step, i[-1] - step))
+    if position_ids is None:
+        where = (batch, token, pair)
+    else:
+        where = (position_ids[batch, token].cast(dtypes.i64), pair)
+    sine = sin_cache[where]
+    turned = x[i] * cos_cache[where] + x[partner] * select(is_first, -sine, sine)
+    return turned if rotated == size else select(feature < rotated, turned, x[i])
+
+
+# ---------------------------------------------------------------- linear attention
+
+
+_UPDATES = {  # rule: (decays its state, corrects what it writes)
+    "linear": (False, False),
+    "gated": (True, False),
+    "delta": (False, True),
+    "gated_delta": (True, True),
+}
+
+
+@composite("LinearAttention", outputs=None)
+def linear_attention(
+    b, query: Float, key: Float, value: Float, past_state: Float | None = None,
+    decay: Float | None = None, beta: Float | None = None, *, q_num_heads, kv_num_heads,
+    chunk_size=64, scale=0.0, update_rule="gated_delta",
+):  # fmt: skip
+    """A recurrent state per key head: S = decay * S + k (x) v', read by o = scale * q S.
+
+    Delta rules write v' = beta * (v - k S) instead of v. The state is kept in float32.
+    """
+    if update_rule not in _UPDATES:
+        raise UnsupportedError(f"update_rule {update_rule!r} is none of {sorted(_UPDATES)}")
+    decays, corrects = _UPDATES[update_rule]
+    for name, operand, needed in (("decay", decay, decays), ("beta", beta, corrects)):
+        if (operand is None) == needed:
+            verb = "requires" if needed else "forbids"
+            raise ModelError(f"update_rule {update_rule!r} {verb} operand {name}")
+    dtype, state_dtype = query.tensor.dtype, (past_state or query).tensor.dtype
+    batch, length, _ = query.tensor.static_shape
+    q, k, v = (
+        convert(b, split_heads(b, x, heads), dtypes.f32)
+        for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
+    )
+    size, width = k.tensor.dims[3], v.tensor.dims[3]
+    q = b.Mul(q, scale or 1 / math.sqrt(size))
+    state = _initial_state(b, past_state, (batch, kv_num_heads, size, width))
+    gate = _gate(b, decay, kv_num_heads, size) if decays else None
+    rate = convert(b, split_heads(b, beta, beta.tensor.dims[2]), dtypes.f32) if corrects else None
+    rows = []
+    for t in range(length):
+        step = [None if x is None else _at(b, x, t) for x in (q, k, v, gate, rate)]
+        state, row = _linear_step(b, state, *step)
+        rows.append(row)
+    result = b.Concat(*rows, axis=2) if len(rows) > 1 else rows[0]
+    return convert(b, join_heads(b, result), dtype), convert(b, state, state_dtype)
+
+
+def _initial_state(b: Builder, past: Value | None, shape: tuple) -> Value:
+    if past is None:
+        return b.constant(np.zeros(shape, np.float32))
+    return convert(b, past, dtypes.f32)
+
+
+def _gate(b: Builder, decay: Value, heads: int, size: int) -> Value:
+    """exp(decay) as (batch, heads, sequence, size), or 1 instead of size."""
+    if decay.tensor.dims[2] not in (heads, heads * size):
+        raise ModelError(f"decay has {decay.tensor.dims[2]} features, not {heads} * (1 or {size})")
+    return b.Exp(convert(b, split_heads(b, decay, heads), dtypes.f32))
+
+
+def _at(b: Builder, x: Value, t: int) -> Value:
+    """Time step `t` (axis 2) of x, kept as one row."""
+    return b.Slice(x, np.array([t]), np.array([t + 1]), np.array([2]))
+
+
+def _linear_step(b: Builder, state: Value, q, k, v, gate, rate) -> tuple[Value, Value]:
+    column = b.Transpose(k, perm=(0, 1, 3, 2))
+    if gate is not None:
+        state = b.Mul(state, b.Transpose(gate, perm=(0, 1, 3, 2)))
+    if rate is not None:
+        v = b.Mul(rate, b.Sub(v, b.MatMul(k, state)))
+    state = b.Add(state, b.Mul(column, v))
+    batch, heads, rows, size = q.tensor.static_shape
+    read = b.MatMul(by_key_head(b, q, state.tensor.dims[1]), state)
+    return state, b.Reshape(read, np.array((batch, heads, rows, -1)))
+
+
+# ---------------------------------------------------------------- causal convolution
+
+
+@composite("CausalConvWithState", outputs=None)
+def causal_conv_with_state(
+    b, x: Float, weight: Float, bias: Float | None = None, past_state: Float | None = None, *,
+    activation="none",
+):  # fmt: skip
+    """Depthwise convolution over the current and the kernel - 1 previous positions.
+
+    Also gives the last kernel - 1 positions, the `past_state` of the next call.
+    """
+    if activation not in ("none", "silu", "swish"):
+        raise UnsupportedError(f"activation {activation!r} is not one of none, silu, swish")
+    batch, channels, length = x.tensor.static_shape
+    keep = weight.tensor.static_shape[2] - 1
+    if past_state is None:
+        past_state = b.constant(np.zeros((batch, channels, keep), x.tensor.dtype.np))
+    padded = b.Concat(past_state, x, axis=2) if keep else x
+    y = b.Conv(padded, weight, bias, group=channels)
+    if activation != "none":
+        wide = convert(b, y, x.tensor.dtype.compute)
+        y = convert(b, b.Mul(wide, b.Sigmoid(wide)), x.tensor.dtype)
+    state = b.Slice(padded, np.array([length]), np.array([length + keep]), np.array([2]))
+    return y, state

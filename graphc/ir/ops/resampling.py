@@ -1,0 +1,503 @@
+"""Resampling: Resize on a regular grid, GridSample on a given one.
+
+Resize works in exact rational arithmetic. Output position i lies at input position (a*i + b) / c
+with integers a, b, c, so the nearest taps and the fraction between them are integer expressions of
+the index: nothing is rounded before the weights, and a factor of 2 comes down to `i // 2`. A scale
+given as a float stands for the simplest fraction that rounds to it (0.6 means 3/5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir import dtypes
+from graphc.ir.dtypes import DType, f32, i64
+from graphc.ir.expr import (
+    Const,
+    Expr,
+    Index,
+    absolute,
+    as_expr,
+    call,
+    cast,
+    floor,
+    maximum,
+    minimum,
+    reduce,
+    select,
+)
+from graphc.ir.opdef import Any_, Float, Int, Known, Number, Operand, axes, linear, op
+from graphc.ir.ops.convolution import group_channel
+from graphc.ir.simplify import simplify
+from graphc.ir.window import TRUE, make_window, positions
+
+# ---------------------------------------------------------------- coordinates
+
+
+def simplest_fraction(value: float) -> Fraction:
+    """The fraction with the smallest denominator that rounds to this float32."""
+    target = np.float32(value)
+    exact = Fraction(float(target))
+    for digits in range(1, 9):
+        near = exact.limit_denominator(10**digits)
+        if np.float32(float(near)) == target:
+            return near
+    return exact
+
+
+@dataclass(frozen=True)
+class ResizeAxis:
+    """One resized axis: `extent` elements become `out`, `scale` is out / extent before rounding.
+
+    start and end bound the region of interest as fractions of the axis.
+    """
+
+    extent: int
+    out: int
+    scale: Fraction
+    start: Fraction = Fraction(0)
+    end: Fraction = Fraction(1)
+
+    @property
+    def is_identity(self) -> bool:
+        return self.scale == 1 and self.out == self.extent and (self.start, self.end) == (0, 1)
+
+    def slope_and_offset(self, mode: str) -> tuple[Fraction, Fraction]:
+        """Input position = slope * output position + offset, by coordinate transformation mode."""
+        length, last = self.scale * self.extent, self.extent - 1
+        half = Fraction(1, 2)
+        inverse = 1 / self.scale
+        if mode == "asymmetric":
+            return inverse, Fraction(0)
+        if mode == "align_corners":
+            return (Fraction(0) if length == 1 else last / (length - 1)), Fraction(0)
+        if mode == "tf_crop_and_resize":
+            size = (self.end - self.start) * last
+            if length == 1:
+                return Fraction(0), size / 2 + self.start * last
+            return size / (length - 1), self.start * last
+        if mode == "pytorch_half_pixel" and length == 1:
+            return Fraction(0), -half
+        if mode in ("half_pixel", "pytorch_half_pixel"):
+            return inverse, inverse / 2 - half
+        if mode == "half_pixel_symmetric":
+            centre = Fraction(self.extent, 2)
+            return inverse, centre * (1 - self.out / length) + inverse / 2 - half
+        raise UnsupportedError(f"coordinate_transformation_mode {mode!r} is not known")
+
+    def position(self, i: Expr, mode: str) -> Rational:
+        """The input position of output `i`."""
+        slope, offset = self.slope_and_offset(mode)
+        common = math.lcm(slope.denominator, offset.denominator)
+        numerator = i * int(slope * common) + int(offset * common)
+        return Rational(simplify(as_expr(numerator, i64)), common)
+
+
+@dataclass(frozen=True)
+class Rational:
+    """numerator / denominator, with a positive constant denominator."""
+
+    numerator: Expr
+    denominator: int
+
+    @property
+    def floor(self) -> Expr:
+        return simplify(self.numerator // self.denominator)
+
+    def fraction(self, dtype: DType) -> Expr:
+        """The part after the point, as a float in 0 .. 1."""
+        rest = simplify(self.numerator % self.denominator)
+        return cast(rest, dtype) * (1 / self.denominator)
+
+    def nearest(self, mode: str) -> Expr:
+        """The nearest integer, by nearest_mode."""
+        n, d = self.numerator, self.denominator
+        choices = {
+            "floor": lambda: n // d,
+            "ceil": lambda: (n + (d - 1)) // d,
+            "round_prefer_floor": lambda: (n * 2 + (d - 1)) // (2 * d),
+            "round_prefer_ceil": lambda: (n * 2 + d) // (2 * d),
+        }
+        if mode not in choices:
+            raise ModelError(f"nearest_mode {mode!r} is none of {sorted(choices)}")
+        return simplify(choices[mode]())
+
+    def outside(self, extent: int) -> Expr:
+        """Whether it lies before the first or after the last of `extent` elements."""
+        return (self.numerator < 0) | (self.numerator > self.denominator * (extent - 1))
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def linear_weight(distance: Expr) -> Expr:
+    """The triangle 1 - |d| on -1 .. 1."""
+    return maximum(1 - absolute(distance), 0)
+
+
+def cubic_weight(a: float) -> Callable[[Expr], Expr]:
+    """Keys' cubic convolution kernel with parameter `a` (IEEE TASSP 29(6), 1981)."""
+
+    def weight(distance: Expr) -> Expr:
+        d = absolute(distance)
+        near = ((a + 2) * d - (a + 3)) * d * d + 1
+        far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        return select(d <= 1, near, select(d < 2, far, 0))
+
+    return weight
+
+
+def linear_weights(fraction: Expr) -> list[Expr]:
+    """Weights of the taps at floor and floor + 1."""
+    return [1 - fraction, fraction]
+
+
+def cubic_weights(fraction: Expr, a: float = -0.75) -> list[Expr]:
+    """Weights of the taps at floor - 1 .. floor + 2."""
+
+    def near(d: Expr) -> Expr:
+        return ((a + 2) * d - (a + 3)) * d * d + 1
+
+    def far(d: Expr) -> Expr:
+        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+
+    return [far(fraction + 1), near(fraction), near(1 - fraction), far(2 - fraction)]
+
+
+@dataclass(frozen=True)
+class Tap:
+    """An input index on one axis, its weight (None: 1), and the reduction axes it runs over."""
+
+    index: Expr
+    weight: Expr | None = None
+    over: tuple[Index, ...] = ()
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """How Resize weighs its taps."""
+
+    mode: str
+    coordinates: str
+    nearest_mode: str
+    cubic_a: float
+    antialias: bool
+    exclude_outside: bool
+    dtype: DType
+
+    def taps(self, axis: ResizeAxis, i: Expr, number: int) -> list[Tap]:
+        """The taps of output `i` on an axis, the `number`-th to be resized."""
+        if axis.is_identity:
+            return [Tap(i)]
+        position = axis.position(i, self.coordinates)
+        if self.mode == "nearest":
+            return [Tap(clamp(position.nearest(self.nearest_mode), axis.extent))]
+        if self.antialias and axis.scale < 1:
+            return [self.wide_tap(axis, position, number)]
+        fraction = position.fraction(self.dtype)
+        cubic = self.mode == "cubic"
+        weights = cubic_weights(fraction, self.cubic_a) if cubic else linear_weights(fraction)
+        where = [position.floor + (n - cubic) for n in range(len(weights))]
+        if self.exclude_outside:
+            weights = exclude(weights, where, axis.extent)
+        return [Tap(clamp(p, axis.extent), w) for p, w in zip(where, weights)]
+
+    def wide_tap(self, axis: ResizeAxis, position: Rational, number: int) -> Tap:
+        """When shrinking without aliases the kernel spans 1 / scale times as many elements."""
+        cubic = self.mode == "cubic"
+        kernel = cubic_weight(self.cubic_a) if cubic else linear_weight
+        first = math.floor(-(2 if cubic else 1) / axis.scale) + 1
+        fraction = position.fraction(self.dtype)
+
+        def weighed(k: Index) -> tuple[Expr, Expr]:
+            offset = k + first
+            where = simplify(position.floor + offset)
+            weight = kernel((cast(offset, self.dtype) - fraction) * float(axis.scale))
+            if self.exclude_outside:
+                weight = select((where >= 0) & (where < axis.extent), weight, 0)
+            return where, weight
+
+        (k,) = axes(2 - 2 * first, name=f"t{number}_")
+        (total_axis,) = axes(2 - 2 * first, name=f"s{number}_")
+        where, weight = weighed(k)
+        total = reduce("sum", weighed(total_axis)[1], (total_axis,))
+        return Tap(clamp(where, axis.extent), weight / total, (k,))
+
+
+def clamp(index: Expr, extent: int) -> Expr:
+    """The nearest index inside the axis."""
+    return simplify(minimum(maximum(index, 0), extent - 1))
+
+
+def exclude(weights: list[Expr], where: list[Expr], extent: int) -> list[Expr]:
+    """Weights with those of taps outside set to 0 and the rest scaled to a sum of 1."""
+    kept = [
+        select(simplify((p >= 0) & (p < extent)), w, 0) if isinstance(p, Expr) else w
+        for p, w in zip(where, weights)
+    ]
+    total = sum(kept[1:], kept[0])
+    return [w / total for w in kept]
+
+
+def blend(load: Callable[[tuple], Expr], taps: Sequence[list[Tap]], prefix: tuple = ()) -> Expr:
+    """The weighted sum of load(index) over the taps of every axis, outer axes outermost."""
+    if not taps:
+        return load(prefix)
+    first, *rest = taps
+    terms = []
+    for tap in first:
+        value = blend(load, rest, (*prefix, tap.index))
+        term = value if tap.weight is None else value * tap.weight
+        terms.append(reduce("sum", term, tap.over) if tap.over else term)
+    return sum(terms[1:], terms[0])
+
+
+def to_dtype(value: Expr, dtype: DType) -> Expr:
+    """Rounded and saturated if the target is an integer type."""
+    if dtype.is_integer and value.dtype.is_float:
+        value = minimum(maximum(call("round", value), float(dtype.min)), float(dtype.max))
+    return cast(value, dtype)
+
+
+# ---------------------------------------------------------------- Resize
+
+
+def resize_axes(shape, roi, scales, sizes, resized, policy: str, mode: str) -> list[ResizeAxis]:
+    """What becomes of each axis; exactly one of `scales` and `sizes` is given (not empty)."""
+    rank = len(shape)
+    which = [a % rank for a in resized] if resized else list(range(rank))
+    given = sizes if sizes is not None and sizes.size else scales
+    if given is None or not given.size:
+        raise ModelError("needs one of scales and sizes")
+    if given.size != len(which):
+        raise ModelError(f"{given.size} scales or sizes for {len(which)} axes")
+    result = [ResizeAxis(extent, extent, Fraction(1)) for extent in shape]
+    if given is scales:
+        for a, scale in zip(which, scales):
+            out = int(np.floor(np.float32(scale) * np.float32(shape[a])))
+            result[a] = ResizeAxis(shape[a], out, simplest_fraction(scale))
+    else:
+        outs = _keep_aspect([shape[a] for a in which], [int(s) for s in sizes], policy)
+        for a, (out, scale) in zip(which, outs):
+            result[a] = ResizeAxis(shape[a], out, scale)
+    if mode == "tf_crop_and_resize":
+        if roi is None or roi.size != 2 * len(which):
+            raise ModelError("tf_crop_and_resize needs a roi with a start and an end per axis")
+        for a, start, end in zip(which, roi[: len(which)], roi[len(which) :]):
+            own = result[a]
+            bounds = (simplest_fraction(start), simplest_fraction(end))
+            result[a] = ResizeAxis(own.extent, own.out, own.scale, *bounds)
+    return result
+
+
+def _keep_aspect(extents, sizes, policy: str) -> list[tuple[int, Fraction]]:
+    """Sizes and scales per axis; all axes get the same scale unless the policy is stretch."""
+    scales = [Fraction(size, max(extent, 1)) for size, extent in zip(sizes, extents)]
+    if policy == "stretch":
+        return list(zip(sizes, scales))
+    if policy not in ("not_larger", "not_smaller"):
+        raise ModelError(f"keep_aspect_ratio_policy {policy!r} is not known")
+    scale = min(scales) if policy == "not_larger" else max(scales)
+    return [(math.floor(scale * extent + Fraction(1, 2)), scale) for extent in extents]
+
+
+def _resize_shape(
+    x, roi, scales, sizes, *, axes, keep_aspect_ratio_policy, coordinate_transformation_mode
+):
+    plan = resize_axes(
+        x.shape, roi, scales, sizes, axes, keep_aspect_ratio_policy, coordinate_transformation_mode
+    )
+    return tuple(axis.out for axis in plan)
+
+
+@op("Resize", infer=_resize_shape)
+def resize(
+    i, x: Any_, roi: Known(Float) | None = None, scales: Known(Float) | None = None,
+    sizes: Known(Int) | None = None, *, antialias=0, axes=None,
+    coordinate_transformation_mode="half_pixel", cubic_coeff_a=-0.75, exclude_outside=0,
+    extrapolation_value=0.0, keep_aspect_ratio_policy="stretch", mode="nearest",
+    nearest_mode="round_prefer_floor",
+):  # fmt: skip
+    """x resampled along its axes with nearest, linear or cubic interpolation."""
+    if mode not in ("nearest", "linear", "cubic"):
+        raise ModelError(f"mode {mode!r} is not one of nearest, linear, cubic")
+    plan = resize_axes(
+        x.shape, roi, scales, sizes, axes, keep_aspect_ratio_policy, coordinate_transformation_mode
+    )
+    wide = x.dtype.compute if x.dtype.is_float else f32
+    how = Interpolation(
+        mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(antialias),
+        bool(exclude_outside), wide,
+    )  # fmt: skip
+    taps = [how.taps(axis, position, n) for n, (axis, position) in enumerate(zip(plan, i))]
+    value = blend(x.__getitem__ if mode == "nearest" else lambda at: cast(x[at], wide), taps)
+    value = to_dtype(value, x.dtype)
+    if coordinate_transformation_mode != "tf_crop_and_resize":
+        return value
+    outside: Expr = Const(False, dtypes.boolean)
+    for axis, position in zip(plan, i):
+        if not axis.is_identity:
+            where = axis.position(position, coordinate_transformation_mode)
+            outside = outside | simplify(where.outside(axis.extent))
+    return select(outside, as_expr(extrapolation_value, x.dtype), value)
+
+
+# ---------------------------------------------------------------- sampling a given grid
+
+
+def _grid_sample_shape(x, grid):
+    if grid.rank != x.rank or grid.shape[-1] != x.rank - 2:
+        raise ModelError(f"grid {list(grid.shape)} does not fit an input of {list(x.shape)}")
+    return (*x.shape[:2], *grid.shape[1:-1])
+
+
+@dataclass(frozen=True)
+class SampledAxis:
+    """One axis of the image that GridSample reads, `extent` elements long."""
+
+    extent: int
+    padding: str
+    align_corners: bool
+
+    def position(self, coordinate: Expr) -> Expr:
+        """-1 .. 1 stretched over the axis: from centre to centre of the outermost elements if
+        corners are aligned, else from border to border."""
+        if self.align_corners:
+            return (coordinate + 1) / 2 * (self.extent - 1)
+        return ((coordinate + 1) * self.extent - 1) / 2
+
+    @property
+    def borders(self) -> tuple[float, float]:
+        return (0.0, self.extent - 1.0) if self.align_corners else (-0.5, self.extent - 0.5)
+
+    def fold_back(self, v: Expr) -> Expr:
+        """A position outside the borders brought inside as the padding mode says."""
+        low, high = self.borders
+        if self.padding == "border":
+            inside = minimum(maximum(v, 0), self.extent - 1)
+            return select((v < low) | (v > high), inside, v)
+        if self.padding == "zeros":
+            return v
+        size = high - low
+        if size == 0:
+            return v * 0
+        beyond = maximum(low - v, v - high)
+        times = floor(beyond / size)
+        rest = beyond - times * size
+        even = call("rem", times, 2.0).eq(0)
+        near, far = select(even, rest, size - rest), select(even, size - rest, rest)
+        return select(v < low, low + near, select(v > high, low + far, v))
+
+    def pixel(self, p: Expr) -> tuple[Expr, Expr]:
+        """The element to read for integer position `p`, and whether it counts (zeros padding)."""
+        n = self.extent
+        if self.padding == "zeros":
+            return p, (p >= 0) & (p < n)
+        if self.padding == "border":
+            return minimum(maximum(p, 0), n - 1), TRUE
+        period = max(2 * (n - 1), 1) if self.align_corners else 2 * n
+        q = p % period
+        mirrored = period - q if self.align_corners else period - 1 - q
+        return select(q < n, q, mirrored), TRUE
+
+
+@op("GridSample", infer=_grid_sample_shape)
+def grid_sample(i, x: Number, grid: Float, *, align_corners=0, mode="linear", padding_mode="zeros"):
+    """x at the positions that grid holds in its last axis, innermost axis of x first."""
+    if padding_mode not in ("zeros", "border", "reflection"):
+        raise ModelError(f"padding_mode {padding_mode!r} is not one of zeros, border, reflection")
+    spatial = x.rank - 2
+    plan = [SampledAxis(extent, padding_mode, bool(align_corners)) for extent in x.shape[2:]]
+    where = [
+        axis.position(cast(grid[(i[0], *i[2:], spatial - 1 - d)], grid.dtype.compute))
+        for d, axis in enumerate(plan)
+    ]
+    wide = x.dtype.compute if x.dtype.is_float else f32
+    return cast(sample(x, tuple(i[:2]), plan, where, mode, wide), x.dtype)
+
+
+def sample(x: Operand, prefix: tuple, plan: Sequence[SampledAxis], where, mode, wide) -> Expr:
+    """x interpolated at fractional positions of its last axes."""
+    if mode not in ("nearest", "linear", "bilinear", "cubic", "bicubic"):
+        raise ModelError(f"mode {mode!r} is not one of nearest, linear, cubic")
+    taps: list[list[tuple[Expr, Expr, Expr | None]]] = []
+    for axis, position in zip(plan, where):
+        if mode == "nearest":
+            position = axis.fold_back(call("round", position))
+            taps.append([(*axis.pixel(cast(position, i64)), None)])
+            continue
+        position = axis.fold_back(position)
+        base, cubic = floor(position), mode in ("cubic", "bicubic")
+        fraction = cast(position - base, wide)
+        weights = cubic_weights(fraction) if cubic else linear_weights(fraction)
+        first = cast(base, i64) - (1 if cubic else 0)
+        taps.append([(*axis.pixel(first + n), w) for n, w in enumerate(weights)])
+    return _blend_guarded(x, prefix, taps, TRUE, wide)
+
+
+def _blend_guarded(x: Operand, index: tuple, taps, inside: Expr, wide: DType) -> Expr:
+    if not taps:
+        value = cast(x[index], wide)
+        return value if inside is TRUE else select(inside, value, 0)
+    terms = []
+    for p, counts, weight in taps[0]:
+        value = _blend_guarded(x, (*index, p), taps[1:], inside & counts, wide)
+        terms.append(value if weight is None else value * weight)
+    return sum(terms[1:], terms[0])
+
+
+def _affine_grid_shape(theta, size):
+    return (theta.shape[0], *map(int, size[2:]), len(size) - 2)
+
+
+@op("AffineGrid", infer=_affine_grid_shape)
+def affine_grid(i, theta: Float, size: Known(Int), *, align_corners=0):
+    """The grid for GridSample that applies the affine map theta (batch, d, d + 1)."""
+    n, *where, row = i
+    extents = [int(e) for e in size[2:]]
+    total = theta[n, row, len(extents)]
+    for column, (extent, p) in enumerate(zip(reversed(extents), reversed(where))):
+        steps = (2 * p, extent - 1) if align_corners else (2 * p + 1, extent)
+        coordinate = cast(steps[0], theta.dtype) / max(steps[1], 1) - 1
+        total = total + theta[n, row, column] * coordinate
+    return total
+
+
+# ---------------------------------------------------------------- deformable convolution
+
+
+def _deform_conv_shape(x, w, offset, *_):
+    return (x.shape[0], w.shape[0], *offset.shape[2:])
+
+
+@op("DeformConv", infer=_deform_conv_shape)
+def deform_conv(
+    i, x: Float, w: Float, offset: Float, b: Float | None = None, mask: Float | None = None, *,
+    dilations=None, group=1, kernel_shape=None, offset_group=1, pads=None, strides=None,
+):  # fmt: skip
+    """Convolution whose taps read x at given offsets from their regular places, bilinearly.
+
+    Offsets are (batch, offset groups * taps * spatial axes, positions): per tap one per axis.
+    """
+    window = make_window(x.shape[2:], w.shape[2:], pads=pads, strides=strides, dilations=dilations)
+    n, oc, *out = i
+    ic, *taps = axes(w.shape[1], *w.shape[2:])
+    channel = group_channel(oc, ic, w, group)
+    own_offsets = channel // (x.shape[1] // offset_group) if offset_group > 1 else 0
+    tap = linear((own_offsets, *taps), (offset_group, *w.shape[2:]))
+    plan = [SampledAxis(extent, "zeros", True) for extent in x.shape[2:]]
+    regular = positions(window, out, taps)
+    where = [
+        cast(p, x.dtype) + offset[(n, tap * len(plan) + d, *out)] for d, p in enumerate(regular)
+    ]
+    value = sample(x, (n, channel), plan, where, "linear", x.dtype)
+    if mask is not None:
+        value = value * mask[(n, tap, *out)]
+    total = reduce("sum", value * w[(oc, ic, *taps)], (ic, *taps))
+    return total if b is None else total + b[oc]
