@@ -36,7 +36,8 @@ class Builder:
     ) -> Value | tuple[Value, ...]:
         """Adds an op and returns its output, or the tuple of its outputs if there are several."""
         defn = opdef.lookup(name, domain)
-        like = next((v.tensor.dtype for v in operands if isinstance(v, Value)), None)
+        typed = (v.type for v in operands if isinstance(v, Value))
+        like = next((t.dtype for t in typed if isinstance(t, TensorType)), None)
         inputs = [self._operand(v, like) for v in operands]
         while inputs and inputs[-1] is None:
             inputs.pop()
