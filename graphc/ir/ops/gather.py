@@ -30,7 +30,7 @@ def gather(i, x: Any_, indices: Int, *, axis: int = 0):
     axis = normal_axis(axis, x.rank)
     end = axis + indices.rank
     position = wrap_index(indices[i[axis:end]], x.shape[axis])
-    return x[(*i[:axis], position, *i[end:])]
+    return x[i[:axis] + (position,) + i[end:]]
 
 
 def _gathered_elements(x, indices, *, axis):
@@ -62,8 +62,8 @@ def _gathered_nd(x, indices, *, batch_dims):
 def gather_nd(i, x: Any_, indices: Int, *, batch_dims: int = 0):
     """The last dimension of `indices` holds positions in x after its batch dimensions."""
     depth, outer = indices.shape[-1], tuple(i[: indices.rank - 1])
-    found = [wrap_index(indices[(*outer, k)], x.shape[batch_dims + k]) for k in range(depth)]
-    return x[(*outer[:batch_dims], *found, *i[indices.rank - 1 :])]
+    found = [wrap_index(indices[outer + (k,)], x.shape[batch_dims + k]) for k in range(depth)]
+    return x[outer[:batch_dims] + tuple(found) + i[indices.rank - 1 :]]
 
 
 def _one_hot_shape(indices, depth, values, *, axis):
@@ -76,7 +76,7 @@ def _one_hot_shape(indices, depth, values, *, axis):
 def one_hot(i, indices: Number, depth: Known(Number), values: Any_, *, axis: int = -1):
     """values[1] at the index along a new axis, values[0] elsewhere and for indices out of range."""
     axis = normal_axis(axis, indices.rank + 1)
-    index = indices[(*i[:axis], *i[axis + 1 :])].cast(i64)
+    index = indices[i[:axis] + i[axis + 1 :]].cast(i64)
     wrapped = select(index < 0, index + i.shape[axis], index)
     return select(wrapped.eq(i[axis]), values[1], values[0])
 

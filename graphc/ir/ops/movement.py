@@ -25,7 +25,7 @@ def _reshaped(x, shape, *, allowzero):
     wanted = ints_of(shape)
     if wanted.count(-1) > 1 or any(d < -1 for d in wanted):
         raise ModelError(f"shape {wanted} may hold one -1 and no other negative")
-    dims: list = list(wanted)
+    dims = list(wanted)
     if not allowzero:
         if any(d == 0 and n >= x.rank for n, d in enumerate(dims)):
             raise ModelError(f"shape {wanted} copies a dimension that {list(x.shape)} lacks")
