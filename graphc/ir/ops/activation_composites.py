@@ -1,7 +1,4 @@
-"""Activations made of several operators: softmax and its logarithm, SwiGLU.
-
-Narrow floats are widened to float32 for the whole computation and rounded once at the end.
-"""
+"""Activations made of several operators: softmax and its logarithm, in the operand's own type."""
 
 from __future__ import annotations
 
@@ -39,14 +36,14 @@ def softmax(b, x: Float, *, axis=-1):
     """exp(x) divided by its sum along the axis; the maximum is subtracted first."""
     if x.tensor.rank == 0:
         return b.Div(x, x)
-    dtype = x.tensor.dtype
-    _, powers, total = exponentials(b, convert(b, x, dtype.compute), axis)
-    return convert(b, b.Div(powers, total), dtype)
+    _, powers, total = exponentials(b, x, axis)
+    return b.Div(powers, total)
 
 
 @composite("LogSoftmax")
 def log_softmax(b, x: Float, *, axis=-1):
     """The logarithm of softmax: x - max - log(sum(exp(x - max)))."""
-    dtype = x.tensor.dtype
-    shifted, _, total = exponentials(b, convert(b, x, dtype.compute), axis)
-    return convert(b, b.Sub(shifted, b.Log(total)), dtype)
+    if x.tensor.rank == 0:
+        return b.Sub(x, x)
+    shifted, _, total = exponentials(b, x, axis)
+    return b.Sub(shifted, b.Log(total))
