@@ -1,0 +1,216 @@
+"""Feature preparation and linear models of ai.onnx.ml, as graphs of ordinary operators.
+
+Their outputs are float32 whatever the input, as the specification says. Formulas: ONNX's operator
+documentation; classification scores follow ONNX Runtime where the documentation is silent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir.dtypes import f32, i64
+from graphc.ir.expr import isnan, select
+from graphc.ir.opdef import Any_, Int, Known, Number, composite, op
+from graphc.ir.ops.helpers import ints_of, wrap_index, zero
+from graphc.ir.types import Dim
+
+DOMAIN = "ai.onnx.ml"
+
+
+def _float32(b, x):
+    return x if x.tensor.dtype is f32 else b.Cast(x, to=f32.onnx)
+
+
+def _row_features(x) -> Dim:
+    """Features per row: the last dimension."""
+    if x.tensor.rank not in (1, 2):
+        raise ModelError(f"takes [N, C] or [C], found {x.type}")
+    return x.tensor.dims[-1]
+
+
+# ---------------------------------------------------------------- features
+
+
+def _extracted(x, y):
+    count = y.size
+    return (*x.shape[:-1], count) if x.rank > 1 else (1, count)
+
+
+@op("ArrayFeatureExtractor", infer=_extracted, domain=DOMAIN)
+def array_feature_extractor(i, x: Any_, y: Int):
+    """The columns y of x (of its last dimension)."""
+    column = wrap_index(y.flat(i[-1]), x.shape[-1])
+    return x[i[:-1] + (column,)] if x.rank > 1 else x[column]
+
+
+@op("Binarizer", domain=DOMAIN)
+def binarizer(i, x: Number, *, threshold: float = 0.0):
+    """1 above the threshold, else 0."""
+    above = x[i] > threshold if x.dtype.is_float else x[i].cast(f32) > threshold
+    return above.cast(x.dtype)
+
+
+@composite("Scaler", domain=DOMAIN)
+def scaler(b, x: Number, *, offset=None, scale=None):
+    """(x - offset) * scale, with one value or one per feature."""
+    result = _float32(b, x)
+    if offset is not None:
+        result = b.Sub(result, _per_feature(b, x, offset, "offset"))
+    if scale is not None:
+        result = b.Mul(result, _per_feature(b, x, scale, "scale"))
+    return result
+
+
+def _per_feature(b, x, values, what: str):
+    features = x.tensor.dims[-1] if x.tensor.rank else 1
+    if len(values) not in (1, features):
+        raise ModelError(f"{what} has {len(values)} values for {features} features")
+    return b.constant(np.asarray(values, np.float32))
+
+
+@composite("Normalizer", domain=DOMAIN)
+def normalizer(b, x: Number, *, norm: str = "MAX"):
+    """Each row over its largest element, sum of absolute values, or length; rows of norm 0 stay."""
+    _row_features(x)
+    values = _float32(b, x)
+    reduce = {"MAX": b.ReduceMax, "L1": b.ReduceL1, "L2": b.ReduceL2}.get(norm)
+    if reduce is None:
+        raise ModelError(f"norm must be MAX, L1 or L2, found {norm!r}")
+    divisor = reduce(values, b.constant([-1], i64), keepdims=1)
+    vanishes = b.Equal(divisor, b.constant(0, f32))
+    return b.Div(values, b.Where(vanishes, b.constant(1, f32), divisor))
+
+
+@op("Imputer", domain=DOMAIN)
+def imputer(
+    i, x: Number, *, imputed_value_floats=None, imputed_value_int64s=None,
+    replaced_value_float: float = 0.0, replaced_value_int64: int = 0,
+):  # fmt: skip
+    """x with one value (or NaN) replaced, by one value or by one per feature."""
+    values = imputed_value_floats if x.dtype.is_float else imputed_value_int64s
+    replaced = replaced_value_float if x.dtype.is_float else replaced_value_int64
+    if not values or len(values) not in (1, x.shape[-1]):
+        raise ModelError(f"imputed values {values} do not fit {x.shape[-1]} features")
+    element = x[i]
+    missing = isnan(element) if replaced != replaced else element.eq(replaced)
+    result = element
+    for feature, value in enumerate(values):
+        here = missing if len(values) == 1 else missing & i[-1].eq(feature)
+        result = select(here, value, result)
+    return result
+
+
+def _encoded_shape(x, *, cats_int64s, cats_strings):
+    return (*x.shape, len(cats_int64s or cats_strings or ()))
+
+
+@op("OneHotEncoder", infer=_encoded_shape, domain=DOMAIN)
+def one_hot_encoder(i, x: Any_, *, cats_int64s=None, cats_strings=None, zeros: int = 1):
+    """1 at the category that the element equals, 0 elsewhere; unknown ones give only zeros."""
+    if not zeros:
+        raise UnsupportedError("zeros=0, which rejects unknown categories, is not supported")
+    element = x[i[:-1]]
+    if x.dtype.is_number:
+        element = element.cast(i64)
+    result = zero(f32)
+    for position, category in enumerate(cats_int64s or cats_strings or ()):
+        found = element.eq(category) & i[-1].eq(position)
+        result = select(found, 1, result)
+    return result
+
+
+@composite("FeatureVectorizer", domain=DOMAIN)
+def feature_vectorizer(b, *parts: Number, inputdimensions=None):
+    """The features of all operands in one row, as float32."""
+    rows = []
+    for n, part in enumerate(parts):
+        wide = _float32(b, part)
+        wide = b.Unsqueeze(wide, b.constant([0], i64)) if part.tensor.rank == 1 else wide
+        if inputdimensions and inputdimensions[n] != wide.tensor.dims[-1]:
+            raise ModelError(f"operand {n} is {part.type}, expected {inputdimensions[n]} features")
+        rows.append(wide)
+    return b.Concat(*rows, axis=1)
+
+
+# ---------------------------------------------------------------- linear models
+
+
+def _scores(b, x, coefficients, intercepts, count: int):
+    """x times the transposed coefficients, plus the intercepts: [N, count]."""
+    features = _row_features(x)
+    rows = x if x.tensor.rank == 2 else b.Unsqueeze(x, b.constant([0], i64))
+    if len(coefficients) != count * features:
+        raise ModelError(f"{len(coefficients)} coefficients for {count} x {features}")
+    weights = np.asarray(coefficients, np.float32).reshape(count, features)
+    result = b.MatMul(_float32(b, rows), b.constant(np.ascontiguousarray(weights.T)))
+    if intercepts:
+        result = b.Add(result, b.constant(np.asarray(intercepts, np.float32)))
+    return result
+
+
+def _transformed(b, scores, post_transform: str):
+    """Scores as the model wants them: raw, logistic, or softmax over the classes."""
+    if post_transform == "NONE":
+        return scores
+    if post_transform == "LOGISTIC":
+        return b.Sigmoid(scores)
+    if post_transform == "SOFTMAX":
+        return b.Softmax(scores, axis=-1)
+    if post_transform == "SOFTMAX_ZERO":
+        return _softmax_of_nonzero(b, scores)
+    raise UnsupportedError(f"post_transform {post_transform!r} is not supported")
+
+
+def _softmax_of_nonzero(b, scores):
+    """Softmax over the scores that are not 0; the others stay 0."""
+    last, nought, one = b.constant([-1], i64), b.constant(0, f32), b.constant(1, f32)
+    absent = b.Equal(scores, nought)
+    largest = b.ReduceMax(scores, last)
+    weights = b.Where(absent, nought, b.Exp(b.Sub(scores, largest)))
+    total = b.ReduceSum(weights, last)
+    return b.Div(weights, b.Where(b.Equal(total, nought), one, total))
+
+
+@composite("LinearRegressor", domain=DOMAIN)
+def linear_regressor(
+    b, x: Number, *, coefficients=None, intercepts=None, post_transform: str = "NONE",
+    targets: int = 1,
+):  # fmt: skip
+    """One linear function of the features per target."""
+    return _transformed(b, _scores(b, x, coefficients or (), intercepts, targets), post_transform)
+
+
+@composite("LinearClassifier", outputs=2, domain=DOMAIN)
+def linear_classifier(
+    b, x: Number, *, coefficients, classlabels_ints=None, classlabels_strings=None,
+    intercepts=None, multi_class: int = 0, post_transform: str = "NONE",
+):  # fmt: skip
+    """The label of the best score of each row, and the scores.
+
+    A single row of coefficients for two labels gives a score s for the second one, chosen if s > 0;
+    the scores are then 1 - s and s, with LOGISTIC those of the logistic function of s.
+    """
+    labels = _label_array(classlabels_ints, classlabels_strings)
+    count = len(coefficients) // max(1, int(_row_features(x)))
+    scores = _scores(b, x, coefficients, intercepts, count)
+    if count == 1 and len(labels) == 2:
+        return _binary(b, scores, labels, post_transform)
+    best = b.ArgMax(scores, axis=1, keepdims=0)
+    return b.Gather(b.constant(labels), best), _transformed(b, scores, post_transform)
+
+
+def _label_array(ints, strings) -> np.ndarray:
+    if not ints and not strings:
+        raise ModelError("needs classlabels_ints or classlabels_strings")
+    return np.asarray(ints, np.int64) if ints else np.asarray(strings, object)
+
+
+def _binary(b, scores, labels: np.ndarray, post_transform: str):
+    second = b.Cast(b.Greater(scores, b.constant(0, f32)), to=i64.onnx)
+    label = b.Gather(b.constant(labels), b.Squeeze(second, b.constant([1], i64)))
+    if post_transform == "LOGISTIC":
+        return label, b.Concat(b.Sigmoid(b.Neg(scores)), b.Sigmoid(scores), axis=1)
+    if post_transform not in ("NONE", "SOFTMAX", "SOFTMAX_ZERO"):
+        raise UnsupportedError(f"post_transform {post_transform!r} is not supported")
+    return label, b.Concat(b.Sub(b.constant(1, f32), scores), scores, axis=1)
