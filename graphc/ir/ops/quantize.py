@@ -1,7 +1,7 @@
 """Linear quantisation: y = saturate(round(x / scale) + zero_point), and back.
 
-The shape of the scale decides the granularity: one element for the whole tensor, one per position of
-an axis, or one per block of `block_size` positions of it.
+The shape of the scale decides the granularity: one element for the whole tensor, one per position
+of an axis, or one per block of `block_size` positions of it.
 """
 
 from __future__ import annotations

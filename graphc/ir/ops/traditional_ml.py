@@ -10,9 +10,9 @@ import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.dtypes import f32, i64
-from graphc.ir.expr import isnan, select
-from graphc.ir.opdef import Any_, Int, Known, Number, composite, op
-from graphc.ir.ops.helpers import ints_of, wrap_index, zero
+from graphc.ir.expr import Expr, isnan, select
+from graphc.ir.opdef import Any_, Int, Number, composite, op
+from graphc.ir.ops.helpers import wrap_index, zero
 from graphc.ir.types import Dim
 
 DOMAIN = "ai.onnx.ml"
@@ -113,7 +113,7 @@ def one_hot_encoder(i, x: Any_, *, cats_int64s=None, cats_strings=None, zeros: i
     element = x[i[:-1]]
     if x.dtype.is_number:
         element = element.cast(i64)
-    result = zero(f32)
+    result: Expr = zero(f32)
     for position, category in enumerate(cats_int64s or cats_strings or ()):
         found = element.eq(category) & i[-1].eq(position)
         result = select(found, 1, result)
