@@ -84,7 +84,7 @@ class ValueTypes:
 
     def _infer(self) -> dict[str, TypeProto]:
         try:
-            inferred = onnx.shape_inference.infer_shapes(_without_weights(self.model))
+            inferred = onnx.shape_inference.infer_shapes(without_weights(self.model))
         except Exception:  # an unusual model: its types stay unknown
             return {}
         found: dict[str, TypeProto] = {}
@@ -97,7 +97,8 @@ class ValueTypes:
         return found
 
 
-def _without_weights(model: ModelProto) -> ModelProto:
+def without_weights(model: ModelProto) -> ModelProto:
+    """A copy whose large constants are inputs, to check or to infer types within little memory."""
     copy = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     copy.functions.extend(model.functions)
     graph = model.graph

@@ -29,7 +29,7 @@ from graphc.ir import opdef
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.opdef import OpDef
-from graphc.ir.types import Dim
+from graphc.ir.types import Dim, TensorType, Type
 
 MAX_OPS = 1 << 20  # after functions are expanded
 MAX_FILE = (1 << 31) - 1  # bytes of a protobuf message
@@ -103,6 +103,7 @@ class Importer:
                 self._input(scope, info)
         self._fill(scope, proto, self.keep_inputs)
         graph.output_names = [info.name for info in proto.output]
+        graph.output_types = [self._output_type(info) for info in proto.output]
         graph.symbols = {symbol.name: symbol for symbol in self.symbols.values()}
         return graph
 
@@ -124,9 +125,20 @@ class Importer:
         type = tensors.to_type(info.type, where, lambda d, n: self._dim(d, n, info.name))
         scope.define(info.name, scope.region.add_param(type, info.name))
 
+    def _output_type(self, info: onnx.ValueInfoProto) -> Type | None:
+        if not info.type.WhichOneof("value"):
+            return None
+        symbols = dict(self.symbols)
+        found = tensors.to_type(
+            info.type, f"output {info.name!r}", lambda d, n: self._dim(d, n, info.name)
+        )
+        self.symbols = symbols  # those that only an output names are no dims of the graph
+        return found
+
     def _dim(self, proto: onnx.TensorShapeProto.Dimension, position: int, owner: str) -> Dim:
-        if proto.HasField("dim_value"):
-            return tensors.checked_dims([proto.dim_value], f"input {owner!r}")[0]
+        """A dimension. -1, which some exporters write, is one that is not known."""
+        if proto.HasField("dim_value") and proto.dim_value != -1:
+            return tensors.checked_dims([proto.dim_value], f"{owner!r}")[0]
         key = proto.dim_param or f"{owner}.{position}"
         if key not in self.symbols:
             name = identifier(proto.dim_param) or f"{identifier(owner)}_dim{position}"
@@ -175,7 +187,7 @@ class Importer:
         inner = scope.inner(Region())
         for info in proto.input:
             name = scope.context.qualified(info.name)
-            inner.define(info.name, inner.region.add_param(None, name))
+            inner.define(info.name, inner.region.add_param(_element_type(info), name))
         self._fill(inner, proto)
         return inner, len(proto.input)
 
@@ -339,6 +351,14 @@ class Importer:
             scope.define(name, node.input(position))
         self._nodes(scope, function.node)
         return [scope.require(name) for name in function.output[: len(node.outputs)]]
+
+
+def _element_type(info: onnx.ValueInfoProto) -> Type | None:
+    """The declared type of a parameter of a sub-graph, its shape left to be found out."""
+    if not info.type.WhichOneof("value"):
+        return None
+    type = tensors.to_type(info.type, f"{info.name!r}")
+    return TensorType(type.dtype, None) if isinstance(type, TensorType) else type
 
 
 def _function_defaults(function: FunctionProto) -> dict[str, Any]:

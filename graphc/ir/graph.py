@@ -24,6 +24,10 @@ from graphc.ir.types import TensorType, Type
 if TYPE_CHECKING:
     from graphc.ir.opdef import OpDef
 
+PHASES = (
+    "imported", "typed", "canonical", "laid_out", "fused", "lowered", "planned", "emitted",
+)  # fmt: skip
+
 
 class Value:
     """An SSA value: result `index` of `producer`, or a parameter of a region (producer None)."""
@@ -200,7 +204,7 @@ class Graph(Region):
     """The outermost region: `params` are the model's inputs, `results` its outputs.
 
     `output_names` are the names of the outputs for the user (the SSA name of a result may differ,
-    e.g. when one value is returned twice). `symbols` are its dimension symbols by name.
+    e.g. when one value is returned twice). `symbols` are its dimension symbols by name. `phase` is one of PHASES.
     """
 
     def __init__(self, name: str = "main", params: Iterable[Value] = ()):
@@ -208,6 +212,7 @@ class Graph(Region):
         self.name = name
         self.symbols: dict[str, Sym] = {}
         self.output_names: list[str] = []
+        self.output_types: list[Type | None] = []
         self.phase = "imported"
 
     @property
@@ -278,7 +283,7 @@ def clone_graph(graph: Graph) -> Graph:
     copy = Graph(graph.name)
     clone_region(graph, copy)
     copy.symbols, copy.phase = dict(graph.symbols), graph.phase
-    copy.output_names = list(graph.output_names)
+    copy.output_names, copy.output_types = list(graph.output_names), list(graph.output_types)
     return copy
 
 

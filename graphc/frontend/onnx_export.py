@@ -1,0 +1,313 @@
+"""Graphs become ONNX models.
+
+Every value gets a name that is unique in the whole model, its own where it is free: ONNX does not
+let sub-graphs reuse names from outside. Captures turn back into references to outer names, fused
+regions into their ops, `Relayout` into nothing (layouts do not exist in ONNX). The model is stamped
+with the lowest opset that gives every node its present meaning (`opsets`), so that runtimes
+which lag behind can read it, and goes through onnx.checker before it is returned.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
+
+from graphc.errors import InternalError, ModelError, UnsupportedError
+from graphc.frontend import opsets
+from graphc.frontend.functions import without_weights
+from graphc.frontend.onnx_import import REGIONS
+from graphc.frontend.proto import attribute_proto, tensor_proto, type_proto
+from graphc.ir.graph import Graph, Op, Region, Value
+from graphc.ir.infer import expand
+from graphc.ir.types import Type
+
+EXTERNAL = 3 << 29  # bytes of constants above which they go to a file beside the model
+EXTERNAL_FIELD = 1024  # bytes of the largest constant that stays in the model then
+ALIASES = frozenset({"Relayout"})  # ops of graphc whose result is logically their operand
+
+
+def export_onnx(graph: Graph, path: str | os.PathLike | None = None) -> ModelProto:
+    """The graph as a model that onnx.checker accepts; written to `path` if one is given.
+
+    Constants of more than 1.5 GB together are written to `path` + ".data". UnsupportedError names
+    an op that has neither a counterpart in ONNX nor a body of such ops.
+    """
+    model = _Exporter(graph).model()
+    if path is not None:
+        _write(model, Path(path))
+    return model
+
+
+class _Names:
+    """Unique names."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+
+    def reserve(self, name: str) -> str:
+        self.taken.add(name)
+        return name
+
+    def fresh(self, wish: str) -> str:
+        """`wish` if it is free, otherwise with a number behind."""
+        name, number = wish, 0
+        while name in self.taken:
+            number += 1
+            name = f"{wish}.{number}"
+        return self.reserve(name)
+
+
+class _Exporter:
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.names, self.node_names = _Names(), _Names()
+        self.name_of: dict[Value, str] = {}
+        self.nodes: list[NodeProto] = []
+        self.domains: set[str] = set()
+
+    def model(self) -> ModelProto:
+        graph = self.graph
+        inputs = [self._info(p, self._claim(p, p.name or f"input{p.index}")) for p in graph.params]
+        outputs = self._name_outputs()
+        model = ModelProto(producer_name="graphc")
+        model.graph.name = graph.name
+        proto = self._fill(graph, model.graph, {})
+        taken = {info.name for info in inputs}
+        for value, name in zip(graph.results, outputs):
+            if self._resolved(value) != name:
+                identity = helper.make_node("Identity", [self._resolved(value)], [name])
+                proto.node.append(identity)
+        proto.input.extend(inputs)
+        proto.output.extend(self._info(v, n) for v, n in zip(graph.results, outputs))
+        proto.value_info.extend(self._infos(graph, {*taken, *outputs}))
+        _stamp(model, self.nodes, graph.output_types)
+        return model
+
+    # ------------------------------------------------------------ names
+
+    def _claim(self, value: Value, wish: str) -> str:
+        self.name_of[value] = self.names.fresh(wish or "value")
+        return self.name_of[value]
+
+    def _name_outputs(self) -> list[str]:
+        """The names of the outputs, each given to the value where it has none yet."""
+        graph = self.graph
+        given = [*graph.output_names, *(v.name for v in graph.results[len(graph.output_names) :])]
+        names = []
+        for position, (value, wish) in enumerate(zip(graph.results, given)):
+            wish = wish or f"output{position}"
+            if self.name_of.get(value) == wish and wish not in names:
+                names.append(wish)  # an input that is an output
+                continue
+            name = self.names.fresh(wish)
+            if value not in self.name_of and value.producer is not None and not _transparent(value):
+                self.name_of[value] = name
+            names.append(name)
+        return names
+
+    def _resolved(self, value: Value) -> str:
+        return self.name_of[value]
+
+    # ------------------------------------------------------------ graphs
+
+    def _fill(self, region: Region, proto: GraphProto, arrays: dict[int, str]) -> GraphProto:
+        """Adds the ops of a region. `arrays` names the constants of the enclosing graphs by id."""
+        arrays = dict(arrays)
+        for op in region.ops:
+            self._op(op, proto, arrays)
+        return proto
+
+    def _op(self, op: Op, proto: GraphProto, arrays: dict[int, str]) -> None:
+        if op.name == "Constant":
+            self._constant(op.output, proto, arrays)
+        elif op.name == "fused":
+            self._inline(op, op.regions[0], op.inputs, proto, arrays)
+        elif op.name in ALIASES:
+            assert op.inputs[0] is not None
+            self.name_of[op.output] = self.name_of[op.inputs[0]]
+        elif opsets.schema(op) is not None:
+            self._node(op, proto, arrays)
+        elif op.defn.form == "composite":
+            scratch, _ = expand(op)
+            self._inline(op, scratch, op.inputs, proto, arrays)
+        else:
+            raise UnsupportedError(f"{op.where()}: {op.defn.full_name} has no counterpart in ONNX")
+
+    def _constant(self, value: Value, proto: GraphProto, arrays: dict[int, str]) -> None:
+        array = value.constant
+        assert array is not None
+        if id(array) in arrays:
+            self.name_of[value] = arrays[id(array)]
+            return
+        name = self._claim(value, value.name or "constant")
+        arrays[id(array)] = name
+        proto.initializer.append(tensor_proto(array, name))
+
+    def _inline(self, op: Op, body: Region, operands, proto: GraphProto, arrays) -> None:
+        for param, operand in zip(body.params, operands):
+            if operand is not None:
+                self.name_of[param] = self.name_of[operand]
+        for result, output in zip(body.results, op.outputs):
+            producer = result.producer
+            free = producer is not None and result not in self.name_of and not _transparent(result)
+            if free:
+                wish = output.name or result.name
+                self.name_of[result] = self.name_of.get(output) or self.names.fresh(wish)
+        for inner in body.ops:
+            self._op(inner, proto, arrays)
+        for result, output in zip(body.results, op.outputs):
+            name = self.name_of.setdefault(output, self.name_of[result])
+            if name != self.name_of[result]:
+                proto.node.append(helper.make_node("Identity", [self.name_of[result]], [name]))
+
+    # ------------------------------------------------------------ nodes
+
+    def _node(self, op: Op, proto: GraphProto, arrays: dict[int, str]) -> None:
+        declared, captured = _split(op)
+        node = NodeProto(op_type=op.name, domain=op.defn.domain)
+        node.name = self.node_names.fresh(op.loc[0] if op.loc else op.name)
+        node.input.extend("" if v is None else self.name_of[v] for v in declared)
+        node.output.extend(self._output(v) for v in op.outputs)
+        kinds = opsets.attribute_kinds(op)
+        for name, value in op.attrs.items():
+            if value is not None and name != "captures":
+                node.attribute.append(attribute_proto(name, value, kinds, op.where()))
+        names = REGIONS.get(op.name, ("body",))
+        for name, region in zip(names, op.regions):
+            body = self._body(region, captured, name, arrays)
+            node.attribute.append(helper.make_attribute(name, body))
+        self.nodes.append(node)
+        proto.node.append(node)
+
+    def _output(self, value: Value) -> str:
+        if value in self.name_of:
+            return self.name_of[value]
+        if not value.uses and not value.name:
+            return ""
+        return self._claim(value, value.name)
+
+    def _body(self, region: Region, captured: list[Value], name: str, arrays) -> GraphProto:
+        """A region as a sub-graph; its last parameters are the captured values."""
+        proto = GraphProto(name=name)
+        cut = len(region.params) - len(captured)
+        for param, value in zip(region.params[cut:], captured):
+            self.name_of[param] = self.name_of[value]
+        for param in region.params[:cut]:
+            info = ValueInfoProto(name=self._claim(param, param.name or f"{name}.{param.index}"))
+            if param.type is not None:
+                info.type.CopyFrom(type_proto(param.type))
+            proto.input.append(info)
+        self._fill(region, proto, arrays)
+        made = {output for node in proto.node for output in node.output}
+        for result in region.results:
+            output = self.name_of[result]
+            if output not in made:  # a parameter, a constant, or one returned twice
+                source, output = output, self.names.fresh(f"{output}.out")
+                proto.node.append(helper.make_node("Identity", [source], [output]))
+            made.discard(output)
+            proto.output.append(ValueInfoProto(name=output))
+        return proto
+
+    # ------------------------------------------------------------ types
+
+    def _info(self, value: Value, name: str) -> ValueInfoProto:
+        info = ValueInfoProto(name=name)
+        if value.type is not None:
+            info.type.CopyFrom(type_proto(value.type))
+        return info
+
+    def _infos(self, graph: Graph, known: set[str]) -> Iterable[ValueInfoProto]:
+        for op in graph.ops:
+            for value in op.outputs:
+                name = self.name_of.get(value)
+                if name and value.type is not None and name not in known:
+                    known.add(name)
+                    yield self._info(value, name)
+
+
+def _transparent(value: Value) -> bool:
+    """Whether a value is exported under the name of another (a constant, or an alias)."""
+    producer = value.producer
+    return producer is not None and (producer.name == "Constant" or producer.name in ALIASES)
+
+
+def _split(op: Op) -> tuple[list[Value | None], list[Value]]:
+    """The operands that ONNX declares, and the captured ones."""
+    if not op.regions:
+        return op.inputs, []
+    count = len(op.inputs) - 1 if op.name == "If" else op.attrs.get("captures", 0)
+    cut = len(op.inputs) - count
+    return op.inputs[:cut], op.inputs[cut:]  # type: ignore[return-value]
+
+
+# ---------------------------------------------------------------- the model around the graph
+
+
+def _stamp(model: ModelProto, nodes: list[NodeProto], declared: list[Type | None]) -> None:
+    """Sets the lowest opset with which onnx.checker accepts the model, and types its outputs."""
+    domains = {node.domain for node in nodes if node.domain}
+    others = [helper.make_opsetid(d, opsets.newest(d)) for d in sorted(domains)]
+    error: Exception | None = None
+    for version in dict.fromkeys((opsets.lowest(nodes), opsets.newest(""))):
+        del model.opset_import[:]
+        model.opset_import.extend([helper.make_opsetid("", version), *others])
+        model.ir_version = helper.find_min_ir_version_for(model.opset_import, True)
+        try:
+            _check(model, declared)
+            return
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as found:
+            error = error or found
+    raise InternalError(f"the exported model is not valid ONNX: {error}")
+
+
+def _check(model: ModelProto, declared: list[Type | None]) -> None:
+    light = without_weights(model)
+    if not all(output.HasField("type") for output in model.graph.output):
+        inferred = onnx.shape_inference.infer_shapes(light)
+        known = [*declared, *[None] * len(model.graph.output)]
+        for output, found, type in zip(model.graph.output, inferred.graph.output, known):
+            if not output.HasField("type"):
+                output.type.CopyFrom(_output_type(found, type))
+        light.graph.ClearField("output")
+        light.graph.output.extend(model.graph.output)
+    onnx.checker.check_model(light, full_check=True)
+
+
+def _output_type(found: ValueInfoProto, declared: Type | None) -> TypeProto:
+    """The type that ONNX infers, or where it has no rank the declared one."""
+    kind = found.type.WhichOneof("value")
+    ranked = kind and (kind != "tensor_type" or found.type.tensor_type.HasField("shape"))
+    if not ranked and declared is not None:
+        return type_proto(declared)
+    if not kind:
+        raise UnsupportedError(f"the type of output {found.name!r} is not known")
+    return found.type
+
+
+def _write(model: ModelProto, path: Path) -> None:
+    """Writes a model so that no partial file is ever seen under its name."""
+    size = sum(len(t.raw_data) for t in model.graph.initializer)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            draft = Path(folder, path.name)
+            if size > EXTERNAL:
+                stored = ModelProto()
+                stored.CopyFrom(model)
+                onnx.save_model(
+                    stored,
+                    draft,
+                    save_as_external_data=True,
+                    location=f"{path.name}.data",
+                    size_threshold=EXTERNAL_FIELD,
+                )
+                os.replace(f"{draft}.data", f"{path}.data")
+            else:
+                draft.write_bytes(model.SerializeToString())
+            os.replace(draft, path)
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror or error}") from error

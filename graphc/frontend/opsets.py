@@ -1,0 +1,58 @@
+"""Which opset an exported model needs.
+
+`lowest` finds the lowest version in which all nodes mean what they mean in graphc's opset: an
+operator may be dated back over changes that only added types or attributes with a default, but not
+over one that `upgrade` has to rewrite, nor to a schema that lacks an attribute or operand in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+from onnx import NodeProto
+
+from graphc.frontend.checks import schema_of
+from graphc.frontend.upgrade import EVERY, LIFTS, OPSETS
+from graphc.ir.graph import Op
+
+FLOOR = 21  # the oldest opset stamped: element types are nearly complete from there on
+
+
+def newest(domain: str) -> int:
+    """The version of a domain that graphc speaks."""
+    return OPSETS.get(domain, 1)
+
+
+def schema(op: Op) -> onnx.defs.OpSchema | None:
+    """The ONNX schema of an op, or None if ONNX has none."""
+    return schema_of(op.name, op.defn.domain, newest(op.defn.domain))
+
+
+def attribute_kinds(op: Op) -> dict[str, int]:
+    """The kinds of the attributes that ONNX knows of an op."""
+    found = schema(op)
+    assert found is not None
+    return {name: int(a.type) for name, a in found.attributes.items()}  # type: ignore[call-overload]
+
+
+def lowest(nodes: Iterable[NodeProto]) -> int:
+    """The lowest opset of ai.onnx, from FLOOR on, that gives all nodes their present meaning."""
+    return max((_lowest(node) for node in nodes if not node.domain), default=FLOOR)
+
+
+def _lowest(node: NodeProto) -> int:
+    changes = [version for version, _ in LIFTS.get(("", node.op_type), ()) if version != EVERY]
+    least = max([FLOOR, *changes])
+    for version in range(least, newest("")):
+        found = schema_of(node.op_type, "", version)
+        if found is not None and _takes(found, node):
+            return version
+    return newest("")
+
+
+def _takes(found: onnx.defs.OpSchema, node: NodeProto) -> bool:
+    attributes = all(a.name in found.attributes for a in node.attribute)
+    return (
+        attributes and len(node.input) <= found.max_input and len(node.output) <= found.max_output
+    )
