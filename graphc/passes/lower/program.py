@@ -287,7 +287,7 @@ class Lowering:
         ]
         if not requests:
             return {}, 0, 0
-        planned = memplan.plan(steps, requests)
+        planned = memplan.plan_steps(steps, requests)
         return dict(planned.offsets), planned.peak, planned.lower_bound
 
     def _plan_step(self, number: int, call: Call, roots: dict[str, str]) -> memplan.Step:

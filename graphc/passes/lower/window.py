@@ -1,0 +1,70 @@
+"""Padded windows: guarded loads of a convolution or pooling, turned into loads of a padded copy.
+
+A load `select(0 <= y and y < H, x[n, y - p, c], 0)` with y = oy * s + ky becomes `padded[n, y, c]`,
+where `padded` covers every y that occurs and holds 0 (or whatever the other branch is) outside.
+"""
+
+from __future__ import annotations
+
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Call, Const, Expr, Index, Load, select
+from graphc.ir.kernel import Buffer
+from graphc.ir.simplify import bounds, simplify, to_poly
+from graphc.passes.lower.computation import Computation
+
+
+def padded_window(expr: Expr, name: str, computation: Computation):
+    """(buffer, its index, its contents, the load that replaces `expr`), or None if no window."""
+    if not (isinstance(expr, Call) and expr.op.name == "select"):
+        return None
+    condition, load, other = expr.args
+    if not isinstance(load, Load) or not isinstance(other, Const):
+        return None
+    source = computation.input(load.source)
+    positions, access = [], []
+    shape: list[int] = []
+    for dim, (where, extent) in enumerate(zip(load.index, source.shape)):
+        low, high = bounds(simplify(where))
+        if isinstance(where, Index) or (low >= 0 and high < int(extent)):
+            low, high = 0, int(extent) - 1
+        if high - low > 1 << 24:
+            return None
+        shape.append(int(high - low + 1))
+        index = Index(f"i{dim}", shape[-1])
+        positions.append((index, index + int(low)))
+        access.append(simplify(where - int(low)))
+    moved = _move_condition(condition, list(load.index), [p for _, p in positions])
+    if moved is None:
+        return None
+    contents = select(moved, Load(load.source, tuple(p for _, p in positions), load.dtype), other)
+    buffer = Buffer(name, load.dtype, tuple(shape))
+    return buffer, tuple(i for i, _ in positions), simplify(contents), buffer[tuple(access)]
+
+
+def _move_condition(condition: Expr, old: list[Expr], new: list[Expr]) -> Expr | None:
+    """The condition with each load index replaced by its new position; None if it depends on
+    anything else."""
+    if isinstance(condition, Const):
+        return condition
+    if not isinstance(condition, Call):
+        return None
+    if condition.op.rule == "logic":
+        parts = [_move_condition(a, old, new) for a in condition.args]
+        if any(p is None for p in parts):
+            return None
+        return condition.rebuild(parts)  # type: ignore[arg-type]
+    if condition.op.rule != "compare" or condition.args[0].dtype is not i64:
+        return None
+    left, right = condition.args
+    difference = to_poly(simplify(left - right))
+    for before, after in zip(old, new):
+        poly = to_poly(simplify(before))
+        for sign in (1, -1):
+            rest = dict(difference)
+            for atoms, value in poly.items():
+                rest[atoms] = rest.get(atoms, 0) - sign * value
+            rest = {k: v for k, v in rest.items() if v}
+            if all(k == () for k in rest) and any(poly):
+                moved = after * sign + rest.get((), 0)
+                return condition.rebuild((simplify(moved), Const(0, i64)))
+    return None
