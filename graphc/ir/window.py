@@ -58,6 +58,16 @@ class WindowAxis:
         upper = TRUE if never_after else simplify(position < self.extent)
         return lower & upper
 
+    def trimmed(self) -> WindowAxis:
+        """The axis without the taps that read padding at every output (pooling ignores those)."""
+        if not all(isinstance(v, int) for v in (self.extent, self.begin, self.out)):
+            return self
+        last = min(self.kernel - 1, (self.extent - 1 + self.begin) // self.dilation)
+        first = max(0, -(((self.out - 1) * self.stride - self.begin) // self.dilation))
+        if first > last or self.out < 1:
+            return self
+        return replace(self, kernel=last - first + 1, begin=self.begin - first * self.dilation)
+
     def count(self, o, *, padded: bool) -> Expr | Dim:
         """How many taps of output `o` lie in the input (`padded`: or in its padding)."""
         before, after = (self.begin, self.end) if padded else (0, 0)
@@ -132,13 +142,13 @@ def _make_axis(axis: WindowAxis, auto_pad: str, ceil_mode: int) -> WindowAxis:
     elif auto_pad != "NOTSET":
         raise ModelError(f"auto_pad is NOTSET, VALID, SAME_UPPER or SAME_LOWER, not {auto_pad!r}")
     room = axis.extent + begin + end - axis.span
-    if isinstance(room, int) and room < 0 < axis.extent:
-        raise ModelError(
-            f"window of {axis.span} does not fit into {axis.extent} + padding {begin} + {end}"
-        )
     out = dim(maximum(as_expr(room // axis.stride + 1), 0))
     if ceil_mode:
         out = _ceil_extent(axis, room, out)
+    if isinstance(out, int) and out < 1 <= axis.extent:
+        raise ModelError(
+            f"window of {axis.span} does not fit into {axis.extent} + padding {begin} + {end}"
+        )
     return replace(axis, begin=begin, end=end, out=out)
 
 

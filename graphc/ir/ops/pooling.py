@@ -37,6 +37,13 @@ def _max_pool_shape(x, *, count, storage_order, **attrs):
     return [_pool_shape(x, **attrs)] * count
 
 
+def _pool(name: str, x: Operand, i, window: Sequence[WindowAxis], term, otherwise) -> Expr:
+    """The reduction of term(element) over each window; padding counts as `otherwise`."""
+    window = [axis.trimmed() for axis in window]
+    taps = axes(*(axis.kernel for axis in window))
+    return reduce(name, term(_tap(x, i, window, taps, Const(otherwise, x.dtype))), taps)
+
+
 def _tap(x: Operand, i, window: Sequence[WindowAxis], taps, otherwise: Const) -> Expr:
     """x at one tap of the window, or `otherwise` in the padding."""
     value = x[(*i[:2], *positions(window, i[2:], taps))]
@@ -54,8 +61,7 @@ def max_pool(
         x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
         strides=strides, ceil_mode=ceil_mode,
     )  # fmt: skip
-    taps = axes(*kernel_shape)
-    largest = reduce("max", _tap(x, i, window, taps, Const(x.dtype.min, x.dtype)), taps)
+    largest = _pool("max", x, i, window, lambda v: v, x.dtype.min)
     if i.output == 0:
         return largest
     return _position(i, x, window, largest, column_major=bool(storage_order))
@@ -64,6 +70,7 @@ def max_pool(
 def _position(i, x: Operand, window, largest: Expr, *, column_major: bool) -> Expr:
     """The offset of the first element equal to the largest; its image is counted by rows, or by
     columns if `column_major`, and images follow each other."""
+    window = [axis.trimmed() for axis in window]
     taps = axes(*(axis.kernel for axis in window), name="m")
     where = positions(window, i[2:], taps)
     image = list(zip(where, x.shape[2:]))
@@ -85,8 +92,7 @@ def average_pool(
         x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
         strides=strides, ceil_mode=ceil_mode,
     )  # fmt: skip
-    taps = axes(*kernel_shape)
-    total = reduce("sum", _tap(x, i, window, taps, Const(0, x.dtype)), taps)
+    total = _pool("sum", x, i, window, lambda v: v, 0)
     counts = [a.count(o, padded=bool(count_include_pad)) for a, o in zip(window, i[2:])]
     return total / cast(math.prod(counts, start=as_expr(1, i64)), x.dtype)
 
@@ -111,8 +117,7 @@ def lp_pool(
         x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
         strides=strides, ceil_mode=ceil_mode,
     )  # fmt: skip
-    taps = axes(*kernel_shape)
-    return root(reduce("sum", power(_tap(x, i, window, taps, Const(0, x.dtype)), p), taps), p)
+    return root(_pool("sum", x, i, window, lambda v: power(v, p), 0), p)
 
 
 # ---------------------------------------------------------------- whole images
