@@ -129,6 +129,11 @@ def _match(computation: Computation, options: ContractionOptions) -> _Match | st
     indices, (offset, *exprs) = drop_units(list(first.index), [offset, *exprs])
     indices, (offset, *exprs) = split_divided(indices, [offset, *exprs])
     hole = next(n for e in exprs for n in walk(e) if isinstance(n, Reduce))
+    axes, (split,) = split_divided(list(hole.axes), [hole.body])
+    if len(axes) > len(hole.axes):
+        parts = Reduce("sum", split, tuple(axes))
+        exprs = [substitute(e, {hole: parts}) for e in exprs]
+        hole = parts
     return _classify(computation, indices, offset, exprs, hole, options)
 
 

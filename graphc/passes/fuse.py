@@ -1,0 +1,347 @@
+"""Fusion: ops that become one kernel, chosen greedily in execution order.
+
+A group grows from an anchor (a contraction, a window, a row reduction) or from a map:
+
+* epilogue: an op that reads the group's values at its own index, over the same space, joins;
+* row group: a reduction over trailing dims joins the map it reads, and ops over the rows' values
+  join after it (softmax, layer norm), whether they are per element or per row;
+* prologue: a map whose values only the op reads joins the op's group where that repeats no work;
+  pure data movement is cloned into every reader, even a contraction's.
+
+Legality is about dependences (a group must not depend on itself through an outside op) and about
+spaces (values that leave a group must share one shape, or the kernel would be computed twice).
+The result is `fused` ops whose region holds the ops as they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from graphc.ir.expr import cost, loads
+from graphc.ir.graph import Graph, Op, Region, Value
+from graphc.ir.infer import op_body
+from graphc.ir.opdef import FUSED
+from graphc.passes import structure
+
+CHEAP = 6  # cost per element up to which recomputing beats storing
+
+
+@dataclass(eq=False)
+class Group:
+    """Ops to be fused. `space` is the shape (and layout) of what it computes per element."""
+
+    ops: list[Op]
+    anchor: str  # map, row, window, contraction
+    space: tuple
+    rows: int = 0  # trailing physical dims reduced, in a row group
+    before: set[Group] = field(default_factory=set)  # groups this one depends on
+
+    def __contains__(self, op: Op) -> bool:
+        return op in self.ops
+
+
+def space_of(value: Value) -> tuple:
+    return (value.tensor.dims, value.tensor.layout)
+
+
+class Fuser:
+    """Builds the groups of one region."""
+
+    def __init__(self, region: Region):
+        self.region = region
+        self.group: dict[Op, Group] = {}
+
+    def run(self) -> list[Group]:
+        for op in self.region.ops:
+            if op.name != "Constant":
+                self.place(op)
+        groups = dict.fromkeys(self.group[op] for op in self.region.ops if op in self.group)
+        return [g for g in groups if len(g.ops) > 1]
+
+    # ---------------------------------------------------------------- placing an op
+
+    def place(self, op: Op) -> None:
+        """Puts an op into the best group of its producers, or into one of its own."""
+        if not structure.has_body(op) or any(0 in v.tensor.dims for v in op.outputs):
+            self.open(op, "opaque")
+            return
+        for group in self.candidates(op):
+            if self.joins(op, group):
+                self.add(op, group)
+                self.absorb_maps(op)
+                return
+        self.open(op, self.anchor_of(op))
+        self.absorb_maps(op)
+
+    def anchor_of(self, op: Op) -> str:
+        if not structure.reductions(op):
+            return "map"
+        if structure.is_contraction(op):
+            return "contraction"
+        return "row" if structure.row_operand(op) else "window"
+
+    def open(self, op: Op, anchor: str) -> Group:
+        group = Group([op], anchor, space_of(op.outputs[0]) if anchor != "opaque" else ())
+        row = structure.row_operand(op) if anchor == "row" else None
+        if row is not None:
+            operand, group.rows = row
+            group.space = space_of(op.inputs[operand])  # type: ignore[arg-type]
+        self.group[op] = group
+        self.depend(group, op)
+        return group
+
+    def depend(self, group: Group, op: Op) -> None:
+        for value in op.inputs:
+            if value is not None and value.producer in self.group:
+                other = self.group[value.producer]
+                if other is not group:
+                    group.before |= {other} | other.before
+
+    def add(self, op: Op, group: Group) -> None:
+        group.ops.append(op)
+        self.group[op] = group
+        self.depend(group, op)
+
+    def producers(self, op: Op) -> list[Group]:
+        found = [
+            self.group[v.producer]
+            for v in op.inputs
+            if v is not None and v.producer in self.group
+        ]
+        return list(dict.fromkeys(found))
+
+    def candidates(self, op: Op) -> list[Group]:
+        """Groups of the producers; those that save most traffic first, then the latest."""
+        rank = {"contraction": 3, "window": 2, "row": 1, "map": 0}
+        order = {g: n for n, g in enumerate(dict.fromkeys(self.group.values()))}
+        groups = [g for g in self.producers(op) if g.anchor in rank]
+        return sorted(groups, key=lambda g: (-rank[g.anchor], -order[g]))
+
+    # ---------------------------------------------------------------- legality
+
+    def joins(self, op: Op, group: Group) -> bool:
+        """Whether `op` may become part of `group`; turns a map group into a row group."""
+        if any(group in other.before for other in self.producers(op) if other is not group):
+            return False
+        if not self.leaves_same_space(op, group):
+            return False
+        if structure.reductions(op):
+            return self.joins_as_reduction(op, group)
+        return self.joins_as_map(op, group)
+
+    def read_operands(self, op: Op, group: Group) -> list[int]:
+        return [
+            n for n, v in enumerate(op.inputs)
+            if v is not None and v.producer in self.group and self.group[v.producer] is group
+        ]  # fmt: skip
+
+    def leaves_same_space(self, op: Op, group: Group) -> bool:
+        """Values of the group that `op` reads are used nowhere else, or have the group's space."""
+        results = set(self.region.results)
+        for n in self.read_operands(op, group):
+            value = op.inputs[n]
+            assert value is not None
+            inside = all(u is op or u in group for u in value.users) and value not in results
+            if not inside and space_of(value) != group.space:
+                return False
+        return True
+
+    def joins_as_reduction(self, op: Op, group: Group) -> bool:
+        if group.anchor not in ("map", "row"):
+            return False
+        row = structure.row_operand(op)
+        operands = self.read_operands(op, group)
+        if row is None or operands != [row[0]] or group.rows not in (0, row[1]):
+            return False
+        value = op.inputs[row[0]]
+        assert value is not None
+        if space_of(value) != group.space:
+            return False
+        if group.anchor == "map" and self.work(group) > 64:
+            return False
+        group.anchor, group.rows = "row", row[1]
+        return True
+
+    def work(self, group: Group) -> int:
+        return sum(cost(op_body(op, n)) for op in group.ops for n in range(len(op.outputs)))
+
+    def joins_as_map(self, op: Op, group: Group) -> bool:
+        operands = self.read_operands(op, group)
+        at_own_index = all(structure.pointwise(op, n) for n in operands)
+        spaces = {space_of(v) for v in op.outputs}
+        if at_own_index and spaces == {group.space}:
+            return True
+        if group.anchor == "row" and at_own_index:
+            return all(self.is_row_shape(v, group) for v in op.outputs)
+        return self.extends_map(op, group, operands)
+
+    def is_row_shape(self, value: Value, group: Group) -> bool:
+        """One element per row: the reduced dims are 1."""
+        shape, layout = group.space
+        order = layout.order if layout else tuple(range(len(shape)))
+        reduced = set(order[len(order) - group.rows :])
+        wanted = tuple(1 if d in reduced else extent for d, extent in enumerate(shape))
+        return value.tensor.dims == wanted and value not in self.region.results
+
+    def extends_map(self, op: Op, group: Group, operands: list[int]) -> bool:
+        """A map of maps at other indices: only if nothing leaves and little is recomputed."""
+        if group.anchor != "map" or len(op.outputs) != 1 or op.output.type is None:
+            return False
+        results = set(self.region.results)
+        for member in group.ops:
+            for value in member.outputs:
+                if value in results or any(u is not op and u not in group for u in value.users):
+                    return False
+        grows = op.output.tensor.size > group.ops[-1].outputs[0].tensor.size
+        if grows and self.work(group) > CHEAP:
+            return False
+        reads = [x for n in range(len(op.outputs)) for x in loads(op_body(op, n))]
+        if len([x for x in reads if int(x.source) in operands]) > 1 and self.work(group) > CHEAP:
+            return False
+        group.space = space_of(op.output)
+        return True
+
+    # ---------------------------------------------------------------- prologues
+
+    def absorb_maps(self, op: Op) -> None:
+        """Draws producer groups that are maps used here alone into the op's group."""
+        group = self.group[op]
+        for n, value in enumerate(op.inputs):
+            producer = value.producer if value is not None else None
+            if value is None or producer not in self.group:
+                continue
+            other = self.group[producer]
+            if other is group or other.anchor != "map" or not self.absorbs(op, n, group, other):
+                continue
+            for member in other.ops:
+                self.group[member] = group
+            group.ops = [*other.ops, *group.ops]
+            group.before |= other.before
+            self.retarget(other, group)
+
+    def retarget(self, old: Group, new: Group) -> None:
+        for g in set(self.group.values()):
+            if old in g.before:
+                g.before.discard(old)
+                if g is not new:
+                    g.before |= {new} | new.before
+        new.before.discard(new)
+
+    def absorbs(self, op: Op, operand: int, group: Group, other: Group) -> bool:
+        results = set(self.region.results)
+        for member in other.ops:
+            for value in member.outputs:
+                if value in results or any(u not in other and u not in group for u in value.users):
+                    return False
+        if any(other in g.before for g in group.before):
+            return False
+        pure = all(structure.is_movement(m) for m in other.ops)
+        if group.anchor in ("contraction", "window"):
+            reads_window = bool(structure.reductions(op))
+            return pure or (not reads_window and structure.pointwise(op, operand))
+        if group.anchor == "row" and structure.reductions(op):
+            return self.work(other) <= 64
+        return pure or structure.pointwise(op, operand) or self.work(other) <= CHEAP
+
+
+# ---------------------------------------------------------------- rewriting the graph
+
+
+def clone_movement(graph: Graph) -> None:
+    """Gives every reader its own copy of a pure data movement, so that each can fuse it."""
+    for op in list(graph.ops):
+        if op.name == "Constant" or not structure.is_movement(op) or op.output in graph.results:
+            continue
+        if op.output.tensor.size == 0:
+            continue
+        for user in op.output.users[1:]:
+            copy = Op(op.defn, op.inputs, op.attrs, 1, (), op.loc)
+            copy.output.type, copy.output.name = op.output.type, op.output.name
+            copy._memo.update(op._memo)
+            graph.insert_before(op, copy)
+            for position, value in enumerate(user.inputs):
+                if value is op.output:
+                    user.set_input(position, copy.output)
+
+
+def fuse(graph: Graph) -> bool:
+    """Replaces groups of ops by `fused` ops; True if there were any."""
+    clone_movement(graph)
+    groups = Fuser(graph).run()
+    for group in groups:
+        _make_fused(graph, group)
+    if groups:
+        sort_ops(graph)
+    return bool(groups)
+
+
+def _make_fused(graph: Graph, group: Group) -> None:
+    members = sorted(group.ops, key=graph.ops.index)
+    inside = set(members)
+    results = set(graph.results)
+    inputs = list(dict.fromkeys(
+        v for op in members for v in op.inputs if v is not None and v.producer not in inside
+    ))  # fmt: skip
+    outputs = [
+        v for op in members for v in op.outputs
+        if v in results or any(u not in inside for u in v.users)
+    ]  # fmt: skip
+    region = Region()
+    small = [v for v in inputs if v.constant is not None and (v.constant.size <= 1 or _known(v, inside))]
+    inputs = [v for v in inputs if v not in small]
+    mapping: dict[Value, Value] = {v: region.add_param(v.type, v.name) for v in inputs}
+    for value in small:
+        assert value.constant is not None
+        from graphc.ir.graph import constant_op
+
+        mapping[value] = region.append(constant_op(value.constant, value.name)).output
+    for op in members:
+        copy = Op(op.defn, [None if v is None else mapping[v] for v in op.inputs], op.attrs,
+                  len(op.outputs), (), op.loc)  # fmt: skip
+        copy._memo.update(op._memo)
+        region.append(copy)
+        for old, new in zip(op.outputs, copy.outputs):
+            new.type, new.name, mapping[old] = old.type, old.name, new
+    region.set_results([mapping[v] for v in outputs])
+    loc = tuple(dict.fromkeys(name for op in members for name in op.loc))
+    name = "_".join(dict.fromkeys(op.name.lower() for op in members))
+    fused = Op(FUSED, inputs, {"name": name[:60]}, len(outputs), [region], loc)
+    graph.insert_before(members[-1], fused)
+    for old, new in zip(outputs, fused.outputs):
+        new.type, new.name = old.type, old.name
+        old.replace_uses(new)
+    for op in reversed(members):
+        op.erase()
+
+
+def _known(value: Value, ops: set[Op]) -> bool:
+    """Whether some op takes the contents of the value as part of its type."""
+    for op, position in value.uses:
+        params = op.defn.params
+        if op in ops and params and params[min(position, len(params) - 1)].accepts.known:
+            return True
+    return False
+
+
+def sort_ops(graph: Graph) -> None:
+    """Puts the ops into a topological order, keeping the present one where it is valid."""
+    done: set[Op] = set()
+    order: list[Op] = []
+    for root in graph.ops:
+        stack = [root]
+        while stack:
+            op = stack[-1]
+            if op in done:
+                stack.pop()
+                continue
+            waiting = [
+                v.producer for v in op.inputs
+                if v is not None and v.producer is not None and v.producer not in done
+            ]  # fmt: skip
+            if waiting:
+                stack.extend(waiting)
+            else:
+                stack.pop()
+                done.add(op)
+                order.append(op)
+    graph.ops = order

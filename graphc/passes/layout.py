@@ -1,0 +1,127 @@
+"""Chooses how each value is stored: the layout in its type.
+
+A contraction with constant weights wants the dims it shares with the weights (the output channels)
+innermost, so that its sums are vectors over them: a convolution stores N, spatial dims, C. Such
+layouts then spread: an operator of the same rank keeps its operand's layout, and a pure data
+movement takes the layout that makes it a view where there is one. Operators written for row-major
+memory (imperative, control flow, host) get a row-major copy. Nothing else changes: index
+maps are adapted to layouts when kernels are made, so any choice is correct.
+"""
+
+from __future__ import annotations
+
+from graphc.ir import opdef
+from graphc.ir.expr import Call, Load, Reduce, free_indices, loads, walk
+from graphc.ir.graph import Graph, Op, Value
+from graphc.ir.infer import op_body
+from graphc.ir.types import Layout, TensorType
+from graphc.passes import structure
+from graphc.passes.lower.computation import computation
+from graphc.passes.lower.views import view_of
+
+
+def assign_layouts(graph: Graph) -> bool:
+    """Sets the layout of every value of a typed, decomposed graph; True if any is not row-major."""
+    changed = False
+    for op in list(graph.ops):
+        if op.name == "Constant":
+            continue
+        if not structure.has_body(op):
+            _row_major_operands(graph, op)
+            continue
+        for n, value in enumerate(op.outputs):
+            layout = _choose(op, n)
+            if layout is not None:
+                value.type = value.tensor.with_layout(layout)
+                changed = changed or value.tensor.layout is not None
+    return changed
+
+
+def _row_major_operands(graph: Graph, op: Op) -> None:
+    for position, value in enumerate(op.inputs):
+        if value is None or not isinstance(value.type, TensorType) or value.type.layout is None:
+            continue
+        copy = Op(opdef.lookup("Identity"), [value], loc=op.loc)
+        copy.output.type = value.type.with_layout(None)
+        graph.insert_before(op, copy)
+        op.set_input(position, copy.output)
+
+
+def _choose(op: Op, output: int) -> Layout | None:
+    value = op.outputs[output]
+    if value.tensor.rank < 3 or not value.tensor.is_static or 0 in value.tensor.dims:
+        return None
+    if structure.is_movement(op):
+        return _movement_layout(op, value)
+    return _weights_last(op, output) or _inherited(op, value)
+
+
+def _weights_last(op: Op, output: int) -> Layout | None:
+    """Output dims that the constant factor of a sum of products depends on, moved innermost."""
+    for r in (x for x in walk(op_body(op, output)) if isinstance(x, Reduce)):
+        body = r.body
+        if r.op != "sum" or not (isinstance(body, Call) and body.op.name == "mul"):
+            continue
+        index = structure.own_index(op.outputs[output])
+        for factor in body.args:
+            if not loads(factor) or not all(_is_constant(op, x) for x in loads(factor)):
+                continue
+            last = [d for d, x in enumerate(index) if x in free_indices(factor)]
+            if last and index[-1] not in free_indices(factor):
+                rest = [d for d in range(len(index)) if d not in last]
+                return Layout((*rest, *last))
+    return None
+
+
+def _is_constant(op: Op, load: Load) -> bool:
+    value = op.inputs[int(load.source)]
+    return value is not None and value.constant is not None
+
+
+def _inherited(op: Op, value: Value) -> Layout | None:
+    """The layout of the largest operand of the same rank that has one."""
+    laid_out = [
+        v.tensor
+        for v in op.inputs
+        if v is not None and v.tensor.layout is not None and v.tensor.rank == value.tensor.rank
+    ]
+    best = max(laid_out, key=lambda t: t.size, default=None)
+    others = [v.tensor for v in op.inputs if v is not None and v.constant is None]
+    if best is None or any(t.layout is None and t.size > best.size for t in others):
+        return None
+    return best.layout
+
+
+def _movement_layout(op: Op, value: Value) -> Layout | None:
+    """A layout in which the op is a view; else, at equal rank, its operand's."""
+    body = op_body(op)
+    assert isinstance(body, Load)
+    source = op.inputs[int(body.source)]
+    assert source is not None
+    if source.tensor.layout is None:
+        return None
+    rank = value.tensor.rank
+    for layout in (None, Layout.channels_last(rank), _permuted(body, source, value)):
+        plain = value.tensor
+        value.type = plain.with_layout(layout)
+        is_view = view_of(computation(op)) is not None
+        value.type = plain
+        if is_view:
+            return layout
+    return source.tensor.layout if source.tensor.rank == rank and _keeps_order(body) else None
+
+
+def _permuted(body: Load, source: Value, value: Value) -> Layout | None:
+    """The layout of a transpose that moves no data."""
+    own = structure.own_index(value)
+    layout = source.tensor.layout
+    if layout is None or set(body.index) != set(own) or len(body.index) != len(own):
+        return None
+    return Layout(tuple(own.index(body.index[d]) for d in layout.order))  # type: ignore[arg-type]
+
+
+def _keeps_order(body: Load) -> bool:
+    """Slices and the like: each position depends on the output index of the same dim only."""
+    return all(
+        {x.name for x in free_indices(where)} <= {f"i{d}"} for d, where in enumerate(body.index)
+    )

@@ -1,0 +1,120 @@
+"""What an op does, read off its scalar body: the structure that layout and fusion decide by.
+
+    pointwise(op, n)   every load of operand n is at the output's own index (or broadcast)
+    movement(op)       the body is one plain load: the op only moves data
+    reductions(op)     the Reduce nodes of the body
+    row reduction      one Reduce per output element over trailing dims of the operand
+    contraction        a sum of products with indices of its own in both factors
+No operator's name is looked at.
+"""
+
+from __future__ import annotations
+
+from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, free_indices, loads, walk
+from graphc.ir.graph import Op, Value
+from graphc.ir.infer import op_body
+from graphc.ir.types import TensorType
+
+
+def has_body(op: Op) -> bool:
+    """Whether the op is given by scalar bodies and can be part of a fused region."""
+    return op.defn.form in ("elementwise", "indexed") and all(
+        isinstance(v.type, TensorType) and v.type.dtype.kind not in ("string", "complex")
+        for v in (*op.outputs, *(x for x in op.inputs if x is not None))
+    )
+
+
+def reductions(op: Op) -> list[Reduce]:
+    """Distinct Reduce nodes in the bodies of all outputs."""
+    found: dict[Reduce, None] = {}
+    for n in range(len(op.outputs)):
+        found.update((x, None) for x in walk(op_body(op, n)) if isinstance(x, Reduce))
+    return list(found)
+
+
+def is_map(op: Op) -> bool:
+    """No reduction: elementwise or data movement."""
+    return has_body(op) and not reductions(op)
+
+
+def is_movement(op: Op) -> bool:
+    """One output whose body is a plain load with no indirect index."""
+    if not has_body(op) or len(op.outputs) != 1:
+        return False
+    body = op_body(op)
+    return isinstance(body, Load) and not any(loads(x) for x in body.index)
+
+
+def own_index(value: Value) -> tuple[Index, ...]:
+    return tuple(Index(f"i{d}", extent) for d, extent in enumerate(value.tensor.dims))
+
+
+def pointwise(op: Op, operand: int) -> bool:
+    """Whether operand is read only at the output's own index, with broadcasting.
+
+    Holds over all outputs, which must have one shape.
+    """
+    value = op.inputs[operand]
+    assert value is not None
+    shapes = {v.tensor.dims for v in op.outputs}
+    if len(shapes) != 1:
+        return False
+    index = own_index(op.outputs[0])
+    wanted = aligned(index, value.tensor.dims)
+    for n in range(len(op.outputs)):
+        for load in loads(op_body(op, n)):
+            if load.source == str(operand) and not same_position(load.index, wanted):
+                return False
+    return True
+
+
+def aligned(index: tuple[Index, ...], shape: tuple) -> tuple[Expr | None, ...]:
+    """The numpy-broadcast position in an operand of `shape`; None where any index will do."""
+    tail = index[len(index) - len(shape) :]
+    if len(shape) > len(index):
+        return (None,) * (len(shape) - len(index)) + index
+    return tuple(None if extent == 1 else x for extent, x in zip(shape, tail))
+
+
+def same_position(found: tuple[Expr, ...], wanted: tuple[Expr | None, ...]) -> bool:
+    return len(found) == len(wanted) and all(
+        w is None or f is w or (isinstance(f, Const) and isinstance(w, Index) and w.extent == 1)
+        for f, w in zip(found, wanted)
+    )
+
+
+def is_contraction(op: Op) -> bool:
+    """A body with a sum of products of two factors that each have an output index to itself."""
+    for r in reductions(op):
+        body = r.body
+        if r.op == "sum" and isinstance(body, Call) and body.op.name == "mul":
+            a, b = (free_indices(x) for x in body.args)
+            if a - b and b - a:
+                return True
+    return False
+
+
+def row_operand(op: Op) -> tuple[int, int] | None:
+    """(operand, dims reduced) of a row reduction: its trailing physical dims, all of them read.
+
+    The output keeps the reduced dims as 1 or drops them; the other dims are at their own index.
+    """
+    found = reductions(op)
+    if len(op.outputs) != 1 or len(found) != 1:
+        return None
+    r = found[0]
+    inside = loads(r.body)
+    if len(inside) != 1 or len(loads(op_body(op))) != 1:
+        return None
+    load = inside[0]
+    value = op.inputs[int(load.source)]
+    assert value is not None
+    layout, count = value.tensor.layout, len(r.axes)
+    index = layout.physical(load.index) if layout else load.index
+    lead, tail = index[: len(index) - count], index[len(index) - count :]
+    if set(tail) != set(r.axes) or any(x in free_indices(y) for x in r.axes for y in lead):
+        return None
+    own = [x for x in own_index(op.output) if x.extent != 1]
+    kept = [x for x in lead if not isinstance(x, Const)]
+    physical = [x for x in kept if isinstance(x, Index) and x.extent != 1]
+    return (int(load.source), count) if len(physical) == len(kept) and set(own) <= set(kept) else None
