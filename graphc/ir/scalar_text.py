@@ -51,7 +51,12 @@ def wrapped(text: str, dtype: DType) -> str:
 
 def _narrowing(dtype: DType) -> Callable[[float], float]:
     kind = dtype.np.type
-    return lambda x: float(np.float64(x).astype(kind))
+
+    def run(x: float) -> float:
+        with np.errstate(over="ignore"):
+            return float(np.float64(x).astype(kind))
+
+    return run
 
 
 # ---------------------------------------------------------------- helpers the text calls
