@@ -30,7 +30,7 @@ def schema_body(node: Node, types: ValueTypes) -> tuple[FunctionProto, dict[str,
     schema: Any = schema_of(node.op_type, node.domain, OPSETS.get(node.domain, 1))
     if schema is None:
         return None
-    attrs = {**_defaults(schema), **node.attrs}
+    attrs = {**defaults(schema), **node.attrs}
     if schema.has_function:
         return schema.function_body, attrs
     if not schema.has_context_dependent_function:
@@ -45,7 +45,8 @@ def schema_body(node: Node, types: ValueTypes) -> tuple[FunctionProto, dict[str,
     return FunctionProto.FromString(data), attrs
 
 
-def _defaults(schema: onnx.defs.OpSchema) -> dict[str, Any]:
+def defaults(schema: onnx.defs.OpSchema) -> dict[str, Any]:
+    """The attributes that have a default in a schema."""
     given = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.type}
     return {name: tensors.to_python(value, name) for name, value in given.items()}
 

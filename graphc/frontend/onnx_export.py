@@ -174,7 +174,7 @@ class _Exporter:
         node.input.extend("" if v is None else self.name_of[v] for v in declared)
         node.output.extend(self._output(v) for v in op.outputs)
         kinds = opsets.attribute_kinds(op)
-        for name, value in op.attrs.items():
+        for name, value in {**opsets.body_defaults(op), **op.attrs}.items():
             if value is not None and name != "captures":
                 node.attribute.append(attribute_proto(name, value, kinds, op.where()))
         names = REGIONS.get(op.name, ("body",))
@@ -275,7 +275,18 @@ def _check(model: ModelProto, declared: list[Type | None]) -> None:
                 output.type.CopyFrom(_output_type(found, type))
         light.graph.ClearField("output")
         light.graph.output.extend(model.graph.output)
+        _type_bodies(model.graph, inferred.graph)
     onnx.checker.check_model(light, full_check=True)
+
+
+def _type_bodies(graph: GraphProto, inferred: GraphProto) -> None:
+    """Gives the outputs of sub-graphs the types that ONNX infers; some runtimes need them."""
+    for node, found in zip(graph.node, inferred.node):
+        for attribute, other in zip(node.attribute, found.attribute):
+            if attribute.HasField("g"):
+                for output, typed in zip(attribute.g.output, other.g.output):
+                    output.type.CopyFrom(typed.type)
+                _type_bodies(attribute.g, other.g)
 
 
 def _output_type(found: ValueInfoProto, declared: Type | None) -> TypeProto:

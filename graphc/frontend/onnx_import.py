@@ -26,6 +26,7 @@ from graphc.frontend.functions import ValueTypes, schema_body
 from graphc.frontend.node import Node
 from graphc.frontend.scope import Context, Scope, share_captures
 from graphc.ir import opdef
+from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.opdef import OpDef
@@ -305,6 +306,9 @@ class Importer:
             raise ModelError(f"attribute {missing[0]!r} is required")
         built = [self._region(node.scope, node.graphs[name]) for name in names]
         count = self._check_regions(node, [(declared, s.region) for s, declared in built])
+        if node.op_type == "Loop":
+            trip, condition = built[0][0].region.params[:2]
+            trip.type, condition.type = TensorType(i64, ()), TensorType(boolean, ())
         captured = share_captures([scope for scope, _ in built])
         if "captures" in defn.attrs:
             node.attrs["captures"] = len(captured)

@@ -8,11 +8,13 @@ over one that `upgrade` has to rewrite, nor to a schema that lacks an attribute 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import onnx
 from onnx import NodeProto
 
 from graphc.frontend.checks import schema_of
+from graphc.frontend.functions import defaults
 from graphc.frontend.upgrade import EVERY, LIFTS, OPSETS
 from graphc.ir.graph import Op
 
@@ -34,6 +36,12 @@ def attribute_kinds(op: Op) -> dict[str, int]:
     found = schema(op)
     assert found is not None
     return {name: int(a.type) for name, a in found.attributes.items()}  # type: ignore[call-overload]
+
+
+def body_defaults(op: Op) -> dict[str, Any]:
+    """Defaults to write out: ONNX looks into a fixed function body without filling them in."""
+    found: Any = schema(op)
+    return defaults(found) if found.has_function else {}
 
 
 def lowest(nodes: Iterable[NodeProto]) -> int:
