@@ -204,7 +204,8 @@ class Graph(Region):
     """The outermost region: `params` are the model's inputs, `results` its outputs.
 
     `output_names` are the names of the outputs for the user (the SSA name of a result may differ,
-    e.g. when one value is returned twice). `symbols` are its dimension symbols by name. `phase` is one of PHASES.
+    e.g. when one value is returned twice). `symbols` are its dimension symbols by name. `phase` is one
+    of PHASES.
     """
 
     def __init__(self, name: str = "main", params: Iterable[Value] = ()):

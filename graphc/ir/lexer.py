@@ -15,6 +15,7 @@ from graphc.errors import ModelError
 from graphc.ir import dtypes
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
+_WORD = r"[A-Za-z0-9_./]+(?:::[A-Za-z0-9_./]+)*"
 _DTYPE = "|".join(sorted(dtypes.BY_NAME, key=len, reverse=True))
 _NUMBER = r"\d+\.(?!\.)\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|0x[0-9a-fA-F]+|\d+"
 _PUNCTUATION = r"\.\.\.|->|\.\.|//|<<|>>|<=|>=|==|!=|&&|\|\||\^\^|\*\*|[-+*/%<>=!~&|^(){}\[\],:;?`]"
@@ -22,8 +23,8 @@ _TOKEN = re.compile(
     rf"""(?P<space>(?<=\n)[ \t]*//[^\n]*|\A[ \t]*//[^\n]*|[ \t\r]+|\#[^\n]*)
     |(?P<newline>\n)
     |(?P<digest>sha256:[0-9a-f]+)
-    |(?P<value>%(?:{_STRING}|[A-Za-z0-9_./]+))
-    |(?P<symbol>@(?:{_STRING}|[A-Za-z0-9_./]+))
+    |(?P<value>%(?:{_STRING}|{_WORD}))
+    |(?P<symbol>@(?:{_STRING}|{_WORD}))
     |(?P<number>(?:{_NUMBER}|nan|inf):(?:{_DTYPE})\b|{_NUMBER})
     |(?P<string>{_STRING}(?::string\b)?)
     |(?P<ident>\$\d+|[A-Za-z_][A-Za-z0-9_.]*)

@@ -18,10 +18,11 @@ import numpy as np
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
 
-INLINE_ELEMENTS = 32  # larger arrays print as a digest or a splat
+INLINE_ELEMENTS = 32  # larger arrays print as a digest or a splat,
+INLINE_WIDTH = 100  # and so do those whose text is longer
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
-_VALUE_NAME = re.compile(r"[A-Za-z0-9_./]+\Z")
+_VALUE_NAME = re.compile(r"[A-Za-z0-9_./]+(?:::[A-Za-z0-9_./]+)*\Z")
 _RESERVED = frozenset(("true", "false"))
 
 

@@ -3,8 +3,8 @@
 A value prints under its name hint, made unique within its region by a suffix (`%x`, `%x.1`); a
 value without a hint is named after its op (`%conv`). Hints are served before unnamed values, so
 the user's own names survive. Printing depends on nothing but the graph, and printing what has been
-parsed from printed text gives that text again. Constants of up to 32 elements are written out,
-larger ones as `splat(v)` or by the digest under which `graph_constants` returns them.
+parsed from printed text gives that text again. Constants that fit into a line are written out,
+others as `splat(v)` or by the digest under which `graph_constants` returns them.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from graphc.ir.kernel import (
 )
 from graphc.ir.literals import (
     INLINE_ELEMENTS,
+    INLINE_WIDTH,
     array_text,
     digest,
     float_text,
@@ -79,10 +80,14 @@ def contents_text(array: np.ndarray) -> str:
     dtype = dtypes.of(array.dtype)
     if array.size == 0:
         return "[]"
+    splat = splat_text(array, dtype) if array.size > 4 else None
+    if splat is not None:
+        return f"splat({splat})"
     if array.size <= INLINE_ELEMENTS:
-        return array_text(array, dtype)
-    splat = splat_text(array, dtype)
-    return f"dense<{digest(array)}>" if splat is None else f"splat({splat})"
+        text = array_text(array, dtype)
+        if len(text) <= INLINE_WIDTH:
+            return text
+    return f"dense<{digest(array)}>"
 
 
 def value_names(region: Region) -> dict[Value, str]:
@@ -341,6 +346,11 @@ def _body_lines(body: Body, indent: str) -> Iterator[str]:
         yield from _stmt_lines(stmt, indent)
 
 
+def stmt_text(stmt: Stmt) -> str:
+    """The first line of a statement, for messages."""
+    return next(_stmt_lines(stmt, "")).removesuffix(" {")
+
+
 def _stmt_lines(stmt: Stmt, indent: str) -> Iterator[str]:
     if isinstance(stmt, For):
         yield f"{indent}{_loop_text(stmt)} {{"
@@ -411,13 +421,14 @@ def program_constants(program: Program) -> dict[str, np.ndarray]:
 
 
 def _step_text(step: Step) -> str:
-    slots = ", ".join(map(_slot_text, step.slots))
+    slots = ", ".join(map(slot_text, step.slots))
     work = f" flops {step.flops}" if step.flops else ""
     work += f" bytes {step.nbytes}" if step.nbytes else ""
     return f"  run {sigil_text('@', step.kernel)}({slots}){work}{_loc_text(step.loc)}"
 
 
-def _slot_text(slot: Slot) -> str:
+def slot_text(slot: Slot) -> str:
+    """Where a slot lies: `arena + 64 : f32[16]`."""
     number = f" {slot.index}" if slot.space != "arena" or slot.index else ""
     offset = f" + {slot.offset}" if slot.offset or slot.space == "arena" else ""
     return f"{slot.space}{number}{offset} : {slot.dtype}[{slot.elements}]"

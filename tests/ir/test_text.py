@@ -455,7 +455,7 @@ program @m {
   arena 512 bound 256
   const 0 : f32[2] = [1.0, nan]
   const 1 : i8[100] = splat(1)
-  run @scale(input 0 : f32[64], const 0 : f32[2], arena + 256 : f32[64]) flops 64 bytes 512  loc("a")
+  run @scale(input 0 : f32[64], const 0 : f32[2], arena + 256 : f32[64]) flops 64  loc("a")
   run @scale(arena + 0 : f32[64], const 1 + 8 : f32[2], output 0 : f32[64])
 
   kernel @scale(in x: f32[64], in s: f32[2], out y: f32[64]) {
