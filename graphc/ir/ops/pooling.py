@@ -1,4 +1,4 @@
-"""Poolings: max, mean and p-norm over a sliding window, a region of interest or the whole image."""
+"""Poolings: max, mean and p-norm over a sliding window or the whole image."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from graphc.ir.expr import (
     absolute,
     as_expr,
     cast,
-    ceil,
-    floor,
-    maximum,
-    minimum,
     reduce,
     select,
     sqrt,
@@ -149,39 +145,3 @@ def global_lp_pool(i, x: Float, *, p=2):
     """p-norm over all spatial positions."""
     k = axes(*x.shape[2:])
     return root(reduce("sum", power(x[(*i[:2], *k)], p), k), p)
-
-
-# ---------------------------------------------------------------- regions of interest
-
-
-def _roi_shape(x, rois, *, pooled_shape):
-    return (rois.shape[0], x.shape[1], *pooled_shape)
-
-
-def _bin(o, first: Expr, last: Expr, bins: int, extent) -> tuple[Expr, Expr]:
-    """Start and end of bin `o` of the `bins` that positions first..last are divided into."""
-    size = maximum(last - first + 1, 1) / float(bins)
-    start = floor(cast(o, size.dtype) * size) + first
-    end = ceil(cast(o + 1, size.dtype) * size) + first
-    return tuple(minimum(maximum(cast(edge, i64), 0), extent) for edge in (start, end))
-
-
-@op("MaxRoiPool", infer=_roi_shape)
-def max_roi_pool(i, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
-    """Largest element of each bin of each region; 0 in empty bins.
-
-    A region is (image, x1, y1, x2, y2); corners are scaled and rounded half up, both included.
-    """
-    n, c, *where = i
-    x1, y1, x2, y2 = (floor(rois[n, k] * spatial_scale + 0.5) for k in range(1, 5))
-    (top, bottom), (left, right) = (
-        _bin(o, first, last, bins, extent)
-        for o, first, last, bins, extent in zip(
-            where, (y1, x1), (y2, x2), pooled_shape, x.shape[2:]
-        )
-    )
-    h, w = axes(*x.shape[2:])
-    inside = (h >= top) & (h < bottom) & (w >= left) & (w < right)
-    value = x[cast(rois[n, 0], i64), c, h, w]
-    largest = reduce("max", select(inside, value, x.dtype.min), (h, w))
-    return select((bottom > top) & (right > left), largest, 0)
