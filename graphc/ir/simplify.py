@@ -18,7 +18,6 @@ from graphc.ir.expr import (
     Const,
     Expr,
     Index,
-
     Sym,
     as_expr,
     call,
@@ -42,7 +41,7 @@ def simplify(root: Expr) -> Expr:
 def _simplify_node(node: Expr) -> Expr | None:
     if node._simple is not None:
         return node._simple
-    if node.dtype is i64 and isinstance(node, Call):
+    if node.dtype is i64 and isinstance(node, (Call, Index)):
         return from_poly(to_poly(node))
     if isinstance(node, Call) and node.dtype is boolean and node.op.rule == "compare":
         return _compare(node)
@@ -56,6 +55,8 @@ def to_poly(node: Expr) -> Poly:
     """The polynomial of an i64 expression."""
     if isinstance(node, Const):
         return {(): node.value} if node.value else {}
+    if isinstance(node, Index) and node.extent == 1:
+        return {}
     if isinstance(node, Call) and node.dtype is i64:
         build = _POLY.get(node.op.name)
         if build:
@@ -157,8 +158,8 @@ def _floordiv(a: Expr, b: Expr) -> Poly:
     lo, hi = bounds_of_poly(rest)
     if lo >= 0 and hi < divisor:
         return quotient
-    if quotient and math.floor(lo / divisor) == math.floor(hi / divisor) and math.isfinite(lo):
-        return _add(quotient, {(): math.floor(lo / divisor)})
+    if math.isfinite(lo) and math.isfinite(hi) and lo // divisor == hi // divisor:
+        return _add(quotient, {(): int(lo // divisor)} if lo // divisor else {})
     rest, divisor = _cancel_common(rest, divisor)
     if divisor == 1:
         return _add(quotient, rest)
@@ -190,8 +191,9 @@ def _mod(a: Expr, b: Expr) -> Poly:
     divisor = b.value
     _, rest = _split(to_poly(a), divisor)
     lo, hi = bounds_of_poly(rest)
-    if lo >= 0 and hi < divisor:
-        return rest
+    if math.isfinite(lo) and math.isfinite(hi) and lo // divisor == hi // divisor:
+        below = int(lo // divisor) * divisor
+        return _add(rest, {(): -below} if below else {})
     common = math.gcd(divisor, *(v for k, v in rest.items() if k))
     if common > 1 and common < divisor:  # (g*p + r) mod (g*d) = g*(p mod d) + r
         shift = rest.get((), 0) % common
@@ -210,6 +212,8 @@ def _call(name: str, a: Expr, b: int) -> Expr:
 
 
 def _opaque(name: str, a: Expr, b: Expr) -> Poly:
+    if name in ("floordiv", "mod") and b is Const(0, i64):
+        return {}  # dividing by zero gives 0
     node = call(name, a, b)
     return to_poly(node) if isinstance(node, Const) else {(node,): 1}
 

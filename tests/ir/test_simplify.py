@@ -1,0 +1,150 @@
+"""The simplifier keeps values, tightens forms and is idempotent; index maps of views vanish."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from graphc.ir.dtypes import boolean, i64
+from graphc.ir.expr import Const, Expr, Index, Load, Sym, call, maximum, minimum, select
+from graphc.ir.interp import evaluate
+from graphc.ir.simplify import (
+    bounds,
+    flatten_index,
+    is_affine_in,
+    prove,
+    simplify,
+    unflatten_index,
+)
+
+DIVISORS = (1, 2, 3, 4, 6, 8, 12)
+ODD_DIVISORS = (0, -1, -2, -3)
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
+def random_index(rng: random.Random, leaves: list[Index], depth: int) -> Expr:
+    """A random i64 expression over the given indices."""
+    if depth == 0 or rng.random() < 0.15:
+        return rng.choice(leaves) if rng.random() < 0.7 else Const(rng.randint(-6, 12), i64)
+
+    def sub() -> Expr:
+        return random_index(rng, leaves, depth - 1)
+
+    a = sub()
+    kind = rng.randrange(12)
+    if kind < 4:
+        return a + sub() if kind < 3 else a - sub()
+    if kind == 4:
+        return a * rng.choice((-3, -1, 2, 3, 4, 6))
+    if kind in (5, 6):
+        return a // rng.choice(DIVISORS)
+    if kind in (7, 8):
+        return a % rng.choice(DIVISORS)
+    if kind == 9:
+        by = rng.choice(ODD_DIVISORS) if rng.random() < 0.5 else sub()
+        return a // by if rng.random() < 0.5 else a % by
+    if kind == 10:
+        return rng.choice((minimum, maximum))(a, sub())
+    b = sub()
+    return select(call(rng.choice(COMPARISONS), a, b), a * b, sub())
+
+
+@pytest.mark.parametrize("start", range(0, 1200, 100))
+def test_random_expressions_keep_their_values(start):
+    for seed in range(start, start + 100):
+        rng = random.Random(seed)
+        shape = tuple(rng.choice(DIVISORS) for _ in range(rng.randint(1, 3)))
+        leaves = [Index(f"i{d}", extent) for d, extent in enumerate(shape)]
+        original = random_index(rng, leaves, rng.randint(1, 6))
+        simple = simplify(original)
+        expected = evaluate(original, shape, {})
+        assert np.array_equal(expected, evaluate(simple, shape, {})), (seed, original, simple)
+        assert simplify(simple) is simple, (seed, simple)
+        for form in (original, simple):
+            low, high = bounds(form)
+            assert low <= expected.min() and expected.max() <= high, (seed, form)
+
+
+SHAPES = [(5,), (2, 3), (4, 1, 6), (3, 2, 2, 5), (1, 1, 1), (7, 8, 9)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_unflatten_of_flatten_is_the_index(shape):
+    index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+    expected = tuple(Const(0, i64) if x.extent == 1 else x for x in index)
+    assert unflatten_index(flatten_index(index, shape), shape) == expected
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_flatten_of_unflatten_is_the_offset(shape):
+    offset = Index("n", int(np.prod(shape)))
+    expected = Const(0, i64) if offset.extent == 1 else offset
+    assert flatten_index(unflatten_index(offset, shape), shape) is expected
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [((4, 6), (24,)), ((2, 3, 4), (6, 4)), ((6, 4), (2, 3, 4)), ((2, 12), (2, 3, 2, 2)),
+     ((3, 4, 5), (3, 1, 4, 5))],
+)  # fmt: skip
+def test_reshape_there_and_back_vanishes(old, new):
+    index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(old))
+    there = unflatten_index(flatten_index(index, old), new)
+    assert unflatten_index(flatten_index(there, new), old) == index
+
+
+def test_unflatten_of_symbolic_dims_stays_exact():
+    batch = Sym("N", 1, 8)
+    index = (Index("i0", batch), Index("i1", 6))
+    assert unflatten_index(flatten_index(index, (batch, 6)), (batch, 6))[1] is index[1]
+
+
+I, J = Index("i", 8), Index("j", 4)  # noqa: E741
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ((I * 4 + J) // 4, I),
+        ((I * 4 + J) % 4, J),
+        ((I // 4) * 4 + I % 4, I),
+        (I // 2 // 2, I // 4),
+        (I % 8, I),
+        (I + I, I * 2),
+        (I - I, Const(0, i64)),
+        ((I * 6) // 4, (I * 3) // 2),
+        ((I + 16) % 8, I),
+        (minimum(I, 100), I),
+        (maximum(I, -1), I),
+        (I % 0, Const(0, i64)),
+        (call("lt", I, 8), Const(True, boolean)),
+        (call("ge", I, 8), Const(False, boolean)),
+        (select(call("lt", I, 8), J, I), J),
+        (Load("x", (I * 4 // 4,), i64), Load("x", (I,), i64)),
+    ],
+)
+def test_rewrites(before, after):
+    assert simplify(before) is simplify(after)
+
+
+def test_undecided_comparison_stays():
+    condition = call("lt", I, 4)
+    assert simplify(condition) is condition
+
+
+def test_prove_names_the_symbol_that_needs_bounds():
+    batch = Sym("N", 1, 8)
+    assert prove(call("ge", batch, 1))
+    assert not prove(call("gt", batch, 8))
+    with pytest.raises(TypeError, match="N"):
+        prove(call("eq", batch, 4))
+
+
+def test_affine_strides():
+    assert is_affine_in(I * 3 + J, I) == 3
+    assert is_affine_in(I * 3 + J, Index("k", 5)) == 0
+    assert is_affine_in((I * 4 + J) // 4, I) == 1
+    assert is_affine_in(I // 3, I) is None
+    assert is_affine_in(I * J, I) is None
