@@ -27,7 +27,7 @@ from graphc.ir.expr import Expr
 from graphc.ir.graph import Op
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.opdef import bind
-from graphc.ir.types import TensorType
+from graphc.ir.types import Shape, TensorType
 
 SIZES = "sizes"
 
@@ -97,6 +97,6 @@ def corner(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.array(part, order="C").reshape(shape)
 
 
-def numel(shape: Sequence[int]) -> int:
+def numel(shape: Shape) -> int:
     """Number of elements of a static shape."""
-    return math.prod(shape)
+    return math.prod(int(d) for d in shape)  # type: ignore[arg-type]

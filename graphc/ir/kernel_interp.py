@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from graphc.ir import kernel as kir
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym
 from graphc.ir.graph import Op
-from graphc.ir.imperative import corner, imperative_kernel, is_bounded, true_shapes
+from graphc.ir.imperative import corner, imperative_kernel, is_bounded, numel, true_shapes
 from graphc.ir.kernel import Barrier, Body, Buffer, For, If, Kernel, Let, Store, While
 from graphc.ir.scalar_text import HELPERS, literal, spell
 from graphc.ir.simplify import bounds, simplify
@@ -116,8 +117,8 @@ def _poison(dtype: DType):
 
 
 def _poisoned(buffer: Buffer) -> np.ndarray:
-    values = np.full(buffer.shape, _poison(buffer.dtype), object)
-    return _from_list(values.reshape(-1).tolist(), buffer.dtype).reshape(buffer.shape)
+    values = [_poison(buffer.dtype)] * numel(buffer.shape)
+    return _from_list(values, buffer.dtype).reshape(tuple(buffer.shape))
 
 
 # ---------------------------------------------------------------- compilation
@@ -128,7 +129,7 @@ def compile_kernel(kernel: Kernel) -> Callable[..., None]:
     """The Python function of a kernel; it takes one flat list per parameter."""
     writer = _Writer(kernel)
     source = writer.function()
-    namespace = dict(HELPERS, **writer.constants)
+    namespace: dict[str, Any] = dict(HELPERS, **writer.constants)
     exec(compile(source, f"<kernel {kernel.name}>", "exec"), namespace)
     return namespace["kernel"]
 
@@ -285,7 +286,7 @@ class _Writer:
             self.line(f"{name} = {poison}")
         else:
             self.scalars.discard(buffer.name)
-            self.line(f"{name} = [{poison}] * {int(np.prod(buffer.shape, dtype=np.int64))}")
+            self.line(f"{name} = [{poison}] * {numel(buffer.shape)}")
 
     def branch(self, stmt: If) -> None:
         with self.expressions(stmt.condition):

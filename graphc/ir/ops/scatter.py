@@ -93,10 +93,11 @@ def scatter_nd(k, data: Any_, indices: Int, updates: Any_, *, reduction="none"):
     (y,) = k.outputs
     _copy(k, y, data)
     with k.loops(*indices.shape[:-1]) as where:
-        place = tuple(k.let(_from_end(indices[(*where, d)], data.shape[d])) for d in range(depth))
+        found = [indices[where + (d,)] for d in range(depth)]
+        place = tuple(k.let(_from_end(x, extent)) for x, extent in zip(found, data.shape))
         with k.when(_inside(place, data.shape)), k.loops(*slice_shape) as inner:
             target = (*place, *inner)
-            k.store(y, target, _combine(reduction, y[target], updates[(*where, *inner)]))
+            k.store(y, target, _combine(reduction, y[target], updates[where + inner]))
 
 
 @op("TensorScatter", infer=lambda past, update, write_indices=None: past.shape)
@@ -112,7 +113,7 @@ def tensor_scatter(
     if mode == "circular":
         offset = offset % past.shape[axis]
     inside = (offset >= 0) & (offset < update.shape[axis])
-    return select(inside, update[(*i[:axis], offset, *i[axis + 1 :])], past[i])
+    return select(inside, update[i[:axis] + (offset,) + i[axis + 1 :]], past[i])
 
 
 # ---------------------------------------------------------------- MaxUnpool

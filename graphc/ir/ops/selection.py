@@ -46,7 +46,7 @@ def _compress_type(x, condition, axis):
 
 
 @imperative("Compress", infer=_compress_type, traits=("bounded",))
-def compress(k, x: Any_, condition: Bool, *, axis: int = None):
+def compress(k, x: Any_, condition: Bool, *, axis: int | None = None):
     """The slices of x along `axis` (or elements of flattened x) where the condition holds."""
     (y,) = k.outputs
     kept = k.var(i64, 0)

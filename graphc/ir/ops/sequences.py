@@ -74,7 +74,7 @@ def sequence_construct(*items: Any_):
     "SequenceEmpty",
     infer=lambda dtype: SequenceType(TensorType(dtypes.of(1 if dtype is None else dtype), None)),
 )
-def sequence_empty(*, dtype: int = None):
+def sequence_empty(*, dtype: int | None = None):
     """A sequence without elements."""
     return []
 
@@ -118,7 +118,7 @@ def split_to_sequence(x: Any_, split: Int = None, *, axis: int = 0, keepdims: in
     """The parts of x along an axis: of the sizes in `split`, of one size, or of size 1."""
     extent = x.shape[axis]
     if split is None:
-        parts = [np.take(x, [n], axis) for n in range(extent)]
+        parts: list[np.ndarray] = [np.take(x, [n], axis) for n in range(extent)]
         return parts if keepdims else [np.squeeze(p, axis) for p in parts]
     if np.ndim(split) == 0:
         size = _scalar(split)

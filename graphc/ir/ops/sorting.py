@@ -173,7 +173,7 @@ def _unique_types(x, axis, count):
 
 
 @imperative("Unique", infer=_unique_types, outputs=4, traits=("bounded",))
-def unique(k, x: Any_, *, axis: int = None, sorted: int = 1):
+def unique(k, x: Any_, *, axis: int | None = None, sorted: int = 1):
     """The distinct elements (slices along `axis`) of x, ascending or by first occurrence, with the
     index of the first occurrence, the number each element got, and how often each occurs.
 
@@ -211,7 +211,7 @@ class _Items:
 
     @property
     def count(self) -> int:
-        return numel(self.x.shape) if self.axis is None else self.x.shape[self.axis]
+        return numel(self.x.shape if self.axis is None else self.x.shape[self.axis : self.axis + 1])
 
     @property
     def rest(self) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ def string_concat(a: String, b: String):
 
 
 @host("StringSplit", outputs=2)
-def string_split(x: String, *, delimiter: str = "", maxsplit: int = None):
+def string_split(x: String, *, delimiter: str = "", maxsplit: int | None = None):
     """The parts of each string in a new last dimension, padded with "", and their number.
 
     An empty delimiter splits at runs of white space.
@@ -66,7 +66,7 @@ def string_normalizer(
     *,
     case_change_action: str = "NONE",
     is_case_sensitive: int = 0,
-    locale: str = None,
+    locale: str | None = None,
     stopwords=(),
 ):
     """Strings of a [C] or [1, C] tensor without stop words, in one case; one "" if none is left.
@@ -176,7 +176,7 @@ def category_mapper(
     """Strings to their integers, or integers to their strings."""
     if len(cats_int64s) != len(cats_strings):
         raise ModelError(f"{len(cats_int64s)} integers, but {len(cats_strings)} strings")
-    source = np.asarray(x)
+    source: np.ndarray = np.asarray(x)
     if dtypes.of(source.dtype) is dtypes.string:
         to_number = dict(zip(cats_strings, cats_int64s))
         return _map(lambda s: to_number.get(s, default_int64), text(source), np.int64)
