@@ -16,7 +16,6 @@ output is the leading corner of the buffer: `true_shapes` says how large.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -99,4 +98,8 @@ def corner(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def numel(shape: Shape) -> int:
     """Number of elements of a static shape."""
-    return math.prod(int(d) for d in shape)  # type: ignore[arg-type]
+    total = 1
+    for extent in shape:
+        assert isinstance(extent, int)
+        total *= extent
+    return total
