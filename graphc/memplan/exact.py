@@ -65,7 +65,11 @@ def solve(
     reached = proven = bound
     for component in _components(packing, set(bottom)):
         part = _restrict(packing, component)
-        goal = max(live_bound(part), reached - base)
+        own = live_bound(part)
+        proven = max(proven, base + own)
+        goal = max(own, reached - base)
+        if base + own >= start.peak:
+            return Solved(start, start.peak, "meets the bound of one component")
         outcome = _solve_component(part, start.peak - base - 1, goal, budget)
         budget = max(0, budget - outcome.work)
         if outcome.best is None:
