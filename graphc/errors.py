@@ -38,9 +38,12 @@ class InternalError(GraphcError):
 class NeedsValue(UnsupportedError):
     """A type depends on the contents of a value that is not known yet.
 
-    `value` is the graph value whose contents are needed (set where the graph is known).
+    `value` is the graph value whose contents are needed (set where the graph is known), or, if
+    `contents` is False, only its shape. `graph` is the graph it belongs to, as far as it is typed.
     """
 
     def __init__(self, message: str, value: object = None):
         super().__init__(message)
         self.value = value
+        self.contents = True
+        self.graph: object = None

@@ -1,0 +1,98 @@
+"""What a run of passes carries along: target, options, fuel, diagnostics. There is no other state.
+
+Every rewrite asks `ctx.spend(rule, op)` first. With fuel n the n-th rewrite and all later ones are
+refused, so that the smallest n with a wrong result names the rewrite to blame.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphc import config
+from graphc.ir.graph import Op
+
+
+@dataclass
+class Rewrite:
+    """One rewrite that was done: its number (from 1), the rule, and the op it was done to."""
+
+    number: int
+    rule: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"rewrite {self.number}: {self.rule} at {self.where}"
+
+
+@dataclass
+class Diagnostics:
+    """Counters by rule, why rules did not fire, seconds by pass, and free-form notes."""
+
+    fired: Counter[str] = field(default_factory=Counter)
+    declined: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    log: list[Rewrite] = field(default_factory=list)
+
+    def decline(self, rule: str, where: str, reason: str) -> None:
+        """Notes that `rule` matched at `where` but did not fire."""
+        self.declined.setdefault(rule, Counter())[where, reason] += 1
+
+    def explain(self, rule: str) -> str:
+        """What happened to a rule: how often it fired, and each place where it declined."""
+        lines = [f"{rule}: fired {self.fired[rule]} times"]
+        lines += [f"  {where}: {reason}" for where, reason in self.declined.get(rule, ())]
+        return "\n".join(lines)
+
+
+class Context:
+    """One compilation's settings and findings.
+
+    `fuel` is the number of the first rewrite that must not happen (default: GRAPHC_FUEL; None:
+    all may). `options` holds what the user set for passes, by name.
+    """
+
+    def __init__(
+        self,
+        target: str = "cpu",
+        options: dict[str, Any] | None = None,
+        fuel: int | None = None,
+        debug: int | None = None,
+    ):
+        self.target, self.options = target, dict(options or {})
+        self.fuel = config.fuel() if fuel is None else fuel
+        self.debug = config.debug() if debug is None else debug
+        self.diagnostics = Diagnostics()
+        self.rewrites = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the fuel allows no further rewrite."""
+        return self.fuel is not None and self.rewrites + 1 >= self.fuel
+
+    def spend(self, rule: str, op: Op | str) -> bool:
+        """Whether the next rewrite may happen; if so it is counted and logged."""
+        if self.exhausted:
+            return False
+        self.rewrites += 1
+        where = op if isinstance(op, str) else op.where()
+        rewrite = Rewrite(self.rewrites, rule, where)
+        self.diagnostics.fired[rule] += 1
+        self.diagnostics.log.append(rewrite)
+        if self.debug >= 5:
+            config.say(str(rewrite))
+        return True
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Adds the time spent inside to `diagnostics.seconds[what]`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = self.diagnostics.seconds
+            seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - start

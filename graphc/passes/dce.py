@@ -1,0 +1,67 @@
+"""Ops whose results nobody uses are removed, in sub-regions too.
+
+Every op is free of side effects, so an op is dead exactly when none of its results has a use. A
+region op loses captures that its regions do not use, and results that nobody uses where its form
+allows that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphc.ir.control import split_captures
+from graphc.ir.graph import Graph, Op, Region
+from graphc.passes.context import Context
+from graphc.passes.pass_manager import Pass, register_pass
+
+
+def remove_dead(region: Region) -> int:
+    """Removes the dead ops of a region and of the regions inside; returns how many."""
+    removed, kept = 0, []
+    for op in reversed(region.ops):
+        if op.outputs and not any(v.uses for v in op.outputs):
+            op.drop_inputs()
+            op.region = None
+            removed += 1
+            continue
+        for inner in op.regions:
+            removed += remove_dead(inner)
+        if op.defn.form == "region":
+            removed += _drop_captures(op)
+        kept.append(op)
+    region.ops = kept[::-1]
+    return removed
+
+
+def _drop_captures(op: Op) -> int:
+    """Removes captured operands whose parameters no region uses."""
+    own, captures = split_captures(op)
+    if op.name == "Loop":
+        own = op.inputs[: len(op.inputs) - len(captures)]
+    count = len(captures)
+    used = [
+        any(region.params[len(region.params) - count + n].uses for region in op.regions)
+        for n in range(count)
+    ]
+    if all(used):
+        return 0
+    for region in op.regions:
+        first = len(region.params) - count
+        region.params[first:] = [p for p, keep in zip(region.params[first:], used) if keep]
+        for index, param in enumerate(region.params):
+            param.index = index
+    op.set_inputs([*own, *(v for v, keep in zip(captures, used) if keep)])
+    if "captures" in op.attrs:
+        op.attrs["captures"] = sum(used)
+    return count - sum(used)
+
+
+@register_pass
+@dataclass
+class DeadCode(Pass):
+    """Removes ops without uses."""
+
+    name = "dce"
+
+    def run(self, graph: Graph, ctx: Context) -> bool:
+        return bool(remove_dead(graph))

@@ -1,0 +1,56 @@
+"""Composite ops are replaced by their graphs of other ops, recursively; every op made keeps the
+location of the op it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from graphc.ir.graph import Graph, Op, Region, Value, copy_ops
+from graphc.ir.infer import expand
+from graphc.passes.context import Context
+from graphc.passes.pass_manager import Pass, register_pass
+
+
+def expand_in_place(op: Op) -> None:
+    """Replaces a composite op, whose types are known, by its body."""
+    graph, _ = expand(op)
+    region = op.region
+    assert region is not None
+    mapping: dict[Value, Value] = dict(zip(graph.params, op.inputs))  # type: ignore[arg-type]
+    copy_ops(graph, region, mapping, before=op)
+    for old, result in zip(op.outputs, graph.results):
+        new = mapping[result]
+        if new.producer is not None and not new.name:
+            new.name = old.name
+        old.replace_uses(new)
+    op.erase()
+
+
+def decompose_region(region: Region, keep: Collection[str], ctx: Context) -> bool:
+    """Expands the composite ops of a region and of those inside, except those named in `keep`."""
+    changed, position = False, 0
+    while position < len(region.ops):
+        op = region.ops[position]
+        if op.defn.form == "composite" and op.name not in keep and ctx.spend("decompose", op):
+            expand_in_place(op)
+            changed = True
+            continue
+        for inner in op.regions:
+            changed |= decompose_region(inner, keep, ctx)
+        position += 1
+    return changed
+
+
+@register_pass
+@dataclass
+class Decompose(Pass):
+    """Expands composite ops. `keep`: names of those that stay."""
+
+    keep: tuple[str, ...] = ()
+    name = "decompose"
+    requires = "typed"
+
+    def run(self, graph: Graph, ctx: Context) -> bool:
+        return decompose_region(graph, frozenset(self.keep), ctx)

@@ -1,0 +1,143 @@
+"""Evaluating ops at compile time, by cost.
+
+An op is evaluated when nothing that its result depends on is unknown: all operands it *reads* are
+known (Shape reads none), or its result is empty. The result becomes a constant only if it is small,
+or not larger than the constants it is computed from: an Expand, Tile or Range is cheaper than what
+it makes. A value that stays symbolic for that reason is still *known*: its contents are computed
+when a type depends on them, or when something smaller follows from them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphc.errors import GraphcError
+from graphc.ir.expr import Load, Reduce, walk
+from graphc.ir.graph import Op, Value
+from graphc.ir.infer import op_body
+from graphc.ir.interp import evaluate, run_op
+from graphc.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class FoldPolicy:
+    """When to keep a result as a constant.
+
+    `small`: up to this many elements always. Larger ones if they take at most `growth` times the
+    bytes of the constants they come from. `largest`: elements of an array computed on the way;
+    `work`: scalar operations spent on one op.
+    """
+
+    small: int = 16384
+    growth: float = 1.0
+    largest: int = 1 << 26
+    work: int = 1 << 31
+
+
+def operands_read(op: Op) -> list[int]:
+    """Numbers of the operands whose contents (not just types) the results depend on."""
+    if op.defn.form in ("elementwise", "indexed"):
+        sources = set()
+        for k in range(len(op.outputs)):
+            sources |= {int(e.source) for e in walk(op_body(op, k)) if isinstance(e, Load)}
+        return sorted(sources)
+    return [n for n, v in enumerate(op.inputs) if v is not None]
+
+
+def work_of(op: Op) -> int:
+    """Roughly how many scalar operations it takes to evaluate an op with static types."""
+    total = 0
+    for k, value in enumerate(op.outputs):
+        size = value.type.size if isinstance(value.type, TensorType) else 1
+        if op.defn.form not in ("elementwise", "indexed"):
+            total += 16 * size
+            continue
+        for node in walk(op_body(op, k)):
+            if isinstance(node, Reduce):
+                size *= max(1, math.prod(a.extent for a in node.axes))  # type: ignore[misc]
+        total += size
+    return total
+
+
+def is_static(op: Op) -> bool:
+    """Whether all results are tensors of known shape."""
+    return all(isinstance(v.type, TensorType) and v.type.is_static for v in op.outputs)
+
+
+class Contents:
+    """What is known about the contents of values while a graph is walked forwards."""
+
+    def __init__(self, policy: FoldPolicy | None = None):
+        self.policy = policy or FoldPolicy()
+        self.lazy: dict[Value, int] = {}  # known values that stay symbolic: bytes of their sources
+        self.computed: dict[Value, np.ndarray] = {}
+
+    def known(self, value: Value | None) -> bool:
+        """Whether the contents can be computed now."""
+        return value is None or value.constant is not None or value in self.lazy
+
+    def of(self, value: Value | None) -> np.ndarray | None:
+        """The contents of a known value (None for None)."""
+        if value is None or value.constant is not None:
+            return None if value is None else value.constant
+        if value not in self.computed:
+            assert value.producer is not None
+            results = self.run(value.producer)
+            self.computed.update(zip(value.producer.outputs, results))
+        return self.computed[value]
+
+    def run(self, op: Op) -> list[np.ndarray]:
+        """The results of an op whose operands, as far as it reads them, are known."""
+        read = operands_read(op)
+        if op.defn.form in ("elementwise", "indexed"):
+            arrays = {str(n): self.of(op.inputs[n]) for n in read}
+            return [
+                evaluate(op_body(op, k), v.tensor.static_shape, arrays)  # type: ignore[arg-type]
+                for k, v in enumerate(op.outputs)
+            ]
+        return run_op(op, [self.of(v) for v in op.inputs])
+
+    def fold(self, op: Op) -> list[np.ndarray] | None:
+        """The results of an op if they should become constants; else notes those that are known."""
+        if op.defn.form in ("core", "region") or not op.outputs:
+            return None
+        if not is_static(op):
+            return self._fold_untyped(op)
+        sizes = [v.tensor.size for v in op.outputs]
+        if not any(sizes) and "bounded" not in op.defn.traits:
+            return [np.zeros(v.tensor.static_shape, v.tensor.dtype.np) for v in op.outputs]
+        read = operands_read(op)
+        if not all(self.known(op.inputs[n]) for n in read):
+            return None
+        if max(sizes) > self.policy.largest or work_of(op) > self.policy.work:
+            return None
+        sources = sum(self.source_bytes(op.inputs[n]) for n in read)
+        nbytes = sum(v.tensor.nbytes for v in op.outputs)
+        if max(sizes) > self.policy.small and nbytes > self.policy.growth * sources:
+            self.lazy.update((v, sources) for v in op.outputs)
+            return None
+        return self._attempt(op)
+
+    def _fold_untyped(self, op: Op) -> list[np.ndarray] | None:
+        """Ops whose types are known only once they have run, on known operands."""
+        if not all(self.known(v) for v in op.inputs):
+            return None
+        found = self._attempt(op)
+        return found if found and all(isinstance(a, np.ndarray) for a in found) else None
+
+    def _attempt(self, op: Op) -> list[np.ndarray] | None:
+        """The results, or None where the op fails: then it fails at run time, if it is reached."""
+        try:
+            return self.run(op)
+        except (GraphcError, ArithmeticError, ValueError, IndexError, TypeError):
+            return None
+
+    def source_bytes(self, value: Value | None) -> int:
+        """Bytes of the constants that a known value is computed from."""
+        if value is None:
+            return 0
+        found = self.lazy.get(value)
+        return value.tensor.nbytes if found is None else found

@@ -1,0 +1,232 @@
+"""One forward walk that types every op, and folds on the way what types depend on.
+
+When an op is reached its operands are typed and as constant as they will get. So the integer
+arithmetic on shapes that exporters leave in graphs is gone by the time something depends on it:
+small constants are folded (fold.py), If on a constant is replaced by its branch, loops with a known
+number of trips are unrolled (control_flow.py), sequences of known structure are taken apart
+(static_values.py).
+
+An op whose type depends on something that is not known stays untyped, and so does what follows
+from it; the rest is typed all the same. `needs` lists, in order, what would have to be known.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphc.errors import NeedsValue
+from graphc.ir.control import split_captures
+from graphc.ir.graph import Op, Region, Value, constant_op
+from graphc.ir.infer import infer_op
+from graphc.ir.types import TensorType
+from graphc.passes import control_flow, static_values
+from graphc.passes.context import Context
+from graphc.passes.fold import Contents, FoldPolicy
+
+UNROLL_ANYWAY = 256  # ops that an unrolled loop may have although its types do not ask for it
+
+
+@dataclass
+class Need:
+    """An op that could not be typed, and why."""
+
+    op: Op
+    error: NeedsValue
+
+
+class TypeInference:
+    """The walk over one region. With `retype` False, ops that have types keep them and are only
+    folded. `ctx`, if given, counts each replacement as a rewrite.
+    """
+
+    def __init__(
+        self,
+        policy: FoldPolicy | None = None,
+        retype: bool = True,
+        ctx: Context | None = None,
+        outer: TypeInference | None = None,
+    ):
+        self.retype, self.ctx = retype, ctx
+        self.contents: Contents = outer.contents if outer else Contents(policy)
+        # values whose dims are upper bounds, the true ones being known at run time
+        self.inexact: set[Value] = outer.inexact if outer else set()
+        self.needs: list[Need] = []
+        self.changed = False
+        self.position = 0
+
+    def region(self, region: Region) -> bool:
+        """Treats all ops of a region whose parameters are typed; returns whether any changed."""
+        self.position = 0
+        while self.position < len(region.ops):
+            op = region.ops[self.position]
+            if op.name != "Constant" and self.replace(op):
+                self.changed = True
+            else:
+                self.position += 1
+        return self.changed
+
+    def replace(self, op: Op) -> bool:
+        """Types one op. True if it was replaced by others, which now start at the position."""
+        if self.may_rewrite and static_values.simplify(op):
+            return self.rewritten("static-values", op)
+        if op.defn.form == "region":
+            return self.control(op)
+        params = op.defn.params
+        for number in range(len(op.inputs)):
+            if params and params[min(number, len(params) - 1)].accepts.known:
+                self.make_constant(op, number)
+        if self.retype or any(v.type is None for v in op.outputs):
+            self.infer(op)
+        results = self.contents.fold(op) if self.may_rewrite else None
+        if results is None:
+            return False
+        become_constants(op, self.position, results)
+        return self.rewritten("fold", op)
+
+    @property
+    def may_rewrite(self) -> bool:
+        return self.ctx is None or not self.ctx.exhausted
+
+    def rewritten(self, rule: str, op: Op) -> bool:
+        """Counts a rewrite; always true."""
+        if self.ctx is not None:
+            self.ctx.spend(rule, op)
+        return True
+
+    def make_constant(self, op: Op, number: int) -> bool:
+        """Makes an operand a constant if its contents are known; whether it is one now."""
+        value = op.inputs[number] if number < len(op.inputs) else None
+        if value is None or not self.contents.known(value):
+            return False
+        if value.constant is None:
+            contents = self.contents.of(value)
+            assert contents is not None and op.region is not None
+            new = constant_op(contents, value.name, op.loc)
+            op.region.insert_before(op, new)
+            self.position += 1
+            op.set_input(number, new.output)
+        return True
+
+    def infer(self, op: Op) -> bool:
+        """Types an op; if that is not possible, leaves it untyped and notes what is needed."""
+        inexact = next((v for v in op.inputs if v is not None and v in self.inexact), None)
+        try:
+            if inexact is not None:
+                message = f"{op.where()}: the shape of %{inexact.name} is not known"
+                raise NeedsValue(message, inexact)
+            infer_op(op)
+        except NeedsValue as error:
+            self.leave_untyped(op, error)
+            return False
+        if "bounded" in op.defn.traits:
+            self.inexact.update(op.outputs)
+        return True
+
+    def leave_untyped(self, op: Op, error: NeedsValue) -> None:
+        """Takes the types of an op's results away. A need of no value: known once it has run."""
+        for value in op.outputs:
+            value.type = None
+        if isinstance(error.value, Value):
+            error.contents = error.value not in self.inexact and error.value.type is not None
+            self.needs.append(Need(op, error))
+
+    # ---------------------------------------------------------------- control flow
+
+    def control(self, op: Op) -> bool:
+        """Inlines or unrolls a region op if that is possible and worth it; otherwise types it."""
+        decisive = {"If": (0,), "Loop": (0, 1)}.get(op.name, ())
+        known = all([self.make_constant(op, n) for n in decisive])
+        if op.name == "If" and known and self.may_rewrite:
+            return control_flow.inline_if(op) and self.rewritten("inline-if", op)
+        self.sink_constants(op)
+        already = not self.retype and all(v.type is not None for v in op.outputs)
+        typed = self.enter(op, already)
+        if op.name == "If" or not self.may_rewrite:
+            return False
+        limit = UNROLL_ANYWAY if typed else control_flow.LIMIT
+        if not _UNROLL[op.name](op, limit):
+            return False
+        self.needs = [need for need in self.needs if need.op is not op]
+        return self.rewritten("unroll", op)
+
+    def sink_constants(self, op: Op) -> None:
+        """Gives the regions of an op their own copies of the constants they capture."""
+        own, captures = split_captures(op)
+        for number in range(len(op.inputs) - len(captures), len(op.inputs)):
+            value = op.inputs[number]
+            if value in self.contents.lazy and value.tensor.size <= self.contents.policy.small:  # type: ignore[union-attr]
+                self.make_constant(op, number)
+        control_flow.sink_constants(op)
+
+    def enter(self, op: Op, already: bool) -> bool:
+        """Types and folds inside the regions of an op, then types its results; whether it could."""
+        if op.name == "If":
+            for region in op.regions:
+                for param, value in zip(region.params, op.inputs[1:]):
+                    param.type = None if value is None else value.type
+        elif not already:
+            with suppress(NeedsValue):  # fails if shapes are computed inside; types the parameters
+                infer_op(op)
+        missing = [self.enter_region(op, region) for region in op.regions]
+        if already:
+            return True
+        try:
+            if any(missing):
+                raise next(error for error in missing if error is not None)
+            infer_op(op)
+        except NeedsValue as error:
+            if op.name == "If" and error.value is None:
+                error.value = op.inputs[0]
+            self.leave_untyped(op, error)
+            return False
+        return True
+
+    def enter_region(self, op: Op, region: Region) -> NeedsValue | None:
+        """Treats a region of an op; what its results' types need that is known only outside."""
+        if any(_is_unknown(param) for param in region.params):
+            return None  # typing the op says what is needed
+        inner = TypeInference(None, self.retype, self.ctx, outer=self)
+        self.changed |= inner.region(region)
+        inexact = [v for v in region.results if v in self.inexact]
+        if not inner.needs and not inexact:
+            return None
+        message = str(inner.needs[0].error) if inner.needs else "a result's shape depends on data"
+        outer = dict(zip(reversed(region.params), reversed(op.inputs)))
+        captures = {p: outer.get(p) for p in region.params[len(region.params) - _captured(op) :]}
+        wanted = inner.needs[0].error.value if inner.needs else None
+        error = NeedsValue(message, captures.get(wanted) if isinstance(wanted, Value) else None)
+        error.located = True  # type: ignore[attr-defined]
+        return error
+
+
+def _captured(op: Op) -> int:
+    return len(split_captures(op)[1])
+
+
+def _is_unknown(value: Value) -> bool:
+    return value.type is None or (isinstance(value.type, TensorType) and value.type.shape is None)
+
+
+def become_constants(op: Op, position: int, arrays: list[np.ndarray]) -> None:
+    """Puts constants in the place of an op."""
+    region = op.region
+    assert region is not None
+    made = []
+    for value, array in zip(op.outputs, arrays):
+        constant = constant_op(array, value.name, op.loc)
+        constant.region = region
+        value.replace_uses(constant.output)
+        made.append(constant)
+    op.drop_inputs()
+    op.region = None
+    region.ops[position : position + 1] = made
+
+
+_UNROLL = {
+    "Loop": control_flow.unroll_loop,
+    "Scan": control_flow.unroll_scan,
+    "SequenceMap": control_flow.unroll_sequence_map,
+}

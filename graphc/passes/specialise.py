@@ -1,0 +1,317 @@
+"""A graph for given input shapes and values, all of whose types are static.
+
+Everything is compiled for static shapes. `specialise` copies a graph, gives its inputs the types
+asked for, makes bound inputs constants (they stay parameters, so that positions do not change),
+and types the whole. Where a type depends on the contents of a value that is not known, NeedsValue
+carries that value and the graph typed so far: the caller binds the small inputs it comes from
+(`needed_inputs`) and tries again, or runs the graph up to it (`cut`) and specialises the rest then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphc.errors import ModelError
+from graphc.ir import dtypes, opdef
+from graphc.ir.expr import Const, Expr, Sym, substitute
+from graphc.ir.graph import Graph, Op, Value, clone_graph, constant_op
+from graphc.ir.simplify import simplify
+from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
+from graphc.passes.context import Context
+from graphc.passes.dce import remove_dead
+from graphc.passes.fold import FoldPolicy
+from graphc.passes.infer_types import Need, TypeInference
+from graphc.passes.pass_manager import Pass, register_pass
+
+Shapes = Mapping[str, Any]
+
+
+def specialise(
+    graph: Graph,
+    shapes: Shapes | None = None,
+    values: Mapping[str, np.ndarray] | None = None,
+    dims: Mapping[str, int] | None = None,
+    *,
+    policy: FoldPolicy | None = None,
+    partial: bool = False,
+) -> Graph:
+    """A copy of `graph` with static types.
+
+    `shapes` maps inputs to shapes (a list of shapes for a sequence; None for an empty optional),
+    `values` inputs to their contents, `dims` dimension symbols to extents. ModelError if these
+    contradict each other or the declared types, or leave a dimension open. NeedsValue if a type
+    depends on data; with `partial`, what cannot be typed is left untyped instead.
+    """
+    result = clone_graph(graph)
+    binding = _Binding(result, dict(shapes or {}), dict(values or {}), dict(dims or {}))
+    binding.apply()
+    walk = TypeInference(policy)
+    walk.region(result)
+    remove_dead(result)
+    result.symbols, result.phase = {}, "typed"
+    needs = [need for need in walk.needs if _is_alive(need, result)]
+    if needs and not partial:
+        error = needs[0].error
+        error.graph = result
+        raise error
+    return result
+
+
+def _is_alive(need: Need, graph: Graph) -> bool:
+    return need.op.region is graph
+
+
+# ---------------------------------------------------------------- inputs
+
+
+class _Binding:
+    """The types of the inputs, from shapes, values and dims."""
+
+    def __init__(self, graph: Graph, shapes: dict, values: dict, dims: dict[str, int]):
+        self.graph, self.shapes, self.values = graph, shapes, values
+        self.dims: dict[Expr, Const] = {}
+        names = [p.name for p in graph.params]
+        for given in (shapes, values):
+            wrong = [n for n in given if n not in names]
+            if wrong:
+                raise ModelError(f"there is no input {wrong[0]!r}; the inputs are {names}")
+        for name, extent in dims.items():
+            if name not in graph.symbols:
+                known = sorted(graph.symbols)
+                raise ModelError(f"there is no dimension {name!r}; the dimensions are {known}")
+            self.bind(graph.symbols[name], extent, "--dim")
+
+    def bind(self, symbol: Sym, extent: int, where: str) -> None:
+        """Gives a symbol a value; ModelError if it has another or it is out of bounds."""
+        known = self.dims.get(symbol)
+        if known is not None and known.value != extent:
+            raise ModelError(
+                f"{where}: dimension {symbol.name} is {extent}, but also {known.value}"
+            )
+        if extent < symbol.lo or (symbol.hi is not None and extent > symbol.hi):
+            raise ModelError(f"{where}: dimension {symbol.name} = {extent} is out of "
+                             f"{symbol.lo}..{'' if symbol.hi is None else symbol.hi}")  # fmt: skip
+        self.dims[symbol] = Const(int(extent), dtypes.i64)
+
+    def apply(self) -> None:
+        """Types the parameters and replaces those that have values."""
+        params = self.graph.params
+        for param in params:
+            self.unify(param)
+        for param in params:
+            param.type = self.typed(param)
+        for param in reversed(params):
+            if param.name in self.values:
+                self.replace(param, self.values[param.name])
+            elif isinstance(param.type, (SequenceType, OptionalType)):
+                self.take_apart(param)
+
+    def shape_of(self, param: Value) -> tuple[int, ...] | None:
+        if param.name in self.values:
+            return tuple(np.shape(self.values[param.name]))
+        shape = self.shapes.get(param.name)
+        return None if shape is None else tuple(shape)
+
+    def unify(self, param: Value) -> None:
+        """Checks a shape against the declared type, and binds the symbols in it."""
+        type, shape = param.type, self.shape_of(param)
+        if not isinstance(type, TensorType) or shape is None:
+            return
+        where = f"input {param.name!r}"
+        given = self.values.get(param.name)
+        if given is not None and dtypes.of(np.asarray(given).dtype) is not type.dtype:
+            raise ModelError(f"{where} takes {type.dtype}, found {np.asarray(given).dtype}")
+        if type.shape is None:
+            return
+        if len(shape) != len(type.shape):
+            raise ModelError(f"{where} has rank {len(type.shape)} ({type}), found {list(shape)}")
+        for declared, extent in zip(type.shape, shape):
+            if isinstance(declared, Sym):
+                self.bind(declared, int(extent), where)
+            elif isinstance(declared, int) and declared != extent:
+                raise ModelError(f"{where} takes {type}, found shape {list(shape)}")
+
+    def typed(self, param: Value) -> Type | None:
+        """The type of a parameter with all symbols replaced."""
+        type, shape = param.type, self.shape_of(param)
+        if not isinstance(type, TensorType):
+            return type
+        if shape is not None:
+            return type.with_shape(map(int, shape))
+        if type.shape is None:
+            raise ModelError(f"input {param.name!r}: its shape is not known; give it a shape")
+        return type.with_shape(self.extent(d, param.name) for d in type.shape)
+
+    def extent(self, dim: int | Expr, name: str) -> int:
+        if isinstance(dim, int):
+            return dim
+        found = simplify(substitute(dim, self.dims))  # type: ignore[arg-type]
+        if not isinstance(found, Const):
+            raise ModelError(
+                f"input {name!r}: dimension {dim} is not known; give the input a shape, or the "
+                f"dimension a value"
+            )
+        return int(found.value)
+
+    def replace(self, param: Value, contents: Any) -> None:
+        """Uses of the parameter become uses of a constant."""
+        array = np.asarray(contents)
+        op = constant_op(array.astype(object) if array.dtype.kind in "US" else array, param.name)
+        self.graph.insert_before(self.first, op)
+        param.replace_uses(op.output)
+
+    def take_apart(self, param: Value) -> None:
+        """A sequence whose members have one given shape is rebuilt from its members."""
+        if param.name not in self.shapes:
+            return
+        given, type = self.shapes[param.name], param.type
+        if isinstance(type, OptionalType):
+            self.take_optional_apart(param, type, given is not None)
+            type = type.element
+        if not isinstance(type, SequenceType) or not isinstance(type.element, TensorType):
+            return
+        shapes = {tuple(map(int, shape)) for shape in given or ()}
+        if len(shapes) != 1:
+            return
+        param.type = SequenceType(type.element.with_shape(shapes.pop()))
+        uses, first, members = list(param.uses), self.first, []
+        for n in range(len(given)):
+            index = constant_op(np.array(n, np.int64))
+            member = Op(opdef.lookup("SequenceAt"), [param, index.output])
+            member.output.name = f"{param.name}_{n}"
+            members.append(member.output)
+            self.graph.insert_before(first, index)
+            self.graph.insert_before(first, member)
+        whole = self.graph.insert_before(first, Op(opdef.lookup("SequenceConstruct"), members))
+        for op, position in uses:
+            op.set_input(position, whole.output)
+
+    def take_optional_apart(self, param: Value, type: OptionalType, present: bool) -> None:
+        """An optional that is there has the type of what it holds; an absent one is a constant."""
+        if present:
+            shape = self.shapes[param.name]
+            tensor = isinstance(type.element, TensorType)
+            param.type = type.element.with_shape(map(int, shape)) if tensor else type.element  # type: ignore[union-attr]
+            return
+        empty = Op(opdef.lookup("Optional"), [], {"type": type.element})
+        empty.output.type = type
+        self.graph.insert_before(self.first, empty)
+        param.replace_uses(empty.output)
+
+    @property
+    def first(self) -> Op | None:
+        return self.graph.ops[0] if self.graph.ops else None
+
+
+# ---------------------------------------------------------------- what depends on what
+
+
+def needed_inputs(graph: Graph, value: Value) -> list[Value]:
+    """The inputs that the contents of `value` depend on (not just through their shapes)."""
+    seen: set[Value] = set()
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        producer = current.producer
+        if producer is not None and producer.name not in ("Shape", "Size"):
+            stack.extend(v for v in producer.inputs if v is not None)
+    return [param for param in graph.params if param in seen]
+
+
+def cut(graph: Graph, value: Value) -> tuple[Graph, Graph]:
+    """Splits a graph where `value` is known: two graphs to be run one after the other.
+
+    The first has the graph's inputs, and as outputs `value` and whatever else its computation
+    yields that the second needs. The second has the graph's inputs followed by these outputs, and
+    the graph's outputs.
+    """
+    before = _ancestors(value)
+    crossing = [value]
+    for op in graph.ops:
+        if op in before:
+            crossing += [
+                v for v in op.outputs
+                if v is not value and v.constant is None
+                and any(user not in before for user, _ in v.uses)
+            ]  # fmt: skip
+    first = _part(graph, [op for op in graph.ops if op in before], (), crossing)
+    after = [op for op in graph.ops if op not in before]
+    constants = [op for op in graph.ops if op in before and op.name == "Constant"]
+    rest = _part(graph, [*constants, *after], crossing, graph.results)
+    first.output_names = [_name_of(v, n) for n, v in enumerate(crossing)]
+    for name, param in zip(first.output_names, rest.params[len(graph.params) :]):
+        param.name = name
+    rest.output_names = list(graph.output_names)
+    remove_dead(first)
+    remove_dead(rest)
+    return first, rest
+
+
+def _name_of(value: Value, number: int) -> str:
+    return f"{value.name or 'value'}.carried{number}"
+
+
+def _ancestors(value: Value) -> set[Op]:
+    found: set[Op] = set()
+    stack = [value]
+    while stack:
+        producer = stack.pop().producer
+        if producer is not None and producer not in found:
+            found.add(producer)
+            stack.extend(v for v in producer.inputs if v is not None)
+    return found
+
+
+def _part(graph: Graph, ops: Sequence[Op], extra: Sequence[Value], results) -> Graph:
+    """A graph of copies of some ops; `extra` values become parameters after the graph's own."""
+    from graphc.ir.graph import Region, copy_ops
+
+    part = Graph(graph.name)
+    part.phase, part.symbols = graph.phase, dict(graph.symbols)
+    mapping = {p: part.add_param(p.type, p.name) for p in graph.params}
+    mapping.update((v, part.add_param(v.type, v.name)) for v in extra)
+    source = Region()
+    source.ops = list(ops)
+    copy_ops(source, part, mapping)
+    part.set_results([mapping[v] for v in results])
+    return part
+
+
+# ---------------------------------------------------------------- passes
+
+
+@register_pass
+@dataclass
+class Infer(Pass):
+    """Types every op of a graph with static inputs, folding what types depend on."""
+
+    name = "infer"
+    ensures = "typed"
+
+    def run(self, graph: Graph, ctx: Context) -> bool:
+        walk = TypeInference(ctx.options.get("fold_policy"), ctx=ctx)
+        changed = walk.region(graph)
+        needs = [need for need in walk.needs if _is_alive(need, graph)]
+        if needs:
+            raise needs[0].error
+        return changed
+
+
+@register_pass
+@dataclass
+class Fold(Pass):
+    """Evaluates what is known at compile time, where that does not make large constants."""
+
+    name = "fold"
+    requires = "typed"
+
+    def run(self, graph: Graph, ctx: Context) -> bool:
+        walk = TypeInference(ctx.options.get("fold_policy"), retype=False, ctx=ctx)
+        return walk.region(graph)
