@@ -84,11 +84,15 @@ def swap_in(k: KernelBuilder, buffer: Buffer, index: Callable[[Expr], tuple]) ->
     return swap
 
 
+def better(a: Expr, b: Expr, largest: int) -> Expr:
+    """a > b (a < b unless `largest`), where NaN is worse than every number."""
+    first = a > b if largest else a < b
+    return first | (isnan(b) & ~isnan(a)) if a.dtype.is_float else first
+
+
 def comes_first(a: Expr, b: Expr) -> Expr:
     """a < b, with NaN after every number."""
-    if not a.dtype.is_float:
-        return a < b
-    return (a < b) | (isnan(b) & ~isnan(a))
+    return better(a, b, largest=0)
 
 
 # ---------------------------------------------------------------- TopK
@@ -113,7 +117,8 @@ def _topk_types(x, size, axis):
 def top_k(k, x: Number, size: Known(Int), *, axis: int = -1, largest: int = 1, sorted: int = 1):
     """The `size` largest (smallest) elements along an axis, best first, and their indices.
 
-    Equal elements come in the order of their indices. `sorted=0` allows any order; it is the same.
+    Equal elements come in the order of their indices, NaN after all numbers. `sorted=0` allows any
+    order; it is the same.
     The outputs are the heap: it holds the best seen so far with the worst of them at slot 0.
     """
     axis = _axis(axis, x.rank)
@@ -131,12 +136,10 @@ def top_k(k, x: Number, size: Known(Int), *, axis: int = -1, largest: int = 1, s
         indices = k.outputs[1] if len(k.outputs) > 1 else _scratch(k, wanted)
         index_at = at if len(k.outputs) > 1 else lambda slot: (slot,)
 
-        def better(a, i, b, j) -> Expr:
-            first = a > b if largest else a < b
-            return first | (a.eq(b) & (i < j))
-
         def precedes(p, q) -> Expr:
-            return better(values[at(p)], indices[index_at(p)], values[at(q)], indices[index_at(q)])
+            a, b = values[at(p)], values[at(q)]
+            earlier = indices[index_at(p)] < indices[index_at(q)]
+            return better(a, b, largest) | (~better(b, a, largest) & earlier)
 
         swap_value, swap_index = swap_in(k, values, at), swap_in(k, indices, index_at)
         heap = Heap(k, precedes, lambda a, b: (swap_value(a, b), swap_index(a, b))[1])
@@ -147,7 +150,7 @@ def top_k(k, x: Number, size: Known(Int), *, axis: int = -1, largest: int = 1, s
         with k.loop(x.shape[axis] - wanted) as j:
             item = k.let(x[at(j + wanted)])
             worst = k.let(values[at(0)])
-            with k.when(item > worst if largest else item < worst):
+            with k.when(better(item, worst, largest)):
                 k.store(values, at(0), item)
                 k.store(indices, index_at(0), j + wanted)
                 heap.sift(0, wanted)

@@ -94,6 +94,14 @@ def test_top_k_values_alone():
     np.testing.assert_array_equal(values, [5, 3])
 
 
+@pytest.mark.parametrize("largest, expected", [(1, [2, 3, 1]), (0, [1, 3, 2])])
+def test_top_k_puts_nan_last(largest, expected):
+    x = np.float32([np.nan, -1, 5, 2, np.nan])
+    values, indices = run("TopK", x, np.array([5]), outputs=2, largest=largest)
+    np.testing.assert_array_equal(indices, [*expected, 0, 4])
+    np.testing.assert_array_equal(values, x[indices])
+
+
 def test_top_k_checks_its_size():
     with pytest.raises(ModelError, match="k is 4, but the axis has 3 elements"):
         run("TopK", np.zeros(3, np.float32), np.array([4]), outputs=2)
