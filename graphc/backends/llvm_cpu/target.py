@@ -1,0 +1,211 @@
+"""What CPU code is compiled for: instruction set, vector registers, cache sizes.
+
+A `HostTarget` is plain data that strategies read to choose tiles, and from which the LLVM target
+machine is made. Invariants: `vector_bits` never exceeds what `features` can hold in one register,
+and equal targets give equal machine code, so `HostTarget.key` may name entries of a cache.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+from graphc.errors import ModelError
+
+_SYSFS_CPU = Path("/sys/devices/system/cpu")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """Bytes of data cache that one core sees; the defaults stand in where nothing is known."""
+
+    l1: int = 32 << 10
+    l2: int = 512 << 10
+    l3: int = 8 << 20
+
+
+@dataclass(frozen=True)
+class HostTarget:
+    """A CPU: `features` are the enabled LLVM feature names, `vector_bits` 0 means scalar code."""
+
+    triple: str
+    cpu: str
+    features: frozenset[str]
+    disabled: frozenset[str]
+    vector_bits: int
+    vector_registers: int
+    caches: CacheSizes = CacheSizes()
+
+    def lanes(self, element_bytes: int) -> int:
+        """Elements of one vector register; 1 where there are no vectors."""
+        return max(1, self.vector_bits // (8 * element_bytes))
+
+    def has(self, feature: str) -> bool:
+        """Whether an LLVM feature such as "avx512bf16", "avx512vnni", "f16c" or "fma" is on."""
+        return feature in self.features
+
+    @property
+    def arch(self) -> str:
+        return self.triple.split("-")[0]
+
+    @property
+    def feature_string(self) -> str:
+        """The features as LLVM's comma-separated list, sorted."""
+        return ",".join(
+            [f"+{x}" for x in sorted(self.features)] + [f"-{x}" for x in sorted(self.disabled)]
+        )
+
+    @property
+    def key(self) -> str:
+        """Everything that machine code depends on, the version of LLVM included."""
+        version = ".".join(map(str, llvm.llvm_version_info))
+        return f"llvm-{version} {self.triple} {self.cpu} {self.feature_string}"
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this process's CPU can execute code compiled for the target."""
+        host = host_target()
+        return self.arch == host.arch and self.features <= host.features
+
+
+def host_target() -> HostTarget:
+    """The CPU this process runs on."""
+    return _host_target()
+
+
+@lru_cache(maxsize=1)
+def _host_target() -> HostTarget:
+    enabled, disabled = _split_features(llvm.get_host_cpu_features())
+    triple = llvm.get_process_triple()
+    bits, registers = _vector_file(triple.split("-")[0], enabled)
+    cpu = llvm.get_host_cpu_name()
+    return HostTarget(triple, cpu, enabled, disabled, bits, registers, _read_cache_sizes())
+
+
+def named_target(name: str) -> HostTarget:
+    """The host as it is ("host"), or held down to "scalar", "sse", "avx2" or "avx512" code.
+
+    On a CPU that lacks some of the features named, code can be compiled but not run. On another
+    architecture than x86 only "host" and "scalar" exist.
+    """
+    host = host_target()
+    if name == "host":
+        return host
+    if name == "scalar":
+        return replace(_x86_level("sse") if host.arch == "x86_64" else host, vector_bits=0)
+    if name not in _X86_LEVELS or host.arch != "x86_64":
+        known = ("host", "scalar", *(_X86_LEVELS if host.arch == "x86_64" else ()))
+        raise ModelError(f"unknown CPU target {name!r} on {host.arch}; known: {', '.join(known)}")
+    return _x86_level(name)
+
+
+def target_machine(target: HostTarget, optimisation: int = 3) -> llvm.TargetMachine:
+    """A new LLVM target machine for position-independent code, fit for a JIT and for `.so` files.
+
+    Not cached: whoever asked owns it (a JIT engine disposes of the one it is given).
+    """
+    _initialise()
+    return llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu,
+        features=target.feature_string,
+        opt=optimisation,
+        reloc="pic",
+        codemodel="small",
+        jit=False,
+    )
+
+
+def default_threads() -> int:
+    """Cores this process may use: its affinity mask, hyper-threads once, bounded by the cgroup."""
+    try:
+        allowed = os.sched_getaffinity(0)
+    except AttributeError:  # not Linux
+        return max(1, os.cpu_count() or 1)
+    cores = {_siblings(cpu) for cpu in allowed}
+    return max(1, min(len(cores), _cgroup_quota()))
+
+
+# ---------------------------------------------------------------- instruction sets
+
+_X86_LEVELS = {"sse": "x86-64-v2", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
+_SSE = "cx16 cx8 cmov fxsr mmx popcnt sahf sse sse2 sse3 sse4.1 sse4.2 ssse3".split()
+_AVX2 = [*_SSE, *"avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave".split()]
+_AVX512 = [*_AVX2, *"avx512bw avx512cd avx512dq avx512f avx512vl".split()]
+_X86_FEATURES = {"sse": _SSE, "avx2": _AVX2, "avx512": _AVX512}
+
+
+def _x86_level(name: str) -> HostTarget:
+    features = frozenset(_X86_FEATURES[name])
+    host = host_target()
+    bits, registers = _vector_file(host.arch, features)
+    return HostTarget(
+        host.triple, _X86_LEVELS[name], features, frozenset(), bits, registers, host.caches
+    )
+
+
+def _split_features(features: dict[str, bool]) -> tuple[frozenset[str], frozenset[str]]:
+    enabled = frozenset(name for name, on in features.items() if on)
+    return enabled, frozenset(features) - enabled
+
+
+def _vector_file(arch: str, features: Iterable[str]) -> tuple[int, int]:
+    """Bits of a vector register and the number of registers."""
+    if arch != "x86_64":
+        return 128, 32 if arch in ("aarch64", "arm64") else 16
+    if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= set(features):
+        return 512, 32
+    return (256 if {"avx2", "fma"} <= set(features) else 128), 16
+
+
+@lru_cache(maxsize=1)
+def _initialise() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
+
+
+# ---------------------------------------------------------------- the machine, as sysfs shows it
+
+
+def _read_cache_sizes(root: Path = _SYSFS_CPU / "cpu0" / "cache") -> CacheSizes:
+    found: dict[str, int] = {}
+    for entry in sorted(root.glob("index*")):
+        level, kind, size = (_read(entry / name) for name in ("level", "type", "size"))
+        if level and kind in ("Data", "Unified"):
+            found[f"l{level}"] = _parse_size(size)
+    known = {name: size for name, size in found.items() if name in ("l1", "l2", "l3") and size}
+    return CacheSizes(**known)
+
+
+def _parse_size(text: str) -> int:
+    """Bytes of a sysfs size such as "48K"; 0 if it does not read as one."""
+    digits, unit = text.rstrip("KMG"), text[-1:]
+    if not digits.isdigit():
+        return 0
+    return int(digits) << {"K": 10, "M": 20, "G": 30}.get(unit, 0)
+
+
+def _siblings(cpu: int) -> str:
+    """A name for the core of a CPU: the list of its hyper-threads."""
+    return _read(_SYSFS_CPU / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
+
+
+def _cgroup_quota(path: Path = _CGROUP / "cpu.max") -> int:
+    """Whole CPUs that a version 2 control group grants, rounded up; a large number if no limit."""
+    fields = _read(path).split()
+    if len(fields) != 2 or not all(x.isdigit() for x in fields) or int(fields[1]) == 0:
+        return 1 << 16
+    return max(1, -(-int(fields[0]) // int(fields[1])))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

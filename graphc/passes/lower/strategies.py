@@ -1,0 +1,23 @@
+"""The strategies every target can use; the targets choose sizes and order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphc.passes.lower.computation import Computation, Lowered
+from graphc.passes.lower.nest import NestOptions, lower_nest
+from graphc.passes.lower.program import Strategy
+
+
+def nest_strategy(options: NestOptions) -> Strategy:
+    """Loop nests; always matches."""
+
+    def strategy(computation: Computation) -> Lowered:
+        return Lowered(lower_nest(computation, options))
+
+    return strategy
+
+
+def plain_loops() -> Sequence[Strategy]:
+    """Scalar loops for everything: slow, simple, and right on every backend."""
+    return [nest_strategy(NestOptions())]
