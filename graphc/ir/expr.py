@@ -299,7 +299,11 @@ REDUCTIONS = {"sum": "add", "prod": "mul", "min": "min", "max": "max", "and": "a
 
 
 class Reduce(Expr):
-    """`op` (a key of REDUCTIONS) of `body` over all values of `axes`."""
+    """`op` (a key of REDUCTIONS) of `body` over all values of `axes`.
+
+    Narrow floats (see dtypes.DType.compute) are reduced in float32 and rounded once; a product
+    that is the body of a sum is not rounded either.
+    """
 
     __slots__ = ("op", "body", "axes")
     op: str

@@ -1,8 +1,9 @@
 """The reference interpreter: runs a graph in numpy straight from the operators' definitions.
 
 Scalar bodies are evaluated on whole arrays: each index in scope becomes an array axis, loads become
-numpy indexing (out-of-range indices, legal in the branch a `select` does not take, are clipped), and
-reductions reduce the trailing axes. A sum of products is evaluated by einsum over the two factors,
+views of the operand where their indices are affine (sliding windows) and numpy indexing elsewhere,
+and reductions reduce the trailing axes. An out-of-range index, legal in the branch a `select` does
+not take, reads some element or zero. A sum of products is evaluated by einsum over the two factors,
 which makes convolutions of real models feasible. Large outputs are computed in slices so that
 memory stays bounded. It judges every backend, and is itself judged by ONNX Runtime.
 """
@@ -18,9 +19,21 @@ import numpy as np
 from graphc.errors import InternalError, ModelError
 from graphc.ir import control, scalar_ops
 from graphc.ir.dtypes import DType
-from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, Ref, Sym, free_indices, substitute
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    Ref,
+    Sym,
+    free_indices,
+    substitute,
+)
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import expand, infer_op, op_body
+from graphc.ir.simplify import simplify, to_poly
 from graphc.ir.types import SequenceType, TensorType
 
 CHUNK = 1 << 25  # elements of the largest intermediate array
@@ -247,6 +260,8 @@ class _Evaluator:
         if array.size == 0:
             return np.zeros((), array.dtype)
         whole = self._plain_load(node, array, scope)
+        if whole is None:
+            whole = self._strided_load(node, array, scope)
         if whole is not None:
             return whole
         where = [self.run(x, scope) for x in node.index]
@@ -275,6 +290,53 @@ class _Evaluator:
             shape[scope.index(x)] = x.extent  # type: ignore[attr-defined, arg-type]
         return view.reshape(shape)
 
+    def _strided_load(self, node: Load, array: np.ndarray, scope) -> np.ndarray | None:
+        """A load whose indices are affine in scope indices (a sliding window), as a view of the
+        array, padded where it is left."""
+        separated = self._separate(node, array, scope)
+        if separated is None:
+            return None
+        array, maps = separated
+        spans = [_span(terms) for terms in maps]
+        margins = [(max(0, -lo), max(0, hi + 1 - e)) for (lo, hi), e in zip(spans, array.shape)]
+        padded = [e + sum(margin) for margin, e in zip(margins, array.shape)]
+        if math.prod(padded) > 4 * array.size + 1024:
+            return None
+        if any(map(any, margins)):
+            array = np.pad(array, margins)
+        strides, start = dict.fromkeys(scope, 0), []
+        for stride, (before, _), terms in zip(array.strides, margins, maps):
+            start.append(slice(terms.get(None, 0) + before, None))
+            for index, factor in terms.items():
+                if index is not None:
+                    strides[index] += factor * stride
+        used = {x for terms in maps for x in terms}
+        shape = tuple(x.extent if x in used else 1 for x in scope)
+        return np.lib.stride_tricks.as_strided(
+            array[tuple(start)], shape, tuple(strides[x] for x in scope), writeable=False
+        )
+
+    def _separate(self, node: Load, array: np.ndarray, scope) -> tuple[np.ndarray, list] | None:
+        """The array and affine maps of its dims. A dim indexed in another way is gathered first,
+        if no other dim depends on the same indices."""
+        result = math.prod(x.extent for x in scope if x in free_indices(node))
+        maps = []
+        for d, x in enumerate(node.index):
+            terms = _affine(x, scope)
+            if terms is None:
+                others = node.index[:d] + node.index[d + 1 :]
+                own = tuple(y for y in scope if y in free_indices(x))
+                if any(y in free_indices(o) for o in others for y in own):
+                    return None
+                extents = tuple(y.extent for y in own)
+                if array.size // array.shape[d] * math.prod(extents) > 4 * result + 1024:
+                    return None
+                where = np.clip(np.broadcast_to(self.run(x, own), extents), 0, array.shape[d] - 1)
+                array = array.take(where.ravel(), axis=d)
+                terms = {y: math.prod(extents[n + 1 :]) for n, y in enumerate(own)}
+            maps.append(terms)
+        return array, maps
+
     def _reduce(self, node: Reduce, scope: tuple[Index, ...]) -> np.ndarray:
         if any(a.extent == 0 for a in node.axes):
             return np.asarray(node.identity.value, node.dtype.np)
@@ -282,13 +344,22 @@ class _Evaluator:
         if pair and node.dtype.is_number:
             return self._contract(node, pair, scope)
         inner = scope + node.axes
-        value = self.run(node.body, inner)
+        value = self._term(node, inner)
         value = _with_rank(value, len(inner))
         full = value.shape[: len(scope)] + tuple(a.extent for a in node.axes)
         value = np.broadcast_to(value, full)
         where = tuple(range(len(scope), len(inner)))
         with np.errstate(all="ignore"):
             return self._combine(node, value, where)
+
+    def _term(self, node: Reduce, scope: tuple[Index, ...]) -> np.ndarray:
+        """What is reduced. Products of narrow floats enter a sum unrounded."""
+        body = node.body
+        narrow = node.dtype.compute is not node.dtype
+        if node.op == "sum" and narrow and isinstance(body, Call) and body.op.name == "mul":
+            a, b = (self.run(x, scope).astype(node.dtype.compute.np) for x in body.args)
+            return a * b
+        return self.run(body, scope)
 
     def _combine(self, node: Reduce, value: np.ndarray, where: tuple[int, ...]) -> np.ndarray:
         dtype = node.dtype
@@ -317,10 +388,29 @@ class _Evaluator:
         return np.asarray(out).astype(node.dtype.np).reshape(shape)
 
 
+def _affine(node: Expr, scope: tuple[Index, ...]) -> dict[Index | None, int] | None:
+    """The factor of each index in an affine expression (None: the constant); None if not affine."""
+    terms: dict[Index | None, int] = {}
+    for atoms, factor in to_poly(simplify(node)).items():
+        if len(atoms) > 1 or any(atom not in scope for atom in atoms):
+            return None
+        terms[atoms[0] if atoms else None] = factor  # type: ignore[index]
+    return terms
+
+
+def _span(terms: dict[Index | None, int]) -> tuple[int, int]:
+    """The smallest and the largest value of an affine expression."""
+    ends = [
+        (0, factor * (index.extent - 1)) if index is not None else (factor, factor)
+        for index, factor in terms.items()
+    ]
+    return sum(min(e) for e in ends), sum(max(e) for e in ends)
+
+
 def _with_rank(value: np.ndarray, rank: int) -> np.ndarray:
     return value.reshape((1,) * (rank - value.ndim) + value.shape)
 
 
 def _accumulator(dtype: DType) -> np.dtype:
-    """Sums of narrow floats are kept in float32 and rounded once."""
+    """Sums of narrow floats, and the products in them, are kept in float32 and rounded once."""
     return dtype.compute.np
