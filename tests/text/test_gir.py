@@ -1,0 +1,217 @@
+"""Runs the text tests: every .gir file here and below.
+
+A file holds cases, each a graph (or a kernel) in text followed by sections:
+
+    // ---- case: NAME            starts another case
+    // ---- input: NAME = CONTENTS  what an input holds when the graphs are run (default: random)
+    // ---- after: PIPELINE       the graph expected after these passes; run on both, results agree
+    // ---- unchanged: PIPELINE   these passes change nothing
+    // ---- declines: PIPELINE    lines `rule: part of the reason` why the rules did not fire
+    // ---- error: PIPELINE       a part of the message of the error that the passes raise
+
+Every graph must print and parse back, and verify. A constant written `...` matches any contents.
+Symbols are 3, or the nearest value in their range, when graphs run. With GRAPHC_UPDATE_TEXT=1 the
+graphs expected are rewritten to what the passes give.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graphc.errors import GraphcError
+from graphc.ir.expr import Const, Expr, Sym, substitute, walk
+from graphc.ir.graph import Graph, Op, clone_graph
+from graphc.ir.interp import interpret
+from graphc.ir.kernel import Kernel
+from graphc.ir.kernel_interp import run_kernel
+from graphc.ir.parser import TypeParser, parse, parse_graph, random_array
+from graphc.ir.printer import graph_constants, print_graph, print_kernel
+from graphc.ir.simplify import simplify
+from graphc.ir.types import TensorType
+from graphc.ir.verify import verify
+from graphc.ir.verify_kernel import verify_kernel
+from graphc.passes import Context, PassManager, parse_pipeline
+from graphc.passes.hooks import Verify, difference
+
+FOLDER = Path(__file__).parent
+MARK = re.compile(r"^// ---- (case|input|after|unchanged|declines|error): *(.*)$")
+UPDATE = bool(os.environ.get("GRAPHC_UPDATE_TEXT"))
+
+
+@dataclass
+class Section:
+    """One section: its kind, what follows the colon, and the lines below, from line `start`."""
+
+    kind: str
+    option: str
+    start: int
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The lines, after blank ones that make line numbers in errors those of the file."""
+        return "\n" * self.start + "\n".join(self.lines)
+
+
+@dataclass
+class Case:
+    """A graph or kernel, and the sections that say what becomes of it."""
+
+    path: Path
+    source: Section
+    sections: list[Section] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        name = self.source.option or f"line{self.source.start + 1}"
+        return f"{self.path.relative_to(FOLDER).with_suffix('')}:{name}"
+
+
+def read_cases(path: Path) -> list[Case]:
+    """The cases of a file."""
+    cases: list[Case] = []
+    current = Section("case", "", 0)
+    for number, line in enumerate(path.read_text().splitlines()):
+        mark = MARK.match(line)
+        if mark is None:
+            current.lines.append(line)
+            continue
+        if current.kind == "case" and any(
+            not x.startswith("//") for x in filter(str.strip, current.lines)
+        ):
+            cases.append(Case(path, current))
+        current = Section(mark[1], mark[2], number + 1)
+        if current.kind != "case":
+            cases[-1].sections.append(current)
+    if current.kind == "case":
+        cases.append(Case(path, current))
+    return cases
+
+
+CASES = [case for path in sorted(FOLDER.rglob("*.gir")) for case in read_cases(path)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_text(case: Case):
+    source = parse(case.source.text)
+    if isinstance(source, Kernel):
+        check_kernel(source)
+        return
+    assert isinstance(source, Graph)
+    check_graph(source)
+    inputs = {s.option.partition("=")[0].strip(): s for s in case.sections if s.kind == "input"}
+    for section in case.sections:
+        if section.kind != "input":
+            CHECKS[section.kind](case, source, section, inputs)
+
+
+def check_kernel(kernel: Kernel) -> None:
+    text = print_kernel(kernel)
+    again = parse(text)
+    assert again == kernel and print_kernel(again) == text  # type: ignore[arg-type]
+    verify_kernel(kernel)
+    arrays = {b.name: random_array(b.shape, b.dtype, n) for n, b in enumerate(kernel.params)}
+    run_kernel(kernel, arrays)
+
+
+def check_graph(graph: Graph) -> None:
+    text = print_graph(graph)
+    again = parse_graph(text, graph_constants(graph))
+    assert again == graph and print_graph(again) == text
+    verify(graph)
+
+
+# ---------------------------------------------------------------- sections
+
+
+def check_after(case: Case, source: Graph, section: Section, inputs: dict[str, Section]) -> None:
+    found, _ = run_passes(source, section.option)
+    check_graph(found)
+    if UPDATE:
+        rewrite(case.path, section, print_graph(found, elide=True))
+        return
+    elided: list[Op] = []
+    expected = parse_graph(section.text, graph_constants(found), elided)
+    places = [k for k, op in enumerate(constants(expected)) if op in elided]
+    hidden = [op for k, op in enumerate(constants(found)) if k in places]
+    expected.phase = found.phase
+    assert print_graph(found, hidden) == print_graph(expected, elided)
+    arrays = [random_input(v, inputs.get(v.name)) for v in source.params]
+    if source.params and [v.name for v in source.params] == [v.name for v in found.params]:
+        problem = difference(interpret(found, arrays), interpret(source, arrays), 1e-4)
+        assert problem is None, problem
+
+
+def check_unchanged(case: Case, source: Graph, section: Section, inputs) -> None:
+    found, _ = run_passes(source, section.option)
+    found.phase = source.phase
+    assert print_graph(found) == print_graph(source)
+
+
+def check_declines(case: Case, source: Graph, section: Section, inputs) -> None:
+    _, ctx = run_passes(source, section.option)
+    for line in filter(None, map(str.strip, section.lines)):
+        rule, _, reason = line.partition(": ")
+        assert reason in ctx.diagnostics.explain(rule)
+
+
+def check_error(case: Case, source: Graph, section: Section, inputs) -> None:
+    with pytest.raises(GraphcError) as error:
+        run_passes(source, section.option)
+    assert "\n".join(section.lines).strip() in str(error.value)
+
+
+CHECKS = {
+    "after": check_after,
+    "unchanged": check_unchanged,
+    "declines": check_declines,
+    "error": check_error,
+}
+
+
+def run_passes(source: Graph, pipeline: str) -> tuple[Graph, Context]:
+    """A copy of the graph after the passes, verified after each."""
+    graph, ctx = clone_graph(source), Context(fuel=None)
+    PassManager(parse_pipeline(pipeline), [Verify()]).run(graph, ctx)
+    return graph, ctx
+
+
+def constants(graph: Graph) -> list[Op]:
+    return [op for op in graph.walk() if op.name == "Constant"]
+
+
+def rewrite(path: Path, section: Section, text: str) -> None:
+    """Replaces the lines of a section in its file."""
+    old = "\n".join(section.lines).strip("\n")
+    whole = path.read_text()
+    header = f"// ---- {section.kind}: {section.option}"
+    path.write_text(whole.replace(f"{header}\n{old}", f"{header}\n{text.rstrip()}", 1))
+
+
+# ---------------------------------------------------------------- running
+
+
+def random_input(value, given: Section | None) -> np.ndarray:
+    """What an input of the model holds."""
+    type = concrete(value.tensor)
+    if given is None:
+        return random_array(type.static_shape, type.dtype, value.index)
+    return TypeParser(given.option.partition("=")[2]).contents(type)
+
+
+def concrete(type: TensorType) -> TensorType:
+    """The type with a value for each symbol."""
+    return type.with_shape([dimension(d) for d in type.dims])
+
+
+def dimension(dim: int | Expr) -> int:
+    if isinstance(dim, int):
+        return dim
+    symbols = [node for node in walk(dim) if isinstance(node, Sym)]
+    values = {s: Const(max(s.lo, min(3, 3 if s.hi is None else s.hi))) for s in symbols}
+    return simplify(substitute(dim, dict(values))).value  # type: ignore[attr-defined]
