@@ -264,8 +264,58 @@ def clone_movement(graph: Graph) -> None:
                     user.set_input(position, copy.output)
 
 
+def raise_scalars(graph: Graph) -> None:
+    """op(move(x), scalar) becomes move(op(x, scalar)): arithmetic joins the producer's epilogue, and
+    the movement is left bare for the reader to fuse."""
+    for op in list(graph.ops):
+        while (moved := _moved_operand(op, graph)) is not None:
+            position, movement = moved
+            source = movement.inputs[int(op_body(movement).source)]  # type: ignore[attr-defined]
+            number = movement.inputs.index(source)
+            below = Op(op.defn, op.inputs, op.attrs, 1, (), op.loc)
+            below.set_input(position, source)
+            below.output.type = source.tensor.with_dtype(op.output.tensor.dtype)
+            below.output.name = op.output.name
+            graph.insert_before(op, below)
+            operands = list(movement.inputs)
+            operands[number] = below.output
+            above = Op(movement.defn, operands, movement.attrs, 1, (), movement.loc)
+            above.output.type, above.output.name = op.output.type, movement.output.name
+            graph.insert_before(op, above)
+            op.output.replace_uses(above.output)
+            op.erase()
+            movement.erase()
+            op = below
+
+
+def _moved_operand(op: Op, graph: Graph) -> tuple[int, Op] | None:
+    """(position, movement) if an elementwise op has one operand, a movement of this op's alone,
+    and scalar constants besides."""
+    if op.defn.form != "elementwise" or len(op.outputs) != 1 or not structure.has_body(op):
+        return None
+    others = [n for n, v in enumerate(op.inputs) if v is not None and not _is_scalar(v)]
+    if len(others) != 1 or any(v is not None and v.tensor.rank > 1 for v in op.inputs if v is not op.inputs[others[0]]):
+        return None
+    value = op.inputs[others[0]]
+    assert value is not None
+    movement = value.producer
+    if movement is None or value in graph.results or movement.name == "Constant":
+        return None
+    if [u for u, _ in value.uses] != [op] or not structure.is_movement(movement):
+        return None
+    source = movement.inputs[int(op_body(movement).source)]  # type: ignore[attr-defined]
+    if source is None or source.constant is not None or source.tensor.size > value.tensor.size:
+        return None
+    return (others[0], movement) if source.tensor.rank >= 1 else None
+
+
+def _is_scalar(value: Value) -> bool:
+    return value.constant is not None and value.constant.size == 1
+
+
 def fuse(graph: Graph) -> bool:
     """Replaces groups of ops by `fused` ops; True if there were any."""
+    raise_scalars(graph)
     clone_movement(graph)
     groups = Fuser(graph).run()
     for group in groups:

@@ -115,6 +115,10 @@ def row_operand(op: Op) -> tuple[int, int] | None:
     if set(tail) != set(r.axes) or any(x in free_indices(y) for x in r.axes for y in lead):
         return None
     own = [x for x in own_index(op.output) if x.extent != 1]
-    kept = [x for x in lead if not isinstance(x, Const)]
-    physical = [x for x in kept if isinstance(x, Index) and x.extent != 1]
-    return (int(load.source), count) if len(physical) == len(kept) and set(own) <= set(kept) else None
+    kept = [x for x in lead if not isinstance(x, Const) and not _is_unit(x)]
+    at_own = all(isinstance(x, Index) for x in kept) and set(own) <= set(kept)
+    return (int(load.source), count) if at_own else None
+
+
+def _is_unit(index: Expr) -> bool:
+    return isinstance(index, Index) and index.extent == 1
