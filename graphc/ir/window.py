@@ -23,7 +23,7 @@ def dim(value) -> Dim:
     """A dimension in its simplest form: an int if it is constant."""
     if isinstance(value, Expr):
         value = simplify(value)
-        return value.value if isinstance(value, Const) else value
+        return int(value.value) if isinstance(value, Const) else value
     return int(value)
 
 

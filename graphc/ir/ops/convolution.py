@@ -197,20 +197,20 @@ def conv_transpose(
          "output_shape": output_shape, "pads": pads, "strides": strides},
     )  # fmt: skip
     n, oc, *where = i
-    ic, *taps = axes(x.shape[1] // group, *w.shape[2:])
+    (ic,), taps = axes(x.shape[1] // group), axes(*w.shape[2:], name="t")
     own = oc if group == 1 else oc % w.shape[1]
     channel = ic if group == 1 else (oc // w.shape[1]) * (x.shape[1] // group) + ic
     landed, inside = _sources(window, where, taps)
-    factor = x[(n, channel, *landed)]
+    factor = x[(n, channel) + landed]
     if inside is not TRUE:
         factor = select(inside, factor, 0)
-    total = reduce("sum", factor * w[(channel, own, *taps)], (ic, *taps))
+    total = reduce("sum", factor * w[(channel, own) + taps], (ic, *taps))
     return total if b is None else total + b[oc]
 
 
-def _sources(window: Sequence[WindowAxis], where, taps) -> tuple[list, Expr]:
+def _sources(window: Sequence[WindowAxis], where, taps) -> tuple[tuple[Expr, ...], Expr]:
     """The input positions whose tap lands here, and whether there is one."""
-    landed: list = []
+    landed: tuple[Expr, ...] = ()
     inside: Expr = TRUE
     for axis, o, k in zip(window, where, taps):
         scaled = simplify(o + axis.begin - k * axis.dilation)
@@ -218,5 +218,5 @@ def _sources(window: Sequence[WindowAxis], where, taps) -> tuple[list, Expr]:
         if axis.stride != 1:
             inside = inside & simplify((scaled % axis.stride).eq(0))
         inside = inside & simplify(scaled >= 0) & simplify(source < axis.out)
-        landed.append(source)
+        landed += (source,)
     return landed, inside

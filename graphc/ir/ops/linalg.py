@@ -23,7 +23,7 @@ def det(k, x: Float):
     with k.loops(*y.shape, kind="parallel") as where:
         a = k.alloc(wide, (n, n))
         with k.loops(n, n) as (row, column):
-            k.store(a, (row, column), cast(x[(*where, row, column)], wide))
+            k.store(a, (row, column), cast(x[where + (row, column)], wide))
         product = k.var(wide, 1)
         with k.loop(n) as step:
             _bring_up_pivot(k, a, step, product)

@@ -24,8 +24,9 @@ def negative_log_likelihood_loss(
     """-x at the labelled class times its weight; summed, or averaged by the weights' sum."""
     where = i if reduction == "none" else axes(*target.shape)
     counts = _counts(target, where, ignore_index)
-    share = Const(1, x.dtype) if weight is None else weight[_label(target, where, x)]
-    loss = -x[(where[0], _label(target, where, x), *where[1:])] * share
+    share: Expr = Const(1, x.dtype) if weight is None else weight[_label(target, where, x)]
+    at = (where[0], _label(target, where, x), *where[1:])
+    loss = -x[at] * share
     loss, share = select(counts, loss, 0), select(counts, share, 0)
     if reduction == "none":
         return loss

@@ -54,11 +54,14 @@ def batch_normalization(
 
 def _batch_moments(x: Operand, channel):
     """Mean and population variance of one channel over the batch and all positions."""
-    n, *where = axes(x.shape[0], *x.shape[2:])
-    value = cast(x[(n, channel, *where)], x.dtype.compute)
-    mean = _mean(value, (n, *where))
-    again = axes(x.shape[0], *x.shape[2:], name="m")
-    centred = cast(x[(again[0], channel, *again[1:])], x.dtype.compute) - mean
+
+    def value(over):
+        return cast(x[over[:1] + (channel,) + over[1:]], x.dtype.compute)
+
+    extents = (x.shape[0], *x.shape[2:])
+    first, again = axes(*extents), axes(*extents, name="m")
+    mean = _mean(value(first), first)
+    centred = value(again) - mean
     return mean, _mean(centred * centred, again)
 
 
@@ -161,7 +164,7 @@ def lp_normalization(i, x: Float, *, axis=-1, p=2):
     """x divided by its p-norm along the axis; 0 where that is 0."""
     axis = axis_of(axis, x.rank)
     (k,) = axes(x.shape[axis])
-    norm = root(reduce("sum", power(x[(*i[:axis], k, *i[axis + 1 :])], p), (k,)), p)
+    norm = root(reduce("sum", power(x[i[:axis] + (k,) + i[axis + 1 :]], p), (k,)), p)
     return select(norm.eq(0), 0, x[i] / norm)
 
 
@@ -170,7 +173,7 @@ def local_response_normalization(i, x: Float, *, size, alpha=1e-4, beta=0.75, bi
     """x / (bias + alpha / size * (sum of squares over `size` neighbouring channels)) ** beta."""
     (k,) = axes(size)
     channel = i[1] + k - (size - 1) // 2
-    value = x[(i[0], channel, *i[2:])]
+    value = x[i[:1] + (channel,) + i[2:]]
     inside = (channel >= 0) & (channel < x.shape[1])
     total = reduce("sum", select(inside, value * value, 0), (k,))
     return x[i] / (total * (alpha / size) + bias) ** beta

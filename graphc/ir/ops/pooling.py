@@ -42,7 +42,7 @@ def _pool(name: str, x: Operand, i, window: Sequence[WindowAxis], term, otherwis
 
 def _tap(x: Operand, i, window: Sequence[WindowAxis], taps, otherwise: Const) -> Expr:
     """x at one tap of the window, or `otherwise` in the padding."""
-    value = x[(*i[:2], *positions(window, i[2:], taps))]
+    value = x[i[:2] + positions(window, i[2:], taps)]
     inside = guard(window, i[2:], taps)
     return value if inside is TRUE else select(inside, value, otherwise)
 
@@ -74,7 +74,7 @@ def _position(i, x: Operand, window, largest: Expr, *, column_major: bool) -> Ex
         image.reverse()
     spatial = linear([p for p, _ in image], [extent for _, extent in image])
     offset = linear(i[:2], x.shape[:2]) * math.prod(x.shape[2:]) + spatial
-    found = guard(window, i[2:], taps) & x[(*i[:2], *where)].eq(largest)
+    found = guard(window, i[2:], taps) & x[i[:2] + where].eq(largest)
     return reduce("min", select(found, offset, i64.max), taps)
 
 
@@ -130,18 +130,18 @@ def global_average_pool(i, x: Float):
     """Mean over all spatial positions."""
     k = axes(*x.shape[2:])
     count = math.prod(x.shape[2:], start=as_expr(1, i64))
-    return reduce("sum", x[(*i[:2], *k)], k) / cast(count, x.dtype)
+    return reduce("sum", x[i[:2] + k], k) / cast(count, x.dtype)
 
 
 @op("GlobalMaxPool", infer=_global_shape)
 def global_max_pool(i, x: Number):
     """Maximum over all spatial positions."""
     k = axes(*x.shape[2:])
-    return reduce("max", x[(*i[:2], *k)], k)
+    return reduce("max", x[i[:2] + k], k)
 
 
 @op("GlobalLpPool", infer=_global_shape)
 def global_lp_pool(i, x: Float, *, p=2):
     """p-norm over all spatial positions."""
     k = axes(*x.shape[2:])
-    return root(reduce("sum", power(x[(*i[:2], *k)], p), k), p)
+    return root(reduce("sum", power(x[i[:2] + k], p), k), p)

@@ -268,9 +268,9 @@ def _concat(b: Builder, values: Sequence[Value], axis: int) -> Value:
 # ---------------------------------------------------------------- the operators
 
 
-def _names(given: Sequence[str] | None, default: Sequence[str], direction: str) -> Sequence[str]:
+def _names(given: Sequence[str] | None, default: tuple[str, ...], direction: str) -> Sequence[str]:
     count = len(default) * (2 if direction == "bidirectional" else 1)
-    names = given or default * (count // len(default))
+    names = given or tuple(default) * (count // len(default))
     if len(names) != count:
         raise ModelError(f"{len(names)} activations given, {count} required")
     return names

@@ -415,7 +415,7 @@ def grid_sample(i, x: Number, grid: Float, *, align_corners=0, mode="linear", pa
     spatial = x.rank - 2
     plan = [SampledAxis(extent, padding_mode, bool(align_corners)) for extent in x.shape[2:]]
     where = [
-        axis.position(cast(grid[(i[0], *i[2:], spatial - 1 - d)], grid.dtype.compute))
+        axis.position(cast(grid[i[:1] + i[2:] + (spatial - 1 - d,)], grid.dtype.compute))
         for d, axis in enumerate(plan)
     ]
     wide = x.dtype.compute if x.dtype.is_float else f32
@@ -486,18 +486,18 @@ def deform_conv(
     Offsets are (batch, offset groups * taps * spatial axes, positions): per tap one per axis.
     """
     window = make_window(x.shape[2:], w.shape[2:], pads=pads, strides=strides, dilations=dilations)
-    n, oc, *out = i
-    ic, *taps = axes(w.shape[1], *w.shape[2:])
+    (n, oc), out = i[:2], i[2:]
+    (ic,), taps = axes(w.shape[1]), axes(*w.shape[2:], name="t")
     channel = group_channel(oc, ic, w, group)
     own_offsets = channel // (x.shape[1] // offset_group) if offset_group > 1 else 0
     tap = linear((own_offsets, *taps), (offset_group, *w.shape[2:]))
     plan = [SampledAxis(extent, "zeros", True) for extent in x.shape[2:]]
     regular = positions(window, out, taps)
     where = [
-        cast(p, x.dtype) + offset[(n, tap * len(plan) + d, *out)] for d, p in enumerate(regular)
+        cast(p, x.dtype) + offset[(n, tap * len(plan) + d) + out] for d, p in enumerate(regular)
     ]
     value = sample(x, (n, channel), plan, where, "linear", x.dtype)
     if mask is not None:
-        value = value * mask[(n, tap, *out)]
-    total = reduce("sum", value * w[(oc, ic, *taps)], (ic, *taps))
+        value = value * mask[(n, tap) + out]
+    total = reduce("sum", value * w[(oc, ic) + taps], (ic, *taps))
     return total if b is None else total + b[oc]

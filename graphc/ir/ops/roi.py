@@ -19,7 +19,10 @@ def _bin(o, first: Expr, last: Expr, bins: int, extent) -> tuple[Expr, Expr]:
     size = maximum(last - first + 1, 1) / float(bins)
     start = floor(cast(o, size.dtype) * size) + first
     end = ceil(cast(o + 1, size.dtype) * size) + first
-    return tuple(minimum(maximum(cast(edge, i64), 0), extent) for edge in (start, end))
+    first_element, after_last = (
+        minimum(maximum(cast(edge, i64), 0), extent) for edge in (start, end)
+    )
+    return first_element, after_last
 
 
 @op("MaxRoiPool", infer=_max_roi_shape)
@@ -121,7 +124,7 @@ def _neighbours(k: KernelBuilder, x: Buffer, prefix: tuple, where: tuple) -> lis
         per_axis.append(((low, 1 - weight), (high, weight)))
     rows, columns = per_axis
     return [
-        k.let(select(inside, cast(x[(*prefix, r, c)], wr.dtype) * (wr * wc), 0))
+        k.let(select(inside, cast(x[prefix + (r, c)], wr.dtype) * (wr * wc), 0))
         for r, wr in rows
         for c, wc in columns
     ]
