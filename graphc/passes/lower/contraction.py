@@ -422,12 +422,14 @@ class _Emitter:
                 inner = {**at, depth[0]: x}
                 self._sum(sums, fixed, tiled, row, size, panel, pieces, depth[1:], inner)
             return
+        # Row by row, so that a broadcast element dies before the next; the loads of the column
+        # vectors are the same in every row, and are shared by the code generator.
         where = {**fixed, **at}
-        for j, count in pieces:
-            with self._lanes(count) as v:
-                b = self.k.let(self._column_element(where, panel, j, v, at))
-                for t in range(size):
-                    a = simplify(substitute(self.a, {**where, tiled: row + t}))
+        for t in range(size):
+            a = simplify(substitute(self.a, {**where, tiled: row + t}))
+            for j, count in pieces:
+                with self._lanes(count) as v:
+                    b = self._column_element(where, panel, j, v, at)
                     cell = simplify(v + (t * self.plan.panel + j))
                     self.k.store(sums, cell, call("fma", a, b, sums[cell]))
 
