@@ -432,8 +432,10 @@ def sample(x: Operand, prefix: tuple, plan: Sequence[SampledAxis], where, mode, 
             position = axis.fold_back(call("round", position))
             taps.append([(*axis.pixel(cast(position, i64)), None)])
             continue
-        position = axis.fold_back(position)
-        base, cubic = floor(position), mode in ("cubic", "bicubic")
+        cubic = mode in ("cubic", "bicubic")
+        if not cubic:  # each of the four taps of a cubic is padded by itself
+            position = axis.fold_back(position)
+        base = floor(position)
         fraction = cast(position - base, wide)
         weights = cubic_weights(fraction) if cubic else linear_weights(fraction)
         first = cast(base, i64) - (1 if cubic else 0)
