@@ -1,11 +1,12 @@
-"""Structural checks of ONNX nodes against the operator schemas, before anything is built."""
+"""Checks before anything is built: text is UTF-8, and nodes fit the schemas of their operators."""
 
 from __future__ import annotations
 
 import functools
 
 import onnx
-from onnx import NodeProto
+from google.protobuf.message import Message
+from onnx import NodeProto, TensorProto
 
 from graphc.errors import ModelError
 from graphc.frontend.tensors import kind_of
@@ -27,6 +28,25 @@ def schema_of(op_type: str, domain: str, version: int) -> onnx.defs.OpSchema | N
 def _attributes(schema: onnx.defs.OpSchema) -> dict[str, tuple[int, bool]]:
     kinds = {name: int(a.type) for name, a in schema.attributes.items()}  # type: ignore[call-overload]
     return {name: (kind, schema.attributes[name].required) for name, kind in kinds.items()}
+
+
+def check_text(message: Message, where: str = "the model") -> None:
+    """ModelError if a name anywhere in a message is not UTF-8 (protobuf hands it out as bytes)."""
+    if isinstance(message, TensorProto):  # its fields can be large, and hold few names
+        if not isinstance(message.name, str):
+            raise ModelError(f"{where}: the name of a tensor is not UTF-8 text: {message.name!r}")
+        for entry in message.external_data:
+            check_text(entry, where)
+        return
+    for field, value in message.ListFields():
+        single = isinstance(value, (Message, str, bytes))
+        if field.type == field.TYPE_MESSAGE:
+            for item in (value,) if single else value:
+                check_text(item, where)
+        elif field.type == field.TYPE_STRING:
+            for item in (value,) if single else value:
+                if not isinstance(item, str):
+                    raise ModelError(f"{where}: {field.name} is not UTF-8 text: {item!r}")
 
 
 def check_node(node: NodeProto, domain: str, version: int) -> None:
@@ -63,6 +83,6 @@ def _check_attribute(attribute, known: dict[str, tuple[int, bool]]) -> None:
     if attribute.name not in known:
         raise ModelError(f"has no attribute {attribute.name!r}; it takes {sorted(known)}")
     kind, required = kind_of(attribute), known[attribute.name][0]
-    if kind != required:
+    if kind != required and not (attribute.ref_attr_name and kind == 0):
         names = _KIND_NAMES.get(required, "?"), _KIND_NAMES.get(kind, f"kind {kind}")
         raise ModelError(f"attribute {attribute.name!r} must be {names[0]}, found {names[1]}")

@@ -62,15 +62,18 @@ class DataFolder:
     def _map(self, path: Path, where: str) -> memoryview:
         if path not in self._maps:
             try:
-                with open(path, "rb") as file:
-                    empty = os.fstat(file.fileno()).st_size == 0
-                    contents = (
-                        b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                    )
+                self._maps[path] = mapped(path)
             except OSError as error:
                 raise ModelError(f"{where}: {path.name}: {error.strerror}") from error
-            self._maps[path] = memoryview(contents)
         return self._maps[path]
+
+
+def mapped(path: Path) -> memoryview:
+    """The contents of a file, read as they are used."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _number(text: str, what: str, where: str) -> int:

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 from graphc.errors import GraphcError, ModelError, UnsupportedError
 from graphc.frontend import checks, tensors, upgrade
-from graphc.frontend.external_data import DataFolder
+from graphc.frontend.external_data import DataFolder, mapped
 from graphc.frontend.functions import ValueTypes, schema_body
 from graphc.frontend.node import Node
 from graphc.frontend.scope import Context, Scope, share_captures
@@ -60,22 +61,24 @@ def _load(source: Any) -> tuple[ModelProto, str | None]:
     if isinstance(source, ModelProto):
         return source, None
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _parse(bytes(source), "the model"), None
+        return _parse(source, "the model"), None
     path = Path(os.fspath(source))
     try:
         if not path.is_file():
             raise ModelError(f"{path}: there is no such file")
-        if path.stat().st_size > MAX_FILE:
+        data = mapped(path)
+        if len(data) > MAX_FILE:
             raise ModelError(f"{path}: larger than 2 GiB, which a protobuf message cannot be")
-        return _parse(path.read_bytes(), str(path)), str(path.parent)
+        return _parse(data, str(path)), str(path.parent)
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from error
 
 
-def _parse(data: bytes, what: str) -> ModelProto:
+def _parse(data: bytes | bytearray | memoryview, what: str) -> ModelProto:
+    model = ModelProto()
     try:
-        model = onnx.load_model_from_string(data)
-    except Exception as error:
+        model.ParseFromString(data)  # type: ignore[arg-type]
+    except DecodeError as error:
         raise ModelError(f"{what}: not an ONNX model: {error}") from error
     if not model.HasField("graph"):
         raise ModelError(f"{what}: not an ONNX model: it has no graph")
@@ -94,6 +97,7 @@ class Importer:
 
     def graph(self) -> Graph:
         """The whole model."""
+        checks.check_text(self.model)
         proto = self.model.graph
         graph = Graph(identifier(proto.name) or "main")
         scope = Scope(graph, Context(self._versions(self.model.opset_import)))
