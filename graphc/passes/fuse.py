@@ -22,6 +22,8 @@ from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import op_body
 from graphc.ir.opdef import FUSED
 from graphc.passes import structure
+from graphc.passes.context import Context
+from graphc.passes.pass_manager import Pass, register_pass
 
 CHEAP = 6  # cost per element up to which recomputing beats storing
 
@@ -395,3 +397,16 @@ def sort_ops(graph: Graph) -> None:
                 done.add(op)
                 order.append(op)
     graph.ops = order
+
+
+@register_pass
+@dataclass
+class Fuse(Pass):
+    """Makes one `fused` op of each group of ops that becomes one kernel."""
+
+    name = "fuse"
+    requires = "typed"
+    ensures = "fused"
+
+    def run(self, graph: Graph, ctx: Context) -> bool:
+        return fuse(graph)

@@ -10,14 +10,18 @@ maps are adapted to layouts when kernels are made, so any choice is correct.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from graphc.ir import opdef
 from graphc.ir.expr import Call, Load, Reduce, free_indices, loads, walk
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.types import Layout, TensorType
 from graphc.passes import structure
+from graphc.passes.context import Context
 from graphc.passes.lower.computation import computation
 from graphc.passes.lower.views import view_of
+from graphc.passes.pass_manager import Pass, register_pass
 
 
 def assign_layouts(graph: Graph) -> bool:
@@ -125,3 +129,16 @@ def _keeps_order(body: Load) -> bool:
     return all(
         {x.name for x in free_indices(where)} <= {f"i{d}"} for d, where in enumerate(body.index)
     )
+
+
+@register_pass
+@dataclass
+class AssignLayouts(Pass):
+    """Chooses how each value is stored."""
+
+    name = "layout"
+    requires = "typed"
+    ensures = "laid_out"
+
+    def run(self, graph: Graph, ctx: Context) -> bool:
+        return assign_layouts(graph)
