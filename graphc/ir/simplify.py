@@ -6,23 +6,28 @@ that did not go away, ...). Division by a constant splits the polynomial into th
 it and a remainder; when the bounds of the remainder fit, the division disappears. Together with
 `(e // c) * c + e % c -> e` this proves that unravelling a ravelled index is the identity, which is
 what makes reshapes free. `//` and `%` floor.
+
+Dimensions and loop indices are taken never to overflow. Numbers loaded from tensors may, and i64
+arithmetic wraps, so divisions and comparisons of loads without bounds are left alone.
 """
 
 from __future__ import annotations
 
 import math
 
-from graphc.ir.dtypes import boolean, i64
+from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import (
     Call,
     Const,
     Expr,
     Index,
+    Load,
     Sym,
     as_expr,
     call,
     to_text,
     transform,
+    walk,
 )
 
 Poly = dict[tuple[Expr, ...], int]  # atoms (sorted by text) -> coefficient; () is the constant
@@ -113,7 +118,9 @@ def _recombine(poly: Poly) -> Poly:
     """(e // c) * k*c + (e % c) * k  ->  e * k, and its step (e//a % b)*a + e%a -> e % (a*b)."""
     for key, k in poly.items():
         atom = key[0] if len(key) == 1 else None
-        if not (isinstance(atom, Call) and atom.op.name == "mod" and isinstance(atom.args[1], Const)):
+        if not (isinstance(atom, Call) and atom.op.name == "mod"):
+            continue
+        if not isinstance(atom.args[1], Const):
             continue
         inner, c = atom.args[0], atom.args[1].value
         for other, factor in poly.items():
@@ -150,10 +157,20 @@ def _split(poly: Poly, divisor: int) -> tuple[Poly, Poly]:
     return quotient, remainder
 
 
+def _may_wrap(*polys: Poly) -> bool:
+    """Whether a number of unknown size, loaded from a tensor, takes part."""
+    atoms = {atom for poly in polys for key in poly for atom in key}
+    return any(
+        math.inf in map(abs, bounds(atom)) and any(isinstance(n, Load) for n in walk(atom))
+        for atom in atoms
+    )
+
+
 def _floordiv(a: Expr, b: Expr) -> Poly:
-    if not isinstance(b, Const) or b.value <= 0:
+    poly = to_poly(a)
+    if not isinstance(b, Const) or b.value <= 0 or b.value > 1 and _may_wrap(poly):
         return _opaque("floordiv", a, b)
-    divisor, poly = b.value, to_poly(a)
+    divisor = b.value
     quotient, rest = _split(poly, divisor)
     lo, hi = bounds_of_poly(rest)
     if lo >= 0 and hi < divisor:
@@ -186,10 +203,11 @@ def _floordiv_atom(inner: Expr, divisor: int) -> Poly:
 
 
 def _mod(a: Expr, b: Expr) -> Poly:
-    if not isinstance(b, Const) or b.value <= 0:
+    poly = to_poly(a)
+    if not isinstance(b, Const) or b.value <= 0 or b.value > 1 and _may_wrap(poly):
         return _opaque("mod", a, b)
     divisor = b.value
-    _, rest = _split(to_poly(a), divisor)
+    _, rest = _split(poly, divisor)
     lo, hi = bounds_of_poly(rest)
     if math.isfinite(lo) and math.isfinite(hi) and lo // divisor == hi // divisor:
         below = int(lo // divisor) * divisor
@@ -224,8 +242,9 @@ def _product(a: Expr, b: Expr) -> Poly:
 
 def _extreme(name: str):
     def build(a: Expr, b: Expr) -> Poly:
-        lo, hi = bounds_of_poly(_add(to_poly(a), to_poly(b), -1))
-        if hi <= 0 or lo >= 0:
+        left, right = to_poly(a), to_poly(b)
+        lo, hi = bounds_of_poly(_add(left, right, -1))
+        if (hi <= 0 or lo >= 0) and not _may_wrap(left, right):
             return to_poly(a if (hi <= 0) == (name == "min") else b)
         return _opaque(name, a, b)
 
@@ -267,7 +286,16 @@ def _bounds(node: Expr) -> Bounds:
         return _BOUNDS[node.op.name](*node.args)
     if isinstance(node, Call) and node.op.name in ("add", "sub", "mul", "neg"):
         return bounds_of_poly(to_poly(node))
+    if isinstance(node, Call) and node.op.name == "cast":
+        return _bounds_of_type(node.args[0].dtype)
     return _UNKNOWN
+
+
+def _bounds_of_type(dtype: DType) -> Bounds:
+    """The range of an integer type narrow enough that sums and products of it stay in an i64."""
+    if dtype is boolean:
+        return (0, 1)
+    return (dtype.min, dtype.max) if dtype.is_integer and dtype.bits <= 32 else _UNKNOWN
 
 
 def bounds_of_poly(poly: Poly) -> Bounds:
@@ -324,10 +352,10 @@ def _compare(node: Call) -> Expr | None:
     a, b = node.args
     if a.dtype is not i64:
         return None
-    difference = _add(to_poly(a), to_poly(b), -1)
-    lo, hi = bounds_of_poly(difference)
+    left, right = to_poly(a), to_poly(b)
+    lo, hi = bounds_of_poly(_add(left, right, -1))
     decided = _decide(node.op.name, lo, hi)
-    return None if decided is None else Const(decided, boolean)
+    return None if decided is None or _may_wrap(left, right) else Const(decided, boolean)
 
 
 def _decide(name: str, lo: float, hi: float) -> bool | None:

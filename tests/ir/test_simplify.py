@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from graphc.ir.dtypes import boolean, i64
+from graphc.ir.dtypes import boolean, i8, i64
 from graphc.ir.expr import Const, Expr, Index, Load, Sym, call, maximum, minimum, select
 from graphc.ir.interp import evaluate
 from graphc.ir.simplify import (
@@ -148,3 +148,24 @@ def test_affine_strides():
     assert is_affine_in((I * 4 + J) // 4, I) == 1
     assert is_affine_in(I // 3, I) is None
     assert is_affine_in(I * J, I) is None
+
+
+N8 = Load("n", (Index("i0", 8),), i64)
+
+
+@pytest.mark.parametrize(
+    "wraps", [(N8 * 4) // 2, (N8 * 6 + 3) % 4, call("gt", N8 + 1, N8), maximum(N8 + 1, N8)]
+)
+def test_loaded_numbers_may_wrap(wraps):
+    n = np.array([2**62, -(2**62), 2**63 - 1, -(2**63), 5, -5, 0, 1])
+    assert np.array_equal(
+        evaluate(wraps, (8,), {"n": n}), evaluate(simplify(wraps), (8,), {"n": n})
+    )
+
+
+def test_bounded_loads_simplify():
+    clamped = minimum(maximum(N8, 0), 9)
+    assert simplify((clamped * 4 + J) // 4) is simplify(clamped)
+    narrow = Load("n", (I,), i8).cast(i64)
+    assert simplify((narrow * 4 + J) % 4) is J
+    assert simplify(call("lt", narrow, 128)) is Const(True, boolean)
