@@ -73,6 +73,27 @@ class CompiledModel:
             executable = self._specialised(values)
         return executable(values)
 
+    def prepare(self) -> bool:
+        """Compiles now if the shapes of the inputs are fixed; whether the model is ready to run.
+
+        False: something depends on what the inputs hold, and is compiled at the first run.
+        """
+        types = [spec.type for spec in self.inputs]
+        if not all(isinstance(t, TensorType) and t.is_static for t in types):
+            return False
+        with self._lock:
+            key = tuple([t.static_shape for t in types])  # type: ignore[union-attr]
+            if key in self._cache:
+                return True
+            try:
+                graph = specialise(self.graph)
+            except NeedsValue:
+                return False
+            if not all(self._native(op) for op in graph.ops):
+                return False
+            self._cache[key] = self._compile(graph)
+        return True
+
     # ---------------------------------------------------------------- inputs
 
     def _values(self, feeds: Any) -> list[Any]:

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from graphc.compiled import CompiledModel, Executable, natively
+from graphc.compiled import CompiledModel, CompileStatic, Executable, natively
 from graphc.errors import ModelError
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
-from graphc.passes import run_pipeline
-from graphc.passes.fuse import fuse
-from graphc.passes.layout import assign_layouts
+from graphc.passes import Context, Hook, PassManager, parse_pipeline
+from graphc.passes.hooks import debug_hooks
 from graphc.passes.lower import Strategy, lower
+from graphc.passes.pass_manager import Pass, reached
+from graphc.passes.specialise import pin
 
-CANONICAL = "cse,dce"
+SIMPLE = "decompose, cse, dce"
+OPTIMISING = f"{SIMPLE}, layout, fuse"
+
+
+@dataclass
+class Settings:
+    """How graphs are compiled, whatever the target: `threads` to run on; `passes` a pipeline in
+    place of the target's own; hooks around passes; and the context (fuel, diagnostics)."""
+
+    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    passes: str | Sequence[Pass] | None = None
+    hooks: Sequence[Hook] = ()
+    context: Context = field(default_factory=Context)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.threads, int) or self.threads < 1:
+            raise ModelError(f"threads must be a positive integer, found {self.threads!r}")
+        if isinstance(self.passes, str):
+            parse_pipeline(self.passes)  # complains now, not at the first run
 
 
 def load_graph(source: Any) -> Graph:
@@ -38,55 +58,95 @@ def compile(
 ) -> CompiledModel:
     """Compiles a model (path, bytes, ModelProto or Graph) for a target.
 
-    `shapes` pins inputs, `dims` dimension symbols, and `values` binds inputs to contents; what they
-    fix is compiled at once, the rest when the model is run. `threads` is the number of CPU threads
-    (default: all). Raises ModelError, UnsupportedError.
+    `shapes` pins inputs, `dims` dimension symbols, and `values` binds inputs to contents (they are
+    inputs no more). If this fixes all shapes the model is compiled at once, otherwise when it is
+    run. `threads` is the number of CPU threads (default: all). `options` are the other fields of
+    `Settings`. Raises ModelError, UnsupportedError.
     """
+    graph = pin(load_graph(source), shapes, values, dims)
+    model = CompiledModel(graph, compiler(target, settings(threads, options)), natively)
+    model.prepare()
+    return model
+
+
+def settings(threads: int | None, options: Mapping[str, Any]) -> Settings:
+    """Settings from the keyword arguments of `compile`."""
+    known = ("passes", "hooks", "context")
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise ModelError(f"there is no option {unknown[0]!r}; there are {', '.join(known)}")
+    given = dict(options) if threads is None else {**options, "threads": threads}
+    return Settings(**given)
+
+
+def compiler(target: str, settings: Settings) -> CompileStatic:
+    """What compiles static graphs for a target."""
     if target not in TARGETS:
         raise ModelError(f"target {target!r} is none of {', '.join(TARGETS)}")
-    graph = load_graph(source)
-    compile_static = TARGETS[target](threads or os.cpu_count() or 1, options)
-    return CompiledModel(graph, compile_static, natively)
+    return TARGETS[target](settings)
 
 
-def optimise(graph: Graph) -> Graph:
-    """Typed to fused: canonical form, composites taken apart, layouts, fusion (in place)."""
-    run_pipeline(graph, f"decompose,{CANONICAL}")
-    assign_layouts(graph)
-    fuse(graph)
+def optimise(
+    graph: Graph, settings: Settings | None = None, passes: str = OPTIMISING, until: str = ""
+) -> Graph:
+    """Runs a pipeline (the settings' own, if they have one) on a typed graph, in place.
+
+    With `until` it ends once the graph has reached that phase.
+    """
+    settings = settings or Settings()
+    hooks = [*debug_hooks(settings.context), *settings.hooks]
+    manager = PassManager(settings.passes if settings.passes is not None else passes, hooks)
+    for step in manager.passes:
+        if until and reached(graph, until):
+            break
+        manager.step(step, graph, settings.context)
     return graph
 
 
-def to_program(graph: Graph, strategies: Sequence[Strategy], optimising: bool = True) -> Program:
-    """A typed static graph, lowered."""
-    if optimising:
-        optimise(graph)
-    else:
-        run_pipeline(graph, f"decompose,{CANONICAL}")
-    return lower(graph, strategies, graph.name)
+def to_program(
+    graph: Graph,
+    strategies: Sequence[Strategy],
+    settings: Settings | None = None,
+    passes: str = OPTIMISING,
+) -> Program:
+    """A typed static graph, optimised and lowered."""
+    return lower(optimise(graph, settings, passes), strategies, graph.name)
 
 
-def _cpu(threads: int, options: dict[str, Any]) -> Callable[[Graph], Executable]:
-    from graphc.backends.llvm_cpu.runtime import NativeModel
+def cpu_program(graph: Graph, settings: Settings | None = None) -> Program:
+    """A typed static graph as the CPU runs it."""
     from graphc.backends.llvm_cpu.strategies import strategies
 
-    def compile_static(graph: Graph) -> Executable:
-        return NativeModel(to_program(graph, strategies()), threads)
-
-    return compile_static
+    return to_program(graph, strategies(), settings)
 
 
-def _c(threads: int, options: dict[str, Any]) -> Callable[[Graph], Executable]:
-    from graphc.backends.c99 import build
+def c_program(graph: Graph, settings: Settings | None = None) -> Program:
+    """A typed static graph in plain loops, one kernel per operator, as it is printed in C."""
     from graphc.passes.lower.strategies import plain_loops
 
+    return to_program(graph, plain_loops(), settings, SIMPLE)
+
+
+def _cpu(settings: Settings) -> CompileStatic:
+    from graphc.backends.llvm_cpu.runtime import NativeModel
+
     def compile_static(graph: Graph) -> Executable:
-        return build(to_program(graph, plain_loops(), optimising=False))
+        return NativeModel(cpu_program(graph, settings), settings.threads)
 
     return compile_static
 
 
-TARGETS: dict[str, Callable[[int, dict[str, Any]], Callable[[Graph], Executable]]] = {
-    "cpu": _cpu,
-    "c": _c,
+def _c(settings: Settings) -> CompileStatic:
+    from graphc.backends.c99 import build
+
+    def compile_static(graph: Graph) -> Executable:
+        return build(c_program(graph, settings))
+
+    return compile_static
+
+
+TARGETS: dict[str, Callable[[Settings], CompileStatic]] = {"cpu": _cpu, "c": _c}
+PROGRAMS: dict[str, Callable[[Graph, Settings | None], Program]] = {
+    "cpu": cpu_program,
+    "c": c_program,
 }

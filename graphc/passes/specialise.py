@@ -61,6 +61,30 @@ def specialise(
     return result
 
 
+def pin(
+    graph: Graph,
+    shapes: Shapes | None = None,
+    values: Mapping[str, np.ndarray] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Graph:
+    """A copy of `graph` whose inputs have the shapes, and dimension symbols the extents, given.
+
+    Inputs that `values` names become constants, and are inputs no more; what is not given stays
+    open. ModelError as for `specialise`. Without anything to pin, the graph itself.
+    """
+    if not (shapes or values or dims):
+        return graph
+    result = clone_graph(graph)
+    binding = _Binding(result, dict(shapes or {}), dict(values or {}), dict(dims or {}))
+    binding.apply(partial=True)
+    result.params = [p for p in result.params if p.name not in binding.values]
+    for position, param in enumerate(result.params):
+        param.index = position
+    fixed = {symbol.name for symbol in binding.dims if isinstance(symbol, Sym)}
+    result.symbols = {n: s for n, s in result.symbols.items() if n not in fixed}
+    return result
+
+
 def _is_alive(need: Need, graph: Graph) -> bool:
     return need.op.region is graph
 
@@ -73,6 +97,7 @@ class _Binding:
 
     def __init__(self, graph: Graph, shapes: dict, values: dict, dims: dict[str, int]):
         self.graph, self.shapes, self.values = graph, shapes, values
+        self.partial = False
         self.dims: dict[Expr, Const] = {}
         names = [p.name for p in graph.params]
         for given in (shapes, values):
@@ -97,8 +122,10 @@ class _Binding:
                              f"{symbol.lo}..{'' if symbol.hi is None else symbol.hi}")  # fmt: skip
         self.dims[symbol] = Const(int(extent), dtypes.i64)
 
-    def apply(self) -> None:
-        """Types the parameters and replaces those that have values."""
+    def apply(self, partial: bool = False) -> None:
+        """Types the parameters and replaces those that have values. What is not known is an error,
+        or stays as it is if `partial`."""
+        self.partial = partial
         params = self.graph.params
         for param in params:
             self.unify(param)
@@ -143,14 +170,18 @@ class _Binding:
         if shape is not None:
             return type.with_shape(map(int, shape))
         if type.shape is None:
+            if self.partial:
+                return type
             raise ModelError(f"input {param.name!r}: its shape is not known; give it a shape")
         return type.with_shape(self.extent(d, param.name) for d in type.shape)
 
-    def extent(self, dim: int | Expr, name: str) -> int:
+    def extent(self, dim: int | Expr, name: str) -> int | Expr:
         if isinstance(dim, int):
             return dim
         found = simplify(substitute(dim, self.dims))  # type: ignore[arg-type]
         if not isinstance(found, Const):
+            if self.partial:
+                return found
             raise ModelError(
                 f"input {name!r}: dimension {dim} is not known; give the input a shape, or the "
                 f"dimension a value"
