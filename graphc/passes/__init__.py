@@ -1,6 +1,8 @@
 """Passes over graphs and kernels. The public surface for a user's own passes and rules is here."""
 
-from graphc.passes import cse, dce, decompose, fuse, layout, specialise  # noqa: F401  (register)
+from graphc.passes import (  # noqa: F401  (register)
+    cse, dce, decompose, fuse, layout, rewriter, rules, specialise,
+)  # fmt: skip
 from graphc.passes.context import Context
 from graphc.passes.pass_manager import (
     Hook,
@@ -11,8 +13,10 @@ from graphc.passes.pass_manager import (
     register_pass,
     run_pipeline,
 )
+from graphc.passes.pattern import P, const, opt, rest, var
+from graphc.passes.rewriter import Rule, rule
 
 __all__ = [
-    "Context", "Hook", "Pass", "PassManager", "make_pass", "parse_pipeline", "register_pass",
-    "run_pipeline",
+    "Context", "Hook", "P", "Pass", "PassManager", "Rule", "const", "make_pass", "opt",
+    "parse_pipeline", "register_pass", "rest", "rule", "run_pipeline", "var",
 ]  # fmt: skip

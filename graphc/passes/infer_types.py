@@ -4,7 +4,7 @@ When an op is reached its operands are typed and as constant as they will get. S
 arithmetic on shapes that exporters leave in graphs is gone by the time something depends on it:
 small constants are folded (fold.py), If on a constant is replaced by its branch, loops with a known
 number of trips are unrolled (control_flow.py), sequences of known structure are taken apart
-(static_values.py).
+(sequences.py).
 
 An op whose type depends on something that is not known stays untyped, and so does what follows
 from it; the rest is typed all the same. `needs` lists, in order, what would have to be known.
@@ -21,8 +21,8 @@ from graphc.errors import NeedsValue
 from graphc.ir.control import split_captures
 from graphc.ir.graph import Op, Region, Value, constant_op
 from graphc.ir.infer import infer_op
-from graphc.ir.types import TensorType
-from graphc.passes import control_flow, static_values
+from graphc.ir.types import OptionalType, SequenceType, TensorType
+from graphc.passes import control_flow, sequences
 from graphc.passes.context import Context
 from graphc.passes.fold import Contents, FoldPolicy
 
@@ -70,8 +70,8 @@ class TypeInference:
 
     def replace(self, op: Op) -> bool:
         """Types one op. True if it was replaced by others, which now start at the position."""
-        if self.may_rewrite and static_values.simplify(op):
-            return self.rewritten("static-values", op)
+        if self.may_rewrite and (sequences.forward(op) or _forward_identity(op)):
+            return self.rewritten("sequences", op)
         if op.defn.form == "region":
             return self.control(op)
         params = op.defn.params
@@ -200,6 +200,15 @@ class TypeInference:
         error = NeedsValue(message, captures.get(wanted) if isinstance(wanted, Value) else None)
         error.located = True  # type: ignore[attr-defined]
         return error
+
+
+def _forward_identity(op: Op) -> bool:
+    """Replaces the copy of a sequence or optional by the original."""
+    if op.name != "Identity" or not isinstance(op.inputs[0].type, (SequenceType, OptionalType)):  # type: ignore[union-attr]
+        return False
+    op.output.replace_uses(op.inputs[0])  # type: ignore[arg-type]
+    op.erase()
+    return True
 
 
 def _captured(op: Op) -> int:

@@ -1,0 +1,311 @@
+"""Rewrite rules, and the pass that applies them until none fires.
+
+    @rule("cancel-transposes", P.Transpose(P.Transpose(x)))
+    def cancel(rw, inner, outer, x):
+        '''transpose(transpose(x, p), q) == transpose(x, p o q).'''
+        ...
+        return rw.Transpose(x, perm=...)
+
+The function's parameters are the rewriter; then the matched ops, in the order of execution; then
+the pattern's variables by name. It returns the value (or list of values) that replaces the results
+of the root, or `rw.skip(reason)`: reasons are kept for `--explain`. Ops are built by name on the
+rewriter, before the root and with the locations of all matched ops; what turns out constant is
+folded. A worklist visits every op, and again all ops near a change.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphc.errors import GraphcError, InternalError
+from graphc.ir.build import Builder
+from graphc.ir.dtypes import DType
+from graphc.ir.graph import Graph, Op, Region, Value
+from graphc.passes.context import Context
+from graphc.passes.fold import Contents
+from graphc.passes.infer_types import become_constants
+from graphc.passes.pass_manager import Pass, register_pass
+from graphc.passes.pattern import Match, OpPattern, attribute
+
+MANY = 64  # rewrites per op of the graph after which the rules are taken not to terminate
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A rewrite rule; `equation` is its function's docstring."""
+
+    name: str
+    pattern: OpPattern
+    function: Callable
+    group: str
+    op_parameters: int
+
+    @property
+    def equation(self) -> str:
+        return inspect.getdoc(self.function) or ""
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(name: str, pattern: OpPattern, group: str = "canonical") -> Callable:
+    """Declares a rewrite rule. Rules of the group "canonical" are applied by `canonicalise`."""
+
+    def declare(function: Callable) -> Callable:
+        parameters = list(inspect.signature(function).parameters)[1:]
+        variables = set(pattern.names())
+        ops = [p for p in parameters if p not in variables]
+        if parameters[: len(ops)] != ops:
+            raise InternalError(f"rule {name}: its ops must come before its variables")
+        missing = variables - set(parameters)
+        if missing:
+            raise InternalError(f"rule {name}: variable {sorted(missing)[0]} is no parameter")
+        RULES[name] = Rule(name, pattern, function, group, len(ops))
+        return function
+
+    return declare
+
+
+class Rewriter(Builder):
+    """What a rule sees: a builder that inserts before the root, and facts about values."""
+
+    match: Match
+    this: Rule
+    ctx: Context
+    made: list[Op]
+
+    def __init__(self, match: Match, this: Rule, ctx: Context):
+        root = match.ops[-1]
+        locations = dict.fromkeys(where for op in match.ops for where in op.loc)
+        assert root.region is not None
+        super().__init__(root.region, root, loc=tuple(locations))
+        self.match, self.this, self.ctx = match, this, ctx
+        self.made = []
+
+    def op(self, name: str, *operands: Any, **options: Any) -> Any:
+        """Adds an op (see Builder.op), noting that it was made here."""
+        result = super().op(name, *operands, **options)
+        first = result[0] if isinstance(result, tuple) else result
+        assert first.producer is not None
+        self.made.append(first.producer)
+        return result
+
+    def constant(self, value: Any, dtype: DType | None = None) -> Value:
+        """A constant (see Builder.constant)."""
+        result = super().constant(value, dtype)
+        assert result.producer is not None
+        self.made.append(result.producer)
+        return result
+
+    def skip(self, reason: str) -> Any:
+        """Declines, and keeps the reason; None."""
+        self.ctx.diagnostics.decline(self.this.name, self.match.ops[-1].where(), reason)
+        return None
+
+    def all_const(self, *values: Value | None) -> bool:
+        """Whether all values that are there are constants."""
+        return all(v is None or v.constant is not None for v in values)
+
+    def attr(self, op: Op, name: str) -> Any:
+        """An attribute of an op, or its default."""
+        return attribute(op, name)
+
+    def scalar(self, value: Value | None) -> Any:
+        """The element of a constant whose elements are all equal; None for anything else."""
+        array = None if value is None else value.constant
+        if array is None or array.size == 0 or array.dtype.kind == "O":
+            return None
+        flat = array.reshape(-1)
+        return flat[0] if (flat == flat[0]).all() else None
+
+    def apply(self) -> list[Value] | None:
+        """Runs the rule; the replacements of the root's results, or None."""
+        ops = self.match.ops
+        skip = len(ops) - self.this.op_parameters
+        found = self.this.function(self, *(ops[skip:] if skip >= 0 else ops), **self.match.values)
+        if found is None:
+            return None
+        return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+# ---------------------------------------------------------------- the driver
+
+
+class _Worklist:
+    """Ops still to be visited, each at most once, in order."""
+
+    def __init__(self) -> None:
+        self.ops: dict[Op, None] = {}
+
+    def add(self, op: Op | None) -> None:
+        if op is not None and op.region is not None and op.name not in ("Constant", "yield"):
+            self.ops[op] = None
+
+    def pop(self) -> Op:
+        op = next(iter(self.ops))
+        del self.ops[op]
+        return op
+
+
+class _Driver:
+    def __init__(self, rules: Sequence[Rule], ctx: Context, fold: bool):
+        self.by_root: dict[str, list[Rule]] = {}
+        for each in rules:
+            for name in each.pattern.op_names:
+                self.by_root.setdefault(name, []).append(each)
+        self.ctx, self.fold = ctx, fold
+        self.contents = Contents(ctx.options.get("fold_policy"))
+        self.work = _Worklist()
+        self.changed = False
+
+    def run(self, region: Region) -> bool:
+        ops = list(region.walk())
+        for op in ops:
+            self.work.add(op)
+        budget = MANY * (len(ops) + 1)
+        start = self.ctx.rewrites
+        while self.work.ops:
+            op = self.work.pop()
+            if op.region is not None and not self.ctx.exhausted:
+                self.visit(op)
+            if self.ctx.rewrites - start > budget:
+                recent = ", ".join(r.rule for r in self.ctx.diagnostics.log[-6:])
+                raise InternalError(f"rewriting does not end; the last rules were {recent}")
+        return self.changed
+
+    def visit(self, op: Op) -> None:
+        if not any(v.uses for v in op.outputs):
+            self.remove(op)
+            return
+        if self.fold and self.folded(op):
+            return
+        for each in self.by_root.get(op.name, ()):
+            for match in each.pattern.match_op(op):
+                if self.fire(each, match):
+                    return
+
+    def folded(self, op: Op) -> bool:
+        if any(v.type is None for v in op.outputs):
+            return False
+        arrays = self.contents.fold(op)
+        if arrays is None:
+            return False
+        self.ctx.spend("fold", op)
+        self.changed = True
+        users = [user for v in op.outputs for user in v.users]
+        sources = [v.producer for v in op.inputs if v is not None]
+        assert op.region is not None
+        become_constants(op, op.region.ops.index(op), arrays)
+        for user in users:
+            self.work.add(user)
+        self.remove_dead(sources)
+        return True
+
+    def fire(self, each: Rule, match: Match) -> bool:
+        root = match.ops[-1]
+        rewriter = Rewriter(match, each, self.ctx)
+        try:
+            results = rewriter.apply()
+        except GraphcError as error:
+            raise InternalError(f"rule {each.name} at {root.where()}: {error}") from error
+        made = rewriter.made
+        if results is None:
+            self.remove_dead(made)
+            return False
+        self.ctx.spend(each.name, root)
+        self.changed = True
+        self.substitute(root, results, each)
+        for op in made:
+            self.work.add(op)
+        return True
+
+    def substitute(self, root: Op, results: list[Value], each: Rule) -> None:
+        """Replaces the results of the root, and queues what is near."""
+        if len(results) < len(root.outputs) and any(v.uses for v in root.outputs[len(results) :]):
+            raise InternalError(f"rule {each.name} replaced too few results of {root.where()}")
+        for old, new in zip(root.outputs, results):
+            if old.uses and old.type != new.type:
+                raise InternalError(
+                    f"rule {each.name} at {root.where()}: replaced {old.type} by {new.type}"
+                )
+            if new.producer is not None and not new.name:
+                new.name = old.name
+            for user in old.users:
+                self.work.add(user)
+            old.replace_uses(new)
+            for user in new.users:
+                self.work.add(user)
+        self.remove(root)
+
+    def remove(self, op: Op) -> None:
+        """Erases an op without uses, and what only it used."""
+        sources = [v.producer for v in op.inputs if v is not None]
+        op.erase()
+        self.changed = True
+        self.remove_dead(sources)
+
+    def remove_dead(self, ops: Sequence[Op | None]) -> None:
+        for op in dict.fromkeys(reversed(ops)):
+            if op is None or op.region is None:
+                continue
+            if any(v.uses for v in op.outputs):
+                self.work.add(op)
+                for user in (u for v in op.outputs for u in v.users):
+                    self.work.add(user)
+            elif op.outputs:
+                self.remove(op)
+
+
+def apply_rules(region: Region, rules: Sequence[Rule], ctx: Context, fold: bool = True) -> bool:
+    """Applies rules to a typed region, and the regions inside, until none fires."""
+    return _Driver(rules, ctx, fold).run(region)
+
+
+def rules_of(group: str) -> list[Rule]:
+    """The rules of a group, in the order they were declared."""
+    return [each for each in RULES.values() if each.group == group]
+
+
+@register_pass
+@dataclass
+class Rewrite(Pass):
+    """Applies the rules named in `rules`, or else those of a group, except `without`."""
+
+    rules: tuple[str, ...] = ()
+    group: str = "canonical"
+    without: tuple[str, ...] = ()
+    name = "rewrite"
+    requires = "typed"
+
+    def chosen(self) -> list[Rule]:
+        unknown = [n for n in (*self.rules, *self.without) if n not in RULES]
+        if unknown:
+            raise InternalError(f"there is no rule {unknown[0]!r}")
+        chosen = [RULES[n] for n in self.rules] or rules_of(self.group)
+        return [each for each in chosen if each.name not in self.without]
+
+    def run(self, graph: Graph, ctx: Context) -> bool:
+        return apply_rules(graph, self.chosen(), ctx)
+
+
+@register_pass
+@dataclass
+class Canonicalise(Rewrite):
+    """Brings a graph into the form that later passes expect: folded, by all canonical rules."""
+
+    name = "canonicalise"
+    ensures = "canonical"
+
+
+def same_contents(value: Value | None, number: float) -> bool:
+    """Whether a value is a constant all of whose elements are this number (0.0 is not -0.0)."""
+    array = None if value is None else value.constant
+    if array is None or array.size == 0 or array.dtype.kind not in "fiubV":
+        return False
+    flat = array.reshape(-1).astype(np.float64)
+    return bool((flat == number).all()) and bool((np.signbit(flat) == np.signbit(number)).all())

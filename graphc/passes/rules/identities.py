@@ -1,0 +1,92 @@
+"""Ops that do nothing."""
+
+from __future__ import annotations
+
+from graphc.ir.dtypes import DType
+from graphc.ir.expr import Const, Index, Load
+from graphc.ir.graph import Op, Value
+from graphc.ir.infer import op_body
+from graphc.ir.simplify import simplify
+from graphc.passes.pattern import P, opt, rest, var
+from graphc.passes.rewriter import rule
+from graphc.passes.rules.facts import array_of
+
+x, ratio, training = var("x ratio training")
+
+MAY_COPY = (
+    "Transpose", "Expand", "Tile", "Slice", "Pad", "Concat", "Split", "Reshape", "Flatten",
+    "Squeeze", "Unsqueeze", "DepthToSpace", "SpaceToDepth", "CenterCropPad", "Trilu", "Sum", "Mean",
+    "Min", "Max", "Clip", "Resize", "Upsample", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin",
+    "ReduceProd", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool", "Einsum", "Cast",
+)  # fmt: skip
+
+
+@rule("identity", P.Identity(x))
+def identity(rw, op, x):
+    """identity(x) == x."""
+    return x
+
+
+@rule("dropout-inference", P.Dropout(x, opt(ratio), opt(training)))
+def dropout(rw, op, x, ratio, training):
+    """dropout(x, ratio, false) == x."""
+    mode = array_of(training)
+    if training is not None and (mode is None or mode.any()):
+        return rw.skip("it may be in training mode")
+    if any(v.uses for v in op.outputs[1:]):
+        return rw.skip("its mask is used")
+    return x
+
+
+@rule("copy", P.one_of(*MAY_COPY)(rest("operands")))
+def copy(rw, op, operands):
+    """f(.., x, ..)[i] == x[i] for all i  ==>  f(.., x, ..) == x: a Transpose, Slice, Pad, Reduce,
+    Concat or Resize that moves nothing."""
+    if len(op.outputs) != 1 or not op.output.tensor.is_static:
+        return None
+    return copied(op)
+
+
+def copied(op: Op) -> Value | None:
+    """The operand that an op copies, if it does nothing else."""
+    source = op.inputs[0]
+    if "view" in op.defn.traits:
+        return source if source is not None and source.type == op.output.type else None
+    if all(v is None or v.type != op.output.type for v in op.inputs):
+        return None
+    body = op_body(op)
+    if not isinstance(body, Load):
+        body = simplify(body)
+    if not isinstance(body, Load):
+        return None
+    value = op.inputs[int(body.source)]
+    if value is None or value.type != op.output.type:
+        return None
+    return value if all(map(_is_own_index, body.index, range(len(body.index)),
+                            value.tensor.dims)) else None  # fmt: skip
+
+
+def _is_own_index(index, dim: int, extent) -> bool:
+    if extent == 1:
+        return True
+    return index is Index(f"i{dim}", extent) or (isinstance(index, Const) and extent == 1)
+
+
+@rule("cast-of-cast", P.Cast(P.Cast(x)))
+def cast_of_cast(rw, inner, outer, x):
+    """cast(cast(x, wide), t) == cast(x, t) if `wide` holds every value of x's type."""
+    middle = inner.output.tensor.dtype
+    if not _holds(middle, x.tensor.dtype):
+        return rw.skip(f"{middle} does not hold every {x.tensor.dtype}")
+    if outer.output.type == x.type:
+        return x
+    return rw.Cast(x, **outer.attrs)
+
+
+def _holds(wide: DType, narrow: DType) -> bool:
+    if wide.is_integer and narrow.is_integer:
+        return wide.min <= narrow.min and narrow.max <= wide.max
+    plain = ("f16", "bf16", "f32", "f64")
+    if wide.name in plain and narrow.name in plain:
+        return wide is narrow or (wide.bits > narrow.bits)
+    return wide is narrow

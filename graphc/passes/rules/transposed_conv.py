@@ -1,0 +1,149 @@
+"""Transposed convolutions become plain ones, which every backend has fast code for.
+
+Along one axis, y[o] sums x[p] w[k] over p*s + k = o + begin. Write o + begin = q*s + r.
+Only the taps k = r + s*j reach it, with p = q - j: so the outputs of one phase r are an ordinary
+convolution of x with the taps r, r+s, .., flipped; the phases are then interleaved and the padding
+is cut off. If the kernel is a multiple of the stride, all phases are one convolution with s times
+the channels; with kernel = stride it is a matrix product. (See Shi et al., "Is the deconvolution
+layer the same as a convolutional layer?", 2016.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphc.ir.graph import Op, Value
+from graphc.passes.pattern import P, opt, var
+from graphc.passes.rewriter import Rewriter, rule
+from graphc.passes.rules.facts import array_of, is_static
+from graphc.passes.rules.views import reshaped, sliced
+
+x, w, b = var("x w b")
+GROUP = "lowering"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis: input extent, kernel, stride, dilation, first padding, output extent."""
+
+    extent: int
+    kernel: int
+    stride: int
+    dilation: int
+    begin: int
+    out: int
+
+    @property
+    def rows(self) -> int:
+        """Outputs of each phase that are computed: enough for all of them."""
+        return max(-(-(self.begin + self.out) // self.stride), self.extent)
+
+    def taps(self, phase: int) -> range:
+        return range(phase, self.kernel, self.stride)
+
+
+def _axes(op: Op, x: Value, w: Value) -> list[Axis]:
+    from graphc.ir.infer import arguments
+    from graphc.ir.ops.convolution import _transposed_axes
+
+    bound = arguments(op)
+    window = _transposed_axes(bound.positional[0], bound.positional[1], bound.keywords)
+    return [
+        Axis(extent, w.tensor.static_shape[2 + n], axis.stride, axis.dilation,
+             int(axis.begin), int(axis.extent))  # type: ignore[arg-type]
+        for n, (axis, extent) in enumerate(zip(window, x.tensor.static_shape[2:]))
+    ]  # fmt: skip
+
+
+@rule("conv-transpose-to-conv", P.ConvTranspose(x, w, opt(b)), group=GROUP)
+def conv_transpose_to_conv(rw, op, x, w, b):
+    """y[q*s + r - begin] == sum over j of x[q - j] w[r + s*j]: a convolution per phase r."""
+    weights = array_of(w)
+    if weights is None or not is_static(x):
+        return rw.skip("the weights are not constant")
+    axes, group = _axes(op, x, w), rw.attr(op, "group") or 1
+    if any(a.dilation > 1 and a.stride > 1 for a in axes):
+        return rw.skip("it has both strides and dilations")
+    if any(a.kernel < a.stride for a in axes):
+        return rw.skip("the stride is larger than the kernel: some outputs get nothing")
+    rows, columns = weights.shape[:2]
+    forward = weights.reshape(group, rows // group, columns, *weights.shape[2:]).swapaxes(1, 2)
+    if all(a.stride == 1 for a in axes):
+        return _stride_one(rw, x, forward, b, axes, group) or _phases(rw, x, forward, b, axes)
+    return _phases(rw, x, forward, b, axes)
+
+
+def _flat(kernel: np.ndarray) -> np.ndarray:
+    """[group, out, in, taps..] with flipped taps, as the weights of a Conv."""
+    flipped = np.flip(kernel, tuple(range(3, kernel.ndim)))
+    return np.ascontiguousarray(flipped.reshape(-1, *kernel.shape[2:]))
+
+
+def _stride_one(rw: Rewriter, x: Value, forward, b, axes: list[Axis], group: int) -> Value | None:
+    """Without strides there is one phase, whose padding a Conv can do itself."""
+    spans = [(a.kernel - 1) * a.dilation for a in axes]
+    begins = [span - a.begin for a, span in zip(axes, spans)]
+    ends = [a.out - a.extent + span - begin for a, span, begin in zip(axes, spans, begins)]
+    if min(*begins, *ends) < 0:
+        return None
+    return rw.Conv(
+        x, rw.constant(_flat(forward)), b, pads=(*begins, *ends), group=group,
+        dilations=tuple(a.dilation for a in axes),
+    )  # fmt: skip
+
+
+def _phases(rw: Rewriter, x: Value, forward: np.ndarray, b, axes: list[Axis]) -> Value:
+    """The phases as convolutions, interleaved and cut."""
+    group, channels = forward.shape[0], forward.shape[1]
+    phases = list(itertools.product(*(range(a.stride) for a in axes)))
+    whole = [slice(None)] * 3
+    kernels = [
+        forward[tuple(whole + [slice(r, None, a.stride) for r, a in zip(phase, axes)])]
+        for phase in phases
+    ]
+    if len({kernel.shape for kernel in kernels}) == 1:
+        stacked = np.stack(kernels, 1)  # group, phase, out, in, taps
+        merged = stacked.reshape(group, -1, *stacked.shape[3:])
+        parts = [_convolved(rw, x, merged, b, axes, len(phases))]
+    else:
+        parts = [_convolved(rw, x, kernel, b, axes, 1) for kernel in kernels]
+    result = _interleaved(rw, parts, group, channels, axes)
+    for n, axis in enumerate(axes):
+        result = sliced(rw, result, n + 2, axis.begin, axis.out)
+    return result
+
+
+def _convolved(rw: Rewriter, x: Value, kernel, b: Value | None, axes: list[Axis], copies: int):
+    """The convolution for one phase (or `copies` phases, stacked within each group)."""
+    group, taps = kernel.shape[0], kernel.shape[3:]
+    begins = [(t - 1) * a.dilation for t, a in zip(taps, axes)]
+    ends = [a.rows - a.extent for a in axes]
+    if b is not None and copies > 1:
+        per_group = rw.Reshape(b, np.array((group, 1, -1), np.int64))
+        tiled = rw.Tile(per_group, np.array((1, copies, 1), np.int64))
+        b = rw.Reshape(tiled, np.array((-1,), np.int64))
+    return rw.Conv(
+        x, rw.constant(_flat(kernel)), b, pads=(*begins, *ends), group=group,
+        dilations=tuple(a.dilation for a in axes),
+    )  # fmt: skip
+
+
+def _interleaved(rw: Rewriter, parts: list[Value], group: int, channels: int, axes: list[Axis]):
+    """[N, group * phases * channels, rows..] to [N, group * channels, rows * stride..]."""
+    batch, dims = parts[0].tensor.static_shape[0], len(axes)
+    strides, rows = [a.stride for a in axes], [a.rows for a in axes]
+    if math.prod(strides) == 1:
+        return parts[0]
+    if len(parts) > 1:
+        parts = [reshaped(rw, p, (batch, group, 1, channels, *rows)) for p in parts]
+        parts = [rw.Concat(*parts, axis=2)]
+    split = reshaped(rw, parts[0], (batch, group, *strides, channels, *rows))
+    first = 3 + dims
+    pairs = [axis for n in range(dims) for axis in (first + n, 2 + n)]
+    mixed = rw.Transpose(split, perm=(0, 1, 2 + dims, *pairs))
+    full = [r * s for r, s in zip(rows, strides)]
+    return reshaped(rw, mixed, (batch, group * channels, *full))

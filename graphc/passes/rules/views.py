@@ -1,0 +1,272 @@
+"""Reshapes, transposes, slices: views become Reshapes to known shapes, and chains one op."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphc.ir.graph import Value
+from graphc.passes.pattern import P, opt, rest, var
+from graphc.passes.rewriter import Rewriter, rule
+from graphc.passes.rules.facts import ints, inverse, is_static, permutation, shape_of
+
+x, shape, y, indices, data = var("x shape y indices data")
+
+
+def reshaped(rw: Rewriter, x: Value, shape) -> Value:
+    """x with another static shape; x itself if it has that one."""
+    if shape_of(x) == tuple(shape):
+        return x
+    return rw.Reshape(x, np.array(shape, np.int64), allowzero=1 if 0 in shape else None)
+
+
+@rule("view-to-reshape", P.one_of("Squeeze", "Unsqueeze", "Flatten")(x, rest("others")))
+def view_to_reshape(rw, op, x, others):
+    """squeeze(x), unsqueeze(x), flatten(x) == reshape(x, their shape)."""
+    if not is_static(op.output):
+        return rw.skip("its shape is not static")
+    return reshaped(rw, x, shape_of(op.output))
+
+
+@rule("expand-to-reshape", P.one_of("Expand", "Tile")(x, shape))
+def expand_to_reshape(rw, op, x, shape):
+    """expand(x, s) == reshape(x, s) if it only adds dimensions of extent 1."""
+    if not is_static(x) or x.tensor.size != op.output.tensor.size:
+        return None
+    return reshaped(rw, x, shape_of(op.output))
+
+
+@rule("explicit-shape", P.Reshape(x, shape))
+def explicit_shape(rw, op, x, shape):
+    """reshape(x, [.., -1, 0, ..]) == reshape(x, the shape it gives)."""
+    if not is_static(op.output) or ints(shape) == list(shape_of(op.output)):
+        return None
+    return rw.Reshape(
+        x, np.array(shape_of(op.output), np.int64),
+        allowzero=1 if 0 in shape_of(op.output) else None,
+    )  # fmt: skip
+
+
+@rule("reshape-of-reshape", P.Reshape(P.Reshape(x, y), shape))
+def reshape_of_reshape(rw, inner, outer, x, y, shape):
+    """reshape(reshape(x, s), t) == reshape(x, t)."""
+    return reshaped(rw, x, shape_of(outer.output)) if is_static(x) else None
+
+
+@rule("transpose-of-transpose", P.Transpose(P.Transpose(x)))
+def transpose_of_transpose(rw, inner, outer, x):
+    """transpose(transpose(x, p), q) == transpose(x, p o q), which is x if that is the identity."""
+    first, second = permutation(inner), permutation(outer)
+    both = tuple(first[axis] for axis in second)
+    return x if both == tuple(range(len(both))) else rw.Transpose(x, perm=both)
+
+
+@rule("transpose-to-reshape", P.Transpose(x))
+def transpose_to_reshape(rw, op, x):
+    """transpose(x, p) == reshape(x) if only dimensions of extent 1 change places."""
+    moved = [axis for axis in permutation(op) if x.tensor.dims[axis] != 1]
+    if moved != sorted(moved) or not is_static(x):
+        return None
+    return reshaped(rw, x, shape_of(op.output))
+
+
+# ---------------------------------------------------------------- gathers and slices
+
+
+@rule("gather-to-slice", P.Gather(data, indices))
+def gather_to_slice(rw, op, data, indices):
+    """gather(x, [a, a+1, .., b]) == x[a..b]."""
+    picked, axis = ints(indices), rw.attr(op, "axis")
+    if not picked or not is_static(data):
+        return None if picked else rw.skip("the indices are not constant")
+    axis %= data.tensor.rank
+    extent = shape_of(data)[axis]
+    if not all(-extent <= n < extent for n in picked):
+        return rw.skip("an index is out of range")
+    picked = [n % extent for n in picked]
+    step = picked[1] - picked[0] if len(picked) > 1 else 1
+    if step == 0 or picked != list(range(picked[0], picked[0] + step * len(picked), step)):
+        return rw.skip("the indices are not evenly spaced")
+    return reshaped(rw, sliced(rw, data, axis, picked[0], len(picked), step), shape_of(op.output))
+
+
+def sliced(rw: Rewriter, x: Value, axis: int, start: int, count: int, step: int = 1) -> Value:
+    """`count` positions of an axis from `start` on; x itself if these are all."""
+    extent = shape_of(x)[axis]
+    if (start, count, step) == (0, extent, 1):
+        return x
+    stop = start + count * step
+    end = stop if stop >= 0 else -extent - 1
+    arrays = [np.array([n], np.int64) for n in (start, end, axis, step)]
+    return rw.Slice(x, *(arrays if step != 1 else arrays[:3]))
+
+
+@rule("concat-of-concat", P.Concat(rest("parts")))
+def concat_of_concat(rw, op, parts):
+    """concat(a, concat(b, c), d) == concat(a, b, c, d) on one axis."""
+    rank = op.output.tensor.rank
+    axis = rw.attr(op, "axis") % rank
+    flat = []
+    for part in parts:
+        inner = part.producer
+        joined = inner is not None and inner.name == "Concat" and len(part.uses) == 1
+        same = joined and rw.attr(inner, "axis") % rank == axis
+        flat += inner.inputs if same else [part]
+    flat = [part for part in flat if shape_of(part)[axis]] if all(map(is_static, flat)) else flat
+    if len(flat) == len(parts) or not flat:
+        return None
+    return flat[0] if len(flat) == 1 else rw.Concat(*flat, axis=axis)
+
+
+@rule("split-of-concat", P.Split(P.Concat(rest("parts")), opt(y)))
+def split_of_concat(rw, concat, split, parts, y):
+    """split(concat(a, b), [len a, len b]) == a, b."""
+    axis = rw.attr(concat, "axis") % concat.output.tensor.rank
+    if rw.attr(split, "axis") % concat.output.tensor.rank != axis:
+        return rw.skip("they are on different axes")
+    if [v.type for v in split.outputs] != [v.type for v in parts]:
+        return rw.skip("the parts are not the same")
+    return parts
+
+
+@rule("slice-of-concat", P.Slice(P.Concat(rest("parts")), rest("bounds")))
+def slice_of_concat(rw, concat, op, parts, bounds):
+    """concat(a, b, c)[within b] == b[..]."""
+    cut = simple_cut(op)
+    axis = rw.attr(concat, "axis") % concat.output.tensor.rank
+    if cut is None or cut[0] != axis or not all(map(is_static, parts)):
+        return rw.skip("it does not slice just the axis that is joined")
+    _, start, count = cut
+    for part in parts:
+        extent = shape_of(part)[axis]
+        if start < extent:
+            if start + count > extent:
+                return rw.skip("it reaches over several parts")
+            return sliced(rw, part, axis, start, count)
+        start -= extent
+    return None
+
+
+@rule("slice-of-slice", P.Slice(P.Slice(x, rest("inner_bounds")).only_use(), rest("bounds")))
+def slice_of_slice(rw, inner, outer, x, inner_bounds, bounds):
+    """x[a:b][c:d] == x[a+c : a+d] on one axis."""
+    first, second = simple_cut(inner), simple_cut(outer)
+    if first is None or second is None or first[0] != second[0]:
+        return rw.skip("they do not slice one axis by step 1")
+    return sliced(rw, x, first[0], first[1] + second[1], second[2])
+
+
+def simple_cut(op) -> tuple[int, int, int] | None:
+    """Axis, start and count of a Slice of one axis by step 1."""
+    x = op.inputs[0]
+    if not is_static(x) or not is_static(op.output):
+        return None
+    before, after = shape_of(x), shape_of(op.output)
+    axes = [n for n, (a, b) in enumerate(zip(before, after)) if a != b]
+    if len(axes) != 1:
+        return None
+    named = ints(op.inputs[3]) if len(op.inputs) > 3 else list(range(len(before)))
+    starts, steps = ints(op.inputs[1]), [1] * len(before)
+    if len(op.inputs) > 4 and op.inputs[4] is not None:
+        steps = ints(op.inputs[4]) or []
+    if named is None or starts is None:
+        return None
+    where = [n % len(before) for n in named].index(axes[0])
+    if any(step != 1 for step in steps[: len(starts)]):
+        return None
+    extent = before[axes[0]]
+    start = starts[where]
+    start = max(0, start + extent) if start < 0 else min(start, extent)
+    return axes[0], start, after[axes[0]]
+
+
+# ---------------------------------------------------------------- transposes sink towards results
+
+UNARY = (
+    "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Abs", "Neg", "Erf", "Gelu",
+    "Elu", "Selu", "HardSigmoid", "HardSwish", "Swish", "Softplus", "Mish", "Clip", "Cast",
+    "Reciprocal", "Round", "Floor", "Ceil", "Not", "IsNaN", "ThresholdedRelu", "Celu", "Softsign", "Sign",
+)  # fmt: skip
+BINARY = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Pow", "PRelu", "And", "Or", "Equal", "Less",
+          "Greater", "Where")  # fmt: skip
+
+
+@rule("sink-transpose", P.one_of(*UNARY, *BINARY)(rest("operands")))
+def sink_transpose(rw, op, operands):
+    """f(transpose(x, p), transpose(y, p), c) == transpose(f(x, y, c'), p) for elementwise f, with
+    the constants c brought into the order of x."""
+    perm = _common_permutation(op, operands)
+    if perm is None or not is_static(op.output):
+        return None
+    back = inverse(perm)
+    moved = [_before_transpose(rw, v, back) for v in operands]
+    return rw.Transpose(rw.op(op.name, *moved, **op.attrs), perm=perm)
+
+
+def _common_permutation(op, operands) -> tuple[int, ...] | None:
+    """The permutation of the transposes among the operands, if all others are constants."""
+    perm, rank = None, op.output.tensor.rank
+    for value in operands:
+        if value is None or value.constant is not None:
+            continue
+        producer = value.producer
+        if producer is None or producer.name != "Transpose" or len(value.users) != 1:
+            return None
+        if value.tensor.rank != rank or perm not in (None, permutation(producer)):
+            return None
+        perm = permutation(producer)
+    return perm
+
+
+def _before_transpose(rw: Rewriter, value: Value | None, back) -> Value | None:
+    if value is None:
+        return None
+    if value.constant is None:
+        return value.producer.inputs[0]  # type: ignore[union-attr]
+    array = value.constant
+    if array.size == 1:
+        return value
+    full = array.reshape((1,) * (len(back) - array.ndim) + array.shape)
+    return rw.constant(np.ascontiguousarray(full.transpose(back)))
+
+
+@rule("sink-transpose-concat", P.Concat(rest("parts")))
+def sink_transpose_concat(rw, op, parts):
+    """concat(transpose(x, p), transpose(y, p), axis) == transpose(concat(x, y, p[axis]), p)."""
+    perm = _common_permutation(op, parts)
+    if perm is None or any(v.constant is not None for v in parts):
+        return None
+    axis = rw.attr(op, "axis") % len(perm)
+    joined = rw.Concat(*(v.producer.inputs[0] for v in parts), axis=perm[axis])
+    return rw.Transpose(joined, perm=perm)
+
+
+@rule("sink-transpose-pad", P.Pad(P.Transpose(x).only_use(), y, rest("others")))
+def sink_transpose_pad(rw, transpose, op, x, y, others):
+    """pad(transpose(x, p), a) == transpose(pad(x, a in the order of x), p)."""
+    pads, perm = ints(y), permutation(transpose)
+    if pads is None or len(others) > 1 and others[1] is not None:
+        return rw.skip("the pads are not constants for all axes")
+    back, rank = inverse(perm), len(perm)
+    moved = [pads[axis] for axis in back] + [pads[rank + axis] for axis in back]
+    padded = rw.Pad(x, np.array(moved, np.int64), *others[:1], **op.attrs)
+    return rw.Transpose(padded, perm=perm)
+
+
+REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2",
+              "ReduceSumSquare", "ReduceL1", "ReduceLogSumExp")  # fmt: skip
+
+
+@rule("reduce-of-transpose", P.one_of(*REDUCTIONS)(P.Transpose(x).only_use(), y))
+def reduce_of_transpose(rw, transpose, op, x, y):
+    """reduce(transpose(x, p), axes) == transpose(reduce(x, p[axes]), p without them)."""
+    axes, perm = ints(y), permutation(transpose)
+    if not axes:
+        return rw.skip("its axes are not constant")
+    gone = {axis % len(perm) for axis in axes}
+    inner = np.array(sorted(perm[axis] for axis in gone), np.int64)
+    reduced = rw.op(op.name, x, inner, **op.attrs)
+    if rw.attr(op, "keepdims"):
+        return rw.Transpose(reduced, perm=perm)
+    left = [axis for n, axis in enumerate(perm) if n not in gone]
+    order = tuple(sorted(left).index(axis) for axis in left)
+    return reduced if order == tuple(range(len(order))) else rw.Transpose(reduced, perm=order)
