@@ -327,6 +327,17 @@ class Reduce(Expr):
         return Reduce(self.op, children[0], self.axes)
 
     @property
+    def term(self) -> Expr:
+        """What is reduced, in the type that it is reduced in."""
+        wide = self.dtype.compute
+        if wide is self.dtype:
+            return self.body
+        if self.op == "sum" and isinstance(self.body, Call) and self.body.op.name == "mul":
+            a, b = self.body.args
+            return cast(a, wide) * cast(b, wide)
+        return cast(self.body, wide)
+
+    @property
     def combine(self) -> ScalarOp:
         return TABLE[REDUCTIONS[self.op]]
 

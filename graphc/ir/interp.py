@@ -344,22 +344,13 @@ class _Evaluator:
         if pair and node.dtype.is_number:
             return self._contract(node, pair, scope)
         inner = scope + node.axes
-        value = self._term(node, inner)
+        value = self.run(node.term, inner)
         value = _with_rank(value, len(inner))
         full = value.shape[: len(scope)] + tuple(a.extent for a in node.axes)
         value = np.broadcast_to(value, full)
         where = tuple(range(len(scope), len(inner)))
         with np.errstate(all="ignore"):
             return self._combine(node, value, where)
-
-    def _term(self, node: Reduce, scope: tuple[Index, ...]) -> np.ndarray:
-        """What is reduced. Products of narrow floats enter a sum unrounded."""
-        body = node.body
-        narrow = node.dtype.compute is not node.dtype
-        if node.op == "sum" and narrow and isinstance(body, Call) and body.op.name == "mul":
-            a, b = (self.run(x, scope).astype(node.dtype.compute.np) for x in body.args)
-            return a * b
-        return self.run(body, scope)
 
     def _combine(self, node: Reduce, value: np.ndarray, where: tuple[int, ...]) -> np.ndarray:
         dtype = node.dtype

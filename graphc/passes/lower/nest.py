@@ -298,7 +298,7 @@ class _Nest:
                 inner = {**mapping, axes[0]: x}
                 self._accumulate(group, axes[1:], bound | {x}, per_lane, inner, targets)
             return
-        bodies = [simplify(substitute(r.body, mapping)) for r in group]
+        bodies = [simplify(substitute(r.term, mapping)) for r in group]
         for r, body, (buffer, index) in zip(group, self.resolve(bodies, bound, per_lane), targets):
             self.k.store(buffer, index, _combined(r, buffer[index], body))
 
