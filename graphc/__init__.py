@@ -1,0 +1,64 @@
+"""graphc, a compiler of neural networks.
+
+    model = graphc.compile("model.onnx", target="cpu", shapes={"x": (1, 3, 224, 224)})
+    outputs = model.run({"x": array})
+
+Everything below is imported when it is first used, so that `import graphc` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from graphc.errors import (
+    GraphcError,
+    InternalError,
+    ModelError,
+    UnsupportedError,
+    VerificationError,
+)
+
+if TYPE_CHECKING:
+    from graphc.compiled import CompiledModel
+    from graphc.driver import compile, load
+    from graphc.frontend.onnx_export import export_onnx
+    from graphc.frontend.onnx_import import import_onnx
+    from graphc.ir.graph import Graph
+    from graphc.ir.interp import interpret
+    from graphc.ir.parser import parse
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CompiledModel": "graphc.compiled",
+    "Graph": "graphc.ir.graph",
+    "compile": "graphc.driver",
+    "export_onnx": "graphc.frontend.onnx_export",
+    "import_onnx": "graphc.frontend.onnx_import",
+    "interpret": "graphc.ir.interp",
+    "load": "graphc.driver",
+    "parse": "graphc.ir.parser",
+}
+_MODULES = {"backend": "graphc.backend", "dsl": "graphc.frontend.dsl", "passes": "graphc.passes"}
+
+__all__ = [
+    "CompiledModel", "Graph", "GraphcError", "InternalError", "ModelError", "UnsupportedError",
+    "VerificationError", "backend", "compile", "dsl", "export_onnx", "import_onnx", "interpret",
+    "load", "parse", "passes",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        found: Any = importlib.import_module(_MODULES[name])
+    elif name in _HOMES:
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'graphc' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

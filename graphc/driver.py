@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from graphc.compiled import CompiledModel, CompileStatic, Executable, natively
-from graphc.errors import ModelError
+from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
@@ -17,7 +18,7 @@ from graphc.passes.lower import Strategy, lower
 from graphc.passes.pass_manager import Pass, reached
 from graphc.passes.specialise import pin
 
-SIMPLE = "decompose, cse, dce"
+SIMPLE = "decompose, fold, cse, dce"
 OPTIMISING = f"{SIMPLE}, layout, fuse"
 
 
@@ -67,6 +68,19 @@ def compile(
     model = CompiledModel(graph, compiler(target, settings(threads, options)), natively)
     model.prepare()
     return model
+
+
+def load(path: str | os.PathLike, threads: int | None = None) -> CompiledModel:
+    """A model that `CompiledModel.save` wrote, ready to run without being compiled again."""
+    return artifacts().load(path, threads)
+
+
+def artifacts() -> Any:
+    """The module that saves and loads compiled models."""
+    try:
+        return importlib.import_module("graphc.backends.llvm_cpu.artifact")
+    except ModuleNotFoundError as error:
+        raise UnsupportedError("compiled models cannot be saved or loaded yet") from error
 
 
 def settings(threads: int | None, options: Mapping[str, Any]) -> Settings:
