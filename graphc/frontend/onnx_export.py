@@ -2,7 +2,7 @@
 
 Every value gets a name that is unique in the whole model, its own where it is free: ONNX does not
 let sub-graphs reuse names from outside. Captures turn back into references to outer names, fused
-regions into their ops, `Relayout` into nothing (layouts do not exist in ONNX). The model is stamped
+regions into their ops, copies to another layout into nothing (ONNX has none). The model is stamped
 with the lowest opset that gives every node its present meaning (`opsets`), so that runtimes
 which lag behind can read it, and goes through onnx.checker before it is returned.
 """
@@ -24,11 +24,10 @@ from graphc.frontend.onnx_import import REGIONS
 from graphc.frontend.proto import attribute_proto, tensor_proto, type_proto
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import expand
-from graphc.ir.types import Type
+from graphc.ir.types import TensorType, Type
 
 EXTERNAL = 3 << 29  # bytes of constants above which they go to a file beside the model
 EXTERNAL_FIELD = 1024  # bytes of the largest constant that stays in the model then
-ALIASES = frozenset({"Relayout"})  # ops of graphc whose result is logically their operand
 
 
 def export_onnx(graph: Graph, path: str | os.PathLike | None = None) -> ModelProto:
@@ -55,10 +54,10 @@ class _Names:
 
     def fresh(self, wish: str) -> str:
         """`wish` if it is free, otherwise with a number behind."""
-        name, number = wish, 0
+        name, number = wish or "value", 0
         while name in self.taken:
             number += 1
-            name = f"{wish}.{number}"
+            name = f"{wish or 'value'}.{number}"
         return self.reserve(name)
 
 
@@ -91,7 +90,7 @@ class _Exporter:
     # ------------------------------------------------------------ names
 
     def _claim(self, value: Value, wish: str) -> str:
-        self.name_of[value] = self.names.fresh(wish or "value")
+        self.name_of[value] = self.names.fresh(wish)
         return self.name_of[value]
 
     def _name_outputs(self) -> list[str]:
@@ -127,7 +126,7 @@ class _Exporter:
             self._constant(op.output, proto, arrays)
         elif op.name == "fused":
             self._inline(op, op.regions[0], op.inputs, proto, arrays)
-        elif op.name in ALIASES:
+        elif _is_relayout(op):
             assert op.inputs[0] is not None
             self.name_of[op.output] = self.name_of[op.inputs[0]]
         elif opsets.schema(op) is not None:
@@ -172,7 +171,8 @@ class _Exporter:
         node = NodeProto(op_type=op.name, domain=op.defn.domain)
         node.name = self.node_names.fresh(op.loc[0] if op.loc else op.name)
         node.input.extend("" if v is None else self.name_of[v] for v in declared)
-        node.output.extend(self._output(v) for v in op.outputs)
+        optional = opsets.optional_outputs(op)
+        node.output.extend(self._output(v, v.index in optional) for v in op.outputs)
         kinds = opsets.attribute_kinds(op)
         for name, value in {**opsets.body_defaults(op), **op.attrs}.items():
             if value is not None and name != "captures":
@@ -184,10 +184,10 @@ class _Exporter:
         self.nodes.append(node)
         proto.node.append(node)
 
-    def _output(self, value: Value) -> str:
+    def _output(self, value: Value, optional: bool) -> str:
         if value in self.name_of:
             return self.name_of[value]
-        if not value.uses and not value.name:
+        if optional and not value.uses and not value.name:
             return ""
         return self._claim(value, value.name)
 
@@ -233,7 +233,16 @@ class _Exporter:
 def _transparent(value: Value) -> bool:
     """Whether a value is exported under the name of another (a constant, or an alias)."""
     producer = value.producer
-    return producer is not None and (producer.name == "Constant" or producer.name in ALIASES)
+    return producer is not None and (producer.name == "Constant" or _is_relayout(producer))
+
+
+def _is_relayout(op: Op) -> bool:
+    """Whether an op only stores its operand in another layout."""
+    if op.name != "Identity" or op.inputs[0] is None:
+        return False
+    source, result = op.inputs[0].type, op.output.type
+    tensors = isinstance(source, TensorType) and isinstance(result, TensorType)
+    return tensors and source.layout != result.layout  # type: ignore[union-attr]
 
 
 def _split(op: Op) -> tuple[list[Value | None], list[Value]]:

@@ -38,6 +38,13 @@ def attribute_kinds(op: Op) -> dict[str, int]:
     return {name: int(a.type) for name, a in found.attributes.items()}  # type: ignore[call-overload]
 
 
+def optional_outputs(op: Op) -> set[int]:
+    """The numbers of the outputs that a node may leave out."""
+    found: Any = schema(op)
+    kinds = [output.option.name for output in found.outputs]
+    return {n for n, kind in enumerate(kinds) if kind == "Optional"}
+
+
 def body_defaults(op: Op) -> dict[str, Any]:
     """Defaults to write out: ONNX looks into a fixed function body without filling them in."""
     found: Any = schema(op)
