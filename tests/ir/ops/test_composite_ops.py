@@ -281,3 +281,22 @@ def test_stash_type_decides_where_half_floats_are_summed():
     want = x.astype(np.float64) - x.astype(np.float64).mean(-1, keepdims=True)
     want /= np.sqrt((want**2).mean(-1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(y.astype(np.float64), want, atol=2e-3)
+
+
+# ---------------------------------------------------------------- optimisers
+
+
+def test_momentum_updates_every_tensor():
+    domain = "ai.onnx.preview.training"
+    x, y, gx, gy, vx, vy = (floats(3) if n % 2 == 0 else floats(2, 2) for n in range(6))
+    attrs = {"alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.1, "mode": "standard"}
+    results = run("Momentum", np.float32(0.2), np.int64(3), x, y, gx, gy, vx, vy,
+                  domain=domain, outputs=4, **attrs)  # fmt: skip
+    for old, gradient, average, new, moved in zip(
+        (x, y), (gx, gy), (vx, vy), results[:2], results[2:]
+    ):
+        want = 0.9 * average + 0.5 * (0.1 * old + gradient)
+        np.testing.assert_allclose(moved, want, rtol=1e-5)
+        np.testing.assert_allclose(new, old - 0.2 * want, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ModelError, match="a multiple of 3 is required"):
+        run("Momentum", np.float32(0.2), np.int64(3), x, gx, domain=domain, outputs=2, **attrs)
