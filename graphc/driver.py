@@ -19,7 +19,7 @@ from graphc.passes.pass_manager import Pass, reached
 from graphc.passes.specialise import pin
 
 SIMPLE = "decompose, fold, cse, dce"
-OPTIMISING = "canonicalise, decompose, fold, canonicalise, cse, dce, layout, fuse"
+OPTIMISING = "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce, layout, fuse"
 
 
 @dataclass
