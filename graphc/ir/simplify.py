@@ -408,12 +408,14 @@ def flatten_index(index: tuple, shape: tuple) -> Expr:
 
 
 def unflatten_index(offset: Expr, shape: tuple) -> tuple[Expr, ...]:
-    """The row-major multi-dimensional index of a flat offset."""
+    """The row-major multi-dimensional index of a flat offset that lies within `shape`."""
     out: list[Expr] = []
-    for extent in reversed(shape):
+    for extent in reversed(shape[1:]):
         extent = as_expr(extent, i64)
         out.append(simplify(offset % extent))
         offset = simplify(offset // extent)
+    if shape:
+        out.append(simplify(offset) if shape[0] != 1 else Const(0, i64))
     return tuple(reversed(out))
 
 
