@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
@@ -67,7 +68,7 @@ class _Exporter:
         self.names, self.node_names = _Names(), _Names()
         self.name_of: dict[Value, str] = {}
         self.nodes: list[NodeProto] = []
-        self.domains: set[str] = set()
+        self.arrays: list[np.ndarray] = []  # kept alive, since constants are known by id
 
     def model(self) -> ModelProto:
         graph = self.graph
@@ -145,6 +146,7 @@ class _Exporter:
             return
         name = self._claim(value, value.name or "constant")
         arrays[id(array)] = name
+        self.arrays.append(array)
         proto.initializer.append(tensor_proto(array, name))
 
     def _inline(self, op: Op, body: Region, operands, proto: GraphProto, arrays) -> None:
@@ -302,11 +304,11 @@ def _output_type(found: ValueInfoProto, declared: Type | None) -> TypeProto:
     """The type that ONNX infers, or where it has no rank the declared one."""
     kind = found.type.WhichOneof("value")
     ranked = kind and (kind != "tensor_type" or found.type.tensor_type.HasField("shape"))
-    if not ranked and declared is not None:
-        return type_proto(declared)
-    if not kind:
-        raise UnsupportedError(f"the type of output {found.name!r} is not known")
-    return found.type
+    if ranked:
+        return found.type
+    if declared is None:
+        raise UnsupportedError(f"the rank of output {found.name!r} is not known; fix the shapes")
+    return type_proto(declared)
 
 
 def _write(model: ModelProto, path: Path) -> None:
