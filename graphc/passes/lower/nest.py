@@ -23,13 +23,14 @@ from graphc.ir.expr import (
     cast,
     cost,
     free_indices,
+    loads,
     substitute,
     walk,
 )
 from graphc.ir.expr import _fold as fold_call
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
-from graphc.passes.lower.computation import Computation, Output
+from graphc.passes.lower.computation import Computation, Lowered, Output
 from graphc.passes.lower.spaces import (
     drop_units,
     flatten_loads,
@@ -72,9 +73,34 @@ def _restricted(computation: Computation, outputs: list[Output]) -> Computation:
     return Computation(inputs, tuple(outputs), computation.constants, computation.label)
 
 
-def lower_nest(computation: Computation, options: NestOptions, name: str = "nest") -> Kernel:
+def lower_nest(computation: Computation, options: NestOptions, name: str = "nest") -> Lowered:
     """The kernel of a computation whose outputs share one iteration space."""
-    return _Nest(computation, options).kernel(name)
+    kernel = _Nest(computation, options).kernel(name)
+    return Lowered(kernel, inplace=in_place(computation), flops=_work(computation))
+
+
+def in_place(computation: Computation) -> list[tuple[str, str]]:
+    """Inputs that are read only at the very element that is being stored, by the only output.
+
+    An output of the same element size may then take the input's place.
+    """
+    if len(computation.outputs) != 1:
+        return []
+    output = computation.outputs[0]
+    here = flatten_index(output.index, output.extents)
+    found = []
+    for buffer in computation.inputs:
+        if buffer.dtype.size != output.buffer.dtype.size:
+            continue
+        reads = [x for x in loads(output.expr) if x.source == buffer.name]
+        if all(flatten_index(x.index, buffer.shape) is here for x in reads):
+            found.append((output.buffer.name, buffer.name))
+    return found
+
+
+def _work(computation: Computation) -> int:
+    """Roughly the operations done, for deciding whether threads pay."""
+    return sum(math.prod(o.extents) * min(cost(o.expr), 1 << 20) for o in computation.outputs)
 
 
 def flat_buffer(buffer: Buffer) -> Buffer:

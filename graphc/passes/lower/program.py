@@ -288,6 +288,7 @@ class Lowering:
         if not requests:
             return {}, 0, 0
         planned = memplan.plan_steps(steps, requests)
+        memplan.validate_steps(steps, requests, planned)
         return dict(planned.offsets), planned.peak, planned.lower_bound
 
     def _plan_step(self, number: int, call: Call, roots: dict[str, str]) -> memplan.Step:

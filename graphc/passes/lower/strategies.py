@@ -13,7 +13,7 @@ def nest_strategy(options: NestOptions) -> Strategy:
     """Loop nests; always matches."""
 
     def strategy(computation: Computation) -> Lowered:
-        return Lowered(lower_nest(computation, options))
+        return lower_nest(computation, options)
 
     return strategy
 
