@@ -134,10 +134,11 @@ def default_threads() -> int:
 # ---------------------------------------------------------------- instruction sets
 
 _X86_LEVELS = {"sse": "x86-64-v2", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
-_SSE = "cx16 cx8 cmov fxsr mmx popcnt sahf sse sse2 sse3 sse4.1 sse4.2 ssse3".split()
-_AVX2 = [*_SSE, *"avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave".split()]
-_AVX512 = [*_AVX2, *"avx512bw avx512cd avx512dq avx512f avx512vl".split()]
-_X86_FEATURES = {"sse": _SSE, "avx2": _AVX2, "avx512": _AVX512}
+_SSE = {"cmov", "cx16", "cx8", "fxsr", "mmx", "popcnt", "sahf", "sse", "sse2", "sse3"}
+_SSE4 = _SSE | {"ssse3", "sse4.1", "sse4.2"}
+_AVX2 = _SSE4 | {"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"}
+_AVX512 = _AVX2 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+_X86_FEATURES = {"sse": _SSE4, "avx2": _AVX2, "avx512": _AVX512}
 
 
 def _x86_level(name: str) -> HostTarget:
