@@ -277,12 +277,12 @@ def _prepare_columns(match: _Match, plan: _Plan) -> None:
     used = free_indices(match.b)
     outer = [x for x in match.outer if x in used]
     panels = -(-plan.columns // plan.panel)
-    shape = (*(int(x.extent) for x in outer), panels, plan.depth, plan.panel)
+    deep = tuple(int(k.extent) for k in match.depth)
+    shape = (*(int(x.extent) for x in outer), panels, *deep, plan.panel)
     index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
-    *front, panel, deep, lane = index
+    panel, lane = index[len(outer)], index[-1]
     column = panel * plan.panel + lane
-    mapping: dict[Expr, Expr] = dict(zip(outer, front))
-    mapping.update(zip(match.depth, unflatten_index(deep, tuple(k.extent for k in match.depth))))
+    mapping: dict[Expr, Expr] = dict(zip((*outer, *match.depth), (*index[: len(outer)], *index[len(outer) + 1 : -1])))
     mapping.update(zip(match.cols, unflatten_index(column, tuple(x.extent for x in match.cols))))
     contents = simplify(substitute(match.b, mapping))
     if plan.columns % plan.panel:
@@ -439,7 +439,8 @@ class _Emitter:
             return simplify(substitute(self.b, {**where, self.column: column}))
         used = free_indices(self.match.b)
         outer = tuple(where[x] for x in self.match.outer if x in used)
-        shape = self.match.temporaries[-1].shape
+        front = self.match.temporaries[-1].shape[: len(outer) + 1]
+        shape = (*front, self.plan.depth, self.plan.panel)
         deep = flatten_index(tuple(at[k] for k in self.depth), tuple(k.extent for k in self.depth))
         offset = flatten_index((*outer, panel, deep, v + j), shape)
         return Load("panels", (offset,), self.match.b.dtype)

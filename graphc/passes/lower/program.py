@@ -18,7 +18,6 @@ from graphc import memplan
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.expr import Index, Load
 from graphc.ir.graph import Graph, Op, Value
-from graphc.ir.interp import evaluate
 from graphc.ir.kernel import Buffer, Kernel, walk_stmts
 from graphc.ir.program import Program, Slot, Step
 from graphc.passes.lower.computation import (
@@ -29,6 +28,7 @@ from graphc.passes.lower.computation import (
     input_names,
     physical_buffer,
 )
+from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.nest import split_outputs
 from graphc.passes.lower.views import view_of
 
@@ -78,6 +78,7 @@ class Lowering:
     of_value: dict[Value, str] = field(default_factory=dict)
     constants: list[np.ndarray] = field(default_factory=list)
     packed: dict[tuple, str] = field(default_factory=dict)
+    chosen: dict[Computation, Lowered] = field(default_factory=dict)
 
     def run(self) -> Program:
         for position, value in enumerate(self.graph.params):
@@ -171,6 +172,12 @@ class Lowering:
         self.call(lowered, places, op)
 
     def choose(self, part: Computation) -> Lowered:
+        """The first strategy's answer; equal computations (layer after layer) are lowered once."""
+        if part not in self.chosen:
+            self.chosen[part] = self._choose(part)
+        return self.chosen[part]
+
+    def _choose(self, part: Computation) -> Lowered:
         for strategy in self.strategies:
             lowered = strategy(part)
             if isinstance(lowered, Lowered):
@@ -304,11 +311,6 @@ class Lowering:
             writes=tuple(dict.fromkeys(roots[a] for a in call.writes if a in roots)),
             inplace=inplace,
         )
-
-
-def materialise(output: Output, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """The contents of an output, computed now."""
-    return evaluate(output.expr, output.extents, arrays)
 
 
 def flat_kernel(kernel: Kernel) -> Kernel:
