@@ -1,7 +1,14 @@
 """Passes over graphs and kernels. The public surface for a user's own passes and rules is here."""
 
 from graphc.passes import (  # noqa: F401  (register)
-    cse, dce, decompose, fuse, layout, rewriter, rules, specialise,
+    cse,
+    dce,
+    decompose,
+    fuse,
+    layout,
+    rewriter,
+    rules,
+    specialise,
 )  # fmt: skip
 from graphc.passes.context import Context
 from graphc.passes.pass_manager import (

@@ -19,7 +19,7 @@ import numpy as np
 
 from graphc.errors import NeedsValue
 from graphc.ir.control import split_captures
-from graphc.ir.graph import Op, Region, Value, constant_op
+from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import infer_op
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 from graphc.passes import control_flow, sequences
@@ -39,7 +39,8 @@ class Need:
 
 class TypeInference:
     """The walk over one region. With `retype` False, ops that have types keep them and are only
-    folded. `ctx`, if given, counts each replacement as a rewrite.
+    folded. `ctx`, if given, counts each replacement as a rewrite. `members` are the types of the
+    members of sequences that are parameters.
     """
 
     def __init__(
@@ -48,11 +49,14 @@ class TypeInference:
         retype: bool = True,
         ctx: Context | None = None,
         outer: TypeInference | None = None,
+        members: dict[Value, list[TensorType]] | None = None,
     ):
         self.retype, self.ctx = retype, ctx
         self.contents: Contents = outer.contents if outer else Contents(policy)
         # values whose dims are upper bounds, the true ones being known at run time
         self.inexact: set[Value] = outer.inexact if outer else set()
+        # types of the members of sequences that are inputs
+        self.members: dict[Value, list[TensorType]] = members or {}
         self.needs: list[Need] = []
         self.changed = False
         self.position = 0
@@ -80,11 +84,27 @@ class TypeInference:
                 self.make_constant(op, number)
         if self.retype or any(v.type is None for v in op.outputs):
             self.infer(op)
-        results = self.contents.fold(op) if self.may_rewrite else None
+        results = self.known_results(op) if self.may_rewrite else None
         if results is None:
             return False
         become_constants(op, self.position, results)
         return self.rewritten("fold", op)
+
+    def known_results(self, op: Op) -> list[np.ndarray] | None:
+        """The contents of an op's results, if they should become constants."""
+        if op.name == "SequenceLength" and op.inputs[0] in self.members:
+            return [np.array(len(self.members[op.inputs[0]]), np.int64)]
+        return self.contents.fold(op)
+
+    def member_type(self, op: Op) -> TensorType | None:
+        """The type of a member of a sequence that is a parameter."""
+        if op.name != "SequenceAt" or op.inputs[0] not in self.members:
+            return None
+        members, position = self.members[op.inputs[0]], op.inputs[1]
+        if position is None or position.constant is None:
+            return None
+        number = int(position.constant.reshape(-1)[0])
+        return members[number] if -len(members) <= number < len(members) else None
 
     @property
     def may_rewrite(self) -> bool:
@@ -112,6 +132,10 @@ class TypeInference:
 
     def infer(self, op: Op) -> bool:
         """Types an op; if that is not possible, leaves it untyped and notes what is needed."""
+        member = self.member_type(op)
+        if member is not None:
+            op.output.type = member
+            return True
         inexact = next((v for v in op.inputs if v is not None and v in self.inexact), None)
         try:
             if inexact is not None:
@@ -162,7 +186,11 @@ class TypeInference:
         control_flow.sink_constants(op)
 
     def enter(self, op: Op, already: bool) -> bool:
-        """Types and folds inside the regions of an op, then types its results; whether it could."""
+        """Types and folds inside the regions of an op, then types its results; whether it could.
+
+        If not, a loop gets its body back as it was: what was folded held for the first trip only.
+        """
+        saved = [] if already or op.name == "If" else [clone_region(r) for r in op.regions]
         if op.name == "If":
             for region in op.regions:
                 for param, value in zip(region.params, op.inputs[1:]):
@@ -181,22 +209,31 @@ class TypeInference:
             if op.name == "If" and error.value is None:
                 error.value = op.inputs[0]
             self.leave_untyped(op, error)
+            self.restore(op, saved)
             return False
         return True
+
+    def restore(self, op: Op, regions: list[Region]) -> None:
+        """Gives an op these regions instead of those it has."""
+        for old, new in zip(op.regions, regions):
+            old.set_results([])
+            new.owner = op
+        op.regions = regions or op.regions
 
     def enter_region(self, op: Op, region: Region) -> NeedsValue | None:
         """Treats a region of an op; what its results' types need that is known only outside."""
         if any(_is_unknown(param) for param in region.params):
             return None  # typing the op says what is needed
         inner = TypeInference(None, self.retype, self.ctx, outer=self)
+        outer_values = list(zip(reversed(region.params), reversed(op.inputs)))[: _captured(op)]
+        inner.members = {p: self.members[v] for p, v in outer_values if v in self.members}  # type: ignore[index]
         self.changed |= inner.region(region)
         inexact = [v for v in region.results if v in self.inexact]
         if not inner.needs and not inexact:
             return None
         message = str(inner.needs[0].error) if inner.needs else "a result's shape depends on data"
-        outer = dict(zip(reversed(region.params), reversed(op.inputs)))
-        captures = {p: outer.get(p) for p in region.params[len(region.params) - _captured(op) :]}
         wanted = inner.needs[0].error.value if inner.needs else None
+        captures = dict(outer_values)
         error = NeedsValue(message, captures.get(wanted) if isinstance(wanted, Value) else None)
         error.located = True  # type: ignore[attr-defined]
         return error

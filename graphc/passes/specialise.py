@@ -49,7 +49,7 @@ def specialise(
     result = clone_graph(graph)
     binding = _Binding(result, dict(shapes or {}), dict(values or {}), dict(dims or {}))
     binding.apply()
-    walk = TypeInference(policy)
+    walk = TypeInference(policy, members=binding.members)
     walk.region(result)
     remove_dead(result)
     result.symbols, result.phase = {}, "typed"
@@ -99,6 +99,7 @@ class _Binding:
         self.graph, self.shapes, self.values = graph, shapes, values
         self.partial = False
         self.dims: dict[Expr, Const] = {}
+        self.members: dict[Value, list[TensorType]] = {}  # of sequences whose members are known
         names = [p.name for p in graph.params]
         for given in (shapes, values):
             wrong = [n for n in given if n not in names]
@@ -196,30 +197,21 @@ class _Binding:
         param.replace_uses(op.output)
 
     def take_apart(self, param: Value) -> None:
-        """A sequence whose members have one given shape is rebuilt from its members."""
+        """The types of the members of a sequence, and whether an optional is there, are known."""
         if param.name not in self.shapes:
             return
         given, type = self.shapes[param.name], param.type
         if isinstance(type, OptionalType):
             self.take_optional_apart(param, type, given is not None)
             type = type.element
-        if not isinstance(type, SequenceType) or not isinstance(type.element, TensorType):
+        if given is None or not isinstance(type, SequenceType):
             return
-        shapes = {tuple(map(int, shape)) for shape in given or ()}
-        if len(shapes) != 1:
-            return
-        param.type = SequenceType(type.element.with_shape(shapes.pop()))
-        uses, first, members = list(param.uses), self.first, []
-        for n in range(len(given)):
-            index = constant_op(np.array(n, np.int64))
-            member = Op(opdef.lookup("SequenceAt"), [param, index.output])
-            member.output.name = f"{param.name}_{n}"
-            members.append(member.output)
-            self.graph.insert_before(first, index)
-            self.graph.insert_before(first, member)
-        whole = self.graph.insert_before(first, Op(opdef.lookup("SequenceConstruct"), members))
-        for op, position in uses:
-            op.set_input(position, whole.output)
+        if isinstance(type.element, TensorType):
+            members = [type.element.with_shape(map(int, shape)) for shape in given]
+            self.members[param] = members
+            same = all(member == members[0] for member in members)
+            element = members[0] if members and same else TensorType(type.element.dtype, None)
+            param.type = SequenceType(element)
 
     def take_optional_apart(self, param: Value, type: OptionalType, present: bool) -> None:
         """An optional that is there has the type of what it holds; an absent one is a constant."""
@@ -276,7 +268,8 @@ def cut(graph: Graph, value: Value) -> tuple[Graph, Graph]:
     after = [op for op in graph.ops if op not in before]
     constants = [op for op in graph.ops if op in before and op.name == "Constant"]
     rest = _part(graph, [*constants, *after], crossing, graph.results)
-    first.output_names = [_name_of(v, n) for n, v in enumerate(crossing)]
+    taken = {p.name for p in graph.params}
+    first.output_names = [_unused_name(v, taken) for v in crossing]
     for name, param in zip(first.output_names, rest.params[len(graph.params) :]):
         param.name = name
     rest.output_names = list(graph.output_names)
@@ -285,8 +278,15 @@ def cut(graph: Graph, value: Value) -> tuple[Graph, Graph]:
     return first, rest
 
 
-def _name_of(value: Value, number: int) -> str:
-    return f"{value.name or 'value'}.carried{number}"
+def _unused_name(value: Value, taken: set[str]) -> str:
+    """A name for a value that no other has; it is added to `taken`."""
+    name = hint = value.name or "carried"
+    number = 0
+    while name in taken:
+        number += 1
+        name = f"{hint}.{number}"
+    taken.add(name)
+    return name
 
 
 def _ancestors(value: Value) -> set[Op]:

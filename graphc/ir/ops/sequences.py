@@ -92,9 +92,7 @@ def sequence_at(sequence: Any_, position: Int):
 
 
 def _inserted(sequence, item, position=None):
-    inner = _sequence(sequence).element
-    unknown = isinstance(inner, TensorType) and inner.shape is None
-    return SequenceType(_type(item) if unknown else _common([inner, _type(item)]))
+    return SequenceType(_common([_sequence(sequence).element, _type(item)]))
 
 
 @host("SequenceInsert", infer=_inserted)
@@ -113,7 +111,12 @@ def sequence_erase(sequence: Any_, position: Int = None):
     return [*sequence[:where], *sequence[where + 1 :]]
 
 
-@host("SplitToSequence")
+def _split_type(x, split=None):
+    """A sequence of tensors whose shapes are known once it has run."""
+    return SequenceType(TensorType(x.dtype, None))
+
+
+@host("SplitToSequence", infer=_split_type)
 def split_to_sequence(x: Any_, split: Int = None, *, axis: int = 0, keepdims: int = 1):
     """The parts of x along an axis: of the sizes in `split`, of one size, or of size 1."""
     extent = x.shape[axis]

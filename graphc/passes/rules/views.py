@@ -184,7 +184,8 @@ def simple_cut(op) -> tuple[int, int, int] | None:
 UNARY = (
     "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Abs", "Neg", "Erf", "Gelu",
     "Elu", "Selu", "HardSigmoid", "HardSwish", "Swish", "Softplus", "Mish", "Clip", "Cast",
-    "Reciprocal", "Round", "Floor", "Ceil", "Not", "IsNaN", "ThresholdedRelu", "Celu", "Softsign", "Sign",
+    "Reciprocal", "Round", "Floor", "Ceil", "Not", "IsNaN", "ThresholdedRelu", "Celu", "Softsign",
+    "Sign",
 )  # fmt: skip
 BINARY = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Pow", "PRelu", "And", "Or", "Equal", "Less",
           "Greater", "Where")  # fmt: skip
