@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from graphc.compiled import CompiledModel, CompileStatic, Executable, natively
@@ -25,12 +25,14 @@ OPTIMISING = "canonicalise, rewrite{group=lowering}, decompose, fold, canonicali
 @dataclass
 class Settings:
     """How graphs are compiled, whatever the target: `threads` to run on; `passes` a pipeline in
-    place of the target's own; hooks around passes; and the context (fuel, diagnostics)."""
+    place of the target's own; hooks around passes; the context (fuel, diagnostics); and `observe`,
+    which is called with every program made."""
 
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
     passes: str | Sequence[Pass] | None = None
     hooks: Sequence[Hook] = ()
     context: Context = field(default_factory=Context)
+    observe: Callable[[Program], object] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.threads, int) or self.threads < 1:
@@ -85,7 +87,7 @@ def artifacts() -> Any:
 
 def settings(threads: int | None, options: Mapping[str, Any]) -> Settings:
     """Settings from the keyword arguments of `compile`."""
-    known = ("passes", "hooks", "context")
+    known = [f.name for f in fields(Settings) if f.name != "threads"]
     unknown = [name for name in options if name not in known]
     if unknown:
         raise ModelError(f"there is no option {unknown[0]!r}; there are {', '.join(known)}")
@@ -124,21 +126,24 @@ def to_program(
     passes: str = OPTIMISING,
 ) -> Program:
     """A typed static graph, optimised and lowered."""
-    return lower(optimise(graph, settings, passes), strategies, graph.name)
+    program = lower(optimise(graph, settings, passes), strategies, graph.name)
+    if settings is not None and settings.observe is not None:
+        settings.observe(program)
+    return program
 
 
 def cpu_program(graph: Graph, settings: Settings | None = None) -> Program:
     """A typed static graph as the CPU runs it."""
     from graphc.backends.llvm_cpu.strategies import strategies
 
-    return to_program(graph, strategies(), settings)
+    return to_program(graph, strategies(), settings, PIPELINES["cpu"])
 
 
 def c_program(graph: Graph, settings: Settings | None = None) -> Program:
     """A typed static graph in plain loops, one kernel per operator, as it is printed in C."""
     from graphc.passes.lower.strategies import plain_loops
 
-    return to_program(graph, plain_loops(), settings, SIMPLE)
+    return to_program(graph, plain_loops(), settings, PIPELINES["c"])
 
 
 def _cpu(settings: Settings) -> CompileStatic:
