@@ -43,20 +43,42 @@ class ExprEmitter:
     lanes: int = 1
     memo: list[dict[Expr, Typed]] = field(default_factory=lambda: [{}])
     masks: list[Typed | None] = field(default_factory=lambda: [None])
+    unsafe: dict[Expr, bool] = field(default_factory=dict)
+    always: dict[Expr, frozenset[Expr]] = field(default_factory=dict)
 
     # ---------------------------------------------------------------- entry points
 
     def new_statement(self) -> None:
         """Forgets values that a store may have changed."""
-        self.memo, self.masks = [{}], [None]
+        self.memo, self.masks, self.unsafe, self.always = [{}], [None], {}, {}
 
     def value(self, node: Expr) -> Typed:
+        """The value of an expression, computed once. One that reads nothing under a condition is
+        the same under every mask, so that all branches share it."""
         for frame in self.memo:
             if node in frame:
                 return frame[node]
-        result = self._emit(node)
-        self.memo[-1][node] = result
+        if len(self.memo) == 1 or self.is_unsafe(node):
+            result = self._emit(node)
+            self.memo[-1][node] = result
+            return result
+        memo, masks = self.memo, self.masks
+        self.memo, self.masks = memo[:1], [None]
+        result = memo[0][node] = self._emit(node)
+        self.memo, self.masks = memo, masks
         return result
+
+    def is_unsafe(self, node: Expr) -> bool:
+        """Whether an expression has a load that is not provably in bounds."""
+        found = self.unsafe.get(node)
+        if found is None:
+            found = any(self.is_unsafe(c) for c in node.children)
+            if isinstance(node, Load) and not found:
+                storage = self.storage[node.source]
+                low, high = bounds(self._offset(node))
+                found = low < 0 or high >= storage.elements
+            self.unsafe[node] = found
+        return found
 
     def depends(self, node: Expr) -> bool:
         """Whether a value differs between lanes."""
@@ -83,6 +105,20 @@ class ExprEmitter:
         if isinstance(node, Call):
             return self._call(node)
         raise InternalError(f"cannot emit `{node}`")
+
+    def needed(self, node: Expr) -> frozenset[Expr]:
+        """The unsafe parts of an expression that are evaluated whichever way its selects go."""
+        if not self.is_unsafe(node):
+            return frozenset()
+        found = self.always.get(node)
+        if found is None:
+            if isinstance(node, Call) and node.op.name == "select":
+                condition, then, other = map(self.needed, node.args)
+                found = condition | (then & other) | {node}
+            else:
+                found = frozenset((node,)).union(*map(self.needed, node.children))
+            self.always[node] = found
+        return found
 
     # ---------------------------------------------------------------- vectors
 
@@ -189,7 +225,8 @@ class ExprEmitter:
         if mask is None:
             return self._plain_load(storage, pointer, lanes)
         element = spell.storage_type(dtype)
-        kind, name = spell.vector_of(element, lanes), f"llvm.masked.load.{spell.suffix(element, lanes)}.p0"
+        kind = spell.vector_of(element, lanes)
+        name = f"llvm.masked.load.{spell.suffix(element, lanes)}.p0"
         self.declare(f"declare {kind} @{name}(ptr, i32, <{lanes} x i1>, {kind})")
         bits = self.splat(mask, lanes)
         got = self.fresh()
@@ -202,14 +239,16 @@ class ExprEmitter:
         where = self.splat(self.value(offset), self.lanes)
         element = spell.storage_type(storage.dtype)
         name = self.fresh()
-        self.line(f"{name} = getelementptr {element}, ptr {storage.pointer}, {where.type} {where.text}")
+        base = f"getelementptr {element}, ptr {storage.pointer}"
+        self.line(f"{name} = {base}, {where.type} {where.text}")
         return name
 
     def _gather(self, storage: Storage, offset: Expr, mask: Typed | None) -> Typed:
         lanes, dtype = self.lanes, storage.dtype
         pointers = self.lane_pointers(storage, offset)
         element = spell.storage_type(dtype)
-        kind, name = spell.vector_of(element, lanes), f"llvm.masked.gather.{spell.suffix(element, lanes)}.v{lanes}p0"
+        kind = spell.vector_of(element, lanes)
+        name = f"llvm.masked.gather.{spell.suffix(element, lanes)}.v{lanes}p0"
         self.declare(f"declare {kind} @{name}(<{lanes} x ptr>, i32, <{lanes} x i1>, {kind})")
         bits = self.splat(mask or Typed("true", boolean), lanes)
         got = self.fresh()
@@ -300,9 +339,15 @@ class ExprEmitter:
 
     def _select(self, node: Call) -> Typed:
         condition = self.value(node.args[0])
+        unsafe = [self.is_unsafe(branch) for branch in node.args[1:]]
+        if all(unsafe):
+            both = self.needed(node.args[1]) & self.needed(node.args[2])
+            for part in walk(node.args[1]) if both else ():
+                if part in both:  # read either way: not under the condition
+                    self.value(part)
         then = self._guarded(condition, node.args[1])
         flipped = condition
-        if _has_loads(node.args[2]):
+        if unsafe[1]:
             flipped = self._logic("not", [condition], condition.lanes)
         other = self._guarded(flipped, node.args[2])
         lanes = max(condition.lanes, then.lanes, other.lanes)
@@ -313,7 +358,7 @@ class ExprEmitter:
         )  # fmt: skip
 
     def _guarded(self, condition: Typed, node: Expr) -> Typed:
-        if not _has_loads(node):
+        if not self.is_unsafe(node):
             return self.value(node)
         outer = self.masks[-1]
         mask = condition
@@ -377,7 +422,8 @@ class ExprEmitter:
     def _int_op(self, name: str, node: Call, args: list[Typed], dtype: DType, lanes: int) -> Typed:
         a = args[0]
         if name in spell.INT_BINARY:
-            return self.op(f"{spell.INT_BINARY[name]} {a.type} {a.text}, {args[1].text}", dtype, lanes)
+            word = spell.INT_BINARY[name]
+            return self.op(f"{word} {a.type} {a.text}, {args[1].text}", dtype, lanes)
         if name == "neg":
             return self.op(f"sub {a.type} {self._zero(lanes)}, {a.text}", dtype, lanes)
         if name == "bnot":
@@ -454,7 +500,8 @@ class ExprEmitter:
         b, zero = self._nonzero(b, positive, lanes)
         minus = None
         if not positive:  # MIN / -1 traps: divide by 1 and negate instead
-            minus = self.op(f"icmp eq {b.type} {b.text}, {self._const(-1, dtype, lanes)}", boolean, lanes)
+            ones = self._const(-1, dtype, lanes)
+            minus = self.op(f"icmp eq {b.type} {b.text}, {ones}", boolean, lanes)
             b = self._pick(minus, Typed(self._const(1, dtype, lanes), dtype, lanes), b)
         q = self.op(f"sdiv {a.type} {a.text}, {b.text}", dtype, lanes)
         r = self.op(f"srem {a.type} {a.text}, {b.text}", dtype, lanes)
@@ -560,7 +607,3 @@ class ExprEmitter:
         left = self.op(f"shl {a.type} {a.text}, {amount}", dtype, lanes)
         word = "ashr" if dtype.kind == "int" else "lshr"
         return self.op(f"{word} {a.type} {left.text}, {amount}", dtype, lanes)
-
-
-def _has_loads(node: Expr) -> bool:
-    return any(isinstance(part, Load) for part in walk(node))

@@ -1,8 +1,8 @@
 """Kernels to LLVM IR text: one internal function per phase of a kernel.
 
 A phase is a top-level parallel loop, run over the range [begin, end) it is given, or the other
-statements between such loops. A kernel that names a value or array at top level is one phase. Buffers
-arrive as an array of pointers; the body gets them as noalias parameters.
+statements between such loops. A kernel that names a value or array at top level is one phase.
+Buffers arrive as an array of pointers; the body gets them as noalias parameters.
 """
 
 from __future__ import annotations

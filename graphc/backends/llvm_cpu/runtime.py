@@ -10,9 +10,12 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from graphc.backends.llvm_cpu.emit_program import ENTRY, emit_program
-from graphc.ir.kernel import map_body
+from graphc.ir.dtypes import bf16
+from graphc.ir.narrow import BELOW_BYTES
 from graphc.ir.program import Program
-from graphc.ir.scalar_math import expand_math, sign_as_select
+from graphc.passes.kernel.prepare import prepare_kernel
+
+LACKS = BELOW_BYTES | {bf16}  # types that few CPUs convert in hardware
 
 _POOL = """
 define void @graphc_parallel_for(ptr %pool, ptr %fn, ptr %args, i64 %extent, i64 %grain) {
@@ -22,17 +25,18 @@ define void @graphc_parallel_for(ptr %pool, ptr %fn, ptr %args, i64 %extent, i64
 """
 
 
+def llvm_text(program: Program) -> str:
+    """The LLVM IR of a program."""
+    prepared = {n: prepare_kernel(k, LACKS) for n, k in program.kernels.items()}
+    return emit_program(replace(program, kernels=prepared))
+
+
 class NativeModel:
     """A program compiled to native code. Calls may overlap: each has an arena of its own."""
 
     def __init__(self, program: Program, threads: int):
         self.program = program
-        prepared = {
-            n: replace(k, body=map_body(k.body, lambda e: expand_math(sign_as_select(e))))
-            for n, k in program.kernels.items()
-        }
-        text = emit_program(replace(program, kernels=prepared))
-        text = text.replace("declare void @graphc_parallel_for(ptr, ptr, ptr, i64, i64)", _POOL)
+        text = llvm_text(program).replace("declare void @graphc_parallel_for(ptr, ptr, ptr, i64, i64)", _POOL)
         self._engine = _jit(text)
         address = self._engine.get_function_address(ENTRY)
         self._run = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)(address)

@@ -1,0 +1,77 @@
+"""The last step before a kernel is printed: what a machine lacks is put in terms of what it has.
+
+After `prepare_kernel` no buffer, variable or expression has a type among those that the machine
+`lacks` (narrow.py says how elements are stored), and of the scalar operations only those remain
+that backends spell: modulo and powers are expanded, sign becomes comparisons, and the functions in
+`functions` become polynomials. A backend says what its machine lacks and spells the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+from graphc.ir.dtypes import DType
+from graphc.ir.expr import Expr, Ref
+from graphc.ir.kernel import (
+    Alloc,
+    Buffer,
+    For,
+    If,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    While,
+    map_body,
+    walk_stmts,
+)
+from graphc.ir.narrow import BELOW_BYTES, Narrow
+from graphc.ir.scalar_arithmetic import expand_arithmetic
+from graphc.ir.scalar_math import POLYNOMIALS, expand_math, sign_as_select
+
+Functions = Mapping[str, Callable[[Expr], Expr]]
+
+
+def prepare_kernel(
+    kernel: Kernel,
+    lacks: Collection[DType] = BELOW_BYTES,
+    functions: Functions = POLYNOMIALS,
+) -> Kernel:
+    """The kernel for a machine without the types in `lacks` and the functions in `functions`.
+
+    Buffers keep their sizes in bytes, so that it is called as the original.
+    """
+    kernel = lower_narrow(kernel, Narrow(lacks))
+    table = dict(functions)
+
+    def expand(root: Expr) -> Expr:
+        return expand_math(sign_as_select(expand_arithmetic(root)), table)
+
+    return replace(kernel, body=map_body(kernel.body, expand))
+
+
+def lower_narrow(kernel: Kernel, narrow: Narrow) -> Kernel:
+    """The kernel with buffers, variables and expressions in storage form."""
+    allocated = [s.buffer for s in walk_stmts(kernel.body) if isinstance(s, Alloc)]
+    kinds = {b.name: b.dtype for b in (*kernel.params, *allocated)}
+
+    def declare(buffer: Buffer) -> Buffer:
+        return replace(buffer, dtype=narrow.storage(buffer.dtype))
+
+    def rewrite(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, (For, While)):
+            return replace(stmt, body=tuple(map(rewrite, stmt.body)))
+        if isinstance(stmt, If):
+            then, orelse = (tuple(map(rewrite, b)) for b in (stmt.then, stmt.orelse))
+            return replace(stmt, then=then, orelse=orelse)
+        if isinstance(stmt, Let):
+            return Let(Ref(stmt.ref.name, narrow.storage(stmt.ref.dtype)), stmt.value)
+        if isinstance(stmt, Store):
+            return replace(stmt, value=narrow.stored(stmt.value, kinds[stmt.buffer]))
+        if isinstance(stmt, Alloc):
+            return replace(stmt, buffer=declare(stmt.buffer))
+        return stmt
+
+    body = tuple(map(rewrite, map_body(kernel.body, narrow.lower)))
+    return replace(kernel, params=tuple(map(declare, kernel.params)), body=body)
