@@ -20,17 +20,20 @@ from graphc.ir.expr import (
     Index,
     Load,
     Reduce,
+    call,
     cast,
     cost,
     free_indices,
     loads,
     substitute,
+    transform,
     walk,
 )
 from graphc.ir.expr import _fold as fold_call
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered, Output
+from graphc.passes.lower.guards import guard_atoms, trim
 from graphc.passes.lower.spaces import (
     drop_units,
     flatten_loads,
@@ -49,7 +52,7 @@ class NestOptions:
     """`lanes(bytes)` of a vector for elements of that many bytes; 1 for plain loops."""
 
     vector_bytes: int = 0
-    tile: int = 4
+    tile: int = 6
     chains: int = 4
     block: int = 2048  # elements of a one-dimensional computation per parallel iteration
 
@@ -75,8 +78,58 @@ def _restricted(computation: Computation, outputs: list[Output]) -> Computation:
 
 def lower_nest(computation: Computation, options: NestOptions, name: str = "nest") -> Lowered:
     """The kernel of a computation whose outputs share one iteration space."""
+    flops, inplace = _work(computation), in_place(computation)
+    computation, prepare, temporaries = _turned_constants(computation, options)
     kernel = _Nest(computation, options).kernel(name)
-    return Lowered(kernel, inplace=in_place(computation), flops=_work(computation))
+    return Lowered(kernel, prepare, temporaries, inplace=inplace, flops=flops)
+
+
+def _turned_constants(computation: Computation, options: NestOptions):
+    """The computation with constants transposed, at compile time, so that vectors of them are
+    contiguous: the dim that the innermost output index runs over is moved last."""
+    outputs = computation.outputs
+    if not options.vector_bytes or not outputs[0].index:
+        return computation, [], []
+    prepare, temporaries, inputs = [], [], []
+    for buffer in computation.inputs:
+        dim = _lane_dim(computation, buffer)
+        if dim is None:
+            inputs.append(buffer)
+            continue
+        order = [d for d in range(buffer.rank) if d != dim] + [dim]
+        shape = tuple(buffer.shape[d] for d in order)
+        turned = Buffer(f"turned_{buffer.name}", buffer.dtype, shape)
+        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+        contents = buffer[tuple(index[order.index(d)] for d in range(buffer.rank))]
+        output = Output(Buffer(turned.name, turned.dtype, shape, "out"), index, contents)
+        prepare.append(Computation((buffer,), (output,), computation.constants, "transpose"))
+        temporaries.append(turned)
+        inputs.append(turned)
+
+        def rewrite(node: Expr, buffer=buffer, turned=turned, order=order) -> Expr | None:
+            if isinstance(node, Load) and node.source == buffer.name:
+                return turned[tuple(node.index[d] for d in order)]
+            return None
+
+        outputs = tuple(Output(o.buffer, o.index, transform(o.expr, rewrite)) for o in outputs)
+    changed = Computation(tuple(inputs), outputs, computation.constants, computation.label)
+    return changed, prepare, temporaries
+
+
+def _lane_dim(computation: Computation, buffer: Buffer) -> int | None:
+    """The dim of a constant, not its last, in which alone the innermost output index moves."""
+    if buffer.name not in computation.constants or buffer.rank < 2:
+        return None
+    dims = set()
+    for output in computation.outputs:
+        wide = [x for x in output.index if x.extent != 1]
+        for load in loads(output.expr):
+            if load.source == buffer.name and wide:
+                dims.add(tuple(d for d, x in enumerate(load.index) if wide[-1] in free_indices(x)))
+    if len(dims) != 1:
+        return None
+    (found,) = dims
+    return found[0] if len(found) == 1 and found[0] != buffer.rank - 1 else None
 
 
 def in_place(computation: Computation) -> list[tuple[str, str]]:
@@ -122,6 +175,7 @@ class _Nest:
     computation: Computation
     options: NestOptions
     k: KernelBuilder = field(default_factory=KernelBuilder)
+    lane: Index | None = None  # the index of the vector loop being emitted
 
     def kernel(self, name: str) -> Kernel:
         first = self.computation.outputs[0]
@@ -197,9 +251,10 @@ class _Nest:
         extent = int(first.extent)
         tile = self._tile(extent) if tiled and not rest else 1
         whole = extent // tile
-        if whole:
-            with self.k.loop(whole) as x:
-                variants = [self._at(points, {first: x * tile + t}) for t in range(tile)]
+        for start, count in self._peeled(points, first, tile, whole):
+            with self.k.loop(count, "unroll" if count == 1 else "serial") as x:
+                at = x + start if count > 1 else Const(start, i64)
+                variants = [self._at(points, {first: at * tile + t}) for t in range(tile)]
                 if rest:
                     self.inner_loops(rest, last, variants[0], bound | {x}, tiled)
                 else:
@@ -208,6 +263,22 @@ class _Nest:
         if left:
             variants = [self._at(points, {first: Const(t, i64)}) for t in left]
             self.last_dimension(last, variants, bound)
+
+    def _peeled(self, points, index: Index, tile: int, whole: int) -> list[tuple[int, int]]:
+        """Segments (first tile, tiles): the tiles at the edges, where windows need guards on this
+        index, apart from those in between, where they do not."""
+        if tile == 1 or whole < 3 or not any(_guards_on(p.expr, index) for p in points):
+            return [(0, whole)] if whole else []
+        for edge in (1, 2):
+            count = whole - 2 * edge
+            if count < 1:
+                break
+            x = Index("tile", count)
+            inside = [self._at(points, {index: (x + edge) * tile + t}) for t in range(tile)]
+            if not any(_guards_on(p.expr, x) for variant in inside for p in variant):
+                ends = [(n, 1) for n in range(edge)]
+                return [*ends, (edge, count), *((n + edge + count, 1) for n, _ in ends)]
+        return [(0, whole)]
 
     def last_dimension(self, last: Index, variants: list[list[_Point]], bound: frozenset) -> None:
         """The innermost dimension, in vectors with a tail, for a tile of points."""
@@ -234,7 +305,9 @@ class _Nest:
             self._element(variants, {last: start}, bound)
             return
         with self.k.loop(lanes, "vector", width=lanes) as v:
+            self.lane = v
             self._element(variants, {last: start + v}, bound | {v}, per_lane=True)
+            self.lane = None
 
     def _element(self, variants, mapping, bound: frozenset, per_lane: bool = False) -> None:
         points = [p for points in variants for p in self._at(points, mapping)]
@@ -317,16 +390,30 @@ class _Nest:
         return [self.k.let(cast(a[()], r.dtype)) for a, r in zip(accumulators, group)]
 
     def _accumulate(self, group, axes, bound, per_lane, mapping, targets) -> None:
-        if axes:
-            total = math.prod(int(a.extent) for a in axes)
-            kind = "unroll" if total <= UNROLL and total * len(group) <= 8 * UNROLL else "serial"
-            with self.k.loop(axes[0].extent, kind) as x:
-                inner = {**mapping, axes[0]: x}
-                self._accumulate(group, axes[1:], bound | {x}, per_lane, inner, targets)
-            return
         bodies = [simplify(substitute(r.term, mapping)) for r in group]
-        for r, body, (buffer, index) in zip(group, self.resolve(bodies, bound, per_lane), targets):
-            self.k.store(buffer, index, _combined(r, buffer[index], body))
+        self._terms(group, bodies, axes, bound, per_lane, targets)
+
+    def _terms(self, group, bodies, axes, bound, per_lane, targets) -> None:
+        """Loops over the axes, and adds one term to every accumulator inside."""
+        if not axes:
+            resolved = self.resolve(bodies, bound, per_lane)
+            for r, body, (buffer, index) in zip(group, resolved, targets):
+                self.k.store(buffer, index, _combined(r, buffer[index], body))
+            return
+        axis, *rest = axes
+        scalar = bound - {self.lane} if self.lane is not None else bound
+        trimmed = trim(group, bodies, axis, scalar)
+        if trimmed is not None:
+            inside, bodies = trimmed
+            with self.k.loop(inside.extent) as x:
+                moved = [simplify(substitute(b, {axis: x + inside.low})) for b in bodies]
+                self._terms(group, moved, rest, bound | {x}, per_lane, targets)
+            return
+        total = math.prod(int(a.extent) for a in axes)
+        kind = "unroll" if total <= UNROLL and total * len(group) <= 8 * UNROLL else "serial"
+        with self.k.loop(axis.extent, kind) as x:
+            moved = [simplify(substitute(b, {axis: x})) for b in bodies]
+            self._terms(group, moved, rest, bound | {x}, per_lane, targets)
 
     def _horizontal_lanes(self, group: list[Reduce], axis: Index) -> int:
         if not self.options.vector_bytes:
@@ -425,6 +512,16 @@ class _Nest:
         return None
 
 
+def _guards_on(expr: Expr, index: Index) -> bool:
+    """Whether a guard of a reduction depends on `index`."""
+    return any(
+        index in free_indices(atom)
+        for node in walk(expr)
+        if isinstance(node, Reduce)
+        for atom in guard_atoms(node.op, node.identity, node.body)
+    )
+
+
 def _ready(exprs: list[Expr], bound: frozenset) -> list[Reduce]:
     """Reductions over bound indices only, that contain no other such reduction."""
     found: dict[Reduce, None] = {}
@@ -442,6 +539,9 @@ def _ready(exprs: list[Expr], bound: frozenset) -> list[Reduce]:
 
 def _combined(r: Reduce, accumulator: Expr, value: Expr) -> Expr:
     dtype = accumulator.dtype
+    product = r.op == "sum" and isinstance(value, Call) and value.op.name == "mul"
+    if product and value.dtype is dtype and dtype.is_float:
+        return call("fma", *value.args, accumulator)  # type: ignore[attr-defined]
     return fold_call(r.combine, (accumulator, cast(value, dtype)), dtype)
 
 

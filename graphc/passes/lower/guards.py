@@ -1,0 +1,94 @@
+"""Guards of reductions: windows that hang over the edge, without a test per element.
+
+A padded window reduces `select(guard, x[...], identity)`, or a product with such a factor. Where a
+part of the guard depends on a reduction axis and on loop indices only, it is a bound on that axis:
+the loop then runs over the taps that lie inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphc.ir.dtypes import boolean, i64
+from graphc.ir.expr import Call, Const, Expr, Index, Reduce, free_indices, maximum, minimum, substitute
+from graphc.ir.simplify import from_poly, simplify, to_poly
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values low .. low + extent - 1 of an axis."""
+
+    low: Expr
+    extent: Expr
+
+
+def guard_atoms(op: str, identity: Const, body: Expr) -> list[Expr]:
+    """The comparisons that must all hold for a term of a reduction to count."""
+    if not isinstance(body, Call):
+        return []
+    if body.op.name == "select" and _same(body.args[2], identity):
+        return _conjuncts(body.args[0])
+    if op == "sum" and body.op.name == "mul":
+        return [atom for factor in body.args for atom in guard_atoms(op, identity, factor)]
+    return []
+
+
+def _same(node: Expr, identity: Const) -> bool:
+    return isinstance(node, Const) and node.value == identity.value
+
+
+def _conjuncts(node: Expr) -> list[Expr]:
+    if isinstance(node, Call) and node.op.name == "and":
+        return [atom for a in node.args for atom in _conjuncts(a)]
+    return [] if isinstance(node, Const) else [node]
+
+
+def has_guard(group: list[Reduce], bodies: list[Expr]) -> bool:
+    return any(guard_atoms(r.op, r.identity, b) for r, b in zip(group, bodies))
+
+
+def trim(group: list[Reduce], bodies: list[Expr], axis: Index, allowed: frozenset[Index]):
+    """(Range, bodies without the guards it implies), or None if nothing bounds the axis.
+
+    `allowed` are the loop indices that bounds may depend on.
+    """
+    atoms = [guard_atoms(r.op, r.identity, b) for r, b in zip(group, bodies)]
+    shared = [a for a in dict.fromkeys(atoms[0]) if all(a in each for each in atoms)]
+    low: Expr = Const(0, i64)
+    high: Expr = Const(int(axis.extent), i64)  # type: ignore[arg-type]
+    used: dict[Expr, Expr] = {}
+    for atom in shared:
+        if axis not in free_indices(atom) or not free_indices(atom) <= allowed | {axis}:
+            continue
+        bound = _bound(atom, axis)
+        if bound is None:
+            continue
+        is_low, value = bound
+        low, high = (maximum(low, value), high) if is_low else (low, minimum(high, value))
+        used[atom] = Const(True, boolean)
+    if not used:
+        return None
+    low = simplify(low)
+    extent = simplify(maximum(simplify(high) - low, Const(0, i64)))
+    return Range(low, extent), [simplify(substitute(b, used)) for b in bodies]
+
+
+def _bound(atom: Expr, axis: Index) -> tuple[bool, Expr] | None:
+    """(True, first value) or (False, end) that a comparison affine in `axis` puts on it."""
+    if not (isinstance(atom, Call) and atom.op.name in ("ge", "gt", "lt", "le")):
+        return None
+    left, right = atom.args
+    if left.dtype is not i64:
+        return None
+    poly = to_poly(simplify(left - right))
+    if atom.op.name in ("lt", "le"):
+        poly = {k: -v for k, v in poly.items()}
+    if atom.op.name in ("lt", "gt"):
+        poly[()] = poly.get((), 0) - 1
+    step = poly.pop((axis,), 0)
+    if step == 0 or any(axis in free_indices(x) for atoms in poly for x in atoms):
+        return None
+    rest = from_poly({k: v for k, v in poly.items() if v})
+    if step > 0:  # step * axis + rest >= 0
+        return True, -(rest // step)
+    return False, rest // -step + 1
