@@ -20,6 +20,7 @@ from graphc.passes.specialise import pin
 
 SIMPLE = "decompose, fold, cse, dce"
 OPTIMISING = "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce, layout, fuse"
+PIPELINES = {"cpu": OPTIMISING, "c": SIMPLE}
 
 
 @dataclass
@@ -54,17 +55,17 @@ def compile(
     source: Any,
     target: str = "cpu",
     shapes: Mapping[str, Sequence[int]] | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | tuple[int, int]] | None = None,
     values: Mapping[str, Any] | None = None,
     threads: int | None = None,
     **options: Any,
 ) -> CompiledModel:
     """Compiles a model (path, bytes, ModelProto or Graph) for a target.
 
-    `shapes` pins inputs, `dims` dimension symbols, and `values` binds inputs to contents (they are
-    inputs no more). If this fixes all shapes the model is compiled at once, otherwise when it is
-    run. `threads` is the number of CPU threads (default: all). `options` are the other fields of
-    `Settings`. Raises ModelError, UnsupportedError.
+    `shapes` pins inputs, `dims` dimension symbols (a pair gives bounds), and `values` binds inputs
+    to contents (they are inputs no more). If this fixes all shapes the model is compiled at once,
+    otherwise when it is run. `threads` is the number of CPU threads (default: all). `options` are
+    the other fields of `Settings`. Raises ModelError, UnsupportedError.
     """
     graph = pin(load_graph(source), shapes, values, dims)
     model = CompiledModel(graph, compiler(target, settings(threads, options)), natively)
