@@ -149,7 +149,7 @@ def _scores(b, x, coefficients, intercepts, count: int):
     return result
 
 
-def _transformed(b, scores, post_transform: str):
+def post_transformed(b, scores, post_transform: str):
     """Scores as the model wants them: raw, logistic, or softmax over the classes."""
     if post_transform == "NONE":
         return scores
@@ -164,7 +164,8 @@ def _transformed(b, scores, post_transform: str):
 
 def _softmax_of_nonzero(b, scores):
     """Softmax over the scores that are not 0; the others stay 0."""
-    last, nought, one = b.constant([-1], i64), b.constant(0, f32), b.constant(1, f32)
+    kind = scores.tensor.dtype
+    last, nought, one = b.constant([-1], i64), b.constant(0, kind), b.constant(1, kind)
     absent = b.Equal(scores, nought)
     largest = b.ReduceMax(scores, last)
     weights = b.Where(absent, nought, b.Exp(b.Sub(scores, largest)))
@@ -178,7 +179,9 @@ def linear_regressor(
     targets: int = 1,
 ):  # fmt: skip
     """One linear function of the features per target."""
-    return _transformed(b, _scores(b, x, coefficients or (), intercepts, targets), post_transform)
+    return post_transformed(
+        b, _scores(b, x, coefficients or (), intercepts, targets), post_transform
+    )
 
 
 @composite("LinearClassifier", outputs=2, domain=DOMAIN)
@@ -191,16 +194,16 @@ def linear_classifier(
     A single row of coefficients for two labels gives a score s for the second one, chosen if s > 0;
     the scores are then 1 - s and s, with LOGISTIC those of the logistic function of s.
     """
-    labels = _label_array(classlabels_ints, classlabels_strings)
+    labels = label_array(classlabels_ints, classlabels_strings)
     count = len(coefficients) // max(1, int(_row_features(x)))
     scores = _scores(b, x, coefficients, intercepts, count)
     if count == 1 and len(labels) == 2:
         return _binary(b, scores, labels, post_transform)
     best = b.ArgMax(scores, axis=1, keepdims=0)
-    return b.Gather(b.constant(labels), best), _transformed(b, scores, post_transform)
+    return b.Gather(b.constant(labels), best), post_transformed(b, scores, post_transform)
 
 
-def _label_array(ints, strings) -> np.ndarray:
+def label_array(ints, strings) -> np.ndarray:
     if not ints and not strings:
         raise ModelError("needs classlabels_ints or classlabels_strings")
     return np.asarray(ints, np.int64) if ints else np.asarray(strings, object)

@@ -1,0 +1,330 @@
+"""Tree ensembles of ai.onnx.ml: the attributes become one table of nodes, walked by one kernel.
+
+A `Forest` numbers all inner nodes of all trees from 0. A child that is a leaf is written as
+-1 - leaf, so a walk ends when the position is negative. `TreeLeaves` finds the leaf of every (row,
+tree); the weights of those leaves are then gathered and aggregated by ordinary operators. A node
+that tests membership of a set becomes a chain of equality tests with one common true branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphc.errors import ModelError
+from graphc.ir.dtypes import DType, f32, f64, i64
+from graphc.ir.expr import Expr, call, isnan, select
+from graphc.ir.opdef import Bool, Float, Int, Number, composite, imperative
+from graphc.ir.ops.traditional_ml import DOMAIN, label_array, post_transformed
+from graphc.ir.types import TensorType
+
+LEQ, LT, GTE, GT, EQ, NEQ, MEMBER = range(7)
+_COMPARISONS = ("le", "lt", "ge", "gt", "eq", "ne")
+_MODES = {
+    "BRANCH_LEQ": LEQ, "BRANCH_LT": LT, "BRANCH_GTE": GTE, "BRANCH_GT": GT, "BRANCH_EQ": EQ,
+    "BRANCH_NEQ": NEQ,
+}  # fmt: skip
+_AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+
+# ---------------------------------------------------------------- walking
+
+
+def _leaf_type(x, *tables):
+    return TensorType(i64, (x.shape[0], tables[-1].shape[0]))
+
+
+@imperative("TreeLeaves", infer=_leaf_type, domain="graphc")
+def tree_leaves(
+    k, x: Number, feature: Int, split: Float, mode: Int, yes: Int, no: Int, missing: Bool,
+    roots: Int, *, modes: tuple[int, ...], missing_matters: int,
+):  # fmt: skip
+    """The leaf that each row of x ends at in each tree.
+
+    `modes` are the comparisons that occur, so that no kernel tests for others; `missing` says per
+    node whether NaN takes the true branch, and is read only if `missing_matters`.
+    """
+    (leaves,) = k.outputs
+    with k.loop(x.shape[0], "parallel") as row, k.loop(roots.shape[0]) as tree:
+        node = k.var(i64, roots[tree])
+        with k.repeat(node[()] >= 0):
+            at = k.let(node[()])
+            value = k.let(x[row, feature[at]].cast(split.dtype))
+            taken = _test(value, split[at], mode[at], modes)
+            if missing_matters:
+                taken = taken | (missing[at] & isnan(value))
+            k.store(node, (), select(taken, yes[at], no[at]))
+        k.store(leaves, (row, tree), -1 - node[()])
+
+
+def _test(value: Expr, threshold: Expr, mode: Expr, modes: Sequence[int]) -> Expr:
+    result = call(_COMPARISONS[modes[0]], value, threshold)
+    for other in modes[1:]:
+        result = select(mode.eq(other), call(_COMPARISONS[other], value, threshold), result)
+    return result
+
+
+# ---------------------------------------------------------------- the table
+
+
+@dataclass
+class Forest:
+    """Columns of all inner nodes, the root of each tree, and the weight of each leaf per target.
+
+    weights[leaf, target] is NaN where a leaf says nothing of a target.
+    """
+
+    feature: list[int]
+    split: list[float]
+    mode: list[int]
+    yes: list[int]
+    no: list[int]
+    missing: list[bool]
+    roots: list[int]
+    weights: np.ndarray
+
+    def checked(self) -> Forest:
+        """Itself, if the columns have one length, every position exists and every walk ends."""
+        count = len(self.mode)
+        columns = (self.feature, self.split, self.yes, self.no, self.missing)
+        if any(len(column) != count for column in columns):
+            raise ModelError(f"node attributes have {[count, *map(len, columns)]} elements")
+        parent = dict.fromkeys(self.roots, -1)
+        for node, children in enumerate(zip(self.yes, self.no)):
+            for child in children:
+                if child >= 0 and parent.setdefault(child, node) != node:
+                    raise ModelError(f"node {child} has two parents: this is not a tree")
+        for position in (*self.yes, *self.no, *self.roots):
+            if not -len(self.weights) <= position < count:
+                raise ModelError(f"a branch leads to node or leaf {position}, which does not exist")
+        return self
+
+    def leaves(self, b, x, kind: DType):
+        """The leaf numbers [rows, trees] of the rows of x, compared in type `kind`."""
+        if x.tensor.rank != 2:
+            raise ModelError(f"takes rows of features, found {x.type}")
+        features = x.tensor.dims[1]
+        if any(f < 0 or f >= features for f in self.feature):
+            raise ModelError(f"feature ids up to {max(self.feature)} in rows of {features}")
+
+        def column(values: list, dtype=np.int64) -> np.ndarray:
+            return np.asarray(values or [0], dtype)
+
+        missing = column(self.missing, bool)
+        tables = [
+            column(self.feature), column(self.split, kind.np), column(self.mode),
+            column(self.yes), column(self.no), missing, column(self.roots),
+        ]  # fmt: skip
+        return b.op(
+            "TreeLeaves", x, *map(b.constant, tables), domain="graphc",
+            modes=tuple(sorted(set(self.mode))) or (LEQ,), missing_matters=int(missing.any()),
+        )  # fmt: skip
+
+
+def _aggregated(b, forest: Forest, x, aggregate: str, base, kind: DType):
+    """Leaf weights over all trees, plus base values: [rows, targets]."""
+    if aggregate not in _AGGREGATES:
+        raise ModelError(f"aggregate_function must be one of {_AGGREGATES}, found {aggregate!r}")
+    absent = {"MIN": np.inf, "MAX": -np.inf}.get(aggregate, 0)
+    table = np.where(np.isnan(forest.weights), absent, forest.weights).astype(kind.np)
+    votes = b.Gather(b.constant(table), forest.leaves(b, x, kind), axis=0)
+    trees = b.constant([1], i64)
+    if aggregate in ("MIN", "MAX"):
+        best = (b.ReduceMin if aggregate == "MIN" else b.ReduceMax)(votes, trees, keepdims=0)
+        scores = b.Where(b.IsInf(best), b.constant(0, kind), best)
+    else:
+        scores = b.ReduceSum(votes, trees, keepdims=0)
+    if aggregate == "AVERAGE":
+        scores = b.Div(scores, b.constant(len(forest.roots), kind))
+    if base is not None and len(base):
+        scores = b.Add(scores, b.constant(np.asarray(base, kind.np)))
+    return scores
+
+
+def _compared_in(x, *tables) -> DType:
+    """float64 if the rows or the thresholds are, else float32."""
+    doubles = any(getattr(t, "dtype", None) == np.float64 for t in tables)
+    return f64 if doubles or x.tensor.dtype is f64 else f32
+
+
+# ---------------------------------------------------------------- TreeEnsemble
+
+
+@composite("TreeEnsemble", domain=DOMAIN)
+def tree_ensemble(
+    b, x: Float, *, nodes_featureids, nodes_splits, nodes_modes, nodes_truenodeids,
+    nodes_falsenodeids, nodes_trueleafs, nodes_falseleafs, tree_roots, leaf_targetids,
+    leaf_weights, n_targets: int = 1, nodes_missing_value_tracks_true=None, nodes_hitrates=None,
+    membership_values=None, aggregate_function: int = 1, post_transform: int = 0,
+):  # fmt: skip
+    """The aggregated leaf weights of all trees for each row, one column per target."""
+    weights = np.full((len(leaf_targetids), n_targets), np.nan)
+    weights[np.arange(len(leaf_targetids)), list(leaf_targetids)] = leaf_weights
+    modes = [int(m) for m in np.asarray(nodes_modes).reshape(-1)]
+    forest = Forest(
+        list(nodes_featureids), [float(v) for v in np.asarray(nodes_splits).reshape(-1)], modes,
+        [-1 - n if leaf else n for n, leaf in zip(nodes_truenodeids, nodes_trueleafs)],
+        [-1 - n if leaf else n for n, leaf in zip(nodes_falsenodeids, nodes_falseleafs)],
+        [bool(v) for v in nodes_missing_value_tracks_true or [0] * len(modes)],
+        list(tree_roots), weights,
+    ).checked()  # fmt: skip
+    _expand_members(forest, membership_values)
+    kind = x.tensor.dtype if x.tensor.dtype is f64 else f32
+    scores = _aggregated(b, forest, x, _AGGREGATES[aggregate_function], None, kind)
+    scores = post_transformed(b, scores, _TRANSFORMS[post_transform])
+    return b.Cast(scores, to=x.tensor.dtype.onnx) if x.tensor.dtype is not kind else scores
+
+
+def _expand_members(forest: Forest, values) -> None:
+    """Turns each membership node into equality nodes, chained by their false branches."""
+    sets: list[list[float]] = [[]]
+    for value in np.asarray(values if values is not None else [], np.float64).reshape(-1):
+        if np.isnan(value):
+            sets.append([])
+        else:
+            sets[-1].append(float(value))
+    members = [n for n, mode in enumerate(forest.mode) if mode == MEMBER]
+    for node, chosen in zip(members, sets):
+        if not chosen:
+            raise ModelError(f"node {node} tests membership of an empty set")
+        forest.mode[node], forest.split[node] = EQ, chosen[0]
+        for other in chosen[1:]:
+            added = len(forest.mode)
+            forest.feature.append(forest.feature[node])
+            forest.split.append(other)
+            forest.mode.append(EQ)
+            forest.missing.append(forest.missing[node])
+            forest.yes.append(forest.yes[node])
+            forest.no.append(forest.no[node])
+            forest.no[node] = added
+            node = added
+    if MEMBER in forest.mode:
+        raise ModelError(f"{len(members)} membership nodes, but fewer sets of values")
+
+
+# ---------------------------------------------------------------- the older pair of operators
+
+
+def _forest_by_ids(nodes: dict, votes: tuple, targets: int) -> Forest:
+    """A Forest from nodes named by (tree, node) ids, and votes (tree, node, target, weight)."""
+    count = len(nodes["treeids"])
+    keys = list(zip(nodes["treeids"], nodes["nodeids"]))
+    inner: dict[tuple[int, int], int] = {}
+    leaf: dict[tuple[int, int], int] = {}
+    for key, mode in zip(keys, nodes["modes"]):
+        group = leaf if mode == "LEAF" else inner
+        group[key] = len(group)
+    weights = np.full((max(1, len(leaf)), targets), np.nan)
+    for tree, node, target, weight in zip(*votes):
+        if (tree, node) not in leaf:
+            raise ModelError(f"weight for node {node} of tree {tree}, which is not a leaf")
+        row = leaf[tree, node]
+        weights[row, target] = np.nan_to_num(weights[row, target]) + weight
+
+    def position(tree: int, node: int) -> int:
+        key = (tree, node)
+        if key not in inner and key not in leaf:
+            raise ModelError(f"tree {tree} has no node {node}")
+        return inner[key] if key in inner else -1 - leaf[key]
+
+    rows = [n for n in range(count) if keys[n] in inner]
+    tracks = nodes["missing"] or [0] * count
+    unknown = {nodes["modes"][n] for n in rows} - set(_MODES)
+    if unknown:
+        raise ModelError(f"nodes_modes holds {sorted(unknown)[0]!r}")
+    first = {tree: (tree, node) for tree, node in reversed(keys)}
+    return Forest(
+        [nodes["featureids"][n] for n in rows],
+        [float(nodes["values"][n]) for n in rows],
+        [_MODES[nodes["modes"][n]] for n in rows],
+        [position(nodes["treeids"][n], nodes["truenodeids"][n]) for n in rows],
+        [position(nodes["treeids"][n], nodes["falsenodeids"][n]) for n in rows],
+        [bool(tracks[n]) for n in rows],
+        [position(*first[tree]) for tree in dict.fromkeys(nodes["treeids"])],
+        weights,
+    ).checked()
+
+
+def _either(as_floats, as_tensor):
+    """The attribute given as floats or, in double precision, as a tensor."""
+    return as_floats if as_tensor is None else np.asarray(as_tensor).reshape(-1)
+
+
+@composite("TreeEnsembleRegressor", domain=DOMAIN)
+def tree_ensemble_regressor(
+    b, x: Number, *, nodes_treeids, nodes_nodeids, nodes_featureids, nodes_modes,
+    nodes_truenodeids, nodes_falsenodeids, target_treeids, target_nodeids, target_ids,
+    nodes_values=None, nodes_values_as_tensor=None, target_weights=None,
+    target_weights_as_tensor=None, base_values=None, base_values_as_tensor=None,
+    nodes_missing_value_tracks_true=None, nodes_hitrates=None, nodes_hitrates_as_tensor=None,
+    aggregate_function: str = "SUM", n_targets: int = 1, post_transform: str = "NONE",
+):  # fmt: skip
+    """The aggregated leaf weights of all trees for each row, as float32.
+
+    A single target is not transformed, as in ONNX Runtime.
+    """
+    values = _either(nodes_values, nodes_values_as_tensor)
+    nodes = {
+        "treeids": nodes_treeids, "nodeids": nodes_nodeids, "featureids": nodes_featureids,
+        "modes": nodes_modes, "truenodeids": nodes_truenodeids, "values": values,
+        "falsenodeids": nodes_falsenodeids, "missing": nodes_missing_value_tracks_true,
+    }  # fmt: skip
+    weights = _either(target_weights, target_weights_as_tensor)
+    votes = (target_treeids, target_nodeids, target_ids, weights)
+    forest = _forest_by_ids(nodes, votes, n_targets)
+    base = _either(base_values, base_values_as_tensor)
+    scores = _aggregated(b, forest, x, aggregate_function, base, _compared_in(x, values))
+    if n_targets > 1:
+        scores = post_transformed(b, scores, post_transform)
+    return b.Cast(scores, to=f32.onnx)
+
+
+@composite("TreeEnsembleClassifier", outputs=2, domain=DOMAIN)
+def tree_ensemble_classifier(
+    b, x: Number, *, nodes_treeids, nodes_nodeids, nodes_featureids, nodes_modes,
+    nodes_truenodeids, nodes_falsenodeids, class_treeids, class_nodeids, class_ids,
+    nodes_values=None, nodes_values_as_tensor=None, class_weights=None,
+    class_weights_as_tensor=None, base_values=None, base_values_as_tensor=None,
+    nodes_missing_value_tracks_true=None, nodes_hitrates=None, nodes_hitrates_as_tensor=None,
+    classlabels_int64s=None, classlabels_strings=None, post_transform: str = "NONE",
+):  # fmt: skip
+    """The label with the largest sum of leaf weights of each row, and the sums of all labels.
+
+    Two labels and weights for class 0 alone mean a binary decision: see `_two_classes`.
+    """
+    values = _either(nodes_values, nodes_values_as_tensor)
+    nodes = {
+        "treeids": nodes_treeids, "nodeids": nodes_nodeids, "featureids": nodes_featureids,
+        "modes": nodes_modes, "truenodeids": nodes_truenodeids, "values": values,
+        "falsenodeids": nodes_falsenodeids, "missing": nodes_missing_value_tracks_true,
+    }  # fmt: skip
+    labels = label_array(classlabels_int64s, classlabels_strings)
+    weights = _either(class_weights, class_weights_as_tensor)
+    base = _either(base_values, base_values_as_tensor)
+    kind = _compared_in(x, values)
+    single = len(labels) == 2 and set(class_ids) == {0}
+    votes = (class_treeids, class_nodeids, class_ids, weights)
+    forest = _forest_by_ids(nodes, votes, 1 if single else len(labels))
+    scores = _aggregated(b, forest, x, "SUM", base, kind)
+    if single:
+        return _two_classes(b, scores, labels, post_transform, min(weights) >= 0)
+    best = b.Gather(b.constant(labels), b.ArgMax(scores, axis=1, keepdims=0))
+    return best, b.Cast(post_transformed(b, scores, post_transform), to=f32.onnx)
+
+
+def _two_classes(b, scores, labels: np.ndarray, post_transform: str, positive: bool):
+    """The second label where the only sum s is above 1/2 (above 0 if a weight is negative).
+
+    Scores: 1 - s and s (-s and s), with LOGISTIC the logistic function of -s and s.
+    """
+    kind = scores.tensor.dtype
+    second = b.Greater(scores, b.constant(0.5 if positive else 0, kind))
+    chosen = b.Squeeze(b.Cast(second, to=i64.onnx), b.constant([1], i64))
+    logistic = post_transform == "LOGISTIC"
+    first = b.Sub(b.constant(1, kind), scores) if positive and not logistic else b.Neg(scores)
+    both = b.Concat(first, scores, axis=1)
+    both = b.Sigmoid(both) if logistic else both
+    return b.Gather(b.constant(labels), chosen), b.Cast(both, to=f32.onnx)

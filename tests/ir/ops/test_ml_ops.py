@@ -1,0 +1,201 @@
+"""Operators of ai.onnx.ml against ONNX Runtime."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from single_op import run_op
+
+from graphc.errors import ModelError
+from graphc.frontend.onnx_import import import_onnx
+from graphc.ir.interp import interpret
+
+ML = "ai.onnx.ml"
+onnxruntime.set_default_logger_severity(3)
+rng = np.random.default_rng(0)
+X = rng.standard_normal((6, 3)).astype(np.float32)
+X[0] = 0
+LABELS = rng.integers(-3, 3, (6, 3))
+
+
+def agree_ml(name: str, *inputs: np.ndarray, outputs: int = 1, **attrs) -> None:
+    """Asserts that one ai.onnx.ml node gives what ONNX Runtime gives."""
+    names = [f"x{n}" for n in range(len(inputs))]
+    results = [f"y{n}" for n in range(outputs)]
+    infos = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+        for n, x in zip(names, inputs)
+    ]
+    outs = [helper.make_tensor_value_info(y, TensorProto.FLOAT, None) for y in results]
+    for out in outs:
+        out.ClearField("type")
+    node = helper.make_node(name, names, results, domain=ML, **attrs)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ML, 3)]
+    model = helper.make_model(
+        helper.make_graph([node], "g", infos, outs), opset_imports=opsets, ir_version=8
+    )
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    expected = session.run(None, dict(zip(names, inputs)))
+    for got, want in zip(interpret(import_onnx(model), list(inputs)), expected):
+        assert got.shape == want.shape
+        if want.dtype.kind == "O":
+            assert got.tolist() == want.tolist()
+        else:
+            assert got.dtype == want.dtype
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- features
+
+
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+def test_normalizer(norm):
+    agree_ml("Normalizer", X, norm=norm)
+    agree_ml("Normalizer", LABELS, norm=norm)
+
+
+def test_scaler():
+    agree_ml("Scaler", X, offset=[1.0, 2.0, 3.0], scale=[2.0, 0.5, 1.0])
+    agree_ml("Scaler", LABELS, offset=[1.0], scale=[2.0])
+
+
+def test_imputer():
+    holes = np.where(X > 0.5, np.nan, X).astype(np.float32)
+    agree_ml("Imputer", holes, imputed_value_floats=[1.0, 2.0, 3.0],
+             replaced_value_float=float("nan"))  # fmt: skip
+    agree_ml("Imputer", LABELS, imputed_value_int64s=[7], replaced_value_int64=-1)
+
+
+def test_encoders_and_selectors():
+    agree_ml("OneHotEncoder", LABELS, cats_int64s=[-1, 0, 2])
+    agree_ml("OneHotEncoder", X, cats_int64s=[-1, 0, 2])
+    agree_ml("FeatureVectorizer", X, X[:, :2], inputdimensions=[3, 2])
+    agree_ml("ArrayFeatureExtractor", X, np.array([[2, 0]]))
+    agree_ml("ArrayFeatureExtractor", X[1], np.array([2, 0]))
+    agree_ml("Binarizer", X, threshold=0.2)
+
+
+# ---------------------------------------------------------------- linear models
+
+TRANSFORMS = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO")
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_linear_models(transform):
+    weights = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, -1.0, 1.0, -2.0]
+    agree_ml("LinearRegressor", X, coefficients=weights[:6], intercepts=[0.5, -0.5], targets=2,
+             post_transform=transform)  # fmt: skip
+    agree_ml("LinearClassifier", X, outputs=2, coefficients=weights, intercepts=[0.5, -0.5, 0.0],
+             classlabels_ints=[5, 6, 7], post_transform=transform)  # fmt: skip
+    agree_ml("LinearClassifier", X, outputs=2, coefficients=weights[:3], intercepts=[0.5],
+             classlabels_ints=[5, 6], post_transform=transform)  # fmt: skip
+    agree_ml("LinearClassifier", X, outputs=2, coefficients=weights[:6],
+             intercepts=[0.5, -0.5], classlabels_strings=["a", "b"], post_transform=transform)  # fmt: skip
+
+
+# ---------------------------------------------------------------- trees
+
+MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
+
+
+class RandomForest:
+    """Attributes of a random ensemble whose leaves vote for the given targets."""
+
+    def __init__(self, seed: int, votes: str, targets, modes, lowest: float):
+        self.random, self.votes, self.targets = random.Random(seed), votes, targets
+        self.modes, self.lowest = modes, lowest
+        self.attrs: dict[str, list] = {}
+        for tree in range(self.random.randint(1, 4)):
+            self.count = 0
+            self.build(tree, self.random.randint(0, 4))
+
+    def add(self, name: str, value) -> int:
+        column = self.attrs.setdefault(name, [])
+        column.append(value)
+        return len(column) - 1
+
+    def build(self, tree: int, depth: int) -> int:
+        node, pick = self.count, self.random
+        self.count += 1
+        leaf = depth == 0 or pick.random() < 0.2
+        row = self.add("nodes_treeids", tree)
+        self.add("nodes_nodeids", node)
+        self.add("nodes_featureids", pick.randrange(3))
+        self.add("nodes_values", pick.choice((-1.0, 0.0, 0.5, 1.0)))
+        self.add("nodes_modes", "LEAF" if leaf else pick.choice(self.modes))
+        self.add("nodes_missing_value_tracks_true", 0 if leaf else pick.randint(0, 1))
+        self.add("nodes_truenodeids", 0)
+        self.add("nodes_falsenodeids", 0)
+        if not leaf:
+            self.attrs["nodes_truenodeids"][row] = self.build(tree, depth - 1)
+            self.attrs["nodes_falsenodeids"][row] = self.build(tree, depth - 1)
+            return node
+        for target in self.targets:
+            self.add(f"{self.votes}_treeids", tree)
+            self.add(f"{self.votes}_nodeids", node)
+            self.add(f"{self.votes}_ids", target)
+            self.add(f"{self.votes}_weights", pick.uniform(self.lowest, 1))
+        return node
+
+
+def rows(seed: int) -> np.ndarray:
+    values = [-1, 0, 0.5, 1, 2, -0.3, np.nan]
+    return np.random.default_rng(seed).choice(values, (7, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tree_regressors(seed):
+    targets = seed % 3 + 1
+    modes = (MODES[:1], MODES[1:3], MODES)[seed % 3]
+    forest = RandomForest(seed, "target", range(targets), modes, -1)
+    extra = {"base_values": [0.1 * n + 0.2 for n in range(targets)]} if seed % 2 else {}
+    agree_ml(
+        "TreeEnsembleRegressor", rows(seed), **forest.attrs, **extra, n_targets=targets,
+        aggregate_function=("SUM", "AVERAGE", "MIN", "MAX")[seed % 4],
+        post_transform=TRANSFORMS[seed % 3],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tree_classifiers(seed):
+    binary = seed % 2 == 0
+    ids = [0] if binary else [0, 1, 2]
+    forest = RandomForest(seed, "class", ids, MODES, -1 if seed % 3 else 0)
+    agree_ml(
+        "TreeEnsembleClassifier", rows(seed), outputs=2, **forest.attrs,
+        classlabels_int64s=[10, 11] if binary else [10, 11, 12],
+        post_transform=TRANSFORMS[seed % 4 // 2],
+    )  # fmt: skip
+
+
+def tree(**changes):
+    """x[0] in {1, 3} ? 5 : 7, as the newest operator writes it."""
+    attrs = dict(
+        nodes_featureids=(0,), nodes_splits=np.zeros(1, np.float32), nodes_modes=np.uint8([6]),
+        nodes_truenodeids=(0,), nodes_falsenodeids=(1,), nodes_trueleafs=(1,),
+        nodes_falseleafs=(1,), tree_roots=(0,), leaf_targetids=(0, 0),
+        leaf_weights=np.float32([5, 7]), membership_values=np.float32([1, 3]),
+    )  # fmt: skip
+    x = np.array([[1], [2], [3], [np.nan]], np.float32)
+    return run_op("TreeEnsemble", x, domain=ML, **{**attrs, **changes})
+
+
+def test_membership_nodes():
+    assert tree().ravel().tolist() == [5, 7, 5, 7]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [({"nodes_truenodeids": (4,)}, "does not exist"), ({"nodes_featureids": (1,)}, "rows of 1"),
+     ({"nodes_trueleafs": (0,)}, "two parents"), ({"nodes_featureids": ()}, "elements"),
+     ({"membership_values": np.float32([np.nan])}, "empty set")],
+)  # fmt: skip
+def test_malformed_trees_are_refused(changes, message):
+    with pytest.raises(ModelError, match=message):
+        tree(**changes)
