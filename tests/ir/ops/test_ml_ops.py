@@ -96,7 +96,8 @@ def test_linear_models(transform):
     agree_ml("LinearClassifier", X, outputs=2, coefficients=weights[:3], intercepts=[0.5],
              classlabels_ints=[5, 6], post_transform=transform)  # fmt: skip
     agree_ml("LinearClassifier", X, outputs=2, coefficients=weights[:6],
-             intercepts=[0.5, -0.5], classlabels_strings=["a", "b"], post_transform=transform)  # fmt: skip
+             intercepts=[0.5, -0.5], classlabels_strings=["a", "b"],
+             post_transform=transform)  # fmt: skip
 
 
 # ---------------------------------------------------------------- trees
