@@ -31,7 +31,13 @@ from graphc.ir.expr import (
 )
 from graphc.ir.expr import _fold as fold_call
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
-from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import (
+    flatten_index,
+    is_affine_in,
+    simplify,
+    to_poly,
+    unflatten_index,
+)
 from graphc.passes.lower.computation import Computation, Lowered, Output
 from graphc.passes.lower.guards import guard_atoms, trim
 from graphc.passes.lower.spaces import (
@@ -43,6 +49,7 @@ from graphc.passes.lower.spaces import (
 )
 
 UNROLL = 16  # iterations of a small reduction that are unrolled
+MAX_SEGMENTS = 128  # pieces that an iteration space is cut into
 ROW_BUFFER_BYTES = 1 << 16  # the largest row kept on the stack
 RECOMPUTE_COST = 8  # a value cheaper than this is computed again rather than kept
 
@@ -161,6 +168,47 @@ def flat_buffer(buffer: Buffer) -> Buffer:
     return Buffer(buffer.name, buffer.dtype, (math.prod(buffer.shape),), buffer.access)  # type: ignore
 
 
+def segments(indices: list[Index], exprs: list[Expr]):
+    """Pieces of the iteration space in which a select on one index alone (a Concat, a Pad) goes one
+    way: for each, what replaces the index, and the indices of the piece."""
+    cuts: dict[Index, set[int]] = {}
+    for expr in exprs:
+        for node in walk(expr):
+            if isinstance(node, Call) and node.op.name == "select":
+                _add_cuts(node.args[0], indices, cuts)
+    if not cuts:
+        return [({}, indices)]
+    index = max(cuts, key=lambda x: (len(cuts[x]), -indices.index(x)))
+    extent = int(index.extent)  # type: ignore[arg-type]
+    edges = sorted({0, extent} | {c for c in cuts[index] if 0 < c < extent})
+    if len(edges) > MAX_SEGMENTS + 1:
+        return [({}, indices)]
+    found = []
+    for low, high in zip(edges, edges[1:]):
+        piece = Index(index.name, high - low)
+        mapping: dict[Expr, Expr] = {index: piece + low if high - low > 1 else Const(low, i64)}
+        left = [piece if x is index else x for x in indices]
+        found.append((mapping, [x for x in left if x.extent != 1]))
+    return found
+
+
+def _add_cuts(condition: Expr, indices: list[Index], cuts: dict[Index, set[int]]) -> None:
+    """Where comparisons of a single output index with a constant change their truth."""
+    for node in walk(condition):
+        if not (isinstance(node, Call) and node.op.name in ("lt", "le", "gt", "ge")):
+            continue
+        if node.args[0].dtype is not i64:
+            continue
+        poly = to_poly(simplify(node.args[0] - node.args[1]))
+        atoms = [k for k in poly if k]
+        if len(atoms) == 1 and len(atoms[0]) == 1 and atoms[0][0] in indices:
+            step, rest = poly[atoms[0]], poly.get((), 0)
+            if abs(step) == 1:  # step * i + rest changes sign at i = -rest / step
+                edge = -rest * step
+                at_edge = node.op.name in ("lt", "ge") if step > 0 else node.op.name in ("gt", "le")
+                cuts.setdefault(atoms[0][0], set()).add(edge if at_edge else edge + 1)  # type: ignore
+
+
 @dataclass
 class _Point:
     """One element to store: which output, where, and what."""
@@ -187,11 +235,13 @@ class _Nest:
         offset = flatten_index(first.index, first.extents)
         indices, (offset, *exprs) = drop_units(indices, [offset, *exprs])
         exprs = [merge_reductions(e) for e in exprs]
-        indices, (offset, *exprs) = merge_adjacent(indices, [offset, *exprs])
         outputs = [flat_buffer(o.buffer) for o in self.computation.outputs]
-        points = [_Point(b, offset, e) for b, e in zip(outputs, exprs)]
-        if math.prod(first.extents) > 0:
-            self.outer_loops(indices, points)
+        for mapping, pieces in segments(indices, exprs):
+            where, *parts = (simplify(substitute(e, mapping)) for e in (offset, *exprs))
+            merged, (where, *parts) = merge_adjacent(pieces, [where, *parts])
+            points = [_Point(b, where, e) for b, e in zip(outputs, parts)]
+            if math.prod(first.extents) > 0:
+                self.outer_loops(merged, points)
         params = (*map(flat_buffer, self.computation.inputs), *outputs)
         return Kernel(name, params, self.k.body(), self.computation.label)
 
