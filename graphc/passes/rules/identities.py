@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphc.ir.dtypes import DType
-from graphc.ir.expr import Const, Index, Load
+from graphc.ir.expr import Index, Load
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.simplify import simplify
@@ -54,22 +54,15 @@ def copied(op: Op) -> Value | None:
         return source if source is not None and source.type == op.output.type else None
     if all(v is None or v.type != op.output.type for v in op.inputs):
         return None
-    body = op_body(op)
-    if not isinstance(body, Load):
-        body = simplify(body)
+    body = simplify(op_body(op))
     if not isinstance(body, Load):
         return None
     value = op.inputs[int(body.source)]
     if value is None or value.type != op.output.type:
         return None
-    return value if all(map(_is_own_index, body.index, range(len(body.index)),
-                            value.tensor.dims)) else None  # fmt: skip
-
-
-def _is_own_index(index, dim: int, extent) -> bool:
-    if extent == 1:
-        return True
-    return index is Index(f"i{dim}", extent) or (isinstance(index, Const) and extent == 1)
+    own = [Index(f"i{dim}", extent) for dim, extent in enumerate(value.tensor.dims)]
+    same = all(a is b or b.extent == 1 for a, b in zip(body.index, own))
+    return value if same else None
 
 
 @rule("cast-of-cast", P.Cast(P.Cast(x)))

@@ -73,27 +73,31 @@ def conv_transpose_to_conv(rw, op, x, w, b):
     rows, columns = weights.shape[:2]
     forward = weights.reshape(group, rows // group, columns, *weights.shape[2:]).swapaxes(1, 2)
     if all(a.stride == 1 for a in axes):
-        return _stride_one(rw, x, forward, b, axes, group) or _phases(rw, x, forward, b, axes)
+        return _stride_one(rw, x, forward, b, axes) or _phases(rw, x, forward, b, axes)
     return _phases(rw, x, forward, b, axes)
 
 
-def _flat(kernel: np.ndarray) -> np.ndarray:
-    """[group, out, in, taps..] with flipped taps, as the weights of a Conv."""
+def _conv(rw: Rewriter, x: Value, kernel: np.ndarray, b, pads: tuple, axes: list[Axis]) -> Value:
+    """The Conv with weights [group, out, in, taps..], whose taps are flipped."""
     flipped = np.flip(kernel, tuple(range(3, kernel.ndim)))
-    return np.ascontiguousarray(flipped.reshape(-1, *kernel.shape[2:]))
+    weights = np.ascontiguousarray(flipped.reshape(-1, *kernel.shape[2:]))
+    dilations = tuple(a.dilation for a in axes)
+    return rw.Conv(
+        x, rw.constant(weights), b,
+        pads=pads if any(pads) else None,
+        group=kernel.shape[0] if kernel.shape[0] > 1 else None,
+        dilations=dilations if any(d > 1 for d in dilations) else None,
+    )  # fmt: skip
 
 
-def _stride_one(rw: Rewriter, x: Value, forward, b, axes: list[Axis], group: int) -> Value | None:
+def _stride_one(rw: Rewriter, x: Value, forward, b, axes: list[Axis]) -> Value | None:
     """Without strides there is one phase, whose padding a Conv can do itself."""
     spans = [(a.kernel - 1) * a.dilation for a in axes]
     begins = [span - a.begin for a, span in zip(axes, spans)]
     ends = [a.out - a.extent + span - begin for a, span, begin in zip(axes, spans, begins)]
     if min(*begins, *ends) < 0:
         return None
-    return rw.Conv(
-        x, rw.constant(_flat(forward)), b, pads=(*begins, *ends), group=group,
-        dilations=tuple(a.dilation for a in axes),
-    )  # fmt: skip
+    return _conv(rw, x, forward, b, (*begins, *ends), axes)
 
 
 def _phases(rw: Rewriter, x: Value, forward: np.ndarray, b, axes: list[Axis]) -> Value:
@@ -126,10 +130,7 @@ def _convolved(rw: Rewriter, x: Value, kernel, b: Value | None, axes: list[Axis]
         per_group = rw.Reshape(b, np.array((group, 1, -1), np.int64))
         tiled = rw.Tile(per_group, np.array((1, copies, 1), np.int64))
         b = rw.Reshape(tiled, np.array((-1,), np.int64))
-    return rw.Conv(
-        x, rw.constant(_flat(kernel)), b, pads=(*begins, *ends), group=group,
-        dilations=tuple(a.dilation for a in axes),
-    )  # fmt: skip
+    return _conv(rw, x, kernel, b, (*begins, *ends), axes)
 
 
 def _interleaved(rw: Rewriter, parts: list[Value], group: int, channels: int, axes: list[Axis]):
