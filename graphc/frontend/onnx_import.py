@@ -313,7 +313,7 @@ class Importer:
         if node.op_type == "Loop":
             trip, condition = built[0][0].region.params[:2]
             trip.type, condition.type = TensorType(i64, ()), TensorType(boolean, ())
-        captured = share_captures([scope for scope, _ in built])
+        captured = share_captures([(scope.region, scope.captures) for scope, _ in built])
         if "captures" in defn.attrs:
             node.attrs["captures"] = len(captured)
         inputs = [*node.inputs, *(node.scope.require(name) for name in captured)]

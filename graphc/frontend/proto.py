@@ -8,7 +8,6 @@ import numpy as np
 from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from graphc.errors import InternalError
-from graphc.ir import dtypes
 from graphc.ir.expr import Sym
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
 
@@ -52,8 +51,3 @@ def attribute_proto(name: str, value: Any, kinds: dict[str, int], where: str) ->
     elif kind == _KINDS.FLOATS:
         value = [float(v) for v in value]
     return helper.make_attribute(name, value, attr_type=kind)
-
-
-def dtype_number(array: np.ndarray) -> int:
-    """The ONNX number of an array's element type."""
-    return dtypes.of(array.dtype).onnx

@@ -7,9 +7,9 @@ shared), so that a body's shapes can be worked out on its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from graphc.errors import ModelError
 from graphc.ir.graph import Region, Value, constant_op
@@ -90,15 +90,23 @@ class Scope:
         self.values[name] = value
 
 
-def share_captures(scopes: list[Scope]) -> list[str]:
-    """Gives all regions of an op the same captures in the same order; returns their names."""
-    names = list(dict.fromkeys(name for scope in scopes for name in scope.captures))
-    for scope in scopes:
-        captured = set(scope.captures.values())
-        params = [p for p in scope.region.params if p not in captured]
-        for name in names:
-            params.append(scope.captures.get(name) or Value(None, name=name))
+Key = TypeVar("Key", str, Value)
+
+
+def share_captures(regions: Sequence[tuple[Region, dict[Key, Value]]]) -> list[Key]:
+    """Gives all regions of an op the same captures, in the same order, as their last parameters.
+
+    Each region comes with its captures: what is captured (by name, or as a value) to a parameter.
+    Returns what is captured.
+    """
+    keys = list(dict.fromkeys(key for _, captures in regions for key in captures))
+    for region, captures in regions:
+        captured = set(captures.values())
+        params = [p for p in region.params if p not in captured]
+        for key in keys:
+            name = key if isinstance(key, str) else key.name
+            params.append(captures.get(key) or Value(None, name=name))
         for index, param in enumerate(params):
             param.index = index
-        scope.region.params = params
-    return names
+        region.params = params
+    return keys
