@@ -56,7 +56,7 @@ def specialise(
     needs = [need for need in walk.needs if _is_alive(need, result)]
     if needs and not partial:
         error = needs[0].error
-        error.graph = result
+        error.graph, error.needs = result, tuple(need.error for need in needs)
         raise error
     return result
 
@@ -65,24 +65,44 @@ def pin(
     graph: Graph,
     shapes: Shapes | None = None,
     values: Mapping[str, np.ndarray] | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | tuple[int, int]] | None = None,
 ) -> Graph:
     """A copy of `graph` whose inputs have the shapes, and dimension symbols the extents, given.
 
-    Inputs that `values` names become constants, and are inputs no more; what is not given stays
-    open. ModelError as for `specialise`. Without anything to pin, the graph itself.
+    A pair in `dims` bounds a dimension instead. Inputs that `values` names become constants, and
+    are inputs no more; what is not given stays open. ModelError as for `specialise`. Without
+    anything to pin, the graph itself.
     """
     if not (shapes or values or dims):
         return graph
     result = clone_graph(graph)
-    binding = _Binding(result, dict(shapes or {}), dict(values or {}), dict(dims or {}))
+    bounds = {n: d for n, d in (dims or {}).items() if isinstance(d, tuple)}
+    fixed = {n: d for n, d in (dims or {}).items() if not isinstance(d, tuple)}
+    binding = _Binding(result, dict(shapes or {}), dict(values or {}), fixed)
     binding.apply(partial=True)
+    for name, (lo, hi) in bounds.items():
+        _bound(result, name, lo, hi)
     result.params = [p for p in result.params if p.name not in binding.values]
     for position, param in enumerate(result.params):
         param.index = position
-    fixed = {symbol.name for symbol in binding.dims if isinstance(symbol, Sym)}
-    result.symbols = {n: s for n, s in result.symbols.items() if n not in fixed}
+    closed = {symbol.name for symbol in binding.dims if isinstance(symbol, Sym)}
+    result.symbols = {n: s for n, s in result.symbols.items() if n not in closed}
     return result
+
+
+def _bound(graph: Graph, name: str, lo: int, hi: int) -> None:
+    """Narrows the bounds of a dimension symbol."""
+    if name not in graph.symbols:
+        known = sorted(graph.symbols)
+        raise ModelError(f"there is no dimension {name!r}; the dimensions are {known}")
+    old = graph.symbols[name]
+    new = Sym(name, max(lo, old.lo), hi if old.hi is None else min(hi, old.hi))
+    graph.symbols[name] = new
+    for param in graph.params:
+        type = param.type
+        if isinstance(type, TensorType) and type.shape is not None:
+            dims = (d if isinstance(d, int) else substitute(d, {old: new}) for d in type.shape)
+            param.type = type.with_shape(dims)
 
 
 def _is_alive(need: Need, graph: Graph) -> bool:
@@ -300,6 +320,12 @@ def _ancestors(value: Value) -> set[Op]:
     return found
 
 
+def _exact_type(value: Value) -> Type | None:
+    """The type of a value as far as it is certain: dims that are upper bounds are not."""
+    bounded = value.producer is not None and "bounded" in value.producer.defn.traits
+    return TensorType(value.tensor.dtype, None) if bounded else value.type
+
+
 def _part(graph: Graph, ops: Sequence[Op], extra: Sequence[Value], results) -> Graph:
     """A graph of copies of some ops; `extra` values become parameters after the graph's own."""
     from graphc.ir.graph import Region, copy_ops
@@ -307,7 +333,7 @@ def _part(graph: Graph, ops: Sequence[Op], extra: Sequence[Value], results) -> G
     part = Graph(graph.name)
     part.phase, part.symbols = graph.phase, dict(graph.symbols)
     mapping = {p: part.add_param(p.type, p.name) for p in graph.params}
-    mapping.update((v, part.add_param(v.type, v.name)) for v in extra)
+    mapping.update((v, part.add_param(_exact_type(v), v.name)) for v in extra)
     source = Region()
     source.ops = list(ops)
     copy_ops(source, part, mapping)
