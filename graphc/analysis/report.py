@@ -1,0 +1,170 @@
+"""Reports in text: operators of a graph, steps of a program under a roofline, the memory plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphc.analysis.cost import Cost, kernel_flops, op_cost
+from graphc.analysis.memory import ArenaUse, arena_use, picture
+from graphc.analysis.roofline import Machine
+from graphc.analysis.text import duration, nbytes, quantity, table
+from graphc.ir.graph import Graph, Op
+from graphc.ir.program import Program
+from graphc.ir.types import TensorType
+
+NAME_WIDTH = 40
+LARGEST = 5  # tensors listed in the memory plan
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """A step of a program: what it computes, its cost, and its least time in seconds."""
+
+    name: str
+    kernel: str
+    cost: Cost
+    bound: str
+    seconds: float
+
+
+def step_costs(program: Program, machine: Machine) -> list[StepCost]:
+    """The steps of a program, in order."""
+    flops = {name: kernel_flops(kernel) for name, kernel in program.kernels.items()}
+    found = []
+    for step in program.steps:
+        cost = Cost(step.flops or flops[step.kernel], step.nbytes)
+        name = layers(step.loc) or step.kernel
+        found.append(StepCost(name, step.kernel, cost, machine.bound(cost), machine.seconds(cost)))
+    return found
+
+
+def layers(loc: Sequence[str]) -> str:
+    """The ONNX nodes that something comes from, shortened."""
+    first = loc[0] if loc else ""
+    short = first if len(first) <= NAME_WIDTH else "..." + first[3 - NAME_WIDTH :]
+    return f"{short} +{len(loc) - 1}" if len(loc) > 1 else short
+
+
+# ---------------------------------------------------------------- operators
+
+
+def summary(graph: Graph) -> str:
+    """Inputs, outputs and weights of a typed graph."""
+    weights = [op.output.tensor for op in graph.walk() if op.name == "Constant"]
+    count = sum(t.size for t in weights)
+    lines = [f"model {graph.name}: {sum(op.name != 'Constant' for op in graph.walk())} ops"]
+    lines += [f"  input  {p.name}: {p.type}" for p in graph.params]
+    lines += [f"  output {n}: {v.type}" for n, v in zip(graph.output_names, graph.results)]
+    size = nbytes(sum(t.nbytes for t in weights))
+    lines.append(f"  constants: {quantity(count)} elements in {len(weights)} tensors, {size}")
+    return "\n".join(lines)
+
+
+def operators(graph: Graph) -> str:
+    """A table of the operators of a typed graph, the ones with most operations first."""
+    groups: dict[str, list[Op]] = {}
+    for op in graph.walk():
+        if op.name != "Constant":
+            groups.setdefault(op.name, []).append(op)
+    costs = {name: sum((op_cost(op) for op in ops), Cost()) for name, ops in groups.items()}
+    total = sum(costs.values(), Cost())
+    rows = [("operator", "count", "FLOPs", "share", "bytes", "FLOP/byte")]
+    for name in sorted(groups, key=lambda n: (-costs[n].flops, -costs[n].nbytes, n)):
+        rows.append((name, str(len(groups[name])), *_cells(costs[name], total)))
+    rows.append(("total", str(sum(map(len, groups.values()))), *_cells(total, total)))
+    return table(rows)
+
+
+def nodes(graph: Graph) -> str:
+    """A table of every op of a typed graph, in order."""
+    total = sum((op_cost(op) for op in graph.ops), Cost())
+    rows = [("layer", "operator", "result", "FLOPs", "share", "bytes", "FLOP/byte")]
+    for op in graph.ops:
+        if op.name != "Constant":
+            types = ", ".join(str(v.type) for v in op.outputs)
+            name = layers(op.loc) or op.outputs[0].name
+            rows.append((name, op.name, types, *_cells(op_cost(op), total)))
+    return table(rows, left=3)
+
+
+def _cells(cost: Cost, total: Cost) -> tuple[str, str, str, str]:
+    share = 100 * cost.flops / total.flops if total.flops else 0.0
+    return quantity(cost.flops), f"{share:.1f}%", nbytes(cost.nbytes), f"{cost.intensity:.3g}"
+
+
+# ---------------------------------------------------------------- steps
+
+
+def steps(program: Program, machine: Machine, top: int | None = None) -> str:
+    """A table of the steps that take longest by the roofline (`top`: at most so many)."""
+    costs = step_costs(program, machine)
+    total = sum(each.seconds for each in costs) or 1.0
+    rows = [("layer", "kernel", "FLOPs", "bytes", "FLOP/byte", "bound by", "at least", "share")]
+    for each in sorted(costs, key=lambda c: -c.seconds)[:top]:
+        cost = each.cost
+        rows.append(
+            (each.name, each.kernel, quantity(cost.flops), nbytes(cost.nbytes),
+             f"{cost.intensity:.3g}", each.bound, duration(each.seconds),
+             f"{100 * each.seconds / total:.1f}%")
+        )  # fmt: skip
+    lines = [table(rows, left=2)]
+    if top is not None and len(costs) > top:
+        lines.append(f"... and {len(costs) - top} more")
+    return "\n".join([*lines, _by_bound(costs, total)])
+
+
+def _by_bound(costs: list[StepCost], total: float) -> str:
+    bounds = dict.fromkeys(each.bound for each in costs)
+    parts = []
+    for bound in bounds:
+        mine = [each.seconds for each in costs if each.bound == bound]
+        parts.append(f"{bound} {100 * sum(mine) / total:.0f}% ({len(mine)} steps)")
+    return f"{len(costs)} steps take at least {duration(total)}: {', '.join(parts)}"
+
+
+def machine_text(machine: Machine) -> str:
+    """The numbers of a machine."""
+    return (
+        f"{machine.flops / 1e9:.4g} GFLOP/s, memory {machine.bandwidth / 1e9:.3g} GB/s, "
+        f"cache {machine.cache_bandwidth / 1e9:.3g} GB/s, {duration(machine.overhead)} a step"
+    )
+
+
+# ---------------------------------------------------------------- memory
+
+
+def memory(program: Program) -> str:
+    """The memory plan: arena, lower bound, largest tensors, live bytes over the steps."""
+    constants = sum(c.nbytes for c in program.constants)
+    use = arena_use(program)
+    bound = program.arena_lower_bound
+    gap = f", {100 * (program.arena_bytes / bound - 1):.1f}% above the lower bound" if bound else ""
+    lines = [
+        f"arena {nbytes(program.arena_bytes)} (at least {nbytes(bound)}{gap}); "
+        f"constants {nbytes(constants)}; inputs {_interface(program.inputs)}; "
+        f"outputs {_interface(program.outputs)}"
+    ]
+    if use.tensors:
+        lines += _largest(use)
+        lines += _live(use, program)
+    return "\n".join(lines)
+
+
+def _interface(tensors: Sequence[tuple[str, TensorType]]) -> str:
+    return nbytes(sum(t.nbytes for _, t in tensors))
+
+
+def _largest(use: ArenaUse) -> list[str]:
+    rows = [("largest tensors", "bytes", "at", "steps")]
+    for each in use.tensors[:LARGEST]:
+        span = f"{each.first}..{each.last}"
+        rows.append((layers(each.loc), nbytes(each.nbytes), str(each.offset), span))
+    return table(rows).splitlines()
+
+
+def _live(use: ArenaUse, program: Program) -> list[str]:
+    top = max(use.live)
+    lines = [f"live bytes over {len(use.live)} steps, at most {nbytes(top)}:"]
+    lines += [f"  |{row}" for row in picture(use.live, program.arena_bytes)]
+    return [*lines, "  +" + "-" * min(72, len(use.live))]

@@ -1,0 +1,187 @@
+"""graphc compile: compiles a model to a file, or prints a form it takes on the way."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphc.cli.options import add_model, add_passes, add_target, command, examples
+
+if TYPE_CHECKING:
+    from graphc.cli.models import Model
+    from graphc.driver import Settings
+    from graphc.ir.program import Program
+
+FORMS = ("ir", "kernel", "program", "llvm", "asm", "c")
+PHASES = ("imported", "typed", "canonical", "laid_out", "fused", "lowered", "planned", "emitted")
+SUFFIXES = {".gir": "ir", ".ll": "llvm", ".s": "asm", ".c": "c"}
+ARTIFACTS = (".so", ".o", ".gcm")
+
+SUMMARY = """\
+Compiles a model to a file, or prints a form it takes. With -o OUT the result is written: a shared
+library (.so, with a C header beside it) or object (.o), C source (.c), LLVM IR (.ll), assembly (.s)
+or the graph as text (.gir; its large constants lie beside it in .gir.npz). With --emit the form
+named is printed, or written to OUT. With neither, the model is compiled and what it came to is
+told. A file appears whole or not at all."""
+
+EPILOG = examples(
+    ("graphc compile model.onnx", "can it be compiled? how long does that take?"),
+    ("graphc compile model.onnx -o model.so --dim batch=1", "a library that needs no Python"),
+    ("graphc compile model.onnx --target c -o model.c", "C99"),
+    ("graphc compile model.onnx --emit ir --stop-after canonical", "the graph after clean-up"),
+    ("graphc compile model.onnx --emit kernel", "the loop nests"),
+    ("graphc compile model.onnx --dump-to stages", "the graph after every pass, in stages/"),
+    ("graphc compile model.onnx --explain fold-bn-into-conv", "why that rule fired or did not"),
+    ("graphc compile model.onnx --plugin my_pass.py --emit ir", "with a pass of your own"),
+)
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "compile", run, SUMMARY, EPILOG)
+    add_model(parser)
+    add_target(parser)
+    parser.add_argument("-o", "--output", metavar="OUT", help="where the result goes")
+    parser.add_argument("--emit", choices=FORMS, help="the form to print or write")
+    parser.add_argument("--stop-after", choices=PHASES, metavar="PHASE",
+                        help=f"print what there is after a phase: {', '.join(PHASES)}")  # fmt: skip
+    add_passes(parser)
+    parser.add_argument("--dump-to", metavar="DIR", help="write the graph after every pass")
+    parser.add_argument(
+        "--explain", metavar="RULE", action="append", default=[],
+        help="tell where a rewrite rule fired, and where it did not and why; repeatable",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    form = _form(args)
+    settings = compile_settings(args)
+    from graphc.cli.models import open_model
+
+    _check_rules(args.explain)
+    model = open_model(args)
+    if form is not None:
+        _emit(model, form, args, settings)
+    elif args.output:
+        _save(model, args, settings)
+    else:
+        _report(model, args, settings)
+    printed = form is not None and args.output is None
+    for name in args.explain:
+        text = settings.context.diagnostics.explain(name)
+        print(text, file=sys.stderr if printed else sys.stdout)
+    return 0
+
+
+def pipeline(args: argparse.Namespace) -> str:
+    """The passes that --passes, --plugin and --target ask for."""
+    from graphc.cli.plugins import load_plugins, pipeline_with
+    from graphc.driver import PIPELINES
+
+    own = load_plugins(args.plugin)
+    return args.passes or pipeline_with(PIPELINES[args.target], own)
+
+
+def compile_settings(args: argparse.Namespace) -> Settings:
+    """Settings from --threads, --passes, --plugin and --dump-to."""
+    from graphc.driver import settings
+    from graphc.passes.hooks import Dump
+
+    hooks = [Dump(args.dump_to)] if args.dump_to else []
+    return settings(args.threads, {"passes": pipeline(args), "hooks": hooks})
+
+
+def _form(args: argparse.Namespace) -> str | None:
+    """What to emit, from --emit, --stop-after or the name of the output; None for an artefact."""
+    from graphc.errors import ModelError
+
+    suffix = Path(args.output).suffix if args.output else ""
+    if args.stop_after is not None:
+        native = "c" if args.target == "c" else "llvm"
+        implied = {"lowered": "kernel", "planned": "program", "emitted": native}
+        form = implied.get(args.stop_after, "ir")
+        if args.emit not in (None, form) and not (form == "llvm" and args.emit == "asm"):
+            raise ModelError(f"--emit {args.emit} does not go with --stop-after {args.stop_after}")
+        return args.emit or form
+    if args.emit is None and args.output and suffix not in (*SUFFIXES, *ARTIFACTS):
+        raise ModelError(
+            f"-o {args.output}: expected a name ending in {', '.join((*SUFFIXES, *ARTIFACTS))}"
+        )
+    return args.emit or SUFFIXES.get(suffix)
+
+
+def _check_rules(names: list[str]) -> None:
+    from graphc.errors import ModelError
+    from graphc.passes.rewriter import RULES
+
+    for name in names:
+        if name not in RULES:
+            raise ModelError(f"--explain {name}: there is no such rule; there are "
+                             f"{', '.join(sorted(RULES))}")  # fmt: skip
+
+
+# ---------------------------------------------------------------- what comes out
+
+
+def _emit(model: Model, form: str, args: argparse.Namespace, settings: Settings) -> None:
+    from graphc.cli import emit
+    from graphc.cli.output import emit as write
+    from graphc.cli.output import progress
+
+    with progress(f"compiling {model.path.name} for {args.target}"):
+        if form == "ir":
+            graph = emit.graph_at(model, args.stop_after, args.target, settings)
+            text = str(graph)
+        else:
+            program = emit.program(model, _target(form, args), settings)
+            text = emit.text(program, form)
+    write(text, args.output)
+    if form == "ir" and args.output:
+        emit.write_constants(graph, args.output)
+
+
+def _target(form: str, args: argparse.Namespace) -> str:
+    """The target whose program a form shows: C is printed from plain loops."""
+    from graphc.errors import ModelError
+
+    if form in ("llvm", "asm") and args.target != "cpu":
+        raise ModelError(f"--emit {form} goes with --target cpu")
+    return "c" if form == "c" else args.target
+
+
+def _save(model: Model, args: argparse.Namespace, settings: Settings) -> None:
+    from graphc.cli.output import progress
+    from graphc.driver import artifacts
+    from graphc.errors import UnsupportedError
+
+    if args.target != "cpu":
+        raise UnsupportedError(f"-o {args.output}: target {args.target} makes .c files")
+    with progress(f"compiling {model.path.name} to {args.output}"):
+        artifacts().write(model.graph, args.output, settings, **model.pins())
+
+
+def _report(model: Model, args: argparse.Namespace, settings: Settings) -> None:
+    """Compiles, and tells what the model came to."""
+    from graphc import driver
+    from graphc.analysis.text import duration, nbytes
+    from graphc.cli.output import note, progress
+
+    programs: list[Program] = []
+    settings.observe = programs.append
+    start = time.perf_counter()
+    with progress(f"compiling {model.path.name} for {args.target}"):
+        driver.compile(model.graph, args.target, **model.pins(), **vars(settings))
+    taken = duration(time.perf_counter() - start)
+    if not programs:
+        note("shapes depend on inputs: compiled when it is run (pin them with --dim, --shape)")
+        return
+    for program in programs:
+        constants = sum(c.nbytes for c in program.constants)
+        print(f"{program.name}: {len(program.steps)} steps of {len(program.kernels)} kernels, "
+              f"constants {nbytes(constants)}, arena {nbytes(program.arena_bytes)} "
+              f"(at least {nbytes(program.arena_lower_bound)})")  # fmt: skip
+    print(f"compiled for {args.target} in {taken}")

@@ -1,0 +1,78 @@
+"""The forms a model takes on the way, as text."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from graphc.errors import ModelError
+
+if TYPE_CHECKING:
+    from graphc.cli.models import Model
+    from graphc.driver import Settings
+    from graphc.ir.graph import Graph
+    from graphc.ir.program import Program
+
+
+def graph_at(model: Model, phase: str | None, target: str, settings: Settings) -> Graph:
+    """The graph after a phase (None: after the last pass)."""
+    from graphc.driver import PIPELINES, optimise
+    from graphc.ir.graph import clone_graph
+
+    if phase == "imported":
+        return clone_graph(model.pinned())
+    graph = typed(model)
+    if phase == "typed":
+        return graph
+    return optimise(graph, settings, PIPELINES[target], until=phase or "")
+
+
+def typed(model: Model) -> Graph:
+    """The pinned graph with static types; ModelError says which dimension is open."""
+    from graphc.errors import NeedsValue
+    from graphc.passes.specialise import specialise
+
+    graph = model.pinned()
+    if graph.symbols:
+        name = next(iter(graph.symbols))
+        raise ModelError(f"dimension {name} is open: pin it with --dim {name}=N, or with --shape")
+    try:
+        return specialise(graph)
+    except NeedsValue as error:
+        raise ModelError(
+            f"{error}: it depends on what inputs hold; give those with --set NAME=VALUE"
+        ) from error
+
+
+def program(model: Model, target: str, settings: Settings) -> Program:
+    """The model lowered for a target, memory planned."""
+    from graphc.driver import PROGRAMS
+
+    return PROGRAMS[target](typed(model), settings)
+
+
+def text(program: Program, form: str) -> str:
+    """A program as `kernel`, `program`, `llvm`, `asm` or `c`."""
+    if form == "program":
+        return str(program)
+    if form == "kernel":
+        return "\n".join(map(str, program.kernels.values()))
+    if form == "c":
+        from graphc.backends.c99 import emit
+
+        return emit(program)
+    from graphc.backends.llvm_cpu.jit import assembly
+    from graphc.backends.llvm_cpu.runtime import llvm_text
+
+    return llvm_text(program) if form == "llvm" else assembly(llvm_text(program))
+
+
+def write_constants(graph: Graph, path: str | os.PathLike) -> None:
+    """Writes the constants that the text of a graph names by digest to `path`.npz."""
+    from graphc.cli.models import CONSTANTS
+    from graphc.cli.output import save_npz
+    from graphc.ir.printer import graph_constants
+
+    constants = graph_constants(graph)
+    if constants:
+        save_npz(os.fspath(path) + CONSTANTS, constants)

@@ -1,0 +1,80 @@
+"""graphc inspect: what is in a model, where its time goes, and how its memory is used."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from graphc.cli.options import add_model, add_target, command, examples
+
+if TYPE_CHECKING:
+    from graphc.cli.models import Model
+    from graphc.ir.graph import Graph
+    from graphc.ir.program import Program
+
+SUMMARY = """\
+Tells what is in a model and where its time goes. Operators with their operations (FLOPs), bytes and
+operations per byte; the steps the model is compiled to, with the least time each can take on this
+machine by the roofline (operations at peak speed, or bytes at full bandwidth) and what bounds it;
+and the memory plan. Open dimensions count as 1."""
+
+EPILOG = examples(
+    ("graphc inspect model.onnx", "the most important of everything"),
+    ("graphc inspect model.onnx --dim batch=8 --all", "every node and every step"),
+    ("graphc inspect model.onnx --machine 50,10", "for 50 GFLOP/s and 10 GB/s"),
+    ("graphc inspect model.onnx --target c", "as the C printer gets it: one kernel per operator"),
+)
+TOP = 12
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "inspect", run, SUMMARY, EPILOG)
+    add_model(parser)
+    add_target(parser)
+    parser.add_argument("--all", action="store_true",
+                        help=f"every node and every step, not just the {TOP} longest")  # fmt: skip
+    parser.add_argument("--machine", metavar="GFLOPS,GB/S[,CACHE]",
+                        help="peak and bandwidths (default: this machine's, measured)")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0,
+                        help="of the inputs, where shapes depend on them (default: 0)")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from graphc.analysis import report, roofline
+    from graphc.cli.models import open_model
+    from graphc.cli.output import progress
+
+    machine = roofline.parse_machine(args.machine) if args.machine else None
+    model = open_model(args)
+    model.close()
+    graph, programs = _compiled(model, args)
+    if machine is None:
+        with progress("measuring this machine"):
+            machine = roofline.measure_machine(args.threads or 1)
+    print(report.summary(graph))
+    print("\n" + report.operators(graph))
+    if args.all:
+        print("\n" + report.nodes(graph))
+    print(f"\ncompiled for {args.target} on a machine with {report.machine_text(machine)}")
+    for program in programs:
+        print("\n" + report.steps(program, machine, None if args.all else TOP))
+        print("\n" + report.memory(program))
+    return 0
+
+
+def _compiled(model: Model, args: argparse.Namespace) -> tuple[Graph, list[Program]]:
+    """The typed graph and its programs: one, or one for each stage if shapes depend on data."""
+    from graphc import driver
+    from graphc.cli.output import progress
+    from graphc.passes.specialise import specialise
+
+    graph = specialise(model.pinned(), partial=True)
+    programs: list[Program] = []
+    with progress(f"compiling {model.path.name} for {args.target}"):
+        options = {"threads": args.threads, "observe": programs.append, **model.pins()}
+        compiled = driver.compile(model.graph, args.target, **options)
+        if not programs:
+            compiled.run(model.feeds(args.seed))
+    return graph, programs

@@ -1,0 +1,176 @@
+"""Models as the command line names them: a file, what pins its shapes, and contents of inputs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphc.cli.options import pair
+from graphc.cli.output import note, progress
+from graphc.errors import ModelError
+from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
+
+if TYPE_CHECKING:
+    from graphc.ir.graph import Graph
+
+CONSTANTS = ".npz"  # added to the name of a graph in text: the constants it names by digest
+
+
+@dataclass
+class Model:
+    """A model, and what the user pinned. `graph` is as imported; `shapes`, `dims` and `values` are
+    arguments of graphc.compile; `given` holds contents of inputs read from files."""
+
+    path: Path
+    graph: Graph
+    shapes: dict[str, tuple[int, ...]]
+    dims: dict[str, Any]
+    values: dict[str, np.ndarray]
+    given: dict[str, Any] = field(default_factory=dict)
+
+    def pins(self) -> dict[str, Any]:
+        """Keyword arguments for graphc.compile."""
+        shapes = {n: np.shape(v) for n, v in self.given.items() if isinstance(v, np.ndarray)}
+        return {"shapes": {**shapes, **self.shapes}, "dims": self.dims, "values": self.values}
+
+    def pinned(self) -> Graph:
+        """The graph with everything pinned."""
+        from graphc.passes.specialise import pin
+
+        return pin(self.graph, **self.pins())
+
+    def close(self) -> Graph:
+        """As `pinned`; dimensions that are left open take the least extent, which is noted."""
+        from graphc.feeds import open_dims
+
+        graph = self.pinned()
+        missing = open_dims(graph)
+        if missing:
+            self.dims = {**self.dims, **missing}
+            chosen = " ".join(f"--dim {name}={extent}" for name, extent in missing.items())
+            note(f"taking {chosen} (not given)")
+            graph = self.pinned()
+        return graph
+
+    def feeds(self, seed: int) -> dict[str, Any]:
+        """Contents for all inputs of the closed graph, random where none are given."""
+        from graphc.feeds import random_feeds
+
+        graph = self.close()
+        unknown = [name for name in self.given if name not in {p.name for p in graph.params}]
+        if unknown:
+            names = [p.name for p in graph.params]
+            raise ModelError(f"there is no input {unknown[0]!r}; the inputs are {names}")
+        return random_feeds(graph, seed, self.given)
+
+
+def open_model(args: argparse.Namespace) -> Model:
+    """The model that the arguments name, with the contents of inputs that they give."""
+    path = Path(args.model)
+    with progress(f"reading {path.name}"):
+        graph = read_graph(path)
+    types = {p.name: p.type for p in graph.params}
+    values = {}
+    for name, text in args.set:
+        if name not in types:
+            raise ModelError(f"--set {name}: there is no such input; the inputs are {list(types)}")
+        values[name] = constant(name, text, types[name])
+    model = Model(path, graph, dict(args.shape), dict(args.dim), values)
+    for text in getattr(args, "input", []):
+        model.given.update(_read_input(text, types))
+    return model
+
+
+def read_graph(path: Path) -> Graph:
+    """The graph of an ONNX model, or of a file of graphc's own text."""
+    if path.suffix != ".gir":
+        from graphc.frontend.onnx_import import import_onnx
+
+        return import_onnx(path)
+    from graphc.ir.parser import parse_graph
+
+    if not path.is_file():
+        raise ModelError(f"{path}: there is no such file")
+    beside = path.with_name(path.name + CONSTANTS)
+    constants = load_npz(beside) if beside.is_file() else None
+    try:
+        return parse_graph(path.read_text(), constants)
+    except (ModelError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+# ---------------------------------------------------------------- values
+
+
+def constant(name: str, text: str, type: Type | None) -> np.ndarray:
+    """The contents that `--set` gives an input, as its type asks for."""
+    if not isinstance(type, TensorType):
+        raise ModelError(f"--set {name}: only tensors can be set, the input is {type}")
+    found = load_npy(Path(text[1:])) if text.startswith("@") else _literal(text)
+    dtype = np.dtype(object) if type.dtype.kind == "string" else type.dtype.np
+    try:
+        array = np.asarray(found)
+        if array.dtype.kind == "f" and type.dtype.is_integer and (array % 1 != 0).any():
+            raise ValueError("not integers")
+        if (array.dtype.kind in "US") != (type.dtype.kind == "string"):
+            raise TypeError("not text" if type.dtype.kind == "string" else "not numbers")
+        array = np.asarray(found, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ModelError(f"--set {name}={text}: cannot be {type}: {error}") from error
+    if array.size == 1 and type.shape is not None and array.ndim != type.rank:
+        array = array.reshape((1,) * type.rank)
+    return array
+
+
+def _literal(text: str) -> Any:
+    """A number, list, boolean or quoted text; anything else is text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _read_input(text: str, types: dict[str, Type | None]) -> dict[str, Any]:
+    if text.endswith(".npz") and Path(text).is_file():
+        return load_npz(Path(text))
+    if "=" not in text:
+        raise ModelError(f"--input {text}: expected NAME=FILE.npy, or a FILE.npz that exists")
+    name, file = pair(text)
+    if name not in types:
+        raise ModelError(f"--input {name}: there is no such input; the inputs are {list(types)}")
+    type = types[name].element if isinstance(types[name], OptionalType) else types[name]  # type: ignore[union-attr]
+    if isinstance(type, SequenceType):
+        return {name: list(load_npz(Path(file)).values())}
+    return {name: load_npy(Path(file), type)}
+
+
+def load_npy(path: Path, type: Type | None = None) -> np.ndarray:
+    """The array in a .npy file. Types that numpy stores as raw bytes are those of `type`."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ModelError(f"{path}: is no .npy file: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise ModelError(f"{path}: holds several arrays; name one .npy file")
+    wanted = type.dtype.np if isinstance(type, TensorType) else None
+    if array.dtype.kind == "V" and wanted is not None and wanted.itemsize == array.dtype.itemsize:
+        array = array.view(wanted)
+    return array
+
+
+def load_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays in a .npz file, by name."""
+    try:
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise ModelError(f"{path}: holds one array; give it as NAME={path}")
+        with found:
+            return {name: found[name] for name in found.files}
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{path}: is no .npz file: {error}") from error

@@ -1,0 +1,85 @@
+"""graphc opt: optimises a model and writes it as ONNX again."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from graphc.cli.options import add_feeds, add_model, add_passes, add_tolerance, command, examples
+
+if TYPE_CHECKING:
+    from graphc.cli.models import Model
+    from graphc.ir.graph import Graph
+
+PASSES = "canonicalise, cse, dce"
+
+SUMMARY = f"""\
+Optimises a model and writes it as ONNX again. The result is checked by onnx.checker. Passes by
+default: {PASSES}. They need static shapes: what is open must be pinned. --verify runs
+both models in ONNX Runtime and compares them."""
+
+EPILOG = examples(
+    ("graphc opt model.onnx -o small.onnx", "folded and cleaned up"),
+    ("graphc opt model.onnx -o small.onnx --dim batch=1 --verify", "and compared"),
+    ("graphc opt model.onnx -o flat.onnx --passes decompose,fold,dce", "by passes of your choice"),
+)
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "opt", run, SUMMARY, EPILOG)
+    add_model(parser)
+    parser.add_argument("-o", "--output", metavar="OUT.onnx", required=True,
+                        help="where the model goes")  # fmt: skip
+    add_passes(parser)
+    parser.add_argument("--verify", action="store_true", help="compare the two in ONNX Runtime")
+    add_tolerance(parser)
+    add_feeds(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from graphc.cli.emit import typed
+    from graphc.cli.models import open_model
+    from graphc.cli.output import atomic, progress
+    from graphc.cli.plugins import load_plugins, pipeline_with
+    from graphc.driver import Settings, optimise
+    from graphc.frontend.onnx_export import export_onnx
+
+    own = load_plugins(args.plugin)
+    settings = Settings(passes=args.passes or pipeline_with(PASSES, own))
+    model = open_model(args)
+    with progress(f"optimising {model.path.name}"):
+        graph = typed(model)
+        before = _counts(model.graph)
+        optimise(graph, settings)
+    with progress(f"writing {args.output}"), atomic(args.output) as temporary:
+        export_onnx(graph, temporary)
+        code = _verify(model, graph, args) if args.verify else 0
+    _tell(before, _counts(graph))
+    return code
+
+
+def _counts(graph: Graph) -> Counter[str]:
+    return Counter(op.name for op in graph.walk() if op.name != "Constant")
+
+
+def _tell(before: Counter[str], after: Counter[str]) -> None:
+    print(f"{before.total()} ops before, {after.total()} after")
+    changed = [n for n in sorted({*before, *after}) if before[n] != after[n]]
+    for name in changed:
+        print(f"  {name}: {before[name]} -> {after[name]}")
+
+
+def _verify(model: Model, graph: Graph, args: argparse.Namespace) -> int:
+    """1 if the graph gives something else than the model in ONNX Runtime."""
+    from graphc.cli.runs import contender
+    from graphc.verify import agreements, onnxruntime
+
+    feeds = model.feeds(args.seed)
+    expected = contender(model, "onnxruntime")(feeds)
+    found = onnxruntime(graph)(feeds)
+    worst = max(agreements(model.graph.output_names, found, expected), key=lambda a: a.error)
+    print(f"largest error {worst.error:.2g} ({worst.name}) {worst.problem}".rstrip())
+    return 0 if worst.within(args.rtol) else 1

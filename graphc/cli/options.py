@@ -1,0 +1,146 @@
+"""Options that several commands share, and how their texts are read."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any
+
+ONE_LINE = re.compile(r"\s*\n\s*")
+TARGETS = ("cpu", "c")
+INTERPRETER = "interpreter"
+
+
+def examples(*pairs: tuple[str, str]) -> str:
+    """The end of a help text: commands to copy, each with what it does."""
+    return "\n".join(["examples:", *(f"  {command}\n      {what}" for command, what in pairs)])
+
+
+def command(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    epilog: str,
+) -> argparse.ArgumentParser:
+    """Adds a command. The first sentence of `summary` stands for it in the list of commands."""
+    added = commands.add_parser(
+        name,
+        help=re.split(r"\.\s", summary)[0],
+        description=summary,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    added.set_defaults(run=run)
+    return added
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The model, and what pins its shapes."""
+    parser.add_argument("model", metavar="MODEL", help="an .onnx file, or a graph in text (.gir)")
+    pins = parser.add_argument_group("inputs of open shape")
+    pins.add_argument("--shape", metavar="NAME=1,3,224,224", type=shape, action="append",
+                      default=[], help="the shape of an input; repeatable")  # fmt: skip
+    pins.add_argument("--dim", metavar="NAME=4", type=dim, action="append", default=[],
+                      help="a named dimension (NAME=1..8: its bounds); repeatable")  # fmt: skip
+    pins.add_argument("--set", metavar="NAME=VALUE", type=setting, action="append", default=[],
+                      help="the contents of an input, fixed while compiling: a number, a [list], "
+                      "true, a word, or @file.npy; repeatable")  # fmt: skip
+
+
+def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
+    """What to compile for, and with how many threads."""
+    parser.add_argument("--target", choices=(*TARGETS, *more), default="cpu",
+                        help="default: %(default)s")  # fmt: skip
+    parser.add_argument("--threads", metavar="N", type=positive, default=None,
+                        help="CPU threads (default: all)")  # fmt: skip
+
+
+def add_feeds(parser: argparse.ArgumentParser) -> None:
+    """Contents of the inputs."""
+    parser.add_argument("--input", metavar="NAME=FILE.npy", action="append", default=[],
+                        help="contents of an input; or FILE.npz for all of them; inputs that are "
+                        "not given are random; repeatable")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
+
+
+def add_tolerance(parser: argparse.ArgumentParser) -> None:
+    """How far outputs may be from the reference's."""
+    parser.add_argument(
+        "--rtol", type=tolerance, default=1e-4, metavar="R",
+        help="largest error, relative to an output's range (default: %(default)s)",
+    )  # fmt: skip
+
+
+def add_passes(parser: argparse.ArgumentParser) -> None:
+    """The user's own pipeline and passes."""
+    parser.add_argument("--passes", metavar="P,Q{option=value}",
+                        help="a pipeline in place of the target's own")  # fmt: skip
+    parser.add_argument("--plugin", metavar="FILE.py", action="append", default=[],
+                        help="a file that registers passes or rules; its passes run before layouts "
+                        "are chosen (or where --passes names them); repeatable")  # fmt: skip
+
+
+# ---------------------------------------------------------------- texts
+
+
+def pair(text: str) -> tuple[str, str]:
+    """NAME=REST, split at the last `=` (names may hold one)."""
+    name, found, rest = text.rpartition("=")
+    if not found or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text!r}")
+    return name, rest
+
+
+def positive(text: str) -> int:
+    """An integer above zero."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
+    return int(text)
+
+
+def tolerance(text: str) -> float:
+    """A number of at least zero."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not found >= 0:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, found {text!r}")
+    return found
+
+
+def _extent(text: str, whole: str) -> int:
+    if not text.strip().isdecimal():
+        raise argparse.ArgumentTypeError(f"{text.strip()!r} in {whole!r} is no dimension")
+    return int(text)
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """`x=1,3,224,224`; `x=` is a scalar."""
+    name, rest = pair(text)
+    return name, tuple(_extent(part, text) for part in rest.split(",")) if rest else ()
+
+
+def dim(text: str) -> tuple[str, int | tuple[int, int]]:
+    """`N=4`, or `N=1..8`."""
+    name, rest = pair(text)
+    low, found, high = rest.partition("..")
+    if not found:
+        return name, _extent(rest, text)
+    bounds = _extent(low, text), _extent(high, text)
+    if bounds[0] > bounds[1]:
+        raise argparse.ArgumentTypeError(f"{rest!r} is empty")
+    return name, bounds
+
+
+def setting(text: str) -> tuple[str, str]:
+    """`sr=16000`; the value is read once the type of the input is known."""
+    name, found, rest = text.partition("=")
+    if not found or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text!r}")
+    return name, rest

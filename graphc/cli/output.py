@@ -1,0 +1,90 @@
+"""What commands write: files that are whole or not there, remarks, and progress on a terminal.
+
+A file is written beside its final place under a temporary name and renamed at the end; whatever
+goes wrong before leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from graphc.errors import ModelError
+
+
+@contextlib.contextmanager
+def atomic(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields a temporary path in the same folder; renamed to `path` if the body succeeds."""
+    final = Path(path)
+    if final.is_dir():
+        raise ModelError(f"{final}: is a directory")
+    folder = final.parent
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: there is no such directory")
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{final.name}.", suffix=final.suffix, dir=folder)
+    except OSError as error:
+        raise ModelError(f"{final}: cannot be written: {error.strerror}") from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        os.replace(temporary, final)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Writes a text file, whole or not at all."""
+    with atomic(path) as temporary:
+        temporary.write_text(text)
+
+
+def save_npz(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
+    """Writes arrays by name, whole or not at all."""
+    import numpy as np
+
+    with atomic(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def emit(text: str, path: str | None) -> None:
+    """Text to a file, or to stdout."""
+    text = text if text.endswith("\n") else text + "\n"
+    if path is None:
+        sys.stdout.write(text)
+    else:
+        write_text(path, text)
+
+
+def note(text: str) -> None:
+    """A remark on stderr."""
+    print(f"graphc: {text}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Names what is being done while it lasts, if a person watches."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(f"{what} ...", end="", file=sys.stderr, flush=True)
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        if shown:
+            seconds = time.perf_counter() - start
+            print(f"\r\x1b[K{what}: {seconds:.1f} s", file=sys.stderr, flush=True)

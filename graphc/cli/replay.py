@@ -1,0 +1,53 @@
+"""graphc replay: runs again the command that an internal error left in a directory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+from graphc.cli.crash import COMMAND
+from graphc.cli.options import command, examples
+from graphc.errors import GraphcError, ModelError
+
+SUMMARY = """\
+Runs again the command of an internal error. Attach its directory to a report: it holds the model,
+the options and the traceback. The traceback is shown."""
+
+EPILOG = examples(("graphc replay graphc-crash-k3x0v9", "the same command, on the same files"))
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "replay", run, SUMMARY, EPILOG)
+    parser.add_argument("directory", metavar="DIR", help="what the error message named")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command in its directory, and shows the traceback."""
+    from graphc.cli import parser
+
+    folder = Path(args.directory)
+    try:
+        recorded = json.loads((folder / COMMAND).read_text())
+        argv, environment = list(recorded["argv"]), dict(recorded["environment"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder / COMMAND}: cannot be read: {error}") from error
+    os.chdir(folder)
+    os.environ.update(environment)
+    print("graphc", *argv)
+    inner = parser().parse_args(argv)
+    if inner.run is run:
+        raise ModelError(f"{folder}: its command is a replay itself")
+    try:
+        return inner.run(inner)
+    except GraphcError as error:
+        if error.exit_code != 70:
+            raise
+        traceback.print_exception(error)
+    except Exception as error:
+        traceback.print_exception(error)
+    return 70

@@ -1,0 +1,82 @@
+"""graphc run: runs a model once."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from graphc.cli.options import INTERPRETER, add_feeds, add_model, add_target, command, examples
+
+SUMMARY = """\
+Runs a model once. Inputs are read from files or drawn at random; what comes out is summarised, or
+written to a .npz file, one array for each output."""
+
+EPILOG = examples(
+    ("graphc run model.onnx", "on random inputs; prints a summary of each output"),
+    ("graphc run model.onnx --input x=x.npy -o y.npz", "on an array saved by numpy.save"),
+    ("graphc run model.onnx --input feeds.npz", "on all inputs, saved by numpy.savez"),
+    ("graphc run model.onnx --dim batch=8 --seed 3", "on other random inputs, eight at a time"),
+    ("graphc run model.onnx --target interpreter", "in the reference interpreter (slow)"),
+)
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "run", run, SUMMARY, EPILOG)
+    add_model(parser)
+    add_target(parser, INTERPRETER)
+    add_feeds(parser)
+    parser.add_argument("-o", "--output", metavar="OUT.npz", help="where the outputs go")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from graphc.cli.models import open_model
+    from graphc.cli.runs import contender
+
+    model = open_model(args)
+    feeds = model.feeds(args.seed)
+    outputs = contender(model, args.target, args.threads)(feeds)
+    names = model.graph.output_names
+    if args.output:
+        _save(args.output, names, outputs)
+    else:
+        for name, value in zip(names, outputs):
+            print(f"{name}: {describe(value)}")
+    return 0
+
+
+def _save(path: str, names: list[str], outputs: list[Any]) -> None:
+    from graphc.cli.output import save_npz
+
+    arrays: dict[str, Any] = {}
+    for name, value in zip(names, outputs):
+        if isinstance(value, list):
+            arrays.update((f"{name}[{n}]", _storable(v)) for n, v in enumerate(value))
+        elif value is not None:
+            arrays[name] = _storable(value)
+    save_npz(path, arrays)
+
+
+def _storable(array: Any) -> Any:
+    return array.astype(str) if array.dtype.kind == "O" else array
+
+
+def describe(value: Any) -> str:
+    """An output in one line: type, shape, range and first elements."""
+    import numpy as np
+
+    from graphc.ir import dtypes
+
+    if value is None:
+        return "absent"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(describe, value)) + "]"
+    dtype = dtypes.of(value.dtype)
+    text = f"{dtype}[{','.join(map(str, value.shape))}]"
+    if value.size and dtype.kind not in ("string", "bool", "complex"):
+        wide = value.astype(np.float64)
+        text += f", {wide.min():.6g} to {wide.max():.6g}, mean {wide.mean():.6g}"
+    first = value.reshape(-1)[:4]
+    shown = [f"{float(x):.6g}" if dtype.is_number else str(x) for x in first]
+    return f"{text}: {' '.join(shown)}{' ...' if value.size > 4 else ''}"

@@ -1,0 +1,47 @@
+"""What can run a model: graphc for a target, the interpreter, or ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from graphc.cli.options import INTERPRETER
+from graphc.cli.output import progress
+
+if TYPE_CHECKING:
+    from graphc.cli.models import Model
+    from graphc.compiled import CompiledModel
+    from graphc.verify import Run
+
+
+def compiled(model: Model, target: str, threads: int | None, **options: Any) -> CompiledModel:
+    """The model compiled for a target, for what is pinned."""
+    from graphc import driver
+
+    with progress(f"compiling {model.path.name} for {target}"):
+        return driver.compile(model.graph, target, threads=threads, **model.pins(), **options)
+
+
+def contender(model: Model, name: str, threads: int | None = None, **options: Any) -> Run:
+    """A function from feeds to outputs. `name` is a target, `interpreter` or `onnxruntime`.
+
+    Feeds are those of the pinned graph; values that are bound are added where they are inputs.
+    """
+    from graphc import verify
+
+    if name == INTERPRETER:
+        run = verify.interpreter(model.pinned())
+        return _quietly(run, f"interpreting {model.path.name}")
+    if name == "onnxruntime":
+        source = model.graph if model.path.suffix == ".gir" else model.path
+        with progress(f"loading {model.path.name} in ONNX Runtime"):
+            reference = verify.onnxruntime(source, threads)
+        return lambda feeds: reference({**feeds, **model.values})
+    return compiled(model, name, threads, **options).run
+
+
+def _quietly(run: Run, what: str) -> Run:
+    def watched(feeds: Any) -> list[Any]:
+        with progress(what):
+            return run(feeds)
+
+    return watched
