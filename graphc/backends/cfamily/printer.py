@@ -127,6 +127,8 @@ class KernelPrinter:
         self.kernel, self.function, self.spell, self.dialect = kernel, name, speller, dialect
         self.buffers = {b.name: b for b in kernel.params}
         self.names: dict[str, str] = {}
+        for bound in _bound_names(kernel):
+            self.name(bound)
         self.lines: list[str] = []
         self.depth = 0
         self.memo: list[dict[Expr, Text]] = []
@@ -162,6 +164,8 @@ class KernelPrinter:
     def temporary(self) -> str:
         """A fresh name for an intermediate value."""
         self.count += 1
+        while f"tmp{self.count}" in self.names:
+            self.count += 1
         return self.name(f"tmp{self.count}")
 
     def line(self, text: str) -> None:
@@ -409,6 +413,18 @@ class KernelPrinter:
         self.memo.pop()
         lines, self.lines = self.lines, outer
         return text, lines
+
+
+def _bound_names(kernel: Kernel) -> Iterator[str]:
+    """Every name the kernel binds, in order."""
+    yield from (b.name for b in kernel.params)
+    for stmt in walk_stmts(kernel.body):
+        if isinstance(stmt, For):
+            yield stmt.var.name
+        elif isinstance(stmt, Let):
+            yield stmt.ref.name
+        elif isinstance(stmt, Alloc):
+            yield stmt.buffer.name
 
 
 _STATEMENTS: dict[type[Stmt], Callable[[Any, Any], None]] = {

@@ -95,9 +95,7 @@ class Speller:
         """The text of an operation on operands that are spelled already."""
         name, dtype = node.op.name, node.args[0].dtype
         if name == "select":
-            return Text(
-                f"{args[0].at(OR)} ? {args[1].at(TERNARY)} : {args[2].at(TERNARY)}", TERNARY
-            )
+            return Text(f"{args[0].at(OR)} ? {args[1].at(OR)} : {args[2].at(TERNARY)}", TERNARY)
         if name in ("cast", "cast_sat"):
             return self.cast(args[0], dtype, node.dtype, name == "cast_sat")
         if name == "bitcast":
@@ -284,8 +282,9 @@ def function(name: str, *args: Text) -> Text:
 
 def infix(symbol: str, level: int, left: Text, right: Text) -> Text:
     """A left-associative binary operation. Comparisons are never chained."""
-    low = level + 1 if level in (EQUAL, RELATION) else level
-    return Text(f"{left.at(low)} {symbol} {right.at(level + 1)}", level)
+    if level in (EQUAL, RELATION):
+        return Text(f"{left.at(SHIFT)} {symbol} {right.at(SHIFT)}", level)
+    return Text(f"{left.at(level)} {symbol} {right.at(level + 1)}", level)
 
 
 def _negated(x: Text) -> Text:
