@@ -243,7 +243,8 @@ def _plan(match: _Match, options: ContractionOptions) -> _Plan:
     lanes = max(1, options.vector_bytes // match.hole.dtype.size)
     columns = math.prod(int(x.extent) for x in match.cols)
     depth = math.prod(int(x.extent) for x in match.depth)
-    rows = math.prod(int(x.extent) for x in match.rows)
+    merged, _ = merge_adjacent(match.rows, [match.a])
+    rows = int(merged[-1].extent) if merged else 1
     vectors = _vectors(rows, -(-columns // lanes), options.registers)
     row_tile = max(1, min((options.registers - vectors - 1) // vectors, rows))
     return _Plan(lanes, vectors, row_tile, columns, depth, not _contiguous_columns(match))
@@ -253,8 +254,10 @@ def _vectors(rows: int, needed: int, registers: int) -> int:
     """Vectors per panel: two for tall problems, more where there are few rows."""
     if needed == 1:
         return 1
-    if rows >= 8:
-        return 2 if registers >= 32 else min(needed, 2)
+    if rows >= 8 or registers < 32 and rows >= 4:
+        return 2
+    if rows >= 5:
+        return min(needed, 3)
     return min(needed, 8 if registers >= 32 else 4, max(2, (registers - 4) // max(rows, 1) - 1))
 
 

@@ -20,6 +20,7 @@ from graphc.ir.expr import Index, Load
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.kernel import Buffer, Kernel, walk_stmts
 from graphc.ir.program import Program, Slot, Step
+from graphc.ir.types import TensorType
 from graphc.passes.lower.computation import (
     Computation,
     Lowered,
@@ -31,6 +32,8 @@ from graphc.passes.lower.computation import (
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.nest import split_outputs
 from graphc.passes.lower.views import view_of
+
+ORDER_BUDGET = 20_000  # work units spent on looking for an execution order of lower peak memory
 
 Strategy = Callable[[Computation], "Lowered | str"]
 
@@ -78,6 +81,7 @@ class Lowering:
     of_value: dict[Value, str] = field(default_factory=dict)
     constants: list[np.ndarray] = field(default_factory=list)
     packed: dict[tuple, str] = field(default_factory=dict)
+    sizes: list[TensorType] = field(default_factory=list)
     chosen: dict[Computation, Lowered] = field(default_factory=dict)
 
     def run(self) -> Program:
@@ -220,15 +224,20 @@ class Lowering:
         return self.kernels[key].name
 
     def lower_imperative(self, op: Op) -> None:
-        from graphc.ir.imperative import imperative_kernel
+        from graphc.ir.imperative import SIZES, imperative_kernel
 
-        if "bounded" in op.defn.traits:
-            raise UnsupportedError(f"{op.where()}: output sizes depend on data")
         kernel = flat_kernel(imperative_kernel(op))
-        operands = {f"in{n}": v for n, v in enumerate(op.inputs) if v is not None}
-        results = {f"out{n}": v for n, v in enumerate(op.outputs)}
-        places = {b.name: self.storage({**operands, **results}[b.name]) for b in kernel.params}
+        values = {f"in{n}": v for n, v in enumerate(op.inputs) if v is not None}
+        values.update((f"out{n}", v) for n, v in enumerate(op.outputs))
+        places = {b.name: self.storage(values[b.name]) for b in kernel.params if b.name != SIZES}
+        if kernel.params[-1].name == SIZES:
+            places[SIZES] = self.sizes_output(kernel.params[-1])
         self.call(Lowered(kernel), places, op)
+
+    def sizes_output(self, buffer: Buffer) -> str:
+        """An output after those of the graph, for the true sizes of an op's results."""
+        self.sizes.append(TensorType(buffer.dtype, buffer.shape))
+        return self.temporary(buffer, "output", len(self.graph.results) + len(self.sizes) - 1)
 
     def finish_outputs(self) -> None:
         """Copies results that are views, inputs, constants or repeated into their outputs."""
@@ -256,12 +265,12 @@ class Lowering:
     # ---------------------------------------------------------------- the program
 
     def program(self) -> Program:
-        offsets, peak, bound = self.plan()
+        offsets, peak, bound, order = self.plan()
         used = sorted({self.storages[a].index for c in self.calls for a in c.arguments
                        if self.storages[a].space == "const"})  # fmt: skip
         renumber = {old: new for new, old in enumerate(used)}
         steps = []
-        for call in self.calls:
+        for call in (self.calls[n] for n in order):
             slots = tuple(self.slot(self.storages[a], offsets, renumber) for a in call.arguments)
             nbytes = sum(s.elements * s.dtype.size for s in slots)
             steps.append(Step(call.kernel, slots, call.loc, call.flops, nbytes))
@@ -270,7 +279,8 @@ class Lowering:
             self.name,
             [(v.name, v.tensor) for v in self.graph.params],
             [(n, v.tensor.with_layout(None))
-             for n, v in zip(self.graph.output_names, self.graph.results)],
+             for n, v in zip(self.graph.output_names, self.graph.results)]
+            + [(f"sizes{n}", type) for n, type in enumerate(self.sizes)],
             kernels, steps, [self.constants[n] for n in used], peak, bound,
         )  # fmt: skip
 
@@ -283,26 +293,28 @@ class Lowering:
             index = renumber[index]
         return Slot(storage.space, index, offset, storage.buffer.dtype, elements)
 
-    def plan(self) -> tuple[dict[str, int], int, int]:
-        """Arena offsets by root storage, the arena's size and its lower bound, in bytes."""
+    def plan(self) -> tuple[dict[str, int], int, int, tuple[int, ...]]:
+        """Arena offsets by root storage, the arena's size and its lower bound in bytes, and the
+        order of the calls. Outputs take part, in a pool of their own, for what depends on them."""
         roots = {a: self.storages[a].root for c in self.calls for a in c.arguments
-                 if self.storages[a].space == "arena"}  # fmt: skip
+                 if self.storages[a].space in ("arena", "output")}  # fmt: skip
         steps = [self._plan_step(n, call, roots) for n, call in enumerate(self.calls)]
-        requests = [
-            memplan.Request(root, max(self.storages[root].nbytes, 1))
-            for root in dict.fromkeys(roots.values())
-        ]
-        if not requests:
-            return {}, 0, 0
-        planned = memplan.plan_steps(steps, requests)
+        requests = [self._request(root) for root in dict.fromkeys(roots.values())]
+        planned = memplan.plan_steps(steps, requests, reorder=True, order_budget=ORDER_BUDGET)
         memplan.validate_steps(steps, requests, planned)
-        return dict(planned.offsets), planned.peak, planned.lower_bound
+        peak, bound = planned.peaks.get("arena", 0), planned.lower_bounds.get("arena", 0)
+        return dict(planned.offsets), peak, bound, planned.order
+
+    def _request(self, root: str) -> memplan.Request:
+        storage = self.storages[root]
+        return memplan.Request(root, max(storage.nbytes, 1), pool=storage.space)
 
     def _plan_step(self, number: int, call: Call, roots: dict[str, str]) -> memplan.Step:
         inplace = tuple(
             (roots[out], roots[into])
             for out, into in call.inplace
             if out in roots and into in roots
+            and self.storages[out].space == self.storages[into].space == "arena"
             and self.storages[out].offset == 0 and self.storages[into].offset == 0
         )  # fmt: skip
         return memplan.Step(
