@@ -1,0 +1,100 @@
+"""Padding and broadcasting that the next op can do itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphc.ir.graph import Op, Value
+from graphc.ir.types import broadcast
+from graphc.passes.pattern import P, opt, rest, var
+from graphc.passes.rewriter import Rewriter, rule
+from graphc.passes.rules.facts import array_of, ints, is_normal, is_static
+from graphc.passes.rules.views import BINARY
+
+x, w, b, amounts, fill, axes, c = var("x w b amounts fill axes c")
+
+PADDED = P.Pad(x, amounts, opt(fill), opt(axes)).only_use()
+
+
+def _spatial_pads(rw: Rewriter, pad: Op, user: Op) -> tuple[int, ...] | None:
+    """What a Pad adds to the spatial axes, first all before, then all after, plus what its user
+    adds; None if it pads other axes, crops, or does not fill with zeros."""
+    x, fill = pad.inputs[0], array_of(pad.inputs[2]) if len(pad.inputs) > 2 else None
+    given = ints(pad.inputs[1])
+    if given is None or rw.attr(pad, "mode") != "constant":
+        return rw.skip("the pads are not constant")
+    if len(pad.inputs) > 2 and pad.inputs[2] is not None and (fill is None or fill.any()):
+        return rw.skip("it does not pad with zeros")
+    rank = x.tensor.rank  # type: ignore[union-attr]
+    chosen = list(range(rank))
+    if len(pad.inputs) > 3 and pad.inputs[3] is not None:
+        chosen = [axis % rank for axis in ints(pad.inputs[3]) or []]
+    before, after = [0] * rank, [0] * rank
+    for n, axis in enumerate(chosen):
+        before[axis], after[axis] = given[n], given[len(chosen) + n]
+    if min(*before, *after) < 0 or any((*before[:2], *after[:2])):
+        return rw.skip("it crops, or pads other than spatial axes")
+    if rw.attr(user, "auto_pad") not in ("NOTSET", "VALID"):
+        return rw.skip("the window's own padding depends on the padded extent")
+    own = rw.attr(user, "pads") or (0,) * (2 * (rank - 2))
+    own = own if rw.attr(user, "auto_pad") == "NOTSET" else (0,) * len(own)
+    return tuple(a + b for a, b in zip((*before[2:], *after[2:]), own))
+
+
+def _window_attrs(op: Op, pads: tuple[int, ...]) -> dict:
+    return {**{k: v for k, v in op.attrs.items() if k != "auto_pad"}, "pads": pads}
+
+
+@rule("pad-into-conv", P.Conv(PADDED, w, opt(b)))
+def pad_into_conv(rw, pad, conv, x, amounts, fill, axes, w, b):
+    """conv(pad(x, a), w, pads p) == conv(x, w, pads a + p) for zeros around the spatial axes."""
+    pads = _spatial_pads(rw, pad, conv)
+    return None if pads is None else rw.Conv(x, w, b, **_window_attrs(conv, pads))
+
+
+@rule("pad-into-average-pool", P.AveragePool(PADDED))
+def pad_into_average_pool(rw, pad, pool, x, amounts, fill, axes):
+    """averagepool(pad(x, a)) == averagepool(x, pads a, padding counted) for zeros."""
+    own = rw.attr(pool, "pads")
+    if rw.attr(pool, "ceil_mode") or (own and any(own)):
+        return rw.skip("the pool pads by itself")
+    pads = _spatial_pads(rw, pad, pool)
+    if pads is None:
+        return None
+    return rw.AveragePool(x, **{**_window_attrs(pool, pads), "count_include_pad": 1})
+
+
+@rule("expand-operand", P.one_of(*BINARY)(rest("operands")))
+def expand_operand(rw, op, operands):
+    """f(expand(x), y) == f(x, y) if y broadcasts x as far as the Expand does."""
+    if not all(v is None or is_static(v) for v in operands):
+        return None
+    for number, value in enumerate(operands):
+        producer = None if value is None else value.producer
+        if producer is None or producer.name != "Expand":
+            continue
+        others = [*operands[:number], producer.inputs[0], *operands[number + 1 :]]
+        if broadcast(*(v.tensor.dims for v in others)) == op.output.tensor.dims:
+            return rw.op(op.name, *others, **op.attrs)
+    return None
+
+
+@rule("scale-before-conv", P.Conv(P.Mul(x, c).commutes().only_use(), w, opt(b)))
+def scale_before_conv(rw, mul, conv, x, c, w, b):
+    """conv(x * k, w) == conv(x, w * k) for one k per input channel of an ungrouped convolution."""
+    factor, weights = array_of(c), array_of(w)
+    if factor is None or weights is None or x.type != mul.output.type:
+        return rw.skip("factor and weights are not both constants")
+    channels = x.tensor.dims[1]
+    shape = (1,) * (x.tensor.rank - factor.ndim) + factor.shape
+    wide = weights.dtype.kind == "f" and weights.dtype.itemsize >= 4
+    if factor.size != 1 and (rw.attr(conv, "group") != 1 or shape[1] != factor.size):
+        return rw.skip("the factor is not one per input channel")
+    if not wide or not is_normal(factor):
+        return rw.skip("a factor is zero, huge, tiny or not finite, or weights are narrow")
+    per_channel = np.broadcast_to(factor.reshape(-1), (channels,)).astype(np.float64)
+    if factor.size == 1:
+        per_channel = per_channel[:1]
+    spread = per_channel.reshape(1, -1, *(1,) * (weights.ndim - 2))
+    moved = rw.constant((weights * spread).astype(weights.dtype))
+    return rw.Conv(x, moved, b, **conv.attrs)
