@@ -359,7 +359,7 @@ class _Emitter:
         params = [flat_buffer(b) for b in (*inputs, *match.temporaries)] + outputs
         work = math.prod(int(x.extent) for x in match.indices) * self.plan.depth * 2
         kernel = Kernel("contract", tuple(params), self.k.body(), match.computation.label)
-        inplace = _in_place(self, [b.name for b in inputs])
+        inplace = _in_place(self, inputs)
         return Lowered(kernel, match.prepare, match.temporaries, flops=work, inplace=inplace)
 
     def _panels(self) -> list[tuple[int, int, int]]:
@@ -459,15 +459,16 @@ class _Emitter:
             self.k.store(flat_buffer(output.buffer), (offset,), value)
 
 
-def _in_place(emitter: _Emitter, inputs: list[str]) -> list[tuple[str, str]]:
+def _in_place(emitter: _Emitter, inputs: list[Buffer]) -> list[tuple[str, str]]:
     """Inputs read only in the epilogue, at the very element that is stored."""
     if len(emitter.exprs) != 1:
         return []
     operands = {x.source for e in (emitter.a, emitter.b) for x in loads(e)}
+    output = emitter.match.computation.outputs[0].buffer
     found = []
-    for name in inputs:
-        reads = [x for x in loads(emitter.exprs[0]) if x.source == name]
+    for buffer in inputs:
+        reads = [x for x in loads(emitter.exprs[0]) if x.source == buffer.name]
         same = all(simplify(x.index[0]) is simplify(emitter.offset) for x in reads)
-        if reads and same and name not in operands:
-            found.append((emitter.match.computation.outputs[0].buffer.name, name))
+        if reads and same and buffer.name not in operands and buffer.dtype.size == output.dtype.size:
+            found.append((output.name, buffer.name))
     return found

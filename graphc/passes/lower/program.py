@@ -209,14 +209,19 @@ class Lowering:
         return self.constants[storage.index]
 
     def call(self, lowered: Lowered, places: dict[str, str], op: Op) -> None:
-        kernel = self.shared(lowered.kernel, op)
+        kernel = self.shared(lowered.kernel)
         arguments = tuple(places[b.name] for b in lowered.kernel.params)
         reads = tuple(places[b.name] for b in lowered.kernel.params if b.access != "out")
         writes = tuple(places[b.name] for b in lowered.kernel.params if b.access != "in")
-        pairs = tuple((places[a], places[b]) for a, b in lowered.inplace)
+        pairs = tuple((places[a], places[b]) for a, b in lowered.inplace if self.alone(b, lowered, places))
         self.calls.append(Call(kernel, arguments, reads, writes, op.loc, lowered.flops, pairs))
 
-    def shared(self, kernel: Kernel, op: Op) -> str:
+    def alone(self, name: str, lowered: Lowered, places: dict[str, str]) -> bool:
+        """Whether no other argument of a call is a view of the same memory."""
+        roots = [self.storages[places[b.name]].root for b in lowered.kernel.params]
+        return roots.count(self.storages[places[name]].root) == 1
+
+    def shared(self, kernel: Kernel) -> str:
         """The name of an equal kernel, or of this one, now registered under a unique name."""
         key = (kernel.params, kernel.body)
         if key not in self.kernels:
@@ -257,9 +262,8 @@ class Lowering:
         part = Computation((source,), (Output(target, index, load),), frozenset(), "copy")
         name = self.temporary(target, "output", position)
         lowered = self.choose(part)
-        op = value.producer or Op.__new__(Op)
         loc = value.producer.loc if value.producer is not None else ()
-        kernel = self.shared(lowered.kernel, op)
+        kernel = self.shared(lowered.kernel)
         self.calls.append(Call(kernel, (self.storage(value), name), (self.storage(value),), (name,), loc))
 
     # ---------------------------------------------------------------- the program
