@@ -25,9 +25,7 @@ BUILDS = {
     "insert": lambda b, x, y: b.SequenceAt(
         b.SequenceInsert(_pair(b, x, y), b.Add(x, y), np.int64(1)), np.int64(1)
     ),
-    "append to empty": lambda b, x, y: b.SequenceAt(
-        b.SequenceInsert(b.SequenceEmpty(), y), np.int64(0)
-    ),
+    "append to empty": lambda b, x, y: b.SequenceLength(b.SequenceInsert(b.SequenceEmpty(), y)),
     "erase": lambda b, x, y: b.SequenceAt(b.SequenceErase(_pair(b, x, y)), np.int64(0)),
     "has": lambda b, x, y: b.OptionalHasElement(b.Optional(x)),
     "get": lambda b, x, y: b.OptionalGetElement(b.Optional(y)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphc.ir.graph import Op, Value
+from graphc.ir.graph import Op
 from graphc.ir.types import broadcast
 from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
