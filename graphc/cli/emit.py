@@ -35,7 +35,7 @@ def typed(model: Model) -> Graph:
     graph = model.pinned()
     if graph.symbols:
         name = next(iter(graph.symbols))
-        raise ModelError(f"dimension {name} is open: pin it with --dim {name}=N, or with --shape")
+        raise ModelError(f"dimension {name} is open: pin it with --dim {name}=1, or with --shape")
     try:
         return specialise(graph)
     except NeedsValue as error:

@@ -1,0 +1,470 @@
+"""The command line: every command, and every class of mistake with its exit code and message."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from graphc.cli import main
+from graphc.cli.output import atomic
+
+ROOT = Path(__file__).parent.parent
+DIGITS = str(ROOT / "models" / "digits_cnn.onnx")
+
+
+def graphc(capsys, *argv: str) -> tuple[int, str, str]:
+    """Runs a command in this process: exit code, stdout, stderr."""
+    code = main(list(map(str, argv)))
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def ok(capsys, *argv: str) -> str:
+    code, out, err = graphc(capsys, *argv)
+    assert code == 0, err
+    return out
+
+
+def refused(capsys, *argv: str, code: int = 2) -> str:
+    """The message of a command that must fail with one line and no traceback."""
+    found, _, err = graphc(capsys, *argv)
+    lines = [line for line in err.splitlines() if not line.startswith("graphc: taking --dim")]
+    assert (found, len(lines)) == (code, 1), err
+    assert "Traceback" not in err
+    return lines[0]
+
+
+def save(path: Path, model: onnx.ModelProto) -> str:
+    path.write_bytes(model.SerializeToString())
+    return str(path)
+
+
+def make(
+    nodes,
+    inputs=(("x", TensorProto.FLOAT, (2, 3)),),
+    outputs=(("y", TensorProto.FLOAT, None),),
+    constants=(),
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info(*i) for i in inputs],
+        [helper.make_tensor_value_info(*o) for o in outputs],
+        list(constants),
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def relu() -> onnx.ModelProto:
+    return make([helper.make_node("Relu", ["x"], ["y"], name="relu1")])
+
+
+def external(location: str) -> onnx.ModelProto:
+    """A model whose one weight lies in another file."""
+    weight = numpy_helper.from_array(np.arange(3, dtype=np.float32), "w")
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value=location)
+    return make([helper.make_node("Add", ["x", "w"], ["y"])], constants=[weight])
+
+
+# ---------------------------------------------------------------- commands
+
+
+def test_help_and_version(capsys):
+    assert "examples:" in ok(capsys, "--help")
+    assert "graphc 0" in ok(capsys, "--version")
+    for name in ("compile", "run", "verify", "bench", "opt", "inspect", "bisect", "replay"):
+        assert f"graphc {name} " in ok(capsys, name, "--help")
+
+
+def test_runs_as_a_module_and_keeps_stdout_clean():
+    done = subprocess.run(
+        [sys.executable, "-m", "graphc", "run", DIGITS, "--dim", "N=2"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("logits: f32[2,10]") and done.stderr == ""
+
+
+def test_compile_reports(capsys):
+    out = ok(capsys, "compile", DIGITS, "--dim", "N=1")
+    assert "steps of" in out and "arena" in out and "compiled for cpu in" in out
+
+
+@pytest.mark.parametrize(
+    ("phase", "found"),
+    [
+        ("imported", "f32[N,1,8,8]"),
+        ("typed", "BatchNormalization"),
+        ("canonical", "phase canonical"),
+        ("laid_out", "@NHWC"),
+        ("fused", "fused @"),
+        ("lowered", "kernel @"),
+        ("planned", "program @"),
+        ("emitted", "define"),
+    ],
+)
+def test_every_phase_prints(capsys, phase, found):
+    pins = [] if phase == "imported" else ["--dim", "N=1"]
+    assert found in ok(capsys, "compile", DIGITS, *pins, "--stop-after", phase)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "found"),
+    [(".ll", "define"), (".s", ".text"), (".c", "#include"), (".gir", "graph @")],
+)
+def test_output_by_suffix(capsys, tmp_path, suffix, found):
+    ok(capsys, "compile", DIGITS, "--dim", "N=1", "-o", tmp_path / f"m{suffix}")
+    assert found in (tmp_path / f"m{suffix}").read_text()
+
+
+def test_text_of_a_graph_can_be_used_again(capsys, tmp_path):
+    text = tmp_path / "m.gir"
+    ok(capsys, "compile", DIGITS, "--dim", "N=2", "--stop-after", "canonical", "-o", text)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gir", "m.gir.npz"]
+    assert "passed" in ok(capsys, "verify", text, "--against", "interpreter")
+
+
+def test_dump_and_explain(capsys, tmp_path):
+    out = ok(capsys, "compile", DIGITS, "--dim", "N=1", "--dump-to", tmp_path / "stages",
+             "--explain", "fold-bn-into-conv")  # fmt: skip
+    assert "fold-bn-into-conv: fired 3 times" in out
+    dumped = sorted(p.name for p in (tmp_path / "stages").iterdir())
+    assert dumped[0] == "01-canonicalise.gir" and dumped[-1].endswith("-fuse.gir")
+
+
+PLUGIN = '''
+from dataclasses import dataclass
+from graphc.passes import Pass, register_pass
+
+
+@register_pass
+@dataclass
+class Rename(Pass):
+    """Names every value "mine"."""
+
+    name = "rename-{0}"
+    requires = "typed"
+
+    def run(self, graph, ctx):
+        for op in graph.ops:
+            op.output.name = "mine"
+        return True
+'''
+
+
+def test_plugin(capsys, tmp_path):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(PLUGIN.replace("{0}", "a"))
+    out = ok(capsys, "compile", DIGITS, "--dim", "N=1", "--plugin", plugin, "--emit", "ir")
+    assert "%mine.1" in out
+    out = ok(capsys, "compile", DIGITS, "--dim", "N=1", "--passes", "rename-a", "--emit", "ir")
+    assert "%mine.1" in out and "fused" not in out
+
+
+def test_run_reads_and_writes_arrays(capsys, tmp_path):
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    model = save(tmp_path / "m.onnx", relu())
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "all.npz", x=x)
+    for given in (f"x={tmp_path}/x.npy", f"{tmp_path}/all.npz"):
+        ok(capsys, "run", model, "--input", given, "-o", tmp_path / "y.npz")
+        with np.load(tmp_path / "y.npz") as found:
+            assert np.array_equal(found["y"], np.maximum(x, 0))
+
+
+def test_run_is_reproducible(capsys):
+    runs = {ok(capsys, "run", DIGITS, "--dim", "N=1", "--seed", seed) for seed in "112"}
+    assert len(runs) == 2
+
+
+def test_set_binds_an_input(capsys, tmp_path):
+    inputs = (("x", TensorProto.FLOAT, (2, 3)), ("shape", TensorProto.INT64, (2,)))
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    model = save(tmp_path / "m.onnx", make([node], inputs))
+    assert "y: f32[6,1]" in ok(capsys, "run", model, "--set", "shape=[6,1]")
+    assert "passed" in ok(capsys, "verify", model, "--set", "shape=[3,2]")
+    assert "--set" in refused(capsys, "compile", model, "--emit", "ir")
+
+
+def test_verify(capsys):
+    assert "passed: cpu against onnxruntime" in ok(capsys, "verify", DIGITS, "--dim", "N=3")
+    out = ok(capsys, "verify", DIGITS, "--target", "interpreter", "--dim", "N=2")
+    assert "passed: interpreter against onnxruntime" in out
+    assert "passed" in ok(capsys, "verify", DIGITS, "--dim", "N=2", "--against", "interpreter")
+
+
+def test_failed_verification_is_exit_code_1(capsys):
+    code, out, err = graphc(capsys, "verify", DIGITS, "--dim", "N=3", "--rtol", "0")
+    assert code == 1 and "FAILED" in out and "logits" in out and err == ""
+
+
+def test_bench(capsys):
+    out = ok(
+        capsys, "bench", DIGITS, "--dim", "N=1", "--threads", "1", "--seconds", "0.1", "--json"
+    )
+    result = json.loads(out)
+    assert result["speedup"] > 0 and result["error"] < 1e-4 and result["rounds"] >= 5
+    alone = ok(capsys, "bench", DIGITS, "--dim", "N=1", "--seconds", "0.1", "--against", "none")
+    assert "median ms" in alone and "speedup" not in alone
+
+
+def test_opt(capsys, tmp_path):
+    path = tmp_path / "small.onnx"
+    out = ok(capsys, "opt", DIGITS, "--dim", "N=2", "-o", path, "--verify")
+    assert "BatchNormalization: 3 -> 0" in out
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    assert "BatchNormalization" not in {n.op_type for n in model.graph.node}
+
+
+def test_inspect(capsys):
+    out = ok(capsys, "inspect", DIGITS, "--dim", "N=1", "--machine", "100,20", "--all")
+    conv = next(line for line in out.splitlines() if line.startswith("/conv2/Conv "))
+    assert "590 k" in conv  # 2 * 32 * 16 * 9 * 8 * 8, less nothing: the padding is counted
+    for part in ("f32[1,1,8,8]", "15.6 k elements", "FLOP/byte", "100 GFLOP/s", "bound by",
+                 "live bytes over", "largest tensors", "lower bound"):  # fmt: skip
+        assert part in out
+
+
+def test_bisect(capsys, tmp_path):
+    assert "right after every rewrite" in ok(capsys, "bisect", DIGITS, "--dim", "N=1")
+    plugin = tmp_path / "wrong.py"
+    plugin.write_text(
+        "from graphc.passes import P, rule, var\n"
+        "@rule('wrong-relu', P.Relu(var('x')))\n"
+        "def wrong(rw, relu, x):\n"
+        "    '''relu(x) == -x (it is not).'''\n"
+        "    return rw.Neg(x)\n"
+    )
+    try:
+        code, out, _ = graphc(capsys, "bisect", DIGITS, "--dim", "N=1", "--plugin", plugin)
+    finally:
+        from graphc.passes.rewriter import RULES
+
+        RULES.pop("wrong-relu", None)
+    assert code == 1 and "wrong-relu" in out
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["nonsense"],
+        ["compile"],
+        ["compile", DIGITS, "--target", "gpu"],
+        ["compile", DIGITS, "--shape", "image"],
+        ["compile", DIGITS, "--shape", "image=1,-2"],
+        ["compile", DIGITS, "--shape", "image=1,two"],
+        ["compile", DIGITS, "--dim", "N=-1"],
+        ["compile", DIGITS, "--dim", "N=4..2"],
+        ["compile", DIGITS, "--threads", "0"],
+        ["compile", DIGITS, "--set", "image"],
+        ["compile", DIGITS, "--stop-after", "never"],
+        ["verify", DIGITS, "--rtol", "-1"],
+        ["opt", DIGITS],
+    ],
+)
+def test_options_that_cannot_be_read(capsys, argv):
+    assert "error:" in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["compile", "--shape", "picture=1,1,8,8"], "no input 'picture'"),
+        (["compile", "--shape", "image=1,2,8,8"], "f32[N,1,8,8]"),
+        (["compile", "--shape", "image=8,8"], "rank 4"),
+        (["compile", "--dim", "M=4"], "no dimension 'M'"),
+        (["compile", "--dim", "M=1..4"], "no dimension 'M'"),
+        (["compile", "--set", "sr=16000"], "no such input"),
+        (["compile", "--set", "image=@missing.npy"], "missing.npy"),
+        (["compile", "--set", "image=word"], "cannot be"),
+        (["compile", "--emit", "ir"], "dimension N is open"),
+        (["compile", "--emit", "ir", "--passes", "nonsense", "--dim", "N=1"], "nonsense"),
+        (["compile", "--emit", "c", "--stop-after", "fused"], "does not go with"),
+        (["compile", "--emit", "asm", "--target", "c", "--dim", "N=1"], "--target cpu"),
+        (["compile", "--explain", "no-such-rule"], "no-such-rule"),
+        (["compile", "--plugin", "missing.py"], "missing.py"),
+        (["compile", "-o", "model.xyz"], "model.xyz"),
+        (["run", "--input", "picture=x.npy"], "no such input"),
+        (["run", "--input", "image=missing.npy"], "missing.npy"),
+        (["run", "--input", "missing.npz"], "missing.npz"),
+        (["inspect", "--machine", "fast"], "GFLOPS"),
+    ],
+)
+def test_options_that_do_not_fit_the_model(capsys, argv, part):
+    assert part in refused(capsys, argv[0], DIGITS, *argv[1:])
+
+
+@pytest.mark.parametrize(
+    "command", ["compile", "run", "verify", "bench", "opt", "inspect", "bisect"]
+)
+def test_bad_files(capsys, tmp_path, command):
+    target = tmp_path / "out.onnx"
+    extra = ["-o", target] if command == "opt" else []
+    contents = Path(DIGITS).read_bytes()
+    files = {"bytes": b"no model", "empty": b"", "half": contents[: len(contents) // 2]}
+    for name, data in files.items():
+        (tmp_path / f"{name}.onnx").write_bytes(data)
+        assert f"{name}.onnx" in refused(capsys, command, tmp_path / f"{name}.onnx", *extra)
+    assert "no such file" in refused(capsys, command, tmp_path / "missing.onnx", *extra)
+    refused(capsys, command, tmp_path, *extra)
+    assert not target.exists()
+
+
+def bad_models() -> dict[str, tuple[onnx.ModelProto, str]]:
+    node = helper.make_node
+    cycle = [node("Add", ["x", "b"], ["a"]), node("Relu", ["a"], ["b"]), node("Relu", ["b"], ["y"])]
+    return {
+        "unknown-op": (make([node("Nonsense", ["x"], ["y"], name="n1")]), "Nonsense"),
+        "unknown-domain": (make([node("Relu", ["x"], ["y"], domain="com.example")]), "com.example"),
+        "undefined": (make([node("Relu", ["z"], ["y"])]), "'z'"),
+        "twice": (make([node("Relu", ["x"], ["y"]), node("Abs", ["x"], ["y"])]), "twice"),
+        "cycle": (make(cycle), "cycle"),
+        "no-output": (make([node("Relu", ["x"], ["z"])]), "'y'"),
+        "channels": (
+            make(
+                [node("MatMul", ["x", "w"], ["y"], name="m1")],
+                constants=[numpy_helper.from_array(np.ones((4, 5), np.float32), "w")],
+            ),
+            "m1",
+        ),
+        "negative": (make([node("Relu", ["x"], ["y"])], [("x", 1, (-3, 2))]), "x"),
+        "overflow": (make([node("Relu", ["x"], ["y"])], [("x", 1, (1 << 40, 1 << 40))]), "x"),
+        "attribute": (make([node("Relu", ["x"], ["y"], slope=1.0)]), "slope"),
+        "operands": (make([node("Relu", ["x", "x"], ["y"])]), "operands"),
+        "missing-data": (external("weights.bin"), "weights.bin"),
+        "absolute-data": (external("/etc/hostname"), "outside"),
+        "parent-data": (external("../weights.bin"), "outside"),
+    }
+
+
+@pytest.mark.parametrize("name", bad_models())
+def test_bad_models(capsys, tmp_path, name):
+    model, part = bad_models()[name]
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (tmp_path / "weights.bin").write_bytes(bytes(12))
+    path = save(folder / "m.onnx", model)
+    for argv in (["compile", path, "-o", f"{folder}/m.gir"], ["run", path, "-o", f"{folder}/y.npz"],
+                 ["opt", path, "-o", f"{folder}/o.onnx"]):  # fmt: skip
+        assert part in refused(capsys, *argv)
+    assert [p.name for p in folder.iterdir()] == ["m.onnx"]
+
+
+def test_external_data_behind_a_link(capsys, tmp_path):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (tmp_path / "weights.bin").write_bytes(bytes(12))
+    (folder / "link.bin").symlink_to(tmp_path / "weights.bin")
+    path = save(folder / "m.onnx", external("link.bin"))
+    assert "link" in refused(capsys, "run", path)
+
+
+def test_external_data_inside_the_folder(capsys, tmp_path):
+    (tmp_path / "w.bin").write_bytes(np.ones(3, np.float32).tobytes())
+    assert "passed" in ok(capsys, "verify", save(tmp_path / "m.onnx", external("w.bin")))
+
+
+def test_bad_inputs(capsys, tmp_path):
+    model = save(tmp_path / "m.onnx", relu())
+    np.save(tmp_path / "shape.npy", np.zeros((3, 3), np.float32))
+    np.save(tmp_path / "dtype.npy", np.zeros((2, 3), np.int64))
+    np.savez(tmp_path / "name.npz", z=np.zeros((2, 3), np.float32))
+    (tmp_path / "text.npy").write_text("no array")
+    assert "f32[2,3]" in refused(capsys, "run", model, "--input", f"x={tmp_path}/shape.npy")
+    assert "float32" in refused(capsys, "run", model, "--input", f"x={tmp_path}/dtype.npy")
+    assert "'z'" in refused(capsys, "run", model, "--input", f"{tmp_path}/name.npz")
+    assert "text.npy" in refused(capsys, "run", model, "--input", f"x={tmp_path}/text.npy")
+
+
+def test_bad_text(capsys, tmp_path):
+    path = tmp_path / "m.gir"
+    for text in (
+        b"graph @g(%x: f32[2]) -> f32[2] {\n  return %y\n}",
+        b"kernel @k() {\n}",
+        b"\xff\xfe",
+    ):
+        path.write_bytes(text)
+        assert "m.gir" in refused(capsys, "run", path)
+
+
+def test_plugins_with_mistakes(capsys, tmp_path):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("import graphc\n1 / 0\n")
+    message = refused(capsys, "compile", DIGITS, "--plugin", plugin)
+    assert "plugin.py line 2: ZeroDivisionError" in message
+
+
+def test_outputs_that_cannot_be_written(capsys, tmp_path):
+    refused(capsys, "compile", DIGITS, "--dim", "N=1", "-o", tmp_path / "missing" / "m.ll")
+    (tmp_path / "m.ll").mkdir()
+    refused(capsys, "compile", DIGITS, "--dim", "N=1", "-o", tmp_path / "m.ll")
+
+
+# ---------------------------------------------------------------- whole files
+
+
+def test_files_are_whole_or_not_there(tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text("before")
+    with pytest.raises(RuntimeError), atomic(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "before" and len(list(tmp_path.iterdir())) == 1
+    with atomic(path) as temporary:
+        temporary.write_text("after")
+    assert path.read_text() == "after" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_interruption(capsys, tmp_path, monkeypatch):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("graphc.frontend.onnx_export.export_onnx", interrupt)
+    code, _, err = graphc(capsys, "opt", DIGITS, "--dim", "N=1", "-o", tmp_path / "o.onnx")
+    assert (code, err) == (130, "graphc: interrupted\n") and not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- internal errors
+
+
+def test_internal_errors_leave_a_replay(capsys, tmp_path, monkeypatch):
+    def broken(*args, **options):
+        raise RuntimeError("an invariant\nis broken")
+
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("graphc.driver.optimise", broken)
+        message = refused(capsys, "compile", DIGITS, "--dim", "N=1", "--emit", "kernel", code=70)
+        assert "RuntimeError: an invariant is broken" in message
+        (folder,) = tmp_path.glob("graphc-crash-*")
+        assert message.endswith(f"graphc replay {folder.name}")
+        code, _, err = graphc(capsys, "replay", folder)
+        assert code == 70 and "Traceback" in err
+        os.chdir(tmp_path)
+    assert "an invariant" in (folder / "traceback.txt").read_text()
+    assert "numpy" in (folder / "versions.txt").read_text()
+    recorded = json.loads((folder / "command.json").read_text())
+    assert recorded["argv"] == ["compile", "1-digits_cnn.onnx", "--dim", "N=1", "--emit", "kernel"]
+    assert "kernel @" in ok(capsys, "replay", folder.name)  # mended: the command runs
+
+
+def test_replay_of_something_else(capsys, tmp_path):
+    assert "command.json" in refused(capsys, "replay", tmp_path)
+    (tmp_path / "command.json").write_text("{}")
+    assert "command.json" in refused(capsys, "replay", tmp_path)
