@@ -34,7 +34,7 @@ class FoldPolicy:
     small: int = 16384
     growth: float = 1.0
     largest: int = 1 << 26
-    work: int = 1 << 31
+    work: int = 1 << 28
 
 
 def operands_read(op: Op) -> list[int]:

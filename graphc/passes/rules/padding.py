@@ -10,6 +10,7 @@ from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of, ints, is_normal, is_static
 from graphc.passes.rules.views import BINARY
+from graphc.passes.rules.weights import is_shared
 
 x, w, b, amounts, fill, axes, c = var("x w b amounts fill axes c")
 
@@ -92,6 +93,8 @@ def scale_before_conv(rw, mul, conv, x, c, w, b):
         return rw.skip("the factor is not one per input channel")
     if not wide or not is_normal(factor):
         return rw.skip("a factor is zero, huge, tiny or not finite, or weights are narrow")
+    if is_shared(w):
+        return rw.skip("the weights are large and have other users")
     per_channel = np.broadcast_to(factor.reshape(-1), (channels,)).astype(np.float64)
     if factor.size == 1:
         per_channel = per_channel[:1]

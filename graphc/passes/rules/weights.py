@@ -18,8 +18,16 @@ x, w, b, s, t, m, v = var("x w b s t m v")
 c = const("c")
 
 
+LARGE = 1 << 16  # elements of weights that are not duplicated because they have other users too
+
+
 def _is_wide(value: Value) -> bool:
     return value.tensor.dtype.is_float and value.tensor.dtype.bits >= 32
+
+
+def is_shared(weights: Value) -> bool:
+    """Whether scaling these weights would keep a second large copy of them."""
+    return len(weights.uses) > 1 and weights.tensor.size > LARGE
 
 
 def _scale_shift(rw: Rewriter, bn: Op) -> tuple[np.ndarray, np.ndarray] | None:
@@ -59,6 +67,8 @@ def _with_affine(rw: Rewriter, conv: Op, x, w, b, factor, shift) -> Value | None
         return rw.skip("weights are not all constants")
     if not _is_wide(w):
         return rw.skip(f"{w.tensor.dtype} weights would be rounded once more")
+    if factor is not None and is_shared(w):
+        return rw.skip("the weights are large and have other users")
     dtype = weights.dtype
     if factor is not None:
         wide = _weight_shape(rw, conv, w, factor.astype(np.float64))
@@ -121,6 +131,8 @@ def fold_scale_into_matmul(rw, matmul, op, x, w, c):
     weights, type = array_of(w), matmul.output.tensor
     if weights is None or weights.ndim < 2 or not _is_wide(w):
         return rw.skip("the right operand is no constant matrix of float32 or wider")
+    if is_shared(w):
+        return rw.skip("the weights are large and have other users")
     if op.output.type != type:
         return rw.skip("the constant broadcasts the product")
     factor = channel_vector(c, type.rank, type.rank - 1, type.static_shape[-1])
@@ -138,6 +150,8 @@ def fold_bn_into_matmul(rw, op, bn, x, w, b, s, t, m, v):
     weights, bias = array_of(w), array_of(b)
     if weights is None or weights.ndim != 2 or (b is not None and bias is None) or not _is_wide(w):
         return rw.skip("weights are not all constants of float32 or wider")
+    if is_shared(w):
+        return rw.skip("the weights are large and have other users")
     found = _scale_shift(rw, bn)
     if found is None or op.output.tensor.rank != 2:
         return None
@@ -160,6 +174,8 @@ def gemm_factors(rw, op, x, w, b):
         return None
     if weights is None or (b is not None and bias is None) or not _is_wide(w):
         return rw.skip("weights are not all constants of float32 or wider")
+    if alpha != 1 and is_shared(w):
+        return rw.skip("the weights are large and have other users")
     if not (math.isfinite(alpha) and math.isfinite(beta)):
         return rw.skip("a factor is not finite")
     moved = rw.constant((weights * np.float64(alpha)).astype(weights.dtype))
@@ -178,7 +194,9 @@ def bn_to_affine(rw, bn, x, s, t, m, v):
     """s*(x - m)/sqrt(v+eps) + t  ==  x*k + (t - m*k)   with k = s/sqrt(v+eps)."""
     producer = x.producer
     if producer is not None and producer.name in (*CONVOLUTIONS, "MatMul", "Gemm"):
-        if len(x.uses) == 1 and rw.all_const(*producer.inputs[1:]) and _is_wide(x):
+        weights = producer.inputs[1]
+        shared = weights is not None and is_shared(weights)
+        if len(x.uses) == 1 and rw.all_const(*producer.inputs[1:]) and _is_wide(x) and not shared:
             return rw.skip("it is folded into the contraction")
     if not _is_wide(x):
         return rw.skip(f"{x.tensor.dtype} would be rounded once more")
