@@ -39,7 +39,8 @@ class NeedsValue(UnsupportedError):
     """A type depends on the contents of a value that is not known yet.
 
     `value` is the graph value whose contents are needed (set where the graph is known), or, if
-    `contents` is False, only its shape. `graph` is the graph it belongs to, as far as it is typed.
+    `contents` is False, only its shape. `graph` is the graph it belongs to, as far as it is typed,
+    and `needs` all errors of this kind found in it, this one first.
     """
 
     def __init__(self, message: str, value: object = None):
@@ -47,3 +48,4 @@ class NeedsValue(UnsupportedError):
         self.value = value
         self.contents = True
         self.graph: object = None
+        self.needs: tuple[NeedsValue, ...] = (self,)

@@ -99,7 +99,9 @@ class Lowering:
     def define(self, value: Value, space: str, index: int = 0) -> str:
         """Gives a value a storage of its own."""
         name = f"s{len(self.storages)}"
-        self.storages[name] = Storage(name, space, physical_buffer(name, value.tensor, ""), index, name)
+        self.storages[name] = Storage(
+            name, space, physical_buffer(name, value.tensor, ""), index, name
+        )
         self.of_value[value] = name
         return name
 
@@ -193,7 +195,11 @@ class Lowering:
         """Fills a temporary: now if it depends on constants alone, else by kernels of its own."""
         reads = {b.name for b in preparation.inputs}
         if reads <= set(known):
-            key = (preparation.outputs[0].expr, buffer.shape, tuple(id(known[n]) for n in sorted(reads)))
+            key = (
+                preparation.outputs[0].expr,
+                buffer.shape,
+                tuple(id(known[n]) for n in sorted(reads)),
+            )
             if key not in self.packed:
                 arrays = {n: self.physical(n, places) for n in reads}
                 contents = materialise(preparation.outputs[0], arrays)
@@ -213,7 +219,9 @@ class Lowering:
         arguments = tuple(places[b.name] for b in lowered.kernel.params)
         reads = tuple(places[b.name] for b in lowered.kernel.params if b.access != "out")
         writes = tuple(places[b.name] for b in lowered.kernel.params if b.access != "in")
-        pairs = tuple((places[a], places[b]) for a, b in lowered.inplace if self.alone(b, lowered, places))
+        pairs = tuple(
+            (places[a], places[b]) for a, b in lowered.inplace if self.alone(b, lowered, places)
+        )
         self.calls.append(Call(kernel, arguments, reads, writes, op.loc, lowered.flops, pairs))
 
     def alone(self, name: str, lowered: Lowered, places: dict[str, str]) -> bool:
@@ -264,7 +272,9 @@ class Lowering:
         lowered = self.choose(part)
         loc = value.producer.loc if value.producer is not None else ()
         kernel = self.shared(lowered.kernel)
-        self.calls.append(Call(kernel, (self.storage(value), name), (self.storage(value),), (name,), loc))
+        self.calls.append(
+            Call(kernel, (self.storage(value), name), (self.storage(value),), (name,), loc)
+        )
 
     # ---------------------------------------------------------------- the program
 
@@ -363,4 +373,3 @@ def flat_kernel(kernel: Kernel) -> Kernel:
 def lower(graph: Graph, strategies: Sequence[Strategy], name: str = "model") -> Program:
     """Lowers a static, decomposed graph."""
     return Lowering(graph, strategies, name).run()
-

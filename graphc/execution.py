@@ -1,0 +1,379 @@
+"""Running a graph on actual values: specialised to their shapes, in parts where it has to be.
+
+A `SpecialisedGraph` looks up an executable for the shapes of its inputs, and makes one the first
+time.
+When a type depends on the contents of inputs (a Reshape's shape), those inputs join the key and the
+graph is specialised to their values. When it depends on data computed inside, or an op has to run on
+the host (strings, sequences, control flow on data), the graph is cut: a `Plan` runs compiled parts
+and host ops in turn, and what could not be typed yet last, as a SpecialisedGraph of its own.
+
+Inputs that take ever new values are bound no more: then what depends on their contents is a later
+part. Inner graphs (the rest of a plan, the bodies of loops) that meet ever new shapes are
+interpreted instead of compiled. So no model compiles without end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from graphc.errors import InternalError, NeedsValue
+from graphc.ir import control, dtypes
+from graphc.ir.graph import Graph, Op, Region, Value
+from graphc.ir.imperative import corner, is_bounded, true_shapes
+from graphc.ir.interp import interpret, run_op, type_of
+from graphc.ir.types import TensorType, Type
+from graphc.passes.partition import (
+    crossing,
+    opened,
+    operands_of,
+    part_graph,
+    partition,
+    region_graph,
+)
+from graphc.passes.specialise import needed_inputs, specialise
+
+MAX_BOUND_ELEMENTS = 1024  # inputs up to this size may be specialised on by value
+MAX_CONTENTS = 8  # for so many contents per shapes
+MAX_SPECIALISATIONS = 64  # the least recently used executable is dropped beyond this
+MAX_INNER = 16  # shapes for which an inner graph is compiled
+
+Executable = Callable[[Sequence[Any]], list[Any]]
+CompileStatic = Callable[[Graph], Executable]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What graphs are compiled with: a compiler of static graphs, and which typed ops it takes."""
+
+    compile: CompileStatic
+    native: Callable[[Op], bool]
+
+
+class SpecialisedGraph:
+    """A graph that is compiled for the shapes it meets. Safe to use from several threads."""
+
+    def __init__(self, graph: Graph, target: Target, inner: bool = True):
+        self.graph, self.target, self.inner = graph, target, inner
+        self._names = [p.name for p in graph.params]
+        self._ranked = [isinstance(p.type, TensorType) for p in graph.params]
+        self._bound: list[int] = []  # inputs specialised on by value, in order found
+        self._binds = True
+        self._contents: dict[tuple, int] = {}  # how many contents were met, by shapes
+        self._cache: OrderedDict[tuple, Executable] = OrderedDict()
+        self._lock = RLock()
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """The results for values of the parameters: arrays, lists for sequences, None."""
+        executable = self._cache.get(self._key(values))
+        if executable is None:
+            executable = self._specialised(values)
+        return executable(values)
+
+    def prepare(self) -> bool:
+        """Compiles for the declared types if they are static; whether it is ready to run.
+
+        False: something depends on what the inputs hold, and is compiled at the first run.
+        """
+        types = [p.type for p in self.graph.params]
+        if not all(isinstance(t, TensorType) and t.is_static for t in types):
+            return False
+        with self._lock:
+            key = tuple([t.static_shape for t in types if isinstance(t, TensorType)])
+            if key not in self._cache:
+                try:
+                    self._cache[key] = plan(specialise(self.graph), self.target)
+                except NeedsValue:
+                    return False
+        return True
+
+    # ---------------------------------------------------------------- keys
+
+    def _key(self, values: Sequence[Any]) -> tuple:
+        shapes = self._shapes(values)
+        if self._bound:
+            return (shapes, *[_contents_key(values[n]) for n in self._bound])
+        return shapes
+
+    def _shapes(self, values: Sequence[Any]) -> tuple:
+        return tuple(
+            [v.shape if known else _type_key(v) for v, known in zip(values, self._ranked)]
+        )
+
+    # ---------------------------------------------------------------- specialising
+
+    def _specialised(self, values: Sequence[Any]) -> Executable:
+        with self._lock:
+            found = self._cache.get(self._key(values))
+            if found is not None:
+                return found
+            if self.inner and len(self._cache) >= MAX_INNER:
+                return lambda given: interpret(self.graph, list(given))
+            self._count_contents(values)
+            found = self._build(values)
+            self._cache[self._key(values)] = found
+            if len(self._cache) > MAX_SPECIALISATIONS:
+                self._cache.popitem(last=False)
+            return found
+
+    def _count_contents(self, values: Sequence[Any]) -> None:
+        """Gives up binding inputs once they have had too many contents."""
+        if not self._bound:
+            return
+        shapes = self._shapes(values)
+        self._contents[shapes] = self._contents.get(shapes, 0) + 1
+        if self._contents[shapes] > MAX_CONTENTS:
+            self._binds, self._bound = False, []
+            self._cache.clear()
+
+    def _build(self, values: Sequence[Any]) -> Executable:
+        shapes = {n: _shape_of(v) for n, v in zip(self._names, values)}
+        source = self._typed(values)
+        while True:
+            contents = {self._names[n]: values[n] for n in self._bound}
+            try:
+                graph = specialise(source, shapes, contents)
+            except NeedsValue as error:
+                if any([self._bind(need, error.graph, values) for need in error.needs]):
+                    continue
+                assert isinstance(error.graph, Graph)
+                graph = error.graph
+            return plan(graph, self.target)
+
+    def _typed(self, values: Sequence[Any]) -> Graph:
+        """The graph; parameters that have no type get those of their values."""
+        if all(p.type is not None for p in self.graph.params):
+            return self.graph
+        graph = part_graph(self.graph, self.graph.ops, self.graph.params, self.graph.results)
+        for param, value in zip(graph.params, values):
+            if param.type is None and value is not None:
+                param.type = type_of(value)
+        return graph
+
+    def _bind(self, need: NeedsValue, graph: Any, values: Sequence[Any]) -> bool:
+        """Adds the inputs that a needed value comes from to those specialised on, if they can be."""
+        if not self._binds or not isinstance(need.value, Value) or not need.contents:
+            return False
+        wanted = [p.index for p in needed_inputs(graph, need.value)]
+        new = [n for n in wanted if n not in self._bound]
+        if not all(_bindable(values[n]) for n in new):
+            return False
+        self._bound += new
+        return bool(new)
+
+
+def _shape_of(value: Any) -> Any:
+    if value is None:
+        return None
+    return [_shape_of(v) for v in value] if isinstance(value, list) else np.shape(value)
+
+
+def _type_key(value: Any) -> Any:
+    """Equal for values of equal type."""
+    if isinstance(value, list):
+        return ("seq", *map(_type_key, value))
+    return None if value is None else (value.dtype, value.shape)
+
+
+def _contents_key(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_contents_key(v) for v in value)
+    if value is None:
+        return None
+    return tuple(value.reshape(-1)) if value.dtype.kind == "O" else value.tobytes()
+
+
+def _bindable(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.size <= MAX_BOUND_ELEMENTS
+
+
+# ---------------------------------------------------------------- plans
+
+
+@dataclass
+class Step:
+    """Something that runs on numbered values and gives others."""
+
+    run: Executable
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclass
+class Plan:
+    """Steps over numbered values, the first of which are the inputs. `constants` are values by
+    number; `results` that are inputs or constants (`given`) are copied."""
+
+    count: int
+    constants: dict[int, np.ndarray]
+    steps: list[Step]
+    results: tuple[int, ...]
+    given: frozenset[int]
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        slots = [*values, *[None] * (self.count - len(values))]
+        for number, array in self.constants.items():
+            slots[number] = array
+        for step in self.steps:
+            for number, value in zip(step.writes, step.run([slots[n] for n in step.reads])):
+                slots[number] = value
+        return [_copied(slots[n]) if n in self.given else slots[n] for n in self.results]
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def plan(graph: Graph, target: Target) -> Executable:
+    """How to run a graph that is typed as far as possible."""
+    return _Planner(graph, target).executable()
+
+
+@dataclass
+class _Planner:
+    graph: Graph
+    target: Target
+    numbers: dict[Value, int] = field(default_factory=dict)
+    constants: dict[int, np.ndarray] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+    def executable(self) -> Executable:
+        graph = self.graph
+        for value in graph.params:
+            self.number(value)
+        parts = partition(graph, self.target.native)
+        for level in parts.levels:
+            self.native(level.native)
+            for op in level.host:
+                self.host(op)
+        if parts.rest:
+            operands, results = operands_of(parts.rest), crossing(graph, parts.rest)
+            rest = opened(part_graph(graph, parts.rest, operands, results))
+            self.step(SpecialisedGraph(rest, self.target).run, operands, results)
+        return self.whole() or self.plan()
+
+    def plan(self) -> Plan:
+        results = tuple(self.number(v) for v in self.graph.results)
+        made = {n for step in self.steps for n in step.writes}
+        given = frozenset(n for n in results if n not in made)
+        return Plan(len(self.numbers) + 1, self.constants, self.steps, results, given)
+
+    def whole(self) -> Executable | None:
+        """The only step, if it takes the inputs of the graph and gives its results."""
+        if len(self.steps) != 1:
+            return None
+        (step,) = self.steps
+        inputs = tuple(range(len(self.graph.params)))
+        results = tuple(self.numbers.get(v) for v in self.graph.results)
+        return step.run if step.reads == inputs and step.writes == results else None
+
+    def number(self, value: Value | None) -> int:
+        """The number of a value; one that is never written stands for None."""
+        if value is None:
+            return -1
+        if value not in self.numbers:
+            self.numbers[value] = len(self.numbers)
+            if value.constant is not None:
+                self.constants[self.numbers[value]] = value.constant
+        return self.numbers[value]
+
+    def step(self, run: Executable, reads: Sequence[Value | None], writes: Sequence[Value]) -> None:
+        reads_, writes_ = (tuple(map(self.number, values)) for values in (reads, writes))
+        self.steps.append(Step(run, reads_, writes_))
+
+    def native(self, ops: list[Op]) -> None:
+        """Compiles ops, and calls them with those parameters that they use."""
+        if not ops:
+            return
+        operands, results = operands_of(ops), crossing(self.graph, ops)
+        if set(operands) <= set(self.graph.params):
+            operands = [p for p in self.graph.params if p in operands]
+        if set(self.graph.results) == set(results):
+            results = list(dict.fromkeys(self.graph.results))
+        run = self.target.compile(part_graph(self.graph, ops, operands, results))
+        self.step(run, operands, results)
+
+    def host(self, op: Op) -> None:
+        """Runs one op by itself."""
+        if not is_bounded(op) or not all(is_native(v.type) for v in (*op.inputs, *op.outputs) if v):
+            self.step(HostOp(op, self.target), op.inputs, op.outputs)
+            return
+        operands = operands_of([op])
+        run = self.target.compile(part_graph(self.graph, [op], operands, op.outputs))
+        self.step(BoundedOp(op, run), operands, op.outputs)
+
+
+class BoundedOp:
+    """A compiled op whose results have bounds for shapes, cut to what they really are.
+
+    Its program gives the results, then the true sizes.
+    """
+
+    def __init__(self, op: Op, run: Executable):
+        self.op, self.run = op, run
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        *results, sizes = self.run(values)
+        return [corner(r, shape) for r, shape in zip(results, true_shapes(self.op, sizes))]
+
+
+class HostOp:
+    """An op that runs on the host; its regions are graphs that are compiled in turn."""
+
+    def __init__(self, op: Op, target: Target):
+        self.op = op
+        self.types = [v.type for v in op.outputs]
+        self.bodies = {r: SpecialisedGraph(region_graph(r), target) for r in op.regions}
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        if self.op.defn.form == "region":
+            results = control.RUN[self.op.name](self.op, values, self._run_region)
+        else:
+            results = run_op(self.op, values)
+        for type, value in zip(self.types, results):
+            self._check(type, value)
+        return results
+
+    def _run_region(self, region: Region, values: Sequence[Any]) -> list[Any]:
+        return self.bodies[region].run([_as_value(v) for v in values])
+
+    def _check(self, type: Type | None, value: Any) -> None:
+        """What follows was compiled for the types inferred."""
+        if not isinstance(type, TensorType) or not type.is_static or is_bounded(self.op):
+            return
+        kind = dtypes.of(value.dtype)
+        if value.shape != type.static_shape or kind is not type.dtype:
+            raise InternalError(
+                f"{self.op.where()} was inferred to give {type}, but gave "
+                f"{TensorType(kind, value.shape)}"
+            )
+
+
+def is_native(type: Type | None) -> bool:
+    """Whether compiled code can hold values of a type: tensors of numbers, of static shape."""
+    tensor = isinstance(type, TensorType) and type.is_static
+    return tensor and type.dtype.kind not in ("string", "complex")  # type: ignore[union-attr]
+
+
+def natively(op: Op) -> bool:
+    """Whether an op can be part of a compiled graph."""
+    values = [v for v in (*op.inputs, *op.outputs) if v is not None]
+    if not all(is_native(v.type) for v in values):
+        return False
+    if op.defn.form == "imperative":
+        return not is_bounded(op)
+    return op.defn.form in ("elementwise", "indexed", "composite")
+
+
+def _as_value(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+__all__ = [
+    "CompileStatic", "Executable", "Plan", "SpecialisedGraph", "Target", "natively", "plan",
+]  # fmt: skip

@@ -1,0 +1,148 @@
+"""Cutting a graph into parts that run one after the other.
+
+Each op gets a place, in execution order:
+
+    native   it has static types and can be compiled; at the level of its operands
+    host     it runs on the host; its results are one level up
+    rest     its types are known only once something before it has run
+
+Native ops of one level make one part. Level by level, first the part runs, then the ops on the host;
+the rest runs last, as a graph that is typed then. So a graph falls into as few native parts as its
+host ops allow, whatever the order of its ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from graphc.ir.graph import Graph, Op, Region, Value, copy_ops
+from graphc.ir.types import TensorType, Type
+
+
+@dataclass
+class Level:
+    """What runs at one level: ops that are compiled together, then ops on the host, in order."""
+
+    native: list[Op] = field(default_factory=list)
+    host: list[Op] = field(default_factory=list)
+
+
+@dataclass
+class Partition:
+    """The levels of a graph, and the ops that are left for later."""
+
+    levels: list[Level]
+    rest: list[Op]
+
+    def level(self, number: int) -> Level:
+        while len(self.levels) <= number:
+            self.levels.append(Level())
+        return self.levels[number]
+
+
+def partition(graph: Graph, native: Callable[[Op], bool]) -> Partition:
+    """Places the ops of a graph that is typed as far as possible.
+
+    `native` tells which typed ops can be compiled. An op that has no type although its operands are
+    inputs of the graph gains nothing by waiting: it runs on the host.
+    """
+    found = Partition([], [])
+    given = set(graph.params)
+    at: dict[Value, int] = dict.fromkeys(graph.params, 0)
+    for op in graph.ops:
+        if op.name == "Constant":
+            continue
+        operands = [v for v in op.inputs if v is not None and v.constant is None]
+        if any(v not in at for v in operands):
+            found.rest.append(op)
+            continue
+        number = max((at[v] for v in operands), default=0)
+        typed = all(is_typed(v.type) for v in op.outputs)
+        if typed and native(op):
+            found.level(number).native.append(op)
+            at.update(dict.fromkeys(op.outputs, number))
+        elif typed or op.defn.form in ("host", "region") or given.issuperset(operands):
+            found.level(number).host.append(op)
+            at.update(dict.fromkeys(op.outputs, number + 1))
+        else:
+            found.rest.append(op)
+    return found
+
+
+def is_typed(type: Type | None) -> bool:
+    """Whether a type is known; that of a tensor with its shape."""
+    return type.is_static if isinstance(type, TensorType) else type is not None
+
+
+def crossing(graph: Graph, ops: Sequence[Op]) -> list[Value]:
+    """The values that some ops make and others, or the results of the graph, need."""
+    inside, results = set(ops), set(graph.results)
+    return [
+        v
+        for op in ops
+        for v in op.outputs
+        if v in results or any(user not in inside for user in v.users)
+    ]
+
+
+def operands_of(ops: Sequence[Op]) -> list[Value]:
+    """The values that some ops read and do not make, constants apart, in order of first use."""
+    inside = set(ops)
+    read = (v for op in ops for v in op.inputs if v is not None)
+    return [v for v in dict.fromkeys(read) if v.producer not in inside and v.constant is None]
+
+
+def part_graph(
+    graph: Graph, ops: Sequence[Op], params: Collection[Value], results: Sequence[Value]
+) -> Graph:
+    """A graph of copies of some ops. Constants that they use come along."""
+    part = Graph(graph.name)
+    part.phase, part.symbols = graph.phase, dict(graph.symbols)
+    names: set[str] = set()
+    mapping = {v: part.add_param(v.type, _unused(v.name, names)) for v in params}
+    inside = Region()
+    inside.ops = [*_constants(ops, results), *ops]
+    copy_ops(inside, part, mapping)
+    part.set_results([mapping[v] for v in results])
+    names.clear()
+    part.output_names = [_unused(v.name, names) for v in results]
+    return part
+
+
+def _constants(ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
+    used = [v for op in ops for v in op.inputs if v is not None]
+    makers = dict.fromkeys(v.producer for v in (*used, *results) if v.constant is not None)
+    return [op for op in makers if op is not None]
+
+
+def _unused(hint: str, taken: set[str]) -> str:
+    """A name that no other value has; it is added to `taken`."""
+    hint = hint or "value"
+    name, number = hint, 0
+    while name in taken:
+        number += 1
+        name = f"{hint}.{number}"
+    taken.add(name)
+    return name
+
+
+def opened(graph: Graph) -> Graph:
+    """The graph with the shapes of its inputs left open: it is specialised when it is run."""
+    for param in graph.params:
+        if isinstance(param.type, TensorType):
+            param.type = TensorType(param.type.dtype, None)
+    graph.symbols, graph.phase = {}, "imported"
+    return graph
+
+
+def region_graph(region: Region) -> Graph:
+    """The region of a control flow op as a graph of its own, with open shapes."""
+    graph = part_graph(Graph("body"), region.ops, region.params, region.results)
+    return opened(graph)
+
+
+__all__ = [
+    "Level", "Partition", "crossing", "opened", "operands_of", "part_graph", "partition",
+    "region_graph",
+]  # fmt: skip
