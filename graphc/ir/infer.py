@@ -6,12 +6,20 @@ depends on contents that are not constant, NeedsValue carries the graph value th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from graphc.errors import GraphcError, InternalError, ModelError, NeedsValue, UnsupportedError
 from graphc.ir import opdef
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.opdef import Arguments, bind, bind_attrs
 from graphc.ir.types import TensorType, Type
+
+# what a definition stumbles over when operands or attributes are not what it expects
+_MISTAKES = (
+    TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError, OverflowError,
+)  # fmt: skip
 
 
 def infer_op(op: Op) -> None:
@@ -22,9 +30,16 @@ def infer_op(op: Op) -> None:
 
 def output_types(op: Op) -> list[Type]:
     """The types of the outputs; ModelError, UnsupportedError or NeedsValue name the op."""
-    try:
+    with _blamed(op):
         _require_typed(op)
         return _INFER[op.defn.form](op)
+
+
+@contextmanager
+def _blamed(op: Op) -> Iterator[None]:
+    """Makes errors name the op; what goes wrong inside a definition is a fault of the model."""
+    try:
+        yield
     except NeedsValue as error:
         if isinstance(error.value, int):
             error.value = op.inputs[error.value]
@@ -34,7 +49,7 @@ def output_types(op: Op) -> list[Type]:
         raise
     except GraphcError as error:
         raise _located(op, error) from error
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError) as error:
+    except _MISTAKES as error:
         raise ModelError(f"{op.where()}: {type(error).__name__}: {error}") from error
 
 
@@ -94,12 +109,20 @@ def _infer_declared(op: Op) -> list[Type]:
 
 
 def _infer_composite(op: Op) -> list[Type]:
-    scratch, results = expand(op)
+    _, results = _expand(op)
     return [r.type for r in results]  # type: ignore[misc]
 
 
 def expand(op: Op) -> tuple[Graph, list[Value]]:
-    """The body of a composite op as a graph whose parameters stand for the op's operands."""
+    """The body of a composite op as a graph whose parameters stand for the op's operands.
+
+    Raises the errors of `output_types`.
+    """
+    with _blamed(op):
+        return _expand(op)
+
+
+def _expand(op: Op) -> tuple[Graph, list[Value]]:
     from graphc.ir.build import Builder
 
     graph = Graph(op.name)

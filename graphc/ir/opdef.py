@@ -5,17 +5,17 @@ first are operands, annotated with the element types they take; keyword-only par
 attributes with their defaults. `Known(...)` marks an operand whose contents decide the output's
 type (Reshape's shape): the function receives them as a numpy array.
 
-    @op(...)          def f(i, x: Float, *, alpha=1.0): return expression   scalar body over indices
-    @composite(...)   def f(b, x: Float, ...): return b.Exp(x)              a graph of other operators
-    @imperative(...)  def f(k, x, ..., y): with k.loop(...)                 kernel IR, any backend
-    @host(...)        def f(x, ...): return numpy arrays                    strings, sequences, images
-    region_op(name)                                                         If, Loop, Scan, SequenceMap
+    @op(...)          def f(i, x: Float, *, alpha=1.0): return expr    scalar body over indices
+    @composite(...)   def f(b, x: Float, ...): return b.Exp(x)         a graph of other operators
+    @imperative(...)  def f(k, x, ...): with k.loop(...)               kernel IR, any backend
+    @host(...)        def f(x, ...): return numpy arrays               strings, sequences, images
+    region_op(name)                                                    If, Loop, Scan, SequenceMap
 
 The scalar body runs on symbols. `i` is the output index (a tuple of Index with `.shape` and
 `.output`, the number of the output asked for); `x[i]` broadcasts as numpy does, `x[a, b]` is a
 plain load. Without `infer`, the output shape is the broadcast of the operands' shapes. With it,
-`infer` takes the operands (`.shape`, `.rank`, `.dtype`) and those attributes it names, and returns a
-shape (tuple), or a list of shapes for several outputs.
+`infer` takes the operands (`.shape`, `.rank`, `.dtype`) and those attributes it names, and returns
+a shape (tuple), or a list of shapes for several outputs.
 """
 
 from __future__ import annotations
@@ -187,7 +187,9 @@ def composite(name: str, *, outputs: int | None = 1, domain: str = "", traits=()
     return declare
 
 
-def imperative(name: str, *, infer, outputs: int | None = 1, domain: str = "", traits=()) -> Callable:
+def imperative(
+    name: str, *, infer, outputs: int | None = 1, domain: str = "", traits=()
+) -> Callable:
     """Declares an operator as kernel IR: f(k, operands..., *, attrs) with `k.outputs` to store to.
 
     `infer` returns TensorTypes here (there is no body to tell the dtype). With the trait
@@ -202,7 +204,9 @@ def imperative(name: str, *, infer, outputs: int | None = 1, domain: str = "", t
     return declare
 
 
-def host(name: str, *, infer=None, outputs: int | None = 1, domain: str = "", traits=()) -> Callable:
+def host(
+    name: str, *, infer=None, outputs: int | None = 1, domain: str = "", traits=()
+) -> Callable:
     """Declares an operator as a numpy function, run on the host. Without `infer` (which returns
     Types) its output types are known only once it has run."""
 
@@ -222,7 +226,7 @@ class OutIndex(tuple):
 
     shape: Shape
     output: int
-    count: int
+    count: int  # type: ignore[assignment]  # number of outputs; hides tuple.count
 
     @staticmethod
     def make(shape: Shape, output: int, count: int = 1) -> OutIndex:
@@ -323,6 +327,8 @@ def _argument(param: Param, position: int, type: Type | None, known, wrap) -> An
             raise ModelError(f"operand {position} ({param.name}) is missing")
         return None
     if not isinstance(type, TensorType):  # a sequence or optional: host rules get its type
+        if param.accepts is not Any_:
+            raise ModelError(f"operand {param.name} takes {param.accepts}, found {type}")
         return type if wrap is Operand else wrap(position, type)
     if not param.accepts.accepts(type.dtype):
         raise ModelError(f"operand {param.name} takes {param.accepts}, found {type.dtype}")
