@@ -129,5 +129,5 @@ def of(what: DType | str | int | np.dtype | type) -> DType:
         return BY_NAME[what]
     if isinstance(what, int) and not isinstance(what, bool):
         return BY_ONNX[what]
-    numpy_type = np.dtype(what)
+    numpy_type = np.dtype(what)  # type: ignore[arg-type]
     return string if numpy_type.kind in "OUS" else BY_NUMPY[numpy_type]

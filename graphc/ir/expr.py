@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -35,6 +36,10 @@ class Expr:
 
     __slots__ = ("dtype", "_free", "_text", "_bounds", "_simple", "__weakref__")
     dtype: DType
+    _free: frozenset[Index] | None  # what the functions below have found, once asked
+    _text: str | None
+    _bounds: tuple[float, float] | None
+    _simple: Expr | None
 
     @property
     def children(self) -> tuple[Expr, ...]:
@@ -149,7 +154,7 @@ class Const(Expr):
     """A literal. Floats are kept at the value they have in `dtype`."""
 
     __slots__ = ("value",)
-    value: int | float | bool
+    value: Any
 
     def __new__(cls, value, dtype: DType | None = None):
         if dtype is None:
@@ -184,7 +189,9 @@ def _natural(value) -> DType:
         return boolean
     if isinstance(value, np.generic):
         return dtypes.of(value.dtype)
-    return i64 if isinstance(value, int) else dtypes.string if isinstance(value, str) else dtypes.f32
+    return (
+        i64 if isinstance(value, int) else dtypes.string if isinstance(value, str) else dtypes.f32
+    )
 
 
 class Sym(Expr):
@@ -223,6 +230,12 @@ class Index(Expr):
 
     def __reduce__(self):
         return (Index, (self.name, self.extent))
+
+    @property
+    def count(self) -> int:
+        """The extent, known to be a constant."""
+        assert isinstance(self.extent, int), f"the extent of {self.name} is {self.extent}"
+        return self.extent
 
 
 class Ref(Expr):
@@ -395,8 +408,9 @@ def select(condition, then, otherwise) -> Expr:
 
 
 def _fold(op: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Expr:
-    if all(isinstance(a, Const) for a in args) and dtype.kind != "string":
-        arrays = [np.asarray(a.value, a.dtype.np) for a in args]
+    constants = [a for a in args if isinstance(a, Const)]
+    if len(constants) == len(args) and dtype.kind != "string":
+        arrays = [np.asarray(a.value, a.dtype.np) for a in constants]
         return Const(scalar_ops.apply(op, dtype, *arrays).item(), dtype)
     simpler = _identity(op, args, dtype)
     return Call(op, args, dtype) if simpler is None else simpler
@@ -506,7 +520,7 @@ def transform(root: Expr, rewrite: Callable[[Expr], Expr | None]) -> Expr:
     return done[root]
 
 
-def substitute(root: Expr, mapping: dict[Expr, Expr]) -> Expr:
+def substitute(root: Expr, mapping: Mapping[Any, Expr]) -> Expr:
     """Replaces whole nodes (Index, Sym, Ref, ...) by others."""
     if not mapping:
         return root

@@ -1,9 +1,9 @@
 """The graph IR: mutable SSA over tensors.
 
-A `Region` has parameters, a list of `Op`s in execution order and a terminator whose operands are its
-results. It is isolated from above: ops use only values of their own region, so an outer value that
-a sub-graph needs is an operand of its op and a parameter of its region. A `Graph` is the outermost
-region with a name and named dimension symbols.
+A `Region` has parameters, a list of `Op`s in execution order and a terminator whose operands are
+its results. It is isolated from above: ops use only values of their own region, so an outer value
+that a sub-graph needs is an operand of its op and a parameter of its region. A `Graph` is the
+outermost region with a name and named dimension symbols.
 
 Invariant kept by every method here: `value.uses` lists exactly the (op, operand number) pairs
 that refer to the value, and each op of a region knows its region.
@@ -34,7 +34,9 @@ class Value:
 
     __slots__ = ("type", "producer", "index", "uses", "name")
 
-    def __init__(self, type: Type | None, producer: Op | None = None, index: int = 0, name: str = ""):
+    def __init__(
+        self, type: Type | None, producer: Op | None = None, index: int = 0, name: str = ""
+    ):
         self.type, self.producer, self.index, self.name = type, producer, index, name
         self.uses: list[tuple[Op, int]] = []
 
@@ -48,8 +50,10 @@ class Value:
     @property
     def constant(self) -> np.ndarray | None:
         """The contents if this is a constant."""
-        is_constant = self.producer is not None and self.producer.name == "Constant"
-        return self.producer.attrs["value"] if is_constant else None
+        producer = self.producer
+        if producer is None or producer.name != "Constant":
+            return None
+        return producer.attrs["value"]
 
     @property
     def users(self) -> list[Op]:
@@ -85,7 +89,8 @@ class Op:
         self.defn, self.attrs, self.loc = defn, dict(attrs or {}), tuple(loc)
         self.inputs: list[Value | None] = []
         self.outputs = [Value(None, self, k) for k in range(outputs)]
-        self.regions, self.region = list(regions), None
+        self.regions = list(regions)
+        self.region: Region | None = None
         self._memo: dict = {}
         for region in self.regions:
             region.owner = self
@@ -204,7 +209,7 @@ class Graph(Region):
     """The outermost region: `params` are the model's inputs, `results` its outputs.
 
     `output_names` are the names of the outputs for the user (the SSA name of a result may differ,
-    e.g. when one value is returned twice). `symbols` are its dimension symbols by name. `phase` is one
+    e.g. when one value is returned twice). `symbols` are its dimension symbols. `phase` is one
     of PHASES.
     """
 

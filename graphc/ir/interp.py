@@ -192,7 +192,7 @@ def _largest_reduction(expr: Expr) -> int:
     sizes = [1]
     for node in walk(expr):
         if isinstance(node, Reduce):
-            extent = math.prod(a.extent for a in node.axes)  # type: ignore[misc]
+            extent = math.prod(a.count for a in node.axes)
             sizes.append(max(1, extent // 16) if factors(node) else extent)
     return max(sizes)
 
@@ -219,7 +219,7 @@ class _Evaluator:
 
     def tensor(self, expr: Expr, scope: list[Index]) -> np.ndarray:
         """The full array over the scope."""
-        shape = tuple(x.extent for x in scope)
+        shape = tuple(x.count for x in scope)
         value = self.run(expr, tuple(scope))
         return np.array(np.broadcast_to(value, shape), expr.dtype.np)
 
@@ -249,8 +249,8 @@ class _Evaluator:
     def _index(self, node: Index, scope: tuple[Index, ...]) -> np.ndarray:
         position = scope.index(node)
         shape = [1] * len(scope)
-        shape[position] = node.extent  # type: ignore[call-overload]
-        return np.arange(node.extent, dtype=np.int64).reshape(shape)
+        shape[position] = node.count
+        return np.arange(node.count, dtype=np.int64).reshape(shape)
 
     def _call(self, node: Call, scope: tuple[Index, ...]) -> np.ndarray:
         return scalar_ops.apply(node.op, node.dtype, *(self.run(a, scope) for a in node.args))
@@ -360,8 +360,8 @@ class _Evaluator:
         else:
             ufunc = {"prod": np.multiply, "min": np.minimum, "max": np.maximum,
                      "and": np.logical_and, "or": np.logical_or}[node.op]  # fmt: skip
-            kind = {} if node.op in ("and", "or") else {"dtype": dtype.compute.np}
-            out = ufunc.reduce(wide, axis=where, **kind)
+            logical = node.op in ("and", "or")
+            out = ufunc.reduce(wide, axis=where, dtype=None if logical else dtype.compute.np)
         return np.asarray(out).astype(dtype.np)
 
     def _contract(self, node: Reduce, pair, scope: tuple[Index, ...]) -> np.ndarray:
@@ -370,7 +370,7 @@ class _Evaluator:
         number = {x: n for n, x in enumerate(everything)}
         for factor in pair:
             own = tuple(x for x in everything if x in free_indices(factor))
-            value = np.broadcast_to(self.run(factor, own), tuple(x.extent for x in own))
+            value = np.broadcast_to(self.run(factor, own), tuple(x.count for x in own))
             operands += [value.astype(_accumulator(node.dtype)), [number[x] for x in own]]
         used = [x for x in scope if x in free_indices(node)]
         with np.errstate(all="ignore"):

@@ -10,9 +10,9 @@ as a rank-0 `Alloc` and changed by `Store`. Loops run over an `Index` 0 .. exten
     vector    iterations are independent lanes executed in lockstep; `extent` lanes, at most `width`
     block, thread   CUDA grid and block dimensions
 
-A `vector` loop means the same as a serial one: printers without vectors print a loop. Its extent may
-be an expression (a tail) bounded by its width; lanes past the extent do nothing. Loops inside a
-vector loop must have bounds that do not depend on its index. `Alloc(scope="reg")` arrays must be
+A `vector` loop means the same as a serial one: printers without vectors print a loop. Its extent
+may be an expression (a tail) bounded by its width; lanes past the extent do nothing. Loops inside
+a vector loop must have bounds that do not depend on its index. `Alloc(scope="reg")` arrays must be
 indexed by constants once unrolled (plus a vector index in the last dimension), so that they live
 in registers. Expressions are those of expr.py without Reduce; Load sources are buffer names.
 `Load` and `Store` of a rank-0 Alloc read and write a mutable scalar.
@@ -20,13 +20,13 @@ in registers. Expressions are those of expr.py without Reduce; Load sources are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, Index, Load, Ref, as_expr, substitute, walk
-from graphc.ir.types import Shape
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Buffer:
 
     name: str
     dtype: DType
-    shape: Shape
+    shape: tuple[int, ...]
     access: str = "in"
 
     def __getitem__(self, index) -> Load:
@@ -46,6 +46,11 @@ class Buffer:
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
 
 class Stmt:
@@ -90,7 +95,7 @@ class Store(Stmt):
 
 @dataclass(frozen=True)
 class Alloc(Stmt):
-    """A local array for the rest of the enclosing body, uninitialised. scope: reg, stack, shared."""
+    """A local array for the rest of the enclosing body, uninitialised. reg, stack or shared."""
 
     buffer: Buffer
     scope: str = "reg"
@@ -183,8 +188,9 @@ def map_stmt(stmt: Stmt, f: Callable[[Expr], Expr]) -> Stmt:
     if isinstance(stmt, For):
         var = stmt.var
         if isinstance(var.extent, Expr):
-            var = f(var)
-            assert isinstance(var, Index)
+            moved = f(var)
+            assert isinstance(moved, Index)
+            var = moved
         return replace(stmt, var=var, body=map_body(stmt.body, f))
     if isinstance(stmt, Let):
         return Let(stmt.ref, f(stmt.value))
@@ -205,7 +211,7 @@ def substitute_body(body: Body, mapping: dict[Expr, Expr]) -> Body:
 
 def buffers_read(body: Body) -> set[str]:
     """Names of all buffers loaded from."""
-    found = set()
+    found: set[str] = set()
     for stmt in walk_stmts(body):
         for expr in exprs(stmt):
             found.update(n.source for n in walk(expr) if isinstance(n, Load))
@@ -279,7 +285,9 @@ class KernelBuilder:
         self.emit(Let(ref, value))
         return ref
 
-    def alloc(self, dtype: DType, shape: Shape, scope: str = "stack", name: str = "") -> Buffer:
+    def alloc(
+        self, dtype: DType, shape: tuple[int, ...], scope: str = "stack", name: str = ""
+    ) -> Buffer:
         """A local array, uninitialised."""
         buffer = Buffer(name or self.fresh("a"), dtype, tuple(shape), "local")
         self.emit(Alloc(buffer, scope))

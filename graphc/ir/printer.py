@@ -327,7 +327,7 @@ def _header(start: str, params: list[str], tail: str) -> list[str]:
 
 def _kernel_symbols(kernel: Kernel) -> list[Sym]:
     found: dict[str, Sym] = {}
-    roots = [d for b in kernel.params for d in b.shape]
+    roots: list[Any] = [d for b in kernel.params for d in b.shape]
     for stmt in walk_stmts(kernel.body):
         roots += stmt.buffer.shape if isinstance(stmt, Alloc) else exprs(stmt)
     for root in roots:

@@ -40,7 +40,7 @@ def integer_pow(base: Expr, exponent: Expr) -> Expr:
     if isinstance(exponent, Const):
         return _constant_pow(base, exponent.value)
     bits = dtype.bits - (dtype.kind == "int")
-    one = Const(1, dtype)
+    one: Expr = Const(1, dtype)
     result, power = one, base
     for n in range(bits):
         here = (exponent >> n) & 1

@@ -1,4 +1,4 @@
-"""exp, log, tanh, erf and friends as float32 polynomials: for vectors, and for targets without libm.
+"""exp, log, tanh, erf as float32 polynomials: for vectors, and for targets without libm.
 
 Range reductions and the coefficients of exp, log and tanh's shape follow Cephes (S. L. Moshier,
 Methods and Programs for Mathematical Functions, 1989); the polynomials of erf and tanh are our own
@@ -63,7 +63,7 @@ def log_f32(x: Expr) -> Expr:
     tiny = x < 1.17549435e-38
     scaled = select(tiny, x * 8388608.0, x)
     bits = bitcast(scaled, i32)
-    exponent = ((bits - 0x3F3504F3) >> Const(23, i32))
+    exponent = (bits - 0x3F3504F3) >> Const(23, i32)
     mantissa = bitcast(bits - (exponent << Const(23, i32)), f32)
     e = cast(exponent, f32) - select(tiny, _f(23.0), _f(0.0))
     m = mantissa - 1.0

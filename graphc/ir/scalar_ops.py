@@ -26,7 +26,7 @@ from graphc.ir.dtypes import DType, boolean
 
 @dataclass(frozen=True, eq=False)
 class ScalarOp:
-    """One scalar operation. `rule` is same, compare, logic, select, cast or test (see result_type)."""
+    """One scalar operation. `rule` is same, compare, logic, select, cast or test (result_type)."""
 
     name: str
     arity: int
@@ -194,6 +194,7 @@ def apply(op: ScalarOp, dtype: DType, *args: np.ndarray) -> np.ndarray:
         wide = [_widen(a) for a in args]
         if op.name == "abs" and np.asarray(args[0]).dtype.kind == "u":
             return np.asarray(args[0])
+        assert op.numpy is not None
         return np.asarray(op.numpy(*wide)).astype(dtype.np, copy=False)
 
 

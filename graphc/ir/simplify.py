@@ -14,6 +14,7 @@ arithmetic wraps, so divisions and comparisons of loads without bounds are left 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import (
@@ -216,8 +217,8 @@ def _mod(a: Expr, b: Expr) -> Poly:
     if common > 1 and common < divisor:  # (g*p + r) mod (g*d) = g*(p mod d) + r
         shift = rest.get((), 0) % common
         scaled = {k: v // common for k, v in rest.items() if v // common}
-        inner = _mod(from_poly(scaled), Const(divisor // common, i64))
-        return _add({k: v * common for k, v in inner.items()}, {(): shift} if shift else {})
+        reduced = _mod(from_poly(scaled), Const(divisor // common, i64))
+        return _add({k: v * common for k, v in reduced.items()}, {(): shift} if shift else {})
     inner = from_poly(rest)
     if isinstance(inner, Call) and inner.op.name == "mod" and isinstance(inner.args[1], Const):
         if inner.args[1].value % divisor == 0:
@@ -336,11 +337,11 @@ def _bounds_select(_: Expr, a: Expr, b: Expr) -> Bounds:
     return (min(x[0], y[0]), max(x[1], y[1]))
 
 
-_BOUNDS = {
+_BOUNDS: dict[str, Callable[..., Bounds]] = {
     "floordiv": _bounds_floordiv,
     "mod": _bounds_mod,
-    "min": lambda a, b: tuple(map(min, bounds(a), bounds(b))),
-    "max": lambda a, b: tuple(map(max, bounds(a), bounds(b))),
+    "min": lambda a, b: (min(bounds(a)[0], bounds(b)[0]), min(bounds(a)[1], bounds(b)[1])),
+    "max": lambda a, b: (max(bounds(a)[0], bounds(b)[0]), max(bounds(a)[1], bounds(b)[1])),
     "select": _bounds_select,
 }
 

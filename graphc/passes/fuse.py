@@ -106,9 +106,7 @@ class Fuser:
 
     def producers(self, op: Op) -> list[Group]:
         found = [
-            self.group[v.producer]
-            for v in op.inputs
-            if v is not None and v.producer in self.group
+            self.group[v.producer] for v in op.inputs if v is not None and v.producer in self.group
         ]
         return list(dict.fromkeys(found))
 
@@ -267,13 +265,12 @@ def clone_movement(graph: Graph) -> None:
 
 
 def raise_scalars(graph: Graph) -> None:
-    """op(move(x), scalar) becomes move(op(x, scalar)): arithmetic joins the producer's epilogue, and
-    the movement is left bare for the reader to fuse."""
+    """op(move(x), scalar) becomes move(op(x, scalar)): arithmetic joins the producer's epilogue,
+    and the movement is left bare for the reader to fuse."""
     for op in list(graph.ops):
         while (moved := _moved_operand(op, graph)) is not None:
             position, movement = moved
-            source = movement.inputs[int(op_body(movement).source)]  # type: ignore[attr-defined]
-            number = movement.inputs.index(source)
+            number, source = structure.moved(movement)
             below = Op(op.defn, op.inputs, op.attrs, 1, (), op.loc)
             below.set_input(position, source)
             below.output.type = source.tensor.with_dtype(op.output.tensor.dtype)
@@ -296,17 +293,19 @@ def _moved_operand(op: Op, graph: Graph) -> tuple[int, Op] | None:
     if op.defn.form != "elementwise" or len(op.outputs) != 1 or not structure.has_body(op):
         return None
     others = [n for n, v in enumerate(op.inputs) if v is not None and not _is_scalar(v)]
-    if len(others) != 1 or any(v is not None and v.tensor.rank > 1 for v in op.inputs if v is not op.inputs[others[0]]):
+    if len(others) != 1:
         return None
     value = op.inputs[others[0]]
     assert value is not None
+    if any(v is not None and v is not value and v.tensor.rank > 1 for v in op.inputs):
+        return None
     movement = value.producer
     if movement is None or value in graph.results or movement.name == "Constant":
         return None
     if [u for u, _ in value.uses] != [op] or not structure.is_movement(movement):
         return None
-    source = movement.inputs[int(op_body(movement).source)]  # type: ignore[attr-defined]
-    if source is None or source.constant is not None or source.tensor.size > value.tensor.size:
+    _, source = structure.moved(movement)
+    if source.constant is not None or source.tensor.size > value.tensor.size:
         return None
     return (others[0], movement) if source.tensor.rank >= 1 else None
 
@@ -339,7 +338,8 @@ def _make_fused(graph: Graph, group: Group) -> None:
         if v in results or any(u not in inside for u in v.users)
     ]  # fmt: skip
     region = Region()
-    small = [v for v in inputs if v.constant is not None and (v.constant.size <= 1 or _known(v, inside))]
+    constants = [v for v in inputs if v.constant is not None]
+    small = [v for v in constants if v.tensor.size <= 1 or _known(v, inside)]
     inputs = [v for v in inputs if v not in small]
     mapping: dict[Value, Value] = {v: region.add_param(v.type, v.name) for v in inputs}
     for value in small:

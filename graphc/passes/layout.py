@@ -45,7 +45,8 @@ def _row_major_operands(graph: Graph, op: Op) -> None:
     for position, value in enumerate(op.inputs):
         if value is None or not isinstance(value.type, TensorType) or value.type.layout is None:
             continue
-        copy = Op(opdef.lookup("Identity"), [value], loc=op.loc)
+        in_order = {"perm": tuple(range(value.type.rank))}
+        copy = Op(opdef.lookup("Transpose"), [value], in_order, loc=op.loc)
         copy.output.type = value.type.with_layout(None)
         graph.insert_before(op, copy)
         op.set_input(position, copy.output)
@@ -100,8 +101,7 @@ def _movement_layout(op: Op, value: Value) -> Layout | None:
     """A layout in which the op is a view; else, at equal rank, its operand's."""
     body = op_body(op)
     assert isinstance(body, Load)
-    source = op.inputs[int(body.source)]
-    assert source is not None
+    _, source = structure.moved(op)
     if source.tensor.layout is None:
         return None
     rank = value.tensor.rank

@@ -45,6 +45,15 @@ def is_movement(op: Op) -> bool:
     return isinstance(body, Load) and not any(loads(x) for x in body.index)
 
 
+def moved(op: Op) -> tuple[int, Value]:
+    """The operand that a movement moves: its number, and the value."""
+    body = op_body(op)
+    assert isinstance(body, Load)
+    value = op.inputs[int(body.source)]
+    assert value is not None
+    return int(body.source), value
+
+
 def own_index(value: Value) -> tuple[Index, ...]:
     return tuple(Index(f"i{d}", extent) for d, extent in enumerate(value.tensor.dims))
 

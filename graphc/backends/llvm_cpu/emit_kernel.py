@@ -7,6 +7,7 @@ Buffers arrive as an array of pointers; the body gets them as noalias parameters
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -260,7 +261,7 @@ def _simplified(stmt: Stmt) -> Stmt:
     return map_stmt(stmt, simplify)
 
 
-_EMIT = {
+_EMIT: dict[type, Callable] = {
     Let: _Function.let,
     Store: _Function.store,
     Alloc: _Function.alloc,

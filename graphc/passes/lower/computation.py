@@ -1,7 +1,7 @@
 """From ops to computations: the expression of each output of a (fused) op over physical indices.
 
-A `Computation` is what strategies compile: named input tensors, and outputs whose elements are given
-by expressions over their own index in memory order. Composition substitutes the body of each
+A `Computation` is what strategies compile: named input tensors, and outputs whose elements are
+given by expressions over their own index in memory order. Composition substitutes the body of each
 producer inside a fused region for the loads of its consumers, so what remains are loads of the
 region's inputs "in0", "in1", ...; layouts are applied here and nowhere later. Reduction indices
 are renamed by the position of their op, so that no two nested reductions share a name.
@@ -125,7 +125,9 @@ class _Composer:
         if value not in self.names:
             raise InternalError(f"%{value.name} is neither an input nor made in the region")
         layout = value.tensor.layout
-        return Load(self.names[value], layout.physical(index) if layout else index, value.tensor.dtype)
+        return Load(
+            self.names[value], layout.physical(index) if layout else index, value.tensor.dtype
+        )
 
     def _produced(self, value: Value, index: tuple[Expr, ...]) -> Expr:
         op = value.producer
@@ -157,7 +159,7 @@ def _rename_axes(body: Expr, number: int) -> Expr:
         return body
     mapping = {a: Index(f"r{number}_{a.name}", a.extent) for a in axes}
 
-    done: dict[Expr, Expr] = dict(mapping)
+    done: dict[Expr, Expr] = dict(mapping.items())
 
     def visit(node: Expr) -> Expr:
         if node not in done:

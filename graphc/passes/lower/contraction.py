@@ -151,7 +151,7 @@ def _classify(computation, indices, offset, exprs, hole: Reduce, options) -> _Ma
         return "contraction: the innermost output index is not in exactly one factor"
     if any(k not in in_a or k not in in_b for k in hole.axes):
         return "contraction: a summed index is in one factor only"
-    depth = math.prod(int(k.extent) for k in hole.axes)
+    depth = math.prod(k.count for k in hole.axes)
     if depth < options.min_depth:
         return f"contraction: only {depth} products to sum"
     cols: list[Index] = []
@@ -162,9 +162,11 @@ def _classify(computation, indices, offset, exprs, hole: Reduce, options) -> _Ma
     rest = indices[: len(indices) - len(cols)]
     rows = [x for x in rest if x in in_a and x not in in_b]
     outer = [x for x in rest if x not in rows]
-    if math.prod(int(x.extent) for x in cols) < 4 and math.prod(int(x.extent) for x in rows) > 4:
+    if math.prod(x.count for x in cols) < 4 and math.prod(x.count for x in rows) > 4:
         return "contraction: fewer than 4 columns"
-    return _Match(computation, indices, offset, exprs, hole, a, b, outer, rows, cols, list(hole.axes))
+    return _Match(
+        computation, indices, offset, exprs, hole, a, b, outer, rows, cols, list(hole.axes)
+    )
 
 
 # ---------------------------------------------------------------- the row operand
@@ -190,7 +192,7 @@ def _prepare_rows(match: _Match) -> str:
 def _copy_rows(match: _Match) -> str:
     used = free_indices(match.a)
     own = [x for x in match.indices if x in used] + [x for x in match.depth if x in used]
-    shape = tuple(int(x.extent) for x in own)
+    shape = tuple(x.count for x in own)
     if math.prod(shape) > 1 << 26:
         return f"contraction: the row operand would take a copy of shape {list(shape)}"
     index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
@@ -241,10 +243,10 @@ class _Plan:
 
 def _plan(match: _Match, options: ContractionOptions) -> _Plan:
     lanes = max(1, options.vector_bytes // match.hole.dtype.size)
-    columns = math.prod(int(x.extent) for x in match.cols)
-    depth = math.prod(int(x.extent) for x in match.depth)
+    columns = math.prod(x.count for x in match.cols)
+    depth = math.prod(x.count for x in match.depth)
     merged, _ = merge_adjacent(match.rows, [match.a])
-    rows = int(merged[-1].extent) if merged else 1
+    rows = merged[-1].count if merged else 1
     vectors = _vectors(rows, -(-columns // lanes), options.registers)
     row_tile = max(1, min((options.registers - vectors - 1) // vectors, rows))
     return _Plan(lanes, vectors, row_tile, columns, depth, not _contiguous_columns(match))
@@ -280,12 +282,14 @@ def _prepare_columns(match: _Match, plan: _Plan) -> None:
     used = free_indices(match.b)
     outer = [x for x in match.outer if x in used]
     panels = -(-plan.columns // plan.panel)
-    deep = tuple(int(k.extent) for k in match.depth)
-    shape = (*(int(x.extent) for x in outer), panels, *deep, plan.panel)
+    deep = tuple(k.count for k in match.depth)
+    shape = (*(x.count for x in outer), panels, *deep, plan.panel)
     index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
     panel, lane = index[len(outer)], index[-1]
     column = panel * plan.panel + lane
-    mapping: dict[Expr, Expr] = dict(zip((*outer, *match.depth), (*index[: len(outer)], *index[len(outer) + 1 : -1])))
+    mapping: dict[Expr, Expr] = dict(
+        zip((*outer, *match.depth), (*index[: len(outer)], *index[len(outer) + 1 : -1]))
+    )
     mapping.update(zip(match.cols, unflatten_index(column, tuple(x.extent for x in match.cols))))
     contents = simplify(substitute(match.b, mapping))
     if plan.columns % plan.panel:
@@ -343,9 +347,9 @@ class _Emitter:
         match = self.match
         *outer_rows, tiled = self.rows or [Index("m", 1)]
         outer = [*match.outer, *outer_rows]
-        segments = balanced_tiles(int(tiled.extent), self.plan.row_tile)
+        segments = balanced_tiles(tiled.count, self.plan.row_tile)
         panels = self._panels()
-        batch = math.prod(int(x.extent) for x in outer)
+        batch = math.prod(x.count for x in outer)
         tiles = sum(count for _, count, _ in segments)
         if batch >= 4 or batch * tiles >= 16 * len(panels):
             self._rows_outside(outer, tiled, segments, panels)
@@ -357,7 +361,7 @@ class _Emitter:
             used.add("panels")
         inputs = [b for b in match.computation.inputs if b.name in used]
         params = [flat_buffer(b) for b in (*inputs, *match.temporaries)] + outputs
-        work = math.prod(int(x.extent) for x in match.indices) * self.plan.depth * 2
+        work = math.prod(x.count for x in match.indices) * self.plan.depth * 2
         kernel = Kernel("contract", tuple(params), self.k.body(), match.computation.label)
         inplace = _in_place(self, inputs)
         return Lowered(kernel, match.prepare, match.temporaries, flops=work, inplace=inplace)
@@ -376,20 +380,19 @@ class _Emitter:
             while count % block:
                 block -= 1
             blocks = count // block
-            extents = (*(int(x.extent) for x in outer), blocks)
+            extents = (*(x.count for x in outer), blocks)
             with self.k.loop(math.prod(extents), "parallel", name="p") as p:
                 *front, at = unflatten_index(p, extents)
                 fixed = dict(zip(outer, front))
                 for first, number, width in panels:
-                    with self.k.loop(number) as n:
-                        with self.k.loop(block) as t:
-                            row = (at * block + t) * size + start
-                            self._tile({**fixed}, tiled, row, size, n + first, width)
+                    with self.k.loop(number) as n, self.k.loop(block) as t:
+                        row = (at * block + t) * size + start
+                        self._tile(fixed, tiled, row, size, n + first, width)
 
     def _panels_outside(self, outer, tiled, segments, panels) -> None:
         """Parallel over outer indices and panels; all row tiles for each panel."""
         for first, number, width in panels:
-            extents = (*(int(x.extent) for x in outer), number)
+            extents = (*(x.count for x in outer), number)
             with self.k.loop(math.prod(extents), "parallel", name="p") as p:
                 *front, n = unflatten_index(p, extents)
                 fixed = dict(zip(outer, front))
@@ -399,7 +402,9 @@ class _Emitter:
 
     # ---------------------------------------------------------------- the micro-kernel
 
-    def _tile(self, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr, width: int) -> None:
+    def _tile(
+        self, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr, width: int
+    ) -> None:
         """MR x NR sums over the whole depth, then the epilogue."""
         lanes, dtype = self.plan.lanes, self.match.hole.dtype
         panel = self.k.let(simplify(panel))
@@ -469,6 +474,11 @@ def _in_place(emitter: _Emitter, inputs: list[Buffer]) -> list[tuple[str, str]]:
     for buffer in inputs:
         reads = [x for x in loads(emitter.exprs[0]) if x.source == buffer.name]
         same = all(simplify(x.index[0]) is simplify(emitter.offset) for x in reads)
-        if reads and same and buffer.name not in operands and buffer.dtype.size == output.dtype.size:
+        if (
+            reads
+            and same
+            and buffer.name not in operands
+            and buffer.dtype.size == output.dtype.size
+        ):
             found.append((output.name, buffer.name))
     return found

@@ -10,7 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.ir.dtypes import boolean, i64
-from graphc.ir.expr import Call, Const, Expr, Index, Reduce, free_indices, maximum, minimum, substitute
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Reduce,
+    free_indices,
+    maximum,
+    minimum,
+    substitute,
+)
 from graphc.ir.simplify import from_poly, simplify, to_poly
 
 
@@ -55,7 +65,7 @@ def trim(group: list[Reduce], bodies: list[Expr], axis: Index, allowed: frozense
     atoms = [guard_atoms(r.op, r.identity, b) for r, b in zip(group, bodies)]
     shared = [a for a in dict.fromkeys(atoms[0]) if all(a in each for each in atoms)]
     low: Expr = Const(0, i64)
-    high: Expr = Const(int(axis.extent), i64)  # type: ignore[arg-type]
+    high: Expr = Const(axis.count, i64)  # type: ignore[arg-type]
     used: dict[Expr, Expr] = {}
     for atom in shared:
         if axis not in free_indices(atom) or not free_indices(atom) <= allowed | {axis}:

@@ -20,9 +20,7 @@ from graphc.passes.lower.computation import Output
 def materialise(output: Output, arrays: dict[str, np.ndarray]) -> np.ndarray:
     """The contents of an output over `arrays` by input name."""
     result = np.empty(output.extents, output.buffer.dtype.np)
-    canonical: dict[Expr, Expr] = {
-        x: Index(f"i{d}", x.extent) for d, x in enumerate(output.index)
-    }
+    canonical: dict[Expr, Expr] = {x: Index(f"i{d}", x.extent) for d, x in enumerate(output.index)}
     _fill(result, substitute(output.expr, canonical), arrays)
     return result
 
@@ -64,7 +62,9 @@ def _guarded_dim(expr: Expr, shape: tuple[int, ...]) -> int | None:
     return None
 
 
-def _strided(expr: Expr, shape: tuple[int, ...], arrays: dict[str, np.ndarray]) -> np.ndarray | None:
+def _strided(
+    expr: Expr, shape: tuple[int, ...], arrays: dict[str, np.ndarray]
+) -> np.ndarray | None:
     """A load as a view of its source, if its positions are affine and in range."""
     if not isinstance(expr, Load):
         return None

@@ -179,7 +179,7 @@ def segments(indices: list[Index], exprs: list[Expr]):
     if not cuts:
         return [({}, indices)]
     index = max(cuts, key=lambda x: (len(cuts[x]), -indices.index(x)))
-    extent = int(index.extent)  # type: ignore[arg-type]
+    extent = index.count
     edges = sorted({0, extent} | {c for c in cuts[index] if 0 < c < extent})
     if len(edges) > MAX_SEGMENTS + 1:
         return [({}, indices)]
@@ -278,7 +278,7 @@ class _Nest:
             points = self.resolved(points, frozenset())
             self.inner_loops([], last, points, frozenset(), False)
             return
-        extent, block = int(last.extent), self.options.block  # type: ignore[arg-type]
+        extent, block = last.count, self.options.block  # type: ignore[arg-type]
         whole = extent // block
         if whole > 1:
             with self.k.loop(whole, "parallel", name="p") as p:
@@ -298,7 +298,7 @@ class _Nest:
             self.last_dimension(last, [points], bound)
             return
         first, *rest = inner
-        extent = int(first.extent)
+        extent = first.count
         tile = self._tile(extent) if tiled and not rest else 1
         whole = extent // tile
         for start, count in self._peeled(points, first, tile, whole):
@@ -333,7 +333,7 @@ class _Nest:
     def last_dimension(self, last: Index, variants: list[list[_Point]], bound: frozenset) -> None:
         """The innermost dimension, in vectors with a tail, for a tile of points."""
         lanes = self._lanes([p for points in variants for p in points], last)
-        extent = int(last.extent)  # type: ignore[arg-type]
+        extent = last.count
         if lanes == 1:
             if extent == 1:
                 self._element(variants, {last: Const(0, i64)}, bound)
@@ -404,10 +404,10 @@ class _Nest:
         return best
 
     def _lanes(self, points: list[_Point], last: Index) -> int:
-        if not self.options.vector_bytes or int(last.extent) < 2:  # type: ignore[arg-type]
+        if not self.options.vector_bytes or last.count < 2:  # type: ignore[arg-type]
             return 1
         lanes = self.options.lanes(_element_bytes([p.expr for p in points]))
-        return lanes if int(last.extent) >= min(lanes, 4) else 1  # type: ignore[arg-type]
+        return lanes if last.count >= min(lanes, 4) else 1  # type: ignore[arg-type]
 
     # ---------------------------------------------------------------- reductions
 
@@ -435,7 +435,9 @@ class _Nest:
         lanes = 1 if per_lane else self._horizontal_lanes(group, axes[-1])
         if lanes > 1:
             return self.horizontal(group, axes, lanes, bound)
-        accumulators = [self.k.var(r.dtype.compute, cast(r.identity, r.dtype.compute)) for r in group]
+        accumulators = [
+            self.k.var(r.dtype.compute, cast(r.identity, r.dtype.compute)) for r in group
+        ]
         self._accumulate(group, axes, bound, per_lane, {}, [(a, ()) for a in accumulators])
         return [self.k.let(cast(a[()], r.dtype)) for a, r in zip(accumulators, group)]
 
@@ -459,7 +461,7 @@ class _Nest:
                 moved = [simplify(substitute(b, {axis: x + inside.low})) for b in bodies]
                 self._terms(group, moved, rest, bound | {x}, per_lane, targets)
             return
-        total = math.prod(int(a.extent) for a in axes)
+        total = math.prod(a.count for a in axes)
         kind = "unroll" if total <= UNROLL and total * len(group) <= 8 * UNROLL else "serial"
         with self.k.loop(axis.extent, kind) as x:
             moved = [simplify(substitute(b, {axis: x})) for b in bodies]
@@ -470,12 +472,12 @@ class _Nest:
             return 1
         lanes = self.options.lanes(_element_bytes([r.body for r in group]))
         contiguous = all(_strides_small(r.body, axis) for r in group)
-        return lanes if contiguous and int(axis.extent) >= lanes else 1  # type: ignore[arg-type]
+        return lanes if contiguous and axis.count >= lanes else 1  # type: ignore[arg-type]
 
     def horizontal(self, group, axes: list[Index], lanes: int, bound: frozenset) -> list[Expr]:
         """A reduction along a contiguous axis: vector accumulators, then a tree over lanes."""
         *outer, axis = axes
-        extent = int(axis.extent)
+        extent = axis.count
         chains = self.options.chains if extent >= self.options.chains * lanes else 1
         accumulators = []
         for r in group:
@@ -500,7 +502,7 @@ class _Nest:
                 targets = [(a, (simplify(v + chain * lanes),)) for a in accumulators]
                 self._accumulate(group, [], bound | {v}, True, at, targets)
 
-        extent = int(axis.extent)
+        extent = axis.count
         whole = extent // (chains * lanes)
         with self.k.loop(whole) as x:
             for c in range(chains):
@@ -557,8 +559,8 @@ class _Nest:
                         continue
                     same = substitute(inner, {r.axes[0]: last})
                     if r.axes[0] in free_indices(inner) and same in nodes:
-                        if int(last.extent) * inner.dtype.size <= ROW_BUFFER_BYTES:  # type: ignore
-                            return r, same, int(last.extent)  # type: ignore[arg-type]
+                        if last.count * inner.dtype.size <= ROW_BUFFER_BYTES:  # type: ignore
+                            return r, same, last.count
         return None
 
 

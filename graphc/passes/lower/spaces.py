@@ -1,8 +1,8 @@
 """Iteration spaces: dropping unit dimensions, merging and splitting dimensions of a computation.
 
-Two adjacent dimensions can be merged when every load and store that depends on them addresses memory
-as if they were one: then the inner loops are longer, which is what vectors want. A dimension is
-split when all index arithmetic uses it as `i // c` and `i % c` (groups, attention heads).
+Two adjacent dimensions can be merged when every load and store that depends on them addresses
+memory as if they were one: then the inner loops are longer, which is what vectors want. A dimension
+is split when all index arithmetic uses it as `i // c` and `i % c` (groups, attention heads).
 """
 
 from __future__ import annotations
