@@ -340,7 +340,7 @@ class Lowering:
 
 
 def flat_kernel(kernel: Kernel) -> Kernel:
-    """The same kernel with one-dimensional buffers."""
+    """The same kernel with buffers of one dimension (scalars: none)."""
     from graphc.ir.kernel import Alloc, map_body
     from graphc.ir.kernel import Store as StoreStmt
     from graphc.ir.simplify import flatten_index
@@ -366,7 +366,9 @@ def flat_kernel(kernel: Kernel) -> Kernel:
 
     loads = {n: s for n, s in ranked.items() if s}
     body = map_body(kernel.body, lambda e: flatten_loads(e, loads))
-    params = tuple(replace(b, shape=(math.prod(b.shape),)) for b in kernel.params)
+    params = tuple(
+        replace(b, shape=(math.prod(b.shape),) if b.shape else ()) for b in kernel.params
+    )
     return replace(kernel, params=params, body=tuple(map(flat, body)))
 
 
