@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import ModelError
-from graphc.execution import CompileStatic, Executable, SpecialisedGraph, Target, natively
+from graphc.execution import CompileStatic, SpecialisedGraph, Target
 from graphc.ir.graph import Graph, Op
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
 
@@ -66,7 +66,8 @@ class CompiledModel:
         elif isinstance(feeds, np.ndarray):
             feeds = [feeds]
         if len(feeds) != len(self.inputs):
-            raise ModelError(f"expected {len(self.inputs)} inputs {self._names}, found {len(feeds)}")
+            count = len(self.inputs)
+            raise ModelError(f"expected {count} inputs {self._names}, found {len(feeds)}")
         return [
             v if type(v) is np.ndarray and v.dtype is spec.dtype else checked(v, spec)
             for v, spec in zip(feeds, self.inputs)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from graphc.compiled import CompiledModel, CompileStatic, Executable, natively
+from graphc.compiled import CompiledModel
 from graphc.errors import ModelError, UnsupportedError
+from graphc.execution import CompileStatic, Executable, natively
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline

@@ -1,11 +1,11 @@
 """Running a graph on actual values: specialised to their shapes, in parts where it has to be.
 
 A `SpecialisedGraph` looks up an executable for the shapes of its inputs, and makes one the first
-time.
-When a type depends on the contents of inputs (a Reshape's shape), those inputs join the key and the
-graph is specialised to their values. When it depends on data computed inside, or an op has to run on
-the host (strings, sequences, control flow on data), the graph is cut: a `Plan` runs compiled parts
-and host ops in turn, and what could not be typed yet last, as a SpecialisedGraph of its own.
+time. When a type depends on the contents of inputs (a Reshape's shape), those inputs join the key
+and the graph is specialised to their values. When it depends on data computed inside, or an op has
+to run on the host (strings, sequences, control flow on data), the graph is cut: a `Plan` runs
+compiled parts and host ops in turn, and what could not be typed yet last, as a SpecialisedGraph of
+its own.
 
 Inputs that take ever new values are bound no more: then what depends on their contents is a later
 part. Inner graphs (the rest of a plan, the bodies of loops) that meet ever new shapes are
@@ -15,7 +15,7 @@ interpreted instead of compiled. So no model compiles without end.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
@@ -156,7 +156,7 @@ class SpecialisedGraph:
         return graph
 
     def _bind(self, need: NeedsValue, graph: Any, values: Sequence[Any]) -> bool:
-        """Adds the inputs that a needed value comes from to those specialised on, if they can be."""
+        """Specialises on the inputs that a needed value comes from too, if possible."""
         if not self._binds or not isinstance(need.value, Value) or not need.contents:
             return False
         wanted = [p.index for p in needed_inputs(graph, need.value)]

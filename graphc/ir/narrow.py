@@ -223,24 +223,22 @@ class Narrow:
             return Ref(node.name, self.storage(node.dtype))
         if isinstance(node, Call):
             return self._call(node, children)
-        same = all(a is b for a, b in zip(node.children, children))
-        return node if same else node.rebuild(children)
+        return _rebuilt(node, children)
 
     def _call(self, node: Call, children: list[Expr]) -> Expr:
         concerned = node.dtype in self.types or any(a.dtype in self.types for a in node.args)
         if node.op.rule == "cast" and (concerned or _rounds_twice(node)):
             (child,) = children
             if node.op.name == "bitcast":
-                return self._from_bits(self._bits(child, node.args[0].dtype), node.dtype)
+                return self._from_bits(self.stored(child, node.args[0].dtype), node.dtype)
             wide = self.widened(child, node.args[0].dtype)
             return self._converted(wide, node.dtype, node.op.name == "cast_sat")
         if not concerned:
-            same = all(a is b for a, b in zip(node.children, children))
-            return node if same else node.rebuild(children)
+            return _rebuilt(node, children)
         if node.op.name == "select":
             return call("select", *children)
-        wide = [self.widened(c, a.dtype) for c, a in zip(children, node.args)]
-        result = call(node.op.name, *wide)
+        operands = [self.widened(c, a.dtype) for c, a in zip(children, node.args)]
+        result = call(node.op.name, *operands)
         if node.dtype not in self.types:
             return result
         return wrap(result, node.dtype) if node.dtype.is_integer else encode(result, node.dtype)
@@ -259,15 +257,16 @@ class Narrow:
             return encode(wide, dtype, saturate)
         return wrap(cast(wide, storage_of(dtype)), dtype)
 
-    def _bits(self, value: Expr, dtype: DType) -> Expr:
-        """The bits of a lowered value."""
-        return self.stored(value, dtype)
-
     def _from_bits(self, raw: Expr, dtype: DType) -> Expr:
         if dtype not in self.types:
             return bitcast(raw, dtype)
         storage = bitcast(raw, storage_of(dtype)) if raw.dtype is not boolean else cast(raw, u8)
         return wrap(storage, dtype) if dtype.is_integer else storage
+
+
+def _rebuilt(node: Expr, children: list[Expr]) -> Expr:
+    same = all(a is b for a, b in zip(node.children, children))
+    return node if same else node.rebuild(children)
 
 
 def _rounds_twice(node: Expr) -> bool:

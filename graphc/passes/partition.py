@@ -6,9 +6,9 @@ Each op gets a place, in execution order:
     host     it runs on the host; its results are one level up
     rest     its types are known only once something before it has run
 
-Native ops of one level make one part. Level by level, first the part runs, then the ops on the host;
-the rest runs last, as a graph that is typed then. So a graph falls into as few native parts as its
-host ops allow, whatever the order of its ops.
+Native ops of one level make one part. Level by level, first the part runs, then the ops on the
+host; the rest runs last, as a graph that is typed then. So a graph falls into as few native parts
+as its host ops allow, whatever the order of its ops.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@ Everything is compiled for static shapes. `specialise` copies a graph, gives its
 asked for, makes bound inputs constants (they stay parameters, so that positions do not change),
 and types the whole. Where a type depends on the contents of a value that is not known, NeedsValue
 carries that value and the graph typed so far: the caller binds the small inputs it comes from
-(`needed_inputs`) and tries again, or runs the graph up to it (`cut`) and specialises the rest then.
+(`needed_inputs`) and tries again, or runs what is typed and specialises the rest then
+(partition.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -266,79 +267,6 @@ def needed_inputs(graph: Graph, value: Value) -> list[Value]:
         if producer is not None and producer.name not in ("Shape", "Size"):
             stack.extend(v for v in producer.inputs if v is not None)
     return [param for param in graph.params if param in seen]
-
-
-def cut(graph: Graph, value: Value) -> tuple[Graph, Graph]:
-    """Splits a graph where `value` is known: two graphs to be run one after the other.
-
-    The first has the graph's inputs, and as outputs `value` and whatever else its computation
-    yields that the second needs. The second has the graph's inputs followed by these outputs, and
-    the graph's outputs.
-    """
-    before = _ancestors(value)
-    crossing = [value]
-    for op in graph.ops:
-        if op in before:
-            crossing += [
-                v for v in op.outputs
-                if v is not value and v.constant is None
-                and any(user not in before for user, _ in v.uses)
-            ]  # fmt: skip
-    first = _part(graph, [op for op in graph.ops if op in before], (), crossing)
-    after = [op for op in graph.ops if op not in before]
-    constants = [op for op in graph.ops if op in before and op.name == "Constant"]
-    rest = _part(graph, [*constants, *after], crossing, graph.results)
-    taken = {p.name for p in graph.params}
-    first.output_names = [_unused_name(v, taken) for v in crossing]
-    for name, param in zip(first.output_names, rest.params[len(graph.params) :]):
-        param.name = name
-    rest.output_names = list(graph.output_names)
-    remove_dead(first)
-    remove_dead(rest)
-    return first, rest
-
-
-def _unused_name(value: Value, taken: set[str]) -> str:
-    """A name for a value that no other has; it is added to `taken`."""
-    name = hint = value.name or "carried"
-    number = 0
-    while name in taken:
-        number += 1
-        name = f"{hint}.{number}"
-    taken.add(name)
-    return name
-
-
-def _ancestors(value: Value) -> set[Op]:
-    found: set[Op] = set()
-    stack = [value]
-    while stack:
-        producer = stack.pop().producer
-        if producer is not None and producer not in found:
-            found.add(producer)
-            stack.extend(v for v in producer.inputs if v is not None)
-    return found
-
-
-def _exact_type(value: Value) -> Type | None:
-    """The type of a value as far as it is certain: dims that are upper bounds are not."""
-    bounded = value.producer is not None and "bounded" in value.producer.defn.traits
-    return TensorType(value.tensor.dtype, None) if bounded else value.type
-
-
-def _part(graph: Graph, ops: Sequence[Op], extra: Sequence[Value], results) -> Graph:
-    """A graph of copies of some ops; `extra` values become parameters after the graph's own."""
-    from graphc.ir.graph import Region, copy_ops
-
-    part = Graph(graph.name)
-    part.phase, part.symbols = graph.phase, dict(graph.symbols)
-    mapping = {p: part.add_param(p.type, p.name) for p in graph.params}
-    mapping.update((v, part.add_param(_exact_type(v), v.name)) for v in extra)
-    source = Region()
-    source.ops = list(ops)
-    copy_ops(source, part, mapping)
-    part.set_results([mapping[v] for v in results])
-    return part
 
 
 # ---------------------------------------------------------------- passes
