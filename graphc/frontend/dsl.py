@@ -36,6 +36,8 @@ from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
 
 op = apply
 
+OPEN = "?"  # stands for the name of a dimension until its input is declared
+
 
 # ---------------------------------------------------------------- types
 
@@ -65,7 +67,7 @@ def _dim(dim: Any) -> int | Expr:
         name, low, high = found.groups()
         return Sym(name, int(low or 0), None if high is None else int(high))
     if dim is None:
-        return Sym("unknown")
+        return Sym(OPEN)
     if isinstance(dim, (int, Expr)) and not isinstance(dim, bool):
         return dim
     raise ModelError(f"{dim!r} is no dimension")
@@ -115,7 +117,7 @@ class Building:
         dims = []
         for position, dim in enumerate(type.dims):
             if isinstance(dim, Sym):
-                if dim.name == "unknown":
+                if dim.name == OPEN:
                     dim = Sym(f"{owner}_dim{position}")
                 known = self.graph.symbols.setdefault(dim.name, dim)
                 if known is not dim and (dim.lo, dim.hi) != (0, None):
