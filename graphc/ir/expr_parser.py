@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import (
-    PRECEDENCE,
     REDUCTIONS,
     Call,
     Const,
@@ -26,6 +25,7 @@ from graphc.ir.expr import (
     as_expr,
     walk,
 )
+from graphc.ir.expr_text import PRECEDENCE
 from graphc.ir.lexer import Cursor, Token, unquote
 from graphc.ir.scalar_ops import TABLE, ScalarOp
 

@@ -17,7 +17,8 @@ import numpy as np
 from graphc.errors import InternalError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
-from graphc.ir.expr import Expr, Sym, to_text, walk
+from graphc.ir.expr import Expr, Sym, walk
+from graphc.ir.expr_text import to_text
 from graphc.ir.graph import Graph, Op, Region, Value, same_array
 from graphc.ir.kernel import (
     Alloc,

@@ -26,10 +26,10 @@ from graphc.ir.expr import (
     Sym,
     as_expr,
     call,
-    to_text,
     transform,
     walk,
 )
+from graphc.ir.expr_text import to_text
 
 Poly = dict[tuple[Expr, ...], int]  # atoms (sorted by text) -> coefficient; () is the constant
 Bounds = tuple[float, float]  # inclusive; +-inf when unknown

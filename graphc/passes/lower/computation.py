@@ -9,6 +9,7 @@ are renamed by the position of their op, so that no two nested reductions share 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -52,6 +53,19 @@ def physical_buffer(name: str, type: TensorType, access: str) -> Buffer:
     """The buffer of a tensor: its shape in memory order."""
     shape = type.layout.physical(type.static_shape) if type.layout else type.static_shape
     return Buffer(name, type.dtype, shape, access)
+
+
+def flat_buffer(buffer: Buffer) -> Buffer:
+    """The same memory as one dimension."""
+    return Buffer(buffer.name, buffer.dtype, (math.prod(buffer.shape),), buffer.access)  # type: ignore
+
+
+def loop_indices(extents: Sequence[int]) -> tuple[Index, ...]:
+    """Indices of an iteration space, of names that no loop of a KernelBuilder bears.
+
+    Indices of equal name and extent are one: substituting loops for indices must not confuse them.
+    """
+    return tuple(Index(f"o{d}", extent) for d, extent in enumerate(extents))
 
 
 def computation(op: Op, label: str = "") -> Computation:

@@ -37,8 +37,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import flatten_index, is_affine_in, simplify, to_poly, unflatten_index
-from graphc.passes.lower.computation import Computation, Lowered, Output
-from graphc.passes.lower.nest import flat_buffer
+from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
 from graphc.passes.lower.spaces import (
     drop_units,
     flatten_loads,

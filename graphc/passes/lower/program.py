@@ -30,7 +30,7 @@ from graphc.passes.lower.computation import (
     physical_buffer,
 )
 from graphc.passes.lower.materialise import materialise
-from graphc.passes.lower.nest import split_outputs
+from graphc.passes.lower.pieces import split_outputs
 from graphc.passes.lower.views import view_of
 
 ORDER_BUDGET = 20_000  # work units spent on looking for an execution order of lower peak memory

@@ -24,10 +24,11 @@ def padded_window(expr: Expr, name: str, computation: Computation):
     positions, access = [], []
     shape: list[int] = []
     for dim, (where, extent) in enumerate(zip(load.index, source.shape)):
-        low, high = bounds(simplify(where))
-        if isinstance(where, Index) or (low >= 0 and high < int(extent)):
+        where = simplify(where)
+        low, high = bounds(where)
+        if low >= 0 and high < int(extent):
             low, high = 0, int(extent) - 1
-        if high - low > 1 << 24:
+        elif not _exact_bounds(where) or high - low > 1 << 24:
             return None
         shape.append(int(high - low + 1))
         index = Index(f"i{dim}", shape[-1])
@@ -39,6 +40,14 @@ def padded_window(expr: Expr, name: str, computation: Computation):
     contents = select(moved, Load(load.source, tuple(p for _, p in positions), load.dtype), other)
     buffer = Buffer(name, load.dtype, tuple(shape))
     return buffer, tuple(i for i, _ in positions), simplify(contents), buffer[tuple(access)]
+
+
+def _exact_bounds(where: Expr) -> bool:
+    """Whether every position between the bounds is meant: the guard then covers what lies outside.
+
+    True for sums of multiples of indices, not for positions chosen by a select (reflection).
+    """
+    return all(isinstance(x, Index) for atoms in to_poly(where) for x in atoms)
 
 
 def _move_condition(condition: Expr, old: list[Expr], new: list[Expr]) -> Expr | None:

@@ -9,7 +9,8 @@ from ort_compare import agree, run_both
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
-from graphc.ir.expr import Reduce, to_text, walk
+from graphc.ir.expr import Reduce, walk
+from graphc.ir.expr_text import to_text
 from graphc.ir.infer import op_body
 from graphc.ir.types import TensorType
 
