@@ -37,7 +37,13 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import flatten_index, is_affine_in, simplify, to_poly, unflatten_index
-from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
+from graphc.passes.lower.computation import (
+    Computation,
+    Lowered,
+    Output,
+    flat_buffer,
+    loop_indices,
+)
 from graphc.passes.lower.spaces import (
     drop_units,
     flatten_loads,
@@ -112,7 +118,8 @@ def _match(computation: Computation, options: ContractionOptions) -> _Match | st
     first = computation.outputs[0]
     if any(o.extents != first.extents for o in computation.outputs):
         return "contraction: outputs have different shapes"
-    exprs = [substitute(o.expr, dict(zip(o.index, first.index))) for o in computation.outputs]
+    own = loop_indices(first.extents)
+    exprs = [substitute(o.expr, dict(zip(o.index, own))) for o in computation.outputs]
     sums = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
     if len(sums) != 1:
         return f"contraction: {len(sums)} reductions instead of one"
@@ -122,10 +129,10 @@ def _match(computation: Computation, options: ContractionOptions) -> _Match | st
         return "contraction: not a sum of products"
     if hole.dtype not in (f32, f64):
         return f"contraction: {hole.dtype} is not f32 or f64"
-    if not free_indices(hole) <= set(first.index):
+    if not free_indices(hole) <= set(own):
         return "contraction: nested in another reduction"
-    offset = flatten_index(first.index, first.extents)
-    indices, (offset, *exprs) = drop_units(list(first.index), [offset, *exprs])
+    offset = flatten_index(own, first.extents)
+    indices, (offset, *exprs) = drop_units(list(own), [offset, *exprs])
     indices, (offset, *exprs) = split_divided(indices, [offset, *exprs])
     hole = next(n for e in exprs for n in walk(e) if isinstance(n, Reduce))
     axes, (split,) = split_divided(list(hole.axes), [hole.body])

@@ -36,7 +36,7 @@ from graphc.ir.simplify import (
     simplify,
     unflatten_index,
 )
-from graphc.passes.lower.computation import Computation, Lowered, flat_buffer
+from graphc.passes.lower.computation import Computation, Lowered, flat_buffer, loop_indices
 from graphc.passes.lower.guards import guard_atoms, trim
 from graphc.passes.lower.pieces import segments, turned_constants
 from graphc.passes.lower.spaces import (
@@ -119,11 +119,12 @@ class _Nest:
     def kernel(self, name: str) -> Kernel:
         first = self.computation.outputs[0]
         shapes = shapes_of(self.computation.inputs)
-        indices, exprs = list(first.index), []
+        own = loop_indices(first.extents)
+        indices, exprs = list(own), []
         for output in self.computation.outputs:
-            mapping: dict[Expr, Expr] = dict(zip(output.index, first.index))
+            mapping: dict[Expr, Expr] = dict(zip(output.index, own))
             exprs.append(simplify(flatten_loads(substitute(output.expr, mapping), shapes)))
-        offset = flatten_index(first.index, first.extents)
+        offset = flatten_index(own, first.extents)
         indices, (offset, *exprs) = drop_units(indices, [offset, *exprs])
         exprs = [merge_reductions(e) for e in exprs]
         outputs = [flat_buffer(o.buffer) for o in self.computation.outputs]

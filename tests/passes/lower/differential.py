@@ -1,0 +1,99 @@
+"""Compares a graph's compiled forms with the interpreter of graphs, which gives it its meaning.
+
+`check` runs a graph through the whole pipeline for machines of several vector widths, once natively
+and, where small enough, once kernel by kernel in the interpreter of kernels, which finds every access
+out of range and every element read before it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from graphc.backends.llvm_cpu.runtime import NativeModel
+from graphc.backends.llvm_cpu.strategies import strategies
+from graphc.driver import PIPELINES, to_program
+from graphc.ir import dtypes
+from graphc.ir.build import Builder, new_graph
+from graphc.ir.graph import Graph, clone_graph
+from graphc.ir.interp import interpret
+from graphc.ir.kernel_interp import run_kernel
+from graphc.ir.program import Program
+from graphc.ir.types import TensorType
+from graphc.verify import compare
+
+MACHINES = {64: 32, 32: 16, 16: 16, 0: 16}  # vector bytes: vector registers
+TOLERANCE = 2e-5
+POISON = 0xFF  # bytes of a NaN
+
+
+def build(function: Callable, **inputs: np.ndarray) -> tuple[Graph, list[np.ndarray]]:
+    """The graph of `function(builder, *values)`, with these inputs, and their contents."""
+    types = {n: TensorType(dtypes.of(a.dtype), a.shape) for n, a in inputs.items()}
+    graph = new_graph("main", **types)
+    results = function(Builder(graph), *graph.params)
+    results = list(results) if isinstance(results, (tuple, list)) else [results]
+    graph.set_results(results)
+    graph.output_names = [f"y{n}" for n in range(len(results))]
+    graph.phase = "typed"
+    return graph, list(inputs.values())
+
+
+def program_of(graph: Graph, vector_bytes: int = 64) -> Program:
+    """The program of a copy of a typed graph, for a machine with such vectors."""
+    made = strategies(vector_bytes, MACHINES[vector_bytes])
+    return to_program(clone_graph(graph), made, passes=PIPELINES["cpu"])
+
+
+def check(
+    graph: Graph,
+    inputs: Sequence[np.ndarray],
+    machines: Sequence[int] = (64, 0),
+    interpreted: Sequence[int] = (64,),
+    tolerance: float = TOLERANCE,
+) -> Program:
+    """Asserts that programs for all machines agree with the graph; gives the last program made."""
+    expected = interpret(graph, inputs)
+    program = None
+    for vector_bytes in machines:
+        program = program_of(graph, vector_bytes)
+        assert_same(NativeModel(program, 1)(inputs), expected, tolerance, f"native {vector_bytes}")
+        if vector_bytes in interpreted:
+            found = interpret_program(program, inputs)
+            assert_same(found, expected, tolerance, f"kernel interpreter {vector_bytes}")
+    assert program is not None
+    return program
+
+
+def assert_same(found, expected, tolerance: float, what: str) -> None:
+    for n, (a, b) in enumerate(zip(found, expected, strict=True)):
+        agreement = compare(f"output {n}", a, b)
+        assert agreement.within(tolerance), f"{what}: {agreement}"
+
+
+def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Runs a program with the interpreter of kernels, in an arena that starts out poisoned."""
+    spaces = {
+        "input": [np.ascontiguousarray(x) for x in inputs],
+        "output": [np.empty(t.static_shape, t.dtype.np) for _, t in program.outputs],
+        "const": [np.ascontiguousarray(c) for c in program.constants],
+        "arena": [np.full(program.arena_bytes, POISON, np.uint8)],
+    }
+    for step in program.steps:
+        kernel = program.kernels[step.kernel]
+        arrays, same = {}, {}
+        for buffer, slot in zip(kernel.params, step.slots, strict=True):
+            if slot not in same:
+                raw = spaces[slot.space][slot.index].reshape(-1).view(np.uint8)
+                piece = raw[slot.offset : slot.offset + slot.elements * slot.dtype.size]
+                assert piece.size == slot.elements * slot.dtype.size, "a slot leaves its space"
+                same[slot] = piece.view(buffer.dtype.np).reshape(buffer.shape)
+            arrays[buffer.name] = same[slot]
+        run_kernel(kernel, arrays)
+    return spaces["output"]
+
+
+def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Normal float32 numbers."""
+    return rng.standard_normal(shape).astype(np.float32)
