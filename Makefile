@@ -30,7 +30,8 @@ test: lint
 	$(BIN)/python -m pytest -q
 
 bench: $(STAMP)
-	$(BIN)/graphc bench models/digits_cnn.onnx --target cpu --against onnxruntime
+	$(BIN)/graphc bench models/digits_cnn.onnx --dim N=1 --threads 1
+	$(BIN)/graphc bench models/digits_cnn.onnx --dim N=64 --threads 1
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,59 @@
+"""Everything README.md tells the reader to do works: its commands and its Python run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from graphc.cli import main
+from graphc.passes.pass_manager import PASSES
+from graphc.passes.rewriter import RULES
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.M | re.S)
+COMMANDS = [
+    line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines() if line.strip()
+]
+PYTHON = [block for kind, block in BLOCKS if kind == "python"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the models, and the files that the README shows."""
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    for block in PYTHON:
+        named = re.match(r"# (\w+\.py)\n", block)
+        if named:
+            (tmp_path / named[1]).write_text(block)
+    monkeypatch.chdir(tmp_path)
+    before = dict(RULES), dict(PASSES)
+    yield tmp_path
+    for registry, old in zip((RULES, PASSES), before):
+        registry.clear()
+        registry.update(old)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_command(folder, capsys, line):
+    words = shlex.split(line, comments=True)
+    assert words[0] == "graphc"
+    assert main(words[1:]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", PYTHON)
+def test_python(folder, capsys, code):
+    namespace: dict = {"__name__": "readme"}
+    exec(compile(code, str(ROOT / "README.md"), "exec"), namespace)
+    printed = capsys.readouterr().out.splitlines()
+    for shown in re.findall(r"^print\(.*\) +# (.*)$", code, re.M):
+        assert shown in printed
+
+
+def test_targets_are_those_there_are():
+    from graphc.driver import TARGETS
+
+    assert re.findall(r"^\| `(\w+)` \|", TEXT, re.M) == list(TARGETS)
