@@ -29,6 +29,7 @@ from graphc.ir.expr import (
     Load,
     Reduce,
     call,
+    cost,
     free_indices,
     loads,
     select,
@@ -52,6 +53,8 @@ from graphc.passes.lower.spaces import (
     split_divided,
 )
 from graphc.passes.lower.window import padded_window
+
+LONG_EPILOGUE = 24  # cost of an epilogue beyond which it is not repeated for every row of a tile
 
 
 @dataclass(frozen=True)
@@ -422,10 +425,29 @@ class _Emitter:
                 with self._lanes(count) as v:
                     self.k.store(sums, simplify(v + (t * self.plan.panel + j)), Const(0, dtype))
         self._sum(sums, fixed, tiled, row, size, panel, pieces, list(self.depth), {})
+        if size > 1 and sum(map(cost, self.exprs)) > LONG_EPILOGUE:
+            self._finish_in_a_loop(sums, fixed, tiled, row, size, panel, pieces)
+            return
+        for t in range(size):
+            self._finish_row(sums, {**fixed, tiled: row + t}, panel, t * self.plan.panel, pieces)
+
+    def _finish_in_a_loop(self, sums, fixed, tiled, row, size, panel, pieces) -> None:
+        """A long epilogue (an activation with a polynomial) is written once, not once per row: the
+        sums leave their registers for a tile on the stack."""
+        width = self.plan.panel
+        tile = self.k.alloc(sums.dtype, (size * width,), "stack")
         for t in range(size):
             for j, count in pieces:
                 with self._lanes(count) as v:
-                    self._finish(sums, {**fixed, tiled: row + t}, panel, t, j, v)
+                    cell = simplify(v + (t * width + j))
+                    self.k.store(tile, cell, sums[cell])
+        with self.k.loop(size) as at:
+            self._finish_row(tile, {**fixed, tiled: row + at}, panel, at * width, pieces)
+
+    def _finish_row(self, sums, at: dict, panel: Expr, start, pieces) -> None:
+        for j, count in pieces:
+            with self._lanes(count) as v:
+                self._finish(sums[simplify(v + start + j)], at, panel, j, v)
 
     def _lanes(self, count: int):
         return self.k.loop(count, "vector" if count > 1 else "unroll", width=count)
@@ -459,10 +481,9 @@ class _Emitter:
         offset = flatten_index((*outer, panel, deep, v + j), shape)
         return Load("panels", (offset,), self.match.b.dtype)
 
-    def _finish(self, sums, fixed: dict, panel: Expr, t: int, j: int, v: Expr) -> None:
-        column = panel * self.plan.panel + j + v
-        mapping = {**fixed, self.column: column}
-        cell = sums[simplify(v + (t * self.plan.panel + j))]
+    def _finish(self, cell: Expr, at: dict, panel: Expr, j: int, v: Expr) -> None:
+        """The epilogue of one vector of sums, stored."""
+        mapping = {**at, self.column: panel * self.plan.panel + j + v}
         total = self.k.let(cell)
         for output, expr in zip(self.match.computation.outputs, self.exprs):
             value = simplify(substitute(expr, {**mapping, self.marker: total}))
