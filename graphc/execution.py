@@ -38,10 +38,12 @@ from graphc.passes.partition import (
 )
 from graphc.passes.specialise import needed_inputs, specialise
 
-MAX_BOUND_ELEMENTS = 1024  # inputs up to this size may be specialised on by value
+MAX_BOUND_ELEMENTS = 1024  # integers in an input that may be specialised on by value
+MAX_BOUND_FLOATS = 16  # other numbers: the scales of a Resize, not data
 MAX_CONTENTS = 8  # for so many contents per shapes
 MAX_SPECIALISATIONS = 64  # the least recently used executable is dropped beyond this
-MAX_INNER = 16  # shapes for which an inner graph is compiled
+MAX_INNER_CONTENTS = 4  # as MAX_CONTENTS, for inner graphs
+MAX_INNER = 16  # shapes or contents for which an inner graph is compiled
 
 Executable = Callable[[Sequence[Any]], list[Any]]
 CompileStatic = Callable[[Graph], Executable]
@@ -125,9 +127,9 @@ class SpecialisedGraph:
         """Gives up binding inputs once they have had too many contents."""
         if not self._bound:
             return
-        shapes = self._shapes(values)
+        shapes = self._shapes(values)  # the first contents, when nothing was bound, are not counted
         self._contents[shapes] = self._contents.get(shapes, 0) + 1
-        if self._contents[shapes] > MAX_CONTENTS:
+        if self._contents[shapes] >= (MAX_INNER_CONTENTS if self.inner else MAX_CONTENTS):
             self._binds, self._bound = False, []
             self._cache.clear()
 
@@ -189,7 +191,11 @@ def _contents_key(value: Any) -> Any:
 
 
 def _bindable(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.size <= MAX_BOUND_ELEMENTS
+    if not isinstance(value, np.ndarray):
+        return False
+    if value.dtype.kind in "iub":
+        return value.size <= MAX_BOUND_ELEMENTS
+    return value.size <= MAX_BOUND_FLOATS and value.ndim <= 1
 
 
 # ---------------------------------------------------------------- plans
