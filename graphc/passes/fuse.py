@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from graphc.errors import InternalError
 from graphc.ir.expr import cost, loads
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import op_body
@@ -264,12 +265,14 @@ def clone_movement(graph: Graph) -> None:
                     user.set_input(position, copy.output)
 
 
-def raise_scalars(graph: Graph) -> None:
+def raise_scalars(graph: Graph, ctx: Context) -> None:
     """op(move(x), scalar) becomes move(op(x, scalar)): arithmetic joins the producer's epilogue,
     and the movement is left bare for the reader to fuse."""
     for op in list(graph.ops):
         while (moved := _moved_operand(op, graph)) is not None:
             position, movement = moved
+            if not ctx.spend("raise-scalar", op):
+                return
             number, source = structure.moved(movement)
             below = Op(op.defn, op.inputs, op.attrs, 1, (), op.loc)
             below.set_input(position, source)
@@ -314,11 +317,12 @@ def _is_scalar(value: Value) -> bool:
     return value.constant is not None and value.constant.size == 1
 
 
-def fuse(graph: Graph) -> bool:
-    """Replaces groups of ops by `fused` ops; True if there were any."""
-    raise_scalars(graph)
+def fuse(graph: Graph, ctx: Context | None = None) -> bool:
+    """Replaces groups of ops by `fused` ops; True if there were any. Each group is a rewrite."""
+    ctx = ctx or Context()
+    raise_scalars(graph, ctx)
     clone_movement(graph)
-    groups = Fuser(graph).run()
+    groups = [g for g in Fuser(graph).run() if ctx.spend("fuse", g.ops[-1])]
     for group in groups:
         _make_fused(graph, group)
     if groups:
@@ -382,6 +386,8 @@ def sort_ops(graph: Graph) -> None:
     for root in graph.ops:
         stack = [root]
         while stack:
+            if len(stack) > 4 * len(graph.ops):
+                raise InternalError(f"fusion made {root} depend on itself")
             op = stack[-1]
             if op in done:
                 stack.pop()
@@ -409,4 +415,4 @@ class Fuse(Pass):
     ensures = "fused"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return fuse(graph)
+        return fuse(graph, ctx)

@@ -24,8 +24,12 @@ from graphc.passes.lower.views import view_of
 from graphc.passes.pass_manager import Pass, register_pass
 
 
-def assign_layouts(graph: Graph) -> bool:
-    """Sets the layout of every value of a typed, decomposed graph; True if any is not row-major."""
+def assign_layouts(graph: Graph, ctx: Context | None = None) -> bool:
+    """Sets the layout of every value of a typed, decomposed graph; True if any is not row-major.
+
+    Each layout given to a value counts as a rewrite.
+    """
+    ctx = ctx or Context()
     changed = False
     for op in list(graph.ops):
         if op.name == "Constant":
@@ -35,7 +39,7 @@ def assign_layouts(graph: Graph) -> bool:
             continue
         for n, value in enumerate(op.outputs):
             layout = _choose(op, n)
-            if layout is not None:
+            if layout is not None and ctx.spend("layout", op):
                 value.type = value.tensor.with_layout(layout)
                 changed = changed or value.tensor.layout is not None
     return changed
@@ -141,4 +145,4 @@ class AssignLayouts(Pass):
     ensures = "laid_out"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return assign_layouts(graph)
+        return assign_layouts(graph, ctx)
