@@ -383,10 +383,11 @@ def sort_ops(graph: Graph) -> None:
     """Puts the ops into a topological order, keeping the present one where it is valid."""
     done: set[Op] = set()
     order: list[Op] = []
+    edges = sum(len(op.inputs) + 1 for op in graph.ops)
     for root in graph.ops:
         stack = [root]
         while stack:
-            if len(stack) > 4 * len(graph.ops):
+            if len(stack) > edges:
                 raise InternalError(f"fusion made {root} depend on itself")
             op = stack[-1]
             if op in done:
