@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from graphc.compiled import CompiledModel
-from graphc.errors import ModelError, UnsupportedError
+from graphc.errors import ModelError, NeedsValue, UnsupportedError
 from graphc.execution import CompileStatic, Executable, natively
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
@@ -17,11 +17,11 @@ from graphc.passes import Context, Hook, PassManager, parse_pipeline
 from graphc.passes.hooks import debug_hooks
 from graphc.passes.lower import Strategy, lower
 from graphc.passes.pass_manager import Pass, reached
-from graphc.passes.specialise import pin
+from graphc.passes.specialise import pin, specialise
 
 SIMPLE = "decompose, fold, cse, dce"
 OPTIMISING = "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce, layout, fuse"
-PIPELINES = {"cpu": OPTIMISING, "c": SIMPLE}
+PIPELINES = {"cpu": OPTIMISING, "c": SIMPLE, "micro": OPTIMISING}
 
 
 @dataclass
@@ -146,6 +146,25 @@ def c_program(graph: Graph, settings: Settings | None = None) -> Program:
     from graphc.passes.lower.strategies import plain_loops
 
     return to_program(graph, plain_loops(), settings, PIPELINES["c"])
+
+
+def micro_program(graph: Graph, settings: Settings | None = None) -> Program:
+    """A typed static graph as a microcontroller runs it."""
+    from graphc.backends.micro_c.strategies import strategies
+
+    return to_program(graph, strategies(), settings, PIPELINES["micro"])
+
+
+def typed(source: Any, **pins: Any) -> Graph:
+    """A model with static types; `pins` are the `shapes`, `dims` and `values` of `compile`.
+
+    ModelError if they leave a dimension open; UnsupportedError if a type depends on data.
+    """
+    shapes, values, dims = (pins.get(name) for name in ("shapes", "values", "dims"))
+    try:
+        return specialise(pin(load_graph(source), shapes, values, dims))
+    except NeedsValue as error:
+        raise UnsupportedError(f"{error}; a program without a host needs static shapes") from error
 
 
 def _cpu(settings: Settings) -> CompileStatic:

@@ -1,0 +1,414 @@
+"""Sums of products in register tiles, for machines without vectors.
+
+A computation matches when its only output contains one `sum(a * b)`, `b` depending on constants
+alone. A tile of output elements, `rows` of them along an index that moves `a` only and `columns`
+along the innermost index, which moves `b`, is summed in scalar variables, so that each element
+loaded serves several products. Convolutions, depthwise convolutions and matrix products are
+all of this form.
+
+* `b` is stored in the order it is read in: [outer..., column tile, summed indices..., column].
+* Padding is never stored. A guard that depends on the row index holds for all taps in the middle
+  of its range; what is left at either end is computed one element at a time. All other guards
+  become bounds of the loops over the summed indices (see guards.py).
+* The innermost summed index is unrolled, wholly if it is short.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from graphc.ir.dtypes import f32, i32, i64
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    call,
+    free_indices,
+    loads,
+    substitute,
+    transform,
+    walk,
+)
+from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
+from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
+from graphc.passes.lower.guards import guard_atoms, trim
+from graphc.passes.lower.spaces import (
+    drop_units,
+    flatten_loads,
+    merge_adjacent,
+    shapes_of,
+    split_divided,
+)
+
+
+@dataclass(frozen=True)
+class TileOptions:
+    """Sizes of tiles: `rows` x `columns`, `alone` columns where there are no rows to share them
+    (as many rows where columns share nothing), for sums of floats and of integers."""
+
+    rows: int = 4
+    columns: int = 4
+    alone: int = 8
+    integer_rows: int = 2
+    integer_columns: int = 2
+    integer_alone: int = 4
+    unroll: int = 4  # steps of a long innermost loop
+    whole: int = 8  # the longest innermost loop that is unrolled wholly
+    min_depth: int = 3  # products summed, below which a plain nest does as well
+
+
+@dataclass
+class _Match:
+    """`indices` of the output less `row` and `column` are the outer loops, in order; `a` and `b`
+    are the factors over flat buffers, `depth` the summed indices in the order of the loops."""
+
+    computation: Computation
+    indices: list[Index]
+    offset: Expr
+    expr: Expr
+    hole: Reduce
+    a: Expr
+    b: Expr
+    depth: list[Index]
+    row: Index | None
+    column: Index | None
+
+    @property
+    def column_alone(self) -> bool:
+        """Whether elements of `b` serve one column and those of `a` one too."""
+        return self.column is not None and self.column in free_indices(self.a)
+
+    def epilogue_loads(self) -> list[Load]:
+        """What is read besides the factors."""
+        return loads(substitute(self.expr, {self.hole: Const(0, self.hole.dtype)}))
+
+
+def lower_tiles(computation: Computation, options: TileOptions) -> Lowered | str:
+    """The kernel of a sum of products, or the reason why the computation is not one."""
+    match = _match(computation, options)
+    if isinstance(match, str):
+        return match
+    return _Emitter(match, options).lowered()
+
+
+# ---------------------------------------------------------------- matching
+
+
+def _match(computation: Computation, options: TileOptions) -> _Match | str:
+    if len(computation.outputs) != 1:
+        return "tiles: several outputs"
+    output = computation.outputs[0]
+    shapes = shapes_of(computation.inputs)
+    expr = simplify(flatten_loads(output.expr, shapes))
+    offset = flatten_index(output.index, output.extents)
+    indices, (offset, expr) = drop_units(list(output.index), [offset, expr])
+    indices, (offset, expr) = split_divided(indices, [offset, expr])
+    sums = [n for n in walk(expr) if isinstance(n, Reduce)]
+    if len(sums) != 1:
+        return f"tiles: {len(sums)} reductions instead of one"
+    indices, (offset, expr) = merge_adjacent(indices, [offset, expr])
+    hole = next(n for n in walk(expr) if isinstance(n, Reduce))
+    return _classify(computation, indices, offset, expr, hole, options)
+
+
+def _classify(computation, indices, offset, expr, hole: Reduce, options) -> _Match | str:
+    body = hole.body
+    if hole.op != "sum" or not (isinstance(body, Call) and body.op.name == "mul"):
+        return "tiles: not a sum of products"
+    if hole.dtype not in (f32, i32):
+        return f"tiles: {hole.dtype} is neither f32 nor i32"
+    if not indices or math.prod(k.count for k in hole.axes) < options.min_depth:
+        return "tiles: too few products or sums"
+    a, b = body.args
+    if not _is_constant(b, computation):
+        a, b = b, a
+    if not _is_constant(b, computation) or _is_constant(a, computation):
+        return "tiles: not exactly one factor is constant"
+    if any(k not in free_indices(b) for k in hole.axes):
+        return "tiles: a summed index is missing in the weights"
+    in_a, in_b = free_indices(a), free_indices(b)
+    column = indices[-1] if indices[-1] in in_b else None
+    rows = [x for x in indices if x in in_a and x not in in_b]
+    row = rows[-1] if rows else None
+    return _Match(computation, indices, offset, expr, hole, a, b, _ordered(hole, a), row, column)
+
+
+def _is_constant(factor: Expr, computation: Computation) -> bool:
+    reads = loads(factor)
+    return bool(reads) and all(x.source in computation.constants for x in reads)
+
+
+def unflatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:
+    """The inverse of `flatten_loads`."""
+
+    def ranked(node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or len(shapes[node.source]) == 1:
+            return None
+        return Load(node.source, unflatten_index(node.index[0], shapes[node.source]), node.dtype)
+
+    return transform(expr, ranked)
+
+
+def _ordered(hole: Reduce, a: Expr) -> list[Index]:
+    """The summed indices, those that move farthest in `a` first."""
+
+    def stride(k: Index) -> int:
+        return max((abs(is_affine_in(x.index[0], k) or 0) for x in loads(a)), default=0)
+
+    return sorted(hole.axes, key=lambda k: -stride(k))
+
+
+# ---------------------------------------------------------------- segments of the row index
+
+
+def interior(row: Index, hole: Reduce) -> tuple[int, int]:
+    """The longest range of `row` in which no guard of the sum depends on it."""
+    atoms = [a for a in guard_atoms(hole.op, hole.identity, hole.body) if row in free_indices(a)]
+    extent = row.count
+    if not atoms:
+        return 0, extent
+    best, start = (0, 0), None
+    for position in range(extent + 1):
+        inside = position < extent and all(_holds(a, row, position) for a in atoms)
+        if inside:
+            start = position if start is None else start
+        elif start is not None:
+            best = max(best, (start, position), key=lambda r: r[1] - r[0])
+            start = None
+    return best
+
+
+def _holds(atom: Expr, row: Index, position: int) -> bool:
+    decided = simplify(substitute(atom, {row: Const(position, i64)}))
+    return isinstance(decided, Const) and bool(decided.value)
+
+
+def tiles_of(start: int, count: int, size: int) -> list[tuple[int, int, int]]:
+    """Runs (start, tiles, size) that cover a range with tiles of almost equal size."""
+    if count <= 0:
+        return []
+    number = -(-count // size)
+    small, extra = divmod(count, number)
+    runs = [(start, extra, small + 1)] if extra else []
+    return [*runs, (start + extra * (small + 1), number - extra, small)]
+
+
+# ---------------------------------------------------------------- emission
+
+
+class _Emitter:
+    """Emits the loops of a match."""
+
+    def __init__(self, match: _Match, options: TileOptions):
+        self.match, self.options = match, options
+        self.k = KernelBuilder()
+        self.rows, self.columns = self._sizes()
+        self.depth, self.a = self._merged_depth()
+        self.outer = [x for x in match.indices if x is not match.row and x is not match.column]
+        self.weights, self.packed = self._pack()
+
+    def _sizes(self) -> tuple[int, int]:
+        o, match = self.options, self.match
+        integer = match.hole.dtype is i32
+        rows, columns = (o.integer_rows, o.integer_columns) if integer else (o.rows, o.columns)
+        alone = o.integer_alone if integer else o.alone
+        if match.row is None:
+            rows, columns = 1, alone
+        elif match.column is None or match.column_alone:
+            rows, columns = alone, 1
+        return rows, columns
+
+    def _merged_depth(self) -> tuple[list[Index], Expr]:
+        """Summed indices that move through `a` as one are one loop."""
+        depth, (a,) = merge_adjacent(self.match.depth, [self.match.a])
+        return depth, a
+
+    # ---------------------------------------------------------------- weights
+
+    def _pack(self) -> tuple[Buffer, Computation]:
+        """The weights as they are read, and how to make them."""
+        match = self.match
+        used = free_indices(match.b)
+        fixed = [x for x in self.outer if x in used]
+        lanes = self.columns if match.column is not None else 1
+        panels = -(-match.column.count // lanes) if match.column is not None else 1
+        deep = [k.count for k in self.depth]
+        shape = (*(x.count for x in fixed), panels, *deep, lanes)
+        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+        panel, lane = index[len(fixed)], index[-1]
+        mapping: dict[Expr, Expr] = dict(zip(fixed, index))
+        mapping.update(self._unmerged(index[len(fixed) + 1 : -1]))
+        if match.column is not None:
+            last = Const(match.column.count - 1, i64)
+            column = panel * lanes + lane
+            mapping[match.column] = call("min", column, last)
+        shapes = shapes_of(match.computation.inputs)
+        b = unflatten_loads(simplify(substitute(match.b, mapping)), shapes)
+        sources = {load.source for load in loads(b)}
+        inputs = tuple(x for x in match.computation.inputs if x.name in sources)
+        output = Output(Buffer("weights", b.dtype, shape, "out"), index, b)
+        label = f"weights of {match.computation.label}"
+        packed = Computation(inputs, (output,), match.computation.constants, label)
+        return Buffer("weights", b.dtype, shape), packed
+
+    def _unmerged(self, position: tuple[Expr, ...]) -> dict[Expr, Expr]:
+        """The original summed indices in terms of positions on the merged ones."""
+        original = unflatten_index(
+            flatten_index(position, tuple(k.extent for k in self.depth)),
+            tuple(k.extent for k in self.match.depth),
+        )
+        return dict(zip(self.match.depth, original))
+
+    def _weight(self, at: dict, panel: Expr, lane: int) -> Expr:
+        used = free_indices(self.match.b)
+        fixed = tuple(at[x] for x in self.outer if x in used)
+        deep = tuple(at[k] for k in self.depth)
+        position = flatten_index((*fixed, panel, *deep, Const(lane, i64)), self.weights.shape)
+        return Load(self.weights.name, (position,), self.weights.dtype)
+
+    # ---------------------------------------------------------------- loops
+
+    def lowered(self) -> Lowered:
+        match = self.match
+        self._outer(list(self.outer), {})
+        output = flat_buffer(match.computation.outputs[0].buffer)
+        used = {x.source for x in (*match.epilogue_loads(), *loads(match.a))}
+        inputs = [flat_buffer(b) for b in match.computation.inputs if b.name in used]
+        params = (*inputs, flat_buffer(self.weights), output)
+        kernel = Kernel("tiles", params, self.k.body(), match.computation.label)
+        work = 2 * math.prod(x.count for x in (*match.indices, *match.depth))
+        inplace = self._in_place(inputs, output)
+        return Lowered(kernel, [self.packed], [self.weights], inplace=inplace, flops=work)
+
+    def _in_place(self, inputs: list[Buffer], output: Buffer) -> list[tuple[str, str]]:
+        """Inputs read in the epilogue only, at the very element that is stored."""
+        match = self.match
+        summed = {x.source for x in loads(match.a)}
+        rest = match.epilogue_loads()
+        found = []
+        for buffer in inputs:
+            reads = [x for x in rest if x.source == buffer.name]
+            here = all(simplify(x.index[0]) is simplify(match.offset) for x in reads)
+            if reads and here and buffer.name not in summed:
+                if buffer.dtype.size == output.dtype.size:
+                    found.append((output.name, buffer.name))
+        return found
+
+    def _outer(self, outer: list[Index], at: dict) -> None:
+        if outer:
+            with self.k.loop(outer[0].extent) as x:
+                self._outer(outer[1:], {**at, outer[0]: x})
+            return
+        row = self.match.row
+        if row is None:
+            self._columns(at, None, Const(0, i64), 1)
+            return
+        low, high = interior(row, self.match.hole)
+        extent = row.count
+        edges = [(0, low, 1), (high, extent - high, 1)]
+        for start, count, size in (edges[0], *tiles_of(low, high - low, self.rows), edges[1]):
+            if count:
+                self._row_run(at, row, start, count, size)
+
+    def _row_run(self, at: dict, row: Index, start: int, count: int, size: int) -> None:
+        if count == 1:
+            self._columns(at, row, Const(start, i64), size)
+            return
+        with self.k.loop(count) as x:
+            self._columns(at, row, simplify(x * size + start), size)
+
+    def _columns(self, at: dict, row: Index | None, first: Expr, size: int) -> None:
+        """All columns of a tile of rows."""
+        column = self.match.column
+        if column is None:
+            self._tile(at, row, first, size, Const(0, i64), 1)
+            return
+        whole, rest = divmod(column.count, self.columns)
+        if whole == 1:
+            self._tile(at, row, first, size, Const(0, i64), self.columns)
+        elif whole:
+            with self.k.loop(whole) as panel:
+                self._tile(at, row, first, size, panel, self.columns)
+        if rest:
+            self._tile(at, row, first, size, Const(whole, i64), rest)
+
+    # ---------------------------------------------------------------- one tile
+
+    def _tile(self, at: dict, row, first: Expr, size: int, panel: Expr, width: int) -> None:
+        """The sums of size x width elements, and what is made of them."""
+        dtype = self.match.hole.dtype
+        cells = []
+        for t in range(size):
+            for u in range(width):
+                cell = {**at}
+                if row is not None:
+                    cell[row] = simplify(first + t)
+                if self.match.column is not None:
+                    cell[self.match.column] = simplify(panel * self.columns + u)
+                cells.append((cell, u, self.k.var(dtype, Const(0, dtype))))
+        factors = [simplify(substitute(self.a, cell)) for cell, _, _ in cells]
+        bound = frozenset(x for e in (*at.values(), first, panel) for x in free_indices(e))
+        self._sum(list(self.depth), factors, at, panel, cells, bound)
+        for cell, _, total in cells:
+            value = simplify(substitute(self.match.expr, {self.match.hole: total[()]}))
+            where = simplify(substitute(self.match.offset, cell))
+            output = flat_buffer(self.match.computation.outputs[0].buffer)
+            self.k.store(output, (where,), simplify(substitute(value, cell)))
+
+    def _sum(self, depth, factors, at, panel, cells, bound) -> None:
+        if not depth:
+            self._products(factors, at, panel, cells)
+            return
+        axis, *rest = depth
+        hole = self.match.hole
+        trimmed = trim([hole] * len(factors), factors, axis, bound)
+        if trimmed is not None:
+            inside, factors = trimmed
+            if isinstance(inside.extent, Const) and inside.extent.value <= 0:
+                return
+            low, extent = inside.low, inside.extent
+        else:
+            low, extent = Const(0, i64), Const(axis.count, i64)
+        self._steps(axis, low, extent, not rest, (rest, factors, at, panel, cells, bound))
+
+    def _steps(self, axis: Index, low: Expr, extent: Expr, last: bool, state) -> None:
+        """The loop over `extent` values of an axis from `low`, unrolled if it is the last."""
+        count = extent.value if isinstance(extent, Const) else None
+        if last and count is not None and count <= self.options.whole:
+            for n in range(count):
+                self._step(axis, simplify(low + n), state, frozenset())
+            return
+        unroll = self.options.unroll if last and count is not None else 1
+        whole, left = divmod(count, unroll) if count is not None else (extent, 0)
+        with self.k.loop(whole) as x:
+            for n in range(unroll):
+                self._step(axis, simplify(low + x * unroll + n), state, frozenset({x}))
+        for n in range(left):
+            self._step(axis, simplify(low + (whole * unroll + n)), state, frozenset())
+
+    def _step(self, axis: Index, position: Expr, state, new: frozenset) -> None:
+        rest, factors, at, panel, cells, bound = state
+        moved = [simplify(substitute(f, {axis: position})) for f in factors]
+        self._sum(rest, moved, {**at, axis: position}, panel, cells, bound | new)
+
+    def _products(self, factors, at, panel, cells) -> None:
+        """One product for every cell; each factor is loaded once."""
+        named: dict[Expr, Expr] = {}
+
+        def name(value: Expr) -> Expr:
+            if value not in named:
+                named[value] = self.k.let(value)
+            return named[value]
+
+        for a, (_, lane, total) in zip(factors, cells):
+            b = self._weight(at, panel, lane)
+            left, right = name(a), name(b)
+            if total.dtype is i32:
+                self.k.store(total, (), total[()] + left * right)
+            else:
+                self.k.store(total, (), call("fma", left, right, total[()]))
