@@ -18,7 +18,7 @@ from graphc import memplan
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.expr import Index, Load
 from graphc.ir.graph import Graph, Op, Value
-from graphc.ir.kernel import Buffer, Kernel, walk_stmts
+from graphc.ir.kernel import Buffer, Kernel, buffers_read, walk_stmts
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
 from graphc.passes.lower.computation import (
@@ -215,6 +215,7 @@ class Lowering:
         return self.constants[storage.index]
 
     def call(self, lowered: Lowered, places: dict[str, str], op: Op) -> None:
+        lowered = replace(lowered, kernel=without_unread(lowered.kernel))
         kernel = self.shared(lowered.kernel)
         arguments = tuple(places[b.name] for b in lowered.kernel.params)
         reads = tuple(places[b.name] for b in lowered.kernel.params if b.access != "out")
@@ -337,6 +338,13 @@ class Lowering:
             writes=tuple(dict.fromkeys(roots[a] for a in call.writes if a in roots)),
             inplace=inplace,
         )
+
+
+def without_unread(kernel: Kernel) -> Kernel:
+    """A kernel less the inputs it does not read, such as weights it reads in packed form only."""
+    read = buffers_read(kernel.body)
+    params = tuple(b for b in kernel.params if b.access != "in" or b.name in read)
+    return kernel if len(params) == len(kernel.params) else replace(kernel, params=params)
 
 
 def flat_kernel(kernel: Kernel) -> Kernel:
