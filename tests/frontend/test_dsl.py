@@ -1,7 +1,6 @@
 """Graphs built in Python: what numpy would compute, in the interpreter and in ONNX Runtime."""
 
 import inspect
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -364,15 +363,3 @@ def test_declarations_are_checked():
         g.input("y", dsl.f32["N: 1..5"])
     with pytest.raises(AttributeError, match="no operator or element type 'Frob'"):
         dsl.Frob  # noqa: B018
-
-
-def test_the_example_of_the_readme(tmp_path, monkeypatch):
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    section = text[text.index("## Building a graph in Python") :]
-    code = section.split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    exec(compile(code, "readme.py", "exec"), names)
-    assert names["scores"].shape == (5, 10)
-    np.testing.assert_array_equal(names["best"], names["scores"].argmax(1))
-    assert (tmp_path / "classify.onnx").exists()
