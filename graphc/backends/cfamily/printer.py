@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.spell import (
@@ -227,17 +226,21 @@ class KernelPrinter:
         rule = _STATEMENTS.get(type(stmt))
         if rule is None:
             raise InternalError(f"kernel @{self.kernel.name}: cannot print {stmt!r}")
-        rule(self, stmt)
+        getattr(self, rule)(stmt)
 
     def _loop(self, stmt: For) -> None:
         if stmt.kind == "thread" and any(isinstance(s, Barrier) for s in walk_stmts(stmt.body)):
             raise self.fail("threads with barriers have no meaning in plain C")
         extent = stmt.extent
-        with self.scope(*([extent] if isinstance(extent, Expr) else [])):
-            limit = str(extent) if isinstance(extent, int) else str(self.expr(extent))
-            var = self.name(stmt.var.name)
-            type = register_type(self.index_type(stmt.var))
-            self.line(f"for ({type} {var} = 0; {var} < {limit}; ++{var}) {{")
+        var = self.name(stmt.var.name)
+        start, limit = f"{register_type(self.index_type(stmt.var))} {var} = 0", str(extent)
+        if isinstance(extent, Expr):
+            with self.scope(extent):
+                limit = str(self.expr(extent))
+            if not isinstance(extent, (Index, Ref)):  # it is evaluated once, before the loop
+                end = self.name(f"{stmt.var.name}_end")
+                start, limit = f"{start}, {end} = {limit}", end
+        self.line(f"for ({start}; {var} < {limit}; ++{var}) {{")
         self._body(stmt.body)
         self.line("}")
 
@@ -322,7 +325,10 @@ class KernelPrinter:
     def _place(self, buffer: Buffer, index: tuple[Expr, ...]) -> str:
         name = self.name(buffer.name)
         if index:
-            return f"{name}[{self.expr(index[0])}]"
+            outer, self.spell.in_index = self.spell.in_index, True
+            offset = self.expr(index[0])
+            self.spell.in_index = outer
+            return f"{name}[{offset}]"
         return name if buffer.access == "local" else f"{name}[0]"
 
     # ------------------------------------------------------------ expressions
@@ -421,21 +427,22 @@ def _bound_names(kernel: Kernel) -> Iterator[str]:
     for stmt in walk_stmts(kernel.body):
         if isinstance(stmt, For):
             yield stmt.var.name
+            yield f"{stmt.var.name}_end"
         elif isinstance(stmt, Let):
             yield stmt.ref.name
         elif isinstance(stmt, Alloc):
             yield stmt.buffer.name
 
 
-_STATEMENTS: dict[type[Stmt], Callable[[Any, Any], None]] = {
-    For: KernelPrinter._loop,
-    Let: KernelPrinter._let,
-    Store: KernelPrinter._store,
-    Alloc: KernelPrinter._alloc,
-    If: KernelPrinter._if,
-    While: KernelPrinter._while,
-    Barrier: KernelPrinter._barrier,
-    Intrin: KernelPrinter._intrin,
-}
+_STATEMENTS: dict[type[Stmt], str] = {
+    For: "_loop",
+    Let: "_let",
+    Store: "_store",
+    Alloc: "_alloc",
+    If: "_if",
+    While: "_while",
+    Barrier: "_barrier",
+    Intrin: "_intrin",
+}  # names of methods, so that printers of other languages can override them
 
 __all__ = ["C99", "Dialect", "KernelPrinter", "Unit", "comment", "identifier", "print_c"]

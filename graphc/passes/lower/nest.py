@@ -54,12 +54,14 @@ RECOMPUTE_COST = 8  # a value cheaper than this is computed again rather than ke
 
 @dataclass(frozen=True)
 class NestOptions:
-    """`lanes(bytes)` of a vector for elements of that many bytes; 1 for plain loops."""
+    """`lanes(bytes)` of a vector for elements of that many bytes; 1 for plain loops. With `flat`
+    there is one parallel loop over all output elements, for machines with a thread for each."""
 
     vector_bytes: int = 0
     tile: int = 6
     chains: int = 4
     block: int = 2048  # elements of a one-dimensional computation per parallel iteration
+    flat: bool = False
 
     def lanes(self, element_bytes: int) -> int:
         return max(1, self.vector_bytes // element_bytes)
@@ -128,7 +130,8 @@ class _Nest:
         indices, (offset, *exprs) = drop_units(indices, [offset, *exprs])
         exprs = [merge_reductions(e) for e in exprs]
         outputs = [flat_buffer(o.buffer) for o in self.computation.outputs]
-        for mapping, pieces in segments(indices, exprs):
+        cuts = [({}, indices)] if self.options.flat else segments(indices, exprs)
+        for mapping, pieces in cuts:
             where, *parts = (simplify(substitute(e, mapping)) for e in (offset, *exprs))
             merged, (where, *parts) = merge_adjacent(pieces, [where, *parts])
             points = [_Point(b, where, e) for b, e in zip(outputs, parts)]
@@ -139,8 +142,18 @@ class _Nest:
 
     # ---------------------------------------------------------------- loops over the outputs
 
+    def flat_loop(self, indices: list[Index], points: list[_Point]) -> None:
+        """One parallel loop over all elements, the innermost dimension fastest."""
+        extents = tuple(x.count for x in indices)
+        with self.k.loop(math.prod(extents), "parallel", name="p") as p:
+            points = self._at(points, dict(zip(indices, unflatten_index(p, extents))))
+            self.store_points(self.resolved(points, frozenset({p})))
+
     def outer_loops(self, indices: list[Index], points: list[_Point]) -> None:
         """Parallel loop over rows, hoisted reductions, then the loops inside a row."""
+        if self.options.flat:
+            self.flat_loop(indices, points)
+            return
         if not indices:
             self.store_points(self.resolved(points, frozenset()))
             return
