@@ -128,6 +128,18 @@ def test_output_by_suffix(capsys, tmp_path, suffix, found):
     assert found in (tmp_path / f"m{suffix}").read_text()
 
 
+def test_folder_of_c_sources(capsys, tmp_path):
+    folder = tmp_path / "digits"
+    ok(capsys, "compile", DIGITS, "--dim", "N=1", "--target", "c", "-o", folder, "--with-test")
+    names = {p.name for p in folder.iterdir()}
+    assert {"digits_cnn.h", "digits_cnn.c", "digits_cnn_test.c", "report.json"} <= names
+    assert [p.name for p in tmp_path.iterdir()] == ["digits"]
+    sources = [str(p) for p in folder.glob("*.c")]
+    program = str(tmp_path / "test")
+    subprocess.run(["gcc", "-O1", *sources, "-lm", "-o", program], check=True)
+    assert subprocess.run([program]).returncode == 0
+
+
 def test_text_of_a_graph_can_be_used_again(capsys, tmp_path):
     text = tmp_path / "m.gir"
     ok(capsys, "compile", DIGITS, "--dim", "N=2", "--stop-after", "canonical", "-o", text)

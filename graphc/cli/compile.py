@@ -21,16 +21,17 @@ SUFFIXES = {".gir": "ir", ".ll": "llvm", ".s": "asm", ".c": "c"}
 ARTIFACTS = (".so", ".o", ".gcm")
 
 SUMMARY = """\
-Compiles a model to a file, or prints a form it takes. With -o OUT the result is written: a shared
-library (.so, with a C header beside it) or object (.o), C source (.c), LLVM IR (.ll), assembly (.s)
-or the graph as text (.gir; its large constants lie beside it in .gir.npz). With --emit the form
-named is printed, or written to OUT. With neither, the model is compiled and what it came to is
-told. A file appears whole or not at all."""
+Compiles a model to files, or prints a form it takes. With -o OUT the result is written: a shared
+library (.so, with a C header beside it) or object (.o), LLVM IR (.ll), assembly (.s), plain loops
+in C (.c) or the graph as text (.gir; its large constants lie beside it in .gir.npz). With --target
+c and a name without suffix, OUT is a folder: C99 sources for a microcontroller, with a header, a
+build file and a report. With --emit the form named is printed, or written to OUT. With neither, the
+model is compiled and what it came to is told. Files appear whole or not at all."""
 
 EPILOG = examples(
     ("graphc compile model.onnx", "can it be compiled? how long does that take?"),
     ("graphc compile model.onnx -o model.so --dim batch=1", "a library that needs no Python"),
-    ("graphc compile model.onnx --target c -o model.c", "C99"),
+    ("graphc compile model.onnx --target c -o firmware/model", "C99 for a microcontroller"),
     ("graphc compile model.onnx --emit ir --stop-after canonical", "the graph after clean-up"),
     ("graphc compile model.onnx --emit kernel", "the loop nests"),
     ("graphc compile model.onnx --dump-to stages", "the graph after every pass, in stages/"),
@@ -48,6 +49,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--emit", choices=FORMS, help="the form to print or write")
     parser.add_argument("--stop-after", choices=PHASES, metavar="PHASE",
                         help=f"print what there is after a phase: {', '.join(PHASES)}")  # fmt: skip
+    parser.add_argument("--with-test", action="store_true",
+                        help="add a test on random inputs to a folder of C sources")  # fmt: skip
     add_passes(parser)
     parser.add_argument("--dump-to", metavar="DIR", help="write the graph after every pass")
     parser.add_argument(
@@ -59,7 +62,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     form = _form(args)
-    settings = compile_settings(args)
+    settings = compile_settings(args, form)
     from graphc.cli.models import open_model
 
     _check_rules(args.explain)
@@ -77,22 +80,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def pipeline(args: argparse.Namespace) -> str:
-    """The passes that --passes, --plugin and --target ask for."""
+def pipeline(args: argparse.Namespace, name: str | None = None) -> str:
+    """The passes that --passes and --plugin ask for; else the pipeline `name` of the driver (by
+    default the target's)."""
     from graphc.cli.plugins import load_plugins, pipeline_with
     from graphc.driver import PIPELINES
 
     own = load_plugins(args.plugin)
-    return args.passes or pipeline_with(PIPELINES[args.target], own)
+    return args.passes or pipeline_with(PIPELINES[name or args.target], own)
 
 
-def compile_settings(args: argparse.Namespace) -> Settings:
+def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
     """Settings from --threads, --passes, --plugin and --dump-to."""
     from graphc.driver import settings
     from graphc.passes.hooks import Dump
 
     hooks = [Dump(args.dump_to)] if args.dump_to else []
-    return settings(args.threads, {"passes": pipeline(args), "hooks": hooks})
+    name = "micro" if form is None and _is_bundle(args) else args.target
+    return settings(args.threads, {"passes": pipeline(args, name), "hooks": hooks})
 
 
 def _form(args: argparse.Namespace) -> str | None:
@@ -107,11 +112,19 @@ def _form(args: argparse.Namespace) -> str | None:
         if args.emit not in (None, form) and not (form == "llvm" and args.emit == "asm"):
             raise ModelError(f"--emit {args.emit} does not go with --stop-after {args.stop_after}")
         return args.emit or form
-    if args.emit is None and args.output and suffix not in (*SUFFIXES, *ARTIFACTS):
-        raise ModelError(
-            f"-o {args.output}: expected a name ending in {', '.join((*SUFFIXES, *ARTIFACTS))}"
-        )
+    if args.emit is None and suffix not in SUFFIXES and _is_bundle(args):
+        return None
+    if args.emit is None and args.output:
+        if suffix not in (*SUFFIXES, *ARTIFACTS):
+            known = ", ".join((*SUFFIXES, *ARTIFACTS))
+            raise ModelError(f"-o {args.output}: expected a name ending in {known}")
     return args.emit or SUFFIXES.get(suffix)
+
+
+def _is_bundle(args: argparse.Namespace) -> bool:
+    """Whether the output is a folder of C sources."""
+    path = Path(args.output or "model.c")
+    return args.target == "c" and (not path.suffix or path.is_dir())
 
 
 def _check_rules(names: list[str]) -> None:
@@ -154,14 +167,34 @@ def _target(form: str, args: argparse.Namespace) -> str:
 
 
 def _save(model: Model, args: argparse.Namespace, settings: Settings) -> None:
+    """Writes a library or object for the CPU, or a folder of C sources."""
     from graphc.cli.output import progress
     from graphc.driver import artifacts
     from graphc.errors import UnsupportedError
 
-    if args.target != "cpu":
-        raise UnsupportedError(f"-o {args.output}: target {args.target} makes .c files")
     with progress(f"compiling {model.path.name} to {args.output}"):
-        artifacts().write(model.graph, args.output, settings, **model.pins())
+        if _is_bundle(args):
+            _write_bundle(model, args, settings)
+        elif args.target == "cpu":
+            artifacts().write(model.graph, args.output, settings, **model.pins())
+        else:
+            raise UnsupportedError(f"-o {args.output}: --target c makes a .c file or a folder")
+
+
+def _write_bundle(model: Model, args: argparse.Namespace, settings: Settings) -> None:
+    from graphc.backends.micro_c import BundleOptions, write_bundle
+    from graphc.cli import emit
+    from graphc.cli.output import atomic_folder
+    from graphc.driver import micro_program
+    from graphc.verify import interpreter
+
+    samples = None
+    if args.with_test:
+        feeds = model.feeds(seed=0)
+        samples = list(feeds.values()), interpreter(model.pinned())(feeds)
+    program = micro_program(emit.typed(model), settings)
+    with atomic_folder(args.output) as temporary:
+        write_bundle(program, temporary, BundleOptions(name=model.path.stem, samples=samples))
 
 
 def _report(model: Model, args: argparse.Namespace, settings: Settings) -> None:

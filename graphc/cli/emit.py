@@ -62,9 +62,10 @@ def text(program: Program, form: str) -> str:
 
         return emit(program)
     from graphc.backends.llvm_cpu.jit import assembly
-    from graphc.backends.llvm_cpu.runtime import llvm_text
+    from graphc.backends.llvm_cpu.runtime import PIPELINE, llvm_text
 
-    return llvm_text(program) if form == "llvm" else assembly(llvm_text(program))
+    text = llvm_text(program)
+    return text if form == "llvm" else assembly(text, pipeline=PIPELINE)
 
 
 def write_constants(graph: Graph, path: str | os.PathLike) -> None:

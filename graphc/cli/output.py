@@ -41,6 +41,23 @@ def atomic(path: str | os.PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields a temporary folder beside `path`. If the body succeeds its files go to the folder
+    `path`, which is made if need be; files of other names that are there stay."""
+    final = Path(path)
+    if final.exists() and not final.is_dir():
+        raise ModelError(f"{final}: is a file; a folder is needed")
+    if not final.parent.is_dir():
+        raise ModelError(f"{final.parent}: there is no such directory")
+    with tempfile.TemporaryDirectory(prefix=f".{final.name}.", dir=final.parent) as name:
+        temporary = Path(name)
+        yield temporary
+        final.mkdir(exist_ok=True)
+        for file in temporary.iterdir():
+            os.replace(file, final / file.name)
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
