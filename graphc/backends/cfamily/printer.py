@@ -54,6 +54,7 @@ rint sin sinh sqrt tan tanh trunc
 """
 _RESERVED = frozenset(w + f for w in _RESERVED_WORDS.split() for f in ("", "f"))
 _HELPER = re.compile(rf"\w+_(?:{'|'.join(dtypes.BY_NAME)}|narrow|odd|bits)\Z")
+_TERMS = ("add", "sub", "mul")  # whose operands are offsets where the result is one
 _WORD = re.compile(r"\w+")
 
 
@@ -325,11 +326,16 @@ class KernelPrinter:
     def _place(self, buffer: Buffer, index: tuple[Expr, ...]) -> str:
         name = self.name(buffer.name)
         if index:
-            outer, self.spell.in_index = self.spell.in_index, True
-            offset = self.expr(index[0])
-            self.spell.in_index = outer
-            return f"{name}[{offset}]"
+            with self.offsets(True):
+                return f"{name}[{self.expr(index[0])}]"
         return name if buffer.access == "local" else f"{name}[0]"
+
+    @contextmanager
+    def offsets(self, inside: bool) -> Iterator[None]:
+        """Whether what is spelled within is (a term of) an offset into a buffer."""
+        outer, self.spell.in_index = self.spell.in_index, inside
+        yield
+        self.spell.in_index = outer
 
     # ------------------------------------------------------------ expressions
 
@@ -392,11 +398,14 @@ class KernelPrinter:
         if isinstance(node, Call) and node.op.name == "select":
             return self._select(node)
         if isinstance(node, Call):
-            return self.spell.spell(node, [self.expr(a) for a in node.args])
+            with self.offsets(self.spell.in_index and node.op.name in _TERMS):
+                args = [self.expr(a) for a in node.args]
+            return self.spell.spell(node, args)
         raise self.fail(f"`{node}` has no meaning in C")
 
     def _select(self, node: Call) -> Text:
-        condition = self.expr(node.args[0])
+        with self.offsets(False):
+            condition = self.expr(node.args[0])
         branches = [self._branch(branch) for branch in node.args[1:]]
         if not any(lines for _, lines in branches):
             return self.spell.spell(node, [condition, *(text for text, _ in branches)])

@@ -43,10 +43,15 @@ class Text:
 
 @dataclass
 class Speller:
-    """Spells operations; `needed` collects the helpers. `index` is the type of loop variables."""
+    """Spells operations; `needed` collects the helpers. `index` is the type of loop variables.
+
+    While `in_index` is set, what is spelled is an offset into a buffer: it lies within it, so its
+    sums and products cannot overflow.
+    """
 
     index: DType = dtypes.i64
     needed: set[str] = field(default_factory=set)
+    in_index: bool = False
 
     def need(self, name: str) -> str:
         self.needed.add(name)
@@ -160,6 +165,8 @@ class Speller:
             return args[0]
         if _is_sub_byte(dtype):
             return self.call(f"wrap_{dtype}", self._wide_op(node, args, dtypes.i32))
+        if self.in_index and dtype is dtypes.i64 and name in ("add", "sub", "mul"):
+            return infix(*_ARITHMETIC[name], *args)
         if self.is_plain(node) and all(self.is_plain(a) for a in node.args):
             return self._plain_op(node, args)
         return self._wide_op(node, args, dtype)

@@ -151,6 +151,25 @@ def test_loops_whose_condition_needs_temporaries():
     )
 
 
+def test_extents_are_evaluated_once():
+    check(
+        parse_kernel("""kernel @extents(in n: i64[4], out y: i64[16]) {
+      reg t: i64[]
+      for j < 16 {
+        y[j] = 0
+      }
+      t[] = abs(n[0]) % 4 + 3
+      for i < select(t[] > 4, t[], t[] + 1) {
+        t[] = t[] + 1
+        y[i + abs(n[1]) * 0] = t[] * 3 - 1
+        for j < t[] // 9 {
+          y[15] = y[15] + 1
+        }
+      }
+    }""")
+    )
+
+
 def test_names_become_identifiers():
     assert identifier("a/b:0") == "a_b_0"
     assert identifier("0") == "v0"
