@@ -20,8 +20,9 @@ from graphc.analysis.text import duration, nbytes, table
 from graphc.bench import measure
 from graphc.compiled import CompiledModel
 from graphc.errors import GraphcError
+from graphc.ir.compare import compare
 from graphc.ir.program import Program
-from graphc.verify import Run, compare, onnxruntime
+from graphc.verify import Run, onnxruntime
 
 MODELS = Path(__file__).parent.parent / "models"
 MODEL = MODELS / "digits_cnn.onnx"

@@ -12,7 +12,8 @@ import pytest
 
 import graphc
 from graphc.feeds import index_bound, open_dims, random_feeds
-from graphc.verify import agreements, compare, interpreter, onnxruntime
+from graphc.ir.compare import agreements, compare
+from graphc.verify import interpreter, onnxruntime
 
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "models" / "digits_cnn.onnx"

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from graphc.cli.models import open_model
     from graphc.cli.output import progress
     from graphc.cli.runs import contender
-    from graphc.verify import agreements
+    from graphc.ir.compare import agreements
 
     model = open_model(args)
     feeds = model.feeds(args.seed)

@@ -75,7 +75,8 @@ def _tell(before: Counter[str], after: Counter[str]) -> None:
 def _verify(model: Model, graph: Graph, args: argparse.Namespace) -> int:
     """1 if the graph gives something else than the model in ONNX Runtime."""
     from graphc.cli.runs import contender
-    from graphc.verify import agreements, onnxruntime
+    from graphc.ir.compare import agreements
+    from graphc.verify import onnxruntime
 
     feeds = model.feeds(args.seed)
     expected = contender(model, "onnxruntime")(feeds)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import GraphcError
+from graphc.ir.compare import difference
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.interp import interpret
 from graphc.passes.context import Context, Rewrite
-from graphc.passes.hooks import difference
 from graphc.passes.pass_manager import PassManager, reached
 from graphc.passes.specialise import specialise
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from graphc import config
 from graphc.errors import InternalError
+from graphc.ir.compare import difference
 from graphc.ir.graph import Graph
 from graphc.passes.context import Context
 from graphc.passes.pass_manager import Hook, Pass
@@ -92,44 +91,6 @@ class Compare(Hook):
         from graphc.ir.interp import interpret
 
         return interpret(graph, self.inputs)
-
-
-def difference(found: Sequence[Any], expected: Sequence[Any], tolerance: float) -> str | None:
-    """How two lists of results differ by more than `tolerance` times the range; None if not."""
-    if len(found) != len(expected):
-        return f"{len(found)} outputs, expected {len(expected)}"
-    for number, (a, b) in enumerate(zip(found, expected)):
-        problem = _value_difference(a, b, tolerance)
-        if problem:
-            return f"output {number}: {problem}"
-    return None
-
-
-def _value_difference(found: Any, expected: Any, tolerance: float) -> str | None:
-    if isinstance(expected, list) and isinstance(found, list):
-        return difference(found, expected, tolerance)
-    if expected is None or found is None:
-        return None if expected is found else f"found {found}, expected {expected}"
-    a, b = np.asarray(found), np.asarray(expected)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return f"{a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}"
-    if a.dtype.kind in "fcV" or a.dtype.name.startswith(("bfloat", "float")):
-        return _float_difference(a.astype(np.float64), b.astype(np.float64), tolerance)
-    wrong = np.count_nonzero(a != b)
-    return f"{wrong} of {a.size} elements differ" if wrong else None
-
-
-def _float_difference(a: np.ndarray, b: np.ndarray, tolerance: float) -> str | None:
-    finite = np.isfinite(b)
-    if not np.array_equal(np.where(finite, 0, b), np.where(np.isfinite(a), 0, a), equal_nan=True):
-        return "the infinite and NaN elements differ"
-    if not finite.any():
-        return None
-    scale = max(float(np.ptp(b[finite])), float(np.abs(b[finite]).max()), 1e-30)
-    worst = float(np.abs(a[finite] - b[finite]).max())
-    if worst <= tolerance * scale:
-        return None
-    return f"differs by {worst:.3g} where values reach {scale:.3g}"
 
 
 def debug_hooks(ctx: Context) -> list[Hook]:

@@ -131,7 +131,7 @@ def test_passes_are_timed():
         ([1.0, np.nan], [1.0, np.nan], None),
         ([1.0, np.inf], [1.0, np.inf], None),
         ([1.0, np.inf], [1.0, -np.inf], "infinite and NaN"),
-        ([1.0, 2.1], [1.0, 2.0], "differs by 0.1"),
+        ([1.0, 2.1], [1.0, 2.0], "differs by 0.05"),
         ([0.0, 0.0], [0.0, 0.0], None),
     ],
 )

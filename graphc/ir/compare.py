@@ -1,0 +1,89 @@
+"""How the outputs of a model agree with others'.
+
+The error of an output is the largest difference of an element, over the range of the expected ones:
+max(largest - smallest, largest magnitude). Infinities and NaN must be where they are expected.
+Strings, booleans and integers of more than 8 bits must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+TINY = 1e-30  # the least range, for outputs that are all zero
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How one output agrees with what is expected. `error` is relative to the range; infinite if
+    `problem` says why the two cannot be compared at all."""
+
+    name: str
+    error: float
+    problem: str = ""
+
+    def within(self, tolerance: float) -> bool:
+        """Whether the error is at most `tolerance`."""
+        return self.error <= tolerance
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.problem or f'differs by {self.error:.3g} of its range'}"
+
+
+def agreements(
+    names: Sequence[str], found: Sequence[Any], expected: Sequence[Any]
+) -> list[Agreement]:
+    """Compares outputs one by one."""
+    return [compare(n, a, b) for n, a, b in zip(names, found, expected, strict=True)]
+
+
+def difference(found: Sequence[Any], expected: Sequence[Any], tolerance: float) -> str | None:
+    """How the first output that disagrees does so; None if all agree within `tolerance`."""
+    if len(found) != len(expected):
+        return f"{len(found)} outputs, expected {len(expected)}"
+    names = [f"output {number}" for number in range(len(found))]
+    wrong = (each for each in agreements(names, found, expected) if not each.within(tolerance))
+    return next(map(str, wrong), None)
+
+
+def compare(name: str, found: Any, expected: Any) -> Agreement:
+    """Compares one output: an array, a list for a sequence, or None for an empty optional."""
+    if isinstance(expected, list):
+        if not isinstance(found, list) or len(found) != len(expected):
+            return Agreement(name, np.inf, f"{_kind(found)}, expected {_kind(expected)}")
+        members = [compare(f"{name}[{n}]", a, b) for n, (a, b) in enumerate(zip(found, expected))]
+        return max(members, key=lambda m: m.error, default=Agreement(name, 0.0))
+    if found is None or expected is None:
+        same = found is expected
+        return Agreement(name, 0.0 if same else np.inf, "" if same else "only one is present")
+    a, b = np.asarray(found), np.asarray(expected)
+    if a.shape != b.shape or (a.dtype != b.dtype and "O" not in (a.dtype.kind, b.dtype.kind)):
+        return Agreement(name, np.inf, f"{_kind(a)}, expected {_kind(b)}")
+    if b.dtype.kind in "OUSb" or (b.dtype.kind in "iu" and b.dtype.itemsize > 1):
+        wrong = int(np.count_nonzero(a != b))
+        problem = f"{wrong} of {a.size} elements differ" if wrong else ""
+        return Agreement(name, np.inf if wrong else 0.0, problem)
+    return _compare_numbers(name, a, b)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} arrays"
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else str(value)
+
+
+def _compare_numbers(name: str, a: np.ndarray, b: np.ndarray) -> Agreement:
+    wide = np.complex128 if b.dtype.kind == "c" else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    finite = np.isfinite(b)
+    same = np.array_equal(a[~finite], b[~finite], equal_nan=True)
+    if not same or not np.isfinite(a[finite]).all():
+        return Agreement(name, np.inf, "the infinite and NaN elements differ")
+    if not finite.any():
+        return Agreement(name, 0.0)
+    a, b = a[finite], b[finite]
+    extent = np.abs(b).max() if wide is np.complex128 else max(np.ptp(b), np.abs(b).max())
+    return Agreement(name, float(np.abs(a - b).max() / max(extent, TINY)))
