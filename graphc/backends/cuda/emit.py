@@ -1,0 +1,131 @@
+"""A program as CUDA C and a launch plan.
+
+`emit` gives the text of `kernels.cu`, one `extern "C"` function per launch of each kernel, and the
+plan: which functions are launched in which order, with what grids, and where their operands lie.
+Inputs, outputs and constants are numbered buffers of their own; everything else lies in one arena.
+Neither needs a GPU, a driver, or a compiler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from graphc.backends.cfamily.printer import comment, identifier
+from graphc.backends.cfamily.spell import Speller
+from graphc.backends.cuda.launches import Launch, launches
+from graphc.backends.cuda.printer import INDEX, LaunchPrinter, device_helpers
+from graphc.ir.kernel import Kernel
+from graphc.ir.program import Program, Slot, Step
+from graphc.ir.types import TensorType
+
+MAX_NAMED = 4  # steps whose nodes are named before a kernel that many steps share
+INCLUDES = "#include <math.h>\n#include <stdint.h>\n"
+
+
+@dataclass(frozen=True)
+class LaunchStep:
+    """One launch of the plan: a function, its grid, where its parameters lie; `nodes` names the
+    ONNX nodes it computes."""
+
+    function: str
+    grid: int
+    block: int
+    slots: tuple[Slot, ...]
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass
+class CudaSource:
+    """The CUDA C of a program, and the launches that run it in order."""
+
+    program: Program
+    text: str
+    steps: list[LaunchStep] = field(default_factory=list)
+
+    def plan(self) -> dict[str, Any]:
+        """The launch plan as JSON has it."""
+        program = self.program
+        return {
+            "name": program.name,
+            "arena_bytes": program.arena_bytes,
+            "inputs": [_interface(name, type) for name, type in program.inputs],
+            "outputs": [_interface(name, type) for name, type in program.outputs],
+            "constants": [
+                {"dtype": str(c.dtype), "shape": list(c.shape)} for c in program.constants
+            ],
+            "launches": [_launch_entry(step) for step in self.steps],
+        }
+
+
+def emit(program: Program) -> CudaSource:
+    """CUDA C of a program; UnsupportedError if a kernel uses what CUDA lacks (strings)."""
+    speller = Speller(INDEX)
+    functions: list[str] = []
+    entries: dict[str, list[tuple[str, Launch]]] = {}
+    taken: set[str] = set()
+    aliased = {s.kernel for s in program.steps if _operands_coincide(program.kernels[s.kernel], s)}
+    for name, kernel in program.kernels.items():
+        entries[name] = []
+        for launch in launches(_with_nodes(kernel, program)):
+            function = identifier(launch.kernel.name, taken)
+            taken.add(function)
+            printer = LaunchPrinter(launch, function, speller, name not in aliased)
+            functions.append(printer.text())
+            entries[name].append((function, launch))
+    steps = [
+        LaunchStep(function, launch.grid, launch.block, step.slots, step.loc)
+        for step in program.steps
+        for function, launch in entries[step.kernel]
+    ]
+    title = comment(
+        f"{program.name}: {len(steps)} launches of {len(functions)} kernels, "
+        f"arena {program.arena_bytes} bytes"
+    )
+    text = f"{title}\n{INCLUDES}\n{device_helpers(speller.needed)}" + "\n".join(functions)
+    return CudaSource(program, text, steps)
+
+
+def _with_nodes(kernel: Kernel, program: Program) -> Kernel:
+    """The kernel with a comment that names the ONNX nodes it computes."""
+    steps = [step for step in program.steps if step.kernel == kernel.name]
+    named = [", ".join(step.loc) for step in steps if step.loc]
+    listed = [f"  {text}" for text in dict.fromkeys(named)]
+    if len(listed) > MAX_NAMED:
+        listed = [*listed[:MAX_NAMED], f"  and {len(listed) - MAX_NAMED} more"]
+    return replace(kernel, comment="\n".join([kernel.comment or kernel.name, *listed]))
+
+
+def _operands_coincide(kernel: Kernel, step: Step) -> bool:
+    """Whether a written operand shares memory with another one."""
+    pairs = list(zip(kernel.params, step.slots))
+    return any(
+        (buffer.access != "in" or other.access != "in") and _overlap(slot, other_slot)
+        for position, (buffer, slot) in enumerate(pairs)
+        for other, other_slot in pairs[position + 1 :]
+    )
+
+
+def _overlap(a: Slot, b: Slot) -> bool:
+    if (a.space, a.index) != (b.space, b.index):
+        return False
+    ends = [slot.offset + slot.elements * slot.dtype.size for slot in (a, b)]
+    return max(a.offset, b.offset) < min(ends)
+
+
+def _interface(name: str, type: TensorType) -> dict[str, Any]:
+    return {"name": name, "dtype": str(type.dtype), "shape": list(type.static_shape)}
+
+
+def _launch_entry(step: LaunchStep) -> dict[str, Any]:
+    return {
+        "function": step.function,
+        "grid": step.grid,
+        "block": step.block,
+        "arguments": [
+            {"space": slot.space, "index": slot.index, "offset": slot.offset,
+             "elements": slot.elements, "dtype": str(slot.dtype)}
+            for slot in step.slots
+        ],
+        "nodes": list(step.nodes),
+    }  # fmt: skip

@@ -1,0 +1,173 @@
+"""From kernels to launches: what the threads of a grid do, and how large the grid is.
+
+A kernel is cut at its top level, because nothing but the end of a launch orders all threads of a
+grid. Each piece is one of
+
+    blocks    `block` loop holding shared arrays and one `thread` loop: as the strategy planned it
+    elements  `parallel` loops, perfectly nested: one thread per iteration, the innermost fastest
+    serial    anything else: one thread
+
+Neighbouring serial statements share a launch. A kernel whose pieces share local scalars or arrays
+cannot be cut and is run by one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from graphc.errors import InternalError
+from graphc.ir.expr import Expr, Index, Ref, walk
+from graphc.ir.kernel import (
+    Alloc,
+    Barrier,
+    Body,
+    For,
+    If,
+    Kernel,
+    Let,
+    Stmt,
+    While,
+    exprs,
+    substitute_body,
+    walk_stmts,
+)
+from graphc.ir.simplify import unflatten_index
+
+THREADS = 256  # of a block, where a kernel does not say
+MAX_BLOCKS = 1 << 16  # of a launch whose threads loop over elements
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A `__global__` function in the making: its kernel, blocks in the grid, threads in a block."""
+
+    kernel: Kernel
+    grid: int
+    block: int
+
+
+def launches(kernel: Kernel, max_blocks: int = MAX_BLOCKS) -> list[Launch]:
+    """The launches of a kernel, in order; none for a kernel that does nothing."""
+    pieces = _pieces(kernel.body)
+    if len(pieces) > 1 and _share_locals(pieces):
+        pieces = [_serial(kernel.body)]
+    found = [_launch(kernel, piece, max_blocks) for piece in pieces]
+    found = [launch for launch in found if launch.grid]
+    if len(found) == 1:
+        return [replace(found[0], kernel=replace(found[0].kernel, name=kernel.name))]
+    return [
+        replace(launch, kernel=replace(launch.kernel, name=f"{kernel.name}_{part}"))
+        for part, launch in enumerate(found)
+    ]
+
+
+def _pieces(body: Body) -> list[Body]:
+    """The body cut before and after every loop over a grid."""
+    pieces: list[list[Stmt]] = []
+    joins = False
+    for stmt in body:
+        wide = isinstance(stmt, For) and stmt.kind in ("parallel", "block")
+        if not joins or wide:
+            pieces.append([])
+        pieces[-1].append(stmt)
+        joins = not wide
+    return [tuple(piece) for piece in pieces]
+
+
+def _share_locals(pieces: list[Body]) -> bool:
+    """Whether a piece uses a scalar or an array that another one declares."""
+    for number, piece in enumerate(pieces):
+        declared = {s.ref.name for s in piece if isinstance(s, Let)}
+        declared |= {s.buffer.name for s in piece if isinstance(s, Alloc)}
+        rest = tuple(s for later in pieces[number + 1 :] for s in later)
+        if declared & _names_used(rest):
+            return True
+    return False
+
+
+def _names_used(body: Body) -> set[str]:
+    found: set[str] = set()
+    for stmt in walk_stmts(body):
+        found.update([stmt.buffer] if isinstance(getattr(stmt, "buffer", None), str) else [])
+        for expr in exprs(stmt):
+            found.update(_leaf_name(node) for node in walk(expr))
+    return found
+
+
+def _leaf_name(node: Expr) -> str:
+    return node.name if isinstance(node, Ref) else getattr(node, "source", "")
+
+
+def _launch(kernel: Kernel, piece: Body, max_blocks: int) -> Launch:
+    only = piece[0] if len(piece) == 1 else None
+    if isinstance(only, For) and only.kind == "block":
+        return _planned(replace(kernel, body=piece), only)
+    if isinstance(only, For) and only.kind == "parallel":
+        loop = _flat(only)
+        if loop is not None:
+            assert isinstance(loop.extent, int)
+            blocks = -(-loop.extent // THREADS)
+            return Launch(replace(kernel, body=(loop,)), min(blocks, max_blocks), THREADS)
+    return Launch(replace(kernel, body=_serial(piece)), 1, 1)
+
+
+def _planned(kernel: Kernel, blocks: For) -> Launch:
+    """A block loop as a strategy made it; InternalError if it has not the form above."""
+    *shared, threads = blocks.body
+    fits = isinstance(threads, For) and threads.kind == "thread"
+    fits = fits and all(isinstance(s, Alloc) and s.scope == "shared" for s in shared)
+    inner = walk_stmts(threads.body) if isinstance(threads, For) else ()
+    if not fits or any(isinstance(s, For) and s.kind in ("block", "thread") for s in inner):
+        raise InternalError(
+            f"kernel @{kernel.name}: a block loop must hold shared arrays, then one thread loop"
+        )
+    assert isinstance(threads, For)
+    if not isinstance(blocks.extent, int) or not isinstance(threads.extent, int):
+        raise InternalError(f"kernel @{kernel.name}: grids must have constant sizes")
+    return Launch(kernel, blocks.extent, threads.extent)
+
+
+def _flat(outer: For) -> For | None:
+    """Perfectly nested parallel loops as one; None if their extents are not constant."""
+    nest = [outer]
+    while len(nest[-1].body) == 1:
+        inner = nest[-1].body[0]
+        if not (isinstance(inner, For) and inner.kind == "parallel"):
+            break
+        nest.append(inner)
+    body = _serial(nest[-1].body)
+    if not all(isinstance(loop.extent, int) for loop in nest):
+        return None
+    if len(nest) == 1:
+        return replace(outer, body=body)
+    extents = tuple(loop.var.count for loop in nest)
+    taken = {s.var.name for s in walk_stmts((outer,)) if isinstance(s, For)}
+    name = next(n for n in ("element", *(f"element{k}" for k in range(99))) if n not in taken)
+    flat = Index(name, math.prod(extents))
+    if flat.extent == 0:
+        return For(flat, (), "parallel")
+    mapping: dict[Expr, Expr] = dict(
+        zip((loop.var for loop in nest), unflatten_index(flat, extents))
+    )
+    return For(flat, substitute_body(body, mapping), "parallel")
+
+
+def _serial(body: Body) -> Body:
+    """The same statements for one thread: loops over grids run in order."""
+    return tuple(map(_serial_stmt, body))
+
+
+def _serial_stmt(stmt: Stmt) -> Stmt:
+    if isinstance(stmt, For):
+        if stmt.kind in ("block", "thread") and any(
+            isinstance(s, Barrier) for s in walk_stmts(stmt.body)
+        ):
+            raise InternalError("threads with barriers cannot be run by one thread")
+        kind = "serial" if stmt.kind in ("parallel", "block", "thread") else stmt.kind
+        return replace(stmt, kind=kind, body=_serial(stmt.body))
+    if isinstance(stmt, While):
+        return replace(stmt, body=_serial(stmt.body))
+    if isinstance(stmt, If):
+        return replace(stmt, then=_serial(stmt.then), orelse=_serial(stmt.orelse))
+    return stmt

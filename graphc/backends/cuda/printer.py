@@ -1,0 +1,119 @@
+"""Prints launches as CUDA C: the C printer of kernels, with grids, shared memory and barriers.
+
+A `parallel` loop becomes the thread's own element, or a loop with the stride of the grid where the
+grid does not cover it; `block` and `thread` loops become blockIdx and threadIdx. Indices have 32
+bits wherever their bounds fit, so that address arithmetic costs one register and one instruction.
+Float and int arithmetic, the bit patterns of narrow types, and helpers are those of C.
+"""
+
+from __future__ import annotations
+
+from graphc.backends.cfamily.helpers import helper_text
+from graphc.backends.cfamily.printer import Dialect, KernelPrinter
+from graphc.backends.cfamily.spell import Speller, register_type, storage_type
+from graphc.backends.cuda.launches import Launch
+from graphc.errors import InternalError
+from graphc.ir import dtypes
+from graphc.ir.expr import Index, Load, Ref, call
+from graphc.ir.kernel import Alloc, Barrier, For, Intrin
+
+INDEX = dtypes.i32
+SHARED_BYTES = 48 << 10  # of static shared memory per block, on every architecture
+LOCAL_BYTES = 128 << 10  # of a thread's own arrays; more would take too much for a full grid
+WARP_REDUCTIONS = {"warp_sum": "add", "warp_prod": "mul", "warp_min": "min", "warp_max": "max"}
+
+
+def dialect(block: int, restrict: bool) -> Dialect:
+    """CUDA C for a function of so many threads per block. `restrict`: no buffers coincide."""
+    return Dialect(
+        function=f'extern "C" __global__ void __launch_bounds__({block})',
+        index=INDEX,
+        restrict="__restrict__" if restrict else "",
+    )
+
+
+def device_helpers(needed: set[str]) -> str:
+    """The helper functions that kernels call, for the device."""
+    return helper_text(needed).replace("static inline ", "static __device__ inline ")
+
+
+class LaunchPrinter(KernelPrinter):
+    """Prints one launch as a `__global__` function."""
+
+    def __init__(self, launch: Launch, name: str, speller: Speller, restrict: bool):
+        super().__init__(launch.kernel, name, speller, dialect(launch.block, restrict))
+        self.launch = launch
+        self.shared_bytes = 0
+
+    # ------------------------------------------------------------ grids
+
+    def _loop(self, stmt: For) -> None:
+        if stmt.kind == "parallel":
+            self._elements(stmt)
+        elif stmt.kind in ("block", "thread"):
+            position = "blockIdx.x" if stmt.kind == "block" else "threadIdx.x"
+            type = register_type(self.index_type(stmt.var))
+            self.line(f"const {type} {self.name(stmt.var.name)} = ({type}){position};")
+            self.depth -= 1
+            self._body(stmt.body)
+            self.depth += 1
+        else:
+            if stmt.kind == "unroll":
+                self.line("#pragma unroll")
+            super()._loop(stmt)
+
+    def _elements(self, stmt: For) -> None:
+        var, type = self.name(stmt.var.name), register_type(self.index_type(stmt.var))
+        covered = self.launch.grid * self.launch.block
+        first = f"({type})(blockIdx.x * blockDim.x + threadIdx.x)"
+        if covered >= stmt.var.count:
+            self.line(f"const {type} {var} = {first};")
+            self.line(f"if ({var} < {stmt.extent}) {{")
+        else:
+            step = f"({type})(gridDim.x * blockDim.x)"
+            self.line(f"for ({type} {var} = {first}; {var} < {stmt.extent}; {var} += {step}) {{")
+        self._body(stmt.body)
+        self.line("}")
+
+    def index_type(self, var: Index) -> dtypes.DType:
+        """32 bits unless the last step of the loop could pass them."""
+        wide = isinstance(var.extent, int) and var.extent + (1 << 25) > INDEX.max
+        return dtypes.i64 if wide else super().index_type(var)
+
+    # ------------------------------------------------------------ memory, barriers, instructions
+
+    def _alloc(self, stmt: Alloc) -> None:
+        size = stmt.buffer.size * stmt.buffer.dtype.size
+        if stmt.scope != "shared":
+            if size > LOCAL_BYTES:
+                raise self.fail(f"array {stmt.buffer.name} of {size} bytes is too large for CUDA")
+            super()._alloc(stmt)
+            return
+        self.shared_bytes += size
+        if self.shared_bytes > SHARED_BYTES:
+            raise self.fail(f"{self.shared_bytes} bytes of shared memory; CUDA has {SHARED_BYTES}")
+        self.buffers[stmt.buffer.name] = stmt.buffer
+        name = self.name(stmt.buffer.name)
+        self.line(f"__shared__ {storage_type(stmt.buffer.dtype)} {name}[{stmt.buffer.size}];")
+
+    def _barrier(self, stmt: Barrier) -> None:
+        self.line("__syncthreads();")
+
+    def _intrin(self, stmt: Intrin) -> None:
+        if stmt.name not in WARP_REDUCTIONS:
+            raise self.fail(f"instruction {stmt.name} has no meaning in CUDA")
+        self._warp_reduction(stmt)
+
+    def _warp_reduction(self, stmt: Intrin) -> None:
+        """A scalar variable becomes its reduction over the warp, the same in every lane."""
+        (target,) = stmt.args
+        if not isinstance(target, Load) or target.index:
+            raise InternalError(f"kernel @{self.kernel.name}: {stmt.name} takes a scalar variable")
+        name, other = self.name(target.source), self.temporary()
+        mine, theirs = target, Ref(other, target.dtype)
+        with self.block("for (int step = 16; step > 0; step >>= 1)"):
+            shuffle = f"__shfl_xor_sync(0xffffffffu, {name}, step)"
+            self.line(f"const {register_type(target.dtype)} {other} = {shuffle};")
+            combined = call(WARP_REDUCTIONS[stmt.name], mine, theirs)
+            with self.scope(combined):
+                self.line(f"{name} = {self.expr(combined)};")

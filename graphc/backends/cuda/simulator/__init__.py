@@ -1,0 +1,5 @@
+"""Runs printed CUDA C on the host, to prove kernels without a GPU."""
+
+from graphc.backends.cuda.simulator.build import SimulationError, simulate
+
+__all__ = ["SimulationError", "simulate"]

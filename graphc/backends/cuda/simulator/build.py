@@ -1,0 +1,161 @@
+"""Compiles translated CUDA C with g++ and runs launch plans on numpy arrays.
+
+A run starts with poisoned outputs and arena, whose bytes are marked unwritten. It is repeated with
+the threads and blocks in other orders; all runs must give the same bits, except where atomics make
+sums depend on the order. Libraries are kept by a hash of their text in a folder of this user's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from graphc.backends.cuda.emit import CudaSource, LaunchStep
+from graphc.backends.cuda.simulator.translate import translate
+from graphc.errors import InternalError, ModelError, UnsupportedError
+from graphc.ir.program import Slot
+
+HEADER = Path(__file__).with_name("simulator.h")
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC")
+ORDERS = (0, 1)  # ascending and descending; larger numbers seed shuffled orders
+POISON = 0xFF
+
+Runner = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+
+
+class SimulationError(InternalError):
+    """A kernel that would be wrong on a GPU: what it did, and where."""
+
+
+def simulate(source: CudaSource, orders: Sequence[int] = ORDERS) -> Runner:
+    """A function from the inputs (numpy arrays, in order) to the list of outputs.
+
+    SimulationError if a kernel leaves its buffers, reads what was not written, lacks a barrier or
+    gives results that depend on the order of threads; UnsupportedError without a C++ compiler.
+    """
+    library = ctypes.CDLL(str(_compiled(translate(source.text))))
+    exact = "atomic" not in source.text
+
+    def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        first = _Run(source, library, inputs, orders[0]).outputs()
+        for order in orders[1:]:
+            again = _Run(source, library, inputs, order).outputs()
+            for (name, _), a, b in zip(source.program.outputs, first, again):
+                if exact and a.tobytes() != b.tobytes():
+                    raise SimulationError(f"output {name} depends on the order of threads")
+        return first
+
+    return run
+
+
+class _Run:
+    """One run: the memory of the device, and which of its bytes were written."""
+
+    def __init__(
+        self, source: CudaSource, library: ctypes.CDLL, inputs: Sequence[np.ndarray], order: int
+    ):
+        self.source, self.library, self.order = source, library, order
+        program = source.program
+        self.results = [np.empty(t.static_shape, t.dtype.np) for _, t in program.outputs]
+        self.arena = np.empty(max(program.arena_bytes, 1), np.uint8)
+        self.memory: dict[tuple[str, int], np.ndarray] = {("arena", 0): self.arena}
+        self.defined: dict[tuple[str, int], np.ndarray] = {}
+        for space, arrays in (("output", self.results), ("arena", [self.arena])):
+            for number, array in enumerate(arrays):
+                self.memory[space, number] = array
+                self.defined[space, number] = np.zeros(max(array.nbytes, 1), np.uint8)
+                ctypes.memset(array.ctypes.data, POISON, array.nbytes)
+        for space, arrays in (("input", _checked(source, inputs)), ("const", program.constants)):
+            for number, array in enumerate(arrays):
+                self.memory[space, number] = np.ascontiguousarray(array)
+
+    def outputs(self) -> list[np.ndarray]:
+        """The results of all launches."""
+        for step in self.source.steps:
+            self.launch(step)
+        for number, (name, type) in enumerate(self.source.program.outputs):
+            missing = np.flatnonzero(self.defined["output", number][: type.nbytes] == 0)
+            if missing.size:
+                element = int(missing[0]) // type.dtype.size
+                raise SimulationError(f"output {name}: element {element} was never written")
+        return self.results
+
+    def launch(self, step: LaunchStep) -> None:
+        count = max(len(step.slots), 1)
+        data = (ctypes.c_void_p * count)(*(self.address(s) for s in step.slots))
+        sizes = (ctypes.c_int64 * count)(*(s.elements for s in step.slots))
+        defined = (ctypes.c_void_p * count)(*(self.marks(s) for s in step.slots))
+        entry = getattr(self.library, f"launch_{step.function}")
+        entry.restype = ctypes.c_char_p
+        message = entry(data, sizes, defined, step.grid, step.block, self.order)
+        if message is not None:
+            raise SimulationError(f"kernel {step.function}: {message.decode()}")
+
+    def address(self, slot: Slot) -> int:
+        return self.memory[slot.space, slot.index].ctypes.data + slot.offset
+
+    def marks(self, slot: Slot) -> int | None:
+        """Where the written bytes of a slot are marked; None for inputs and constants."""
+        marks = self.defined.get((slot.space, slot.index))
+        return None if marks is None else marks.ctypes.data + slot.offset
+
+
+def _checked(source: CudaSource, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    expected = source.program.inputs
+    if len(inputs) != len(expected):
+        raise ModelError(f"takes {len(expected)} inputs, found {len(inputs)}")
+    for (name, type), array in zip(expected, inputs):
+        if array.dtype != type.dtype.np or array.shape != type.static_shape:
+            raise ModelError(f"input {name} takes {type}, found {array.dtype}{list(array.shape)}")
+    return list(inputs)
+
+
+# ---------------------------------------------------------------- compilation
+
+
+def _compiled(text: str) -> Path:
+    """The shared library of a C++ text, from the cache if it is there."""
+    key = hashlib.sha256("\0".join([text, HEADER.read_text(), *FLAGS]).encode()).hexdigest()[:32]
+    folder = _cache_folder()
+    library = folder / f"{key}.so"
+    if library.exists():
+        return library
+    source = folder / f"{key}.cc"
+    source.write_text(text)
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as file:
+        temporary = Path(file.name)
+    try:
+        _compile(source, temporary)
+        os.replace(temporary, library)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return library
+
+
+def _cache_folder() -> Path:
+    default = Path(tempfile.gettempdir()) / f"graphc-cuda-simulator-{os.getuid()}"
+    folder = Path(os.environ.get("GRAPHC_SIMULATOR_CACHE") or default)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise UnsupportedError(f"{folder} belongs to another user; set GRAPHC_SIMULATOR_CACHE")
+    return folder
+
+
+def _compile(source: Path, target: Path) -> None:
+    compiler = os.environ.get("CXX") or "g++"
+    command = [*compiler.split(), *FLAGS, f"-I{HEADER.parent}", str(source), "-o", str(target)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise UnsupportedError(
+            f"the simulator needs a C++ compiler; {compiler} was not found (set CXX)"
+        ) from None
+    if done.returncode:
+        raise InternalError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")

@@ -1,0 +1,564 @@
+// Runs CUDA C on the host: what the printed kernels use of the language, one thread at a time.
+//
+// Blocks run one after another. The threads of a block are fibres: each runs until it waits at a
+// barrier or for its warp, so that between two barriers threads run in one of several orders, and
+// code that lacks a barrier computes something else. A kernel that never waits needs no fibres.
+//
+// Every access to global or shared memory goes through a Cell, which checks bounds, that what is
+// read was written, and for shared memory that accesses of different threads to an element, one of
+// them a write, have a barrier between them. The first fault is kept and ends the launch.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __launch_bounds__(...)
+
+namespace simulator {
+
+struct Dim {
+    unsigned x = 0, y = 0, z = 0;
+};
+
+}  // namespace simulator
+
+static simulator::Dim gridDim, blockDim, blockIdx, threadIdx;
+
+namespace simulator {
+
+constexpr unsigned WARP = 32;
+constexpr size_t STACK_BYTES = 256 << 10;
+
+struct Fault {};
+
+enum class State { ready, at_barrier, at_warp, done };
+
+// What a thread left for its warp to read. Two places in turn, so that a fast lane does not
+// overwrite what a slow one has yet to read.
+struct Exchange {
+    uint64_t bits[2] = {0, 0};
+    bool predicate[2] = {false, false};
+    unsigned turn = 0;
+};
+
+struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    State state = State::done;
+    unsigned mask = 0;  // lanes waited for
+    Exchange exchange;
+};
+
+struct Block {
+    std::vector<Thread> threads;
+    std::vector<unsigned> warp_epoch;  // counts what orders the threads of a warp
+    unsigned epoch = 0;                // counts barriers
+    uint64_t serial = 0;               // differs from block to block
+    ucontext_t scheduler;
+    std::function<void()> kernel;
+    bool fibres = false;
+};
+
+static Block block;
+static std::string fault;
+
+static inline unsigned thread_number() { return threadIdx.x; }
+
+[[noreturn]] static void fail(const std::string &what)
+{
+    if (fault.empty()) {
+        fault = what + " (block " + std::to_string(blockIdx.x) + ", thread " +
+                std::to_string(thread_number()) + ")";
+    }
+    throw Fault();
+}
+
+// ------------------------------------------------------------------ memory
+
+// What is known of one element of shared memory.
+struct History {
+    bool written = false;
+    bool read = false, read_by_many = false;
+    unsigned writer = 0, write_epoch = 0, write_warp_epoch = 0;
+    unsigned reader = 0, read_epoch = 0, read_warp_epoch = 0;
+};
+
+// A global or shared array: bounds, and per element either a byte that says whether it was written
+// (null: it is an input) or a history.
+struct Array {
+    const char *name;
+    int64_t count;
+    uint8_t *defined;
+    History *history;
+
+    [[noreturn]] void fail_at(const char *what, int64_t index) const
+    {
+        fail(std::string(what) + " " + name + "[" + std::to_string(index) + "]");
+    }
+
+    void check_bounds(int64_t index) const
+    {
+        if (index < 0 || index >= count) {
+            fail(std::string("access of ") + name + "[" + std::to_string(index) + "], which has " +
+                 std::to_string(count) + " elements");
+        }
+    }
+
+    // Whether nothing orders this thread after what `other` did at those epochs.
+    static bool races(unsigned other, unsigned epoch, unsigned warp_epoch)
+    {
+        const unsigned self = thread_number();
+        if (other == self || epoch != block.epoch) {
+            return false;
+        }
+        const bool same_warp = other / WARP == self / WARP;
+        return !same_warp || warp_epoch == block.warp_epoch[self / WARP];
+    }
+
+    void note_read(int64_t index, size_t size) const
+    {
+        if (history == nullptr) {
+            if (defined != nullptr && !defined[index * size]) {
+                fail_at("read of the unwritten element", index);
+            }
+            return;
+        }
+        History &h = history[index];
+        const unsigned warp_epoch = block.warp_epoch[thread_number() / WARP];
+        if (!h.written) {
+            fail_at("read of the unwritten element", index);
+        }
+        if (races(h.writer, h.write_epoch, h.write_warp_epoch)) {
+            fail_at("no barrier between a write and this read of", index);
+        }
+        const bool recent = h.read && h.read_epoch == block.epoch;
+        h.read_by_many = recent && (h.read_by_many || h.reader != thread_number());
+        h.read = true;
+        h.reader = thread_number();
+        h.read_epoch = block.epoch;
+        h.read_warp_epoch = warp_epoch;
+    }
+
+    void note_write(int64_t index, size_t size) const
+    {
+        if (history == nullptr) {
+            if (defined == nullptr) {
+                fail_at("write into the read-only", index);
+            }
+            memset(defined + index * size, 1, size);
+            return;
+        }
+        History &h = history[index];
+        if (h.written && races(h.writer, h.write_epoch, h.write_warp_epoch)) {
+            fail_at("no barrier between two writes of", index);
+        }
+        const bool many = h.read_by_many && h.read_epoch == block.epoch;
+        if (h.read && (many || races(h.reader, h.read_epoch, h.read_warp_epoch))) {
+            fail_at("no barrier between a read and this write of", index);
+        }
+        h.written = true;
+        h.writer = thread_number();
+        h.write_epoch = block.epoch;
+        h.write_warp_epoch = block.warp_epoch[thread_number() / WARP];
+        h.read = h.read_by_many = false;
+    }
+};
+
+// One element: converts to its value, and takes one.
+template <typename T>
+struct Cell {
+    const Array *array;
+    T *data;
+    int64_t index;
+
+    operator T() const
+    {
+        array->note_read(index, sizeof(T));
+        return data[index];
+    }
+
+    T operator=(T value) const
+    {
+        array->note_write(index, sizeof(T));
+        return data[index] = value;
+    }
+
+    T operator=(const Cell &other) const { return *this = static_cast<T>(other); }
+
+    // Where an atomic operation works: read and written, in an order that does not matter.
+    T *operator&() const
+    {
+        if (array->history == nullptr) {
+            array->note_read(index, sizeof(T));
+            array->note_write(index, sizeof(T));
+        }
+        return &data[index];
+    }
+};
+
+// A parameter of a kernel.
+template <typename T>
+struct Global {
+    Array array;
+    T *data;
+
+    Global(const char *name, void *data, int64_t count, uint8_t *defined)
+        : array{name, count, defined, nullptr}, data(static_cast<T *>(data))
+    {
+    }
+
+    Cell<T> operator[](int64_t index) const
+    {
+        array.check_bounds(index);
+        return Cell<T>{&array, data, index};
+    }
+};
+
+// A shared array: one for the block at hand, poisoned when a block enters.
+template <typename T, int64_t N>
+struct Shared {
+    Array array;
+    T data[N];
+    History history[N];
+    uint64_t serial = 0;
+
+    void enter(const char *name)
+    {
+        if (serial == block.serial) {
+            return;
+        }
+        serial = block.serial;
+        array = Array{name, N, nullptr, history};
+        memset(data, 0xff, sizeof data);
+        std::fill(history, history + N, History());
+    }
+
+    Cell<T> operator[](int64_t index) const
+    {
+        array.check_bounds(index);
+        return Cell<T>{&array, const_cast<T *>(data), index};
+    }
+};
+
+// ------------------------------------------------------------------ threads
+
+static Thread &current() { return block.threads[thread_number()]; }
+
+static void wait(State state)
+{
+    const Dim self = threadIdx;
+    current().state = state;
+    swapcontext(&current().context, &block.scheduler);
+    threadIdx = self;
+    if (!fault.empty()) {
+        throw Fault();
+    }
+}
+
+static void fibre()
+{
+    try {
+        block.kernel();
+    } catch (const Fault &) {
+    }
+    current().state = State::done;
+    setcontext(&block.scheduler);
+}
+
+static void start(unsigned number)
+{
+    Thread &thread = block.threads[number];
+    if (!thread.stack) {
+        thread.stack.reset(new char[STACK_BYTES]);
+    }
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack.get();
+    thread.context.uc_stack.ss_size = STACK_BYTES;
+    thread.context.uc_link = nullptr;
+    makecontext(&thread.context, fibre, 0);
+    thread.state = State::ready;
+    thread.exchange = Exchange();
+}
+
+static bool all_at_barrier()
+{
+    return std::all_of(block.threads.begin(), block.threads.end(),
+                       [](const Thread &t) { return t.state == State::at_barrier; });
+}
+
+// Lets the lanes of a warp go on that wait for one another and have all arrived.
+static bool release_warps()
+{
+    bool released = false;
+    for (unsigned first = 0; first < block.threads.size(); first += WARP) {
+        const unsigned lanes = std::min<size_t>(WARP, block.threads.size() - first);
+        const unsigned exist = lanes == WARP ? 0xffffffffu : (1u << lanes) - 1u;
+        for (unsigned lane = 0; lane < lanes; ++lane) {
+            const unsigned mask = block.threads[first + lane].mask & exist;
+            if (block.threads[first + lane].state != State::at_warp) {
+                continue;
+            }
+            bool complete = true;
+            for (unsigned other = 0; other < lanes; ++other) {
+                const Thread &thread = block.threads[first + other];
+                complete &= !(mask >> other & 1u) ||
+                            (thread.state == State::at_warp && (thread.mask & exist) == mask);
+            }
+            for (unsigned other = 0; complete && other < lanes; ++other) {
+                if (mask >> other & 1u) {
+                    block.threads[first + other].state = State::ready;
+                }
+            }
+            released |= complete;
+            block.warp_epoch[first / WARP] += complete && mask == exist;
+        }
+    }
+    return released;
+}
+
+static void fail_stuck()
+{
+    for (unsigned number = 0; number < block.threads.size(); ++number) {
+        threadIdx.x = number;
+        const State state = block.threads[number].state;
+        if (state == State::done && fault.empty()) {
+            fault = "thread " + std::to_string(number) + " of block " +
+                    std::to_string(blockIdx.x) + " ended while others wait for it";
+        }
+    }
+    if (fault.empty()) {
+        fault = "threads of block " + std::to_string(blockIdx.x) + " wait at different barriers";
+    }
+    for (unsigned number = 0; number < block.threads.size(); ++number) {
+        threadIdx.x = number;
+        if (current().state != State::done) {  // let it unwind
+            swapcontext(&block.scheduler, &current().context);
+        }
+    }
+}
+
+static void run_fibres(const std::vector<unsigned> &order)
+{
+    for (unsigned number = 0; number < block.threads.size(); ++number) {
+        start(number);
+    }
+    for (;;) {
+        for (unsigned number : order) {
+            threadIdx = Dim{number, 0, 0};
+            if (current().state == State::ready) {
+                swapcontext(&block.scheduler, &current().context);
+            }
+        }
+        const auto is_done = [](const Thread &t) { return t.state == State::done; };
+        if (std::all_of(block.threads.begin(), block.threads.end(), is_done)) {
+            return;
+        }
+        if (fault.empty() && all_at_barrier()) {
+            ++block.epoch;
+            for (Thread &thread : block.threads) {
+                thread.state = State::ready;
+            }
+        } else if (!fault.empty() || !release_warps()) {
+            fail_stuck();
+            return;
+        }
+    }
+}
+
+static void run_plainly(const std::vector<unsigned> &order)
+{
+    for (unsigned number : order) {
+        threadIdx = Dim{number, 0, 0};
+        try {
+            block.kernel();
+        } catch (const Fault &) {
+            return;
+        }
+    }
+}
+
+// 0: ascending, 1: descending, others: shuffled by that seed.
+static std::vector<unsigned> order_of(unsigned count, unsigned order)
+{
+    std::vector<unsigned> numbers(count);
+    std::iota(numbers.begin(), numbers.end(), 0u);
+    if (order == 1) {
+        std::reverse(numbers.begin(), numbers.end());
+    } else if (order > 1) {
+        std::shuffle(numbers.begin(), numbers.end(), std::mt19937(order));
+    }
+    return numbers;
+}
+
+// Runs a grid. `fibres`: threads wait for one another.
+static const char *launch(std::function<void()> kernel, unsigned grid, unsigned threads,
+                          unsigned order, bool fibres)
+{
+    fault.clear();
+    gridDim = Dim{grid, 1, 1};
+    blockDim = Dim{threads, 1, 1};
+    block.kernel = std::move(kernel);
+    block.threads.resize(threads);
+    block.warp_epoch.assign((threads + WARP - 1) / WARP, 0);
+    const std::vector<unsigned> thread_order = order_of(threads, order);
+    for (unsigned number : order_of(grid, order)) {
+        blockIdx = Dim{number, 0, 0};
+        ++block.serial;
+        block.epoch = 0;
+        if (fibres) {
+            run_fibres(thread_order);
+        } else {
+            run_plainly(thread_order);
+        }
+        if (!fault.empty()) {
+            break;
+        }
+    }
+    return fault.empty() ? nullptr : fault.c_str();
+}
+
+}  // namespace simulator
+
+// ------------------------------------------------------------------ what kernels call
+
+static inline void __syncthreads() { simulator::wait(simulator::State::at_barrier); }
+
+static inline void __syncwarp(unsigned mask = 0xffffffffu)
+{
+    simulator::current().mask = mask;
+    simulator::wait(simulator::State::at_warp);
+}
+
+namespace simulator {
+
+// Leaves a value for the warp, waits, and gives what `lane` of this warp left.
+template <typename T>
+static T exchange(unsigned mask, T value, unsigned lane)
+{
+    static_assert(sizeof(T) <= 8, "shuffles move at most 8 bytes");
+    Exchange &mine = current().exchange;
+    const unsigned turn = mine.turn;
+    mine.turn ^= 1u;
+    memcpy(&mine.bits[turn], &value, sizeof(T));
+    __syncwarp(mask);
+    const unsigned source = thread_number() / WARP * WARP + lane;
+    if (!(mask >> lane & 1u) || source >= block.threads.size()) {
+        fail("shuffle from lane " + std::to_string(lane) + ", which takes no part");
+    }
+    memcpy(&value, &block.threads[source].exchange.bits[turn], sizeof(T));
+    return value;
+}
+
+static inline unsigned lane() { return thread_number() % WARP; }
+
+}  // namespace simulator
+
+template <typename T>
+static T __shfl_sync(unsigned mask, T value, int lane, int width = 32)
+{
+    const unsigned start = simulator::lane() / width * width;
+    return simulator::exchange(mask, value, start + unsigned(lane) % width);
+}
+
+template <typename T>
+static T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32)
+{
+    const unsigned source = simulator::lane() ^ unsigned(lanes);
+    const bool inside = source / width <= simulator::lane() / width;
+    return simulator::exchange(mask, value, inside ? source : simulator::lane());
+}
+
+template <typename T>
+static T __shfl_down_sync(unsigned mask, T value, unsigned lanes, int width = 32)
+{
+    const bool inside = simulator::lane() % width + lanes < unsigned(width);
+    return simulator::exchange(mask, value, simulator::lane() + (inside ? lanes : 0));
+}
+
+template <typename T>
+static T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = 32)
+{
+    const bool inside = simulator::lane() % width >= lanes;
+    return simulator::exchange(mask, value, simulator::lane() - (inside ? lanes : 0));
+}
+
+static unsigned __ballot_sync(unsigned mask, int predicate)
+{
+    unsigned votes = 0;
+    simulator::Exchange &mine = simulator::current().exchange;
+    const unsigned turn = mine.turn;
+    mine.turn ^= 1u;
+    mine.predicate[turn] = predicate != 0;
+    __syncwarp(mask);
+    const unsigned first = simulator::thread_number() / simulator::WARP * simulator::WARP;
+    for (unsigned lane = 0; lane < simulator::WARP; ++lane) {
+        if ((mask >> lane & 1u) && first + lane < simulator::block.threads.size()) {
+            votes |= unsigned(simulator::block.threads[first + lane].exchange.predicate[turn])
+                     << lane;
+        }
+    }
+    return votes;
+}
+
+static inline int __any_sync(unsigned mask, int predicate)
+{
+    return __ballot_sync(mask, predicate) != 0;
+}
+
+static inline int __all_sync(unsigned mask, int predicate)
+{
+    return __ballot_sync(mask, !predicate) == 0;
+}
+
+template <typename T>
+static T atomicAdd(T *place, T value)
+{
+    const T old = *place;
+    *place = old + value;
+    return old;
+}
+
+template <typename T>
+static T atomicMin(T *place, T value)
+{
+    const T old = *place;
+    *place = value < old ? value : old;
+    return old;
+}
+
+template <typename T>
+static T atomicMax(T *place, T value)
+{
+    const T old = *place;
+    *place = value > old ? value : old;
+    return old;
+}
+
+template <typename T>
+static T atomicExch(T *place, T value)
+{
+    const T old = *place;
+    *place = value;
+    return old;
+}
+
+template <typename T>
+static T atomicCAS(T *place, T expected, T value)
+{
+    const T old = *place;
+    *place = old == expected ? value : old;
+    return old;
+}

@@ -1,0 +1,54 @@
+"""From printed CUDA C to C++ that g++ compiles against simulator.h.
+
+The text stays as it is but for two kinds of declaration, which get types whose accesses are
+checked: pointer parameters of `__global__` functions, and shared arrays. For every kernel a
+function of C linkage is added that ctypes can call.
+"""
+
+from __future__ import annotations
+
+import re
+
+_KERNEL = re.compile(
+    r'extern "C" __global__ void __launch_bounds__\(\d+\) (?P<name>\w+)\((?P<params>[^)]*)\)'
+)
+_POINTER = re.compile(r"(?P<type>(?:const )?\w+) \*(?:__restrict__ )?(?P<name>\w+)")
+_SHARED = re.compile(r"__shared__ (?P<type>\w+) (?P<name>\w+)\[(?P<count>\d+)\];")
+_WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(")
+
+
+def translate(text: str) -> str:
+    """The C++ of a CUDA file, and an entry point `launch_NAME` for every kernel."""
+    kernels = list(_KERNEL.finditer(text))
+    ends = [*(k.start() for k in kernels[1:]), len(text)]
+    entries = [
+        _entry(k["name"], k["params"], _WAITS.search(text, k.end(), end) is not None)
+        for k, end in zip(kernels, ends)
+    ]
+    text = _KERNEL.sub(_declaration, text)
+    text = _SHARED.sub(_shared_array, text)
+    return "\n".join(['#include "simulator.h"', text, *entries])
+
+
+def _declaration(kernel: re.Match) -> str:
+    params = _POINTER.sub(r"simulator::Global<\g<type>> \g<name>", kernel["params"])
+    return f"static void {kernel['name']}({params})"
+
+
+def _shared_array(array: re.Match) -> str:
+    type, name, count = array["type"], array["name"], array["count"]
+    return f'static simulator::Shared<{type}, {count}> {name}; {name}.enter("{name}");'
+
+
+def _entry(name: str, params: str, waits: bool) -> str:
+    arguments = [
+        f'simulator::Global<{p["type"]}>("{p["name"]}", data[{n}], counts[{n}], defined[{n}])'
+        for n, p in enumerate(_POINTER.finditer(params))
+    ]
+    call = f"{name}({', '.join(arguments)})"
+    return (
+        f'extern "C" const char *launch_{name}(void **data, const int64_t *counts,\n'
+        "    uint8_t **defined, unsigned grid, unsigned threads, unsigned order)\n"
+        f"{{\n    return simulator::launch([=] {{ {call}; }}, grid, threads, order, "
+        f"{'true' if waits else 'false'});\n}}\n"
+    )
