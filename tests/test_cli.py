@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from graphc.cli import main
-from graphc.cli.output import atomic
+from graphc.cli.output import atomic, progress
 
 ROOT = Path(__file__).parent.parent
 DIGITS = str(ROOT / "models" / "digits_cnn.onnx")
@@ -441,6 +441,16 @@ def test_files_are_whole_or_not_there(tmp_path):
     with atomic(path) as temporary:
         temporary.write_text("after")
     assert path.read_text() == "after" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_progress_is_for_terminals(capsys, monkeypatch):
+    with progress("working"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress("working"):
+        pass
+    assert "working ..." in capsys.readouterr().err
 
 
 def test_interruption(capsys, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Everything README.md tells the reader to do works: its commands and its Python run as they stand."""
+"""What README.md tells the reader to do works: its commands and its Python run as they are."""
 
 from __future__ import annotations
 

@@ -1,0 +1,166 @@
+"""Costs of ops and kernels, the roofline, and the use of an arena."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphc.analysis import report
+from graphc.analysis.cost import Cost, expr_flops, kernel_flops, op_cost
+from graphc.analysis.memory import arena_use, picture
+from graphc.analysis.roofline import Machine, measure_machine, parse_machine
+from graphc.analysis.text import duration, nbytes, quantity, table
+from graphc.driver import c_program
+from graphc.errors import ModelError
+from graphc.ir.dtypes import f32, i64
+from graphc.ir.expr import Const, Index, Load, exp, reduce, select
+from graphc.ir.graph import Graph
+from graphc.ir.parser import parse_graph
+from graphc.passes.specialise import specialise
+
+
+def typed(body: str, params: str = "%x: f32[4,8]", result: str = "f32[4,8]") -> Graph:
+    lines = "\n".join(body.strip().splitlines())
+    text = f"graph @g({params}) -> {result} {{\n{lines}\n  return %y\n}}"
+    return specialise(parse_graph(text))
+
+
+@pytest.mark.parametrize(
+    ("graph", "flops", "moved"),
+    [
+        (typed("%y = Add(%x, %x) : f32[4,8]"), 32, 2 * 32 * 4),
+        (typed("%y = Transpose(%x) {perm=[1,0]} : f32[8,4]", result="f32[8,4]"), 0, 2 * 32 * 4),
+        (
+            typed(
+                "const %w : f32[8,3] = random(seed=1)\n%y = MatMul(%x, %w) : f32[4,3]",
+                result="f32[4,3]",
+            ),
+            2 * 4 * 8 * 3,
+            4 * (32 + 24 + 12),
+        ),
+        (  # only what is read counts: three rows of the thousand
+            typed(
+                "%y = Gather(%t, %i) : f32[3,8]",
+                "%t: f32[1000,8], %i: i64[3]",
+                "f32[3,8]",
+            ),
+            0,
+            2 * 24 * 4 + 24 * 8,
+        ),
+        (
+            typed("%y = ReduceSum(%x) {keepdims=0} : f32[]", result="f32[]"),
+            32,
+            32 * 4 + 4,
+        ),
+    ],
+    ids=["elementwise", "movement", "contraction", "gather", "reduction"],
+)
+def test_cost_of_ops(graph, flops, moved):
+    op = graph.results[0].producer
+    found = op_cost(op)
+    assert found.flops == flops
+    assert found.nbytes <= moved and found.nbytes >= 0.5 * moved
+
+
+def test_cost_of_composites_is_that_of_their_bodies():
+    graph = typed("%y = Softmax(%x) {axis=-1} : f32[4,8]")
+    per_row = 7 + 8 + 8 + 8 + 8  # at least: maximum, subtract, exp, sum, divide
+    assert 4 * per_row <= op_cost(graph.results[0].producer).flops <= 2 * 4 * per_row
+
+
+def test_index_arithmetic_is_free():
+    i, k = Index("i", 8), Index("k", 3)
+    x = Load("x", (i + k - 1,), f32)
+    guarded = select((i + k >= 1) & (i + k < 9), x, Const(0.0, f32))
+    assert expr_flops(guarded) == 0
+    assert expr_flops(exp(guarded) * x) == 2
+    assert expr_flops(reduce("sum", guarded * x, [k])) == 3 * 2
+    assert expr_flops(Load("x", (i * 2 + 1,), i64) + 1) == 0
+
+
+def test_kernels_cost_what_their_ops_do():
+    graph = typed("%a = Relu(%x) : f32[4,8]\n%y = Mul(%a, %x) : f32[4,8]")
+    program = c_program(graph)
+    assert sum(kernel_flops(program.kernels[s.kernel]) for s in program.steps) >= 2 * 32
+
+
+# ---------------------------------------------------------------- roofline
+
+
+def test_roofline():
+    machine = Machine(flops=1e9, bandwidth=1e8, cache_bandwidth=1e9, overhead=1e-6)
+    assert machine.bound(Cost(10**9, 10)) == "compute"
+    assert machine.bound(Cost(10, 10**8)) == "memory"
+    assert machine.bound(Cost(10, 10**6)) == "cache"
+    assert machine.bound(Cost(1, 1)) == "overhead"
+    assert machine.seconds(Cost(10**9, 10)) == pytest.approx(1 + 1e-6)
+
+
+def test_machines_in_text():
+    assert parse_machine("100,20") == Machine(1e11, 2e10, 8e10)
+    assert parse_machine("100,20,50") == Machine(1e11, 2e10, 5e10)
+    for text in ("", "1", "1,2,3,4", "0,1", "-1,1", "nan,1", "inf,1", "fast,1"):
+        with pytest.raises(ModelError):
+            parse_machine(text)
+
+
+def test_this_machine():
+    one, many = measure_machine(1), measure_machine(10**6)
+    assert many.flops > 0.5 * one.flops > 0
+    assert one.bandwidth > 1e8 and one.cache_bandwidth > 1e8
+
+
+# ---------------------------------------------------------------- memory
+
+
+def chain(count: int):
+    body = "\n".join(
+        f"%v{n} = Exp(%{'x' if n == 0 else f'v{n - 1}'}) : f32[4,8]" for n in range(count)
+    )
+    return c_program(typed(f"{body}\n%y = Neg(%v{count - 1}) : f32[4,8]"))
+
+
+def test_arena_of_a_chain():
+    program = chain(4)
+    use = arena_use(program)
+    assert len(use.live) == len(program.steps) == 5
+    assert max(use.live) <= program.arena_bytes and min(use.live) >= 128
+    assert [t.nbytes for t in use.tensors] == [128] * 4
+    assert [(t.first, t.last) for t in use.tensors] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+def test_reports_of_a_chain():
+    program = chain(3)
+    machine = Machine(1e9, 1e8, 1e9)
+    assert "4 steps take at least" in report.steps(program, machine)
+    assert "and 2 more" in report.steps(program, machine, top=2)
+    assert "live bytes over 4 steps" in report.memory(program)
+
+
+def test_programs_without_an_arena():
+    program = c_program(typed("%y = Exp(%x) : f32[4,8]"))
+    assert arena_use(program).tensors == () and "arena 0 B" in report.memory(program)
+
+
+def test_picture():
+    assert picture((), 10) == [] and picture((0,), 0) == []
+    assert picture((8, 16), 16, height=2) == [" █", "██"]
+    assert picture((4, 16), 16, height=2) == [" █", "▄█"]
+    wide = picture(tuple(range(1000)), 1000, width=50)
+    assert max(map(len, wide)) == 50
+    peak = np.zeros(1000, int)
+    peak[777] = 16  # a single step is seen even where many share a column
+    assert "█" in picture(tuple(map(int, peak)), 16, width=50)[0]
+
+
+def test_quantities():
+    assert [quantity(n) for n in (0, 12, 1234, 5.6e6, 999.9e6)] == [
+        "0",
+        "12",
+        "1.23 k",
+        "5.6 M",
+        "1 G",
+    ]
+    assert [nbytes(n) for n in (0, 1023, 1536, 3 << 30)] == ["0 B", "1023 B", "1.5 KiB", "3 GiB"]
+    assert [duration(s) for s in (2.5, 0.0123, 4.56e-6)] == ["2.50 s", "12.3 ms", "4.56 µs"]
+    assert table([("a", "b"), ("long", "1")]) == "a     b\nlong  1" and table([]) == ""
