@@ -14,6 +14,7 @@ from graphc.execution import CompileStatic, Executable, natively
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
+from graphc.passes.fold import FoldPolicy
 from graphc.passes.hooks import debug_hooks
 from graphc.passes.lower import Strategy, lower
 from graphc.passes.pass_manager import Pass, reached
@@ -21,20 +22,21 @@ from graphc.passes.specialise import pin, specialise
 
 SIMPLE = "decompose, fold, cse, dce"
 OPTIMISING = "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce, layout, fuse"
-PIPELINES = {"cpu": OPTIMISING, "c": SIMPLE, "micro": OPTIMISING}
+PIPELINES = {"cpu": OPTIMISING, "c": SIMPLE, "micro": f"integers, {OPTIMISING}", "cuda": OPTIMISING}
 
 
 @dataclass
 class Settings:
     """How graphs are compiled, whatever the target: `threads` to run on; `passes` a pipeline in
-    place of the target's own; hooks around passes; the context (fuel, diagnostics); and `observe`,
-    which is called with every program made."""
+    place of the target's own; hooks around passes; the context (fuel, diagnostics); `observe`,
+    which is called with every program made; and `simulate`, to run a GPU's kernels on the host."""
 
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
     passes: str | Sequence[Pass] | None = None
     hooks: Sequence[Hook] = ()
     context: Context = field(default_factory=Context)
     observe: Callable[[Program], object] | None = None
+    simulate: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.threads, int) or self.threads < 1:
@@ -155,14 +157,23 @@ def micro_program(graph: Graph, settings: Settings | None = None) -> Program:
     return to_program(graph, strategies(), settings, PIPELINES["micro"])
 
 
+def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
+    """A typed static graph as a GPU runs it."""
+    from graphc.backends.cuda.strategies import strategies
+
+    return to_program(graph, strategies(), settings, PIPELINES["cuda"])
+
+
 def typed(source: Any, **pins: Any) -> Graph:
     """A model with static types; `pins` are the `shapes`, `dims` and `values` of `compile`.
 
-    ModelError if they leave a dimension open; UnsupportedError if a type depends on data.
+    Weights stay quantised if they are. ModelError if a dimension is left open; UnsupportedError if
+    a type depends on data.
     """
     shapes, values, dims = (pins.get(name) for name in ("shapes", "values", "dims"))
+    policy = FoldPolicy(keep=frozenset({"DequantizeLinear"}))
     try:
-        return specialise(pin(load_graph(source), shapes, values, dims))
+        return specialise(pin(load_graph(source), shapes, values, dims), policy=policy)
     except NeedsValue as error:
         raise UnsupportedError(f"{error}; a program without a host needs static shapes") from error
 
@@ -185,8 +196,24 @@ def _c(settings: Settings) -> CompileStatic:
     return compile_static
 
 
-TARGETS: dict[str, Callable[[Settings], CompileStatic]] = {"cpu": _cpu, "c": _c}
+def _cuda(settings: Settings) -> CompileStatic:
+    from graphc.backends.cuda import emit
+    from graphc.backends.cuda.simulator import simulate
+
+    if not settings.simulate:
+        raise UnsupportedError(
+            "kernels are not launched on GPUs yet; simulate=True runs them on the host"
+        )
+
+    def compile_static(graph: Graph) -> Executable:
+        return simulate(emit(cuda_program(graph, settings)))
+
+    return compile_static
+
+
+TARGETS: dict[str, Callable[[Settings], CompileStatic]] = {"cpu": _cpu, "c": _c, "cuda": _cuda}
 PROGRAMS: dict[str, Callable[[Graph, Settings | None], Program]] = {
     "cpu": cpu_program,
     "c": c_program,
+    "cuda": cuda_program,
 }

@@ -5,6 +5,7 @@ from graphc.passes import (  # noqa: F401  (register)
     dce,
     decompose,
     fuse,
+    integers,
     layout,
     rewriter,
     rules,

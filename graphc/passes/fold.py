@@ -28,13 +28,14 @@ class FoldPolicy:
 
     `small`: up to this many elements always. Larger ones if they take at most `growth` times the
     bytes of the constants they come from. `largest`: elements of an array computed on the way;
-    `work`: scalar operations spent on one op.
+    `work`: scalar operations spent on one op. `keep`: names of ops whose results never are.
     """
 
     small: int = 16384
     growth: float = 1.0
     largest: int = 1 << 26
     work: int = 1 << 28
+    keep: frozenset[str] = frozenset()
 
 
 def operands_read(op: Op) -> list[int]:
@@ -116,7 +117,8 @@ class Contents:
             return None
         sources = sum(self.source_bytes(op.inputs[n]) for n in read)
         nbytes = sum(v.tensor.nbytes for v in op.outputs)
-        if max(sizes) > self.policy.small and nbytes > self.policy.growth * sources:
+        large = max(sizes) > self.policy.small and nbytes > self.policy.growth * sources
+        if large or op.name in self.policy.keep:
             self.lazy.update((v, sources) for v in op.outputs)
             return None
         return self._attempt(op)

@@ -1,6 +1,5 @@
 """Microcontrollers: a program as a bundle of C99 sources without malloc, stdio or recursion."""
 
 from graphc.backends.micro_c.bundle import BundleOptions, bundle, write_bundle
-from graphc.backends.micro_c.strategies import strategies
 
-__all__ = ["BundleOptions", "bundle", "strategies", "write_bundle"]
+__all__ = ["BundleOptions", "bundle", "write_bundle"]

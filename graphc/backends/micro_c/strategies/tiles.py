@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from graphc.ir.dtypes import f32, i32, i64
+from graphc.ir.dtypes import DType, f32, i32, i64
 from graphc.ir.expr import (
     Call,
     Const,
@@ -143,6 +143,12 @@ def _is_constant(factor: Expr, computation: Computation) -> bool:
     return bool(reads) and all(x.source in computation.constants for x in reads)
 
 
+def _widened(b: Expr) -> DType | None:
+    """The type that stored weights are converted to when they are read; None if they have it."""
+    cast = isinstance(b, Call) and b.op.name == "cast" and b.args[0].dtype.size < b.dtype.size
+    return b.dtype if cast else None
+
+
 def unflatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:
     """The inverse of `flatten_loads`."""
 
@@ -210,6 +216,7 @@ class _Emitter:
         self.rows, self.columns = self._sizes()
         self.depth, self.a = self._merged_depth()
         self.outer = [x for x in match.indices if x is not match.row and x is not match.column]
+        self.wide = _widened(match.b)
         self.weights, self.packed = self._pack()
 
     def _sizes(self) -> tuple[int, int]:
@@ -248,7 +255,8 @@ class _Emitter:
             column = panel * lanes + lane
             mapping[match.column] = call("min", column, last)
         shapes = shapes_of(match.computation.inputs)
-        b = unflatten_loads(simplify(substitute(match.b, mapping)), shapes)
+        stored = match.b if self.wide is None else match.b.args[0]  # type: ignore[attr-defined]
+        b = unflatten_loads(simplify(substitute(stored, mapping)), shapes)
         sources = {load.source for load in loads(b)}
         inputs = tuple(x for x in match.computation.inputs if x.name in sources)
         output = Output(Buffer("weights", b.dtype, shape, "out"), index, b)
@@ -269,7 +277,8 @@ class _Emitter:
         fixed = tuple(at[x] for x in self.outer if x in used)
         deep = tuple(at[k] for k in self.depth)
         position = flatten_index((*fixed, panel, *deep, Const(lane, i64)), self.weights.shape)
-        return Load(self.weights.name, (position,), self.weights.dtype)
+        stored = Load(self.weights.name, (position,), self.weights.dtype)
+        return stored if self.wide is None else stored.cast(self.wide)
 
     # ---------------------------------------------------------------- loops
 

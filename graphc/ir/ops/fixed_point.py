@@ -1,0 +1,62 @@
+"""Integer arithmetic in place of scales: what quantised graphs are rewritten to (passes/rules).
+
+A real factor f is applied to integers as a multiplier m and a shift s with m / 2**s = f, after B.
+Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference (2018). Halves are rounded up; the result is kept within `low` and `high`, which also hold
+the limits of a fused activation, so that it always fits the type `to`.
+"""
+
+from __future__ import annotations
+
+from graphc.ir import dtypes
+from graphc.ir.dtypes import i32, i64
+from graphc.ir.expr import Expr, maximum, minimum, reduce
+from graphc.ir.opdef import Int, axes, op
+from graphc.ir.ops.helpers import normal_axis, only_element
+
+DOMAIN = "graphc"
+
+
+def _first_shape(x, *_):
+    return x.shape
+
+
+def _limited(value: Expr, low: int, high: int, to: int) -> Expr:
+    return minimum(maximum(value, low), high).cast(dtypes.of(to))
+
+
+@op("Requantize", domain=DOMAIN, infer=_first_shape)
+def requantize(
+    i, x: Int, multiplier: Int, *, axis: int = 1, shift: int, zero_point: int, low: int,
+    high: int, to: int,
+):  # fmt: skip
+    """x * multiplier / 2**shift + zero_point, in int64; one multiplier, or one per `axis`."""
+    axis = normal_axis(axis, x.rank)
+    by = only_element(multiplier) if multiplier.size == 1 else multiplier[i[axis]]
+    scaled = x[i].cast(i64) * by.cast(i64) + (1 << shift - 1)
+    whole = (scaled >> shift).cast(i32)
+    return _limited(whole + zero_point, low, high, to)
+
+
+def _channel_shape(x):
+    return (*x.shape[:2], *(1,) * (x.rank - 2))
+
+
+@op("ChannelSum", domain=DOMAIN, infer=_channel_shape)
+def channel_sum(i, x: Int):
+    """The sum over all spatial positions, in int32."""
+    taps = axes(*x.shape[2:])
+    return reduce("sum", x[(*i[:2], *taps)].cast(i32), taps)
+
+
+@op("RescaledSum", domain=DOMAIN)
+def rescaled_sum(
+    i, a: Int, b: Int, *, a_multiplier: int, b_multiplier: int, offset: int, shift: int,
+    low: int, high: int, to: int,
+):  # fmt: skip
+    """(a * a_multiplier + b * b_multiplier + offset) / 2**shift, in int32.
+
+    The offset holds the zero points and one half; the caller sees to it that nothing overflows.
+    """
+    total = a[i].cast(i32) * a_multiplier + b[i].cast(i32) * b_multiplier + offset
+    return _limited(total >> shift, low, high, to)

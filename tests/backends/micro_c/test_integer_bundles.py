@@ -1,0 +1,38 @@
+"""Quantised models as bundles: the same integers as the interpreter's, in one byte per weight."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graphc import driver
+
+from bundles import run_bundle  # isort: skip
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "passes"))
+from quantised_models import convolution, dense, residual  # noqa: E402
+
+CASES = {
+    "padded": lambda t: convolution(t, pads=[1, 1, 1, 1]),
+    "many channels": lambda t: convolution(t, (1, 8, 6, 7), (6, 8, 3, 3), pads=[1, 1, 1, 1]),
+    "pointwise": lambda t: convolution(t, (1, 11, 5, 5), (9, 11, 1, 1)),
+    "depthwise": lambda t: convolution(t, (1, 4, 6, 6), (4, 1, 3, 3), pads=[1] * 4, group=4),
+    "gemm": lambda t: dense("Gemm", t),
+    "residual": residual,
+}
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("name", CASES)
+def test_within_one_unit(name, dtype, tmp_path):
+    model = CASES[name](dtype)
+    run_bundle(model.result, model.feeds, tmp_path, 1.0)
+
+
+def test_weights_take_a_byte_each():
+    model = convolution(np.int8, (1, 8, 6, 6), (8, 8, 3, 3), pads=[1, 1, 1, 1])
+    program = driver.micro_program(driver.typed(model.result))
+    assert sum(c.nbytes for c in program.constants) == 8 * 8 * 9 + 2 * 8 * 4
