@@ -69,12 +69,12 @@ class NestOptions:
 
 def lower_nest(computation: Computation, options: NestOptions, name: str = "nest") -> Lowered:
     """The kernel of a computation whose outputs share one iteration space."""
-    flops, inplace = _work(computation), in_place(computation)
+    flops, inplace = work(computation), in_place(computation)
     prepare: list[Computation] = []
     temporaries: list[Buffer] = []
     if options.vector_bytes:
         computation, prepare, temporaries = turned_constants(computation)
-    kernel = _Nest(computation, options).kernel(name)
+    kernel = Nest(computation, options).kernel(name)
     return Lowered(kernel, prepare, temporaries, inplace=inplace, flops=flops)
 
 
@@ -97,13 +97,13 @@ def in_place(computation: Computation) -> list[tuple[str, str]]:
     return found
 
 
-def _work(computation: Computation) -> int:
+def work(computation: Computation) -> int:
     """Roughly the operations done, for deciding whether threads pay."""
     return sum(math.prod(o.extents) * min(cost(o.expr), 1 << 20) for o in computation.outputs)
 
 
 @dataclass
-class _Point:
+class Point:
     """One element to store: which output, where, and what."""
 
     output: Buffer
@@ -112,7 +112,9 @@ class _Point:
 
 
 @dataclass
-class _Nest:
+class Nest:
+    """Emits the loops of one computation; strategies with other loops override parts of it."""
+
     computation: Computation
     options: NestOptions
     k: KernelBuilder = field(default_factory=KernelBuilder)
@@ -134,7 +136,7 @@ class _Nest:
         for mapping, pieces in cuts:
             where, *parts = (simplify(substitute(e, mapping)) for e in (offset, *exprs))
             merged, (where, *parts) = merge_adjacent(pieces, [where, *parts])
-            points = [_Point(b, where, e) for b, e in zip(outputs, parts)]
+            points = [Point(b, where, e) for b, e in zip(outputs, parts)]
             if math.prod(first.extents) > 0:
                 self.outer_loops(merged, points)
         params = (*map(flat_buffer, self.computation.inputs), *outputs)
@@ -142,14 +144,14 @@ class _Nest:
 
     # ---------------------------------------------------------------- loops over the outputs
 
-    def flat_loop(self, indices: list[Index], points: list[_Point]) -> None:
+    def flat_loop(self, indices: list[Index], points: list[Point]) -> None:
         """One parallel loop over all elements, the innermost dimension fastest."""
         extents = tuple(x.count for x in indices)
         with self.k.loop(math.prod(extents), "parallel", name="p") as p:
             points = self._at(points, dict(zip(indices, unflatten_index(p, extents))))
             self.store_points(self.resolved(points, frozenset({p})))
 
-    def outer_loops(self, indices: list[Index], points: list[_Point]) -> None:
+    def outer_loops(self, indices: list[Index], points: list[Point]) -> None:
         """Parallel loop over rows, hoisted reductions, then the loops inside a row."""
         if self.options.flat:
             self.flat_loop(indices, points)
@@ -177,7 +179,7 @@ class _Nest:
                 points = self.resolved(points, bound)
             self.inner_loops(inner, last, points, bound, tiled)
 
-    def one_dimension(self, last: Index, points: list[_Point], hoisted: bool) -> None:
+    def one_dimension(self, last: Index, points: list[Point], hoisted: bool) -> None:
         if hoisted:
             points = self.keep_rows(points, last, frozenset())
             points = self.resolved(points, frozenset())
@@ -235,7 +237,7 @@ class _Nest:
                 return [*ends, (edge, count), *((n + edge + count, 1) for n, _ in ends)]
         return [(0, whole)]
 
-    def last_dimension(self, last: Index, variants: list[list[_Point]], bound: frozenset) -> None:
+    def last_dimension(self, last: Index, variants: list[list[Point]], bound: frozenset) -> None:
         """The innermost dimension, in vectors with a tail, for a tile of points."""
         lanes = self._lanes([p for points in variants for p in points], last)
         extent = last.count
@@ -268,20 +270,20 @@ class _Nest:
         points = [p for points in variants for p in self._at(points, mapping)]
         self.store_points(self.resolved(points, bound, per_lane))
 
-    def store_points(self, points: list[_Point]) -> None:
+    def store_points(self, points: list[Point]) -> None:
         for point in points:
             self.k.store(point.output, (simplify(point.offset),), simplify(point.expr))
 
     # ---------------------------------------------------------------- choices
 
-    def _at(self, points: list[_Point], mapping: dict) -> list[_Point]:
+    def _at(self, points: list[Point], mapping: dict) -> list[Point]:
         return [
-            _Point(p.output, simplify(substitute(p.offset, mapping)),
+            Point(p.output, simplify(substitute(p.offset, mapping)),
                    simplify(substitute(p.expr, mapping)))
             for p in points
         ]  # fmt: skip
 
-    def _row_depth(self, rows: list[Index], last: Index, points: list[_Point]) -> int | None:
+    def _row_depth(self, rows: list[Index], last: Index, points: list[Point]) -> int | None:
         """How many outer dims the hoistable reductions need; None if there are none."""
         depth = None
         for point in points:
@@ -294,7 +296,7 @@ class _Nest:
                     depth = max(depth or 0, needed)
         return depth
 
-    def _has_lane_reduction(self, points: list[_Point], last: Index) -> bool:
+    def _has_lane_reduction(self, points: list[Point], last: Index) -> bool:
         return any(
             isinstance(node, Reduce) and last in free_indices(node)
             for point in points
@@ -308,7 +310,7 @@ class _Nest:
                 return tile
         return best
 
-    def _lanes(self, points: list[_Point], last: Index) -> int:
+    def _lanes(self, points: list[Point], last: Index) -> int:
         if not self.options.vector_bytes or last.count < 2:  # type: ignore[arg-type]
             return 1
         lanes = self.options.lanes(_element_bytes([p.expr for p in points]))
@@ -316,14 +318,14 @@ class _Nest:
 
     # ---------------------------------------------------------------- reductions
 
-    def resolved(self, points: list[_Point], bound: frozenset, per_lane=False) -> list[_Point]:
+    def resolved(self, points: list[Point], bound: frozenset, per_lane=False) -> list[Point]:
         """Emits every reduction that can be computed here; the points then refer to results."""
         exprs = self.resolve([p.expr for p in points], bound, per_lane)
-        return [_Point(p.output, p.offset, e) for p, e in zip(points, exprs)]
+        return [Point(p.output, p.offset, e) for p, e in zip(points, exprs)]
 
     def resolve(self, exprs: list[Expr], bound: frozenset, per_lane: bool) -> list[Expr]:
         while True:
-            ready = _ready(exprs, bound)
+            ready = ready_reductions(exprs, bound)
             if not ready:
                 return exprs
             axes = ready[0].axes
@@ -355,7 +357,7 @@ class _Nest:
         if not axes:
             resolved = self.resolve(bodies, bound, per_lane)
             for r, body, (buffer, index) in zip(group, resolved, targets):
-                self.k.store(buffer, index, _combined(r, buffer[index], body))
+                self.k.store(buffer, index, combined(r, buffer[index], body))
             return
         axis, *rest = axes
         scalar = bound - {self.lane} if self.lane is not None else bound
@@ -427,14 +429,14 @@ class _Nest:
             for start in range(0, half, step):
                 with self.k.loop(step, "vector" if step > 1 else "unroll", width=step) as v:
                     here, there = simplify(v + start), simplify(v + (start + half))
-                    value = _combined(r, accumulator[here], accumulator[there])
+                    value = combined(r, accumulator[here], accumulator[there])
                     self.k.store(accumulator, here, value)
             width = half
         return self.k.let(cast(accumulator[Const(0, i64)], r.dtype))
 
     # ---------------------------------------------------------------- rows kept
 
-    def keep_rows(self, points: list[_Point], last: Index, bound: frozenset) -> list[_Point]:
+    def keep_rows(self, points: list[Point], last: Index, bound: frozenset) -> list[Point]:
         """Stores in a row buffer what a reduction over the row and the outputs both compute."""
         while True:
             found = self._shared(points, last, bound)
@@ -446,17 +448,17 @@ class _Nest:
             row = self.k.alloc(value.dtype, (extent,), "stack")
             self._fill(row, resolved, axis, bound)
             mapping = {value: row[last], substitute(value, {last: axis}): row[axis]}
-            points = [_Point(p.output, p.offset, substitute(p.expr, mapping)) for p in points]
+            points = [Point(p.output, p.offset, substitute(p.expr, mapping)) for p in points]
 
     def _fill(self, row: Buffer, value: Expr, axis: Index, bound: frozenset) -> None:
-        point = _Point(row, axis, value)
+        point = Point(row, axis, value)
         self.last_dimension(axis, [[point]], bound)
 
-    def _shared(self, points: list[_Point], last: Index, bound: frozenset):
+    def _shared(self, points: list[Point], last: Index, bound: frozenset):
         """A costly value of the outputs that a ready row reduction computes too."""
         nodes = {n for p in points for n in walk(p.expr)}
         for p in points:
-            for r in _ready([p.expr], bound):
+            for r in ready_reductions([p.expr], bound):
                 if len(r.axes) != 1 or r.axes[0].extent != last.extent:
                     continue
                 for inner in reversed(list(walk(r.body))):
@@ -479,7 +481,7 @@ def _guards_on(expr: Expr, index: Index) -> bool:
     )
 
 
-def _ready(exprs: list[Expr], bound: frozenset) -> list[Reduce]:
+def ready_reductions(exprs: list[Expr], bound: frozenset) -> list[Reduce]:
     """Reductions over bound indices only, that contain no other such reduction."""
     found: dict[Reduce, None] = {}
     waiting: set[Expr] = set()
@@ -494,7 +496,8 @@ def _ready(exprs: list[Expr], bound: frozenset) -> list[Reduce]:
     return list(found)
 
 
-def _combined(r: Reduce, accumulator: Expr, value: Expr) -> Expr:
+def combined(r: Reduce, accumulator: Expr, value: Expr) -> Expr:
+    """An accumulator with one more term."""
     dtype = accumulator.dtype
     product = r.op == "sum" and isinstance(value, Call) and value.op.name == "mul"
     if product and value.dtype is dtype and dtype.is_float:
