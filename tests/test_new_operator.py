@@ -24,7 +24,7 @@ from graphc.ir.opdef import Float, axes, op
 from graphc.ir.parser import parse_graph
 from graphc.ir.printer import graph_constants, print_graph
 from graphc.passes.specialise import specialise
-from graphc.verify import agreements
+from graphc.ir.compare import agreements
 
 DOMAIN = "test.new"
 # [definitions]

@@ -20,7 +20,7 @@ from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
 from graphc.ir.types import TensorType
 from graphc.passes.specialise import pin, specialise
-from graphc.verify import agreements
+from graphc.ir.compare import agreements
 
 FOLDER = Path(__file__).parent / "models_wild"
 CASES = json.loads((FOLDER / "manifest.json").read_text())

@@ -28,7 +28,7 @@ from graphc.ir.program import Program
 from graphc.ir.verify import verify as verify_graph
 from graphc.passes import Hook
 from graphc.passes.specialise import pin, specialise
-from graphc.verify import agreements
+from graphc.ir.compare import agreements
 
 BESIDE = Path(__file__).parents[2] / "shared" / "models"
 MODELS = Path(os.environ.get("GRAPHC_MODELS", BESIDE))

@@ -7,6 +7,7 @@ layer used, so that some regions have several outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -14,8 +15,7 @@ import numpy as np
 from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 
-EXTENTS = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33)
-MAX_ELEMENTS = 6000
+EXTENTS = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33)  # around the widths of vectors
 UNARY = ("Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Exp", "Erf", "Softplus", "Identity",
          "Sin", "HardSwish", "Gelu", "Elu", "Softsign", "Mish", "LeakyRelu")  # fmt: skip
 STEPS = ("Floor", "Ceil", "Round", "Sign")  # of exact values only: no rounding moves a step
@@ -40,8 +40,8 @@ def layer(weight: int = 1):
 class Grower:
     """Grows one graph. `b` builds it; `rng` makes every choice."""
 
-    def __init__(self, builder: Builder, rng: np.random.Generator):
-        self.b, self.rng = builder, rng
+    def __init__(self, builder: Builder, rng: np.random.Generator, largest: int):
+        self.b, self.rng, self.largest = builder, rng, largest
         self.values: list[Value] = []
 
     def pick(self, options):
@@ -85,7 +85,7 @@ class Grower:
             function = LAYERS[int(self.rng.choice(len(LAYERS), p=weights / weights.sum()))][1]
             made = function(self, self.pick(recent))
             for value in made if isinstance(made, tuple) else (made,):
-                if 0 < value.tensor.size <= MAX_ELEMENTS:
+                if 0 < value.tensor.size <= self.largest:
                     self.values.append(value)
         results = [v for v in self.values if not v.uses and v.producer is not None]
         if self.chance(0.3):
@@ -93,20 +93,22 @@ class Grower:
         return results or [self.b.Identity(self.values[-1])]
 
 
-def random_graph(seed: int, layers: int = 7):
-    """(function for `build`, inputs by name)."""
+def random_graph(seed: int, layers: int = 7, largest: int = 6000):
+    """(function for `build`, inputs by name); no value has more than `largest` elements."""
     rng = np.random.default_rng(seed)
     inputs = {}
     for n in range(int(rng.integers(1, 4))):
-        rank = int(rng.integers(1, 5))
         shape: list[int] = []
-        for _ in range(rank):
-            left = MAX_ELEMENTS // 2 // max(1, int(np.prod(shape)))
+        for _ in range(int(rng.integers(1, 5))):
+            left = largest // 2 // max(1, math.prod(shape))
             shape.append(int(rng.choice([e for e in EXTENTS if e <= left] or [1])))
+        if largest > 6000:
+            grown = int(rng.integers(len(shape)))
+            shape[grown] = max(1, min(largest // 2 // math.prod(shape), 8)) * shape[grown]
         inputs[f"x{n}"] = rng.standard_normal(shape).astype(np.float32)
 
     def function(builder: Builder, *values: Value):
-        grower = Grower(builder, rng)
+        grower = Grower(builder, rng, largest)
         grower.values = list(values)
         return grower.grow(layers)
 
@@ -390,7 +392,7 @@ def conv(g: Grower, x: Value):
     kernel = [g.pick((1, 2, 3, 3, 5) if rank < 5 else (1, 2)) for _ in range(rank - 2)]
     out = group * g.pick((1, 2, 3) if group > 1 else EXTENTS)
     attributes = window_attributes(g, x.tensor.dims[2:], kernel)
-    if attributes is None or out * c // group * int(np.prod(kernel)) > 6000:
+    if attributes is None or out * c // group * math.prod(kernel) > g.largest:
         return g.b.Neg(x)
     bias = (g.weights(out),) if g.chance(0.5) else ()
     return g.b.Conv(x, g.weights(out, c // group, *kernel), *bias, group=group, **attributes)
@@ -444,3 +446,75 @@ def einsum(g: Grower, x: Value):
     a, b, c = x.tensor.dims
     text, shape = g.pick((("abc,cd->abd", (c, 6)), ("abc,abd->acd", (a, b, 5)), ("abc,dbc->ad", (7, b, c)), ("abc,ad->dcb", (a, 3))))
     return g.b.Einsum(x, g.weights(*shape), equation=text)
+
+
+@layer(1)
+def half_precision(g: Grower, x: Value):
+    """Values that are exact in half precision, so that roundings are the same everywhere."""
+    x = g.b.Cast(g.b.Round(g.exact()), to=10)
+    return g.b.Cast(g.b.op(g.pick(("Add", "Mul", "Max")), x, x), to=1)
+
+
+@layer(1)
+def integer_products(g: Grower, x: Value):
+    x = g.b.Cast(g.b.Round(g.b.Mul(g.with_rank(g.exact(), 2), g.b.constant(np.float32(3)))), to=g.pick((3, 6, 7)))
+    k = x.tensor.dims[1]
+    if x.tensor.dtype.bits == 8:
+        w = g.rng.integers(-9, 9, (k, g.pick(EXTENTS))).astype(np.int8)
+        return g.b.Cast(g.b.MatMulInteger(x, w), to=1)
+    w = g.rng.integers(-9, 9, (k, g.pick(EXTENTS))).astype(x.tensor.dtype.np)
+    return g.b.Cast(g.b.MatMul(x, w), to=1)
+
+
+@layer(1)
+def double_products(g: Grower, x: Value):
+    x = g.b.Cast(g.b.Tanh(g.with_rank(x, 2)), to=11)
+    w = g.floats(x.tensor.dims[1], g.pick(EXTENTS)).astype(np.float64)
+    return g.b.Cast(g.b.MatMul(x, w), to=1)
+
+
+@layer(1)
+def one_of_the_rest(g: Grower, x: Value):
+    kind = g.pick(("topk", "trilu", "onehot", "scatter", "lrn", "lppool", "gathernd", "mod", "prelu"))
+    rank = x.tensor.rank
+    if kind == "topk" and rank:
+        values, _ = g.b.op("TopK", g.exact(), np.array([1], np.int64), outputs=2, axis=-1)
+        return values
+    if kind == "trilu" and rank >= 2:
+        return g.b.Trilu(x, np.int64(g.rng.integers(-2, 3)), upper=int(g.chance(0.5)))
+    if kind == "onehot":
+        index = g.b.Cast(g.b.Clip(g.exact(), np.float32(-3), np.float32(3)), to=7)
+        return g.b.OneHot(index, np.int64(4), np.array([0.25, 1], np.float32))
+    if kind == "scatter" and rank:
+        index = g.rng.permutation(x.tensor.dims[0])[:2].reshape(-1, 1)
+        return g.b.ScatterND(x, index, g.floats(len(index), *x.tensor.dims[1:]))
+    if kind == "lrn":
+        return g.b.LRN(g.with_rank(x, 4), size=3)
+    if kind == "gathernd" and rank >= 2:
+        index = np.stack([g.rng.integers(0, d, 3) for d in x.tensor.dims[:2]], 1)
+        return g.b.GatherND(x, index)
+    if kind == "mod":
+        return g.b.Mod(g.exact(), np.float32(0.75), fmod=1)
+    return g.b.PRelu(x, g.weights(*x.tensor.dims[-1:]))
+
+
+@layer(1)
+def recurrent(g: Grower, x: Value):
+    x = g.b.Tanh(g.with_rank(x, 3))
+    steps, _, size = x.tensor.dims
+    if steps > 8 or size > 33:
+        return g.b.Neg(x)
+    hidden, kind = g.pick((1, 3, 8)), g.pick(("LSTM", "GRU", "RNN"))
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    w, r = g.floats(1, gates * hidden, size), g.floats(1, gates * hidden, hidden)
+    return g.b.op(kind, x, w, r, g.floats(1, 2 * gates * hidden), outputs=2, hidden_size=hidden)[0]
+
+
+@layer(1)
+def attention(g: Grower, x: Value):
+    x = g.b.Tanh(g.with_rank(x, 3))
+    _, s, d = x.tensor.dims
+    if s > 17 or d > 33:
+        return g.b.Neg(x)
+    q, k, v = (g.b.MatMul(x, g.weights(d, 12)) for _ in range(3))
+    return g.b.Attention(q, k, v, q_num_heads=2, kv_num_heads=2, is_causal=int(g.chance(0.5)))

@@ -1,0 +1,166 @@
+"""Matrix products and convolutions: shapes around the tile sizes, against the interpreter."""
+
+import itertools
+
+import numpy as np
+import pytest
+from differential import build, check, floats, program_of
+
+from graphc.passes.lower.contraction import balanced_tiles
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def used(graph, width: int = 64) -> set[str]:
+    """The strategies that made the kernels of a graph, as the kernels' names tell."""
+    return {name.rsplit("_", 1)[0] for name in program_of(graph, width).kernels}
+
+
+SIZES = [(1, 16, 16), (2, 31, 17), (5, 4, 15), (7, 33, 64), (13, 20, 65), (29, 8, 100), (3, 5, 129)]
+
+
+@pytest.mark.parametrize("m, k, n", SIZES)
+@pytest.mark.parametrize("constant", [True, False])
+def test_matmul(m, k, n, constant):
+    r = rng(m * n)
+    a, w = floats(r, m, k), floats(r, k, n)
+    if constant:
+        graph, inputs = build(lambda b, x: b.MatMul(x, w), x=a)
+    else:
+        graph, inputs = build(lambda b, x, y: b.MatMul(x, y), x=a, y=w)
+    assert "contract" in used(graph)
+    check(graph, inputs, (64, 32, 16, 0), interpreted=(64, 0) if m * n * k < 9000 else ())
+
+
+@pytest.mark.parametrize("lead_a, lead_b", [((3,), ()), ((), (3,)), ((3,), (3,)), ((2, 1), (3,)),
+                                            ((1, 3), (2, 1)), ((2, 3), (2, 3)), ((1,), (4,))])  # fmt: skip
+def test_batches_broadcast(lead_a, lead_b):
+    r = rng(1)
+    a, c = floats(r, *lead_a, 5, 9), floats(r, *lead_b, 9, 18)
+    graph, inputs = build(lambda b, x, y: b.MatMul(x, y), x=a, y=c)
+    check(graph, inputs)
+    graph, inputs = build(lambda b, x: b.Relu(b.MatMul(x, c)), x=a)
+    check(graph, inputs)
+
+
+@pytest.mark.parametrize("ta, tb, constant", itertools.product((0, 1), (0, 1), (True, False)))
+def test_transposed_operands(ta, tb, constant):
+    r = rng(2)
+    a = floats(r, *((11, 7) if ta else (7, 11)))
+    w = floats(r, *((35, 11) if tb else (11, 35)))
+    c = floats(r, 35)
+    if constant:
+        graph, inputs = build(lambda b, x: b.Gemm(x, w, c, transA=ta, transB=tb, alpha=0.5), x=a)
+    else:
+        graph, inputs = build(
+            lambda b, x, y: b.Gemm(x, y, c, transA=ta, transB=tb, beta=3.0), x=a, y=w
+        )
+    check(graph, inputs)
+
+
+def test_vectors_on_either_side():
+    a, v = floats(rng(3), 6, 21), floats(rng(4), 21)
+    check(*build(lambda b, x: b.MatMul(x, v), x=a))
+    check(*build(lambda b, x, y: b.MatMul(y, b.Transpose(x)), x=a, y=v))
+    check(*build(lambda b, x, y: b.MatMul(x, y), x=v, y=v))
+
+
+def test_epilogue_with_several_results():
+    """Bias, residual and activation join the product; both sums leave the kernel."""
+    r = rng(5)
+    a, w, bias, rest = floats(r, 10, 24), floats(r, 24, 40), floats(r, 40), floats(r, 10, 40)
+
+    def function(b, x, y):
+        total = b.Add(b.Add(b.MatMul(x, w), bias), y)
+        return total, b.Sigmoid(total)
+
+    graph, inputs = build(function, x=a, y=rest)
+    program = check(graph, inputs, (64, 32, 0), interpreted=(64, 32))
+    assert len(program.kernels) == 1
+
+
+def test_prologue_is_computed_once():
+    """An activation before a product is stored, not computed again for every column."""
+    a, w = floats(rng(6), 12, 20), floats(rng(7), 20, 64)
+    graph, inputs = build(lambda b, x: b.MatMul(b.Exp(b.Tanh(x)), w), x=a)
+    program = check(graph, inputs)
+    assert len(program.steps) == 2
+
+
+@pytest.mark.parametrize("total", range(1, 60))
+@pytest.mark.parametrize("largest", [1, 4, 7, 14])
+def test_balanced_tiles(total, largest):
+    """Tiles cover the whole once, none is too large, and sizes differ by one at most."""
+    position, sizes = 0, set()
+    for start, count, size in balanced_tiles(total, largest):
+        assert start == position and 0 < size <= largest
+        position += count * size
+        sizes.add(size)
+    assert position == total and max(sizes) - min(sizes) <= 1
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+def random_convolution(seed: int):
+    r = rng(seed)
+    spatial = int(r.choice([1, 2, 2, 2, 3]))
+    group = int(r.choice([1, 1, 1, 2, 3]))
+    depthwise = r.random() < 0.25
+    channels = int(r.integers(3, 20)) if depthwise else group * int(r.integers(1, 9))
+    group = channels if depthwise else group
+    out = group * int(r.integers(1, 3)) if depthwise else group * int(r.integers(1, 20))
+    kernel = [int(r.integers(1, 5 if spatial < 3 else 3)) for _ in range(spatial)]
+    dilations = [int(r.integers(1, 3)) for _ in range(spatial)]
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
+    pads = [int(r.integers(0, e + 1)) for e in (*reach, *reach)]
+    extents = [e + int(r.integers(0, 9)) for e in reach]
+    attributes = {
+        "group": group, "dilations": dilations, "pads": pads,
+        "strides": [int(r.integers(1, 4)) for _ in range(spatial)],
+    }  # fmt: skip
+    x = floats(r, int(r.integers(1, 3)), channels, *extents)
+    w = floats(r, out, channels // group, *kernel)
+    bias = floats(r, out) if r.random() < 0.5 else None
+
+    def function(b, x):
+        y = b.Conv(x, w, bias, **attributes)
+        return b.Relu(y) if seed % 2 else b.Add(b.Conv(x, w, **attributes), b.Exp(b.Neg(b.Abs(y))))
+
+    return build(function, x=x)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_convolutions(seed):
+    graph, inputs = random_convolution(seed)
+    width = (64, 32, 16, 0)[seed % 4]
+    check(graph, inputs, [width], interpreted=[width] if inputs[0].size < 1500 else ())
+
+
+def test_convolution_of_a_reflection():
+    """Positions chosen by a select are no window: what is read must stay inside."""
+    w = floats(rng(8), 5, 7, 1, 3)
+
+    def function(b, x):
+        padded = b.Pad(x, np.array([0, 0, 0, 0, 0, 2, 0, 0]), mode="reflect")
+        return b.Conv(padded, w, pads=[0, 2, 0, 2])
+
+    check(*build(function, x=floats(rng(9), 1, 5, 9, 15)), (64, 0), interpreted=(64, 0))
+
+
+def test_convolution_whose_kernel_is_taller_than_the_image():
+    """The output has one row, so that its index vanishes; the window still overlaps the padding."""
+    w = floats(rng(10), 16, 1, 2, 2)
+    graph, inputs = build(
+        lambda b, x: b.Conv(x, w, pads=[0, 1, 1, 0], strides=[3, 3]), x=floats(rng(11), 1, 1, 1, 17)
+    )
+    check(graph, inputs, (64, 0), interpreted=(64, 0))
+
+
+def test_indices_and_loops_of_equal_extent():
+    """Both dims of the output take as many steps as its tiles: no name may be mistaken."""
+    w, c = floats(rng(12), 2, 17), floats(rng(13), 16, 2)
+    graph, inputs = build(lambda b, x: b.Gemm(b.Tanh(x), w, c, transB=1), x=floats(rng(14), 16, 17))
+    check(graph, inputs, (64, 32, 16, 0), interpreted=(64, 32, 16, 0))

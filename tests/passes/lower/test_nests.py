@@ -1,0 +1,190 @@
+"""Loop nests: rows, movements, fused regions and memory in place, against the interpreter."""
+
+import numpy as np
+import pytest
+from differential import build, check, floats, program_of
+
+from graphc.ir.kernel import Alloc, walk_stmts
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+ROWS = [(1, 1), (3, 2), (2, 15), (3, 16), (2, 17), (5, 63), (1, 64), (2, 65), (4, 129), (2, 3, 33)]
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+def test_softmax(shape):
+    graph, inputs = build(lambda b, x: b.Softmax(b.Mul(x, np.float32(3)), axis=-1), x=floats(rng(), *shape))
+    program = check(graph, inputs, (64, 32, 0), interpreted=(64, 32, 0))
+    assert len(program.steps) == 1, "one kernel"
+
+
+def test_exponentials_of_a_softmax_are_kept():
+    graph, _ = build(lambda b, x: b.Softmax(x, axis=-1), x=floats(rng(), 4, 100))
+    (kernel,) = program_of(graph).kernels.values()
+    rows = [s for s in walk_stmts(kernel.body) if isinstance(s, Alloc) and s.scope == "stack"]
+    assert [s.buffer.shape for s in rows] == [(100,)]
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+def test_layer_normalisation(shape):
+    scale, bias = floats(rng(1), shape[-1]), floats(rng(2), shape[-1])
+
+    def function(b, x):
+        return b.Relu(b.LayerNormalization(b.Add(x, x), scale, bias, epsilon=1e-2))
+
+    program = check(*build(function, x=floats(rng(), *shape)), (64, 16, 0), interpreted=(64,))
+    assert len(program.steps) == 1
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMax", "ReduceProd", "ReduceLogSumExp"])
+def test_reductions_over_any_axes(axes, op):
+    x = floats(rng(3), 5, 18, 19) / 3
+
+    def function(b, x):
+        small = b.op(op, x, np.array(axes), keepdims=1)
+        return b.Sub(x, small), b.op(op, x, np.array(axes), keepdims=0)
+
+    check(*build(function, x=x), (64, 0), interpreted=(64,))
+
+
+def test_argmax_and_top():
+    x = rng(4).integers(0, 5, (6, 37)).astype(np.float32)  # ties
+    for last in (0, 1):
+        check(*build(lambda b, x: b.ArgMax(x, axis=1, select_last_index=last), x=x))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_chains_of_movements(seed):
+    """Concat, Pad, Slice, Transpose and Reshape on one another: all become index arithmetic."""
+    r = rng(seed)
+
+    def function(b, x):
+        for _ in range(5):
+            rank = x.tensor.rank
+            axis = int(r.integers(rank))
+            extent = x.tensor.dims[axis]
+            kind = int(r.integers(5))
+            if kind == 0 and x.tensor.size < 3000:
+                x = b.Concat(x, b.Neg(x), x, axis=axis)
+            elif kind == 1:
+                pads = [int(n) for n in r.integers(0, 3, 2 * rank)]
+                x = b.Pad(x, np.array(pads), np.float32(2))
+            elif kind == 2 and extent > 2:
+                low, step = int(r.integers(extent - 1)), int(r.integers(1, 3))
+                x = b.Slice(x, *(np.array([v]) for v in (low, extent, axis, step)))
+            elif kind == 3:
+                x = b.Transpose(x, perm=[int(d) for d in r.permutation(rank)])
+            else:
+                x = b.Reshape(x, np.array([-1, x.tensor.dims[-1]] if rank == 3 else [1, *x.tensor.dims]))
+        return b.Mul(x, np.float32(2))
+
+    check(*build(function, x=floats(r, 3, 5, 17)), (64, 0), interpreted=(64, 0))
+
+
+def test_views_cost_nothing():
+    def function(b, x):
+        flat = b.Reshape(b.Exp(x), np.array([30]))
+        part = b.Slice(flat, np.array([5]), np.array([25]))
+        return b.Neg(b.Reshape(part, np.array([4, 5])))
+
+    program = check(*build(function, x=floats(rng(5), 2, 3, 5)))
+    assert len(program.steps) <= 2
+
+
+def test_results_of_a_region_of_different_shapes():
+    def function(b, x, y):
+        s = b.Add(x, y)
+        m = b.ReduceMean(s, np.array([1]), keepdims=1)
+        return s, m, b.Sub(s, m), b.Transpose(s), b.Slice(s, np.array([1]), np.array([3]))
+
+    check(*build(function, x=floats(rng(6), 7, 33), y=floats(rng(7), 7, 33)), (64, 0), (64, 0))
+
+
+def test_results_that_are_inputs_constants_or_the_same():
+    constant = floats(rng(8), 3)
+
+    def function(b, x):
+        y = b.Exp(x)
+        return x, y, y, b.constant(constant), b.Reshape(x, np.array([-1])), b.Reshape(y, np.array([3, 2]))
+
+    check(*build(function, x=floats(rng(9), 2, 3)), (64, 0), interpreted=(64, 0))
+
+
+# ---------------------------------------------------------------- memory in place
+
+
+def test_a_chain_stays_in_place():
+    """Rows cannot fuse over different axes, but each may overwrite the one before."""
+
+    def function(b, x):
+        for axis in (0, 1, 0, 1):
+            x = b.Softmax(x, axis=axis)
+            x = b.Transpose(x)
+            x = b.CumSum(x, np.int64(0))
+        return x
+
+    check(*build(function, x=floats(rng(10), 8, 8)), (64, 0), interpreted=(64, 0))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_values_used_again_later_are_not_overwritten(seed):
+    """Every value is read by several ops at once and long after."""
+    r = rng(seed)
+
+    def function(b, x):
+        values = [x]
+        for _ in range(8):
+            a, c = (values[int(r.integers(len(values)))] for _ in range(2))
+            made = [
+                lambda a=a, c=c: b.CumSum(b.Add(a, c), np.int64(1)),
+                lambda a=a, c=c: b.Sub(b.Transpose(a), c),
+                lambda a=a, c=c: b.Mul(b.Softmax(a, axis=0), c),
+                lambda a=a, c=c: b.MatMul(b.Tanh(a), b.Softmax(c, axis=-1)),
+                lambda a=a, c=c: b.Max(b.Slice(b.Concat(a, c, axis=0), np.array([3]), np.array([12])), a),
+            ][int(r.integers(5))]  # fmt: skip
+            values.append(b.Tanh(made()))
+        return values[3], values[-1], values[-2]
+
+    check(*build(function, x=floats(r, 9, 9)), (64, 0), interpreted=(64,))
+
+
+# ---------------------------------------------------------------- element types
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32", "float64", "float16"])
+def test_element_types(dtype):
+    r = rng(11)
+    x = (r.integers(0, 50, (5, 35))).astype(dtype)
+    y = (r.integers(1, 9, (5, 35))).astype(dtype)
+
+    def function(b, x, y):
+        total = b.Add(b.Mul(x, y), x)
+        return total, b.Max(total, y), b.ReduceMax(total, np.array([1])), b.Cast(total, to=1), b.Div(x, y)
+
+    check(*build(function, x=x, y=y), (64, 32, 0), interpreted=(64,), tolerance=1e-6)
+
+
+def test_booleans_and_mixed_widths():
+    r = rng(12)
+    x, n = floats(r, 4, 37), r.integers(-5, 5, (4, 37))
+
+    def function(b, x, n):
+        positive = b.Greater(x, np.float32(0))
+        even = b.Equal(b.Mod(n, np.int64(2)), np.int64(0))
+        both = b.And(positive, b.Not(even))
+        doubled = b.Where(both, b.Cast(n, to=11), b.Cast(x, to=11))
+        return both, doubled, b.Cast(both, to=7), b.Xor(positive, even)
+
+    check(*build(function, x=x, n=n), (64, 32, 16, 0), interpreted=(64, 16))
+
+
+def test_empty_tensors():
+    def function(b, x):
+        y = b.Concat(x, b.Exp(x), axis=0)
+        return y, b.ReduceSum(x, np.array([0]), keepdims=0), b.MatMul(b.Transpose(x), x)
+
+    check(*build(function, x=np.zeros((0, 4), np.float32)), (64, 0), interpreted=(64, 0))

@@ -1,0 +1,149 @@
+"""Narrower machines: the same graphs with shorter vectors, older instruction sets, another processor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from graphc.backends.llvm_cpu.jit import assembly
+from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program, llvm_text
+from graphc.backends.llvm_cpu.strategies import strategies
+from graphc.backends.llvm_cpu.target import HostTarget, host_target, named_target
+from graphc.driver import to_program
+from graphc.frontend.onnx_import import import_onnx
+from graphc.ir.graph import Graph, clone_graph
+from graphc.ir.interp import interpret
+from graphc.ir.parser import parse_graph
+from graphc.ir.program import Program
+from graphc.passes.specialise import specialise
+from graphc.ir.compare import agreements
+
+ROOT = Path(__file__).parents[1]
+VECTOR_BYTES = (64, 32, 16, 0)
+REGISTERS = {64: 32, 32: 16, 16: 16, 0: 16}
+LEVELS = {"avx512": 64, "avx2": 32, "sse": 16, "scalar": 0}
+
+GRAPHS = {
+    "matmul": """graph @g(%x: f32[9,19]) -> ? {
+  const %w : f32[19,37] = random(seed=1)
+  const %b : f32[37] = random(seed=2)
+  %y = MatMul(%x, %w)
+  %z = Add(%y, %b)
+  %r = Gelu(%z)
+  return %r
+}""",
+    "attention": """graph @g(%q: f32[2,7,17], %k: f32[2,11,17], %v: f32[2,11,8]) -> ? {
+  %t = Transpose(%k) {perm=[0,2,1]}
+  %s = MatMul(%q, %t)
+  %p = Softmax(%s) {axis=-1}
+  %y = MatMul(%p, %v)
+  return %y
+}""",
+    "convolutions": """graph @g(%x: f32[1,5,13,11]) -> ? {
+  const %w : f32[18,5,3,3] = random(seed=1)
+  const %d : f32[18,1,3,3] = random(seed=2)
+  const %g : f32[6,9,1,1] = random(seed=3)
+  %a = Conv(%x, %w) {pads=[1,1,1,1], strides=[2,1]}
+  %b = Relu(%a)
+  %c = Conv(%b, %d) {group=18, pads=[1,0,1,2]}
+  %e = Conv(%c, %g) {group=2}
+  %f = MaxPool(%e) {kernel_shape=[3,2], strides=[2,2], pads=[1,0,1,0]}
+  return %f
+}""",
+    "rows": """graph @g(%x: f32[6,45]) -> ? {
+  const %s : f32[45] = random(seed=1)
+  const %h : f16[] = 0.5
+  %n = LayerNormalization(%x, %s)
+  %m = ReduceMax(%n) {keepdims=1}
+  %y = Sub(%n, %m)
+  %w = Cast(%y) {to=10}
+  %v = Mul(%w, %h)
+  %u = Cast(%v) {to=11}
+  return %u
+}""",
+    "integers": """graph @g(%x: i8[7,30], %y: i64[7,30]) -> ? {
+  %a = Cast(%x) {to=7}
+  %b = Add(%a, %y)
+  %c = Mul(%b, %a)
+  %d = Cast(%c) {to=3}
+  %e = Max(%d, %x)
+  return %e, %c
+}""",
+}  # fmt: skip
+
+each_graph = pytest.mark.parametrize("name", [*GRAPHS, "digits"])
+
+
+def case(name: str) -> tuple[Graph, list[np.ndarray]]:
+    """A static graph and inputs for it."""
+    if name == "digits":
+        graph = import_onnx(ROOT / "models" / "digits_cnn.onnx")
+        graph = specialise(graph, dims={symbol: 3 for symbol in graph.symbols})
+    else:
+        graph = specialise(parse_graph(GRAPHS[name].replace("-> ?", "-> (?, ?)") if name == "integers" else GRAPHS[name]))
+    rng = np.random.default_rng(7)
+    inputs = []
+    for param in graph.params:
+        type = param.tensor
+        values = rng.standard_normal(type.static_shape) * (30 if type.dtype.is_integer else 1)
+        inputs.append(values.astype(type.dtype.np))
+    return graph, inputs
+
+
+def program_for(graph: Graph, vector_bytes: int) -> Program:
+    made = strategies(vector_bytes, REGISTERS[vector_bytes])
+    return to_program(clone_graph(graph), made)
+
+
+def check(name: str, vector_bytes: int, target: HostTarget) -> None:
+    graph, inputs = case(name)
+    model = NativeModel(compile_program(program_for(graph, vector_bytes), target), threads=1)
+    names = [f"y{n}" for n in range(len(graph.results))]
+    for agreement in agreements(names, model(inputs), interpret(graph, inputs)):
+        assert agreement.within(1e-5 if name != "rows" else 1e-3), agreement
+
+
+@each_graph
+@pytest.mark.parametrize("vector_bytes", VECTOR_BYTES)
+def test_every_vector_width_on_this_machine(name, vector_bytes):
+    check(name, vector_bytes, host_target())
+
+
+@each_graph
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.skipif(host_target().arch != "x86_64", reason="names x86 instruction sets")
+def test_instruction_sets(name, level):
+    target = named_target(level)
+    if not target.runs_here:
+        pytest.skip(f"this processor has no {level}")
+    check(name, LEVELS[level], target)
+
+
+def test_code_of_an_older_machine_stays_within_it():
+    graph, _ = case("matmul")
+    text = llvm_text(program_for(graph, LEVELS["avx2"]))
+    code = assembly(text, named_target("avx2"))
+    assert "%ymm" in code and "%zmm" not in code and "vfmadd" in code
+
+
+NEON = HostTarget("aarch64-linux-gnu", "neoverse-n1", frozenset({"neon"}), frozenset(), 128, 32)
+
+
+@each_graph
+def test_assembly_for_arm(name):
+    """Code for another processor is made here, though it cannot run here."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    try:
+        llvm.Target.from_triple(NEON.triple)
+    except RuntimeError:
+        pytest.skip("this LLVM knows no aarch64")
+    graph, _ = case(name)
+    code = assembly(llvm_text(program_for(graph, 16)), replace(NEON))
+    assert "ret" in code
+    if name in ("matmul", "convolutions"):
+        assert "fmla" in code and ".4s" in code  # four lanes of float32, multiplied and added
