@@ -69,7 +69,7 @@ class ContractionOptions:
 
 
 @dataclass
-class _Match:
+class Match:
     """A matched contraction. `rows`, `cols` and `outer` partition the output indices; the last of
     `depth` is the innermost summed index. `exprs` are the outputs' with `hole` for the sum."""
 
@@ -103,7 +103,7 @@ class _Match:
 
 def lower_contraction(computation: Computation, options: ContractionOptions) -> Lowered | str:
     """The kernel of a contraction, or the reason why the computation is not one."""
-    match = _match(computation, options)
+    match = match_contraction(computation, options.min_depth)
     if isinstance(match, str):
         return match
     problem = _prepare_rows(match) or _order_depth(match)
@@ -117,7 +117,9 @@ def lower_contraction(computation: Computation, options: ContractionOptions) -> 
 # ---------------------------------------------------------------- matching
 
 
-def _match(computation: Computation, options: ContractionOptions) -> _Match | str:
+def match_contraction(computation: Computation, min_depth: int = 1) -> Match | str:
+    """The sum of products that a computation's outputs contain, or why it is no contraction of at
+    least so many products."""
     first = computation.outputs[0]
     if any(o.extents != first.extents for o in computation.outputs):
         return "contraction: outputs have different shapes"
@@ -143,10 +145,10 @@ def _match(computation: Computation, options: ContractionOptions) -> _Match | st
         parts = Reduce("sum", split, tuple(axes))
         exprs = [substitute(e, {hole: parts}) for e in exprs]
         hole = parts
-    return _classify(computation, indices, offset, exprs, hole, options)
+    return _classify(computation, indices, offset, exprs, hole, min_depth)
 
 
-def _classify(computation, indices, offset, exprs, hole: Reduce, options) -> _Match | str:
+def _classify(computation, indices, offset, exprs, hole: Reduce, min_depth: int) -> Match | str:
     body = hole.body
     if not (isinstance(body, Call) and body.op.name == "mul"):
         return "contraction: not a sum of products"
@@ -161,7 +163,7 @@ def _classify(computation, indices, offset, exprs, hole: Reduce, options) -> _Ma
     if any(k not in in_a or k not in in_b for k in hole.axes):
         return "contraction: a summed index is in one factor only"
     depth = math.prod(k.count for k in hole.axes)
-    if depth < options.min_depth:
+    if depth < min_depth:
         return f"contraction: only {depth} products to sum"
     cols: list[Index] = []
     for index in reversed(indices):
@@ -173,7 +175,7 @@ def _classify(computation, indices, offset, exprs, hole: Reduce, options) -> _Ma
     outer = [x for x in rest if x not in rows]
     if math.prod(x.count for x in cols) < 4 and math.prod(x.count for x in rows) > 4:
         return "contraction: fewer than 4 columns"
-    return _Match(
+    return Match(
         computation, indices, offset, exprs, hole, a, b, outer, rows, cols, list(hole.axes)
     )
 
@@ -181,7 +183,7 @@ def _classify(computation, indices, offset, exprs, hole: Reduce, options) -> _Ma
 # ---------------------------------------------------------------- the row operand
 
 
-def _prepare_rows(match: _Match) -> str:
+def _prepare_rows(match: Match) -> str:
     """Makes `a` a flat load whose offset separates rows from depth; a reason if it cannot."""
     if not isinstance(match.a, Load):
         window = padded_window(match.a, "rows", match.computation)
@@ -198,7 +200,7 @@ def _prepare_rows(match: _Match) -> str:
     return _copy_rows(match)
 
 
-def _copy_rows(match: _Match) -> str:
+def _copy_rows(match: Match) -> str:
     used = free_indices(match.a)
     own = [x for x in match.indices if x in used] + [x for x in match.depth if x in used]
     shape = tuple(x.count for x in own)
@@ -221,7 +223,7 @@ def _separable(offset: Expr, depth: set[Index]) -> bool:
     return True
 
 
-def _order_depth(match: _Match) -> str:
+def _order_depth(match: Match) -> str:
     """Sorts the summed indices so that the innermost moves least in `a`, and merges them."""
     assert isinstance(match.a, Load)
     offset = match.a.index[0]
@@ -250,7 +252,7 @@ class _Plan:
         return self.lanes * self.vectors
 
 
-def _plan(match: _Match, options: ContractionOptions) -> _Plan:
+def _plan(match: Match, options: ContractionOptions) -> _Plan:
     lanes = max(1, options.vector_bytes // match.hole.dtype.size)
     columns = math.prod(x.count for x in match.cols)
     depth = math.prod(x.count for x in match.depth)
@@ -272,7 +274,7 @@ def _vectors(rows: int, needed: int, registers: int) -> int:
     return min(needed, 8 if registers >= 32 else 4, max(2, (registers - 4) // max(rows, 1) - 1))
 
 
-def _contiguous_columns(match: _Match) -> bool:
+def _contiguous_columns(match: Match) -> bool:
     """Whether `b` can be read in place: not constant, one column index, at stride 1."""
     b = match.b
     if not isinstance(b, Load) or len(match.cols) != 1 or b.source in match.computation.constants:
@@ -283,7 +285,7 @@ def _contiguous_columns(match: _Match) -> bool:
     return separable and is_affine_in(flat.index[0], match.cols[0]) == 1
 
 
-def _prepare_columns(match: _Match, plan: _Plan) -> None:
+def _prepare_columns(match: Match, plan: _Plan) -> None:
     """Replaces `b` by a flat load over `column` (an index of all columns) and the depth."""
     if not plan.packed:
         match.b = flatten_loads(match.b, match.shapes)
@@ -323,7 +325,7 @@ def balanced_tiles(total: int, largest: int) -> list[tuple[int, int, int]]:
 class _Emitter:
     """Emits the loops of a planned contraction."""
 
-    def __init__(self, match: _Match, plan: _Plan, options: ContractionOptions):
+    def __init__(self, match: Match, plan: _Plan, options: ContractionOptions):
         self.match, self.plan, self.options = match, plan, options
         self.k = KernelBuilder()
         self.column = Index("column", plan.columns)
