@@ -20,7 +20,10 @@ from graphc.ir.kernel import Alloc, Barrier, For, Intrin
 INDEX = dtypes.i32
 SHARED_BYTES = 48 << 10  # of static shared memory per block, on every architecture
 LOCAL_BYTES = 128 << 10  # of a thread's own arrays; more would take too much for a full grid
-WARP_REDUCTIONS = {"warp_sum": "add", "warp_prod": "mul", "warp_min": "min", "warp_max": "max"}
+WARP_REDUCTIONS = {
+    "warp_sum": "add", "warp_prod": "mul", "warp_min": "min", "warp_max": "max",
+    "warp_and": "and", "warp_or": "or",
+}  # fmt: skip
 
 
 def dialect(block: int, restrict: bool) -> Dialect:

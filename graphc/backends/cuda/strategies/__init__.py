@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graphc.backends.cuda.strategies.rows import lower_rows
+from graphc.backends.cuda.strategies.tiles import lower_shared_tiles
 from graphc.passes.lower.nest import NestOptions
 from graphc.passes.lower.program import Strategy
 from graphc.passes.lower.strategies import nest_strategy
 
 
 def strategies() -> Sequence[Strategy]:
-    """One thread per output element for everything."""
-    return [nest_strategy(NestOptions(flat=True))]
+    """Contractions, row reductions, and one thread per output element for everything else."""
+    return [lower_shared_tiles, lower_rows, nest_strategy(NestOptions(flat=True))]

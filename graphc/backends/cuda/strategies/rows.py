@@ -1,0 +1,224 @@
+"""Row reductions: softmax, normalisations and plain reductions, several threads to a row.
+
+The reductions of a computation that depend on some output indices only span its rows; the other
+indices run inside a row. A row belongs to a warp if it is short and to a block otherwise: its
+threads stride over the reduced elements (neighbours read neighbours), combine their partial results
+by shuffles, across warps through shared memory, and then stride over the outputs of the row, with
+all reductions known. So a softmax or layer norm is one kernel that reads its input from memory once
+(the later passes find it in cache).
+
+Where the rows are neighbours in memory and their elements are not (a softmax over channels), a
+thread takes a row of its own, which coalesces the accesses of a warp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Expr, Index, Load, Reduce, cast, free_indices, substitute, walk
+from graphc.ir.kernel import Alloc, Barrier, Buffer, For, Intrin, Kernel
+from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
+from graphc.passes.lower.computation import Computation, Lowered
+from graphc.passes.lower.nest import Nest, NestOptions, Point, combined, in_place, work
+
+WARP = 32
+WARP_ROWS = 4  # rows of a block whose rows belong to warps
+SHORT_ROW = 1024  # elements a warp reduces by itself
+MIN_ELEMENTS = 32  # reduced or stored per row, below which threads of their own do as well
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The plan: output indices of rows and inside rows, and threads per row (1: each its own)."""
+
+    rows: list[Index]
+    inner: list[Index]
+    threads: int
+
+
+def lower_rows(computation: Computation) -> Lowered | str:
+    """The kernel of row reductions, or the reason why the computation has none."""
+    if any(o.extents != computation.outputs[0].extents for o in computation.outputs):
+        return "rows: outputs have different shapes"
+    nest = RowNest(computation, NestOptions(flat=True))
+    kernel = nest.kernel("rows")
+    if nest.problem:
+        return f"rows: {nest.problem}"
+    return Lowered(kernel, inplace=in_place(computation), flops=work(computation))
+
+
+def _plan(indices: list[Index], points: list[Point]) -> _Rows | str:
+    reductions = _outermost([p.expr for p in points])
+    if not reductions:
+        return "no reductions"
+    used = [free_indices(r) & set(indices) for r in reductions]
+    spanned = frozenset().union(*(u for u in used if len(u) < len(indices)))
+    if not spanned and all(len(u) == len(indices) for u in used):
+        spanned = frozenset(indices)
+    elif len(spanned) == len(indices):
+        return "the reductions have no rows in common"
+    rows = [x for x in indices if x in spanned]
+    inner = [x for x in indices if x not in spanned]
+    own = [r for r, u in zip(reductions, used) if u <= spanned]
+    depth = max((math.prod(a.count for a in r.axes) for r in own), default=0)
+    width = math.prod(x.count for x in inner)
+    if depth == 0 or any(x.count == 0 for x in indices):
+        return "nothing to reduce"
+    along_rows = all(_contiguous(r) for r in own) and (not inner or inner[-1] is indices[-1])
+    if not along_rows:
+        if not inner:
+            return "reduced elements are not neighbours"
+        return _Rows(rows, inner, 1)
+    if max(depth, width) < MIN_ELEMENTS:
+        return f"only {depth} elements to reduce"
+    return _Rows(rows, inner, _threads(max(depth, width)))
+
+
+def _outermost(exprs: list[Expr]) -> list[Reduce]:
+    """Reductions, and those inside them that do not depend on their axes."""
+    found = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
+    axes = {a for r in found for a in r.axes}
+    return [r for r in found if not free_indices(r) & axes]
+
+
+def _contiguous(reduction: Reduce) -> bool:
+    """Whether neighbouring values of the last axis are neighbours, or the same, in memory."""
+    axis = reduction.axes[-1]
+    return all(
+        is_affine_in(position, axis) in (0, 1)
+        for node in walk(reduction.body)
+        if isinstance(node, Load)
+        for position in node.index
+    )
+
+
+def _threads(elements: int) -> int:
+    if elements <= SHORT_ROW:
+        return WARP
+    return 256 if elements <= 8 * SHORT_ROW else 512
+
+
+@dataclass
+class RowNest(Nest):
+    """Loops over rows in place of loops over elements. `problem` says why there is no kernel."""
+
+    problem: str = ""
+    shared: list[Buffer] = field(default_factory=list)
+    plan: _Rows | None = None
+    row_bound: frozenset = frozenset()
+    lane_of_row: Expr = Const(0, i64)
+
+    def kernel(self, name: str) -> Kernel:
+        kernel = super().kernel(name)
+        self.problem = self.problem or ("" if kernel.body else "nothing to compute")
+        return kernel
+
+    def outer_loops(self, indices: list[Index], points: list[Point]) -> None:
+        plan = _plan(indices, points)
+        if isinstance(plan, str):
+            self.problem = plan
+            return
+        self.plan = plan
+        count = math.prod(x.count for x in plan.rows)
+        if plan.threads == 1:
+            with self.k.loop(count, "parallel", name="row") as row:
+                self._row(points, row, frozenset({row}))
+        elif plan.threads == WARP:
+            self._warps(points, count)
+        else:
+            thread = Index("thread", plan.threads)
+            with self._grid(count, thread) as block:
+                self.lane_of_row = thread
+                self._row(points, block, frozenset({block, thread}))
+
+    def _warps(self, points: list[Point], count: int) -> None:
+        """A warp to a row, several to a block; the rows of the last block may not exist."""
+        thread = Index("thread", WARP * WARP_ROWS)
+        with self._grid(-(-count // WARP_ROWS), thread) as block:
+            self.lane_of_row = thread % WARP
+            row = simplify(block * WARP_ROWS + thread // WARP)
+            bound = frozenset({block, thread})
+            if count % WARP_ROWS:
+                with self.k.when(row < count):
+                    self._row(points, row, bound)
+            else:
+                self._row(points, row, bound)
+
+    @contextmanager
+    def _grid(self, blocks: int, thread: Index) -> Iterator[Index]:
+        """A block loop around a thread loop; shared arrays that turn up are declared between."""
+        with self.k.loop(blocks, "block", name="block") as block:
+            with self.k.block() as body:
+                yield block
+            for buffer in self.shared:
+                self.k.emit(Alloc(buffer, "shared"))
+            self.k.emit(For(thread, tuple(body), "thread"))
+
+    def _row(self, points: list[Point], row: Expr, bound: frozenset) -> None:
+        """The reductions of a row, then its elements."""
+        assert self.plan is not None
+        extents = tuple(x.count for x in self.plan.rows)
+        points = self._at(points, dict(zip(self.plan.rows, unflatten_index(row, extents))))
+        self.row_bound = bound
+        points = self.resolved(points, bound)
+        inner = tuple(x.count for x in self.plan.inner)
+        with self._strided(math.prod(inner)) as (at, more):
+            mapping = dict(zip(self.plan.inner, unflatten_index(at, inner)))
+            moved = self._at(points, mapping)
+            self.store_points(self.resolved(moved, bound | more))
+
+    @contextmanager
+    def _strided(self, extent: int) -> Iterator[tuple[Expr, frozenset]]:
+        """The threads of a row stride over elements: yields the position and the loop around it."""
+        assert self.plan is not None
+        threads = self.plan.threads
+        lane = self.lane_of_row if threads > 1 else Const(0, i64)
+        with self.k.loop(-(-extent // threads)) as step:
+            at = simplify(step * threads + lane)
+            if extent % threads:
+                with self.k.when(at < extent):
+                    yield at, frozenset({step})
+            else:
+                yield at, frozenset({step})
+
+    # ---------------------------------------------------------------- reductions
+
+    def reduction(self, group: list[Reduce], bound: frozenset, per_lane: bool) -> list[Expr]:
+        """Reductions of a row are shared by its threads; others belong to one thread."""
+        axes = group[0].axes
+        alone = self.plan is None or self.plan.threads == 1 or bound != self.row_bound
+        if alone or any(a.extent == 0 for a in axes):
+            return super().reduction(group, bound, per_lane)
+        totals = [self.k.var(r.dtype.compute, cast(r.identity, r.dtype.compute)) for r in group]
+        extents = tuple(a.count for a in axes)
+        with self._strided(math.prod(extents)) as (at, more):
+            mapping = dict(zip(axes, unflatten_index(at, extents)))
+            terms = [simplify(substitute(r.term, mapping)) for r in group]
+            for r, total, term in zip(group, totals, self.resolve(terms, bound | more, False)):
+                self.k.store(total, (), combined(r, total[()], term))
+        totals = [self._across(r, total) for r, total in zip(group, totals)]
+        return [self.k.let(cast(t[()], r.dtype)) for r, t in zip(group, totals)]
+
+    def _across(self, reduction: Reduce, total: Buffer) -> Buffer:
+        """The partial results of all threads of a row combined; every thread has the result."""
+        assert self.plan is not None
+        instruction = f"warp_{reduction.op}"
+        self.k.emit(Intrin(instruction, (total[()],)))
+        warps = self.plan.threads // WARP
+        if warps == 1:
+            return total
+        partial = Buffer(self.k.fresh("partial"), total.dtype, (warps,), "local")
+        self.shared.append(partial)
+        lane, warp = self.lane_of_row % WARP, self.lane_of_row // WARP
+        with self.k.when(lane.eq(0)):
+            self.k.store(partial, simplify(warp), total[()])
+        self.k.emit(Barrier())
+        whole = self.k.var(total.dtype, cast(reduction.identity, total.dtype))
+        with self.k.when(lane < warps):
+            self.k.store(whole, (), partial[simplify(lane)])
+        self.k.emit(Intrin(instruction, (whole[()],)))
+        return whole
