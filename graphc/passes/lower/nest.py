@@ -175,14 +175,12 @@ class Nest:
             points = self._at(points, dict(zip(outer, position)))
             bound = frozenset({p})
             if hoisted is not None:
-                points = self.keep_rows(points, last, bound)
-                points = self.resolved(points, bound)
+                points = self.row_values(points, last, bound)
             self.inner_loops(inner, last, points, bound, tiled)
 
     def one_dimension(self, last: Index, points: list[Point], hoisted: bool) -> None:
         if hoisted:
-            points = self.keep_rows(points, last, frozenset())
-            points = self.resolved(points, frozenset())
+            points = self.row_values(points, last, frozenset())
             self.inner_loops([], last, points, frozenset(), False)
             return
         extent, block = last.count, self.options.block  # type: ignore[arg-type]
@@ -324,15 +322,15 @@ class Nest:
         return [Point(p.output, p.offset, e) for p, e in zip(points, exprs)]
 
     def resolve(self, exprs: list[Expr], bound: frozenset, per_lane: bool) -> list[Expr]:
-        while True:
-            ready = ready_reductions(exprs, bound)
-            if not ready:
-                return exprs
-            axes = ready[0].axes
-            group = [r for r in ready if r.axes == axes]
-            results = self.reduction(group, bound, per_lane)
-            mapping = dict(zip(group, results))
-            exprs = [substitute(e, mapping) for e in exprs]
+        while ready := ready_reductions(exprs, bound):
+            exprs = self.resolve_group(ready, exprs, bound, per_lane)
+        return exprs
+
+    def resolve_group(self, ready: list[Reduce], exprs, bound: frozenset, per_lane) -> list[Expr]:
+        """Emits the first of the ready reductions, and those over the same axes."""
+        group = [r for r in ready if r.axes == ready[0].axes]
+        mapping = dict(zip(group, self.reduction(group, bound, per_lane)))
+        return [substitute(e, mapping) for e in exprs]
 
     def reduction(self, group: list[Reduce], bound: frozenset, per_lane: bool) -> list[Expr]:
         """Computes reductions over the same axes in one loop nest."""
@@ -435,6 +433,17 @@ class Nest:
         return self.k.let(cast(accumulator[Const(0, i64)], r.dtype))
 
     # ---------------------------------------------------------------- rows kept
+
+    def row_values(self, points: list[Point], last: Index, bound: frozenset) -> list[Point]:
+        """Emits the reductions of a row; before each, what it shares with the outputs is kept."""
+        while True:
+            points = self.keep_rows(points, last, bound)
+            exprs = [p.expr for p in points]
+            ready = ready_reductions(exprs, bound)
+            if not ready:
+                return points
+            exprs = self.resolve_group(ready, exprs, bound, False)
+            points = [Point(p.output, p.offset, e) for p, e in zip(points, exprs)]
 
     def keep_rows(self, points: list[Point], last: Index, bound: frozenset) -> list[Point]:
         """Stores in a row buffer what a reduction over the row and the outputs both compute."""
