@@ -21,8 +21,16 @@ from graphc.passes.pass_manager import Pass, reached
 from graphc.passes.specialise import pin, specialise
 
 SIMPLE = "decompose, fold, cse, dce"
-OPTIMISING = "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce, layout, fuse"
+OPTIMISING = (
+    "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce, layout, fuse"
+)
 PIPELINES = {"cpu": OPTIMISING, "c": SIMPLE, "micro": f"integers, {OPTIMISING}", "cuda": OPTIMISING}
+
+
+def _default_threads() -> int:
+    from graphc.backends.llvm_cpu.target import default_threads  # loads LLVM
+
+    return default_threads()
 
 
 @dataclass
@@ -31,7 +39,7 @@ class Settings:
     place of the target's own; hooks around passes; the context (fuel, diagnostics); `observe`,
     which is called with every program made; and `simulate`, to run a GPU's kernels on the host."""
 
-    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    threads: int = field(default_factory=_default_threads)
     passes: str | Sequence[Pass] | None = None
     hooks: Sequence[Hook] = ()
     context: Context = field(default_factory=Context)
@@ -179,10 +187,10 @@ def typed(source: Any, **pins: Any) -> Graph:
 
 
 def _cpu(settings: Settings) -> CompileStatic:
-    from graphc.backends.llvm_cpu.runtime import NativeModel
+    from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program
 
     def compile_static(graph: Graph) -> Executable:
-        return NativeModel(cpu_program(graph, settings), settings.threads)
+        return NativeModel(compile_program(cpu_program(graph, settings)), settings.threads)
 
     return compile_static
 

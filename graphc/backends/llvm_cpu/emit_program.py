@@ -1,41 +1,51 @@
 """A program to one LLVM module: its kernels, and a function that calls them in order.
 
-`i32 NAME_run(ptr inputs, ptr outputs, ptr arena, ptr constants, ptr pool)` takes arrays of pointers.
-A parallel phase worth splitting goes through the thread pool of pool.py; everything else is called
-directly. The module is deterministic text: equal programs give equal modules.
+`void graphc_run(ptr inputs, ptr outputs, ptr arena, ptr constants, ptr pool)` takes arrays of
+pointers; `void graphc_invoke(ptr cells)` takes the same five, in that order, from an array, so that
+a caller pays for one argument. A parallel phase worth splitting goes through the thread pool of
+pool.py; everything else is called directly. Equal programs give equal text.
 """
 
 from __future__ import annotations
-
 
 from graphc.backends.llvm_cpu.emit_kernel import Declarations, Phase, emit_kernel
 from graphc.ir.program import Program, Slot, Step
 
 PARALLEL_WORK = 200_000  # flops or bytes below which a phase is not worth waking a thread
 ENTRY = "graphc_run"
+INVOKE = "graphc_invoke"
+
+_INVOKE_TEXT = f"""define void @{INVOKE}(ptr %cells) #0 {{
+  %inputs = load ptr, ptr %cells
+  %outputs.at = getelementptr ptr, ptr %cells, i64 1
+  %outputs = load ptr, ptr %outputs.at
+  %arena.at = getelementptr ptr, ptr %cells, i64 2
+  %arena = load ptr, ptr %arena.at
+  %constants.at = getelementptr ptr, ptr %cells, i64 3
+  %constants = load ptr, ptr %constants.at
+  %pool.at = getelementptr ptr, ptr %cells, i64 4
+  %pool = load ptr, ptr %pool.at
+  call void @{ENTRY}(ptr %inputs, ptr %outputs, ptr %arena, ptr %constants, ptr %pool)
+  ret void
+}}"""
 
 
-def emit_program(program: Program, features: str = "", cpu: str = "") -> str:
-    """The LLVM IR of a program. `features` and `cpu` become function attributes."""
+def emit_program(program: Program) -> str:
+    """The LLVM IR of a program."""
     declarations = Declarations()
     phases: dict[str, list[Phase]] = {}
     texts: list[str] = []
     for kernel in program.kernels.values():
         phases[kernel.name], text = emit_kernel(kernel, declarations)
         texts.append(text)
-    texts.append(_main(program, phases))
-    attributes = "nounwind"
-    if cpu:
-        attributes += f' "target-cpu"="{cpu}"'
-    if features:
-        attributes += f' "target-features"="{features}"'
-    attributes += ' "prefer-vector-width"="512"'
     return "\n".join(
         [
             "declare void @graphc_parallel_for(ptr, ptr, ptr, i64, i64)",
             *declarations.lines,
             *texts,
-            f"attributes #0 = {{ {attributes} }}",
+            _main(program, phases),
+            _INVOKE_TEXT,
+            'attributes #0 = { nounwind "prefer-vector-width"="512" }',
         ]
     )
 
@@ -43,7 +53,8 @@ def emit_program(program: Program, features: str = "", cpu: str = "") -> str:
 def _main(program: Program, phases: dict[str, list[Phase]]) -> str:
     width = max((len(s.slots) for s in program.steps), default=1)
     lines = [
-        f"define i32 @{ENTRY}(ptr %inputs, ptr %outputs, ptr %arena, ptr %consts, ptr %pool) #0 {{",
+        f"define void @{ENTRY}(ptr %inputs, ptr %outputs, ptr %arena, ptr %consts, ptr %pool) #0"
+        " {",
         f"  %args = alloca [{max(width, 1)} x ptr], align 64",
     ]
     bases: dict[tuple[str, int], str] = {}
@@ -51,7 +62,7 @@ def _main(program: Program, phases: dict[str, list[Phase]]) -> str:
         lines += _arguments(number, step, bases)
         for phase in phases[step.kernel]:
             lines.append(_call(phase, step))
-    return "\n".join([*lines, "  ret i32 0", "}"])
+    return "\n".join([*lines, "  ret void", "}"])
 
 
 def _arguments(number: int, step: Step, bases: dict) -> list[str]:

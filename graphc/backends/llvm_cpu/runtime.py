@@ -1,28 +1,50 @@
-"""Running a program on the host CPU: one native call per inference."""
+"""Running a program on the host CPU: one native call per inference.
+
+An `Image` is a program in machine code together with all that a run needs: types, constants and the
+size of the arena. It is what is saved, cached and loaded. A `NativeModel` is an image linked into
+this process. Every call has a `_Frame` of its own, an array of pointers that the native code reads
+(inputs, outputs, arena, constants, thread pool), so calls from several threads may overlap; frames
+are reused, so a call allocates nothing but its outputs. The GIL is released while native code runs.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-import llvmlite.binding as llvm
 import numpy as np
 
-from graphc.backends.llvm_cpu.emit_program import ENTRY, emit_program
+from graphc.backends.llvm_cpu.cache import default_cache
+from graphc.backends.llvm_cpu.emit_program import INVOKE, emit_program
+from graphc.backends.llvm_cpu.jit import cached_object, load_object
+from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
+from graphc.backends.llvm_cpu.target import HostTarget, host_target
 from graphc.ir.dtypes import bf16
 from graphc.ir.narrow import BELOW_BYTES
 from graphc.ir.program import Program
+from graphc.ir.types import TensorType
 from graphc.passes.kernel.prepare import prepare_kernel
 
 LACKS = BELOW_BYTES | {bf16}  # types that few CPUs convert in hardware
+ALIGNMENT = 64  # bytes, of constants and of the arena
+PIPELINE = "light"  # of LLVM passes: vectors and tiles are explicit already
 
-_POOL = """
-define void @graphc_parallel_for(ptr %pool, ptr %fn, ptr %args, i64 %extent, i64 %grain) {
-  call void %fn(ptr %args, i64 0, i64 %extent)
-  ret void
-}
-"""
+_Interface = tuple[tuple[str, TensorType], ...]
+
+
+@dataclass(frozen=True)
+class Image:
+    """A compiled program. `code` is an object file for `target_key` (see HostTarget.key) that
+    exports emit_program's functions; constants are aligned to 64 bytes, in program order."""
+
+    name: str
+    target_key: str
+    code: bytes
+    inputs: _Interface
+    outputs: _Interface
+    constants: tuple[np.ndarray, ...]
+    arena_bytes: int
 
 
 def llvm_text(program: Program) -> str:
@@ -31,52 +53,111 @@ def llvm_text(program: Program) -> str:
     return emit_program(replace(program, kernels=prepared))
 
 
-class NativeModel:
-    """A program compiled to native code. Calls may overlap: each has an arena of its own."""
+def compile_program(program: Program, target: HostTarget | None = None) -> Image:
+    """Machine code for a program; from the disk cache if equal code was compiled before."""
+    target = target or host_target()
+    code = cached_object(llvm_text(program), target, default_cache(), PIPELINE)
+    return Image(
+        program.name, target.key, code, tuple(program.inputs), tuple(program.outputs),
+        tuple(aligned(c) for c in program.constants), program.arena_bytes,
+    )  # fmt: skip
 
-    def __init__(self, program: Program, threads: int):
-        self.program = program
-        text = llvm_text(program).replace("declare void @graphc_parallel_for(ptr, ptr, ptr, i64, i64)", _POOL)
-        self._engine = _jit(text)
-        address = self._engine.get_function_address(ENTRY)
-        self._run = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)(address)
-        self._constants = [np.ascontiguousarray(c) for c in program.constants]
-        self._constant_pointers = _pointers(self._constants)
-        self._shapes = [(t.static_shape, t.dtype.np) for _, t in program.outputs]
-        self._arenas: list[np.ndarray] = []
+
+class NativeModel:
+    """An image that can be called. Calls may overlap: each has an arena of its own."""
+
+    def __init__(self, image: Image, threads: int):
+        self.image, self.threads = image, threads
+        library = load_object(image.code, [INVOKE], pool_symbols())
+        self._invoke = library.function(INVOKE, None, ctypes.c_void_p)
+        self._pool = shared_pool(threads)
+        self._constants = (ctypes.c_void_p * max(len(image.constants), 1))(
+            *map(_address, image.constants)
+        )
+        self._outputs = [(t.static_shape, t.dtype.np) for _, t in image.outputs]
+        self._frames: list[_Frame] = []
 
     def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        held = [x if x.flags.c_contiguous else np.ascontiguousarray(x) for x in inputs]
-        outputs = [np.empty(shape, dtype) for shape, dtype in self._shapes]
-        arena = self._arenas.pop() if self._arenas else self._new_arena()
-        base = arena.__array_interface__["data"][0]
-        self._run(_pointers(held), _pointers(outputs), base + (-base) % 64,
-                  self._constant_pointers, None)  # fmt: skip
-        self._arenas.append(arena)
+        frames = self._frames
+        try:
+            frame = frames.pop()
+        except IndexError:
+            frame = _Frame(self.image, ctypes.addressof(self._constants))
+        cells, cell = frame.cells, _FIRST
+        held = []
+        for array in inputs:
+            flags = array.flags
+            if not (flags.c_contiguous and flags.aligned):
+                array = np.array(array, order="C")
+                held.append(array)  # until the call is over
+            cells[cell] = _address(array)
+            cell += 1
+        outputs = [np.empty(shape, dtype) for shape, dtype in self._outputs]
+        for array in outputs:
+            cells[cell] = _address(array)
+            cell += 1
+        cells[_POOL] = self._pool.handle
+        self._invoke(frame.address)
+        frames.append(frame)
         return outputs
 
-    def _new_arena(self) -> np.ndarray:
-        return np.empty(self.program.arena_bytes + 128, np.uint8)
+
+_INPUTS, _OUTPUTS, _ARENA, _CONSTANTS, _POOL, _FIRST = range(6)
 
 
-def _pointers(arrays: Sequence[np.ndarray]):
-    addresses = [a.__array_interface__["data"][0] for a in arrays]
-    return (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+class _Frame:
+    """What one call at a time needs: the cells that INVOKE reads, then the pointers to inputs and
+    outputs that the first two of them point to; and an arena."""
+
+    def __init__(self, image: Image, constants: int):
+        inputs, outputs = len(image.inputs), len(image.outputs)
+        self.cells = (ctypes.c_void_p * (_FIRST + inputs + outputs))()
+        self.address = ctypes.addressof(self.cells)
+        self.arena = empty_aligned(image.arena_bytes)
+        pointer = ctypes.sizeof(ctypes.c_void_p)
+        self.cells[_INPUTS] = self.address + _FIRST * pointer
+        self.cells[_OUTPUTS] = self.address + (_FIRST + inputs) * pointer
+        self.cells[_ARENA] = _address(self.arena)
+        self.cells[_CONSTANTS] = constants
 
 
-def _jit(text: str):
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    module = llvm.parse_assembly(text)
-    module.verify()
-    target = llvm.Target.from_default_triple()
-    machine = target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
-    )
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    return engine
+# ---------------------------------------------------------------- memory
+
+
+def empty_aligned(nbytes: int) -> np.ndarray:
+    """Uninitialised bytes at a multiple of ALIGNMENT."""
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -_address(block) % ALIGNMENT
+    return block[start : start + nbytes]
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """The array itself, or a copy of it, contiguous and at a multiple of ALIGNMENT."""
+    if array.flags.c_contiguous and _address(array) % ALIGNMENT == 0:
+        return array
+    copy = empty_aligned(array.nbytes).view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+_DATA = object.__basicsize__  # PyArrayObject: the head of every object, then `char *data`
+_pointer_at = ctypes.c_void_p.from_address
+
+
+def _address_by_layout(array: np.ndarray) -> int:
+    """Where an array's elements are: numpy's C struct, read in a tenth of the time that
+    `array.ctypes.data` takes."""
+    return _pointer_at(id(array) + _DATA).value or 0
+
+
+def _address_by_interface(array: np.ndarray) -> int:
+    return array.ctypes.data
+
+
+def _choose_address():
+    probe = np.arange(8)[3:]
+    found = _address_by_layout(probe) == probe.ctypes.data
+    return _address_by_layout if found else _address_by_interface
+
+
+_address = _choose_address()

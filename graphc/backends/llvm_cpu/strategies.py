@@ -1,17 +1,21 @@
-"""The CPU's strategies, with sizes for the host."""
+"""The CPU's strategies, with the sizes of a target machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graphc.backends.llvm_cpu.target import host_target
 from graphc.passes.lower.contraction import ContractionOptions, lower_contraction
 from graphc.passes.lower.nest import NestOptions
 from graphc.passes.lower.program import Strategy
 from graphc.passes.lower.strategies import nest_strategy
 
 
-def strategies(vector_bytes: int = 64, registers: int = 32) -> Sequence[Strategy]:
-    """Contractions where they match, loop nests for everything else."""
-    contraction = ContractionOptions(vector_bytes=vector_bytes, registers=registers)
+def strategies(vector_bytes: int | None = None, registers: int | None = None) -> Sequence[Strategy]:
+    """Contractions where they match, loop nests elsewhere; sizes default to the host's."""
+    host = host_target()
+    vector_bytes = host.vector_bits // 8 if vector_bytes is None else vector_bytes
+    registers = host.vector_registers if registers is None else registers
+    contraction = ContractionOptions(vector_bytes, registers, host.caches.l2)
     nest = NestOptions(vector_bytes=vector_bytes)
     return [lambda c: lower_contraction(c, contraction), nest_strategy(nest)]
