@@ -11,6 +11,7 @@ import numpy as np
 
 from graphc.backends.cfamily.printer import Dialect, Unit, identifier
 from graphc.backends.cfamily.spell import storage_type
+from graphc.backends.micro_c.intrinsics import MicroUnit
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.kernel import Kernel
@@ -77,7 +78,7 @@ class Model:
     def of(cls, program: Program, name: str, libm: bool) -> Model:
         """Names everything and prints the kernels; UnsupportedError if C lacks something."""
         constants = [Constant(f"{name}_w{n}", a) for n, a in enumerate(program.constants)]
-        unit = Unit(DIALECT)
+        unit = MicroUnit(DIALECT)
         functions: dict[str, str] = {}
         layers = layer_names(program)
         for kernel in program.kernels.values():

@@ -15,6 +15,7 @@ TEXT = """\
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 /* Called after every layer if defined: its number, name, first output and that output's bytes. */
 #ifndef {macro}_LAYER_HOOK

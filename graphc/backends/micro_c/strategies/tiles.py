@@ -10,15 +10,19 @@ all of this form.
 * Padding is never stored. A guard that depends on the row index holds for all taps in the middle
   of its range; what is left at either end is computed one element at a time. All other guards
   become bounds of the loops over the summed indices (see guards.py).
+* Where eight-bit integers lie in a row along the innermost summed index, four products are one
+  instruction (intrinsics.py); the weights of a column are then stored four by four.
 * The innermost summed index is unrolled, wholly if it is short.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 
-from graphc.ir.dtypes import DType, f32, i32, i64
+from graphc.backends.micro_c.intrinsics import LANES, dot4
+from graphc.ir.dtypes import DType, f32, i8, i32, i64, u8
 from graphc.ir.expr import (
     Call,
     Const,
@@ -57,6 +61,10 @@ class TileOptions:
     integer_rows: int = 2
     integer_columns: int = 2
     integer_alone: int = 4
+    quad_rows: int = 2
+    quad_columns: int = 2
+    quad_alone: int = 4
+    quad_unroll: int = 4  # groups of four in one step of a long innermost loop
     unroll: int = 4  # steps of a long innermost loop
     whole: int = 8  # the longest innermost loop that is unrolled wholly
     min_depth: int = 3  # products summed, below which a plain nest does as well
@@ -169,6 +177,24 @@ def _ordered(hole: Reduce, a: Expr) -> list[Index]:
     return sorted(hole.axes, key=lambda k: -stride(k))
 
 
+def _quad(factor: Expr) -> tuple[Load, int] | None:
+    """(load, centre) of a byte less a constant, widened to i32."""
+    centre = 0
+    if isinstance(factor, Call) and factor.op.name == "sub":
+        factor, constant = factor.args
+        if not isinstance(constant, Const):
+            return None
+        centre = int(constant.value)
+    if not (isinstance(factor, Call) and factor.op.name == "cast"):
+        return None
+    (load,) = factor.args
+    return (load, centre) if isinstance(load, Load) and load.dtype in (i8, u8) else None
+
+
+def _all_quads(factors: list[Expr]) -> bool:
+    return all(_quad(factor) is not None for factor in factors)
+
+
 # ---------------------------------------------------------------- segments of the row index
 
 
@@ -213,8 +239,9 @@ class _Emitter:
     def __init__(self, match: _Match, options: TileOptions):
         self.match, self.options = match, options
         self.k = KernelBuilder()
-        self.rows, self.columns = self._sizes()
         self.depth, self.a = self._merged_depth()
+        self.quads = self._has_quads()
+        self.rows, self.columns = self._sizes()
         self.outer = [x for x in match.indices if x is not match.row and x is not match.column]
         self.wide = _widened(match.b)
         self.weights, self.packed = self._pack()
@@ -224,6 +251,8 @@ class _Emitter:
         integer = match.hole.dtype is i32
         rows, columns = (o.integer_rows, o.integer_columns) if integer else (o.rows, o.columns)
         alone = o.integer_alone if integer else o.alone
+        if self.quads:
+            rows, columns, alone = o.quad_rows, o.quad_columns, o.quad_alone
         if match.row is None:
             rows, columns = 1, alone
         elif match.column is None or match.column_alone:
@@ -235,6 +264,18 @@ class _Emitter:
         depth, (a,) = merge_adjacent(self.match.depth, [self.match.a])
         return depth, a
 
+    def _has_quads(self) -> bool:
+        """Whether both factors are bytes, and those of `a` neighbours along the last sum."""
+        b, last = self.match.b, self.depth[-1]
+        if self.match.hole.dtype is not i32 or _widened(b) is None or last.count < LANES:
+            return False
+        stored = [x.dtype for x in loads(b)]
+        reads = [x for x in loads(self.a)]
+        return (
+            stored == [i8] and len(reads) == 1 and reads[0].dtype in (i8, u8)
+            and is_affine_in(reads[0].index[0], last) == 1
+        )  # fmt: skip
+
     # ---------------------------------------------------------------- weights
 
     def _pack(self) -> tuple[Buffer, Computation]:
@@ -245,11 +286,18 @@ class _Emitter:
         lanes = self.columns if match.column is not None else 1
         panels = -(-match.column.count // lanes) if match.column is not None else 1
         deep = [k.count for k in self.depth]
-        shape = (*(x.count for x in fixed), panels, *deep, lanes)
+        tail = [lanes]
+        if self.quads:
+            deep[-1], tail = -(-deep[-1] // LANES), [lanes, LANES]
+        shape = (*(x.count for x in fixed), panels, *deep, *tail)
         index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
-        panel, lane = index[len(fixed)], index[-1]
+        first = len(fixed) + 1
+        panel, lane, position = index[first - 1], index[first + len(deep)], list(index[first:])
+        if self.quads:
+            end = Const(self.depth[-1].count - 1, i64)
+            position[len(deep) - 1] = call("min", position[len(deep) - 1] * LANES + index[-1], end)
         mapping: dict[Expr, Expr] = dict(zip(fixed, index))
-        mapping.update(self._unmerged(index[len(fixed) + 1 : -1]))
+        mapping.update(self._unmerged(tuple(position[: len(deep)])))
         if match.column is not None:
             last = Const(match.column.count - 1, i64)
             column = panel * lanes + lane
@@ -276,7 +324,11 @@ class _Emitter:
         used = free_indices(self.match.b)
         fixed = tuple(at[x] for x in self.outer if x in used)
         deep = tuple(at[k] for k in self.depth)
-        position = flatten_index((*fixed, panel, *deep, Const(lane, i64)), self.weights.shape)
+        where = (*fixed, panel, *deep, Const(lane, i64))
+        if self.quads:
+            group, within = simplify(deep[-1] // LANES), simplify(deep[-1] % LANES)
+            where = (*fixed, panel, *deep[:-1], group, Const(lane, i64), within)
+        position = flatten_index(where, self.weights.shape)
         stored = Load(self.weights.name, (position,), self.weights.dtype)
         return stored if self.wide is None else stored.cast(self.wide)
 
@@ -388,6 +440,9 @@ class _Emitter:
     def _steps(self, axis: Index, low: Expr, extent: Expr, last: bool, state) -> None:
         """The loop over `extent` values of an axis from `low`, unrolled if it is the last."""
         count = extent.value if isinstance(extent, Const) else None
+        if last and self.quads and count == axis.count and _all_quads(state[1]):
+            self._groups(axis, count, state)
+            return
         if last and count is not None and count <= self.options.whole:
             for n in range(count):
                 self._step(axis, simplify(low + n), state, frozenset())
@@ -399,6 +454,31 @@ class _Emitter:
                 self._step(axis, simplify(low + x * unroll + n), state, frozenset({x}))
         for n in range(left):
             self._step(axis, simplify(low + (whole * unroll + n)), state, frozenset())
+
+    def _groups(self, axis: Index, count: int, state) -> None:
+        """The whole of the last sum, four products at a time."""
+        groups = count // LANES
+        unroll = groups if groups <= self.options.quad_unroll else self.options.quad_unroll
+        whole, left = divmod(groups, unroll)
+        with self.k.loop(whole) if whole > 1 else nullcontext(Const(0, i64)) as x:
+            for n in range(unroll):
+                self._quad_products(axis, simplify((x * unroll + n) * LANES), state)
+        for n in range(left):
+            self._quad_products(axis, Const((whole * unroll + n) * LANES, i64), state)
+        for n in range(groups * LANES, count):
+            self._step(axis, Const(n, i64), state, frozenset())
+
+    def _quad_products(self, axis: Index, position: Expr, state) -> None:
+        """Four products for every cell."""
+        _, factors, at, panel, cells, _ = state
+        for factor, (_, lane, total) in zip(factors, cells):
+            found = _quad(simplify(substitute(factor, {axis: position})))
+            weight = self._weight({**at, axis: position}, panel, lane)
+            assert found is not None and isinstance(weight, Call)
+            load, centre = found
+            narrow = weight.args[0]
+            assert isinstance(narrow, Load)
+            self.k.emit(dot4(total[()], load, narrow, centre))
 
     def _step(self, axis: Index, position: Expr, state, new: frozenset) -> None:
         rest, factors, at, panel, cells, bound = state
