@@ -25,6 +25,7 @@ OPTIMISING = (
     "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce, layout, fuse"
 )
 PIPELINES = {"cpu": OPTIMISING, "c": SIMPLE, "micro": f"integers, {OPTIMISING}", "cuda": OPTIMISING}
+KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))  # what pass "integers" looks for
 
 
 def _default_threads() -> int:
@@ -179,9 +180,8 @@ def typed(source: Any, **pins: Any) -> Graph:
     a type depends on data.
     """
     shapes, values, dims = (pins.get(name) for name in ("shapes", "values", "dims"))
-    policy = FoldPolicy(keep=frozenset({"DequantizeLinear"}))
     try:
-        return specialise(pin(load_graph(source), shapes, values, dims), policy=policy)
+        return specialise(pin(load_graph(source), shapes, values, dims), policy=KEEP_INTEGERS)
     except NeedsValue as error:
         raise UnsupportedError(f"{error}; a program without a host needs static shapes") from error
 

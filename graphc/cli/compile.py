@@ -185,14 +185,14 @@ def _write_bundle(model: Model, args: argparse.Namespace, settings: Settings) ->
     from graphc.backends.micro_c import BundleOptions, write_bundle
     from graphc.cli import emit
     from graphc.cli.output import atomic_folder
-    from graphc.driver import micro_program
+    from graphc.driver import KEEP_INTEGERS, micro_program
     from graphc.verify import interpreter
 
     samples = None
     if args.with_test:
         feeds = model.feeds(seed=0)
         samples = list(feeds.values()), interpreter(model.pinned())(feeds)
-    program = micro_program(emit.typed(model), settings)
+    program = micro_program(emit.typed(model, KEEP_INTEGERS), settings)
     with atomic_folder(args.output) as temporary:
         write_bundle(program, temporary, BundleOptions(name=model.path.stem, samples=samples))
 

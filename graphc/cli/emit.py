@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from graphc.driver import Settings
     from graphc.ir.graph import Graph
     from graphc.ir.program import Program
+    from graphc.passes.fold import FoldPolicy
 
 
 def graph_at(model: Model, phase: str | None, target: str, settings: Settings) -> Graph:
@@ -27,7 +28,7 @@ def graph_at(model: Model, phase: str | None, target: str, settings: Settings) -
     return optimise(graph, settings, PIPELINES[target], until=phase or "")
 
 
-def typed(model: Model) -> Graph:
+def typed(model: Model, policy: FoldPolicy | None = None) -> Graph:
     """The pinned graph with static types; ModelError says which dimension is open."""
     from graphc.errors import NeedsValue
     from graphc.passes.specialise import specialise
@@ -37,7 +38,7 @@ def typed(model: Model) -> Graph:
         name = next(iter(graph.symbols))
         raise ModelError(f"dimension {name} is open: pin it with --dim {name}=1, or with --shape")
     try:
-        return specialise(graph)
+        return specialise(graph, policy=policy)
     except NeedsValue as error:
         raise ModelError(
             f"{error}: it depends on what inputs hold; give those with --set NAME=VALUE"

@@ -47,7 +47,7 @@ static inline int32_t dot4_{type}(int32_t sum, const {c_type} *a, const int8_t *
 
 
 PRAGMA = """\
-/* The order of the loads is chosen here: moved up by the scheduler, they would not fit registers. */
+/* The loads stand where they are needed: moved up, they would not fit the registers. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__arm__)
 #pragma GCC optimize("no-schedule-insns")
 #endif

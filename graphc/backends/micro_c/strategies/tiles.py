@@ -292,12 +292,13 @@ class _Emitter:
         shape = (*(x.count for x in fixed), panels, *deep, *tail)
         index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
         first = len(fixed) + 1
-        panel, lane, position = index[first - 1], index[first + len(deep)], list(index[first:])
+        panel, lane = index[first - 1], index[first + len(deep)]
+        position: list[Expr] = list(index[first : first + len(deep)])
         if self.quads:
             end = Const(self.depth[-1].count - 1, i64)
-            position[len(deep) - 1] = call("min", position[len(deep) - 1] * LANES + index[-1], end)
+            position[-1] = call("min", position[-1] * LANES + index[-1], end)
         mapping: dict[Expr, Expr] = dict(zip(fixed, index))
-        mapping.update(self._unmerged(tuple(position[: len(deep)])))
+        mapping.update(self._unmerged(tuple(position)))
         if match.column is not None:
             last = Const(match.column.count - 1, i64)
             column = panel * lanes + lane
