@@ -25,7 +25,7 @@ from graphc import backend
 from graphc.errors import UnsupportedError
 
 CHOICE = os.environ.get("GRAPHC_CONFORMANCE", "")
-C_SHARE = 5  # one sampled case in so many is compiled by the C compiler too
+C_SHARE = 5  # one sampled case in so many is compiled by the C compiler too, and simulated
 SUITES = ("node", "simple", "pytorch-converted", "pytorch-operator")
 
 
@@ -123,9 +123,9 @@ def compare(wanted: Any, found: Any, case: Case) -> None:
     np.testing.assert_allclose(found, wanted, rtol=rtol, atol=case.atol)
 
 
-def run(case: Case, device: str) -> None:
+def run(case: Case, device: str, **options: Any) -> None:
     try:
-        prepared = backend.prepare(case.model, device)
+        prepared = backend.prepare(case.model, device, **options)
         results = [prepared.run(inputs) for inputs, _ in case.data_sets]
     except UnsupportedError as error:
         pytest.skip(str(error))
@@ -133,12 +133,12 @@ def run(case: Case, device: str) -> None:
         compare(wanted, list(found), case)
 
 
-def check(name: str, device: str) -> None:
+def check(name: str, device: str, **options: Any) -> None:
     if name not in cases():
         pytest.skip("this version of onnx has no such case")
     if name in KNOWN:
         pytest.xfail(KNOWN[name])
-    run(load(cases()[name]), device)
+    run(load(cases()[name]), device, **options)
 
 
 @pytest.mark.parametrize("name", chosen())
@@ -155,3 +155,9 @@ def test_cpu(name):
 @pytest.mark.parametrize("name", chosen() if CHOICE else chosen()[::C_SHARE])
 def test_c(name):
     check(name, "C")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("name", chosen() if CHOICE else chosen()[1::C_SHARE])
+def test_cuda_simulated(name):
+    check(name, "CUDA", simulate=True)

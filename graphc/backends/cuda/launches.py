@@ -27,6 +27,7 @@ from graphc.ir.kernel import (
     Kernel,
     Let,
     Stmt,
+    Store,
     While,
     exprs,
     substitute_body,
@@ -89,7 +90,7 @@ def _share_locals(pieces: list[Body]) -> bool:
 def _names_used(body: Body) -> set[str]:
     found: set[str] = set()
     for stmt in walk_stmts(body):
-        found.update([stmt.buffer] if isinstance(getattr(stmt, "buffer", None), str) else [])
+        found.update([stmt.buffer] if isinstance(stmt, Store) else [])
         for expr in exprs(stmt):
             found.update(_leaf_name(node) for node in walk(expr))
     return found

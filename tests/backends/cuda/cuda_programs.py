@@ -1,0 +1,72 @@
+"""Programs for tests: from the text of a graph or of kernels to CUDA C, with inputs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graphc.backends.cuda import CudaSource, emit
+from graphc.driver import cuda_program
+from graphc.ir.graph import Graph
+from graphc.ir.kernel import Kernel
+from graphc.ir.parser import parse_graph, random_array
+from graphc.ir.program import Program, Slot, Step
+from graphc.ir.types import TensorType
+from graphc.passes.specialise import specialise
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+
+
+def graph_of(text: str) -> Graph:
+    """A typed static graph."""
+    return specialise(parse_graph(text))
+
+
+def cuda_of(text: str) -> CudaSource:
+    """The CUDA C of a graph."""
+    return emit(cuda_program(graph_of(text)))
+
+
+def inputs_of(program: Program) -> list[np.ndarray]:
+    """Random inputs."""
+    return [random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(program.inputs)]
+
+
+def program_of(*kernels: Kernel) -> Program:
+    """Each kernel called once, on inputs and outputs of its own."""
+    program = Program("test", [], [])
+    for kernel in kernels:
+        slots = []
+        for buffer in kernel.params:
+            type = TensorType(buffer.dtype, buffer.shape)
+            space = "input" if buffer.access == "in" else "output"
+            interface = program.inputs if space == "input" else program.outputs
+            slots.append(Slot(space, len(interface), 0, buffer.dtype, type.size))
+            interface.append((buffer.name, type))
+        program.kernels[kernel.name] = kernel
+        program.steps.append(Step(kernel.name, tuple(slots)))
+    return program
+
+
+@lru_cache
+def architectures() -> tuple[str, ...]:
+    """Those of sm_75, sm_80 and sm_90 that nvcc knows; none without nvcc."""
+    if shutil.which("nvcc") is None:
+        return ()
+    known = subprocess.run(["nvcc", "--list-gpu-arch"], capture_output=True, text=True).stdout
+    return tuple(f"sm_{n}" for n in (75, 80, 90) if f"compute_{n}\n" in known)
+
+
+def compile_with_nvcc(text: str, folder: Path, arch: str) -> str:
+    """What nvcc says when it compiles a CUDA file to a cubin; empty if it has no complaint."""
+    source = folder / "kernels.cu"
+    source.write_text(text)
+    command = ["nvcc", f"-arch={arch}", "-cubin", "-o", str(folder / "kernels.cubin"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stderr + done.stdout if done.returncode else ""

@@ -1,0 +1,144 @@
+"""CUDA kernels of graphs and of a model: right in the simulator, and nvcc takes them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_programs import (
+    architectures,
+    compile_with_nvcc,
+    cuda_of,
+    graph_of,
+    inputs_of,
+    needs_compiler,
+    needs_nvcc,
+)
+
+from graphc import backend
+from graphc.backends.cuda import emit
+from graphc.backends.cuda.simulator import simulate
+from graphc.backends.cuda.strategies.tiles import TILES, choose_tile, lower_shared_tiles
+from graphc.driver import cuda_program, typed
+from graphc.errors import UnsupportedError
+from graphc.ir.interp import interpret
+from graphc.passes.lower import lower
+
+ROOT = Path(__file__).parents[3]
+DIGITS = ROOT / "models" / "digits_cnn.onnx"
+
+GRAPHS = {
+    "bias": """graph @g(%x: f32[50,37]) -> ? {
+  const %w : f32[37,70] = random(seed=1)
+  const %b : f32[70] = random(seed=2)
+  %n = MatMul(%x, %w)
+  %m = Add(%n, %b)
+  %y = Relu(%m)
+  return %y
+}""",
+    "batch": """graph @g(%x: f32[2,3,20,37], %w: f32[2,3,30,37]) -> ? {
+  %t = Transpose(%w) {perm=[0,1,3,2]}
+  %y = MatMul(%x, %t)
+  return %y
+}""",
+    "doubles": """graph @g(%x: f64[9,19]) -> ? {
+  const %w : f64[19,37] = random(seed=1)
+  %y = MatMul(%x, %w)
+  return %y
+}""",
+    "convolutions": """graph @g(%x: f32[1,5,13,11]) -> ? {
+  const %w : f32[18,5,3,3] = random(seed=1)
+  const %d : f32[18,1,3,3] = random(seed=2)
+  const %g : f32[6,9,1,1] = random(seed=3)
+  %a = Conv(%x, %w) {pads=[1,1,1,1], strides=[2,1]}
+  %b = Relu(%a)
+  %c = Conv(%b, %d) {group=18, pads=[1,0,1,2]}
+  %e = Conv(%c, %g) {group=2}
+  %f = MaxPool(%e) {kernel_shape=[3,2], strides=[2,2], pads=[1,0,1,0]}
+  return %f
+}""",
+    "short_rows": """graph @g(%x: f32[6,45]) -> ? {
+  const %s : f32[45] = random(seed=1)
+  %n = LayerNormalization(%x, %s)
+  %y = Softmax(%n)
+  return %y
+}""",
+    "long_rows": """graph @g(%x: f32[3,2000]) -> ? {
+  %y = Softmax(%x)
+  return %y
+}""",
+    "columns": """graph @g(%x: f32[6,45,7]) -> ? {
+  %y = Softmax(%x) {axis=1}
+  return %y
+}""",
+    "everything": """graph @g(%x: f32[6,45,7]) -> ? {
+  %y = ReduceMean(%x) {keepdims=0}
+  return %y
+}""",
+    "pooled": """graph @g(%x: f16[2,5,9,9]) -> ? {
+  %y = GlobalAveragePool(%x)
+  return %y
+}""",
+}
+STRATEGY = {
+    "bias": "tiles", "batch": "tiles", "doubles": "tiles", "short_rows": "rows",
+    "long_rows": "rows", "everything": "rows", "pooled": "rows",
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_agree_with_the_interpreter(name):
+    graph = graph_of(GRAPHS[name])
+    source = emit(cuda_program(graph))
+    if name in STRATEGY:
+        assert source.steps[-1].function.startswith(STRATEGY[name])
+    inputs = inputs_of(source.program)
+    for found, wanted in zip(simulate(source, (0, 1, 2))(inputs), interpret(graph, inputs)):
+        tolerance = 2e-3 if wanted.dtype == np.float16 else 1e-5
+        np.testing.assert_allclose(found, wanted, tolerance, tolerance)
+
+
+@needs_compiler
+@pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}")
+def test_every_tile_computes_products(tile):
+    graph = graph_of("""graph @g(%x: f32[150,45], %w: f32[45,131]) -> ? {
+  %y = MatMul(%x, %w)
+  return %y
+}""")
+    source = emit(lower(graph, [lambda c: lower_shared_tiles(c, tile)]))
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source, (0,))(inputs)
+    np.testing.assert_allclose(found, inputs[0] @ inputs[1], 1e-4, 1e-4)
+
+
+def test_tiles_grow_with_the_problem():
+    assert choose_tile(1, 4096, 4096).rows == 128
+    assert choose_tile(1, 16, 64).rows == 16
+
+
+@needs_compiler
+def test_a_model_runs_in_the_simulator():
+    graph = typed(DIGITS, dims={"N": 3})
+    source = emit(cuda_program(graph))
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source)(inputs)
+    (wanted,) = interpret(graph, inputs)
+    np.testing.assert_allclose(found, wanted, 1e-4, 1e-4)
+
+
+def test_a_gpu_is_asked_for_in_vain():
+    with pytest.raises(UnsupportedError, match="simulate=True"):
+        backend.prepare(str(DIGITS), "CUDA")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", architectures())
+def test_nvcc_compiles_a_model(arch, tmp_path):
+    source = emit(cuda_program(typed(DIGITS, dims={"N": 3})))
+    assert compile_with_nvcc(source.text, tmp_path, arch) == ""
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", GRAPHS)
+def test_nvcc_compiles_graphs(name, tmp_path):
+    assert compile_with_nvcc(cuda_of(GRAPHS[name]).text, tmp_path, architectures()[-1]) == ""
