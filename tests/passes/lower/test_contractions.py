@@ -45,7 +45,7 @@ def test_batches_broadcast(lead_a, lead_b):
     check(graph, inputs)
 
 
-@pytest.mark.parametrize("ta, tb, constant", itertools.product((0, 1), (0, 1), (True, False)))
+@pytest.mark.parametrize("ta, tb, constant", list(itertools.product((0, 1), (0, 1), (True, False))))
 def test_transposed_operands(ta, tb, constant):
     r = rng(2)
     a = floats(r, *((11, 7) if ta else (7, 11)))

@@ -1,0 +1,143 @@
+"""What is fused, how values are laid out, and that neither changes a result.
+
+Whole regions are run before and after by the interpreter, which knows fused ops and layouts.
+"""
+
+import numpy as np
+import pytest
+from differential import build, floats
+from random_graphs import random_graph
+
+from graphc.driver import OPTIMISING, optimise
+from graphc.ir.compare import compare
+from graphc.ir.graph import Graph, clone_graph
+from graphc.ir.interp import interpret
+from graphc.ir.types import Layout
+from graphc.passes import structure
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def optimised(function, **inputs) -> Graph:
+    graph, _ = build(function, **inputs)
+    return optimise(clone_graph(graph))
+
+
+def groups(graph: Graph) -> list[list[str]]:
+    """The kernels to be: the names of the ops in each."""
+    found = []
+    for op in graph.ops:
+        if op.name == "fused":
+            found.append([o.name for o in op.regions[0].ops if o.name != "Constant"])
+        elif op.name != "Constant":
+            found.append([op.name])
+    return found
+
+
+# ---------------------------------------------------------------- what fuses
+
+
+def test_chains_of_maps():
+    graph = optimised(lambda b, x: b.Exp(b.Neg(b.Tanh(b.Add(x, x)))), x=floats(rng(), 4, 4))
+    assert groups(graph) == [["Add", "Tanh", "Neg", "Exp"]]
+
+
+def test_epilogue_of_a_product():
+    w, c = floats(rng(), 8, 16), floats(rng(1), 16)
+    graph = optimised(lambda b, x: b.Relu(b.Add(b.MatMul(x, w), c)), x=floats(rng(2), 4, 8))
+    assert len(groups(graph)) == 1
+
+
+def test_batch_normalisation_joins_the_convolution():
+    w, s, v = floats(rng(), 6, 3, 3, 3), floats(rng(1), 6), np.ones(6, np.float32)
+
+    def function(b, x):
+        return b.Relu(b.BatchNormalization(b.Conv(x, w), s, s, s, v))
+
+    (members,) = groups(optimised(function, x=floats(rng(2), 1, 3, 8, 8)))
+    assert set(members) <= {"Conv", "Relu"}
+
+
+def test_a_softmax_is_one_kernel():
+    graph = optimised(lambda b, x: b.Softmax(b.Mul(x, np.float32(0.5))), x=floats(rng(), 4, 9))
+    (members,) = groups(graph)
+    assert {"ReduceMax", "Exp", "ReduceSum"} <= set(members)
+
+
+def test_a_layer_normalisation_is_one_kernel():
+    s = floats(rng(), 9)
+    graph = optimised(lambda b, x: b.Relu(b.LayerNormalization(b.Add(x, x), s)), x=floats(rng(), 4, 9))
+    assert len(groups(graph)) == 1
+
+
+def test_two_products_are_two_kernels():
+    w = floats(rng(), 8, 8)
+    graph = optimised(lambda b, x: b.MatMul(b.Relu(b.MatMul(x, w)), w), x=floats(rng(), 4, 8))
+    assert len(groups(graph)) == 2
+
+
+def test_no_group_depends_on_itself():
+    """The sum reads the product and a row reduction of it: fusing all would be a cycle."""
+    w = floats(rng(), 8, 8)
+
+    def function(b, x):
+        y = b.MatMul(x, w)
+        z = b.CumSum(y, np.int64(0))
+        return b.Add(b.Exp(y), z)
+
+    graph = optimised(function, x=floats(rng(), 4, 8))
+    seen = set(graph.params)
+    for op in graph.ops:
+        assert all(v in seen or v.constant is not None for v in op.inputs if v is not None)
+        seen.update(op.outputs)
+    assert ["CumSum"] in groups(graph)
+
+
+# ---------------------------------------------------------------- layouts
+
+
+def test_convolutions_store_channels_last():
+    w = floats(rng(), 6, 3, 3, 3)
+    graph = optimised(lambda b, x: b.Sigmoid(b.Conv(b.Conv(x, w), floats(rng(1), 4, 6, 1, 1))),
+                      x=floats(rng(2), 1, 3, 8, 8))  # fmt: skip
+    first = next(op for op in graph.ops if op.outputs and op.name != "Constant")
+    assert first.output.tensor.layout == Layout.channels_last(4)
+
+
+# ---------------------------------------------------------------- structure
+
+
+def op_of(function, **inputs):
+    return build(function, **inputs)[0].results[0].producer
+
+
+def test_structure_is_read_off_bodies():
+    x, w = floats(rng(), 4, 6), floats(rng(), 6, 5)
+    product = op_of(lambda b, x: b.MatMul(x, w), x=x)
+    assert structure.is_contraction(product) and not structure.is_map(product)
+    total = op_of(lambda b, x: b.ReduceSum(x, np.array([1])), x=x)
+    assert structure.row_operand(total) == (0, 1) and not structure.is_contraction(total)
+    columns = op_of(lambda b, x: b.ReduceSum(x, np.array([0])), x=x)
+    assert structure.row_operand(columns) is None
+    turned = op_of(lambda b, x: b.Transpose(x), x=x)
+    assert structure.is_movement(turned) and not structure.pointwise(turned, 0)
+    added = op_of(lambda b, x: b.Add(x, floats(rng(), 6)), x=x)
+    assert structure.pointwise(added, 0) and structure.pointwise(added, 1)
+    pool = op_of(lambda b, x: b.MaxPool(x, kernel_shape=[2, 2]), x=floats(rng(), 1, 2, 5, 5))
+    assert structure.reductions(pool) and structure.row_operand(pool) is None
+    assert not structure.is_contraction(pool)
+
+
+# ---------------------------------------------------------------- nothing changes
+
+
+@pytest.mark.parametrize("seed", range(300, 325))
+def test_the_interpreter_agrees_after_fusion(seed):
+    function, inputs = random_graph(seed, layers=6)
+    graph, arrays = build(function, **inputs)
+    expected = interpret(graph, arrays)
+    found = interpret(optimise(clone_graph(graph), passes=OPTIMISING), arrays)
+    for n, (a, b) in enumerate(zip(found, expected, strict=True)):
+        assert compare(f"output {n}", a, b).within(2e-5)
