@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from graphc import driver
 from graphc.backends.micro_c import BundleOptions, write_bundle
 from graphc.ir.program import Program
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "passes"))  # quantised_models
 
 STRICT = (
     "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror",
@@ -68,8 +71,8 @@ def run_bundle(
     return checked(["./net_test"], folder)
 
 
-def checked(command: Sequence[str], folder: Path) -> str:
+def checked(command: Sequence[str], folder: Path, timeout: float = 600) -> str:
     """The output of a command that must succeed."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
     return done.stdout

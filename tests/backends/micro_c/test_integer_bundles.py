@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,8 +9,7 @@ from graphc import driver
 
 from bundles import run_bundle  # isort: skip
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "passes"))
-from quantised_models import convolution, dense, residual  # noqa: E402
+from quantised_models import convolution, dense, residual  # isort: skip
 
 CASES = {
     "padded": lambda t: convolution(t, pads=[1, 1, 1, 1]),

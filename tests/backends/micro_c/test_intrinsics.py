@@ -1,0 +1,35 @@
+"""Instructions mean what their plain form says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphc.backends.micro_c.intrinsics import dot4, in_plain_loops
+from graphc.errors import InternalError
+from graphc.ir.dtypes import i8, i32
+from graphc.ir.expr import Const
+from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.kernel_interp import run_kernel
+
+
+def test_dot4_in_plain_loops():
+    a, w, y = Buffer("a", i8, (12,)), Buffer("w", i8, (12,)), Buffer("y", i32, (3,), "out")
+    k = KernelBuilder()
+    with k.loop(3) as i:
+        total = k.var(i32, Const(5, i32))
+        k.emit(dot4(total[()], a[i * 4], w[i * 4], -7))
+        k.store(y, i, total[()])
+    kernel = in_plain_loops(Kernel("dots", (a, w, y), k.body()))
+    random = np.random.default_rng(3)
+    left, right = (random.integers(-128, 128, 12).astype(np.int8) for _ in range(2))
+    out = np.zeros(3, np.int32)
+    run_kernel(kernel, {"a": left, "w": right, "y": out})
+    products = (left.astype(int) + 7) * right.astype(int)
+    np.testing.assert_array_equal(out, 5 + products.reshape(3, 4).sum(1))
+
+
+def test_dot4_refuses_other_types():
+    wide = Buffer("a", i32, (4,))
+    with pytest.raises(InternalError, match="dot4"):
+        dot4(wide[0], wide[0], wide[0], 0)
