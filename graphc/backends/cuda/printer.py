@@ -8,6 +8,8 @@ Float and int arithmetic, the bit patterns of narrow types, and helpers are thos
 
 from __future__ import annotations
 
+import re
+
 from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
@@ -54,16 +56,23 @@ class LaunchPrinter(KernelPrinter):
         if stmt.kind == "parallel":
             self._elements(stmt)
         elif stmt.kind in ("block", "thread"):
-            position = "blockIdx.x" if stmt.kind == "block" else "threadIdx.x"
-            type = register_type(self.index_type(stmt.var))
-            self.line(f"const {type} {self.name(stmt.var.name)} = ({type}){position};")
-            self.depth -= 1
-            self._body(stmt.body)
-            self.depth += 1
+            self._position(stmt)
         else:
             if stmt.kind == "unroll":
                 self.line("#pragma unroll")
             super()._loop(stmt)
+
+    def _position(self, stmt: For) -> None:
+        """A loop over blocks or threads: where this thread is, if it matters, then the body."""
+        position = "blockIdx.x" if stmt.kind == "block" else "threadIdx.x"
+        var, type = self.name(stmt.var.name), register_type(self.index_type(stmt.var))
+        start = len(self.lines)
+        self.line(f"const {type} {var} = ({type}){position};")
+        self.depth -= 1
+        self._body(stmt.body)
+        self.depth += 1
+        if not any(re.search(rf"\b{var}\b", line) for line in self.lines[start + 1 :]):
+            del self.lines[start]
 
     def _elements(self, stmt: For) -> None:
         var, type = self.name(stmt.var.name), register_type(self.index_type(stmt.var))
