@@ -186,12 +186,7 @@ def map_body(body: Body, on_expr: Callable[[Expr], Expr]) -> Body:
 
 def map_stmt(stmt: Stmt, f: Callable[[Expr], Expr]) -> Stmt:
     if isinstance(stmt, For):
-        var = stmt.var
-        if isinstance(var.extent, Expr):
-            moved = f(var)
-            assert isinstance(moved, Index)
-            var = moved
-        return replace(stmt, var=var, body=map_body(stmt.body, f))
+        return _map_loop(stmt, f)
     if isinstance(stmt, Let):
         return Let(stmt.ref, f(stmt.value))
     if isinstance(stmt, Store):
@@ -203,6 +198,16 @@ def map_stmt(stmt: Stmt, f: Callable[[Expr], Expr]) -> Stmt:
     if isinstance(stmt, Intrin):
         return Intrin(stmt.name, tuple(map(f, stmt.args)))
     return stmt
+
+
+def _map_loop(stmt: For, f: Callable[[Expr], Expr]) -> For:
+    body = map_body(stmt.body, f)
+    if not isinstance(stmt.extent, Expr):
+        return replace(stmt, body=body)
+    var = Index(stmt.var.name, f(stmt.extent))
+    if var is stmt.var:
+        return replace(stmt, body=body)
+    return replace(stmt, var=var, body=substitute_body(body, {stmt.var: var}))
 
 
 def substitute_body(body: Body, mapping: dict[Expr, Expr]) -> Body:

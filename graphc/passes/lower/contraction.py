@@ -139,7 +139,10 @@ def match_contraction(computation: Computation, min_depth: int = 1) -> Match | s
     offset = flatten_index(own, first.extents)
     indices, (offset, *exprs) = drop_units(list(own), [offset, *exprs])
     indices, (offset, *exprs) = split_divided(indices, [offset, *exprs])
-    hole = next(n for e in exprs for n in walk(e) if isinstance(n, Reduce))
+    left = [n for e in exprs for n in walk(e) if isinstance(n, Reduce)]
+    if not left:
+        return "contraction: the sum has no terms within bounds"
+    hole = left[0]
     axes, (split,) = split_divided(list(hole.axes), [hole.body])
     if len(axes) > len(hole.axes):
         parts = Reduce("sum", split, tuple(axes))
