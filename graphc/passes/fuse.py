@@ -343,7 +343,7 @@ def _make_fused(graph: Graph, group: Group) -> None:
     ]  # fmt: skip
     region = Region()
     constants = [v for v in inputs if v.constant is not None]
-    small = [v for v in constants if v.tensor.size <= 1 or _known(v, inside)]
+    small = [v for v in constants if v.tensor.size == 1 or _known(v, inside)]
     inputs = [v for v in inputs if v not in small]
     mapping: dict[Value, Value] = {v: region.add_param(v.type, v.name) for v in inputs}
     for value in small:
