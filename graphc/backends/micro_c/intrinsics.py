@@ -6,6 +6,9 @@
 elements (`a` int8 or uint8, `w` int8), `centre` is a constant within -256..255. On cores with the
 Arm DSP extension four bytes are widened to two pairs of 16 bits, the centre being subtracted on
 the way, and two instructions do two products each. Everywhere else it is four products.
+
+Limits of constants, min(max(x, low), high), are printed as `limit_i32`, which is one instruction
+where the limits are those of a byte.
 """
 
 from __future__ import annotations
@@ -13,14 +16,37 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graphc.backends.cfamily.printer import KernelPrinter, Unit, identifier
+from graphc.backends.cfamily.spell import Text, function
 from graphc.errors import InternalError
 from graphc.ir.dtypes import DType, i8, i32, u8
-from graphc.ir.expr import Const, Expr, Load
+from graphc.ir.expr import Call, Const, Expr, Load
 from graphc.ir.kernel import Body, For, If, Intrin, Kernel, Stmt, Store, While
 from graphc.ir.simplify import simplify
 
 DOT4 = "dot4"
 LANES = 4
+
+LIMIT_TEXT = """\
+/* x kept within low..high. */
+static inline int32_t limit_i32(int32_t x, int32_t low, int32_t high)
+{
+#if defined(__ARM_FEATURE_SAT) && defined(__GNUC__) && defined(__OPTIMIZE__)
+    if (__builtin_constant_p(low) && __builtin_constant_p(high)) {
+        int32_t y;
+        if (low == -128 && high == 127) {
+            __asm__("ssat %0, #8, %1" : "=r"(y) : "r"(x));
+            return y;
+        }
+        if (low == 0 && high == 255) {
+            __asm__("usat %0, #8, %1" : "=r"(y) : "r"(x));
+            return y;
+        }
+    }
+#endif
+    x = x < low ? low : x;
+    return x > high ? high : x;
+}
+"""
 
 DOT4_TEXT = """\
 /* sum + (a[0] - centre) * w[0] + ... + (a[3] - centre) * w[3]. */
@@ -101,6 +127,13 @@ class MicroPrinter(KernelPrinter):
         super().__init__(*args)
         self.instructions = instructions
 
+    def _fresh(self, node: Expr) -> Text:
+        limits = _limits(node)
+        if limits is None:
+            return super()._fresh(node)
+        self.instructions.add(i32)
+        return function("limit_i32", *map(self.expr, limits))
+
     def _intrin(self, stmt: Intrin) -> None:
         if stmt.name != DOT4:
             raise self.fail(f"instruction {stmt.name} has no meaning in C")
@@ -112,6 +145,17 @@ class MicroPrinter(KernelPrinter):
             name = self.name(total.source)
             arguments = ", ".join([name, *places, str(self.expr(centre))])
             self.line(f"{name} = dot4_{a.dtype}({arguments});")
+
+
+def _limits(node: Expr) -> tuple[Expr, Expr, Expr] | None:
+    """(x, low, high) of min(max(x, low), high) with constant limits, in i32."""
+    if not (isinstance(node, Call) and node.op.name == "min" and node.dtype is i32):
+        return None
+    inner, high = node.args
+    if not (isinstance(inner, Call) and inner.op.name == "max" and isinstance(high, Const)):
+        return None
+    x, low = inner.args
+    return (x, low, high) if isinstance(low, Const) and low.value <= high.value else None
 
 
 class MicroUnit(Unit):
@@ -135,10 +179,12 @@ class MicroUnit(Unit):
         """Helpers, instructions, functions."""
         used = sorted(self.instructions, key=lambda dtype: dtype.name)
         helpers = "".join(_helper(dtype) + "\n" for dtype in used)
-        return (PRAGMA if used else "") + helpers + super().text()
+        return (PRAGMA if set(used) - {i32} else "") + helpers + super().text()
 
 
 def _helper(dtype: DType) -> str:
+    if dtype is i32:
+        return LIMIT_TEXT
     signed = dtype is i8
     return DOT4_TEXT.format(
         type=dtype.name, c_type="int8_t" if signed else "uint8_t", letter="s" if signed else "u"

@@ -35,7 +35,11 @@ def requantize(
     by = only_element(multiplier) if multiplier.size == 1 else multiplier[i[axis]]
     scaled = x[i].cast(i64) * by.cast(i64) + (1 << shift - 1)
     whole = (scaled >> shift).cast(i32)
-    return _limited(whole + zero_point, low, high, to)
+    dtype = dtypes.of(to)
+    if (low, high) == (dtype.min, dtype.max):
+        return _limited(whole + zero_point, low, high, to)
+    inside = minimum(maximum(whole, low - zero_point), high - zero_point)  # 0..255 after a Relu
+    return (inside + zero_point).cast(dtype)
 
 
 def _channel_shape(x):
