@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from graphc.compiled import CompiledModel
@@ -161,9 +161,12 @@ def c_program(graph: Graph, settings: Settings | None = None) -> Program:
 
 def micro_program(graph: Graph, settings: Settings | None = None) -> Program:
     """A typed static graph as a microcontroller runs it."""
+    from graphc.backends.micro_c.quantisation import quantisation
     from graphc.backends.micro_c.strategies import strategies
 
-    return to_program(graph, strategies(), settings, PIPELINES["micro"])
+    parameters = quantisation(graph)
+    program = to_program(graph, strategies(), settings, PIPELINES["micro"])
+    return replace(program, quantisation=parameters)
 
 
 def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:

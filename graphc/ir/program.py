@@ -39,9 +39,17 @@ class Step:
     nbytes: int = 0
 
 
+Quantisation = tuple[float, int]
+"""(scale, zero point): real = (value - zero point) * scale."""
+
+
 @dataclass
 class Program:
-    """A static model, ready to be emitted."""
+    """A static model, ready to be emitted.
+
+    `quantisation` says how integer inputs and outputs are read, where that is known, by ("input" or
+    "output", number).
+    """
 
     name: str
     inputs: list[tuple[str, TensorType]]
@@ -51,6 +59,7 @@ class Program:
     constants: list[np.ndarray] = field(default_factory=list)
     arena_bytes: int = 0
     arena_lower_bound: int = 0
+    quantisation: dict[tuple[str, int], Quantisation] = field(default_factory=dict)
 
     def __str__(self) -> str:
         from graphc.ir.printer import print_program

@@ -20,7 +20,8 @@ extern "C" {{
 #define {macro}_ARENA_SIZE {arena}
 #define {macro}_ARENA_ALIGN {alignment}
 
-/* Number of elements of every input and output. */
+/* Number of elements of every input and output, and how integers are to be read where they are
+ * quantised: real = (value - ZERO_POINT) * SCALE. */
 {sizes}
 
 /* What {name}_run returns. */
@@ -74,11 +75,16 @@ _EMPTY = "    int unused; /* C has no empty structures */"
 
 
 def _sizes(model: Model) -> list[str]:
-    return [
-        f"#define {model.macro}_{side}_{tensor.field}_SIZE {tensor.elements}"
-        for side, tensors in (("INPUT", model.inputs), ("OUTPUT", model.outputs))
-        for tensor in tensors
-    ]
+    lines = []
+    for side, tensors in (("INPUT", model.inputs), ("OUTPUT", model.outputs)):
+        for tensor in tensors:
+            start = f"#define {model.macro}_{side}_{tensor.field}"
+            lines.append(f"{start}_SIZE {tensor.elements}")
+            if tensor.quantisation is not None:
+                scale, zero_point = tensor.quantisation
+                lines.append(f"{start}_SCALE {scale!r}f")
+                lines.append(f"{start}_ZERO_POINT ({zero_point})")
+    return lines
 
 
 def _field(tensor: Tensor, const: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from graphc.backends.micro_c.intrinsics import MicroUnit
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.kernel import Kernel
-from graphc.ir.program import Program
+from graphc.ir.program import Program, Quantisation
 from graphc.ir.scalar_math import POLYNOMIALS
 from graphc.ir.types import TensorType
 from graphc.passes.kernel.prepare import prepare_kernel
@@ -32,6 +31,7 @@ class Tensor:
     name: str
     field: str
     type: TensorType
+    quantisation: Quantisation | None = None
 
     @property
     def elements(self) -> int:
@@ -85,7 +85,7 @@ class Model:
             ready = _renamed(kernel, f"{name}_{layers[kernel.name]}")
             functions[kernel.name] = unit.kernel(_prepared(ready, libm))
         return cls(
-            name, program, _tensors(program.inputs), _tensors(program.outputs),
+            name, program, _tensors(program, "input"), _tensors(program, "output"),
             constants, unit, functions,
         )  # fmt: skip
 
@@ -98,14 +98,15 @@ class Model:
         return sum(c.array.nbytes for c in self.constants)
 
 
-def _tensors(named: Iterable[tuple[str, TensorType]]) -> list[Tensor]:
+def _tensors(program: Program, side: str) -> list[Tensor]:
     taken: list[str] = []
     tensors = []
-    for name, type in named:
+    for number, (name, type) in enumerate(getattr(program, f"{side}s")):
         if type.dtype.kind in ("string", "complex"):
             raise UnsupportedError(f"{name!r}: C has no elements of type {type.dtype}")
         taken.append(identifier(name, taken))
-        tensors.append(Tensor(name, taken[-1], type))
+        way = program.quantisation.get((side, number))
+        tensors.append(Tensor(name, taken[-1], type, way))
     return tensors
 
 

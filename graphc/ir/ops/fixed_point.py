@@ -50,7 +50,8 @@ def _channel_shape(x):
 def channel_sum(i, x: Int):
     """The sum over all spatial positions, in int32."""
     taps = axes(*x.shape[2:])
-    return reduce("sum", x[(*i[:2], *taps)].cast(i32), taps)
+    position = (*i[:2], *taps)
+    return reduce("sum", x[position].cast(i32), taps)
 
 
 @op("RescaledSum", domain=DOMAIN)

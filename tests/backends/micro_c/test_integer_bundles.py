@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from graphc import driver
+from graphc.backends.micro_c import BundleOptions, bundle
 
 from bundles import run_bundle  # isort: skip
 
@@ -26,6 +27,14 @@ CASES = {
 def test_within_one_unit(name, dtype, tmp_path):
     model = CASES[name](dtype)
     run_bundle(model.result, model.feeds, tmp_path, 1.0)
+
+
+def test_header_tells_how_integers_are_read():
+    model = convolution(np.int8)
+    program = driver.micro_program(driver.typed(model.result))
+    text = bundle(program, BundleOptions(name="net"))["net.h"]
+    assert "#define NET_INPUT_x0_ZERO_POINT (3)\n" in text
+    assert "_ZERO_POINT (-5)\n" in text and f"_SCALE {float(np.float32(0.1))!r}f\n" in text
 
 
 def test_weights_take_a_byte_each():
