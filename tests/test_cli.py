@@ -121,7 +121,13 @@ def test_every_phase_prints(capsys, phase, found):
 
 @pytest.mark.parametrize(
     ("suffix", "found"),
-    [(".ll", "define"), (".s", ".text"), (".c", "#include"), (".gir", "graph @")],
+    [
+        (".ll", "define"),
+        (".s", ".text"),
+        (".c", "#include"),
+        (".cu", "__global__"),
+        (".gir", "graph @"),
+    ],
 )
 def test_output_by_suffix(capsys, tmp_path, suffix, found):
     ok(capsys, "compile", DIGITS, "--dim", "N=1", "-o", tmp_path / f"m{suffix}")
@@ -216,6 +222,13 @@ def test_verify(capsys):
     assert "passed" in ok(capsys, "verify", DIGITS, "--dim", "N=2", "--against", "interpreter")
 
 
+def test_gpu_kernels_in_the_simulator(capsys):
+    pins = ["--dim", "N=1", "--target", "cuda"]
+    assert "passed: cuda" in ok(capsys, "verify", DIGITS, *pins, "--simulate")
+    assert "kernel @" in ok(capsys, "compile", DIGITS, *pins, "--emit", "kernel")
+    refused(capsys, "compile", DIGITS, *pins, "--emit", "asm")
+
+
 def test_failed_verification_is_exit_code_1(capsys):
     code, out, err = graphc(capsys, "verify", DIGITS, "--dim", "N=3", "--rtol", "0")
     assert code == 1 and "FAILED" in out and "logits" in out and err == ""
@@ -277,7 +290,7 @@ def test_bisect(capsys, tmp_path):
         [],
         ["nonsense"],
         ["compile"],
-        ["compile", DIGITS, "--target", "gpu"],
+        ["compile", DIGITS, "--target", "abacus"],
         ["compile", DIGITS, "--shape", "image"],
         ["compile", DIGITS, "--shape", "image=1,-2"],
         ["compile", DIGITS, "--shape", "image=1,two"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from graphc.cli.options import add_feeds, add_model, add_target, command, examples
+from graphc.cli.options import add_feeds, add_model, add_target, command, examples, target_options
 
 SUMMARY = """\
 Times a model next to ONNX Runtime. The two run in turn, in one process and on the same inputs; the
@@ -46,11 +46,11 @@ def run(args: argparse.Namespace) -> int:
     model = open_model(args)
     feeds = model.feeds(args.seed)
     start = time.perf_counter()
-    runs = {"graphc": contender(model, args.target, args.threads)}
+    runs = {"graphc": contender(model, args.target, **target_options(args))}
     outputs = {"graphc": runs["graphc"](feeds)}
     ready = time.perf_counter() - start
     if args.against != "none":
-        runs[args.against] = contender(model, args.against, args.threads)
+        runs[args.against] = contender(model, args.against, **target_options(args))
         outputs[args.against] = runs[args.against](feeds)
     with progress(f"timing {model.path.name}"):
         times = measure({k: partial(f, feeds) for k, f in runs.items()}, args.seconds)

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     graph = model.pinned()
 
     def execute(rewritten: Graph, inputs: Sequence[Any]) -> list[Any]:
-        as_it_is = driver.settings(args.threads, {"passes": ""})
+        as_it_is = driver.settings(args.threads, {"passes": "", "simulate": args.simulate})
         return driver.compiler(args.target, as_it_is)(rewritten)(inputs)
 
     with progress(f"bisecting the rewrites of {model.path.name}"):

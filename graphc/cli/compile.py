@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from graphc.driver import Settings
     from graphc.ir.program import Program
 
-FORMS = ("ir", "kernel", "program", "llvm", "asm", "c")
+FORMS = ("ir", "kernel", "program", "llvm", "asm", "c", "cuda")
 PHASES = ("imported", "typed", "canonical", "laid_out", "fused", "lowered", "planned", "emitted")
-SUFFIXES = {".gir": "ir", ".ll": "llvm", ".s": "asm", ".c": "c"}
+SUFFIXES = {".gir": "ir", ".ll": "llvm", ".s": "asm", ".c": "c", ".cu": "cuda"}
+NATIVE = {"cpu": "llvm", "c": "c", "cuda": "cuda"}  # the form that is compiled by others
 ARTIFACTS = (".so", ".o", ".gcm")
 
 SUMMARY = """\
 Compiles a model to files, or prints a form it takes. With -o OUT the result is written: a shared
-library (.so, with a C header beside it) or object (.o), LLVM IR (.ll), assembly (.s), plain loops
-in C (.c) or the graph as text (.gir; its large constants lie beside it in .gir.npz). With --target
-c and a name without suffix, OUT is a folder: C99 sources for a microcontroller, with a header, a
-build file and a report. With --emit the form named is printed, or written to OUT. With neither, the
-model is compiled and what it came to is told. Files appear whole or not at all."""
+library (.so, with a C header beside it) or object (.o), LLVM IR (.ll), assembly (.s), CUDA kernels
+(.cu), plain loops in C (.c) or the graph as text (.gir, its large constants beside it in
+.gir.npz). With --target c and a name without suffix, OUT is a folder: C99 sources for a
+microcontroller, with a header, a build file and a report. With --emit the form named is printed, or
+written to OUT. With neither, the model is compiled and what it came to is told. Files appear whole
+or not at all."""
 
 EPILOG = examples(
     ("graphc compile model.onnx", "can it be compiled? how long does that take?"),
@@ -97,7 +99,8 @@ def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
 
     hooks = [Dump(args.dump_to)] if args.dump_to else []
     name = "micro" if form is None and _is_bundle(args) else args.target
-    return settings(args.threads, {"passes": pipeline(args, name), "hooks": hooks})
+    options = {"passes": pipeline(args, name), "hooks": hooks, "simulate": args.simulate}
+    return settings(args.threads, options)
 
 
 def _form(args: argparse.Namespace) -> str | None:
@@ -106,8 +109,7 @@ def _form(args: argparse.Namespace) -> str | None:
 
     suffix = Path(args.output).suffix if args.output else ""
     if args.stop_after is not None:
-        native = "c" if args.target == "c" else "llvm"
-        implied = {"lowered": "kernel", "planned": "program", "emitted": native}
+        implied = {"lowered": "kernel", "planned": "program", "emitted": NATIVE[args.target]}
         form = implied.get(args.stop_after, "ir")
         if args.emit not in (None, form) and not (form == "llvm" and args.emit == "asm"):
             raise ModelError(f"--emit {args.emit} does not go with --stop-after {args.stop_after}")
@@ -158,12 +160,13 @@ def _emit(model: Model, form: str, args: argparse.Namespace, settings: Settings)
 
 
 def _target(form: str, args: argparse.Namespace) -> str:
-    """The target whose program a form shows: C is printed from plain loops."""
+    """The target whose program a form shows: that of --target, unless only one has the form."""
     from graphc.errors import ModelError
 
-    if form in ("llvm", "asm") and args.target != "cpu":
-        raise ModelError(f"--emit {form} goes with --target cpu")
-    return "c" if form == "c" else args.target
+    owner = {"llvm": "cpu", "asm": "cpu", "c": "c", "cuda": "cuda"}.get(form, args.target)
+    if args.target not in (owner, "cpu"):
+        raise ModelError(f"--emit {form} goes with --target {owner}")
+    return owner
 
 
 def _save(model: Model, args: argparse.Namespace, settings: Settings) -> None:

@@ -53,15 +53,19 @@ def program(model: Model, target: str, settings: Settings) -> Program:
 
 
 def text(program: Program, form: str) -> str:
-    """A program as `kernel`, `program`, `llvm`, `asm` or `c`."""
+    """A program as `kernel`, `program`, `llvm`, `asm`, `c` or `cuda`."""
     if form == "program":
         return str(program)
     if form == "kernel":
         return "\n".join(map(str, program.kernels.values()))
     if form == "c":
-        from graphc.backends.c99 import emit
+        from graphc.backends import c99
 
-        return emit(program)
+        return c99.emit(program)
+    if form == "cuda":
+        from graphc.backends import cuda
+
+        return cuda.emit(program).text
     from graphc.backends.llvm_cpu.jit import assembly
     from graphc.backends.llvm_cpu.runtime import PIPELINE, llvm_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.options import add_model, add_target, command, examples
+from graphc.cli.options import add_model, add_target, command, examples, target_options
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
@@ -73,7 +73,7 @@ def _compiled(model: Model, args: argparse.Namespace) -> tuple[Graph, list[Progr
     graph = specialise(model.pinned(), partial=True)
     programs: list[Program] = []
     with progress(f"compiling {model.path.name} for {args.target}"):
-        options = {"threads": args.threads, "observe": programs.append, **model.pins()}
+        options = {**target_options(args), **model.pins(), "observe": programs.append}
         compiled = driver.compile(model.graph, args.target, **options)
         if not programs:
             compiled.run(model.feeds(args.seed))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 ONE_LINE = re.compile(r"\s*\n\s*")
-TARGETS = ("cpu", "c")
+TARGETS = ("cpu", "c", "cuda")
 INTERPRETER = "interpreter"
 
 
@@ -58,6 +58,13 @@ def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
                         help="default: %(default)s")  # fmt: skip
     parser.add_argument("--threads", metavar="N", type=positive, default=None,
                         help="CPU threads (default: all)")  # fmt: skip
+    parser.add_argument("--simulate", action="store_true",
+                        help="run a GPU's kernels on this machine's CPU (slow)")  # fmt: skip
+
+
+def target_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that add_target's options ask for."""
+    return {"threads": args.threads, "simulate": args.simulate}
 
 
 def add_feeds(parser: argparse.ArgumentParser) -> None:

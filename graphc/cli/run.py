@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from graphc.cli.options import INTERPRETER, add_feeds, add_model, add_target, command, examples
+from graphc.cli.options import (
+    INTERPRETER,
+    add_feeds,
+    add_model,
+    add_target,
+    command,
+    examples,
+    target_options,
+)
 
 SUMMARY = """\
 Runs a model once. Inputs are read from files or drawn at random; what comes out is summarised, or
@@ -36,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     model = open_model(args)
     feeds = model.feeds(args.seed)
-    outputs = contender(model, args.target, args.threads)(feeds)
+    outputs = contender(model, args.target, **target_options(args))(feeds)
     names = model.graph.output_names
     if args.output:
         _save(args.output, names, outputs)

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from graphc.verify import Run
 
 
-def compiled(model: Model, target: str, threads: int | None, **options: Any) -> CompiledModel:
-    """The model compiled for a target, for what is pinned."""
+def compiled(model: Model, target: str, **options: Any) -> CompiledModel:
+    """The model compiled for a target, for what is pinned. `options` are Settings."""
     from graphc import driver
 
     with progress(f"compiling {model.path.name} for {target}"):
-        return driver.compile(model.graph, target, threads=threads, **model.pins(), **options)
+        return driver.compile(model.graph, target, **model.pins(), **options)
 
 
-def contender(model: Model, name: str, threads: int | None = None, **options: Any) -> Run:
+def contender(model: Model, name: str, **options: Any) -> Run:
     """A function from feeds to outputs. `name` is a target, `interpreter` or `onnxruntime`.
 
     Feeds are those of the pinned graph; values that are bound are added where they are inputs.
@@ -34,9 +34,9 @@ def contender(model: Model, name: str, threads: int | None = None, **options: An
     if name == "onnxruntime":
         source = model.graph if model.path.suffix == ".gir" else model.path
         with progress(f"loading {model.path.name} in ONNX Runtime"):
-            reference = verify.onnxruntime(source, threads)
+            reference = verify.onnxruntime(source, options.get("threads"))
         return lambda feeds: reference({**feeds, **model.values})
-    return compiled(model, name, threads, **options).run
+    return compiled(model, name, **options).run
 
 
 def _quietly(run: Run, what: str) -> Run:

@@ -13,6 +13,7 @@ from graphc.cli.options import (
     add_tolerance,
     command,
     examples,
+    target_options,
 )
 
 SUMMARY = """\
@@ -48,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
     model = open_model(args)
     feeds = model.feeds(args.seed)
-    expected = contender(model, args.against, args.threads)(feeds)
-    found = contender(model, args.target, args.threads)(feeds)
+    expected = contender(model, args.against, **target_options(args))(feeds)
+    found = contender(model, args.target, **target_options(args))(feeds)
     results = agreements(model.graph.output_names, found, expected)
     rows = [("output", "error", "")]
     for each in results:
