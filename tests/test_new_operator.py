@@ -17,6 +17,7 @@ from graphc import dsl
 from graphc.backends.c99 import emit
 from graphc.driver import c_program, cpu_program, optimise
 from graphc.errors import ModelError
+from graphc.ir.compare import agreements
 from graphc.ir.expr import reduce, sin, sqrt
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
@@ -24,7 +25,6 @@ from graphc.ir.opdef import Float, axes, op
 from graphc.ir.parser import parse_graph
 from graphc.ir.printer import graph_constants, print_graph
 from graphc.passes.specialise import specialise
-from graphc.ir.compare import agreements
 
 DOMAIN = "test.new"
 # [definitions]

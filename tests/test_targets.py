@@ -1,4 +1,4 @@
-"""Narrower machines: the same graphs with shorter vectors, older instruction sets, another processor."""
+"""Narrower machines: the same graphs with shorter vectors, older instructions, another processor."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from graphc.backends.llvm_cpu.strategies import strategies
 from graphc.backends.llvm_cpu.target import HostTarget, host_target, named_target
 from graphc.driver import to_program
 from graphc.frontend.onnx_import import import_onnx
+from graphc.ir.compare import agreements
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.interp import interpret
 from graphc.ir.parser import parse_graph
 from graphc.ir.program import Program
 from graphc.passes.specialise import specialise
-from graphc.ir.compare import agreements
 
 ROOT = Path(__file__).parents[1]
 VECTOR_BYTES = (64, 32, 16, 0)
@@ -84,7 +84,11 @@ def case(name: str) -> tuple[Graph, list[np.ndarray]]:
         graph = import_onnx(ROOT / "models" / "digits_cnn.onnx")
         graph = specialise(graph, dims={symbol: 3 for symbol in graph.symbols})
     else:
-        graph = specialise(parse_graph(GRAPHS[name].replace("-> ?", "-> (?, ?)") if name == "integers" else GRAPHS[name]))
+        graph = specialise(
+            parse_graph(
+                GRAPHS[name].replace("-> ?", "-> (?, ?)") if name == "integers" else GRAPHS[name]
+            )
+        )
     rng = np.random.default_rng(7)
     inputs = []
     for param in graph.params:

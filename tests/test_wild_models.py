@@ -1,7 +1,7 @@
 """Models as exporters write them, against the outputs that ONNX Runtime gave for them.
 
-What kills compilers on such models is integer arithmetic on shapes. Once the inputs' shapes are known
-none of it may be left: what remains computes with data.
+What kills compilers on such models is integer arithmetic on shapes. Once the inputs' shapes are
+known none of it may be left: what remains computes with data.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import graphc
 from graphc.driver import OPTIMISING, optimise
 from graphc.errors import NeedsValue
 from graphc.frontend.onnx_import import import_onnx
+from graphc.ir.compare import agreements
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
 from graphc.ir.types import TensorType
 from graphc.passes.specialise import pin, specialise
-from graphc.ir.compare import agreements
 
 FOLDER = Path(__file__).parent / "models_wild"
 CASES = json.loads((FOLDER / "manifest.json").read_text())

@@ -1,7 +1,7 @@
 """Known architectures: agreement with ONNX Runtime, memory, determinism and the round trip of text.
 
-The models are not in this repository: they are looked for in $GRAPHC_MODELS, then beside the checkout.
-Only the small ones run by default; GRAPHC_TEST_ALL=1 runs all.
+The models are not in this repository: they are looked for in $GRAPHC_MODELS, then beside the
+checkout. Only the small ones run by default; GRAPHC_TEST_ALL=1 runs all.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from graphc.backends.llvm_cpu.runtime import llvm_text
 from graphc.driver import cpu_program
 from graphc.feeds import random_feeds
 from graphc.frontend.onnx_import import import_onnx
+from graphc.ir.compare import agreements
 from graphc.ir.graph import Graph
 from graphc.ir.parser import parse_graph
 from graphc.ir.printer import graph_constants, print_graph, print_program
@@ -28,7 +29,6 @@ from graphc.ir.program import Program
 from graphc.ir.verify import verify as verify_graph
 from graphc.passes import Hook
 from graphc.passes.specialise import pin, specialise
-from graphc.ir.compare import agreements
 
 BESIDE = Path(__file__).parents[2] / "shared" / "models"
 MODELS = Path(os.environ.get("GRAPHC_MODELS", BESIDE))
@@ -49,7 +49,9 @@ def chosen(folder: str, pattern: str, small: set[str] | None) -> list[Path]:
 
 ZOO = chosen("zoo", "*.onnx", SMALL_ZOO)
 TINY = chosen("mlperf_tiny", "*_f32.onnx", None)
-LIGHTS = [p for p in sorted(LIGHT.glob("*.onnx")) if ALL or p.stem.removeprefix("light_") in SMALL_LIGHT]
+LIGHTS = [
+    p for p in sorted(LIGHT.glob("*.onnx")) if ALL or p.stem.removeprefix("light_") in SMALL_LIGHT
+]
 
 
 @lru_cache(maxsize=2)
@@ -142,7 +144,10 @@ class RoundTrip(Hook):
         assert again == graph and print_graph(again) == text, f"after {step}"
 
 
-TEXT_MODELS = [*TINY, *[p for p in ZOO if ALL or p.stem in ("mobilenet_v2", "llama_tiny", "lstm_tagger")]]
+TEXT_MODELS = [
+    *TINY,
+    *[p for p in ZOO if ALL or p.stem in ("mobilenet_v2", "llama_tiny", "lstm_tagger")],
+]
 
 
 @parametrised(TEXT_MODELS)
