@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from graphc.backends.cuda import CudaSource, emit
+from graphc.backends.cuda.nvcc import architectures, find_nvcc
 from graphc.driver import cuda_program
 from graphc.ir.graph import Graph
 from graphc.ir.kernel import Kernel
@@ -20,7 +19,7 @@ from graphc.ir.types import TensorType
 from graphc.passes.specialise import specialise
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
 
 
 def graph_of(text: str) -> Graph:
@@ -55,18 +54,7 @@ def program_of(*kernels: Kernel) -> Program:
 
 
 @lru_cache
-def architectures() -> tuple[str, ...]:
+def chosen_architectures() -> tuple[str, ...]:
     """Those of sm_75, sm_80 and sm_90 that nvcc knows; none without nvcc."""
-    if shutil.which("nvcc") is None:
-        return ()
-    known = subprocess.run(["nvcc", "--list-gpu-arch"], capture_output=True, text=True).stdout
-    return tuple(f"sm_{n}" for n in (75, 80, 90) if f"compute_{n}\n" in known)
-
-
-def compile_with_nvcc(text: str, folder: Path, arch: str) -> str:
-    """What nvcc says when it compiles a CUDA file to a cubin; empty if it has no complaint."""
-    source = folder / "kernels.cu"
-    source.write_text(text)
-    command = ["nvcc", f"-arch={arch}", "-cubin", "-o", str(folder / "kernels.cubin"), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stderr + done.stdout if done.returncode else ""
+    known = architectures()
+    return tuple(arch for arch in ("sm_75", "sm_80", "sm_90") if arch in known)

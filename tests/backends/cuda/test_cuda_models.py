@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_programs import (
-    architectures,
-    compile_with_nvcc,
+    chosen_architectures,
     cuda_of,
     graph_of,
     inputs_of,
@@ -16,6 +15,7 @@ from cuda_programs import (
 
 from graphc import backend
 from graphc.backends.cuda import emit
+from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
 from graphc.backends.cuda.strategies.tiles import TILES, choose_tile, lower_shared_tiles
 from graphc.driver import cuda_program, typed
@@ -132,13 +132,13 @@ def test_a_gpu_is_asked_for_in_vain():
 
 
 @needs_nvcc
-@pytest.mark.parametrize("arch", architectures())
-def test_nvcc_compiles_a_model(arch, tmp_path):
+@pytest.mark.parametrize("arch", chosen_architectures())
+def test_nvcc_compiles_a_model(arch):
     source = emit(cuda_program(typed(DIGITS, dims={"N": 3})))
-    assert compile_with_nvcc(source.text, tmp_path, arch) == ""
+    assert compile_cuda(source.text, arch)
 
 
 @needs_nvcc
 @pytest.mark.parametrize("name", GRAPHS)
-def test_nvcc_compiles_graphs(name, tmp_path):
-    assert compile_with_nvcc(cuda_of(GRAPHS[name]).text, tmp_path, architectures()[-1]) == ""
+def test_nvcc_compiles_graphs(name):
+    assert compile_cuda(cuda_of(GRAPHS[name]).text, chosen_architectures()[-1])

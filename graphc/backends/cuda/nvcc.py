@@ -1,0 +1,51 @@
+"""Compiles CUDA C with nvcc, to machine code (cubin) or to PTX."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from graphc.errors import InternalError, ModelError, UnsupportedError
+
+FORMS = ("cubin", "ptx")
+
+
+def find_nvcc() -> str | None:
+    """The path of nvcc: $NVCC, or what the PATH has."""
+    return shutil.which(os.environ.get("NVCC") or "nvcc")
+
+
+def architectures() -> list[str]:
+    """The architectures that nvcc makes code for (sm_75, ...); none without nvcc."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        return []
+    listed = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout
+    return [line.replace("compute_", "sm_") for line in listed.split()]
+
+
+def compile_cuda(text: str, arch: str, form: str = "cubin") -> bytes:
+    """The `form` of a CUDA file for an architecture (sm_80).
+
+    UnsupportedError without nvcc, ModelError for an architecture it does not know, InternalError,
+    with what nvcc says, if it rejects the text or warns of it.
+    """
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise UnsupportedError("nvcc was not found; install the CUDA toolkit, or set NVCC")
+    if arch not in architectures():
+        raise ModelError(f"nvcc makes no code for {arch}; it does for {', '.join(architectures())}")
+    if form not in FORMS:
+        raise ModelError(f"form {form!r} is none of {', '.join(FORMS)}")
+    with tempfile.TemporaryDirectory(prefix="graphc-cuda-") as folder:
+        source, target = Path(folder, "kernels.cu"), Path(folder, f"kernels.{form}")
+        source.write_text(text)
+        command = [nvcc, f"-arch={arch}", f"-{form}", "-o", str(target), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        said = (done.stdout + done.stderr).strip()
+        if done.returncode or said:
+            raise InternalError(f"nvcc -arch={arch} complains:\n{said[:4000]}")
+        return target.read_bytes()
