@@ -1,0 +1,283 @@
+"""LLVM IR of kernels, run and compared with what numpy or the kernel interpreter say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program, llvm_text
+from graphc.ir import dtypes, scalar_ops
+from graphc.ir.dtypes import DType, boolean, f32, f64, i32, i64
+from graphc.ir.expr import Const, Expr, Index, Load, call, cast, reduce, select
+from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.kernel_interp import run_kernel
+from graphc.ir.program import Program, Slot, Step
+from graphc.ir.types import TensorType
+
+COUNT = 64
+LANES = {"scalar": 1, "vector": 16}
+FLOATS = [f32, f64, dtypes.f16, dtypes.bf16]
+INTEGERS = [
+    dtypes.of(n) for n in ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "i4", "u4")
+]
+
+
+def program_of(kernel: Kernel) -> Program:
+    """A program of one call, whose inputs and outputs are the kernel's."""
+    spaces: dict[str, list[Buffer]] = {"input": [], "output": []}
+    slots = []
+    for buffer in kernel.params:
+        space = spaces["input" if buffer.access == "in" else "output"]
+        name = "input" if buffer.access == "in" else "output"
+        (size,) = buffer.shape
+        slots.append(Slot(name, len(space), 0, buffer.dtype, int(size)))
+        space.append(buffer)
+    inputs, outputs = (
+        [(b.name, TensorType(b.dtype, b.shape)) for b in spaces[s]] for s in ("input", "output")
+    )
+    return Program(
+        "test", inputs, outputs, {kernel.name: kernel}, [Step(kernel.name, tuple(slots))]
+    )
+
+
+def run_native(kernel: Kernel, *inputs: np.ndarray) -> list[np.ndarray]:
+    return NativeModel(compile_program(program_of(kernel)), 1)(list(inputs))
+
+
+def check(kernel: Kernel, *inputs: np.ndarray) -> list[np.ndarray]:
+    """Runs natively, and compares with the kernel interpreter bit for bit."""
+    found = run_native(kernel, *inputs)
+    arrays = dict(zip([b.name for b in kernel.params if b.access == "in"], inputs))
+    for buffer, array in zip([b for b in kernel.params if b.access != "in"], found):
+        arrays[buffer.name] = np.zeros_like(array)
+    run_kernel(kernel, arrays)
+    for buffer, array in zip([b for b in kernel.params if b.access != "in"], found):
+        np.testing.assert_array_equal(comparable(array), comparable(arrays[buffer.name]))
+    return found
+
+
+def comparable(array: np.ndarray) -> np.ndarray:
+    """Numbers in a type that numpy compares with NaN equal to itself."""
+    return array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
+
+
+def elementwise(exprs: list[Expr], loads: dict[str, DType], lanes: int) -> Kernel:
+    """out_n[i] = exprs[n](i) for i below COUNT, in vectors of `lanes` and a tail."""
+    ins = [Buffer(n, d, (COUNT,), "in") for n, d in loads.items()]
+    outs = [Buffer(f"out{n}", e.dtype, (COUNT,), "out") for n, e in enumerate(exprs)]
+    k = KernelBuilder(tuple(outs))
+    index = Index("i", COUNT)
+
+    def at(position: Expr) -> None:
+        from graphc.ir.expr import substitute
+
+        for buffer, expr in zip(outs, exprs):
+            k.store(buffer, position, substitute(expr, {index: position}))
+
+    if lanes == 1:
+        with k.loop(COUNT) as i:
+            at(i)
+    else:
+        whole = COUNT // lanes - 1
+        with k.loop(whole) as x, k.loop(lanes, "vector", width=lanes) as v:
+            at(x * lanes + v)
+        tail = COUNT - whole * lanes - 3
+        with k.loop(tail, "vector", width=tail) as v:
+            at(v + whole * lanes)
+        with k.loop(3) as i:
+            at(i + (COUNT - 3))
+    return Kernel("kernel", (*ins, *outs), k.body())
+
+
+def contents(dtype: DType, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if dtype is boolean:
+        return rng.random(COUNT) < 0.5
+    if dtype.is_integer:
+        special = [0, 1, dtype.max, dtype.min, dtype.max - 1, 2, 3, 7]
+        drawn = rng.integers(max(dtype.min, -50), min(dtype.max, 50), COUNT, endpoint=True)
+        values = [special[n] if n < len(special) else int(v) for n, v in enumerate(drawn)]
+        wide = np.array(values, np.uint64 if dtype.kind == "uint" else np.int64)
+        return rng.permutation(wide).astype(dtype.np)
+    special = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -2.5])
+    values = np.concatenate([special, rng.standard_normal(COUNT - len(special)) * 5])
+    return rng.permutation(values).astype(dtype.np)
+
+
+# ---------------------------------------------------------------- scalar operations
+
+EXACT = ("neg", "abs", "sign", "floor", "ceil", "round", "trunc", "sqrt", "isnan", "isinf")
+CLOSE = ("exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "erf",
+         "asinh", "acosh", "atanh")  # fmt: skip
+BINARY = ("add", "sub", "mul", "div", "min", "max", "eq", "ne", "lt", "le", "gt", "ge", "mod",
+          "floordiv", "rem")  # fmt: skip
+
+
+@pytest.mark.parametrize("lanes", list(LANES))
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_float_operations(dtype, lanes):
+    index = Index("i", COUNT)
+    x, y = Load("x", (index,), dtype), Load("y", (index,), dtype)
+    names = [*EXACT, *CLOSE, *BINARY]
+    exprs = [call(n, x, y) if n in BINARY else call(n, x) for n in names]
+    exprs.append(call("fma", x, y, x))
+    exprs.append(call("pow", call("abs", x), y))
+    kernel = elementwise(exprs, {"x": dtype, "y": dtype}, LANES[lanes])
+    a, b = contents(dtype, 1), contents(dtype, 2)
+    found = run_native(kernel, a, b)
+    for name, expr, array in zip([*names, "fma", "pow"], exprs, found):
+        arguments = (np.abs(a), b) if name == "pow" else (a, b, a)[: expr.op.arity]
+        wanted = scalar_ops.apply(scalar_ops.TABLE[name], expr.dtype, *arguments)
+        rtol = {f32: 3e-6, f64: 1e-12}.get(dtype, 1e-2) if name in (*CLOSE, "fma", "pow") else 0
+        np.testing.assert_allclose(
+            array.astype(np.float64), wanted.astype(np.float64), rtol=rtol,
+            atol=rtol and 1e-6, err_msg=name,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("lanes", list(LANES))
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integer_operations(dtype, lanes):
+    index = Index("i", COUNT)
+    x, y = Load("x", (index,), dtype), Load("y", (index,), dtype)
+    names = ["bnot", "abs", "sign", "neg", *BINARY, "band", "bor", "bxor", "shl", "shr"]
+    exprs = [call(n, x, y) if scalar_ops.TABLE[n].arity == 2 else call(n, x) for n in names]
+    fixed = [call(n, x, 3) for n in ("div", "floordiv", "mod", "rem", "pow")]
+    check(elementwise([*exprs, *fixed], {"x": dtype, "y": dtype}, LANES[lanes]),
+          contents(dtype, 3), contents(dtype, 4))  # fmt: skip
+
+
+@pytest.mark.parametrize("lanes", list(LANES))
+@pytest.mark.parametrize("source", [*FLOATS, *INTEGERS, boolean, dtypes.f8e4m3fn, dtypes.f4e2m1],
+                         ids=str)  # fmt: skip
+def test_casts(source, lanes):
+    x = Load("x", (Index("i", COUNT),), source)
+    targets = [*FLOATS, *INTEGERS, boolean, dtypes.f8e4m3fn, dtypes.f8e5m2, dtypes.f4e2m1]
+    targets = [t for t in targets if t is not source]
+    exprs = [cast(x, t) for t in targets]
+    exprs += [
+        cast(x, t, saturate=True) for t in (dtypes.f8e4m3fn, dtypes.f8e5m2) if t is not source
+    ]
+    check(elementwise(exprs, {"x": source}, LANES[lanes]), contents(source, 5))
+
+
+@pytest.mark.parametrize("lanes", list(LANES))
+def test_booleans(lanes):
+    index = Index("i", COUNT)
+    a, b = Load("a", (index,), boolean), Load("b", (index,), boolean)
+    x = Load("x", (index,), f32)
+    exprs = [a & b, a | b, a ^ b, ~a, select(a, x, 0.0), select(x > 0.0, a, b)]
+    arrays = contents(boolean, 6), contents(boolean, 7), contents(f32, 8)
+    check(elementwise(exprs, {"a": boolean, "b": boolean, "x": f32}, LANES[lanes]), *arrays)
+
+
+# ---------------------------------------------------------------- memory
+
+FAR = 1 << 40  # an address that is not mapped
+
+
+def window(i: Expr, shift: int, dtype: DType = f32) -> Expr:
+    """x[i + shift] inside, 0 outside."""
+    at = i + shift
+    inside = (at >= 0) & (at < COUNT)
+    return select(inside, Load("x", (at,), dtype), Const(0, dtype))
+
+
+@pytest.mark.parametrize("lanes", list(LANES))
+@pytest.mark.parametrize("dtype", [f32, f64, dtypes.i8, boolean], ids=str)
+def test_loads_under_conditions(dtype, lanes):
+    index = Index("i", COUNT)
+    parts = [window(index, s, dtype) for s in (-3, 0, 5)]
+    far = select(index < 10, Load("x", (index,), dtype), Load("x", (index * 3 - 30,), dtype))
+    near = select(index < 5, far, parts[0])
+    never = select(index >= 0, parts[1], Load("x", (index + FAR,), dtype))
+    check(elementwise([*parts, near, never], {"x": dtype}, LANES[lanes]), contents(dtype, 9))
+
+
+@pytest.mark.parametrize("lanes", list(LANES))
+def test_gathers(lanes):
+    index = Index("i", COUNT)
+    where = Load("n", (index,), i32)
+    gathered = Load("x", (cast(where, i64),), f32)
+    guarded = select(where < 40, gathered, Load("x", (index + FAR,), f32))
+    exprs = [gathered, Load("x", (63 - index,), f32), Load("x", (index // 2,), f32),
+             select(where >= 0, gathered, 1.0), select(where < 64, guarded, 0.0)]  # fmt: skip
+    n = np.random.default_rng(3).integers(0, 40, COUNT).astype(np.int32)
+    check(elementwise(exprs, {"x": f32, "n": i32}, LANES[lanes]), contents(f32, 1), n)
+
+
+def test_scatter():
+    x, out = Buffer("x", f32, (COUNT,), "in"), Buffer("out", f32, (2 * COUNT,), "out")
+    k = KernelBuilder((out,))
+    with k.loop(COUNT // 16) as a, k.loop(16, "vector", width=16) as v:
+        k.store(out, (a * 16 + v) * 2, x[a * 16 + v])
+        k.store(out, (a * 16 + v) * 2 + 1, 7.0)
+    check(Kernel("kernel", (x, out), k.body()), contents(f32, 2))
+
+
+def test_nested_selects_stay_small():
+    x: Expr = Load("x", (Index("i", COUNT) + FAR,), f32)
+    for n in range(40):  # each level uses the one below twice
+        x = select(x > float(n), x + 1.0, x * 2.0)
+    guarded = select(Index("i", COUNT) < 0, x, 3.0)
+    kernel = elementwise([guarded], {"x": f32}, 1)
+    assert llvm_text(program_of(kernel)).count("load float") < 5
+    np.testing.assert_array_equal(run_native(kernel, contents(f32, 1))[0], 3.0)
+
+
+# ---------------------------------------------------------------- statements
+
+
+def test_statements():
+    x, n = Buffer("x", i64, (COUNT,), "in"), Buffer("n", i64, (1,), "in")
+    out = Buffer("out", i64, (COUNT,), "out")
+    k = KernelBuilder((out,))
+    total = k.var(i64, 0)
+    with k.loop(COUNT) as i:
+        k.store(out, i, 0)
+    with k.loop(n[0]) as i:  # an extent from data
+        with k.when(x[i] > 0):
+            k.store(total, (), total[()] + x[i])
+        with k.otherwise():
+            k.store(total, (), total[()] - 1)
+        value = k.let(total[()])
+        k.store(out, i, value)
+    with k.repeat(total[()] > 100):
+        k.store(total, (), total[()] // 2)
+    k.store(out, COUNT - 1, total[()])
+    kernel = Kernel("kernel", (x, n, out), k.body())
+    for count in (0, 1, 40):
+        check(kernel, contents(i64, 4) % 1000, np.array([count]))
+
+
+def test_private_arrays_of_lanes():
+    x, out = Buffer("x", f32, (COUNT,), "in"), Buffer("out", f32, (COUNT,), "out")
+    k = KernelBuilder((out,))
+    with k.loop(COUNT // 16, "parallel") as a, k.loop(16, "vector", width=16) as v:
+        held = k.alloc(f32, (4,), "stack")
+        with k.loop(4, "unroll") as j:
+            k.store(held, j, x[a * 16 + v] * cast(j, f32))
+        total = k.var(f32, 0.0)
+        with k.loop(4) as j:
+            k.store(total, (), total[()] + held[j])
+        k.store(out, a * 16 + v, total[()])
+    check(Kernel("kernel", (x, out), k.body()), np.arange(COUNT, dtype=np.float32))
+
+
+def test_loops_whose_extent_depends_on_another():
+    out = Buffer("out", i64, (COUNT,), "out")
+    for kind in ("serial", "unroll"):
+        k = KernelBuilder((out,))
+        with k.loop(COUNT) as i:
+            k.store(out, i, 0)
+        with k.loop(8, kind) as i, k.loop(i + 1) as j:
+            k.store(out, i * 8 + j, i * 100 + j)
+        check(Kernel("kernel", (out,), k.body()))
+
+
+def test_text_is_deterministic():
+    x = Load("x", (Index("i", COUNT),), f32)
+    exprs = [call("exp", x), window(Index("i", COUNT), 2)]
+    texts = {llvm_text(program_of(elementwise(exprs, {"x": f32}, 16))) for _ in range(3)}
+    assert len(texts) == 1
+    assert reduce("sum", x, ()) is x
