@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import ModelError
-from graphc.execution import CompileStatic, SpecialisedGraph, Target
+from graphc.execution import CompileStatic, Executable, SpecialisedGraph, Target
 from graphc.ir.graph import Graph, Op
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
 
@@ -32,15 +33,15 @@ class Spec:
         return self.type.shape if isinstance(self.type, TensorType) else None
 
 
-class CompiledModel:
-    """A model ready to run. Safe to use from several threads."""
+class Runnable:
+    """What has named inputs and outputs and runs; `execute` takes checked values in order."""
 
-    def __init__(self, graph: Graph, compile_static: CompileStatic, native: Callable[[Op], bool]):
-        self.graph = graph
-        self.inputs = [Spec(p.name, p.type) for p in graph.params]
-        self.outputs = [Spec(n, v.type) for n, v in zip(graph.output_names, graph.results)]
-        self._names = [p.name for p in graph.params]
-        self._specialised = SpecialisedGraph(graph, Target(compile_static, native), inner=False)
+    def __init__(self, inputs: list[Spec], outputs: list[Spec]):
+        self.inputs, self.outputs = inputs, outputs
+        self._names = [spec.name for spec in inputs]
+
+    def execute(self, values: Sequence[Any]) -> list[Any]:
+        raise NotImplementedError
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         """run(...) with arrays by position or name."""
@@ -48,14 +49,7 @@ class CompiledModel:
 
     def run(self, feeds: Mapping[str, Any] | Sequence[Any] | np.ndarray) -> list[Any]:
         """Outputs as numpy arrays (lists for sequences) for inputs by name or in order."""
-        return self._specialised.run(self._values(feeds))
-
-    def prepare(self) -> bool:
-        """Compiles now if the shapes of the inputs are fixed; whether the model is ready to run.
-
-        False: something depends on what the inputs hold, and is compiled at the first run.
-        """
-        return self._specialised.prepare()
+        return self.execute(self._values(feeds))
 
     def _values(self, feeds: Any) -> list[Any]:
         if isinstance(feeds, Mapping):
@@ -72,6 +66,39 @@ class CompiledModel:
             v if type(v) is np.ndarray and v.dtype is spec.dtype else checked(v, spec)
             for v, spec in zip(feeds, self.inputs)
         ]
+
+
+class CompiledModel(Runnable):
+    """A graph compiled for the shapes it meets. Safe to use from several threads."""
+
+    def __init__(self, graph: Graph, compile_static: CompileStatic, native: Callable[[Op], bool]):
+        self.graph = graph
+        super().__init__(
+            [Spec(p.name, p.type) for p in graph.params],
+            [Spec(n, v.type) for n, v in zip(graph.output_names, graph.results)],
+        )
+        self._specialised = SpecialisedGraph(graph, Target(compile_static, native), inner=False)
+        self.execute = self._specialised.run  # type: ignore[method-assign]  # saves a call
+
+    def prepare(self) -> bool:
+        """Compiles now if the shapes of the inputs are fixed; whether the model is ready to run.
+
+        False: something depends on what the inputs hold, and is compiled at the first run.
+        """
+        return self._specialised.prepare()
+
+    def executables(self) -> list[tuple[tuple, Executable]]:
+        """What has been compiled, with the shapes (and contents) it was compiled for."""
+        return self._specialised.executables()
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes what has been compiled to a file that `graphc.load` runs without compiling.
+
+        UnsupportedError if parts of the model run on the host, or nothing is compiled yet.
+        """
+        from graphc.backends.llvm_cpu import artifact
+
+        artifact.save(self, path)
 
 
 # ---------------------------------------------------------------- values

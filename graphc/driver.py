@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from graphc.compiled import CompiledModel
+from graphc.compiled import CompiledModel, Runnable
 from graphc.errors import ModelError, NeedsValue, UnsupportedError
 from graphc.execution import CompileStatic, Executable, natively
 from graphc.ir.graph import Graph
@@ -18,6 +18,7 @@ from graphc.passes.fold import FoldPolicy
 from graphc.passes.hooks import debug_hooks
 from graphc.passes.lower import Strategy, lower
 from graphc.passes.pass_manager import Pass, reached
+from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, specialise
 
 SIMPLE = "decompose, fold, cse, dce"
@@ -54,6 +55,24 @@ class Settings:
             parse_pipeline(self.passes)  # complains now, not at the first run
 
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a program depends on the graph and `passes` alone, and nobody watches: then it
+        may come from the cache."""
+        watched = self.hooks or self.observe or self.context.debug or self.context.fuel is not None
+        ours = all(_made_here(r.function) for r in RULES.values())
+        return ours and not watched and (self.passes is None or isinstance(self.passes, str))
+
+
+def _made_here(function: object) -> bool:
+    return getattr(function, "__module__", "").startswith("graphc.")
+
+
+def _is_ours(graph: Graph) -> bool:
+    """Whether all operators of a graph are defined by graphc itself."""
+    return all(op.defn.function is None or _made_here(op.defn.function) for op in graph.walk())
+
+
 def load_graph(source: Any) -> Graph:
     """A Graph from a path, bytes, a ModelProto, or a Graph itself."""
     if isinstance(source, Graph):
@@ -85,17 +104,14 @@ def compile(
     return model
 
 
-def load(path: str | os.PathLike, threads: int | None = None) -> CompiledModel:
+def load(path: str | os.PathLike, threads: int | None = None) -> Runnable:
     """A model that `CompiledModel.save` wrote, ready to run without being compiled again."""
     return artifacts().load(path, threads)
 
 
 def artifacts() -> Any:
     """The module that saves and loads compiled models."""
-    try:
-        return importlib.import_module("graphc.backends.llvm_cpu.artifact")
-    except ModuleNotFoundError as error:
-        raise UnsupportedError("compiled models cannot be saved or loaded yet") from error
+    return importlib.import_module("graphc.backends.llvm_cpu.artifact")
 
 
 def settings(threads: int | None, options: Mapping[str, Any]) -> Settings:
@@ -190,10 +206,18 @@ def typed(source: Any, **pins: Any) -> Graph:
 
 
 def _cpu(settings: Settings) -> CompileStatic:
+    from graphc.backends.llvm_cpu.artifact import cached_image
     from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program
 
     def compile_static(graph: Graph) -> Executable:
-        return NativeModel(compile_program(cpu_program(graph, settings)), settings.threads)
+        def program() -> Program:
+            return cpu_program(graph, settings)
+
+        if settings.is_plain and _is_ours(graph):
+            image = cached_image(graph, str(settings.passes or PIPELINES["cpu"]), program)
+        else:
+            image = compile_program(program())
+        return NativeModel(image, settings.threads)
 
     return compile_static
 

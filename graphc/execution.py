@@ -94,6 +94,11 @@ class SpecialisedGraph:
                     return False
         return True
 
+    def executables(self) -> list[tuple[tuple, Executable]]:
+        """What has been compiled, by key: shapes, or shapes and contents."""
+        with self._lock:
+            return list(self._cache.items())
+
     # ---------------------------------------------------------------- keys
 
     def _key(self, values: Sequence[Any]) -> tuple:

@@ -1,0 +1,270 @@
+"""Compiled models as files: saved, loaded without recompiling, and kept in the compilation cache.
+
+A file is one container of `Image`s, one per specialisation:
+
+    8 bytes magic, u64 size of the header, header (JSON), then the parts, each at a multiple of 64
+
+The header lists per image its types, the size of its arena, and where its code and constants lie.
+Constants are not copied at loading: they are views of the mapped file. Everything in the header is
+checked against the size of the file, and the code against its digest; but code is code: load only
+files you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphc.backends.llvm_cpu.cache import DiskCache, cache_key, default_cache
+from graphc.backends.llvm_cpu.runtime import ALIGNMENT, Image, NativeModel, compile_program
+from graphc.backends.llvm_cpu.target import host_target
+from graphc.compiled import CompiledModel, Runnable, Spec
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir import dtypes
+from graphc.ir.graph import Graph
+from graphc.ir.parser import parse_type
+from graphc.ir.printer import print_graph
+from graphc.ir.program import Program
+from graphc.ir.types import TensorType
+
+MAGIC = b"graphc\x00\x01"
+_HEAD = struct.Struct("<8sQ")
+Shapes = tuple[tuple[int, ...], ...]
+
+
+# ---------------------------------------------------------------- containers
+
+
+def pack(images: Mapping[Shapes, Image], interface: Mapping[str, Any]) -> bytearray:
+    """The bytes of a container. `interface` is kept as it is (JSON)."""
+    parts: list[memoryview] = []
+    size = 0
+
+    def add(data: Any) -> list[int]:
+        nonlocal size
+        view = memoryview(data).cast("B")
+        start = _aligned(size)
+        parts.append(memoryview(bytes(start - size)))
+        parts.append(view)
+        size = start + view.nbytes
+        return [start, view.nbytes]
+
+    listed = [
+        {
+            "shapes": shapes,
+            "name": image.name,
+            "inputs": [[name, str(type)] for name, type in image.inputs],
+            "outputs": [[name, str(type)] for name, type in image.outputs],
+            "arena": image.arena_bytes,
+            "code": add(image.code),
+            "digest": hashlib.sha256(image.code).hexdigest(),
+            "constants": [
+                [dtypes.of(c.dtype).name, list(c.shape), *add(_bytes_of(c))]
+                for c in image.constants
+            ],
+        }
+        for shapes, image in images.items()
+    ]
+    target = next(iter(images.values())).target_key
+    header = json.dumps({"target": target, "interface": interface, "images": listed}).encode()
+    front = _HEAD.pack(MAGIC, len(header)) + header
+    front += bytes(_aligned(len(front)) - len(front))
+    return bytearray(b"".join([front, *parts]))
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class Container:
+    """A container read from memory, which stays in use as long as its images do."""
+
+    def __init__(self, data: memoryview, where: str):
+        self.data, self.where = data, where
+        try:
+            magic, size = _HEAD.unpack_from(data)
+            if magic != MAGIC:
+                raise ModelError(f"{where} is not a compiled model")
+            self.header = json.loads(bytes(data[_HEAD.size : _HEAD.size + size]))
+            self.start = _aligned(_HEAD.size + size)
+            self.target: str = self.header["target"]
+            self.interface: dict = self.header["interface"]
+        except (struct.error, ValueError, KeyError, TypeError) as error:
+            raise self.damaged(error) from error
+
+    def damaged(self, why: object) -> ModelError:
+        return ModelError(f"{self.where} is damaged ({type(why).__name__}: {why})")
+
+    def images(self) -> dict[Shapes, Image]:
+        """The images by the shapes they were compiled for."""
+        try:
+            return {
+                tuple(tuple(map(int, shape)) for shape in entry["shapes"]): self.image(entry)
+                for entry in self.header["images"]
+            }
+        except ModelError:
+            raise
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise self.damaged(error) from error
+
+    def image(self, entry: dict) -> Image:
+        code = bytes(self.part(*entry["code"]))
+        if hashlib.sha256(code).hexdigest() != entry["digest"]:
+            raise ModelError(f"{self.where} is damaged: its code is not what was saved")
+        constants = tuple(self.constant(*c) for c in entry["constants"])
+        inputs, outputs = (_interface(entry[key]) for key in ("inputs", "outputs"))
+        return Image(
+            str(entry["name"]), self.target, code, inputs, outputs, constants, int(entry["arena"])
+        )
+
+    def part(self, offset: int, size: int) -> memoryview:
+        begin = self.start + int(offset)
+        if offset < 0 or size < 0 or begin + size > self.data.nbytes:
+            raise ModelError(f"{self.where} is damaged: a part lies outside the file")
+        return self.data[begin : begin + size]
+
+    def constant(self, dtype: str, shape: list[int], offset: int, size: int) -> np.ndarray:
+        type = dtypes.of(dtype)
+        if min(shape, default=0) < 0 or math.prod(shape) * type.size != size:
+            raise ModelError(f"{self.where} is damaged: a constant has the wrong size")
+        return np.frombuffer(self.part(offset, size), type.np).reshape(shape)
+
+
+def _interface(entries: list) -> tuple[tuple[str, TensorType], ...]:
+    found = []
+    for name, text in entries:
+        type = parse_type(text)
+        if not isinstance(type, TensorType) or not type.is_static:
+            raise ValueError(f"{text} is not a static tensor")
+        found.append((str(name), type))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- saved models
+
+
+class SavedModel(Runnable):
+    """A model loaded from a file: runs for the shapes it was saved for."""
+
+    def __init__(self, container: Container, threads: int):
+        interface = container.interface
+        try:
+            inputs, outputs = (
+                [Spec(name, None if text is None else parse_type(text)) for name, text in entries]
+                for entries in (interface["inputs"], interface["outputs"])
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise container.damaged(error) from error
+        super().__init__(inputs, outputs)
+        self._models = {
+            shapes: NativeModel(image, threads) for shapes, image in container.images().items()
+        }
+
+    def execute(self, values: Sequence[Any]) -> list[Any]:
+        shapes = tuple([v.shape for v in values])
+        model = self._models.get(shapes)
+        if model is None:
+            known = ", ".join(str([list(s) for s in each]) for each in self._models)
+            raise UnsupportedError(
+                f"this file was saved for inputs of shapes {known}, found "
+                f"{[list(s) for s in shapes]}; compile the model again for these"
+            )
+        return model(values)
+
+
+def save(model: CompiledModel, path: str | os.PathLike) -> None:
+    """Writes every specialisation that `model` has. UnsupportedError if one needs the host."""
+    model.prepare()
+    images: dict[Shapes, Image] = {}
+    for shapes, executable in model.executables():
+        if not isinstance(executable, NativeModel):
+            raise UnsupportedError("a model with parts that run on the host cannot be saved")
+        if len(shapes) != len(model.inputs) or not all(map(_is_shape, shapes)):
+            raise UnsupportedError(
+                "the model depends on the contents of its inputs: bind them (values=, --set)"
+            )
+        images[shapes] = executable.image
+    if not images:
+        raise UnsupportedError(
+            "nothing is compiled yet: fix the shapes of the inputs, or run the model first"
+        )
+    interface = {
+        "inputs": [[s.name, None if s.type is None else str(s.type)] for s in model.inputs],
+        "outputs": [[s.name, None if s.type is None else str(s.type)] for s in model.outputs],
+    }
+    write_file(Path(path), pack(images, interface))
+
+
+def _is_shape(key: Any) -> bool:
+    return isinstance(key, tuple) and all(isinstance(d, int) for d in key)
+
+
+def load(path: str | os.PathLike, threads: int | None = None) -> SavedModel:
+    """A model that `save` wrote. ModelError if it is damaged or for another machine."""
+    from graphc.backends.llvm_cpu.target import default_threads
+
+    try:
+        with open(path, "rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    container = Container(data, str(path))
+    if container.target != host_target().key:
+        raise ModelError(
+            f"{path} was compiled for another machine ({container.target}); this one is "
+            f"{host_target().key}: compile the model here"
+        )
+    return SavedModel(container, threads or default_threads())
+
+
+def write_file(path: Path, data: bytes | bytearray) -> None:
+    """Writes a file whole or not at all."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
+            file.write(data)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise ModelError(f"cannot write {path}: {error}") from error
+
+
+# ---------------------------------------------------------------- the compilation cache
+
+
+def cached_image(graph: Graph, options: str, make: Callable[[], Program]) -> Image:
+    """The image of a typed static graph: from the disk cache if an equal one was compiled before
+    with the same options, by the same version, for this machine."""
+    cache = default_cache()
+    key = cache_key("image", print_graph(graph), options, host_target().key)
+    found = None if cache is None else _cached(cache, key)
+    if found is not None:
+        return found
+    image = compile_program(make())
+    if cache is not None:
+        cache.put(key, pack({(): image}, {}))
+    return image
+
+
+def _cached(cache: DiskCache, key: str) -> Image | None:
+    data = cache.get_mapped(key)
+    if data is None:
+        return None
+    try:
+        (image,) = Container(data, "cache entry").images().values()
+    except (ModelError, ValueError):
+        return None
+    return image
