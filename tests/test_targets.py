@@ -1,4 +1,4 @@
-"""Narrower machines: the same graphs with shorter vectors, older instructions, another processor."""
+"""Other machines: the same graphs with shorter vectors, older instructions, other processors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Compares a graph's compiled forms with the interpreter of graphs, which gives it its meaning.
 
 `check` runs a graph through the whole pipeline for machines of several vector widths, once natively
-and, where small enough, once kernel by kernel in the interpreter of kernels, which finds every access
-out of range and every element read before it was written.
+and, where small enough, once kernel by kernel in the interpreter of kernels, which finds every
+access out of range and every element read before it was written.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from graphc.backends.llvm_cpu.strategies import strategies
 from graphc.driver import PIPELINES, to_program
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
+from graphc.ir.compare import compare
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.interp import interpret
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.program import Program
 from graphc.ir.types import TensorType
-from graphc.ir.compare import compare
 
 MACHINES = {64: 32, 32: 16, 16: 16, 0: 16}  # vector bytes: vector registers
 TOLERANCE = 2e-5

@@ -58,7 +58,9 @@ class Grower:
         constant = self.floats(*shape)
         if self.chance(0.75):
             return constant
-        return self.b.Mul(self.b.constant(constant), self.b.Cos(self.b.ReduceMean(self.values[0], keepdims=0)))
+        return self.b.Mul(
+            self.b.constant(constant), self.b.Cos(self.b.ReduceMean(self.values[0], keepdims=0))
+        )
 
     def with_rank(self, x: Value, rank: int) -> Value:
         dims = list(x.tensor.dims)
@@ -122,7 +124,9 @@ def random_graph(seed: int, layers: int = 7, largest: int = 6000):
 def unary(g: Grower, x: Value):
     if g.chance(0.2):
         return g.b.op(g.pick(STEPS), g.exact())
-    return g.b.op(g.pick(UNARY), g.b.Clip(x, np.float32(-4), np.float32(4)) if g.chance(0.5) else g.b.Tanh(x))
+    return g.b.op(
+        g.pick(UNARY), g.b.Clip(x, np.float32(-4), np.float32(4)) if g.chance(0.5) else g.b.Tanh(x)
+    )
 
 
 @layer(5)
@@ -183,7 +187,9 @@ def reshape(g: Grower, x: Value):
             if dims and dims[at] % factor == 0:
                 dims[at : at + 1] = [factor, dims[at] // factor]
                 break
-    return g.b.Reshape(x, np.array(dims[:5] if np.prod(dims[:5]) == x.tensor.size else [-1], np.int64))
+    return g.b.Reshape(
+        x, np.array(dims[:5] if np.prod(dims[:5]) == x.tensor.size else [-1], np.int64)
+    )
 
 
 @layer(2)
@@ -207,8 +213,12 @@ def concat(g: Grower, x: Value):
         return g.b.Neg(x)
     axis = int(g.rng.integers(x.tensor.rank))
     dims = x.tensor.dims
-    fits = [v for v in g.values if v.tensor.rank == len(dims)
-            and all(d == axis or a == b for d, (a, b) in enumerate(zip(v.tensor.dims, dims)))]  # fmt: skip
+    same_rank = (v for v in g.values if v.tensor.rank == len(dims))
+    fits = [
+        v
+        for v in same_rank
+        if all(d == axis or a == b for d, (a, b) in enumerate(zip(v.tensor.dims, dims)))
+    ]
     parts = [x, *(g.pick(fits) for _ in range(int(g.rng.integers(1, 3))))]
     return g.b.Concat(*parts, axis=axis)
 
@@ -218,10 +228,17 @@ def pad(g: Grower, x: Value):
     rank = x.tensor.rank
     mode = g.pick(("constant", "constant", "reflect", "edge", "wrap"))
     room = [min(2, d - 1) if mode in ("reflect", "wrap") else 2 for d in x.tensor.dims]
-    pads = [int(g.rng.integers(0, room[d % rank] + 1)) if g.chance(0.5) else 0 for d in range(2 * rank)]
+    pads = [
+        int(g.rng.integers(0, room[d % rank] + 1)) if g.chance(0.5) else 0 for d in range(2 * rank)
+    ]
     if mode == "constant" and g.chance(0.2):
-        pads = [-1 if p == 0 and x.tensor.dims[d % rank] > 3 and g.chance(0.3) else p for d, p in enumerate(pads)]
-    return g.b.Pad(x, np.array(pads, np.int64), np.float32(0.5) if mode == "constant" else None, mode=mode)
+        pads = [
+            -1 if p == 0 and x.tensor.dims[d % rank] > 3 and g.chance(0.3) else p
+            for d, p in enumerate(pads)
+        ]
+    return g.b.Pad(
+        x, np.array(pads, np.int64), np.float32(0.5) if mode == "constant" else None, mode=mode
+    )
 
 
 @layer(1)
@@ -241,7 +258,9 @@ def gather(g: Grower, x: Value):
         return g.b.Neg(x)
     axis = int(g.rng.integers(x.tensor.rank))
     extent = x.tensor.dims[axis]
-    index = g.rng.integers(-extent, extent, [int(n) for n in g.rng.integers(1, 5, int(g.rng.integers(0, 3)))])
+    index = g.rng.integers(
+        -extent, extent, [int(n) for n in g.rng.integers(1, 5, int(g.rng.integers(0, 3)))]
+    )
     return g.b.Gather(x, np.asarray(index, np.int64), axis=axis)
 
 
@@ -271,7 +290,9 @@ def reduce(g: Grower, x: Value):
     if not rank:
         return g.b.Neg(x)
     axes = sorted({int(n) for n in g.rng.integers(0, rank, int(g.rng.integers(1, rank + 1)))})
-    made = g.b.op(g.pick(REDUCTIONS), g.b.Tanh(x), np.array(axes, np.int64), keepdims=int(g.chance(0.7)))
+    made = g.b.op(
+        g.pick(REDUCTIONS), g.b.Tanh(x), np.array(axes, np.int64), keepdims=int(g.chance(0.7))
+    )
     if made.tensor.rank == rank and g.chance(0.7):
         return g.b.op(g.pick(BINARY), x, made)
     return made
@@ -281,7 +302,9 @@ def reduce(g: Grower, x: Value):
 def softmax(g: Grower, x: Value):
     x = g.with_rank(x, max(1, x.tensor.rank))
     kind = g.pick(("Softmax", "Softmax", "LogSoftmax"))
-    return g.b.op(kind, x, axis=int(g.rng.integers(-x.tensor.rank, x.tensor.rank)) if g.chance(0.4) else -1)
+    return g.b.op(
+        kind, x, axis=int(g.rng.integers(-x.tensor.rank, x.tensor.rank)) if g.chance(0.4) else -1
+    )
 
 
 @layer(3)
@@ -299,7 +322,9 @@ def normalise(g: Grower, x: Value):
         return g.b.InstanceNormalization(x, g.weights(c), g.weights(c), epsilon=1e-3)
     if g.chance(0.5):
         groups = g.pick([n for n in range(1, c + 1) if c % n == 0])
-        return g.b.GroupNormalization(x, g.weights(c), g.weights(c), num_groups=groups, epsilon=1e-3)
+        return g.b.GroupNormalization(
+            x, g.weights(c), g.weights(c), num_groups=groups, epsilon=1e-3
+        )
     var = np.abs(g.floats(c)) + np.float32(0.5)
     return g.b.BatchNormalization(x, g.weights(c), g.weights(c), g.weights(c), var)
 
@@ -310,7 +335,9 @@ def arg_reduce(g: Grower, x: Value):
     axis = int(g.rng.integers(x.tensor.rank))
     if g.chance(0.3):
         return g.b.Hardmax(x, axis=axis)
-    return g.b.Cast(g.b.op(g.pick(("ArgMax", "ArgMin")), x, axis=axis, keepdims=int(g.chance(0.5))), to=1)
+    return g.b.Cast(
+        g.b.op(g.pick(("ArgMax", "ArgMin")), x, axis=axis, keepdims=int(g.chance(0.5))), to=1
+    )
 
 
 @layer(1)
@@ -360,8 +387,12 @@ def self_attention(g: Grower, x: Value):
         return g.b.Neg(x)
     q, k, v = (g.b.MatMul(x, g.weights(d, 8)) for _ in range(3))
     if g.chance(0.5):
+
         def heads(t):
-            return g.b.Transpose(g.b.Reshape(t, np.array([0, 0, 2, 4], np.int64)), perm=[0, 2, 1, 3])
+            return g.b.Transpose(
+                g.b.Reshape(t, np.array([0, 0, 2, 4], np.int64)), perm=[0, 2, 1, 3]
+            )
+
         q, k, v = heads(q), heads(k), heads(v)
     order = [*range(q.tensor.rank - 2), q.tensor.rank - 1, q.tensor.rank - 2]
     scores = g.b.Mul(g.b.MatMul(q, g.b.Transpose(k, perm=order)), g.b.constant(np.float32(0.3)))
@@ -406,7 +437,9 @@ def conv_transpose(g: Grower, x: Value):
         return g.b.Neg(x)
     group = g.pick([n for n in range(1, c + 1) if c % n == 0])
     kernel, strides = [g.pick((1, 2, 3)) for _ in range(2)], [g.pick((1, 2)) for _ in range(2)]
-    return g.b.ConvTranspose(x, g.weights(c, g.pick((1, 2, 5)), *kernel), group=group, strides=strides)
+    return g.b.ConvTranspose(
+        x, g.weights(c, g.pick((1, 2, 5)), *kernel), group=group, strides=strides
+    )
 
 
 @layer(2)
@@ -431,7 +464,13 @@ def resize(g: Grower, x: Value):
     if any(int(d * s) < 1 for d, s in zip(x.tensor.dims, scales)):
         return g.b.Neg(x)
     mode = g.pick(("nearest", "linear", "cubic"))
-    return g.b.Resize(x, None, scales, mode=mode, coordinate_transformation_mode=g.pick(("half_pixel", "asymmetric")))
+    return g.b.Resize(
+        x,
+        None,
+        scales,
+        mode=mode,
+        coordinate_transformation_mode=g.pick(("half_pixel", "asymmetric")),
+    )
 
 
 @layer(1)
@@ -444,7 +483,14 @@ def quantise(g: Grower, x: Value):
 def einsum(g: Grower, x: Value):
     x = g.b.Tanh(g.with_rank(x, 3))
     a, b, c = x.tensor.dims
-    text, shape = g.pick((("abc,cd->abd", (c, 6)), ("abc,abd->acd", (a, b, 5)), ("abc,dbc->ad", (7, b, c)), ("abc,ad->dcb", (a, 3))))
+    text, shape = g.pick(
+        (
+            ("abc,cd->abd", (c, 6)),
+            ("abc,abd->acd", (a, b, 5)),
+            ("abc,dbc->ad", (7, b, c)),
+            ("abc,ad->dcb", (a, 3)),
+        )
+    )
     return g.b.Einsum(x, g.weights(*shape), equation=text)
 
 
@@ -457,7 +503,10 @@ def half_precision(g: Grower, x: Value):
 
 @layer(1)
 def integer_products(g: Grower, x: Value):
-    x = g.b.Cast(g.b.Round(g.b.Mul(g.with_rank(g.exact(), 2), g.b.constant(np.float32(3)))), to=g.pick((3, 6, 7)))
+    x = g.b.Cast(
+        g.b.Round(g.b.Mul(g.with_rank(g.exact(), 2), g.b.constant(np.float32(3)))),
+        to=g.pick((3, 6, 7)),
+    )
     k = x.tensor.dims[1]
     if x.tensor.dtype.bits == 8:
         w = g.rng.integers(-9, 9, (k, g.pick(EXTENTS))).astype(np.int8)
@@ -475,7 +524,9 @@ def double_products(g: Grower, x: Value):
 
 @layer(1)
 def one_of_the_rest(g: Grower, x: Value):
-    kind = g.pick(("topk", "trilu", "onehot", "scatter", "lrn", "lppool", "gathernd", "mod", "prelu"))
+    kind = g.pick(
+        ("topk", "trilu", "onehot", "scatter", "lrn", "lppool", "gathernd", "mod", "prelu")
+    )
     rank = x.tensor.rank
     if kind == "topk" and rank:
         values, _ = g.b.op("TopK", g.exact(), np.array([1], np.int64), outputs=2, axis=-1)

@@ -34,8 +34,11 @@ def test_matmul(m, k, n, constant):
     check(graph, inputs, (64, 32, 16, 0), interpreted=(64, 0) if m * n * k < 9000 else ())
 
 
-@pytest.mark.parametrize("lead_a, lead_b", [((3,), ()), ((), (3,)), ((3,), (3,)), ((2, 1), (3,)),
-                                            ((1, 3), (2, 1)), ((2, 3), (2, 3)), ((1,), (4,))])  # fmt: skip
+LEADS = [((3,), ()), ((), (3,)), ((3,), (3,)), ((2, 1), (3,)), ((1, 3), (2, 1)),
+         ((2, 3), (2, 3)), ((1,), (4,))]  # fmt: skip
+
+
+@pytest.mark.parametrize("lead_a, lead_b", LEADS)
 def test_batches_broadcast(lead_a, lead_b):
     r = rng(1)
     a, c = floats(r, *lead_a, 5, 9), floats(r, *lead_b, 9, 18)

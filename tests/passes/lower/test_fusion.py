@@ -68,7 +68,9 @@ def test_a_softmax_is_one_kernel():
 
 def test_a_layer_normalisation_is_one_kernel():
     s = floats(rng(), 9)
-    graph = optimised(lambda b, x: b.Relu(b.LayerNormalization(b.Add(x, x), s)), x=floats(rng(), 4, 9))
+    graph = optimised(
+        lambda b, x: b.Relu(b.LayerNormalization(b.Add(x, x), s)), x=floats(rng(), 4, 9)
+    )
     assert len(groups(graph)) == 1
 
 

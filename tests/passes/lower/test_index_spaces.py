@@ -89,7 +89,9 @@ def test_segments_cover_the_space_once(seed):
     expr: Expr = Const(0, i64)
     for n in range(3):
         edge = int(r.integers(-2, 20))
-        test = [target < edge, edge <= target, target - 3 > edge, target * -1 >= -edge][int(r.integers(4))]
+        test = [target < edge, edge <= target, target - 3 > edge, target * -1 >= -edge][
+            int(r.integers(4))
+        ]
         expr = select(test, space[0] * 100 + space[1] + n * 1000, expr)
     found = np.full((3, 17), -1, np.int64)
     where = flatten_index(tuple(space), (3, 17))
@@ -110,7 +112,9 @@ def test_flatten_and_unflatten(shape):
 # ---------------------------------------------------------------- guards and windows
 
 
-@pytest.mark.parametrize("stride, dilation, pad", list(itertools.product((1, 2, 3), (1, 2), (0, 1, 2))))
+@pytest.mark.parametrize(
+    "stride, dilation, pad", list(itertools.product((1, 2, 3), (1, 2), (0, 1, 2)))
+)
 def test_trimmed_ranges_are_the_taps_inside(stride, dilation, pad):
     """For every position of a window: the loop runs over exactly the taps that are not padding."""
     extent, taps = 7, 3
@@ -146,12 +150,16 @@ def test_padded_windows(seed):
     pads, taps = r.integers(0, 3, 4), r.integers(1, 4, 2)
     extents = [int(n) for n in r.integers(4, 9, 2)]
     outs = [
-        max(1, int((e + pads[d] + pads[d + 2] - (taps[d] - 1) * dilations[d] - 1) // strides[d] + 1))
+        max(
+            1, int((e + pads[d] + pads[d + 2] - (taps[d] - 1) * dilations[d] - 1) // strides[d] + 1)
+        )
         for d, e in enumerate(extents)
     ]
     space = indices(2, outs[0], outs[1], int(taps[0]), int(taps[1]))
     c, *rest = space
-    at = [rest[d] * int(strides[d]) + rest[d + 2] * int(dilations[d]) - int(pads[d]) for d in range(2)]
+    at = [
+        rest[d] * int(strides[d]) + rest[d + 2] * int(dilations[d]) - int(pads[d]) for d in range(2)
+    ]
     tests = [t for y, e in zip(at, extents) for t in (Const(0, i64) <= y, y < e)]
     guard = tests[0]
     for test in tests[1:]:
@@ -265,7 +273,9 @@ def test_composition_keeps_reductions_apart():
     fuse(graph)
     whole = computation(graph.results[0].producer)
     found = evaluate(whole.outputs[0].expr, whole.outputs[0].extents, {"in0": x})
-    np.testing.assert_allclose(found, (x.max(1, keepdims=True) * x).sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(
+        found, (x.max(1, keepdims=True) * x).sum(1, keepdims=True), rtol=1e-5
+    )
 
 
 def test_indices_of_spaces_are_unlike_those_of_loops():

@@ -16,7 +16,9 @@ ROWS = [(1, 1), (3, 2), (2, 15), (3, 16), (2, 17), (5, 63), (1, 64), (2, 65), (4
 
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 def test_softmax(shape):
-    graph, inputs = build(lambda b, x: b.Softmax(b.Mul(x, np.float32(3)), axis=-1), x=floats(rng(), *shape))
+    graph, inputs = build(
+        lambda b, x: b.Softmax(b.Mul(x, np.float32(3)), axis=-1), x=floats(rng(), *shape)
+    )
     program = check(graph, inputs, (64, 32, 0), interpreted=(64, 32, 0))
     assert len(program.steps) == 1, "one kernel"
 
@@ -54,7 +56,7 @@ def test_reductions_over_any_axes(axes, op):
 def test_argmax_and_top():
     x = rng(4).integers(0, 5, (6, 37)).astype(np.float32)  # ties
     for last in (0, 1):
-        check(*build(lambda b, x: b.ArgMax(x, axis=1, select_last_index=last), x=x))
+        check(*build(lambda b, x, n=last: b.ArgMax(x, axis=1, select_last_index=n), x=x))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -79,7 +81,9 @@ def test_chains_of_movements(seed):
             elif kind == 3:
                 x = b.Transpose(x, perm=[int(d) for d in r.permutation(rank)])
             else:
-                x = b.Reshape(x, np.array([-1, x.tensor.dims[-1]] if rank == 3 else [1, *x.tensor.dims]))
+                x = b.Reshape(
+                    x, np.array([-1, x.tensor.dims[-1]] if rank == 3 else [1, *x.tensor.dims])
+                )
         return b.Mul(x, np.float32(2))
 
     check(*build(function, x=floats(r, 3, 5, 17)), (64, 0), interpreted=(64, 0))
@@ -109,7 +113,14 @@ def test_results_that_are_inputs_constants_or_the_same():
 
     def function(b, x):
         y = b.Exp(x)
-        return x, y, y, b.constant(constant), b.Reshape(x, np.array([-1])), b.Reshape(y, np.array([3, 2]))
+        return (
+            x,
+            y,
+            y,
+            b.constant(constant),
+            b.Reshape(x, np.array([-1])),
+            b.Reshape(y, np.array([3, 2])),
+        )
 
     check(*build(function, x=floats(rng(9), 2, 3)), (64, 0), interpreted=(64, 0))
 
@@ -137,6 +148,7 @@ def test_values_used_again_later_are_not_overwritten(seed):
 
     def function(b, x):
         values = [x]
+        middle = np.array([3]), np.array([12])
         for _ in range(8):
             a, c = (values[int(r.integers(len(values)))] for _ in range(2))
             made = [
@@ -144,7 +156,7 @@ def test_values_used_again_later_are_not_overwritten(seed):
                 lambda a=a, c=c: b.Sub(b.Transpose(a), c),
                 lambda a=a, c=c: b.Mul(b.Softmax(a, axis=0), c),
                 lambda a=a, c=c: b.MatMul(b.Tanh(a), b.Softmax(c, axis=-1)),
-                lambda a=a, c=c: b.Max(b.Slice(b.Concat(a, c, axis=0), np.array([3]), np.array([12])), a),
+                lambda a=a, c=c: b.Max(b.Slice(b.Concat(a, c, axis=0), *middle), a),
             ][int(r.integers(5))]  # fmt: skip
             values.append(b.Tanh(made()))
         return values[3], values[-1], values[-2]
@@ -155,7 +167,9 @@ def test_values_used_again_later_are_not_overwritten(seed):
 # ---------------------------------------------------------------- element types
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32", "float64", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32", "float64", "float16"]
+)
 def test_element_types(dtype):
     r = rng(11)
     x = (r.integers(0, 50, (5, 35))).astype(dtype)
@@ -163,7 +177,13 @@ def test_element_types(dtype):
 
     def function(b, x, y):
         total = b.Add(b.Mul(x, y), x)
-        return total, b.Max(total, y), b.ReduceMax(total, np.array([1])), b.Cast(total, to=1), b.Div(x, y)
+        return (
+            total,
+            b.Max(total, y),
+            b.ReduceMax(total, np.array([1])),
+            b.Cast(total, to=1),
+            b.Div(x, y),
+        )
 
     check(*build(function, x=x, y=y), (64, 32, 0), interpreted=(64,), tolerance=1e-6)
 
