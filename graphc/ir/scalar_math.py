@@ -106,6 +106,14 @@ def erf_f32(x: Expr) -> Expr:
     return select(size < 0.96, small, select(x < 0.0, -large, large))
 
 
+def round_f32(x: Expr) -> Expr:
+    """Halves to even: below 2**23, adding that leaves no room for a fraction. Keeps -0.0."""
+    size = absolute(x)
+    whole = (size + 8388608.0) - 8388608.0
+    signed = select(x < 0.0, -whole, whole)
+    return select((size < 8388608.0) & x.ne(0.0), signed, x)
+
+
 POLYNOMIALS: dict[str, Callable[[Expr], Expr]] = {
     "exp": exp_f32,
     "log": log_f32,

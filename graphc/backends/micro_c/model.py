@@ -15,10 +15,11 @@ from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.kernel import Kernel
 from graphc.ir.program import Program, Quantisation
-from graphc.ir.scalar_math import POLYNOMIALS
+from graphc.ir.scalar_math import POLYNOMIALS, round_f32
 from graphc.ir.types import TensorType
 from graphc.passes.kernel.prepare import prepare_kernel
 
+FUNCTIONS = {**POLYNOMIALS, "round": round_f32}  # what else would be calls of libm
 DIALECT = Dialect(index=dtypes.i32)
 ARENA_ALIGNMENT = 16
 LAYER_NAME_LENGTH = 40
@@ -111,7 +112,7 @@ def _tensors(program: Program, side: str) -> list[Tensor]:
 
 
 def _prepared(kernel: Kernel, libm: bool) -> Kernel:
-    return prepare_kernel(kernel, lacks=(), functions={} if libm else POLYNOMIALS)
+    return prepare_kernel(kernel, lacks=(), functions={} if libm else FUNCTIONS)
 
 
 def _renamed(kernel: Kernel, name: str) -> Kernel:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from graphc import driver
 from graphc.backends.micro_c import BundleOptions, bundle
 
-from bundles import run_bundle  # isort: skip
+from bundles import checked, run_bundle  # isort: skip
 
-from quantised_models import convolution, dense, residual  # isort: skip
+from quantised_models import QuantisedModel, convolution, dense, residual  # isort: skip
 
 CASES = {
     "padded": lambda t: convolution(t, pads=[1, 1, 1, 1]),
@@ -35,6 +37,15 @@ def test_header_tells_how_integers_are_read():
     text = bundle(program, BundleOptions(name="net"))["net.h"]
     assert "#define NET_INPUT_x0_ZERO_POINT (3)\n" in text
     assert "_ZERO_POINT (-5)\n" in text and f"_SCALE {float(np.float32(0.1))!r}f\n" in text
+
+
+def test_softmax_between_integers_needs_no_libm(tmp_path):
+    model = QuantisedModel()
+    total = model.node("Softmax", model.activation((3, 40), 0.1))
+    quantised = model.build(model.quantise(total, 1 / 256, -128))
+    run_bundle(quantised, model.feeds, tmp_path, 1.0)
+    checked(["gcc", "-std=c99", "-O2", "-c", "net.c"], tmp_path)
+    assert not re.findall(r"U (?!net_w|_)\w+", checked(["nm", "net.o"], tmp_path))
 
 
 def test_weights_take_a_byte_each():

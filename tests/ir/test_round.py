@@ -1,0 +1,20 @@
+"""Rounding without an instruction for it: bit for bit what numpy's rint gives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphc.ir.dtypes import f32
+from graphc.ir.expr import Index, Load
+from graphc.ir.interp import evaluate
+from graphc.ir.scalar_math import round_f32
+
+
+def test_round_f32():
+    large = 2.0**23
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, large, large - 0.5, 0.5 - large, 1e30, -0.3]
+    random = np.random.default_rng(0).normal(0, 100, 2000)
+    x = np.concatenate([random, np.arange(-50, 50, 0.5), special]).astype(np.float32)
+    expr = round_f32(Load("x", (Index("i0", x.size),), f32))
+    found = evaluate(expr, x.shape, {"x": x})
+    np.testing.assert_array_equal(found.view(np.uint32), np.rint(x).view(np.uint32))
