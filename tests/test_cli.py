@@ -146,6 +146,18 @@ def test_folder_of_c_sources(capsys, tmp_path):
     assert subprocess.run([program]).returncode == 0
 
 
+def test_saved_models_run(capsys, tmp_path):
+    path = tmp_path / "digits.gcm"
+    ok(capsys, "compile", DIGITS, "--dim", "N=2", "-o", path)
+    compiled = ok(capsys, "run", DIGITS, "--dim", "N=2", "--seed", "5")
+    assert ok(capsys, "run", path, "--seed", "5") == compiled
+    assert "compiled already" in refused(capsys, "run", path, "--dim", "N=2")
+    path.write_bytes(b"nothing")
+    assert "digits.gcm" in refused(capsys, "run", path)
+    assert "dimension N" in refused(capsys, "compile", DIGITS, "-o", path)
+    assert [p.name for p in tmp_path.iterdir()] == ["digits.gcm"]
+
+
 def test_text_of_a_graph_can_be_used_again(capsys, tmp_path):
     text = tmp_path / "m.gir"
     ok(capsys, "compile", DIGITS, "--dim", "N=2", "--stop-after", "canonical", "-o", text)

@@ -22,17 +22,24 @@ NATIVE = {"cpu": "llvm", "c": "c", "cuda": "cuda"}  # the form that is compiled 
 ARTIFACTS = (".so", ".o", ".gcm")
 
 SUMMARY = """\
-Compiles a model to files, or prints a form it takes. With -o OUT the result is written: a shared
-library (.so, with a C header beside it) or object (.o), LLVM IR (.ll), assembly (.s), CUDA kernels
-(.cu), plain loops in C (.c) or the graph as text (.gir, its large constants beside it in
-.gir.npz). With --target c and a name without suffix, OUT is a folder: C99 sources for a
-microcontroller, with a header, a build file and a report. With --emit the form named is printed, or
-written to OUT. With neither, the model is compiled and what it came to is told. Files appear whole
-or not at all."""
+Compiles a model to files, or prints a form it takes. With -o OUT the result is written, whole or
+not at all; the name tells what it is:
+
+  .so .o     a shared library or an object file, with a C header beside it
+  .gcm       a model for graphc.load and graphc run
+  .ll .s     LLVM IR, assembly
+  .cu        CUDA kernels
+  .c         plain loops in C
+  .gir       the graph as text, its large constants beside it in .gir.npz
+  a folder   (--target c) C99 sources for a microcontroller, a header, a build file and a report
+
+With --emit the form named is printed, or written to OUT. With neither, the model is compiled and
+what it came to is told."""
 
 EPILOG = examples(
     ("graphc compile model.onnx", "can it be compiled? how long does that take?"),
     ("graphc compile model.onnx -o model.so --dim batch=1", "a library that needs no Python"),
+    ("graphc compile model.onnx -o model.gcm --dim batch=1", "for graphc.load and graphc run"),
     ("graphc compile model.onnx --target c -o firmware/model", "C99 for a microcontroller"),
     ("graphc compile model.onnx --emit ir --stop-after canonical", "the graph after clean-up"),
     ("graphc compile model.onnx --emit kernel", "the loop nests"),
@@ -170,18 +177,38 @@ def _target(form: str, args: argparse.Namespace) -> str:
 
 
 def _save(model: Model, args: argparse.Namespace, settings: Settings) -> None:
-    """Writes a library or object for the CPU, or a folder of C sources."""
+    """Writes a library, object or saved model for the CPU, or a folder of C sources."""
     from graphc.cli.output import progress
-    from graphc.driver import artifacts
     from graphc.errors import UnsupportedError
 
     with progress(f"compiling {model.path.name} to {args.output}"):
         if _is_bundle(args):
             _write_bundle(model, args, settings)
         elif args.target == "cpu":
-            artifacts().write(model.graph, args.output, settings, **model.pins())
+            _write_native(model, Path(args.output), settings)
         else:
-            raise UnsupportedError(f"-o {args.output}: --target c makes a .c file or a folder")
+            made = "a .c file or a folder" if args.target == "c" else "a .cu file"
+            raise UnsupportedError(f"-o {args.output}: --target {args.target} makes {made}")
+
+
+def _write_native(model: Model, path: Path, settings: Settings) -> None:
+    from graphc import driver
+    from graphc.backends.llvm_cpu import aot
+    from graphc.backends.llvm_cpu.runtime import NativeModel
+    from graphc.cli.emit import check_closed
+    from graphc.cli.output import check_folder
+    from graphc.errors import UnsupportedError
+
+    check_folder(path)
+    check_closed(model.pinned())
+    compiled = driver.compile(model.graph, "cpu", **model.pins(), **vars(settings))
+    if path.suffix == ".gcm":
+        compiled.save(path)
+        return
+    parts = [part for _, part in compiled.executables()]
+    if len(parts) != 1 or not isinstance(parts[0], NativeModel):
+        raise UnsupportedError(f"-o {path}: parts of this model run on the host, in Python")
+    aot.build(parts[0].image, path)
 
 
 def _write_bundle(model: Model, args: argparse.Namespace, settings: Settings) -> None:

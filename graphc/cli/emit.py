@@ -34,15 +34,20 @@ def typed(model: Model, policy: FoldPolicy | None = None) -> Graph:
     from graphc.passes.specialise import specialise
 
     graph = model.pinned()
-    if graph.symbols:
-        name = next(iter(graph.symbols))
-        raise ModelError(f"dimension {name} is open: pin it with --dim {name}=1, or with --shape")
+    check_closed(graph)
     try:
         return specialise(graph, policy=policy)
     except NeedsValue as error:
         raise ModelError(
             f"{error}: it depends on what inputs hold; give those with --set NAME=VALUE"
         ) from error
+
+
+def check_closed(graph: Graph) -> None:
+    """ModelError if the inputs leave a dimension open."""
+    if graph.symbols:
+        name = next(iter(graph.symbols))
+        raise ModelError(f"dimension {name} is open: pin it with --dim {name}=1, or with --shape")
 
 
 def program(model: Model, target: str, settings: Settings) -> Program:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,12 @@ class Model:
     dims: dict[str, Any]
     values: dict[str, np.ndarray]
     given: dict[str, Any] = field(default_factory=dict)
+
+    def read_inputs(self, texts: Sequence[str]) -> None:
+        """Takes the contents of inputs from files: NAME=FILE.npy, or FILE.npz."""
+        types = {p.name: p.type for p in self.graph.params}
+        for text in texts:
+            self.given.update(_read_input(text, types))
 
     def pins(self) -> dict[str, Any]:
         """Keyword arguments for graphc.compile."""
@@ -82,8 +89,7 @@ def open_model(args: argparse.Namespace) -> Model:
             raise ModelError(f"--set {name}: there is no such input; the inputs are {list(types)}")
         values[name] = constant(name, text, types[name])
     model = Model(path, graph, dict(args.shape), dict(args.dim), values)
-    for text in getattr(args, "input", []):
-        model.given.update(_read_input(text, types))
+    model.read_inputs(getattr(args, "input", []))
     return model
 
 

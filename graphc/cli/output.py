@@ -18,17 +18,22 @@ from typing import Any
 from graphc.errors import ModelError
 
 
+def check_folder(path: Path) -> None:
+    """ModelError if no file can have this name."""
+    if path.is_dir():
+        raise ModelError(f"{path}: is a directory")
+    if not path.parent.is_dir():
+        raise ModelError(f"{path.parent}: there is no such directory")
+
+
 @contextlib.contextmanager
 def atomic(path: str | os.PathLike) -> Iterator[Path]:
     """Yields a temporary path in the same folder; renamed to `path` if the body succeeds."""
     final = Path(path)
-    if final.is_dir():
-        raise ModelError(f"{final}: is a directory")
-    folder = final.parent
-    if not folder.is_dir():
-        raise ModelError(f"{folder}: there is no such directory")
+    check_folder(final)
+    prefix = f".{final.name}."
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{final.name}.", suffix=final.suffix, dir=folder)
+        handle, name = tempfile.mkstemp(prefix=prefix, suffix=final.suffix, dir=final.parent)
     except OSError as error:
         raise ModelError(f"{final}: cannot be written: {error.strerror}") from error
     os.close(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from graphc.cli.options import (
@@ -24,6 +25,7 @@ EPILOG = examples(
     ("graphc run model.onnx --input x=x.npy -o y.npz", "on an array saved by numpy.save"),
     ("graphc run model.onnx --input feeds.npz", "on all inputs, saved by numpy.savez"),
     ("graphc run model.onnx --dim batch=8 --seed 3", "on other random inputs, eight at a time"),
+    ("graphc run model.gcm", "a model that graphc compile has saved"),
     ("graphc run model.onnx --target interpreter", "in the reference interpreter (slow)"),
 )
 
@@ -39,19 +41,42 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from graphc.cli.models import open_model
-    from graphc.cli.runs import contender
-
-    model = open_model(args)
-    feeds = model.feeds(args.seed)
-    outputs = contender(model, args.target, **target_options(args))(feeds)
-    names = model.graph.output_names
+    names, outputs = _run_saved(args) if args.model.endswith(".gcm") else _run_model(args)
     if args.output:
         _save(args.output, names, outputs)
     else:
         for name, value in zip(names, outputs):
             print(f"{name}: {describe(value)}")
     return 0
+
+
+def _run_model(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
+    """Compiles and runs; names of the outputs, and the outputs."""
+    from graphc.cli.models import open_model
+    from graphc.cli.runs import contender
+
+    model = open_model(args)
+    feeds = model.feeds(args.seed)
+    outputs = contender(model, args.target, **target_options(args))(feeds)
+    return model.graph.output_names, outputs
+
+
+def _run_saved(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
+    """As `_run_model`, for a file that graphc compile wrote."""
+    from graphc import driver
+    from graphc.cli.models import Model
+    from graphc.errors import ModelError
+    from graphc.ir.graph import Graph
+
+    if args.shape or args.dim or args.set or args.target != "cpu":
+        raise ModelError(f"{args.model} is compiled already: shapes and target are what they are")
+    saved = driver.load(args.model, args.threads)
+    interface = Graph(Path(args.model).stem)
+    for spec in saved.inputs:
+        interface.add_param(spec.type, spec.name)
+    model = Model(Path(args.model), interface, {}, {}, {})
+    model.read_inputs(args.input)
+    return [spec.name for spec in saved.outputs], saved.run(model.feeds(args.seed))
 
 
 def _save(path: str, names: list[str], outputs: list[Any]) -> None:
