@@ -31,9 +31,10 @@ from graphc.backends.llvm_cpu.target import host_target
 from graphc.compiled import CompiledModel, Runnable, Spec
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
+from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph
 from graphc.ir.parser import parse_type
-from graphc.ir.printer import print_graph
+from graphc.ir.printer import print_graph, symbols_of
 from graphc.ir.program import Program
 from graphc.ir.types import TensorType
 
@@ -163,11 +164,12 @@ class SavedModel(Runnable):
     def __init__(self, container: Container, threads: int):
         interface = container.interface
         try:
+            symbols = {n: Sym(n, lo, hi) for n, (lo, hi) in interface["symbols"].items()}
             inputs, outputs = (
-                [Spec(name, None if text is None else parse_type(text)) for name, text in entries]
+                [Spec(n, None if t is None else parse_type(t, symbols)) for n, t in entries]
                 for entries in (interface["inputs"], interface["outputs"])
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise container.damaged(error) from error
         super().__init__(inputs, outputs)
         self._models = {
@@ -203,6 +205,7 @@ def save(model: CompiledModel, path: str | os.PathLike) -> None:
             "nothing is compiled yet: fix the shapes of the inputs, or run the model first"
         )
     interface = {
+        "symbols": {n: [s.lo, s.hi] for n, s in symbols_of(model.graph).items()},
         "inputs": [[s.name, None if s.type is None else str(s.type)] for s in model.inputs],
         "outputs": [[s.name, None if s.type is None else str(s.type)] for s in model.outputs],
     }
@@ -268,3 +271,25 @@ def _cached(cache: DiskCache, key: str) -> Image | None:
     except (ModelError, ValueError):
         return None
     return image
+
+
+def write(graph: Graph, path: str | os.PathLike, settings: Any, **pins: Any) -> None:
+    """Compiles a graph for the CPU into a .gcm, .so or .o file (the last two with a header)."""
+    from graphc.backends.llvm_cpu import aot
+    from graphc.driver import compiler
+    from graphc.execution import natively
+    from graphc.passes.specialise import pin
+
+    path = Path(path)
+    model = CompiledModel(pin(graph, **pins), compiler("cpu", settings), natively)
+    if path.suffix == ".gcm":
+        save(model, path)
+        return
+    model.prepare()
+    made = [executable for _, executable in model.executables()]
+    if len(made) != 1 or not isinstance(made[0], NativeModel):
+        raise UnsupportedError(
+            f"{path.suffix} files need a model all of whose shapes are fixed and none of whose "
+            "operators run on the host; pin shapes with --shape, --dim or --set"
+        )
+    aot.build(made[0].image, path)

@@ -16,18 +16,37 @@ from graphc.backends.llvm_cpu.emit_expr import ExprEmitter, Storage
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index, as_expr
-from graphc.ir.kernel import Alloc, Body, For, If, Kernel, Let, Stmt, Store, While, substitute_body
+from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr, walk
+from graphc.ir.kernel import (
+    Alloc,
+    Body,
+    For,
+    If,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    While,
+    bodies,
+    exprs,
+    substitute_body,
+)
 from graphc.ir.simplify import simplify
+
+
+OPEN_EXTENT = 16  # iterations that a loop without a known end is taken to make
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A function `name(ptr args, i64 begin, i64 end)`; extent 1 and not parallel: call (0, 1)."""
+    """A function `name(ptr args, i64 begin, i64 end)`; extent 1 and not parallel: call (0, 1).
+
+    `work` estimates the scalar or vector operations of the whole phase (see `operations`)."""
 
     name: str
     extent: int
     parallel: bool
+    work: int = 0
 
 
 @dataclass
@@ -53,8 +72,22 @@ def emit_kernel(kernel: Kernel, declarations: Declarations) -> tuple[list[Phase]
                 raise InternalError(f"parallel loop of {kernel.name} has no constant extent")
             extent = loop.extent
         texts.append(_Function(kernel, name, declarations).text(body, parallel))
-        phases.append(Phase(name, extent, parallel))
+        phases.append(Phase(name, extent, parallel, operations(body)))
     return phases, "\n".join(texts)
+
+
+def operations(body: Body) -> int:
+    """About how many operations a body executes; one on a whole vector counts as one."""
+    total = 0
+    for stmt in body:
+        inner = sum(map(operations, bodies(stmt)))
+        if isinstance(stmt, For) and stmt.kind != "vector":
+            inner *= stmt.extent if isinstance(stmt.extent, int) else OPEN_EXTENT
+        elif isinstance(stmt, While):
+            inner *= OPEN_EXTENT
+        nodes = {n for e in exprs(stmt) for n in walk(e) if isinstance(n, (Call, Load))}
+        total += inner + len(nodes)
+    return total
 
 
 def _phases(kernel: Kernel) -> list[tuple[bool, Body]]:

@@ -1,9 +1,12 @@
-"""A program to one LLVM module: its kernels, and a function that calls them in order.
+"""A program to one LLVM module: its kernels, and functions that call them in order.
 
-`void graphc_run(ptr inputs, ptr outputs, ptr arena, ptr constants, ptr pool)` takes arrays of
-pointers; `void graphc_invoke(ptr cells)` takes the same five, in that order, from an array, so that
-a caller pays for one argument. A parallel phase worth splitting goes through the thread pool of
-pool.py; everything else is called directly. Equal programs give equal text.
+    void graphc_run(ptr inputs, ptr outputs, ptr arena, ptr constants, ptr pool)
+    void graphc_invoke(ptr cells)       the same five pointers, in an array
+
+`inputs`, `outputs` and `constants` are arrays of pointers; the arena and the constants are aligned
+to 64 bytes. A parallel phase worth splitting goes through the thread pool of pool.py; everything
+else is called directly. Neither the number of threads nor an address is part of the module, which
+is deterministic text: equal programs give equal modules.
 """
 
 from __future__ import annotations
@@ -11,23 +14,12 @@ from __future__ import annotations
 from graphc.backends.llvm_cpu.emit_kernel import Declarations, Phase, emit_kernel
 from graphc.ir.program import Program, Slot, Step
 
-PARALLEL_WORK = 200_000  # flops or bytes below which a phase is not worth waking a thread
-ENTRY = "graphc_run"
-INVOKE = "graphc_invoke"
+RUN, INVOKE = "graphc_run", "graphc_invoke"
+PARALLEL_WORK = 20_000  # operations (as emit_kernel counts) below which threads are not worth waking
+RANGE_WORK = 4_000  # operations that a thread takes at a time, at least
+MIN_RANGES = 16  # into which a phase is split if it has the iterations, to keep threads balanced
 
-_INVOKE_TEXT = f"""define void @{INVOKE}(ptr %cells) #0 {{
-  %inputs = load ptr, ptr %cells
-  %outputs.at = getelementptr ptr, ptr %cells, i64 1
-  %outputs = load ptr, ptr %outputs.at
-  %arena.at = getelementptr ptr, ptr %cells, i64 2
-  %arena = load ptr, ptr %arena.at
-  %constants.at = getelementptr ptr, ptr %cells, i64 3
-  %constants = load ptr, ptr %constants.at
-  %pool.at = getelementptr ptr, ptr %cells, i64 4
-  %pool = load ptr, ptr %pool.at
-  call void @{ENTRY}(ptr %inputs, ptr %outputs, ptr %arena, ptr %constants, ptr %pool)
-  ret void
-}}"""
+_ARGUMENTS = ("inputs", "outputs", "arena", "consts", "pool")
 
 
 def emit_program(program: Program) -> str:
@@ -44,25 +36,33 @@ def emit_program(program: Program) -> str:
             *declarations.lines,
             *texts,
             _main(program, phases),
-            _INVOKE_TEXT,
-            'attributes #0 = { nounwind "prefer-vector-width"="512" }',
+            _invoke(),
+            "attributes #0 = { nounwind }\n",
         ]
     )
 
 
 def _main(program: Program, phases: dict[str, list[Phase]]) -> str:
     width = max((len(s.slots) for s in program.steps), default=1)
+    parameters = ", ".join(f"ptr %{name}" for name in _ARGUMENTS)
     lines = [
-        f"define void @{ENTRY}(ptr %inputs, ptr %outputs, ptr %arena, ptr %consts, ptr %pool) #0"
-        " {",
+        f"define void @{RUN}({parameters}) #0 {{",
         f"  %args = alloca [{max(width, 1)} x ptr], align 64",
     ]
     bases: dict[tuple[str, int], str] = {}
     for number, step in enumerate(program.steps):
         lines += _arguments(number, step, bases)
-        for phase in phases[step.kernel]:
-            lines.append(_call(phase, step))
+        lines += [_call(phase) for phase in phases[step.kernel]]
     return "\n".join([*lines, "  ret void", "}"])
+
+
+def _invoke() -> str:
+    lines = [f"define void @{INVOKE}(ptr %cells) #0 {{"]
+    for number, name in enumerate(_ARGUMENTS):
+        lines.append(f"  %{name}.a = getelementptr ptr, ptr %cells, i64 {number}")
+        lines.append(f"  %{name} = load ptr, ptr %{name}.a")
+    arguments = ", ".join(f"ptr %{name}" for name in _ARGUMENTS)
+    return "\n".join([*lines, f"  call void @{RUN}({arguments})", "  ret void", "}"])
 
 
 def _arguments(number: int, step: Step, bases: dict) -> list[str]:
@@ -91,13 +91,19 @@ def _base(slot: Slot, bases: dict, lines: list[str]) -> str:
     return bases[key]
 
 
-def _call(phase: Phase, step: Step) -> str:
-    worth = max(step.flops, step.nbytes) >= PARALLEL_WORK
-    if phase.parallel and phase.extent > 1 and worth:
+def _call(phase: Phase) -> str:
+    grain = _grain(phase)
+    if phase.extent > grain:
         return (
             f"  call void @graphc_parallel_for(ptr %pool, ptr {phase.name}, ptr %args, "
-            f"i64 {phase.extent}, i64 1)"
+            f"i64 {phase.extent}, i64 {grain})"
         )
     return f"  call void {phase.name}(ptr %args, i64 0, i64 {phase.extent})"
 
 
+def _grain(phase: Phase) -> int:
+    """Iterations of a phase that a thread takes at a time; all of them if it is not to be split."""
+    if not phase.parallel or phase.work < PARALLEL_WORK:
+        return phase.extent
+    enough = -(-RANGE_WORK * phase.extent // phase.work)
+    return max(1, min(enough, phase.extent // MIN_RANGES))

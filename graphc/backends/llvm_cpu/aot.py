@@ -1,0 +1,220 @@
+"""Ahead of time: a model as a shared library or an object file, with a C header.
+
+The parts are the program's own object, the thread pool's, the constants (taken in by the assembler,
+which is quick whatever their size) and a few lines of C that make the documented interface. They
+are joined by the C compiler that is found; only names that begin with the model's own are visible
+outside, so several models fit into one program.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from graphc.backends.cfamily.printer import comment, identifier
+from graphc.backends.llvm_cpu.artifact import write_file
+from graphc.backends.llvm_cpu.emit_program import INVOKE
+from graphc.backends.llvm_cpu.jit import compile_module
+from graphc.backends.llvm_cpu.pool import pool_object
+from graphc.backends.llvm_cpu.runtime import ALIGNMENT, Image
+from graphc.backends.llvm_cpu.soft_float import SOFT_FLOAT_IR
+from graphc.errors import UnsupportedError
+from graphc.ir.types import TensorType
+
+SPIN_NANOSECONDS = 50_000
+
+
+def build(image: Image, path: Path) -> None:
+    """Writes `path` (.so or .o) and a header of the same stem beside it.
+
+    UnsupportedError says which tool is missing.
+    """
+    compiler = next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
+    if compiler is None:
+        raise UnsupportedError(
+            f"-o {path} needs a C compiler (cc, gcc or clang) to join the parts; install one, or "
+            "write a .gcm file, which graphc.load runs without one"
+        )
+    name = identifier(path.stem)
+    with tempfile.TemporaryDirectory(prefix="graphc-") as folder:
+        joined = _joined(image, name, path.suffix, compiler, Path(folder))
+        write_file(path.with_suffix(".h"), header(image, name).encode())
+        write_file(path, joined.read_bytes())
+
+
+def _joined(image: Image, name: str, suffix: str, compiler: str, folder: Path) -> Path:
+    weights, offsets = _laid_out(image)
+    (folder / "code.o").write_bytes(image.code)
+    (folder / "pool.o").write_bytes(pool_object())
+    (folder / "halves.o").write_bytes(compile_module(SOFT_FLOAT_IR))
+    (folder / "weights.bin").write_bytes(weights)
+    (folder / "weights.S").write_text(_weights_source(name, folder / "weights.bin"))
+    (folder / f"{name}.h").write_text(header(image, name))
+    (folder / "interface.c").write_text(_interface(image, name, offsets))
+    (folder / "visible").write_text(f"{{ global: {name}_*; local: *; }};\n")
+    parts = ["code.o", "pool.o", "halves.o", "weights.S", "interface.c"]
+    if suffix == ".so":
+        script = f"-Wl,--version-script={folder / 'visible'}"
+        options = ["-shared", "-fPIC", "-O2", script, "-pthread", "-lm"]
+        _run([compiler, *parts, "-o", "joined", *options], folder)
+        return folder / "joined"
+    _run([compiler, "-r", "-nostdlib", "-fPIC", "-O2", *parts, "-o", "joined"], folder)
+    if shutil.which("objcopy"):
+        _run(["objcopy", "--wildcard", f"--keep-global-symbol={name}_*", "joined"], folder)
+    return folder / "joined"
+
+
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise UnsupportedError(f"{command[0]} could not join the parts: {done.stderr.strip()}")
+
+
+def _laid_out(image: Image) -> tuple[bytearray, list[int]]:
+    """All constants in one block, and the offset of each."""
+    block, offsets = bytearray(), []
+    for array in image.constants:
+        block += bytes(-len(block) % ALIGNMENT)
+        offsets.append(len(block))
+        block += np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return block, offsets
+
+
+def _weights_source(name: str, path: Path) -> str:
+    return f"""        .section .rodata
+        .balign {ALIGNMENT}
+        .globl {name}_weights
+        .hidden {name}_weights
+{name}_weights:
+        .incbin "{path}"
+        .byte 0
+        .section .note.GNU-stack,"",%progbits
+"""
+
+
+# ---------------------------------------------------------------- C
+
+
+def header(image: Image, name: str) -> str:
+    """The header: everything a C or C++ program needs to know."""
+    upper = name.upper()
+    lines = [
+        comment(
+            f"{image.name}: a neural network compiled by graphc.\n\n"
+            f"{name}_create makes a context: memory for one run at a time, and threads. Contexts\n"
+            "are independent: use one per thread that runs the model. Arrays are dense, row-major."
+        ),
+        f"#ifndef {upper}_H",
+        f"#define {upper}_H",
+        "",
+        f"#define {upper}_INPUTS {len(image.inputs)}",
+        f"#define {upper}_OUTPUTS {len(image.outputs)}",
+        f"#define {upper}_ARENA_BYTES {image.arena_bytes}",
+        "",
+    ]
+    for kind, entries in (("INPUT", image.inputs), ("OUTPUT", image.outputs)):
+        for number, (label, type) in enumerate(entries):
+            lines += _tensor_macros(f"{upper}_{kind}{number}", label, type)
+    return "\n".join([*lines, _DECLARATIONS.format(name=name, upper=upper)])
+
+
+def _tensor_macros(prefix: str, label: str, type: TensorType) -> list[str]:
+    quoted = "".join(c if c.isalnum() or c in " ._-/:" else "_" for c in label)
+    return [
+        comment(f"{label}: {type}"),
+        f'#define {prefix}_NAME "{quoted}"',
+        f"#define {prefix}_ELEMENTS {type.size}",
+        f"#define {prefix}_BYTES {type.nbytes}",
+        "",
+    ]
+
+
+_DECLARATIONS = """#ifdef __cplusplus
+extern "C" {{
+#endif
+
+typedef struct {name}_context {name}_context;
+
+/* A context that runs on `threads` threads (at least 1), or NULL if there is no memory. */
+{name}_context *{name}_create(int threads);
+
+void {name}_destroy({name}_context *context);
+
+/* Runs the model on {upper}_INPUTS arrays into {upper}_OUTPUTS arrays. Returns 0, or -1 if an
+ * argument is NULL. */
+int {name}_run({name}_context *context, const void *const inputs[], void *const outputs[]);
+
+#ifdef __cplusplus
+}}
+#endif
+
+#endif
+"""
+
+_SOURCE = """#include "{name}.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+
+extern void {invoke}(void **cells);
+extern void *graphc_pool_create(int64_t threads, int64_t spin_nanoseconds);
+extern void graphc_pool_destroy(void *pool);
+extern const unsigned char {name}_weights[];
+
+struct {name}_context {{
+    void *pool;
+    void *arena;
+}};
+
+static const void *const constants[] = {{
+{constants}
+    0
+}};
+
+{name}_context *{name}_create(int threads)
+{{
+    {name}_context *context = malloc(sizeof *context);
+    if (!context)
+        return NULL;
+    context->arena = aligned_alloc({alignment}, {arena});
+    context->pool = graphc_pool_create(threads < 1 ? 1 : threads, {spin});
+    if (!context->arena || !context->pool) {{
+        {name}_destroy(context);
+        return NULL;
+    }}
+    return context;
+}}
+
+void {name}_destroy({name}_context *context)
+{{
+    if (!context)
+        return;
+    if (context->pool)
+        graphc_pool_destroy(context->pool);
+    free(context->arena);
+    free(context);
+}}
+
+int {name}_run({name}_context *context, const void *const inputs[], void *const outputs[])
+{{
+    if (!context || !inputs || !outputs)
+        return -1;
+    void *cells[] = {{(void *)inputs, (void *)outputs, context->arena, (void *)constants,
+                     context->pool}};
+    {invoke}(cells);
+    return 0;
+}}
+"""
+
+
+def _interface(image: Image, name: str, offsets: list[int]) -> str:
+    arena = -(-max(image.arena_bytes, 1) // ALIGNMENT) * ALIGNMENT
+    constants = "\n".join(f"    {name}_weights + {offset}," for offset in offsets)
+    return _SOURCE.format(
+        name=name, invoke=INVOKE, constants=constants, alignment=ALIGNMENT, arena=arena,
+        spin=SPIN_NANOSECONDS,
+    )  # fmt: skip

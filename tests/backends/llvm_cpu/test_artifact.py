@@ -1,0 +1,145 @@
+"""Saved models, the compilation cache, and libraries for C programs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graphc
+from graphc.backends.llvm_cpu import artifact, runtime
+from graphc.errors import ModelError, UnsupportedError
+
+DIGITS = Path(__file__).parents[3] / "models" / "digits_cnn.onnx"
+compiler = next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
+needs_compiler = pytest.mark.skipif(compiler is None, reason="no C compiler")
+
+
+def images(count: int) -> np.ndarray:
+    return np.random.default_rng(count).standard_normal((count, 1, 8, 8)).astype(np.float32)
+
+
+def test_saved_for_several_shapes(tmp_path):
+    model = graphc.compile(DIGITS, threads=1)
+    expected = {n: model.run([images(n)])[0] for n in (1, 3)}
+    model.save(tmp_path / "digits.gcm")
+    loaded = graphc.load(tmp_path / "digits.gcm", threads=1)
+    assert [s.name for s in loaded.inputs] == ["image"]
+    for n, wanted in expected.items():
+        np.testing.assert_array_equal(loaded.run({"image": images(n)})[0], wanted)
+    with pytest.raises(UnsupportedError, match=r"saved for inputs of shapes .*found \[\[2, 1"):
+        loaded.run([images(2)])
+    assert [p.name for p in tmp_path.iterdir()] == ["digits.gcm"]
+
+
+def test_nothing_to_save(tmp_path):
+    with pytest.raises(UnsupportedError, match="fix the shapes"):
+        graphc.compile(DIGITS, threads=1).save(tmp_path / "digits.gcm")
+
+
+def test_damaged_files(tmp_path):
+    path = tmp_path / "digits.gcm"
+    model = graphc.compile(DIGITS, shapes={"image": (1, 1, 8, 8)}, threads=1)
+    model.save(path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    wrong = [b"", b"graphc", whole[:100], whole[: len(whole) // 2], b"x" * 500]
+    for _ in range(60):  # the header, where a changed byte must never do harm
+        changed = bytearray(whole)
+        changed[int(rng.integers(0, 400))] ^= int(rng.integers(1, 256))
+        wrong.append(bytes(changed))
+    for data in wrong:
+        path.write_bytes(data)
+        try:
+            graphc.load(path, threads=1)
+        except ModelError:
+            continue
+        except UnsupportedError as error:
+            raise AssertionError(data[:50]) from error
+    code = bytearray(whole)
+    code[code.index(b"\x7fELF") + 700] ^= 1
+    path.write_bytes(code)
+    with pytest.raises(ModelError, match="code is not what was saved"):
+        graphc.load(path)
+    path.unlink()
+    with pytest.raises(ModelError, match="cannot read"):
+        graphc.load(path)
+
+
+def test_another_machine(tmp_path):
+    model = graphc.compile(DIGITS, shapes={"image": (1, 1, 8, 8)}, threads=1)
+    model.save(tmp_path / "a.gcm")
+    data = (tmp_path / "a.gcm").read_bytes()
+    cpu = runtime.host_target().key.encode()[:6]
+    (tmp_path / "a.gcm").write_bytes(data.replace(cpu, cpu[::-1], 1))
+    with pytest.raises(ModelError, match="another machine|damaged"):
+        graphc.load(tmp_path / "a.gcm")
+
+
+def test_the_second_compilation_comes_from_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAPHC_CACHE_DIR", str(tmp_path))
+    calls = []
+    real = artifact.compile_program
+    monkeypatch.setattr(artifact, "compile_program", lambda p: calls.append(p) or real(p))
+    x = images(2)
+    results = [
+        graphc.compile(DIGITS, shapes={"image": x.shape}, threads=1).run([x])[0] for _ in range(3)
+    ]
+    assert len(calls) == 1
+    np.testing.assert_array_equal(results[0], results[2])
+    for entry in tmp_path.rglob("*"):
+        if entry.is_file():
+            entry.write_bytes(entry.read_bytes()[:-40])  # truncated: a miss, not a failure
+    again = graphc.compile(DIGITS, shapes={"image": x.shape}, threads=1).run([x])[0]
+    assert len(calls) == 2
+    np.testing.assert_array_equal(results[0], again)
+
+
+PROGRAM = """#include "net.h"
+#include <stdio.h>
+int main(int argc, char **argv)
+{
+    static float x[NET_INPUT0_ELEMENTS], y[NET_OUTPUT0_ELEMENTS];
+    FILE *in = fopen(argv[1], "rb"), *out = fopen(argv[2], "wb");
+    if (argc != 3 || fread(x, sizeof x, 1, in) != 1)
+        return 1;
+    net_context *context = net_create(2);
+    const void *const inputs[NET_INPUTS] = {x};
+    void *const outputs[NET_OUTPUTS] = {y};
+    if (net_run(context, inputs, outputs) || net_run(NULL, inputs, outputs) != -1)
+        return 2;
+    net_destroy(context);
+    fwrite(y, sizeof y, 1, out);
+    return fclose(out);
+}
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("suffix", [".so", ".o"])
+def test_a_c_program(tmp_path, suffix):
+    from graphc.driver import Settings, load_graph
+
+    x = images(2)
+    library = tmp_path / f"net{suffix}"
+    artifact.write(load_graph(DIGITS), library, Settings(), shapes={"image": x.shape})
+    (tmp_path / "main.c").write_text(PROGRAM)
+    x.tofile(tmp_path / "x.bin")
+    options = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]
+    command = [compiler, *options, "main.c", str(library), "-o", "main", "-lm"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    subprocess.run(["./main", "x.bin", "y.bin"], cwd=tmp_path, check=True)
+    wanted = graphc.compile(DIGITS, threads=1).run([x])[0]
+    found = np.fromfile(tmp_path / "y.bin", np.float32).reshape(wanted.shape)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_open_shapes_make_no_library(tmp_path):
+    from graphc.driver import Settings, load_graph
+
+    with pytest.raises(UnsupportedError, match="all of whose shapes are fixed"):
+        artifact.write(load_graph(DIGITS), tmp_path / "net.so", Settings())
+    assert not list(tmp_path.iterdir())
