@@ -78,10 +78,31 @@ GRAPHS = {
   %y = GlobalAveragePool(%x)
   return %y
 }""",
+    "largest_integer": """graph @g(%x: i64[3,1500]) -> ? {
+  const %a : i64[1] = [1]
+  %y = ReduceMax(%x, %a)
+  return %y
+}""",
+    "all_true": """graph @g(%x: bool[3,1500]) -> ? {
+  const %a : i64[1] = [1]
+  %y = ReduceMin(%x, %a)
+  return %y
+}""",
+    "largest_byte": """graph @g(%x: u8[3,1500]) -> ? {
+  const %a : i64[1] = [1]
+  %y = ReduceMax(%x, %a)
+  return %y
+}""",
+    "sum_of_doubles": """graph @g(%x: f64[3,1500]) -> ? {
+  const %a : i64[1] = [1]
+  %y = ReduceSum(%x, %a)
+  return %y
+}""",
 }
 STRATEGY = {
     "bias": "tiles", "batch": "tiles", "doubles": "tiles", "short_rows": "rows",
     "long_rows": "rows", "everything": "rows", "pooled": "rows",
+    "largest_integer": "rows", "all_true": "rows", "largest_byte": "rows", "sum_of_doubles": "rows",
 }  # fmt: skip
 
 
