@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import graphc as compiler
 from graphc.cli import main
 from graphc.cli.output import atomic, progress
 
@@ -156,6 +157,37 @@ def test_saved_models_run(capsys, tmp_path):
     assert "digits.gcm" in refused(capsys, "run", path)
     assert "dimension N" in refused(capsys, "compile", DIGITS, "-o", path)
     assert [p.name for p in tmp_path.iterdir()] == ["digits.gcm"]
+
+
+MAIN = """
+#include "digits.h"
+#include <stdio.h>
+
+int main(void) {
+    static float image[DIGITS_INPUT0_ELEMENTS], logits[DIGITS_OUTPUT0_ELEMENTS];
+    const void *inputs[] = {image};
+    void *outputs[] = {logits};
+    digits_context *context = digits_create(1);
+    if (context == NULL || digits_run(context, inputs, outputs) != 0) return 1;
+    digits_destroy(context);
+    for (int k = 0; k < DIGITS_OUTPUT0_ELEMENTS; k++) printf("%.9g\\n", logits[k]);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("suffix", [".so", ".o"])
+def test_libraries_need_no_python(capsys, tmp_path, suffix):
+    library = tmp_path / f"digits{suffix}"
+    ok(capsys, "compile", DIGITS, "--dim", "N=1", "-o", library)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["digits.h", library.name]
+    (tmp_path / "main.c").write_text(MAIN)
+    command = ["gcc", "main.c", str(library), "-lm", "-pthread", "-o", "main"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True)
+    image = np.zeros((1, 1, 8, 8), np.float32)
+    (expected,) = compiler.compile(DIGITS, threads=1).run([image])
+    assert np.allclose(np.array(done.stdout.split(), np.float32), expected.ravel(), atol=1e-5)
 
 
 def test_text_of_a_graph_can_be_used_again(capsys, tmp_path):
