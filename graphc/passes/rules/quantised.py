@@ -3,7 +3,7 @@
 Sums of products are taken in int32, with the bias and the zero points in one integer per channel,
 and rescaled once by sx * sw / sy in fixed point (graphc.ir.ops.fixed_point). Relu and Clip before
 the quantisation become the limits of the result. Results are within one unit of the exactly
-rounded ones: the multiplier has 31 bits, so that only halves may be rounded the other way.
+rounded ones: the multiplier has 31 bits.
 """
 
 from __future__ import annotations
@@ -165,8 +165,15 @@ def _rescaled(
     multipliers = np.rint(np.ldexp(factors, shift)).astype(np.int32)
     return rw.op(
         "Requantize", total, rw.constant(multipliers.reshape(-1)), domain=DOMAIN, axis=axis,
-        shift=shift, zero_point=target.zero_point, **target.attrs(),
+        shift=shift, zero_point=target.zero_point, even=_gives_halves(multipliers, shift),
+        **target.attrs(),
     )  # fmt: skip
+
+
+def _gives_halves(multipliers: np.ndarray, shift: int) -> int:
+    """1 if a sum of less than 2**24 can come to exactly one half."""
+    zeros = max(0, shift - 1 - 24)
+    return int(zeros < MULTIPLIER_BITS and bool((multipliers % (1 << zeros) == 0).any()))
 
 
 def _biases(rw: Rewriter, bias: Value | None, steps: np.ndarray) -> np.ndarray | None:
@@ -279,16 +286,15 @@ def _sum(rw: Rewriter, op: Op, target: Target) -> Value | None:
     if a is None or b is None:
         return rw.skip("an operand is not dequantised from 8 bits with one scale")
     factors = [q.step / target.step for q in (a, b)]
-    room = 255 * sum(factors) + 512 + sum(abs(q.zero_point) * f for q, f in zip((a, b), factors))
-    shift = min(30, 30 - math.frexp(room)[1])
-    if not (shift >= 12 and min(factors) > 0):
+    shift = MULTIPLIER_BITS - 1 - math.frexp(max(factors))[1]
+    if not (1 <= shift <= 48 and min(factors) > 0):
         return rw.skip(f"factors {factors} are out of reach of fixed point")
     by = [round(math.ldexp(f, shift)) for f in factors]
     offset = (target.zero_point << shift) + (1 << shift - 1)
     offset -= a.zero_point * by[0] + b.zero_point * by[1]
     return rw.op(
         "RescaledSum", a.value, b.value, domain=DOMAIN, a_multiplier=by[0], b_multiplier=by[1],
-        offset=offset, shift=shift, **target.attrs(),
+        offset=offset, shift=shift, even=_gives_halves(np.array(by), shift), **target.attrs(),
     )  # fmt: skip
 
 
