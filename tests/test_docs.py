@@ -1,0 +1,68 @@
+"""The examples of the documentation run, and print what they say they print."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from graphc.ir.opdef import REGISTRY
+from graphc.passes.pass_manager import PASSES
+from graphc.passes.rewriter import RULES
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+SHOWN = re.compile(r"^(?:print\(.*\) +# |.* +# prints )(.*)$", re.M)
+
+
+@pytest.fixture
+def registries():
+    """Whatever a page registers is forgotten after it."""
+    before = [(registry, dict(registry)) for registry in (REGISTRY, PASSES, RULES)]
+    yield
+    for registry, old in before:
+        registry.clear()
+        registry.update(old)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_examples(page, registries, capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    namespace: dict = {"__name__": "docs"}
+    for block in blocks:
+        exec(compile(block, str(page), "exec", dont_inherit=True), namespace)
+        printed = capsys.readouterr().out.splitlines()
+        for shown in SHOWN.findall(block):
+            assert shown in printed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_paths_exist(page):
+    """Every file or folder that a page names is there."""
+    root = DOCS.parent
+    for name in re.findall(r"`((?:graphc|tests)/[\w./]+)`", page.read_text()):
+        assert (root / name).exists(), name
+    for name in re.findall(r"\]\(([\w.]+\.md)\)", page.read_text()):
+        assert (DOCS / name).exists(), name
+
+
+def test_written_operators_are_right(registries):
+    """What the definitions on the page compute, next to numpy."""
+    import numpy as np
+
+    from graphc import dsl
+    from graphc.ir.interp import interpret
+
+    text = (DOCS / "writing_an_operator.md").read_text()
+    namespace: dict = {"__name__": "docs"}
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
+        exec(compile(block, "writing_an_operator.md", "exec", dont_inherit=True), namespace)
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((3, 5), (4, 5)))
+    with dsl.building("both") as g:
+        x, y = g.input("x", dsl.f32[3, 5]), g.input("y", dsl.f32[4, 5])
+        g.output(d=dsl.apply("my.ops.Manhattan", x, y), c=dsl.apply("my.ops.Centred", x))
+    distances, centred = interpret(g.graph, [a, b])
+    np.testing.assert_allclose(distances, abs(a[:, None] - b).sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(centred, a - a.mean(-1, keepdims=True), rtol=1e-5, atol=1e-6)
