@@ -33,7 +33,6 @@ from graphc.ir.kernel import (
 )
 from graphc.ir.simplify import simplify
 
-
 OPEN_EXTENT = 16  # iterations that a loop without a known end is taken to make
 
 

@@ -15,7 +15,7 @@ from graphc.backends.llvm_cpu.emit_kernel import Declarations, Phase, emit_kerne
 from graphc.ir.program import Program, Slot, Step
 
 RUN, INVOKE = "graphc_run", "graphc_invoke"
-PARALLEL_WORK = 20_000  # operations (as emit_kernel counts) below which threads are not worth waking
+PARALLEL_WORK = 20_000  # operations (as emit_kernel counts) below which no thread is woken
 RANGE_WORK = 4_000  # operations that a thread takes at a time, at least
 MIN_RANGES = 16  # into which a phase is split if it has the iterations, to keep threads balanced
 
