@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command in its directory, and shows the traceback."""
-    from graphc.cli import parser
+    from graphc.cli.app import parser
 
     folder = Path(args.directory)
     try:

@@ -1,0 +1,89 @@
+"""The command line: one module per command, each with `add(commands)` and `run(args) -> int`.
+
+Exit codes: 0 success; 1 a verification that failed; 2 something the user can mend (a model, an
+option, a file), told in one message on stderr; 70 an error of graphc itself, which leaves a
+directory and names the command that replays it; 130 interrupted. Nothing heavy is imported before
+a command runs, so that help and mistakes in options are answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from graphc.cli import bench, bisect, compile, inspect, opt, replay, run, verify
+from graphc.cli.options import ONE_LINE, examples
+from graphc.errors import GraphcError
+
+COMMANDS = (compile, run, verify, bench, opt, inspect, bisect, replay)
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that says in one line what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USER_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    from graphc import __version__
+
+    top = Parser(
+        prog="graphc",
+        description="Compiles neural networks: ONNX models to code for a CPU, or to C.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=examples(
+            ("graphc inspect model.onnx", "what is in it, and where its time will go"),
+            ("graphc verify model.onnx", "compile it and compare it with ONNX Runtime"),
+            ("graphc bench model.onnx --threads 1", "time it next to ONNX Runtime"),
+            ("graphc run model.onnx --input x=x.npy -o y.npz", "run it"),
+            ("graphc compile --help", "options and examples of one command"),
+        ),
+    )
+    top.add_argument("--version", action="version", version=f"graphc {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in COMMANDS:
+        module.add(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = parser().parse_args(argv)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except SystemExit as stop:  # argparse, after help or a mistake
+        return stop.code if isinstance(stop.code, int) else USER_ERROR
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return _failed(error, argv)
+
+
+def _failed(error: Exception, argv: list[str]) -> int:
+    """Tells an error to the user; the exit code for it."""
+    if isinstance(error, GraphcError) and error.exit_code != 70:
+        return _say(str(error), error.exit_code)
+    if isinstance(error, MemoryError):
+        return _say(f"out of memory: {error or 'an array is too large'}", USER_ERROR)
+    if isinstance(error, OSError) and error.filename is not None:
+        return _say(f"{os.fsdecode(error.filename)}: {error.strerror}", USER_ERROR)
+    from graphc.cli.crash import leave_replay
+
+    return _say(leave_replay(error, argv), 70)
+
+
+def _say(message: str, code: int) -> int:
+    print(f"graphc: {ONE_LINE.sub(' ', message.strip())}", file=sys.stderr)
+    return code
