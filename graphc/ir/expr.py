@@ -33,12 +33,13 @@ Scalar = "Expr | int | float | bool"
 class Expr:
     """Base of all nodes. Compare with `is`; use `a.eq(b)` for an expression that compares."""
 
-    __slots__ = ("dtype", "_free", "_text", "_bounds", "_simple", "__weakref__")
+    __slots__ = ("dtype", "_free", "_text", "_bounds", "_simple", "_weight", "__weakref__")
     dtype: DType
     _free: frozenset[Index] | None  # what the functions below have found, once asked
     _text: str | None
     _bounds: tuple[float, float] | None
     _simple: Expr | None
+    _weight: int | None
 
     @property
     def children(self) -> tuple[Expr, ...]:
@@ -145,7 +146,7 @@ def _intern(cls, key: tuple, fill: Callable[[Expr], None]) -> Expr:
     node = _interned.get(key)
     if node is None:
         node = object.__new__(cls)
-        node._free = node._text = node._bounds = node._simple = None
+        node._free = node._text = node._bounds = node._simple = node._weight = None
         fill(node)
         _interned[key] = node
     return node

@@ -34,6 +34,8 @@ from graphc.ir.expr_text import to_text
 Poly = dict[tuple[Expr, ...], int]  # atoms (sorted by text) -> coefficient; () is the constant
 Bounds = tuple[float, float]  # inclusive; +-inf when unknown
 _UNKNOWN: Bounds = (-math.inf, math.inf)
+LARGEST = 4000  # nodes of an expression that is simplified; arithmetic on data can be larger
+MOST_TERMS = 256  # of a product that is multiplied out
 
 
 def simplify(root: Expr) -> Expr:
@@ -47,6 +49,8 @@ def simplify(root: Expr) -> Expr:
 def _simplify_node(node: Expr) -> Expr | None:
     if node._simple is not None:
         return node._simple
+    if weight(node) > LARGEST:
+        return None
     if node.dtype is i64 and isinstance(node, (Call, Index)):
         return from_poly(to_poly(node))
     if isinstance(node, Call) and node.dtype is boolean and node.op.rule == "compare":
@@ -57,13 +61,22 @@ def _simplify_node(node: Expr) -> Expr | None:
 # ---------------------------------------------------------------- polynomials
 
 
+def weight(node: Expr) -> int:
+    """Nodes of an expression written out as a tree, which sharing can make very many."""
+    if node._weight is None:
+        for part in walk(node):
+            below = sum(c._weight or 0 for c in part.children)
+            part._weight = min(1 + below, 1 << 60)
+    return node._weight or 1
+
+
 def to_poly(node: Expr) -> Poly:
-    """The polynomial of an i64 expression."""
+    """The polynomial of an i64 expression. One too large to be index arithmetic is an atom."""
     if isinstance(node, Const):
         return {(): node.value} if node.value else {}
     if isinstance(node, Index) and node.extent == 1:
         return {}
-    if isinstance(node, Call) and node.dtype is i64:
+    if isinstance(node, Call) and node.dtype is i64 and weight(node) <= LARGEST:
         build = _POLY.get(node.op.name)
         if build:
             return build(*node.args)
@@ -238,7 +251,10 @@ def _opaque(name: str, a: Expr, b: Expr) -> Poly:
 
 
 def _product(a: Expr, b: Expr) -> Poly:
-    return _multiply(to_poly(a), to_poly(b))
+    left, right = to_poly(a), to_poly(b)
+    if len(left) * len(right) > MOST_TERMS:
+        return {(call("mul", a, b),): 1}
+    return _multiply(left, right)
 
 
 def _extreme(name: str):
@@ -286,7 +302,8 @@ def _bounds(node: Expr) -> Bounds:
     if isinstance(node, Call) and node.op.name in _BOUNDS:
         return _BOUNDS[node.op.name](*node.args)
     if isinstance(node, Call) and node.op.name in ("add", "sub", "mul", "neg"):
-        return bounds_of_poly(to_poly(node))
+        poly = to_poly(node)
+        return _UNKNOWN if (node,) in poly else bounds_of_poly(poly)
     if isinstance(node, Call) and node.op.name == "cast":
         return _bounds_of_type(node.args[0].dtype)
     return _UNKNOWN

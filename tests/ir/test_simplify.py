@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -169,3 +170,16 @@ def test_bounded_loads_simplify():
     narrow = Load("n", (I,), i8).cast(i64)
     assert simplify((narrow * 4 + J) % 4) is J
     assert simplify(call("lt", narrow, 128)) is Const(True, boolean)
+
+
+def test_arithmetic_on_data_is_not_multiplied_out():
+    x = Load("x", (Index("i", 8),), i64)
+    y = Load("y", (Index("i", 8),), i64)
+    power: Expr = x + y
+    total: Expr = Const(0, i64)
+    for _ in range(64):
+        power = power * power + x
+        total = total + power * y
+    assert simplify(total).dtype is i64
+    assert bounds(total) == (-math.inf, math.inf)
+    assert not isinstance(simplify(power < total), Const)
