@@ -54,6 +54,7 @@ from graphc.passes.lower.spaces import (
 )
 from graphc.passes.lower.window import padded_window
 
+PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
 LONG_EPILOGUE = 24  # cost of an epilogue beyond which it is not repeated for every row of a tile
 
 
@@ -387,32 +388,45 @@ class _Emitter:
         return [*full, (whole, 1, rest)] if rest else full
 
     def _rows_outside(self, outer, tiled, segments, panels) -> None:
-        """Parallel over outer indices and blocks of row tiles; all panels for each block."""
+        """Parallel over outer indices and blocks of row tiles; all panels for each block, or, where
+        the blocks are few, a group of panels."""
         row_bytes = self.plan.depth * self.match.hole.dtype.size
+        batch = math.prod(x.count for x in outer)
         for start, count, size in segments:
             block = max(1, min(count, self.options.l2_bytes // 2 // max(1, size * row_bytes)))
             while count % block:
                 block -= 1
             blocks = count // block
-            extents = (*(x.count for x in outer), blocks)
-            with self.k.loop(math.prod(extents), "parallel", name="p") as p:
-                *front, at = unflatten_index(p, extents)
-                fixed = dict(zip(outer, front))
-                for first, number, width in panels:
-                    with self.k.loop(number) as n, self.k.loop(block) as t:
-                        row = (at * block + t) * size + start
-                        self._tile(fixed, tiled, row, size, n + first, width)
+            few = batch * blocks < PARALLEL_PIECES
+            for part in [[segment] for segment in panels] if few else [panels]:
+                groups = _pieces(part[0][1], batch * blocks) if few else 1
+                extents = (*(x.count for x in outer), blocks, groups)
+                with self.k.loop(math.prod(extents), "parallel", name="p") as p:
+                    *front, at, group = unflatten_index(p, extents)
+                    fixed = dict(zip(outer, front))
+                    for first, number, width in part:
+                        each = number // groups
+                        with self.k.loop(each) as n, self.k.loop(block) as t:
+                            row = (at * block + t) * size + start
+                            self._tile(fixed, tiled, row, size, group * each + n + first, width)
 
     def _panels_outside(self, outer, tiled, segments, panels) -> None:
-        """Parallel over outer indices and panels; all row tiles for each panel."""
+        """Parallel over outer indices and panels; all row tiles for each panel, or, where the
+        panels are few, a group of tiles."""
+        batch = math.prod(x.count for x in outer)
         for first, number, width in panels:
-            extents = (*(x.count for x in outer), number)
-            with self.k.loop(math.prod(extents), "parallel", name="p") as p:
-                *front, n = unflatten_index(p, extents)
-                fixed = dict(zip(outer, front))
-                for start, count, size in segments:
-                    with self.k.loop(count) as t:
-                        self._tile(fixed, tiled, t * size + start, size, n + first, width)
+            few = batch * number < PARALLEL_PIECES
+            for part in [[segment] for segment in segments] if few else [segments]:
+                groups = _pieces(part[0][1], batch * number) if few else 1
+                extents = (*(x.count for x in outer), number, groups)
+                with self.k.loop(math.prod(extents), "parallel", name="p") as p:
+                    *front, n, group = unflatten_index(p, extents)
+                    fixed = dict(zip(outer, front))
+                    for start, count, size in part:
+                        each = count // groups
+                        with self.k.loop(each) as t:
+                            row = (group * each + t) * size + start
+                            self._tile(fixed, tiled, row, size, n + first, width)
 
     # ---------------------------------------------------------------- the micro-kernel
 
@@ -494,6 +508,13 @@ class _Emitter:
             value = simplify(substitute(expr, {**mapping, self.marker: total}))
             offset = simplify(substitute(self.offset, mapping))
             self.k.store(flat_buffer(output.buffer), (offset,), value)
+
+
+def _pieces(count: int, others: int) -> int:
+    """Into how many equal parts to split `count` iterations, so that with `others` outside there is
+    work for several threads."""
+    divisors = [d for d in range(1, count + 1) if count % d == 0]
+    return next((d for d in divisors if d * others >= PARALLEL_PIECES), divisors[-1])
 
 
 def _in_place(emitter: _Emitter, inputs: list[Buffer]) -> list[tuple[str, str]]:
