@@ -21,6 +21,12 @@ ROOT = Path(__file__).parent.parent
 DIGITS = str(ROOT / "models" / "digits_cnn.onnx")
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory, monkeypatch):
+    """Tests run in a folder of their own, where an internal error leaves its replay."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
+
+
 def graphc(capsys, *argv: str) -> tuple[int, str, str]:
     """Runs a command in this process: exit code, stdout, stderr."""
     code = main(list(map(str, argv)))
@@ -93,6 +99,7 @@ def test_runs_as_a_module_and_keeps_stdout_clean():
         capture_output=True,
         text=True,
         check=True,
+        cwd=ROOT,
     )
     assert done.stdout.startswith("logits: f32[2,10]") and done.stderr == ""
 
