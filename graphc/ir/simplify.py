@@ -14,7 +14,7 @@ arithmetic wraps, so divisions and comparisons of loads without bounds are left 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import (
@@ -26,7 +26,6 @@ from graphc.ir.expr import (
     Sym,
     as_expr,
     call,
-    transform,
     walk,
 )
 from graphc.ir.expr_text import to_text
@@ -41,21 +40,41 @@ MOST_TERMS = 256  # of a product that is multiplied out
 def simplify(root: Expr) -> Expr:
     """An expression with the same value on every index in range, in normal form."""
     if root._simple is None:
-        root._simple = transform(root, _simplify_node)
-        root._simple._simple = root._simple
+        for node in _not_yet_simple(root):
+            new = tuple([c._simple for c in node.children])
+            same = all([a is b for a, b in zip(new, node.children)])
+            rebuilt = node if same else node.rebuild(new)
+            simple = rebuilt._simple
+            if simple is None:
+                simple = _simplify_node(rebuilt)
+            node._simple = rebuilt._simple = simple._simple = simple
     return root._simple
 
 
-def _simplify_node(node: Expr) -> Expr | None:
-    if node._simple is not None:
-        return node._simple
+def _not_yet_simple(root: Expr) -> Iterator[Expr]:
+    """Distinct nodes without a normal form so far, children before parents."""
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        waiting = [c for c in node.children if c._simple is None]
+        if waiting and node._simple is None:
+            stack += reversed(waiting)
+        else:
+            stack.pop()
+            if node._simple is None:
+                yield node
+
+
+def _simplify_node(node: Expr) -> Expr:
+    """The normal form of a node whose children are in normal form."""
     if weight(node) > LARGEST:
-        return None
+        return node
     if node.dtype is i64 and isinstance(node, (Call, Index)):
         return from_poly(to_poly(node))
     if isinstance(node, Call) and node.dtype is boolean and node.op.rule == "compare":
-        return _compare(node)
-    return None
+        found = _compare(node)
+        return node if found is None else found
+    return node
 
 
 # ---------------------------------------------------------------- polynomials
@@ -64,9 +83,13 @@ def _simplify_node(node: Expr) -> Expr | None:
 def weight(node: Expr) -> int:
     """Nodes of an expression written out as a tree, which sharing can make very many."""
     if node._weight is None:
-        for part in walk(node):
-            below = sum(c._weight or 0 for c in part.children)
-            part._weight = min(1 + below, 1 << 60)
+        if any([c._weight is None for c in node.children]):
+            for part in walk(node):
+                below = sum([c._weight or 0 for c in part.children])
+                part._weight = min(1 + below, 1 << 60)
+        else:
+            below = sum([c._weight or 0 for c in node.children])
+            node._weight = min(1 + below, 1 << 60)
     return node._weight or 1
 
 
