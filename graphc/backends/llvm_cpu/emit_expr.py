@@ -58,27 +58,47 @@ class ExprEmitter:
         for frame in self.memo:
             if node in frame:
                 return frame[node]
-        if len(self.memo) == 1 or self.is_unsafe(node):
+        if self.is_unsafe(node):
             result = self._emit(node)
             self.memo[-1][node] = result
             return result
         memo, masks = self.memo, self.masks
         self.memo, self.masks = memo[:1], [None]
-        result = memo[0][node] = self._emit(node)
+        for part in self._pending(node):
+            memo[0][part] = self._emit(part)
         self.memo, self.masks = memo, masks
-        return result
+        return memo[0][node]
+
+    def _pending(self, root: Expr) -> list[Expr]:
+        """The parts of an expression still to be computed, operands first; loads are one part."""
+        done, order = self.memo[0], []
+        seen: set[Expr] = set()
+        stack = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                order.append(node)
+            elif node not in seen and node not in done:
+                seen.add(node)
+                stack.append((node, True))
+                if isinstance(node, Call):
+                    stack.extend((c, False) for c in reversed(node.args))
+        return order
 
     def is_unsafe(self, node: Expr) -> bool:
         """Whether an expression has a load that is not provably in bounds."""
-        found = self.unsafe.get(node)
-        if found is None:
-            found = any(self.is_unsafe(c) for c in node.children)
-            if isinstance(node, Load) and not found:
-                storage = self.storage[node.source]
-                low, high = bounds(self._offset(node))
-                found = low < 0 or high >= storage.elements
-            self.unsafe[node] = found
-        return found
+        known = self.unsafe
+        if node not in known:
+            for part in walk(node):
+                if part not in known:
+                    inner = any(known[c] for c in part.children)
+                    known[part] = inner or isinstance(part, Load) and self._may_miss(part)
+        return known[node]
+
+    def _may_miss(self, node: Load) -> bool:
+        """Whether a load may be out of bounds, for all that is known."""
+        low, high = bounds(self._offset(node))
+        return low < 0 or high >= self.storage[node.source].elements
 
     def depends(self, node: Expr) -> bool:
         """Whether a value differs between lanes."""
