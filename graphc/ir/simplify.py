@@ -41,13 +41,14 @@ def simplify(root: Expr) -> Expr:
     """An expression with the same value on every index in range, in normal form."""
     if root._simple is None:
         for node in _not_yet_simple(root):
-            new = tuple([c._simple for c in node.children])
+            new = [c._simple for c in node.children if c._simple is not None]
             same = all([a is b for a, b in zip(new, node.children)])
             rebuilt = node if same else node.rebuild(new)
             simple = rebuilt._simple
             if simple is None:
                 simple = _simplify_node(rebuilt)
             node._simple = rebuilt._simple = simple._simple = simple
+    assert root._simple is not None
     return root._simple
 
 
