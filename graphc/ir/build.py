@@ -43,7 +43,11 @@ class Builder:
             inputs.pop()
         attrs = {k: _freeze(v) for k, v in attrs.items() if v is not None}
         new = Op(defn, inputs, attrs, outputs, regions, self.loc)
-        infer_op(new)
+        try:
+            infer_op(new)
+        except Exception:
+            new.drop_inputs()  # as if it had never been
+            raise
         self.region.insert_before(self.anchor, new)
         return new.output if outputs == 1 else tuple(new.outputs)
 
