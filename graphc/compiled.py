@@ -119,6 +119,8 @@ def checked(value: Any, spec: Spec) -> Any:
     if value is None:
         raise ModelError(f"input {spec.name!r} is required, found None")
     array = np.asarray(value)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype.kind in "US":
         array = array.astype(object)
     if array.dtype != type_.dtype.np:

@@ -87,7 +87,7 @@ class NativeModel:
         held = []
         for array in inputs:
             flags = array.flags
-            if not (flags.c_contiguous and flags.aligned):
+            if type(array) is not np.ndarray or not (flags.c_contiguous and flags.aligned):
                 array = np.array(array, order="C")
                 held.append(array)  # until the call is over
             cells[cell] = _address(array)

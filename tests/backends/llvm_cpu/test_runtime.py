@@ -1,0 +1,207 @@
+"""Running compiled programs: inputs however they lie in memory, threads, and phases."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import graphc
+from graphc.backends.llvm_cpu import runtime
+from graphc.backends.llvm_cpu.emit_kernel import Phase, operations
+from graphc.backends.llvm_cpu.emit_program import MIN_RANGES, PARALLEL_WORK, RANGE_WORK, _grain
+from graphc.errors import ModelError
+from graphc.ir import dtypes
+from graphc.ir.build import Builder, new_graph
+from graphc.ir.graph import Graph
+from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.types import TensorType
+
+
+def mlp(rows: int = 5, depth: int = 48, layers: int = 2) -> Graph:
+    """Products with constants and an activation, `layers` times."""
+    graph = new_graph("mlp", x=TensorType(dtypes.f32, (rows, depth)))
+    b, value = Builder(graph), graph.params[0]
+    rng = np.random.default_rng(0)
+    for _ in range(layers):
+        weights = rng.standard_normal((depth, depth)).astype(np.float32) / depth**0.5
+        value = b.Tanh(b.MatMul(value, b.constant(weights)))
+    graph.set_results([value, b.Neg(value)])
+    graph.output_names = ["y", "z"]
+    return graph
+
+
+def sample(rows: int = 5, depth: int = 48, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, depth)).astype(np.float32)
+
+
+def unaligned(x: np.ndarray) -> np.ndarray:
+    raw = np.empty(x.nbytes + 1, np.uint8)
+    view = np.frombuffer(raw.data, x.dtype, x.size, offset=1).reshape(x.shape)
+    view[...] = x
+    return view
+
+
+def read_only(x: np.ndarray) -> np.ndarray:
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+LAYOUTS = {
+    "transposed": lambda x: np.asfortranarray(x),
+    "reversed": lambda x: x[::-1].copy()[::-1],
+    "strided": lambda x: np.repeat(x, 3, axis=1)[:, ::3],
+    "byte-swapped": lambda x: x.astype(x.dtype.newbyteorder()),
+    "unaligned": unaligned,
+    "read-only": read_only,
+    "broadcast": lambda x: np.broadcast_to(x[:1], x.shape),
+    "subclass": lambda x: x.view(np.matrix),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inputs_however_they_lie_in_memory(layout):
+    model = graphc.compile(mlp(), threads=1)
+    x = LAYOUTS[layout](sample())
+    wanted = model.run([np.array(x, np.float32, order="C")])
+    for found, each in zip(model.run([x]), wanted):
+        np.testing.assert_array_equal(found, each)
+
+
+def test_outputs_are_fresh():
+    model = graphc.compile(mlp(), threads=1)
+    first = model.run([sample(seed=1)])
+    kept = [y.copy() for y in first]
+    model.run([sample(seed=2)])
+    for y, k in zip(first, kept):
+        np.testing.assert_array_equal(y, k)
+        assert y.flags.owndata and y.flags.writeable
+
+
+def test_no_elements_and_no_dims():
+    graph = new_graph("main", x=TensorType(dtypes.f32, (0, 3)), y=TensorType(dtypes.f32, ()))
+    b = Builder(graph)
+    graph.set_results([b.Add(*graph.params), b.Exp(graph.params[1])])
+    graph.output_names = ["a", "b"]
+    a, e = graphc.compile(graph).run([np.empty((0, 3), np.float32), np.float32(0)])
+    assert a.shape == (0, 3) and e.shape == () and e == 1
+
+
+def test_wrong_inputs():
+    model = graphc.compile(mlp(), threads=1)
+    with pytest.raises(ModelError, match="float64"):
+        model.run([sample().astype(np.float64)])
+    with pytest.raises(ModelError, match="shape|dim"):
+        model.run([sample(6)])
+
+
+def test_threads_give_equal_results():
+    x = sample(200, 256)
+    one, *others = (graphc.compile(mlp(200, 256), threads=n).run([x]) for n in (1, 2, 3))
+    for other in others:
+        for a, b in zip(one, other):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_model_from_several_python_threads(threads):
+    model = graphc.compile(mlp(40, 128), threads=threads)
+    inputs = [sample(40, 128, seed) for seed in range(4)]
+    wanted = [model.run([x]) for x in inputs]
+    failures: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(60):
+            if any((a != b).any() for a, b in zip(model.run([inputs[number]]), wanted[number])):
+                failures.append(number)
+
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures
+    ((_, executable),) = model.executables()
+    assert len(executable._frames) <= 4  # as many as there were calls at a time
+
+
+def test_other_threads_run_meanwhile():
+    """A native call of many milliseconds does not hold the interpreter's lock."""
+    model = graphc.compile(mlp(2000, 512, 4), threads=1)
+    x = sample(2000, 512)
+    model.run([x])
+    ticks: list[float] = []
+    running = threading.Event()
+
+    def tick() -> None:
+        while not running.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.0005)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    other = threading.Thread(target=tick)
+    other.start()
+    try:
+        ((_, executable),) = model.executables()
+        start = time.perf_counter()
+        executable([x])
+        end = time.perf_counter()
+    finally:
+        running.set()
+        other.join()
+        sys.setswitchinterval(interval)
+    assert sum(start < t < end for t in ticks) >= 3
+
+
+def test_constants_and_arenas_are_aligned():
+    image = graphc.compile(mlp(), threads=1).executables()[0][1].image
+    assert image.constants
+    for array in (*image.constants, runtime.empty_aligned(100), runtime.empty_aligned(0)):
+        assert array.ctypes.data % runtime.ALIGNMENT == 0
+    odd = np.arange(40, dtype=np.float32)[3:].reshape(1, 37)
+    copy = runtime.aligned(odd)
+    assert copy.shape == odd.shape and copy.ctypes.data % runtime.ALIGNMENT == 0
+    np.testing.assert_array_equal(copy, odd)
+    assert runtime.aligned(copy) is copy
+
+
+def test_addresses_are_those_numpy_tells():
+    for array in (np.arange(9)[4:], np.array(3.0), np.empty((3, 0))):
+        assert runtime._address(array) == array.ctypes.data
+        assert runtime._address_by_interface(array) == array.ctypes.data
+
+
+def test_numpy_scalars_are_arrays_too():
+    graph = new_graph("main", x=TensorType(dtypes.f32, ()))
+    graph.set_results([Builder(graph).Neg(graph.params[0])])
+    graph.output_names = ["y"]
+    ((_, executable),) = graphc.compile(graph).executables()
+    assert executable([np.float32(2)])[0] == -2
+
+
+# ---------------------------------------------------------------- what is split over threads
+
+
+def test_work_of_a_body():
+    k, x = KernelBuilder(), Buffer("x", dtypes.f32, (1024,), "inout")
+    with k.loop(8) as i, k.loop(16, "vector", width=16) as v:
+        k.store(x, i * 16 + v, x[i * 16 + v] * 2.0)
+    assert 8 * 2 <= operations(k.body()) <= 8 * 8
+
+
+@pytest.mark.parametrize("extent", [2, 7, 100, 10_000, 1_000_000])
+@pytest.mark.parametrize("work", [10, PARALLEL_WORK, 10**6, 10**9])
+def test_grain(extent, work):
+    phase = Phase("@k", extent, True, work)
+    grain = _grain(phase)
+    if work < PARALLEL_WORK:
+        assert grain == extent
+        return
+    assert 1 <= grain < extent
+    assert grain * work / extent >= RANGE_WORK or -(-extent // grain) <= 2 * MIN_RANGES
+    assert _grain(Phase("@k", extent, False, work)) == extent
