@@ -25,7 +25,15 @@ SIMPLE = "decompose, fold, cse, dce"
 OPTIMISING = (
     "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce, layout, fuse"
 )
-PIPELINES = {"cpu": OPTIMISING, "c": SIMPLE, "micro": f"integers, {OPTIMISING}", "cuda": OPTIMISING}
+PIPELINES = {
+    "cpu": OPTIMISING,
+    "c": SIMPLE,
+    "micro": f"integers, {OPTIMISING}",
+    "cuda": (
+        "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, "
+        "merge-products, dce, layout, fuse"
+    ),
+}
 KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))  # what pass "integers" looks for
 
 

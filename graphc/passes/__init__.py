@@ -7,6 +7,7 @@ from graphc.passes import (  # noqa: F401  (register)
     fuse,
     integers,
     layout,
+    merge_products,
     rewriter,
     rules,
     specialise,
