@@ -183,13 +183,15 @@ def c_program(graph: Graph, settings: Settings | None = None) -> Program:
     return to_program(graph, plain_loops(), settings, PIPELINES["c"])
 
 
-def micro_program(graph: Graph, settings: Settings | None = None) -> Program:
-    """A typed static graph as a microcontroller runs it."""
+def micro_program(
+    graph: Graph, settings: Settings | None = None, cpu: str = "generic"
+) -> Program:
+    """A typed static graph as a microcontroller runs it; `cpu` is one of micro_c.cpus."""
     from graphc.backends.micro_c.quantisation import quantisation
     from graphc.backends.micro_c.strategies import strategies
 
     parameters = quantisation(graph)
-    program = to_program(graph, strategies(), settings, PIPELINES["micro"])
+    program = to_program(graph, strategies(cpu), settings, PIPELINES["micro"])
     return replace(program, quantisation=parameters)
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.options import add_model, add_passes, add_target, command, examples
+from graphc.cli.options import CPUS, add_model, add_passes, add_target, command, examples
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
@@ -41,6 +41,7 @@ EPILOG = examples(
     ("graphc compile model.onnx -o model.so --dim batch=1", "a library that needs no Python"),
     ("graphc compile model.onnx -o model.gcm --dim batch=1", "for graphc.load and graphc run"),
     ("graphc compile model.onnx --target c -o firmware/model", "C99 for a microcontroller"),
+    ("graphc compile model.onnx --target c --cpu cortex-m55 -o firmware", "with its vectors"),
     ("graphc compile model.onnx --emit ir --stop-after canonical", "the graph after clean-up"),
     ("graphc compile model.onnx --emit kernel", "the loop nests"),
     ("graphc compile model.onnx --dump-to stages", "the graph after every pass, in stages/"),
@@ -60,6 +61,9 @@ def add(commands: Any) -> None:
                         help=f"print what there is after a phase: {', '.join(PHASES)}")  # fmt: skip
     parser.add_argument("--with-test", action="store_true",
                         help="add a test on random inputs to a folder of C sources")  # fmt: skip
+    parser.add_argument("--cpu", choices=CPUS, metavar="CPU",
+                        help="the processor a folder of C sources is for: "
+                        f"{', '.join(CPUS)} (default: {CPUS[0]})")  # fmt: skip
     add_passes(parser)
     parser.add_argument("--dump-to", metavar="DIR", help="write the graph after every pass")
     parser.add_argument(
@@ -70,7 +74,11 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    from graphc.errors import ModelError
+
     form = _form(args)
+    if args.cpu and (form is not None or not _is_bundle(args)):
+        raise ModelError("--cpu goes with --target c and -o FOLDER")
     settings = compile_settings(args, form)
     from graphc.cli.models import open_model
 
@@ -222,9 +230,11 @@ def _write_bundle(model: Model, args: argparse.Namespace, settings: Settings) ->
     if args.with_test:
         feeds = model.feeds(seed=0)
         samples = list(feeds.values()), interpreter(model.pinned())(feeds)
-    program = micro_program(emit.typed(model, KEEP_INTEGERS), settings)
+    cpu = args.cpu or CPUS[0]
+    program = micro_program(emit.typed(model, KEEP_INTEGERS), settings, cpu)
     with atomic_folder(args.output) as temporary:
-        write_bundle(program, temporary, BundleOptions(name=model.path.stem, samples=samples))
+        options = BundleOptions(name=model.path.stem, samples=samples, cpu=cpu)
+        write_bundle(program, temporary, options)
 
 
 def _report(model: Model, args: argparse.Namespace, settings: Settings) -> None:

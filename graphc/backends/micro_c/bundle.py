@@ -21,6 +21,7 @@ import numpy as np
 
 from graphc.backends.cfamily.printer import identifier
 from graphc.backends.micro_c import documents, header, source, weights
+from graphc.backends.micro_c.cpus import DEFAULT, cpu_of
 from graphc.backends.micro_c.model import Model
 from graphc.errors import ModelError
 from graphc.ir.program import Program
@@ -30,12 +31,14 @@ from graphc.ir.program import Program
 class BundleOptions:
     """`name` prefixes all files and symbols (default: from the program); `libm` spells exp, log,
     tanh and erf as calls of libm instead of polynomials; `samples` are (inputs, expected outputs)
-    for NAME_test.c, and `tolerance` the largest error it accepts, in units of an output."""
+    for NAME_test.c, and `tolerance` the largest error it accepts, in units of an output; `cpu` is
+    the processor that the program was made for (cpus.py), which the documents tell."""
 
     name: str = ""
     libm: bool = False
     samples: tuple[Sequence[np.ndarray], Sequence[np.ndarray]] | None = None
     tolerance: float = 1e-3
+    cpu: str = DEFAULT
 
 
 def bundle(program: Program, options: BundleOptions | None = None) -> dict[str, str]:
@@ -48,8 +51,8 @@ def bundle(program: Program, options: BundleOptions | None = None) -> dict[str, 
         f"{name}.c": source.source(model),
         f"{name}_weights.c": weights.weights(model),
         "CMakeLists.txt": documents.cmake(model, options.samples is not None),
-        "README.md": documents.readme(model, options.samples is not None),
-        "report.json": documents.report(model),
+        "README.md": documents.readme(model, options.samples is not None, cpu_of(options.cpu)),
+        "report.json": documents.report(model, options.cpu),
     }
     if options.samples is not None:
         inputs, outputs = options.samples

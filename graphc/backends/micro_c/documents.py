@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphc.backends.cfamily.printer import comment
+from graphc.backends.micro_c.cpus import Cpu
 from graphc.backends.micro_c.model import ARENA_ALIGNMENT, Model, Tensor
 from graphc.backends.micro_c.weights import array_lines
 
@@ -41,7 +42,11 @@ to the build, include `{name}.h`, and call
 | arena (RAM, from the caller) | {arena} |
 {tensors}
 `{name}.h` documents everything else; `report.json` says which layer became which function.
-{test}"""
+{cpu}{test}"""
+
+README_CPU = """
+Made for {cpu} (`{flags}`); it runs on other processors too, though not as fast.
+"""
 
 README_TEST = """
 To check the outputs on sample inputs:
@@ -97,7 +102,7 @@ def cmake(model: Model, tested: bool) -> str:
     return CMAKE.format(name=model.name, test=test)
 
 
-def readme(model: Model, tested: bool) -> str:
+def readme(model: Model, tested: bool, cpu: Cpu) -> str:
     """README.md."""
     aligned = f"__attribute__((aligned({ARENA_ALIGNMENT})))"
     lines = [
@@ -114,10 +119,11 @@ def readme(model: Model, tested: bool) -> str:
         name=model.name, call="\n".join(lines), weights=model.weight_bytes,
         arena=model.program.arena_bytes, tensors=tensors,
         test=README_TEST.format(name=model.name) if tested else "",
+        cpu=README_CPU.format(cpu=cpu.name, flags=" ".join(cpu.flags)) if cpu.flags else "",
     )  # fmt: skip
 
 
-def report(model: Model) -> str:
+def report(model: Model, cpu: str) -> str:
     """report.json: sizes in bytes; per layer its function, ONNX nodes and operations."""
     program = model.program
     layers = [
@@ -131,6 +137,7 @@ def report(model: Model) -> str:
     ]
     content = {
         "name": model.name,
+        "cpu": cpu,
         "weights_bytes": model.weight_bytes,
         "arena_bytes": program.arena_bytes,
         "arena_lower_bound": program.arena_lower_bound,

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from graphc import driver
 from graphc.backends.micro_c import BundleOptions, write_bundle
+from graphc.backends.micro_c.cpus import DEFAULT
 from graphc.ir.program import Program
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "passes"))  # quantised_models
@@ -42,9 +43,9 @@ def float_model(node, x: np.ndarray, weights: dict[str, np.ndarray]) -> onnx.Mod
     return model_of([node], inputs, {"y": (TensorProto.FLOAT, None)}, weights)
 
 
-def micro_program(model: onnx.ModelProto) -> Program:
+def micro_program(model: onnx.ModelProto, cpu: str = DEFAULT) -> Program:
     """The program that a bundle is made from."""
-    return driver.micro_program(driver.typed(model))
+    return driver.micro_program(driver.typed(model), cpu=cpu)
 
 
 def reference(model: onnx.ModelProto, feeds: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -58,12 +59,13 @@ def reference(model: onnx.ModelProto, feeds: Sequence[np.ndarray]) -> list[np.nd
 
 
 def run_bundle(
-    model: onnx.ModelProto, feeds: Sequence[np.ndarray], folder: Path, tolerance: float
-) -> str:
+    model: onnx.ModelProto, feeds: Sequence[np.ndarray], folder: Path, tolerance: float,
+    cpu: str = DEFAULT,
+) -> str:  # fmt: skip
     """Compiles the bundle's own test with sanitisers and runs it; what it prints."""
     samples = (feeds, reference(model, feeds))
-    program = micro_program(model)
-    options = BundleOptions(name="net", samples=samples, tolerance=tolerance)
+    program = micro_program(model, cpu)
+    options = BundleOptions(name="net", samples=samples, tolerance=tolerance, cpu=cpu)
     write_bundle(program, folder, options)
     flags = ["-std=c99", "-O1", *STRICT, *SANITISED]
     sources = ["net.c", "net_weights.c", "net_test.c"]

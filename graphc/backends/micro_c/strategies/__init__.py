@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graphc.backends.micro_c.cpus import DEFAULT, Cpu, cpu_of
 from graphc.backends.micro_c.strategies.tiles import TileOptions, lower_tiles
 from graphc.passes.lower.nest import NestOptions
 from graphc.passes.lower.program import Strategy
 from graphc.passes.lower.strategies import nest_strategy
 
 
-def strategies(tiles: TileOptions | None = None) -> Sequence[Strategy]:
+def strategies(cpu: str = DEFAULT) -> Sequence[Strategy]:
     """Register tiles for sums of products, plain loops for everything else."""
-    options = tiles or TileOptions()
+    options = tile_options(cpu_of(cpu))
     return [lambda c: lower_tiles(c, options), nest_strategy(NestOptions())]
+
+
+def tile_options(cpu: Cpu) -> TileOptions:
+    """Tiles whose sums and operands fit the registers."""
+    if cpu.registers >= 13:
+        return TileOptions(quads=cpu.pairs)
+    return TileOptions(
+        rows=2, columns=2, alone=2, integer_rows=2, integer_columns=1, integer_alone=2,
+        quads=cpu.pairs, unroll=2,
+    )  # fmt: skip

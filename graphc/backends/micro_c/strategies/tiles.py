@@ -61,6 +61,7 @@ class TileOptions:
     integer_rows: int = 2
     integer_columns: int = 2
     integer_alone: int = 4
+    quads: bool = True  # whether four products of bytes are one instruction
     quad_rows: int = 2
     quad_columns: int = 2
     quad_alone: int = 4
@@ -272,7 +273,7 @@ class _Emitter:
         stored = [x.dtype for x in loads(b)]
         reads = [x for x in loads(self.a)]
         return (
-            stored == [i8] and len(reads) == 1 and reads[0].dtype in (i8, u8)
+            self.options.quads and stored == [i8] and len(reads) == 1 and reads[0].dtype in (i8, u8)
             and is_affine_in(reads[0].index[0], last) == 1
         )  # fmt: skip
 
