@@ -31,7 +31,7 @@ PIPELINES = {
     "micro": f"integers, {OPTIMISING}",
     "cuda": (
         "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, "
-        "merge-products, dce, layout, fuse"
+        "merge-products, dce, layout, fuse, fuse-attention"
     ),
 }
 KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))  # what pass "integers" looks for
@@ -61,7 +61,6 @@ class Settings:
             raise ModelError(f"threads must be a positive integer, found {self.threads!r}")
         if isinstance(self.passes, str):
             parse_pipeline(self.passes)  # complains now, not at the first run
-
 
     @property
     def is_plain(self) -> bool:

@@ -275,13 +275,18 @@ def copy_ops(
 ) -> None:
     """Copies the ops of `source` into `target`; `mapping` maps values, and is extended."""
     for op in source.ops:
-        inputs = [None if v is None else mapping[v] for v in op.inputs]
-        regions = [clone_region(r) for r in op.regions]
-        new = Op(op.defn, inputs, op.attrs, len(op.outputs), regions, op.loc)
-        for old_value, new_value in zip(op.outputs, new.outputs):
-            new_value.type, new_value.name = old_value.type, old_value.name
-            mapping[old_value] = new_value
-        target.insert_before(before, new)
+        copy_op(op, target, mapping, before)
+
+
+def copy_op(op: Op, target: Region, mapping: dict[Value, Value], before: Op | None = None) -> None:
+    """Copies one op into `target`; `mapping` maps its operands, and is extended."""
+    inputs = [None if v is None else mapping[v] for v in op.inputs]
+    regions = [clone_region(r) for r in op.regions]
+    new = Op(op.defn, inputs, op.attrs, len(op.outputs), regions, op.loc)
+    for old_value, new_value in zip(op.outputs, new.outputs):
+        new_value.type, new_value.name = old_value.type, old_value.name
+        mapping[old_value] = new_value
+    target.insert_before(before, new)
 
 
 def clone_graph(graph: Graph) -> Graph:

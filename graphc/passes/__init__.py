@@ -5,6 +5,7 @@ from graphc.passes import (  # noqa: F401  (register)
     dce,
     decompose,
     fuse,
+    fuse_attention,
     integers,
     layout,
     merge_products,

@@ -16,10 +16,11 @@ from graphc.backends.cfamily.spell import Speller, register_type, storage_type
 from graphc.backends.cuda.launches import Launch
 from graphc.errors import InternalError
 from graphc.ir import dtypes
-from graphc.ir.expr import Index, Load, Ref, call
+from graphc.ir.expr import Const, Index, Load, Ref, call
 from graphc.ir.kernel import Alloc, Barrier, For, Intrin
 
 INDEX = dtypes.i32
+WARP = 32
 SHARED_BYTES = 48 << 10  # of static shared memory per block, on every architecture
 LOCAL_BYTES = 128 << 10  # of a thread's own arrays; more would take too much for a full grid
 WARP_REDUCTIONS = {
@@ -117,13 +118,15 @@ class LaunchPrinter(KernelPrinter):
         self._warp_reduction(stmt)
 
     def _warp_reduction(self, stmt: Intrin) -> None:
-        """A scalar variable becomes its reduction over the warp, the same in every lane."""
-        (target,) = stmt.args
+        """A scalar variable becomes its reduction over the warp, or over each group of lanes of the
+        width given, the same in all of them."""
+        target, *rest = stmt.args
+        width = rest[0].value if rest and isinstance(rest[0], Const) else WARP
         if not isinstance(target, Load) or target.index:
             raise InternalError(f"kernel @{self.kernel.name}: {stmt.name} takes a scalar variable")
         name, other = self.name(target.source), self.temporary()
         mine, theirs = target, Ref(other, target.dtype)
-        with self.block("for (int step = 16; step > 0; step >>= 1)"):
+        with self.block(f"for (int step = {width // 2}; step > 0; step >>= 1)"):
             shuffle = f"__shfl_xor_sync(0xffffffffu, {name}, step)"
             self.line(f"const {register_type(target.dtype)} {other} = {shuffle};")
             combined = call(WARP_REDUCTIONS[stmt.name], mine, theirs)

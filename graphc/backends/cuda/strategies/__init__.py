@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graphc.backends.cuda.strategies.attention import lower_attention
 from graphc.backends.cuda.strategies.rows import lower_rows
 from graphc.backends.cuda.strategies.tiles import lower_shared_tiles
 from graphc.passes.lower.nest import NestOptions
@@ -12,5 +13,5 @@ from graphc.passes.lower.strategies import nest_strategy
 
 
 def strategies() -> Sequence[Strategy]:
-    """Contractions, row reductions, and one thread per output element for everything else."""
-    return [lower_shared_tiles, lower_rows, nest_strategy(NestOptions(flat=True))]
+    """Attention, contractions, row reductions; for everything else a thread per output element."""
+    return [lower_attention, lower_shared_tiles, lower_rows, nest_strategy(NestOptions(flat=True))]

@@ -1,0 +1,78 @@
+"""Operands of contractions: their elements at flat positions, fetched by all threads of a block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from graphc.ir.expr import (
+    Const,
+    Expr,
+    Index,
+    call,
+    free_indices,
+    loads,
+    select,
+    substitute,
+)
+from graphc.ir.kernel import KernelBuilder
+from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An expression with flat loads over the indices of its side (rows or columns) and depth."""
+
+    expr: Expr
+    side: list[Index]
+    depth: list[Index]
+
+    @property
+    def count(self) -> int:
+        """Positions along the side."""
+        return math.prod(x.count for x in self.side)
+
+    @property
+    def depth_count(self) -> int:
+        return math.prod(x.count for x in self.depth)
+
+    @property
+    def along_depth(self) -> bool:
+        """Whether neighbours along the depth are neighbours in memory."""
+        return bool(self.depth) and stride(self.expr, self.depth[-1]) == 1
+
+    def place(self, position: Expr) -> dict[Expr, Expr]:
+        """The indices of the side at a flat position."""
+        return dict(zip(self.side, unflatten_index(position, tuple(x.count for x in self.side))))
+
+    def element(self, fixed: dict[Expr, Expr], position: Expr, deep: Expr) -> Expr:
+        """The element at a position and a depth, zero where there is none."""
+        mapping = {**fixed, **self.place(position)}
+        extents = tuple(x.count for x in self.depth)
+        mapping.update(zip(self.depth, unflatten_index(deep, extents)))
+        value = simplify(substitute(self.expr, mapping))
+        inside = simplify(call("and", position < self.count, deep < self.depth_count))
+        return simplify(select(inside, value, Const(0, value.dtype)))
+
+
+def stride(expr: Expr, index: Index) -> int:
+    """By how many elements the first load that moves with `index` moves; large if it is unknown."""
+    for load in loads(expr):
+        if index in free_indices(load):
+            found = is_affine_in(load.index[0], index)
+            return abs(found) if isinstance(found, int) else 1 << 40
+    return 0
+
+
+@contextmanager
+def strided(k: KernelBuilder, elements: int, threads: int, thread: Expr) -> Iterator[Expr]:
+    """A loop in which the threads of a block go over elements together: yields the position."""
+    with k.loop(-(-elements // threads), "unroll") as step:
+        at = simplify(step * threads + thread)
+        if elements % threads:
+            with k.when(at < elements):
+                yield at
+        else:
+            yield at

@@ -1,0 +1,132 @@
+"""Fuses attention: a contraction, a row softmax and another contraction become one op.
+
+The three are groups that `fuse` made. They are merged if nobody else reads what lies between and
+the whole has the structure that `lower/attention.py` recognises. Without a strategy that takes it,
+the merged op would compute every score several times over, so this pass is for targets that have
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphc.ir.graph import Graph, Op, Region, Value, copy_op, copy_ops
+from graphc.ir.opdef import FUSED
+from graphc.passes import structure
+from graphc.passes.context import Context
+from graphc.passes.lower.attention import Attention, extent, match_attention
+from graphc.passes.lower.computation import computation
+from graphc.passes.pass_manager import Pass, register_pass
+
+LONGEST = 5  # ops between and including the contractions
+RULE = "fuse-attention"
+
+
+def fuse_attention(graph: Graph, ctx: Context, widest: int) -> bool:
+    """Merges every chain of ops that is an attention with at most so many features in keys and
+    values; whether there was one."""
+    changed = False
+    for op in list(graph.ops):
+        if op.region is None or not _contracts(op):
+            continue
+        for chain in _chains(graph, [op]):
+            merged = _merged(chain)
+            found = _match(merged, widest)
+            if isinstance(found, Attention) and ctx.spend(RULE, op):
+                _replace(graph, chain, merged)
+                changed = True
+                break
+            if isinstance(found, str):
+                ctx.diagnostics.decline(RULE, op.where(), found)
+            merged.drop_inputs()
+    return changed
+
+
+def _match(merged: Op, widest: int) -> Attention | str:
+    match = match_attention(computation(merged))
+    if isinstance(match, Attention) and max(extent(match.depth), extent(match.columns)) > widest:
+        return f"attention: keys or values have more than {widest} features"
+    return match
+
+
+def _chains(graph: Graph, chain: list[Op]) -> Iterator[list[Op]]:
+    """Chains that end in the last op of `chain`, each op read by the next alone, which begin with a
+    contraction and have a row reduction in between."""
+    if len(chain) == LONGEST:
+        return
+    for value in dict.fromkeys(chain[0].inputs):
+        producer = None if value is None else value.producer
+        if producer is None or not _is_private(graph, producer, chain[0]):
+            continue
+        longer = [producer, *chain]
+        if len(longer) > 2 and _contracts(producer) and any(map(_reduces, longer[1:-1])):
+            yield longer
+        yield from _chains(graph, longer)
+
+
+def _is_private(graph: Graph, op: Op, reader: Op) -> bool:
+    """Whether a fused op or a contraction has one result, read by one op alone."""
+    if len(op.outputs) != 1 or op.output in graph.results:
+        return False
+    return (op.name == "fused" or _contracts(op)) and set(op.output.users) == {reader}
+
+
+def _members(op: Op) -> list[Op]:
+    return [m for m in (op.regions[0].ops if op.name == "fused" else [op]) if m.name != "Constant"]
+
+
+def _contracts(op: Op) -> bool:
+    return any(structure.has_body(m) and structure.is_contraction(m) for m in _members(op))
+
+
+def _reduces(op: Op) -> bool:
+    return any(structure.has_body(m) and structure.reductions(m) for m in _members(op))
+
+
+def _merged(chain: list[Op]) -> Op:
+    """One op that computes what the last of a chain does; it is in no graph yet."""
+    inside = {op.output: op for op in chain[:-1]}
+    inputs = list(dict.fromkeys(
+        v for op in chain for v in op.inputs if v is not None and v not in inside
+    ))  # fmt: skip
+    region = Region()
+    mapping: dict[Value, Value] = {v: region.add_param(v.type, v.name) for v in inputs}
+    for op in chain:
+        if op.name == "fused":
+            inner = op.regions[0]
+            mapping.update((p, mapping[v]) for p, v in zip(inner.params, op.inputs))  # type: ignore[index]
+            copy_ops(inner, region, mapping)
+            mapping.update((out, mapping[r]) for out, r in zip(op.outputs, inner.results))
+        else:
+            copy_op(op, region, mapping)
+    last = chain[-1]
+    region.set_results([mapping[v] for v in last.outputs])
+    loc = tuple(dict.fromkeys(name for op in chain for name in op.loc))
+    merged = Op(FUSED, inputs, {"name": "attention"}, len(last.outputs), [region], loc)
+    for old, new in zip(last.outputs, merged.outputs):
+        new.type, new.name = old.type, old.name
+    return merged
+
+
+def _replace(graph: Graph, chain: list[Op], merged: Op) -> None:
+    graph.insert_before(chain[-1], merged)
+    for old, new in zip(chain[-1].outputs, merged.outputs):
+        old.replace_uses(new)
+    for op in reversed(chain):
+        op.erase()
+
+
+@register_pass
+@dataclass
+class FuseAttention(Pass):
+    """Makes one op of a softmax and the contractions around it, for keys and values of at most
+    `widest` features."""
+
+    widest: int = 256
+
+    name = RULE
+    requires = "fused"
+
+    def run(self, graph: Graph, ctx: Context) -> bool:
+        return fuse_attention(graph, ctx, self.widest)

@@ -1,0 +1,272 @@
+"""Attention: which computations are a row softmax between two contractions.
+
+    out[rows, columns] = sum over keys of  weight(rows, key) * value(key, columns)
+    weight             = exp(score - largest) / total,  up to guards for rows without keys
+    score(rows, key)   = any function of  sum over depth of  a(rows, depth) * b(key, depth)
+
+where `largest` and `total` are the maximum of the scores of a row and the sum of the exponentials.
+Masks, scales, caps and causality are part of the function, whatever they look like. A match lets a
+kernel go over the keys once with running maxima and sums (M. Milakov and N. Gimelshein, Online
+normalizer calculation for softmax, 2018), so that no matrix of scores is ever stored (T. Dao et
+al., FlashAttention, 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from graphc.ir.dtypes import f32
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Reduce,
+    Ref,
+    call,
+    cast,
+    free_indices,
+    loads,
+    select,
+    substitute,
+    walk,
+)
+from graphc.ir.kernel import Buffer
+from graphc.ir.simplify import flatten_index, simplify
+from graphc.passes.lower.computation import Computation, loop_indices
+from graphc.passes.lower.spaces import drop_units, flatten_loads, shapes_of, split_divided
+
+PRODUCT, LARGEST, TOTAL, SUM, RESULT = (
+    Ref(name, f32) for name in ("product", "largest", "total", "sum", "result")
+)
+
+
+@dataclass
+class Attention:
+    """A matched attention; loads are flat. `rows`, `columns` and `outer` partition the output
+    indices. `score` is over PRODUCT, `result` over SUM (of exponentials times values), TOTAL and
+    LARGEST, and `exprs` are the outputs over RESULT; all are float32."""
+
+    computation: Computation
+    offset: Expr
+    exprs: list[Expr]
+    result: Expr
+    score: Expr
+    a: Expr
+    b: Expr
+    value: Expr
+    outer: list[Index]
+    rows: list[Index]
+    columns: list[Index]
+    key: Index
+    depth: list[Index]
+
+
+class _Mismatch(Exception):
+    """Why a computation is no attention."""
+
+
+def match_attention(computation: Computation) -> Attention | str:
+    """The attention that a computation is, or why it is none."""
+    try:
+        return _match(computation)
+    except _Mismatch as reason:
+        return f"attention: {reason}"
+
+
+def _match(computation: Computation) -> Attention:
+    first = computation.outputs[0]
+    if any(o.extents != first.extents for o in computation.outputs):
+        raise _Mismatch("outputs have different shapes")
+    own = loop_indices(first.extents)
+    shapes = shapes_of(computation.inputs)
+    exprs = [_flat(o.expr, dict(zip(o.index, own)), shapes) for o in computation.outputs]
+    if not any(n.op == "max" for e in exprs for n in walk(e) if isinstance(n, Reduce)):
+        raise _Mismatch("no maximum of scores")
+    indices, exprs = drop_units(list(own), [flatten_index(own, first.extents), *exprs])
+    indices, (offset, *exprs) = split_divided(indices, exprs)
+    hole = _only_sum(exprs, "the outputs have")
+    weight, value = _factors(hole)
+    if not _has_reduction(weight):
+        weight, value = value, weight
+    if _has_reduction(value) or not _has_reduction(weight):
+        raise _Mismatch("not one factor has reductions")
+    key = _only_axis(hole)
+    score, result = _softmax(weight, key)
+    product = _only_sum([score], "the scores have")
+    a, b = _factors(product)
+    if key in free_indices(a):
+        a, b = b, a
+    if key in free_indices(a) or key not in free_indices(b) & free_indices(value):
+        raise _Mismatch("keys are not in one factor of the scores, and in the values")
+    if any(k not in free_indices(a) & free_indices(b) for k in product.axes):
+        raise _Mismatch("an index of the inner products is in one factor only")
+    if any(x.dtype.compute is not f32 for x in (hole, product)):
+        raise _Mismatch(f"{hole.dtype} is not computed in float32")
+    inside, shared = free_indices(weight), free_indices(value) | free_indices(b)
+    columns = [x for x in indices if x not in inside and x in free_indices(value)]
+    rows = [x for x in indices if x in inside and x not in shared]
+    outer = [x for x in indices if x not in columns and x not in rows]
+    if not columns or not rows:
+        raise _Mismatch("no rows or no columns")
+    rounded = cast(PRODUCT, product.dtype)
+    score = cast(substitute(score, {product: rounded}), f32)
+    exprs = [substitute(e, {hole: cast(RESULT, hole.dtype)}) for e in exprs]
+    return Attention(
+        computation, offset, exprs, result, score, a, b, value,
+        outer, rows, columns, key, list(product.axes),
+    )  # fmt: skip
+
+
+def _flat(expr: Expr, mapping: dict, shapes: dict) -> Expr:
+    return simplify(flatten_loads(substitute(expr, mapping), shapes))
+
+
+def _plain(expr: Expr) -> Expr:
+    """The expression less conversions between floats."""
+    while isinstance(expr, Call) and expr.op.name == "cast" and expr.dtype.is_float:
+        if not expr.args[0].dtype.is_float:
+            break
+        expr = expr.args[0]
+    return expr
+
+
+def _outermost(expr: Expr) -> list[Reduce]:
+    """Reductions that are in no other one."""
+    found: dict[Reduce, None] = {}
+    seen: set[Expr] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Reduce):
+            found[node] = None
+        elif node not in seen:
+            seen.add(node)
+            stack.extend(node.children)
+    return list(found)
+
+
+def _has_reduction(expr: Expr) -> bool:
+    return any(isinstance(n, Reduce) for n in walk(expr))
+
+
+def _only_sum(exprs: list[Expr], what: str) -> Reduce:
+    found = list(dict.fromkeys(r for e in exprs for r in _outermost(e)))
+    if len(found) != 1 or found[0].op != "sum":
+        raise _Mismatch(f"{what} {len(found)} reductions instead of one sum of products")
+    return found[0]
+
+
+def _factors(total: Reduce) -> tuple[Expr, Expr]:
+    body = _plain(total.body)
+    if not (isinstance(body, Call) and body.op.name == "mul"):
+        raise _Mismatch("not a sum of products")
+    return _plain(body.args[0]), _plain(body.args[1])
+
+
+def _only_axis(total: Reduce) -> Index:
+    axes = [a for a in total.axes if a.extent != 1]
+    if len(total.axes) != 1 and len(axes) != len(total.axes) or len(axes) != 1:
+        raise _Mismatch("the keys have not one index")
+    return axes[0]
+
+
+def _moved(reduction: Reduce, key: Index) -> Expr | None:
+    """The body at `key`, if the reduction is over as many keys."""
+    if len(reduction.axes) != 1 or reduction.axes[0].extent != key.extent:
+        return None
+    return _plain(simplify(substitute(reduction.body, {reduction.axes[0]: key})))
+
+
+def _softmax(weight: Expr, key: Index) -> tuple[Expr, Expr]:
+    """(score at `key`, result over SUM, TOTAL and LARGEST) of a row softmax."""
+    for node in walk(weight):
+        if not (isinstance(node, Call) and node.op.name == "exp"):
+            continue
+        difference = _plain(node.args[0])
+        if not (isinstance(difference, Call) and difference.op.name == "sub"):
+            continue
+        score, largest = (_plain(x) for x in difference.args)
+        if not isinstance(largest, Reduce) or largest.op != "max":
+            continue
+        if key in free_indices(score) and _moved(largest, key) is score:
+            return score, _row_result(weight, node, score, key)
+    raise _Mismatch("no exponentials of scores less their maximum")
+
+
+def _row_result(weight: Expr, exponential: Expr, score: Expr, key: Index) -> Expr:
+    """The weight with the exponential, its sum and the maximum replaced by what rows have."""
+    marker = Ref("exponential", exponential.dtype)
+    mapping: dict[Expr, Expr] = {exponential: marker}
+    for reduction in _outermost(substitute(weight, mapping)):
+        moved = _moved(reduction, key)
+        if reduction.op == "max" and moved is score:
+            mapping[reduction] = cast(LARGEST, reduction.dtype)
+        elif reduction.op == "sum" and moved is exponential:
+            mapping[reduction] = cast(TOTAL, reduction.dtype)
+        else:
+            raise _Mismatch("the weights depend on another reduction")
+    marked = substitute(weight, mapping)
+    if key in free_indices(marked):
+        raise _Mismatch("the weights depend on the key beyond the exponential")
+    return _proportional(marked, marker)
+
+
+def _proportional(node: Expr, marker: Ref) -> Expr:
+    """A function of the exponential that is proportional to it, taken at SUM instead."""
+    if node is marker:
+        return SUM
+    if not isinstance(node, Call) or not node.dtype.is_float:
+        raise _Mismatch("the weights are not proportional to the exponentials")
+    name, args = node.op.name, node.args
+    if name == "cast":
+        return _proportional(args[0], marker)
+    if name == "div" and not _mentions(args[1], marker):
+        return call("div", _proportional(args[0], marker), cast(args[1], f32))
+    if name == "mul":
+        scaled, factor = args if _mentions(args[0], marker) else args[::-1]
+        if not _mentions(factor, marker):
+            return call("mul", _proportional(scaled, marker), cast(factor, f32))
+    if name == "select":
+        condition = _row_condition(args[0], marker)
+        sides = [_zero_or_proportional(x, marker) for x in args[1:]]
+        return select(condition, *sides)
+    raise _Mismatch("the weights are not proportional to the exponentials")
+
+
+def _zero_or_proportional(node: Expr, marker: Ref) -> Expr:
+    if isinstance(node, Const) and node.value == 0:
+        return Const(0, f32)
+    return _proportional(node, marker)
+
+
+def _row_condition(node: Expr, marker: Ref) -> Expr:
+    """A condition that holds for all keys of a row or for none. A weight is NaN exactly if the
+    total divided by itself is: the exponentials are at most 1, and one is 1 unless some are NaN."""
+    if not _mentions(node, marker):
+        return node
+    if isinstance(node, Call) and node.op.name == "isnan":
+        return call("isnan", substitute(_proportional(node.args[0], marker), {SUM: TOTAL}))
+    raise _Mismatch("a guard differs from key to key")
+
+
+def _mentions(node: Expr, marker: Ref) -> bool:
+    return any(n is marker for n in walk(node))
+
+
+def extent(indices: list[Index]) -> int:
+    """The number of positions of several indices."""
+    return math.prod(x.count for x in indices)
+
+
+def inputs_used(match: Attention, exprs: list[Expr]) -> list[Buffer]:
+    """The inputs that expressions read."""
+    used = {x.source for e in exprs for x in loads(e)}
+    return [b for b in match.computation.inputs if b.name in used]
+
+
+__all__ = [
+    "LARGEST", "PRODUCT", "RESULT", "SUM", "TOTAL", "Attention", "extent", "inputs_used",
+    "match_attention",
+]  # fmt: skip

@@ -1,0 +1,145 @@
+"""Attention in one kernel: masks, guards, shared heads, any head size; right in the simulator."""
+
+import numpy as np
+import pytest
+from cuda_programs import chosen_architectures, cuda_of, graph_of, needs_compiler, needs_nvcc
+
+from graphc.backends.cuda import emit
+from graphc.backends.cuda.nvcc import compile_cuda
+from graphc.backends.cuda.simulator import simulate
+from graphc.backends.cuda.strategies import strategies
+from graphc.backends.cuda.strategies.attention import (
+    SHARED_FLOATS,
+    TILES,
+    WIDEST,
+    choose_tile,
+    lower_attention,
+    shared_floats,
+)
+from graphc.driver import PIPELINES, cuda_program, optimise
+from graphc.ir.interp import interpret
+from graphc.ir.parser import random_array
+from graphc.passes.lower import lower
+
+PRODUCTS = """graph @g(%q: f32[2,3,21,10], %k: f32[2,3,37,10], %v: f32[2,3,37,20]) -> ? {
+  const %s : f32[] = 0.3
+  %t = Transpose(%k) {perm=[0,1,3,2]}
+  %a = MatMul(%q, %t)
+  %b = Mul(%a, %s)
+  %p = Softmax(%b)
+  %y = MatMul(%p, %v)
+  return %y
+}"""
+GUARDED = """graph @g(%q: f32[1,20,32], %k: f32[1,35,32], %v: f32[1,35,32],
+    %m: bool[1,1,1,35]) -> ? {
+  const %n : f32[] = -inf
+  const %z : f32[] = 0.0
+  const %h : i64[4] = [1, -1, 2, 16]
+  const %o : i64[3] = [1, 20, 32]
+  %q1 = Reshape(%q, %h)
+  %q2 = Transpose(%q1) {perm=[0,2,1,3]}
+  %k1 = Reshape(%k, %h)
+  %k2 = Transpose(%k1) {perm=[0,2,3,1]}
+  %v1 = Reshape(%v, %h)
+  %v2 = Transpose(%v1) {perm=[0,2,1,3]}
+  %a = MatMul(%q2, %k2)
+  %b = Where(%m, %a, %n)
+  %p = Softmax(%b)
+  %i = IsNaN(%p)
+  %w = Where(%i, %z, %p)
+  %c = MatMul(%w, %v2)
+  %d = Transpose(%c) {perm=[0,2,1,3]}
+  %e = Reshape(%d, %o)
+  %y = Relu(%e)
+  return %y
+}"""
+
+
+def operator(dtype: str, heads: int, rows: int, keys: int, size: int, options: str) -> str:
+    """A graph of one Attention of `heads` query and 2 key heads."""
+    return f"""graph @g(%q: {dtype}[1,{heads},{rows},{size}], %k: {dtype}[1,2,{keys},{size}],
+    %v: {dtype}[1,2,{keys},{size}]) -> ? {{
+  %y = Attention(%q, %k, %v) {{{options}}}
+  return %y
+}}"""
+
+
+GRAPHS = {
+    "products": PRODUCTS,
+    "guarded": GUARDED,
+    "causal": operator("f32", 2, 19, 19, 8, "is_causal=1"),
+    "shared heads": operator("f32", 6, 9, 33, 8, "is_causal=1, softcap=2.0"),
+    "windows": operator("f32", 2, 40, 40, 8, "left_window_size=3, right_window_size=2"),
+    "half floats": operator("f16", 2, 9, 17, 16, ""),
+    "bfloats": operator("bf16", 4, 9, 17, 16, "is_causal=1"),
+    "large heads": operator("f32", 2, 17, 18, 256, ""),
+    "one key": operator("f32", 2, 17, 1, 8, ""),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", GRAPHS)
+def test_attention_agrees_with_the_interpreter(name):
+    graph = graph_of(GRAPHS[name])
+    source = emit(cuda_program(graph))
+    inputs = [
+        random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(source.program.inputs)
+    ]
+    if name != "one key":
+        assert "attention" in [step.function.split("_")[0] for step in source.steps]
+        assert source.program.arena_bytes < 2 * sum(x.nbytes for x in inputs)
+    for found, wanted in zip(simulate(source)(inputs), interpret(graph, inputs)):
+        tolerance = {"f": 1e-5, "e": 4e-3, "V": 3e-2}.get(wanted.dtype.char, 3e-2)
+        found, wanted = found.astype(np.float32), wanted.astype(np.float32)
+        np.testing.assert_allclose(found, wanted, tolerance, tolerance)
+
+
+@needs_compiler
+def test_rows_that_see_nothing():
+    graph = graph_of(GUARDED)
+    source = emit(cuda_program(graph))
+    inputs = [
+        random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(source.program.inputs)
+    ]
+    inputs[-1] = np.zeros_like(inputs[-1])
+    (found,) = simulate(source)(inputs)
+    assert np.array_equal(found, np.zeros_like(found))
+    plain = graph_of(GUARDED.replace("MatMul(%w, %v2)", "MatMul(%p, %v2)").replace("Relu", "Abs"))
+    (found,) = simulate(emit(cuda_program(plain)))(inputs)
+    assert np.isnan(found).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.keys}")
+def test_every_tile(tile):
+    graph = optimise(graph_of(PRODUCTS), passes=PIPELINES["cuda"])
+    source = emit(lower(graph, [lambda c: lower_attention(c, tile), *strategies()]))
+    inputs = [
+        random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(source.program.inputs)
+    ]
+    (found,) = simulate(source, (0,))(inputs)
+    (wanted,) = interpret(graph_of(PRODUCTS), inputs)
+    np.testing.assert_allclose(found, wanted, 1e-5, 1e-5)
+
+
+def test_tiles_fit_into_shared_memory():
+    for size in (8, 64, 80, 128, WIDEST):
+        assert shared_floats(choose_tile(1, 4096, size, size), size, size) <= SHARED_FLOATS
+    assert choose_tile(64, 4096, 64, 64).rows > choose_tile(1, 16, 64, 64).rows
+
+
+def test_heads_may_be_too_large():
+    text = cuda_of(operator("f32", 2, 9, 9, WIDEST + 1, "")).text
+    assert "attention" not in text
+
+
+def test_scores_that_others_read_stay():
+    text = PRODUCTS.replace("return %y", "return %y, %b").replace("?", "(?, ?)")
+    assert not any("attention" in step.function for step in cuda_of(text).steps)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", chosen_architectures())
+def test_nvcc_compiles_attention(arch):
+    for name in ("guarded", "shared heads", "half floats", "large heads"):
+        assert compile_cuda(cuda_of(GRAPHS[name]).text, arch)
