@@ -1,6 +1,7 @@
 """The standard onnx.backend interface: `prepare(model, device).run(inputs)`.
 
-Devices: "INTERP" runs the reference interpreter; "CPU", "CUDA" and "C" compile for that target.
+Devices: "INTERP" runs the reference interpreter; "CPU", "C" and "CUDA" (or "CUDA:1", the second
+GPU) compile for that target; "SIMULATOR" runs the kernels of CUDA on the host.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 
-TARGETS = {"CPU": "cpu", "C": "c", "CUDA": "cuda"}
+TARGETS = {"CPU": "cpu", "C": "c", "CUDA": "cuda", "SIMULATOR": "cuda"}
 
 
 def supports_device(device: str) -> bool:
@@ -35,7 +36,19 @@ def prepare(model: Any, device: str = "CPU", **options: Any) -> Rep:
     kind = device.split(":")[0].upper()
     if kind == "INTERP":
         return InterpreterRep(model)
+    if kind == "SIMULATOR":
+        options = {"simulate": True, **options}
+    if kind == "CUDA" and ":" in device:
+        options = {"device": _number(device), **options}
     return CompiledRep(model, TARGETS[kind], options)
+
+
+def _number(device: str) -> int:
+    """1 of CUDA:1."""
+    number = device.split(":", 1)[1]
+    if not number.isdecimal():
+        raise UnsupportedError(f"device {device!r}: expected a number after the colon")
+    return int(number)
 
 
 def run_model(model: Any, inputs: Any, device: str = "CPU", **options: Any) -> list[Any]:

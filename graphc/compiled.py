@@ -63,22 +63,43 @@ class Runnable:
             count = len(self.inputs)
             raise ModelError(f"expected {count} inputs {self._names}, found {len(feeds)}")
         return [
-            v if type(v) is np.ndarray and v.dtype is spec.dtype else checked(v, spec)
+            v if type(v) is np.ndarray and v.dtype is spec.dtype else self._checked(v, spec)
             for v, spec in zip(feeds, self.inputs)
         ]
 
+    def _checked(self, value: Any, spec: Spec) -> Any:
+        """A value as its declared type asks for."""
+        return checked(value, spec)
+
 
 class CompiledModel(Runnable):
-    """A graph compiled for the shapes it meets. Safe to use from several threads."""
+    """A graph compiled for the shapes it meets. Safe to use from several threads.
 
-    def __init__(self, graph: Graph, compile_static: CompileStatic, native: Callable[[Op], bool]):
-        self.graph = graph
+    `adopt` takes values in the memory of the target's device: it gives an array with dtype and
+    shape that executables take as it is, or None for a value that is elsewhere.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        compile_static: CompileStatic,
+        native: Callable[[Op], bool],
+        adopt: Callable[[Any], Any] | None = None,
+    ):
+        self.graph, self.adopt = graph, adopt
         super().__init__(
             [Spec(p.name, p.type) for p in graph.params],
             [Spec(n, v.type) for n, v in zip(graph.output_names, graph.results)],
         )
         self._specialised = SpecialisedGraph(graph, Target(compile_static, native), inner=False)
         self.execute = self._specialised.run  # type: ignore[method-assign]  # saves a call
+
+    def _checked(self, value: Any, spec: Spec) -> Any:
+        found = None if self.adopt is None or value is None else self.adopt(value)
+        if found is None or not isinstance(spec.type, TensorType):
+            return checked(value, spec)
+        check_type(found, spec.type, spec.name)
+        return found
 
     def prepare(self) -> bool:
         """Compiles now if the shapes of the inputs are fixed; whether the model is ready to run.
@@ -123,18 +144,23 @@ def checked(value: Any, spec: Spec) -> Any:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype.kind in "US":
         array = array.astype(object)
-    if array.dtype != type_.dtype.np:
-        if isinstance(value, np.ndarray) or array.dtype.kind == "O":
-            raise ModelError(f"input {spec.name!r} takes {type_.dtype.np}, found {array.dtype}")
-        array = array.astype(type_.dtype.np)
-    shape = type_.shape
+    if array.dtype != type_.dtype.np and not isinstance(value, np.ndarray):
+        array = array if array.dtype.kind == "O" else array.astype(type_.dtype.np)
+    check_type(array, type_, spec.name)
+    return array if array.dtype is spec.dtype else array.view(spec.dtype)
+
+
+def check_type(array: Any, type: TensorType, name: str) -> None:
+    """ModelError unless an array, in whatever memory, has the type of the input of this name."""
+    if array.dtype != type.dtype.np:
+        raise ModelError(f"input {name!r} takes {type.dtype.np}, found {array.dtype}")
+    shape = type.shape
     if shape is not None and (
         len(shape) != array.ndim
         or any(isinstance(d, int) and d != e for d, e in zip(shape, array.shape))
     ):
         wanted = list(map(str, shape))
-        raise ModelError(f"input {spec.name!r} takes shape {wanted}, found {array.shape}")
-    return array if array.dtype is spec.dtype else array.view(spec.dtype)
+        raise ModelError(f"input {name!r} takes shape {wanted}, found {array.shape}")
 
 
 def _explain_names(names: list[str], feeds: Mapping[str, Any]) -> None:

@@ -47,13 +47,15 @@ def _default_threads() -> int:
 class Settings:
     """How graphs are compiled, whatever the target: `threads` to run on; `passes` a pipeline in
     place of the target's own; hooks around passes; the context (fuel, diagnostics); `observe`,
-    which is called with every program made; and `simulate`, to run a GPU's kernels on the host."""
+    which is called with every program made; `device`, the number of the GPU to run on; and
+    `simulate`, to run a GPU's kernels on the host."""
 
     threads: int = field(default_factory=_default_threads)
     passes: str | Sequence[Pass] | None = None
     hooks: Sequence[Hook] = ()
     context: Context = field(default_factory=Context)
     observe: Callable[[Program], object] | None = None
+    device: int = 0
     simulate: bool = False
 
     def __post_init__(self) -> None:
@@ -106,7 +108,8 @@ def compile(
     the other fields of `Settings`. Raises ModelError, UnsupportedError.
     """
     graph = pin(load_graph(source), shapes, values, dims)
-    model = CompiledModel(graph, compiler(target, settings(threads, options)), natively)
+    chosen = settings(threads, options)
+    model = CompiledModel(graph, compiler(target, chosen), natively, adopter(target, chosen))
     model.prepare()
     return model
 
@@ -136,6 +139,16 @@ def compiler(target: str, settings: Settings) -> CompileStatic:
     if target not in TARGETS:
         raise ModelError(f"target {target!r} is none of {', '.join(TARGETS)}")
     return TARGETS[target](settings)
+
+
+def adopter(target: str, settings: Settings) -> Callable[[Any], Any] | None:
+    """What takes arrays in the memory of the target's device; None if it has no memory of its
+    own."""
+    if target != "cuda" or settings.simulate:
+        return None
+    from graphc.backends.cuda.gpu import adopted
+
+    return adopted
 
 
 def optimise(
@@ -242,17 +255,13 @@ def _c(settings: Settings) -> CompileStatic:
 
 def _cuda(settings: Settings) -> CompileStatic:
     from graphc.backends.cuda import emit
+    from graphc.backends.cuda.gpu import GpuModel, open_gpu
     from graphc.backends.cuda.simulator import simulate
 
-    if not settings.simulate:
-        raise UnsupportedError(
-            "kernels are not launched on GPUs yet; simulate=True runs them on the host"
-        )
-
-    def compile_static(graph: Graph) -> Executable:
-        return simulate(emit(cuda_program(graph, settings)))
-
-    return compile_static
+    if settings.simulate:
+        return lambda graph: simulate(emit(cuda_program(graph, settings)))
+    gpu = open_gpu(settings.device)
+    return lambda graph: GpuModel(cuda_program(graph, settings), gpu)
 
 
 TARGETS: dict[str, Callable[[Settings], CompileStatic]] = {"cpu": _cpu, "c": _c, "cuda": _cuda}

@@ -120,7 +120,7 @@ class SpecialisedGraph:
             if found is not None:
                 return found
             if self.inner and len(self._cache) >= MAX_INNER:
-                return lambda given: interpret(self.graph, list(given))
+                return lambda given: interpret(self.graph, _on_host(given))
             self._count_contents(values)
             found = self._build(values)
             self._cache[self._key(values)] = found
@@ -329,7 +329,7 @@ class BoundedOp:
         self.op, self.run = op, run
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
-        *results, sizes = self.run(values)
+        *results, sizes = _on_host(self.run(values))
         return [corner(r, shape) for r, shape in zip(results, true_shapes(self.op, sizes))]
 
 
@@ -342,6 +342,7 @@ class HostOp:
         self.bodies = {r: SpecialisedGraph(region_graph(r), target) for r in op.regions}
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
+        values = _on_host(values)
         if self.op.defn.form == "region":
             results = control.RUN[self.op.name](self.op, values, self._run_region)
         else:
@@ -379,6 +380,12 @@ def natively(op: Op) -> bool:
     if op.defn.form == "imperative":
         return not is_bounded(op)
     return op.defn.form in ("elementwise", "indexed", "composite")
+
+
+def _on_host(values: Sequence[Any]) -> list[Any]:
+    """Values as the host reads them: arrays in the memory of a device are copied."""
+    known = (np.ndarray, np.generic, list, type(None))
+    return [v if isinstance(v, known) else np.asarray(v) for v in values]
 
 
 def _as_value(value: Any) -> Any:

@@ -278,6 +278,25 @@ def test_gpu_kernels_in_the_simulator(capsys):
     assert "passed: cuda" in ok(capsys, "verify", DIGITS, *pins, "--simulate")
     assert "kernel @" in ok(capsys, "compile", DIGITS, *pins, "--emit", "kernel")
     refused(capsys, "compile", DIGITS, *pins, "--emit", "asm")
+    assert "logits: f32[1,10]" in ok(capsys, "run", DIGITS, *pins, "--simulate")
+    times = json.loads(ok(capsys, "bench", DIGITS, *pins, "--simulate", "--seconds", "0", "--json"))
+    assert times["target"] == "cuda" and times["error"] < 1e-4
+
+
+def test_a_folder_for_gpus(capsys, tmp_path, monkeypatch):
+    """Made without a GPU, and without a compiler, which is noted."""
+    monkeypatch.setenv("NVCC", "no-such-compiler")
+    monkeypatch.setenv("GRAPHC_CUDA_COMPILER", "nvcc")
+    pins = ["--dim", "N=1", "--target", "cuda"]
+    code, _, err = graphc(capsys, "compile", DIGITS, *pins, "-o", tmp_path / "gpu")
+    assert code == 0 and "no machine code is made" in err and "nvidia-cuda-nvrtc" in err
+    assert (tmp_path / "gpu" / "graphc_cuda" / "driver.py").is_file()
+    assert not list((tmp_path / "gpu").glob("*.cubin"))
+    assert code == graphc(capsys, "compile", DIGITS, *pins, "-o", tmp_path / "gpu")[0]
+    assert "compiled for cuda" in ok(capsys, "compile", DIGITS, *pins)
+    assert "--arch goes with" in refused(capsys, "compile", DIGITS, "--arch", "sm_80")
+    assert "expected sm_80,sm_90" in refused(capsys, "compile", DIGITS, *pins, "--arch", "80")
+    assert "GPU" in refused(capsys, "run", DIGITS, *pins, "--device", "99")
 
 
 def test_failed_verification_is_exit_code_1(capsys):

@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
 
     top = Parser(
         prog="graphc",
-        description="Compiles neural networks: ONNX models to code for a CPU, or to C.",
+        description="Compiles neural networks: ONNX models to code for a CPU or a GPU, or to C.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=examples(
             ("graphc inspect model.onnx", "what is in it, and where its time will go"),

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphc.cli.cuda import archs, write_folder
 from graphc.cli.options import CPUS, add_model, add_passes, add_target, command, examples
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ not at all; the name tells what it is:
   .c         plain loops in C
   .gir       the graph as text, its large constants beside it in .gir.npz
   a folder   (--target c) C99 sources for a microcontroller, a header, a build file and a report
+             (--target cuda) kernels, their machine code, weights, a launch plan, and what runs
+             them from Python and from C++
 
 With --emit the form named is printed, or written to OUT. With neither, the model is compiled and
 what it came to is told."""
@@ -42,6 +45,7 @@ EPILOG = examples(
     ("graphc compile model.onnx -o model.gcm --dim batch=1", "for graphc.load and graphc run"),
     ("graphc compile model.onnx --target c -o firmware/model", "C99 for a microcontroller"),
     ("graphc compile model.onnx --target c --cpu cortex-m55 -o firmware", "with its vectors"),
+    ("graphc compile model.onnx --target cuda --arch sm_90 -o gpu/model", "kernels for a GPU"),
     ("graphc compile model.onnx --emit ir --stop-after canonical", "the graph after clean-up"),
     ("graphc compile model.onnx --emit kernel", "the loop nests"),
     ("graphc compile model.onnx --dump-to stages", "the graph after every pass, in stages/"),
@@ -64,6 +68,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--cpu", choices=CPUS, metavar="CPU",
                         help="the processor a folder of C sources is for: "
                         f"{', '.join(CPUS)} (default: {CPUS[0]})")  # fmt: skip
+    parser.add_argument("--arch", type=archs, metavar="SM,SM",
+                        help="make machine code for these GPUs (default: sm_80,sm_90)")  # fmt: skip
     add_passes(parser)
     parser.add_argument("--dump-to", metavar="DIR", help="write the graph after every pass")
     parser.add_argument(
@@ -77,8 +83,11 @@ def run(args: argparse.Namespace) -> int:
     from graphc.errors import ModelError
 
     form = _form(args)
-    if args.cpu and (form is not None or not _is_bundle(args)):
+    bundle = form is None and _is_bundle(args)
+    if args.cpu and not (bundle and args.target == "c"):
         raise ModelError("--cpu goes with --target c and -o FOLDER")
+    if args.arch and not (bundle and args.target == "cuda"):
+        raise ModelError("--arch goes with --target cuda and -o FOLDER")
     settings = compile_settings(args, form)
     from graphc.cli.models import open_model
 
@@ -113,8 +122,13 @@ def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
     from graphc.passes.hooks import Dump
 
     hooks = [Dump(args.dump_to)] if args.dump_to else []
-    name = "micro" if form is None and _is_bundle(args) else args.target
-    options = {"passes": pipeline(args, name), "hooks": hooks, "simulate": args.simulate}
+    micro = form is None and _is_bundle(args) and args.target == "c"
+    options = {
+        "passes": pipeline(args, "micro" if micro else args.target),
+        "hooks": hooks,
+        "simulate": args.simulate,
+        "device": args.device,
+    }
     return settings(args.threads, options)
 
 
@@ -139,9 +153,9 @@ def _form(args: argparse.Namespace) -> str | None:
 
 
 def _is_bundle(args: argparse.Namespace) -> bool:
-    """Whether the output is a folder of C sources."""
+    """Whether the output is a folder."""
     path = Path(args.output or "model.c")
-    return args.target == "c" and (not path.suffix or path.is_dir())
+    return args.target in ("c", "cuda") and (not path.suffix or path.is_dir())
 
 
 def _check_rules(names: list[str]) -> None:
@@ -185,17 +199,19 @@ def _target(form: str, args: argparse.Namespace) -> str:
 
 
 def _save(model: Model, args: argparse.Namespace, settings: Settings) -> None:
-    """Writes a library, object or saved model for the CPU, or a folder of C sources."""
+    """Writes a library, object or saved model for the CPU, or a folder of sources."""
     from graphc.cli.output import progress
     from graphc.errors import UnsupportedError
 
     with progress(f"compiling {model.path.name} to {args.output}"):
-        if _is_bundle(args):
+        if _is_bundle(args) and args.target == "cuda":
+            write_folder(model, args, settings)
+        elif _is_bundle(args):
             _write_bundle(model, args, settings)
         elif args.target == "cpu":
             _write_native(model, Path(args.output), settings)
         else:
-            made = "a .c file or a folder" if args.target == "c" else "a .cu file"
+            made = f"a .{'cu' if args.target == 'cuda' else 'c'} file or a folder"
             raise UnsupportedError(f"-o {args.output}: --target {args.target} makes {made}")
 
 
@@ -241,13 +257,17 @@ def _report(model: Model, args: argparse.Namespace, settings: Settings) -> None:
     """Compiles, and tells what the model came to."""
     from graphc import driver
     from graphc.analysis.text import duration, nbytes
+    from graphc.cli import emit
     from graphc.cli.output import note, progress
 
     programs: list[Program] = []
     settings.observe = programs.append
     start = time.perf_counter()
     with progress(f"compiling {model.path.name} for {args.target}"):
-        driver.compile(model.graph, args.target, **model.pins(), **vars(settings))
+        if args.target == "cuda" and not args.simulate:  # needs no GPU
+            emit.text(emit.program(model, args.target, settings), "cuda")
+        else:
+            driver.compile(model.graph, args.target, **model.pins(), **vars(settings))
     taken = duration(time.perf_counter() - start)
     if not programs:
         note("shapes depend on inputs: compiled when it is run (pin them with --dim, --shape)")

@@ -59,13 +59,15 @@ def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
                         help="default: %(default)s")  # fmt: skip
     parser.add_argument("--threads", metavar="N", type=positive, default=None,
                         help="CPU threads (default: all)")  # fmt: skip
+    parser.add_argument("--device", metavar="N", type=natural, default=0,
+                        help="which GPU (default: 0)")  # fmt: skip
     parser.add_argument("--simulate", action="store_true",
                         help="run a GPU's kernels on this machine's CPU (slow)")  # fmt: skip
 
 
 def target_options(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that add_target's options ask for."""
-    return {"threads": args.threads, "simulate": args.simulate}
+    return {"threads": args.threads, "device": args.device, "simulate": args.simulate}
 
 
 def add_feeds(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +110,13 @@ def positive(text: str) -> int:
     """An integer above zero."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """An integer from zero on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected 0 or a positive integer, found {text!r}")
     return int(text)
 
 

@@ -58,9 +58,10 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=f".{final.name}.", dir=final.parent) as name:
         temporary = Path(name)
         yield temporary
-        final.mkdir(exist_ok=True)
-        for file in temporary.iterdir():
-            os.replace(file, final / file.name)
+        for file in (path for path in sorted(temporary.rglob("*")) if path.is_file()):
+            place = final / file.relative_to(temporary)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, place)
 
 
 def _umask() -> int:

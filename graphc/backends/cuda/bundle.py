@@ -1,9 +1,16 @@
-"""The files of a compiled model: what a launcher needs, and what a person reads.
+"""The files of a compiled model: what launchers need, and what a person reads.
 
-    kernels.cu          the CUDA C, one function per launch
-    kernels.ARCH.cubin  its machine code, and kernels.ARCH.ptx, for every architecture asked for
-    plan.json           launches in order, operands, sizes, and where weights lie
-    weights.bin         the constants one after another, each aligned to 256 bytes
+    kernels.cu            the CUDA C, one function per launch
+    kernels.ARCH.cubin    its machine code, and kernels.ARCH.ptx, for every architecture asked for
+    plan.json             launches in order, operands, streams, sizes, and where weights lie
+    weights.bin           the constants one after another, each aligned to 256 bytes
+    run_NAME.py           runs the model from Python; needs numpy, and PyCUDA or cuda-python
+    graphc_cuda/          what it uses, a copy of graphc.backends.cuda.runtime
+    NAME.h, NAME.cpp      runs the model from C++; needs CUDA's runtime library only
+    graphc_model.h        what NAME.cpp uses
+    NAME_example.cpp      a program that does so
+    CMakeLists.txt        builds the last two
+    README.md             how to use all this
 
 Contents depend on the program alone.
 """
@@ -12,31 +19,59 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from graphc.backends.cfamily.printer import identifier
+from graphc.backends.cuda import runtime
 from graphc.backends.cuda.emit import CudaSource
-from graphc.backends.cuda.nvcc import FORMS, compile_cuda
+from graphc.backends.cuda.launcher import cpp_files, python_files
+from graphc.backends.cuda.machine_code import FORMS, machine_code
+from graphc.backends.cuda.schedule import schedule
+from graphc.ir import dtypes
 
 ALIGNMENT = 256  # of constants, as memory comes from the driver
+PACKAGE = "graphc_cuda"  # what the runtime is called beside a model
 
 
-def bundle_files(source: CudaSource, archs: Sequence[str] = ()) -> dict[str, bytes]:
-    """Contents by file name; errors as `compile_cuda` if architectures are given."""
-    weights, offsets = _weights(source.program.constants)
-    plan = source.plan()
-    plan["weights_bytes"] = len(weights)
-    for entry, offset in zip(plan["constants"], offsets):
-        entry["offset"] = offset
+def bundle_files(source: CudaSource, archs: Sequence[str] = (), name: str = "") -> dict[str, bytes]:
+    """Contents by file name; errors as `machine_code` if architectures are given.
+
+    `name` prefixes files and functions (default: the program's).
+    """
+    name = identifier(name or source.program.name)
+    plan, weights = launch_plan(source)
     files = {
         "kernels.cu": source.text.encode(),
         "plan.json": (json.dumps(plan, indent=1) + "\n").encode(),
         "weights.bin": weights,
+        **{path: text.encode() for path, text in python_files(name, plan).items()},
+        **{path: text.encode() for path, text in cpp_files(name, plan).items()},
     }
+    for module in sorted(Path(runtime.__file__).parent.glob("*.py")):
+        files[f"{PACKAGE}/{module.name}"] = module.read_bytes()
     for arch in archs:
         for form in FORMS:
-            files[f"kernels.{arch}.{form}"] = compile_cuda(source.text, arch, form)
+            files[f"kernels.{arch}.{form}"] = machine_code(source.text, arch, form)
     return files
+
+
+def launch_plan(source: CudaSource) -> tuple[dict[str, Any], bytes]:
+    """The launch plan with everything that a launcher needs, and the weights in one piece."""
+    plan = source.plan()
+    weights, offsets = _weights(source.program.constants)
+    plan["weights_bytes"] = len(weights)
+    for entry, offset in zip(plan["constants"], offsets):
+        entry["offset"] = offset
+    for entry in (*plan["inputs"], *plan["outputs"]):
+        entry["numpy"] = dtypes.of(entry["dtype"]).np.name
+    planned = schedule(source.steps)
+    plan["streams"] = planned.count
+    for launch, after, stream in zip(plan["launches"], planned.after, planned.streams):
+        launch.update(after=list(after), stream=stream)
+    return plan, weights
 
 
 def _weights(constants: Sequence[np.ndarray]) -> tuple[bytes, list[int]]:

@@ -25,13 +25,14 @@ INCLUDES = "#include <math.h>\n#include <stdint.h>\n"
 
 @dataclass(frozen=True)
 class LaunchStep:
-    """One launch of the plan: a function, its grid, where its parameters lie; `nodes` names the
-    ONNX nodes it computes."""
+    """One launch of the plan: a function, its grid, where its parameters lie and how each is
+    accessed ("in", "out", "inout"); `nodes` names the ONNX nodes it computes."""
 
     function: str
     grid: int
     block: int
     slots: tuple[Slot, ...]
+    access: tuple[str, ...]
     nodes: tuple[str, ...] = ()
 
 
@@ -74,7 +75,7 @@ def emit(program: Program) -> CudaSource:
             functions.append(printer.text())
             entries[name].append((function, launch))
     steps = [
-        LaunchStep(function, launch.grid, launch.block, step.slots, step.loc)
+        LaunchStep(function, launch.grid, launch.block, step.slots, _access(launch), step.loc)
         for step in program.steps
         for function, launch in entries[step.kernel]
     ]
@@ -84,6 +85,10 @@ def emit(program: Program) -> CudaSource:
     )
     text = f"{title}\n{INCLUDES}\n{device_helpers(speller.needed)}" + "\n".join(functions)
     return CudaSource(program, text, steps)
+
+
+def _access(launch: Launch) -> tuple[str, ...]:
+    return tuple(buffer.access for buffer in launch.kernel.params)
 
 
 def _with_nodes(kernel: Kernel, program: Program) -> Kernel:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 
 from graphc.errors import InternalError, ModelError, UnsupportedError
@@ -18,13 +20,29 @@ def find_nvcc() -> str | None:
     return shutil.which(os.environ.get("NVCC") or "nvcc")
 
 
+def nvcc_version() -> str:
+    """Like 13.0.88."""
+    return _version(find_nvcc() or "")
+
+
+@lru_cache
+def _version(nvcc: str) -> str:
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"V(\d[\d.]*)", said)
+    return found[1] if found else said
+
+
 def architectures() -> list[str]:
     """The architectures that nvcc makes code for (sm_75, ...); none without nvcc."""
-    nvcc = find_nvcc()
+    return list(_architectures(find_nvcc()))
+
+
+@lru_cache
+def _architectures(nvcc: str | None) -> tuple[str, ...]:
     if nvcc is None:
-        return []
+        return ()
     listed = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout
-    return [line.replace("compute_", "sm_") for line in listed.split()]
+    return tuple(line.replace("compute_", "sm_") for line in listed.split())
 
 
 def compile_cuda(text: str, arch: str, form: str = "cubin") -> bytes:

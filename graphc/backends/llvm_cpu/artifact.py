@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from graphc.backends.llvm_cpu.cache import DiskCache, cache_key, default_cache
+from graphc.backends.cache import DiskCache, cache_key, default_cache
 from graphc.backends.llvm_cpu.runtime import ALIGNMENT, Image, NativeModel, compile_program
 from graphc.backends.llvm_cpu.target import host_target
 from graphc.compiled import CompiledModel, Runnable, Spec

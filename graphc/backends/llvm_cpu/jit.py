@@ -24,7 +24,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from graphc.backends.llvm_cpu.cache import DiskCache, cache_key, default_cache
+from graphc.backends.cache import DiskCache, cache_key, default_cache
 from graphc.backends.llvm_cpu.soft_float import SOFT_FLOAT_IR, SYMBOLS
 from graphc.backends.llvm_cpu.target import HostTarget, host_target, target_machine
 from graphc.errors import InternalError

@@ -34,7 +34,7 @@ import threading
 import weakref
 from functools import lru_cache
 
-from graphc.backends.llvm_cpu.cache import default_cache
+from graphc.backends.cache import default_cache
 from graphc.backends.llvm_cpu.jit import Library, cached_object, compile_module, load_object
 from graphc.backends.llvm_cpu.target import HostTarget, default_threads, host_target
 from graphc.errors import InternalError

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graphc.backends.llvm_cpu.cache import default_cache
+from graphc.backends.cache import default_cache
 from graphc.backends.llvm_cpu.emit_program import INVOKE, emit_program
 from graphc.backends.llvm_cpu.jit import cached_object, load_object
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool

@@ -22,13 +22,21 @@ GRAPH = """graph @g(%x: f32[20,37]) -> ? {
 def test_weights_lie_where_the_plan_says():
     source = cuda_of(GRAPH)
     files = bundle_files(source)
-    assert sorted(files) == ["kernels.cu", "plan.json", "weights.bin"]
     plan = json.loads(files["plan.json"])
     assert plan["weights_bytes"] == len(files["weights.bin"])
     for entry, array in zip(plan["constants"], source.program.constants, strict=True):
         assert entry["offset"] % ALIGNMENT == 0
         found = np.frombuffer(files["weights.bin"], array.dtype, array.size, entry["offset"])
         assert np.array_equal(found, array.reshape(-1))
+
+
+def test_what_a_folder_holds():
+    files = sorted(bundle_files(cuda_of(GRAPH), name="net"))
+    assert [name for name in files if "/" not in name] == [
+        "CMakeLists.txt", "README.md", "graphc_model.h", "kernels.cu", "net.cpp", "net.h",
+        "net_example.cpp", "net_kernels.cu", "plan.json", "run_net.py", "weights.bin",
+    ]  # fmt: skip
+    assert "graphc_cuda/model.py" in files
 
 
 def test_files_are_the_same_every_time():

@@ -13,13 +13,11 @@ from cuda_programs import (
     needs_nvcc,
 )
 
-from graphc import backend
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
 from graphc.backends.cuda.strategies.tiles import TILES, choose_tile, lower_shared_tiles
 from graphc.driver import cuda_program, typed
-from graphc.errors import UnsupportedError
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
 
@@ -145,11 +143,6 @@ def test_a_model_runs_in_the_simulator():
     (found,) = simulate(source)(inputs)
     (wanted,) = interpret(graph, inputs)
     np.testing.assert_allclose(found, wanted, 1e-4, 1e-4)
-
-
-def test_a_gpu_is_asked_for_in_vain():
-    with pytest.raises(UnsupportedError, match="simulate=True"):
-        backend.prepare(str(DIGITS), "CUDA")
 
 
 @needs_nvcc

@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
+from graphc.backends.cache import DiskCache
 from graphc.backends.llvm_cpu import jit
-from graphc.backends.llvm_cpu.cache import DiskCache
 from graphc.backends.llvm_cpu.target import host_target, named_target
 from graphc.errors import InternalError
 

@@ -41,7 +41,7 @@ def simulate(source: CudaSource, orders: Sequence[int] = ORDERS) -> Runner:
     SimulationError if a kernel leaves its buffers, reads what was not written, lacks a barrier or
     gives results that depend on the order of threads; UnsupportedError without a C++ compiler.
     """
-    library = ctypes.CDLL(str(_compiled(translate(source.text))))
+    library = library_of(source.text)
     exact = "atomic" not in source.text
 
     def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -54,6 +54,11 @@ def simulate(source: CudaSource, orders: Sequence[int] = ORDERS) -> Runner:
         return first
 
     return run
+
+
+def library_of(text: str) -> ctypes.CDLL:
+    """The kernels of a CUDA file as functions of the host, `launch_NAME` each."""
+    return ctypes.CDLL(str(_compiled(translate(text))))
 
 
 class _Run:

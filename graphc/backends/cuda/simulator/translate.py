@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import re
 
-_KERNEL = re.compile(
+KERNEL = re.compile(
     r'extern "C" __global__ void __launch_bounds__\(\d+\) (?P<name>\w+)\((?P<params>[^)]*)\)'
 )
-_POINTER = re.compile(r"(?P<type>(?:const )?\w+) \*(?:__restrict__ )?(?P<name>\w+)")
+POINTER = re.compile(r"(?P<type>(?:const )?\w+) \*(?:__restrict__ )?(?P<name>\w+)")
 _SHARED = re.compile(r"__shared__ (?P<type>\w+) (?P<name>\w+)\[(?P<count>\d+)\];")
 _WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(")
 
 
 def translate(text: str) -> str:
     """The C++ of a CUDA file, and an entry point `launch_NAME` for every kernel."""
-    kernels = list(_KERNEL.finditer(text))
+    kernels = list(KERNEL.finditer(text))
     ends = [*(k.start() for k in kernels[1:]), len(text)]
     entries = [
         _entry(k["name"], k["params"], _WAITS.search(text, k.end(), end) is not None)
         for k, end in zip(kernels, ends)
     ]
-    text = _KERNEL.sub(_declaration, text)
+    text = KERNEL.sub(_declaration, text)
     text = _SHARED.sub(_shared_array, text)
     return "\n".join(['#include "simulator.h"', text, *entries])
 
 
 def _declaration(kernel: re.Match) -> str:
-    params = _POINTER.sub(r"simulator::Global<\g<type>> \g<name>", kernel["params"])
+    params = POINTER.sub(r"simulator::Global<\g<type>> \g<name>", kernel["params"])
     return f"static void {kernel['name']}({params})"
 
 
@@ -43,7 +43,7 @@ def _shared_array(array: re.Match) -> str:
 def _entry(name: str, params: str, waits: bool) -> str:
     arguments = [
         f'simulator::Global<{p["type"]}>("{p["name"]}", data[{n}], counts[{n}], defined[{n}])'
-        for n, p in enumerate(_POINTER.finditer(params))
+        for n, p in enumerate(POINTER.finditer(params))
     ]
     call = f"{name}({', '.join(arguments)})"
     return (

@@ -226,7 +226,7 @@ def _fingerprint() -> bytes:
     except metadata.PackageNotFoundError:
         version = "unknown"
     digest = hashlib.sha256(version.encode())
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[1]
     for path in sorted(package.rglob("*.py")):
         with contextlib.suppress(OSError):
             status = path.stat()

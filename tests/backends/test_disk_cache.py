@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from graphc.backends.llvm_cpu import cache as C
-from graphc.backends.llvm_cpu.cache import DiskCache, cache_key
+from graphc.backends import cache as C
+from graphc.backends.cache import DiskCache, cache_key
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_concurrent_writers_and_readers(cache):
 
 def test_two_processes_share_a_cache(cache):
     program = (
-        "import sys; from graphc.backends.llvm_cpu.cache import *;"
+        "import sys; from graphc.backends.cache import *;"
         "print(DiskCache(sys.argv[1]).put(cache_key('from', 'afar'), b'hello'))"
     )
     command = [sys.executable, "-c", program, str(cache.directory)]

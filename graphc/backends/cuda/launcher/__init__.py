@@ -1,0 +1,6 @@
+"""What is put beside compiled kernels to launch them: from Python, and from C++."""
+
+from graphc.backends.cuda.launcher.cpp import cpp_files
+from graphc.backends.cuda.launcher.python import python_files
+
+__all__ = ["cpp_files", "python_files"]

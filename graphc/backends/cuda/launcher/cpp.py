@@ -1,0 +1,237 @@
+"""The C++ launcher: tables of a launch plan for graphc_model.h, and how to build them.
+
+Kernels are linked, not loaded: NAME_kernels.cu is kernels.cu with NAME before every function, so
+that one program may hold several models.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from graphc.backends.cuda.launcher.python import interface
+from graphc.ir import dtypes
+
+RUNTIME = Path(__file__).with_name("graphc_model.h")
+SPACES = {"input": "input", "output": "output", "const": "weights", "arena": "arena"}
+
+HEADER = """\
+// {name}, to be run on a GPU: graphc::Model model({name}::plan, "weights.bin");
+//
+{interface}
+#pragma once
+
+#include "graphc_model.h"
+
+namespace {name} {{
+
+extern const graphc::Plan plan;
+
+}}  // namespace {name}
+"""
+
+KERNELS = """\
+// The kernels, under names that no other model has.
+#include <math.h>
+#include <stdint.h>
+
+{defines}
+
+#include "kernels.cu"
+"""
+
+SOURCE = """\
+// The launch plan of {name}: what is launched, in which order, on what.
+#include "{name}.h"
+
+// Kernels, as nvcc names them to the host: only their addresses are used here.
+{declarations}
+
+namespace {name} {{
+namespace {{
+
+using graphc::Argument;
+using graphc::Launch;
+using graphc::Space;
+using graphc::Tensor;
+
+{tables}
+}}  // namespace
+
+const graphc::Plan plan = {{
+    {title}, {inputs}, {input_count}, {outputs}, {output_count},
+    {launches}, {launch_count}, {streams}, {arena}, {weights},
+}};
+
+}}  // namespace {name}
+"""
+
+EXAMPLE = """\
+// Runs {name} on zeros three times, and prints the first elements of each output as bytes.
+#include <cstdio>
+
+#include "{name}.h"
+
+int main(int argc, char **argv)
+{{
+    const graphc::Plan &plan = {name}::plan;
+    std::vector<std::vector<unsigned char>> inputs, outputs;
+    std::vector<const void *> values;
+    std::vector<void *> results;
+    for (int n = 0; n < plan.input_count; ++n) {{
+        inputs.emplace_back(plan.inputs[n].bytes + 1);
+    }}
+    for (int n = 0; n < plan.output_count; ++n) {{
+        outputs.emplace_back(plan.outputs[n].bytes + 1);
+    }}
+    for (auto &each : inputs) {{
+        values.push_back(each.data());
+    }}
+    for (auto &each : outputs) {{
+        results.push_back(each.data());
+    }}
+    try {{
+        graphc::Model model(plan, argc > 1 ? argv[1] : "weights.bin");
+        for (int round = 0; round < 3; ++round) {{
+            model.run(values.data(), results.data());
+        }}
+    }} catch (const graphc::Error &error) {{
+        std::fprintf(stderr, "%s\\n", error.what());
+        return 1;
+    }}
+    for (int n = 0; n < plan.output_count; ++n) {{
+        std::printf("%s: %s", plan.outputs[n].name, plan.outputs[n].type);
+        for (size_t k = 0; k < 8 && k < plan.outputs[n].bytes; ++k) {{
+            std::printf(" %02x", outputs[n][k]);
+        }}
+        std::printf("\\n");
+    }}
+    return 0;
+}}
+"""
+
+CMAKE = """\
+cmake_minimum_required(VERSION 3.18)
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80 90)
+endif()
+project({name} LANGUAGES CXX CUDA)
+set(CMAKE_CXX_STANDARD 11)
+
+find_package(CUDAToolkit REQUIRED)
+add_library({name} STATIC {name}.cpp {name}_kernels.cu)
+target_include_directories({name} PUBLIC ${{CMAKE_CURRENT_SOURCE_DIR}})
+target_link_libraries({name} PUBLIC CUDA::cudart)
+
+add_executable({name}_example {name}_example.cpp)
+target_link_libraries({name}_example PRIVATE {name})
+"""
+
+
+def cpp_files(name: str, plan: Mapping[str, Any]) -> dict[str, str]:
+    """Texts by file name."""
+    functions = sorted({launch["function"] for launch in plan["launches"]})
+    listed = [
+        f"//     {'in' if kind == 'inputs' else 'out'}  {interface(entry)}"
+        for kind in ("inputs", "outputs")
+        for entry in plan[kind]
+    ]
+    defines = "\n".join(f"#define {each} {name}_{each}" for each in functions)
+    return {
+        f"{name}.h": HEADER.format(name=name, interface="\n".join(listed)),
+        f"{name}.cpp": _source(name, plan, functions),
+        f"{name}_kernels.cu": KERNELS.format(defines=defines),
+        f"{name}_example.cpp": EXAMPLE.format(name=name),
+        "CMakeLists.txt": CMAKE.format(name=name),
+        RUNTIME.name: RUNTIME.read_text(),
+    }
+
+
+def _source(name: str, plan: Mapping[str, Any], functions: Iterable[str]) -> str:
+    tables = [*_tensors("input", plan["inputs"]), *_tensors("output", plan["outputs"])]
+    tables += _launches(name, plan)
+    counts = {f"{kind}_count": len(plan[f"{kind}s"]) for kind in ("input", "output")}
+    return SOURCE.format(
+        name=name,
+        declarations="\n".join(f'extern "C" void {name}_{each}();' for each in functions),
+        tables="\n".join(tables),
+        title=_text(plan["name"]),
+        inputs="inputs" if plan["inputs"] else "nullptr",
+        outputs="outputs" if plan["outputs"] else "nullptr",
+        launches="launches" if plan["launches"] else "nullptr",
+        launch_count=len(plan["launches"]),
+        streams=plan["streams"],
+        arena=plan["arena_bytes"],
+        weights=plan["weights_bytes"],
+        **counts,
+    )
+
+
+def _text(name: str) -> str:
+    """A name as a C++ literal."""
+    return json.dumps(name)
+
+
+def _table(type: str, name: str, rows: list[str]) -> list[str]:
+    """An array; none if it has no rows."""
+    if not rows:
+        return []
+    return [f"const {type} {name}[] = {{", *(f"    {row}," for row in rows), "};"]
+
+
+def _tensors(kind: str, entries: list[Mapping[str, Any]]) -> list[str]:
+    lines, rows = [], []
+    for number, entry in enumerate(entries):
+        shape = entry["shape"]
+        size = math.prod(shape) * dtypes.of(entry["dtype"]).size
+        lines += _table("int64_t", f"{kind}_{number}_shape", [str(extent) for extent in shape])
+        place = f"{kind}_{number}_shape" if shape else "nullptr"
+        rows.append(
+            f'{{{_text(entry["name"])}, "{entry["dtype"]}", {len(shape)}, {place}, {size}}}'
+        )
+    return [*lines, *_table("Tensor", f"{kind}s", rows)]
+
+
+def _launches(name: str, plan: Mapping[str, Any]) -> list[str]:
+    launches = plan["launches"]
+    starts = [constant["offset"] for constant in plan["constants"]]
+    waits = [
+        [n for n in launch["after"] if launches[n]["stream"] != launch["stream"]]
+        for launch in launches
+    ]
+    last = {launch["stream"]: n for n, launch in enumerate(launches) if launch["stream"]}
+    awaited = {*last.values(), *(n for each in waits for n in each)}
+    lines, rows = [], []
+    for number, launch in enumerate(launches):
+        arguments = [_argument(a, starts) for a in launch["arguments"]]
+        lines += _table("Argument", f"arguments_{number}", arguments)
+        lines += _table("int", f"waits_{number}", [str(n) for n in waits[number]])
+        rows.append(_row(name, number, launch, waits[number], number in awaited))
+    return [*lines, *_table("Launch", "launches", rows)]
+
+
+def _argument(argument: Mapping[str, Any], starts: list[int]) -> str:
+    space, index, offset = (argument[key] for key in ("space", "index", "offset"))
+    if space == "const":
+        index, offset = 0, offset + starts[index]
+    return f"{{Space::{SPACES[space]}, {index}, {offset}}}"
+
+
+def _row(name: str, number: int, launch: Mapping[str, Any], waits: list[int], awaited: bool) -> str:
+    """One launch."""
+    function = launch["function"]
+    grid, block = (_three(launch[key]) for key in ("grid", "block"))
+    arguments = f"arguments_{number}" if launch["arguments"] else "nullptr"
+    return (
+        f'{{reinterpret_cast<const void *>({name}_{function}), "{function}", {grid}, {block}, '
+        f"{launch.get('shared', 0)}, {arguments}, {len(launch['arguments'])}, {launch['stream']}, "
+        f"{f'waits_{number}' if waits else 'nullptr'}, {len(waits)}, {str(awaited).lower()}}}"
+    )
+
+
+def _three(size: Any) -> str:
+    sizes = [size] if isinstance(size, int) else list(size)
+    return "{" + ", ".join(map(str, [*sizes, 1, 1][:3])) + "}"

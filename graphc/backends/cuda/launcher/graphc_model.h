@@ -1,0 +1,319 @@
+// Runs a launch plan through CUDA's runtime library.
+//
+// Weights are uploaded once and there is one arena. The first run launches kernels one after
+// another, each waited for, so that a fault names its kernel; the second captures copies and
+// launches as a graph, independent branches on streams of their own, which later runs replay.
+// A Model may be used by one thread at a time. Failures are thrown as graphc::Error.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace graphc {
+
+// What failed: a call of the runtime or a kernel, and the reason.
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// An input or output: contiguous, in C's order.
+struct Tensor {
+    const char *name;
+    const char *type;  // f32, i64, ...
+    int rank;
+    const int64_t *shape;
+    size_t bytes;
+};
+
+enum class Space { input, output, weights, arena };
+
+// A parameter of a kernel: a pointer into an input or output (by number), the weights or the arena.
+struct Argument {
+    Space space;
+    int number;
+    size_t offset;  // in bytes
+};
+
+// A launch. `waits` numbers launches on other streams that must be done; `awaited`: another stream
+// waits for this one.
+struct Launch {
+    const void *function;
+    const char *name;
+    unsigned grid[3], block[3];
+    size_t shared;
+    const Argument *arguments;
+    int argument_count;
+    int stream;
+    const int *waits;
+    int wait_count;
+    bool awaited;
+};
+
+struct Plan {
+    const char *name;
+    const Tensor *inputs;
+    int input_count;
+    const Tensor *outputs;
+    int output_count;
+    const Launch *launches;
+    int launch_count;
+    int stream_count;
+    size_t arena_bytes, weights_bytes;
+};
+
+inline void check(cudaError_t status, const std::string &what)
+{
+    if (status != cudaSuccess) {
+        throw Error(what + ": " + cudaGetErrorString(status));
+    }
+}
+
+class Model {
+  public:
+    // `weights` is the path of weights.bin.
+    Model(const Plan &plan, const std::string &weights, int device = 0)
+        : plan(plan), device(device), streams(plan.stream_count), events(plan.launch_count)
+    {
+        const std::vector<char> contents = read(weights, plan.weights_bytes);
+        try {
+            check(cudaSetDevice(device), "device " + std::to_string(device));
+            for (cudaStream_t &stream : streams) {
+                check(cudaStreamCreate(&stream), "stream");
+            }
+            for (int n = 0; n < plan.launch_count; ++n) {
+                prepare(plan.launches[n], events[n]);
+            }
+            check(cudaEventCreateWithFlags(&start, cudaEventDisableTiming), "event");
+            arena = allocate(plan.arena_bytes);
+            weights_on_device = allocate(plan.weights_bytes);
+            check(cudaMemcpy(weights_on_device, contents.data(), contents.size(),
+                             cudaMemcpyHostToDevice),
+                  "weights");
+            place(plan.inputs, plan.input_count, inputs, staged_inputs);
+            place(plan.outputs, plan.output_count, outputs, staged_outputs);
+        } catch (...) {
+            close();
+            throw;
+        }
+    }
+
+    ~Model() { close(); }
+
+    Model(const Model &) = delete;
+    Model &operator=(const Model &) = delete;
+
+    // Runs on arrays of the host, and waits. They are as plan.inputs and plan.outputs say.
+    void run(const void *const *values, void *const *results)
+    {
+        check(cudaSetDevice(device), "device");
+        for (int n = 0; n < plan.input_count; ++n) {
+            memcpy(staged_inputs[n], values[n], plan.inputs[n].bytes);
+        }
+        if (runs == 0) {
+            one_by_one();
+        } else {
+            if (runs == 1) {
+                capture();
+            }
+            check(cudaGraphLaunch(graph, streams[0]), plan.name);
+        }
+        ++runs;
+        check(cudaStreamSynchronize(streams[0]), plan.name);
+        for (int n = 0; n < plan.output_count; ++n) {
+            memcpy(results[n], staged_outputs[n], plan.outputs[n].bytes);
+        }
+    }
+
+    // Launches all kernels on arrays of the device, aligned to 16 bytes, in the order of a stream;
+    // does not wait. The next run of this model must come after it.
+    void enqueue(const void *const *values, void *const *results, cudaStream_t stream)
+    {
+        for (int n = 0; n < plan.launch_count; ++n) {
+            launch(plan.launches[n], values, results, stream);
+        }
+    }
+
+  private:
+    const Plan &plan;
+    const int device;
+    std::vector<cudaStream_t> streams;
+    std::vector<cudaEvent_t> events;  // null for launches that no other stream awaits
+    cudaEvent_t start = nullptr;
+    char *arena = nullptr, *weights_on_device = nullptr;
+    std::vector<void *> inputs, outputs, staged_inputs, staged_outputs, device_memory, host_memory;
+    cudaGraphExec_t graph = nullptr;
+    uint64_t runs = 0;
+
+    static std::vector<char> read(const std::string &path, size_t bytes)
+    {
+        std::vector<char> contents(bytes);
+        std::ifstream file(path, std::ios::binary);
+        if (!file.read(contents.data(), std::streamsize(bytes)) ||
+            file.peek() != std::ifstream::traits_type::eof()) {
+            throw Error(path + ": cannot be read, or is not " + std::to_string(bytes) + " bytes");
+        }
+        return contents;
+    }
+
+    void prepare(const Launch &launch, cudaEvent_t &event)
+    {
+        if (launch.shared != 0) {
+            check(cudaFuncSetAttribute(launch.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       int(launch.shared)),
+                  launch.name);
+        }
+        if (launch.awaited) {
+            check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
+        }
+    }
+
+    char *allocate(size_t bytes)
+    {
+        void *memory = nullptr;
+        check(cudaMalloc(&memory, bytes ? bytes : 1), std::to_string(bytes) + " bytes");
+        device_memory.push_back(memory);
+        return static_cast<char *>(memory);
+    }
+
+    // Memory for tensors on the device, and pinned memory of the host to copy from or to.
+    void place(const Tensor *tensors, int count, std::vector<void *> &places,
+               std::vector<void *> &staged)
+    {
+        for (int n = 0; n < count; ++n) {
+            places.push_back(allocate(tensors[n].bytes));
+            void *memory = nullptr;
+            check(cudaMallocHost(&memory, tensors[n].bytes ? tensors[n].bytes : 1), "pinned");
+            host_memory.push_back(memory);
+            staged.push_back(memory);
+        }
+    }
+
+    void upload()
+    {
+        for (int n = 0; n < plan.input_count; ++n) {
+            check(cudaMemcpyAsync(inputs[n], staged_inputs[n], plan.inputs[n].bytes,
+                                  cudaMemcpyHostToDevice, streams[0]),
+                  plan.inputs[n].name);
+        }
+    }
+
+    void download()
+    {
+        for (int n = 0; n < plan.output_count; ++n) {
+            check(cudaMemcpyAsync(staged_outputs[n], outputs[n], plan.outputs[n].bytes,
+                                  cudaMemcpyDeviceToHost, streams[0]),
+                  plan.outputs[n].name);
+        }
+    }
+
+    void launch(const Launch &launch, const void *const *values, void *const *results,
+                cudaStream_t stream)
+    {
+        std::vector<const void *> pointers(launch.argument_count);
+        std::vector<void *> parameters(launch.argument_count);
+        for (int n = 0; n < launch.argument_count; ++n) {
+            const Argument &argument = launch.arguments[n];
+            const void *base = argument.space == Space::input    ? values[argument.number]
+                               : argument.space == Space::output ? results[argument.number]
+                               : argument.space == Space::arena  ? arena
+                                                                 : weights_on_device;
+            pointers[n] = static_cast<const char *>(base) + argument.offset;
+            parameters[n] = &pointers[n];
+        }
+        check(cudaLaunchKernel(launch.function,
+                               dim3(launch.grid[0], launch.grid[1], launch.grid[2]),
+                               dim3(launch.block[0], launch.block[1], launch.block[2]),
+                               parameters.data(), launch.shared, stream),
+              std::string("kernel ") + launch.name);
+    }
+
+    void one_by_one()
+    {
+        upload();
+        for (int n = 0; n < plan.launch_count; ++n) {
+            launch(plan.launches[n], inputs.data(), outputs.data(), streams[0]);
+            check(cudaStreamSynchronize(streams[0]),
+                  std::string("kernel ") + plan.launches[n].name);
+        }
+        download();
+    }
+
+    void capture()
+    {
+        cudaGraph_t recorded = nullptr;
+        check(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeThreadLocal), "capture");
+        try {
+            upload();
+            branches();
+            download();
+        } catch (...) {
+            cudaStreamEndCapture(streams[0], &recorded);
+            throw;
+        }
+        check(cudaStreamEndCapture(streams[0], &recorded), "capture");
+        const cudaError_t status = cudaGraphInstantiateWithFlags(&graph, recorded, 0);
+        cudaGraphDestroy(recorded);
+        check(status, "graph");
+    }
+
+    // All launches, each on its stream and after those it depends on.
+    void branches()
+    {
+        std::vector<int> last(streams.size(), -1);
+        check(cudaEventRecord(start, streams[0]), "event");
+        for (int n = 0; n < plan.launch_count; ++n) {
+            const Launch &each = plan.launches[n];
+            const cudaStream_t stream = streams[each.stream];
+            if (each.stream != 0 && last[each.stream] < 0) {
+                check(cudaStreamWaitEvent(stream, start, 0), each.name);
+            }
+            for (int k = 0; k < each.wait_count; ++k) {
+                check(cudaStreamWaitEvent(stream, events[each.waits[k]], 0), each.name);
+            }
+            launch(each, inputs.data(), outputs.data(), stream);
+            if (each.awaited) {
+                check(cudaEventRecord(events[n], stream), each.name);
+            }
+            last[each.stream] = n;
+        }
+        for (size_t s = 1; s < streams.size(); ++s) {
+            check(cudaStreamWaitEvent(streams[0], events[last[s]], 0), "join");
+        }
+    }
+
+    // After a failure of the device nothing can be given back; that is no further error.
+    void close()
+    {
+        if (graph != nullptr) {
+            cudaGraphExecDestroy(graph);
+        }
+        for (cudaEvent_t event : events) {
+            if (event != nullptr) {
+                cudaEventDestroy(event);
+            }
+        }
+        if (start != nullptr) {
+            cudaEventDestroy(start);
+        }
+        for (void *memory : device_memory) {
+            cudaFree(memory);
+        }
+        for (void *memory : host_memory) {
+            cudaFreeHost(memory);
+        }
+        for (cudaStream_t stream : streams) {
+            if (stream != nullptr) {
+                cudaStreamDestroy(stream);
+            }
+        }
+    }
+};
+
+}  // namespace graphc

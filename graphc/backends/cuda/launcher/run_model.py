@@ -1,0 +1,83 @@
+"""Runs the model in this folder on a GPU.
+
+    python run_NAME.py                             on random inputs; prints a summary of each output
+    python run_NAME.py --input x=x.npy -o y.npz    on an array saved by numpy.save
+    python run_NAME.py --times 100                 and how long a run takes on the device
+
+Needs numpy, and PyCUDA or cuda-python. From Python: `run_NAME.load().run([x])`; arrays of the
+device (CuPy, PyTorch, JAX, ...) go through `run_NAME.adopt` and come back as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER))
+
+from graphc_cuda import DriverError, DriverMissing, Model, adopt  # noqa: E402
+from graphc_cuda.artefact import load as load_folder  # noqa: E402
+
+__all__ = ["adopt", "load", "main"]
+
+
+def load(device: int = 0) -> Model:
+    """The model, on a GPU."""
+    return load_folder(FOLDER, device)
+
+
+def feeds(model: Model, files: list[str], seed: int) -> list[np.ndarray]:
+    """Inputs in order: from files named NAME=FILE.npy, else at random (integers are 0 or 1)."""
+    given = dict(text.rsplit("=", 1) for text in files)
+    rng = np.random.default_rng(seed)
+    values = []
+    for spec in model.inputs:
+        if spec.name in given:
+            found = np.load(given.pop(spec.name), allow_pickle=False)
+            values.append(found.view(spec.dtype) if found.dtype.kind == "V" else found)
+        elif spec.dtype.kind in "iub":
+            values.append(rng.integers(0, 2, spec.shape).astype(spec.dtype))
+        else:
+            values.append(rng.standard_normal(spec.shape).astype(spec.dtype))
+    if given:
+        raise ValueError(f"there is no input {', '.join(given)}")
+    return values
+
+
+def main() -> int:
+    """Runs once; 1 if there is no GPU to run on, or it failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--input", metavar="NAME=FILE.npy", action="append", default=[])
+    parser.add_argument("-o", "--output", metavar="OUT.npz")
+    parser.add_argument("--device", type=int, default=0, help="which GPU (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
+    parser.add_argument("--times", type=int, default=0, metavar="N", help="time N runs")
+    args = parser.parse_args()
+    try:
+        model = load(args.device)
+        values = feeds(model, args.input, args.seed)
+        outputs = model.run(values)
+        if args.times:
+            resident = [model.to_device(value) for value in values]
+            times = sorted(model.times(resident, args.times))
+            median, least = times[len(times) // 2], times[0]
+            print(f"{median:.4f} ms, at least {least:.4f} ms, on {model.driver.device}")
+    except (DriverMissing, DriverError, ValueError) as error:
+        print(f"{Path(__file__).name}: {error}", file=sys.stderr)
+        return 1
+    names = [spec.name for spec in model.outputs]
+    if args.output:
+        np.savez(args.output, **dict(zip(names, outputs)))
+    for name, value in zip(names, outputs):
+        print(f"{name}: {value.dtype.name}{list(value.shape)}", *value.reshape(-1)[:4])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+"""Launches a compiled model on a GPU. This package stands alone: it needs Python's own library,
+numpy, and one of PyCUDA and cuda-python, and is copied as it is beside the models it runs.
+
+    driver          what is asked of a GPU, and the choice between the two bindings
+    pycuda_driver   through PyCUDA
+    cuda_python     through NVIDIA's cuda-python
+    arrays          arrays in the memory of a GPU, exchanged with other libraries without copies
+    model           a launch plan with its weights and machine code, ready to run
+    artefact        the same from the files of a folder
+"""
+
+from .arrays import DeviceArray, adopt
+from .driver import Driver, DriverError, DriverMissing, open_driver
+from .model import Model
+
+__all__ = [
+    "DeviceArray", "Driver", "DriverError", "DriverMissing", "Model", "adopt", "open_driver",
+]  # fmt: skip

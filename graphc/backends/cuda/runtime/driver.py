@@ -1,0 +1,207 @@
+"""What a model asks of a GPU: memory, code, streams, events and graphs of launches.
+
+`Driver` is one device through one set of Python bindings. Pointers are integers; streams, events,
+modules, functions and graphs are whatever the bindings use. All methods but `current` must be
+called within `with driver.current():`, which makes the device's context that of this thread: the
+context that was current when the driver was opened, if it is of the same device, otherwise the
+device's primary context, which PyTorch, JAX and CuPy use too.
+
+Streams are such that CUDA orders them after and before work on the legacy default stream. So
+arrays may come from, and go to, libraries that use that stream, without waiting.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+CHOICE = "GRAPHC_CUDA_DRIVER"  # names the bindings to use
+LIBRARIES = ("libcuda.so.1", "libcuda.so", "nvcuda.dll")
+
+
+class DriverError(RuntimeError):
+    """The GPU or its driver refused or failed; says which call, and which kernel."""
+
+
+class DriverMissing(RuntimeError):
+    """There is no GPU that can be used: what is missing, and how to install it."""
+
+
+class Driver:
+    """One device. `arch` is like sm_90; `name` is that of the bindings, `device` of the GPU."""
+
+    name = ""
+    device = ""
+    arch = ""
+    ordinal = 0
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Within it, the device's context is current on this thread."""
+        raise NotImplementedError
+
+    def allocate(self, nbytes: int) -> int:
+        """Device memory, aligned to 256 bytes; at least one byte."""
+        raise NotImplementedError
+
+    def free(self, pointer: int) -> None:
+        """Gives back what `allocate` gave."""
+        raise NotImplementedError
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        """Page-locked bytes of the host, from and to which copies are asynchronous."""
+        raise NotImplementedError
+
+    def free_pinned(self, block: np.ndarray) -> None:
+        """Gives back what `pinned` gave."""
+        raise NotImplementedError
+
+    def load(self, image: bytes) -> Any:
+        """A module from a cubin or PTX."""
+        raise NotImplementedError
+
+    def unload(self, module: Any) -> None:
+        """Gives back a module; its functions must not be launched any more."""
+        raise NotImplementedError
+
+    def function(self, module: Any, name: str, shared: int) -> Any:
+        """A kernel of a module, to be launched with so many bytes of dynamic shared memory."""
+        raise NotImplementedError
+
+    def launch(
+        self,
+        function: Any,
+        grid: Sequence[int],
+        block: Sequence[int],
+        shared: int,
+        stream: Any,
+        pointers: Sequence[int],
+    ) -> None:
+        """Launches a kernel whose parameters are all pointers; returns before it ends."""
+        raise NotImplementedError
+
+    def upload(self, target: int, source: np.ndarray, stream: Any) -> None:
+        """Copies contiguous bytes of the host to the device, in the order of the stream."""
+        raise NotImplementedError
+
+    def download(self, target: np.ndarray, source: int, stream: Any) -> None:
+        """Copies from the device to contiguous bytes of the host, in the order of the stream."""
+        raise NotImplementedError
+
+    def read(self, target: np.ndarray, source: int) -> None:
+        """As `download`, at once: for memory whose contents are there."""
+        raise NotImplementedError
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+        """Copies within the device, in the order of the stream."""
+        raise NotImplementedError
+
+    def stream(self) -> Any:
+        """A stream in order with the legacy default stream."""
+        raise NotImplementedError
+
+    def synchronize(self, stream: Any) -> None:
+        """Waits until all that a stream was given is done."""
+        raise NotImplementedError
+
+    def number(self, stream: Any) -> int:
+        """A stream as other libraries know it."""
+        raise NotImplementedError
+
+    def settle(self, handle: int) -> None:
+        """Waits for a stream of another library, by its number."""
+        raise NotImplementedError
+
+    def event(self, timed: bool = False) -> Any:
+        """A mark in a stream, with a time if asked for."""
+        raise NotImplementedError
+
+    def record(self, event: Any, stream: Any) -> None:
+        """Puts a mark behind what a stream was given."""
+        raise NotImplementedError
+
+    def wait(self, event: Any, stream: Any) -> None:
+        """What the stream is given from now on starts after the mark."""
+        raise NotImplementedError
+
+    def elapsed(self, start: Any, end: Any) -> float:
+        """Milliseconds between two marks that have been passed."""
+        raise NotImplementedError
+
+    def begin_capture(self, stream: Any) -> None:
+        """What the stream is given from now on is recorded, not done."""
+        raise NotImplementedError
+
+    def end_capture(self, stream: Any) -> Any:
+        """What was recorded, as a graph ready to be replayed."""
+        raise NotImplementedError
+
+    def replay(self, graph: Any, stream: Any) -> None:
+        """Does what a graph holds, in the order of the stream."""
+        raise NotImplementedError
+
+    def free_graph(self, graph: Any) -> None:
+        """Gives back a graph."""
+        raise NotImplementedError
+
+
+# ---------------------------------------------------------------- which bindings
+
+
+def open_driver(ordinal: int = 0) -> Driver:
+    """A GPU of this machine, through PyCUDA or else cuda-python; DriverMissing says why not.
+
+    The variable GRAPHC_CUDA_DRIVER (pycuda, cuda-python) chooses one of them.
+    """
+    choice = os.environ.get(CHOICE, "")
+    bindings = {"pycuda": _open_pycuda, "cuda-python": _open_cuda_python}
+    if choice and choice not in bindings:
+        raise DriverMissing(f"{CHOICE} is {choice!r}; it can be {' or '.join(bindings)}")
+    library()
+    reasons = []
+    for name, attempt in bindings.items():
+        if choice not in ("", name):
+            continue
+        try:
+            return attempt(ordinal)
+        except DriverMissing as error:
+            reasons.append(f"{name}: {error}")
+    raise DriverMissing("no GPU can be used: " + "; ".join(reasons))
+
+
+def _open_pycuda(ordinal: int) -> Driver:
+    from .pycuda_driver import open_pycuda
+
+    return open_pycuda(ordinal)
+
+
+def _open_cuda_python(ordinal: int) -> Driver:
+    from .cuda_python import open_cuda_python
+
+    return open_cuda_python(ordinal)
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """The driver's own library; DriverMissing where there is none."""
+    for name in LIBRARIES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise DriverMissing(
+        "no GPU can be used: NVIDIA's driver is not here (there is no libcuda.so.1); install it, "
+        "or run this where there is a GPU"
+    )
+
+
+def check_ordinal(ordinal: int, count: int) -> None:
+    """DriverMissing if there is no such device."""
+    if not 0 <= ordinal < count:
+        found = f"there are {count}, numbered from 0" if count else "the driver finds none"
+        raise DriverMissing(f"there is no GPU {ordinal}: {found}")

@@ -1,0 +1,93 @@
+"""What a model holds on a GPU, given back together when the model is dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .driver import Driver, DriverError
+
+ALIGNMENT = 256  # of arrays that share a block
+
+
+class Memory:
+    """Device memory, pinned memory, modules and graphs of one model."""
+
+    def __init__(self, driver: Driver):
+        self.driver = driver
+        self.pointers: set[int] = set()
+        self.blocks: list[np.ndarray] = []
+        self.modules: list[Any] = []
+        self.graphs: list[Any] = []
+
+    def allocate(self, nbytes: int) -> int:
+        """Device memory; DriverError says how much was asked for."""
+        try:
+            pointer = self.driver.allocate(nbytes)
+        except DriverError as error:
+            raise DriverError(f"{nbytes} bytes of device memory: {error}") from error
+        self.pointers.add(pointer)
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        """Gives back what `allocate` gave, unless that is done already."""
+        if pointer in self.pointers:
+            self.pointers.remove(pointer)
+            with self.driver.current():
+                self.driver.free(pointer)
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        """Page-locked memory of the host."""
+        self.blocks.append(self.driver.pinned(nbytes))
+        return self.blocks[-1]
+
+    def module(self, image: bytes) -> Any:
+        """A loaded module."""
+        self.modules.append(self.driver.load(image))
+        return self.modules[-1]
+
+    def graph(self, graph: Any) -> Any:
+        """Keeps a graph."""
+        self.graphs.append(graph)
+        return graph
+
+    def free_graph(self, graph: Any) -> None:
+        """Gives back a graph that was kept."""
+        self.graphs.remove(graph)
+        self.driver.free_graph(graph)
+
+    def close(self) -> None:
+        """Gives everything back. After a failure of the GPU nothing can be; that is no error."""
+        with contextlib.suppress(DriverError), self.driver.current():
+            for graph in self.graphs:
+                self.driver.free_graph(graph)
+            for pointer in self.pointers:
+                self.driver.free(pointer)
+            for block in self.blocks:
+                self.driver.free_pinned(block)
+            for module in self.modules:
+                self.driver.unload(module)
+        self.pointers.clear()
+
+
+class Block:
+    """Arrays side by side in one block of device memory, and in one of pinned memory, so that one
+    copy moves all of them. `views` are the arrays in pinned memory, `pointers` on the device."""
+
+    def __init__(self, memory: Memory, types: Sequence[tuple[tuple[int, ...], np.dtype]]):
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in types]
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+        self.nbytes = starts[-1]
+        self.pointer = memory.allocate(self.nbytes)
+        self.pinned = memory.pinned(self.nbytes)
+        self.pointers = tuple(self.pointer + start for start in starts[:-1])
+        self.views = [
+            self.pinned[start : start + size].view(dtype).reshape(shape)
+            for start, size, (shape, dtype) in zip(starts, sizes, types)
+        ]

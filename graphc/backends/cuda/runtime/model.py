@@ -1,0 +1,348 @@
+"""A launch plan with its weights and machine code, ready to run on a GPU.
+
+Weights are uploaded once and there is one arena. A run on arrays of the host goes through pinned
+memory; a run on arrays of the device reads them and writes its results where they are. The first
+run for given places launches kernels one after another, each waited for, so that a fault names its
+kernel. After that copies and launches are captured as a graph, independent branches on streams of
+their own, and every later run for the same places replays it in one call.
+
+Calls of one model from several threads follow one another.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .arrays import DeviceArray, element_type
+from .driver import Driver, DriverError
+from .memory import Block, Memory
+
+MAX_GRAPHS = 16  # kept per model; the least recently used goes first
+ALIGNMENT = 16  # bytes, of arrays that kernels may read in vectors
+CHECK = "GRAPHC_CUDA_CHECK"  # if set, every launch is waited for, and nothing is captured
+
+Pointers = tuple[int, ...]
+
+
+class Spec:
+    """An input or output of a plan."""
+
+    def __init__(self, entry: Mapping[str, Any]):
+        self.name: str = entry["name"]
+        self.shape = tuple(entry["shape"])
+        self.dtype = element_type(entry["numpy"])
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+
+    def check(self, value: Any) -> None:
+        """ValueError unless a value has this type."""
+        if value.dtype != self.dtype or tuple(value.shape) != self.shape:
+            found = f"{value.dtype.name}{list(value.shape)}"
+            wanted = f"{self.dtype.name}{list(self.shape)}"
+            raise ValueError(f"input {self.name} takes {wanted}, found {found}")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of the plan, its kernel loaded."""
+
+    function: Any
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    arguments: tuple[tuple[str, int, int], ...]  # space, number, offset in bytes
+    stream: int
+    waits: tuple[int, ...]  # launches on other streams that must be done
+    where: str
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the inputs and outputs of a run lie on the device."""
+
+    inputs: Pointers
+    outputs: Pointers
+
+
+class Model:
+    """A model on a GPU.
+
+    `plan` is what plan.json holds, `weights` the bytes of weights.bin, `image` a cubin or PTX of
+    kernels.cu. DriverError if the GPU refuses them.
+    """
+
+    def __init__(self, plan: Mapping[str, Any], weights: Any, image: bytes, driver: Driver):
+        self.plan, self.driver = plan, driver
+        self.inputs = [Spec(entry) for entry in plan["inputs"]]
+        self.outputs = [Spec(entry) for entry in plan["outputs"]]
+        self._lock = threading.RLock()
+        self._graphs: OrderedDict[Places, Any] = OrderedDict()
+        self._host: _HostSide | None = None
+        self._spare: list[deque[int]] = [deque() for _ in self.outputs]
+        with driver.current():
+            self._memory = Memory(driver)
+            weakref.finalize(self, self._memory.close)
+            module = self._memory.module(image)
+            self._launches = [_launch(driver, module, entry, plan) for entry in plan["launches"]]
+            self._streams = [driver.stream() for _ in range(plan["streams"])]
+            self._events = _events(driver, self._launches)
+            self._start = driver.event()
+            self._arena = self._memory.allocate(plan["arena_bytes"])
+            self._weights = self._memory.allocate(plan["weights_bytes"])
+            if plan["weights_bytes"]:
+                driver.upload(self._weights, np.frombuffer(weights, np.uint8), self._streams[0])
+            driver.synchronize(self._streams[0])
+
+    # ------------------------------------------------------------ running
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """The outputs for inputs in order: numpy arrays, or arrays on this device.
+
+        Outputs are numpy arrays if all inputs are, otherwise arrays on the device, whose contents
+        are in order with the legacy default stream. ValueError for inputs of other types;
+        DriverError names the kernel that failed.
+        """
+        if len(values) != len(self.inputs):
+            raise ValueError(f"takes {len(self.inputs)} inputs, found {len(values)}")
+        for spec, value in zip(self.inputs, values):
+            spec.check(value)
+        with self._lock, self.driver.current():
+            if any(isinstance(value, DeviceArray) for value in values):
+                return self._run_on_device(values)
+            return self._run_on_host(values)
+
+    def to_device(self, array: np.ndarray) -> DeviceArray:
+        """A copy of an array on the device."""
+        with self._lock, self.driver.current():
+            pointer = self._memory.allocate(array.nbytes)
+            self.driver.upload(pointer, _bytes(array), self._streams[0])
+            self.driver.synchronize(self._streams[0])
+        return DeviceArray(pointer, array.shape, array.dtype, self.driver, self, self._memory.free)
+
+    def times(self, values: Sequence[DeviceArray], rounds: int) -> list[float]:
+        """Milliseconds that each of so many runs takes on the device."""
+        with self._lock, self.driver.current():
+            places = Places(tuple(v.pointer for v in values), self._outputs_for_a_run())
+            start, end = self.driver.event(timed=True), self.driver.event(timed=True)
+            found = []
+            for _ in range(rounds + 2):  # the first launches one by one, the second captures
+                self.driver.record(start, self._streams[0])
+                self._perform(places)
+                self.driver.record(end, self._streams[0])
+                self._wait()
+                found.append(self.driver.elapsed(start, end))
+            for spare, pointer in zip(self._spare, places.outputs):
+                spare.append(pointer)
+        return found[2:]
+
+    def _run_on_host(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        if self._host is None:
+            self._host = _HostSide(self._memory, self.inputs, self.outputs)
+        host = self._host
+        for view, value in zip(host.inputs.views, values):
+            np.copyto(view, value)
+        self._perform(host.places, host)
+        self._wait()
+        return [view.copy() for view in host.outputs.views]
+
+    def _run_on_device(self, values: Sequence[Any]) -> list[DeviceArray]:
+        pointers = tuple(self._input(n, value) for n, value in enumerate(values))
+        places = Places(pointers, self._outputs_for_a_run())
+        self._perform(places)
+        stream = self.driver.number(self._streams[0])
+        return [
+            DeviceArray(
+                pointer, spec.shape, spec.dtype, self.driver, self, spare.append, stream=stream
+            )
+            for spec, pointer, spare in zip(self.outputs, places.outputs, self._spare)
+        ]
+
+    def _input(self, number: int, value: Any) -> int:
+        """Where an input lies on the device; copied there if kernels cannot read it in place."""
+        stream = self._streams[0]
+        resident = isinstance(value, DeviceArray)
+        if resident:
+            if value.stream not in (None, self.driver.number(stream)):
+                self.driver.settle(value.stream)
+            if value.pointer % ALIGNMENT == 0:
+                return value.pointer
+        if self._host is None:
+            self._host = _HostSide(self._memory, self.inputs, self.outputs)
+        place = self._host.places.inputs[number]
+        if resident:
+            self.driver.copy(place, value.pointer, value.nbytes, stream)
+        else:
+            self.driver.upload(place, _bytes(value), stream)
+            self.driver.synchronize(stream)
+        return place
+
+    def _outputs_for_a_run(self) -> Pointers:
+        """Memory for outputs: what a dropped output has left, or new."""
+        return tuple(
+            spare.popleft() if spare else self._memory.allocate(spec.nbytes)
+            for spec, spare in zip(self.outputs, self._spare)
+        )
+
+    # ------------------------------------------------------------ launches
+
+    def _perform(self, places: Places, host: _HostSide | None = None) -> None:
+        """Gives the GPU all copies and launches of a run: one by one at first, then as a graph."""
+        if places not in self._graphs or os.environ.get(CHECK):
+            self._one_by_one(places, host)
+            self._graphs.setdefault(places, None)
+        else:
+            if self._graphs[places] is None:
+                self._graphs[places] = self._captured(places, host)
+            self.driver.replay(self._graphs[places], self._streams[0])
+        self._graphs.move_to_end(places)
+        if len(self._graphs) > MAX_GRAPHS:
+            _, graph = self._graphs.popitem(last=False)
+            if graph is not None:
+                self.driver.synchronize(self._streams[0])
+                self._memory.free_graph(graph)
+
+    def _one_by_one(self, places: Places, host: _HostSide | None) -> None:
+        stream = self._streams[0]
+        if host is not None:
+            host.upload(self.driver, stream)
+        for launch in self._launches:
+            with _named(launch):
+                self._enqueue(launch, places, stream)
+                self.driver.synchronize(stream)
+        if host is not None:
+            host.download(self.driver, stream)
+
+    def _captured(self, places: Places, host: _HostSide | None) -> Any:
+        """Everything a run does, as a graph."""
+        stream = self._streams[0]
+        self.driver.begin_capture(stream)
+        try:
+            if host is not None:
+                host.upload(self.driver, stream)
+            self._branches(places)
+            if host is not None:
+                host.download(self.driver, stream)
+        except DriverError:
+            with suppress(DriverError):
+                self.driver.end_capture(stream)  # leaves the stream as it was
+            raise
+        return self._memory.graph(self.driver.end_capture(stream))
+
+    def _branches(self, places: Places) -> None:
+        """All launches, each on its stream and after those it depends on."""
+        main, reached, last = self._streams[0], {0}, {}
+        if len(self._streams) > 1:
+            self.driver.record(self._start, main)
+        for number, launch in enumerate(self._launches):
+            stream = self._streams[launch.stream]
+            if launch.stream not in reached:
+                self.driver.wait(self._start, stream)
+                reached.add(launch.stream)
+            for other in launch.waits:
+                self.driver.wait(self._events[other], stream)
+            with _named(launch):
+                self._enqueue(launch, places, stream)
+            if number in self._events:
+                self.driver.record(self._events[number], stream)
+            last[launch.stream] = number
+        for used, number in last.items():
+            if used:
+                self.driver.wait(self._events[number], main)
+
+    def _enqueue(self, launch: Launch, places: Places, stream: Any) -> None:
+        pointers = [self._address(argument, places) for argument in launch.arguments]
+        self.driver.launch(
+            launch.function, launch.grid, launch.block, launch.shared, stream, pointers
+        )
+
+    def _address(self, argument: tuple[str, int, int], places: Places) -> int:
+        space, number, offset = argument
+        if space == "arena":
+            return self._arena + offset
+        if space == "const":
+            return self._weights + offset
+        return (places.inputs if space == "input" else places.outputs)[number] + offset
+
+    def _wait(self) -> None:
+        """Waits for the run; DriverError says how to find the kernel at fault."""
+        try:
+            self.driver.synchronize(self._streams[0])
+        except DriverError as error:
+            raise DriverError(
+                f"a kernel of {self.plan['name']} failed: {error} (with {CHECK}=1 in the "
+                "environment every launch is waited for, and the kernel is named)"
+            ) from error
+
+
+class _HostSide:
+    """Inputs and outputs in pinned memory, and their counterparts on the device."""
+
+    def __init__(self, memory: Memory, inputs: Sequence[Spec], outputs: Sequence[Spec]):
+        types = [[(s.shape, s.dtype) for s in specs] for specs in (inputs, outputs)]
+        self.inputs, self.outputs = (Block(memory, each) for each in types)
+        self.places = Places(self.inputs.pointers, self.outputs.pointers)
+
+    def upload(self, driver: Driver, stream: Any) -> None:
+        if self.inputs.nbytes:
+            driver.upload(self.inputs.pointer, self.inputs.pinned, stream)
+
+    def download(self, driver: Driver, stream: Any) -> None:
+        if self.outputs.nbytes:
+            driver.download(self.outputs.pinned, self.outputs.pointer, stream)
+
+
+# ---------------------------------------------------------------- plans
+
+
+def _launch(driver: Driver, module: Any, entry: Mapping[str, Any], plan: Mapping) -> Launch:
+    """A launch of the plan, with its function; DriverError names it."""
+    name, shared, stream = entry["function"], entry.get("shared", 0), entry["stream"]
+    nodes = ", ".join(entry["nodes"])
+    where = f"kernel {name} (of {nodes})" if nodes else f"kernel {name}"
+    starts = [constant["offset"] for constant in plan["constants"]]
+    arguments = tuple(
+        (a["space"], a["index"], a["offset"] + (starts[a["index"]] if a["space"] == "const" else 0))
+        for a in entry["arguments"]
+    )
+    waits = [n for n in entry["after"] if plan["launches"][n]["stream"] != stream]
+    try:
+        function = driver.function(module, name, shared)
+    except DriverError as error:
+        raise DriverError(f"{where}: {error}") from error
+    grid, block = (_three(entry[key]) for key in ("grid", "block"))
+    return Launch(function, grid, block, shared, arguments, stream, tuple(waits), where)
+
+
+def _three(size: Any) -> tuple[int, int, int]:
+    sizes = [size] if isinstance(size, int) else list(size)
+    x, y, z = [*sizes, 1, 1][:3]
+    return x, y, z
+
+
+def _events(driver: Driver, launches: Sequence[Launch]) -> dict[int, Any]:
+    """An event for every launch that another stream waits for."""
+    last = {launch.stream: number for number, launch in enumerate(launches) if launch.stream}
+    needed = {*last.values(), *(n for launch in launches for n in launch.waits)}
+    return {number: driver.event() for number in sorted(needed)}
+
+
+@contextmanager
+def _named(launch: Launch) -> Iterator[None]:
+    """Errors name the kernel."""
+    try:
+        yield
+    except DriverError as error:
+        raise DriverError(f"{launch.where}: {error}") from error
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

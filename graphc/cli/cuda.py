@@ -1,0 +1,44 @@
+"""graphc compile --target cuda -o FOLDER: kernels, machine code, weights, plan and launchers."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from graphc.cli.models import Model
+    from graphc.driver import Settings
+
+DEFAULT_ARCHS = ("sm_80", "sm_90")
+
+
+def archs(text: str) -> tuple[str, ...]:
+    """`sm_80,sm_90`."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    wrong = [part for part in found if not re.fullmatch(r"sm_\d+[af]?", part)]
+    if wrong or not found:
+        raise argparse.ArgumentTypeError(f"expected sm_80,sm_90 or the like, found {text!r}")
+    return tuple(dict.fromkeys(found))
+
+
+def write_folder(model: Model, args: argparse.Namespace, settings: Settings) -> None:
+    """Writes the folder; where there is no compiler, without machine code, which is noted."""
+    from graphc.backends.cuda import emit
+    from graphc.backends.cuda.bundle import bundle_files
+    from graphc.backends.cuda.machine_code import MISSING, architectures
+    from graphc.cli.emit import program
+    from graphc.cli.output import atomic_folder, note
+
+    known = architectures()
+    wanted = args.arch or [arch for arch in DEFAULT_ARCHS if arch in known]
+    if not known:
+        note(f"no machine code is made: {MISSING}")
+        wanted = []
+    source = emit(program(model, "cuda", settings))
+    files = bundle_files(source, wanted, Path(args.model).stem)
+    with atomic_folder(args.output) as temporary:
+        for name, contents in files.items():
+            (temporary / name).parent.mkdir(exist_ok=True)
+            (temporary / name).write_bytes(contents)

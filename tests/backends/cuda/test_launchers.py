@@ -1,0 +1,124 @@
+"""What is put beside kernels: it stands alone, builds, and says what is missing."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_programs import chosen_architectures, cuda_of, needs_compiler, needs_nvcc
+
+import graphc.backends.cuda.runtime as runtime
+from graphc.backends.cuda.bundle import PACKAGE, bundle_files
+from graphc.backends.cuda.nvcc import find_nvcc
+
+GRAPH = """graph @net(%x: f32[20,37], %n: i64[3]) -> (?, ?, ?) {
+  const %a : f32[37,30] = random(seed=1)
+  const %b : f32[37,30] = random(seed=2)
+  %l = MatMul(%x, %a)
+  %s = Softmax(%l)
+  %r = MatMul(%x, %b)
+  %m = Add(%n, %n)
+  return %s, %r, %m
+}"""
+WARNINGS = ("-std=c++11", "-Wall", "-Wextra", "-Werror")
+OPTIONAL = {"pycuda", "cuda", "ml_dtypes"}
+
+
+def folder(path: Path, archs: tuple[str, ...] = ()) -> Path:
+    for name, contents in bundle_files(cuda_of(GRAPH), archs, "net").items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_bytes(contents)
+    return path
+
+
+def cuda_root() -> Path:
+    """The folder of the toolkit, as nvcc tells it."""
+    nvcc = find_nvcc()
+    said = subprocess.run([nvcc, "--dryrun", "x.cu"], capture_output=True, text=True).stderr
+    (top,) = [line.split("=", 1)[1] for line in said.splitlines() if line.startswith("#$ TOP=")]
+    return Path(top.strip())
+
+
+def run(*command: object, cwd: Path) -> subprocess.CompletedProcess:
+    return subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True)
+
+
+def built(*command: object, cwd: Path) -> None:
+    done = run(*command, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_runtime_stands_alone():
+    """It imports nothing but Python's library, numpy, itself, and bindings when it needs them."""
+    for path in Path(runtime.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [node.module]
+            for module in modules:
+                top = module.split(".")[0]
+                assert top in {"numpy", *OPTIONAL} or top in sys.stdlib_module_names, path
+
+
+@pytest.fixture
+def here(tmp_path):
+    return folder(tmp_path)
+
+
+def test_the_script_says_that_there_is_no_driver(here):
+    if has_driver():
+        pytest.skip("there is a driver here")
+    done = run(sys.executable, "run_net.py", cwd=here)
+    assert done.returncode == 1
+    assert "run_net.py: no GPU can be used: NVIDIA's driver is not here" in done.stderr
+
+
+def has_driver() -> bool:
+    try:
+        runtime.driver.library()
+    except runtime.DriverMissing:
+        return False
+    return True
+
+
+def test_the_script_reads_inputs(here):
+    np.save(here / "x.npy", np.ones((20, 37), np.float32))
+    code = (
+        "import run_net\n"
+        f"from {PACKAGE}.model import Spec\n"
+        "import json\n"
+        "class M: inputs = [Spec(e) for e in json.load(open('plan.json'))['inputs']]\n"
+        "x, n = run_net.feeds(M, ['x=x.npy'], 0)\n"
+        "print(x.sum(), n.dtype, n.shape)\n"
+    )
+    done = run(sys.executable, "-c", code, cwd=here)
+    assert done.stdout.split() == ["740.0", "int64", "(3,)"], done.stderr
+
+
+@needs_compiler
+@needs_nvcc
+def test_the_host_compiler_takes_the_launcher(here):
+    """The launcher needs CUDA's headers alone."""
+    include = cuda_root() / "include"
+    for source in ("net.cpp", "net_example.cpp"):
+        built("g++", *WARNINGS, f"-I{include}", "-fsyntax-only", source, cwd=here)
+
+
+@needs_nvcc
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
+def test_cmake_builds_a_program(here):
+    """Without a GPU the program says so."""
+    arch = chosen_architectures()[-1].removeprefix("sm_")
+    built("cmake", "-S", ".", "-B", "build", f"-DCMAKE_CUDA_ARCHITECTURES={arch}",
+          f"-DCMAKE_CUDA_COMPILER={cuda_root() / 'bin' / 'nvcc'}", cwd=here)  # fmt: skip
+    built("cmake", "--build", "build", cwd=here)
+    program = here / "build" / "net_example"
+    done = run(program, "weights.bin", cwd=here)
+    if done.returncode:
+        assert done.stderr.startswith("device 0: "), done.stderr
+    assert "net.cpp: cannot be read" in run(program, "net.cpp", cwd=here).stderr
