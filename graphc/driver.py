@@ -173,9 +173,10 @@ def to_program(
     strategies: Sequence[Strategy],
     settings: Settings | None = None,
     passes: str = OPTIMISING,
+    resident: bool = False,
 ) -> Program:
-    """A typed static graph, optimised and lowered."""
-    program = lower(optimise(graph, settings, passes), strategies, graph.name)
+    """A typed static graph, optimised and lowered; `resident` as `lower` has it."""
+    program = lower(optimise(graph, settings, passes), strategies, graph.name, resident)
     if settings is not None and settings.observe is not None:
         settings.observe(program)
     return program
@@ -196,14 +197,18 @@ def c_program(graph: Graph, settings: Settings | None = None) -> Program:
 
 
 def micro_program(
-    graph: Graph, settings: Settings | None = None, cpu: str = "generic"
+    graph: Graph,
+    settings: Settings | None = None,
+    cpu: str = "generic",
+    resident: bool = False,
 ) -> Program:
-    """A typed static graph as a microcontroller runs it; `cpu` is one of micro_c.cpus."""
+    """A typed static graph as a microcontroller runs it; `cpu` is one of micro_c.cpus, `resident`
+    as `lower` has it."""
     from graphc.backends.micro_c.quantisation import quantisation
     from graphc.backends.micro_c.strategies import strategies
 
     parameters = quantisation(graph)
-    program = to_program(graph, strategies(cpu), settings, PIPELINES["micro"])
+    program = to_program(graph, strategies(cpu), settings, PIPELINES["micro"], resident)
     return replace(program, quantisation=parameters)
 
 

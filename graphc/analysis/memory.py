@@ -2,7 +2,8 @@
 
 The arena is cut where any slot begins or ends. A segment is live from a step that writes it to the
 last step that reads it before it is written again; a slot that no step reads is live where it is
-written. Nothing the memory planner knew is used.
+written. Inputs in the arena are written before the first step, outputs read after the last.
+Nothing the memory planner knew is used.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class ArenaUse:
 
 def arena_use(program: Program) -> ArenaUse:
     """The use of a program's arena over its steps."""
-    edges = sorted({edge for _, slot, _ in _accesses(program) for edge in _range(slot)})
+    slots = [slot for _, slot, _ in _accesses(program)]
+    slots += [*_resident(program, "input"), *_resident(program, "output")]
+    edges = sorted({edge for slot in slots for edge in _range(slot)})
     lives = _segment_lives(program, edges)
     live = [0] * len(program.steps)
     for start, stop, spans in zip(edges, edges[1:], lives):
@@ -69,6 +72,9 @@ def _segments(slot: Slot, edges: list[int]) -> range:
 def _segment_lives(program: Program, edges: list[int]) -> list[list[tuple[int, int]]]:
     """For each segment, the spans of steps in which it is live."""
     lives: list[list[tuple[int, int]]] = [[] for _ in edges]
+    for slot in _resident(program, "input"):
+        for segment in _segments(slot, edges):
+            lives[segment] = [(0, 0)]
     for number, slot, access in _accesses(program):
         for segment in _segments(slot, edges):
             spans = lives[segment]
@@ -76,11 +82,26 @@ def _segment_lives(program: Program, edges: list[int]) -> list[list[tuple[int, i
                 spans.append((number, number))
             elif spans:
                 spans[-1] = (spans[-1][0], number)
+    for slot in _resident(program, "output"):
+        for segment in _segments(slot, edges):
+            first = lives[segment][-1][0] if lives[segment] else 0
+            lives[segment] = [*lives[segment][:-1], (first, len(program.steps) - 1)]
     return lives
+
+
+def _resident(program: Program, side: str) -> list[Slot]:
+    """Where inputs or outputs lie in the arena."""
+    return [s for (of, _), s in program.resident.items() if of == side and s.elements]
 
 
 def _tensors(program: Program, edges: list[int], lives: list) -> list[ArenaTensor]:
     found = []
+    for (side, number), slot in program.resident.items():
+        if side == "input" and slot.elements:
+            last = max(lives[s][0][1] for s in _segments(slot, edges))
+            name = program.inputs[number][0]
+            size = slot.elements * slot.dtype.size
+            found.append(ArenaTensor(slot.offset, size, 0, last, (name,)))
     for number, slot, access in _accesses(program):
         if access != "out":
             continue

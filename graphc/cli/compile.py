@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli.cuda import archs, write_folder
-from graphc.cli.options import CPUS, add_model, add_passes, add_target, command, examples
+from graphc.cli.firmware import add_bundle, check_unused, write_sources
+from graphc.cli.options import add_model, add_passes, add_target, command, examples
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
@@ -63,13 +64,9 @@ def add(commands: Any) -> None:
     parser.add_argument("--emit", choices=FORMS, help="the form to print or write")
     parser.add_argument("--stop-after", choices=PHASES, metavar="PHASE",
                         help=f"print what there is after a phase: {', '.join(PHASES)}")  # fmt: skip
-    parser.add_argument("--with-test", action="store_true",
-                        help="add a test on random inputs to a folder of C sources")  # fmt: skip
-    parser.add_argument("--cpu", choices=CPUS, metavar="CPU",
-                        help="the processor a folder of C sources is for: "
-                        f"{', '.join(CPUS)} (default: {CPUS[0]})")  # fmt: skip
     parser.add_argument("--arch", type=archs, metavar="SM,SM",
                         help="make machine code for these GPUs (default: sm_80,sm_90)")  # fmt: skip
+    add_bundle(parser)
     add_passes(parser)
     parser.add_argument("--dump-to", metavar="DIR", help="write the graph after every pass")
     parser.add_argument(
@@ -84,13 +81,13 @@ def run(args: argparse.Namespace) -> int:
 
     form = _form(args)
     bundle = form is None and _is_bundle(args)
-    if args.cpu and not (bundle and args.target == "c"):
-        raise ModelError("--cpu goes with --target c and -o FOLDER")
     if args.arch and not (bundle and args.target == "cuda"):
         raise ModelError("--arch goes with --target cuda and -o FOLDER")
     settings = compile_settings(args, form)
     from graphc.cli.models import open_model
 
+    if not (bundle and args.output and args.target == "c"):
+        check_unused(args)
     _check_rules(args.explain)
     model = open_model(args)
     if form is not None:
@@ -207,7 +204,7 @@ def _save(model: Model, args: argparse.Namespace, settings: Settings) -> None:
         if _is_bundle(args) and args.target == "cuda":
             write_folder(model, args, settings)
         elif _is_bundle(args):
-            _write_bundle(model, args, settings)
+            write_sources(model, args, settings)
         elif args.target == "cpu":
             _write_native(model, Path(args.output), settings)
         else:
@@ -233,24 +230,6 @@ def _write_native(model: Model, path: Path, settings: Settings) -> None:
     if len(parts) != 1 or not isinstance(parts[0], NativeModel):
         raise UnsupportedError(f"-o {path}: parts of this model run on the host, in Python")
     aot.build(parts[0].image, path)
-
-
-def _write_bundle(model: Model, args: argparse.Namespace, settings: Settings) -> None:
-    from graphc.backends.micro_c import BundleOptions, write_bundle
-    from graphc.cli import emit
-    from graphc.cli.output import atomic_folder
-    from graphc.driver import KEEP_INTEGERS, micro_program
-    from graphc.verify import interpreter
-
-    samples = None
-    if args.with_test:
-        feeds = model.feeds(seed=0)
-        samples = list(feeds.values()), interpreter(model.pinned())(feeds)
-    cpu = args.cpu or CPUS[0]
-    program = micro_program(emit.typed(model, KEEP_INTEGERS), settings, cpu)
-    with atomic_folder(args.output) as temporary:
-        options = BundleOptions(name=model.path.stem, samples=samples, cpu=cpu)
-        write_bundle(program, temporary, options)
 
 
 def _report(model: Model, args: argparse.Namespace, settings: Settings) -> None:

@@ -30,13 +30,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call. `loc` names the ONNX nodes computed; `flops`/`nbytes` feed the roofline."""
+    """One kernel call. `loc` names the ONNX nodes computed; `flops`/`nbytes` feed the roofline;
+    `macs` are the products that its sums of products add."""
 
     kernel: str
     slots: tuple[Slot, ...]
     loc: tuple[str, ...] = ()
     flops: int = 0
     nbytes: int = 0
+    macs: int = 0
 
 
 Quantisation = tuple[float, int]
@@ -47,8 +49,9 @@ Quantisation = tuple[float, int]
 class Program:
     """A static model, ready to be emitted.
 
-    `quantisation` says how integer inputs and outputs are read, where that is known, by ("input" or
-    "output", number).
+    By ("input" or "output", number), `quantisation` says how integer inputs and outputs are read,
+    where that is known, and `resident` where in the arena they lie, if the caller does not keep
+    them: inputs are there before the first step, outputs after the last.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Program:
     arena_bytes: int = 0
     arena_lower_bound: int = 0
     quantisation: dict[tuple[str, int], Quantisation] = field(default_factory=dict)
+    resident: dict[tuple[str, int], Slot] = field(default_factory=dict)
 
     def __str__(self) -> str:
         from graphc.ir.printer import print_program

@@ -87,9 +87,12 @@ def identifier(name: str, taken: Iterable[str] = ()) -> str:
 
 def comment(text: str) -> str:
     """A C comment on one line (or several, as the text has)."""
-    safe = text.replace("*/", "* /").replace("/*", "/ *").replace("??/", "?? /")
-    safe = "".join(c if c == "\n" or c.isprintable() and ord(c) < 128 else "?" for c in safe)
-    return "/* " + safe.replace("\\", "/").replace("\n", "\n * ") + " */"
+    plain = text.replace("\\", "/")
+    safe = "".join(c if c == "\n" or c.isprintable() and ord(c) < 128 else "?" for c in plain)
+    for danger, harmless in (("*/", "* /"), ("/*", "/ *"), ("??", "? ?")):
+        while danger in safe:  # trigraphs among them
+            safe = safe.replace(danger, harmless)
+    return "/* " + safe.replace("\n", "\n * ") + " */"
 
 
 class Unit:

@@ -1,9 +1,10 @@
 """A program as the files of a C99 bundle.
 
-    NAME.h, NAME.c, NAME_weights.c    the whole API; the code; the constants, all const
+    NAME.h, NAME.c                    the whole API; the code
+    NAME_weights.c                    the constants, all const (or .bin and .S, see weights.py)
     NAME_test.c                       inputs and expected outputs, and a main that compares them
     CMakeLists.txt, README.md         how to build and call it
-    report.json                       flash, arena, and what every function computes
+    report.json                       flash, arena, stack, and what every function computes
 
 The code calls no allocator and no stdio, keeps no state, and touches nothing but its arguments, so
 that it may run from several threads with an arena each. The text depends on the program alone.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,27 +30,34 @@ from graphc.ir.program import Program
 
 @dataclass(frozen=True)
 class BundleOptions:
-    """`name` prefixes all files and symbols (default: from the program); `libm` spells exp, log,
-    tanh and erf as calls of libm instead of polynomials; `samples` are (inputs, expected outputs)
-    for NAME_test.c, and `tolerance` the largest error it accepts, in units of an output; `cpu` is
-    the processor that the program was made for (cpus.py), which the documents tell."""
+    """`name` prefixes all files and symbols (default: from the program). `libm`: call it for exp,
+    log, tanh and erf too instead of using polynomials (True), or for nothing at all (False).
+    `weights_as` says how constants are stored: as C, as a binary file with an assembler file
+    (incbin), or as a binary file alone (bin). `samples` are (inputs, expected outputs) for
+    NAME_test.c, and `tolerance` the largest error it accepts, in units of an output (default: by
+    the output's type). `cpu` is the processor that the program was made for (cpus.py), which the
+    documents tell."""
 
     name: str = ""
-    libm: bool = False
+    libm: bool | None = None
+    weights_as: str = "c"
     samples: tuple[Sequence[np.ndarray], Sequence[np.ndarray]] | None = None
-    tolerance: float = 1e-3
+    tolerance: float | None = None
     cpu: str = DEFAULT
 
 
-def bundle(program: Program, options: BundleOptions | None = None) -> dict[str, str]:
-    """The text of every file by name; UnsupportedError if a kernel uses what C lacks."""
+Files = dict[str, str | bytes]
+
+
+def bundle(program: Program, options: BundleOptions | None = None) -> Files:
+    """The contents of every file by name; UnsupportedError if a kernel uses what C lacks."""
     options = options or BundleOptions()
-    model = Model.of(program, bundle_name(options.name or program.name), options.libm)
+    model = model_of(program, options)
     name = model.name
-    files = {
+    files: Files = {
         f"{name}.h": header.header(model),
         f"{name}.c": source.source(model),
-        f"{name}_weights.c": weights.weights(model),
+        **weights.files(model),
         "CMakeLists.txt": documents.cmake(model, options.samples is not None),
         "README.md": documents.readme(model, options.samples is not None, cpu_of(options.cpu)),
         "report.json": documents.report(model, options.cpu),
@@ -60,21 +68,45 @@ def bundle(program: Program, options: BundleOptions | None = None) -> dict[str, 
     return files
 
 
+def model_of(program: Program, options: BundleOptions) -> Model:
+    """The program with the names and functions of its bundle."""
+    name = bundle_name(options.name or program.name)
+    return Model.of(program, name, options.libm, options.weights_as)
+
+
 def write_bundle(
     program: Program, folder: str | os.PathLike, options: BundleOptions | None = None
-) -> Mapping[str, str]:
-    """Writes the bundle into a folder, which is made if need be; returns the files' texts."""
+) -> Files:
+    """Writes the bundle into a folder, which is made if need be; returns the files' contents."""
     files = bundle(program, options)
     target = Path(folder)
     if target.exists() and not target.is_dir():
         raise ModelError(f"{target} is a file; a bundle needs a folder")
-    target.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (target / name).write_text(text, encoding="utf-8", newline="\n")
+    write_files(files, target)
     return files
 
 
+def write_files(files: Files, folder: Path) -> None:
+    """Writes files, text as UTF-8, into a folder, which is made if need be with those inside."""
+    for name, contents in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(contents.encode() if isinstance(contents, str) else contents)
+
+
+STANDARD_HEADERS = frozenset(
+    f"{name}.h"
+    for name in (
+        "assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits",
+        "locale", "math", "setjmp", "signal", "stdarg", "stdbool", "stddef", "stdint", "stdio",
+        "stdlib", "string", "tgmath", "time", "wchar", "wctype",
+    )
+)  # fmt: skip
+
+
 def bundle_name(name: str) -> str:
-    """A C identifier to prefix everything with."""
-    plain = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9]", "_", name)).strip("_")[:40]
-    return identifier(plain or "model")
+    """A C identifier to prefix everything with; NAME.h must hide no header of the C library."""
+    plain = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9]", "_", name)).strip("_")[:40].strip("_")
+    if not plain or f"{plain.lower()}.h" in STANDARD_HEADERS:
+        plain = f"{plain}_model".strip("_")
+    return identifier(plain)

@@ -7,19 +7,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from graphc.analysis.memory import arena_use
+from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.printer import comment
+from graphc.backends.cfamily.spell import UNARY, Speller
+from graphc.backends.micro_c.budget import Budget, weights_of
 from graphc.backends.micro_c.cpus import Cpu
-from graphc.backends.micro_c.model import ARENA_ALIGNMENT, Model, Tensor
+from graphc.backends.micro_c.model import Model, Tensor
 from graphc.backends.micro_c.weights import array_lines
 
 CMAKE = """\
 # Adds the library {name}: target_link_libraries(firmware {name})
 cmake_minimum_required(VERSION 3.13)
-project({name} C)
-add_library({name} STATIC {name}.c {name}_weights.c)
+project({name} {languages})
+add_library({name} STATIC {sources})
 target_include_directories({name} PUBLIC ${{CMAKE_CURRENT_LIST_DIR}})
 set_target_properties({name} PROPERTIES C_STANDARD 99)
-{test}"""
+{incbin}{test}"""
+
+CMAKE_INCBIN = """\
+set_source_files_properties({name}_weights.S PROPERTIES
+    COMPILE_OPTIONS "-I${{CMAKE_CURRENT_LIST_DIR}}"
+    OBJECT_DEPENDS ${{CMAKE_CURRENT_LIST_DIR}}/{name}_weights.bin)
+"""
 
 CMAKE_TEST = """\
 add_executable({name}_test EXCLUDE_FROM_ALL {name}_test.c)
@@ -29,8 +39,8 @@ target_link_libraries({name}_test {name} m)
 README = """\
 # {name}
 
-A neural network as C99: no allocation, no state, no stdio. Add `{name}.c` and `{name}_weights.c`
-to the build, include `{name}.h`, and call
+A neural network as C99: no allocation, no state, no stdio. Add {sources} to the build, include
+`{name}.h`, and call
 
 ```c
 {call}
@@ -39,10 +49,22 @@ to the build, include `{name}.h`, and call
 | | bytes |
 |---|---|
 | constants (flash) | {weights} |
-| arena (RAM, from the caller) | {arena} |
+| code (flash, estimated for Thumb-2) | {code} |
+| arena (RAM{owner}) | {arena} |
+| stack (bound) | {stack} |
 {tensors}
 `{name}.h` documents everything else; `report.json` says which layer became which function.
-{cpu}{test}"""
+{cpu}{bin}{test}
+## Looking inside
+
+* `-D{macro}_PROFILE`: write `void {name}_profile(int layer, const char *name, int done)`; it is
+  called before and after every layer.
+* `-D{macro}_TRACE`: write `void {name}_trace(int layer, const char *name, uint32_t crc)`; it gets
+  a CRC-32 of every result. If it prints `trace LAYER CRC NAME`, then `graphc verify MODEL.onnx
+  --target c --trace LOG.txt` names the first layer that differs from the host's. Compile with
+  `-std=c99`, or with `-ffp-contract=off`, so that floats are rounded as they are there.
+* `-D{macro}_STATIC_ARENA`: `{name}_run_static` has an arena of its own.
+"""
 
 README_CPU = """
 Made for {cpu} (`{flags}`); it runs on other processors too, though not as fast.
@@ -51,7 +73,13 @@ Made for {cpu} (`{flags}`); it runs on other processors too, though not as fast.
 README_TEST = """
 To check the outputs on sample inputs:
 
-    cc -O2 {name}_test.c {name}.c {name}_weights.c -lm -o {name}_test && ./{name}_test
+    cc -O2 {sources} {name}_test.c -lm -o {name}_test && ./{name}_test
+"""
+
+README_BIN = """
+`{name}_weights.bin` has the constants, little-endian. Place it at a multiple of 16 bytes, and
+define `{macro}_WEIGHTS_ADDRESS` as a pointer to it, `((const uint8_t *)0x90000000)`, or link it
+under the symbol `{name}_weights`.
 """
 
 TEST = """\
@@ -64,102 +92,191 @@ TEST = """\
 {arrays}
 static double arena[{macro}_ARENA_SIZE / sizeof(double) + 3];
 
+#ifdef {macro}_TRACE
+void {name}_trace(int layer, const char *name, uint32_t crc)
+{{
+    printf("trace %d %08lx %s\\n", layer, (unsigned long)crc, name);
+}}
+#endif
+
+#ifdef {macro}_PROFILE
+void {name}_profile(int layer, const char *name, int done)
+{{
+    printf("%s %d %s\\n", done ? "done" : "start", layer, name);
+}}
+#endif
+
 int main(void)
 {{
     unsigned char *start = (unsigned char *)arena;
     {name}_inputs inputs;
     {name}_outputs outputs;
-    double error = 0;
-    unsigned long i;
-    int status;
+    {name}_status status;
+    int failed = 0;
     while ((uintptr_t)start % {macro}_ARENA_ALIGN != 0) {{
         ++start;
     }}
 {fields}
-    status = (int){name}_run(&inputs, &outputs, start);
-    if (status != 0) {{
-        printf("status %d\\n", status);
+    status = {name}_run(&inputs, &outputs, start);
+    if (status != {macro}_OK) {{
+        printf("status %d: %s\\n", (int)status, {name}_status_string(status));
         return 2;
     }}
 {compare}
-    printf("largest error %g\\n", error);
-    return error <= {tolerance} ? 0 : 1;
+    return failed;
 }}
 """
 
 COMPARE = """\
-    for (i = 0; i < {count}; ++i) {{
-        const double difference = fabs((double)output{n}[i] - (double)expected{n}[i]);
-        if (!(difference <= error)) {{
-            error = difference;
+    {{
+        double error = 0;
+        unsigned long i;
+        for (i = 0; i < {count}; ++i) {{
+            const double found = {found}, wanted = {wanted};
+            const double difference = found == wanted ? 0 : fabs(found - wanted);
+            if (!(difference <= error) && !(found != found && wanted != wanted)) {{
+                error = difference;
+            }}
         }}
+        printf("{field}: largest error %g\\n", error);
+        failed |= !(error <= {tolerance});
     }}"""
+TOLERANCE = 1e-3  # of floats
+
+
+def sources(model: Model) -> list[str]:
+    """The files to compile."""
+    assembled = [f"{model.name}_weights.S"] if model.storage == "incbin" else []
+    in_c = [] if model.has_base else [f"{model.name}_weights.c"]
+    return [f"{model.name}.c", *in_c, *(assembled if model.has_base else [])]
 
 
 def cmake(model: Model, tested: bool) -> str:
     """CMakeLists.txt."""
-    test = CMAKE_TEST.format(name=model.name) if tested else ""
-    return CMAKE.format(name=model.name, test=test)
+    assembled = model.has_base and model.storage == "incbin"
+    return CMAKE.format(
+        name=model.name, sources=" ".join(sources(model)),
+        languages="C ASM" if assembled else "C",
+        incbin=CMAKE_INCBIN.format(name=model.name) if assembled else "",
+        test=CMAKE_TEST.format(name=model.name) if tested else "",
+    )  # fmt: skip
 
 
 def readme(model: Model, tested: bool, cpu: Cpu) -> str:
     """README.md."""
-    aligned = f"__attribute__((aligned({ARENA_ALIGNMENT})))"
-    lines = [
-        f"static uint8_t arena[{model.macro}_ARENA_SIZE + 1] {aligned};",
-        f"{model.name}_inputs in = {{{', '.join(t.field for t in model.inputs)}}};",
-        f"{model.name}_outputs out = {{{', '.join(t.field for t in model.outputs)}}};",
-        f"{model.name}_status status = {model.name}_run(&in, &out, arena);",
-    ]
+    budget, named = Budget.of(model), {"name": model.name, "macro": model.macro}
     sides = (("input", model.inputs), ("output", model.outputs))
     tensors = "".join(
         f"| {side} `{t.field}`, {t.shape_text} | {t.nbytes} |\n" for side, ts in sides for t in ts
     )
+    files = " ".join(sources(model))
+    placed = model.has_base and model.storage == "bin"
     return README.format(
-        name=model.name, call="\n".join(lines), weights=model.weight_bytes,
-        arena=model.program.arena_bytes, tensors=tensors,
-        test=README_TEST.format(name=model.name) if tested else "",
+        **named, call=_example(model), weights=model.weight_bytes, tensors=tensors,
+        arena=model.program.arena_bytes, code=budget.code, stack=budget.stack,
+        owner=", with inputs and outputs" if model.resident else "",
+        sources=" and ".join(f"`{file}`" for file in sources(model)),
+        bin=README_BIN.format(**named) if placed else "",
+        test=README_TEST.format(**named, sources=files) if tested else "",
         cpu=README_CPU.format(cpu=cpu.name, flags=" ".join(cpu.flags)) if cpu.flags else "",
     )  # fmt: skip
 
 
+def _example(model: Model) -> str:
+    """A call of the model."""
+    aligned = f"__attribute__((aligned({model.macro}_ARENA_ALIGN)))"
+    arena = f"static uint8_t arena[{model.macro}_ARENA_SIZE + 1] {aligned};"
+    if model.resident:
+        fills = [f"{t.c_type} *{t.field} = {model.name}_input_ptr_{t.field}(arena);  /* fill it */"
+                 for t in model.inputs]  # fmt: skip
+        reads = [f"const {t.c_type} *{t.field} = {model.name}_output_ptr_{t.field}(arena);"
+                 for t in model.outputs]  # fmt: skip
+        run = f"{model.name}_status status = {model.name}_run(0, 0, arena);"
+        return "\n".join([arena, *fills, run, *reads])
+    return "\n".join([
+        arena,
+        f"{model.name}_inputs in = {{{', '.join(t.field for t in model.inputs) or 0}}};",
+        f"{model.name}_outputs out = {{{', '.join(t.field for t in model.outputs) or 0}}};",
+        f"{model.name}_status status = {model.name}_run(&in, &out, arena);",
+    ])  # fmt: skip
+
+
 def report(model: Model, cpu: str) -> str:
     """report.json: sizes in bytes; per layer its function, ONNX nodes and operations."""
-    program = model.program
-    layers = [
-        {
-            "function": model.functions[step.kernel],
-            "nodes": list(step.loc),
-            "operations": step.flops,
-            "weights": sum(s.elements * s.dtype.size for s in step.slots if s.space == "const"),
-        }
-        for step in program.steps
-    ]
+    program, budget = model.program, Budget.of(model)
+    live = arena_use(program).live
     content = {
         "name": model.name,
         "cpu": cpu,
+        "flash_bytes": budget.flash,
         "weights_bytes": model.weight_bytes,
+        "code_bytes_estimated": budget.code,
+        "ram_bytes": budget.ram,
         "arena_bytes": program.arena_bytes,
         "arena_lower_bound": program.arena_lower_bound,
-        "inputs": [_described(t) for t in model.inputs],
-        "outputs": [_described(t) for t in model.outputs],
-        "layers": layers,
+        "stack_bytes_bound": budget.stack,
+        "scratch_bytes": max((f.arrays for f in budget.functions.values()), default=0),
+        "io_bytes": budget.io,
+        "macs": sum(step.macs for step in program.steps),
+        "inputs": [_described(model, t) for t in model.inputs],
+        "outputs": [_described(model, t) for t in model.outputs],
+        "functions": _functions(model, budget),
+        "layers": [
+            {
+                "layer": number,
+                "function": model.functions[step.kernel],
+                "nodes": list(step.loc),
+                "macs": step.macs,
+                "operations": step.flops,
+                "weights": weights_of(step),
+                "arena_live": live[number],
+            }
+            for number, step in enumerate(program.steps)
+        ],
     }
     return json.dumps(content, indent=2) + "\n"
 
 
-def _described(tensor: Tensor) -> dict[str, str]:
-    return {"name": tensor.name, "field": tensor.field, "type": tensor.shape_text}
+def _functions(model: Model, budget: Budget) -> list[dict]:
+    """What each function takes, and the ONNX nodes it computes."""
+    nodes: dict[str, dict[str, None]] = {}
+    for step in model.program.steps:
+        nodes.setdefault(step.kernel, {}).update(dict.fromkeys(step.loc))
+    found = [
+        {
+            "function": f.name,
+            "stack_bytes_bound": f.stack,
+            "code_bytes_estimated": f.code,
+            "nodes": list(nodes.get(kernel, ())),
+        }
+        for kernel, f in budget.functions.items()
+    ]
+    run = {"function": f"{model.name}_run", "stack_bytes_bound": budget.run_stack}
+    return [*found, run]
+
+
+def _described(model: Model, tensor: Tensor) -> dict[str, object]:
+    found: dict[str, object] = {
+        "name": tensor.name, "field": tensor.field, "type": tensor.shape_text,
+        "bytes": tensor.nbytes,
+    }  # fmt: skip
+    if tensor.quantisation is not None:
+        found["scale"], found["zero_point"] = tensor.quantisation
+    if tensor.key in model.resident:
+        found["arena_offset"] = model.resident[tensor.key].offset
+    return found
 
 
 def test(
     model: Model,
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
-    tolerance: float,
+    tolerance: float | None,
 ) -> str:
     """NAME_test.c."""
     arrays, fields, compare = [], [], []
+    if not model.inputs:
+        fields.append("    inputs.unused = 0;")
     for n, (tensor, array) in enumerate(zip(model.inputs, inputs)):
         size, lines = max(tensor.elements, 1), array_lines(array)
         arrays.append(f"static const {tensor.c_type} input{n}[{size}] = {{\n{lines}\n}};")
@@ -169,9 +286,29 @@ def test(
         arrays.append(f"static const {tensor.c_type} expected{n}[{size}] = {{\n{lines}\n}};")
         arrays.append(f"static {tensor.c_type} output{n}[{size}];")
         fields.append(f"    outputs.{tensor.field} = output{n};")
-        compare.append(COMPARE.format(n=n, count=tensor.elements))
+        compare.append(_compared(tensor, n, tolerance))
+    needed: set[str] = set()
+    for tensor in model.outputs:
+        speller = Speller()
+        _real(tensor, "x", speller)
+        needed |= speller.needed
     return TEST.format(
         title=comment(f"{model.name}: a test. Made by graphc; do not edit."),
-        name=model.name, macro=model.macro, arrays="\n".join(arrays),
-        fields="\n".join(fields), compare="\n".join(compare), tolerance=tolerance,
+        name=model.name, macro=model.macro, arrays=helper_text(needed) + "\n".join(arrays),
+        fields="\n".join(fields), compare="\n".join(compare),
     )  # fmt: skip
+
+
+def _compared(tensor: Tensor, number: int, tolerance: float | None) -> str:
+    if tolerance is None:
+        tolerance = TOLERANCE if tensor.type.dtype.is_float else float(tensor.type.dtype.bits == 8)
+    return COMPARE.format(
+        field=tensor.field, count=tensor.elements, tolerance=tolerance,
+        found=_real(tensor, f"output{number}[i]", Speller()),
+        wanted=_real(tensor, f"expected{number}[i]", Speller()),
+    )  # fmt: skip
+
+
+def _real(tensor: Tensor, place: str, speller: Speller) -> str:
+    """An element in memory as a double."""
+    return f"(double){speller.load(place, tensor.type.dtype).at(UNARY)}"

@@ -1,9 +1,9 @@
-"""NAME.h: types, sizes, status codes and the two functions, documented."""
+"""NAME.h: the whole API, documented: types, sizes, status codes, functions and hooks."""
 
 from __future__ import annotations
 
 from graphc.backends.cfamily.printer import comment
-from graphc.backends.micro_c.model import ARENA_ALIGNMENT, Model, Tensor
+from graphc.backends.micro_c.model import ARENA_ALIGNMENT, CONSTANT_ALIGNMENT, Model, Tensor
 
 TEXT = """\
 {title}
@@ -16,20 +16,28 @@ TEXT = """\
 extern "C" {{
 #endif
 
-/* Working memory, in bytes. The caller provides it; its contents mean nothing between runs. */
+/* Working memory, in bytes. The caller provides it; {contents} */
 #define {macro}_ARENA_SIZE {arena}
 #define {macro}_ARENA_ALIGN {alignment}
 
-/* Number of elements of every input and output, and how integers are to be read where they are
- * quantised: real = (value - ZERO_POINT) * SCALE. */
+/* Bytes of constants, and the number of layers that profiles and traces tell of. */
+#define {macro}_WEIGHTS_SIZE {weights}
+#define {macro}_LAYERS {layers}
+{base}
+/* Of every input and output: elements, bytes, element type, rank and row-major dimensions. How
+ * integers are to be read where they are quantised: real = (value - ZERO_POINT) * SCALE. */
 {sizes}
 
 /* What {name}_run returns. */
 typedef enum {{
     {macro}_OK = 0,
     {macro}_NULL_POINTER = 1, /* an argument, or a field of one, is null */
-    {macro}_MISALIGNED = 2    /* the arena, an input or an output is not aligned as needed */
+    {macro}_MISALIGNED = 2,   /* the arena, the weights, an input or an output is not aligned */
+    {macro}_OVERLAP = 3       /* an output shares memory with another tensor or with the arena */
 }} {name}_status;
+
+/* A sentence for a status. */
+const char *{name}_status_string({name}_status status);
 
 /* Where the inputs lie: row-major, aligned as their type is. They are only read. */
 typedef struct {{
@@ -43,12 +51,25 @@ typedef struct {{
 
 /* Runs the model once. `arena` has {macro}_ARENA_SIZE bytes, aligned to {macro}_ARENA_ALIGN
  * (it may be null if the size is 0). Keeps no state: with an arena each, several runs may take
- * place at once. Nothing is written unless the status is {macro}_OK. */
+ * place at once. No output is written unless the status is {macro}_OK. */
 {name}_status {name}_run(const {name}_inputs *inputs, const {name}_outputs *outputs, void *arena);
-
+{resident}
 #ifdef {macro}_STATIC_ARENA
 /* The same with an arena of its own; not reentrant. Define {macro}_STATIC_ARENA for all files. */
 {name}_status {name}_run_static(const {name}_inputs *inputs, const {name}_outputs *outputs);
+#endif
+
+#ifdef {macro}_PROFILE
+/* Yours, if {macro}_PROFILE is defined for all files: called before (done = 0) and after (done = 1)
+ * every layer, 0 to {macro}_LAYERS - 1. `name` is the layer's in the ONNX model. */
+void {name}_profile(int layer, const char *name, int done);
+#endif
+
+#ifdef {macro}_TRACE
+/* Yours, if {macro}_TRACE is defined for all files: called with the CRC-32 (that of zlib) of the
+ * bytes of every result. Print lines of the form `trace LAYER CRC NAME`, the CRC in hexadecimal,
+ * and `graphc verify --trace` tells which layer is the first to differ from the host's. */
+void {name}_trace(int layer, const char *name, uint32_t crc);
 #endif
 
 #ifdef __cplusplus
@@ -58,35 +79,84 @@ typedef struct {{
 #endif
 """
 
+PLACE = """
+/* Where {side} {field} lies in an arena. */
+static inline {const}{c_type} *{name}_{side}_ptr_{field}(void *arena)
+{{
+    return ({const}{c_type} *)(void *)((uint8_t *)arena + {macro}_{upper}_{field}_OFFSET);
+}}
+"""
+
+RESIDENT = """
+/* Inputs and outputs live in the arena: fill the inputs where the functions below say, and call
+ * {name}_run with null pointers for what stays there (fields, or `inputs` and `outputs` whole).
+ * What a field names instead is copied. A run overwrites inputs; outputs last until the next. */
+"""
+ELSEWHERE = "its contents mean nothing between runs."
+INSIDE = "between runs it\n * holds the inputs and outputs only."
+
 
 def header(model: Model) -> str:
     """The text of NAME.h."""
     title = comment(f"{model.name}: inference of a neural network. Made by graphc; do not edit.")
     return TEXT.format(
-        title=title, macro=model.macro, name=model.name,
+        title=title, macro=model.macro, name=model.name, weights=model.weight_bytes,
         arena=model.program.arena_bytes, alignment=ARENA_ALIGNMENT,
-        sizes="\n".join(_sizes(model)),
+        contents=INSIDE if model.resident else ELSEWHERE,
+        layers=len(model.program.steps), base=_base(model),
+        sizes="\n".join(line for t in (*model.inputs, *model.outputs) for line in _sizes(model, t)),
         inputs="\n".join(_field(t, "const ") for t in model.inputs) or _EMPTY,
         outputs="\n".join(_field(t, "") for t in model.outputs) or _EMPTY,
+        resident=_resident(model),
     )  # fmt: skip
 
 
 _EMPTY = "    int unused; /* C has no empty structures */"
 
 
-def _sizes(model: Model) -> list[str]:
-    lines = []
-    for side, tensors in (("INPUT", model.inputs), ("OUTPUT", model.outputs)):
-        for tensor in tensors:
-            start = f"#define {model.macro}_{side}_{tensor.field}"
-            lines.append(f"{start}_SIZE {tensor.elements}")
-            if tensor.quantisation is not None:
-                scale, zero_point = tensor.quantisation
-                lines.append(f"{start}_SCALE {scale!r}f")
-                lines.append(f"{start}_ZERO_POINT ({zero_point})")
+def _base(model: Model) -> str:
+    if not model.has_base:
+        return ""
+    return f"#define {model.macro}_WEIGHTS_ALIGN {CONSTANT_ALIGNMENT}\n"
+
+
+def _sizes(model: Model, tensor: Tensor) -> list[str]:
+    start = f"#define {model.macro}_{tensor.key[0].upper()}_{tensor.field}"
+    shape = tensor.type.static_shape
+    lines = [
+        f"{start}_SIZE {tensor.elements}",
+        f"{start}_BYTES {tensor.nbytes}",
+        f'{start}_TYPE "{tensor.type.dtype}"',
+        f"{start}_RANK {len(shape)}",
+    ]
+    if shape:
+        lines.append(f"{start}_SHAPE {{{', '.join(map(str, shape))}}}")
+    if tensor.quantisation is not None:
+        scale, zero_point = tensor.quantisation
+        lines.append(f"{start}_SCALE {scale!r}f")
+        lines.append(f"{start}_ZERO_POINT ({zero_point})")
+    if tensor.key in model.resident:
+        lines.append(f"{start}_OFFSET {model.resident[tensor.key].offset}")
     return lines
 
 
 def _field(tensor: Tensor, const: str) -> str:
     said = comment(f"{tensor.name}: {tensor.shape_text}, {tensor.nbytes} bytes")
     return f"    {const}{tensor.c_type} *{tensor.field}; {said}"
+
+
+def _resident(model: Model) -> str:
+    """The functions that tell where inputs and outputs lie in the arena."""
+    if not model.resident:
+        return ""
+    parts = [RESIDENT.format(name=model.name)]
+    for side, tensors, const in (("input", model.inputs, ""), ("output", model.outputs, "const ")):
+        for tensor in tensors:
+            parts.append(PLACE.format(
+                side=side, upper=side.upper(), field=tensor.field, const=const, name=model.name,
+                c_type=tensor.c_type, macro=model.macro,
+            ).lstrip("\n"))  # fmt: skip
+        if len(tensors) == 1:
+            both = f"{model.name}_{side}_ptr"
+            parts.append(f"#define {both}(arena) {both}_{tensors[0].field}(arena)\n")
+    return "\n".join(parts)

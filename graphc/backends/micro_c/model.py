@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from graphc.backends.cfamily.printer import Dialect, Unit, identifier
 from graphc.backends.cfamily.spell import storage_type
 from graphc.backends.micro_c.intrinsics import MicroUnit
+from graphc.backends.micro_c.libm import OwnSpeller, check_no_calls
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.kernel import Kernel
-from graphc.ir.program import Program, Quantisation
+from graphc.ir.program import Program, Quantisation, Slot
 from graphc.ir.scalar_math import POLYNOMIALS, round_f32
 from graphc.ir.types import TensorType
 from graphc.passes.kernel.prepare import prepare_kernel
@@ -22,16 +24,23 @@ from graphc.passes.kernel.prepare import prepare_kernel
 FUNCTIONS = {**POLYNOMIALS, "round": round_f32}  # what else would be calls of libm
 DIALECT = Dialect(index=dtypes.i32)
 ARENA_ALIGNMENT = 16
+CONSTANT_ALIGNMENT = 16  # in NAME_weights.bin
 LAYER_NAME_LENGTH = 40
+WORDS = (
+    "run", "run_static", "status", "status_string", "inputs", "outputs", "profile", "trace",
+    "layers", "crc32", "apart", "weights", "input_ptr", "output_ptr", "no_constants",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output: the user's name, the field that holds its pointer, and its type."""
+    """An input or output: the user's name, the field that holds its pointer, its type, and `key`,
+    ("input" or "output", number)."""
 
     name: str
     field: str
     type: TensorType
+    key: tuple[str, int]
     quantisation: Quantisation | None = None
 
     @property
@@ -53,10 +62,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant: its symbol and contents."""
+    """A constant: its symbol, its contents, and its place in NAME_weights.bin in bytes."""
 
     symbol: str
     array: np.ndarray
+    offset: int = 0
 
     @property
     def c_type(self) -> str:
@@ -65,7 +75,11 @@ class Constant:
 
 @dataclass
 class Model:
-    """A program with the names its C text uses. `functions` gives each kernel's C function."""
+    """A program with the names its C text uses.
+
+    `functions` gives each kernel's C function and `texts` its text, `storage` how constants are
+    stored (c, incbin or bin), and `resident` where inputs and outputs lie if in the arena.
+    """
 
     name: str
     program: Program
@@ -73,30 +87,78 @@ class Model:
     outputs: list[Tensor]
     constants: list[Constant]
     unit: Unit
-    functions: dict[str, str]
+    storage: str = "c"
+    functions: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Program, name: str, libm: bool) -> Model:
-        """Names everything and prints the kernels; UnsupportedError if C lacks something."""
-        constants = [Constant(f"{name}_w{n}", a) for n, a in enumerate(program.constants)]
+    def of(cls, program: Program, name: str, libm: bool | None = None, storage: str = "c") -> Model:
+        """Names everything and prints the kernels; UnsupportedError if C lacks something.
+
+        `libm`: call it for everything (True), for nothing (False), or for what has no polynomial.
+        """
         unit = MicroUnit(DIALECT)
-        functions: dict[str, str] = {}
+        if libm is False:
+            unit.speller = OwnSpeller(DIALECT.index)
+        model = cls(
+            name, program, _tensors(program, "input"), _tensors(program, "output"),
+            _constants(program, name), unit, storage,
+        )  # fmt: skip
+        taken = set(model.symbols())
         layers = layer_names(program)
         for kernel in program.kernels.values():
-            ready = _renamed(kernel, f"{name}_{layers[kernel.name]}")
-            functions[kernel.name] = unit.kernel(_prepared(ready, libm))
-        return cls(
-            name, program, _tensors(program, "input"), _tensors(program, "output"),
-            constants, unit, functions,
-        )  # fmt: skip
+            ready = _renamed(kernel, identifier(f"{name}_{layers[kernel.name]}", taken))
+            taken.add(ready.name)
+            model.functions[kernel.name] = unit.kernel(_prepared(ready, bool(libm)))
+            model.texts[kernel.name] = unit.functions[-1]
+        if libm is False:
+            check_no_calls(model.code())
+        return model
+
+    def code(self) -> str:
+        """The functions of the kernels, and what they need."""
+        own = self.unit.speller.text() if isinstance(self.unit.speller, OwnSpeller) else ""
+        return own + self.unit.text()
 
     @property
     def macro(self) -> str:
         return self.name.upper()
 
     @property
+    def resident(self) -> dict[tuple[str, int], Slot]:
+        return self.program.resident
+
+    @property
+    def has_base(self) -> bool:
+        """Whether constants are read relative to NAME_WEIGHTS_ADDRESS."""
+        return self.storage != "c" and bool(self.constants)
+
+    @property
     def weight_bytes(self) -> int:
+        if self.has_base:
+            last = self.constants[-1]
+            return last.offset + last.array.nbytes
         return sum(c.array.nbytes for c in self.constants)
+
+    def sides(self) -> Iterator[tuple[str, str, list[Tensor], str]]:
+        """(name of the structure, prefix of variables, tensors, qualifier) of either side."""
+        yield "inputs", "in", self.inputs, "const "
+        yield "outputs", "out", self.outputs, ""
+
+    def symbols(self) -> Iterator[str]:
+        """What is declared besides the kernels."""
+        yield from (f"{self.name}_{word}" for word in WORDS)
+        for side, tensors in (("input", self.inputs), ("output", self.outputs)):
+            yield from (f"{self.name}_{side}_ptr_{t.field}" for t in tensors)
+        yield from (constant.symbol for constant in self.constants)
+
+
+def _constants(program: Program, name: str) -> list[Constant]:
+    constants, offset = [], 0
+    for number, array in enumerate(program.constants):
+        constants.append(Constant(f"{name}_w{number}", array, offset))
+        offset += -(-max(array.nbytes, 1) // CONSTANT_ALIGNMENT) * CONSTANT_ALIGNMENT
+    return constants
 
 
 def _tensors(program: Program, side: str) -> list[Tensor]:
@@ -106,8 +168,8 @@ def _tensors(program: Program, side: str) -> list[Tensor]:
         if type.dtype.kind in ("string", "complex"):
             raise UnsupportedError(f"{name!r}: C has no elements of type {type.dtype}")
         taken.append(identifier(name, taken))
-        way = program.quantisation.get((side, number))
-        tensors.append(Tensor(name, taken[-1], type, way))
+        key = side, number
+        tensors.append(Tensor(name, taken[-1], type, key, program.quantisation.get(key)))
     return tensors
 
 

@@ -1,4 +1,9 @@
-"""NAME_weights.c: the constants, aligned, in a section of the user's choice."""
+"""The constants: NAME_weights.c, or NAME_weights.bin with an assembler file that includes it.
+
+Text takes about 4 bytes for each byte of constants. The binary file has the constants one after
+another, little-endian, each at a multiple of 16 bytes; NAME_weights.S gives it a symbol, or the
+firmware places it and says where.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +24,80 @@ TEXT = """\
 #ifndef {macro}_WEIGHTS
 #define {macro}_WEIGHTS
 #endif
+/* How large constants are aligned; words may then be read at once. */
+#ifndef {macro}_ALIGNED
+#ifdef __GNUC__
+#define {macro}_ALIGNED __attribute__((aligned(16)))
+#else
+#define {macro}_ALIGNED
+#endif
+#endif
 {externs}
 {arrays}"""
+
+ASSEMBLER = """\
+{title}
+#ifdef __APPLE__
+#define SYMBOL _{name}_weights
+    .section __TEXT,__const
+#else
+#define SYMBOL {name}_weights
+#ifndef {macro}_SECTION
+#define {macro}_SECTION .rodata.{name}_weights
+#endif
+    .section {macro}_SECTION, "a"
+#endif
+    .balign 16
+    .globl SYMBOL
+SYMBOL:
+    .incbin "{name}_weights.bin"
+    .balign 4
+#if defined(__linux__) && defined(__ELF__)
+    .section .note.GNU-stack, "", %progbits
+#endif
+"""
 WIDTH = 100
+LARGE = 64  # bytes: constants from here on are aligned
 
 
-def weights(model: Model) -> str:
+def files(model: Model) -> dict[str, str | bytes]:
+    """The files of the constants by name."""
+    name = model.name
+    if model.storage == "c" or not model.constants:
+        return {f"{name}_weights.c": text(model)}
+    made: dict[str, str | bytes] = {f"{name}_weights.bin": binary(model)}
+    if model.storage == "incbin":
+        title = comment(f"{name}: constants. Made by graphc; do not edit.")
+        made[f"{name}_weights.S"] = ASSEMBLER.format(title=title, name=name, macro=model.macro)
+    return made
+
+
+def text(model: Model) -> str:
     """The text of NAME_weights.c."""
     title = comment(f"{model.name}: {model.weight_bytes} bytes of constants. "
                     "Made by graphc; do not edit.")  # fmt: skip
     arrays = "\n".join(_definition(model, c) for c in model.constants)
-    externs = declarations(model) or "typedef int no_constants;\n"
+    externs = declarations(model) or f"typedef int {model.name}_no_constants;\n"
     return TEXT.format(title=title, macro=model.macro, externs=externs, arrays=arrays)
 
 
 def _definition(model: Model, constant: Constant) -> str:
-    lines = array_lines(constant.array)
-    return f"{model.macro}_WEIGHTS {declaration(constant)} = {{\n{lines}\n}};\n"
+    attributes = f"{model.macro}_WEIGHTS"
+    if constant.array.nbytes >= LARGE:
+        attributes += f" {model.macro}_ALIGNED"
+    return f"{attributes} {declaration(constant)} = {{\n{array_lines(constant.array)}\n}};\n"
+
+
+def binary(model: Model) -> bytes:
+    """NAME_weights.bin."""
+    image = bytearray(model.weight_bytes)
+    for constant in model.constants:
+        array = constant.array
+        if array.dtype.isbuiltin == 1 and array.dtype.itemsize > 1:
+            array = array.astype(array.dtype.newbyteorder("<"))
+        contents = array.tobytes()
+        image[constant.offset : constant.offset + len(contents)] = contents
+    return bytes(image)
 
 
 def array_lines(array: np.ndarray) -> str:

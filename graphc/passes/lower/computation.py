@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from graphc.errors import InternalError
-from graphc.ir.expr import Const, Expr, Index, Load, Reduce, transform, walk
+from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, transform, walk
 from graphc.ir.expr import substitute as substitute_expr
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
@@ -200,3 +200,16 @@ class Lowered:
     temporaries: list[Buffer] = field(default_factory=list)
     inplace: list[tuple[str, str]] = field(default_factory=list)
     flops: int = 0
+
+
+def multiply_adds(part: Computation) -> int:
+    """The products that the sums of products of a computation add."""
+    total = 0
+    for output in part.outputs:
+        sums = (n for n in walk(output.expr) if isinstance(n, Reduce) and n.op == "sum")
+        each = sum(
+            math.prod(a.count for a in node.axes) for node in sums
+            if isinstance(node.body, Call) and node.body.op.name == "mul"
+        )  # fmt: skip
+        total += each * math.prod(output.buffer.shape)
+    return total

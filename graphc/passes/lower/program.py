@@ -27,6 +27,7 @@ from graphc.passes.lower.computation import (
     Output,
     computation,
     input_names,
+    multiply_adds,
     physical_buffer,
 )
 from graphc.passes.lower.materialise import materialise
@@ -40,7 +41,11 @@ Strategy = Callable[[Computation], "Lowered | str"]
 
 @dataclass
 class Storage:
-    """Where a tensor lives before planning: a root, and the offset of this view of it in bytes."""
+    """Where a tensor lives before planning: a root, and the offset of this view of it in bytes.
+
+    Of a root, `live_in` and `live_out` say that it is filled before the first step, and read after
+    the last.
+    """
 
     name: str
     space: str  # input, output, const, arena
@@ -48,6 +53,8 @@ class Storage:
     index: int = 0
     root: str = ""
     offset: int = 0
+    live_in: bool = False
+    live_out: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -64,16 +71,21 @@ class Call:
     writes: tuple[str, ...]
     loc: tuple[str, ...] = ()
     flops: int = 0
+    macs: int = 0
     inplace: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
 class Lowering:
-    """The state of lowering one graph. `strategies` are tried in order; the last always matches."""
+    """The state of lowering one graph. `strategies` are tried in order; the last always matches.
+
+    `resident`: inputs and outputs live in the arena; `results` are then the outputs' storages.
+    """
 
     graph: Graph
     strategies: Sequence[Strategy]
     name: str = "model"
+    resident: bool = False
     notes: list[str] = field(default_factory=list)
     kernels: dict[tuple, Kernel] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
@@ -83,11 +95,14 @@ class Lowering:
     packed: dict[tuple, str] = field(default_factory=dict)
     sizes: list[TensorType] = field(default_factory=list)
     chosen: dict[Computation, Lowered] = field(default_factory=dict)
+    results: list[str] = field(default_factory=list)
 
     def run(self) -> Program:
         for position, value in enumerate(self.graph.params):
-            self.define(value, "input", position)
-        self.reserve_outputs()
+            name = self.define(value, "arena" if self.resident else "input", position)
+            self.storages[name].live_in = self.resident
+        if not self.resident:
+            self.reserve_outputs()
         for op in self.graph.ops:
             if op.name != "Constant":
                 self.lower_op(op)
@@ -175,7 +190,7 @@ class Lowering:
         places = dict(places)
         for buffer, preparation in zip(lowered.temporaries, lowered.prepare):
             places[buffer.name] = self.prepare(buffer, preparation, places, known, op)
-        self.call(lowered, places, op)
+        self.call(lowered, places, op, multiply_adds(part))
 
     def choose(self, part: Computation) -> Lowered:
         """The first strategy's answer; equal computations (layer after layer) are lowered once."""
@@ -214,7 +229,7 @@ class Lowering:
         storage = self.storages[places[name]]
         return self.constants[storage.index]
 
-    def call(self, lowered: Lowered, places: dict[str, str], op: Op) -> None:
+    def call(self, lowered: Lowered, places: dict[str, str], op: Op, macs: int = 0) -> None:
         lowered = replace(lowered, kernel=without_unread(lowered.kernel))
         kernel = self.shared(lowered.kernel)
         arguments = tuple(places[b.name] for b in lowered.kernel.params)
@@ -223,7 +238,9 @@ class Lowering:
         pairs = tuple(
             (places[a], places[b]) for a, b in lowered.inplace if self.alone(b, lowered, places)
         )
-        self.calls.append(Call(kernel, arguments, reads, writes, op.loc, lowered.flops, pairs))
+        self.calls.append(
+            Call(kernel, arguments, reads, writes, op.loc, lowered.flops, macs, pairs)
+        )
 
     def alone(self, name: str, lowered: Lowered, places: dict[str, str]) -> bool:
         """Whether no other argument of a call is a view of the same memory."""
@@ -250,18 +267,25 @@ class Lowering:
 
     def sizes_output(self, buffer: Buffer) -> str:
         """An output after those of the graph, for the true sizes of an op's results."""
+        if self.resident:
+            raise UnsupportedError("what has a size that depends on data cannot live in the arena")
         self.sizes.append(TensorType(buffer.dtype, buffer.shape))
         return self.temporary(buffer, "output", len(self.graph.results) + len(self.sizes) - 1)
 
     def finish_outputs(self) -> None:
         """Copies results that are views, inputs, constants or repeated into their outputs."""
         for position, value in enumerate(self.graph.results):
-            place = self.storages[self.storage(value)]
-            if (place.space, place.index, place.offset) == ("output", position, 0):
-                continue
-            self.copy(value, position)
+            name = self.storage(value)
+            place = self.storages[name]
+            if self.resident:
+                stays = place.space == "arena" and value.tensor.layout is None
+                self.results.append(name if stays else self.copy(value, position))
+                self.storages[self.storages[self.results[-1]].root].live_out = True
+            elif (place.space, place.index, place.offset) != ("output", position, 0):
+                self.copy(value, position)
 
-    def copy(self, value: Value, position: int) -> None:
+    def copy(self, value: Value, position: int) -> str:
+        """Copies a value into an output in row-major order; the output's storage."""
         type = value.tensor.with_layout(None)
         source = physical_buffer("in0", value.tensor, "in")
         target = physical_buffer("out0", type, "out")
@@ -269,13 +293,14 @@ class Lowering:
         layout = value.tensor.layout
         load = Load("in0", layout.physical(index) if layout else index, type.dtype)
         part = Computation((source,), (Output(target, index, load),), frozenset(), "copy")
-        name = self.temporary(target, "output", position)
+        name = self.temporary(target, "arena" if self.resident else "output", position)
         lowered = self.choose(part)
         loc = value.producer.loc if value.producer is not None else ()
         kernel = self.shared(lowered.kernel)
         self.calls.append(
             Call(kernel, (self.storage(value), name), (self.storage(value),), (name,), loc)
         )
+        return name
 
     # ---------------------------------------------------------------- the program
 
@@ -288,7 +313,7 @@ class Lowering:
         for call in (self.calls[n] for n in order):
             slots = tuple(self.slot(self.storages[a], offsets, renumber) for a in call.arguments)
             nbytes = sum(s.elements * s.dtype.size for s in slots)
-            steps.append(Step(call.kernel, slots, call.loc, call.flops, nbytes))
+            steps.append(Step(call.kernel, slots, call.loc, call.flops, nbytes, call.macs))
         kernels = {k.name: k for k in self.kernels.values()}
         return Program(
             self.name,
@@ -297,7 +322,16 @@ class Lowering:
              for n, v in zip(self.graph.output_names, self.graph.results)]
             + [(f"sizes{n}", type) for n, type in enumerate(self.sizes)],
             kernels, steps, [self.constants[n] for n in used], peak, bound,
+            resident=self.places(offsets),
         )  # fmt: skip
+
+    def places(self, offsets: dict[str, int]) -> dict[tuple[str, int], Slot]:
+        """Where inputs and outputs that live in the arena lie, by ("input" or "output", number)."""
+        if not self.resident:
+            return {}
+        named = [("input", n, self.of_value[v]) for n, v in enumerate(self.graph.params)]
+        named += [("output", n, name) for n, name in enumerate(self.results)]
+        return {(side, n): self.slot(self.storages[s], offsets, {}) for side, n, s in named}
 
     def slot(self, storage: Storage, offsets: dict[str, int], renumber: dict[int, int]) -> Slot:
         elements = math.prod(storage.buffer.shape)  # type: ignore[arg-type]
@@ -314,7 +348,8 @@ class Lowering:
         roots = {a: self.storages[a].root for c in self.calls for a in c.arguments
                  if self.storages[a].space in ("arena", "output")}  # fmt: skip
         steps = [self._plan_step(n, call, roots) for n, call in enumerate(self.calls)]
-        requests = [self._request(root) for root in dict.fromkeys(roots.values())]
+        flagged = [n for n, s in self.storages.items() if s.live_in or s.live_out]
+        requests = [self._request(root) for root in dict.fromkeys([*roots.values(), *flagged])]
         planned = memplan.plan_steps(steps, requests, reorder=True, order_budget=ORDER_BUDGET)
         memplan.validate_steps(steps, requests, planned)
         peak, bound = planned.peaks.get("arena", 0), planned.lower_bounds.get("arena", 0)
@@ -322,7 +357,10 @@ class Lowering:
 
     def _request(self, root: str) -> memplan.Request:
         storage = self.storages[root]
-        return memplan.Request(root, max(storage.nbytes, 1), pool=storage.space)
+        return memplan.Request(
+            root, max(storage.nbytes, 1), pool=storage.space,
+            live_in=storage.live_in, live_out=storage.live_out,
+        )  # fmt: skip
 
     def _plan_step(self, number: int, call: Call, roots: dict[str, str]) -> memplan.Step:
         inplace = tuple(
@@ -380,6 +418,8 @@ def flat_kernel(kernel: Kernel) -> Kernel:
     return replace(kernel, params=params, body=tuple(map(flat, body)))
 
 
-def lower(graph: Graph, strategies: Sequence[Strategy], name: str = "model") -> Program:
-    """Lowers a static, decomposed graph."""
-    return Lowering(graph, strategies, name).run()
+def lower(
+    graph: Graph, strategies: Sequence[Strategy], name: str = "model", resident: bool = False
+) -> Program:
+    """Lowers a static, decomposed graph; with `resident`, inputs and outputs live in the arena."""
+    return Lowering(graph, strategies, name, resident).run()

@@ -1,0 +1,140 @@
+"""What a bundle needs of a microcontroller: flash, RAM, stack, and which layers need most of it.
+
+Constants, arena and tensors are exact. Code and stack are read off the C text, as no compiler is at
+hand: an operator of C comes to about two bytes of Thumb-2 (between 1.3 and 2.8 on convolutional and
+dense networks, -Os to -O2), and a frame to no more than its arrays, its variables, all spilled, and
+what the calling convention saves.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from graphc.analysis.memory import arena_use
+from graphc.analysis.report import layers
+from graphc.analysis.text import nbytes, table
+from graphc.backends.micro_c.model import Model
+from graphc.ir.program import Step
+
+BYTES_PER_OPERATOR = 2
+CODE_OF_CALL = 24  # bytes of NAME_run for every step, and for every argument
+CODE_OF_CHECKS = 256
+FRAME = 176  # r4-r11, lr, d8-d15, outgoing arguments, and addresses that the compiler makes up
+TOP = 8  # rows of a table
+
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_OPERATOR = re.compile(r"[-+*/<>=&|^?]+")
+_LOCAL = re.compile(r"^ +(?:const )?(float|double|u?int(?:8|16|32|64)_t|int) (\w+)(?:\[(\d+)\])?",
+                    re.MULTILINE)  # fmt: skip
+_SIZES = {"double": 8, "int64_t": 8, "uint64_t": 8}
+_NARROW = {"int8_t": 1, "uint8_t": 1, "int16_t": 2, "uint16_t": 2}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of NAME.c: its bound of stack and estimate of code in bytes, and its arrays."""
+
+    name: str
+    stack: int
+    code: int
+    arrays: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The needs of a model in bytes."""
+
+    model: Model
+    functions: dict[str, Function]
+
+    @classmethod
+    def of(cls, model: Model) -> Budget:
+        """Reads them off the text; `functions` is by kernel."""
+        found = {kernel: _function(model.functions[kernel], text)
+                 for kernel, text in model.texts.items()}  # fmt: skip
+        return cls(model, found)
+
+    @cached_property
+    def code(self) -> int:
+        helpers = _code(self.model.code()) - sum(_code(t) for t in self.model.texts.values())
+        calls = sum(1 + len(step.slots) for step in self.model.program.steps)
+        functions = sum(f.code for f in self.functions.values())
+        return functions + helpers + CODE_OF_CALL * calls // 2 + CODE_OF_CHECKS
+
+    @cached_property
+    def run_stack(self) -> int:
+        """Bytes of the frame of NAME_run."""
+        widest = max((len(s.slots) for s in self.model.program.steps), default=0)
+        kept = len(self.model.inputs) + len(self.model.outputs)
+        return FRAME + 4 * (widest + kept)
+
+    @cached_property
+    def stack(self) -> int:
+        """Bytes of stack that NAME_run takes with everything it calls, without libm."""
+        return self.run_stack + max((f.stack for f in self.functions.values()), default=0)
+
+    @property
+    def io(self) -> int:
+        """Bytes of inputs and outputs that the caller keeps."""
+        tensors = () if self.model.resident else (*self.model.inputs, *self.model.outputs)
+        return sum(t.nbytes for t in tensors)
+
+    @property
+    def ram(self) -> int:
+        return self.model.program.arena_bytes + self.stack + self.io
+
+    @property
+    def flash(self) -> int:
+        return self.model.weight_bytes + self.code
+
+    # ------------------------------------------------------------ tables
+
+    def ram_table(self) -> str:
+        """The steps in which most memory is live."""
+        program = self.model.program
+        live = arena_use(program).live
+        rows = [("RAM by layer", "function", "arena live", "stack")]
+        for n in sorted(range(len(program.steps)), key=lambda n: (-live[n], n))[:TOP]:
+            step = program.steps[n]
+            function = self.functions[step.kernel]
+            rows.append((layers(step.loc), function.name, nbytes(live[n]), nbytes(function.stack)))
+        total = (f"arena {nbytes(program.arena_bytes)}, stack {nbytes(self.stack)}, "
+                 f"inputs and outputs {nbytes(self.io)}: {nbytes(self.ram)}")  # fmt: skip
+        return f"{table(rows, left=2)}\n{total}"
+
+    def flash_table(self) -> str:
+        """The layers with most constants and code; shared code counts for its first."""
+        costs, seen = [], set()
+        for n, step in enumerate(self.model.program.steps):
+            code = 0 if step.kernel in seen else self.functions[step.kernel].code
+            seen.add(step.kernel)
+            costs.append((weights_of(step), code, n))
+        rows = [("flash by layer", "function", "constants", "code (estimated)")]
+        for weights, code, n in sorted(costs, key=lambda c: (-c[0] - c[1], c[2]))[:TOP]:
+            step = self.model.program.steps[n]
+            name = self.functions[step.kernel].name
+            rows.append((layers(step.loc), name, nbytes(weights), nbytes(code)))
+        total = (f"constants {nbytes(self.model.weight_bytes)}, code about {nbytes(self.code)}: "
+                 f"{nbytes(self.flash)}")  # fmt: skip
+        return f"{table(rows, left=2)}\n{total}"
+
+
+def weights_of(step: Step) -> int:
+    """Bytes of the constants that a step reads."""
+    return sum(s.elements * s.dtype.size for s in step.slots if s.space == "const")
+
+
+def _code(text: str) -> int:
+    return BYTES_PER_OPERATOR * len(_OPERATOR.findall(_COMMENT.sub("", text)))
+
+
+def _function(name: str, text: str) -> Function:
+    arrays = scalars = 0
+    for type, _, count in _LOCAL.findall(_COMMENT.sub("", text)):
+        if count:
+            arrays += -(-int(count) * {**_SIZES, **_NARROW}.get(type, 4) // 8) * 8
+        else:
+            scalars += _SIZES.get(type, 4)
+    return Function(name, FRAME + arrays + scalars, _code(text), arrays)

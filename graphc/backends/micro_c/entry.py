@@ -1,0 +1,282 @@
+"""NAME_run: checks of its arguments, one call for every step, and hooks that compile away.
+
+A step is printed between NAME_BEGIN and NAME_END. With -DNAME_PROFILE both call `NAME_profile`, and
+with -DNAME_TRACE the bytes of every result of the step go through a CRC-32 to `NAME_trace`; both
+are functions of the user's. Without them nothing is left of either.
+
+Where inputs and outputs live in the arena, those that the caller keeps elsewhere are copied before
+the first step and after the last.
+"""
+
+from __future__ import annotations
+
+from graphc.backends.cfamily.printer import comment
+from graphc.backends.cfamily.spell import storage_type
+from graphc.backends.micro_c.model import Constant, Model, Tensor
+from graphc.errors import InternalError
+from graphc.ir.kernel import Buffer
+from graphc.ir.program import Slot, Step
+
+HOOKS = """\
+#if defined({macro}_PROFILE) || defined({macro}_TRACE)
+static const char *const {name}_layers[] = {{
+{names}
+}};
+#endif
+
+#ifdef {macro}_PROFILE
+#define {macro}_BEGIN(layer) {name}_profile(layer, {name}_layers[layer], 0)
+#define {macro}_END(layer) {name}_profile(layer, {name}_layers[layer], 1)
+#else
+#define {macro}_BEGIN(layer) ((void)0)
+#define {macro}_END(layer) ((void)0)
+#endif
+
+#ifdef {macro}_TRACE
+/* CRC-32 as in Ethernet and zlib (reflected polynomial 0xEDB88320). */
+static uint32_t {name}_crc32(const void *data, uint32_t bytes)
+{{
+    const uint8_t *at = (const uint8_t *)data;
+    uint32_t crc = 0xffffffffu;
+    while (bytes-- != 0u) {{
+        int bit;
+        crc ^= *at++;
+        for (bit = 0; bit < 8; ++bit) {{
+            crc = (crc >> 1) ^ (0xedb88320u & (0u - (crc & 1u)));
+        }}
+    }}
+    return ~crc;
+}}
+#define {macro}_RESULT(layer, data, bytes) \\
+    {name}_trace(layer, {name}_layers[layer], {name}_crc32(data, bytes))
+#else
+#define {macro}_RESULT(layer, data, bytes) ((void)0)
+#endif
+"""
+
+APART = """\
+/* Whether two pieces of memory share no byte. */
+static int {name}_apart(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes)
+{{
+    const uintptr_t p = (uintptr_t)a, q = (uintptr_t)b;
+    return p < q ? q - p >= a_bytes : p - q >= b_bytes;
+}}
+"""
+
+STRINGS = """\
+const char *{name}_status_string({name}_status status)
+{{
+    switch (status) {{
+    case {macro}_OK:
+        return "ok";
+    case {macro}_NULL_POINTER:
+        return "an argument, or a field of one, is null";
+    case {macro}_MISALIGNED:
+        return "the arena, the weights, an input or an output is not aligned";
+    case {macro}_OVERLAP:
+        return "an output shares memory with another tensor or with the arena";
+    }}
+    return "no status of {name}";
+}}
+"""
+
+
+def entry(model: Model) -> str:
+    """Everything after the kernels: hooks, checks, NAME_run and NAME_status_string."""
+    names = {"name": model.name, "macro": model.macro}
+    layers = [f'    "{literal(layer_title(step))}",' for step in model.program.steps]
+    parts = [HOOKS.format(names="\n".join(layers or ['    "",']), **names)]
+    overlaps = _overlap_checks(model)
+    if overlaps:
+        parts.append(APART.format(**names))
+    return "\n".join([*parts, _run(model, overlaps), STRINGS.format(**names)])
+
+
+def layer_title(step: Step) -> str:
+    """What a step is called in traces and profiles: its first ONNX node."""
+    return step.loc[0] if step.loc else step.kernel
+
+
+def literal(text: str) -> str:
+    """A name as the inside of a string literal, in ASCII without escapes."""
+    return "".join(c if c.isprintable() and ord(c) < 128 and c not in '"\\?' else "_" for c in text)
+
+
+# ---------------------------------------------------------------- the function
+
+
+def _run(model: Model, overlaps: list[str]) -> str:
+    name = model.name
+    lines = [
+        f"{name}_status {name}_run(const {name}_inputs *inputs, const {name}_outputs *outputs,",
+        f"    {' ' * len(name)}void *arena)",
+        "{",
+    ]
+    if model.program.arena_bytes:
+        lines.append("    uint8_t *const memory = (uint8_t *)arena;")
+    if model.resident:
+        lines += _places(model)
+    lines += [*_checks(model), *overlaps, *_cleared(model)]
+    lines += _copies(model, "in")
+    for number, step in enumerate(model.program.steps):
+        lines += _call(model, number, step)
+    lines += _copies(model, "out")
+    return "\n".join([*lines, f"    return {model.macro}_OK;", "}"]) + "\n"
+
+
+def _refuse(model: Model, condition: str, status: str) -> list[str]:
+    return [f"    if ({condition}) {{", f"        return {model.macro}_{status};", "    }"]
+
+
+def _places(model: Model) -> list[str]:
+    """Pointers that the caller gave, null where a tensor stays in the arena."""
+    lines = []
+    for side, short, tensors, const in model.sides():
+        for t in tensors:
+            lines.append(f"    {const}{t.c_type} *const {short}_{t.field} = "
+                         f"{side} == 0 ? 0 : {side}->{t.field};")  # fmt: skip
+    return lines
+
+
+def _pointer(model: Model, side: str, short: str, tensor: Tensor) -> str:
+    return f"{short}_{tensor.field}" if model.resident else f"{side}->{tensor.field}"
+
+
+def _checks(model: Model) -> list[str]:
+    """The status for pointers that are missing or not aligned."""
+    arena = bool(model.program.arena_bytes)
+    needed = ([] if model.resident else ["inputs", "outputs"]) + ["arena"] * arena
+    lines = _refuse(model, " || ".join(f"{p} == 0" for p in needed), "NULL_POINTER")
+    lines = lines if needed else []
+    if not arena:
+        lines.append("    (void)arena;")
+    aligned = [("arena", f"{model.macro}_ARENA_ALIGN")] if arena else []
+    if model.has_base:
+        aligned.append((f"{model.macro}_WEIGHTS_ADDRESS", f"{model.macro}_WEIGHTS_ALIGN"))
+    for side, short, tensors, _ in model.sides():
+        if not tensors:
+            lines.append(f"    (void){side};")
+        for tensor in tensors:
+            pointer = _pointer(model, side, short, tensor)
+            if tensor.elements and not model.resident:
+                lines += _refuse(model, f"{pointer} == 0", "NULL_POINTER")
+            if tensor.type.dtype.size > 1:
+                aligned.append((pointer, f"sizeof({tensor.c_type})"))
+    for pointer, size in aligned:
+        lines += _refuse(model, f"(uintptr_t){pointer} % {size} != 0", "MISALIGNED")
+    return lines
+
+
+def _overlap_checks(model: Model) -> list[str]:
+    """The status for tensors of the caller's that share memory with the arena, or with an output.
+
+    Where tensors live in the arena, inputs are copied before an output is written.
+    """
+    pieces = [
+        (_pointer(model, side, short, t), t, short)
+        for side, short, tensors, _ in model.sides() for t in tensors if t.elements
+    ]  # fmt: skip
+    conditions = []
+    for number, (pointer, tensor, short) in enumerate(pieces):
+        piece = f"{pointer}, {tensor.nbytes}u"
+        if model.program.arena_bytes:
+            outside = f"!{model.name}_apart({piece}, arena, {model.macro}_ARENA_SIZE)"
+            conditions.append(_elsewhere(model, pointer, tensor) + outside)
+        for other, its, kind in pieces[:number] if short == "out" else ():
+            if not model.resident or kind == "out":
+                given = f"{pointer} != 0 && {other} != 0 && " if model.resident else ""
+                conditions.append(f"{given}!{model.name}_apart({piece}, {other}, {its.nbytes}u)")
+    return [line for c in conditions for line in _refuse(model, c, "OVERLAP")]
+
+
+def _elsewhere(model: Model, pointer: str, tensor: Tensor) -> str:
+    """The start of a condition: a tensor that could live in the arena is kept elsewhere."""
+    if not model.resident:
+        return ""
+    place = f"(const void *)(memory + {model.resident[tensor.key].offset})"
+    return f"{pointer} != 0 && (const void *){pointer} != {place} && "
+
+
+def _cleared(model: Model) -> list[str]:
+    """With NAME_TRACE, memory that no layer writes has the same contents on every machine."""
+    if not model.resident:
+        lines = [f"    memset(outputs->{t.field}, 0, {t.nbytes}u);" for t in model.outputs
+                 if t.elements]  # fmt: skip
+        if model.program.arena_bytes:
+            lines.insert(0, f"    memset(arena, 0, {model.macro}_ARENA_SIZE);")
+    else:
+        gaps = _gaps(model)
+        lines = [f"    memset(memory + {start}, 0, {stop - start}u);" for start, stop in gaps]
+    return [f"#ifdef {model.macro}_TRACE", *lines, "#endif"] if lines else []
+
+
+def _gaps(model: Model) -> list[tuple[int, int]]:
+    """What of the arena no input lies in: (first byte, end)."""
+    places = sorted((model.resident[t.key].offset, t.nbytes) for t in model.inputs)
+    gaps, start = [], 0
+    for offset, nbytes in [*places, (model.program.arena_bytes, 0)]:
+        if offset > start:
+            gaps.append((start, offset))
+        start = max(start, offset + nbytes)
+    return gaps
+
+
+def _copies(model: Model, side: str) -> list[str]:
+    """Tensors that live in the arena copied from, or to, where the caller keeps them."""
+    lines = []
+    for _, short, tensors, _ in model.sides():
+        for tensor in tensors if short == side and model.resident else ():
+            offset, pointer = model.resident[tensor.key].offset, f"{short}_{tensor.field}"
+            pair = [f"memory + {offset}", pointer]
+            if side == "out":
+                pair.reverse()
+            condition = _elsewhere(model, pointer, tensor).removesuffix(" && ")
+            if tensor.elements:
+                copy = f"        memcpy({', '.join(pair)}, {tensor.nbytes}u);"
+                lines += [f"    if ({condition}) {{", copy, "    }"]
+    return lines
+
+
+# ---------------------------------------------------------------- steps
+
+
+def _call(model: Model, number: int, step: Step) -> list[str]:
+    kernel = model.program.kernels.get(step.kernel)
+    if kernel is None or len(kernel.params) != len(step.slots):
+        raise InternalError(f"step {step.kernel} does not fit its kernel")
+    lines = [f"    {comment(', '.join(step.loc))}"] if step.loc else []
+    arguments = [_argument(model, b, s) for b, s in zip(kernel.params, step.slots)]
+    start = f"    {model.functions[step.kernel]}("
+    call = f"{start}{', '.join(arguments)});"
+    if len(call) > 100:
+        call = start + ",".join(f"\n        {a}" for a in arguments) + ");"
+    macro = model.macro
+    lines += [f"    {macro}_BEGIN({number});", call, f"    {macro}_END({number});"]
+    for buffer, slot, argument in zip(kernel.params, step.slots, arguments):
+        if buffer.access != "in":
+            size = slot.elements * slot.dtype.size
+            lines.append(f"    {macro}_RESULT({number}, {argument}, {size}u);")
+    return lines
+
+
+def _argument(model: Model, buffer: Buffer, slot: Slot) -> str:
+    const = "const " if buffer.access == "in" else ""
+    if slot.space == "arena":
+        place = f"memory + {slot.offset}" if slot.offset else "memory"
+        return f"({const}{storage_type(slot.dtype)} *)(void *)({place})"
+    size = slot.dtype.size
+    if slot.offset % size:
+        raise InternalError(f"{slot.space} at byte {slot.offset}, no multiple of {size}")
+    if slot.space == "const":
+        return _constant(model, model.constants[slot.index], slot.offset)
+    tensors = model.inputs if slot.space == "input" else model.outputs
+    base = f"{slot.space}s->{tensors[slot.index].field}"
+    return f"{base} + {slot.offset // size}" if slot.offset else base
+
+
+def _constant(model: Model, constant: Constant, offset: int) -> str:
+    if model.has_base:
+        place = f"{model.macro}_WEIGHTS_ADDRESS + {constant.offset + offset}"
+        return f"(const {constant.c_type} *)(const void *)({place})"
+    elements = offset // constant.array.dtype.itemsize
+    return f"{constant.symbol} + {elements}" if elements else constant.symbol

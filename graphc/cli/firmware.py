@@ -1,0 +1,156 @@
+"""Options for C sources on a microcontroller; what `graphc compile --target c -o FOLDER` does."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphc.cli.options import CPUS, tolerance
+
+if TYPE_CHECKING:
+    from graphc.backends.micro_c import BundleOptions
+    from graphc.cli.models import Model
+    from graphc.driver import Settings
+    from graphc.ir.program import Program
+
+UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20}
+DEFAULTS: dict[str, Any] = {
+    "with_test": False, "tolerance": None, "libm": None, "weights": "f32", "weights_as": "c",
+    "cpu": CPUS[0], "io": "caller", "ram": None, "flash": None,
+}  # fmt: skip
+SPELLING = {"libm": "--libm and --no-libm"}
+
+
+def add_bundle(parser: argparse.ArgumentParser) -> None:
+    """The options of a folder of C sources."""
+    group = parser.add_argument_group("C sources for a microcontroller (--target c -o FOLDER)")
+    add = group.add_argument
+    add("--with-test", action="store_true",
+        help="add a test on random inputs, with the outputs of ONNX Runtime")  # fmt: skip
+    add("--tolerance", metavar="T", type=tolerance,
+        help="the largest error the test accepts, in units of an output (default: 1 for "
+        "integers, 1e-3 for the rest)")  # fmt: skip
+    add_code(group)
+    add("--weights-as", choices=("c", "incbin", "bin"), default="c",
+        help="constants as C text, as a binary file that an assembler file includes, or as a "
+        "binary file that the firmware places (default: %(default)s)")  # fmt: skip
+    add("--io", choices=("caller", "arena"), default="caller",
+        help="whether inputs and outputs are the caller's, or live in the arena and take no "
+        "memory of their own (default: %(default)s)")  # fmt: skip
+    add("--ram", metavar="64K", type=size,
+        help="refuse what needs more: arena, stack, inputs and outputs")  # fmt: skip
+    add("--flash", metavar="256K", type=size,
+        help="refuse what needs more: constants, and code as estimated for Thumb-2")  # fmt: skip
+
+
+def add_code(parser: Any) -> None:
+    """The options that change what the C code computes, or how."""
+    parser.add_argument("--cpu", choices=CPUS, metavar="CPU", default=CPUS[0],
+                        help="the processor it is for: "
+                        f"{', '.join(CPUS)} (default: {CPUS[0]})")  # fmt: skip
+    parser.add_argument("--libm", action=argparse.BooleanOptionalAction,
+                        help="call libm for exp, log, tanh and erf; with --no-libm nothing of it "
+                        "(default: polynomials for those, libm for what has none)")  # fmt: skip
+    parser.add_argument("--weights", choices=("f32", "f16"), default="f32",
+                        help="store float weights as they are, or as float16 that is converted "
+                        "when it is read (default: %(default)s)")  # fmt: skip
+
+
+def size(text: str) -> int:
+    """Bytes from `64K`, `1M`, `256KB`, `4096`."""
+    found = re.fullmatch(r"(\d+)([KM]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected a size such as 64K or 1M, found {text!r}")
+    return int(found[1]) * UNITS[found[2].upper()]
+
+
+def check_unused(args: argparse.Namespace) -> None:
+    """ModelError if an option is given that only a folder of C sources has."""
+    from graphc.errors import ModelError
+
+    for name, default in DEFAULTS.items():
+        if getattr(args, name) != default:
+            option = SPELLING.get(name, "--" + name.replace("_", "-"))
+            raise ModelError(f"{option}: goes with --target c and a folder: -o FOLDER")
+
+
+def micro_program(model: Model, args: argparse.Namespace, settings: Settings) -> Program:
+    """The program of a model, for what the options ask."""
+    from graphc import driver
+    from graphc.backends.micro_c.halves import half_weights
+    from graphc.cli import emit
+
+    typed = emit.typed(model, driver.KEEP_INTEGERS)
+    resident = getattr(args, "io", "") == "arena"
+    program = driver.micro_program(typed, settings, args.cpu, resident)
+    return half_weights(program) if args.weights == "f16" else program
+
+
+def options(model: Model, args: argparse.Namespace, samples: Any = None) -> BundleOptions:
+    """What the options ask of the text."""
+    from graphc.backends.micro_c import BundleOptions
+
+    return BundleOptions(
+        name=model.path.stem, libm=args.libm, weights_as=args.weights_as, samples=samples,
+        tolerance=args.tolerance, cpu=args.cpu,
+    )  # fmt: skip
+
+
+def write_sources(model: Model, args: argparse.Namespace, settings: Settings) -> None:
+    """Writes the folder; ModelError if it exceeds a budget."""
+    from graphc.backends.micro_c import write_bundle
+    from graphc.cli.output import atomic_folder
+
+    samples = _samples(model) if args.with_test else None
+    program = micro_program(model, args, settings)
+    chosen = options(model, args, samples)
+    check_budgets(program, chosen, args.ram, args.flash)
+    with atomic_folder(args.output) as temporary:
+        write_bundle(program, temporary, chosen)
+
+
+def _samples(model: Model) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Inputs, and the outputs of ONNX Runtime, or of the interpreter where that is missing."""
+    from graphc import verify
+    from graphc.cli.output import note
+    from graphc.cli.runs import contender
+    from graphc.errors import UnsupportedError
+
+    feeds = model.feeds(seed=0)
+    try:
+        expected = contender(model, "onnxruntime", threads=1)(feeds)
+    except UnsupportedError as error:
+        note(f"the test expects what graphc's interpreter computes: {error}")
+        expected = verify.interpreter(model.pinned())(feeds)
+    return list(feeds.values()), expected
+
+
+def check_budgets(
+    program: Program, chosen: BundleOptions, ram: int | None, flash: int | None
+) -> None:
+    """ModelError if the program needs more; a table of the layers goes to stderr before."""
+    if ram is None and flash is None:
+        return
+    import sys
+
+    from graphc.analysis.text import nbytes
+    from graphc.backends.micro_c import model_of
+    from graphc.backends.micro_c.budget import Budget
+    from graphc.errors import ModelError
+
+    budget = Budget.of(model_of(program, chosen))
+    over = [
+        (name, needed, limit, table)
+        for name, needed, limit, table in (
+            ("--ram", budget.ram, ram, budget.ram_table),
+            ("--flash", budget.flash, flash, budget.flash_table),
+        )
+        if limit is not None and needed > limit
+    ]  # fmt: skip
+    for _, _, _, table in over:
+        print(table(), file=sys.stderr)
+    if over:
+        raise ModelError("; ".join(f"{name} {nbytes(limit)}: {nbytes(needed)} are needed"
+                                   for name, needed, limit, _ in over))  # fmt: skip

@@ -1,0 +1,87 @@
+"""The command line for microcontrollers: options of C sources, budgets, checks on the host."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from graphc.cli import main
+
+ROOT = Path(__file__).parent.parent
+DIGITS = str(ROOT / "models" / "digits_cnn.onnx")
+ONE = ["--dim", "N=1", "--target", "c"]
+
+pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
+
+
+def graphc(capsys, *argv) -> tuple[int, str, str]:
+    code = main(list(map(str, argv)))
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def ok(capsys, *argv) -> str:
+    code, out, err = graphc(capsys, *argv)
+    assert code == 0, err
+    return out
+
+
+def build(folder: Path, *flags: str) -> str:
+    """Builds and runs the test of a folder of sources; what it prints."""
+    sources = [str(p) for p in folder.iterdir() if p.suffix in (".c", ".S")]
+    command = ["gcc", "-O1", f"-I{folder}", *flags, *sources, "-lm", "-o", str(folder / "test")]
+    subprocess.run(command, check=True)
+    return subprocess.run([folder / "test"], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--weights-as", "incbin", "--io", "arena"],
+        ["--weights", "f16", "--tolerance", "0.05", "--no-libm"],
+        ["--libm", "--tolerance", "1e-4"],
+    ],
+    ids=lambda options: options[0] if options else "plain",
+)
+def test_sources_pass_their_test(capsys, tmp_path, options):
+    folder = tmp_path / "digits"
+    ok(capsys, "compile", DIGITS, *ONE, "-o", folder, "--with-test", *options)
+    assert "logits: largest error" in build(folder)
+
+
+def test_budgets(capsys, tmp_path):
+    argv = ["compile", DIGITS, *ONE, "-o", tmp_path / "digits"]
+    ok(capsys, *argv, "--ram", "64K", "--flash", "1M")
+    report = json.loads((tmp_path / "digits" / "report.json").read_text())
+    assert report["ram_bytes"] == (
+        report["arena_bytes"] + report["stack_bytes_bound"] + report["io_bytes"]
+    )
+    code, _, err = graphc(capsys, *argv, "--ram", report["ram_bytes"], "--flash", "2K")
+    assert code == 2 and "--flash 2 KiB:" in err and "flash by layer" in err and "Conv" in err
+    code, _, err = graphc(capsys, *argv, "--ram", str(report["ram_bytes"] - 1))
+    assert code == 2 and "RAM by layer" in err and "arena live" in err and "--flash" not in err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--ram", "64K"],
+        ["-o", "model.so", "--weights", "f16"],
+        ["--target", "c", "--emit", "c", "--weights-as", "bin"],
+        ["--target", "c", "--no-libm"],
+    ],
+)
+def test_options_that_only_sources_have(capsys, argv):
+    code, _, err = graphc(capsys, "compile", DIGITS, "--dim", "N=1", *argv)
+    assert code == 2 and "goes with --target c and a folder" in err
+
+
+@pytest.mark.parametrize("text", ["", "64X", "-1", "K"])
+def test_sizes_that_cannot_be_read(capsys, text):
+    code, _, err = graphc(capsys, "compile", DIGITS, *ONE, "-o", "folder", "--ram", text)
+    assert code == 2 and "size such as 64K" in err
