@@ -18,6 +18,7 @@ from graphc.passes.fold import FoldPolicy
 from graphc.passes.hooks import debug_hooks
 from graphc.passes.lower import Strategy, lower
 from graphc.passes.pass_manager import Pass, reached
+from graphc.passes.precision import PRECISIONS
 from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, specialise
 
@@ -25,14 +26,21 @@ SIMPLE = "decompose, fold, cse, dce"
 OPTIMISING = (
     "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce, layout, fuse"
 )
+
+
+def cuda_passes(precision: str = "f32") -> str:
+    """The pipeline of GPUs, for contractions in this precision."""
+    return (
+        "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, merge-products,"
+        f" precision{{type={precision}}}, dce, layout, fuse{{widening=true}}, fuse-attention"
+    )
+
+
 PIPELINES = {
     "cpu": OPTIMISING,
     "c": SIMPLE,
     "micro": f"integers, {OPTIMISING}",
-    "cuda": (
-        "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, "
-        "merge-products, dce, layout, fuse, fuse-attention"
-    ),
+    "cuda": cuda_passes(),
 }
 KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))  # what pass "integers" looks for
 
@@ -47,8 +55,9 @@ def _default_threads() -> int:
 class Settings:
     """How graphs are compiled, whatever the target: `threads` to run on; `passes` a pipeline in
     place of the target's own; hooks around passes; the context (fuel, diagnostics); `observe`,
-    which is called with every program made; `device`, the number of the GPU to run on; and
-    `simulate`, to run a GPU's kernels on the host."""
+    which is called with every program made; and for GPUs `device`, the number of the one to run on,
+    `simulate`, to run kernels on the host, and `precision`, in which contractions multiply (f32,
+    tf32, f16, bf16)."""
 
     threads: int = field(default_factory=_default_threads)
     passes: str | Sequence[Pass] | None = None
@@ -57,10 +66,15 @@ class Settings:
     observe: Callable[[Program], object] | None = None
     device: int = 0
     simulate: bool = False
+    precision: str = "f32"
 
     def __post_init__(self) -> None:
         if not isinstance(self.threads, int) or self.threads < 1:
             raise ModelError(f"threads must be a positive integer, found {self.threads!r}")
+        if self.precision not in PRECISIONS:
+            raise ModelError(
+                f"precision must be one of {', '.join(PRECISIONS)}, found {self.precision!r}"
+            )
         if isinstance(self.passes, str):
             parse_pipeline(self.passes)  # complains now, not at the first run
 
@@ -138,6 +152,11 @@ def compiler(target: str, settings: Settings) -> CompileStatic:
     """What compiles static graphs for a target."""
     if target not in TARGETS:
         raise ModelError(f"target {target!r} is none of {', '.join(TARGETS)}")
+    if settings.precision != "f32" and target != "cuda":
+        raise UnsupportedError(
+            f"target {target!r} multiplies in the model's own types, found precision "
+            f"{settings.precision!r}; target 'cuda' takes it"
+        )
     return TARGETS[target](settings)
 
 
@@ -216,7 +235,8 @@ def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
     """A typed static graph as a GPU runs it."""
     from graphc.backends.cuda.strategies import strategies
 
-    return to_program(graph, strategies(), settings, PIPELINES["cuda"])
+    precision = "f32" if settings is None else settings.precision
+    return to_program(graph, strategies(), settings, cuda_passes(precision))
 
 
 def typed(source: Any, **pins: Any) -> Graph:

@@ -9,6 +9,7 @@ from graphc.passes import (  # noqa: F401  (register)
     integers,
     layout,
     merge_products,
+    precision,
     rewriter,
     rules,
     specialise,

@@ -6,7 +6,8 @@ A group grows from an anchor (a contraction, a window, a row reduction) or from 
 * row group: a reduction over trailing dims joins the map it reads, and ops over the rows' values
   join after it (softmax, layer norm), whether they are per element or per row;
 * prologue: a map whose values only the op reads joins the op's group where that repeats no work;
-  pure data movement is cloned into every reader, even a contraction's.
+  pure data movement is cloned into every reader, even a contraction's, and so are, if the target
+  asks for it, conversions of floats to a wider type.
 
 Legality is about dependences (a group must not depend on itself through an outside op) and about
 spaces (values that leave a group must share one shape, or the kernel would be computed twice).
@@ -48,10 +49,10 @@ def space_of(value: Value) -> tuple:
 
 
 class Fuser:
-    """Builds the groups of one region."""
+    """Builds the groups of one region. `widening`: conversions to wider floats are for readers."""
 
-    def __init__(self, region: Region):
-        self.region = region
+    def __init__(self, region: Region, widening: bool = False):
+        self.region, self.widening = region, widening
         self.group: dict[Op, Group] = {}
 
     def run(self) -> list[Group]:
@@ -69,6 +70,8 @@ class Fuser:
             self.open(op, "opaque")
             return
         for group in self.candidates(op):
+            if self.widening and structure.is_widening(op):
+                break
             if self.joins(op, group):
                 self.add(op, group)
                 self.absorb_maps(op)
@@ -236,7 +239,9 @@ class Fuser:
                     return False
         if any(other in g.before for g in group.before):
             return False
-        pure = all(structure.is_movement(m) for m in other.ops)
+        pure = all(_is_for_readers(m, self.widening) for m in other.ops)
+        if self.widening and structure.is_widening(op):
+            return pure
         if group.anchor in ("contraction", "window"):
             reads_window = bool(structure.reductions(op))
             return pure or (not reads_window and structure.pointwise(op, operand))
@@ -248,10 +253,14 @@ class Fuser:
 # ---------------------------------------------------------------- rewriting the graph
 
 
-def clone_movement(graph: Graph) -> None:
+def _is_for_readers(op: Op, widening: bool) -> bool:
+    return structure.is_movement(op) or widening and structure.is_widening(op)
+
+
+def clone_movement(graph: Graph, widening: bool = False) -> None:
     """Gives every reader its own copy of a pure data movement, so that each can fuse it."""
     for op in list(graph.ops):
-        if op.name == "Constant" or not structure.is_movement(op) or op.output in graph.results:
+        if op.name == "Constant" or not _is_for_readers(op, widening) or op.output in graph.results:
             continue
         if op.output.tensor.size == 0:
             continue
@@ -317,12 +326,12 @@ def _is_scalar(value: Value) -> bool:
     return value.constant is not None and value.constant.size == 1
 
 
-def fuse(graph: Graph, ctx: Context | None = None) -> bool:
+def fuse(graph: Graph, ctx: Context | None = None, widening: bool = False) -> bool:
     """Replaces groups of ops by `fused` ops; True if there were any. Each group is a rewrite."""
     ctx = ctx or Context()
     raise_scalars(graph, ctx)
-    clone_movement(graph)
-    groups = [g for g in Fuser(graph).run() if ctx.spend("fuse", g.ops[-1])]
+    clone_movement(graph, widening)
+    groups = [g for g in Fuser(graph, widening).run() if ctx.spend("fuse", g.ops[-1])]
     for group in groups:
         _make_fused(graph, group)
     if groups:
@@ -409,11 +418,14 @@ def sort_ops(graph: Graph) -> None:
 @register_pass
 @dataclass
 class Fuse(Pass):
-    """Makes one `fused` op of each group of ops that becomes one kernel."""
+    """Makes one `fused` op of each group of ops that becomes one kernel. With `widening`, floats
+    are converted to wider types by their readers."""
+
+    widening: bool = False
 
     name = "fuse"
     requires = "typed"
     ensures = "fused"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return fuse(graph, ctx)
+        return fuse(graph, ctx, self.widening)

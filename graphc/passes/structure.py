@@ -45,6 +45,18 @@ def is_movement(op: Op) -> bool:
     return isinstance(body, Load) and not any(loads(x) for x in body.index)
 
 
+def is_widening(op: Op) -> bool:
+    """One output whose body converts a float at its own index to a wider type: like a movement, it
+    is cheaper done by a reader, who then reads fewer bytes."""
+    if op.defn.form != "elementwise" or not has_body(op) or len(op.outputs) != 1:
+        return False
+    body = op_body(op)
+    if not (isinstance(body, Call) and body.op.name == "cast" and isinstance(body.args[0], Load)):
+        return False
+    source = body.args[0].dtype
+    return source.is_float and body.dtype.is_float and source.size < body.dtype.size
+
+
 def moved(op: Op) -> tuple[int, Value]:
     """The operand that a movement moves: its number, and the value."""
     body = op_body(op)

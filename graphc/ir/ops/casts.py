@@ -1,4 +1,4 @@
-"""Type conversions: Cast, CastLike, BitCast.
+"""Type conversions: Cast, CastLike, BitCast, and rounding to TF32.
 
 Casts between numbers are one `cast` or `cast_sat` of the scalar table; casts to float8e8m0, whose
 values are the powers of two, are done on the bits of a float32, with any of three roundings.
@@ -10,7 +10,7 @@ from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, f32, u8, u32
 from graphc.ir.expr import Const, Expr, bitcast, cast, select
-from graphc.ir.opdef import Any_, composite, op
+from graphc.ir.opdef import Any_, Float, composite, op
 
 _INCREMENTS = {"up": 0x7FFFFF, "down": 0, "nearest": 0x400000}  # added to the bits, then cut
 _LARGEST, _NAN = 0xFE, 0xFF  # codes of 2^127 and NaN
@@ -46,6 +46,16 @@ def _power_of_two(value: Expr, saturate: bool, round_mode: str) -> Expr:
     else:
         code = select(special | (bits.eq(0)), _NAN, code)
     return bitcast(code.cast(u8), dtypes.f8e8m0)
+
+
+@op("RoundToTF32", domain="graphc")
+def round_to_tf32(i, x: Float):
+    """A float32 rounded to the 10 bits of fraction that TF32 has, halves away from zero."""
+    if x.dtype is not f32:
+        raise ModelError(f"takes float32, found {x.dtype}")
+    bits = bitcast(x[i], u32)
+    special = (bits & 0x7F800000).eq(0x7F800000)
+    return select(special, x[i], bitcast((bits + 0x1000) & 0xFFFFE000, f32))
 
 
 @composite("CastLike")

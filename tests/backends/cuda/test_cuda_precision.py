@@ -1,0 +1,71 @@
+"""Contractions in narrower types: what is stored, and the error it costs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_programs import graph_of, inputs_of, needs_compiler
+
+import graphc
+from graphc.backends.cuda import emit
+from graphc.backends.cuda.simulator import simulate
+from graphc.driver import Settings, cuda_program, typed
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir.dtypes import f16, f32
+from graphc.ir.interp import interpret
+
+ROOT = Path(__file__).parents[3]
+DIGITS = ROOT / "models" / "digits_cnn.onnx"
+TINY = ROOT.parent / "shared" / "models" / "mlperf_tiny"
+MODELS = [DIGITS, TINY / "resnet8_cifar10_f32.onnx", TINY / "dscnn_kws_f32.onnx"]
+LAYERS = """graph @g(%x: f32[40,30]) -> ? {
+  const %w : f32[30,50] = random(seed=1)
+  const %v : f32[50,20] = random(seed=2)
+  %a = MatMul(%x, %w)
+  %b = Relu(%a)
+  %y = MatMul(%b, %v)
+  return %y
+}"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", ["tf32", "f16", "bf16"])
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_the_error_is_small(path, precision):
+    if not path.exists():
+        pytest.skip(f"no {path.name} beside this checkout")
+    pins = {"dims": {"N": 2}} if path == DIGITS else {}
+    source = emit(cuda_program(typed(path, **pins), Settings(precision=precision)))
+    inputs = inputs_of(source.program)
+    found = simulate(source, (0,))(inputs)
+    for result, wanted in zip(found, interpret(typed(path, **pins), inputs)):
+        assert np.abs(result - wanted).max() <= 1e-2 * np.ptp(wanted)
+
+
+@needs_compiler
+def test_rounding_differs_from_float32_as_it_should():
+    graph = graph_of(LAYERS)
+    (x,) = inputs_of(cuda_program(graph_of(LAYERS)))
+    (exact,) = interpret(graph, [x])
+    errors = {}
+    for precision in ("f32", "tf32", "f16", "bf16"):
+        source = emit(cuda_program(graph_of(LAYERS), Settings(precision=precision)))
+        (found,) = simulate(source, (0,))([x])
+        errors[precision] = np.abs(found - exact).max() / np.ptp(exact)
+    assert errors["f32"] < 1e-6
+    assert 1e-5 < errors["tf32"] < 2e-3 and 1e-5 < errors["f16"] < 2e-3
+    assert errors["f16"] < errors["bf16"] < 1e-2
+
+
+def test_narrow_values_are_stored():
+    program = cuda_program(graph_of(LAYERS), Settings(precision="f16"))
+    stored = [s.dtype for step in program.steps for s in step.slots if s.space != "output"]
+    assert f16 in stored and {c.dtype.name for c in program.constants} == {"float16"}
+    assert [s.dtype for s in program.steps[0].slots] == [f32, f16]
+
+
+def test_only_gpus_have_a_precision():
+    with pytest.raises(UnsupportedError, match="'cuda' takes it"):
+        graphc.compile(str(DIGITS), target="cpu", precision="f16")
+    with pytest.raises(ModelError, match="one of f32, tf32, f16, bf16"):
+        graphc.compile(str(DIGITS), precision="f8")
