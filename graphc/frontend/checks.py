@@ -58,6 +58,9 @@ def check_node(node: NodeProto, domain: str, version: int) -> None:
     if schema is None:
         return
     _check_count("operands", len(node.input), schema.min_input, schema.max_input)
+    for number, (formal, name) in enumerate(zip(schema.inputs, node.input)):
+        if not name and formal.option == onnx.defs.OpSchema.FormalParameterOption.Single:
+            raise ModelError(f"operand {number} ({formal.name}) is missing")
     _check_count("outputs", len(node.output), schema.min_output, schema.max_output)
     attributes = _attributes(schema)
     found = set()

@@ -62,7 +62,19 @@ def split_captures(op: Op, operands: Sequence[Any] | None = None) -> tuple[list,
 
 def truth(value: Any) -> bool:
     """A condition as a bool."""
-    return bool(np.asarray(value).reshape(-1)[0])
+    return bool(_element(value, "a condition"))
+
+
+def trips_of(value: Any) -> int:
+    """A trip count as an int."""
+    return int(_element(value, "a trip count"))
+
+
+def _element(value: Any, what: str) -> Any:
+    """The only element of an array."""
+    if np.size(value) != 1:
+        raise ModelError(f"{what} holds one element, found shape {list(np.shape(value))}")
+    return np.asarray(value).reshape(-1)[0]
 
 
 def _run_if(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
@@ -72,7 +84,7 @@ def _run_if(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
 
 def _run_loop(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
     (limit, condition, *state), captures = split_captures(op, arguments)
-    trips = MAX_TRIPS if limit is None else int(np.asarray(limit).reshape(-1)[0])
+    trips = MAX_TRIPS if limit is None else trips_of(limit)
     going = True if condition is None else truth(condition)
     first = [np.asarray(0, np.int64), np.asarray(going), *state, *captures]
     carried = len(state)
@@ -244,7 +256,7 @@ def trip_count(op: Op) -> int:
         raise ModelError("has neither a trip count nor a condition, and never ends")
     if limit.constant is None:
         raise NeedsValue("its trip count is not constant", 0)
-    return max(0, int(limit.constant.reshape(-1)[0]))
+    return max(0, trips_of(limit.constant))
 
 
 def _unchanged(before: Sequence[Type | None], after: Sequence[Type]) -> None:

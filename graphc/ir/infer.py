@@ -30,13 +30,13 @@ def infer_op(op: Op) -> None:
 
 def output_types(op: Op) -> list[Type]:
     """The types of the outputs; ModelError, UnsupportedError or NeedsValue name the op."""
-    with _blamed(op):
+    with blaming(op):
         _require_typed(op)
         return _INFER[op.defn.form](op)
 
 
 @contextmanager
-def _blamed(op: Op) -> Iterator[None]:
+def blaming(op: Op) -> Iterator[None]:
     """Makes errors name the op; what goes wrong inside a definition is a fault of the model."""
     try:
         yield
@@ -118,7 +118,7 @@ def expand(op: Op) -> tuple[Graph, list[Value]]:
 
     Raises the errors of `output_types`.
     """
-    with _blamed(op):
+    with blaming(op):
         return _expand(op)
 
 
@@ -146,6 +146,8 @@ def _expand(op: Op) -> tuple[Graph, list[Value]]:
     assert op.defn.function is not None
     results = op.defn.function(builder, *bound.positional, **bound.keywords)
     results = list(results) if isinstance(results, (tuple, list)) else [results]
+    if len(results) < len(op.outputs):
+        raise ModelError(f"has {len(results)} outputs, {len(op.outputs)} are asked for")
     graph.set_results(results[: len(op.outputs)])
     return graph, graph.results
 

@@ -32,7 +32,7 @@ from graphc.ir.expr import (
     substitute,
 )
 from graphc.ir.graph import Graph, Op, Region, Value
-from graphc.ir.infer import expand, infer_op, op_body
+from graphc.ir.infer import blaming, expand, infer_op, op_body
 from graphc.ir.simplify import simplify, to_poly
 from graphc.ir.types import SequenceType, TensorType
 
@@ -140,13 +140,15 @@ def type_of(value: Any):
 
 
 def _run_host(op: Op, arguments: Sequence[Any]) -> list[Any]:
-    from graphc.ir.opdef import bind_attrs
+    from graphc.ir.opdef import bind
 
     assert op.defn.function is not None
-    keywords = bind_attrs(op.defn, op.attrs)
-    if "count" in keywords:
-        keywords["count"] = len(op.outputs)
-    results = op.defn.function(*arguments, **keywords)
+    types = [None if a is None else type_of(a) for a in arguments]
+    with blaming(op):
+        keywords = bind(op.defn, types, op.attrs, arguments).keywords
+        if "count" in keywords:
+            keywords["count"] = len(op.outputs)
+        results = op.defn.function(*arguments, **keywords)
     return list(results) if isinstance(results, tuple) else [results]
 
 
@@ -312,9 +314,10 @@ class _Evaluator:
                     strides[index] += factor * stride
         used = {x for terms in maps for x in terms}
         shape = tuple(x.extent if x in used else 1 for x in scope)
-        return np.lib.stride_tricks.as_strided(
-            array[tuple(start)], shape, tuple(strides[x] for x in scope), writeable=False
-        )
+        steps = tuple(strides[x] for x in scope)
+        bits = array.view(f"V{array.itemsize}") if array.dtype.isbuiltin != 1 else array
+        strided = np.lib.stride_tricks.as_strided(bits[tuple(start)], shape, steps, writeable=False)
+        return strided.view(array.dtype)
 
     def _separate(self, node: Load, array: np.ndarray, scope) -> tuple[np.ndarray, list] | None:
         """The array and affine maps of its dims. A dim indexed in another way is gathered first,

@@ -21,7 +21,7 @@ a shape (tuple), or a list of shapes for several outputs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ import numpy as np
 from graphc.errors import InternalError, ModelError, NeedsValue, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
-from graphc.ir.expr import Const, Expr, Index, Load
+from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce
 from graphc.ir.simplify import flatten_index, unflatten_index
 from graphc.ir.types import Shape, TensorType, Type, broadcast
 
@@ -260,8 +260,24 @@ class Operand:
         elif not isinstance(index, tuple):
             index = (index,)
         if len(index) != self.rank:
-            raise InternalError(f"{len(index)} indices for an operand of rank {self.rank}")
+            raise ModelError(
+                f"operand {self.position} must have rank {len(index)}, found {self.type}"
+            )
         return Load(str(self.position), index, self.dtype)
+
+    def check_read(self, index: Sequence[Expr]) -> None:
+        """ModelError if an index runs beyond its dimension."""
+        for dim, (position, extent) in enumerate(zip(index, self.shape)):
+            needed: Any = 0
+            if isinstance(position, Const):
+                needed = position.value + 1
+            elif isinstance(position, Index):
+                needed = position.extent
+            if isinstance(extent, int) and isinstance(needed, int) and needed > extent:
+                raise ModelError(
+                    f"operand {self.position} is {self.type}: dimension {dim} must be at least "
+                    f"{needed}"
+                )
 
     def _broadcast(self, index: OutIndex) -> tuple:
         tail = tuple(index)[len(index) - self.rank :] if self.rank else ()
@@ -370,10 +386,34 @@ def body(defn: OpDef, arguments: Arguments, shape: Shape, output: int, count: in
     index = OutIndex.make(shape, output, count)
     result = defn.function(index, *arguments.positional, **arguments.keywords)
     if isinstance(result, tuple):
+        if output >= len(result):
+            raise ModelError(f"has {len(result)} outputs, {count} are asked for")
         result = result[output]
     if not isinstance(result, Expr):
         raise InternalError(f"the body of {defn.name} returned {result!r}, not an expression")
+    if 0 not in shape:
+        operands = {str(a.position): a for a in arguments.positional if isinstance(a, Operand)}
+        for load in unguarded_loads(result):
+            if load.source in operands:
+                operands[load.source].check_read(load.index)
     return result
+
+
+def unguarded_loads(expr: Expr) -> Iterator[Load]:
+    """The loads that are evaluated at every index, whatever a condition says."""
+    seen: set[Expr] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, Load):
+            yield node
+        if isinstance(node, Call) and node.op.name == "select":
+            stack.append(node.args[0])
+        elif not isinstance(node, Reduce) or all(axis.extent != 0 for axis in node.axes):
+            stack.extend(node.children)
 
 
 def region_op(name: str, *, attrs: dict[str, Any] | None = None, domain: str = "") -> OpDef:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from graphc.errors import ModelError
 from graphc.ir.dtypes import DType, boolean
 
 
@@ -210,7 +211,7 @@ def _convert(name: str, array: np.ndarray, dtype: DType) -> np.ndarray:
     if name == "bitcast":
         return array.view(dtype.np)
     if array.dtype.kind == "O" and dtype.kind != "string":
-        array = _map_text(_parse_integer if dtype.is_integer else float, array, None)
+        array = _map_text(_parse_integer if dtype.is_integer else _parse_float, array, None)
     wide = _widen(array)
     if dtype.kind == "string":
         return _map_text(_number_text, wide, object)
@@ -248,7 +249,17 @@ def _parse_integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        return int(float(text))
+        number = _parse_float(text)
+    if not math.isfinite(number):
+        raise ModelError(f"{text!r} is no integer")
+    return int(number)
+
+
+def _parse_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ModelError(f"{text!r} is no number") from error
 
 
 def _to_integer(wide: np.ndarray, dtype: DType) -> np.ndarray:

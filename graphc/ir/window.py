@@ -111,6 +111,8 @@ def make_window(
     pads = per_axis("pads", pads, 2 * rank, 0)
     if len(kernel) != rank:
         raise ModelError(f"kernel_shape has {len(kernel)} dims, the input {rank} spatial ones")
+    if any(isinstance(k, int) and k < 1 for k in kernel):
+        raise ModelError(f"kernel_shape {tuple(kernel)} must be positive")
     if min((*strides, *dilations), default=1) < 1:
         raise ModelError(f"strides {strides} and dilations {dilations} must be positive")
     return tuple(

@@ -23,7 +23,7 @@ import numpy as np
 
 from graphc.errors import NeedsValue
 from graphc.ir import opdef
-from graphc.ir.control import ScanShape, split_captures, truth
+from graphc.ir.control import ScanShape, split_captures, trips_of, truth
 from graphc.ir.expr import loads
 from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import infer_op, op_body
@@ -210,7 +210,7 @@ def unroll_loop(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> bool:
     trips = None if count is None else count.constant
     if count is not None and trips is None:
         return skip("the trip count is not constant")
-    last = None if trips is None else int(trips.reshape(-1)[0])
+    last = None if trips is None else trips_of(trips)
     body = op.regions[0]
     if last is not None and last * len(body.ops) > limit:
         return skip(f"{last} trips of {len(body.ops)} ops are more than {limit}")

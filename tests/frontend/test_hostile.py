@@ -171,6 +171,71 @@ def test_nesting_has_a_limit(monkeypatch):
     refuse(model(f"g (bool c, float[2] x) => (r) {{ {body} }}"), "nested more than 5 deep")
 
 
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    "name,inputs,attributes,message",
+    [
+        ("Conv", [zeros(1, 2, 5), zeros(4, 2, 3), zeros(1)], {}, "operand 2 is f32.1.: .* least 4"),
+        ("Conv", [zeros(1, 2, 5), zeros(4, 2, 3), zeros()], {}, "operand 2 must have rank 1"),
+        ("BatchNormalization", [zeros(2, 3), *[zeros(3)] * 3, zeros()], {}, "must have rank 1"),
+        ("BatchNormalization", [zeros(), *[zeros(1)] * 3, zeros()], {}, "must have rank 1"),
+        ("MaxPool", [zeros(1, 1, 5, 5)], {"kernel_shape": [-100, 2]}, "must be positive"),
+        ("LRN", [zeros(1, 3, 2, 2)], {"size": -1}, "positive size"),
+        ("Compress", [zeros(3), zeros(3, 1, dtype=bool)], {}, "condition must have rank 1"),
+        (
+            "GatherElements",
+            [zeros(2, 3), zeros(2, 4, dtype=np.int64)],
+            {"axis": 0},
+            "dimension 1 must be at least 4",
+        ),
+        (
+            "ReverseSequence",
+            [zeros(2, 3), zeros(1, dtype=np.int64)],
+            {"batch_axis": 0, "time_axis": 1},
+            "for 2 sequences",
+        ),
+        (
+            "DeformConv",
+            [zeros(1, 1, 3, 3), zeros(1, 16, 2, 2), zeros(1, 8, 2, 2)],
+            {},
+            "weight expects 16",
+        ),
+        (
+            "NegativeLogLikelihoodLoss",
+            [zeros(3, 5), zeros(3, dtype=np.int64), zeros(1)],
+            {},
+            "for 5 classes",
+        ),
+        (
+            "ScatterElements",
+            [zeros(3), zeros(2, dtype=np.int64), zeros(2, dtype=np.float64)],
+            {},
+            "types must be equal",
+        ),
+    ],
+)
+def test_operands_must_fit_each_other(name, inputs, attributes, message):
+    """What would read foreign memory is refused, in the name of the node."""
+    made = single(name, {f"x{n}": x for n, x in enumerate(inputs)}, **attributes)
+    with pytest.raises(ModelError, match=f"{name} .*node.*: .*{message}"):
+        run(made, *inputs)
+
+
+def test_more_outputs_than_an_operator_has():
+    made = single("CastLike", {"x": X, "y": X})
+    made.graph.node[0].output.append("z")
+    refuse(made, "takes 1 outputs, found 2")
+
+
+def test_operands_that_are_left_out():
+    made = single("Neg", {"x": X})
+    made.graph.node[0].input[0] = ""
+    refuse(made, r"Neg .node.: operand 0 .X. is missing")
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_mutated_files(seed):
     rng = random.Random(seed)

@@ -13,8 +13,6 @@ process, so that a crash or a hang is a finding like any other.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import multiprocessing.connection
 import sys
 import time
 import traceback
@@ -30,13 +28,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 from generator import Case, generate
+from worker import Worker
 
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.graph import Graph, Value, clone_graph
 from graphc.ir.interp import interpret
 from graphc.passes.dce import remove_dead
 
-HANG_SECONDS = 120.0
 RELATIVE = {"float64": 1e-6, "float32": 2e-4, "float16": 2e-2, "bfloat16": 1e-1}
 Runner = Callable[[Case], list[Any]]
 
@@ -286,46 +284,12 @@ def examine(seed: int, runners: dict[str, Runner], folder: Path | None) -> list[
     return found
 
 
-def child(pipe: Any, target: str, judge: bool, folder: Path | None) -> None:
+def examiner(target: str, judge: bool, folder: Path | None) -> Callable[[int], list[str]]:
+    """Examines seeds on a target and, with `judge`, on ONNX Runtime."""
     runners: dict[str, Runner] = {target: target_runner(target)}
     if judge:
         runners["onnxruntime"] = run_onnxruntime
-    while True:
-        seed = pipe.recv()
-        try:
-            pipe.send(examine(seed, runners, folder))
-        except Exception as error:
-            traceback.print_exc()
-            pipe.send([f"fuzzer {seed}: {type(error).__name__}: {error}"])
-
-
-class Worker:
-    """A child process that examines seeds; it is started again when it dies."""
-
-    def __init__(self, *arguments: Any):
-        self.arguments = arguments
-        self.start()
-
-    def start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=child, args=(theirs, *self.arguments), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def examine(self, seed: int) -> list[str]:
-        self.pipe.send(seed)
-        problem = "hangs"
-        if self.pipe.poll(HANG_SECONDS):
-            try:
-                return self.pipe.recv()
-            except EOFError:
-                self.process.join()
-                problem = f"crashes, exit code {self.process.exitcode}"
-        self.process.kill()
-        self.process.join()
-        self.start()
-        return [f"crash {seed}: {problem}"]
+    return lambda seed: examine(seed, runners, folder)
 
 
 def arguments() -> argparse.Namespace:
@@ -346,7 +310,7 @@ def main() -> int:
     args = arguments()
     if args.count > 1 << 60 and args.minutes > 1e8:
         args.count = 100
-    worker = Worker(args.target, not args.no_judge, args.output)
+    worker = Worker(examiner, args.target, not args.no_judge, args.output)
     until, done, findings = time.monotonic() + 60 * args.minutes, 0, 0
     while done < args.count and time.monotonic() < until:
         if args.print:
@@ -356,7 +320,7 @@ def main() -> int:
             print(line, flush=True)
         done += 1
     print(f"{done} cases, {findings} findings")
-    worker.process.kill()
+    worker.stop()
     return 1 if findings else 0
 
 

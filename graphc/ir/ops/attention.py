@@ -18,6 +18,7 @@ from graphc.ir.expr import select
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Float, Int, composite, op
 from graphc.ir.ops.activation_composites import convert
+from graphc.ir.ops.helpers import wrap_index
 
 
 def split_heads(b: Builder, x: Value, heads: int | None) -> Value:
@@ -186,7 +187,19 @@ def masked_softmax(b: Builder, scores: Value, may_be_empty: bool) -> Value:
 # ---------------------------------------------------------------- rotary positions
 
 
-@op("RotaryEmbedding", infer=lambda x, *_: x.shape)
+def _rotary_shape(x, cos_cache, sin_cache, position_ids=None, *, num_heads):
+    if x.rank not in (3, 4):
+        raise ModelError(f"takes an operand of rank 3 or 4, found {x.type}")
+    if x.rank == 3 and (num_heads < 1 or x.shape[2] % num_heads):
+        raise ModelError(f"num_heads is {num_heads}, which must divide {x.shape[2]} features")
+    tokens = (x.shape[0], x.shape[-2])
+    for name, operand in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
+        if position_ids is None and operand.shape[:-1] != tokens:
+            raise ModelError(f"{name} must be [{tokens[0]}, {tokens[1]}, pairs]: {operand.type}")
+    return x.shape
+
+
+@op("RotaryEmbedding", infer=_rotary_shape)
 def rotary_embedding(
     i, x: Float, cos_cache: Float, sin_cache: Float, position_ids: Int | None = None, *,
     interleaved=0, num_heads=0, rotary_embedding_dim=0,
@@ -200,8 +213,6 @@ def rotary_embedding(
     if x.rank == 4:
         size, (batch, _, token, _) = x.shape[3], i
     else:
-        if not num_heads:
-            raise ModelError("num_heads is required for an operand of rank 3")
         size, (batch, token, _) = x.shape[2] // num_heads, i
     rotated = rotary_embedding_dim or size
     half = rotated // 2
@@ -215,7 +226,10 @@ def rotary_embedding(
     if position_ids is None:
         where = (batch, token, pair)
     else:
-        where = (position_ids[batch, token].cast(dtypes.i64), pair)
+        where = (wrap_index(position_ids[batch, token], cos_cache.shape[0]), pair)
+    for cache in (cos_cache, sin_cache):
+        if cache.shape[-1] < half:
+            raise ModelError(f"caches must hold {half} pairs, found {cache.type}")
     sine = sin_cache[where]
     turned = x[i] * cos_cache[where] + x[partner] * select(is_first, -sine, sine)
     return turned if rotated == size else select(feature < rotated, turned, x[i])

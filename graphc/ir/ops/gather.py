@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import select
+from graphc.ir.expr import minimum, select
 from graphc.ir.opdef import Any_, Int, Known, Number, composite, op
 from graphc.ir.ops.helpers import normal_axis, replaced, scalar_of, wrap_index
 
@@ -81,12 +81,19 @@ def one_hot(i, indices: Number, depth: Known(Number), values: Any_, *, axis: int
     return select(wrapped.eq(i[axis]), values[1], values[0])
 
 
-@op("ReverseSequence", infer=lambda x, lengths: x.shape)
+def _reversed_shape(x, lengths, *, batch_axis):
+    if lengths.shape != x.shape[batch_axis : batch_axis + 1]:
+        raise ModelError(f"found lengths {lengths.type} for {x.shape[batch_axis]} sequences")
+    return x.shape
+
+
+@op("ReverseSequence", infer=_reversed_shape)
 def reverse_sequence(i, x: Any_, lengths: Int, *, batch_axis: int = 1, time_axis: int = 0):
     """The first lengths[n] steps of sequence n reversed, the rest as they are."""
     if {batch_axis, time_axis} != {0, 1} or x.rank < 2:
         raise ModelError(f"batch_axis {batch_axis} and time_axis {time_axis} must be 0 and 1")
-    step, length = i[time_axis], lengths[i[batch_axis]].cast(i64)
+    step = i[time_axis]
+    length = minimum(lengths[i[batch_axis]].cast(i64), x.shape[time_axis])
     mirrored = select(step < length, length - 1 - step, step)
     return x[replaced(tuple(i), time_axis, mirrored)]
 

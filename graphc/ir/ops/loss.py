@@ -9,7 +9,11 @@ from graphc.ir.opdef import Float, Int, Operand, axes, composite, op
 from graphc.ir.window import TRUE
 
 
-def _loss_shape(x, target, *_, reduction):
+def _loss_shape(x, target, weight=None, *, reduction):
+    if x.rank < 2:
+        raise ModelError(f"scores must have rank 2 or more, found {x.type}")
+    if weight is not None and weight.shape != x.shape[1:2]:
+        raise ModelError(f"found weight {weight.type} for {x.shape[1]} classes")
     if reduction not in ("none", "sum", "mean"):
         raise ModelError(f"reduction {reduction!r} is not one of none, sum, mean")
     if target.shape != (x.shape[0], *x.shape[2:]):

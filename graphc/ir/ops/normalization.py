@@ -168,7 +168,13 @@ def lp_normalization(i, x: Float, *, axis=-1, p=2):
     return select(norm.eq(0), 0, x[i] / norm)
 
 
-@op("LRN", infer=_same_shape)
+def _lrn_shape(x, *, size):
+    if size < 1 or x.rank < 2:
+        raise ModelError(f"takes rank 2 or more and a positive size, found {x.type} and {size}")
+    return x.shape
+
+
+@op("LRN", infer=_lrn_shape)
 def local_response_normalization(i, x: Float, *, size, alpha=1e-4, beta=0.75, bias=1.0):
     """x / (bias + alpha / size * (sum of squares over `size` neighbouring channels)) ** beta."""
     (k,) = axes(size)

@@ -33,7 +33,7 @@ from graphc.ir.expr import (
     select,
 )
 from graphc.ir.opdef import Any_, Float, Int, Known, Number, Operand, axes, linear, op
-from graphc.ir.ops.convolution import group_channel
+from graphc.ir.ops.convolution import conv_window, group_channel
 from graphc.ir.simplify import simplify
 from graphc.ir.window import TRUE, make_window, positions
 
@@ -455,6 +455,10 @@ def _blend_guarded(x: Operand, index: tuple, taps, inside: Expr, wide: DType) ->
 
 
 def _affine_grid_shape(theta, size):
+    spatial = len(size) - 2
+    if theta.shape[1:] != (spatial, spatial + 1) or theta.shape[0] != size[0]:
+        expected = [int(size[0]), spatial, spatial + 1]
+        raise ModelError(f"theta must have shape {expected}, found {theta.type}")
     return (theta.shape[0], *map(int, size[2:]), len(size) - 2)
 
 
@@ -474,8 +478,21 @@ def affine_grid(i, theta: Float, size: Known(Int), *, align_corners=0):
 # ---------------------------------------------------------------- deformable convolution
 
 
-def _deform_conv_shape(x, w, offset, *_):
-    return (x.shape[0], w.shape[0], *offset.shape[2:])
+def _deform_conv_shape(
+    x, w, offset, b=None, mask=None, *, dilations, group, kernel_shape, offset_group, pads, strides
+):
+    window = conv_window(
+        x, w, kernel_shape, group, pads=pads, strides=strides, dilations=dilations
+    )
+    if offset_group < 1 or x.shape[1] % offset_group:
+        raise ModelError(f"{x.shape[1]} channels do not divide into {offset_group} offset groups")
+    out = tuple(axis.out for axis in window)
+    taps = offset_group * math.prod(w.shape[2:])
+    for name, operand, count in (("offset", offset, taps * len(out)), ("mask", mask, taps)):
+        expected = (x.shape[0], count, *out)
+        if operand is not None and operand.shape != expected:
+            raise ModelError(f"{name} must have shape {list(expected)}, found {operand.type}")
+    return (x.shape[0], w.shape[0], *out)
 
 
 @op("DeformConv", infer=_deform_conv_shape)

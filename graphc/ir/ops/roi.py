@@ -7,10 +7,16 @@ from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, as_expr, call, cast, ceil, floor, maximum, minimum, reduce, select
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.opdef import Float, Int, axes, imperative, op
+from graphc.ir.ops.helpers import wrap_index
 from graphc.ir.types import TensorType
 
 
 def _max_roi_shape(x, rois, *, pooled_shape):
+    if x.rank != 4 or rois.rank != 2 or rois.shape[1] != 5 or len(pooled_shape) != 2:
+        raise ModelError(
+            f"takes images [N, C, H, W], regions [count, 5] and a pooled_shape of two, "
+            f"found {x.type}, {rois.type} and {list(pooled_shape)}"
+        )
     return (rois.shape[0], x.shape[1], *pooled_shape)
 
 
@@ -41,7 +47,7 @@ def max_roi_pool(i, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
     )
     h, w = axes(*x.shape[2:])
     inside = (h >= top) & (h < bottom) & (w >= left) & (w < right)
-    value = x[cast(rois[n, 0], i64), c, h, w]
+    value = x[wrap_index(rois[n, 0], x.shape[0]), c, h, w]
     largest = reduce("max", select(inside, value, x.dtype.min), (h, w))
     return select((bottom > top) & (right > left), largest, 0)
 
@@ -50,8 +56,10 @@ def max_roi_pool(i, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
 
 
 def _roi_align_type(x, rois, batch_indices, *, output_height, output_width):
-    if x.rank != 4 or rois.rank != 2:
-        raise ModelError(f"takes images of rank 4 and rois of rank 2, found {x.rank}, {rois.rank}")
+    if x.rank != 4 or rois.rank != 2 or rois.shape[1] != 4:
+        raise ModelError(f"takes images of rank 4 and 4 corners each, found {x.type}, {rois.type}")
+    if batch_indices.shape != rois.shape[:1]:
+        raise ModelError(f"found batch_indices {batch_indices.type} for {rois.shape[0]} rois")
     return TensorType(x.dtype, (rois.shape[0], x.shape[1], output_height, output_width))
 
 
@@ -84,7 +92,7 @@ def roi_align(
         with k.loop(down) as p, k.loop(across) as q:
             at_row = k.let(top + (cast(p, wide) + 0.5) * height / cast(down, wide))
             at_column = k.let(left + (cast(q, wide) + 0.5) * width / cast(across, wide))
-            image = cast(batch_indices[region], i64)
+            image = wrap_index(batch_indices[region], x.shape[0])
             terms = _neighbours(k, x, (image, channel), (at_row, at_column))
             if mode == "avg":
                 k.store(result, (), result[()] + terms[0] + terms[1] + terms[2] + terms[3])

@@ -24,7 +24,9 @@ _COMBINE = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 _COMBINE_BOOL = {"add": "or", "max": "or", "mul": "and", "min": "and"}
 
 
-def _same_type(x, *_, **__):
+def _scattered_type(x, indices, updates):
+    if updates.dtype is not x.dtype:
+        raise ModelError(f"data is {x.type}, updates {updates.type}: their types must be equal")
     return x.type
 
 
@@ -68,7 +70,7 @@ def _check_shapes(name: str, found: tuple, expected: tuple) -> None:
         raise ModelError(f"{name} has shape {list(found)}, expected {list(expected)}")
 
 
-@imperative("ScatterElements", infer=_same_type)
+@imperative("ScatterElements", infer=_scattered_type)
 def scatter_elements(k, data: Any_, indices: Int, updates: Any_, *, axis=0, reduction="none"):
     """data with data[.., indices[p], ..] = updates[p] for every position p of indices."""
     axis = _axis(axis, data.rank)
@@ -82,7 +84,7 @@ def scatter_elements(k, data: Any_, indices: Int, updates: Any_, *, axis=0, redu
             k.store(y, target, _combine(reduction, y[target], updates[where]))
 
 
-@imperative("ScatterND", infer=_same_type)
+@imperative("ScatterND", infer=_scattered_type)
 def scatter_nd(k, data: Any_, indices: Int, updates: Any_, *, reduction="none"):
     """data with data[indices[p]] = updates[p], where indices[p] picks an element or a slice."""
     depth = indices.shape[-1]
@@ -100,7 +102,17 @@ def scatter_nd(k, data: Any_, indices: Int, updates: Any_, *, reduction="none"):
             k.store(y, target, _combine(reduction, y[target], updates[where + inner]))
 
 
-@op("TensorScatter", infer=lambda past, update, write_indices=None: past.shape)
+def _tensor_scatter_shape(past, update, write_indices=None, *, axis):
+    axis = _axis(axis, past.rank)
+    extents = list(past.shape)
+    extents[axis] = update.shape[axis] if update.rank == past.rank else extents[axis]
+    _check_shapes("update", update.shape, tuple(extents))
+    if write_indices is not None:
+        _check_shapes("write_indices", write_indices.shape, past.shape[:1])
+    return past.shape
+
+
+@op("TensorScatter", infer=_tensor_scatter_shape)
 def tensor_scatter(
     i, past: Any_, update: Any_, write_indices: Int = None, *, axis=-2, mode="linear"
 ):
@@ -134,6 +146,7 @@ def _unpooled_shape(x, kernel_shape, strides, pads) -> tuple:
 
 
 def _unpool_type(x, indices, output_shape, kernel_shape, strides, pads):
+    _check_shapes("indices", indices.shape, x.shape)
     shape = _unpooled_shape(x, kernel_shape, strides, pads)
     if output_shape is not None:
         given = tuple(int(d) for d in np.asarray(output_shape).reshape(-1))

@@ -36,6 +36,8 @@ def _zero(x: Buffer) -> Const:
 
 
 def _compress_type(x, condition, axis):
+    if condition.rank != 1:
+        raise ModelError(f"condition must have rank 1, found {condition.type}")
     if axis is None:
         return x.type.with_shape((min(x.size, condition.shape[0]),))
     if not -x.rank <= axis < x.rank:

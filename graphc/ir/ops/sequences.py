@@ -49,6 +49,8 @@ def _element(operand: Any) -> Type:
 
 
 def _scalar(value: Any) -> int:
+    if np.size(value) != 1:
+        raise ModelError(f"a position or size is one element, found shape {list(np.shape(value))}")
     return int(np.asarray(value).reshape(-1)[0])
 
 
