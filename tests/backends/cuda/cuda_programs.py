@@ -21,6 +21,20 @@ from graphc.passes.specialise import specialise
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
 
+BRANCHES = """graph @branches(%x: f32[20,37]) -> (?, ?, ?) {
+  const %a : f32[37,30] = random(seed=1)
+  const %b : f32[37,30] = random(seed=2)
+  const %c : f32[30,9] = random(seed=3)
+  %l = MatMul(%x, %a)
+  %s = Softmax(%l)
+  %r = MatMul(%x, %b)
+  %n = MatMul(%r, %c)
+  %m = MatMul(%s, %c)
+  %y = Sub(%m, %n)
+  return %y, %l, %r
+}"""
+"""A graph whose branches may run at once."""
+
 
 def graph_of(text: str) -> Graph:
     """A typed static graph."""

@@ -180,7 +180,7 @@ class FakeDriver(Driver):
             parts = [self.part(pointer) for pointer in pointers]
             data = (ctypes.c_void_p * count)(*pointers)
             counts = (ctypes.c_int64 * count)(
-                *(len(contents) // _size(type) for (contents, _), type in zip(parts, types))
+                *(len(contents) // element_bytes(type) for (contents, _), type in zip(parts, types))
             )
             marks = (ctypes.c_void_p * count)(*(m.ctypes.data for _, m in parts))
             message = entry(data, counts, marks, grid[0], block[0], 0)
@@ -259,7 +259,7 @@ def _ancestors(nodes: list[Node]) -> set[int]:
     return found
 
 
-def _size(type: str) -> int:
+def element_bytes(type: str) -> int:
     """Bytes of an element that a parameter points to."""
     plain = type.replace("const ", "")
     bits = re.search(r"int(\d+)_t", plain)

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from cuda_programs import graph_of, inputs_of, needs_compiler
+from cuda_programs import BRANCHES, graph_of, inputs_of, needs_compiler
 from fake_driver import FakeDriver
 
 import graphc
@@ -22,18 +22,6 @@ from graphc.ir.interp import interpret
 
 pytestmark = needs_compiler
 
-BRANCHES = """graph @branches(%x: f32[20,37]) -> (?, ?, ?) {
-  const %a : f32[37,30] = random(seed=1)
-  const %b : f32[37,30] = random(seed=2)
-  const %c : f32[30,9] = random(seed=3)
-  %l = MatMul(%x, %a)
-  %s = Softmax(%l)
-  %r = MatMul(%x, %b)
-  %n = MatMul(%r, %c)
-  %m = MatMul(%s, %c)
-  %y = Sub(%m, %n)
-  return %y, %l, %r
-}"""
 GRAPH = graph_of(BRANCHES)
 
 

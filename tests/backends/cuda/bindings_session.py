@@ -1,0 +1,74 @@
+"""A session with a GPU through real bindings, run in a process of its own by test_bindings.py.
+
+    python bindings_session.py pycuda|cuda-python
+
+Kernels run in the simulator, by way of fake_libcuda.cpp; on a GPU the same calls are made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import numpy as np
+from cuda_programs import BRANCHES, cuda_of, inputs_of
+from fake_driver import element_bytes
+
+from graphc.backends.cuda.bundle import launch_plan
+from graphc.backends.cuda.runtime import DeviceArray, DriverError, Model, adopt, open_driver
+from graphc.backends.cuda.simulator.build import library_of
+from graphc.backends.cuda.simulator.translate import KERNEL, POINTER
+
+
+def image_of(text: str) -> bytes:
+    """What fake_libcuda.cpp takes for a module."""
+    lines = [str(library_of(text)._name)]
+    for kernel in KERNEL.finditer(text):
+        sizes = [element_bytes(p["type"]) for p in POINTER.finditer(kernel["params"])]
+        lines.append(" ".join(map(str, [kernel["name"], *sizes])))
+    return "\n".join(lines).encode()
+
+
+class Foreign:
+    """An array of another library."""
+
+    def __init__(self, array: DeviceArray):
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+
+def main() -> None:
+    """Prints what was seen as JSON."""
+    driver = open_driver()
+    source = cuda_of(BRANCHES)
+    plan, weights = launch_plan(source)
+    model = Model(plan, weights, image_of(source.text), driver)
+    inputs = inputs_of(source.program)
+    runs = [model.run(inputs) for _ in range(3)]
+    resident = model.to_device(inputs[0])
+    runs += [[y.numpy() for y in model.run([resident])] for _ in range(3)]
+    foreign = adopt(Foreign(resident))
+    runs.append([np.asarray(y) for y in model.run([foreign])])
+    seen = {
+        "driver": driver.name, "device": driver.device, "arch": driver.arch,
+        "streams": plan["streams"],
+        "equal": all(a.tobytes() == b.tobytes() for run in runs for a, b in zip(run, runs[0])),
+        "sums": [float(y.sum()) for y in runs[0]],
+        "times": model.times([resident], 2),
+    }  # fmt: skip
+    try:
+        model.to_device(np.lib.stride_tricks.as_strided(inputs[0], (1 << 30, 1 << 10), (0, 0)))
+    except DriverError as error:
+        seen["memory"] = str(error)
+    os.environ["FAKE_CUDA_BROKEN"] = plan["launches"][1]["function"]
+    os.environ["GRAPHC_CUDA_CHECK"] = "1"
+    try:
+        model.run(inputs)
+    except DriverError as error:
+        seen["broken"] = str(error)
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(__file__))
+    main()
