@@ -160,4 +160,10 @@ def test_c(name):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("name", chosen() if CHOICE else chosen()[1::C_SHARE])
 def test_cuda_simulated(name):
-    check(name, "CUDA", simulate=True)
+    check(name, "SIMULATOR")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", chosen())
+def test_cuda(name):
+    check(name, "CUDA")

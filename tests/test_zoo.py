@@ -73,12 +73,12 @@ def static_graph(path: Path) -> Graph:
     return specialise(pin(graph, dims=sizes))
 
 
-def check(path: Path) -> None:
+def check(path: Path, target: str = "cpu") -> None:
     """Outputs agree with ONNX Runtime's; the arena is near its bound."""
     programs: list[Program] = []
     graph = static_graph(path)
     feeds = random_feeds(graph)
-    model = graphc.compile(graph, threads=1, observe=programs.append)
+    model = graphc.compile(graph, target, threads=1, observe=programs.append)
     expected = verify.onnxruntime(loaded(path).SerializeToString(), 1)(feeds)
     names = [spec.name for spec in model.outputs]
     for agreement in agreements(names, model.run(feeds), expected):
@@ -105,6 +105,12 @@ def test_light_models(path):
 @parametrised(TINY)
 def test_mlperf_tiny(path):
     check(path)
+
+
+@pytest.mark.gpu
+@parametrised([*ZOO, *TINY])
+def test_on_a_gpu(path):
+    check(path, "cuda")
 
 
 # ---------------------------------------------------------------- many shapes

@@ -1,0 +1,164 @@
+"""The kernels that the simulator proves, on a GPU: `pytest -m gpu`. Skipped where there is none."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_programs import BRANCHES, graph_of, inputs_of
+from test_launchers import GRAPH as LAUNCHED
+from test_launchers import WARNINGS, built, folder, run
+
+import graphc
+from graphc.backends.cuda.nvcc import find_nvcc
+from graphc.backends.cuda.runtime import DeviceArray, DriverMissing, open_driver
+from graphc.driver import cuda_program, typed
+from graphc.feeds import random_feeds
+from graphc.ir.compare import agreements
+from graphc.ir.interp import interpret
+
+pytestmark = pytest.mark.gpu
+
+HERE = Path(__file__).parent
+DIGITS = HERE.parents[2] / "models" / "digits_cnn.onnx"
+TOLERANCE = {"float16": 4e-3, "bfloat16": 2e-2}  # of the range of an output; else 1e-4
+
+GRAPHS = {
+    f"{path.stem}-{name}": text
+    for path in sorted(HERE.glob("test_cuda_*.py"))
+    for name, text in getattr(importlib.import_module(path.stem), "GRAPHS", {}).items()
+}
+
+
+def check(found, wanted) -> None:
+    """Outputs agree with the interpreter's."""
+    found = [np.asarray(each) for each in found]
+    names = [f"output {n}" for n in range(len(found))]
+    for each, agreement in zip(wanted, agreements(names, found, wanted)):
+        assert agreement.within(TOLERANCE.get(each.dtype.name, 1e-4)), agreement
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs(name):
+    """One by one, then captured and replayed."""
+    graph = graph_of(GRAPHS[name])
+    inputs = inputs_of(cuda_program(graph_of(GRAPHS[name])))
+    wanted = interpret(graph, inputs)
+    model = graphc.compile(graph, target="cuda")
+    for _ in range(3):
+        check(model.run(inputs), wanted)
+
+
+def test_a_model_for_many_shapes():
+    model = graphc.compile(str(DIGITS), target="cuda")
+    for batch in (1, 3, 64):
+        graph = typed(DIGITS, dims={"N": batch})
+        feeds = random_feeds(graph)
+        wanted = interpret(graph, list(feeds.values()))
+        for _ in range(3):
+            check(model.run(feeds), wanted)
+
+
+@pytest.mark.parametrize("name", ["pycuda", "cuda-python"])
+def test_each_of_the_bindings(name, monkeypatch):
+    monkeypatch.setenv("GRAPHC_CUDA_DRIVER", name)
+    try:
+        driver = open_driver()
+    except DriverMissing as error:
+        pytest.skip(str(error))
+    assert driver.name == name
+    graph = graph_of(BRANCHES)
+    inputs = inputs_of(cuda_program(graph_of(BRANCHES)))
+    wanted = interpret(graph, inputs)
+    model = graphc.compile(graph, target="cuda")
+    for _ in range(4):
+        check(model.run(inputs), wanted)
+
+
+def arrays_of_torch(array):
+    torch = pytest.importorskip("torch")
+    return torch.from_numpy(array).cuda(), torch.from_dlpack
+
+
+def arrays_of_cupy(array):
+    cupy = pytest.importorskip("cupy")
+    return cupy.asarray(array), cupy.from_dlpack
+
+
+def arrays_of_jax(array):
+    jax = pytest.importorskip("jax")
+    return jax.device_put(array, jax.devices("gpu")[0]), jax.dlpack.from_dlpack
+
+
+@pytest.mark.parametrize("library", [arrays_of_torch, arrays_of_cupy, arrays_of_jax])
+def test_arrays_of_other_libraries(library):
+    graph = graph_of(BRANCHES)
+    (x,) = inputs_of(cuda_program(graph_of(BRANCHES)))
+    wanted = interpret(graph, [x])
+    model = graphc.compile(graph, target="cuda")
+    given, taken = library(x)
+    for _ in range(4):
+        found = model.run([given])
+        assert all(isinstance(each, DeviceArray) for each in found)
+        check(found, wanted)
+        back = [taken(each) for each in found]
+        host = [np.asarray(b.get() if hasattr(b, "get") else getattr(b, "cpu", lambda b=b: b)())
+                for b in back]  # fmt: skip
+        check(host, wanted)
+
+
+FAULT = """
+import sys
+from dataclasses import replace
+from cuda_programs import cuda_of, inputs_of
+from graphc.backends.cuda.bundle import launch_plan
+from graphc.backends.cuda.gpu import image_for
+from graphc.backends.cuda.runtime import DriverError, Model, open_driver
+source = cuda_of('graph @g(%x: f32[30]) -> ? {\\n  %y = Sqrt(%x)  loc("root")\\n  return %y\\n}')
+plan, weights = launch_plan(source)
+assert "y[" in source.text
+text = source.text.replace("y[", "y[(1ll << 40) + ")
+driver = open_driver()
+model = Model(plan, weights, image_for(text, driver.arch), driver)
+try:
+    model.run(inputs_of(source.program))
+except DriverError as error:
+    print(error)
+"""
+
+
+def test_a_fault_names_its_kernel():
+    path = os.pathsep.join([str(HERE), *sys.path])
+    done = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+    assert "illegal" in done.stdout and done.stdout.startswith("kernel "), done.stderr
+    assert "root" in done.stdout
+
+
+def test_the_python_launcher(tmp_path):
+    here = folder(tmp_path, (open_driver().arch,))
+    done = run(sys.executable, "run_net.py", "--times", "5", "-o", "y.npz", cwd=here)
+    assert done.returncode == 0 and " ms" in done.stdout, done.stderr
+    code = "import numpy, run_net; numpy.savez('x', *run_net.feeds(run_net.load(), [], 0))"
+    built(sys.executable, "-c", code, cwd=here)  # the same random inputs
+    inputs = list(np.load(here / "x.npz").values())
+    check(list(np.load(here / "y.npz").values()), interpret(graph_of(LAUNCHED), inputs))
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
+def test_the_cpp_launcher(tmp_path):
+    here = folder(tmp_path)
+    sources = ("net.cpp", "net_example.cpp", "net_kernels.cu")
+    flags = (f"-arch={open_driver().arch}", f"-Xcompiler={','.join(WARNINGS[1:3])}")
+    built(find_nvcc(), *flags, *sources, "-o", "example", cwd=here)
+    done = run(here / "example", "weights.bin", cwd=here)
+    assert done.returncode == 0, done.stderr
+    zeros = [np.zeros((20, 37), np.float32), np.zeros(3, np.int64)]
+    wanted = interpret(graph_of(LAUNCHED), zeros)
+    first = done.stdout.splitlines()[0].split()[2:6]
+    assert np.frombuffer(bytes.fromhex("".join(first)), np.float32)[0] == pytest.approx(
+        float(wanted[0].reshape(-1)[0]), rel=1e-4
+    )

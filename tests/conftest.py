@@ -1,0 +1,25 @@
+"""Tests marked `gpu` need a GPU; where there is none they are skipped, and say why."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphc.errors import UnsupportedError
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    reason = why_no_gpu() if marked else ""
+    for item in marked if reason else ():
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def why_no_gpu() -> str:
+    """What is missing to run kernels on a GPU; nothing if one can be used."""
+    from graphc.backends.cuda.gpu import image_for, open_gpu
+
+    try:
+        image_for("", open_gpu().arch)
+    except UnsupportedError as error:
+        return str(error)
+    return ""
