@@ -15,12 +15,14 @@ from graphc.errors import ModelError
 @dataclass(frozen=True)
 class Cpu:
     """A processor: its name, gcc's options for it, whether four products of bytes are two
-    instructions of pairs (`pairs`), and the general registers that tiles can use."""
+    instructions of pairs (`pairs`), the general registers that tiles can use, and whether there
+    are vectors of 128 bits (Helium)."""
 
     name: str
     flags: tuple[str, ...] = ()
     pairs: bool = True
     registers: int = 13
+    vectors: bool = False
 
 
 DEFAULT = "generic"  # suits Cortex-M4 and M7, and runs everywhere
@@ -32,7 +34,7 @@ CPUS = {
         Cpu("cortex-m4", ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")),
         Cpu("cortex-m7", ("-mcpu=cortex-m7", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv5-d16")),
         Cpu("cortex-m33", ("-mcpu=cortex-m33", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv5-sp-d16")),
-        Cpu("cortex-m55", ("-mcpu=cortex-m55", "-mthumb", "-mfloat-abi=hard")),
+        Cpu("cortex-m55", ("-mcpu=cortex-m55", "-mthumb", "-mfloat-abi=hard"), vectors=True),
         Cpu("rv32", ("-march=rv32imc", "-mabi=ilp32"), pairs=False, registers=26),
     )
 }

@@ -1,11 +1,17 @@
 """Instructions that kernels for microcontrollers may name, their meaning, and their C.
 
     dot4(sum, a, w, centre)    sum += (a[0] - centre) * w[0] + ... + (a[3] - centre) * w[3]
+    dot16(sum, x, w, count)    sum += x[0] * w[0] + ... + x[count - 1] * w[count - 1]
+    sum16(sum, w, count)       sum += w[0] + ... + w[count - 1]
 
 `sum` is a scalar variable of type i32, `a` and `w` are loads of the first of four consecutive
 elements (`a` int8 or uint8, `w` int8), `centre` is a constant within -256..255. On cores with the
 Arm DSP extension four bytes are widened to two pairs of 16 bits, the centre being subtracted on
 the way, and two instructions do two products each. Everywhere else it is four products.
+
+In dot16 and sum16 `x` and `w` are loads of the first of sixteen int8 in registers (vectors.py), the
+last stored by a vector loop over `count` lanes: the rest are 0. They are one instruction of the
+M-profile Vector Extension each.
 
 Limits of constants, min(max(x, low), high), are printed as `limit_i32`, which is one instruction
 where the limits are those of a byte.
@@ -15,15 +21,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from graphc.backends.cfamily.printer import KernelPrinter, Unit, identifier
+from graphc.backends.cfamily.printer import Unit, identifier
 from graphc.backends.cfamily.spell import Text, function
+from graphc.backends.micro_c.mve import NAMES, definitions
+from graphc.backends.micro_c.vectors import BYTES, VectorPrinter
 from graphc.errors import InternalError
-from graphc.ir.dtypes import DType, i8, i32, u8
-from graphc.ir.expr import Call, Const, Expr, Load
-from graphc.ir.kernel import Body, For, If, Intrin, Kernel, Stmt, Store, While
+from graphc.ir.dtypes import i8, i32, i64, u8
+from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr
+from graphc.ir.kernel import Body, Buffer, For, If, Intrin, Kernel, Stmt, Store, While
 from graphc.ir.simplify import simplify
 
-DOT4 = "dot4"
+DOT4, DOT16, SUM16 = "dot4", "dot16", "sum16"
 LANES = 4
 
 LIMIT_TEXT = """\
@@ -88,6 +96,22 @@ def dot4(total: Load, a: Load, w: Load, centre: int) -> Intrin:
     return Intrin(DOT4, (total, a, w, Const(centre, i32)))
 
 
+def dot16(total: Load, x: Buffer, w: Buffer, count: Expr | int = BYTES) -> Intrin:
+    """The statement, of two registers."""
+    return Intrin(DOT16, (total, _first(x), _first(w), as_expr(count, i64)))
+
+
+def sum16(total: Load, w: Buffer, count: Expr | int = BYTES) -> Intrin:
+    """The statement, of a register."""
+    return Intrin(SUM16, (total, _first(w), as_expr(count, i64)))
+
+
+def _first(register: Buffer) -> Load:
+    if register.dtype is not i8 or register.shape != (BYTES,):
+        raise InternalError(f"{register} is no register of bytes")
+    return register[Const(0, i64)]
+
+
 def in_plain_loops(kernel: Kernel) -> Kernel:
     """The kernel with every instruction replaced by what it means."""
     return replace(kernel, body=_plain(kernel.body))
@@ -104,12 +128,26 @@ def _meaning(stmt: Stmt) -> Body:
         return (replace(stmt, then=_plain(stmt.then), orelse=_plain(stmt.orelse)),)
     if not isinstance(stmt, Intrin):
         return (stmt,)
+    if stmt.name in (DOT16, SUM16):
+        return (_fold(stmt),)
     total, a, w, centre = stmt.args
     assert stmt.name == DOT4 and isinstance(total, Load)
     value: Expr = total
     for lane in range(LANES):
         value = value + (_lane(a, lane).cast(i32) - centre) * _lane(w, lane).cast(i32)
     return (Store(total.source, (), value),)
+
+
+def _fold(stmt: Intrin) -> Stmt:
+    """A loop over the lanes of registers."""
+    total, *registers, count = stmt.args
+    assert isinstance(total, Load)
+    lane = Index(f"lane_of_{total.source}", count)
+    value: Expr = Const(1, i32)
+    for register in registers:
+        assert isinstance(register, Load)
+        value = value * Load(register.source, (lane,), i8).cast(i32)
+    return For(lane, (Store(total.source, (), total + value),))
 
 
 def _lane(load: Expr, lane: int) -> Load:
@@ -120,31 +158,39 @@ def _lane(load: Expr, lane: int) -> Load:
 # ---------------------------------------------------------------- printing
 
 
-class MicroPrinter(KernelPrinter):
-    """Prints kernels with these instructions."""
-
-    def __init__(self, *args, instructions: set[DType]):
-        super().__init__(*args)
-        self.instructions = instructions
+class MicroPrinter(VectorPrinter):
+    """Prints kernels with these instructions; `functions` collects what it needs."""
 
     def _fresh(self, node: Expr) -> Text:
         limits = _limits(node)
         if limits is None:
             return super()._fresh(node)
-        self.instructions.add(i32)
+        self.functions.add("limit_i32")
         return function("limit_i32", *map(self.expr, limits))
 
     def _intrin(self, stmt: Intrin) -> None:
+        if stmt.name in (DOT16, SUM16):
+            self._registers(stmt)
+            return
         if stmt.name != DOT4:
             raise self.fail(f"instruction {stmt.name} has no meaning in C")
         total, a, w, centre = stmt.args
         assert isinstance(total, Load) and isinstance(a, Load) and isinstance(w, Load)
-        self.instructions.add(a.dtype)
+        self.functions.add(f"dot4_{a.dtype}")
         with self.scope(*a.index, *w.index):
             places = [f"&{self._place(self._buffer(x.source), x.index)}" for x in (a, w)]
             name = self.name(total.source)
             arguments = ", ".join([name, *places, str(self.expr(centre))])
             self.line(f"{name} = dot4_{a.dtype}({arguments});")
+
+    def _registers(self, stmt: Intrin) -> None:
+        """A sum over the lanes of registers."""
+        sources = [x.source for x in stmt.args[:-1] if isinstance(x, Load)]
+        if any(name not in self.vectors for name in sources[1:]):
+            raise self.fail(f"{stmt.name} of {', '.join(sources[1:])}, which are no registers")
+        function = "vmladavaq_s8" if stmt.name == DOT16 else "vaddvaq_s8"
+        total, *registers = (self.name(name) for name in sources)
+        self.line(f"{total} = {self.function_call(function, total, *registers)};")
 
 
 def _limits(node: Expr) -> tuple[Expr, Expr, Expr] | None:
@@ -163,29 +209,31 @@ class MicroUnit(Unit):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.instructions: set[DType] = set()
+        self.functions_needed: set[str] = set()
 
     def kernel(self, kernel: Kernel) -> str:
         """Adds a kernel; returns the name of its C function."""
         name = identifier(kernel.name, self.names.values())
         self.names[kernel.name] = name
         printer = MicroPrinter(
-            kernel, name, self.speller, self.dialect, instructions=self.instructions
+            kernel, name, self.speller, self.dialect, functions=self.functions_needed
         )
         self.functions.append(printer.text())
         return name
 
     def text(self) -> str:
         """Helpers, instructions, functions."""
-        used = sorted(self.instructions, key=lambda dtype: dtype.name)
-        helpers = "".join(_helper(dtype) + "\n" for dtype in used)
-        return (PRAGMA if set(used) - {i32} else "") + helpers + super().text()
+        vectors = self.functions_needed & NAMES
+        own = sorted(self.functions_needed - NAMES)
+        helpers = "".join(HELPERS[name] + "\n" for name in own)
+        if vectors:
+            helpers = definitions(vectors) + "\n" + helpers
+        tiled = vectors or any(name.startswith(DOT4) for name in own)
+        return (PRAGMA if tiled else "") + helpers + super().text()
 
 
-def _helper(dtype: DType) -> str:
-    if dtype is i32:
-        return LIMIT_TEXT
-    signed = dtype is i8
-    return DOT4_TEXT.format(
-        type=dtype.name, c_type="int8_t" if signed else "uint8_t", letter="s" if signed else "u"
-    )
+HELPERS = {
+    "limit_i32": LIMIT_TEXT,
+    "dot4_i8": DOT4_TEXT.format(type="i8", c_type="int8_t", letter="s"),
+    "dot4_u8": DOT4_TEXT.format(type="u8", c_type="uint8_t", letter="u"),
+}

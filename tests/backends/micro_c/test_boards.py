@@ -11,14 +11,16 @@ from onnx import TensorProto, helper
 
 from graphc import driver
 from graphc.backends.micro_c import BundleOptions, write_bundle
+from graphc.backends.micro_c.cpus import CPUS
 
 from bundles import checked, model_of, reference  # isort: skip
 from quantised_models import convolution, dense, residual  # isort: skip
 
 BOARD = Path(__file__).parent / "board"
-MACHINES = {
-    "mps2-an386": ["-mcpu=cortex-m4", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16"],
-    "mps2-an500": ["-mcpu=cortex-m7", "-mfloat-abi=hard", "-mfpu=fpv5-d16"],
+MACHINES = {  # the processor, and where its memory lies
+    "mps2-an386": ("cortex-m4", "mps2.ld"),
+    "mps2-an500": ("cortex-m7", "mps2.ld"),
+    "mps3-an547": ("cortex-m55", "mps3.ld"),
 }
 MISSING = [t for t in ("arm-none-eabi-gcc", "qemu-system-arm") if not shutil.which(t)]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed")
@@ -50,6 +52,9 @@ CASES = {
         convolution(np.int8, (1, 8, 6, 7), (6, 8, 3, 3), pads=[1, 1, 1, 1])
     ),
     "uint8": lambda: integer_case(convolution(np.uint8, (1, 11, 5, 5), (9, 11, 1, 1))),
+    "depthwise": lambda: integer_case(
+        convolution(np.int8, (1, 8, 6, 6), (8, 1, 3, 3), pads=[1] * 4, group=8)
+    ),
     "dense": lambda: integer_case(dense("Gemm")),
     "residual": lambda: integer_case(residual()),
 }
@@ -60,10 +65,18 @@ CASES = {
 def test_runs_on_the_board(machine, case, tmp_path):
     model, feeds, tolerance = CASES[case]()
     samples = (feeds, reference(model, feeds))
-    program = driver.micro_program(driver.typed(model))
-    write_bundle(program, tmp_path, BundleOptions("net", samples=samples, tolerance=tolerance))
-    compiler = ["arm-none-eabi-gcc", "-mthumb", "-O2", "-std=c99", *MACHINES[machine]]
-    linking = ["--specs=rdimon.specs", "-T", str(BOARD / "board.ld"), str(BOARD / "startup.c")]
+    cpu, memory = MACHINES[machine]
+    program = driver.micro_program(driver.typed(model), cpu=cpu)
+    options = BundleOptions("net", samples=samples, tolerance=tolerance, cpu=cpu)
+    write_bundle(program, tmp_path, options)
+    compiler = ["arm-none-eabi-gcc", "-O2", "-std=c99", *CPUS[cpu].flags]
+    linking = [
+        "--specs=rdimon.specs",
+        "-nostartfiles",
+        f"-L{BOARD}",
+        f"-T{memory}",
+        str(BOARD / "startup.c"),
+    ]
     sources = ["net.c", "net_weights.c", "net_test.c"]
     checked([*compiler, *linking, *sources, "-lm", "-o", "net.elf"], tmp_path)
     command = ["qemu-system-arm", "-M", machine, "-display", "none", "-monitor", "none"]

@@ -18,6 +18,7 @@ from bundles import STRICT, checked, micro_program, model_of, run_bundle  # isor
 from quantised_models import convolution, dense, residual  # isort: skip
 
 RNG = np.random.default_rng(5)
+RISCV = "riscv64-unknown-elf-gcc"
 
 
 def floats():
@@ -77,12 +78,12 @@ def test_runs_on_the_host(cpu, case, tmp_path):
 @pytest.mark.parametrize("cpu", [name for name, cpu in CPUS.items() if cpu.flags])
 @pytest.mark.parametrize("case", CASES)
 def test_compiles_without_a_warning(cpu, case, tmp_path):
-    compiler = "riscv64-unknown-elf-gcc" if cpu == "rv32" else "arm-none-eabi-gcc"
-    if shutil.which(compiler) is None:
-        pytest.skip(f"{compiler} is not installed")
+    compiler = [RISCV, "--specs=picolibc.specs"] if cpu == "rv32" else ["arm-none-eabi-gcc"]
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"{compiler[0]} is not installed")
     write_bundle(micro_program(CASES[case]()[0], cpu), tmp_path, BundleOptions("net", cpu=cpu))
     for language in (["-std=c99"], ["-x", "c++", "-std=c++17"]):
-        command = [compiler, *CPUS[cpu].flags, *language, "-O2", *STRICT, "-c", "net.c"]
+        command = [*compiler, *CPUS[cpu].flags, *language, "-O2", *STRICT, "-c", "net.c"]
         checked([*command, "-o", "net.o"], tmp_path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphc.backends.micro_c.cpus import DEFAULT, Cpu, cpu_of
+from graphc.backends.micro_c.strategies.helium import HeliumOptions, lower_helium
 from graphc.backends.micro_c.strategies.tiles import TileOptions, lower_tiles
 from graphc.passes.lower.nest import NestOptions
 from graphc.passes.lower.program import Strategy
@@ -13,8 +14,12 @@ from graphc.passes.lower.strategies import nest_strategy
 
 def strategies(cpu: str = DEFAULT) -> Sequence[Strategy]:
     """Register tiles for sums of products, plain loops for everything else."""
-    options = tile_options(cpu_of(cpu))
-    return [lambda c: lower_tiles(c, options), nest_strategy(NestOptions())]
+    target = cpu_of(cpu)
+    options = tile_options(target)
+    found: list[Strategy] = [lambda c: lower_tiles(c, options), nest_strategy(NestOptions())]
+    if target.vectors:
+        found.insert(0, lambda c: lower_helium(c, HeliumOptions()))
+    return found
 
 
 def tile_options(cpu: Cpu) -> TileOptions:

@@ -72,7 +72,7 @@ class TileOptions:
 
 
 @dataclass
-class _Match:
+class ProductMatch:
     """`indices` of the output less `row` and `column` are the outer loops, in order; `a` and `b`
     are the factors over flat buffers, `depth` the summed indices in the order of the loops."""
 
@@ -99,7 +99,7 @@ class _Match:
 
 def lower_tiles(computation: Computation, options: TileOptions) -> Lowered | str:
     """The kernel of a sum of products, or the reason why the computation is not one."""
-    match = _match(computation, options)
+    match = match_product(computation, options)
     if isinstance(match, str):
         return match
     return _Emitter(match, options).lowered()
@@ -108,7 +108,7 @@ def lower_tiles(computation: Computation, options: TileOptions) -> Lowered | str
 # ---------------------------------------------------------------- matching
 
 
-def _match(computation: Computation, options: TileOptions) -> _Match | str:
+def match_product(computation: Computation, options: TileOptions) -> ProductMatch | str:
     if len(computation.outputs) != 1:
         return "tiles: several outputs"
     output = computation.outputs[0]
@@ -125,7 +125,7 @@ def _match(computation: Computation, options: TileOptions) -> _Match | str:
     return _classify(computation, indices, offset, expr, hole, options)
 
 
-def _classify(computation, indices, offset, expr, hole: Reduce, options) -> _Match | str:
+def _classify(computation, indices, offset, expr, hole: Reduce, options) -> ProductMatch | str:
     body = hole.body
     if hole.op != "sum" or not (isinstance(body, Call) and body.op.name == "mul"):
         return "tiles: not a sum of products"
@@ -144,7 +144,9 @@ def _classify(computation, indices, offset, expr, hole: Reduce, options) -> _Mat
     column = indices[-1] if indices[-1] in in_b else None
     rows = [x for x in indices if x in in_a and x not in in_b]
     row = rows[-1] if rows else None
-    return _Match(computation, indices, offset, expr, hole, a, b, _ordered(hole, a), row, column)
+    return ProductMatch(
+        computation, indices, offset, expr, hole, a, b, _ordered(hole, a), row, column
+    )
 
 
 def _is_constant(factor: Expr, computation: Computation) -> bool:
@@ -178,7 +180,7 @@ def _ordered(hole: Reduce, a: Expr) -> list[Index]:
     return sorted(hole.axes, key=lambda k: -stride(k))
 
 
-def _quad(factor: Expr) -> tuple[Load, int] | None:
+def centred_byte(factor: Expr) -> tuple[Load, int] | None:
     """(load, centre) of a byte less a constant, widened to i32."""
     centre = 0
     if isinstance(factor, Call) and factor.op.name == "sub":
@@ -193,7 +195,7 @@ def _quad(factor: Expr) -> tuple[Load, int] | None:
 
 
 def _all_quads(factors: list[Expr]) -> bool:
-    return all(_quad(factor) is not None for factor in factors)
+    return all(centred_byte(factor) is not None for factor in factors)
 
 
 # ---------------------------------------------------------------- segments of the row index
@@ -237,7 +239,7 @@ def tiles_of(start: int, count: int, size: int) -> list[tuple[int, int, int]]:
 class _Emitter:
     """Emits the loops of a match."""
 
-    def __init__(self, match: _Match, options: TileOptions):
+    def __init__(self, match: ProductMatch, options: TileOptions):
         self.match, self.options = match, options
         self.k = KernelBuilder()
         self.depth, self.a = self._merged_depth()
@@ -474,7 +476,7 @@ class _Emitter:
         """Four products for every cell."""
         _, factors, at, panel, cells, _ = state
         for factor, (_, lane, total) in zip(factors, cells):
-            found = _quad(simplify(substitute(factor, {axis: position})))
+            found = centred_byte(simplify(substitute(factor, {axis: position})))
             weight = self._weight({**at, axis: position}, panel, lane)
             assert found is not None and isinstance(weight, Call)
             load, centre = found

@@ -1,14 +1,24 @@
-/* Start-up for a Cortex-M board under QEMU: the FPU on, then newlib's start with semihosting. */
+/* Start-up for a Cortex-M board under QEMU: FPU and vectors on, then main, with semihosting. newlib's
+ * own start would take the heap where the debugger says, which is wrong for some boards. */
 #include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 extern uint32_t stack_top[];
-void _start(void);
+extern char __bss_start__[], __bss_end__[];
+void initialise_monitor_handles(void);
+int main(void);
 
 static void reset(void)
 {
-    *(volatile uint32_t *)0xE000ED88 |= 0xFu << 20; /* CPACR: access to the FPU */
+    *(volatile uint32_t *)0xE000ED88 |= 0xFu << 20; /* CPACR: access to FPU and vectors */
     __asm__ volatile("dsb\n isb" ::: "memory");
-    _start();
+    memset(__bss_start__, 0, (size_t)(__bss_end__ - __bss_start__));
+    initialise_monitor_handles();
+    const int status = main();
+    fflush(stdout);
+    _exit(status);
 }
 
 static void fault(void)

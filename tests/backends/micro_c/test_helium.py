@@ -1,0 +1,101 @@
+"""Sums of products in vectors give what the reference gives, on any compiler, and need no loops."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from graphc.backends.micro_c import BundleOptions, bundle
+from graphc.backends.micro_c.intrinsics import in_plain_loops
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "passes" / "lower"))  # differential
+
+from bundles import float_model, micro_program, reference, run_bundle  # isort: skip
+from differential import interpret_program  # isort: skip
+from quantised_models import QuantisedModel  # isort: skip
+from test_tiles import CASES, convolution  # isort: skip
+
+CPU = "cortex-m55"
+RNG = np.random.default_rng(7)
+
+
+def chain(dtype, channels: int, weights, **attrs):
+    """A pointwise convolution, whose channels lie in a row, and a convolution of its result."""
+    model = QuantisedModel(dtype)
+    x = model.activation((1, 5, 7, 9))
+    first = model.node("Conv", x, model.weights((channels, 5, 1, 1)))
+    middle = model.dequantise(model.quantise(first, 0.03, 9), 0.03, 9 if dtype == np.int8 else 137)
+    bias = model.weights(weights[:1], bits=32)
+    result = model.node("Conv", middle, model.weights(weights), bias, **attrs)
+    return model.build(model.quantise(model.node("Relu", result))), model.feeds
+
+
+CHAINS = {
+    "padded": (24, (10, 24, 3, 3), {"pads": [1] * 4}),
+    "strided": (16, (7, 16, 3, 3), {"pads": [0, 1, 1, 1], "strides": [2, 2]}),
+    "dilated": (5, (6, 5, 3, 3), {"pads": [2] * 4, "dilations": [2, 2]}),
+    "grouped": (8, (12, 4, 3, 3), {"pads": [1] * 4, "group": 2}),
+    "depthwise": (10, (10, 1, 3, 3), {"pads": [1] * 4, "group": 10}),
+    "depthwise strided": (8, (8, 1, 5, 3), {"pads": [2, 1, 2, 1], "group": 8, "strides": [2, 1]}),
+    "columns on the stack": (20, (130, 20, 1, 1), {}),
+}
+
+
+def second_layer(case) -> str:
+    """The C function of a chain's second convolution."""
+    channels, weights, attrs = case
+    program = micro_program(chain(np.int8, channels, weights, **attrs)[0], CPU)
+    text = bundle(program, BundleOptions("net", cpu=CPU))["net.c"]
+    return text.split("static void net_")[2].split("\n}")[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_convolutions(name, tmp_path):
+    x, w, attrs = CASES[name]
+    model, data = convolution(x, w, **attrs)
+    run_bundle(model, [data], tmp_path, 1e-4, CPU)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("name", CHAINS)
+def test_integer_convolutions(name, dtype, tmp_path):
+    channels, weights, attrs = CHAINS[name]
+    model, feeds = chain(dtype, channels, weights, **attrs)
+    run_bundle(model, feeds, tmp_path, 1.0, CPU)
+
+
+@pytest.mark.parametrize("name", ["padded", "depthwise"])
+def test_kernels_mean_what_they_print(name):
+    channels, weights, attrs = CHAINS[name]
+    model, feeds = chain(np.int8, channels, weights, **attrs)
+    program = micro_program(model, CPU)
+    kernels = {n: in_plain_loops(k) for n, k in program.kernels.items()}
+    expected = reference(model, feeds)
+    found = interpret_program(replace(program, kernels=kernels), feeds)
+    assert np.abs(found[0].astype(int) - expected[0].astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(1, 7, 9), (3, 16, 4), (5, 33, 27), (1, 40, 50)])
+def test_matrix_products(shape, tmp_path):
+    rows, depth, columns = shape
+    weights = {"w": RNG.standard_normal((depth, columns)).astype(np.float32)}
+    data = RNG.standard_normal((rows, depth)).astype(np.float32)
+    model = float_model(helper.make_node("MatMul", ["x", "w"], ["y"]), data, weights)
+    run_bundle(model, [data], tmp_path, 1e-4, CPU)
+
+
+def test_sixteen_products_are_one_instruction():
+    body = second_layer(CHAINS["padded"])
+    assert "vmladavaq_s8" in body and "vmulhq_s32" in body and "vstrbq_s32" in body
+    assert not re.search(r"\bint64_t\b", body)  # no product of 64 bits is left to scalars
+
+
+def test_depthwise_convolutions_have_lanes_of_channels():
+    body = second_layer(CHAINS["depthwise"])
+    assert "vmulq_s32" in body and "vmladavaq" not in body
