@@ -146,16 +146,24 @@ class Generator:
         exact: bool = False,
         filled: bool = False,
     ) -> Value:
-        """A value, the latest more often. Raises Decline if none fits."""
+        """A value, the latest more often; a new input if none fits. Raises Decline."""
         fitting = [
             v for v in self.pool
             if kind(v.tensor.dtype) and rank[0] <= v.tensor.rank <= rank[1]
             and (not exact or v in self.exact) and (not filled or 0 not in v.tensor.dims)
         ]  # fmt: skip
         if not fitting:
-            raise Decline
+            return self.fitting_input(kind, rank)
         recent = fitting[-4:]
         return self.choice(recent if self.chance(0.7) else fitting)
+
+    def fitting_input(self, kind: Callable[[DType], bool], rank: tuple[int, int]) -> Value:
+        """A new input, while there are few; Decline otherwise."""
+        types = [d for d in (dtypes.f32, dtypes.f64, dtypes.boolean, *INTEGERS) if kind(d)]
+        if len(self.inputs) >= 4 or not types:
+            raise Decline
+        dtype = dtypes.f32 if dtypes.f32 in types else self.choice(types)
+        return self.input(dtype, self.shape(self.integer(rank[0], min(rank[1], 4)), 2000))
 
     def emit(self, name: str, *operands: Any, keeps: bool = False, final: bool = False,
              outputs: int = 1, **attrs: Any) -> Any:  # fmt: skip
@@ -198,7 +206,20 @@ def generate(seed: int, size: int | None = None) -> Case:
         attempts += 1
         made += attempt(g, choose(g))
     finish(g)
+    if g.chance(0.15):
+        loosen(g)
     return Case(graph, g.inputs, seed, g.special, g.for_onnxruntime)
+
+
+def loosen(g: Generator) -> None:
+    """Small integer constants (shapes, axes, pads ...) become inputs, known only at run time."""
+    for op in list(g.graph.ops):
+        small = op.name == "Constant" and op.output.tensor.dtype is dtypes.i64
+        if small and op.attrs["value"].size <= 8 and len(g.inputs) < 12 and g.chance(0.5):
+            param = g.graph.add_param(op.output.tensor, f"known{len(g.inputs)}")
+            g.inputs.append(op.attrs["value"])
+            op.output.replace_uses(param)
+            op.erase()
 
 
 def attempt(g: Generator, template: Template) -> bool:

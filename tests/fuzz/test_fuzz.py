@@ -10,7 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fuzz_graphs import examine, run_onnxruntime, target_runner
+from fuzz_graphs import examine
+from judging import run_onnxruntime, target_runner
 
 FIRST, CASES = 70_000, 30
 

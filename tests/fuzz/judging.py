@@ -1,0 +1,231 @@
+"""Runs a case in the interpreter, on a target and in ONNX Runtime, and says whether they agree.
+
+The tolerance of an element grows with how much it moves when the operands and results of every
+operator move by a few roundings of their type, so that cancellation and growth inside a graph are
+not taken for errors (stochastic arithmetic: Vignes, "A stochastic arithmetic for reliable
+scientific computation", 1993). Operators that hand on bits of their operands are left alone: every
+runner must do the same there, and those that jump (Round, comparisons) are only given such bits.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from generator import Case
+
+from graphc.errors import InternalError, UnsupportedError
+from graphc.ir.graph import Value, clone_graph
+from graphc.ir.interp import interpret, run_op
+
+SLOW_SECONDS = 15.0  # of processor time: a finding, although the results are right
+ROUNDING = {"float64": 2.0**-50, "float32": 2.0**-21, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+SAMPLES = 3  # runs with noise
+SPREAD = 20.0  # roundings allowed per rounding of noise
+EXACT = (
+    "Abs", "Neg", "Relu", "Identity", "Floor", "Ceil", "Round", "Sign", "IsNaN", "IsInf",
+    "Shrink", "ThresholdedRelu", "Max", "Min", "Where", "Equal", "Less", "Greater", "LessOrEqual",
+    "GreaterOrEqual", "Clip", "Mod", "Cast", "CastLike", "Transpose", "Reshape", "Squeeze",
+    "Unsqueeze", "Flatten", "Slice", "Pad", "Concat", "Split", "Tile", "Expand", "Gather",
+    "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "Trilu", "ReverseSequence",
+    "OneHot", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK", "NonZero", "Compress",
+    "Unique", "MaxPool", "GlobalMaxPool", "QuantizeLinear", "DynamicQuantizeLinear",
+    "NonMaxSuppression", "Hardmax", "CenterCropPad", "Shape", "Size", "Binarizer", "BitCast",
+    "DequantizeLinear", "Constant",
+)  # fmt: skip
+Runner = Callable[[Case], list[Any]]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What is allowed beside noise: of an element, by dtype; `share` of that of the largest
+    element; and `floor` (for float32; a millionth of that for float64)."""
+
+    relative: dict[str, float]
+    share: float
+    floor: float
+
+
+OURS = Tolerance(
+    {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1}, share=0.04, floor=5e-6
+)
+# ONNX Runtime has a rough sigmoid, and computes some operators on float64 (Shrink) in float32.
+JUDGES = Tolerance(OURS.relative | {"float64": 1e-6}, share=1.0, floor=1e-5)
+
+
+# ---------------------------------------------------------------- running
+
+
+def run_interpreter(case: Case) -> list[Any]:
+    return interpret(case.graph, case.inputs)
+
+
+def target_runner(target: str) -> Runner:
+    """Runs cases compiled for a target: "cpu", "c", "micro", or "cuda" (simulated)."""
+
+    def run(case: Case) -> list[Any]:
+        from graphc.driver import compile
+
+        if target == "micro":
+            return run_micro(case)
+        options = {"simulate": True} if target == "cuda" else {}
+        return compile(clone_graph(case.graph), target, **options).run(list(case.inputs))
+
+    return run
+
+
+def run_micro(case: Case) -> list[Any]:
+    """Runs the program for microcontrollers, printed as plain C."""
+    from graphc.backends.c99 import build
+    from graphc.driver import micro_program, typed
+
+    graph = typed(clone_graph(case.graph))
+    if any("bounded" in op.defn.traits for op in graph.walk()):
+        raise UnsupportedError("results whose extent depends on data are not cut off here")
+    return list(build(micro_program(graph))(case.inputs))
+
+
+def run_onnxruntime(case: Case) -> list[Any]:
+    """Runs a case in ONNX Runtime; UnsupportedError if it does not take it."""
+    import onnxruntime
+
+    from graphc.frontend.onnx_export import export_onnx
+
+    if not case.for_onnxruntime or case.special:
+        raise UnsupportedError("special values, or an operator that ONNX Runtime takes otherwise")
+    made = [v for op in case.graph.ops for v in op.outputs]
+    types = [v.tensor for v in (*case.graph.params, *made)]
+    if any(t.size == 0 or t.dtype.bits == 16 and t.dtype.is_float for t in types):
+        raise UnsupportedError("ONNX Runtime is wrong on empty tensors, and rounds float16 anyhow")
+    try:
+        model = export_onnx(clone_graph(case.graph))
+    except InternalError as error:  # element types that graphc takes and ONNX does not
+        raise UnsupportedError(str(error)) from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+        names = [i.name for i in session.get_inputs()]
+        feeds = dict(zip([p.name for p in case.graph.params], case.inputs))
+        return session.run(None, {n: feeds[n] for n in names})
+    except Exception as error:  # the runtime raises types of its own for what it lacks
+        raise UnsupportedError(str(error)) from error
+
+
+# ---------------------------------------------------------------- noise
+
+
+def noisy(case: Case, seed: int) -> list[Any]:
+    """What the interpreter makes of a case if all but constants moves by a few roundings."""
+    rng = np.random.default_rng(seed)
+    values: dict[Value, Any] = dict(zip(case.graph.params, case.inputs))
+    for op in case.graph.ops:
+        operands = [None if v is None else values[v] for v in op.inputs]
+        if op.name in EXACT:
+            results = run_op(op, operands)
+        else:
+            fixed = [v is None or v.constant is not None for v in op.inputs]
+            moved = [x if still else jiggled(x, rng) for x, still in zip(operands, fixed)]
+            results = [jiggled(y, rng) for y in run_op(op, moved)]
+        values.update(zip(op.outputs, results))
+    return [values[v] for v in case.graph.results]
+
+
+def jiggled(x: Any, rng: np.random.Generator) -> Any:
+    rounding = ROUNDING.get(x.dtype.name) if isinstance(x, np.ndarray) else None
+    if rounding is None:
+        return x
+    with np.errstate(all="ignore"):
+        factor = 1 + rounding * rng.choice([-1.0, 1.0], x.shape)
+        return np.asarray(x.astype(np.float64) * factor).astype(x.dtype)
+
+
+# ---------------------------------------------------------------- comparing
+
+
+def difference(found: Any, wanted: Any, noise: Sequence[Any], limits: Tolerance) -> str | None:
+    """What differs between two results, or None. `noise`: results of runs with noise."""
+    if not isinstance(found, np.ndarray) or found.shape != wanted.shape:
+        return f"shape {np.shape(found)}, expected {wanted.shape}"
+    if found.dtype != wanted.dtype:
+        return f"dtype {found.dtype}, expected {wanted.dtype}"
+    if wanted.dtype.kind in "biuO":
+        bad = found != wanted
+        return report(bad, found, wanted) if bad.any() else None
+    with np.errstate(all="ignore"):
+        a, b = found.astype(np.float64), wanted.astype(np.float64)
+        others = [c.astype(np.float64) for c in noise if np.shape(c) == wanted.shape]
+        tolerance = allowed(b, others, wanted.dtype, limits)
+        same = (a == b) | (np.isnan(a) & np.isnan(b)) | (np.abs(a - b) <= tolerance)
+        top = 0.99 * float(np.finfo(wanted.dtype).max) if wanted.dtype.kind == "f" else 1e38
+        same |= (np.abs(a) > top) & (np.abs(b) > top) & (np.sign(a) == np.sign(b))
+        for c in others:
+            same |= ~np.isfinite(b) != ~np.isfinite(c)  # at the brink of overflow
+    return None if same.all() else report(~same, found, wanted)
+
+
+def allowed(
+    wanted: np.ndarray, noise: Iterable[np.ndarray], dtype: np.dtype, limits: Tolerance
+) -> np.ndarray:
+    """The tolerance of each element."""
+    relative = limits.relative.get(dtype.name, 0.0)
+    finite = np.abs(wanted[np.isfinite(wanted)])
+    largest = float(finite.max()) if finite.size else 0.0
+    jitter = np.zeros(wanted.shape)
+    for other in noise:
+        jitter = np.maximum(jitter, np.nan_to_num(np.abs(wanted - other), nan=0.0, posinf=0.0))
+    usual = np.nan_to_num(jitter / np.abs(wanted), nan=0.0, posinf=0.0)
+    if usual.size:  # the noise of an element may cancel by chance
+        jitter = np.maximum(jitter, np.nan_to_num(np.median(usual) * np.abs(wanted), posinf=0.0))
+    if dtype == np.float64:
+        scale = 1e-6 * limits.floor
+    else:
+        scale = 1e-38 if largest < 1e-30 else limits.floor
+    floor = relative * limits.share * min(largest, 1e30)
+    if largest < 1e30:
+        floor = max(floor, scale)
+    return relative * np.abs(wanted) + floor + SPREAD * jitter
+
+
+def report(bad: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> str:
+    where = tuple(int(n) for n in np.argwhere(bad)[0])
+    return (f"{int(bad.sum())} of {bad.size} differ, first at {where}: "
+            f"{found[where]!r}, expected {wanted[where]!r}")  # fmt: skip
+
+
+def failure(case: Case, runner: Runner) -> str | None:
+    """What is wrong with a runner's results, or None. UnsupportedError goes through."""
+    limits = JUDGES if runner is run_onnxruntime else OURS
+    wanted = run_interpreter(case)
+    started = time.process_time()
+    try:
+        found = runner(case)
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+    seconds = time.process_time() - started
+    if seconds > SLOW_SECONDS:
+        return f"takes {seconds:.1f} s"
+    problem = disagreement(found, wanted, [], limits)
+    if problem is None:
+        return None
+    return disagreement(found, wanted, [noisy(case, n) for n in range(SAMPLES)], limits)
+
+
+def disagreement(
+    found: Sequence[Any], wanted: Sequence[Any], noise: Sequence[Sequence[Any]], limits: Tolerance
+) -> str | None:
+    """The first output that differs by more than noise explains, or None."""
+    for n, values in enumerate(zip(found, wanted)):
+        problem = difference(*values, [other[n] for other in noise], limits)
+        if problem:
+            return f"output {n}: {problem}"
+    return None
