@@ -25,6 +25,7 @@ EXTENTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 100, 130)
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, np.inf, -np.inf, np.nan, 1e38, -1e38, 1e-40, 2.5, -3.5)
 INTEGERS = tuple(map(dtypes.of, ("i32", "i64", "i8", "u8", "i16", "u16", "u32", "u64")))
 MAX_ELEMENTS = 6000
+FOREIGN = "not for ONNX Runtime"  # where an operator comes from that it takes otherwise
 Template = Callable[["Generator"], None]
 
 
@@ -40,7 +41,6 @@ class Case:
     inputs: list[np.ndarray]
     seed: int
     special: bool = False
-    for_onnxruntime: bool = True
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Generator:
     exact: set[Value] = field(default_factory=set)
     inputs: list[np.ndarray] = field(default_factory=list)
     final: list[Value] = field(default_factory=list)  # may be results only
-    for_onnxruntime: bool = True
+    for_onnxruntime: bool = True  # a template clears it if the runtime deviates on its operators
 
     def __post_init__(self) -> None:
         self.b = Builder(self.graph)
@@ -90,10 +90,10 @@ class Generator:
         """Random contents of a type; special ones in graphs of that kind, unless `small`."""
         rng, shape = self.rng, tuple(shape)
         if dtype is dtypes.boolean:
-            return rng.random(shape) < 0.5
+            return np.asarray(rng.random(shape) < 0.5)
         if dtype.is_integer:
             low, high = (max(-9, dtype.min), 9) if small else (max(-100, dtype.min), 100)
-            return rng.integers(low, high + 1, shape).astype(dtype.np)
+            return np.asarray(rng.integers(low, high + 1, shape), dtype.np)
         values = rng.standard_normal(shape) * (1 if small else self.choice((0.3, 1, 1, 3, 20)))
         if self.chance(0.2):
             values = np.round(values * 4) / 4  # ties
@@ -208,7 +208,7 @@ def generate(seed: int, size: int | None = None) -> Case:
     finish(g)
     if g.chance(0.15):
         loosen(g)
-    return Case(graph, g.inputs, seed, g.special, g.for_onnxruntime)
+    return Case(graph, g.inputs, seed, g.special)
 
 
 def loosen(g: Generator) -> None:
@@ -225,8 +225,12 @@ def loosen(g: Generator) -> None:
 def attempt(g: Generator, template: Template) -> bool:
     """Applies a template; undoes what it did if it declines or the operator refuses."""
     ops, final = len(g.graph.ops), len(g.final)
+    g.for_onnxruntime = True
     try:
         template(g)
+        if not g.for_onnxruntime:
+            for op in g.graph.ops[ops:]:
+                op.loc = (FOREIGN,)
         return True
     except (Decline, ModelError, UnsupportedError):
         for op in reversed(g.graph.ops[ops:]):
