@@ -175,12 +175,13 @@ def optimise(
 ) -> Graph:
     """Runs a pipeline (the settings' own, if they have one) on a typed graph, in place.
 
-    With `until` it ends once the graph has reached that phase.
+    A graph of a later phase goes on from there. With `until` it ends once the graph has reached
+    that phase.
     """
     settings = settings or Settings()
     hooks = [*debug_hooks(settings.context), *settings.hooks]
     manager = PassManager(settings.passes if settings.passes is not None else passes, hooks)
-    for step in manager.passes:
+    for step in manager.remaining(graph):
         if until and reached(graph, until):
             break
         manager.step(step, graph, settings.context)

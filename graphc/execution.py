@@ -379,7 +379,7 @@ def natively(op: Op) -> bool:
         return False
     if op.defn.form == "imperative":
         return not is_bounded(op)
-    return op.defn.form in ("elementwise", "indexed", "composite")
+    return op.name == "fused" or op.defn.form in ("elementwise", "indexed", "composite")
 
 
 def _on_host(values: Sequence[Any]) -> list[Any]:

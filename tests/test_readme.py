@@ -41,6 +41,9 @@ def folder(tmp_path, monkeypatch):
 def test_command(folder, capsys, line):
     words = shlex.split(line, comments=True)
     assert words[0] == "graphc"
+    for earlier in COMMANDS[: COMMANDS.index(line)]:
+        if f"-o {words[2]}" in earlier:  # writes the file that this one reads
+            assert main(shlex.split(earlier, comments=True)[1:]) == 0
     assert main(words[1:]) == 0, capsys.readouterr().err
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphc.cli.cuda import archs, write_folder
 from graphc.cli.firmware import add_bundle, check_unused, write_sources
 from graphc.cli.options import add_model, add_passes, add_target, command, examples
+from graphc.cli.resume import PHASES as RESUMABLE
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
@@ -48,6 +49,8 @@ EPILOG = examples(
     ("graphc compile model.onnx --target c --cpu cortex-m55 -o firmware", "with its vectors"),
     ("graphc compile model.onnx --target cuda --arch sm_90 -o gpu/model", "kernels for a GPU"),
     ("graphc compile model.onnx --emit ir --stop-after canonical", "the graph after clean-up"),
+    ("graphc compile model.onnx --stop-after fused -o fused.gir", "the graph as it is lowered"),
+    ("graphc compile fused.gir --start-from fused -o model.so", "goes on from there"),
     ("graphc compile model.onnx --emit kernel", "the loop nests"),
     ("graphc compile model.onnx --dump-to stages", "the graph after every pass, in stages/"),
     ("graphc compile model.onnx --explain fold-bn-into-conv", "why that rule fired or did not"),
@@ -64,6 +67,10 @@ def add(commands: Any) -> None:
     parser.add_argument("--emit", choices=FORMS, help="the form to print or write")
     parser.add_argument("--stop-after", choices=PHASES, metavar="PHASE",
                         help=f"print what there is after a phase: {', '.join(PHASES)}")  # fmt: skip
+    parser.add_argument("--start-from", choices=RESUMABLE, metavar="PHASE",
+                        help="MODEL is text of this phase, and compilation goes on from there: "
+                        f"{', '.join(RESUMABLE)}; the text of a graph says so itself, unless it is "
+                        "written by hand or goes back to an earlier phase")  # fmt: skip
     parser.add_argument("--arch", type=archs, metavar="SM,SM",
                         help="make machine code for these GPUs (default: sm_80,sm_90)")  # fmt: skip
     add_bundle(parser)
@@ -89,7 +96,10 @@ def run(args: argparse.Namespace) -> int:
     if not (bundle and args.output and args.target == "c"):
         check_unused(args)
     _check_rules(args.explain)
+    if args.start_from == "planned":
+        return _from_program(args, form)
     model = open_model(args)
+    _resume(model, args)
     if form is not None:
         _emit(model, form, args, settings)
     elif args.output:
@@ -100,6 +110,31 @@ def run(args: argparse.Namespace) -> int:
     for name in args.explain:
         text = settings.context.diagnostics.explain(name)
         print(text, file=sys.stderr if printed else sys.stdout)
+    return 0
+
+
+def _resume(model: Model, args: argparse.Namespace) -> None:
+    """Takes the model as one of the phase that --start-from names; checks --stop-after."""
+    from graphc.cli.resume import graph_from
+    from graphc.errors import ModelError
+
+    if args.start_from is not None:
+        if model.path.suffix != ".gir":
+            raise ModelError(f"--start-from {args.start_from}: {model.path} is not text (.gir)")
+        model.graph = graph_from(model.graph, args.start_from, model.path)
+    if args.stop_after and PHASES.index(args.stop_after) < PHASES.index(model.graph.phase):
+        raise ModelError(
+            f"--stop-after {args.stop_after}: {model.path} is already {model.graph.phase}"
+        )
+
+
+def _from_program(args: argparse.Namespace, form: str | None) -> int:
+    """Goes on from a planned program in text."""
+    from graphc.cli.resume import compile_program
+
+    program = compile_program(args, form)
+    if form is None and not args.output:
+        _tell(program)
     return 0
 
 
@@ -181,8 +216,8 @@ def _emit(model: Model, form: str, args: argparse.Namespace, settings: Settings)
             program = emit.program(model, _target(form, args), settings)
             text = emit.text(program, form)
     write(text, args.output)
-    if form == "ir" and args.output:
-        emit.write_constants(graph, args.output)
+    if form in ("ir", "program") and args.output:
+        emit.write_constants(graph if form == "ir" else program, args.output)
 
 
 def _target(form: str, args: argparse.Namespace) -> str:
@@ -235,7 +270,7 @@ def _write_native(model: Model, path: Path, settings: Settings) -> None:
 def _report(model: Model, args: argparse.Namespace, settings: Settings) -> None:
     """Compiles, and tells what the model came to."""
     from graphc import driver
-    from graphc.analysis.text import duration, nbytes
+    from graphc.analysis.text import duration
     from graphc.cli import emit
     from graphc.cli.output import note, progress
 
@@ -252,8 +287,15 @@ def _report(model: Model, args: argparse.Namespace, settings: Settings) -> None:
         note("shapes depend on inputs: compiled when it is run (pin them with --dim, --shape)")
         return
     for program in programs:
-        constants = sum(c.nbytes for c in program.constants)
-        print(f"{program.name}: {len(program.steps)} steps of {len(program.kernels)} kernels, "
-              f"constants {nbytes(constants)}, arena {nbytes(program.arena_bytes)} "
-              f"(at least {nbytes(program.arena_lower_bound)})")  # fmt: skip
+        _tell(program)
     print(f"compiled for {args.target} in {taken}")
+
+
+def _tell(program: Program) -> None:
+    """Prints what a model came to."""
+    from graphc.analysis.text import nbytes
+
+    constants = sum(c.nbytes for c in program.constants)
+    print(f"{program.name}: {len(program.steps)} steps of {len(program.kernels)} kernels, "
+          f"constants {nbytes(constants)}, arena {nbytes(program.arena_bytes)} "
+          f"(at least {nbytes(program.arena_lower_bound)})")  # fmt: skip

@@ -78,12 +78,16 @@ def text(program: Program, form: str) -> str:
     return text if form == "llvm" else assembly(text, pipeline=PIPELINE)
 
 
-def write_constants(graph: Graph, path: str | os.PathLike) -> None:
-    """Writes the constants that the text of a graph names by digest to `path`.npz."""
+def write_constants(source: Graph | Program, path: str | os.PathLike) -> None:
+    """Writes the constants that the text of a graph or program names by digest to `path`.npz."""
     from graphc.cli.models import CONSTANTS
     from graphc.cli.output import save_npz
-    from graphc.ir.printer import graph_constants
+    from graphc.ir.printer import graph_constants, program_constants
+    from graphc.ir.program import Program
 
-    constants = graph_constants(graph)
+    if isinstance(source, Program):
+        constants = program_constants(source)
+    else:
+        constants = graph_constants(source)
     if constants:
         save_npz(os.fspath(path) + CONSTANTS, constants)

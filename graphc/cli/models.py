@@ -103,12 +103,19 @@ def read_graph(path: Path) -> Graph:
 
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")
-    beside = path.with_name(path.name + CONSTANTS)
-    constants = load_npz(beside) if beside.is_file() else None
     try:
-        return parse_graph(path.read_text(), constants)
+        text = path.read_text()
+        if text.startswith("program"):
+            raise ModelError("a planned program: graphc compile --start-from planned goes on there")
+        return parse_graph(text, constants_of(path))
     except (ModelError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: {error}") from error
+
+
+def constants_of(path: Path) -> dict[str, np.ndarray] | None:
+    """The constants that a text names by digest: they lie beside it."""
+    beside = path.with_name(path.name + CONSTANTS)
+    return load_npz(beside) if beside.is_file() else None
 
 
 # ---------------------------------------------------------------- values

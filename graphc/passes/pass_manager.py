@@ -32,6 +32,11 @@ def reached(graph: Graph, phase: str) -> bool:
     return PHASES.index(graph.phase) >= PHASES.index(phase)
 
 
+def is_optimised(graph: Graph) -> bool:
+    """Whether passes have taken the graph beyond the phase `typed`."""
+    return PHASES.index(graph.phase) > PHASES.index("typed")
+
+
 @dataclass
 class Pass:
     """Base of all passes; subclasses are dataclasses whose fields are the pass's options.
@@ -213,6 +218,14 @@ class PassManager:
     def __init__(self, passes: str | Iterable[Pass], hooks: Sequence[Hook] = ()):
         self.passes = parse_pipeline(passes) if isinstance(passes, str) else list(passes)
         self.hooks = list(hooks)
+
+    def remaining(self, graph: Graph) -> list[Pass]:
+        """The passes that a graph has ahead of it: those after the first that takes a graph to its
+        phase. All of them for one that is only typed, or if no pass leads to its phase."""
+        order = [PHASES.index(step.ensures or "imported") for step in self.passes]
+        phase = PHASES.index(graph.phase)
+        done = next((n for n, ensured in enumerate(order, 1) if ensured >= phase), 0)
+        return self.passes[done:] if is_optimised(graph) else self.passes
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         """Runs every pass once; returns whether any changed the graph."""

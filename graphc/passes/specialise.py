@@ -26,7 +26,7 @@ from graphc.passes.context import Context
 from graphc.passes.dce import remove_dead
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.infer_types import Need, TypeInference
-from graphc.passes.pass_manager import Pass, register_pass
+from graphc.passes.pass_manager import Pass, is_optimised, register_pass
 
 Shapes = Mapping[str, Any]
 
@@ -45,11 +45,14 @@ def specialise(
     `shapes` maps inputs to shapes (a list of shapes for a sequence; None for an empty optional),
     `values` inputs to their contents, `dims` dimension symbols to extents. ModelError if these
     contradict each other or the declared types, or leave a dimension open. NeedsValue if a type
-    depends on data; with `partial`, what cannot be typed is left untyped instead.
+    depends on data; with `partial`, what cannot be typed is left untyped instead. A static graph
+    that is past the phase `typed` stays as it is.
     """
     result = clone_graph(graph)
     binding = _Binding(result, dict(shapes or {}), dict(values or {}), dict(dims or {}))
     binding.apply()
+    if is_optimised(graph) and not graph.symbols:
+        return result
     walk = TypeInference(policy, members=binding.members)
     walk.region(result)
     remove_dead(result)

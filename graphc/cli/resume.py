@@ -1,0 +1,88 @@
+"""graphc compile --start-from: going on from a form that --stop-after printed.
+
+The text of a graph names its phase, and every command goes on from there. `--start-from` names the
+phase of a graph written by hand, or starts again from an earlier one, as far as the graph obeys the
+rules of that phase. A program (`planned`) is compiled as it is: kernels, steps and arena.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphc.errors import GraphcError, InternalError, ModelError
+
+if TYPE_CHECKING:
+    from graphc.ir.graph import Graph
+    from graphc.ir.program import Program
+
+PHASES = ("imported", "typed", "canonical", "laid_out", "fused", "planned")
+NATIVE = (".so", ".o")
+
+
+def graph_from(graph: Graph, phase: str, path: Path) -> Graph:
+    """The graph as one of a phase; ModelError if it breaks a rule of that phase."""
+    from graphc.ir.graph import clone_graph
+    from graphc.ir.verify import verify
+
+    result = clone_graph(graph)
+    result.phase = phase
+    if phase != "imported":
+        if result.symbols:
+            name = next(iter(result.symbols))
+            raise ModelError(f"{path}: --start-from {phase}: dimension {name} is open")
+        untyped = [v.name for op in result.walk() for v in op.outputs if v.type is None]
+        if untyped:
+            raise ModelError(f"{path}: --start-from {phase}: %{untyped[0]} has no type")
+    try:
+        verify(result)
+    except InternalError as error:
+        raise ModelError(f"{path}: --start-from {phase}: {error}") from error
+    return result
+
+
+def compile_program(args: argparse.Namespace, form: str | None) -> Program:
+    """Makes what the arguments ask for of a planned program in text; the program."""
+    from graphc.cli import emit
+    from graphc.cli.output import check_folder, progress
+    from graphc.cli.output import emit as write
+
+    pins = [name for name in ("shape", "dim", "set") if getattr(args, name)]
+    if pins:
+        raise ModelError(f"--{pins[0]}: the shapes of a planned program are fixed")
+    path = Path(args.model)
+    program = read_program(path)
+    if form is not None:
+        if form == "ir":
+            raise ModelError("--start-from planned: no graph is left to print; try --emit program")
+        write(emit.text(program, form), args.output)
+        if form == "program" and args.output:
+            emit.write_constants(program, args.output)
+    elif args.output:
+        from graphc.backends.llvm_cpu import aot
+        from graphc.backends.llvm_cpu.runtime import compile_program as compile_native
+
+        out = Path(args.output)
+        if out.suffix not in NATIVE or args.target != "cpu":
+            raise ModelError(f"-o {out}: a planned program becomes a .so or .o (or see --emit)")
+        check_folder(out)
+        with progress(f"compiling {path.name} to {out}"):
+            aot.build(compile_native(program), out)
+    return program
+
+
+def read_program(path: Path) -> Program:
+    """A program in text, checked; ModelError tells what is wrong with it."""
+    from graphc.cli.models import constants_of
+    from graphc.ir.kernel_parser import parse_program
+    from graphc.ir.verify_kernel import verify_program
+
+    if not path.is_file():
+        raise ModelError(f"{path}: there is no such file")
+    try:
+        program = parse_program(path.read_text(), constants_of(path))
+        verify_program(program)
+    except (GraphcError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: {error}") from error
+    return program
