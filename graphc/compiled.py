@@ -14,6 +14,7 @@ from graphc.errors import ModelError
 from graphc.execution import CompileStatic, Executable, SpecialisedGraph, Target
 from graphc.ir.graph import Graph, Op
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
+from graphc.passes.fold import FoldPolicy
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,15 @@ class CompiledModel(Runnable):
         compile_static: CompileStatic,
         native: Callable[[Op], bool],
         adopt: Callable[[Any], Any] | None = None,
+        policy: FoldPolicy | None = None,
     ):
         self.graph, self.adopt = graph, adopt
         super().__init__(
             [Spec(p.name, p.type) for p in graph.params],
             [Spec(n, v.type) for n, v in zip(graph.output_names, graph.results)],
         )
-        self._specialised = SpecialisedGraph(graph, Target(compile_static, native), inner=False)
+        target = Target(compile_static, native, policy)
+        self._specialised = SpecialisedGraph(graph, target, inner=False)
         self.execute = self._specialised.run  # type: ignore[method-assign]  # saves a call
 
     def _checked(self, value: Any, spec: Spec) -> Any:

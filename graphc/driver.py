@@ -38,11 +38,12 @@ def cuda_passes(precision: str = "f32") -> str:
 
 PIPELINES = {
     "cpu": OPTIMISING,
-    "c": SIMPLE,
-    "micro": f"integers, {OPTIMISING}",
+    "c": f"integers, {OPTIMISING}",
+    "plain": SIMPLE,
     "cuda": cuda_passes(),
 }
 KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))  # what pass "integers" looks for
+POLICIES = {"c": KEEP_INTEGERS}  # how graphs are folded while they are specialised
 
 
 def _default_threads() -> int:
@@ -55,9 +56,10 @@ def _default_threads() -> int:
 class Settings:
     """How graphs are compiled, whatever the target: `threads` to run on; `passes` a pipeline in
     place of the target's own; hooks around passes; the context (fuel, diagnostics); `observe`,
-    which is called with every program made; and for GPUs `device`, the number of the one to run on,
+    which is called with every program made; for GPUs `device`, the number of the one to run on,
     `simulate`, to run kernels on the host, and `precision`, in which contractions multiply (f32,
-    tf32, f16, bf16)."""
+    tf32, f16, bf16); and `sanitize`, to end the process where C code for a microcontroller, which
+    the host runs, does what C does not define."""
 
     threads: int = field(default_factory=_default_threads)
     passes: str | Sequence[Pass] | None = None
@@ -67,6 +69,7 @@ class Settings:
     device: int = 0
     simulate: bool = False
     precision: str = "f32"
+    sanitize: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.threads, int) or self.threads < 1:
@@ -123,7 +126,9 @@ def compile(
     """
     graph = pin(load_graph(source), shapes, values, dims)
     chosen = settings(threads, options)
-    model = CompiledModel(graph, compiler(target, chosen), natively, adopter(target, chosen))
+    model = CompiledModel(
+        graph, compiler(target, chosen), natively, adopter(target, chosen), POLICIES.get(target)
+    )
     model.prepare()
     return model
 
@@ -213,7 +218,7 @@ def c_program(graph: Graph, settings: Settings | None = None) -> Program:
     """A typed static graph in plain loops, one kernel per operator, as it is printed in C."""
     from graphc.passes.lower.strategies import plain_loops
 
-    return to_program(graph, plain_loops(), settings, PIPELINES["c"])
+    return to_program(graph, plain_loops(), settings, PIPELINES["plain"])
 
 
 def micro_program(
@@ -228,7 +233,7 @@ def micro_program(
     from graphc.backends.micro_c.strategies import strategies
 
     parameters = quantisation(graph)
-    program = to_program(graph, strategies(cpu), settings, PIPELINES["micro"], resident)
+    program = to_program(graph, strategies(cpu), settings, PIPELINES["c"], resident)
     return replace(program, quantisation=parameters)
 
 
@@ -271,12 +276,9 @@ def _cpu(settings: Settings) -> CompileStatic:
 
 
 def _c(settings: Settings) -> CompileStatic:
-    from graphc.backends.c99 import build
+    from graphc.backends.micro_c.host import build
 
-    def compile_static(graph: Graph) -> Executable:
-        return build(c_program(graph, settings))
-
-    return compile_static
+    return lambda graph: build(micro_program(graph, settings), bool(settings.sanitize))
 
 
 def _cuda(settings: Settings) -> CompileStatic:
@@ -293,6 +295,6 @@ def _cuda(settings: Settings) -> CompileStatic:
 TARGETS: dict[str, Callable[[Settings], CompileStatic]] = {"cpu": _cpu, "c": _c, "cuda": _cuda}
 PROGRAMS: dict[str, Callable[[Graph, Settings | None], Program]] = {
     "cpu": cpu_program,
-    "c": c_program,
+    "c": micro_program,
     "cuda": cuda_program,
 }

@@ -28,6 +28,7 @@ from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.imperative import corner, is_bounded, true_shapes
 from graphc.ir.interp import interpret, run_op, type_of
 from graphc.ir.types import TensorType, Type
+from graphc.passes.fold import FoldPolicy
 from graphc.passes.partition import (
     crossing,
     opened,
@@ -51,10 +52,12 @@ CompileStatic = Callable[[Graph], Executable]
 
 @dataclass(frozen=True)
 class Target:
-    """What graphs are compiled with: a compiler of static graphs, and which typed ops it takes."""
+    """What graphs are compiled with: a compiler of static graphs, which typed ops it takes, and how
+    constants are folded before."""
 
     compile: CompileStatic
     native: Callable[[Op], bool]
+    policy: FoldPolicy | None = None
 
 
 class SpecialisedGraph:
@@ -89,7 +92,8 @@ class SpecialisedGraph:
             key = tuple([t.static_shape for t in types if isinstance(t, TensorType)])
             if key not in self._cache:
                 try:
-                    self._cache[key] = plan(specialise(self.graph), self.target)
+                    graph = specialise(self.graph, policy=self.target.policy)
+                    self._cache[key] = plan(graph, self.target)
                 except NeedsValue:
                     return False
         return True
@@ -144,7 +148,7 @@ class SpecialisedGraph:
         while True:
             contents = {self._names[n]: values[n] for n in self._bound}
             try:
-                graph = specialise(source, shapes, contents)
+                graph = specialise(source, shapes, contents, policy=self.target.policy)
             except NeedsValue as error:
                 if any([self._bind(need, error.graph, values) for need in error.needs]):
                     continue

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from graphc.backends.micro_c.boards import missing_tools
 from graphc.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -79,6 +80,45 @@ def test_budgets(capsys, tmp_path):
 def test_options_that_only_sources_have(capsys, argv):
     code, _, err = graphc(capsys, "compile", DIGITS, "--dim", "N=1", *argv)
     assert code == 2 and "goes with --target c and a folder" in err
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--weights", "f16", "--rtol", "0.01"], ["--no-libm", "--cpu", "cortex-m55"]]
+)
+def test_verify_on_the_host(capsys, options):
+    out = ok(capsys, "verify", DIGITS, *ONE, *options)
+    assert "passed: c against onnxruntime" in out
+
+
+def test_verify_options_of_other_targets(capsys):
+    code, _, err = graphc(capsys, "verify", DIGITS, "--dim", "N=1", "--board", "mps2-an386")
+    assert code == 2 and "--board: goes with --target c" in err
+
+
+@pytest.mark.skipif(bool(missing_tools()), reason="no cross compiler or emulator")
+def test_verify_on_a_board(capsys):
+    out = ok(capsys, "verify", DIGITS, *ONE, "--board", "mps2-an386")
+    assert "mps2-an386: arena" in out and "passed: c on mps2-an386" in out
+
+
+def test_verify_a_trace(capsys, tmp_path):
+    folder, log = tmp_path / "digits", tmp_path / "log.txt"
+    ok(capsys, "compile", DIGITS, *ONE, "-o", folder, "--with-test")
+    log.write_text("boot\n" + build(folder, "-DDIGITS_CNN_TRACE").replace("trace", "[1] trace"))
+    argv = ["verify", DIGITS, *ONE, "--trace", log]
+    assert "passed" in ok(capsys, *argv)
+    lines = log.read_text().splitlines()
+    third = next(n for n, line in enumerate(lines) if "trace 2 " in line)
+    words = lines[third].split()
+    words[3] = f"{int(words[3], 16) ^ 1:08x}"
+    log.write_text("\n".join([*lines[:third], " ".join(words), *lines[third + 1 :]]))
+    code, out, _ = graphc(capsys, *argv)
+    assert code == 1 and "FAILED: layer 2" in out and "Pool" in out
+    assert "input image" in graphc(capsys, *argv, "--seed", "1")[1]
+    log.write_text("\n".join(lines[:third]))
+    assert "ends before layer 2" in graphc(capsys, *argv)[1]
+    log.write_text("nothing")
+    assert "no line has the form" in graphc(capsys, *argv)[2]
 
 
 @pytest.mark.parametrize("text", ["", "64X", "-1", "K"])

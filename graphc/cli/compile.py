@@ -154,9 +154,8 @@ def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
     from graphc.passes.hooks import Dump
 
     hooks = [Dump(args.dump_to)] if args.dump_to else []
-    micro = form is None and _is_bundle(args) and args.target == "c"
     options = {
-        "passes": pipeline(args, "micro" if micro else args.target),
+        "passes": pipeline(args, "plain" if form == "c" else args.target),
         "hooks": hooks,
         "simulate": args.simulate,
         "device": args.device,
@@ -213,7 +212,7 @@ def _emit(model: Model, form: str, args: argparse.Namespace, settings: Settings)
             graph = emit.graph_at(model, args.stop_after, args.target, settings)
             text = str(graph)
         else:
-            program = emit.program(model, _target(form, args), settings)
+            program = emit.program(model, _target(form, args), settings, form)
             text = emit.text(program, form)
     write(text, args.output)
     if form in ("ir", "program") and args.output:

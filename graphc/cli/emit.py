@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from graphc.driver import Settings
     from graphc.ir.graph import Graph
     from graphc.ir.program import Program
-    from graphc.passes.fold import FoldPolicy
 
 
 def graph_at(model: Model, phase: str | None, target: str, settings: Settings) -> Graph:
@@ -22,21 +21,22 @@ def graph_at(model: Model, phase: str | None, target: str, settings: Settings) -
 
     if phase == "imported":
         return clone_graph(model.pinned())
-    graph = typed(model)
+    graph = typed(model, target)
     if phase == "typed":
         return graph
     return optimise(graph, settings, PIPELINES[target], until=phase or "")
 
 
-def typed(model: Model, policy: FoldPolicy | None = None) -> Graph:
+def typed(model: Model, target: str = "cpu") -> Graph:
     """The pinned graph with static types; ModelError says which dimension is open."""
+    from graphc.driver import POLICIES
     from graphc.errors import NeedsValue
     from graphc.passes.specialise import specialise
 
     graph = model.pinned()
     check_closed(graph)
     try:
-        return specialise(graph, policy=policy)
+        return specialise(graph, policy=POLICIES.get(target))
     except NeedsValue as error:
         raise ModelError(
             f"{error}: it depends on what inputs hold; give those with --set NAME=VALUE"
@@ -50,11 +50,13 @@ def check_closed(graph: Graph) -> None:
         raise ModelError(f"dimension {name} is open: pin it with --dim {name}=1, or with --shape")
 
 
-def program(model: Model, target: str, settings: Settings) -> Program:
-    """The model lowered for a target, memory planned."""
-    from graphc.driver import PROGRAMS
+def program(model: Model, target: str, settings: Settings, form: str = "program") -> Program:
+    """The model lowered for a target, memory planned; for the form `c` in plain loops."""
+    from graphc.driver import PROGRAMS, c_program
 
-    return PROGRAMS[target](typed(model), settings)
+    if form == "c":
+        return c_program(typed(model, "plain"), settings)
+    return PROGRAMS[target](typed(model, target), settings)
 
 
 def text(program: Program, form: str) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20}
 DEFAULTS: dict[str, Any] = {
     "with_test": False, "tolerance": None, "libm": None, "weights": "f32", "weights_as": "c",
-    "cpu": CPUS[0], "io": "caller", "ram": None, "flash": None,
+    "cpu": None, "io": "caller", "ram": None, "flash": None, "board": None, "trace": None,
 }  # fmt: skip
 SPELLING = {"libm": "--libm and --no-libm"}
 
@@ -47,9 +47,9 @@ def add_bundle(parser: argparse.ArgumentParser) -> None:
 
 def add_code(parser: Any) -> None:
     """The options that change what the C code computes, or how."""
-    parser.add_argument("--cpu", choices=CPUS, metavar="CPU", default=CPUS[0],
+    parser.add_argument("--cpu", choices=CPUS, metavar="CPU",
                         help="the processor it is for: "
-                        f"{', '.join(CPUS)} (default: {CPUS[0]})")  # fmt: skip
+                        f"{', '.join(CPUS)} (default: {CPUS[0]}, or a board's)")  # fmt: skip
     parser.add_argument("--libm", action=argparse.BooleanOptionalAction,
                         help="call libm for exp, log, tanh and erf; with --no-libm nothing of it "
                         "(default: polynomials for those, libm for what has none)")  # fmt: skip
@@ -67,13 +67,14 @@ def size(text: str) -> int:
 
 
 def check_unused(args: argparse.Namespace) -> None:
-    """ModelError if an option is given that only a folder of C sources has."""
+    """ModelError if an option is given that only C for microcontrollers has."""
     from graphc.errors import ModelError
 
+    needed = "--target c and a folder: -o FOLDER" if hasattr(args, "with_test") else "--target c"
     for name, default in DEFAULTS.items():
-        if getattr(args, name) != default:
+        if getattr(args, name, default) != default:
             option = SPELLING.get(name, "--" + name.replace("_", "-"))
-            raise ModelError(f"{option}: goes with --target c and a folder: -o FOLDER")
+            raise ModelError(f"{option}: goes with {needed}")
 
 
 def micro_program(model: Model, args: argparse.Namespace, settings: Settings) -> Program:
@@ -82,10 +83,19 @@ def micro_program(model: Model, args: argparse.Namespace, settings: Settings) ->
     from graphc.backends.micro_c.halves import half_weights
     from graphc.cli import emit
 
-    typed = emit.typed(model, driver.KEEP_INTEGERS)
+    typed = emit.typed(model, "c")
     resident = getattr(args, "io", "") == "arena"
-    program = driver.micro_program(typed, settings, args.cpu, resident)
+    program = driver.micro_program(typed, settings, cpu_name(args), resident)
     return half_weights(program) if args.weights == "f16" else program
+
+
+def cpu_name(args: argparse.Namespace) -> str:
+    """The processor that is asked for: by name, or that of a board."""
+    if args.cpu is None and getattr(args, "board", None):
+        from graphc.backends.micro_c.boards import BOARDS
+
+        return BOARDS[args.board].cpu
+    return args.cpu or CPUS[0]
 
 
 def options(model: Model, args: argparse.Namespace, samples: Any = None) -> BundleOptions:
@@ -94,7 +104,7 @@ def options(model: Model, args: argparse.Namespace, samples: Any = None) -> Bund
 
     return BundleOptions(
         name=model.path.stem, libm=args.libm, weights_as=args.weights_as, samples=samples,
-        tolerance=args.tolerance, cpu=args.cpu,
+        tolerance=args.tolerance, cpu=cpu_name(args),
     )  # fmt: skip
 
 

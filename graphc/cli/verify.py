@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from graphc.cli.devices import compare_trace, run_code
+from graphc.cli.firmware import add_code, check_unused
 from graphc.cli.options import (
+    BOARDS,
     INTERPRETER,
     add_feeds,
     add_model,
@@ -19,13 +22,19 @@ from graphc.cli.options import (
 SUMMARY = """\
 Compares a model's outputs with a reference's. Both run on the same inputs; the error of an output
 is its largest difference, relative to the range of the reference's output. The exit code is 0 if
-every output is within --rtol, 1 if not."""
+every output is within --rtol, 1 if not. Integers of 8 bits may differ by one.
+
+With --target c it is the code of a microcontroller that runs: compiled for the host, with undefined
+behaviour made an error, or, with --board, cross-compiled and run in QEMU. With --trace the log of a
+device, built with -DNAME_TRACE and given the same inputs, is compared layer by layer."""
 
 EPILOG = examples(
     ("graphc verify model.onnx", "compiled for the CPU against ONNX Runtime"),
     ("graphc verify model.onnx --dim batch=4 --seed 7", "other shapes, other inputs"),
     ("graphc verify model.onnx --against interpreter", "against graphc's own interpreter"),
     ("graphc verify model.onnx --target interpreter", "the interpreter against ONNX Runtime"),
+    ("graphc verify model.onnx --target c --board mps2-an386", "on a Cortex-M4 that QEMU emulates"),
+    ("graphc verify model.onnx --target c --trace log.txt", "the first layer a device has wrong"),
 )
 
 
@@ -38,6 +47,11 @@ def add(commands: Any) -> None:
                         help="the reference (default: %(default)s)")  # fmt: skip
     add_tolerance(parser)
     add_feeds(parser)
+    group = parser.add_argument_group("C for microcontrollers (--target c)")
+    group.add_argument("--board", choices=BOARDS, help="run on this machine of QEMU")
+    group.add_argument("--trace", metavar="LOG",
+                       help="compare the CRCs in a device's log with the host's")  # fmt: skip
+    add_code(group)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,20 +61,40 @@ def run(args: argparse.Namespace) -> int:
     from graphc.cli.runs import contender
     from graphc.ir.compare import agreements
 
+    if args.target != "c":
+        check_unused(args)
     model = open_model(args)
     feeds = model.feeds(args.seed)
+    if args.trace:
+        return compare_trace(model, feeds, args)
     expected = contender(model, args.against, **target_options(args))(feeds)
-    found = contender(model, args.target, **target_options(args))(feeds)
+    if args.target == "c":
+        found = run_code(model, feeds, args)
+    else:
+        found = contender(model, args.target, **target_options(args))(feeds)
     results = agreements(model.graph.output_names, found, expected)
     rows = [("output", "error", "")]
-    for each in results:
-        verdict = "ok" if each.within(args.rtol) else f"differs {each.problem}".strip()
-        rows.append((each.name, f"{each.error:.2g}", verdict))
+    failed = []
+    for each, value in zip(results, expected):
+        within = each.within(max(args.rtol, _unit(value)))
+        rows.append((each.name, f"{each.error:.2g}", "ok" if within else f"differs {each.problem}"))
+        failed += [] if within else [each.name]
     print(table(rows))
-    failed = [each.name for each in results if not each.within(args.rtol)]
-    summary = f"{args.target} against {args.against}, rtol {args.rtol:g}"
+    target = f"{args.target} on {args.board}" if args.board else args.target
+    summary = f"{target} against {args.against}, rtol {args.rtol:g}"
     if failed:
         print(f"FAILED: {summary}: {len(failed)} of {len(results)} outputs differ")
         return 1
     print(f"passed: {summary}: {len(results)} outputs agree")
     return 0
+
+
+def _unit(expected: Any) -> float:
+    """What one unit of an 8-bit integer is, relative to the range of an output."""
+    import numpy as np
+
+    from graphc.ir.compare import extent_of
+
+    if not isinstance(expected, np.ndarray) or expected.dtype not in (np.int8, np.uint8):
+        return 0.0
+    return 1.0 / extent_of(expected.astype(np.float64)) if expected.size else 0.0

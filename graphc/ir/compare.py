@@ -85,5 +85,10 @@ def _compare_numbers(name: str, a: np.ndarray, b: np.ndarray) -> Agreement:
     if not finite.any():
         return Agreement(name, 0.0)
     a, b = a[finite], b[finite]
-    extent = np.abs(b).max() if wide is np.complex128 else max(np.ptp(b), np.abs(b).max())
-    return Agreement(name, float(np.abs(a - b).max() / max(extent, TINY)))
+    return Agreement(name, float(np.abs(a - b).max() / extent_of(b)))
+
+
+def extent_of(expected: np.ndarray) -> float:
+    """What errors are relative to: the range of finite numbers, at least their magnitude."""
+    largest = float(np.abs(expected).max())
+    return max(largest if expected.dtype.kind == "c" else max(np.ptp(expected), largest), TINY)

@@ -1,28 +1,19 @@
-"""Compiles a program's C text into a shared library and calls it through ctypes.
-
-Libraries are kept by a hash of text and flags in a folder of this user's below the system's
-temporary directory (or GRAPHC_C99_CACHE), written under another name and renamed, so that
-concurrent builds do no harm.
-"""
+"""Compiles a program's C text into a shared library and calls it through ctypes."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from graphc.backends.c99.emit import emit
-from graphc.errors import InternalError, ModelError, UnsupportedError
+from graphc.backends.cfamily.hostcc import shared_library
+from graphc.errors import ModelError
 from graphc.ir.program import Program
 from graphc.ir.types import TensorType
 
-FLAGS = ("-std=c99", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-shared", "-fPIC")
+FLAGS = ("-std=c99", "-O1", "-ffp-contract=off", "-Wall", "-Wextra")
 ALIGNMENT = 64
 
 Runner = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
@@ -34,7 +25,7 @@ def build(program: Program, flags: Sequence[str] = FLAGS) -> Runner:
     UnsupportedError if there is no C compiler (`CC`, else gcc or cc), InternalError if it rejects
     the text, ModelError at a call whose inputs have other shapes or dtypes than the program.
     """
-    library = ctypes.CDLL(str(compile_c(emit(program), flags)))
+    library = ctypes.CDLL(str(shared_library({"model.c": emit(program)}, flags)))
     entry = library.run
     entry.argtypes = [ctypes.c_void_p] * 4
     entry.restype = ctypes.c_int
@@ -49,48 +40,6 @@ def build(program: Program, flags: Sequence[str] = FLAGS) -> Runner:
         return outputs
 
     return run
-
-
-def compile_c(text: str, flags: Sequence[str] = FLAGS) -> Path:
-    """The shared library of a C text, from the cache if it is there."""
-    key = hashlib.sha256("\0".join([text, *flags]).encode()).hexdigest()[:32]
-    folder = _cache_folder()
-    library = folder / f"{key}.so"
-    if library.exists():
-        return library
-    source = folder / f"{key}.c"
-    with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as file:
-        temporary = Path(file.name)
-    try:
-        source.write_text(text)
-        _compile(source, temporary, flags)
-        os.replace(temporary, library)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return library
-
-
-def _cache_folder() -> Path:
-    default = Path(tempfile.gettempdir()) / f"graphc-c99-{os.getuid()}"
-    folder = Path(os.environ.get("GRAPHC_C99_CACHE") or default)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise UnsupportedError(f"{folder} belongs to another user; set GRAPHC_C99_CACHE")
-    return folder
-
-
-def _compile(source: Path, target: Path, flags: Sequence[str]) -> None:
-    compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "cc"]
-    for compiler in compilers:
-        command = [*compiler.split(), *flags, str(source), "-o", str(target), "-lm"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True)
-        except FileNotFoundError:
-            continue
-        if done.returncode:
-            raise InternalError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
-        return
-    raise UnsupportedError(f"no C compiler found (tried {', '.join(compilers)}); set CC")
 
 
 def _checked(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -55,9 +55,7 @@ def bundle(program: Program, options: BundleOptions | None = None) -> Files:
     model = model_of(program, options)
     name = model.name
     files: Files = {
-        f"{name}.h": header.header(model),
-        f"{name}.c": source.source(model),
-        **weights.files(model),
+        **code_files(model),
         "CMakeLists.txt": documents.cmake(model, options.samples is not None),
         "README.md": documents.readme(model, options.samples is not None, cpu_of(options.cpu)),
         "report.json": documents.report(model, options.cpu),
@@ -66,6 +64,15 @@ def bundle(program: Program, options: BundleOptions | None = None) -> Files:
         inputs, outputs = options.samples
         files[f"{name}_test.c"] = documents.test(model, inputs, outputs, options.tolerance)
     return files
+
+
+def code_files(model: Model) -> Files:
+    """The header, the code and the constants."""
+    return {
+        f"{model.name}.h": header.header(model),
+        f"{model.name}.c": source.source(model),
+        **weights.files(model),
+    }
 
 
 def model_of(program: Program, options: BundleOptions) -> Model:

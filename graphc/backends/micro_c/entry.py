@@ -117,7 +117,7 @@ def _run(model: Model, overlaps: list[str]) -> str:
     if model.resident:
         lines += _places(model)
     lines += [*_checks(model), *overlaps, *_cleared(model)]
-    lines += _copies(model, "in")
+    lines += [*_copies(model, "in"), *_traced_inputs(model)]
     for number, step in enumerate(model.program.steps):
         lines += _call(model, number, step)
     lines += _copies(model, "out")
@@ -195,6 +195,18 @@ def _elsewhere(model: Model, pointer: str, tensor: Tensor) -> str:
         return ""
     place = f"(const void *)(memory + {model.resident[tensor.key].offset})"
     return f"{pointer} != 0 && (const void *){pointer} != {place} && "
+
+
+def _traced_inputs(model: Model) -> list[str]:
+    """The inputs as layer -1 of a trace."""
+    lines = []
+    for tensor in model.inputs:
+        place = f"inputs->{tensor.field}"
+        if model.resident:
+            place = f"memory + {model.resident[tensor.key].offset}"
+        crc = f"{model.name}_crc32({place}, {tensor.nbytes}u)"
+        lines.append(f'    {model.name}_trace(-1, "{literal(tensor.name)}", {crc});')
+    return [f"#ifdef {model.macro}_TRACE", *lines, "#endif"] if lines else []
 
 
 def _cleared(model: Model) -> list[str]:

@@ -67,8 +67,9 @@ void {name}_profile(int layer, const char *name, int done);
 
 #ifdef {macro}_TRACE
 /* Yours, if {macro}_TRACE is defined for all files: called with the CRC-32 (that of zlib) of the
- * bytes of every result. Print lines of the form `trace LAYER CRC NAME`, the CRC in hexadecimal,
- * and `graphc verify --trace` tells which layer is the first to differ from the host's. */
+ * bytes of every input (layer -1), and of every result. Print lines of the form `trace LAYER CRC
+ * NAME`, the CRC in hexadecimal, and `graphc verify --trace` tells which layer is the first to
+ * differ from the host's. */
 void {name}_trace(int layer, const char *name, uint32_t crc);
 #endif
 

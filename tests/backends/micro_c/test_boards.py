@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 from graphc import driver
-from graphc.backends.micro_c import BundleOptions, write_bundle
-from graphc.backends.micro_c.cpus import CPUS
+from graphc.backends.micro_c import BundleOptions
+from graphc.backends.micro_c import model_of as model_of_bundle
+from graphc.backends.micro_c.boards import BOARDS, missing_tools, run_on_board
+from graphc.backends.micro_c.budget import Budget
+from graphc.backends.micro_c.host import HostModel
+from graphc.cli import options
+from graphc.errors import UnsupportedError
 
-from bundles import checked, model_of, reference  # isort: skip
+from bundles import float_model, model_of, reference  # isort: skip
 from quantised_models import convolution, dense, residual  # isort: skip
 
-BOARD = Path(__file__).parent / "board"
-MACHINES = {  # the processor, and where its memory lies
-    "mps2-an386": ("cortex-m4", "mps2.ld"),
-    "mps2-an500": ("cortex-m7", "mps2.ld"),
-    "mps3-an547": ("cortex-m55", "mps3.ld"),
-}
-MISSING = [t for t in ("arm-none-eabi-gcc", "qemu-system-arm") if not shutil.which(t)]
+MISSING = missing_tools()
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed")
 
 
@@ -60,26 +56,35 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 @pytest.mark.parametrize("case", CASES)
-def test_runs_on_the_board(machine, case, tmp_path):
+def test_runs_on_the_board(board, case):
     model, feeds, tolerance = CASES[case]()
-    samples = (feeds, reference(model, feeds))
-    cpu, memory = MACHINES[machine]
-    program = driver.micro_program(driver.typed(model), cpu=cpu)
-    options = BundleOptions("net", samples=samples, tolerance=tolerance, cpu=cpu)
-    write_bundle(program, tmp_path, options)
-    compiler = ["arm-none-eabi-gcc", "-O2", "-std=c99", *CPUS[cpu].flags]
-    linking = [
-        "--specs=rdimon.specs",
-        "-nostartfiles",
-        f"-L{BOARD}",
-        f"-T{memory}",
-        str(BOARD / "startup.c"),
-    ]
-    sources = ["net.c", "net_weights.c", "net_test.c"]
-    checked([*compiler, *linking, *sources, "-lm", "-o", "net.elf"], tmp_path)
-    command = ["qemu-system-arm", "-M", machine, "-display", "none", "-monitor", "none"]
-    semihosting = ["-serial", "none", "-semihosting-config", "enable=on,target=native"]
-    printed = checked([*command, *semihosting, "-kernel", "net.elf"], tmp_path, timeout=60)
-    assert "largest error" in printed
+    program = driver.micro_program(driver.typed(model), cpu=board.cpu)
+    done = run_on_board(program, feeds, board, BundleOptions(cpu=board.cpu))
+    for found, expected in zip(done.outputs, reference(model, feeds), strict=True):
+        difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+        assert difference.max() <= tolerance
+    assert 0 < done.stack <= Budget.of(model_of_bundle(program, BundleOptions())).stack
+
+
+@pytest.mark.parametrize("case", ["float", "int8"])
+def test_traces_are_those_of_the_host(case):
+    model, feeds, _ = CASES[case]()
+    program = driver.micro_program(driver.typed(model), cpu="cortex-m4")
+    device = run_on_board(program, feeds, BOARDS["mps2-an386"], traced=True).traces
+    assert device == HostModel(program, traced=True).trace(feeds)
+    assert device[0].layer == -1 and len(device) > len(program.steps)
+
+
+def test_what_does_not_fit_is_refused():
+    weights = np.ones((1100, 1000), np.float32)
+    x = np.ones((1, 1100), np.float32)
+    model = float_model(helper.make_node("MatMul", ["x", "w"], ["y"]), x, {"w": weights})
+    program = driver.micro_program(driver.typed(model))
+    with pytest.raises(UnsupportedError, match="mps2-an386.*not fit"):
+        run_on_board(program, [x], BOARDS["mps2-an386"])
+
+
+def test_the_command_line_knows_them():
+    assert tuple(BOARDS) == options.BOARDS

@@ -146,7 +146,8 @@ def test_traces_are_those_of_zlib(resident, tmp_path):
     flags = ["-DNET_TRACE", "-DNET_PROFILE"]
     lines = run(tmp_path, body, declared, program=program, flags=flags).splitlines()
     traces = [line.split(maxsplit=3) for line in lines if line.startswith("trace")]
-    assert [int(t[1]) for t in traces] == list(range(len(program.steps)))
+    assert [int(t[1]) for t in traces] == list(range(-1, len(program.steps)))
+    assert traces[0][3] == "x" and int(traces[0][2], 16) == zlib.crc32(X.tobytes())
     assert sum(line.startswith("after") for line in lines) == len(program.steps)
     contents = bytes(map(int, lines[-1].split()[1:]))
     assert int(traces[-1][2], 16) == zlib.crc32(contents)

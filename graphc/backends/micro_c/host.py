@@ -1,0 +1,112 @@
+"""A bundle's code compiled by the host's compiler and called through ctypes, to check it.
+
+The code is what a microcontroller gets, with the constants in a binary file, which is compiled
+faster. With `sanitize` undefined behaviour ends the process with a message.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphc.backends.cfamily.hostcc import shared_library
+from graphc.backends.micro_c.bundle import BundleOptions, code_files, model_of
+from graphc.backends.micro_c.model import ARENA_ALIGNMENT
+from graphc.errors import InternalError, ModelError
+from graphc.ir.program import Program
+
+NAME = "model"
+FLAGS = ("-std=c99", "-O1", "-Wall", "-Wextra")
+SANITIZE = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
+SINK = """\
+#include "model.h"
+void (*model_sink)(int layer, const char *name, uint32_t crc);
+void model_trace(int layer, const char *name, uint32_t crc)
+{
+    if (model_sink) {
+        model_sink(layer, name, crc);
+    }
+}
+"""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The CRC-32 of one result of a layer; layer -1 are the inputs."""
+
+    layer: int
+    crc: int
+    name: str
+
+
+class HostModel:
+    """A program as a function of its inputs (numpy arrays, in order) that gives its outputs."""
+
+    def __init__(
+        self, program: Program, options: BundleOptions | None = None,
+        sanitize: bool = False, traced: bool = False,
+    ):  # fmt: skip
+        model = model_of(program, host_options(options))
+        files = code_files(model)
+        if traced:
+            files["sink.c"] = SINK
+        flags = [*FLAGS, *(SANITIZE if sanitize else ()), *(["-DMODEL_TRACE"] if traced else ())]
+        self.model, self.traced = model, traced
+        self.library = ctypes.CDLL(str(shared_library(files, flags)))
+        self.entry = self.library.model_run
+        self.entry.argtypes = [ctypes.c_void_p] * 3
+        self.entry.restype = ctypes.c_int
+
+    def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The outputs; ModelError if the inputs have other shapes or dtypes than the program."""
+        program = self.model.program
+        arrays = [_checked(t, a) for t, a in zip(program.inputs, inputs, strict=True)]
+        outputs = [np.empty(t.static_shape, t.dtype.np) for _, t in program.outputs]
+        arena = np.empty(program.arena_bytes + ARENA_ALIGNMENT, np.uint8)
+        start = arena.ctypes.data + -arena.ctypes.data % ARENA_ALIGNMENT
+        status = self.entry(_pointers(arrays), _pointers(outputs), start)
+        if status != 0:
+            raise InternalError(f"{program.name}: the C code returned status {status}")
+        return outputs
+
+    def trace(self, inputs: Sequence[np.ndarray]) -> list[Trace]:
+        """What the trace hook gets during a run."""
+        assert self.traced
+        found: list[Trace] = []
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
+        sink = kind(lambda layer, name, crc: found.append(Trace(layer, crc, name.decode())))
+        slot = ctypes.c_void_p.in_dll(self.library, "model_sink")
+        slot.value = ctypes.cast(sink, ctypes.c_void_p).value
+        try:
+            self(inputs)
+        finally:
+            slot.value = None
+        return found
+
+
+def build(program: Program, sanitize: bool = False) -> HostModel:
+    """Compiles a program; UnsupportedError if there is no C compiler."""
+    return HostModel(program, sanitize=sanitize)
+
+
+def host_options(options: BundleOptions | None) -> BundleOptions:
+    """The same code, named and stored as this module needs it."""
+    options = options or BundleOptions()
+    return BundleOptions(NAME, options.libm, "incbin", cpu=options.cpu)
+
+
+def _checked(spec: tuple[str, Any], array: np.ndarray) -> np.ndarray:
+    name, type = spec
+    if array.dtype != type.dtype.np or array.shape != type.static_shape:
+        raise ModelError(f"input {name} takes {type}, found {array.dtype}{list(array.shape)}")
+    return np.ascontiguousarray(array)
+
+
+def _pointers(arrays: Sequence[np.ndarray]) -> Any:
+    """The fields of a structure of pointers."""
+    return (ctypes.c_void_p * max(len(arrays), 1))(*(a.ctypes.data for a in arrays))
+

@@ -1,0 +1,73 @@
+"""C for microcontrollers, run to be checked: on the host, on an emulated board, or by its trace."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from graphc.cli.firmware import cpu_name, micro_program
+
+if TYPE_CHECKING:
+    from graphc.cli.models import Model
+
+
+
+def run_code(model: Model, feeds: Mapping[str, Any], args: argparse.Namespace) -> list[Any]:
+    """The outputs of the C code: on the host, or on a board, whose use of memory is told."""
+    from graphc.analysis.text import nbytes
+    from graphc.backends.micro_c import BundleOptions
+    from graphc.backends.micro_c.boards import BOARDS, run_on_board
+    from graphc.backends.micro_c.host import HostModel
+    from graphc.cli.output import progress
+    from graphc.driver import Settings
+
+    program = micro_program(model, args, Settings(threads=1))
+    code = BundleOptions(libm=args.libm, cpu=cpu_name(args))
+    if not args.board:
+        with progress(f"compiling {model.path.name} for the host"):
+            run = HostModel(program, code, sanitize=True)
+        return run(list(feeds.values()))
+    with progress(f"running {model.path.name} on {args.board}"):
+        done = run_on_board(program, list(feeds.values()), BOARDS[args.board], code)
+    constants = sum(c.nbytes for c in program.constants)
+    print(f"{args.board}: arena {nbytes(program.arena_bytes)}, stack {nbytes(done.stack)}, "
+          f"constants {nbytes(constants)}")  # fmt: skip
+    return done.outputs
+
+
+def compare_trace(model: Model, feeds: Mapping[str, Any], args: argparse.Namespace) -> int:
+    """Names the first layer that a device's log has otherwise than the host; the exit code."""
+    from pathlib import Path
+
+    from graphc.backends.micro_c import BundleOptions
+    from graphc.backends.micro_c.boards import read_traces
+    from graphc.backends.micro_c.host import HostModel
+    from graphc.driver import Settings
+    from graphc.errors import ModelError
+
+    try:
+        device = read_traces(Path(args.trace).read_text(errors="replace"))
+    except OSError as error:
+        raise ModelError(f"--trace {args.trace}: {error.strerror}") from error
+    if not device:
+        raise ModelError(f"--trace {args.trace}: no line has the form `trace LAYER CRC NAME`")
+    program = micro_program(model, args, Settings(threads=1))
+    code = BundleOptions(libm=args.libm, cpu=cpu_name(args))
+    host = HostModel(program, code, traced=True).trace(list(feeds.values()))
+    for ours, theirs in zip(host, device):
+        if ours.layer != theirs.layer:
+            raise ModelError(
+                f"--trace {args.trace}: layer {theirs.layer} where {ours.layer} is expected: is it "
+                "the log of one run of this model, for the same --cpu?"
+            )
+        if ours.crc != theirs.crc:
+            where = f"layer {ours.layer}, {ours.name}" if ours.layer >= 0 else f"input {ours.name}"
+            print(f"FAILED: {where}: the device has CRC {theirs.crc:08x}, the host {ours.crc:08x}")
+            return 1
+    if len(device) < len(host):
+        missing = host[len(device)]
+        print(f"FAILED: the log ends before layer {missing.layer}, {missing.name}")
+        return 1
+    print(f"passed: {len(host)} results are those of the host")
+    return 0
