@@ -9,6 +9,7 @@
 // them a write, have a barrier between them. The first fault is kept and ends the launch.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -54,8 +55,11 @@ struct Exchange {
     unsigned turn = 0;
 };
 
+// A fibre is entered once, through `context`, and from then on by jumps: these, unlike a change of
+// context, need no system call. It runs one kernel after another.
 struct Thread {
     ucontext_t context;
+    jmp_buf place;
     std::unique_ptr<char[]> stack;
     State state = State::done;
     unsigned mask = 0;  // lanes waited for
@@ -67,7 +71,7 @@ struct Block {
     std::vector<unsigned> warp_epoch;  // counts what orders the threads of a warp
     unsigned epoch = 0;                // counts barriers
     uint64_t serial = 0;               // differs from block to block
-    ucontext_t scheduler;
+    jmp_buf scheduler;
     std::function<void()> kernel;
     bool fibres = false;
 };
@@ -257,11 +261,33 @@ struct Shared {
 
 static Thread &current() { return block.threads[thread_number()]; }
 
+static void start(Thread &thread);
+
+// From the scheduler to the current thread, until that waits or is done.
+static void resume()
+{
+    if (_setjmp(block.scheduler) == 0) {
+        Thread &thread = current();
+        if (thread.stack) {
+            _longjmp(thread.place, 1);
+        }
+        start(thread);
+    }
+}
+
+// From the current thread to the scheduler, until it is resumed.
+static void suspend()
+{
+    if (_setjmp(current().place) == 0) {
+        _longjmp(block.scheduler, 1);
+    }
+}
+
 static void wait(State state)
 {
     const Dim self = threadIdx;
     current().state = state;
-    swapcontext(&current().context, &block.scheduler);
+    suspend();
     threadIdx = self;
     if (!fault.empty()) {
         throw Fault();
@@ -270,27 +296,26 @@ static void wait(State state)
 
 static void fibre()
 {
-    try {
-        block.kernel();
-    } catch (const Fault &) {
+    for (;;) {
+        try {
+            block.kernel();
+        } catch (const Fault &) {
+        }
+        current().state = State::done;
+        suspend();
     }
-    current().state = State::done;
-    setcontext(&block.scheduler);
 }
 
-static void start(unsigned number)
+// Enters a thread for the first time.
+static void start(Thread &thread)
 {
-    Thread &thread = block.threads[number];
-    if (!thread.stack) {
-        thread.stack.reset(new char[STACK_BYTES]);
-    }
+    thread.stack.reset(new char[STACK_BYTES]);
     getcontext(&thread.context);
     thread.context.uc_stack.ss_sp = thread.stack.get();
     thread.context.uc_stack.ss_size = STACK_BYTES;
     thread.context.uc_link = nullptr;
     makecontext(&thread.context, fibre, 0);
-    thread.state = State::ready;
-    thread.exchange = Exchange();
+    setcontext(&thread.context);
 }
 
 static bool all_at_barrier()
@@ -345,21 +370,22 @@ static void fail_stuck()
     for (unsigned number = 0; number < block.threads.size(); ++number) {
         threadIdx.x = number;
         if (current().state != State::done) {  // let it unwind
-            swapcontext(&block.scheduler, &current().context);
+            resume();
         }
     }
 }
 
 static void run_fibres(const std::vector<unsigned> &order)
 {
-    for (unsigned number = 0; number < block.threads.size(); ++number) {
-        start(number);
+    for (Thread &thread : block.threads) {
+        thread.state = State::ready;
+        thread.exchange = Exchange();
     }
     for (;;) {
         for (unsigned number : order) {
             threadIdx = Dim{number, 0, 0};
             if (current().state == State::ready) {
-                swapcontext(&block.scheduler, &current().context);
+                resume();
             }
         }
         const auto is_done = [](const Thread &t) { return t.state == State::done; };
