@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peaks
 
 import graphc
 import models
 from graphc.analysis.cost import Cost, op_cost
-from graphc.analysis.roofline import Machine
+from graphc.analysis.roofline import Machine, measure_machine
 from graphc.bench import measure
 from graphc.errors import GraphcError
 from graphc.ir.compare import agreements
@@ -79,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     failed = False
     for threads in args.threads:
-        machine, speedups = peaks.machine(threads), []
+        machine, speedups = measure_machine(threads), []
         for path in models.paths(args):
             try:
                 row = bench(path, threads, args.seconds, machine)

@@ -332,6 +332,22 @@ def test_inspect(capsys):
         assert part in out
 
 
+def test_inspect_for_a_microcontroller(capsys):
+    """The steps are those that the folder of C sources holds."""
+    out = ok(capsys, "inspect", DIGITS, "--dim", "N=1", "--target", "c", "--machine", "1,1")
+    assert "compiled for c (generic)" in out and "tiles_" in out and "6 steps take" in out
+
+
+def test_inspect_counts_what_is_fused_once(capsys, tmp_path):
+    totals = []
+    for phase in ("laid_out", "fused"):
+        path = tmp_path / f"{phase}.gir"
+        ok(capsys, "compile", DIGITS, "--dim", "N=1", "--stop-after", phase, "-o", path)
+        out = ok(capsys, "inspect", path, "--machine", "1,1")
+        totals.append(next(line.split() for line in out.splitlines() if line.startswith("total")))
+    assert totals[0][2:4] == totals[1][2:4]
+
+
 def test_bisect(capsys, tmp_path):
     assert "right after every rewrite" in ok(capsys, "bisect", DIGITS, "--dim", "N=1")
     plugin = tmp_path / "wrong.py"

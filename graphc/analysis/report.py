@@ -67,7 +67,10 @@ def operators(graph: Graph) -> str:
     for op in graph.walk():
         if op.name != "Constant":
             groups.setdefault(op.name, []).append(op)
-    costs = {name: sum((op_cost(op) for op in ops), Cost()) for name, ops in groups.items()}
+    costs = {
+        name: sum((op_cost(op) for op in ops if not op.regions), Cost())  # what is inside is listed
+        for name, ops in groups.items()
+    }
     total = sum(costs.values(), Cost())
     rows = [("operator", "count", "FLOPs", "share", "bytes", "FLOP/byte")]
     for name in sorted(groups, key=lambda n: (-costs[n].flops, -costs[n].nbytes, n)):

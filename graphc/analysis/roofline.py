@@ -8,20 +8,13 @@ a fixed time to be started. Steps whose bytes fit into the cache get the cache's
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from graphc.analysis.cost import Cost
 from graphc.errors import ModelError
 
 CACHE = 1 << 20  # bytes a step may touch and still find in the cache
 OVERHEAD = 0.5e-6  # seconds to start a step
-THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -67,52 +60,19 @@ def parse_machine(text: str) -> Machine:
 
 
 def measure_machine(threads: int = 1) -> Machine:
-    """This machine, measured with numpy in about half a second.
+    """This machine, measured in about a fifth of a second (see peaks).
 
-    The peak is that of a float32 matrix product on one thread, times `threads`; the bandwidths are
-    those of copying on one thread (the cache's, times `threads`). A process of its own keeps
-    numpy's library to one thread.
+    The peak is that of one thread times `threads`, the cache's bandwidth too; that of the memory is
+    one thread's.
     """
-    command = [sys.executable, "-m", "graphc.analysis.roofline"]
-    alone = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
-    done = subprocess.run(command, env=alone, capture_output=True, text=True, check=True)
-    flops, bandwidth, cache = map(float, done.stdout.split())
+    from graphc.analysis.peaks import copy_bandwidths, multiply_add_peak  # loads LLVM
+
     cores = min(threads, _cores())
-    return Machine(cores * flops, bandwidth, cores * cache)
-
-
-def _measure() -> tuple[float, float, float]:
-    """Peak operations/s, bytes/s copied in memory and in the cache."""
-    size = 512
-    a = np.ones((size, size), np.float32)
-    out = np.empty_like(a)
-    large = np.ones(8 << 20, np.float32)
-    copy = np.empty_like(large)
-    small, copy_small = large[: 1 << 15], copy[: 1 << 15]
-    return (
-        2 * size**3 / _best(lambda: np.matmul(a, a, out), 0.15),
-        2 * large.nbytes / _best(lambda: np.copyto(copy, large), 0.1),
-        2 * small.nbytes / _best(lambda: np.copyto(copy_small, small), 0.05),
-    )
+    memory, cache = copy_bandwidths()
+    return Machine(cores * multiply_add_peak(), memory, cores * cache)
 
 
 def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _best(action: Callable[[], object], seconds: float) -> float:
-    """The least processor time of the runs that fit into some time. It is not wall time, so that a
-    busy machine does not look slow."""
-    action()
-    shortest, begin = float("inf"), time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        start = time.process_time()
-        action()
-        shortest = min(shortest, time.process_time() - start)
-    return shortest
-
-
-if __name__ == "__main__":
-    print(*_measure())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.options import add_model, add_target, command, examples, target_options
+from graphc.cli.options import CPUS, add_model, add_target, command, examples, target_options
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
@@ -16,13 +16,14 @@ SUMMARY = """\
 Tells what is in a model and where its time goes. Operators with their operations (FLOPs), bytes and
 operations per byte; the steps the model is compiled to, with the least time each can take on this
 machine by the roofline (operations at peak speed, or bytes at full bandwidth) and what bounds it;
-and the memory plan. Open dimensions count as 1."""
+and the memory plan. Open dimensions count as 1. With --target c the steps are those of a
+microcontroller, and with --target cuda those of a GPU: give its peaks with --machine."""
 
 EPILOG = examples(
     ("graphc inspect model.onnx", "the most important of everything"),
     ("graphc inspect model.onnx --dim batch=8 --all", "every node and every step"),
     ("graphc inspect model.onnx --machine 50,10", "for 50 GFLOP/s and 10 GB/s"),
-    ("graphc inspect model.onnx --target c", "as the C printer gets it: one kernel per operator"),
+    ("graphc inspect model.onnx --target c --cpu cortex-m4", "as it runs on a microcontroller"),
 )
 TOP = 12
 
@@ -32,6 +33,8 @@ def add(commands: Any) -> None:
     parser = command(commands, "inspect", run, SUMMARY, EPILOG)
     add_model(parser)
     add_target(parser)
+    parser.add_argument("--cpu", choices=CPUS, metavar="CPU", default=CPUS[0],
+                        help=f"the processor for --target c: {', '.join(CPUS)}")  # fmt: skip
     parser.add_argument("--all", action="store_true",
                         help=f"every node and every step, not just the {TOP} longest")  # fmt: skip
     parser.add_argument("--machine", metavar="GFLOPS,GB/S[,CACHE]",
@@ -57,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     print("\n" + report.operators(graph))
     if args.all:
         print("\n" + report.nodes(graph))
-    print(f"\ncompiled for {args.target} on a machine with {report.machine_text(machine)}")
+    target = f"c ({args.cpu})" if args.target == "c" else args.target
+    print(f"\ncompiled for {target}; least times of a machine with {report.machine_text(machine)}")
     for program in programs:
         print("\n" + report.steps(program, machine, None if args.all else TOP))
         print("\n" + report.memory(program))
@@ -73,8 +77,21 @@ def _compiled(model: Model, args: argparse.Namespace) -> tuple[Graph, list[Progr
     graph = specialise(model.pinned(), partial=True)
     programs: list[Program] = []
     with progress(f"compiling {model.path.name} for {args.target}"):
+        if args.target != "cpu":  # what runs elsewhere has no part on this host
+            return graph, [_program(model, args)]
         options = {**target_options(args), **model.pins(), "observe": programs.append}
         compiled = driver.compile(model.graph, args.target, **options)
         if not programs:
             compiled.run(model.feeds(args.seed))
     return graph, programs
+
+
+def _program(model: Model, args: argparse.Namespace) -> Program:
+    """The program for a microcontroller or a GPU."""
+    from graphc import driver
+    from graphc.cli import emit
+
+    settings = driver.settings(args.threads, {})
+    if args.target == "c":
+        return driver.micro_program(emit.typed(model, driver.KEEP_INTEGERS), settings, args.cpu)
+    return emit.program(model, args.target, settings)
