@@ -16,8 +16,10 @@ PASSES = "canonicalise, cse, dce"
 
 SUMMARY = f"""\
 Optimises a model and writes it as ONNX again. The result is checked by onnx.checker. Passes by
-default: {PASSES}. They need static shapes: what is open must be pinned. --verify runs
-both models in ONNX Runtime and compares them."""
+default: {PASSES}. Dimensions that are open stay open: rules that need static shapes
+are left out there, and do their work where --dim or --shape pin them. Other passes (layouts,
+fusion, decomposition) take static shapes only. --verify runs both models in ONNX Runtime and
+compares them."""
 
 EPILOG = examples(
     ("graphc opt model.onnx -o small.onnx", "folded and cleaned up"),
@@ -40,7 +42,6 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from graphc.cli.emit import typed
     from graphc.cli.models import open_model
     from graphc.cli.output import atomic, progress
     from graphc.cli.plugins import load_plugins, pipeline_with
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     settings = Settings(passes=args.passes or pipeline_with(PASSES, own))
     model = open_model(args)
     with progress(f"optimising {model.path.name}"):
-        graph = typed(model)
+        graph = _typed(model, settings.passes)
         before = _counts(model.graph)
         optimise(graph, settings)
     with progress(f"writing {args.output}"), atomic(args.output) as temporary:
@@ -59,6 +60,23 @@ def run(args: argparse.Namespace) -> int:
         code = _verify(model, graph, args) if args.verify else 0
     _tell(before, _counts(graph))
     return code
+
+
+def _typed(model: Model, passes: str | Any) -> Graph:
+    """The graph with static types, or, if dimensions are open, typed as far as that goes."""
+    from graphc.cli.emit import typed
+    from graphc.errors import ModelError
+    from graphc.passes.pass_manager import parse_pipeline
+    from graphc.passes.specialise import has_static_inputs, type_symbolically
+
+    pinned = model.pinned()
+    if has_static_inputs(pinned):
+        return typed(model)
+    for step in parse_pipeline(passes):
+        if not step.symbolic:
+            dims = ", ".join(pinned.symbols) or "the inputs"
+            raise ModelError(f"pass {step.name} takes static shapes only: pin {dims} (--dim)")
+    return type_symbolically(pinned)
 
 
 def _counts(graph: Graph) -> Counter[str]:

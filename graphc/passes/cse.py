@@ -80,6 +80,7 @@ class CommonSubexpressions(Pass):
     """Merges equal ops and equal constants."""
 
     name = "cse"
+    symbolic = True
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         merger = _Merger(ctx)

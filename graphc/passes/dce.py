@@ -62,6 +62,7 @@ class DeadCode(Pass):
     """Removes ops without uses."""
 
     name = "dce"
+    symbolic = True
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         return bool(remove_dead(graph))

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
-from graphc.errors import NeedsValue
+from graphc.errors import ModelError, NeedsValue, UnsupportedError
 from graphc.ir.control import split_captures
 from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import infer_op
@@ -40,7 +41,8 @@ class Need:
 class TypeInference:
     """The walk over one region. With `retype` False, ops that have types keep them and are only
     folded. `ctx`, if given, counts each replacement as a rewrite. `members` are the types of the
-    members of sequences that are parameters.
+    members of sequences that are parameters. With `symbolic`, dims of the parameters may be
+    symbols: an op that cannot be typed for all their values stays untyped, whatever the reason.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class TypeInference:
         ctx: Context | None = None,
         outer: TypeInference | None = None,
         members: dict[Value, list[TensorType]] | None = None,
+        symbolic: bool = False,
     ):
+        self.symbolic: bool = outer.symbolic if outer else symbolic
         self.retype, self.ctx = retype, ctx
         self.contents: Contents = outer.contents if outer else Contents(policy)
         # values whose dims are upper bounds, the true ones being known at run time
@@ -141,13 +145,26 @@ class TypeInference:
             if inexact is not None:
                 message = f"{op.where()}: the shape of %{inexact.name} is not known"
                 raise NeedsValue(message, inexact)
-            infer_op(op)
+            self.infer_types(op)
         except NeedsValue as error:
             self.leave_untyped(op, error)
             return False
         if "bounded" in op.defn.traits:
             self.inexact.update(op.outputs)
         return True
+
+    def infer_types(self, op: Op) -> None:
+        """As infer_op. NeedsValue too if dims that are symbols leave a type open."""
+        try:
+            infer_op(op)
+            if self.symbolic:
+                _check_broadcast(op)
+        except NeedsValue:
+            raise
+        except (ModelError, UnsupportedError) as error:
+            if not self.symbolic:
+                raise
+            raise NeedsValue(str(error)) from error
 
     def leave_untyped(self, op: Op, error: NeedsValue) -> None:
         """Takes the types of an op's results away. A need of no value: known once it has run."""
@@ -197,14 +214,14 @@ class TypeInference:
                     param.type = None if value is None else value.type
         elif not already:
             with suppress(NeedsValue):  # fails if shapes are computed inside; types the parameters
-                infer_op(op)
+                self.infer_types(op)
         missing = [self.enter_region(op, region) for region in op.regions]
         if already:
             return True
         try:
             if any(missing):
                 raise next(error for error in missing if error is not None)
-            infer_op(op)
+            self.infer_types(op)
         except NeedsValue as error:
             if op.name == "If" and error.value is None:
                 error.value = op.inputs[0]
@@ -237,6 +254,19 @@ class TypeInference:
         error = NeedsValue(message, captures.get(wanted) if isinstance(wanted, Value) else None)
         error.located = True  # type: ignore[attr-defined]
         return error
+
+
+def _check_broadcast(op: Op) -> None:
+    """ModelError if operands are broadcast by dims that differ, and any of which may be 1."""
+    if op.defn.form != "elementwise" and op.name != "MatMul":
+        return
+    shapes = [v.tensor.dims for v in op.inputs if v is not None]
+    if op.name == "MatMul":
+        shapes = [shape[:-2] for shape in shapes]
+    for dims in zip_longest(*map(reversed, shapes), fillvalue=1):
+        unknown = list(dict.fromkeys(d for d in dims if not isinstance(d, int)))
+        if len(unknown) > 1 and all(d == 1 for d in dims if isinstance(d, int)):
+            raise ModelError(f"{op.where()}: one of {', '.join(map(str, unknown))} may be 1")
 
 
 def _forward_identity(op: Op) -> bool:

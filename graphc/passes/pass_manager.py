@@ -42,12 +42,14 @@ class Pass:
     """Base of all passes; subclasses are dataclasses whose fields are the pass's options.
 
     `requires` is the phase the graph must have reached; `ensures`, if set, the one it is in
-    afterwards (a graph never goes back to an earlier phase).
+    afterwards (a graph never goes back to an earlier phase). `symbolic` passes take graphs whose
+    types hold symbols, or are not known.
     """
 
     name: ClassVar[str] = ""
     requires: ClassVar[str] = "imported"
     ensures: ClassVar[str | None] = None
+    symbolic: ClassVar[bool] = False
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         """Edits the graph; returns whether anything changed."""

@@ -211,10 +211,12 @@ class _Driver:
         rewriter = Rewriter(match, each, self.ctx)
         try:
             results = rewriter.apply()
-        except GraphcError as error:
-            raise InternalError(f"rule {each.name} at {root.where()}: {error}") from error
+        except (GraphcError, TypeError, ValueError) as error:
+            if all(map(_is_static, match.ops)):
+                raise InternalError(f"rule {each.name} at {root.where()}: {error}") from error
+            results = rewriter.skip(f"its shapes are not static: {error}")
         made = rewriter.made
-        if results is None:
+        if results is None or not _may_replace(root, results):
             self.remove_dead(made)
             return False
         self.ctx.spend(each.name, root)
@@ -261,8 +263,23 @@ class _Driver:
                 self.remove(op)
 
 
+def _is_static(op: Op) -> bool:
+    """Whether all types of an op are static."""
+    types = [v.type for v in (*op.inputs, *op.outputs) if v is not None]
+    return all(type is not None and type.is_static for type in types)
+
+
+def _may_replace(root: Op, results: list[Value]) -> bool:
+    """False if a result has another type than what it replaces because types are not static."""
+    same = all(old.type == new.type for old, new in zip(root.outputs, results) if old.uses)
+    return same or _is_static(root)
+
+
 def apply_rules(region: Region, rules: Sequence[Rule], ctx: Context, fold: bool = True) -> bool:
-    """Applies rules to a typed region, and the regions inside, until none fires."""
+    """Applies rules to a typed region, and the regions inside, until none fires.
+
+    A rule declines where it needs static shapes and finds none.
+    """
     return _Driver(rules, ctx, fold).run(region)
 
 
@@ -281,6 +298,7 @@ class Rewrite(Pass):
     without: tuple[str, ...] = ()
     name = "rewrite"
     requires = "typed"
+    symbolic = True
 
     def chosen(self) -> list[Rule]:
         unknown = [n for n in (*self.rules, *self.without) if n not in RULES]

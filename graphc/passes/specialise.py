@@ -65,6 +65,23 @@ def specialise(
     return result
 
 
+def has_static_inputs(graph: Graph) -> bool:
+    """Whether the types of all inputs are known, and without symbols."""
+    return all(p.type is not None and p.type.is_static for p in graph.params)
+
+
+def type_symbolically(graph: Graph, policy: FoldPolicy | None = None) -> Graph:
+    """A copy of `graph`, typed and folded as far as it can be for all values of its symbols.
+
+    What the declared types of the inputs leave open stays untyped.
+    """
+    result = clone_graph(graph)
+    TypeInference(policy, symbolic=True).region(result)
+    remove_dead(result)
+    result.phase = "typed"
+    return result
+
+
 def pin(
     graph: Graph,
     shapes: Shapes | None = None,
@@ -299,7 +316,10 @@ class Fold(Pass):
 
     name = "fold"
     requires = "typed"
+    symbolic = True
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        walk = TypeInference(ctx.options.get("fold_policy"), retype=False, ctx=ctx)
+        symbolic = not has_static_inputs(graph)
+        policy = ctx.options.get("fold_policy")
+        walk = TypeInference(policy, retype=False, ctx=ctx, symbolic=symbolic)
         return walk.region(graph)
