@@ -199,9 +199,11 @@ def to_program(
     settings: Settings | None = None,
     passes: str = OPTIMISING,
     resident: bool = False,
+    alignment: int = 1,
 ) -> Program:
-    """A typed static graph, optimised and lowered; `resident` as `lower` has it."""
-    program = lower(optimise(graph, settings, passes), strategies, graph.name, resident)
+    """A typed static graph, optimised and lowered; `resident` and `alignment` as `lower` has it."""
+    graph = optimise(graph, settings, passes)
+    program = lower(graph, strategies, graph.name, resident, alignment)
     if settings is not None and settings.observe is not None:
         settings.observe(program)
     return program
@@ -239,10 +241,11 @@ def micro_program(
 
 def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
     """A typed static graph as a GPU runs it."""
-    from graphc.backends.cuda.strategies import strategies
+    from graphc.backends.cuda.strategies import VECTOR_BYTES, strategies
 
     precision = "f32" if settings is None else settings.precision
-    return to_program(graph, strategies(), settings, cuda_passes(precision))
+    passes = cuda_passes(precision)
+    return to_program(graph, strategies(), settings, passes, alignment=VECTOR_BYTES)
 
 
 def typed(source: Any, **pins: Any) -> Graph:

@@ -6,9 +6,10 @@ Every float32 factor of a sum of products is rounded to the type and converted b
 
 so that products are exact, sums are those of float32, and what lies between contractions (biases,
 normalisations, softmax, reductions) stays in float32. The graph still means exactly what is
-computed. Rounding is moved up through ops that only move data, to where the value is made: there
-fusion joins it to the producer, and what is stored is narrow. Constants are rounded now. TF32 has
-no type of its own: its values are float32s of which 10 bits of the fraction are used.
+computed; for TF32, which has no type of its own, the conversion back cuts off the bits of a float32
+that are zero after rounding. Rounding is moved up through ops that only move data, to where the
+value is made: there fusion joins it to the producer, and what is stored is narrow. Constants are
+rounded now.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class _Narrowing:
         """The value as a float32 that the type can hold."""
         if value not in self.widened:
             narrow = self.round(value)
-            wide = self.insert(narrow, "Cast", to=f32.onnx) if self.type != "tf32" else narrow
+            if self.type == "tf32":
+                wide = self.insert(narrow, "CutToTF32", domain="graphc")
+            else:
+                wide = self.insert(narrow, "Cast", to=f32.onnx)
             self.widened[value] = wide
         return self.widened[value]
 
@@ -79,7 +83,7 @@ class _Narrowing:
         loc = () if producer is None else producer.loc
         result = Builder(self.graph, anchor, loc).op(name, value, **attributes)
         assert isinstance(result, Value) and result.producer is not None
-        if value.constant is None or value.tensor.dtype is not f32:
+        if value.constant is None or name == "CutToTF32" or value.tensor.dtype is not f32:
             return result
         (contents,) = run_op(result.producer, [value.constant])
         constant = Builder(self.graph, anchor, loc).constant(contents)

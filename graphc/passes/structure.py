@@ -46,15 +46,18 @@ def is_movement(op: Op) -> bool:
 
 
 def is_widening(op: Op) -> bool:
-    """One output whose body converts a float at its own index to a wider type: like a movement, it
-    is cheaper done by a reader, who then reads fewer bytes."""
+    """One output whose body converts a float at its own index to another of no smaller size, or
+    cuts bits off it: like a movement, it is cheaper done by a reader, who reads no more bytes."""
     if op.defn.form != "elementwise" or not has_body(op) or len(op.outputs) != 1:
         return False
-    body = op_body(op)
-    if not (isinstance(body, Call) and body.op.name == "cast" and isinstance(body.args[0], Load)):
+    node = body = op_body(op)
+    while isinstance(node, Call) and node.op.name in ("cast", "bitcast", "band"):
+        if not all(isinstance(x, Const) for x in node.args[1:]):
+            return False
+        node = node.args[0]
+    if node is body or not isinstance(node, Load):
         return False
-    source = body.args[0].dtype
-    return source.is_float and body.dtype.is_float and source.size < body.dtype.size
+    return node.dtype.is_float and body.dtype.is_float and node.dtype.size <= body.dtype.size
 
 
 def moved(op: Op) -> tuple[int, Value]:

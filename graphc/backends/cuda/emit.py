@@ -13,6 +13,7 @@ from typing import Any
 
 from graphc.backends.cfamily.printer import comment, identifier
 from graphc.backends.cfamily.spell import Speller
+from graphc.backends.cuda.instructions import instruction_text
 from graphc.backends.cuda.launches import Launch, launches
 from graphc.backends.cuda.printer import INDEX, LaunchPrinter, device_helpers
 from graphc.ir.kernel import Kernel
@@ -63,6 +64,7 @@ def emit(program: Program) -> CudaSource:
     """CUDA C of a program; UnsupportedError if a kernel uses what CUDA lacks (strings)."""
     speller = Speller(INDEX)
     functions: list[str] = []
+    instructions: set[str] = set()
     entries: dict[str, list[tuple[str, Launch]]] = {}
     taken: set[str] = set()
     aliased = {s.kernel for s in program.steps if _operands_coincide(program.kernels[s.kernel], s)}
@@ -73,6 +75,7 @@ def emit(program: Program) -> CudaSource:
             taken.add(function)
             printer = LaunchPrinter(launch, function, speller, name not in aliased)
             functions.append(printer.text())
+            instructions |= printer.instructions
             entries[name].append((function, launch))
     steps = [
         LaunchStep(function, launch.grid, launch.block, step.slots, _access(launch), step.loc)
@@ -83,7 +86,8 @@ def emit(program: Program) -> CudaSource:
         f"{program.name}: {len(steps)} launches of {len(functions)} kernels, "
         f"arena {program.arena_bytes} bytes"
     )
-    text = f"{title}\n{INCLUDES}\n{device_helpers(speller.needed)}" + "\n".join(functions)
+    helpers = f"{device_helpers(speller.needed)}{instruction_text(instructions)}"
+    text = f"{title}\n{INCLUDES}\n{helpers}" + "\n".join(functions)
     return CudaSource(program, text, steps)
 
 

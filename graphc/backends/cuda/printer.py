@@ -13,10 +13,11 @@ import re
 from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
+from graphc.backends.cuda.instructions import COPIES, PRODUCTS
 from graphc.backends.cuda.launches import Launch
 from graphc.errors import InternalError
 from graphc.ir import dtypes
-from graphc.ir.expr import Const, Index, Load, Ref, call
+from graphc.ir.expr import Const, Expr, Index, Load, Ref, call
 from graphc.ir.kernel import Alloc, Barrier, For, Intrin
 
 INDEX = dtypes.i32
@@ -39,8 +40,32 @@ def dialect(block: int, restrict: bool) -> Dialect:
 
 
 def device_helpers(needed: set[str]) -> str:
-    """The helper functions that kernels call, for the device."""
-    return helper_text(needed).replace("static inline ", "static __device__ inline ")
+    """The helper functions that kernels call, for the device, which converts f16 by itself."""
+    qualified = "[[maybe_unused]] static __device__ inline "
+    text = helper_text(needed).replace("static inline ", qualified)
+    return _CONVERSION.sub(_on_device, text)
+
+
+_ON_DEVICE = {
+    "load_f16": """\
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+""",
+    "store_f16": """\
+    uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+""",
+}
+_CONVERSION = re.compile(
+    r"(?P<head>\b(?P<name>load_f16|store_f16)\(.*\)\n\{\n)(?P<body>(.*\n)*?)\}\n"
+)
+
+
+def _on_device(match: re.Match) -> str:
+    native = _ON_DEVICE[match["name"]]
+    return f"{match['head']}#ifdef __CUDA_ARCH__\n{native}#else\n{match['body']}#endif\n}}\n"
 
 
 class LaunchPrinter(KernelPrinter):
@@ -50,6 +75,7 @@ class LaunchPrinter(KernelPrinter):
         super().__init__(launch.kernel, name, speller, dialect(launch.block, restrict))
         self.launch = launch
         self.shared_bytes = 0
+        self.instructions: set[str] = set()
 
     # ------------------------------------------------------------ grids
 
@@ -107,15 +133,34 @@ class LaunchPrinter(KernelPrinter):
             raise self.fail(f"{self.shared_bytes} bytes of shared memory; CUDA has {SHARED_BYTES}")
         self.buffers[stmt.buffer.name] = stmt.buffer
         name = self.name(stmt.buffer.name)
-        self.line(f"__shared__ {storage_type(stmt.buffer.dtype)} {name}[{stmt.buffer.size}];")
+        type = storage_type(stmt.buffer.dtype)
+        self.line(f"__shared__ __align__(16) {type} {name}[{stmt.buffer.size}];")
 
     def _barrier(self, stmt: Barrier) -> None:
         self.line("__syncthreads();")
 
     def _intrin(self, stmt: Intrin) -> None:
-        if stmt.name not in WARP_REDUCTIONS:
+        if stmt.name in WARP_REDUCTIONS:
+            self._warp_reduction(stmt)
+        elif stmt.name in (*COPIES, *PRODUCTS):
+            self._function(stmt)
+        else:
             raise self.fail(f"instruction {stmt.name} has no meaning in CUDA")
-        self._warp_reduction(stmt)
+
+    def _function(self, stmt: Intrin) -> None:
+        """A call of a function of instructions.py; numbers of batches are template arguments."""
+        self.instructions.add(stmt.name)
+        with self.scope(*stmt.args):
+            args = ", ".join(self._operand(x) for x in stmt.args)
+            given = f"<{args}>()" if stmt.name == "wait_copies" else f"({args})"
+            self.line(f"{stmt.name}{given};")
+
+    def _operand(self, node: Expr) -> str:
+        """An operand of an instruction; elements are places."""
+        if not isinstance(node, Load):
+            return str(self.expr(node))
+        buffer = self._buffer(node.source)
+        return self._place(buffer, self._flat(buffer, node.index))
 
     def _warp_reduction(self, stmt: Intrin) -> None:
         """A scalar variable becomes its reduction over the warp, or over each group of lanes of the

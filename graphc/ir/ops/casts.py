@@ -58,6 +58,14 @@ def round_to_tf32(i, x: Float):
     return select(special, x[i], bitcast((bits + 0x1000) & 0xFFFFE000, f32))
 
 
+@op("CutToTF32", domain="graphc")
+def cut_to_tf32(i, x: Float):
+    """A float32 without the 13 bits of fraction that TF32 lacks, as matrix cores see it."""
+    if x.dtype is not f32:
+        raise ModelError(f"takes float32, found {x.dtype}")
+    return bitcast(bitcast(x[i], u32) & 0xFFFFE000, f32)
+
+
 @composite("CastLike")
 def cast_like(b, x: Any_, target: Any_, *, saturate: int = 1, round_mode: str = "up"):
     """x converted to the element type of `target`."""

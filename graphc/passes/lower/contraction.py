@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from graphc.ir.dtypes import f32, f64, i64
+from graphc.ir.dtypes import DType, f32, f64, i64
 from graphc.ir.expr import (
     Call,
     Const,
@@ -118,9 +118,11 @@ def lower_contraction(computation: Computation, options: ContractionOptions) -> 
 # ---------------------------------------------------------------- matching
 
 
-def match_contraction(computation: Computation, min_depth: int = 1) -> Match | str:
+def match_contraction(
+    computation: Computation, min_depth: int = 1, types: tuple[DType, ...] = (f32, f64)
+) -> Match | str:
     """The sum of products that a computation's outputs contain, or why it is no contraction of at
-    least so many products."""
+    least so many products in one of these types."""
     first = computation.outputs[0]
     if any(o.extents != first.extents for o in computation.outputs):
         return "contraction: outputs have different shapes"
@@ -133,8 +135,8 @@ def match_contraction(computation: Computation, min_depth: int = 1) -> Match | s
     body = hole.body
     if hole.op != "sum" or not (isinstance(body, Call) and body.op.name == "mul"):
         return "contraction: not a sum of products"
-    if hole.dtype not in (f32, f64):
-        return f"contraction: {hole.dtype} is not f32 or f64"
+    if hole.dtype not in types:
+        return f"contraction: {hole.dtype} is not {' or '.join(t.name for t in types)}"
     if not free_indices(hole) <= set(own):
         return "contraction: nested in another reduction"
     offset = flatten_index(own, first.extents)

@@ -80,12 +80,14 @@ class Lowering:
     """The state of lowering one graph. `strategies` are tried in order; the last always matches.
 
     `resident`: inputs and outputs live in the arena; `results` are then the outputs' storages.
+    A view that would not start at a multiple of `alignment` bytes is a copy instead.
     """
 
     graph: Graph
     strategies: Sequence[Strategy]
     name: str = "model"
     resident: bool = False
+    alignment: int = 1
     notes: list[str] = field(default_factory=list)
     kernels: dict[tuple, Kernel] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
@@ -176,8 +178,10 @@ class Lowering:
         if view is not None and op.output not in self.of_value:
             source, offset = view
             value = names[source]
-            self.alias(op.output, self.storage(value), offset * value.tensor.dtype.size)
-            return
+            start = offset * value.tensor.dtype.size
+            if start % self.alignment == 0:
+                self.alias(op.output, self.storage(value), start)
+                return
         places = {o.buffer.name: self.storage(v) for o, v in zip(whole.outputs, op.outputs)}
         for part in split_outputs(whole):
             used = {name: self.storage(names[name]) for name in (b.name for b in part.inputs)}
@@ -419,7 +423,14 @@ def flat_kernel(kernel: Kernel) -> Kernel:
 
 
 def lower(
-    graph: Graph, strategies: Sequence[Strategy], name: str = "model", resident: bool = False
+    graph: Graph,
+    strategies: Sequence[Strategy],
+    name: str = "model",
+    resident: bool = False,
+    alignment: int = 1,
 ) -> Program:
-    """Lowers a static, decomposed graph; with `resident`, inputs and outputs live in the arena."""
-    return Lowering(graph, strategies, name, resident).run()
+    """Lowers a static, decomposed graph; with `resident`, inputs and outputs live in the arena.
+
+    `alignment` in bytes holds for every operand of a kernel, given aligned inputs and outputs.
+    """
+    return Lowering(graph, strategies, name, resident, alignment).run()

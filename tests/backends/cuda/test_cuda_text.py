@@ -93,7 +93,7 @@ def test_blocks_share_memory():
     assert text.endswith("""\
 {
     const int32_t b = (int32_t)blockIdx.x;
-    __shared__ float tile[64];
+    __shared__ __align__(16) float tile[64];
     const int32_t t = (int32_t)threadIdx.x;
     tile[t] = x[b * 64 + t];
     __syncthreads();

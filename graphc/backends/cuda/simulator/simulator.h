@@ -52,7 +52,24 @@ enum class State { ready, at_barrier, at_warp, done };
 struct Exchange {
     uint64_t bits[2] = {0, 0};
     bool predicate[2] = {false, false};
+    uint32_t words[2][6] = {};
     unsigned turn = 0;
+};
+
+// What is known of one element of shared memory.
+struct History {
+    bool written = false;
+    bool read = false, read_by_many = false;
+    unsigned writer = 0, write_epoch = 0, write_warp_epoch = 0;
+    unsigned reader = 0, read_epoch = 0, read_warp_epoch = 0;
+};
+
+// A word on its way to shared memory, and the batch it belongs to.
+struct Copy {
+    uint32_t *place;
+    History *history;
+    uint32_t word;
+    unsigned batch;
 };
 
 // A fibre is entered once, through `context`, and from then on by jumps: these, unlike a change of
@@ -64,6 +81,8 @@ struct Thread {
     State state = State::done;
     unsigned mask = 0;  // lanes waited for
     Exchange exchange;
+    std::vector<Copy> copies;
+    unsigned batch = 0;  // of the copies that are issued now
 };
 
 struct Block {
@@ -91,14 +110,6 @@ static inline unsigned thread_number() { return threadIdx.x; }
 }
 
 // ------------------------------------------------------------------ memory
-
-// What is known of one element of shared memory.
-struct History {
-    bool written = false;
-    bool read = false, read_by_many = false;
-    unsigned writer = 0, write_epoch = 0, write_warp_epoch = 0;
-    unsigned reader = 0, read_epoch = 0, read_warp_epoch = 0;
-};
 
 // A global or shared array: bounds, and per element either a byte that says whether it was written
 // (null: it is an input) or a history.
@@ -380,6 +391,8 @@ static void run_fibres(const std::vector<unsigned> &order)
     for (Thread &thread : block.threads) {
         thread.state = State::ready;
         thread.exchange = Exchange();
+        thread.copies.clear();
+        thread.batch = 0;
     }
     for (;;) {
         for (unsigned number : order) {
@@ -588,3 +601,150 @@ static T atomicCAS(T *place, T expected, T value)
     *place = old == expected ? value : old;
     return old;
 }
+
+// ------------------------------------------------------------------ instructions (instructions.py)
+
+namespace simulator {
+
+// A copied word is unwritten until its batch has been waited for.
+static void issue(const Cell<uint32_t> &to, int offset, uint32_t word)
+{
+    const int64_t index = to.index + offset;
+    to.array->check_bounds(index);
+    to.array->note_write(index, sizeof(uint32_t));
+    History *history = &to.array->history[index];
+    history->written = false;
+    current().copies.push_back(Copy{&to.data[index], history, word, current().batch});
+}
+
+static void arrive(const Copy &copy)
+{
+    *copy.place = copy.word;
+    copy.history->written = true;
+    copy.history->writer = thread_number();
+    copy.history->write_epoch = block.epoch;
+    copy.history->write_warp_epoch = block.warp_epoch[thread_number() / WARP];
+}
+
+}  // namespace simulator
+
+template <typename T>
+static void copy16(const simulator::Cell<uint32_t> &to, const simulator::Cell<const T> &from,
+                   int valid)
+{
+    uint32_t words[4] = {0, 0, 0, 0};
+    if (to.index % 4 != 0 || (uintptr_t)(from.data + from.index) % 16 != 0) {
+        simulator::fail("copy of 16 bytes that are not aligned");
+    }
+    for (int64_t n = 0; valid && n < int64_t(16 / sizeof(T)); ++n) {
+        from.array->check_bounds(from.index + n);
+        from.array->note_read(from.index + n, sizeof(T));
+    }
+    if (valid) {
+        memcpy(words, from.data + from.index, sizeof words);
+    }
+    for (int n = 0; n < 4; ++n) {
+        simulator::issue(to, n, words[n]);
+    }
+}
+
+static inline void commit_copies() { ++simulator::current().batch; }
+
+template <int N>
+static void wait_copies()
+{
+    simulator::Thread &thread = simulator::current();
+    size_t kept = 0;
+    for (const simulator::Copy &copy : thread.copies) {
+        if (copy.batch + N < thread.batch) {
+            simulator::arrive(copy);
+        } else {
+            thread.copies[kept++] = copy;
+        }
+    }
+    thread.copies.resize(kept);
+}
+
+namespace simulator {
+
+static float value_of_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static float value_of_half(uint32_t bits)
+{
+    const uint32_t exponent = bits >> 10 & 31u, fraction = bits & 1023u;
+    float value = std::ldexp(float(fraction + (exponent ? 1024u : 0u)), int(exponent ? exponent : 1) - 25);
+    if (exponent == 31u) {
+        value = fraction ? NAN : INFINITY;
+    }
+    return bits & 0x8000u ? -value : value;
+}
+
+static double products_f16(uint32_t x, uint32_t y)
+{
+    return double(value_of_half(x & 0xffffu)) * value_of_half(y & 0xffffu) +
+           double(value_of_half(x >> 16)) * value_of_half(y >> 16);
+}
+
+static double products_bf16(uint32_t x, uint32_t y)
+{
+    return double(value_of_bits(x << 16)) * value_of_bits(y << 16) +
+           double(value_of_bits(x & 0xffff0000u)) * value_of_bits(y & 0xffff0000u);
+}
+
+static double products_tf32(uint32_t x, uint32_t y)
+{
+    return double(value_of_bits(x & 0xffffe000u)) * value_of_bits(y & 0xffffe000u);
+}
+
+static int32_t products_s8(uint32_t x, uint32_t y)
+{
+    int32_t total = 0;
+    for (int shift = 0; shift < 32; shift += 8) {
+        total += int32_t(int8_t(x >> shift)) * int32_t(int8_t(y >> shift));
+    }
+    return total;
+}
+
+// d += a b over a warp: sums are exact to the rounding of double, and rounded once.
+template <typename S, typename W>
+static void multiply(W (*products)(uint32_t, uint32_t), S *const (&d)[4],
+                     const uint32_t (&mine)[6])
+{
+    Exchange &exchange = current().exchange;
+    const unsigned turn = exchange.turn;
+    exchange.turn ^= 1u;
+    memcpy(exchange.words[turn], mine, sizeof mine);
+    __syncwarp();
+    const unsigned first = thread_number() / WARP * WARP, group = lane() / 4, quad = lane() % 4;
+    for (unsigned element = 0; element < 4; ++element) {
+        const unsigned below = element / 2, column = 2 * quad + element % 2;
+        W total = W(*d[element]);
+        for (unsigned word = 0; word < 8; ++word) {
+            const unsigned half = word / 4, step = word % 4;
+            const auto &a = block.threads[first + 4 * group + step].exchange.words[turn];
+            const auto &b = block.threads[first + 4 * column + step].exchange.words[turn];
+            total += products(a[2 * half + below], b[4 + half]);
+        }
+        *d[element] = S(total);
+    }
+}
+
+}  // namespace simulator
+
+#define SIMULATED_PRODUCT(TYPE, S)                                                                 \
+    static void mma_##TYPE(S &d0, S &d1, S &d2, S &d3, uint32_t a0, uint32_t a1, uint32_t a2,      \
+                           uint32_t a3, uint32_t b0, uint32_t b1)                                  \
+    {                                                                                              \
+        simulator::multiply<S>(simulator::products_##TYPE, {&d0, &d1, &d2, &d3},                   \
+                               {a0, a1, a2, a3, b0, b1});                                          \
+    }
+SIMULATED_PRODUCT(f16, float)
+SIMULATED_PRODUCT(bf16, float)
+SIMULATED_PRODUCT(tf32, float)
+SIMULATED_PRODUCT(s8, int32_t)
+#undef SIMULATED_PRODUCT

@@ -13,8 +13,8 @@ KERNEL = re.compile(
     r'extern "C" __global__ void __launch_bounds__\(\d+\) (?P<name>\w+)\((?P<params>[^)]*)\)'
 )
 POINTER = re.compile(r"(?P<type>(?:const )?\w+) \*(?:__restrict__ )?(?P<name>\w+)")
-_SHARED = re.compile(r"__shared__ (?P<type>\w+) (?P<name>\w+)\[(?P<count>\d+)\];")
-_WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(")
+_SHARED = re.compile(r"__shared__ __align__\(16\) (?P<type>\w+) (?P<name>\w+)\[(?P<count>\d+)\];")
+_WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(|mma_\w+\(")
 
 
 def translate(text: str) -> str:

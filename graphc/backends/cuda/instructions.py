@@ -1,0 +1,152 @@
+"""Instructions of GPUs as functions of CUDA C: what `Intrin` statements of kernels print to.
+
+    copy16(to, from, valid)   16 bytes from global to shared memory, or zeros; both are aligned.
+                              Other threads see them after this one's wait_copies and a barrier
+    commit_copies()           ends a batch of copies
+    wait_copies(n)            waits until at most the last n batches of this thread are on their way
+    mma_TYPE(d0, d1, d2, d3, a0, a1, a2, a3, b0, b1)
+                              d += a b for a warp, where d is 16 x 8, a has 16 rows and b 8 columns
+                              of 8 words; a word holds 2 f16 or bf16, 1 tf32, or 4 s8
+
+Lane 4 g + q holds words q (a0, b0) and q + 4 (a2, b1) of row g, and of row g + 8 (a1, a3), words of
+column g, and d at rows g (d0, d1) and g + 8 (d2, d3), columns 2 q and 2 q + 1: the fragments of PTX
+ISA, mma.sync. Where a GPU has no such instruction, shuffles do the same, slowly. `simulator.h`
+defines the functions anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_COPIES = """\
+template <typename T>
+static __device__ __forceinline__ void copy16(uint32_t &to, const T &from, int valid)
+{
+#if __CUDA_ARCH__ >= 800
+    const uint32_t place = (uint32_t)__cvta_generic_to_shared(&to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(place), "l"(&from), "r"(valid ? 16 : 0) : "memory");
+#else
+    *(uint4 *)&to = valid ? *(const uint4 *)&from : make_uint4(0u, 0u, 0u, 0u);
+#endif
+}
+
+[[maybe_unused]] static __device__ __forceinline__ void commit_copies()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int N>
+static __device__ __forceinline__ void wait_copies()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+#endif
+}
+"""
+_SHUFFLED = """\
+template <typename S, typename F>
+static __device__ void mma_by_shuffles(S *d, const uint32_t *a, const uint32_t *b, F products)
+{
+    const int lane = threadIdx.x & 31, column = (lane & 3) * 8;
+    for (int word = 0; word < 8; ++word) {
+        const int half = word >> 2, step = word & 3;
+        const uint32_t above = __shfl_sync(0xffffffffu, a[2 * half], (lane & 28) + step);
+        const uint32_t below = __shfl_sync(0xffffffffu, a[2 * half + 1], (lane & 28) + step);
+        const uint32_t left = __shfl_sync(0xffffffffu, b[half], column + step);
+        const uint32_t right = __shfl_sync(0xffffffffu, b[half], column + 4 + step);
+        d[0] += products(above, left);
+        d[1] += products(above, right);
+        d[2] += products(below, left);
+        d[3] += products(below, right);
+    }
+}
+"""
+_HALF = """\
+[[maybe_unused]] static __device__ __forceinline__ float half_value(uint32_t bits)
+{
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((unsigned short)bits));
+    return value;
+}
+"""
+_LARGE = """\
+    asm volatile("mma.sync.aligned.{shape}.row.col.{types} {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, "
+                 "{{%8, %9}}, {{%0, %1, %2, %3}};"
+                 : "+{r}"(d0), "+{r}"(d1), "+{r}"(d2), "+{r}"(d3)
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+"""
+_TURING = """\
+#elif __CUDA_ARCH__ >= 750
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, "
+                 "{%6}, {%0, %1, %2, %3};"
+                 : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) : "r"(a0), "r"(a1), "r"(b0));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, "
+                 "{%6}, {%0, %1, %2, %3};"
+                 : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) : "r"(a2), "r"(a3), "r"(b1));
+"""
+_MMA = """\
+[[maybe_unused]] static __device__ __forceinline__ void {name}(
+    {sum} &d0, {sum} &d1, {sum} &d2, {sum} &d3,
+    uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+{{
+#if __CUDA_ARCH__ >= 800
+{large}{small}#else
+    {sum} d[4] = {{d0, d1, d2, d3}};
+    const uint32_t a[4] = {{a0, a1, a2, a3}}, b[2] = {{b0, b1}};
+    mma_by_shuffles(d, a, b, [](uint32_t x, uint32_t y) {{
+        {products}
+    }});
+    d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
+#endif
+}}
+"""
+_PRODUCTS = {
+    "mma_f16": "return half_value(x) * half_value(y) + half_value(x >> 16) * half_value(y >> 16);",
+    "mma_bf16": (
+        "const uint32_t high = 0xffff0000u;\n"
+        "        return __uint_as_float(x << 16) * __uint_as_float(y << 16) +\n"
+        "               __uint_as_float(x & high) * __uint_as_float(y & high);"
+    ),
+    "mma_tf32": (
+        "const uint32_t kept = 0xffffe000u;\n"
+        "        return __uint_as_float(x & kept) * __uint_as_float(y & kept);"
+    ),
+    "mma_s8": (
+        "int total = 0;\n"
+        "        for (int shift = 0; shift < 32; shift += 8) {\n"
+        "            total += (int)(signed char)(x >> shift) * (int)(signed char)(y >> shift);\n"
+        "        }\n"
+        "        return total;"
+    ),
+}
+_SHAPES = {
+    "mma_f16": ("m16n8k16", "f32.f16.f16.f32"),
+    "mma_bf16": ("m16n8k16", "f32.bf16.bf16.f32"),
+    "mma_tf32": ("m16n8k8", "f32.tf32.tf32.f32"),
+    "mma_s8": ("m16n8k32", "s32.s8.s8.s32"),
+}
+COPIES = ("copy16", "commit_copies", "wait_copies")
+PRODUCTS = tuple(_PRODUCTS)
+
+
+def instruction_text(used: Iterable[str]) -> str:
+    """The functions that kernels use, seen by compilers for GPUs only."""
+    used = set(used)
+    products = [name for name in PRODUCTS if name in used]
+    parts = [_COPIES] if used & set(COPIES) else []
+    parts += [_SHUFFLED] if products else []
+    parts += [_HALF] if "mma_f16" in used else []
+    parts += [_product(name) for name in products]
+    return "\n".join(["#ifdef __CUDACC__", *parts, "#endif\n"]) if parts else ""
+
+
+def _product(name: str) -> str:
+    shape, types = _SHAPES[name]
+    whole = name == "mma_s8"
+    large = _LARGE.format(shape=shape, types=types, r="r" if whole else "f")
+    small = _TURING if name == "mma_f16" else ""
+    sum = "int32_t" if whole else "float"
+    return _MMA.format(name=name, sum=sum, large=large, small=small, products=_PRODUCTS[name])

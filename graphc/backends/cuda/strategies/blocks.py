@@ -1,0 +1,125 @@
+"""Contractions cut into blocks of rows and columns, one for each block of threads.
+
+What the kernels of contractions have in common: operands over as few indices as possible, the grid,
+and the epilogue that finishes sums on their way to memory. Sums of narrow floats are taken in
+float32, which is what they mean (see expr.Reduce).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from graphc.backends.cuda.strategies.operands import Operand, stride
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    call,
+    cast,
+    loads,
+    substitute,
+    transform,
+    walk,
+)
+from graphc.ir.kernel import Alloc, Buffer, For, Kernel, KernelBuilder
+from graphc.ir.simplify import simplify, unflatten_index
+from graphc.passes.lower.computation import Computation, flat_buffer
+from graphc.passes.lower.contraction import Match
+from graphc.passes.lower.spaces import flatten_loads, merge_adjacent
+
+
+def wide_sums(computation: Computation) -> Computation:
+    """The computation with sums of products of narrow floats written as sums of float32s."""
+
+    def widen(node: Expr) -> Expr | None:
+        if not isinstance(node, Reduce) or node.op != "sum" or node.dtype.compute is node.dtype:
+            return None
+        if not (isinstance(node.body, Call) and node.body.op.name == "mul"):
+            return None
+        return cast(Reduce("sum", node.term, node.axes), node.dtype)
+
+    outputs = tuple(replace(o, expr=transform(o.expr, widen)) for o in computation.outputs)
+    return replace(computation, outputs=outputs)
+
+
+def count(indices: list[Index]) -> int:
+    """The positions of several indices."""
+    return math.prod(x.count for x in indices)
+
+
+class BlockedContraction:
+    """Emits the kernel of a matched contraction, `rows` x `columns` sums per block of `threads`."""
+
+    def __init__(self, match: Match, rows: int, columns: int, threads: int):
+        self.match, self.block_rows, self.block_columns = match, rows, columns
+        self.k = KernelBuilder()
+        self.thread = Index("thread", threads)
+        self.threads = threads
+        self.shared: list[Buffer] = []
+        self._flatten()
+
+    def _flatten(self) -> None:
+        """Flat operands, epilogues and offset, over as few rows, columns and depths as possible."""
+        match = self.match
+        flat = [flatten_loads(e, match.shapes) for e in (match.a, match.b, *match.exprs)]
+        hole = next(n for e in flat[2:] for n in walk(e) if isinstance(n, Reduce))
+        self.marker = Load("sum", (Const(0, i64),), hole.dtype)
+        a, b, *exprs = (simplify(substitute(e, {hole: self.marker})) for e in flat)
+        depth = sorted(match.depth, key=lambda k: -stride(a, k))
+        depth, (a, b) = merge_adjacent(depth, [a, b])
+        rows, (offset, a, *exprs) = merge_adjacent(match.rows, [match.offset, a, *exprs])
+        columns, (offset, b, *exprs) = merge_adjacent(match.cols, [offset, b, *exprs])
+        self.offset, self.exprs = offset, exprs
+        self.a, self.b = Operand(a, rows, depth), Operand(b, columns, depth)
+
+    @property
+    def depth_count(self) -> int:
+        return self.a.depth_count
+
+    def sums(self, first_row: Expr, first_column: Expr) -> None:
+        """What a thread does for the block that starts there."""
+        raise NotImplementedError
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel over the inputs and temporaries that are used and the outputs."""
+        outer = self.match.outer
+        tiles = (
+            -(-self.a.count // self.block_rows),
+            -(-self.b.count // self.block_columns),
+        )
+        extents = (*(x.count for x in outer), *tiles)
+        with self.k.loop(math.prod(extents), "block", name="block") as block:
+            *front, row, column = unflatten_index(block, extents)
+            self.fixed: dict[Expr, Expr] = dict(zip(outer, front))
+            with self.k.block() as body:
+                self.sums(simplify(row * self.block_rows), simplify(column * self.block_columns))
+            for buffer in self.shared:
+                self.k.emit(Alloc(buffer, "shared"))
+            self.k.emit(For(self.thread, tuple(body), "thread"))
+        computation = self.match.computation
+        used = {x.source for e in (self.a.expr, self.b.expr, *self.exprs) for x in loads(e)}
+        inputs = [b for b in (*computation.inputs, *self.match.temporaries) if b.name in used]
+        params = [flat_buffer(b) for b in (*inputs, *(o.buffer for o in computation.outputs))]
+        return Kernel(name, tuple(params), self.k.body(), computation.label)
+
+    def finish(self, row: Expr, column: Expr, cell: Expr) -> None:
+        """The epilogue of a sum, stored if there is such a row and column."""
+        inside = simplify(call("and", row < self.a.count, column < self.b.count))
+        if isinstance(inside, Const):
+            self._store(row, column, cell)
+        else:
+            with self.k.when(inside):
+                self._store(row, column, cell)
+
+    def _store(self, row: Expr, column: Expr, cell: Expr) -> None:
+        places = {**self.fixed, **self.a.place(row), **self.b.place(column)}
+        total = self.k.let(cell)
+        for output, expr in zip(self.match.computation.outputs, self.exprs):
+            value = simplify(substitute(expr, {**places, self.marker: total}))
+            offset = simplify(substitute(self.offset, places))
+            self.k.store(flat_buffer(output.buffer), (offset,), value)

@@ -1,0 +1,162 @@
+"""Operands of matrix cores: their type, and how 16 bytes or one 32-bit word of them are fetched.
+
+Matrix cores multiply words along the depth: two f16 or bf16, one TF32, or four bytes. An operand is
+recognised by its form: a narrow float converted to float32, a float32 whose last 13 bits are cut
+off (TF32), or a byte converted to int32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphc.backends.cuda.strategies.operands import Operand
+from graphc.ir.dtypes import DType, bf16, f16, f32, i8, i32, i64, u16, u32
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Load,
+    as_expr,
+    bitcast,
+    call,
+    cast,
+    free_indices,
+    select,
+    substitute,
+)
+from graphc.ir.simplify import simplify, to_poly, unflatten_index
+
+CHUNK = 4  # words that are copied at once
+TF32_MASK = 0xFFFFE000
+RAW = {f16: u16, bf16: u16, f32: f32, i8: i8}  # the type in which elements are read as they are
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type that matrix cores multiply: its instruction, elements, words and sums."""
+
+    instruction: str
+    dtype: DType
+    sum: DType
+
+    @property
+    def per_word(self) -> int:
+        return 4 // self.dtype.size
+
+
+KINDS = (
+    Kind("mma_f16", f16, f32),
+    Kind("mma_bf16", bf16, f32),
+    Kind("mma_tf32", f32, f32),
+    Kind("mma_s8", i8, i32),
+)
+
+
+def narrow(expr: Expr, kind: Kind) -> Expr | None:
+    """An operand as an expression of the kind's type; None if it is no such operand."""
+    if isinstance(expr, Call) and expr.op.name == "select" and isinstance(expr.args[2], Const):
+        inner = narrow(expr.args[1], kind)
+        if inner is None or expr.args[2].value != 0:
+            return None
+        return select(expr.args[0], inner, Const(0, kind.dtype))
+    if kind.dtype is f32:
+        return _cut(expr)
+    if isinstance(expr, Call) and expr.op.name == "cast" and expr.dtype is kind.sum:
+        return expr.args[0] if expr.args[0].dtype is kind.dtype else None
+    return None
+
+
+def _cut(expr: Expr) -> Expr | None:
+    """x of a float32 of which only the bits that TF32 has are kept."""
+    if not (isinstance(expr, Call) and expr.op.name == "bitcast" and expr.dtype is f32):
+        return None
+    masked = expr.args[0]
+    if not (isinstance(masked, Call) and masked.op.name == "band"):
+        return None
+    bits, mask = masked.args
+    if not (isinstance(mask, Const) and mask.value == TF32_MASK and isinstance(bits, Call)):
+        return None
+    return bits.args[0] if bits.op.name == "bitcast" and bits.args[0].dtype is f32 else None
+
+
+@dataclass(frozen=True)
+class Words:
+    """An operand in the kind's type, word by word."""
+
+    operand: Operand
+    kind: Kind
+
+    @property
+    def chunk(self) -> int:
+        """Elements copied at once."""
+        return CHUNK * self.kind.per_word
+
+    def copies(self) -> bool:
+        """Whether every aligned chunk along the depth is contiguous and aligned in memory, and its
+        elements are all there or all not."""
+        load, guard = self._load()
+        if load is None or not self.operand.depth:
+            return False
+        last = self.operand.depth[-1]
+        if last.count % self.chunk or last in free_indices(guard):
+            return False
+        terms = to_poly(simplify(load.index[0]))
+        moving = [(a, c) for a, c in terms.items() if any(last in free_indices(x) for x in a)]
+        rest = [c for a, c in terms.items() if (a, c) not in moving]
+        return moving == [((last,), 1)] and all(c % self.chunk == 0 for c in rest)
+
+    def _load(self) -> tuple[Load | None, Expr]:
+        """The load that the operand is, and the condition under which it is not zero."""
+        expr, guard = self.operand.expr, as_expr(True)
+        if isinstance(expr, Call) and expr.op.name == "select":
+            guard, expr = expr.args[0], expr.args[1]
+        return (expr if isinstance(expr, Load) else None), guard
+
+    def copy(self, fixed: dict[Expr, Expr], position: Expr, deep: Expr) -> tuple[Expr, Expr]:
+        """(element, whether it is there) at a position and the depth at which a chunk begins."""
+        load, guard = self._load()
+        assert load is not None
+        inside = call("and", position < self.operand.count, deep < self.operand.depth_count)
+        valid, index = (
+            simplify(self._at(x, fixed, position, deep)) for x in (guard, load.index[0])
+        )
+        valid = simplify(call("and", inside, valid))
+        place = simplify(select(valid, index, Const(0, i64)))
+        return Load(load.source, (place,), RAW[self.kind.dtype]), valid
+
+    def _at(self, expr: Expr, fixed: dict[Expr, Expr], position: Expr, deep: Expr) -> Expr:
+        depth = self.operand.depth
+        mapping = {**fixed, **self.operand.place(position)}
+        mapping.update(zip(depth, unflatten_index(deep, tuple(x.count for x in depth))))
+        return substitute(expr, mapping)
+
+    def word(self, fixed: dict[Expr, Expr], position: Expr, deep: Expr) -> Expr:
+        """The bits of a word at a position and the depth at which it begins, zeros outside."""
+        per_word, bits = self.kind.per_word, 8 * self.kind.dtype.size
+        total: Expr | None = None
+        for n in range(per_word):
+            element = self._bits(self.operand.element(fixed, position, simplify(deep + n)))
+            part = element << (n * bits) if n else element
+            total = part if total is None else total | part
+        assert total is not None
+        return total
+
+    def _bits(self, element: Expr) -> Expr:
+        """The bits of an element in the low end of a word."""
+        if isinstance(element, Call) and element.op.name == "select":
+            guard, value, other = element.args
+            if isinstance(other, Const) and other.value == 0:
+                return simplify(select(guard, self._bits(value), Const(0, u32)))
+        if self.kind.dtype is f32:
+            return bitcast(element, u32)
+        if self.kind.dtype is i8:
+            return cast(element, u32) & 0xFF
+        if isinstance(element, Load):
+            return cast(Load(element.source, element.index, u16), u32)
+        return cast(bitcast(element, u16), u32)
+
+
+def padded_depth(operand: Operand, kind: Kind) -> int:
+    """The depth rounded up to whole chunks."""
+    unit = CHUNK * kind.per_word
+    return -(-operand.depth_count // unit) * unit

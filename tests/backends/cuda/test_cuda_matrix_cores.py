@@ -1,0 +1,145 @@
+"""Contractions on matrix cores: every type, odd sizes, convolutions; and faults that are caught."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cuda_programs import chosen_architectures, graph_of, inputs_of, needs_compiler, needs_nvcc
+
+from graphc.backends.cuda import CudaSource, emit
+from graphc.backends.cuda.nvcc import compile_cuda
+from graphc.backends.cuda.simulator import SimulationError, simulate
+from graphc.backends.cuda.strategies import strategies
+from graphc.backends.cuda.strategies.matrix_cores import (
+    CORE_TILES,
+    SHARED_BYTES,
+    choose_core_tile,
+    lower_matrix_cores,
+)
+from graphc.driver import Settings, cuda_passes, cuda_program, optimise
+from graphc.ir.interp import interpret
+from graphc.passes.lower import lower
+
+PRODUCT = """graph @g(%x: f32[70,72]) -> ? {
+  const %w : f32[72,50] = random(seed=1)
+  const %b : f32[50] = random(seed=2)
+  %a = MatMul(%x, %w)
+  %c = Add(%a, %b)
+  %y = Relu(%c)
+  return %y
+}"""
+ODD = """graph @g(%x: f32[2,3,33,37], %w: f32[2,3,35,37]) -> ? {
+  %t = Transpose(%w) {perm=[0,1,3,2]}
+  %y = MatMul(%x, %t)
+  return %y
+}"""
+DEEP = """graph @g(%x: f32[20,300]) -> ? {
+  const %w : f32[300,24] = random(seed=1)
+  %y = MatMul(%x, %w)
+  return %y
+}"""
+CONVOLUTIONS = """graph @g(%x: f32[1,3,13,11]) -> ? {
+  const %w : f32[32,3,3,3] = random(seed=1)
+  const %v : f32[24,32,3,3] = random(seed=2)
+  %a = Conv(%x, %w) {pads=[1,1,1,1], strides=[2,1]}
+  %b = Relu(%a)
+  %y = Conv(%b, %v) {pads=[1,0,1,2]}
+  return %y
+}"""
+HALVES = """graph @g(%x: f16[40,64], %w: f16[64,24]) -> ? {
+  %y = MatMul(%x, %w)
+  return %y
+}"""
+BYTES = """graph @g(%x: i8[40,96]) -> ? {
+  const %w : i8[96,24] = random(seed=1)
+  %y = MatMulInteger(%x, %w)
+  return %y
+}"""
+GRAPHS = {
+    "product": PRODUCT, "odd": ODD, "deep": DEEP, "convolutions": CONVOLUTIONS,
+}  # fmt: skip
+
+
+def narrowed(text: str, precision: str) -> CudaSource:
+    """The CUDA C of a graph with contractions in a precision."""
+    return emit(cuda_program(graph_of(text), Settings(precision=precision)))
+
+
+def expected(text: str, precision: str, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """What the graph means once its factors are rounded."""
+    graph = optimise(graph_of(text), passes=f"decompose, precision{{type={precision}}}")
+    return interpret(graph, inputs)
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", ["f16", "bf16", "tf32"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_products_of_narrow_floats(name, precision):
+    source = narrowed(GRAPHS[name], precision)
+    assert "cores" in source.steps[-1].function
+    inputs = inputs_of(source.program)
+    for found, wanted in zip(simulate(source)(inputs), expected(GRAPHS[name], precision, inputs)):
+        tolerance = 1e-5 if name != "convolutions" else 2e-3  # a rounding between two of them
+        np.testing.assert_allclose(found, wanted, tolerance, tolerance * np.ptp(wanted))
+
+
+@needs_compiler
+@pytest.mark.parametrize("text", [HALVES, BYTES], ids=["f16", "i8"])
+def test_models_of_narrow_types(text):
+    source = emit(cuda_program(graph_of(text)))
+    assert "cores" in source.steps[-1].function
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source, (0, 1, 2))(inputs)
+    (wanted,) = interpret(graph_of(text), inputs)
+    np.testing.assert_allclose(found, wanted, 1e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("tile", CORE_TILES, ids=lambda t: f"{t.rows}x{t.columns}")
+def test_every_tile(tile):
+    text = PRODUCT.replace("70,72", "150,200").replace("72,50", "200,140").replace("[50]", "[140]")
+    graph = optimise(graph_of(text), passes=cuda_passes("f16"))
+    source = emit(lower(graph, [lambda c: lower_matrix_cores(c, tile), *strategies()]))
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source, (0,))(inputs)
+    (wanted,) = expected(text, "f16", inputs)
+    np.testing.assert_allclose(found, wanted, 1e-5, 1e-5 * np.ptp(wanted))
+
+
+def test_tiles_fit_and_grow():
+    for tile in CORE_TILES:
+        assert tile.stages >= 2
+        assert tile.stages * (tile.rows + tile.columns) * 80 <= SHARED_BYTES
+    assert choose_core_tile(1, 4096, 4096).rows == 128
+    assert choose_core_tile(1, 16, 64).rows == 16
+
+
+@needs_compiler
+@pytest.mark.parametrize("missing", ["__syncthreads();", "wait_copies<2>();", "commit_copies();"])
+def test_a_missing_wait_is_caught(missing):
+    source = narrowed(DEEP.replace("300", "320"), "f16")
+    inputs = inputs_of(source.program)
+    simulate(source)(inputs)
+    pieces = source.text.split(missing)
+    text = missing.join(pieces[:-1]) + pieces[-1]
+    with pytest.raises(SimulationError, match="no barrier between|unwritten element"):
+        simulate(replace(source, text=text))(inputs)
+
+
+@needs_compiler
+def test_misaligned_copies_are_caught():
+    source = narrowed(PRODUCT, "f16")
+    inputs = inputs_of(source.program)
+    copy = source.text.index("copy16(tile_a")
+    place = source.text.index("]", source.text.index(", ", copy))
+    text = f"{source.text[:place]} + 1{source.text[place:]}"
+    with pytest.raises(SimulationError, match="not aligned"):
+        simulate(replace(source, text=text))(inputs)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", chosen_architectures())
+def test_nvcc_compiles_matrix_cores(arch):
+    for precision in ("f16", "bf16", "tf32"):
+        assert compile_cuda(narrowed(CONVOLUTIONS, precision).text, arch)
+    assert compile_cuda(emit(cuda_program(graph_of(BYTES))).text, arch)
