@@ -14,8 +14,8 @@ from graphc.execution import CompileStatic, Executable, natively
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
-from graphc.passes.fold import FoldPolicy
 from graphc.passes.hooks import debug_hooks
+from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.lower import Strategy, lower
 from graphc.passes.pass_manager import Pass, reached
 from graphc.passes.precision import PRECISIONS
@@ -42,7 +42,6 @@ PIPELINES = {
     "plain": SIMPLE,
     "cuda": cuda_passes(),
 }
-KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))  # what pass "integers" looks for
 POLICIES = {"c": KEEP_INTEGERS}  # how graphs are folded while they are specialised
 
 

@@ -28,7 +28,8 @@ class FoldPolicy:
 
     `small`: up to this many elements always. Larger ones if they take at most `growth` times the
     bytes of the constants they come from. `largest`: elements of an array computed on the way;
-    `work`: scalar operations spent on one op. `keep`: names of ops whose results never are.
+    `work`: scalar operations spent on one op. `keep`: names of ops whose results never are, nor
+    what is computed from them.
     """
 
     small: int = 16384
@@ -75,6 +76,7 @@ class Contents:
         self.policy = policy or FoldPolicy()
         self.lazy: dict[Value, int] = {}  # known values that stay symbolic: bytes of their sources
         self.computed: dict[Value, np.ndarray] = {}
+        self.kept: set[Value] = set()  # results of ops to keep, and what depends on them
 
     def known(self, value: Value | None) -> bool:
         """Whether the contents can be computed now."""
@@ -118,7 +120,10 @@ class Contents:
         sources = sum(self.source_bytes(op.inputs[n]) for n in read)
         nbytes = sum(v.tensor.nbytes for v in op.outputs)
         large = max(sizes) > self.policy.small and nbytes > self.policy.growth * sources
-        if large or op.name in self.policy.keep:
+        kept = op.name in self.policy.keep or any(op.inputs[n] in self.kept for n in read)
+        if kept:
+            self.kept.update(op.outputs)
+        if large or kept:
             self.lazy.update((v, sources) for v in op.outputs)
             return None
         return self._attempt(op)

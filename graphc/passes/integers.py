@@ -1,7 +1,9 @@
 """Integer inference: QuantizeLinear(op(DequantizeLinear(x), ...)) becomes arithmetic on integers.
 
-The rules are those of the group "quantised" (rules/quantised.py). Constants are not folded
-meanwhile: dequantised weights would no longer be recognised as integers.
+Operators that are defined as such a sequence (trait "quantised") are first replaced by it, and
+padding goes into the windows that read it. The rules are those of the group "quantised"
+(rules/quantised). What is dequantised stays so meanwhile: as floats, weights would no longer be
+recognised as integers.
 """
 
 from __future__ import annotations
@@ -10,8 +12,13 @@ from dataclasses import dataclass
 
 from graphc.ir.graph import Graph
 from graphc.passes.context import Context
+from graphc.passes.decompose import expand_in_place
+from graphc.passes.fold import FoldPolicy
 from graphc.passes.pass_manager import register_pass
-from graphc.passes.rewriter import Rewrite, apply_rules
+from graphc.passes.rewriter import RULES, Rewrite, apply_rules
+
+KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))
+PADDING = ("pad-into-conv", "pad-into-average-pool")
 
 
 @register_pass
@@ -23,4 +30,10 @@ class Integers(Rewrite):
     name = "integers"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return apply_rules(graph, self.chosen(), ctx, fold=False)
+        changed = False
+        for op in list(graph.walk()):
+            if "quantised" in op.defn.traits and ctx.spend("decompose", op):
+                expand_in_place(op)
+                changed = True
+        changed |= apply_rules(graph, [RULES[name] for name in PADDING], ctx, KEEP_INTEGERS)
+        return apply_rules(graph, self.chosen(), ctx, KEEP_INTEGERS) or changed

@@ -27,7 +27,7 @@ from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.passes.context import Context
-from graphc.passes.fold import Contents
+from graphc.passes.fold import Contents, FoldPolicy
 from graphc.passes.infer_types import become_constants
 from graphc.passes.pass_manager import Pass, register_pass
 from graphc.passes.pattern import Match, OpPattern, attribute
@@ -153,13 +153,13 @@ class _Worklist:
 
 
 class _Driver:
-    def __init__(self, rules: Sequence[Rule], ctx: Context, fold: bool):
+    def __init__(self, rules: Sequence[Rule], ctx: Context, policy: FoldPolicy | None):
         self.by_root: dict[str, list[Rule]] = {}
         for each in rules:
             for name in each.pattern.op_names:
                 self.by_root.setdefault(name, []).append(each)
-        self.ctx, self.fold = ctx, fold
-        self.contents = Contents(ctx.options.get("fold_policy"))
+        self.ctx = ctx
+        self.contents = Contents(policy or ctx.options.get("fold_policy"))
         self.work = _Worklist()
         self.changed = False
 
@@ -182,7 +182,7 @@ class _Driver:
         if not any(v.uses for v in op.outputs):
             self.remove(op)
             return
-        if self.fold and self.folded(op):
+        if self.folded(op):
             return
         for each in self.by_root.get(op.name, ()):
             for match in each.pattern.match_op(op):
@@ -275,12 +275,15 @@ def _may_replace(root: Op, results: list[Value]) -> bool:
     return same or _is_static(root)
 
 
-def apply_rules(region: Region, rules: Sequence[Rule], ctx: Context, fold: bool = True) -> bool:
+def apply_rules(
+    region: Region, rules: Sequence[Rule], ctx: Context, policy: FoldPolicy | None = None
+) -> bool:
     """Applies rules to a typed region, and the regions inside, until none fires.
 
     A rule declines where it needs static shapes and finds none.
+    What becomes constant is folded, as `policy` says (default: that of the context).
     """
-    return _Driver(rules, ctx, fold).run(region)
+    return _Driver(rules, ctx, policy).run(region)
 
 
 def rules_of(group: str) -> list[Rule]:

@@ -2,10 +2,9 @@
 
 A real factor f is applied to integers as a multiplier m and a shift s with m / 2**s = f, after B.
 Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
-Inference (2018). Halves are rounded up, or
-to even where `even` is set (only multipliers with many trailing zeros give halves); the result is
-kept within `low` and `high`, which also hold
-the limits of a fused activation, so that it always fits the type `to`.
+Inference (2018). Halves are rounded up; to even where `even` is 1; or to odd where it is 2, for
+what a zero point makes even (few multipliers give halves at all). The result is kept within `low`
+and `high`, which also hold the limits of a fused activation, so that it always fits the type `to`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ from __future__ import annotations
 from graphc.ir import dtypes
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Expr, maximum, minimum, reduce, select
-from graphc.ir.opdef import Int, axes, op
-from graphc.ir.ops.helpers import normal_axis, only_element
+from graphc.ir.opdef import Int, Number, Operand, axes, op
+from graphc.ir.ops.helpers import normal_axis, only_element, replaced
+from graphc.ir.window import TRUE, guard, make_window, positions
 
 DOMAIN = "graphc"
+UP, TO_EVEN, TO_ODD = 0, 1, 2  # what becomes of halves
 
 
 def _first_shape(x, *_):
@@ -24,11 +25,12 @@ def _first_shape(x, *_):
 
 
 def _shifted(value: Expr, shift: int, even: int) -> Expr:
-    """value / 2**shift, rounded down after one half has been added; halves to even if asked for."""
+    """value / 2**shift, rounded down after one half has been added; halves as `even` says."""
     whole = value >> shift
     if even:
         half = (value & ((1 << shift) - 1)).eq(0)
-        whole = whole - select(half, whole & 1, 0)
+        wrong = whole & 1 if even == TO_EVEN else (whole & 1) ^ 1
+        whole = whole - select(half, wrong, 0)
     return whole.cast(i32)
 
 
@@ -38,12 +40,17 @@ def _limited(value: Expr, low: int, high: int, to: int) -> Expr:
 
 @op("Requantize", domain=DOMAIN, infer=_first_shape)
 def requantize(
-    i, x: Int, multiplier: Int, *, axis: int = 1, shift: int, zero_point: int, low: int,
-    high: int, to: int, even: int = 0,
+    i, x: Int, multiplier: Int, below: Int | None = None, *, axis: int = 1, shift: int,
+    zero_point: int, low: int, high: int, to: int, even: int = 0,
 ):  # fmt: skip
-    """x * multiplier / 2**shift + zero_point, in int64; one multiplier, or one per `axis`."""
-    axis = normal_axis(axis, x.rank)
-    by = only_element(multiplier) if multiplier.size == 1 else multiplier[i[axis]]
+    """x * multiplier / 2**shift + zero_point, in int64.
+
+    There is one multiplier, or one per position of `axis`, or a tensor of them that broadcasts to
+    x. Where x is negative, the multipliers are `below`.
+    """
+    by = _multiplier(i, x, multiplier, axis)
+    if below is not None:
+        by = select(x[i] < 0, _multiplier(i, x, below, axis), by)
     scaled = x[i].cast(i64) * by.cast(i64) + (1 << shift - 1)
     whole = _shifted(scaled, shift, even)
     dtype = dtypes.of(to)
@@ -51,6 +58,12 @@ def requantize(
         return _limited(whole + zero_point, low, high, to)
     inside = minimum(maximum(whole, low - zero_point), high - zero_point)  # 0..255 after a Relu
     return (inside + zero_point).cast(dtype)
+
+
+def _multiplier(i, x: Operand, multiplier: Operand, axis: int) -> Expr:
+    if multiplier.size == 1:
+        return only_element(multiplier)
+    return multiplier[i[normal_axis(axis, x.rank)] if multiplier.rank == 1 else i]
 
 
 def _channel_shape(x):
@@ -76,3 +89,58 @@ def rescaled_sum(
     """
     total = a[i].cast(i64) * a_multiplier + b[i].cast(i64) * b_multiplier + offset
     return _limited(_shifted(total, shift, even), low, high, to)
+
+
+def window_sum_shape(x, *, kernel_shape, auto_pad, dilations, pads, strides, ceil_mode):
+    """The shape of what a window gives for x."""
+    window = make_window(
+        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
+        strides=strides, ceil_mode=ceil_mode,
+    )  # fmt: skip
+    return (*x.shape[:2], *(axis.out for axis in window))
+
+
+@op("WindowSum", domain=DOMAIN, infer=window_sum_shape)
+def window_sum(
+    i, x: Int, *, kernel_shape, zero_point: int, auto_pad="NOTSET", ceil_mode=0, dilations=None,
+    pads=None, strides=None,
+):  # fmt: skip
+    """The sum of x - zero_point over each window, in int32; padding counts as nothing."""
+    window = make_window(
+        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
+        strides=strides, ceil_mode=ceil_mode,
+    )  # fmt: skip
+    window = tuple(axis.trimmed() for axis in window)
+    taps = axes(*(axis.kernel for axis in window))
+    value = x[i[:2] + positions(window, i[2:], taps)].cast(i32) - zero_point
+    inside = guard(window, i[2:], taps)
+    return reduce("sum", value if inside is TRUE else select(inside, value, 0), taps)
+
+
+@op("Lookup", domain=DOMAIN, infer=_first_shape)
+def lookup(i, x: Int, table: Number):
+    """table[x], the table beginning with the result for the smallest value of x's type."""
+    return table[x[i].cast(i64) - int(x.dtype.min)]
+
+
+@op("QuantisedSoftmax", domain=DOMAIN, infer=_first_shape)
+def quantised_softmax(
+    i, x: Int, table: Int, *, axis: int, factor: int, shift: int, wide: int, zero_point: int,
+    low: int, high: int, to: int,
+):  # fmt: skip
+    """exp(x) / sum(exp(x)) along `axis`, times factor / 2**shift, plus zero_point.
+
+    table[n] is exp(-n) in units of the scale of x and of any precision; the quotient is rounded,
+    halves up, in int64 if it is `wide`.
+    """
+    axis = normal_axis(axis, x.rank)
+    dtype = i64 if wide else i32
+    (k,), (m,) = axes(x.shape[axis]), axes(x.shape[axis], name="m")
+    largest = reduce("max", x[replaced(tuple(i), axis, m)].cast(i32), (m,))
+
+    def power(index) -> Expr:
+        return table[(largest - x[index].cast(i32)).cast(i64)].cast(dtype)
+
+    total = reduce("sum", power(replaced(tuple(i), axis, k)), (k,)) << shift
+    whole = (power(tuple(i)) * factor + (total >> 1)) // total
+    return _limited(whole.cast(i32) + zero_point, low, high, to)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,72 +66,91 @@ def conv_transpose_to_conv(rw, op, x, w, b):
     weights = array_of(w)
     if weights is None or not is_static(x):
         return rw.skip("the weights are not constant")
-    axes, group = _axes(op, x, w), rw.attr(op, "group") or 1
+    return as_convolutions(rw, op, x, weights, b, rw.constant)
+
+
+def as_convolutions(
+    rw: Rewriter, op: Op, x: Value, weights: np.ndarray, b: Value | None,
+    constant: Callable[[np.ndarray], Value],
+) -> Value | None:
+    """A ConvTranspose as convolutions and moves; `constant` makes the weights of each, from the
+    rearranged elements of `weights`, which may be of any type."""
+    axes, group = _axes(op, x, op.inputs[1]), rw.attr(op, "group") or 1  # type: ignore[arg-type]
     if any(a.dilation > 1 and a.stride > 1 for a in axes):
         return rw.skip("it has both strides and dilations")
     if any(a.kernel < a.stride for a in axes):
         return rw.skip("the stride is larger than the kernel: some outputs get nothing")
     rows, columns = weights.shape[:2]
     forward = weights.reshape(group, rows // group, columns, *weights.shape[2:]).swapaxes(1, 2)
+    phases = _Phases(rw, x, b, axes, constant)
     if all(a.stride == 1 for a in axes):
-        return _stride_one(rw, x, forward, b, axes) or _phases(rw, x, forward, b, axes)
-    return _phases(rw, x, forward, b, axes)
+        return phases.without_strides(forward) or phases.interleaved(forward)
+    return phases.interleaved(forward)
 
 
-def _conv(rw: Rewriter, x: Value, kernel: np.ndarray, b, pads: tuple, axes: list[Axis]) -> Value:
-    """The Conv with weights [group, out, in, taps..], whose taps are flipped."""
-    flipped = np.flip(kernel, tuple(range(3, kernel.ndim)))
-    weights = np.ascontiguousarray(flipped.reshape(-1, *kernel.shape[2:]))
-    dilations = tuple(a.dilation for a in axes)
-    return rw.Conv(
-        x, rw.constant(weights), b,
-        pads=pads if any(pads) else None,
-        group=kernel.shape[0] if kernel.shape[0] > 1 else None,
-        dilations=dilations if any(d > 1 for d in dilations) else None,
-    )  # fmt: skip
+@dataclass
+class _Phases:
+    """Makes the convolutions of x with weights [group, out, in, taps..]."""
 
+    rw: Rewriter
+    x: Value
+    b: Value | None
+    axes: list[Axis]
+    constant: Callable[[np.ndarray], Value]
 
-def _stride_one(rw: Rewriter, x: Value, forward, b, axes: list[Axis]) -> Value | None:
-    """Without strides there is one phase, whose padding a Conv can do itself."""
-    spans = [(a.kernel - 1) * a.dilation for a in axes]
-    begins = [span - a.begin for a, span in zip(axes, spans)]
-    ends = [a.out - a.extent + span - begin for a, span, begin in zip(axes, spans, begins)]
-    if min(*begins, *ends) < 0:
-        return None
-    return _conv(rw, x, forward, b, (*begins, *ends), axes)
+    def conv(self, kernel: np.ndarray, b: Value | None, pads: tuple) -> Value:
+        """The Conv whose taps are those of the kernel, flipped."""
+        flipped = np.flip(kernel, tuple(range(3, kernel.ndim)))
+        weights = np.ascontiguousarray(flipped.reshape(-1, *kernel.shape[2:]))
+        dilations = tuple(a.dilation for a in self.axes)
+        return self.rw.Conv(
+            self.x, self.constant(weights), b,
+            pads=pads if any(pads) else None,
+            group=kernel.shape[0] if kernel.shape[0] > 1 else None,
+            dilations=dilations if any(d > 1 for d in dilations) else None,
+        )  # fmt: skip
 
+    def without_strides(self, forward: np.ndarray) -> Value | None:
+        """Without strides there is one phase, whose padding a Conv can do itself."""
+        axes = self.axes
+        spans = [(a.kernel - 1) * a.dilation for a in axes]
+        begins = [span - a.begin for a, span in zip(axes, spans)]
+        ends = [a.out - a.extent + span - begin for a, span, begin in zip(axes, spans, begins)]
+        if min(*begins, *ends) < 0:
+            return None
+        return self.conv(forward, self.b, (*begins, *ends))
 
-def _phases(rw: Rewriter, x: Value, forward: np.ndarray, b, axes: list[Axis]) -> Value:
-    """The phases as convolutions, interleaved and cut."""
-    group, channels = forward.shape[0], forward.shape[1]
-    phases = list(itertools.product(*(range(a.stride) for a in axes)))
-    whole = [slice(None)] * 3
-    kernels = [
-        forward[tuple(whole + [slice(r, None, a.stride) for r, a in zip(phase, axes)])]
-        for phase in phases
-    ]
-    if len({kernel.shape for kernel in kernels}) == 1:
-        stacked = np.stack(kernels, 1)  # group, phase, out, in, taps
-        merged = stacked.reshape(group, -1, *stacked.shape[3:])
-        parts = [_convolved(rw, x, merged, b, axes, len(phases))]
-    else:
-        parts = [_convolved(rw, x, kernel, b, axes, 1) for kernel in kernels]
-    result = _interleaved(rw, parts, group, channels, axes)
-    for n, axis in enumerate(axes):
-        result = sliced(rw, result, n + 2, axis.begin, axis.out)
-    return result
+    def interleaved(self, forward: np.ndarray) -> Value:
+        """The phases as convolutions, interleaved and cut."""
+        group, channels = forward.shape[0], forward.shape[1]
+        phases = list(itertools.product(*(range(a.stride) for a in self.axes)))
+        whole = [slice(None)] * 3
+        kernels = [
+            forward[tuple(whole + [slice(r, None, a.stride) for r, a in zip(phase, self.axes)])]
+            for phase in phases
+        ]
+        if len({kernel.shape for kernel in kernels}) == 1:
+            stacked = np.stack(kernels, 1)  # group, phase, out, in, taps
+            merged = stacked.reshape(group, -1, *stacked.shape[3:])
+            parts = [self.phase(merged, len(phases))]
+        else:
+            parts = [self.phase(kernel, 1) for kernel in kernels]
+        result = _interleaved(self.rw, parts, group, channels, self.axes)
+        for n, axis in enumerate(self.axes):
+            result = sliced(self.rw, result, n + 2, axis.begin, axis.out)
+        return result
 
-
-def _convolved(rw: Rewriter, x: Value, kernel, b: Value | None, axes: list[Axis], copies: int):
-    """The convolution for one phase (or `copies` phases, stacked within each group)."""
-    group, taps = kernel.shape[0], kernel.shape[3:]
-    begins = [(t - 1) * a.dilation for t, a in zip(taps, axes)]
-    ends = [a.rows - a.extent for a in axes]
-    if b is not None and copies > 1:
-        per_group = rw.Reshape(b, np.array((group, 1, -1), np.int64))
-        tiled = rw.Tile(per_group, np.array((1, copies, 1), np.int64))
-        b = rw.Reshape(tiled, np.array((-1,), np.int64))
-    return _conv(rw, x, kernel, b, (*begins, *ends), axes)
+    def phase(self, kernel: np.ndarray, copies: int) -> Value:
+        """The convolution for one phase (or `copies` phases, stacked within each group)."""
+        rw, b = self.rw, self.b
+        group, taps = kernel.shape[0], kernel.shape[3:]
+        begins = [(t - 1) * a.dilation for t, a in zip(taps, self.axes)]
+        ends = [a.rows - a.extent for a in self.axes]
+        if b is not None and copies > 1:
+            per_group = rw.Reshape(b, np.array((group, 1, -1), np.int64))
+            tiled = rw.Tile(per_group, np.array((1, copies, 1), np.int64))
+            b = rw.Reshape(tiled, np.array((-1,), np.int64))
+        return self.conv(kernel, b, (*begins, *ends))
 
 
 def _interleaved(rw: Rewriter, parts: list[Value], group: int, channels: int, axes: list[Axis]):

@@ -1,0 +1,135 @@
+"""Means of integers whose ties are rounded as a computation in float32 would round them.
+
+The mean of n integers with the scale of the result is their sum over n, rounded. Often that is
+halfway between two integers (for one window of 2 x 2 in four), and all depends on the errors that
+float32 makes on the way, s being the scale:
+
+    t = 0;  t = fl(t + fl(x * s)) for each element x of the window, row by row
+    w = fl(fl(t / n) / s)
+    the result is w rounded to even, plus the zero point    (quantised after a pool of floats)
+    or fl(w + zero point) rounded to even                   (a pool of quantised values: `shifted`)
+
+For a tie this is done in integers: a float is a multiple of 2**e, e being the exponent of the last
+bit of s, and fl() keeps the first 24 bits, halves to even. Sums have less than 2**48 such units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphc.ir import dtypes
+from graphc.ir.dtypes import i32, i64
+from graphc.ir.expr import Expr, absolute, cast, maximum, minimum, select
+from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.opdef import Int, imperative
+from graphc.ir.ops.fixed_point import DOMAIN, window_sum_shape
+from graphc.ir.types import TensorType
+from graphc.ir.window import WindowAxis, guard, make_window, positions
+
+DIGITS = 24  # significant bits of float32
+FIRST, SECOND = 12, 18  # bits kept below the unit by the first quotient, and more by the second
+LARGEST_WINDOW = 1 << 15
+
+
+def _average_type(x, _, *, to, kernel_shape, auto_pad, dilations, pads, strides, ceil_mode):
+    shape = window_sum_shape(
+        x, kernel_shape=kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
+        strides=strides, ceil_mode=ceil_mode,
+    )  # fmt: skip
+    return TensorType(dtypes.of(to), shape)
+
+
+@imperative("RoundedAverage", domain=DOMAIN, infer=_average_type)
+def rounded_average(
+    k, x: Int, total: Int, *, kernel_shape, mantissa: int, x_zero_point: int, zero_point: int,
+    shifted: int, low: int, high: int, to: int, auto_pad="NOTSET", ceil_mode=0,
+    count_include_pad=0, dilations=None, pads=None, strides=None,
+):  # fmt: skip
+    """The mean of x - x_zero_point over each window, rounded, plus zero_point.
+
+    `total` holds the sums of the windows, `mantissa` the 24 bits of the scale that x and the result
+    have in common.
+    """
+    window = make_window(
+        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
+        strides=strides, ceil_mode=ceil_mode,
+    )  # fmt: skip
+    (out,) = k.outputs
+    dtype = dtypes.of(to)
+    with k.loops(*out.shape) as where:
+        count: Expr = cast(1, i32)
+        for axis, o in zip(window, where[2:]):
+            count = count * cast(axis.count(o, padded=bool(count_include_pad)), i32)
+        count = k.let(count)
+        sum_ = k.let(total[where])
+        twice = k.let(sum_ * 2 + count)
+        whole = k.let(twice // (count * 2))
+        result = k.var(i32, whole + zero_point)
+        with k.when(twice.eq(whole * count * 2)):  # the mean is whole - 1/2
+            floats = _Floats(k, mantissa)
+            mean = floats.mean(_window_sum(k, x, window, where, x_zero_point, floats), count)
+            upper = whole + zero_point if shifted else whole
+            if shifted:
+                mean = floats.rounded(mean + (zero_point << FIRST + SECOND))
+            up = floats.rounds_up(mean, upper)
+            k.store(result, (), whole + zero_point - select(up, cast(0, i32), cast(1, i32)))
+        limited = minimum(maximum(result[()], low), high)
+        k.store(out, where, limited.cast(dtype))
+
+
+def _window_sum(
+    k: KernelBuilder, x: Buffer, window: tuple[WindowAxis, ...], where: tuple, zero_point: int,
+    floats: _Floats,
+) -> Expr:
+    """The sum of a window in floats, one element after the other."""
+    window = tuple(axis.trimmed() for axis in window)
+    total = k.var(i64, 0)
+    with k.loops(*(axis.kernel for axis in window)) as taps:
+        index = (*where[:2], *positions(window, where[2:], taps))
+        with k.when(guard(window, where[2:], taps)):
+            value = floats.product(x[index].cast(i64) - zero_point)
+            k.store(total, (), floats.rounded(total[()] + value))
+    return total[()]
+
+
+@dataclass(frozen=True)
+class _Floats:
+    """Float32 arithmetic on integers in units of the last bit of a number with this mantissa."""
+
+    k: KernelBuilder
+    mantissa: int
+
+    def rounded(self, value: Expr) -> Expr:
+        """The first 24 bits of a value, halves to even."""
+        k = self.k
+        value = k.let(value)
+        drop = k.var(i64, 0)
+        with k.repeat((absolute(value) >> drop[()]) >= 1 << DIGITS):
+            k.store(drop, (), drop[()] + 1)
+        place = k.let(drop[()])
+        half = (cast(1, i64) << place) >> 1
+        odd = (value >> place) & 1
+        up = select(place > 0, half - 1 + odd, 0)
+        return k.let(((value + up) >> place) << place)
+
+    def product(self, whole: Expr) -> Expr:
+        """A whole number times the number itself."""
+        return self.rounded(whole * self.mantissa)
+
+    def mean(self, total: Expr, count: Expr) -> Expr:
+        """total / count / the number, in units of 2**-(FIRST + SECOND)."""
+        first = self.rounded(self._quotient(total << FIRST, count.cast(i64)))
+        return self.rounded(self._quotient(first << SECOND, cast(self.mantissa, i64)))
+
+    def _quotient(self, value: Expr, by: Expr) -> Expr:
+        """value / by with its last bit set if there is a remainder, so that it rounds rightly."""
+        k = self.k
+        size = k.let(absolute(value))
+        whole = k.let(size // by)
+        sticky = k.let(whole | select((whole * by).eq(size), cast(0, i64), cast(1, i64)))
+        return select(value < 0, -sticky, sticky)
+
+    def rounds_up(self, mean: Expr, upper: Expr) -> Expr:
+        """Whether a mean close to upper - 1/2 rounds to `upper`."""
+        half = (upper.cast(i64) * 2 - 1) << (FIRST + SECOND - 1)
+        return (mean > half) | (mean.eq(half) & (upper & 1).eq(0))

@@ -1,0 +1,43 @@
+"""The rule that finds an integer form for what stands before a QuantizeLinear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graphc.ir.graph import Op, Value
+from graphc.passes.pattern import P, opt, var
+from graphc.passes.rewriter import Rewriter, rule
+from graphc.passes.rules.quantised import means, normalised, products, sums
+from graphc.passes.rules.quantised.activations import Activated, activated
+from graphc.passes.rules.quantised.values import GROUP, target_of
+
+y, scale, zero = var("y scale zero")
+
+FORMS: dict[str, Callable[[Rewriter, Op, Activated], Value | None]] = {
+    "Conv": products.convolution,
+    "MatMul": products.matrix_product,
+    "Gemm": products.gemm,
+    "DequantizeLinear": sums.rescaling,
+    "Add": sums.addition,
+    "Sub": sums.subtraction,
+    "Mul": sums.product,
+    "AveragePool": means.average_pool,
+    "GlobalAveragePool": means.global_mean,
+    "ReduceMean": means.reduced_mean,
+    "Softmax": normalised.softmax,
+}
+
+
+@rule("integer-inference", P.QuantizeLinear(y, scale, opt(zero)), group=GROUP)
+def integer_inference(rw, op, y, scale, zero):
+    """q(f(d(x), d(w))) == rescale(f(x - zx, w - zw)) for sums of products, sums, means, softmax."""
+    target = target_of(rw, op)
+    if target is None:
+        return None
+    value, after = activated(y, target)
+    inner = value.producer
+    if inner is None or inner.name not in FORMS:
+        return rw.skip(f"{inner.name if inner else 'an input'} has no integer form")
+    if len(y.uses) != 1 or (len(value.uses) != 1 and inner.name != "DequantizeLinear"):
+        return rw.skip("the value before the quantisation is used elsewhere")
+    return FORMS[inner.name](rw, inner, after)

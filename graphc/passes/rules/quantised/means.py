@@ -1,0 +1,123 @@
+"""Means of quantised values: sums in int32, rescaled by a factor that holds the count.
+
+A mean with the scale of its elements often is exactly halfway between two integers. ONNX Runtime
+takes means over whole images of integers, and rounds halves to even, but means over windows of
+floats, whose errors decide (graphc.ir.ops.averages).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from graphc.ir.dtypes import i32
+from graphc.ir.expr import as_expr
+from graphc.ir.graph import Op, Value
+from graphc.ir.ops.averages import DIGITS, LARGEST_WINDOW
+from graphc.ir.ops.fixed_point import DOMAIN
+from graphc.ir.window import WindowAxis, make_window
+from graphc.passes.pattern import attribute
+from graphc.passes.rewriter import Rewriter
+from graphc.passes.rules.facts import ints
+from graphc.passes.rules.quantised.activations import Activated
+from graphc.passes.rules.quantised.kernels import in_one_kernel
+from graphc.passes.rules.quantised.products import LARGEST_BYTE, NO_OPERAND
+from graphc.passes.rules.quantised.rescale import LARGEST_SUM, rescaled
+from graphc.passes.rules.quantised.values import Quantised, Target, activation
+
+
+def _operand(rw: Rewriter, op: Op, count: int, after: Activated) -> Quantised | None:
+    """The quantised operand of a mean of `count` elements."""
+    x = activation(op.inputs[0])
+    if x is None:
+        return rw.skip(NO_OPERAND)
+    if count * LARGEST_BYTE > LARGEST_SUM:
+        return rw.skip("the sum does not fit int32")
+    if after.slope is not None:
+        return rw.skip("a mean has no slopes below zero")
+    return x
+
+
+def global_mean(rw: Rewriter, op: Op, after: Activated) -> Value | None:
+    """A mean over all positions of every channel."""
+    shape = op.inputs[0].tensor.static_shape  # type: ignore[union-attr]
+    count = math.prod(shape[2:])
+    x = _operand(rw, op, count, after)
+    if x is None:
+        return None
+    total = rw.op("ChannelSum", x.value, domain=DOMAIN)
+    offset = np.full(shape[1], -count * x.zero_point, np.int64)
+    factors = np.array([x.step / after.target.step / count])
+    return rescaled(rw, total, offset, factors, 1, after.target)
+
+
+def average_pool(rw: Rewriter, op: Op, after: Activated) -> Value | None:
+    """A mean over windows; padding that does not count makes a factor per position."""
+    shape, result = op.inputs[0].tensor.static_shape, op.output.tensor.static_shape  # type: ignore[union-attr]
+    x = _operand(rw, op, math.prod(op.attrs["kernel_shape"]), after)
+    if x is None:
+        return None
+    counts = _counts(op, shape)
+    if x.step == after.target.step and (counts % 2 == 0).any():
+        return _tied_average(rw, op, x, after.target)
+    whole = all(extent == 1 for extent in result[2:]) and not any(op.attrs.get("pads") or ())
+    if whole and tuple(op.attrs["kernel_shape"]) == shape[2:]:
+        return global_mean(rw, op, after)
+    factors = x.step / after.target.step / counts
+    if (counts == counts.reshape(-1)[0]).all():
+        factors = factors.reshape(-1)[:1]
+    return rescaled(rw, _window_sums(rw, op, x), np.zeros(1), factors, 1, after.target)
+
+
+def _window_sums(rw: Rewriter, op: Op, x: Quantised) -> Value:
+    geometry = {k: v for k, v in op.attrs.items() if k != "count_include_pad"}
+    return rw.op("WindowSum", x.value, domain=DOMAIN, zero_point=x.zero_point, **geometry)
+
+
+def _tied_average(rw: Rewriter, pool: Op, x: Quantised, target: Target) -> Value | None:
+    """A mean with the scale of its elements, which can come to exactly one half."""
+    if math.prod(pool.attrs["kernel_shape"]) > LARGEST_WINDOW:
+        return rw.skip("the window is too large to follow float32")
+    mantissa = int(math.ldexp(math.frexp(x.step)[0], DIGITS))
+    shifted = int(in_one_kernel(pool, rw.match.ops[-1]))
+    return rw.op(
+        "RoundedAverage", x.value, _window_sums(rw, pool, x), domain=DOMAIN, mantissa=mantissa,
+        x_zero_point=x.zero_point, zero_point=target.zero_point,
+        shifted=shifted, **target.attrs(), **pool.attrs,
+    )  # fmt: skip
+
+
+def _counts(op: Op, shape: tuple[int, ...]) -> np.ndarray:
+    """How many elements count at each position: [1, 1, rows...]."""
+    names = ("kernel_shape", "auto_pad", "ceil_mode", "dilations", "pads", "strides")
+    geometry = {name: attribute(op, name) for name in names}
+    window = make_window(shape[2:], geometry.pop("kernel_shape"), **geometry)
+    padded = bool(attribute(op, "count_include_pad"))
+    total = np.ones((1,), np.int64)
+    for axis in window:
+        total = total[..., None] * _counts_along(axis, padded)
+    return total[None].astype(np.float64)
+
+
+def _counts_along(axis: WindowAxis, padded: bool) -> np.ndarray:
+    positions = range(int(axis.out))  # type: ignore[arg-type]
+    counts = [axis.count(as_expr(n), padded=padded) for n in positions]
+    return np.array([int(n) for n in counts])  # type: ignore[arg-type]
+
+
+def reduced_mean(rw: Rewriter, op: Op, after: Activated) -> Value | None:
+    """A mean over some axes."""
+    shape = op.inputs[0].tensor.static_shape  # type: ignore[union-attr]
+    axes = op.inputs[1] if len(op.inputs) > 1 else None
+    chosen = ints(axes) if axes is not None else []
+    if chosen is None or (not chosen and attribute(op, "noop_with_empty_axes")):
+        return rw.skip("the axes are not constant, or there are none")
+    count = math.prod(shape[a] for a in chosen) if chosen else math.prod(shape)
+    x = _operand(rw, op, count, after)
+    if x is None:
+        return None
+    total = rw.ReduceSum(rw.Cast(x.value, to=i32.onnx), axes, **op.attrs)
+    offset = np.array([-count * x.zero_point])
+    factors = np.array([x.step / after.target.step / count])
+    return rescaled(rw, total, offset, factors, 0, after.target)

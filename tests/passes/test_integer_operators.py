@@ -1,0 +1,253 @@
+"""Operators between DequantizeLinear and QuantizeLinear, in integers, as ONNX Runtime has them.
+
+Every case runs for int8 and uint8 with zero points anywhere in the type, also at its ends, and
+scales for which many results saturate. ONNX Runtime runs with its default options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import helper
+
+from graphc import driver
+from graphc.ir.interp import interpret
+
+from quantised_models import QuantisedModel  # isort: skip
+
+IMAGE = (1, 8, 9, 10)
+BUILDS: dict[str, Callable[[QuantisedModel], str]] = {}
+TARGETS = {"Sigmoid": (1 / 256, -128), "Softmax": (1 / 256, -128), "Conv": (0.3, 3)}
+
+
+def builds(name: str) -> Callable:
+    def declare(function: Callable) -> Callable:
+        BUILDS[name] = function
+        return function
+
+    return declare
+
+
+def value(m: QuantisedModel, shape=IMAGE, end: int | None = None) -> str:
+    """An activation with a random zero point, or one end of the type."""
+    info = np.iinfo(m.dtype)
+    anywhere = int(m.random.integers(info.min, info.max + 1))
+    zero = anywhere if end is None else (info.min, info.max)[end]
+    return m.activation(shape, float(m.random.uniform(0.01, 0.1)), zero)
+
+
+def unary(kind: str, **attrs) -> Callable:
+    return lambda m: m.node(kind, value(m), **attrs)
+
+
+def binary(kind: str, shape=IMAGE, ends=(None, None)) -> Callable:
+    return lambda m: m.node(kind, value(m, end=ends[0]), value(m, shape, ends[1]))
+
+
+for kind in ("Abs", "Elu", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Neg", "Relu",
+             "Sigmoid", "Softplus", "Tanh"):  # fmt: skip
+    BUILDS[kind] = unary(kind)
+for kind in ("Add", "Sub", "Mul"):
+    BUILDS[kind] = binary(kind)
+    BUILDS[f"{kind} of channels"] = binary(kind, (8, 1, 1))
+    BUILDS[f"{kind} of extremes"] = binary(kind, ends=(0, 1))
+BUILDS["Max"] = binary("Max")
+BUILDS["Softmax"] = lambda m: m.node("Softmax", value(m, (16, 20)))
+BUILDS["Softmax, axis 1"] = lambda m: m.node("Softmax", value(m, (3, 20, 4)), axis=1)
+BUILDS["Softmax of many"] = lambda m: m.node("Softmax", value(m, (2, 2000)))
+BUILDS["MaxPool"] = unary("MaxPool", kernel_shape=[3, 3], pads=[1] * 4)
+BUILDS["AveragePool"] = unary("AveragePool", kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2])
+BUILDS["AveragePool, padding counts"] = unary(
+    "AveragePool", kernel_shape=[3, 2], pads=[1] * 4, count_include_pad=1
+)
+BUILDS["GlobalAveragePool"] = unary("GlobalAveragePool")
+BUILDS["Transpose"] = unary("Transpose", perm=[0, 2, 3, 1])
+BUILDS["Flatten"] = unary("Flatten")
+
+
+@builds("ReduceMean")
+def _(m):
+    return m.node("ReduceMean", value(m), m.constant([2, 3]), keepdims=0)
+
+
+@builds("x * sigmoid(x)")
+def _(m):
+    x = value(m)
+    return m.node("Mul", x, m.node("Sigmoid", x))
+
+
+@builds("Clip")
+def _(m):
+    return m.node("Clip", value(m), m.constant(np.float32(0)), m.constant(np.float32(6)))
+
+
+def slopes(m: QuantisedModel) -> str:
+    return m.constant(m.random.uniform(-0.5, 1, (8, 1, 1)).astype(np.float32))
+
+
+@builds("PRelu")
+def _(m):
+    return m.node("PRelu", value(m), slopes(m))
+
+
+@builds("Conv and PRelu")
+def _(m):
+    return m.node("PRelu", m.node("Conv", value(m), m.weights((8, 8, 3, 3))), slopes(m))
+
+
+@builds("Conv and Clip")
+def _(m):
+    total = m.node("Conv", value(m), m.weights((4, 8, 3, 3)), pads=[1] * 4)
+    return m.node("Clip", total, m.constant(np.float32(0)), m.constant(np.float32(6)))
+
+
+@builds("Conv, Reshape")
+def _(m):
+    return m.node("Reshape", m.node("Conv", value(m), m.weights((4, 8, 3, 3))), m.constant([4, -1]))
+
+
+@builds("Conv of padded")
+def _(m):
+    padded = m.node("Pad", value(m), m.constant([0, 0, 1, 1, 0, 0, 2, 0]))
+    return m.node("Conv", padded, m.weights((4, 8, 3, 3)))
+
+
+@builds("Conv with a bias of floats")
+def _(m):
+    bias = m.constant(m.random.normal(0, 1, 4).astype(np.float32))
+    return m.node("Conv", value(m), m.weights((4, 8, 3, 3)), bias)
+
+
+@builds("Conv with zero points")
+def _(m):
+    integers = m.random.integers(0, 256, (4, 8, 3, 3)).astype(np.uint8)
+    scale = m.random.uniform(0.001, 0.01, 4).astype(np.float32)
+    parameters = [integers, scale, np.array([128, 0, 255, 77], np.uint8)]
+    weights = m.node("DequantizeLinear", *map(m.constant, parameters), axis=0)
+    return m.node("Conv", value(m), weights, pads=[1] * 4)
+
+
+@builds("ConvTranspose")
+def _(m):
+    attrs = {"strides": [2, 2], "pads": [1] * 4}
+    return m.node("ConvTranspose", value(m), m.weights((8, 5, 4, 4), 1), **attrs)
+
+
+@builds("ConvTranspose, unequal phases")
+def _(m):
+    bias = m.weights((5,), None, bits=32)
+    attrs = {"strides": [2, 2], "output_padding": [1, 1]}
+    return m.node("ConvTranspose", value(m), m.weights((8, 5, 3, 3), None), bias, **attrs)
+
+
+@builds("MatMul of activations")
+def _(m):
+    return m.node("MatMul", value(m, (2, 6, 9)), value(m, (2, 9, 5)))
+
+
+@builds("MatMul of a batch")
+def _(m):
+    return m.node("MatMul", value(m, (2, 6, 9)), m.weights((9, 5), 1))
+
+
+@builds("MatMul, weights turned")
+def _(m):
+    return m.node("MatMul", value(m, (6, 9)), m.node("Transpose", m.weights((5, 9), None)))
+
+
+@builds("Concat")
+def _(m):
+    return m.node("Concat", value(m), value(m, end=0), value(m, end=1), axis=1)
+
+
+@builds("Split and Add")
+def _(m):
+    parts = ["left", "right"]
+    m.nodes.append(helper.make_node("Split", [value(m)], parts, axis=1, num_outputs=2))
+    return m.node("Add", *parts)
+
+
+@builds("Pad, Slice")
+def _(m):
+    padded = m.node("Pad", value(m), m.constant([0, 0, 1, 1, 0, 0, 2, 0]))
+    return m.node("Slice", padded, m.constant([1]), m.constant([5]), m.constant([1]))
+
+
+@builds("Resize")
+def _(m):
+    scales = m.constant(np.array([1, 1, 2, 3], np.float32))
+    where = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return m.node("Resize", value(m), "", scales, mode="nearest", **where)
+
+
+def quantised(build: Callable, kind: str, dtype, seed: int) -> QuantisedModel:
+    model = QuantisedModel(dtype, seed)
+    scale, zero = TARGETS.get(kind.split()[0].rstrip(","), (0.04, (3, -128, 127)[seed]))
+    model.result = model.build(model.quantise(build(model), scale, zero))
+    return model
+
+
+def by_onnx_runtime(model: QuantisedModel) -> np.ndarray:
+    session = onnxruntime.InferenceSession(
+        model.result.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, dict(zip((i.name for i in session.get_inputs()), model.feeds)))[0]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("kind", BUILDS)
+def test_as_onnx_runtime(kind, dtype):
+    for seed in range(3):
+        model = quantised(BUILDS[kind], kind, dtype, seed)
+        graph = driver.optimise(driver.typed(model.result), passes="integers, fold, dce")
+        floats = [op.name for op in graph.ops for v in op.outputs if v.tensor.dtype.is_float]
+        assert all(name == "Constant" for name in floats), str(graph)
+        (found,), expected = interpret(graph, model.feeds), by_onnx_runtime(model)
+        difference = np.abs(found.astype(int) - expected.astype(int))
+        assert difference.max() <= 1 and (difference == 0).mean() >= 0.99
+
+
+# ---------------------------------------------------------------- halves
+
+
+def halves(kind: str, dtype, zero: int) -> QuantisedModel:
+    """A model many of whose results are exactly between two integers."""
+    model = QuantisedModel(dtype)
+    low = np.iinfo(model.dtype).min
+    if kind == "AveragePool":
+        x = model.activation((1, 16, 12, 12), 0.0371, low + 128 + zero)
+        result = model.node(kind, x, kernel_shape=[2, 2], strides=[2, 2])
+        model.result = model.build(model.quantise(result, 0.0371, zero))
+        return model
+    x = [model.activation((1, 16, 12, 12), s, low + 128 + zero) for s in (0.5, 0.25)]
+    model.result = model.build(model.quantise(model.node(kind, *x), 1.0, zero))
+    return model
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("zero", [-128, 3, 4])
+@pytest.mark.parametrize("kind", ["Add", "Sub", "Mul", "AveragePool"])
+def test_halves_as_onnx_runtime(kind, zero, dtype):
+    model = halves(kind, dtype, zero)
+    graph = driver.optimise(driver.typed(model.result), passes="integers, fold, dce")
+    (found,) = interpret(graph, model.feeds)
+    np.testing.assert_array_equal(found, by_onnx_runtime(model))
+
+
+def test_halves_of_a_pool_of_floats():
+    """A pool is no kernel of its own where its result is moved before it is dequantised."""
+    model = QuantisedModel(np.int8)
+    x = model.activation((1, 64, 4, 4), 0.031, 3)
+    again = model.dequantise(model.quantise(model.node("Relu", x), 0.0371, 3), 0.0371, 3)
+    pool = model.node("AveragePool", again, kernel_shape=[2, 2], strides=[2, 2])
+    moved = model.node("Reshape", model.quantise(pool, 0.0371, 3), model.constant([1, -1]))
+    total = model.node("MatMul", model.dequantise(moved, 0.0371, 3), model.weights((256, 8), 1))
+    pooled = model.quantise(total, 0.5)
+    model.result = model.build(pooled)
+    graph = driver.optimise(driver.typed(model.result), passes="integers, fold, dce")
+    assert [op.attrs["shifted"] for op in graph.ops if op.name == "RoundedAverage"] == [0]
+    (found,) = interpret(graph, model.feeds)
+    np.testing.assert_array_equal(found, by_onnx_runtime(model))
