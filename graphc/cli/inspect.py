@@ -93,5 +93,5 @@ def _program(model: Model, args: argparse.Namespace) -> Program:
 
     settings = driver.settings(args.threads, {})
     if args.target == "c":
-        return driver.micro_program(emit.typed(model, driver.KEEP_INTEGERS), settings, args.cpu)
+        return driver.micro_program(emit.typed(model, args.target), settings, args.cpu)
     return emit.program(model, args.target, settings)
