@@ -15,11 +15,10 @@ from graphc.backends.micro_c.intrinsics import MicroUnit
 from graphc.backends.micro_c.libm import OwnSpeller, check_no_calls
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
-from graphc.ir.kernel import Kernel
+from graphc.ir.kernel import Kernel, map_body
 from graphc.ir.program import Program, Quantisation, Slot
-from graphc.ir.scalar_math import POLYNOMIALS, round_f32
+from graphc.ir.scalar_math import POLYNOMIALS, expand_math, round_f32, sign_as_select
 from graphc.ir.types import TensorType
-from graphc.passes.kernel.prepare import prepare_kernel
 
 FUNCTIONS = {**POLYNOMIALS, "round": round_f32}  # what else would be calls of libm
 DIALECT = Dialect(index=dtypes.i32)
@@ -174,7 +173,11 @@ def _tensors(program: Program, side: str) -> list[Tensor]:
 
 
 def _prepared(kernel: Kernel, libm: bool) -> Kernel:
-    return prepare_kernel(kernel, lacks=(), functions={} if libm else FUNCTIONS)
+    """The kernel with polynomials for functions of libm; C has helpers for the rest."""
+    if libm:
+        return kernel
+    body = map_body(kernel.body, lambda e: expand_math(sign_as_select(e), FUNCTIONS))
+    return replace(kernel, body=body)
 
 
 def _renamed(kernel: Kernel, name: str) -> Kernel:
