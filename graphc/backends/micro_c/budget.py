@@ -22,12 +22,18 @@ BYTES_PER_OPERATOR = 2
 CODE_OF_CALL = 24  # bytes of NAME_run for every step, and for every argument
 CODE_OF_CHECKS = 256
 FRAME = 176  # r4-r11, lr, d8-d15, outgoing arguments, and addresses that the compiler makes up
+FRAME_OF_VECTORS = 384  # of kernels with vectors: what unrolling makes of them
 TOP = 8  # rows of a table
 
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _OPERATOR = re.compile(r"[-+*/<>=&|^?]+")
-_LOCAL = re.compile(r"^ +(?:const )?(float|double|u?int(?:8|16|32|64)_t|int) (\w+)(?:\[(\d+)\])?",
-                    re.MULTILINE)  # fmt: skip
+_LOCAL = re.compile(
+    r"^ +(?:const )?(float|double|(?:u?int|float)\d+(?:x\d+)?_t|int|mve_pred16_t) (\w+)"
+    r"(?:\[(\d+)\])?(?= ?[=;])",
+    re.MULTILINE,
+)
+_VECTORS = re.compile(r"\b(?:u?int|float)\d+x\d+_t\b")
+_VECTOR = 16
 _SIZES = {"double": 8, "int64_t": 8, "uint64_t": 8}
 _NARROW = {"int8_t": 1, "uint8_t": 1, "int16_t": 2, "uint16_t": 2}
 
@@ -131,10 +137,30 @@ def _code(text: str) -> int:
 
 
 def _function(name: str, text: str) -> Function:
-    arrays = scalars = 0
-    for type, _, count in _LOCAL.findall(_COMMENT.sub("", text)):
-        if count:
-            arrays += -(-int(count) * {**_SIZES, **_NARROW}.get(type, 4) // 8) * 8
-        else:
-            scalars += _SIZES.get(type, 4)
-    return Function(name, FRAME + arrays + scalars, _code(text), arrays)
+    plain = _COMMENT.sub("", text)
+    arrays, variables = _locals(plain)
+    frame = FRAME + (FRAME_OF_VECTORS if _VECTORS.search(plain) else 0)
+    return Function(name, frame + arrays + variables, _code(text), arrays)
+
+
+def _locals(text: str) -> tuple[int, int]:
+    """Bytes of all arrays of a function, and of the variables that are in scope at once."""
+    arrays = most = 0
+    open_blocks = [0]
+    for line in text.splitlines():
+        declared = _LOCAL.match(line)
+        if declared and declared[3]:
+            arrays += -(-int(declared[3]) * _size(declared[1], _NARROW) // 8) * 8
+        elif declared:
+            open_blocks[-1] += _size(declared[1], {})
+        most = max(most, sum(open_blocks))
+        if line.strip().startswith("}") and len(open_blocks) > 1:
+            open_blocks.pop()
+        if line.endswith("{"):
+            open_blocks.append(8 if "for (" in line else 0)
+    return arrays, most
+
+
+def _size(type: str, narrow: dict[str, int]) -> int:
+    """Bytes of a C type; integers below a word take a word unless `narrow` tells otherwise."""
+    return _VECTOR if "x" in type.removesuffix("_t") else {**_SIZES, **narrow}.get(type, 4)

@@ -96,7 +96,7 @@ class Model:
 
         `libm`: call it for everything (True), for nothing (False), or for what has no polynomial.
         """
-        unit = MicroUnit(DIALECT)
+        unit = MicroUnit(replace(DIALECT, function=f"static {name.upper()}_KERNEL void"))
         if libm is False:
             unit.speller = OwnSpeller(DIALECT.index)
         model = cls(

@@ -15,6 +15,13 @@ TEXT = """\
 #include <math.h>
 #include <string.h>
 
+/* Kernels stay functions of their own, so that the stack is that of the deepest of them. */
+#ifdef __GNUC__
+#define {macro}_KERNEL __attribute__((noinline))
+#else
+#define {macro}_KERNEL
+#endif
+
 /* What this code takes for granted, checked by the compiler. */
 typedef char {name}_assert_byte[CHAR_BIT == 8 ? 1 : -1];
 typedef char {name}_assert_int[sizeof(int) >= 4 ? 1 : -1];
