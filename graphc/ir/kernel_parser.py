@@ -5,6 +5,7 @@
     loop    = ("for" | "parallel" | "unroll" | "vector" | "block" | "thread") name "<" extent
               ["width" n] "{" statement* "}"
     program = "program" @name "{" (input | output | arena | const | run | kernel)* "}"
+    input   = "input" name ":" type ["scale" number "zero" integer] ["at" slot]; so does output
 
 A name means what the innermost enclosing block binds it to; a store is told from a keyword by the
 bracket after its first word.
@@ -34,7 +35,6 @@ from graphc.ir.kernel import (
 )
 from graphc.ir.parser import Constants, TypeParser
 from graphc.ir.program import Program, Slot, Step
-from graphc.ir.types import TensorType
 
 _LOOPS = {"for": "serial"} | {k: k for k in ("parallel", "unroll", "vector", "block", "thread")}
 _SPACES = ("input", "output", "const", "arena")
@@ -194,16 +194,23 @@ class KernelParser(TypeParser):
         self.next()
         rule(self, program)
 
-    def _interface(self) -> tuple[str, TensorType]:
+    def _interface(self, program: Program, space: str, tensors: list) -> None:
         name = self.name("a name")
         self.expect(":")
-        return name, self.tensor_type()
+        key = space, len(tensors)
+        tensors.append((name, self.tensor_type()))
+        if self.accept("scale"):
+            scale = float(self.expect_kind("number", "a scale"))
+            self.expect("zero")
+            program.quantisation[key] = scale, self.integer()
+        if self.accept("at"):
+            program.resident[key] = self._slot()
 
     def _input(self, program: Program) -> None:
-        program.inputs.append(self._interface())
+        self._interface(program, "input", program.inputs)
 
     def _output(self, program: Program) -> None:
-        program.outputs.append(self._interface())
+        self._interface(program, "output", program.outputs)
 
     def _arena(self, program: Program) -> None:
         program.arena_bytes = self.integer()
@@ -230,7 +237,8 @@ class KernelParser(TypeParser):
                 self.expect(",")
         flops = self.integer() if self.accept("flops") else 0
         nbytes = self.integer() if self.accept("bytes") else 0
-        program.steps.append(Step(kernel, tuple(slots), self._loc(), flops, nbytes))
+        macs = self.integer() if self.accept("macs") else 0
+        program.steps.append(Step(kernel, tuple(slots), self._loc(), flops, nbytes, macs))
 
     def _slot(self) -> Slot:
         space = self.token.text

@@ -400,8 +400,10 @@ def _simple_text(stmt: Stmt) -> str:
 def print_program(program: Program) -> str:
     """The text of a program: its interface, constants, steps, then the kernels they call."""
     lines = [f"program {sigil_text('@', program.name)} {{"]
-    lines += [f"  input {name_text(n)} : {t}" for n, t in program.inputs]
-    lines += [f"  output {name_text(n)} : {t}" for n, t in program.outputs]
+    for space, tensors in (("input", program.inputs), ("output", program.outputs)):
+        for number, (name, type) in enumerate(tensors):
+            notes = _interface_notes(program, (space, number))
+            lines.append(f"  {space} {name_text(name)} : {type}{notes}")
     lines.append(f"  arena {program.arena_bytes} bound {program.arena_lower_bound}")
     for number, array in enumerate(program.constants):
         type = TensorType(dtypes.of(array.dtype), array.shape)
@@ -415,6 +417,15 @@ def print_program(program: Program) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
+def _interface_notes(program: Program, key: tuple[str, int]) -> str:
+    """How an input or output is quantised, and where in the arena it lies."""
+    text = ""
+    if key in program.quantisation:
+        scale, zero = program.quantisation[key]
+        text = f" scale {float(scale)!r} zero {zero}"
+    return text + (f" at {slot_text(program.resident[key])}" if key in program.resident else "")
+
+
 def program_constants(program: Program) -> dict[str, np.ndarray]:
     """The arrays that `print_program` names by a digest, by that digest."""
     texts = ((contents_text(array), array) for array in program.constants)
@@ -425,6 +436,7 @@ def _step_text(step: Step) -> str:
     slots = ", ".join(map(slot_text, step.slots))
     work = f" flops {step.flops}" if step.flops else ""
     work += f" bytes {step.nbytes}" if step.nbytes else ""
+    work += f" macs {step.macs}" if step.macs else ""
     return f"  run {sigil_text('@', step.kernel)}({slots}){work}{_loc_text(step.loc)}"
 
 

@@ -450,12 +450,12 @@ def test_errors_in_kernels(line, message):
 
 PROGRAM = """\
 program @m {
-  input x : f32[1,64]
-  output "out:0" : f32[1,64]
+  input x : f32[1,64] at arena + 128 : f32[64]
+  output "out:0" : f32[1,64] scale 1.5e-05 zero -128 at arena + 0 : f32[64]
   arena 512 bound 256
   const 0 : f32[2] = [1.0, nan]
   const 1 : i8[100] = splat(1)
-  run @scale(input 0 : f32[64], const 0 : f32[2], arena + 256 : f32[64]) flops 64  loc("a")
+  run @scale(input 0 : f32[64], const 0 : f32[2], arena + 256 : f32[64]) flops 64 macs 32  loc("a")
   run @scale(arena + 0 : f32[64], const 1 + 8 : f32[2], output 0 : f32[64])
 
   kernel @scale(in x: f32[64], in s: f32[2], out y: f32[64]) {
@@ -471,6 +471,8 @@ def test_the_text_of_a_program():
     program = parse_program(PROGRAM)
     assert print_program(program) == PROGRAM
     assert program.steps[1].slots[1].offset == 8
+    assert program.quantisation == {("output", 0): (1.5e-05, -128)}
+    assert list(program.resident) == [("input", 0), ("output", 0)]
     program.constants.append(np.arange(100))
     text = print_program(program)
     assert print_program(parse(text, program_constants(program))) == text
