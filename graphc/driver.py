@@ -227,15 +227,19 @@ def micro_program(
     settings: Settings | None = None,
     cpu: str = "generic",
     resident: bool = False,
+    opt: str = "speed",
 ) -> Program:
     """A typed static graph as a microcontroller runs it; `cpu` is one of micro_c.cpus, `resident`
-    as `lower` has it."""
+    as `lower` has it, `opt` one of micro_c.goals."""
+    from graphc.backends.micro_c.cpus import cpu_of
+    from graphc.backends.micro_c.goals import finished, goal_of
     from graphc.backends.micro_c.quantisation import quantisation
     from graphc.backends.micro_c.strategies import strategies
 
+    goal = goal_of(opt)
     parameters = quantisation(graph)
     program = to_program(graph, strategies(cpu), settings, PIPELINES["c"], resident)
-    return replace(program, quantisation=parameters)
+    return replace(finished(program, cpu_of(cpu), goal), quantisation=parameters)
 
 
 def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:

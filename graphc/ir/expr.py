@@ -241,19 +241,21 @@ class Index(Expr):
 
 
 class Ref(Expr):
-    """A scalar variable of a kernel, bound by Let."""
+    """A scalar variable of a kernel, bound by Let. An i64 may be known to lie in lo..hi."""
 
-    __slots__ = ("name",)
+    __slots__ = ("name", "lo", "hi")
     name: str
+    lo: float
+    hi: float
 
-    def __new__(cls, name: str, dtype: DType):
+    def __new__(cls, name: str, dtype: DType, lo: float = -math.inf, hi: float = math.inf):
         def fill(node):
-            node.dtype, node.name = dtype, name
+            node.dtype, node.name, node.lo, node.hi = dtype, name, lo, hi
 
-        return _intern(cls, (cls, name, dtype), fill)
+        return _intern(cls, (cls, name, dtype, lo, hi), fill)
 
     def __reduce__(self):
-        return (Ref, (self.name, self.dtype))
+        return (Ref, (self.name, self.dtype, self.lo, self.hi))
 
 
 class Load(Expr):

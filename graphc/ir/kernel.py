@@ -21,12 +21,13 @@ in registers. Expressions are those of expr.py without Reduce; Load sources are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from graphc.errors import InternalError
 from graphc.ir.dtypes import DType, i64
-from graphc.ir.expr import Const, Expr, Index, Load, Ref, as_expr, substitute, walk
+from graphc.ir.expr import Const, Expr, Index, Load, Ref, Sym, as_expr, substitute, walk
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,17 @@ class Intrin(Stmt):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A named procedure over buffers. `comment` says which ops of the model it computes."""
+    """A named procedure over buffers. `comment` says which ops of the model it computes.
+
+    `sizes` are numbers that every call gives, within their bounds; extents, positions and values
+    may contain them, and so may the shapes of parameters.
+    """
 
     name: str
     params: tuple[Buffer, ...]
     body: Body
     comment: str = ""
+    sizes: tuple[Sym, ...] = ()
 
     def __str__(self) -> str:
         from graphc.ir.printer import print_kernel
@@ -212,6 +218,27 @@ def _map_loop(stmt: For, f: Callable[[Expr], Expr]) -> For:
 
 def substitute_body(body: Body, mapping: dict[Expr, Expr]) -> Body:
     return map_body(body, lambda e: substitute(e, mapping))
+
+
+def with_sizes(kernel: Kernel, values: Sequence[int]) -> Kernel:
+    """The kernel of the calls that give these values for its sizes; it has none itself."""
+    if len(values) != len(kernel.sizes):
+        raise InternalError(
+            f"kernel {kernel.name} has {len(kernel.sizes)} sizes, found {len(values)}"
+        )
+    if not kernel.sizes:
+        return kernel
+    mapping: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(kernel.sizes, values)}
+
+    def put(expr: Expr) -> Expr:
+        return substitute(expr, mapping)
+
+    def extent(old: int | Expr) -> int | Expr:
+        new = put(old) if isinstance(old, Expr) else old
+        return new.value if isinstance(new, Const) else new
+
+    params = [replace(b, shape=tuple(extent(x) for x in b.shape)) for b in kernel.params]  # type: ignore[misc]
+    return Kernel(kernel.name, tuple(params), map_body(kernel.body, put), kernel.comment)
 
 
 def buffers_read(body: Body) -> set[str]:

@@ -35,12 +35,16 @@ from graphc.ir.simplify import bounds, simplify
 INLINE = 160  # characters of an expression before it is given a temporary
 
 
-def run_kernel(kernel: Kernel, arrays: Mapping[str, np.ndarray]) -> None:
+def run_kernel(
+    kernel: Kernel, arrays: Mapping[str, np.ndarray], sizes: Sequence[int] = ()
+) -> None:
     """Runs a kernel on one array per parameter, by name; `out` and `inout` arrays are written.
 
-    Arrays have the dtype and shape of their Buffer. One array object given for two parameters is
-    one storage. InternalError if an array is missing or an access is outside its buffer.
+    Arrays have the dtype and shape of their Buffer; `sizes` are the values of the kernel's sizes.
+    One array object given for two parameters is one storage. InternalError if an array is missing
+    or an access is outside its buffer.
     """
+    kernel = kir.with_sizes(kernel, sizes)
     lists: dict[int, list] = {}
     storage = []
     for buffer in kernel.params:

@@ -64,7 +64,7 @@ class KernelParser(TypeParser):
         name = self.sigil_name("symbol", "the kernel's @name")
         outer = self.scope
         self.scope = outer.copy()
-        self.where()
+        sizes = tuple(self.where().values())
         params = self._params()
         if self.sees("where"):
             self._where_clause()
@@ -73,7 +73,7 @@ class KernelParser(TypeParser):
         comment = self.string() if is_comment else ""
         body = self._statements()
         self.scope = outer
-        return Kernel(name, params, body, comment)
+        return Kernel(name, params, body, comment, sizes)
 
     def _params(self) -> tuple[Buffer, ...]:
         self.expect("(")
@@ -154,11 +154,17 @@ class KernelParser(TypeParser):
         name = self.name("a name")
         self.expect(":")
         dtype = self.dtype()
+        known = self._range() if self.accept("in") else ()
         self.expect("=")
-        ref = Ref(name, dtype)
+        ref = Ref(name, dtype, *known)
         value = self.expression(dtype)
         self.scope.names[name] = ref
         return Let(ref, value)
+
+    def _range(self) -> tuple[int, int]:
+        low = self.integer()
+        self.expect("..")
+        return low, self.integer()
 
     def _if(self) -> If:
         condition = self.expression(dtypes.boolean)
@@ -238,7 +244,15 @@ class KernelParser(TypeParser):
         flops = self.integer() if self.accept("flops") else 0
         nbytes = self.integer() if self.accept("bytes") else 0
         macs = self.integer() if self.accept("macs") else 0
-        program.steps.append(Step(kernel, tuple(slots), self._loc(), flops, nbytes, macs))
+        sizes = self._sizes() if self.accept("sizes") else ()
+        loc = self._loc()
+        program.steps.append(Step(kernel, tuple(slots), loc, flops, nbytes, macs, sizes))
+
+    def _sizes(self) -> tuple[int, ...]:
+        sizes = [self.integer()]
+        while self.accept(","):
+            sizes.append(self.integer())
+        return tuple(sizes)
 
     def _slot(self) -> Slot:
         space = self.token.text

@@ -220,7 +220,8 @@ class Narrow:
             raw = Load(node.source, tuple(children), storage_of(node.dtype))
             return wrap(raw, node.dtype) if node.dtype.kind == "int" else raw
         if isinstance(node, Ref):
-            return Ref(node.name, self.storage(node.dtype))
+            same = self.storage(node.dtype) is node.dtype
+            return node if same else Ref(node.name, self.storage(node.dtype))
         if isinstance(node, Call):
             return self._call(node, children)
         return _rebuilt(node, children)

@@ -9,6 +9,7 @@ others as `splat(v)` or by the digest under which `graph_constants` returns them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -33,8 +34,6 @@ from graphc.ir.kernel import (
     Stmt,
     Store,
     While,
-    exprs,
-    walk_stmts,
 )
 from graphc.ir.literals import (
     INLINE_ELEMENTS,
@@ -311,7 +310,7 @@ def print_kernel(kernel: Kernel) -> str:
     """The text of a kernel."""
     params = [f"{b.access} {_buffer_text(b)}" for b in kernel.params]
     lines = _header(
-        f"kernel {sigil_text('@', kernel.name)}", params, _where_text(_kernel_symbols(kernel))
+        f"kernel {sigil_text('@', kernel.name)}", params, _where_text(kernel.sizes)
     )
     if kernel.comment:
         lines.append("  " + quote(kernel.comment))
@@ -324,17 +323,6 @@ def _header(start: str, params: list[str], tail: str) -> list[str]:
     if len(line) <= LINE or len(params) < 2:
         return [line]
     return [f"{start}(", *(f"  {p}," for p in params[:-1]), f"  {params[-1]}", f"){tail} {{"]
-
-
-def _kernel_symbols(kernel: Kernel) -> list[Sym]:
-    found: dict[str, Sym] = {}
-    roots: list[Any] = [d for b in kernel.params for d in b.shape]
-    for stmt in walk_stmts(kernel.body):
-        roots += stmt.buffer.shape if isinstance(stmt, Alloc) else exprs(stmt)
-    for root in roots:
-        if isinstance(root, Expr):
-            found.update((n.name, n) for n in walk(root) if isinstance(n, Sym))
-    return list(found.values())
 
 
 def _buffer_text(buffer: Buffer) -> str:
@@ -381,7 +369,9 @@ def _loop_text(loop: For) -> str:
 
 def _simple_text(stmt: Stmt) -> str:
     if isinstance(stmt, Let):
-        return f"let {name_text(stmt.ref.name)}: {stmt.ref.dtype} = {stmt.value}"
+        ref = stmt.ref
+        known = f" in {int(ref.lo)}..{int(ref.hi)}" if math.isfinite(ref.hi - ref.lo) else ""
+        return f"let {name_text(ref.name)}: {ref.dtype}{known} = {stmt.value}"
     if isinstance(stmt, Store):
         index = ", ".join(map(to_text, stmt.index))
         return f"{name_text(stmt.buffer)}[{index}] = {stmt.value}"
@@ -437,6 +427,7 @@ def _step_text(step: Step) -> str:
     work = f" flops {step.flops}" if step.flops else ""
     work += f" bytes {step.nbytes}" if step.nbytes else ""
     work += f" macs {step.macs}" if step.macs else ""
+    work += f" sizes {', '.join(map(str, step.sizes))}" if step.sizes else ""
     return f"  run {sigil_text('@', step.kernel)}({slots}){work}{_loc_text(step.loc)}"
 
 

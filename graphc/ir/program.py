@@ -2,7 +2,8 @@
 
 A `Slot` is where a tensor lives: an input, an output, a constant, or a byte range of the arena. A
 `Step` calls a kernel with one slot per parameter. Kernels are shared by steps that are equal up to
-names. Constants are numpy arrays in the memory order their kernels expect (weights packed once).
+names, or up to numbers, which are then given with the call. Constants are numpy arrays in the
+memory order their kernels expect (weights packed once).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Slot:
 @dataclass(frozen=True)
 class Step:
     """One kernel call. `loc` names the ONNX nodes computed; `flops`/`nbytes` feed the roofline;
-    `macs` are the products that its sums of products add."""
+    `macs` are the products that its sums of products add; `sizes` are the values of the kernel's
+    sizes."""
 
     kernel: str
     slots: tuple[Slot, ...]
@@ -39,6 +41,7 @@ class Step:
     flops: int = 0
     nbytes: int = 0
     macs: int = 0
+    sizes: tuple[int, ...] = ()
 
 
 Quantisation = tuple[float, int]

@@ -23,6 +23,7 @@ from graphc.ir.expr import (
     Expr,
     Index,
     Load,
+    Ref,
     Sym,
     as_expr,
     call,
@@ -308,7 +309,7 @@ _POLY = {
 
 
 def bounds(node: Expr) -> Bounds:
-    """An interval that holds every value of an i64 expression."""
+    """An interval that holds every value of an i64 expression (or of one converted from i64)."""
     if node._bounds is None:
         node._bounds = _bounds(node)
     return node._bounds
@@ -319,6 +320,8 @@ def _bounds(node: Expr) -> Bounds:
         return (node.value, node.value)
     if isinstance(node, Sym):
         return (node.lo, math.inf if node.hi is None else node.hi)
+    if isinstance(node, Ref):
+        return (node.lo, node.hi)
     if isinstance(node, Index):
         extent = node.extent
         high = extent if isinstance(extent, int) else bounds(extent)[1]
@@ -329,8 +332,16 @@ def _bounds(node: Expr) -> Bounds:
         poly = to_poly(node)
         return _UNKNOWN if (node,) in poly else bounds_of_poly(poly)
     if isinstance(node, Call) and node.op.name == "cast":
-        return _bounds_of_type(node.args[0].dtype)
+        return _bounds_of_cast(node)
     return _UNKNOWN
+
+
+def _bounds_of_cast(node: Call) -> Bounds:
+    source, target = node.args[0], node.dtype
+    if source.dtype is not i64 or not target.is_integer:
+        return _bounds_of_type(source.dtype)
+    low, high = bounds(source)
+    return (low, high) if target.min <= low and high <= target.max else _UNKNOWN
 
 
 def _bounds_of_type(dtype: DType) -> Bounds:

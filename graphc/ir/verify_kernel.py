@@ -27,6 +27,7 @@ from graphc.ir.expr import (
     Load,
     Reduce,
     Ref,
+    Sym,
     free_indices,
     walk,
 )
@@ -43,6 +44,7 @@ from graphc.ir.kernel import (
     Stmt,
     Store,
     While,
+    with_sizes,
 )
 from graphc.ir.printer import slot_text, stmt_text
 from graphc.ir.program import Program, Slot, Step
@@ -96,6 +98,8 @@ class _KernelVerifier:
             if buffer.access not in ("in", "out", "inout"):
                 self.fail(f"parameter {buffer.name} is {buffer.access!r}, not in, out or inout")
             self.bind(buffer.name, buffer, scope)
+        for size in self.kernel.sizes:
+            self.bind(size.name, size, scope)
         self.body(self.kernel.body, scope)
 
     def bind(self, name: str, what: Expr | Buffer, scope: _Scope) -> None:
@@ -214,7 +218,7 @@ class _KernelVerifier:
         if isinstance(root, Const) or (root, guarded) in self.checked:
             return
         self.checked.add((root, guarded))
-        if isinstance(root, (Index, Ref)) and scope.names.get(root.name) is not root:
+        if isinstance(root, (Index, Ref, Sym)) and scope.names.get(root.name) is not root:
             self.fail(f"`{root}` is not bound here")
         if isinstance(root, Reduce):
             self.fail("a reduction is left in a kernel")
@@ -312,6 +316,7 @@ class _ProgramVerifier:
             self.fail("no such kernel")
         if len(step.slots) != len(kernel.params):
             self.fail(f"{len(step.slots)} slots for {len(kernel.params)} parameters")
+        kernel = self.specialised(kernel, step.sizes)
         pairs = list(zip(kernel.params, step.slots))
         for buffer, slot in pairs:
             self.slot(buffer, slot)
@@ -326,6 +331,18 @@ class _ProgramVerifier:
         for buffer, slot in pairs:
             if buffer.access != "in":
                 self.write(slot)
+
+    def specialised(self, kernel: Kernel, values: tuple[int, ...]) -> Kernel:
+        """The kernel as it is called, verified."""
+        if len(values) != len(kernel.sizes):
+            self.fail(f"{len(values)} values for {len(kernel.sizes)} sizes")
+        for size, value in zip(kernel.sizes, values):
+            if value < size.lo or size.hi is not None and value > size.hi:
+                self.fail(f"size {size.name} is {value}, not in {size.lo}..{size.hi}")
+        if values:
+            kernel = with_sizes(kernel, values)
+            verify_kernel(kernel)
+        return kernel
 
     def slot(self, buffer: Buffer, slot: Slot) -> None:
         size = self.sizes.get((slot.space, slot.index))

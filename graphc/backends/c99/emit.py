@@ -9,7 +9,7 @@ to 64 bytes; constants are the arrays of `Program.constants`, in order.
 
 from __future__ import annotations
 
-from graphc.backends.cfamily.printer import Unit, comment
+from graphc.backends.cfamily.printer import Unit, comment, size_values
 from graphc.backends.cfamily.spell import storage_type
 from graphc.errors import InternalError
 from graphc.ir.kernel import Buffer
@@ -48,6 +48,9 @@ def _call(program: Program, step: Step, names: dict[str, str]) -> list[str]:
         raise InternalError(f"step {step.kernel} does not fit its kernel")
     lines = [f"    {comment(', '.join(step.loc))}"] if step.loc else []
     arguments = [_argument(b, s) for b, s in zip(kernel.params, step.slots)]
+    sizes = size_values(kernel, step.sizes)
+    if sizes:
+        arguments.append(f"(const int64_t[]){{{', '.join(map(str, sizes))}}}")
     call = f"    {names[step.kernel]}({', '.join(arguments)});"
     if len(call) <= 100:
         return [*lines, call]

@@ -5,6 +5,8 @@ Buffers are pointers to their elements in row-major order, loops of every kind a
 statement uses twice is first assigned to a temporary; the temporaries of a select's branch live
 inside that branch, so that nothing is evaluated that the select does not take. Names keep their
 spelling unless C or another name forbids it. The text depends on nothing but the kernel.
+
+The sizes of a kernel are the elements of an array, its last parameter.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from graphc.backends.cfamily.spell import (
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
-from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, loads
+from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, loads, walk
 from graphc.ir.kernel import (
     Alloc,
     Barrier,
@@ -39,10 +41,12 @@ from graphc.ir.kernel import (
     Stmt,
     Store,
     While,
+    exprs,
     walk_stmts,
 )
 from graphc.ir.simplify import flatten_index, simplify
 
+SIZES = "sizes"  # the parameter
 WIDTH = 100  # function headers longer than this are broken into lines
 
 _RESERVED_WORDS = """
@@ -95,6 +99,18 @@ def comment(text: str) -> str:
     return "/* " + safe.replace("\n", "\n * ") + " */"
 
 
+def used_sizes(kernel: Kernel) -> tuple[Sym, ...]:
+    """The sizes that a call passes on: some occur in shapes of parameters only."""
+    nodes = {n for s in walk_stmts(kernel.body) for e in exprs(s) for n in walk(e)}
+    return tuple(size for size in kernel.sizes if size in nodes)
+
+
+def size_values(kernel: Kernel, values: Sequence[int]) -> tuple[int, ...]:
+    """Of the values that a call gives for all sizes, those that are passed on."""
+    given = dict(zip(kernel.sizes, values))
+    return tuple(given[size] for size in used_sizes(kernel))
+
+
 class Unit:
     """A C file in the making: functions, and the helpers they turned out to need."""
 
@@ -130,6 +146,7 @@ class KernelPrinter:
         self.kernel, self.function, self.spell, self.dialect = kernel, name, speller, dialect
         self.buffers = {b.name: b for b in kernel.params}
         self.names: dict[str, str] = {}
+        self.used_sizes = used_sizes(kernel)
         for bound in _bound_names(kernel):
             self.name(bound)
         self.lines: list[str] = []
@@ -144,6 +161,7 @@ class KernelPrinter:
             self.lines += comment(self.kernel.comment).split("\n")
         self._header()
         self.lines.append("{")
+        self._sizes()
         start = len(self.lines)
         self._body(self.kernel.body)
         used = set(_WORD.findall("\n".join(self.lines[start:])))
@@ -183,7 +201,10 @@ class KernelPrinter:
         self.line("}")
 
     def _header(self) -> None:
-        params = [self._param(b) for b in self.kernel.params] or ["void"]
+        params = [self._param(b) for b in self.kernel.params]
+        if self.used_sizes:
+            params.append(f"const {register_type(self.dialect.index)} *{self.name(SIZES)}")
+        params = params or ["void"]
         start = f"{self.dialect.function} {self.function}("
         line = f"{start}{', '.join(params)})"
         if len(line) <= WIDTH:
@@ -191,6 +212,12 @@ class KernelPrinter:
             return
         self.lines.append(start)
         self.lines += [f"    {p}," for p in params[:-1]] + [f"    {params[-1]})"]
+
+    def _sizes(self) -> None:
+        """Names the sizes that the body uses."""
+        for position, size in enumerate(self.used_sizes):
+            kind, name = register_type(self.index_type(size)), self.name(size.name)
+            self.lines.append(f"    const {kind} {name} = {self.name(SIZES)}[{position}];")
 
     def _param(self, buffer: Buffer) -> str:
         const = "const " if buffer.access == "in" else ""
@@ -241,23 +268,22 @@ class KernelPrinter:
         if isinstance(extent, Expr):
             with self.scope(extent):
                 limit = str(self.expr(extent))
-            if not isinstance(extent, (Index, Ref)):  # it is evaluated once, before the loop
+            if not isinstance(extent, (Index, Ref, Sym)):  # it is evaluated once, before the loop
                 end = self.name(f"{stmt.var.name}_end")
                 start, limit = f"{start}, {end} = {limit}", end
         self.line(f"for ({start}; {var} < {limit}; ++{var}) {{")
         self._body(stmt.body)
         self.line("}")
 
-    def index_type(self, var: Index) -> DType:
-        """The type of a loop variable."""
+    def index_type(self, var: Expr) -> DType:
+        """The type of a loop variable or size."""
         return self.dialect.index if self.spell.is_plain(var) else dtypes.i64
 
     def _let(self, stmt: Let) -> None:
         with self.scope(stmt.value):
             value = self.expr(stmt.value)
-            self.line(
-                f"const {register_type(stmt.ref.dtype)} {self.name(stmt.ref.name)} = {value};"
-            )
+            kind = register_type(self._type_of(stmt.ref))
+            self.line(f"const {kind} {self.name(stmt.ref.name)} = {value};")
 
     def _store(self, stmt: Store) -> None:
         buffer = self._buffer(stmt.buffer)
@@ -384,8 +410,8 @@ class KernelPrinter:
         if isinstance(node, Load):
             return not node.index
         if isinstance(node, Call) and self.spell.is_plain(node):
-            return all(isinstance(a, (Const, Index, Ref)) for a in node.args)
-        return isinstance(node, (Const, Index, Ref))
+            return all(isinstance(a, (Const, Index, Ref, Sym)) for a in node.args)
+        return isinstance(node, (Const, Index, Ref, Sym))
 
     def _type_of(self, node: Expr) -> DType:
         return self.dialect.index if self.spell.is_plain(node) else node.dtype
@@ -393,7 +419,7 @@ class KernelPrinter:
     def _fresh(self, node: Expr) -> Text:
         if isinstance(node, Const):
             return self.spell.constant(node.value, node.dtype)
-        if isinstance(node, (Index, Ref)):
+        if isinstance(node, (Index, Ref, Sym)):
             return Text(self.name(node.name))
         if isinstance(node, Load):
             buffer = self._buffer(node.source)
@@ -436,6 +462,7 @@ class KernelPrinter:
 def _bound_names(kernel: Kernel) -> Iterator[str]:
     """Every name the kernel binds, in order."""
     yield from (b.name for b in kernel.params)
+    yield from (size.name for size in kernel.sizes)
     for stmt in walk_stmts(kernel.body):
         if isinstance(stmt, For):
             yield stmt.var.name

@@ -198,6 +198,8 @@ class Speller:
             return infix(*_ARITHMETIC[name], *args)
         if name == "fma":
             return self.call(f"add_{dtype}", self.call(f"mul_{dtype}", *args[:2]), args[2])
+        if name in ("shl", "shr") and _is_within(node.args[1], dtype.bits):
+            return _shift(name, dtype, *args)
         if name in _INTEGER_HELPERS:
             return self.call(f"{name}_{dtype}", *args)
         raise UnsupportedError(f"C cannot compute {name} of {node.dtype}")
@@ -301,6 +303,21 @@ def _negated(x: Text) -> Text:
 
 def _cast(type: str, x: Text) -> Text:
     return Text(f"({type}){x.at(UNARY)}", UNARY)
+
+
+def _is_within(distance: Expr, bits: int) -> bool:
+    """Whether a shift certainly moves by 0 .. bits - 1."""
+    low, high = bounds(distance)
+    return low >= 0 and high < bits
+
+
+def _shift(name: str, dtype: DType, x: Text, distance: Text) -> Text:
+    """A shift whose distance is in range."""
+    if name == "shr":
+        moved = infix(">>", SHIFT, x, distance)
+        return moved if dtype.bits >= 32 else _cast(c_type(dtype), moved)
+    wide = f"uint{max(dtype.bits, 32)}_t"
+    return _cast(c_type(dtype), infix("<<", SHIFT, _cast(wide, x), distance))
 
 
 def _is_sub_byte(dtype: DType) -> bool:

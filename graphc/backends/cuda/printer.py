@@ -114,9 +114,10 @@ class LaunchPrinter(KernelPrinter):
         self._body(stmt.body)
         self.line("}")
 
-    def index_type(self, var: Index) -> dtypes.DType:
+    def index_type(self, var: Expr) -> dtypes.DType:
         """32 bits unless the last step of the loop could pass them."""
-        wide = isinstance(var.extent, int) and var.extent + (1 << 25) > INDEX.max
+        extent = var.extent if isinstance(var, Index) else 0
+        wide = isinstance(extent, int) and extent + (1 << 25) > INDEX.max
         return dtypes.i64 if wide else super().index_type(var)
 
     # ------------------------------------------------------------ memory, barriers, instructions

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graphc.backends.cfamily.printer import Dialect, Unit, identifier
+from graphc.backends.cfamily.printer import Dialect, Unit, identifier, size_values
 from graphc.backends.cfamily.spell import storage_type
 from graphc.backends.micro_c.intrinsics import MicroUnit
 from graphc.backends.micro_c.libm import OwnSpeller, check_no_calls
@@ -19,6 +19,7 @@ from graphc.ir.kernel import Kernel, map_body
 from graphc.ir.program import Program, Quantisation, Slot
 from graphc.ir.scalar_math import POLYNOMIALS, expand_math, round_f32, sign_as_select
 from graphc.ir.types import TensorType
+from graphc.passes.kernel.offsets import sum_offsets
 
 FUNCTIONS = {**POLYNOMIALS, "round": round_f32}  # what else would be calls of libm
 DIALECT = Dialect(index=dtypes.i32)
@@ -77,7 +78,8 @@ class Model:
     """A program with the names its C text uses.
 
     `functions` gives each kernel's C function and `texts` its text, `storage` how constants are
-    stored (c, incbin or bin), and `resident` where inputs and outputs lie if in the arena.
+    stored (c, incbin or bin), and `resident` where inputs and outputs lie if in the arena. The
+    sizes that steps give their kernels are rows of the last constant (see `size_rows`).
     """
 
     name: str
@@ -98,7 +100,7 @@ class Model:
         """
         unit = MicroUnit(replace(DIALECT, function=f"static {name.upper()}_KERNEL void"))
         if libm is False:
-            unit.speller = OwnSpeller(DIALECT.index)
+            unit.speller = OwnSpeller(unit.dialect.index)
         model = cls(
             name, program, _tensors(program, "input"), _tensors(program, "output"),
             _constants(program, name), unit, storage,
@@ -154,10 +156,24 @@ class Model:
 
 def _constants(program: Program, name: str) -> list[Constant]:
     constants, offset = [], 0
-    for number, array in enumerate(program.constants):
-        constants.append(Constant(f"{name}_w{number}", array, offset))
+    named = [(f"{name}_w{number}", array) for number, array in enumerate(program.constants)]
+    rows = size_rows(program)
+    if rows:
+        named.append((f"{name}_sizes", np.array([n for row in rows for n in row], np.int32)))
+    for symbol, array in named:
+        constants.append(Constant(symbol, array, offset))
         offset += -(-max(array.nbytes, 1) // CONSTANT_ALIGNMENT) * CONSTANT_ALIGNMENT
     return constants
+
+
+def size_rows(program: Program) -> dict[tuple[int, ...], int]:
+    """Where the sizes that a step passes on begin among those of all steps; equal ones are one."""
+    rows: dict[tuple[int, ...], int] = {}
+    for step in program.steps:
+        row = size_values(program.kernels[step.kernel], step.sizes)
+        if row:
+            rows.setdefault(row, sum(map(len, rows)))
+    return rows
 
 
 def _tensors(program: Program, side: str) -> list[Tensor]:
@@ -174,10 +190,10 @@ def _tensors(program: Program, side: str) -> list[Tensor]:
 
 def _prepared(kernel: Kernel, libm: bool) -> Kernel:
     """The kernel with polynomials for functions of libm; C has helpers for the rest."""
-    if libm:
-        return kernel
-    body = map_body(kernel.body, lambda e: expand_math(sign_as_select(e), FUNCTIONS))
-    return replace(kernel, body=body)
+    if not libm:
+        body = map_body(kernel.body, lambda e: expand_math(sign_as_select(e), FUNCTIONS))
+        kernel = replace(kernel, body=body)
+    return sum_offsets(kernel)
 
 
 def _renamed(kernel: Kernel, name: str) -> Kernel:

@@ -66,7 +66,8 @@ def lower_narrow(kernel: Kernel, narrow: Narrow) -> Kernel:
             then, orelse = (tuple(map(rewrite, b)) for b in (stmt.then, stmt.orelse))
             return replace(stmt, then=then, orelse=orelse)
         if isinstance(stmt, Let):
-            return Let(Ref(stmt.ref.name, narrow.storage(stmt.ref.dtype)), stmt.value)
+            ref, storage = stmt.ref, narrow.storage(stmt.ref.dtype)
+            return Let(ref if storage is ref.dtype else Ref(ref.name, storage), stmt.value)
         if isinstance(stmt, Store):
             return replace(stmt, value=narrow.stored(stmt.value, kinds[stmt.buffer]))
         if isinstance(stmt, Alloc):

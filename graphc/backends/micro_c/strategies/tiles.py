@@ -8,8 +8,10 @@ all of this form.
 
 * `b` is stored in the order it is read in: [outer..., column tile, summed indices..., column].
 * Padding is never stored. A guard that depends on the row index holds for all taps in the middle
-  of its range; what is left at either end is computed one element at a time. All other guards
-  become bounds of the loops over the summed indices (see guards.py).
+  of its range; what is left at either end is computed one element at a time, by the same code
+  for both. All other guards become bounds of the loops over the summed indices (see guards.py).
+* There is one size of tiles. The last one overlaps its neighbour if the range is no multiple of it,
+  unless the result takes the place of an operand.
 * Where eight-bit integers lie in a row along the innermost summed index, four products are one
   instruction (intrinsics.py); the weights of a column are then stored four by four.
 * The innermost summed index is unrolled, wholly if it is short.
@@ -18,7 +20,6 @@ all of this form.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from graphc.backends.micro_c.intrinsics import LANES, dot4
@@ -48,6 +49,8 @@ from graphc.passes.lower.spaces import (
     shapes_of,
     split_divided,
 )
+
+LOOP = 3  # instructions of a loop around a tile, per product of each sum
 
 
 @dataclass(frozen=True)
@@ -143,10 +146,22 @@ def _classify(computation, indices, offset, expr, hole: Reduce, options) -> Prod
     in_a, in_b = free_indices(a), free_indices(b)
     column = indices[-1] if indices[-1] in in_b else None
     rows = [x for x in indices if x in in_a and x not in in_b]
-    row = rows[-1] if rows else None
-    return ProductMatch(
-        computation, indices, offset, expr, hole, a, b, _ordered(hole, a), row, column
-    )
+    row = max(reversed(rows), key=lambda x: _row_rank(x, hole, a), default=None)
+    depth = _ordered(hole, a, row)
+    return ProductMatch(computation, indices, offset, expr, hole, a, b, depth, row, column)
+
+
+def _row_rank(row: Index, hole: Reduce, a: Expr) -> tuple[bool, int]:
+    """How good tiles along an index are: whether only they let neighbouring bytes be summed four by
+    four, and the number of elements that they can be made of."""
+    low, high = interior(row, hole)
+    atoms = guard_atoms(hole.op, hole.identity, hole.body)
+    bounded = {k for x in atoms if row in free_indices(x) for k in free_indices(x)}
+    quads = hole.dtype is i32 and any(
+        k.count >= LANES and k in bounded and is_affine_in(x.index[0], k) == 1
+        for k in hole.axes for x in loads(a)
+    )  # fmt: skip
+    return quads, high - low
 
 
 def _is_constant(factor: Expr, computation: Computation) -> bool:
@@ -171,13 +186,18 @@ def unflatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:
     return transform(expr, ranked)
 
 
-def _ordered(hole: Reduce, a: Expr) -> list[Index]:
-    """The summed indices, those that move farthest in `a` first."""
+def _ordered(hole: Reduce, a: Expr, row: Index | None) -> list[Index]:
+    """The summed indices: first those with bounds that change from tile to tile, then those that
+    move farthest in `a`. So the innermost ones run over all they have, and can be unrolled."""
+    atoms = [free_indices(x) for x in guard_atoms(hole.op, hole.identity, hole.body)]
+
+    def bounded(k: Index) -> bool:
+        return any(k in used and used - {k, row} for used in atoms)
 
     def stride(k: Index) -> int:
         return max((abs(is_affine_in(x.index[0], k) or 0) for x in loads(a)), default=0)
 
-    return sorted(hole.axes, key=lambda k: -stride(k))
+    return sorted(hole.axes, key=lambda k: (not bounded(k), -stride(k)))
 
 
 def centred_byte(factor: Expr) -> tuple[Load, int] | None:
@@ -223,6 +243,23 @@ def _holds(atom: Expr, row: Index, position: int) -> bool:
     return isinstance(decided, Const) and bool(decided.value)
 
 
+def best_size(count: int, most: int, partners: int, once: bool) -> int:
+    """The length of tiles along an index of `count` elements that costs the fewest instructions.
+
+    A tile of r x c sums takes r * c products, r + c loads and some more for its loop; `partners` is
+    the other side. What is left over is computed by a tile that overlaps its neighbour, or, if
+    every element may be computed `once` only, one element at a time.
+    """
+    single = 2 * partners + 1 + LOOP
+
+    def cost(size: int) -> int:
+        whole, rest = divmod(count, size)
+        tile = size * partners + size + partners + LOOP
+        return whole * tile + (rest * single if once else tile if rest else 0)
+
+    return min(range(min(most, count), 0, -1), key=cost, default=1)
+
+
 def tiles_of(start: int, count: int, size: int) -> list[tuple[int, int, int]]:
     """Runs (start, tiles, size) that cover a range with tiles of almost equal size."""
     if count <= 0:
@@ -244,8 +281,9 @@ class _Emitter:
         self.k = KernelBuilder()
         self.depth, self.a = self._merged_depth()
         self.quads = self._has_quads()
-        self.rows, self.columns = self._sizes()
         self.outer = [x for x in match.indices if x is not match.row and x is not match.column]
+        self.inplace = self._in_place()
+        self.rows, self.columns = self._sizes()
         self.wide = _widened(match.b)
         self.weights, self.packed = self._pack()
 
@@ -260,7 +298,11 @@ class _Emitter:
             rows, columns = 1, alone
         elif match.column is None or match.column_alone:
             rows, columns = alone, 1
-        return rows, columns
+        once = bool(self.inplace)
+        if match.column is not None:
+            columns = best_size(match.column.count, columns, rows, once)
+        low, high = interior(match.row, match.hole) if match.row is not None else (0, 0)
+        return best_size(high - low, rows, columns, once), columns
 
     def _merged_depth(self) -> tuple[list[Index], Expr]:
         """Summed indices that move through `a` as one are one loop."""
@@ -303,9 +345,7 @@ class _Emitter:
         mapping: dict[Expr, Expr] = dict(zip(fixed, index))
         mapping.update(self._unmerged(tuple(position)))
         if match.column is not None:
-            last = Const(match.column.count - 1, i64)
-            column = panel * lanes + lane
-            mapping[match.column] = call("min", column, last)
+            mapping[match.column] = self._column(panel, lane)
         shapes = shapes_of(match.computation.inputs)
         stored = match.b if self.wide is None else match.b.args[0]  # type: ignore[attr-defined]
         b = unflatten_loads(simplify(substitute(stored, mapping)), shapes)
@@ -315,6 +355,16 @@ class _Emitter:
         label = f"weights of {match.computation.label}"
         packed = Computation(inputs, (output,), match.computation.constants, label)
         return Buffer("weights", b.dtype, shape), packed
+
+    def _column(self, panel: Expr, lane: Expr | int) -> Expr:
+        """A column of a panel. The last panel is full too: it begins in the one before it, or, if
+        every element is computed once, ends with the last column again and again."""
+        assert self.match.column is not None
+        last = Const(self.match.column.count - 1, i64)
+        if self.inplace:
+            return simplify(call("min", panel * self.columns + lane, last))
+        start = call("min", panel * self.columns, last + 1 - self.columns)
+        return simplify(start + lane)
 
     def _unmerged(self, position: tuple[Expr, ...]) -> dict[Expr, Expr]:
         """The original summed indices in terms of positions on the merged ones."""
@@ -347,16 +397,15 @@ class _Emitter:
         params = (*inputs, flat_buffer(self.weights), output)
         kernel = Kernel("tiles", params, self.k.body(), match.computation.label)
         work = 2 * math.prod(x.count for x in (*match.indices, *match.depth))
-        inplace = self._in_place(inputs, output)
-        return Lowered(kernel, [self.packed], [self.weights], inplace=inplace, flops=work)
+        return Lowered(kernel, [self.packed], [self.weights], inplace=self.inplace, flops=work)
 
-    def _in_place(self, inputs: list[Buffer], output: Buffer) -> list[tuple[str, str]]:
+    def _in_place(self) -> list[tuple[str, str]]:
         """Inputs read in the epilogue only, at the very element that is stored."""
-        match = self.match
+        match, output = self.match, self.match.computation.outputs[0].buffer
         summed = {x.source for x in loads(match.a)}
         rest = match.epilogue_loads()
         found = []
-        for buffer in inputs:
+        for buffer in match.computation.inputs:
             reads = [x for x in rest if x.source == buffer.name]
             here = all(simplify(x.index[0]) is simplify(match.offset) for x in reads)
             if reads and here and buffer.name not in summed:
@@ -374,18 +423,18 @@ class _Emitter:
             self._columns(at, None, Const(0, i64), 1)
             return
         low, high = interior(row, self.match.hole)
-        extent = row.count
-        edges = [(0, low, 1), (high, extent - high, 1)]
-        for start, count, size in (edges[0], *tiles_of(low, high - low, self.rows), edges[1]):
-            if count:
-                self._row_run(at, row, start, count, size)
-
-    def _row_run(self, at: dict, row: Index, start: int, count: int, size: int) -> None:
-        if count == 1:
-            self._columns(at, row, Const(start, i64), size)
-            return
-        with self.k.loop(count) as x:
-            self._columns(at, row, simplify(x * size + start), size)
+        size, extent = self.rows, row.count
+        tiles, rest = divmod(high - low, size)
+        tiles += bool(rest and not self.inplace)
+        covered = min(tiles * size, high - low)
+        if tiles:
+            with self.k.loop(tiles) as x:
+                first = call("min", x * size + low, Const(high - size, i64))
+                self._columns(at, row, simplify(first), size)
+        if extent > covered:
+            with self.k.loop(extent - covered) as x:
+                beyond = call("min", call("max", x - (low - 1), Const(0, i64)), Const(1, i64))
+                self._columns(at, row, simplify(x + beyond * covered), 1)
 
     def _columns(self, at: dict, row: Index | None, first: Expr, size: int) -> None:
         """All columns of a tile of rows."""
@@ -394,12 +443,10 @@ class _Emitter:
             self._tile(at, row, first, size, Const(0, i64), 1)
             return
         whole, rest = divmod(column.count, self.columns)
-        if whole == 1:
-            self._tile(at, row, first, size, Const(0, i64), self.columns)
-        elif whole:
-            with self.k.loop(whole) as panel:
-                self._tile(at, row, first, size, panel, self.columns)
-        if rest:
+        whole += bool(rest and not self.inplace)
+        with self.k.loop(whole) as panel:
+            self._tile(at, row, first, size, panel, self.columns)
+        if rest and self.inplace:
             self._tile(at, row, first, size, Const(whole, i64), rest)
 
     # ---------------------------------------------------------------- one tile
@@ -414,7 +461,7 @@ class _Emitter:
                 if row is not None:
                     cell[row] = simplify(first + t)
                 if self.match.column is not None:
-                    cell[self.match.column] = simplify(panel * self.columns + u)
+                    cell[self.match.column] = self._column(panel, u)
                 cells.append((cell, u, self.k.var(dtype, Const(0, dtype))))
         factors = [simplify(substitute(self.a, cell)) for cell, _, _ in cells]
         bound = frozenset(x for e in (*at.values(), first, panel) for x in free_indices(e))
@@ -464,7 +511,7 @@ class _Emitter:
         groups = count // LANES
         unroll = groups if groups <= self.options.quad_unroll else self.options.quad_unroll
         whole, left = divmod(groups, unroll)
-        with self.k.loop(whole) if whole > 1 else nullcontext(Const(0, i64)) as x:
+        with self.k.loop(whole) as x:
             for n in range(unroll):
                 self._quad_products(axis, simplify((x * unroll + n) * LANES), state)
         for n in range(left):

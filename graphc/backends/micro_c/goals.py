@@ -1,0 +1,49 @@
+"""What code is made for: `speed`, which gives up bytes for instructions, or `size`, the reverse.
+
+For speed, tiles are as large as the registers allow, and kernels that differ in numbers only are
+one function where there are many of them. For size, two are enough. Vectors have instructions for
+constant numbers alone, so that kernels of vectors are shared for size only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from graphc.backends.micro_c.cpus import Cpu
+from graphc.errors import ModelError
+from graphc.ir.program import Program
+from graphc.passes.kernel.high_half import use_high_halves
+from graphc.passes.kernel.share import Family, share_kernels
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A goal: its name, and from how many kernels on a family is one function."""
+
+    name: str
+    family: int
+
+
+SPEED = Goal("speed", family=4)
+SIZE = Goal("size", family=2)
+GOALS = {goal.name: goal for goal in (SPEED, SIZE)}
+
+
+def goal_of(name: str) -> Goal:
+    """The goal of that name; ModelError if there is none."""
+    if name not in GOALS:
+        raise ModelError(f"code is optimised for {' or '.join(GOALS)}, not for {name!r}")
+    return GOALS[name]
+
+
+def finished(program: Program, cpu: Cpu, goal: Goal) -> Program:
+    """The program with its kernels made for the processor and shared as the goal wants it."""
+
+    def worthwhile(family: Family) -> bool:
+        allowed = goal is SIZE or not cpu.vectors
+        return allowed and len(family.kernels) >= goal.family
+
+    if not cpu.vectors:
+        kernels = {name: use_high_halves(k) for name, k in program.kernels.items()}
+        program = replace(program, kernels=kernels)
+    return share_kernels(program, worthwhile)
