@@ -258,6 +258,7 @@ EXPORT Status cuFuncSetAttribute(void *function, int which, int value)
     static_cast<Function *>(function)->shared = value;
     return OK;
 }
+EXPORT Status cuFuncSetBlockShape(void *, int, int, int) { return OK; }
 EXPORT Status cuLaunchKernel(void *kernel, unsigned grid, unsigned grid_y, unsigned grid_z,
                              unsigned block, unsigned block_y, unsigned block_z, unsigned shared,
                              void *, void **parameters, void **extra)

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,10 +29,25 @@ def installed(name: str) -> bool:
 def library(tmp_path_factory) -> Path:
     """The folder of a libcuda.so.1."""
     folder = tmp_path_factory.mktemp("driver")
+    source = folder / "libcuda.cpp"
+    text = (HERE / "fake_libcuda.cpp").read_text()
+    absent = [name for name in wanted_by_pycuda() if f" {name}(" not in text]
+    stubs = [f"EXPORT Status {name}() {{ return 801; }}  // not supported" for name in absent]
+    source.write_text("\n".join([text, *stubs, ""]))
     command = ["g++", "-std=c++17", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden",
-               HERE / "fake_libcuda.cpp", "-o", folder / "libcuda.so.1", "-ldl"]  # fmt: skip
+               source, "-o", folder / "libcuda.so.1", "-ldl"]  # fmt: skip
     subprocess.run(command, check=True)
     return folder
+
+
+def wanted_by_pycuda() -> list[str]:
+    """All functions of the driver that PyCUDA needs to be loaded."""
+    spec = importlib.util.find_spec("pycuda")
+    if spec is None or spec.origin is None:
+        return []
+    (binary,) = Path(spec.origin).parent.glob("_driver.*")
+    listed = subprocess.run(["nm", "-D", "-u", binary], capture_output=True, text=True).stdout
+    return sorted(set(re.findall(r"\bcu[A-Z]\w*", listed)))
 
 
 @needs_compiler
@@ -40,7 +56,8 @@ def test_bindings(name, library):
     if not installed(name):
         pytest.skip(f"{name} is not installed")
     path = os.pathsep.join([str(HERE), *sys.path])
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "BRANCHESC_CUDA_DRIVER": name,
+    folders = os.pathsep.join([str(library), os.environ.get("LD_LIBRARY_PATH", "")])
+    environment = {**os.environ, "LD_LIBRARY_PATH": folders, "GRAPHC_CUDA_DRIVER": name,
                    "PYTHONPATH": path}  # fmt: skip
     done = subprocess.run(
         [sys.executable, HERE / "bindings_session.py"], env=environment, capture_output=True,

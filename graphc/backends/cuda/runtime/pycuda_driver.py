@@ -138,10 +138,10 @@ class PyCudaDriver(Driver):
         stream: Any,
         pointers: Sequence[int],
     ) -> None:
+        parameters = map(np.uintp, pointers)
         with self._errors():
-            function.prepare("P" * len(pointers))
-            function.prepared_async_call(
-                tuple(grid), tuple(block), stream, *pointers, shared_size=shared
+            function(
+                *parameters, grid=tuple(grid), block=tuple(block), stream=stream, shared=shared
             )
 
     # ------------------------------------------------------------ streams, events, graphs

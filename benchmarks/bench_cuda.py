@@ -1,0 +1,274 @@
+"""What graphc's kernels reach on a GPU, next to PyTorch, torch.compile and JAX.
+
+    python benchmarks/bench_cuda.py [--directory MODELS] [PART ...]
+    python benchmarks/bench_cuda.py --dry-run --arch sm_90       # all but the GPU: builds, compiles
+
+Parts: bandwidth rows gemm attention models latency. One JSON line per case: milliseconds of each
+contender (medians, between CUDA events, on arrays of the device, in one process, in turn), then
+`ratio`, a peer's time by graphc's or a share of the measured copy bandwidth, `goal`, and whether it
+is `reached`. JAX has no events to offer: its time is that of many runs, by their number. A peer
+that is not installed, or fails, is named in `missing`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import cuda_cases
+import cuda_peers
+import numpy as np
+
+from graphc.backends.cuda import emit
+from graphc.backends.cuda.bundle import launch_plan
+from graphc.backends.cuda.gpu import GpuModel, open_gpu
+from graphc.backends.cuda.machine_code import architectures, machine_code
+from graphc.driver import Settings, cuda_program
+from graphc.errors import GraphcError
+from graphc.ir.graph import Graph
+
+PARTS = ("bandwidth", "rows", "gemm", "attention", "models", "latency")
+ROUNDS, TURNS = 10, 5  # runs timed in one turn, and turns of each contender
+REACHED = {  # least ratio, by part and kind
+    "bandwidth": 0.85, "rows": 0.85, "gemm f16": 0.6, "gemm f32": 0.8, "models": 0.7,
+}  # fmt: skip
+LATENCY_MS = 0.015
+
+
+@dataclass
+class Case:
+    """Something to measure. `graph` makes the graph; `peers` are made from its inputs (arrays of
+    the host); `moved` bytes are what it must read and write."""
+
+    part: str
+    name: str
+    graph: Callable[[], Graph]
+    peers: dict[str, Callable[[Sequence[np.ndarray]], Callable[[], object]]] = field(
+        default_factory=dict
+    )
+    precision: str = "f32"
+    moved: int = 0
+    flops: int = 0
+    against: str = ""
+    goal: float = 0.0
+
+
+# ---------------------------------------------------------------- cases
+
+
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    """Everything that the chosen parts measure."""
+    makers = {
+        "bandwidth": bandwidth, "rows": rows, "gemm": gemm, "attention": attention,
+        "models": partial(models, args), "latency": partial(latency, args),
+    }  # fmt: skip
+    for part in args.parts:
+        yield from makers[part]()
+
+
+def bandwidth() -> Iterator[Case]:
+    """Elementwise kernels on tensors of 1 GiB."""
+    for name, inputs in (("relu", 1), ("gelu", 1), ("add", 2)):
+        count = 1 << 28
+        peers = cuda_peers.elementwise(name)
+        text = cuda_cases.elementwise(name, inputs, count)
+        yield Case("bandwidth", name, partial(cuda_cases.parsed, text), peers,
+                   moved=4 * count * (inputs + 1), goal=REACHED["bandwidth"])  # fmt: skip
+
+
+def rows() -> Iterator[Case]:
+    """Reductions of rows on tensors of 1 GiB, short rows and long ones."""
+    for name in ("softmax", "layer_norm", "sum"):
+        for length in (256, 1024, 16384):
+            count = (1 << 28) // length
+            out = 1 if name == "sum" else length
+            text = cuda_cases.reduction(name, count, length)
+            yield Case("rows", f"{name} of {length}", partial(cuda_cases.parsed, text),
+                       cuda_peers.rows(name), moved=4 * count * (length + out),
+                       goal=REACHED["rows"])  # fmt: skip
+
+
+def gemm() -> Iterator[Case]:
+    """Square products, against the vendor's library through PyTorch."""
+    size = 4096
+    for type, precision in (("f32", "f32"), ("f32", "tf32"), ("f16", "f32"), ("bf16", "f32")):
+        name = type if precision == "f32" else precision
+        text = cuda_cases.product(size, type)
+        yield Case("gemm", f"{name} {size}", partial(cuda_cases.parsed, text),
+                   cuda_peers.product(name), precision, flops=2 * size**3, against="torch",
+                   goal=REACHED.get(f"gemm {name}", 0.0))  # fmt: skip
+
+
+def attention() -> Iterator[Case]:
+    """One layer's attention; its memory must grow with the sequence, not with its square."""
+    for length in (512, 1024, 2048, 4096, 8192):
+        text = cuda_cases.attention(length, "f16")
+        yield Case("attention", f"{length}", partial(cuda_cases.parsed, text),
+                   cuda_peers.attention(), flops=4 * 16 * length * length * 64)  # fmt: skip
+
+
+def models(args: argparse.Namespace) -> Iterator[Case]:
+    """Whole models at batch 1 and 32, in several precisions."""
+    for name in ("bert_base", "resnet50"):
+        for batch in (1, 32):
+            for precision in args.precision:
+                yield Case("models", f"{name} batch {batch} {precision}",
+                           partial(cuda_cases.model, args.directory, name, batch),
+                           cuda_peers.model(name, precision), precision,
+                           against="torch_compile", goal=REACHED["models"])  # fmt: skip
+
+
+def latency(args: argparse.Namespace) -> Iterator[Case]:
+    """A small model, whose time is that of replaying its graph."""
+    yield Case("latency", "mlp_mnist", partial(cuda_cases.model, args.directory, "mlp_mnist", 1))
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def measure(case: Case, gpu: Any, copy: float) -> dict[str, Any]:
+    """Times of graphc and all peers. `copy` is the bytes per second of a copy."""
+    graph = case.graph()
+    inputs = cuda_cases.inputs_of(graph)
+    settings = Settings(precision=case.precision)
+    model = GpuModel(cuda_program(graph, settings), gpu).model
+    resident = [model.to_device(array) for array in inputs]
+    runs: dict[str, Callable[[], Sequence[float]]] = {
+        "graphc": lambda: model.times(resident, ROUNDS)
+    }
+    missing = {}
+    for name, make in case.peers.items():
+        try:
+            runs[name] = cuda_peers.timer(name, make(inputs), ROUNDS)
+        except Exception as error:
+            missing[name] = f"{type(error).__name__}: {error}"[:200]
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(TURNS):
+        for name, run in runs.items():
+            times[name] += run()
+    found = {name: float(np.median(each)) for name, each in times.items()}
+    row = {f"{name}_ms": value for name, value in found.items()}
+    row.update(judged(case, found, copy), **sizes(model.plan))
+    return {**row, "missing": missing} if missing else row
+
+
+def judged(case: Case, times: dict[str, float], copy: float) -> dict[str, Any]:
+    """What the times come to."""
+    seconds = times["graphc"] / 1e3
+    row: dict[str, Any] = {}
+    ratio = None
+    if case.moved:
+        row["gbytes"] = case.moved / seconds / 1e9
+        ratio = row["of_copy"] = case.moved / seconds / copy
+    if case.flops:
+        row["tflops"] = case.flops / seconds / 1e12
+    if case.against in times:
+        ratio = row["ratio"] = times[case.against] / times["graphc"]
+    if case.part == "latency":
+        return {**row, "goal_ms": LATENCY_MS, "reached": times["graphc"] < LATENCY_MS}
+    if case.goal and ratio is not None:
+        row.update(goal=case.goal, reached=ratio >= case.goal)
+    return row
+
+
+def sizes(plan: dict[str, Any]) -> dict[str, int]:
+    """Launches of a plan, and the memory it needs beside inputs and outputs."""
+    return {"launches": len(plan["launches"]), "arena_bytes": plan["arena_bytes"]}
+
+
+def copy_bandwidth(gpu: Any) -> float:
+    """Bytes read and written per second by a copy of 1 GiB on the device."""
+    size = 1 << 30
+    with gpu.current():
+        source, target = gpu.allocate(size), gpu.allocate(size)
+        stream, start, end = gpu.stream(), gpu.event(timed=True), gpu.event(timed=True)
+        times = []
+        for _ in range(ROUNDS + 2):
+            gpu.record(start, stream)
+            gpu.copy(target, source, size, stream)
+            gpu.record(end, stream)
+            gpu.synchronize(stream)
+            times.append(gpu.elapsed(start, end))
+        gpu.free(source)
+        gpu.free(target)
+    return 2 * size / (float(np.median(times[2:])) / 1e3)
+
+
+def rehearse(case: Case, arch: str) -> dict[str, Any]:
+    """All but the GPU: kernels are made, and compiled if there is a compiler."""
+    source = emit(cuda_program(case.graph(), Settings(precision=case.precision)))
+    plan, weights = launch_plan(source)
+    row: dict[str, Any] = {**sizes(plan), "weights_bytes": len(weights), "streams": plan["streams"]}
+    if arch in architectures():
+        row["code_bytes"] = len(machine_code(source.text, arch))
+    return {**row, "peers": sorted(case.peers)}
+
+
+def grows_linearly(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Whether the arena of attention grows at most as its sequence does."""
+    lengths = [int(row["case"]) for row in rows]
+    arenas = [max(row["arena_bytes"], 1) for row in rows]
+    order = math.log(arenas[-1] / arenas[0]) / math.log(lengths[-1] / lengths[0])
+    return {"part": "attention", "case": "growth of the arena", "order": order,
+            "goal": 1.0, "reached": order <= 1.01}  # fmt: skip
+
+
+# ---------------------------------------------------------------- the command
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="graphc's kernels on a GPU, next to others'")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: {' '.join(PARTS)}")
+    parser.add_argument("--directory", default=cuda_cases.MODELS, help="$GRAPHC_MODELS")
+    parser.add_argument("--precision", nargs="+", default=["f32", "tf32", "f16"], help="of models")
+    parser.add_argument("--device", type=int, default=0)
+    parser.add_argument("--dry-run", action="store_true", help="all but the GPU")
+    parser.add_argument("--arch", default="sm_90", help="that --dry-run compiles for")
+    return parser
+
+
+def show(row: dict[str, Any]) -> None:
+    rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
+    print(json.dumps(rounded), flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the rows; 1 if a case failed or there is no GPU."""
+    args = arguments().parse_args(argv)
+    unknown = [part for part in args.parts if part not in PARTS]
+    if unknown:
+        raise GraphcError(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    args.parts = args.parts or list(PARTS)
+    gpu, copy = None, 0.0
+    if not args.dry_run:
+        gpu = open_gpu(args.device)
+        copy = copy_bandwidth(gpu)
+        show({"device": gpu.device, "arch": gpu.arch, "bindings": gpu.name,
+              "copy_gbytes": copy / 1e9, "peers": cuda_peers.versions()})  # fmt: skip
+    failed, grown = False, []
+    for case in cases(args):
+        head = {"part": case.part, "case": case.name}
+        try:
+            row = rehearse(case, args.arch) if gpu is None else measure(case, gpu, copy)
+            grown += [{**head, **row}] if case.part == "attention" else []
+        except Exception as error:
+            traceback.print_exc()
+            row, failed = {"failed": f"{type(error).__name__}: {error}"[:500]}, True
+        show({**head, **row})
+    if len(grown) > 1:
+        show(grows_linearly(grown))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except GraphcError as error:
+        sys.exit(f"bench_cuda: {error}")
