@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from functools import lru_cache
 from pathlib import Path
 
@@ -41,6 +42,10 @@ TOLERANCE = 1e-4  # of the range of an output
 ARENA_SLACK = 1.05  # largest arena over its proven lower bound
 SMALL_ZOO = {"mlp_mnist", "lstm_tagger", "resnet18", "mobilenet_v2", "llama_tiny", "unet_small"}
 SMALL_LIGHT = {"squeezenet", "shufflenet"}
+SIMULATED = {"mlp_mnist", "resnet18"} | ({"lstm_tagger"} if ALL else set())
+HALVES = {p.stem for p in chosen("mlperf_tiny", "*_f32.onnx", None)} if ALL else {"mlp_mnist"}
+HALF_TOLERANCE = 1e-2
+CROP = 32  # height and width of the images that resnet18 gets in the simulator
 BATCH, SEQUENCE = 1, 16  # for dimensions left open
 
 
@@ -75,6 +80,17 @@ def static_graph(path: Path) -> Graph:
     return specialise(pin(graph, dims=sizes))
 
 
+def cropped(path: Path) -> onnx.ModelProto:
+    """A model; resnet18 for small images."""
+    model = loaded(path)
+    if path.stem == "resnet18":
+        model = onnx.ModelProto.FromString(model.SerializeToString())
+        for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
+            dim.dim_value = CROP
+        del model.graph.value_info[:]
+    return model
+
+
 def check(path: Path, target: str = "cpu") -> None:
     """Outputs agree with ONNX Runtime's; the arena is near its bound."""
     programs: list[Program] = []
@@ -107,6 +123,23 @@ def test_light_models(path):
 @parametrised(TINY)
 def test_mlperf_tiny(path):
     check(path)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("precision", ["f32", "f16", "bf16"])
+@parametrised([*TINY, *[p for p in ZOO if p.stem in SIMULATED]])
+def test_in_the_simulator(path, precision):
+    """Kernels for GPUs, run on the host."""
+    if precision != "f32" and path.stem not in HALVES and not (ALL and path.stem == "resnet18"):
+        pytest.skip("only with GRAPHC_TEST_ALL=1")
+    model = cropped(path)
+    graph = specialise(import_onnx(model))
+    feeds = random_feeds(graph)
+    compiled = graphc.compile(graph, "cuda", simulate=True, precision=precision)
+    expected = verify.onnxruntime(model.SerializeToString(), 1)(feeds)
+    names = [spec.name for spec in compiled.outputs]
+    for agreement in agreements(names, compiled.run(feeds), expected):
+        assert agreement.within(TOLERANCE if precision == "f32" else HALF_TOLERANCE), agreement
 
 
 @pytest.mark.gpu
