@@ -83,7 +83,11 @@ def _weights_last(op: Op, output: int) -> Layout | None:
 
 
 def _is_constant(op: Op, load: Load) -> bool:
+    """Whether a load is of a constant, or of one that is converted to a wider type."""
     value = op.inputs[int(load.source)]
+    producer = None if value is None else value.producer
+    if producer is not None and producer.name != "Constant" and structure.is_widening(producer):
+        value = producer.inputs[0]
     return value is not None and value.constant is not None
 
 

@@ -94,6 +94,13 @@ def test_models_of_narrow_types(text):
     np.testing.assert_allclose(found, wanted, 1e-3)
 
 
+def test_both_operands_of_a_convolution_are_copied():
+    """Channels are stored last, and weights laid out as they are read."""
+    text = narrowed(CONVOLUTIONS, "f16").text
+    last = text[text.rindex("__global__") :]
+    assert "copy16(tile_a" in last and "copy16(tile_b" in last
+
+
 @needs_compiler
 @pytest.mark.parametrize("tile", CORE_TILES, ids=lambda t: f"{t.rows}x{t.columns}")
 def test_every_tile(tile):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from graphc.backends.cuda.strategies.attention import lower_attention
 from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.rows import lower_rows
+from graphc.backends.cuda.strategies.split import lower_split
 from graphc.backends.cuda.strategies.tiles import lower_shared_tiles
 from graphc.passes.lower.nest import NestOptions
 from graphc.passes.lower.program import Strategy
@@ -19,6 +20,7 @@ def strategies() -> Sequence[Strategy]:
     """Attention, contractions, row reductions; for everything else a thread per output element."""
     return [
         lower_attention,
+        lower_split,
         lower_matrix_cores,
         lower_shared_tiles,
         lower_rows,

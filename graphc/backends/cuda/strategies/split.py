@@ -1,0 +1,96 @@
+"""Contractions with few outputs and many products: sums over parts of the depth, then their sum.
+
+A grid with a block for each tile of outputs leaves most of a GPU idle when there are few outputs. So
+the depth is cut into parts, which become one more dimension of the outputs,
+
+    partial[s, i] = sum over part s of a * b          out[i] = epilogue(sum over s of partial[s, i])
+
+a contraction as any other and a loop over its results. Unlike atomic additions this gives the same
+bits every time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from graphc.backends.cuda.strategies.blocks import count, wide_sums
+from graphc.backends.cuda.strategies.rows import lower_rows
+from graphc.ir.dtypes import f32, f64, i32
+from graphc.ir.expr import Expr, Index, Reduce, loads, substitute, walk
+from graphc.ir.kernel import Buffer
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.computation import Computation, Lowered, Output
+from graphc.passes.lower.contraction import Match, match_contraction
+from graphc.passes.lower.nest import NestOptions, lower_nest
+
+MULTIPROCESSORS = 108
+IDLE = 4  # parts of the GPU, of which a grid that is split leaves all but one idle
+SIDE = 32  # rows and columns of a small tile
+THREADS = 256  # outputs of a block that computes one per thread
+MIN_SIDE = 8  # rows and columns of a contraction in tiles
+PART = 256  # products of a part, at least
+THIN_PART = 64  # the same where there are few rows or few columns
+
+
+def lower_split(computation: Computation) -> Lowered | str:
+    """The kernel that adds partial sums up, after one that computes them; or why it would not pay."""
+    match = match_contraction(wide_sums(computation), PART, (f32, f64, i32))
+    if isinstance(match, str):
+        return match
+    parts = _parts(match, computation)
+    if isinstance(parts, str):
+        return parts
+    whole = wide_sums(computation)
+    hole = next(n for n in walk(whole.outputs[0].expr) if isinstance(n, Reduce))
+    axis, number = _cut(hole, parts)
+    if number < 2:
+        return f"split: no index of the depth divides into {parts} parts or a few less"
+    return _split(whole, hole, axis, number)
+
+
+def _parts(match: Match, computation: Computation) -> int | str:
+    """Into how many parts the depth should be cut."""
+    batch, rows, columns = count(match.outer), count(match.rows), count(match.cols)
+    depth = count(match.depth)
+    if min(rows, columns) >= MIN_SIDE:
+        blocks, least = batch * -(-rows // SIDE) * -(-columns // SIDE), PART
+    else:
+        blocks, least = -(-batch * rows * columns // THREADS), THIN_PART
+        if isinstance(lower_rows(computation), Lowered):
+            return "split: a warp sums each row"
+    if blocks * IDLE > MULTIPROCESSORS or any(x.count == 0 for x in match.indices):
+        return f"split: a grid of {blocks} blocks"
+    return min(MULTIPROCESSORS // max(blocks, 1), depth // least)
+
+
+def _cut(hole: Reduce, wanted: int) -> tuple[Index, int]:
+    """The index of the depth that divides into the most parts, at most so many."""
+    choices = [
+        (max(d for d in range(1, min(wanted, x.count) + 1) if x.count % d == 0), -n)
+        for n, x in enumerate(hole.axes)
+    ]
+    number, position = max(choices)
+    return hole.axes[-position], number
+
+
+def _split(whole: Computation, hole: Reduce, axis: Index, number: int) -> Lowered:
+    first = whole.outputs[0]
+    part, inner = Index("part", number), Index(axis.name, axis.count // number)
+    at: dict[Expr, Expr] = {axis: part * inner.count + inner}
+    axes = tuple(inner if a is axis else a for a in hole.axes)
+    partial = Reduce("sum", simplify(substitute(hole.body, at)), axes)
+    index = (part, *first.index)
+    buffer = Buffer("partial", hole.dtype, (number, *first.extents))
+    output = Output(replace(buffer, access="out"), index, partial)
+    read = {x.source for x in loads(partial)}
+    inputs = tuple(b for b in whole.inputs if b.name in read)
+    preparation = Computation(inputs, (output,), whole.constants, f"parts of {whole.label}")
+    total = Reduce("sum", buffer[index], (part,))
+    outputs = tuple(replace(o, expr=substitute(o.expr, {hole: total})) for o in whole.outputs)
+    read = {x.source for o in outputs for x in loads(o.expr)}
+    rest = tuple(b for b in whole.inputs if b.name in read)
+    final = Computation((*rest, buffer), outputs, whole.constants, whole.label)
+    lowered = lower_nest(final, NestOptions(flat=True), "total")
+    flops = 2 * math.prod(first.extents) * math.prod(a.count for a in hole.axes)
+    return replace(lowered, prepare=[preparation], temporaries=[buffer], flops=flops, inplace=[])

@@ -1,0 +1,62 @@
+"""Few outputs of many products: partial sums, added up in a fixed order."""
+
+import numpy as np
+import pytest
+from cuda_programs import graph_of, inputs_of, needs_compiler
+
+from graphc.backends.cuda import emit
+from graphc.backends.cuda.simulator import simulate
+from graphc.driver import Settings, cuda_program
+from graphc.ir.interp import interpret
+
+GRAPHS = {
+    "square": """graph @g(%x: f32[20,2048]) -> ? {
+  const %w : f32[2048,24] = random(seed=1)
+  const %b : f32[24] = random(seed=2)
+  %a = MatMul(%x, %w)
+  %c = Add(%a, %b)
+  %y = Relu(%c)
+  return %y
+}""",
+    "one row": """graph @g(%x: f32[1,1500]) -> ? {
+  const %w : f32[1500,300] = random(seed=1)
+  %y = MatMul(%x, %w)
+  return %y
+}""",
+    "convolution": """graph @g(%x: f32[1,128,4,4]) -> ? {
+  const %w : f32[16,128,3,3] = random(seed=1)
+  %a = Conv(%x, %w) {pads=[1,1,1,1]}
+  %y = Relu(%a)
+  return %y
+}""",
+    "batch": """graph @g(%x: f32[2,12,1024], %w: f32[2,1024,12]) -> ? {
+  %y = MatMul(%x, %w)
+  return %y
+}""",
+}
+
+
+def is_split(text: str) -> bool:
+    steps = emit(cuda_program(graph_of(text))).steps
+    return any(step.function.startswith("total") for step in steps)
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", ["f32", "f16"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_partial_sums_add_up(name, precision):
+    source = emit(cuda_program(graph_of(GRAPHS[name]), Settings(precision=precision)))
+    functions = [step.function.split("_")[0] for step in source.steps]
+    assert "total" in functions
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source)(inputs)
+    (wanted,) = interpret(graph_of(GRAPHS[name]), inputs)
+    error = np.abs(found - wanted).max() / np.ptp(wanted)
+    assert error < (1e-5 if precision == "f32" else 2e-3)
+
+
+def test_large_grids_and_short_sums_are_not_split():
+    assert is_split(GRAPHS["square"])
+    assert not is_split(GRAPHS["square"].replace("20,2048", "4000,2048"))
+    assert not is_split(GRAPHS["square"].replace("2048", "320"))
+    assert not is_split(GRAPHS["one row"].replace("1500", "100"))
