@@ -52,8 +52,15 @@ def count(indices: list[Index]) -> int:
     return math.prod(x.count for x in indices)
 
 
+def sort_depth(match: Match) -> None:
+    """Puts the summed indices into the order in which the first operand lies in memory."""
+    a = simplify(flatten_loads(match.a, match.shapes))
+    match.depth.sort(key=lambda k: -stride(a, k))
+
+
 class BlockedContraction:
-    """Emits the kernel of a matched contraction, `rows` x `columns` sums per block of `threads`."""
+    """Emits the kernel of a matched contraction whose depth is sorted: `rows` x `columns` sums per
+    block of `threads`."""
 
     def __init__(self, match: Match, rows: int, columns: int, threads: int):
         self.match, self.block_rows, self.block_columns = match, rows, columns
@@ -70,8 +77,7 @@ class BlockedContraction:
         hole = next(n for e in flat[2:] for n in walk(e) if isinstance(n, Reduce))
         self.marker = Load("sum", (Const(0, i64),), hole.dtype)
         a, b, *exprs = (simplify(substitute(e, {hole: self.marker})) for e in flat)
-        depth = sorted(match.depth, key=lambda k: -stride(a, k))
-        depth, (a, b) = merge_adjacent(depth, [a, b])
+        depth, (a, b) = merge_adjacent(match.depth, [a, b])
         rows, (offset, a, *exprs) = merge_adjacent(match.rows, [match.offset, a, *exprs])
         columns, (offset, b, *exprs) = merge_adjacent(match.cols, [offset, b, *exprs])
         self.offset, self.exprs = offset, exprs

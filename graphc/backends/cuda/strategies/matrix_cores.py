@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, wide_sums
+from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.operands import Operand, strided
 from graphc.backends.cuda.strategies.words import CHUNK, KINDS, Kind, Words, narrow, padded_depth
 from graphc.ir.dtypes import f32, i32, i64, u32
@@ -89,6 +89,7 @@ def lower_matrix_cores(computation: Computation, tile: CoreTile | None = None) -
     rows, columns = count(match.rows), count(match.cols)
     if rows < MIN_ROWS or columns < MIN_COLUMNS or any(x.count == 0 for x in match.indices):
         return f"contraction: {rows} rows and {columns} columns do not fill fragments"
+    sort_depth(match)
     _lay_out_constant(match, kind)
     batch = count(match.outer)
     emitter = MatrixCores(match, kind, tile or choose_core_tile(batch, rows, columns))

@@ -1,7 +1,7 @@
 """Contractions with few outputs and many products: sums over parts of the depth, then their sum.
 
-A grid with a block for each tile of outputs leaves most of a GPU idle when there are few outputs. So
-the depth is cut into parts, which become one more dimension of the outputs,
+A grid with a block for each tile of outputs leaves most of a GPU idle where outputs are few. So the
+depth is cut into parts, which become one more dimension of the outputs,
 
     partial[s, i] = sum over part s of a * b          out[i] = epilogue(sum over s of partial[s, i])
 
@@ -34,7 +34,7 @@ THIN_PART = 64  # the same where there are few rows or few columns
 
 
 def lower_split(computation: Computation) -> Lowered | str:
-    """The kernel that adds partial sums up, after one that computes them; or why it would not pay."""
+    """The kernel that adds up partial sums, after one that computes them; or why it is no gain."""
     match = match_contraction(wide_sums(computation), PART, (f32, f64, i32))
     if isinstance(match, str):
         return match

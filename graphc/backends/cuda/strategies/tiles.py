@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, wide_sums
+from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.operands import Operand, strided
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, call
@@ -75,6 +75,7 @@ def lower_shared_tiles(computation: Computation, tile: Tile | None = None) -> Lo
         return f"contraction: {rows} rows and {columns} columns do not fill tiles"
     if any(x.count == 0 for x in match.indices):
         return "contraction: no outputs"
+    sort_depth(match)
     batch = count(match.outer)
     emitter = SharedTiles(match, tile or choose_tile(batch, rows, columns))
     flops = 2 * batch * rows * columns * emitter.depth_count
