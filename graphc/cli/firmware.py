@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.options import CPUS, tolerance
+from graphc.cli.options import CPUS, PACKAGES, tolerance
 
 if TYPE_CHECKING:
     from graphc.backends.micro_c import BundleOptions
@@ -19,6 +19,7 @@ UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20}
 DEFAULTS: dict[str, Any] = {
     "with_test": False, "tolerance": None, "libm": None, "weights": "f32", "weights_as": "c",
     "cpu": None, "io": "caller", "ram": None, "flash": None, "board": None, "trace": None,
+    "package": None,
 }  # fmt: skip
 SPELLING = {"libm": "--libm and --no-libm"}
 
@@ -36,6 +37,7 @@ def add_bundle(parser: argparse.ArgumentParser) -> None:
     add("--weights-as", choices=("c", "incbin", "bin"), default="c",
         help="constants as C text, as a binary file that an assembler file includes, or as a "
         "binary file that the firmware places (default: %(default)s)")  # fmt: skip
+    add("--package", choices=PACKAGES, help="lay the files out for this ecosystem, and add its own")
     add("--io", choices=("caller", "arena"), default="caller",
         help="whether inputs and outputs are the caller's, or live in the arena and take no "
         "memory of their own (default: %(default)s)")  # fmt: skip
@@ -104,7 +106,7 @@ def options(model: Model, args: argparse.Namespace, samples: Any = None) -> Bund
 
     return BundleOptions(
         name=model.path.stem, libm=args.libm, weights_as=args.weights_as, samples=samples,
-        tolerance=args.tolerance, cpu=cpu_name(args),
+        tolerance=args.tolerance, cpu=cpu_name(args), package=args.package,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from graphc.backends.cfamily.printer import identifier
 from graphc.backends.micro_c import documents, header, source, weights
 from graphc.backends.micro_c.cpus import DEFAULT, cpu_of
 from graphc.backends.micro_c.model import Model
+from graphc.backends.micro_c.packages import package
 from graphc.errors import ModelError
 from graphc.ir.program import Program
 
@@ -36,7 +37,7 @@ class BundleOptions:
     (incbin), or as a binary file alone (bin). `samples` are (inputs, expected outputs) for
     NAME_test.c, and `tolerance` the largest error it accepts, in units of an output (default: by
     the output's type). `cpu` is the processor that the program was made for (cpus.py), which the
-    documents tell."""
+    documents tell, and `package` the ecosystem that the files are laid out for (packages.py)."""
 
     name: str = ""
     libm: bool | None = None
@@ -44,6 +45,7 @@ class BundleOptions:
     samples: tuple[Sequence[np.ndarray], Sequence[np.ndarray]] | None = None
     tolerance: float | None = None
     cpu: str = DEFAULT
+    package: str | None = None
 
 
 Files = dict[str, str | bytes]
@@ -57,13 +59,15 @@ def bundle(program: Program, options: BundleOptions | None = None) -> Files:
     files: Files = {
         **code_files(model),
         "CMakeLists.txt": documents.cmake(model, options.samples is not None),
-        "README.md": documents.readme(model, options.samples is not None, cpu_of(options.cpu)),
+        "README.md": documents.readme(
+            model, options.samples is not None, cpu_of(options.cpu), options.package
+        ),
         "report.json": documents.report(model, options.cpu),
     }
     if options.samples is not None:
         inputs, outputs = options.samples
         files[f"{name}_test.c"] = documents.test(model, inputs, outputs, options.tolerance)
-    return files
+    return files if options.package is None else package(model, files, options.package)
 
 
 def code_files(model: Model) -> Files:

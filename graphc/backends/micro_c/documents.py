@@ -54,7 +54,7 @@ A neural network as C99: no allocation, no state, no stdio. Add {sources} to the
 | stack (bound) | {stack} |
 {tensors}
 `{name}.h` documents everything else; `report.json` says which layer became which function.
-{cpu}{bin}{test}
+{package}{cpu}{bin}{test}
 ## Looking inside
 
 * `-D{macro}_PROFILE`: write `void {name}_profile(int layer, const char *name, int done)`; it is
@@ -73,7 +73,7 @@ Made for {cpu} (`{flags}`); it runs on other processors too, though not as fast.
 README_TEST = """
 To check the outputs on sample inputs:
 
-    cc -O2 {sources} {name}_test.c -lm -o {name}_test && ./{name}_test
+    cc -O2 {sources} -lm -o {name}_test && ./{name}_test
 """
 
 README_BIN = """
@@ -162,22 +162,27 @@ def cmake(model: Model, tested: bool) -> str:
     )  # fmt: skip
 
 
-def readme(model: Model, tested: bool, cpu: Cpu) -> str:
-    """README.md."""
+def readme(model: Model, tested: bool, cpu: Cpu, package: str | None = None) -> str:
+    """README.md; `package` is the ecosystem that the bundle is laid out for."""
+    from graphc.backends.micro_c.packages import HOW, IN_SOURCE_FOLDER
+
     budget, named = Budget.of(model), {"name": model.name, "macro": model.macro}
     sides = (("input", model.inputs), ("output", model.outputs))
     tensors = "".join(
         f"| {side} `{t.field}`, {t.shape_text} | {t.nbytes} |\n" for side, ts in sides for t in ts
     )
-    files = " ".join(sources(model))
+    apart = package in IN_SOURCE_FOLDER
+    files = [("src/" if apart else "") + file for file in sources(model)]
+    test = f"{'-Isrc extras/' if apart else '-I. '}{model.name}_test.c"
     placed = model.has_base and model.storage == "bin"
     return README.format(
         **named, call=_example(model), weights=model.weight_bytes, tensors=tensors,
         arena=model.program.arena_bytes, code=budget.code, stack=budget.stack,
         owner=", with inputs and outputs" if model.resident else "",
-        sources=" and ".join(f"`{file}`" for file in sources(model)),
+        sources=" and ".join(f"`{file}`" for file in files),
+        package="" if package is None else "\n" + HOW[package].format(**named) + "\n",
         bin=README_BIN.format(**named) if placed else "",
-        test=README_TEST.format(**named, sources=files) if tested else "",
+        test=README_TEST.format(**named, sources=f"{test} {' '.join(files)}") if tested else "",
         cpu=README_CPU.format(cpu=cpu.name, flags=" ".join(cpu.flags)) if cpu.flags else "",
     )  # fmt: skip
 
