@@ -24,6 +24,7 @@ EPILOG = examples(
     ("graphc inspect model.onnx --dim batch=8 --all", "every node and every step"),
     ("graphc inspect model.onnx --machine 50,10", "for 50 GFLOP/s and 10 GB/s"),
     ("graphc inspect model.onnx --target c --cpu cortex-m4", "as it runs on a microcontroller"),
+    ("graphc inspect model.onnx --target c --svg arena.svg", "a picture of memory over time"),
 )
 TOP = 12
 
@@ -39,6 +40,8 @@ def add(commands: Any) -> None:
                         help=f"every node and every step, not just the {TOP} longest")  # fmt: skip
     parser.add_argument("--machine", metavar="GFLOPS,GB/S[,CACHE]",
                         help="peak and bandwidths (default: this machine's, measured)")  # fmt: skip
+    parser.add_argument("--svg", metavar="OUT.svg",
+                        help="draw the arena over time: steps, offsets, tensors")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0,
                         help="of the inputs, where shapes depend on them (default: 0)")  # fmt: skip
 
@@ -53,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     model = open_model(args)
     model.close()
     graph, programs = _compiled(model, args)
+    if args.svg:
+        _draw(programs, args.svg)
     if machine is None:
         with progress("measuring this machine"):
             machine = roofline.measure_machine(args.threads or 1)
@@ -66,6 +71,14 @@ def run(args: argparse.Namespace) -> int:
         print("\n" + report.steps(program, machine, None if args.all else TOP))
         print("\n" + report.memory(program))
     return 0
+
+
+def _draw(programs: list[Program], path: str) -> None:
+    """Writes the picture of the program with the largest arena."""
+    from graphc.analysis.arena_svg import arena_svg
+    from graphc.cli.output import write_text
+
+    write_text(path, arena_svg(max(programs, key=lambda program: program.arena_bytes)))
 
 
 def _compiled(model: Model, args: argparse.Namespace) -> tuple[Graph, list[Program]]:

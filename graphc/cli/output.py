@@ -73,7 +73,7 @@ def _umask() -> int:
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Writes a text file, whole or not at all."""
     with atomic(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def save_npz(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
