@@ -81,9 +81,9 @@ static inline int32_t dot4_{type}(int32_t sum, const {c_type} *a, const int8_t *
 
 
 PRAGMA = """\
-/* The loads stand where they are needed: moved up, they would not fit the registers. */
+/* Everything stands where it is needed: moved elsewhere, it would not fit the registers. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__arm__)
-#pragma GCC optimize("no-schedule-insns")
+#pragma GCC optimize({options})
 #endif
 
 """
@@ -228,10 +228,13 @@ class MicroUnit(Unit):
         helpers = "".join(HELPERS[name] + "\n" for name in own)
         if vectors:
             helpers = definitions(vectors) + "\n" + helpers
-        tiled = vectors or any(name.startswith(DOT4) for name in own)
-        return (PRAGMA if tiled else "") + helpers + super().text()
+        options = ['"no-schedule-insns"'] if vectors or DOT4_NAMES.intersection(own) else []
+        options += ['"no-tree-ter"'] if vectors else []
+        pragma = PRAGMA.format(options=", ".join(options)) if options else ""
+        return pragma + helpers + super().text()
 
 
+DOT4_NAMES = {"dot4_i8", "dot4_u8"}
 HELPERS = {
     "limit_i32": LIMIT_TEXT,
     "dot4_i8": DOT4_TEXT.format(type="i8", c_type="int8_t", letter="s"),

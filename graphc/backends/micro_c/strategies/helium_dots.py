@@ -7,13 +7,12 @@ finished four at a time. At the edges the centre is taken off with the sums of t
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from dataclasses import dataclass
 
 from graphc.backends.micro_c.intrinsics import dot16, sum16
 from graphc.backends.micro_c.strategies.helium_sums import (
     Emitter,
     Level,
-    loop_extent,
     moved,
     unguarded,
 )
@@ -61,26 +60,42 @@ class Dots(Emitter):
         """The sums of a block of columns, kept, and then finished."""
         stride = -(-width // LANES) * LANES
         sums = self.k.alloc(i32, (len(rows) * stride,), "stack")
-        each = self.options.columns if len(rows) > 1 else self.options.alone
-        if not inside:
-            each = self.options.edge_columns
+        levels, reads = self._levels(rows, inside)
+        kept = self._kept(levels, reads)
+        centred = self.centre != 0 and not inside and not self.classes
+        tile = _Tile(rows, inside, centred, first, sums, stride, levels, reads, kept)
+        each = self._together(tile, width)
         whole, rest = divmod(width, each)
         if whole:
             with self._loop(whole) as x:
-                self._tile(rows, inside, first, simplify(x * each), each, sums, stride)
+                self._columns_of(tile, simplify(x * each), each)
         if rest:
-            self._tile(rows, inside, first, Const(whole * each, i64), rest, sums, stride)
+            self._columns_of(tile, Const(whole * each, i64), rest)
         for t, at in enumerate(rows):
-            self._finish_row(
-                at, inside, first, width, moved(sums[Const(t * stride, i64)], Const(0, i64))
-            )
+            self._finish_row(tile, at, width, sums[Const(t * stride, i64)])
 
-    def _finish_row(self, at: dict, inside: bool, first: Expr, width: int, sums: Load) -> None:
+    def _together(self, tile: _Tile, width: int) -> int:
+        """How many columns to sum at a time; rather fewer than some left over."""
+        if len(tile.rows) > 1:
+            return self.options.columns
+        if not tile.inside:
+            return self.options.centred_columns if tile.centred else self.options.edge_columns
+        most = self.options.alone
+        even = [n for n in range(most, most // 2, -1) if width % n == 0]
+        return even[0] if even else most
+
+    def _kept(self, levels: list[Level], reads: list[Load]) -> list[Buffer]:
+        """Rows of up to sixteen bytes are loaded once for all columns."""
+        if len(levels) > 1 or levels[0].guards or levels[0].count > BYTES:
+            return []
+        return [self._bytes(read, levels[0].count) for read in reads]
+
+    def _finish_row(self, tile: _Tile, at: dict, width: int, sums: Load) -> None:
         whole, rest = divmod(width, LANES)
 
         def four(position: Expr, lanes: int) -> None:
-            start = self._start_at(inside, at, simplify(first + position))
-            column = simplify(first + position)
+            column = simplify(tile.first + position)
+            start = self._start_at(tile.inside, at, column)
             self._finish(at, column, lanes, lambda v: moved(sums, position + v), start)
 
         if whole:
@@ -89,51 +104,55 @@ class Dots(Emitter):
         if rest:
             four(Const(whole * LANES, i64), rest)
 
-    def _tile(self, rows, inside: bool, first: Expr, slot: Expr, each: int, sums, stride) -> None:
-        """Sums of a few rows and columns, in registers."""
-        levels, starts = self._levels(rows)
+    def _columns_of(self, tile: _Tile, slot: Expr, each: int) -> None:
+        """The sums of all rows of a tile and a few columns, in registers."""
         zero = Const(0, i32)
-        totals = [[self.k.var(i32, zero) for _ in range(each)] for _ in rows]
-        centred = self.centre != 0 and not inside and bool(self.guarded)
-        alone = [self.k.var(i32, zero) for _ in range(each)] if centred else []
-        fixed = tuple(rows[0][x] for x in self.fixed)
-        depth = tuple(Const(0, i64) for _ in self.match.depth)
-        weights = [
-            Load("weights", (flatten_index((*fixed, simplify(first + slot + u), *depth),
-                                           self.weights.shape),), i8)
-            for u in range(each)
-        ]  # fmt: skip
-        self._sum(levels, starts, weights, totals, alone)
+        totals = [[self.k.var(i32, zero) for _ in range(each)] for _ in tile.rows]
+        alone = [self.k.var(i32, zero) for _ in range(each)] if tile.centred else []
+        weights = [self._weight(tile.rows[0], simplify(tile.first + slot + u)) for u in range(each)]
+        self._sum(tile, tile.levels, tile.reads, weights, totals, alone)
         for t, row in enumerate(totals):
             for u, total in enumerate(row):
                 value = total[()]
-                if centred:
+                if tile.centred:
                     value = value - alone[u][()] * Const(self.centre, i32)
-                self.k.store(sums, simplify(slot + (t * stride + u)), value)
+                self.k.store(tile.sums, simplify(slot + (t * tile.stride + u)), value)
 
-    def _sum(self, levels: list[Level], reads, weights, totals, alone) -> None:
+    def _weight(self, at: dict, column: Expr) -> Load:
+        """The first weight of a column."""
+        fixed = tuple(at[x] for x in self.fixed)
+        where = (*fixed, column, *(Const(0, i64) for _ in self.match.depth))
+        return Load("weights", (flatten_index(where, self.weights.shape),), i8)
+
+    def _sum(self, tile: _Tile, levels: list[Level], reads, weights, totals, alone) -> None:
         level, *rest = levels
-        if rest:
-            with self.k.loop(level.extent) as x:
-                at = x + level.low
-                reads = [moved(r, at * level.step) for r in reads]
-                weights = [moved(w, at * level.weight) for w in weights]
-                self._sum(rest, reads, weights, totals, alone)
+        if not rest and not level.guards:
+            self._row(tile, level.count, reads, weights, totals, alone)
             return
-        reads = [moved(r, level.low) for r in reads]
-        weights = [moved(w, level.low) for w in weights]
-        whole, left = simplify(level.extent // BYTES), simplify(level.extent % BYTES)
-        if whole != Const(0, i64):
-            once = isinstance(whole, Const) and whole.value == 1
-            with nullcontext(Const(0, i64)) if once else self.k.loop(loop_extent(whole)) as x:
-                self._products(simplify(x * BYTES), BYTES, reads, weights, totals, alone)
-        if left != Const(0, i64):
-            count = left.value if isinstance(left, Const) else left
-            self._products(simplify(whole * BYTES), count, reads, weights, totals, alone)
+        with self._positions(level) as x:
+            there = [moved(r, x * level.step) for r in reads]
+            inner = [moved(w, x * level.weight) for w in weights]
+            if rest:
+                self._sum(tile, rest, there, inner, totals, alone)
+            else:
+                self._row(tile, 1, there, inner, totals, alone)
 
-    def _products(self, offset: Expr, count, reads, weights, totals, alone) -> None:
+    def _row(self, tile: _Tile, count: int, reads, weights, totals, alone) -> None:
+        """All products along a row of bytes."""
+        whole, left = divmod(count, BYTES)
+        once = whole <= self.options.chunks
+        for n in range(whole if once else 0):
+            self._products(tile, Const(n * BYTES, i64), BYTES, reads, weights, totals, alone)
+        if not once:
+            with self.k.loop(whole) as x:
+                self._products(tile, x * BYTES, BYTES, reads, weights, totals, alone)
+        if left:
+            offset = Const(whole * BYTES, i64)
+            self._products(tile, offset, left, reads, weights, totals, alone)
+
+    def _products(self, tile, offset: Expr, count: int, reads, weights, totals, alone) -> None:
         """Up to sixteen products for every sum; each row and column is loaded once."""
-        xs = [self._bytes(moved(read, offset), count) for read in reads]
+        xs = tile.kept or [self._bytes(moved(read, offset), count) for read in reads]
         for u, weight in enumerate(weights):
             w = self._bytes(moved(weight, offset), count)
             for t, x in enumerate(xs):
@@ -141,7 +160,7 @@ class Dots(Emitter):
             if alone:
                 self.k.emit(sum16(alone[u][()], w, count))
 
-    def _bytes(self, load: Load, count) -> Buffer:
+    def _bytes(self, load: Load, count: int) -> Buffer:
         """Sixteen neighbours in a register."""
         register = self.k.alloc(i8, (BYTES,), "reg")
         with self.k.loop(count, "vector", width=BYTES) as v:
@@ -150,3 +169,20 @@ class Dots(Emitter):
                 element = (element ^ Const(128, u8)).cast(i8)
             self.k.store(register, v, element)
         return register
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Sums of a block of columns, from `first` on, being taken for a few rows, all taps `inside`
+    or not, and the centre taken off on the way if `centred`: kept in `sums`, rows `stride` apart;
+    the loops and starts of reading, or the bytes already `kept` in registers."""
+
+    rows: list[dict]
+    inside: bool
+    centred: bool
+    first: Expr
+    sums: Buffer
+    stride: int
+    levels: list[Level]
+    reads: list[Load]
+    kept: list[Buffer]

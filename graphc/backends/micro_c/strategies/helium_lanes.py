@@ -2,19 +2,20 @@
 
 A tile is a few rows by a few vectors of sums. An element of the other factor serves all lanes, or,
 in depthwise convolutions, has lanes as well: then neighbouring rows share what they load.
+At the edges of shallow sums they are kept in memory, tap by tap for all columns.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from graphc.backends.micro_c.strategies.helium_sums import (
     Emitter,
     HeliumOptions,
     Level,
-    loop_extent,
     moved,
 )
 from graphc.backends.micro_c.strategies.tiles import ProductMatch
@@ -23,6 +24,7 @@ from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import flatten_index, simplify
+from graphc.passes.lower.guards import guard_atoms
 
 
 class Lanes(Emitter):
@@ -58,29 +60,44 @@ class Lanes(Emitter):
         return self._constant("weights", stored.dtype, shape, index, substitute(stored, mapping))
 
     def _columns(self, rows: list[dict], inside: bool) -> None:
+        if not inside and self._is_shallow():
+            self._edge(rows[0])
+            return
+        for panel, width in self._panels(0, self.columns):
+            with panel as number:
+                self._panel(rows, inside, number, width)
+
+    def _is_shallow(self) -> bool:
+        """Whether there are few products for a tap, which may be inside or not."""
+        hole = self.match.hole
+        atoms = guard_atoms(hole.op, hole.identity, hole.body)
+        free = [k for k in self.match.depth if not any(k in free_indices(a) for a in atoms)]
+        return math.prod(k.count for k in free) < self.options.deep
+
+    def _panels(self, first: int, columns: int):
+        """Panels of a range of columns as loops over their number, and their widths."""
         width = self.vectors * LANES
-        whole, rest = divmod(self.columns, width)
+        whole, rest = divmod(columns, width)
         if whole:
-            with self._loop(whole) as panel:
-                self._panel(rows, inside, panel, width)
+            yield self._numbers(first // width, whole), width
         if rest:
-            self._panel(rows, inside, Const(whole, i64), rest)
+            yield self._numbers(first // width + whole, 1), rest
+
+    @contextmanager
+    def _numbers(self, first: int, count: int) -> Iterator[Expr]:
+        with self._loop(count) as x:
+            yield simplify(x + first)
 
     def _panel(self, rows: list[dict], inside: bool, panel: Expr, width: int) -> None:
         """The sums of a tile of rows and a panel of columns, and what is made of them."""
         first = simplify(panel * (self.vectors * LANES))
-        pieces = [(j, min(LANES, width - j)) for j in range(0, width, LANES)]
+        pieces = _pieces(width)
         totals = [[self._started(at, inside, first, j) for j, _ in pieces] for at in rows]
-        levels, reads = self._levels([{**at, self.column: first} for at in rows])
-        zeros = tuple(Const(0, i64) for _ in self.match.depth)
-        fixed = tuple(rows[0][x] for x in self.fixed)
-        start = flatten_index((*fixed, panel, *zeros, Const(0, i64)), self.weights.shape)
-        weights = Load("weights", (start,), self.weights.dtype)
-        products = math.prod(level.count for level in levels)
-        tile = _Tile(
-            totals, [n for _, n in pieces], inside, inside and products <= self.options.whole
-        )
-        self._sum(tile, levels, reads, weights, {})
+        levels, reads = self._levels([{**at, self.column: first} for at in rows], inside)
+        unrolled = inside and math.prod(level.count for level in levels) <= self.options.whole
+        centre = 0 if inside or self.classes else self.centre
+        tile = _Tile(totals, [n for _, n in pieces], centre, unrolled)
+        self._sum(tile, levels, reads, self._weights_of(rows[0], panel), {})
         for at, row in zip(rows, totals):
             for total, (j, lanes) in zip(row, pieces):
                 if not self.vector_finish:
@@ -88,12 +105,90 @@ class Lanes(Emitter):
                 column = simplify(first + j)
                 self._finish(at, column, lanes, lambda v, total=total: total[v], None)
 
+    def _weights_of(self, at: dict, panel: Expr) -> Load:
+        """The first weight of a panel."""
+        zeros = tuple(Const(0, i64) for _ in self.match.depth)
+        fixed = tuple(at[x] for x in self.fixed)
+        start = flatten_index((*fixed, panel, *zeros, Const(0, i64)), self.weights.shape)
+        return Load("weights", (start,), self.weights.dtype)
+
     def _started(self, at: dict, inside: bool, first: Expr, j: int) -> Buffer:
         dtype = self.match.hole.dtype
         total = self.k.alloc(dtype, (LANES,), "reg")
         start = self._start_at(inside, at, simplify(first + j))
         with self.k.loop(LANES, "vector", width=LANES) as v:
             self.k.store(total, v, Const(0, dtype) if start is None else moved(start, v))
+        return total
+
+    # ------------------------------------------------------------ edges
+
+    def _edge(self, at: dict) -> None:
+        """A row at the edge, block by block of columns: their sums are kept on the stack, so that
+        whether a tap is inside is asked once for all of them."""
+        width = self.vectors * LANES
+        block = max(self.options.block // width, 1) * width
+        for first in range(0, self.columns, block):
+            self._edge_block(at, first, min(block, self.columns - first))
+
+    def _edge_block(self, at: dict, first: int, columns: int) -> None:
+        dtype = self.match.hole.dtype
+        sums = self.k.alloc(dtype, (-(-columns // LANES) * LANES,), "stack")
+        for position, _ in self._vectors_of(columns):
+            with position as j:
+                start = self._start_at(False, at, simplify(j + first))
+                with self.k.loop(LANES, "vector", width=LANES) as v:
+                    zero = Const(0, dtype)
+                    self.k.store(sums, simplify(j + v), zero if start is None else moved(start, v))
+        levels, reads = self._levels([{**at, self.column: Const(first, i64)}], False)
+        self._taps(levels, reads[0], self._weights_of(at, Const(0, i64)), sums, first, columns)
+        for position, lanes in self._vectors_of(columns):
+            with position as j:
+                column = simplify(j + first)
+                self._finish(at, column, lanes, lambda v, j=j: sums[simplify(j + v)], None)
+
+    def _vectors_of(self, columns: int):
+        """The vectors of some columns as loops over the first of each, and their lanes."""
+        whole, rest = divmod(columns, LANES)
+        if whole:
+            yield self._multiples(whole), LANES
+        if rest:
+            yield nullcontext(Const(whole * LANES, i64)), rest
+
+    @contextmanager
+    def _multiples(self, count: int) -> Iterator[Expr]:
+        with self._loop(count) as x:
+            yield simplify(x * LANES)
+
+    def _taps(self, levels: list[Level], read: Load, weights: Load, sums, first, columns) -> None:
+        """Adds the products of all taps that are inside to the sums of a block of columns."""
+        if not any(level.guards for level in levels):
+            self._tap(levels, read, weights, sums, first, columns)
+            return
+        level, *rest = levels
+        with self._positions(level) as x:
+            inner = moved(weights, x * (level.weight * self.vectors * LANES))
+            self._taps(rest, moved(read, x * level.step), inner, sums, first, columns)
+
+    def _tap(self, levels: list[Level], read: Load, weights: Load, sums, first, columns) -> None:
+        stride = math.prod(self.weights.shape[len(self.fixed) + 1 :])
+        width = self.vectors * LANES
+        for panel, count in self._panels(first, columns):
+            with panel as number:
+                pieces = _pieces(count)
+                base = simplify(number * width - first)
+                totals = [self._loaded(sums, simplify(base + j)) for j, _ in pieces]
+                there = moved(read, base) if self.depthwise else read
+                centre = 0 if self.classes else self.centre
+                tile = _Tile([totals], [n for _, n in pieces], centre, False)
+                self._sum(tile, levels, [there], moved(weights, number * stride), {})
+                for total, (j, _) in zip(totals, pieces):
+                    with self.k.loop(LANES, "vector", width=LANES) as v:
+                        self.k.store(sums, simplify(base + j + v), total[v])
+
+    def _loaded(self, sums: Buffer, position: Expr) -> Buffer:
+        total = self.k.alloc(sums.dtype, (LANES,), "reg")
+        with self.k.loop(LANES, "vector", width=LANES) as v:
+            self.k.store(total, v, sums[simplify(position + v)])
         return total
 
     def _spilled(self, total: Buffer) -> Buffer:
@@ -114,18 +209,16 @@ class Lanes(Emitter):
         width = self.vectors * LANES
 
         def step(at: Expr) -> None:
-            at = simplify(at + level.low)
             there = [moved(r, at * level.step) for r in reads]
             inner = moved(weights, at * (level.weight * width))
             self._sum(tile, rest, there, inner, named if tile.unrolled and not rest else {})
 
-        extent = loop_extent(level.extent)
-        if isinstance(extent, Expr):
-            with self.k.loop(extent) as x:
+        if level.guards:
+            with self._positions(level) as x:
                 step(x)
             return
-        unroll = extent if tile.unrolled else 1 if rest else self.options.unroll
-        whole, left = divmod(extent, unroll)
+        unroll = level.count if tile.unrolled else 1 if rest else self.options.unroll
+        whole, left = divmod(level.count, unroll)
         with self._loop(whole) if whole else nullcontext(Const(0, i64)) as x:
             for n in range(unroll if whole else 0):
                 step(simplify(x * unroll + n))
@@ -150,12 +243,11 @@ class Lanes(Emitter):
 
     def _other(self, tile: _Tile, load: Load, lanes: int, named: dict) -> Buffer | Expr:
         """The elements, or the one for all lanes, that the weights are multiplied with."""
-        centre = 0 if tile.inside else self.centre
         if load not in named:
             if self.depthwise:
-                named[load] = self._register(load, centre, lanes)
+                named[load] = self._register(load, tile.centre, lanes)
             else:
-                named[load] = self.k.let(self._value(load, centre))
+                named[load] = self.k.let(self._value(load, tile.centre))
         return named[load]
 
     def _value(self, load: Load, centre: int) -> Expr:
@@ -174,10 +266,15 @@ class Lanes(Emitter):
 
 @dataclass(frozen=True)
 class _Tile:
-    """Sums being taken: `totals` by row and vector, the `lanes` in use of each vector, whether all
-    taps are `inside`, and whether their loops are unrolled."""
+    """Sums being taken: `totals` by row and vector, the `lanes` in use of each vector, the `centre`
+    that is taken off what is multiplied, and whether the loops are unrolled."""
 
     totals: list[list[Buffer]]
     lanes: list[int]
-    inside: bool
+    centre: int
     unrolled: bool
+
+
+def _pieces(width: int) -> list[tuple[int, int]]:
+    """The vectors of a panel: where each starts, and its lanes."""
+    return [(j, min(LANES, width - j)) for j in range(0, width, LANES)]

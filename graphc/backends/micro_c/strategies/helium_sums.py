@@ -1,17 +1,18 @@
 """What sums of products in vectors share: matching, loops over outputs, starts, the finish.
 
-Where no guard of the sum holds back a tap, the centre of bytes (their zero point) is taken off
-beforehand: sum((x - c) * w) = sum(x * w) - c * sum(w), and c * sum(w) goes into the constant that
-the sum starts from, as does a bias. At the edges the sums run over the taps inside, one row of the
-output at a time.
+The centre of bytes (their zero point) is taken off beforehand: sum((x - c) * w) = sum(x * w) - c *
+sum(w), and c * sum(w) goes into the constant that a sum starts from, as does a bias. Where guards
+hold back taps, sum(w) depends on which are inside: there is a start for every such set of taps, or,
+if those were many, one, and at the edges the centre is taken off as the sum goes along. The outputs
+at the edges are computed one row at a time, in one loop: their code is the same for all of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 
 from graphc.backends.cfamily.printer import Dialect
 from graphc.backends.cfamily.spell import Speller
@@ -35,6 +36,7 @@ from graphc.ir.expr import (
     free_indices,
     loads,
     reduce,
+    select,
     substitute,
     walk,
 )
@@ -42,25 +44,30 @@ from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import flatten_index, is_affine_in, simplify
 from graphc.passes.kernel.prepare import prepare_kernel
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
-from graphc.passes.lower.guards import guard_atoms, trim
+from graphc.passes.lower.guards import guard_atoms
 from graphc.passes.lower.spaces import shapes_of
 
-SHORT_ROW = 6  # bytes in a row, below which lanes are faster than dots
+SHORT_ROW = 12  # bytes in a row, below which lanes are faster than dots
+LEAST_TABLE = 2048  # bytes of starts that are always worth it
 
 
 @dataclass(frozen=True)
 class HeliumOptions:
-    """Sizes of tiles: rows and columns of dots, those columns where there is one row; rows and
-    vectors of lanes, those vectors where there is one row; `block` columns of sums on the stack."""
+    """Sizes of tiles: rows and columns of dots, those columns where there is one row, at the edges,
+    and at edges where the centre is taken off there; rows and vectors of lanes, those vectors where
+    there is one row; `block` columns of sums on the stack."""
 
     rows: int = 3
     columns: int = 2
     alone: int = 6
-    edge_columns: int = 2
+    edge_columns: int = 4
+    centred_columns: int = 2
+    chunks: int = 4  # the most groups of sixteen bytes in a row that are unrolled
     lane_rows: int = 3
     lane_vectors: int = 2
     lane_alone: int = 6
     block: int = 64
+    deep: int = 8  # products for one tap, from which on sums at the edges stay in registers
     whole: int = 16  # the most products of a column that are unrolled wholly
     unroll: int = 2  # steps of a long innermost loop over lanes
 
@@ -134,36 +141,36 @@ def _row_length(load: Load, depth: list[Index]) -> int:
 # ---------------------------------------------------------------- summed indices
 
 
-@dataclass
+@dataclass(frozen=True)
 class Level:
-    """One loop of a sum: an axis (or several that are passed through as one) from `low` on; `step`
-    is how far it moves in the other factor, `weight` in the packed weights."""
+    """One loop of a sum: an axis, or several that are passed through as one. `step` is how far it
+    moves in the other factor, `weight` in the packed weights; `guards` must hold for a position of
+    the axis to count."""
 
-    low: Expr
-    extent: Expr
+    axis: Index
     count: int
     step: int
     weight: int
+    guards: tuple[Expr, ...] = ()
 
-    @property
-    def is_full(self) -> bool:
-        return isinstance(self.extent, Const) and self.extent.value == self.count
+    def guard(self, position: Expr) -> Expr | None:
+        """The condition for a position; None if it always counts."""
+        atoms = [simplify(substitute(g, {self.axis: position})) for g in self.guards]
+        return conjunction([a for a in atoms if not (isinstance(a, Const) and a.value)])
 
 
-def _merged(levels: list[Level]) -> list[Level]:
+def merged(levels: list[Level]) -> list[Level]:
     """Neighbouring levels that move through both factors as one are one."""
     result = [levels[-1]]
     for outer in reversed(levels[:-1]):
         inner = result[0]
-        if inner.is_full and outer.step == inner.step * inner.count:
-            if outer.weight == inner.weight * inner.count:
-                times = Const(inner.count, i64)
-                result[0] = Level(
-                    simplify(outer.low * times), simplify(outer.extent * times),
-                    outer.count * inner.count, inner.step, inner.weight,
-                )  # fmt: skip
-                continue
-        result.insert(0, outer)
+        if (
+            outer.guards or inner.guards or outer.step != inner.step * inner.count
+            or outer.weight != inner.weight * inner.count
+        ):  # fmt: skip
+            result.insert(0, outer)
+        else:
+            result[0] = replace(inner, count=outer.count * inner.count)
     return result
 
 
@@ -187,6 +194,7 @@ class Emitter:
         self.centre = self._centre()
         self.expr, self.bias = self._without_bias()
         self.weights = self._pack()
+        self.classes: list[Index] = []
         self.starts = self._starts()
 
     def _guarded(self) -> set[Index]:
@@ -238,25 +246,50 @@ class Emitter:
         return call("min", position, Const(self.columns - 1, i64))
 
     def _starts(self) -> dict[bool, Buffer | None]:
-        """What sums start from: with all taps inside, and at the edges."""
-        edge = self.bias if self.guarded else None
-        zero = Const(0, self.match.hole.dtype)
-        start = self.bias
-        if self.centre:
-            # The sum over all taps of the weights alone, times the centre.
-            total = reduce("sum", self.match.b, self.match.hole.axes)
-            start = (start if start is not None else zero) - total * Const(self.centre, i32)
-        same = start is edge or not self.guarded
-        found = None if start is None else self._start("start", start)
-        if same:
+        """What sums start from: with all taps inside, and at the edges.
+
+        Where it pays, there is one start for every set of taps that are inside (`classes` of the
+        output indices on whose account taps are held back), and the centre is dealt with by them.
+        """
+        if not self.centre:
+            found = None if self.bias is None else self._start("start", self.bias)
             return {True: found, False: found}
-        return {True: found, False: None if edge is None else self._start("edge", edge)}
+        self.classes = self._classes()
+        zero = Const(0, self.match.hole.dtype)
+        before = self.bias if self.bias is not None else zero
+        taken = self._start("start", before - self._weight_sum() * Const(self.centre, i32))
+        if self.classes or not self.guarded:
+            return {True: taken, False: taken}
+        edge = None if self.bias is None else self._start("edge", self.bias)
+        return {True: taken, False: edge}
+
+    def _classes(self) -> list[Index]:
+        """The guarded indices, if a start for each of their classes takes little memory."""
+        guarded = [x for x in self.match.indices if x in self.guarded]
+        count = math.prod(_class_count(*self._interior(x), x.count) for x in guarded)
+        fixed = math.prod(x.count for x in self.fixed)
+        taken = count * fixed * -(-self.columns // LANES) * LANES * 4
+        return guarded if taken <= max(LEAST_TABLE, math.prod(self.weights.shape)) else []
+
+    def _weight_sum(self) -> Expr:
+        """The sum of a column's weights whose taps are inside."""
+        hole, body = self.match.hole, self.match.b
+        atoms = guard_atoms(hole.op, hole.identity, hole.body)
+        for atom in atoms if self.classes else []:
+            body = select(atom, body, Const(0, hole.dtype))
+        return reduce("sum", body, hole.axes)
 
     def _start(self, name: str, expr: Expr) -> Buffer:
         width = -(-self.columns // LANES) * LANES
-        shape = (*(x.count for x in self.fixed), width)
+        ranges = [(*self._interior(x), x.count) for x in self.classes]
+        counts = [_class_count(*r) for r in ranges]
+        shape = (*(x.count for x in self.fixed), *counts, width)
         index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
         mapping: dict[Expr, Expr] = dict(zip(self.fixed, index))
+        for x, position, (low, high, _) in zip(self.classes, index[len(self.fixed) :], ranges):
+            mapping[x] = position
+            if high > low + 1:
+                mapping[x] = select(position <= low, position, position + (high - low - 1))
         mapping[self.column] = self._column_at(index[-1])
         return self._constant(name, expr.dtype, shape, index, substitute(expr, mapping))
 
@@ -264,14 +297,25 @@ class Emitter:
         buffer = self.starts[inside]
         if buffer is None:
             return None
-        where = (*(at[x] for x in self.fixed), column)
+        classes = [self._class_of(x, at[x], inside) for x in self.classes]
+        where = (*(at[x] for x in self.fixed), *classes, column)
         return Load(buffer.name, (flatten_index(where, buffer.shape),), buffer.dtype)
+
+    def _class_of(self, index: Index, position: Expr, inside: bool) -> Expr:
+        """Which of the starts belongs to a position of a guarded index."""
+        low, high = self._interior(index)
+        if high <= low + 1:
+            return position
+        if inside:
+            return Const(low, i64)
+        after = select(position >= high, position - (high - low - 1), Const(low, i64))
+        return select(position < low, position, after) if low else after
 
     # ------------------------------------------------------------ loops over outputs
 
     def lowered(self) -> Lowered:
         match = self.match
-        self._outer(list(self.outer), {}, True)
+        self._outer(list(self.outer), {}, [])
         output = flat_buffer(match.computation.outputs[0].buffer)
         used = {x.source for x in (*loads(self.expr), *loads(match.a))}
         inputs = [flat_buffer(b) for b in match.computation.inputs if b.name in used]
@@ -293,22 +337,21 @@ class Emitter:
                     found.append((output.name, buffer.name))
         return found
 
-    def _outer(self, outer: list[Index], at: dict, inside: bool) -> None:
+    def _interior(self, index: Index) -> tuple[int, int]:
+        """The range of an index of the output in which no tap is held back on its account."""
+        return interior(index, self.match.hole) if index in self.guarded else (0, index.count)
+
+    def _outer(self, outer: list[Index], at: dict, conditions: list[Expr]) -> None:
+        """Loops over the outer indices; all taps are inside where the conditions hold."""
         if not outer:
-            self._rows(at, inside)
+            self._rows(at, conditions)
             return
         index, rest = outer[0], outer[1:]
-        for start, count, whole in self._segments(index, inside):
-            with self._loop(count) as x:
-                self._outer(rest, {**at, index: simplify(x + start)}, whole)
-
-    def _segments(self, index: Index, inside: bool) -> Iterator[tuple[int, int, bool]]:
-        """Runs (start, count, whether all taps are inside) of an index of the output."""
-        low, high = 0, index.count
-        if index in self.guarded:
-            low, high = interior(index, self.match.hole)
-        runs = ((0, low, False), (low, high - low, inside), (high, index.count - high, False))
-        return (run for run in runs if run[1])
+        low, high = self._interior(index)
+        with self._loop(index.count) as x:
+            beyond = [x >= low] if low > 0 else []
+            beyond += [x < high] if high < index.count else []
+            self._outer(rest, {**at, index: x}, [*conditions, *beyond])
 
     @contextmanager
     def _loop(self, count: int) -> Iterator[Expr]:
@@ -318,19 +361,40 @@ class Emitter:
         with self.k.loop(count) as x:
             yield x
 
-    def _rows(self, at: dict, inside: bool) -> None:
+    def _rows(self, at: dict, conditions: list[Expr]) -> None:
+        """All rows: those at the edges one at a time, the others in tiles."""
         row = self.match.row
+        inside = conjunction(conditions)
         if row is None:
-            self._columns([at], inside)
+            self._one_row(at, inside)
             return
-        for start, count, whole in self._segments(row, inside):
-            runs = [(start, count, 1)]
-            if whole:
-                runs = tiles_of(start, count, self._tile_rows())
-            for first, number, size in runs:
+        low, high = self._interior(row)
+        if low or high < row.count or inside is not None:
+            self._edges(at, row, low, high, inside)
+        with self.k.when(inside) if inside is not None else nullcontext():
+            for first, number, size in tiles_of(low, high - low, self._tile_rows()):
                 with self._loop(number) as x:
                     base = simplify(x * size + first)
-                    self._columns([{**at, row: simplify(base + t)} for t in range(size)], whole)
+                    self._columns([{**at, row: simplify(base + t)} for t in range(size)], True)
+
+    def _one_row(self, at: dict, inside: Expr | None) -> None:
+        if inside is None:
+            self._columns([at], True)
+            return
+        with self.k.when(inside):
+            self._columns([at], True)
+        with self.k.otherwise():
+            self._columns([at], False)
+
+    def _edges(self, at: dict, row: Index, low: int, high: int, inside: Expr | None) -> None:
+        """The rows before `low` and from `high` on, or all of them unless `inside`."""
+        with self._loop(row.count) as x:
+            bounds = [x >= low] if low > 0 else []
+            bounds += [x < high] if high < row.count else []
+            within = conjunction([inside, *bounds] if inside is not None else bounds)
+            assert within is not None
+            with self.k.when(call("not", within)):
+                self._columns([{**at, row: x}], False)
 
     def _tile_rows(self) -> int:
         raise NotImplementedError
@@ -341,30 +405,30 @@ class Emitter:
 
     # ------------------------------------------------------------ sums
 
-    def _levels(self, rows: list[dict]) -> tuple[list[Level], list[Load]]:
+    def _levels(self, rows: list[dict], inside: bool) -> tuple[list[Level], list[Load]]:
         """The loops of the sum for a tile of rows, and the first element it reads in each row."""
-        factors = [simplify(substitute(self.match.a, at)) for at in rows]
         hole = self.match.hole
-        bound = frozenset(x for at in rows for e in at.values() for x in free_indices(e))
-        ranges: list[tuple[Expr, Expr]] = []
-        for axis in self.match.depth:
-            trimmed = trim([hole] * len(factors), factors, axis, bound)
-            low: Expr = Const(0, i64)
-            extent: Expr = Const(axis.count, i64)
-            if trimmed is not None:
-                inside, factors = trimmed
-                low, extent = inside.low, inside.extent
-            ranges.append((low, extent))
-        reads = [_only_load(f) for f in factors]
+        load = _element(unguarded(self.match), hole.dtype)
+        assert load is not None and (inside or len(rows) == 1)
+        atoms = [] if inside else guard_atoms(hole.op, hole.identity, hole.body)
         counts = [k.count for k in self.match.depth]
         levels = []
-        for n, (axis, (low, extent)) in enumerate(zip(self.match.depth, ranges)):
-            step = is_affine_in(reads[0].index[0], axis)
+        for n, axis in enumerate(self.match.depth):
+            step = is_affine_in(load.index[0], axis)
             assert step is not None
-            levels.append(Level(low, extent, axis.count, step, math.prod(counts[n + 1 :])))
+            held = tuple(substitute(a, rows[0]) for a in atoms if axis in free_indices(a))
+            levels.append(Level(axis, axis.count, step, math.prod(counts[n + 1 :]), held))
         zero = {axis: Const(0, i64) for axis in self.match.depth}
-        starts = [Load(x.source, (simplify(substitute(x.index[0], zero)),), x.dtype) for x in reads]
-        return _merged(levels), starts
+        starts = [simplify(substitute(load.index[0], {**zero, **at})) for at in rows]
+        return merged(levels), [Load(load.source, (x,), load.dtype) for x in starts]
+
+    @contextmanager
+    def _positions(self, level: Level) -> Iterator[Expr]:
+        """A loop over the positions of a level that count."""
+        with self._loop(level.count) as x:
+            guard = level.guard(x)
+            with self.k.when(guard) if guard is not None else nullcontext():
+                yield x
 
     # ------------------------------------------------------------ the finish
 
@@ -407,11 +471,14 @@ def moved(load: Expr, offset: Expr) -> Load:
     return Load(load.source, (simplify(load.index[0] + offset),), load.dtype)
 
 
-def _only_load(factor: Expr) -> Load:
-    (load,) = dict.fromkeys(loads(factor))
-    return load
+def _class_count(low: int, high: int, count: int) -> int:
+    """Positions of an index that differ in the taps held back: low..high - 1 do not."""
+    return count - max(high - low - 1, 0)
 
 
-def loop_extent(count: Expr) -> int | Expr:
-    """The extent of a loop: a number if it is constant."""
-    return count.value if isinstance(count, Const) else count
+def conjunction(conditions: list[Expr]) -> Expr | None:
+    """Whether all of them hold; None if there are none."""
+    result: Expr | None = None
+    for condition in conditions:
+        result = condition if result is None else call("and", result, condition)
+    return result
