@@ -109,4 +109,3 @@ def _checked(spec: tuple[str, Any], array: np.ndarray) -> np.ndarray:
 def _pointers(arrays: Sequence[np.ndarray]) -> Any:
     """The fields of a structure of pointers."""
     return (ctypes.c_void_p * max(len(arrays), 1))(*(a.ctypes.data for a in arrays))
-

@@ -148,14 +148,15 @@ class _VectorLoop:
                 raise NotVectors(type(stmt).__name__)
 
     def _predicate(self) -> None:
-        extent, bits = self.stmt.extent, BYTES // self.width
+        """The lanes in use, by way of vctp: gcc 12 takes constants of this type for others."""
+        extent, function = self.stmt.extent, f"vctp{8 * BYTES // self.width}q"
         if isinstance(extent, int):
             if extent < self.width:
-                self.predicate = f"0x{(1 << bits * extent) - 1:x}u"
+                self.predicate = self.call(function, f"{extent}u")
             return
         name = self.p.temporary()
         with self.p.scope(extent):
-            count = self.call(f"vctp{8 * bits}q", f"(uint32_t)({self.p.expr(extent)})")
+            count = self.call(function, f"(uint32_t)({self.p.expr(extent)})")
         self.p.line(f"const mve_pred16_t {name} = {count};")
         self.predicate = name
 

@@ -52,7 +52,7 @@ def second_layer(case) -> str:
     channels, weights, attrs = case
     program = micro_program(chain(np.int8, channels, weights, **attrs)[0], CPU)
     text = bundle(program, BundleOptions("net", cpu=CPU))["net.c"]
-    return text.split("static NET_KERNEL void net_")[2].split("\n}")[0]
+    return re.findall(r"^static [^\n]*void net_.*?^}", text, re.M | re.S)[1]
 
 
 @pytest.mark.parametrize("name", CASES)
