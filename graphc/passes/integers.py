@@ -16,8 +16,10 @@ from graphc.passes.decompose import expand_in_place
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.pass_manager import register_pass
 from graphc.passes.rewriter import RULES, Rewrite, apply_rules
+from graphc.passes.rules.quantised.kernels import WHOLE_OPERATORS
 
 KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))
+QUANTISED = frozenset({"QLinearConv", "QLinearMatMul"})  # which have a definition of their own
 PADDING = ("pad-into-conv", "pad-into-average-pool")
 
 
@@ -30,9 +32,12 @@ class Integers(Rewrite):
     name = "integers"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
+        operators = [op for op in graph.walk() if "quantised" in op.defn.traits]
+        whole = bool(operators) or any(op.name in QUANTISED for op in graph.walk())
+        ctx.options[WHOLE_OPERATORS] = whole
         changed = False
-        for op in list(graph.walk()):
-            if "quantised" in op.defn.traits and ctx.spend("decompose", op):
+        for op in operators:
+            if ctx.spend("decompose", op):
                 expand_in_place(op)
                 changed = True
         changed |= apply_rules(graph, [RULES[name] for name in PADDING], ctx, KEEP_INTEGERS)

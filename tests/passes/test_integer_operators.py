@@ -248,6 +248,6 @@ def test_halves_of_a_pool_of_floats():
     pooled = model.quantise(total, 0.5)
     model.result = model.build(pooled)
     graph = driver.optimise(driver.typed(model.result), passes="integers, fold, dce")
-    assert [op.attrs["shifted"] for op in graph.ops if op.name == "RoundedAverage"] == [0]
+    assert [op.attrs["added"] for op in graph.ops if op.name == "RoundedAverage"] == [0]
     (found,) = interpret(graph, model.feeds)
     np.testing.assert_array_equal(found, by_onnx_runtime(model))

@@ -7,7 +7,7 @@ float32 makes on the way, s being the scale:
     t = 0;  t = fl(t + fl(x * s)) for each element x of the window, row by row
     w = fl(fl(t / n) / s)
     the result is w rounded to even, plus the zero point    (quantised after a pool of floats)
-    or fl(w + zero point) rounded to even                   (a pool of quantised values: `shifted`)
+    or fl(w + zero point) rounded to even                   (a pool of quantised values)
 
 For a tie this is done in integers: a float is a multiple of 2**e, e being the exponent of the last
 bit of s, and fl() keeps the first 24 bits, halves to even. Sums have less than 2**48 such units.
@@ -42,13 +42,13 @@ def _average_type(x, _, *, to, kernel_shape, auto_pad, dilations, pads, strides,
 @imperative("RoundedAverage", domain=DOMAIN, infer=_average_type)
 def rounded_average(
     k, x: Int, total: Int, *, kernel_shape, mantissa: int, x_zero_point: int, zero_point: int,
-    shifted: int, low: int, high: int, to: int, auto_pad="NOTSET", ceil_mode=0,
+    added: int, low: int, high: int, to: int, auto_pad="NOTSET", ceil_mode=0,
     count_include_pad=0, dilations=None, pads=None, strides=None,
 ):  # fmt: skip
     """The mean of x - x_zero_point over each window, rounded, plus zero_point.
 
     `total` holds the sums of the windows, `mantissa` the 24 bits of the scale that x and the result
-    have in common.
+    have in common; `added` is the zero point that is added to floats, 0 if none is.
     """
     window = make_window(
         x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
@@ -68,10 +68,9 @@ def rounded_average(
         with k.when(twice.eq(whole * count * 2)):  # the mean is whole - 1/2
             floats = _Floats(k, mantissa)
             mean = floats.mean(_window_sum(k, x, window, where, x_zero_point, floats), count)
-            upper = whole + zero_point if shifted else whole
-            if shifted:
-                mean = floats.rounded(mean + (zero_point << FIRST + SECOND))
-            up = floats.rounds_up(mean, upper)
+            if added:
+                mean = floats.rounded(mean + (added << FIRST + SECOND))
+            up = floats.rounds_up(mean, whole + added)
             k.store(result, (), whole + zero_point - select(up, cast(0, i32), cast(1, i32)))
         limited = minimum(maximum(result[()], low), high)
         k.store(out, where, limited.cast(dtype))

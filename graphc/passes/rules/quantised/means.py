@@ -21,7 +21,7 @@ from graphc.passes.pattern import attribute
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.facts import ints
 from graphc.passes.rules.quantised.activations import Activated
-from graphc.passes.rules.quantised.kernels import in_one_kernel
+from graphc.passes.rules.quantised.kernels import in_one_kernel, zero_point_in_kernel
 from graphc.passes.rules.quantised.products import LARGEST_BYTE, NO_OPERAND
 from graphc.passes.rules.quantised.rescale import LARGEST_SUM, rescaled
 from graphc.passes.rules.quantised.values import Quantised, Target, activation
@@ -80,11 +80,11 @@ def _tied_average(rw: Rewriter, pool: Op, x: Quantised, target: Target) -> Value
     if math.prod(pool.attrs["kernel_shape"]) > LARGEST_WINDOW:
         return rw.skip("the window is too large to follow float32")
     mantissa = int(math.ldexp(math.frexp(x.step)[0], DIGITS))
-    shifted = int(in_one_kernel(pool, rw.match.ops[-1]))
+    added = zero_point_in_kernel(rw, pool, target) if in_one_kernel(rw, pool) else 0
     return rw.op(
         "RoundedAverage", x.value, _window_sums(rw, pool, x), domain=DOMAIN, mantissa=mantissa,
         x_zero_point=x.zero_point, zero_point=target.zero_point,
-        shifted=shifted, **target.attrs(), **pool.attrs,
+        added=added, **target.attrs(), **pool.attrs,
     )  # fmt: skip
 
 

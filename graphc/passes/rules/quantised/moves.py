@@ -31,7 +31,8 @@ MOVES = (
     "Transpose", "Unsqueeze",
 )  # fmt: skip
 CHOICES = ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin")  # of one operand's elements
-MERGES = ("Concat", "Max", "Min")
+MERGES = ("Concat", "Max", "Min")  # of all operands
+SELECTION = "Where"  # of all operands but the first
 ONE_OPERAND = (*MOVES, *CHOICES, "Pad")
 PASSED = (*MOVES, *CHOICES, *MERGES, "Clip", "LeakyRelu", "PRelu", "Relu")
 FARTHEST = 16  # operators between a quantisation and the integers it looks for
@@ -123,21 +124,23 @@ def dequantise_after_merge(rw, op, operands):
 def quantise_before_move(rw, op, y, scale, zero):
     """q(move(r)) == move(q(r)), and so for maxima over elements of r."""
     inner = y.producer
-    movable = (*MOVES, *CHOICES, *MERGES)
+    movable = (*MOVES, *CHOICES, *MERGES, SELECTION)
     if inner is None or inner.name not in movable or inner.name == "Split":
         return rw.skip("the operand is not made by a move")
     if len(y.uses) != 1 or not _only_moves(inner):
         return rw.skip("the value before the quantisation is used elsewhere")
     if target_of(rw, op) is None:
         return None
-    count = len(inner.inputs) if inner.name in MERGES else 1
-    parts, others = inner.inputs[:count], inner.inputs[count:]
+    first = int(inner.name == SELECTION)
+    last = 1 if inner.name in ONE_OPERAND else len(inner.inputs)
+    parts = inner.inputs[first:last]
     if not all(part.tensor.dtype == y.tensor.dtype for part in parts):
         return rw.skip("it changes the type")
     if any(part.tensor.size > y.tensor.size and not _from_integers(part) for part in parts):
         return rw.skip("more elements would have to be quantised")
     quantised = [quantised_like(rw, part, op) for part in parts]
-    return rw.op(inner.name, *quantised, *others, **inner.attrs)
+    operands = (*inner.inputs[:first], *quantised, *inner.inputs[last:])
+    return rw.op(inner.name, *operands, **inner.attrs)
 
 
 def _from_integers(value: Value | None) -> bool:

@@ -32,7 +32,7 @@ def softmax(rw: Rewriter, op: Op, after: Activated) -> Value | None:
         return rw.skip("a softmax has no slopes below zero")
     target = after.target
     inverse = 1 / target.step
-    if in_one_kernel(op, rw.match.ops[-1]):
+    if in_one_kernel(rw, op):
         inverse = math.floor(np.float32(1) / np.float32(target.step))
     if not 1 <= inverse < 1 << 16:
         return rw.skip(f"a scale of {target.step} is out of reach")

@@ -116,7 +116,7 @@ def _product(
         return rw.skip("the slopes below zero belong to another axis")
     below = after.slopes(channels)
     factors = units / after.target.step
-    if in_one_kernel(op, rw.match.ops[-1]):
+    if in_one_kernel(rw, op):
         factors = _as_floats(x.step, steps, after.target.step, channels)
     return rescaled(
         rw, total(centred), offsets, factors, axis, after.target,

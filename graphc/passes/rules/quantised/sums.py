@@ -37,7 +37,7 @@ def addition(rw: Rewriter, op: Op, after: Activated) -> Value | None:
             columns = op.output.tensor.static_shape[-1]
             if alone and bias is not None and bias.tensor.size in (1, columns):
                 return matrix_product(rw, inner, after, bias)
-    return _sum(rw, op, after, 1, in_one_kernel(op, rw.match.ops[-1]))
+    return _sum(rw, op, after, 1, in_one_kernel(rw, op))
 
 
 def subtraction(rw: Rewriter, op: Op, after: Activated) -> Value | None:
@@ -94,7 +94,7 @@ def product(rw: Rewriter, op: Op, after: Activated) -> Value | None:
         return rw.skip(NO_OPERAND)
     if after.slope is not None and after.slope.size > 1:
         return rw.skip("a product has no slopes per channel")
-    with_zero = in_one_kernel(op, rw.match.ops[-1])
+    with_zero = in_one_kernel(rw, op)
     total = rw.Mul(_less_zero_point(rw, a), _less_zero_point(rw, b))
     factors = np.array([a.step * b.step / after.target.step])
     below = None if after.slope is None else factors * after.slope
