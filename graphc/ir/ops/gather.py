@@ -102,6 +102,8 @@ def reverse_sequence(i, x: Any_, lengths: Int, *, batch_axis: int = 1, time_axis
 def hardmax(b, x: Number, *, axis: int = -1):
     """1 at the first largest element along `axis`, 0 elsewhere."""
     dtype, axis = x.tensor.dtype, normal_axis(axis, x.tensor.rank)
+    if x.tensor.dims[axis] == 0:
+        return b.Identity(x)
     largest = b.ArgMax(x, axis=axis, keepdims=0)
     values = b.constant([0, 1], dtype)
     return b.OneHot(largest, b.constant(x.tensor.dims[axis]), values, axis=axis)

@@ -13,6 +13,7 @@ from graphc.ir.expr import (
     absolute,
     as_expr,
     cast,
+    isnan,
     reduce,
     select,
     sqrt,
@@ -64,8 +65,8 @@ def max_pool(
 
 
 def _position(i, x: Operand, window, largest: Expr, *, column_major: bool) -> Expr:
-    """The offset of the first element equal to the largest; its image is counted by rows, or by
-    columns if `column_major`, and images follow each other."""
+    """The offset of the first element equal to the largest, or of the first NaN; its image is
+    counted by rows, or by columns if `column_major`, and images follow each other."""
     window = [axis.trimmed() for axis in window]
     taps = axes(*(axis.kernel for axis in window), name="m")
     where = positions(window, i[2:], taps)
@@ -74,8 +75,11 @@ def _position(i, x: Operand, window, largest: Expr, *, column_major: bool) -> Ex
         image.reverse()
     spatial = linear([p for p, _ in image], [extent for _, extent in image])
     offset = linear(i[:2], x.shape[:2]) * math.prod(x.shape[2:]) + spatial
-    found = guard(window, i[2:], taps) & x[i[:2] + where].eq(largest)
-    return reduce("min", select(found, offset, i64.max), taps)
+    value = x[i[:2] + where]
+    wanted = value.eq(largest)
+    if x.dtype.is_float:
+        wanted = wanted | isnan(value)  # the largest is NaN too
+    return reduce("min", select(guard(window, i[2:], taps) & wanted, offset, i64.max), taps)
 
 
 @op("AveragePool", infer=_pool_shape)
