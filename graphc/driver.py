@@ -199,9 +199,13 @@ def to_program(
     passes: str = OPTIMISING,
     resident: bool = False,
     alignment: int = 1,
+    check: Callable[[Graph], None] | None = None,
 ) -> Program:
-    """A typed static graph, optimised and lowered; `resident` and `alignment` as `lower` has it."""
+    """A typed static graph, optimised and lowered; `resident` and `alignment` as `lower` has it.
+    `check` may refuse the optimised graph."""
     graph = optimise(graph, settings, passes)
+    if check is not None:
+        check(graph)
     program = lower(graph, strategies, graph.name, resident, alignment)
     if settings is not None and settings.observe is not None:
         settings.observe(program)
@@ -233,12 +237,16 @@ def micro_program(
     as `lower` has it, `opt` one of micro_c.goals."""
     from graphc.backends.micro_c.cpus import cpu_of
     from graphc.backends.micro_c.goals import finished, goal_of
+    from graphc.backends.micro_c.placeable import check_placeable, check_typed
     from graphc.backends.micro_c.quantisation import quantisation
     from graphc.backends.micro_c.strategies import strategies
 
     goal = goal_of(opt)
+    check_typed(graph)
     parameters = quantisation(graph)
-    program = to_program(graph, strategies(cpu), settings, PIPELINES["c"], resident)
+    program = to_program(
+        graph, strategies(cpu), settings, PIPELINES["c"], resident, check=check_placeable
+    )
     return replace(finished(program, cpu_of(cpu), goal), quantisation=parameters)
 
 

@@ -46,6 +46,7 @@ def build(folder: Path, *flags: str) -> str:
         ["--weights-as", "incbin", "--io", "arena"],
         ["--weights", "f16", "--tolerance", "0.05", "--no-libm"],
         ["--libm", "--tolerance", "1e-4"],
+        ["--opt", "size", "--package", "zephyr"],
     ],
     ids=lambda options: options[0] if options else "plain",
 )

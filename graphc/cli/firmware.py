@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.options import CPUS, PACKAGES, tolerance
+from graphc.cli.options import CPUS, GOALS, PACKAGES, tolerance
 
 if TYPE_CHECKING:
     from graphc.backends.micro_c import BundleOptions
@@ -19,7 +19,7 @@ UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20}
 DEFAULTS: dict[str, Any] = {
     "with_test": False, "tolerance": None, "libm": None, "weights": "f32", "weights_as": "c",
     "cpu": None, "io": "caller", "ram": None, "flash": None, "board": None, "trace": None,
-    "package": None,
+    "package": None, "opt": GOALS[0],
 }  # fmt: skip
 SPELLING = {"libm": "--libm and --no-libm"}
 
@@ -52,6 +52,8 @@ def add_code(parser: Any) -> None:
     parser.add_argument("--cpu", choices=CPUS, metavar="CPU",
                         help="the processor it is for: "
                         f"{', '.join(CPUS)} (default: {CPUS[0]}, or a board's)")  # fmt: skip
+    parser.add_argument("--opt", choices=GOALS, default=GOALS[0],
+                        help="what code is made for (default: %(default)s)")  # fmt: skip
     parser.add_argument("--libm", action=argparse.BooleanOptionalAction,
                         help="call libm for exp, log, tanh and erf; with --no-libm nothing of it "
                         "(default: polynomials for those, libm for what has none)")  # fmt: skip
@@ -87,7 +89,7 @@ def micro_program(model: Model, args: argparse.Namespace, settings: Settings) ->
 
     typed = emit.typed(model, "c")
     resident = getattr(args, "io", "") == "arena"
-    program = driver.micro_program(typed, settings, cpu_name(args), resident)
+    program = driver.micro_program(typed, settings, cpu_name(args), resident, args.opt)
     return half_weights(program) if args.weights == "f16" else program
 
 

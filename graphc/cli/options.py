@@ -10,6 +10,7 @@ from typing import Any
 ONE_LINE = re.compile(r"\s*\n\s*")
 TARGETS = ("cpu", "c", "cuda")
 CPUS = ("generic", "cortex-m0plus", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "rv32")
+GOALS = ("speed", "size")
 PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
 BOARDS = ("mps2-an386", "mps2-an500", "mps3-an547")
 INTERPRETER = "interpreter"

@@ -1,0 +1,73 @@
+"""What cannot run without a host, refused by name: the ONNX node, and what to do about it.
+
+Everything a microcontroller computes is a tensor of numbers or booleans whose shape is known when
+it is compiled. What is not (strings, sequences, optionals, sizes that depend on data, control flow
+that was not resolved) is found before anything is lowered.
+"""
+
+from __future__ import annotations
+
+from graphc.errors import UnsupportedError
+from graphc.ir.graph import Graph, Op, Value
+from graphc.ir.types import OptionalType, SequenceType, TensorType
+
+KERNEL_FORMS = ("elementwise", "indexed", "imperative", "composite")
+REGIONS = ("fused",)
+
+
+def check_typed(graph: Graph) -> None:
+    """UnsupportedError if a typed graph has inputs, outputs or ops that no pass can help."""
+    for value in graph.params:
+        _check_value(value, "input")
+    for name, value in zip(graph.output_names, graph.results):
+        maker = value.producer
+        where = maker.where() if maker is not None and maker.name != "Constant" else "output"
+        _check_value(value, f"{where}, output {name!r}" if where != "output" else "output")
+    for op in graph.ops:
+        if op.defn.form == "host":
+            raise UnsupportedError(f"{op.where()}: {_why(op)}")
+
+
+def check_placeable(graph: Graph) -> None:
+    """UnsupportedError if an optimised graph cannot be made C for a microcontroller."""
+    for op in graph.ops:
+        if op.name == "Constant":
+            continue
+        if op.defn.form not in KERNEL_FORMS and op.name not in REGIONS:
+            raise UnsupportedError(f"{op.where()}: {_why(op)}")
+        for value in op.outputs:
+            _check_value(value, op.where())
+
+
+def _why(op: Op) -> str:
+    if op.regions:
+        return (
+            "its branch or trip count depends on data, and a program without a host has no control "
+            "flow; make it constant, with --set if it comes from an input"
+        )
+    return (
+        "it runs on a host only; compute it before the model runs, and give its result as an input"
+    )
+
+
+def _check_value(value: Value, where: str) -> None:
+    problem = _problem(value)
+    if problem:
+        raise UnsupportedError(f"{where}: {value.name!r} {problem}")
+
+
+def _problem(value: Value) -> str:
+    """Why a value has no place in memory; empty if it has one."""
+    type = value.type
+    if isinstance(type, SequenceType):
+        return f"is {type}: sequences need a host; take the model apart into tensors"
+    if isinstance(type, OptionalType):
+        return f"is {type}: optional values need a host; make it an input that is always there"
+    if not isinstance(type, TensorType):
+        return "has no type that is known when it is compiled; a program without a host needs it"
+    if type.dtype.kind in ("string", "complex"):
+        kind = "strings" if type.dtype.kind == "string" else "complex numbers"
+        return f"is {type}: there are no {kind} in C99 code; convert it to numbers beforehand"
+    if not type.is_static:
+        return f"is {type}: its size depends on data; fix it with --shape, --dim or --set"
+    return ""
