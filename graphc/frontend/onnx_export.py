@@ -262,7 +262,7 @@ def _split(op: Op) -> tuple[list[Value | None], list[Value]]:
 def _stamp(model: ModelProto, nodes: list[NodeProto], declared: list[Type | None]) -> None:
     """Sets the lowest opset with which onnx.checker accepts the model, and types its outputs."""
     domains = {node.domain for node in nodes if node.domain}
-    others = [helper.make_opsetid(d, opsets.newest(d)) for d in sorted(domains)]
+    others = [helper.make_opsetid(d, opsets.stamp(d, nodes)) for d in sorted(domains)]
     error: Exception | None = None
     for version in dict.fromkeys((opsets.lowest(nodes), opsets.newest(""))):
         del model.opset_import[:]

@@ -26,9 +26,23 @@ def newest(domain: str) -> int:
     return OPSETS.get(domain, 1)
 
 
+def in_use(name: str, domain: str) -> int:
+    """The newest version of a domain, of those graphc speaks, that has not deprecated an op."""
+    for version in range(newest(domain), 0, -1):
+        found = schema_of(name, domain, version)
+        if found is None or not found.deprecated:
+            return version
+    return newest(domain)
+
+
 def schema(op: Op) -> onnx.defs.OpSchema | None:
     """The ONNX schema of an op, or None if ONNX has none."""
-    return schema_of(op.name, op.defn.domain, newest(op.defn.domain))
+    return schema_of(op.name, op.defn.domain, in_use(op.name, op.defn.domain))
+
+
+def stamp(domain: str, nodes: Iterable[NodeProto]) -> int:
+    """The newest version of a domain other than ai.onnx in which no node is deprecated."""
+    return min(in_use(node.op_type, domain) for node in nodes if node.domain == domain)
 
 
 def attribute_kinds(op: Op) -> dict[str, int]:

@@ -200,6 +200,23 @@ def test_the_lowest_opset_that_has_the_operator(op, attrs, least):
 # ---------------------------------------------------------------- files
 
 
+def test_operators_deprecated_in_the_newest_version_of_their_domain():
+    graph = new_graph("g", x=TensorType(dtypes.f32, (2, 1)))
+    tree = {
+        "nodes_treeids": (0, 0, 0), "nodes_nodeids": (0, 1, 2), "nodes_featureids": (0, 0, 0),
+        "nodes_modes": ("BRANCH_LEQ", "LEAF", "LEAF"), "nodes_values": (0.5, 0.0, 0.0),
+        "nodes_truenodeids": (1, 0, 0), "nodes_falsenodeids": (2, 0, 0), "n_targets": 1,
+        "target_treeids": (0, 0), "target_nodeids": (1, 2), "target_ids": (0, 0),
+        "target_weights": (3.0, 4.0),
+    }  # fmt: skip
+    y = Builder(graph).op("TreeEnsembleRegressor", graph.params[0], domain="ai.onnx.ml", **tree)
+    graph.set_results([y])
+    made = export_onnx(graph)
+    assert {o.domain: o.version for o in made.opset_import}["ai.onnx.ml"] < 5
+    x = np.array([[0.25], [0.75]], np.float32)
+    assert interpret(import_onnx(made), [x])[0].tolist() == [[3.0], [4.0]]
+
+
 def test_a_written_file_is_the_model(tmp_path):
     path = tmp_path / "out.onnx"
     made = export_onnx(import_onnx(single("Add", {"x": X, "const": X})), path)
