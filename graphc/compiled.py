@@ -144,7 +144,7 @@ def checked(value: Any, spec: Spec) -> Any:
         raise ModelError(f"input {spec.name!r} is required, found None")
     array = np.asarray(value)
     if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
+        array = array.astype(array.dtype.type)
     if array.dtype.kind in "US":
         array = array.astype(object)
     if array.dtype != type_.dtype.np and not isinstance(value, np.ndarray):

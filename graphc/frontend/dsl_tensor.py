@@ -358,6 +358,8 @@ def _slice(x: Tensor, key: tuple) -> Tensor:
             step = 1 if part.step is None else part.step
             start = part.start if part.start is not None else (0 if step > 0 else END)
             stop = part.stop if part.stop is not None else (END if step > 0 else -END)
+            if step < 0 and isinstance(x.shape[axis], int) and start < -x.shape[axis]:
+                start = stop = 0  # nothing, as in Python; ONNX would start at the first
             rows.append((start, stop, axis, step))
     if not rows:
         return x

@@ -8,6 +8,7 @@ present before anything is allocated, so a tiny file cannot ask for a huge array
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -83,8 +84,8 @@ def _from_bytes(data, dtype: DType, shape: tuple[int, ...], where: str) -> np.nd
         return numpy_helper.to_array(packed).reshape(shape)
     if dtype is dtypes.boolean:
         return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
-    array = np.frombuffer(data, dtype.np.newbyteorder("<")).reshape(shape)
-    return np.require(array.astype(dtype.np, copy=False), requirements="A")
+    array = np.frombuffer(data, dtype.np).reshape(shape)
+    return np.require(array if sys.byteorder == "little" else array.byteswap(), requirements="A")
 
 
 _FIELDS = {

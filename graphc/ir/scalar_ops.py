@@ -201,7 +201,8 @@ def apply(op: ScalarOp, dtype: DType, *args: np.ndarray) -> np.ndarray:
 
 def _widen(array) -> np.ndarray:
     array = np.asarray(array)
-    if array.dtype.kind == "O" or array.dtype.isbuiltin == 1 and array.dtype != np.float16:
+    registered = array.dtype.isbuiltin == 2  # by ml_dtypes; 0 is any whose byte order is named
+    if not registered and array.dtype != np.float16:
         return array
     narrow_int = "int" in array.dtype.name
     return array.astype(np.int32 if narrow_int else np.float32)

@@ -12,6 +12,7 @@ from graphc.errors import GraphcError, ModelError, UnsupportedError
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir import opdef
 from graphc.ir.dtypes import f32, i64
+from graphc.ir.interp import interpret
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
@@ -112,6 +113,16 @@ def test_initializers_of_all_dtypes(dtype, raw):
     got = import_onnx(made).results[0].constant
     assert got.dtype == want.dtype
     np.testing.assert_array_equal(got.astype(np.complex64), want.astype(np.complex64))
+
+
+@pytest.mark.parametrize("number", [np.int64(2**40 + 1), np.float64(1 / 3)])
+def test_wide_constants_are_not_narrowed_by_arithmetic(number):
+    """Raw data has its byte order named in its numpy type, which is then not numpy's own object."""
+    made = single("Add", {"x": np.zeros(1, number.dtype), "const": np.array([number])})
+    graph = import_onnx(made)
+    assert interpret(graph, [np.zeros(1, number.dtype)])[0].tolist() == [number]
+    named = np.array([number]).astype(number.dtype.newbyteorder("<"))
+    assert interpret(graph, [named])[0].tolist() == [number + number]
 
 
 def test_types_of_inputs():

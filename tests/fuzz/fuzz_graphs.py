@@ -65,7 +65,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=1 << 62, help="number of cases")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long")
-    parser.add_argument("--target", default="cpu", help="cpu, c, micro, or cuda (simulated)")
+    parser.add_argument(
+        "--target", default="cpu", help="cpu, c, micro, cuda, or onnx (see judging.py)"
+    )
     parser.add_argument("--no-judge", action="store_true", help="leave ONNX Runtime out")
     parser.add_argument("--output", type=Path, help="folder for failing cases, made smaller")
     parser.add_argument("--print", action="store_true", help="print each graph")

@@ -55,7 +55,8 @@ class Tolerance:
 OURS = Tolerance(
     {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1}, share=0.04, floor=5e-6
 )
-# ONNX Runtime has a rough sigmoid, and computes some operators on float64 (Shrink) in float32.
+# ONNX Runtime has a rough sigmoid, and computes some operators on float64 (Shrink) in float32;
+# attributes of exported operators are float32.
 JUDGES = Tolerance(OURS.relative | {"float64": 1e-6}, share=1.0, floor=1e-5)
 
 
@@ -67,13 +68,15 @@ def run_interpreter(case: Case) -> list[Any]:
 
 
 def target_runner(target: str) -> Runner:
-    """Runs cases compiled for a target: "cpu", "c", "micro", or "cuda" (simulated)."""
+    """Runs cases compiled for a target: "cpu", "c", "micro", or "cuda" (simulated); "onnx" runs
+    what the graph is when it has been exported and imported again."""
+
+    if target in OTHERS:
+        return OTHERS[target]
 
     def run(case: Case) -> list[Any]:
         from graphc.driver import compile
 
-        if target == "micro":
-            return run_micro(case)
         options = {"simulate": True} if target == "cuda" else {}
         return compile(clone_graph(case.graph), target, **options).run(list(case.inputs))
 
@@ -91,14 +94,35 @@ def run_micro(case: Case) -> list[Any]:
     return list(build(micro_program(graph))(case.inputs))
 
 
+def exported(graph: Graph) -> Any:
+    """The graph as a model; UnsupportedError if ONNX lacks an operator on one of its types."""
+    from graphc.frontend.onnx_export import export_onnx
+
+    try:
+        return export_onnx(graph)
+    except InternalError as error:
+        if "has unsupported type" in str(error):
+            raise UnsupportedError(str(error)) from error
+        raise
+
+
+def run_exported(case: Case) -> list[Any]:
+    """Interprets the graph that is imported from the exported model."""
+    from graphc.frontend.onnx_import import import_onnx
+
+    model = exported(clone_graph(case.graph))
+    return interpret(import_onnx(model.SerializeToString()), case.inputs)
+
+
+OTHERS: dict[str, Runner] = {"micro": run_micro, "onnx": run_exported}
+
+
 def run_onnxruntime(case: Case) -> list[Any]:
     """Runs a case in ONNX Runtime: the results that it can judge, None for the others.
 
     UnsupportedError if there are none, or it lacks an operator.
     """
     import onnxruntime
-
-    from graphc.frontend.onnx_export import export_onnx
 
     judged = [] if case.special else judgeable(case.graph)
     if not judged:
@@ -108,10 +132,7 @@ def run_onnxruntime(case: Case) -> list[Any]:
     graph.output_names = [graph.output_names[n] for n in judged]
     graph.output_types = [v.type for v in graph.results]
     remove_dead(graph)
-    try:
-        model = export_onnx(graph)
-    except InternalError as error:  # element types that graphc takes and ONNX does not
-        raise UnsupportedError(str(error)) from error
+    model = exported(graph)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -224,7 +245,7 @@ def report(bad: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> str:
 
 def failure(case: Case, runner: Runner) -> str | None:
     """What is wrong with a runner's results, or None. UnsupportedError goes through."""
-    limits = JUDGES if runner is run_onnxruntime else OURS
+    limits = OURS if runner not in (run_onnxruntime, run_exported) else JUDGES
     wanted = run_interpreter(case)
     started = time.process_time()
     try:

@@ -56,8 +56,9 @@ def celu(i, x: Float, *, alpha: float = 1.0):
 
 
 @op("Selu")
-def selu(i, x: Float, *, alpha: float = 1.6732632423543772, gamma: float = 1.0507009873554805):
-    """gamma * x above 0, else gamma * alpha * (exp(x) - 1)."""
+def selu(i, x: Float, *, alpha=1.6732631921768188, gamma=1.0507010221481323):
+    """gamma * x above 0, else gamma * alpha * (exp(x) - 1). ONNX rounds the constants of Klambauer
+    et al. (2017) to float32."""
     v = wide(x[i])
     return (select(v > 0, v, (exp(v) - 1) * alpha) * gamma).cast(x.dtype)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i32
-from graphc.ir.expr import Expr, as_expr, maximum, reduce, select
+from graphc.ir.expr import Expr, as_expr, maximum, minimum, reduce, select
 from graphc.ir.opdef import Float, Int, Operand, axes, composite, op
 from graphc.ir.simplify import simplify
 from graphc.ir.window import TRUE, WindowAxis, dim, guard, make_window, per_axis, positions
@@ -171,7 +171,7 @@ def _transposed_axis(axis: WindowAxis, extra: int, wanted, auto_pad: str) -> Win
     unpadded = (axis.out - 1) * axis.stride + axis.span + extra
     begin, end = (0, 0) if auto_pad == "VALID" else (axis.begin, axis.end)
     if auto_pad in ("SAME_UPPER", "SAME_LOWER") and wanted is None:
-        wanted = axis.out * axis.stride
+        wanted = dim(minimum(as_expr(axis.out * axis.stride), unpadded))  # it pads, and never adds
     if wanted is None:
         return replace(axis, extent=dim(unpadded - begin - end), begin=begin, end=end)
     total = dim(maximum(as_expr(unpadded - wanted), 0))

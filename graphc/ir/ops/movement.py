@@ -208,8 +208,12 @@ def _slices(x, starts, ends, axes, steps) -> dict[int, range]:
 
 
 def _positions(extent, lo: int, hi: int, by: int) -> range:
+    """From lo to hi, each counted from the end if negative and then clamped to what there is; going
+    backwards, a start before the first position is the first, where Python takes nothing."""
     if isinstance(extent, Expr):
         raise ModelError(f"cannot slice dimension `{extent}`: its extent must be known")
+    if by < 0 and lo < -extent:
+        lo = 0
     return range(extent)[lo:hi:by]
 
 
@@ -223,7 +227,7 @@ def slice_op(
     i, x: Any_, starts: Known(Int), ends: Known(Int), axes: Known(Int) = None,
     steps: Known(Int) = None,
 ):  # fmt: skip
-    """x[starts:ends:steps] on the named axes, with Python's rules for negatives and overshoot."""
+    """x[starts:ends:steps] on the named axes; limits are counted and clamped by `_positions`."""
     index = tuple(i)
     for axis, cut in _slices(x, starts, ends, axes, steps).items():
         index = replaced(index, axis, i[axis] * cut.step + cut.start)

@@ -60,7 +60,7 @@ def einsum(g: Generator) -> None:
     else:
         equation, shape = g.choice((
             ("bij,bjk->bik", (x.tensor.dims[0], b, n)), ("bij,jk->bki", (b, n)),
-            ("...ij,...jk->...ik", (b, n)), ("bij,bij->b", x.tensor.dims),
+            ("...ij,...jk->...ik", (1, b, n)), ("bij,bij->b", x.tensor.dims),
         ))  # fmt: skip
     g.emit("Einsum", x, g.operand(f32, shape), equation=equation)
 

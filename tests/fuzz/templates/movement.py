@@ -209,7 +209,7 @@ def reverse_sequence(g: Generator) -> None:
 
 @template(0.4)
 def one_hot(g: Generator) -> None:
-    indices = g.rng.integers(-4, 5, g.shape(g.integer(0, 2), 30)).astype(np.int64)
+    indices = g.rng.integers(-4, 5, g.shape(g.integer(1, 2), 30)).astype(np.int64)
     values = np.array([0.5, 2.0], np.float32)
     axis = g.integer(-1, indices.ndim)
     g.emit("OneHot", positions(g, indices, 4), np.array(5, np.int64), values, axis=axis, keeps=True)
@@ -242,6 +242,7 @@ def huge_slice(g: Generator) -> None:
     x = g.pick(anything, (1, 4))
     axis, huge = g.axis(x), 2**63 - 1
     low, high, step = g.choice(((0, huge, 1), (-huge, huge, 2), (1, huge, 1), (huge, -huge, -1),
+                                (-huge, -huge, -1),
                                 (-1, -huge - 1, -1), (-1, huge, 1), (-2, huge, 1)))  # fmt: skip
     g.emit("Slice", x, *(np.array([n], np.int64) for n in (low, high, axis, step)), keeps=True)
 

@@ -103,11 +103,9 @@ def conv_transpose_options(g: Generator) -> None:
     which = g.integer(0, 2)
     if which == 0:
         attrs["auto_pad"] = g.choice(("SAME_UPPER", "SAME_LOWER", "VALID"))
-        g.for_onnxruntime = False  # it pads SAME_LOWER and SAME_UPPER the other way round
     elif which == 1:
         least = [(d - 1) * s + 1 for d, s in zip(extents, strides)]
         attrs["output_shape"] = [n + g.integer(0, k - 1) for n, k in zip(least, kernel)]
-        g.for_onnxruntime = False
     else:
         attrs["dilations"] = [g.choice((1, 2, 3)) for _ in kernel]
         attrs["pads"] = [g.integer(0, min(k - 1, 2)) if e > 2 else 0

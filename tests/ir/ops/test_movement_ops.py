@@ -121,10 +121,16 @@ def test_random_slices():
         steps = [rng.choice((1, 2, 3, -1, -2)) for _ in axes]
         cut = [slice(None)] * 3
         for axis, start, end, step in zip(axes, starts, ends, steps):
-            cut[axis] = slice(start, end, step)
+            before = step < 0 and start < -X.shape[axis]  # Python: nothing; ONNX: from the first
+            cut[axis] = slice(0 if before else start, end, step)
         signed = [a - 3 if rng.random() < 0.5 else a for a in axes]
         got = run_op("Slice", X, ints(*starts), ints(*ends), ints(*signed), ints(*steps))
         same(got, X[tuple(cut)])
+
+
+@pytest.mark.parametrize("start, end, step", [(-9, -10, -1), (-9, -(2**63), -2), (-9, 0, -1)])
+def test_slices_backwards_from_before_the_first_position(start, end, step):
+    agree("Slice", X, ints(start), ints(end), ints(1), ints(step))
 
 
 def test_slice_errors():

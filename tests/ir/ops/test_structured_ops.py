@@ -93,6 +93,7 @@ TRANSPOSED = [
     ((2, 3, 4, 4), (3, 2, 2, 2), {"strides": [2, 2]}),
     ((1, 2, 4, 4), (2, 2, 3, 3), {"strides": [2, 2], "output_shape": [8, 7]}),
     ((1, 2, 4, 5), (2, 2, 3, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    ((1, 2, 4, 5), (2, 2, 1, 4), {"auto_pad": "SAME_LOWER", "strides": [3, 3]}),
 ]
 
 
