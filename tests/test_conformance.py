@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class Case:
     data_sets: list
     rtol: float
     atol: float
+    narrow: dict[str, float] = field(default_factory=lambda: {"bfloat16": 2.0**-6})
 
 
 @lru_cache(maxsize=1)
@@ -117,13 +118,16 @@ def compare(wanted: Any, found: Any, case: Case) -> None:
         assert np.array_equal(found, wanted)
         return
     assert found.dtype == wanted.dtype
-    rtol = max(case.rtol, 2.0**-6) if wanted.dtype.name == "bfloat16" else case.rtol
+    rtol = max(case.rtol, case.narrow.get(wanted.dtype.name, 0.0))
     if wanted.dtype.isbuiltin != 1:
         wanted, found = wanted.astype(np.float32), found.astype(np.float32)
     np.testing.assert_allclose(found, wanted, rtol=rtol, atol=case.atol)
 
 
 def run(case: Case, device: str, **options: Any) -> None:
+    if device in ("CUDA", "SIMULATOR"):
+        # Attention in one kernel stays in float32 where the reference rounds to the narrow type.
+        case.narrow["float16"] = 2.0**-9
     try:
         prepared = backend.prepare(case.model, device, **options)
         results = [prepared.run(inputs) for inputs, _ in case.data_sets]
