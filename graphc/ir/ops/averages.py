@@ -1,20 +1,22 @@
 """Means of integers whose ties are rounded as a computation in float32 would round them.
 
-The mean of n integers with the scale of the result is their sum over n, rounded. Often that is
-halfway between two integers (for one window of 2 x 2 in four), and all depends on the errors that
-float32 makes on the way, s being the scale:
+The mean of n integers times a factor often is halfway between two integers, if the factor is 1 or
+any other simple fraction (for factor 1 and windows of 2 x 2 it is so in one of four). Then all
+depends on the errors that float32 makes on the way, sx and sy being the scales:
 
-    t = 0;  t = fl(t + fl(x * s)) for each element x of the window, row by row
-    w = fl(fl(t / n) / s)
+    t = 0;  t = fl(t + fl(x * sx)) for each element x of the window, row by row
+    w = fl(fl(t / n) / sy)
     the result is w rounded to even, plus the zero point    (quantised after a pool of floats)
     or fl(w + zero point) rounded to even                   (a pool of quantised values)
 
-For a tie this is done in integers: a float is a multiple of 2**e, e being the exponent of the last
-bit of s, and fl() keeps the first 24 bits, halves to even. Sums have less than 2**48 such units.
+For what is close to a tie this is done in integers: a float is a multiple of 2**e, e being the
+exponent of the last bit of sx, and fl() keeps the first 24 bits, halves to even. Sums have less
+than 2**48 such units.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from graphc.ir import dtypes
@@ -27,8 +29,10 @@ from graphc.ir.types import TensorType
 from graphc.ir.window import WindowAxis, guard, make_window, positions
 
 DIGITS = 24  # significant bits of float32
-FIRST, SECOND = 12, 18  # bits kept below the unit by the first quotient, and more by the second
+FIRST, SECOND = 11, 18  # bits kept below the unit by the first quotient, and more by the second
 LARGEST_WINDOW = 1 << 15
+FRACTION, CLOSE = 24, 12  # bits of a quotient below the unit, and those that may differ from a tie
+FARTHEST = (-12, 1)  # exponents of sx / sy for which no step overflows
 
 
 def _average_type(x, _, *, to, kernel_shape, auto_pad, dilations, pads, strides, ceil_mode):
@@ -41,14 +45,15 @@ def _average_type(x, _, *, to, kernel_shape, auto_pad, dilations, pads, strides,
 
 @imperative("RoundedAverage", domain=DOMAIN, infer=_average_type)
 def rounded_average(
-    k, x: Int, total: Int, *, kernel_shape, mantissa: int, x_zero_point: int, zero_point: int,
-    added: int, low: int, high: int, to: int, auto_pad="NOTSET", ceil_mode=0,
-    count_include_pad=0, dilations=None, pads=None, strides=None,
+    k, x: Int, total: Int, *, kernel_shape, x_mantissa: int, mantissa: int, exponent: int,
+    x_zero_point: int, zero_point: int, added: int, low: int, high: int, to: int,
+    auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None, pads=None, strides=None,
 ):  # fmt: skip
-    """The mean of x - x_zero_point over each window, rounded, plus zero_point.
+    """The mean of x - x_zero_point over each window times sx / sy, rounded, plus zero_point.
 
-    `total` holds the sums of the windows, `mantissa` the 24 bits of the scale that x and the result
-    have in common; `added` is the zero point that is added to floats, 0 if none is.
+    `total` holds the sums of the windows. The mantissas are the 24 bits of sx and of sy, and
+    sx / sy is their quotient times 2**exponent. `added` is the zero point that is added to floats,
+    0 if none is.
     """
     window = make_window(
         x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
@@ -61,19 +66,32 @@ def rounded_average(
         for axis, o in zip(window, where[2:]):
             count = count * cast(axis.count(o, padded=bool(count_include_pad)), i32)
         count = k.let(count)
-        sum_ = k.let(total[where])
-        twice = k.let(sum_ * 2 + count)
-        whole = k.let(twice // (count * 2))
-        result = k.var(i32, whole + zero_point)
-        with k.when(twice.eq(whole * count * 2)):  # the mean is whole - 1/2
-            floats = _Floats(k, mantissa)
-            mean = floats.mean(_window_sum(k, x, window, where, x_zero_point, floats), count)
+        factor = 1.0 if x_mantissa == mantissa else x_mantissa / mantissa
+        upper, close = _nearest(k, total[where], count, math.ldexp(factor, exponent))
+        result = k.var(i32, upper + zero_point)
+        with k.when(close):  # the mean is about upper - 1/2
+            floats = _Floats(k, x_mantissa)
+            sum_ = _window_sum(k, x, window, where, x_zero_point, floats)
+            mean = floats.mean(sum_, count, mantissa, exponent)
             if added:
                 mean = floats.rounded(mean + (added << FIRST + SECOND))
-            up = floats.rounds_up(mean, whole + added)
-            k.store(result, (), whole + zero_point - select(up, cast(0, i32), cast(1, i32)))
+            up = floats.rounds_up(mean, upper + added)
+            k.store(result, (), upper + zero_point - select(up, cast(0, i32), cast(1, i32)))
         limited = minimum(maximum(result[()], low), high)
         k.store(out, where, limited.cast(dtype))
+
+
+def _nearest(k: KernelBuilder, total: Expr, count: Expr, factor: float) -> tuple[Expr, Expr]:
+    """total / count * factor rounded to nearest, halves up, and whether it is close to a half."""
+    if factor == 1:
+        twice = k.let(total * 2 + count)
+        upper = k.let(twice // (count * 2))
+        return upper, twice.eq(upper * count * 2)
+    by = round(math.ldexp(factor, FRACTION))
+    offset = (1 << FRACTION - 1) + (1 << CLOSE)
+    fixed = k.let(total.cast(i64) * by // count.cast(i64) + offset)
+    upper = k.let((fixed >> FRACTION).cast(i32))
+    return upper, (fixed & ((1 << FRACTION) - 1)) <= 2 << CLOSE
 
 
 def _window_sum(
@@ -115,10 +133,10 @@ class _Floats:
         """A whole number times the number itself."""
         return self.rounded(whole * self.mantissa)
 
-    def mean(self, total: Expr, count: Expr) -> Expr:
-        """total / count / the number, in units of 2**-(FIRST + SECOND)."""
+    def mean(self, total: Expr, count: Expr, by: int, exponent: int) -> Expr:
+        """total / count / by * 2**exponent, in units of 2**-(FIRST + SECOND)."""
         first = self.rounded(self._quotient(total << FIRST, count.cast(i64)))
-        return self.rounded(self._quotient(first << SECOND, cast(self.mantissa, i64)))
+        return self.rounded(self._quotient(first << SECOND + exponent, cast(by, i64)))
 
     def _quotient(self, value: Expr, by: Expr) -> Expr:
         """value / by with its last bit set if there is a remainder, so that it rounds rightly."""

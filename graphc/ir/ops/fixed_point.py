@@ -18,6 +18,7 @@ from graphc.ir.window import TRUE, guard, make_window, positions
 
 DOMAIN = "graphc"
 UP, TO_EVEN, TO_ODD = 0, 1, 2  # what becomes of halves
+NEAR = 16  # bits of a fraction that tell whether it is one half
 
 
 def _first_shape(x, *_):
@@ -26,6 +27,9 @@ def _first_shape(x, *_):
 
 def _shifted(value: Expr, shift: int, even: int) -> Expr:
     """value / 2**shift, rounded down after one half has been added; halves as `even` says."""
+    if even and shift > NEAR:
+        value = (value + (1 << shift - NEAR - 1)) >> shift - NEAR
+        shift = NEAR
     whole = value >> shift
     if even:
         half = (value & ((1 << shift) - 1)).eq(0)

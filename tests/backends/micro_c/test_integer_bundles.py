@@ -14,7 +14,42 @@ from bundles import checked, run_bundle  # isort: skip
 
 from quantised_models import QuantisedModel, convolution, dense, residual  # isort: skip
 
+IMAGE = (1, 4, 6, 7)
+
+
+def single(kind: str, scale=0.05, zero=-5, **attrs):
+    """A model of one operator between dequantising and quantising."""
+
+    def build(dtype) -> QuantisedModel:
+        model = QuantisedModel(dtype)
+        result = model.node(kind, model.activation(IMAGE, 0.05), **attrs)
+        model.result = model.build(model.quantise(result, scale, zero))
+        return model
+
+    return build
+
+
+def mixed(dtype) -> QuantisedModel:
+    """A product, slopes below zero, a transposed convolution, and a choice between two."""
+    model = QuantisedModel(dtype)
+    x, y = model.activation(IMAGE, 0.05), model.activation((4, 1, 1), 0.02)
+    slopes = model.constant(np.float32([0.1, 0.2, 0.3, -0.4]).reshape(4, 1, 1))
+    steep = model.quantise(model.node("PRelu", model.node("Mul", x, y), slopes), 0.07, 9)
+    again = model.dequantise(steep, 0.07, 9 if model.dtype == np.int8 else 137)
+    wide = model.node("ConvTranspose", again, model.weights((4, 3, 2, 2), 1), strides=[2, 2])
+    pooled = model.node("MaxPool", wide, kernel_shape=[2, 2], strides=[2, 2])
+    model.result = model.build(model.quantise(pooled, 0.3, 1))
+    return model
+
+
 CASES = {
+    "table": single("Sigmoid", 1 / 256, -128),
+    "limits": single("Relu"),
+    "softmax": single("Softmax", 1 / 256, -128),
+    "ties": single("AveragePool", kernel_shape=[2, 2]),
+    "ties of other scales": single("AveragePool", 0.1, kernel_shape=[2, 2], pads=[1] * 4),
+    "window": single("AveragePool", 0.0317, kernel_shape=[2, 2]),
+    "mixed": mixed,
     "padded": lambda t: convolution(t, pads=[1, 1, 1, 1]),
     "many channels": lambda t: convolution(t, (1, 8, 6, 7), (6, 8, 3, 3), pads=[1, 1, 1, 1]),
     "pointwise": lambda t: convolution(t, (1, 11, 5, 5), (9, 11, 1, 1)),

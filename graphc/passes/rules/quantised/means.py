@@ -14,7 +14,7 @@ import numpy as np
 from graphc.ir.dtypes import i32
 from graphc.ir.expr import as_expr
 from graphc.ir.graph import Op, Value
-from graphc.ir.ops.averages import DIGITS, LARGEST_WINDOW
+from graphc.ir.ops.averages import DIGITS, FARTHEST, LARGEST_WINDOW
 from graphc.ir.ops.fixed_point import DOMAIN
 from graphc.ir.window import WindowAxis, make_window
 from graphc.passes.pattern import attribute
@@ -23,7 +23,12 @@ from graphc.passes.rules.facts import ints
 from graphc.passes.rules.quantised.activations import Activated
 from graphc.passes.rules.quantised.kernels import in_one_kernel, zero_point_in_kernel
 from graphc.passes.rules.quantised.products import LARGEST_BYTE, NO_OPERAND
-from graphc.passes.rules.quantised.rescale import LARGEST_SUM, rescaled
+from graphc.passes.rules.quantised.rescale import (
+    LARGEST_SUM,
+    fixed_point,
+    gives_halves,
+    rescaled,
+)
 from graphc.passes.rules.quantised.values import Quantised, Target, activation
 
 
@@ -59,7 +64,7 @@ def average_pool(rw: Rewriter, op: Op, after: Activated) -> Value | None:
     if x is None:
         return None
     counts = _counts(op, shape)
-    if x.step == after.target.step and (counts % 2 == 0).any():
+    if _often_tied(counts, x.step / after.target.step) and _within_reach(op, x, after.target):
         return _tied_average(rw, op, x, after.target)
     whole = all(extent == 1 for extent in result[2:]) and not any(op.attrs.get("pads") or ())
     if whole and tuple(op.attrs["kernel_shape"]) == shape[2:]:
@@ -75,16 +80,30 @@ def _window_sums(rw: Rewriter, op: Op, x: Quantised) -> Value:
     return rw.op("WindowSum", x.value, domain=DOMAIN, zero_point=x.zero_point, **geometry)
 
 
-def _tied_average(rw: Rewriter, pool: Op, x: Quantised, target: Target) -> Value | None:
-    """A mean with the scale of its elements, which can come to exactly one half."""
-    if math.prod(pool.attrs["kernel_shape"]) > LARGEST_WINDOW:
-        return rw.skip("the window is too large to follow float32")
-    mantissa = int(math.ldexp(math.frexp(x.step)[0], DIGITS))
+def _often_tied(counts: np.ndarray, factor: float) -> bool:
+    """Whether means times a factor often are close to halfway between two integers."""
+    if factor == 1:
+        return bool((counts % 2 == 0).any())
+    found = fixed_point(factor / np.unique(counts))
+    return found is not None and gives_halves(*found)
+
+
+def _within_reach(pool: Op, x: Quantised, target: Target) -> bool:
+    """Whether the computation in float32 can be followed: nothing overflows."""
+    exponent = math.frexp(x.step)[1] - math.frexp(target.step)[1]
+    elements = math.prod(pool.attrs["kernel_shape"])
+    return FARTHEST[0] <= exponent <= FARTHEST[1] and elements <= LARGEST_WINDOW
+
+
+def _tied_average(rw: Rewriter, pool: Op, x: Quantised, target: Target) -> Value:
+    """A mean that often is close to halfway between two integers."""
+    (mx, ex), (my, ey) = math.frexp(x.step), math.frexp(target.step)
     added = zero_point_in_kernel(rw, pool, target) if in_one_kernel(rw, pool) else 0
     return rw.op(
-        "RoundedAverage", x.value, _window_sums(rw, pool, x), domain=DOMAIN, mantissa=mantissa,
-        x_zero_point=x.zero_point, zero_point=target.zero_point,
-        added=added, **target.attrs(), **pool.attrs,
+        "RoundedAverage", x.value, _window_sums(rw, pool, x), domain=DOMAIN,
+        x_mantissa=int(math.ldexp(mx, DIGITS)), mantissa=int(math.ldexp(my, DIGITS)),
+        exponent=ex - ey, x_zero_point=x.zero_point, zero_point=target.zero_point, added=added,
+        **target.attrs(), **pool.attrs,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from graphc.ir.graph import Value
-from graphc.ir.ops.fixed_point import DOMAIN, TO_EVEN, TO_ODD, UP
+from graphc.ir.ops.fixed_point import DOMAIN, NEAR, TO_EVEN, TO_ODD, UP
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.quantised.values import Target
 
@@ -16,28 +16,35 @@ LARGEST_SUM = (1 << 31) - 1
 LARGEST_SHIFT = 62
 
 
-def fixed_point(rw: Rewriter, factors: np.ndarray) -> tuple[np.ndarray, int] | None:
-    """int32 multipliers and the shift s with multipliers / 2**s = factors."""
+def fixed_point(factors: np.ndarray) -> tuple[np.ndarray, int] | None:
+    """int32 multipliers and the shift s with multipliers / 2**s = factors; None where there are
+    none: for numbers that are not finite, or too large or small."""
     largest = float(np.abs(factors).max(initial=0))
     if not (np.isfinite(factors).all() and largest > 0):
-        return rw.skip("a factor is not finite, or all are zero")
+        return None
     shift = MULTIPLIER_BITS - 1 - math.frexp(largest)[1]
-    if not 1 <= shift <= LARGEST_SHIFT:
-        return rw.skip(f"a factor of {largest} is out of reach of fixed point")
-    multipliers = np.rint(np.ldexp(factors, shift))
-    if multipliers.max() > LARGEST_SUM:  # just below a power of two
+    if np.rint(np.ldexp(factors, shift)).max() > LARGEST_SUM:  # just below a power of two
         shift -= 1
-        multipliers = np.rint(np.ldexp(factors, shift))
-    return multipliers.astype(np.int32), shift
+    if not 1 <= shift <= LARGEST_SHIFT:
+        return None
+    return np.rint(np.ldexp(factors, shift)).astype(np.int32), shift
 
 
-def gives_halves(multipliers: np.ndarray) -> bool:
-    """Whether a whole number times a multiplier / 2**s can be k + 1/2 with |k| below 512.
+def gives_halves(multipliers: np.ndarray, shift: int) -> bool:
+    """Whether whole numbers times a multiplier / 2**shift are not just by chance close to k + 1/2.
 
-    Then the odd part of the multiplier divides 2 * k + 1.
+    They are if the factor is nearly a fraction with a small denominator, as of round scales.
     """
-    some = multipliers[multipliers != 0].astype(np.int64)
-    return bool((np.abs(some // (some & -some)) < 1024).any())
+    by = np.unique(np.abs(multipliers.reshape(-1).astype(np.int64)))
+    return many_halves(by[:, None] * np.arange(1, 4096), shift)
+
+
+def many_halves(values: np.ndarray, shift: int) -> bool:
+    """Whether at least one in 1024 of some row of values / 2**shift is about k + 1/2."""
+    half = 1 << shift - 1
+    fraction = values & ((1 << shift) - 1)
+    near = np.abs(fraction - half) <= (half >> NEAR)
+    return bool((near.mean(-1) >= 1 / 1024).any())
 
 
 def along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
@@ -57,9 +64,9 @@ def rescaled(
     tensor that broadcasts to the total. Where the sum is negative, `below` are its factors.
     """
     both = factors if below is None else np.concatenate([factors.reshape(-1), below.reshape(-1)])
-    found = fixed_point(rw, both)
+    found = fixed_point(both)
     if found is None:
-        return None
+        return rw.skip("a factor is out of reach of fixed point")
     multipliers, shift = found
     if bias.any():
         total = rw.Add(total, rw.constant(along(bias.astype(np.int32), axis, total.tensor.rank)))
@@ -69,7 +76,7 @@ def rescaled(
     if below is not None:
         operands.append(rw.constant(multipliers[factors.size :]))
     halves = UP
-    if gives_halves(multipliers):
+    if gives_halves(multipliers, shift):
         halves = TO_ODD if after_zero_point and target.zero_point % 2 else TO_EVEN
     return rw.op(
         "Requantize", *operands, domain=DOMAIN, axis=axis, shift=shift,

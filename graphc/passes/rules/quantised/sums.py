@@ -20,6 +20,7 @@ from graphc.passes.rules.quantised.products import NO_OPERAND, matrix_product
 from graphc.passes.rules.quantised.rescale import (
     LARGEST_SHIFT,
     MULTIPLIER_BITS,
+    many_halves,
     rescaled,
 )
 from graphc.passes.rules.quantised.tables import codes
@@ -70,10 +71,9 @@ def _sum(rw: Rewriter, op: Op, after: Activated, sign: int, with_zero: bool) -> 
 
 
 def _gives_halves(a: Quantised, b: Quantised, by: list[int], shift: int) -> bool:
-    """Whether the multiplied sum of some pair of values is exactly halfway between two integers."""
+    """Whether the multiplied sums of pairs of values often are halfway between two integers."""
     terms = [(codes(q.value).astype(np.int64) - q.zero_point) * m for q, m in zip((a, b), by)]
-    total = terms[0][:, None] + terms[1]
-    return bool(((total & ((1 << shift) - 1)) == 1 << shift - 1).any())
+    return many_halves((terms[0][:, None] + terms[1]).reshape(1, -1), shift)
 
 
 def rescaling(rw: Rewriter, dequantise: Op, after: Activated) -> Value | None:
