@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,25 @@ def test_command(folder, capsys, line):
         if f"-o {words[2]}" in earlier:  # writes the file that this one reads
             assert main(shlex.split(earlier, comments=True)[1:]) == 0
     assert main(words[1:]) == 0, capsys.readouterr().err
+
+
+CONSOLE = [block.splitlines() for kind, block in BLOCKS if kind == "console"]
+TOOLS = ("make", "arm-none-eabi-gcc", "qemu-system-arm")
+MISSING = [tool for tool in TOOLS if not shutil.which(tool)]
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+@pytest.mark.parametrize("lines", CONSOLE)
+def test_from_a_model_to_firmware_in_an_emulator(folder, capsys, lines):
+    assert len(lines) < 10
+    printed = ""
+    for words in map(shlex.split, lines):
+        if words[0] == "graphc":
+            assert main(words[1:]) == 0, capsys.readouterr().err
+        else:
+            printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    said = re.search(r"It prints `(\w+: largest error [\d.]+)", TEXT)
+    assert printed.startswith(said[1])
 
 
 @pytest.mark.parametrize("code", PYTHON)

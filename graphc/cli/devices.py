@@ -17,7 +17,8 @@ def run_code(model: Model, feeds: Mapping[str, Any], args: argparse.Namespace) -
     """The outputs of the C code: on the host, or on a board, whose use of memory is told."""
     from graphc.analysis.text import nbytes
     from graphc.backends.micro_c import BundleOptions
-    from graphc.backends.micro_c.boards import BOARDS, run_on_board
+    from graphc.backends.micro_c.boards import BOARDS
+    from graphc.backends.micro_c.emulator import run_on_board
     from graphc.backends.micro_c.host import HostModel
     from graphc.cli.output import progress
     from graphc.driver import Settings
@@ -41,7 +42,7 @@ def compare_trace(model: Model, feeds: Mapping[str, Any], args: argparse.Namespa
     from pathlib import Path
 
     from graphc.backends.micro_c import BundleOptions
-    from graphc.backends.micro_c.boards import read_traces
+    from graphc.backends.micro_c.emulator import read_traces
     from graphc.backends.micro_c.host import HostModel
     from graphc.driver import Settings
     from graphc.errors import ModelError

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.options import CPUS, GOALS, PACKAGES, tolerance
+from graphc.cli.options import BOARDS, CPUS, GOALS, PACKAGES, tolerance
 
 if TYPE_CHECKING:
     from graphc.backends.micro_c import BundleOptions
@@ -37,6 +37,9 @@ def add_bundle(parser: argparse.ArgumentParser) -> None:
     add("--weights-as", choices=("c", "incbin", "bin"), default="c",
         help="constants as C text, as a binary file that an assembler file includes, or as a "
         "binary file that the firmware places (default: %(default)s)")  # fmt: skip
+    add("--board", choices=BOARDS,
+        help="add start-up code and a Makefile, which make the test an image for this machine of "
+        "QEMU (implies --with-test, and the board's --cpu)")  # fmt: skip
     add("--package", choices=PACKAGES, help="lay the files out for this ecosystem, and add its own")
     add("--io", choices=("caller", "arena"), default="caller",
         help="whether inputs and outputs are the caller's, or live in the arena and take no "
@@ -109,6 +112,7 @@ def options(model: Model, args: argparse.Namespace, samples: Any = None) -> Bund
     return BundleOptions(
         name=model.path.stem, libm=args.libm, weights_as=args.weights_as, samples=samples,
         tolerance=args.tolerance, cpu=cpu_name(args), package=args.package,
+        board=args.board,
     )  # fmt: skip
 
 
@@ -116,8 +120,13 @@ def write_sources(model: Model, args: argparse.Namespace, settings: Settings) ->
     """Writes the folder; ModelError if it exceeds a budget."""
     from graphc.backends.micro_c import write_bundle
     from graphc.cli.output import atomic_folder
+    from graphc.errors import ModelError
 
-    samples = _samples(model) if args.with_test else None
+    if args.board and args.package:
+        raise ModelError("--board: goes without --package")
+    if args.board and args.weights_as == "bin":
+        raise ModelError("--board: goes with --weights-as c or incbin")
+    samples = _samples(model) if args.with_test or args.board else None
     program = micro_program(model, args, settings)
     chosen = options(model, args, samples)
     check_budgets(program, chosen, args.ram, args.flash)

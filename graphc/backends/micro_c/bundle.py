@@ -22,6 +22,7 @@ import numpy as np
 
 from graphc.backends.cfamily.printer import identifier
 from graphc.backends.micro_c import documents, header, source, weights
+from graphc.backends.micro_c.boards import BOARDS, firmware_files
 from graphc.backends.micro_c.cpus import DEFAULT, cpu_of
 from graphc.backends.micro_c.model import Model
 from graphc.backends.micro_c.packages import package
@@ -37,7 +38,8 @@ class BundleOptions:
     (incbin), or as a binary file alone (bin). `samples` are (inputs, expected outputs) for
     NAME_test.c, and `tolerance` the largest error it accepts, in units of an output (default: by
     the output's type). `cpu` is the processor that the program was made for (cpus.py), which the
-    documents tell, and `package` the ecosystem that the files are laid out for (packages.py)."""
+    documents tell, `package` the ecosystem that the files are laid out for (packages.py), and
+    `board` the emulated one that the test is made an image for (boards)."""
 
     name: str = ""
     libm: bool | None = None
@@ -46,6 +48,7 @@ class BundleOptions:
     tolerance: float | None = None
     cpu: str = DEFAULT
     package: str | None = None
+    board: str | None = None
 
 
 Files = dict[str, str | bytes]
@@ -60,13 +63,15 @@ def bundle(program: Program, options: BundleOptions | None = None) -> Files:
         **code_files(model),
         "CMakeLists.txt": documents.cmake(model, options.samples is not None),
         "README.md": documents.readme(
-            model, options.samples is not None, cpu_of(options.cpu), options.package
+            model, options.samples is not None, cpu_of(options.cpu), options.package, options.board
         ),
         "report.json": documents.report(model, options.cpu),
     }
     if options.samples is not None:
         inputs, outputs = options.samples
         files[f"{name}_test.c"] = documents.test(model, inputs, outputs, options.tolerance)
+    if options.board is not None:
+        files |= firmware_files(BOARDS[options.board], name, documents.sources(model))
     return files if options.package is None else package(model, files, options.package)
 
 

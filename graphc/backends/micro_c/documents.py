@@ -54,7 +54,7 @@ A neural network as C99: no allocation, no state, no stdio. Add {sources} to the
 | stack (bound) | {stack} |
 {tensors}
 `{name}.h` documents everything else; `report.json` says which layer became which function.
-{package}{cpu}{bin}{test}
+{package}{cpu}{bin}{test}{board}
 ## Looking inside
 
 * `-D{macro}_PROFILE`: write `void {name}_profile(int layer, const char *name, int done)`; it is
@@ -74,6 +74,11 @@ README_TEST = """
 To check the outputs on sample inputs:
 
     cc -O2 {sources} -lm -o {name}_test && ./{name}_test
+"""
+
+README_BOARD = """
+`make` links the test as an image for {board}, and `make run` runs it in QEMU; both need
+arm-none-eabi-gcc with newlib, and qemu-system-arm.
 """
 
 README_BIN = """
@@ -162,8 +167,11 @@ def cmake(model: Model, tested: bool) -> str:
     )  # fmt: skip
 
 
-def readme(model: Model, tested: bool, cpu: Cpu, package: str | None = None) -> str:
-    """README.md; `package` is the ecosystem that the bundle is laid out for."""
+def readme(
+    model: Model, tested: bool, cpu: Cpu, package: str | None = None, board: str | None = None
+) -> str:
+    """README.md; `package` is the ecosystem that the bundle is laid out for, `board` the emulated
+    one that its test is made for."""
     from graphc.backends.micro_c.packages import HOW, IN_SOURCE_FOLDER
 
     budget, named = Budget.of(model), {"name": model.name, "macro": model.macro}
@@ -180,6 +188,7 @@ def readme(model: Model, tested: bool, cpu: Cpu, package: str | None = None) -> 
         arena=model.program.arena_bytes, code=budget.code, stack=budget.stack,
         owner=", with inputs and outputs" if model.resident else "",
         sources=" and ".join(f"`{file}`" for file in files),
+        board="" if board is None else README_BOARD.format(board=board),
         package="" if package is None else "\n" + HOW[package].format(**named) + "\n",
         bin=README_BIN.format(**named) if placed else "",
         test=README_TEST.format(**named, sources=f"{test} {' '.join(files)}") if tested else "",

@@ -9,8 +9,9 @@ from onnx import TensorProto, helper
 from graphc import driver
 from graphc.backends.micro_c import BundleOptions
 from graphc.backends.micro_c import model_of as model_of_bundle
-from graphc.backends.micro_c.boards import BOARDS, missing_tools, run_on_board
+from graphc.backends.micro_c.boards import BOARDS, missing_tools
 from graphc.backends.micro_c.budget import Budget
+from graphc.backends.micro_c.emulator import run_on_board
 from graphc.backends.micro_c.host import HostModel
 from graphc.cli import options
 from graphc.errors import UnsupportedError

@@ -1,4 +1,4 @@
-/* What startup.c and the generated main know of each other. */
+/* What startup.c offers, and what it calls. */
 #ifndef BOARD_H
 #define BOARD_H
 

@@ -1,7 +1,6 @@
 /* Start-up of a Cortex-M under QEMU: vectors, FPU and vectors on, memory, then main by semihosting.
  *
- * board_main reads the inputs from files, runs the model, and writes the outputs to files; it is
- * generated. What it returns is the exit status of QEMU.
+ * What board_main returns is the exit status of QEMU.
  */
 #include "board.h"
 

@@ -1,0 +1,207 @@
+"""Programs compiled for an emulated board and run there; their outputs brought back.
+
+The image reads its inputs from files and writes its outputs to files, by semihosting; the model's
+code is the bundle's. The stack below the call is painted before and scanned after, which tells how
+much the run took.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from graphc.backends.micro_c.boards import (
+    COMPILER,
+    Board,
+    linker_script,
+    missing_tools,
+    resource,
+)
+from graphc.backends.micro_c.bundle import BundleOptions, code_files, model_of, write_files
+from graphc.backends.micro_c.cpus import CPUS
+from graphc.backends.micro_c.host import Trace, host_options
+from graphc.backends.micro_c.model import Model
+from graphc.errors import InternalError, UnsupportedError
+from graphc.ir.program import Program
+
+TIMEOUT = 1800  # seconds of emulation
+
+
+@dataclass
+class BoardRun:
+    """What a run gave: outputs, bytes of stack that it took, and the trace if it was asked for."""
+
+    outputs: list[np.ndarray]
+    stack: int
+    traces: list[Trace] = field(default_factory=list)
+
+
+def run_on_board(
+    program: Program, inputs: Sequence[np.ndarray], board: Board,
+    options: BundleOptions | None = None, traced: bool = False,
+) -> BoardRun:  # fmt: skip
+    """Compiles a program for a board and runs it there once.
+
+    UnsupportedError if the compiler or the emulator is missing, or the program does not fit;
+    InternalError if it is rejected, faults, or gives a status other than OK.
+    """
+    missing = missing_tools()
+    if missing:
+        raise UnsupportedError(
+            f"--board {board.name}: {' and '.join(missing)} not found; on Debian: apt install "
+            "gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm"
+        )
+    model = model_of(program, host_options(options))
+    with tempfile.TemporaryDirectory(prefix="graphc-board-") as name:
+        folder = Path(name)
+        _write(model, board, folder)
+        _compile(model, board, folder, traced)
+        for number, array in enumerate(inputs):
+            np.ascontiguousarray(array).tofile(folder / f"in{number}.bin")
+        printed = _emulate(board, folder)
+        outputs = [
+            np.fromfile(folder / f"out{n}.bin", t.type.dtype.np).reshape(t.type.static_shape)
+            for n, t in enumerate(model.outputs)
+        ]
+    return BoardRun(outputs, _number(printed, "stack"), read_traces(printed))
+
+
+def read_traces(text: str) -> list[Trace]:
+    """The traces in a log: `trace LAYER CRC NAME` anywhere in a line, the CRC in hexadecimal."""
+    found = []
+    for line in text.splitlines():
+        words = line.partition("trace ")[2].split(maxsplit=2)
+        try:
+            layer, crc = int(words[0]), int(words[1], 16)
+        except (IndexError, ValueError):
+            continue
+        found.append(Trace(layer, crc, words[2].strip() if len(words) > 2 else ""))
+    return found
+
+
+def _number(printed: str, name: str) -> int:
+    for line in printed.splitlines():
+        if line.startswith(f"{name} "):
+            return int(line.split()[1], 16)
+    raise InternalError(f"the board did not tell its {name}: {printed[-500:]}")
+
+
+# ---------------------------------------------------------------- the image
+
+MAIN = """\
+#include "board.h"
+#include "model.h"
+
+static uint64_t arena[MODEL_ARENA_SIZE / 8 + 3];
+{buffers}
+
+#ifdef MODEL_TRACE
+void model_trace(int layer, const char *name, uint32_t crc)
+{{
+    char number[12];
+    int at = 11;
+    unsigned rest = layer < 0 ? 0u - (unsigned)layer : (unsigned)layer;
+    number[at] = 0;
+    do {{
+        number[--at] = (char)('0' + rest % 10u);
+        rest /= 10u;
+    }} while (rest != 0u);
+    if (layer < 0) {{
+        number[--at] = '-';
+    }}
+    say("trace ");
+    say(number + at);
+    say(" ");
+    say_number(crc);
+    say(" ");
+    say(name);
+    say("\\n");
+}}
+#endif
+
+static __attribute__((noinline)) model_status run(void)
+{{
+    model_inputs inputs;
+    model_outputs outputs;
+    uint8_t *start = (uint8_t *)arena;
+    start += (MODEL_ARENA_ALIGN - (uintptr_t)start % MODEL_ARENA_ALIGN) % MODEL_ARENA_ALIGN;
+    {fields}
+    return model_run(&inputs, &outputs, start);
+}}
+
+int board_main(void)
+{{
+    model_status status;
+    {reads}
+    paint_stack();
+    status = run();
+    say("stack ");
+    say_number(stack_used());
+    say("\\n");
+    if (status != MODEL_OK) {{
+        say(model_status_string(status));
+        return 2;
+    }}
+    {writes}
+    return 0;
+}}
+"""
+
+
+def _write(model: Model, board: Board, folder: Path) -> None:
+    write_files(code_files(model), folder)
+    for name in ("startup.c", "board.h"):
+        (folder / name).write_text(resource(name))
+    (folder / "board.ld").write_text(linker_script(board))
+    (folder / "main.c").write_text(_main(model))
+
+
+def _main(model: Model) -> str:
+    buffers: list[str] = []
+    fields: list[str] = []
+    reads: list[str] = []
+    writes: list[str] = []
+    for _, short, tensors, _ in model.sides():
+        for n, t in enumerate(tensors):
+            buffers.append(f"static {t.c_type} {short}{n}[{max(t.elements, 1)}];")
+            fields.append(f"{short}puts.{t.field} = {short}{n};")
+            mode, lines = (1, reads) if short == "in" else (5, writes)
+            lines.append(f'if (!transfer("{short}{n}.bin", {mode}, {short}{n}, {t.nbytes}u)) '
+                         "return 3;")  # fmt: skip
+        if not tensors:
+            fields.append(f"{short}puts.unused = 0;")
+    return MAIN.format(
+        buffers="\n".join(buffers), fields="\n    ".join(fields), reads="\n    ".join(reads),
+        writes="\n    ".join(writes),
+    )  # fmt: skip
+
+
+def _compile(model: Model, board: Board, folder: Path, traced: bool) -> None:
+    sources = [f for f in code_files(model) if f.endswith((".c", ".S"))]
+    command = [
+        COMPILER, *CPUS[board.cpu].flags, "-std=c99", "-O2", "-I.", "-nostartfiles",
+        "-ffunction-sections", "-Wl,--gc-sections", "-T", "board.ld", "startup.c", "main.c",
+        *sources, "-lm", "-o", "image.elf",
+    ]  # fmt: skip
+    if traced:
+        command.insert(1, "-DMODEL_TRACE")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if "will not fit in region" in done.stderr or "overflowed by" in done.stderr:
+        raise UnsupportedError(f"--board {board.name}: the model does not fit its memory")
+    if done.returncode:
+        raise InternalError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
+
+
+def _emulate(board: Board, folder: Path) -> str:
+    """Runs the image; what it printed."""
+    command = [*board.emulator(), "image.elf"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
+    printed = done.stdout + done.stderr
+    if done.returncode:
+        raise InternalError(f"{board.name}: exit status {done.returncode}: {printed[-1000:]}")
+    return printed
