@@ -279,6 +279,11 @@ def test_gpu_kernels_in_the_simulator(capsys):
     assert "kernel @" in ok(capsys, "compile", DIGITS, *pins, "--emit", "kernel")
     refused(capsys, "compile", DIGITS, *pins, "--emit", "asm")
     assert "logits: f32[1,10]" in ok(capsys, "run", DIGITS, *pins, "--simulate")
+    half = ok(capsys, "verify", DIGITS, *pins, "--simulate", "--precision", "f16")
+    assert "passed: cuda in f16 against onnxruntime, rtol 0.01" in half
+    assert "f16" in ok(capsys, "compile", DIGITS, *pins, "--precision", "f16", "--emit", "kernel")
+    for command in ("compile", "run"):
+        assert "f16" in refused(capsys, command, DIGITS, "--dim", "N=1", "--precision", "f16")
     times = json.loads(ok(capsys, "bench", DIGITS, *pins, "--simulate", "--seconds", "0", "--json"))
     assert times["target"] == "cuda" and times["error"] < 1e-4
 

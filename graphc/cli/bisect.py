@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
     graph = model.pinned()
 
     def execute(rewritten: Graph, inputs: Sequence[Any]) -> list[Any]:
-        as_it_is = driver.settings(args.threads, {"passes": "", "simulate": args.simulate})
+        as_it_is = driver.settings(args.threads, {
+            "passes": "", "simulate": args.simulate, "device": args.device,
+        })  # fmt: skip
         return driver.compiler(args.target, as_it_is)(rewritten)(inputs)
 
     with progress(f"bisecting the rewrites of {model.path.name}"):

@@ -142,9 +142,14 @@ def pipeline(args: argparse.Namespace, name: str | None = None) -> str:
     """The passes that --passes and --plugin ask for; else the pipeline `name` of the driver (by
     default the target's)."""
     from graphc.cli.plugins import load_plugins, pipeline_with
-    from graphc.driver import PIPELINES
+    from graphc.driver import PIPELINES, cuda_passes
+    from graphc.errors import ModelError
 
     own = load_plugins(args.plugin)
+    if args.target == "cuda":
+        return args.passes or pipeline_with(cuda_passes(args.precision), own)
+    if args.precision != "f32":
+        raise ModelError(f"--precision {args.precision} goes with --target cuda")
     return args.passes or pipeline_with(PIPELINES[name or args.target], own)
 
 
@@ -159,6 +164,7 @@ def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
         "hooks": hooks,
         "simulate": args.simulate,
         "device": args.device,
+        "precision": args.precision,
     }
     return settings(args.threads, options)
 

@@ -104,7 +104,7 @@ def _program(model: Model, args: argparse.Namespace) -> Program:
     from graphc import driver
     from graphc.cli import emit
 
-    settings = driver.settings(args.threads, {})
+    settings = driver.settings(args.threads, {"precision": args.precision})
     if args.target == "c":
         return driver.micro_program(emit.typed(model, args.target), settings, args.cpu)
     return emit.program(model, args.target, settings)

@@ -14,6 +14,7 @@ GOALS = ("speed", "size")
 PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
 BOARDS = ("mps2-an386", "mps2-an500", "mps3-an547")
 INTERPRETER = "interpreter"
+PRECISIONS = ("f32", "tf32", "f16", "bf16")
 
 
 def examples(*pairs: tuple[str, str]) -> str:
@@ -66,11 +67,15 @@ def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
                         help="which GPU (default: 0)")  # fmt: skip
     parser.add_argument("--simulate", action="store_true",
                         help="run a GPU's kernels on this machine's CPU (slow)")  # fmt: skip
+    parser.add_argument("--precision", choices=PRECISIONS, default="f32",
+                        help="in which a GPU's kernels multiply; they add up in f32 "
+                        "(default: %(default)s)")  # fmt: skip
 
 
 def target_options(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that add_target's options ask for."""
-    return {"threads": args.threads, "device": args.device, "simulate": args.simulate}
+    names = ("threads", "device", "simulate", "precision")
+    return {name: getattr(args, name) for name in names}
 
 
 def add_feeds(parser: argparse.ArgumentParser) -> None:
@@ -81,11 +86,12 @@ def add_feeds(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
 
 
-def add_tolerance(parser: argparse.ArgumentParser) -> None:
-    """How far outputs may be from the reference's."""
+def add_tolerance(parser: argparse.ArgumentParser, narrow: bool = False) -> None:
+    """How far outputs may be from the reference's; `narrow`: it depends on --precision."""
+    default = "1e-4, or 1e-2 for a --precision below f32" if narrow else "1e-4"
     parser.add_argument(
-        "--rtol", type=tolerance, default=1e-4, metavar="R",
-        help="largest error, relative to an output's range (default: %(default)s)",
+        "--rtol", type=tolerance, default=None if narrow else 1e-4, metavar="R",
+        help=f"largest error, relative to an output's range (default: {default})",
     )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ EPILOG = examples(
     ("graphc verify model.onnx --dim batch=4 --seed 7", "other shapes, other inputs"),
     ("graphc verify model.onnx --against interpreter", "against graphc's own interpreter"),
     ("graphc verify model.onnx --target interpreter", "the interpreter against ONNX Runtime"),
+    ("graphc verify model.onnx --target cuda --simulate --precision f16", "what half floats cost"),
     ("graphc verify model.onnx --target c --board mps2-an386", "on a Cortex-M4 that QEMU emulates"),
     ("graphc verify model.onnx --target c --trace log.txt", "the first layer a device has wrong"),
 )
@@ -45,7 +46,7 @@ def add(commands: Any) -> None:
     add_target(parser, INTERPRETER)
     parser.add_argument("--against", choices=("onnxruntime", INTERPRETER), default="onnxruntime",
                         help="the reference (default: %(default)s)")  # fmt: skip
-    add_tolerance(parser)
+    add_tolerance(parser, narrow=True)
     add_feeds(parser)
     group = parser.add_argument_group("C for microcontrollers (--target c)")
     group.add_argument("--board", choices=BOARDS, help="run on this machine of QEMU")
@@ -72,16 +73,18 @@ def run(args: argparse.Namespace) -> int:
         found = run_code(model, feeds, args)
     else:
         found = contender(model, args.target, **target_options(args))(feeds)
+    rtol = args.rtol if args.rtol is not None else 1e-4 if args.precision == "f32" else 1e-2
     results = agreements(model.graph.output_names, found, expected)
     rows = [("output", "error", "")]
     failed = []
     for each, value in zip(results, expected):
-        within = each.within(max(args.rtol, _unit(value)))
+        within = each.within(max(rtol, _unit(value)))
         rows.append((each.name, f"{each.error:.2g}", "ok" if within else f"differs {each.problem}"))
         failed += [] if within else [each.name]
     print(table(rows))
     target = f"{args.target} on {args.board}" if args.board else args.target
-    summary = f"{target} against {args.against}, rtol {args.rtol:g}"
+    target += f" in {args.precision}" if args.precision != "f32" else ""
+    summary = f"{target} against {args.against}, rtol {rtol:g}"
     if failed:
         print(f"FAILED: {summary}: {len(failed)} of {len(results)} outputs differ")
         return 1
