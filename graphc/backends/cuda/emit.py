@@ -20,6 +20,7 @@ from graphc.ir.kernel import Kernel
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
 
+ALIGNMENT = 16  # bytes, of which buffers start at multiples
 MAX_NAMED = 4  # steps whose nodes are named before a kernel that many steps share
 INCLUDES = "#include <math.h>\n#include <stdint.h>\n"
 
@@ -68,12 +69,15 @@ def emit(program: Program) -> CudaSource:
     entries: dict[str, list[tuple[str, Launch]]] = {}
     taken: set[str] = set()
     aliased = {s.kernel for s in program.steps if _operands_coincide(program.kernels[s.kernel], s)}
+    misplaced = {s.kernel for s in program.steps if any(x.offset % ALIGNMENT for x in s.slots)}
     for name, kernel in program.kernels.items():
         entries[name] = []
         for launch in launches(_with_nodes(kernel, program)):
             function = identifier(launch.kernel.name, taken)
             taken.add(function)
-            printer = LaunchPrinter(launch, function, speller, name not in aliased)
+            printer = LaunchPrinter(
+                launch, function, speller, name not in aliased, name not in misplaced
+            )
             functions.append(printer.text())
             instructions |= printer.instructions
             entries[name].append((function, launch))

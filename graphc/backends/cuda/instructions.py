@@ -8,6 +8,8 @@
                               d += a b for a warp, where d is 16 x 8, a has 16 rows and b 8 columns
                               of 8 words; a word holds 2 f16 or bf16, 1 tf32, or 4 s8
 
+    ASSUME_ALIGNED(x)         the parameter x points to a multiple of 16 bytes
+
 Lane 4 g + q holds words q (a0, b0) and q + 4 (a2, b1) of row g, and of row g + 8 (a1, a3), words of
 column g, and d at rows g (d0, d1) and g + 8 (d2, d3), columns 2 q and 2 q + 1: the fragments of PTX
 ISA, mma.sync. Where a GPU has no such instruction, shuffles do the same, slowly. `simulator.h`
@@ -128,6 +130,10 @@ _SHAPES = {
     "mma_tf32": ("m16n8k8", "f32.tf32.tf32.f32"),
     "mma_s8": ("m16n8k32", "s32.s8.s8.s32"),
 }
+ALIGNED = "ASSUME_ALIGNED"
+_ALIGNED = """\
+#define ASSUME_ALIGNED(x) x = (decltype(x))__builtin_assume_aligned(x, 16)
+"""
 COPIES = ("copy16", "commit_copies", "wait_copies")
 PRODUCTS = tuple(_PRODUCTS)
 
@@ -136,7 +142,8 @@ def instruction_text(used: Iterable[str]) -> str:
     """The functions that kernels use, seen by compilers for GPUs only."""
     used = set(used)
     products = [name for name in PRODUCTS if name in used]
-    parts = [_COPIES] if used & set(COPIES) else []
+    parts = [_ALIGNED] if ALIGNED in used else []
+    parts += [_COPIES] if used & set(COPIES) else []
     parts += [_SHUFFLED] if products else []
     parts += [_HALF] if "mma_f16" in used else []
     parts += [_product(name) for name in products]

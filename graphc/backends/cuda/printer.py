@@ -13,12 +13,12 @@ import re
 from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
-from graphc.backends.cuda.instructions import COPIES, PRODUCTS
+from graphc.backends.cuda.instructions import ALIGNED, COPIES, PRODUCTS
 from graphc.backends.cuda.launches import Launch
 from graphc.errors import InternalError
 from graphc.ir import dtypes
 from graphc.ir.expr import Const, Expr, Index, Load, Ref, call
-from graphc.ir.kernel import Alloc, Barrier, For, Intrin
+from graphc.ir.kernel import Alloc, Barrier, For, Intrin, Stmt
 
 INDEX = dtypes.i32
 WARP = 32
@@ -68,14 +68,31 @@ def _on_device(match: re.Match) -> str:
     return f"{match['head']}#ifdef __CUDA_ARCH__\n{native}#else\n{match['body']}#endif\n}}\n"
 
 
+def _computes_neighbours(stmt: Stmt) -> bool:
+    """Whether each thread computes several elements next to one another."""
+    if not (isinstance(stmt, For) and stmt.kind == "parallel"):
+        return False
+    return any(isinstance(s, For) and s.kind == "unroll" for s in stmt.body)
+
+
 class LaunchPrinter(KernelPrinter):
     """Prints one launch as a `__global__` function."""
 
-    def __init__(self, launch: Launch, name: str, speller: Speller, restrict: bool):
+    def __init__(
+        self, launch: Launch, name: str, speller: Speller, restrict: bool, aligned: bool = False
+    ):
         super().__init__(launch.kernel, name, speller, dialect(launch.block, restrict))
+        self.aligned = aligned and any(map(_computes_neighbours, self.kernel.body))
         self.launch = launch
         self.shared_bytes = 0
         self.instructions: set[str] = set()
+
+    def _sizes(self) -> None:
+        """Also tells the compiler where operands may lie, so that it can join accesses."""
+        super()._sizes()
+        if self.aligned:
+            self.instructions.add(ALIGNED)
+            self.lines += [f"    {ALIGNED}({self.name(b.name)});" for b in self.kernel.params]
 
     # ------------------------------------------------------------ grids
 

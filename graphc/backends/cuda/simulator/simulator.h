@@ -628,6 +628,20 @@ static void arrive(const Copy &copy)
 
 }  // namespace simulator
 
+#define ASSUME_ALIGNED(x) simulator::check_alignment(x)
+
+namespace simulator {
+
+template <typename T>
+static void check_alignment(const Global<T> &parameter)
+{
+    if ((uintptr_t)parameter.data % 16 != 0) {
+        fail(std::string("misaligned ") + parameter.array.name);
+    }
+}
+
+}  // namespace simulator
+
 template <typename T>
 static void copy16(const simulator::Cell<uint32_t> &to, const simulator::Cell<const T> &from,
                    int valid)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphc.backends.cuda.strategies.attention import lower_attention
+from graphc.backends.cuda.strategies.flat import lower_flat
 from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.rows import lower_rows
 from graphc.backends.cuda.strategies.split import lower_split
 from graphc.backends.cuda.strategies.tiles import lower_shared_tiles
-from graphc.passes.lower.nest import NestOptions
 from graphc.passes.lower.program import Strategy
-from graphc.passes.lower.strategies import nest_strategy
 
 VECTOR_BYTES = 16  # what threads read and write at once; operands start at multiples of it
 
@@ -24,5 +23,5 @@ def strategies() -> Sequence[Strategy]:
         lower_matrix_cores,
         lower_shared_tiles,
         lower_rows,
-        nest_strategy(NestOptions(flat=True)),
+        lower_flat,
     ]

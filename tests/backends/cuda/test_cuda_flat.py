@@ -1,0 +1,65 @@
+"""Loops over large tensors: several neighbours per thread, in accesses of 16 bytes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cuda_programs import chosen_architectures, cuda_of, graph_of, needs_compiler, needs_nvcc
+
+from graphc.backends.cuda import emit
+from graphc.backends.cuda.nvcc import compile_cuda
+from graphc.backends.cuda.simulator import SimulationError, simulate
+from graphc.driver import cuda_program
+from graphc.ir.interp import interpret
+from graphc.ir.parser import random_array
+
+GRAPH = """graph @g(%x: f32[64,1,1024], %z: f32[3,1024]) -> ? {
+  %a = Sigmoid(%x)
+  %y = Mul(%a, %z)
+  return %y
+}"""
+SMALL = GRAPH.replace("64,", "6,")
+ODD = GRAPH.replace("1024", "1023")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "text", [GRAPH, ODD, GRAPH.replace("f32", "f16")], ids=["f32", "odd", "f16"]
+)
+def test_neighbours_are_computed_together(text):
+    graph = graph_of(text)
+    source = emit(cuda_program(graph))
+    inputs = [
+        random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(source.program.inputs)
+    ]
+    (found,) = simulate(source)(inputs)
+    (wanted,) = interpret(graph, inputs)
+    tolerance = 1e-6 if found.dtype == np.float32 else 2e-3
+    np.testing.assert_allclose(found, wanted, tolerance, tolerance)
+
+
+def test_threads_take_16_bytes_of_large_tensors():
+    assert "i1 < 4; ++i1" in cuda_of(GRAPH).text
+    assert "i1 < 8; ++i1" in cuda_of(GRAPH.replace("f32", "f16")).text
+    for text in (SMALL, ODD):
+        assert "unroll" not in cuda_of(text).text
+
+
+@needs_compiler
+def test_misaligned_operands_are_caught():
+    source = cuda_of(GRAPH)
+    (step,) = source.steps
+    source.program.inputs[0] = (
+        "x", source.program.inputs[0][1].__class__(step.slots[0].dtype, (65, 1024))
+    )  # fmt: skip
+    moved = replace(step, slots=(replace(step.slots[0], offset=4), *step.slots[1:]))
+    inputs = [np.ones((65, 1024), np.float32), np.ones((3, 1024), np.float32)]
+    with pytest.raises(SimulationError, match="misaligned in0"):
+        simulate(replace(source, steps=[moved]))(inputs)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", chosen_architectures())
+def test_nvcc_joins_accesses(arch):
+    ptx = compile_cuda(cuda_of(GRAPH).text, arch, "ptx")
+    assert b"ld.global.v4" in ptx and b"st.global.v4" in ptx
