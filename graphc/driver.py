@@ -200,13 +200,14 @@ def to_program(
     resident: bool = False,
     alignment: int = 1,
     check: Callable[[Graph], None] | None = None,
+    in_order: bool = False,
 ) -> Program:
-    """A typed static graph, optimised and lowered; `resident` and `alignment` as `lower` has it.
-    `check` may refuse the optimised graph."""
+    """A typed static graph, optimised and lowered; `resident`, `alignment` and `in_order` as for
+    `lower`. `check` may refuse the optimised graph."""
     graph = optimise(graph, settings, passes)
     if check is not None:
         check(graph)
-    program = lower(graph, strategies, graph.name, resident, alignment)
+    program = lower(graph, strategies, graph.name, resident, alignment, in_order)
     if settings is not None and settings.observe is not None:
         settings.observe(program)
     return program
@@ -245,8 +246,9 @@ def micro_program(
     check_typed(graph)
     parameters = quantisation(graph)
     program = to_program(
-        graph, strategies(cpu), settings, PIPELINES["c"], resident, check=check_placeable
-    )
+        graph, strategies(cpu), settings, PIPELINES["c"], resident,
+        check=check_placeable, in_order=True,
+    )  # fmt: skip
     return replace(finished(program, cpu_of(cpu), goal), quantisation=parameters)
 
 

@@ -7,7 +7,8 @@ independent. An access outside a `select` or `if` whose index takes every value 
 is checked at both ends, others only where they are outside always.
 
 Programs: steps name kernels and fit their parameters; slots are aligned and lie inside their
-storage; nothing is read before it is written, and every output is written in full.
+storage; nothing is read before it is written, or after something else has been written over it, and
+every output is written in full.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from graphc.ir.kernel import (
 from graphc.ir.printer import slot_text, stmt_text
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.simplify import bounds, simplify, to_poly
+from graphc.ir.verify_overlap import overwrites
 
 KINDS = ("serial", "parallel", "unroll", "vector", "block", "thread")
 SCOPES = ("reg", "stack", "shared")
@@ -301,13 +303,18 @@ class _ProgramVerifier:
         raise InternalError(f"{self.where}: {message}")
 
     def run(self) -> None:
+        for (side, _), slot in self.program.resident.items():
+            if side == "input":
+                self.write(slot)
         for number, step in enumerate(self.program.steps):
             loc = f" ({', '.join(step.loc)})" if step.loc else ""
             self.where = f"program @{self.program.name}: step {number}, @{step.kernel}{loc}"
             self.step(step)
         self.where = f"program @{self.program.name}"
         for k, (name, type) in enumerate(self.program.outputs):
-            if not self.covers("output", k, 0, type.nbytes):
+            usual = Slot("output", k, 0, type.dtype, type.nbytes // type.dtype.size)
+            place = self.program.resident.get(("output", k), usual)
+            if not self.covers(place.space, place.index, *_range(place)):
                 self.fail(f"output {name} is not written in full")
 
     def step(self, step: Step) -> None:
@@ -320,10 +327,10 @@ class _ProgramVerifier:
         pairs = list(zip(kernel.params, step.slots))
         for buffer, slot in pairs:
             self.slot(buffer, slot)
-        for position, (buffer, slot) in enumerate(pairs):
-            for other_buffer, other in pairs[position + 1 :]:
-                if "out" in (buffer.access, other_buffer.access):
-                    self.overlap(buffer, slot, other_buffer, other)
+        for position, pair in enumerate(pairs):
+            for other in pairs[position + 1 :]:
+                if "out" in (pair[0].access, other[0].access):
+                    self.overlap(kernel, pair, other)
         for buffer, slot in pairs:
             if buffer.access == "in" and slot.space in ("arena", "output"):
                 if not self.covers(slot.space, slot.index, *_range(slot)):
@@ -362,14 +369,23 @@ class _ProgramVerifier:
         if buffer.access != "in" and slot.space in ("input", "const"):
             self.fail(f"{text}: written, but read-only")
 
-    def overlap(self, buffer: Buffer, slot: Slot, other_buffer: Buffer, other: Slot) -> None:
-        """Two operands, one of them an output, may share memory only from the same start on."""
+    def overlap(self, kernel: Kernel, one: tuple[Buffer, Slot], two: tuple[Buffer, Slot]) -> None:
+        """Two operands, one of them an output, may share memory from the same start on, or if the
+        output trails behind what is read of the input."""
+        (buffer, slot), (other_buffer, other) = one, two
         if (slot.space, slot.index) != (other.space, other.index):
             return
         (a, b), (c, d) = _range(slot), _range(other)
-        both_written = buffer.access == other_buffer.access
-        if max(a, c) < min(b, d) and (a != c or both_written):
-            self.fail(f"{buffer.name} and {other_buffer.name} overlap in {slot_text(slot)}")
+        if max(a, c) >= min(b, d) or a == c and buffer.access != other_buffer.access:
+            return
+        text = f"{buffer.name} and {other_buffer.name} overlap in {slot_text(slot)}"
+        if {buffer.access, other_buffer.access} != {"in", "out"}:
+            self.fail(text)
+        if buffer.access == "out":
+            (buffer, a), (other_buffer, c) = (other_buffer, c), (buffer, a)
+        reason = overwrites(kernel, other_buffer, buffer, c - a)
+        if reason:
+            self.fail(f"{text}: {reason}")
 
     def covers(self, space: str, index: int, start: int, end: int) -> bool:
         ranges = self.written.get((space, index), [])

@@ -9,6 +9,8 @@
    (`in_place_pairs`). Where both roots have the same rounded size they become one buffer: that
    never raises the bytes live at any step.  The other candidates stay as optional `Overlap`s,
    because sharing a place with a bigger or smaller buffer for long may cost more than it saves.
+4. *Partial overlap.*  `Step.overlaps` of roots that meet in one step likewise, and are not merged
+   with each other or anything else there, become `Overlap`s of a range.
 """
 
 from __future__ import annotations
@@ -68,6 +70,19 @@ class InPlace:
     new: str
     old: str
     delta: int
+    saved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Root `new` may start `most` bytes after the start of the dying root `old`, or lower.
+
+    `saved`: rounded bytes they then share at best.
+    """
+
+    new: str
+    old: str
+    most: int
     saved: int
 
 
@@ -187,6 +202,39 @@ def _harmless(step: Step, storage: Storage, out: str, source: str) -> bool:
     return True
 
 
+def lags(step: Step, storage: Storage) -> list[Lag]:
+    """The pairs of roots of `step.overlaps` that harm no other operand of the step.
+
+    Refused: roots that the step writes under several names, or writes and reads; an input of whose
+    root the step reads a part that is not listed with this output.
+    """
+    most: dict[tuple[str, str], dict[str, int]] = {}
+    for out, source, distance in step.overlaps:
+        if out not in step.writes or source not in step.reads:
+            raise ProblemError(
+                f'step "{step.name}": overlap ("{out}", "{source}") is not one of its writes and '
+                "one of its reads"
+            )
+        (new, new_at), (old, old_at) = storage.places[out], storage.places[source]
+        limits = most.setdefault((new, old), {})
+        limit = distance + old_at - new_at
+        limits[source] = min(limit, limits.get(source, limit))
+    written = [storage.root(name) for name in step.writes]
+    read = {name: storage.root(name) for name in step.reads}
+    found = []
+    for (new, old), by_source in most.items():
+        alone = written.count(new) == 1 and old not in written and new not in read.values()
+        listed = all(name in by_source for name, root in read.items() if root == old)
+        if alone and listed and storage.roots[new].pool == storage.roots[old].pool:
+            high = min(by_source.values())
+            granule = storage.granules.get(storage.roots[new].pool, 1)
+            sizes = storage.rounded(old), storage.rounded(new)
+            saved = shared_at_best(*sizes, -sizes[1], high // granule * granule)
+            if saved:
+                found.append(Lag(new, old, high, saved))
+    return found
+
+
 def layout_of(
     steps: Sequence[Step], requests: Sequence[Request], *, in_place: bool = True
 ) -> Layout:
@@ -202,6 +250,12 @@ def layout_of(
         merge, keep = _decide(pairs, storage)
         merged |= {p.new: p.old for p in merge}
         overlaps += [Overlap(p.old, p.new, p.delta, p.delta) for p in keep]
+        taken = {name for p in (*merge, *keep) for name in (p.new, p.old)}
+        overlaps += [
+            Overlap(lag.old, lag.new, -storage.rounded(lag.new), lag.most)
+            for lag in lags(step, storage)
+            if times[lag.old][1] == time == times[lag.new][0] and not taken & {lag.new, lag.old}
+        ]
     heads = {name: _head(merged, name) for name in storage.roots}
     problem = Problem(
         tuple(_buffers(storage, times, heads)),

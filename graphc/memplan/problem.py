@@ -97,12 +97,18 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One unit of execution.  `inplace`: (output, input) pairs it can compute in place."""
+    """One unit of execution.
+
+    `inplace`: (output, input) pairs it can compute in place.  `overlaps`: (output, input, most):
+    the output may start `most` bytes after the input does (before, if negative) or lower, since it
+    then overwrites only what is not read any more.
+    """
 
     name: str
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     inplace: tuple[tuple[str, str], ...] = ()
+    overlaps: tuple[tuple[str, str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphc.memplan.live import Storage, in_place_pairs, storage_of
+from graphc.memplan.live import Storage, in_place_pairs, lags, storage_of
 from graphc.memplan.matching import matched_weight
 from graphc.memplan.problem import Request, Step
 
@@ -24,8 +24,8 @@ class StepGraph:
 
     `touched[i]`: roots step i reads or writes; `users[r]`: mask of the steps that touch root r;
     `early[r]`/`late[r]`: filled before the first step / read after the last; `pairs[i]`: (new
-    root, old root, bytes saved) if new takes old's place; `base`: bytes live before the first
-    step and needed by some step or after the last.
+    root, old root, bytes saved) if new takes old's place or overlaps it; `base`: bytes live before
+    the first step and needed by some step or after the last.
     """
 
     before: tuple[int, ...]
@@ -96,7 +96,10 @@ def step_graph(steps: Sequence[Step], requests: Sequence[Request]) -> StepGraph:
     roots_list = list(storage.roots.values())
     sizes = tuple(storage.rounded(name) for name in storage.roots)
     pairs = tuple(
-        tuple((number[p.new], number[p.old], p.saved) for p in in_place_pairs(s, storage))
+        (
+            *((number[p.new], number[p.old], p.saved) for p in in_place_pairs(s, storage)),
+            *((number[lag.new], number[lag.old], lag.saved) for lag in lags(s, storage)),
+        )
         for s in steps
     )
     before = _dependencies(steps, storage)

@@ -10,7 +10,8 @@ A plan is valid if
 1. every buffer is placed, at a non-negative multiple of its alignment, and ends below its pool's
    peak;
 2. any two non-empty buffers of a pool that are live in a common step share no byte, unless an
-   allowance covers exactly this pair at exactly this distance (and, for in-place, at this step);
+   allowance covers exactly this pair at exactly this distance (and, for in-place and for overlaps
+   of a step, at this step);
 3. for schedules: the order is a permutation that keeps every read after the write it needs, and
    views lie at their byte offset inside their root;
 4. no peak is below its claimed lower bound.
@@ -137,7 +138,8 @@ def validate_steps(steps: Sequence[Step], requests: Sequence[Request], plan: Pla
         old, new = (one, two) if one.last == two.first else (two, one)
         if old.last != new.first or not 0 <= new.first < len(executed):
             return False
-        return _in_place(executed[new.first], wanted, roots, plan, old, new)
+        step = executed[new.first]
+        return _in_place(step, wanted, roots, plan, old, new) or _lags(step, roots, plan, old, new)
 
     _sweep(placed, covered)
     _check_peaks(plan)
@@ -234,3 +236,25 @@ def _in_place(
         elif at < stop and start < at + wanted[name].size:
             return False
     return matched
+
+
+def _lags(
+    step: Step,
+    roots: dict[str, tuple[str, int]],
+    plan: Plan,
+    old: _Placed,
+    new: _Placed,
+) -> bool:
+    """Whether `step` writes `new` once, and far enough below all that it reads of `old`."""
+    outs = [name for name in step.writes if roots[name][0] == new.name]
+    others = [name for name in step.writes if roots[name][0] == old.name]
+    others += [name for name in step.reads if roots[name][0] == new.name]
+    if len(outs) != 1 or others:
+        return False
+    reads = [name for name in step.reads if roots[name][0] == old.name]
+    for name in reads:
+        apart = plan.offsets[outs[0]] - plan.offsets[name]
+        limits = [most for out, source, most in step.overlaps if (out, source) == (outs[0], name)]
+        if not limits or apart > min(limits):
+            return False
+    return bool(reads)

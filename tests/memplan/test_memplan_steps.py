@@ -8,6 +8,7 @@ import pytest
 from memplan_cases import all_orders, live_peak, random_schedule
 
 from graphc.memplan import (
+    PlanError,
     ProblemError,
     Request,
     Step,
@@ -249,3 +250,71 @@ def test_small_budgets_never_hurt(seed: int) -> None:
         assert live_peak(reordered, requests) <= live_peak(steps, requests)
         made = plan_steps(steps, requests, reorder=True, order_budget=budget, budget=0)
         validate_steps(steps, requests, made)
+
+
+# ---------------------------------------------------------------- partial overlap
+
+
+def chain_with_lag(most: int) -> tuple[list[Step], list[Request]]:
+    """Two layers whose outputs may lie `most` bytes below their inputs, all of 1024 bytes."""
+    steps = [
+        Step("first", (), ("a",)),
+        Step("second", ("a",), ("b",), overlaps=(("b", "a", most),)),
+        Step("third", ("b",), ("c",), overlaps=(("c", "b", most),)),
+        Step("last", ("c",), ()),
+    ]
+    return steps, [Request(name, 1024, align=64) for name in "abc"]
+
+
+@pytest.mark.parametrize(("most", "peak"), [(-128, 1280), (-100, 1280), (-1024, 2048), (0, 1024)])
+def test_outputs_trail_their_inputs(most, peak):
+    steps, requests = chain_with_lag(most)
+    plan = plan_steps(steps, requests)
+    validate_steps(steps, requests, plan)
+    assert plan.peak == peak
+
+
+def test_overlap_needs_its_distance():
+    steps, requests = chain_with_lag(-128)
+    plan = plan_steps(steps, requests)
+    nearer = {**plan.offsets, "a": plan.offsets["b"] + 64}
+    with pytest.raises(PlanError, match="no allowance"):
+        validate_steps(steps, requests, replace(plan, offsets=nearer))
+    strict = [replace(s, overlaps=tuple((o, i, m - 64) for o, i, m in s.overlaps)) for s in steps]
+    with pytest.raises(PlanError, match="no allowance"):
+        validate_steps(strict, requests, plan)
+
+
+def test_no_overlap_with_what_lives_on():
+    steps, requests = chain_with_lag(-128)
+    steps.append(Step("again", ("a",), ()))
+    plan = plan_steps(steps, requests)
+    validate_steps(steps, requests, plan)
+    assert plan.peak == 2048 + 128, "b and c overlap, a stays"
+
+
+def test_all_parts_of_an_input_must_allow_it():
+    steps = [
+        Step("first", (), ("a",)),
+        Step("second", ("left", "right"), ("b",), overlaps=(("b", "left", -128),)),
+        Step("last", ("b",), ()),
+    ]
+    requests = [
+        Request("a", 1024),
+        Request("left", 512, alias_of=("a", 0)),
+        Request("right", 512, alias_of=("a", 512)),
+        Request("b", 1024),
+    ]
+    assert plan_steps(steps, requests).peak == 2048
+    both = (("b", "left", -128), ("b", "right", -640))
+    steps[1] = replace(steps[1], overlaps=both)
+    plan = plan_steps(steps, requests)
+    validate_steps(steps, requests, plan)
+    assert plan.peak == 1024 + 128
+
+
+def test_overlaps_name_operands():
+    steps, requests = chain_with_lag(-128)
+    steps[1] = replace(steps[1], overlaps=(("c", "a", 0),))
+    with pytest.raises(ProblemError, match="overlap"):
+        plan_steps(steps, requests)

@@ -9,7 +9,7 @@ up to names are shared. Memory planning then gives every arena storage its offse
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.kernel import Buffer, Kernel, buffers_read, walk_stmts
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
+from graphc.ir.verify_kernel import verify_program
 from graphc.passes.lower.computation import (
     Computation,
     Lowered,
@@ -31,6 +32,7 @@ from graphc.passes.lower.computation import (
     physical_buffer,
 )
 from graphc.passes.lower.materialise import materialise
+from graphc.passes.lower.overlap import distances
 from graphc.passes.lower.pieces import split_outputs
 from graphc.passes.lower.views import view_of
 
@@ -63,7 +65,8 @@ class Storage:
 
 @dataclass
 class Call:
-    """A kernel call on storages by name; `inplace` lists (output, input) that may coincide."""
+    """A kernel call on storages by name; `inplace` lists (output, input) that may coincide, and
+    `overlaps` (output, input, bytes) that may overlap if they start at most that far apart."""
 
     kernel: str
     arguments: tuple[str, ...]
@@ -73,6 +76,7 @@ class Call:
     flops: int = 0
     macs: int = 0
     inplace: tuple[tuple[str, str], ...] = ()
+    overlaps: tuple[tuple[str, str, int], ...] = ()
 
 
 @dataclass
@@ -80,7 +84,8 @@ class Lowering:
     """The state of lowering one graph. `strategies` are tried in order; the last always matches.
 
     `resident`: inputs and outputs live in the arena; `results` are then the outputs' storages.
-    A view that would not start at a multiple of `alignment` bytes is a copy instead.
+    A view that would not start at a multiple of `alignment` bytes is a copy instead. `in_order`:
+    loops run in order, so that outputs may overlap inputs that are still being read.
     """
 
     graph: Graph
@@ -88,6 +93,7 @@ class Lowering:
     name: str = "model"
     resident: bool = False
     alignment: int = 1
+    in_order: bool = False
     notes: list[str] = field(default_factory=list)
     kernels: dict[tuple, Kernel] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
@@ -98,6 +104,7 @@ class Lowering:
     sizes: list[TensorType] = field(default_factory=list)
     chosen: dict[Computation, Lowered] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
+    distances: dict[Kernel, dict[tuple[str, str], int]] = field(default_factory=dict)
 
     def run(self) -> Program:
         for position, value in enumerate(self.graph.params):
@@ -242,9 +249,26 @@ class Lowering:
         pairs = tuple(
             (places[a], places[b]) for a, b in lowered.inplace if self.alone(b, lowered, places)
         )
+        overlaps = self.overlaps(self.kernels[key_of(lowered.kernel)], places)
         self.calls.append(
-            Call(kernel, arguments, reads, writes, op.loc, lowered.flops, macs, pairs)
+            Call(kernel, arguments, reads, writes, op.loc, lowered.flops, macs, pairs, overlaps)
         )
+
+    def overlaps(self, kernel: Kernel, places: dict[str, str]) -> tuple[tuple[str, str, int], ...]:
+        """How a kernel's outputs may overlap its inputs, both in the arena."""
+        inside = [self.storages[places[b.name]].space == "arena" for b in kernel.params]
+        if not self.in_order or sum(inside) < 2:
+            return ()
+        if kernel not in self.distances:
+            self.distances[kernel] = distances(kernel)
+        found = self.distances[kernel]
+        reads = [b.name for b in kernel.params if b.access == "in"]
+        pairs: dict[tuple[str, str], int] = {}
+        for out, into in found:
+            same = [name for name in reads if places[name] == places[into]]
+            if all((out, name) in found for name in same):
+                pairs[places[out], places[into]] = min(found[out, name] for name in same)
+        return tuple((*pair, most) for pair, most in pairs.items())
 
     def alone(self, name: str, lowered: Lowered, places: dict[str, str]) -> bool:
         """Whether no other argument of a call is a view of the same memory."""
@@ -253,7 +277,7 @@ class Lowering:
 
     def shared(self, kernel: Kernel) -> str:
         """The name of an equal kernel, or of this one, now registered under a unique name."""
-        key = (kernel.params, kernel.body)
+        key = key_of(kernel)
         if key not in self.kernels:
             self.kernels[key] = replace(kernel, name=f"{kernel.name}_{len(self.kernels)}")
         return self.kernels[key].name
@@ -379,7 +403,24 @@ class Lowering:
             reads=tuple(dict.fromkeys(roots[a] for a in call.reads if a in roots)),
             writes=tuple(dict.fromkeys(roots[a] for a in call.writes if a in roots)),
             inplace=inplace,
+            overlaps=tuple(self._overlaps(call, roots)),
         )
+
+    def _overlaps(self, call: Call, roots: dict[str, str]) -> Iterator[tuple[str, str, int]]:
+        """The overlaps of a call in terms of roots: all that it reads of one must allow them."""
+        listed = {(out, into): most for out, into, most in call.overlaps}
+        for out in dict.fromkeys(out for out, _ in listed):
+            for root in dict.fromkeys(roots[into] for _, into in listed if into in roots):
+                parts = [a for a in call.reads if roots.get(a) == root]
+                if out in roots and all((out, part) in listed for part in parts):
+                    start = self.storages[out].offset
+                    apart = (listed[out, a] + self.storages[a].offset - start for a in parts)
+                    yield roots[out], root, min(apart)
+
+
+def key_of(kernel: Kernel) -> tuple:
+    """What kernels that are equal up to names have in common."""
+    return kernel.params, kernel.body
 
 
 def without_unread(kernel: Kernel) -> Kernel:
@@ -428,9 +469,15 @@ def lower(
     name: str = "model",
     resident: bool = False,
     alignment: int = 1,
+    in_order: bool = False,
 ) -> Program:
     """Lowers a static, decomposed graph; with `resident`, inputs and outputs live in the arena.
 
     `alignment` in bytes holds for every operand of a kernel, given aligned inputs and outputs.
+    `in_order`: loops run in order, whatever their kind allows; outputs may then overlap inputs,
+    which the verifier judges by playing the accesses through.
     """
-    return Lowering(graph, strategies, name, resident, alignment).run()
+    program = Lowering(graph, strategies, name, resident, alignment, in_order).run()
+    if in_order:
+        verify_program(program)
+    return program
