@@ -1,4 +1,4 @@
-"""CUDA: programs as CUDA C and a launch plan, and a simulator that runs them without a GPU."""
+"""CUDA: programs as CUDA C and a launch plan, which a GPU runs, or a simulator without one."""
 
 from graphc.backends.cuda.emit import CudaSource, emit
 

@@ -118,6 +118,18 @@ def test_inputs_are_checked():
         model.run([np.zeros((20, 37))])
 
 
+def test_only_the_first_run_waits_for_every_kernel():
+    model = model_of()
+    counts = model.driver.counts
+    arrays = [model.to_device(some_inputs(seed)[0]) for seed in range(3)]
+    waits = []
+    for array in arrays:
+        before = counts["synchronize"]
+        model.run([array])
+        waits.append(counts["synchronize"] - before)
+    assert waits == [len(model.plan["launches"]), 0, 0]
+
+
 def test_everything_is_given_back():
     driver = FakeDriver()
     model = model_of(driver=driver)

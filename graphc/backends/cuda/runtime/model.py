@@ -2,9 +2,9 @@
 
 Weights are uploaded once and there is one arena. A run on arrays of the host goes through pinned
 memory; a run on arrays of the device reads them and writes its results where they are. The first
-run for given places launches kernels one after another, each waited for, so that a fault names its
-kernel. After that copies and launches are captured as a graph, independent branches on streams of
-their own, and every later run for the same places replays it in one call.
+run of a model waits for every kernel, so that a fault names it. The first run for given places
+launches kernels one after another; the second captures copies and launches as a graph, independent
+branches on streams of their own, and every later one replays it in one call.
 
 Calls of one model from several threads follow one another.
 """
@@ -87,6 +87,7 @@ class Model:
         self._lock = threading.RLock()
         self._graphs: OrderedDict[Places, Any] = OrderedDict()
         self._host: _HostSide | None = None
+        self._proven = False  # whether a run has waited for every kernel
         self._spare: list[deque[int]] = [deque() for _ in self.outputs]
         with driver.current():
             self._memory = Memory(driver)
@@ -196,9 +197,11 @@ class Model:
 
     def _perform(self, places: Places, host: _HostSide | None = None) -> None:
         """Gives the GPU all copies and launches of a run: one by one at first, then as a graph."""
-        if places not in self._graphs or os.environ.get(CHECK):
-            self._one_by_one(places, host)
+        check = bool(os.environ.get(CHECK))
+        if check or places not in self._graphs:
+            self._one_by_one(places, host, check or not self._proven)
             self._graphs.setdefault(places, None)
+            self._proven = True
         else:
             if self._graphs[places] is None:
                 self._graphs[places] = self._captured(places, host)
@@ -210,14 +213,15 @@ class Model:
                 self.driver.synchronize(self._streams[0])
                 self._memory.free_graph(graph)
 
-    def _one_by_one(self, places: Places, host: _HostSide | None) -> None:
+    def _one_by_one(self, places: Places, host: _HostSide | None, waits: bool) -> None:
         stream = self._streams[0]
         if host is not None:
             host.upload(self.driver, stream)
         for launch in self._launches:
             with _named(launch):
                 self._enqueue(launch, places, stream)
-                self.driver.synchronize(stream)
+                if waits:
+                    self.driver.synchronize(stream)
         if host is not None:
             host.download(self.driver, stream)
 
