@@ -6,8 +6,8 @@ runs once. What is not installed raises ImportError.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 
 Run = Callable[[], object]
 Maker = Callable[[Sequence[np.ndarray]], Run]
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves memory to others
 LIBRARIES = ("torch", "jax", "transformers", "torchvision")
 
 
