@@ -11,6 +11,8 @@ from graphc.passes.lower.nest import NestOptions
 from graphc.passes.lower.program import Strategy
 from graphc.passes.lower.strategies import nest_strategy
 
+FEW, MANY = 12, 24  # general registers
+
 
 def strategies(cpu: str = DEFAULT) -> Sequence[Strategy]:
     """Register tiles for sums of products, plain loops for everything else."""
@@ -24,9 +26,13 @@ def strategies(cpu: str = DEFAULT) -> Sequence[Strategy]:
 
 def tile_options(cpu: Cpu) -> TileOptions:
     """Tiles whose sums and operands fit the registers."""
-    if cpu.registers >= 13:
+    if cpu.registers >= MANY:
+        return TileOptions(
+            integer_rows=4, integer_columns=4, integer_alone=8, quads=cpu.pairs
+        )  # fmt: skip
+    if cpu.registers >= FEW:
         return TileOptions(quads=cpu.pairs)
     return TileOptions(
-        rows=2, columns=2, alone=2, integer_rows=2, integer_columns=1, integer_alone=2,
-        quads=cpu.pairs, unroll=2,
+        rows=2, columns=2, alone=2, integer_rows=1, integer_columns=4, integer_alone=4,
+        quads=cpu.pairs, unroll=1, whole=4,
     )  # fmt: skip
