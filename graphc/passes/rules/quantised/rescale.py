@@ -31,20 +31,19 @@ def fixed_point(factors: np.ndarray) -> tuple[np.ndarray, int] | None:
 
 
 def gives_halves(multipliers: np.ndarray, shift: int) -> bool:
-    """Whether whole numbers times a multiplier / 2**shift are not just by chance close to k + 1/2.
+    """Whether whole numbers times multipliers / 2**shift often are about k + 1/2.
 
-    They are if the factor is nearly a fraction with a small denominator, as of round scales.
+    They are if the factors are nearly fractions with small denominators, as of round scales.
     """
     by = np.unique(np.abs(multipliers.reshape(-1).astype(np.int64)))
     return many_halves(by[:, None] * np.arange(1, 4096), shift)
 
 
 def many_halves(values: np.ndarray, shift: int) -> bool:
-    """Whether at least one in 1024 of some row of values / 2**shift is about k + 1/2."""
+    """Whether at least one in 512 of these values / 2**shift is about k + 1/2."""
     half = 1 << shift - 1
-    fraction = values & ((1 << shift) - 1)
-    near = np.abs(fraction - half) <= (half >> NEAR)
-    return bool((near.mean(-1) >= 1 / 1024).any())
+    near = np.abs((values & ((1 << shift) - 1)) - half) <= half >> NEAR + 1
+    return bool(near.mean() >= 1 / 512)
 
 
 def along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:

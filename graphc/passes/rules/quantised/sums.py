@@ -73,7 +73,7 @@ def _sum(rw: Rewriter, op: Op, after: Activated, sign: int, with_zero: bool) -> 
 def _gives_halves(a: Quantised, b: Quantised, by: list[int], shift: int) -> bool:
     """Whether the multiplied sums of pairs of values often are halfway between two integers."""
     terms = [(codes(q.value).astype(np.int64) - q.zero_point) * m for q, m in zip((a, b), by)]
-    return many_halves((terms[0][:, None] + terms[1]).reshape(1, -1), shift)
+    return many_halves(terms[0][:, None] + terms[1], shift)
 
 
 def rescaling(rw: Rewriter, dequantise: Op, after: Activated) -> Value | None:
