@@ -56,9 +56,10 @@ class Settings:
     """How graphs are compiled, whatever the target: `threads` to run on; `passes` a pipeline in
     place of the target's own; hooks around passes; the context (fuel, diagnostics); `observe`,
     which is called with every program made; for GPUs `device`, the number of the one to run on,
-    `simulate`, to run kernels on the host, and `precision`, in which contractions multiply (f32,
-    tf32, f16, bf16); and `sanitize`, to end the process where C code for a microcontroller, which
-    the host runs, does what C does not define."""
+    `simulate`, to run kernels on the host, `precision`, in which contractions multiply (f32, tf32,
+    f16, bf16), and `arch`, for which kernels are planned (default: the GPU's); and `sanitize`, to
+    end the process where C code for a microcontroller, which the host runs, does what C does not
+    define."""
 
     threads: int = field(default_factory=_default_threads)
     passes: str | Sequence[Pass] | None = None
@@ -68,6 +69,7 @@ class Settings:
     device: int = 0
     simulate: bool = False
     precision: str = "f32"
+    arch: str = ""
     sanitize: bool = False
 
     def __post_init__(self) -> None:
@@ -254,11 +256,12 @@ def micro_program(
 
 def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
     """A typed static graph as a GPU runs it."""
+    from graphc.backends.cuda.machines import DEFAULT_ARCH
     from graphc.backends.cuda.strategies import VECTOR_BYTES, strategies
 
-    precision = "f32" if settings is None else settings.precision
-    passes = cuda_passes(precision)
-    return to_program(graph, strategies(), settings, passes, alignment=VECTOR_BYTES)
+    settings = settings or Settings()
+    passes, arch = cuda_passes(settings.precision), settings.arch or DEFAULT_ARCH
+    return to_program(graph, strategies(arch), settings, passes, alignment=VECTOR_BYTES)
 
 
 def typed(source: Any, **pins: Any) -> Graph:
@@ -305,6 +308,7 @@ def _cuda(settings: Settings) -> CompileStatic:
     if settings.simulate:
         return lambda graph: simulate(emit(cuda_program(graph, settings)))
     gpu = open_gpu(settings.device)
+    settings = replace(settings, arch=settings.arch or gpu.arch)
     return lambda graph: GpuModel(cuda_program(graph, settings), gpu)
 
 

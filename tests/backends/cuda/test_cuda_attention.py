@@ -5,6 +5,7 @@ import pytest
 from cuda_programs import chosen_architectures, cuda_of, graph_of, needs_compiler, needs_nvcc
 
 from graphc.backends.cuda import emit
+from graphc.backends.cuda.machines import fastest, machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
 from graphc.backends.cuda.strategies import strategies
@@ -12,7 +13,6 @@ from graphc.backends.cuda.strategies.attention import (
     SHARED_FLOATS,
     TILES,
     WIDEST,
-    choose_tile,
     lower_attention,
     shared_floats,
 )
@@ -113,7 +113,7 @@ def test_rows_that_see_nothing():
 @pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.keys}")
 def test_every_tile(tile):
     graph = optimise(graph_of(PRODUCTS), passes=PIPELINES["cuda"])
-    source = emit(lower(graph, [lambda c: lower_attention(c, tile), *strategies()]))
+    source = emit(lower(graph, [lambda c: lower_attention(c, machine(), tile), *strategies()]))
     inputs = [
         random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(source.program.inputs)
     ]
@@ -123,9 +123,11 @@ def test_every_tile(tile):
 
 
 def test_tiles_fit_into_shared_memory():
-    for size in (8, 64, 80, 128, WIDEST):
-        assert shared_floats(choose_tile(1, 4096, size, size), size, size) <= SHARED_FLOATS
-    assert choose_tile(64, 4096, 64, 64).rows > choose_tile(1, 16, 64, 64).rows
+    smallest = TILES[-1]
+    assert shared_floats(smallest, WIDEST, WIDEST) <= SHARED_FLOATS
+    assert all(shared_floats(tile, 64, 64) <= SHARED_FLOATS for tile in TILES)
+    gpu = machine()
+    assert fastest(TILES, gpu, 64, 4096, 0).rows > fastest(TILES, gpu, 1, 16, 0).rows
 
 
 def test_heads_may_be_too_large():

@@ -14,10 +14,13 @@ from cuda_programs import (
 )
 
 from graphc.backends.cuda import emit
+from graphc.backends.cuda.machines import fastest, machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
-from graphc.backends.cuda.strategies.tiles import TILES, choose_tile, lower_shared_tiles
-from graphc.driver import cuda_program, typed
+from graphc.backends.cuda.strategies.matrix_cores import CORE_TILES
+from graphc.backends.cuda.strategies.tiles import TILES, lower_shared_tiles
+from graphc.driver import Settings, cuda_program, typed
+from graphc.errors import ModelError
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
 
@@ -124,15 +127,35 @@ def test_every_tile_computes_products(tile):
   %y = MatMul(%x, %w)
   return %y
 }""")
-    source = emit(lower(graph, [lambda c: lower_shared_tiles(c, tile)]))
+    source = emit(lower(graph, [lambda c: lower_shared_tiles(c, machine(), tile)]))
     inputs = inputs_of(source.program)
     (found,) = simulate(source, (0,))(inputs)
     np.testing.assert_allclose(found, inputs[0] @ inputs[1], 1e-4, 1e-4)
 
 
-def test_tiles_grow_with_the_problem():
-    assert choose_tile(1, 4096, 4096).rows == 128
-    assert choose_tile(1, 16, 64).rows == 16
+def test_tiles_grow_with_the_problem_and_shrink_with_the_gpu():
+    for tiles in (TILES, CORE_TILES):
+        assert fastest(tiles, machine(), 1, 4096, 4096).rows == 128
+        assert fastest(tiles, machine(), 1, 16, 64).rows == 16
+    areas = [fastest(TILES, machine(a), 1, 1024, 1024).area for a in ("sm_75", "sm_120")]
+    assert areas[0] > areas[1]
+
+
+def test_gpus_are_known_by_their_architecture():
+    assert machine("sm_90a").multiprocessors == machine("sm_90").multiprocessors == 132
+    assert machine("sm_87") is machine("sm_86") and machine("sm_130") is machine("sm_120")
+    assert machine("sm_75").products == ("mma_f16",)
+    with pytest.raises(ModelError, match="too old"):
+        machine("sm_60")
+    with pytest.raises(ModelError, match="written sm_80"):
+        machine("ampere")
+
+
+def test_kernels_are_planned_for_an_architecture():
+    for arch, strategy in (("sm_75", "tiles"), ("sm_80", "cores")):
+        settings = Settings(arch=arch, precision="bf16")
+        source = emit(cuda_program(graph_of(GRAPHS["bias"]), settings))
+        assert source.steps[-1].function.startswith(strategy)
 
 
 @needs_compiler

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from graphc.backends.cuda.machines import DEFAULT_ARCH, machine
 from graphc.backends.cuda.strategies.attention import lower_attention
 from graphc.backends.cuda.strategies.flat import lower_flat
 from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
@@ -15,13 +17,15 @@ from graphc.passes.lower.program import Strategy
 VECTOR_BYTES = 16  # what threads read and write at once; operands start at multiples of it
 
 
-def strategies() -> Sequence[Strategy]:
-    """Attention, contractions, row reductions; for everything else a thread per output element."""
+def strategies(arch: str = DEFAULT_ARCH) -> Sequence[Strategy]:
+    """Attention, contractions, row reductions; for everything else a thread per output element.
+    Tiles are those fastest on GPUs of an architecture."""
+    gpu = machine(arch)
     return [
-        lower_attention,
-        lower_split,
-        lower_matrix_cores,
-        lower_shared_tiles,
+        partial(lower_attention, gpu=gpu),
+        partial(lower_split, gpu=gpu),
+        partial(lower_matrix_cores, gpu=gpu),
+        partial(lower_shared_tiles, gpu=gpu),
         lower_rows,
         lower_flat,
     ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from graphc.backends.cuda.machines import Machine, fastest
 from graphc.backends.cuda.strategies.operands import Operand, strided
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Expr, call, cast, select, substitute
@@ -35,7 +36,6 @@ SIDE = 16  # threads along rows, and along keys or columns
 WIDEST = 256  # depth and columns
 SHARED_FLOATS = (48 << 10) // 4
 CHUNK = 8  # products between which the loop over them is not unrolled
-MULTIPROCESSORS = 108
 NOTHING = Const(-math.inf, f32)
 
 
@@ -47,11 +47,21 @@ class Tile:
     keys: int
     speed: float
 
+    @property
+    def area(self) -> int:
+        return self.rows
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """Blocks of the grid of so many rows."""
+        return -(-rows // self.rows)
+
 
 TILES = (Tile(64, 32, 1.0), Tile(32, 32, 0.8), Tile(16, 32, 0.5), Tile(16, 16, 0.35))
 
 
-def lower_attention(computation: Computation, tile: Tile | None = None) -> Lowered | str:
+def lower_attention(
+    computation: Computation, gpu: Machine, tile: Tile | None = None
+) -> Lowered | str:
     """The kernel of an attention, or the reason why the computation is none."""
     match = match_attention(computation)
     if isinstance(match, str):
@@ -59,21 +69,12 @@ def lower_attention(computation: Computation, tile: Tile | None = None) -> Lower
     depth, columns = extent(match.depth), extent(match.columns)
     if max(depth, columns) > WIDEST:
         return f"attention: {depth} products and {columns} columns; kernels take {WIDEST}"
-    chosen = tile or choose_tile(extent(match.outer), extent(match.rows), depth, columns)
-    kernel = _Emitter(match, chosen).kernel()
-    work = extent(match.outer) * extent(match.rows) * match.key.count
-    return Lowered(kernel, flops=2 * work * (depth + columns))
-
-
-def choose_tile(batch: int, rows: int, depth: int, columns: int) -> Tile:
-    """The tile that fits into shared memory and whose grid takes the least time."""
-
-    def time(tile: Tile) -> float:
-        rounds = -(-batch * -(-rows // tile.rows) // MULTIPROCESSORS)
-        return rounds * tile.rows / tile.speed
-
+    batch, rows = extent(match.outer), extent(match.rows)
     fitting = [t for t in TILES if shared_floats(t, depth, columns) <= SHARED_FLOATS]
-    return min(fitting, key=time)
+    chosen = tile or fastest(fitting, gpu, batch, rows, columns)
+    kernel = _Emitter(match, chosen).kernel()
+    work = batch * rows * match.key.count
+    return Lowered(kernel, flops=2 * work * (depth + columns))
 
 
 def shared_floats(tile: Tile, depth: int, columns: int) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graphc.backends.cuda.machines import Machine, fastest
 from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.operands import Operand, strided
 from graphc.backends.cuda.strategies.words import CHUNK, KINDS, Kind, Words, narrow, padded_depth
@@ -31,7 +32,6 @@ SLICE = 16  # words of a slice
 PADDING = 4  # words after each row
 STEP = 8  # words that one instruction multiplies
 SHARED_BYTES = 48 << 10
-MULTIPROCESSORS = 108
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,14 @@ class CoreTile:
     warp_rows: int
     warp_columns: int
     speed: float
+
+    @property
+    def area(self) -> int:
+        return self.rows * self.columns
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """Blocks of the grid of so many sums."""
+        return -(-rows // self.rows) * -(-columns // self.columns)
 
     @property
     def threads(self) -> int:
@@ -67,32 +75,26 @@ CORE_TILES = (
 )
 
 
-def choose_core_tile(batch: int, rows: int, columns: int) -> CoreTile:
-    """The tile whose grid takes the least time: rounds of blocks over the multiprocessors."""
-
-    def time(tile: CoreTile) -> float:
-        blocks = batch * -(-rows // tile.rows) * -(-columns // tile.columns)
-        rounds = -(-blocks // MULTIPROCESSORS)
-        return rounds * tile.rows * tile.columns / tile.speed
-
-    return min(CORE_TILES, key=time)
-
-
-def lower_matrix_cores(computation: Computation, tile: CoreTile | None = None) -> Lowered | str:
-    """The kernel of a contraction that matrix cores can do, or the reason why there is none."""
+def lower_matrix_cores(
+    computation: Computation, gpu: Machine, tile: CoreTile | None = None
+) -> Lowered | str:
+    """The kernel of a contraction that a GPU's matrix cores can do, or the reason why there is
+    none."""
     match = match_contraction(wide_sums(computation), MIN_DEPTH, (f32, i32))
     if isinstance(match, str):
         return match
     kind = kind_of(match)
     if kind is None:
         return f"contraction: factors of {match.hole.dtype} are no narrower values"
+    if kind.instruction not in gpu.products:
+        return f"contraction: {gpu.arch} has no {kind.instruction}"
     rows, columns = count(match.rows), count(match.cols)
     if rows < MIN_ROWS or columns < MIN_COLUMNS or any(x.count == 0 for x in match.indices):
         return f"contraction: {rows} rows and {columns} columns do not fill fragments"
     sort_depth(match)
     _lay_out_constant(match, kind)
     batch = count(match.outer)
-    emitter = MatrixCores(match, kind, tile or choose_core_tile(batch, rows, columns))
+    emitter = MatrixCores(match, kind, tile or fastest(CORE_TILES, gpu, batch, rows, columns))
     flops = 2 * batch * rows * columns * emitter.depth_count
     return Lowered(emitter.kernel("cores"), match.prepare, match.temporaries, flops=flops)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import count, wide_sums
 from graphc.backends.cuda.strategies.rows import lower_rows
 from graphc.ir.dtypes import f32, f64, i32
@@ -24,8 +25,7 @@ from graphc.passes.lower.computation import Computation, Lowered, Output
 from graphc.passes.lower.contraction import Match, match_contraction
 from graphc.passes.lower.nest import NestOptions, lower_nest
 
-MULTIPROCESSORS = 108
-IDLE = 4  # parts of the GPU, of which a grid that is split leaves all but one idle
+IDLE = 5  # parts of the GPU, of which a grid that is split leaves all but one idle
 SIDE = 32  # rows and columns of a small tile
 THREADS = 256  # outputs of a block that computes one per thread
 MIN_SIDE = 8  # rows and columns of a contraction in tiles
@@ -33,12 +33,12 @@ PART = 256  # products of a part, at least
 THIN_PART = 64  # the same where there are few rows or few columns
 
 
-def lower_split(computation: Computation) -> Lowered | str:
+def lower_split(computation: Computation, gpu: Machine) -> Lowered | str:
     """The kernel that adds up partial sums, after one that computes them; or why it is no gain."""
     match = match_contraction(wide_sums(computation), PART, (f32, f64, i32))
     if isinstance(match, str):
         return match
-    parts = _parts(match, computation)
+    parts = _parts(match, computation, gpu)
     if isinstance(parts, str):
         return parts
     whole = wide_sums(computation)
@@ -49,7 +49,7 @@ def lower_split(computation: Computation) -> Lowered | str:
     return _split(whole, hole, axis, number)
 
 
-def _parts(match: Match, computation: Computation) -> int | str:
+def _parts(match: Match, computation: Computation, gpu: Machine) -> int | str:
     """Into how many parts the depth should be cut."""
     batch, rows, columns = count(match.outer), count(match.rows), count(match.cols)
     depth = count(match.depth)
@@ -59,9 +59,9 @@ def _parts(match: Match, computation: Computation) -> int | str:
         blocks, least = -(-batch * rows * columns // THREADS), THIN_PART
         if isinstance(lower_rows(computation), Lowered):
             return "split: a warp sums each row"
-    if blocks * IDLE > MULTIPROCESSORS or any(x.count == 0 for x in match.indices):
+    if blocks * IDLE > gpu.multiprocessors or any(x.count == 0 for x in match.indices):
         return f"split: a grid of {blocks} blocks"
-    return min(MULTIPROCESSORS // max(blocks, 1), depth // least)
+    return min(gpu.multiprocessors // max(blocks, 1), depth // least)
 
 
 def _cut(hole: Reduce, wanted: int) -> tuple[Index, int]:

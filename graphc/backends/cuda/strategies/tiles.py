@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from graphc.backends.cuda.machines import Machine, fastest
 from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.operands import Operand
 from graphc.ir.dtypes import i64
@@ -29,7 +30,6 @@ MIN_DEPTH = 8  # products to sum
 MIN_SIDE = 8  # rows and columns, below which a tile is mostly empty
 STAGES = 2  # slices in shared memory
 PADDING = 4  # after each row of the first tile, so that its columns lie in different banks
-MULTIPROCESSORS = 108  # that a grid should fill
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,14 @@ class Tile:
     thread_rows: int
     thread_columns: int
     speed: float
+
+    @property
+    def area(self) -> int:
+        return self.rows * self.columns
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """Blocks of the grid of so many sums."""
+        return -(-rows // self.rows) * -(-columns // self.columns)
 
     @property
     def threads(self) -> int:
@@ -59,19 +67,11 @@ TILES = (
 )
 
 
-def choose_tile(batch: int, rows: int, columns: int) -> Tile:
-    """The tile whose grid takes the least time: rounds of blocks over the multiprocessors."""
-
-    def time(tile: Tile) -> float:
-        blocks = batch * -(-rows // tile.rows) * -(-columns // tile.columns)
-        rounds = -(-blocks // MULTIPROCESSORS)
-        return rounds * tile.rows * tile.columns / tile.speed
-
-    return min(TILES, key=time)
-
-
-def lower_shared_tiles(computation: Computation, tile: Tile | None = None) -> Lowered | str:
-    """The kernel of a contraction, or the reason why the computation is not one."""
+def lower_shared_tiles(
+    computation: Computation, gpu: Machine, tile: Tile | None = None
+) -> Lowered | str:
+    """The kernel of a contraction, in tiles of this shape or of the one fastest on a GPU; or the
+    reason why the computation is not one."""
     match = match_contraction(wide_sums(computation), MIN_DEPTH)
     if isinstance(match, str):
         return match
@@ -82,7 +82,7 @@ def lower_shared_tiles(computation: Computation, tile: Tile | None = None) -> Lo
         return "contraction: no outputs"
     sort_depth(match)
     batch = count(match.outer)
-    emitter = SharedTiles(match, tile or choose_tile(batch, rows, columns))
+    emitter = SharedTiles(match, tile or fastest(TILES, gpu, batch, rows, columns))
     flops = 2 * batch * rows * columns * emitter.depth_count
     return Lowered(emitter.kernel("tiles"), flops=flops)
 
