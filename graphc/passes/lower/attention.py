@@ -43,15 +43,29 @@ PRODUCT, LARGEST, TOTAL, SUM, RESULT = (
 
 
 @dataclass
+class Softmax:
+    """A row softmax. `score` is the expression at a key, and `result` the weighted sum over SUM (of
+    exponentials times values), TOTAL and LARGEST. With all of a row at hand, weights can be had as
+    the graph rounds them: `exponential` over `marker` (a score) and LARGEST, and `weight` over
+    `exponent` (an exponential), TOTAL and LARGEST."""
+
+    score: Expr
+    result: Expr
+    exponential: Expr
+    weight: Expr
+    marker: Ref
+    exponent: Ref
+
+
+@dataclass
 class Attention:
     """A matched attention; loads are flat. `rows`, `columns` and `outer` partition the output
-    indices. `score` is over PRODUCT, `result` over SUM (of exponentials times values), TOTAL and
-    LARGEST, and `exprs` are the outputs over RESULT; all are float32."""
+    indices. `score` is over PRODUCT, and `exprs` are the outputs over RESULT; all are float32."""
 
     computation: Computation
     offset: Expr
     exprs: list[Expr]
-    result: Expr
+    softmax: Softmax
     score: Expr
     a: Expr
     b: Expr
@@ -90,12 +104,13 @@ def _match(computation: Computation) -> Attention:
     weight, value = _factors(hole)
     if not _has_reduction(weight):
         weight, value = value, weight
+    value = _plain(value)
     if _has_reduction(value) or not _has_reduction(weight):
         raise _Mismatch("not one factor has reductions")
     key = _only_axis(hole)
-    score, result = _softmax(weight, key)
-    product = _only_sum([score], "the scores have")
-    a, b = _factors(product)
+    softmax = _softmax(weight, key)
+    product = _only_sum([softmax.score], "the scores have")
+    a, b = map(_plain, _factors(product))
     if key in free_indices(a):
         a, b = b, a
     if key in free_indices(a) or key not in free_indices(b) & free_indices(value):
@@ -111,10 +126,10 @@ def _match(computation: Computation) -> Attention:
     if not columns or not rows:
         raise _Mismatch("no rows or no columns")
     rounded = cast(PRODUCT, product.dtype)
-    score = cast(substitute(score, {product: rounded}), f32)
+    score = cast(substitute(softmax.score, {product: rounded}), f32)
     exprs = [substitute(e, {hole: cast(RESULT, hole.dtype)}) for e in exprs]
     return Attention(
-        computation, offset, exprs, result, score, a, b, value,
+        computation, offset, exprs, softmax, score, a, b, value,
         outer, rows, columns, key, list(product.axes),
     )  # fmt: skip
 
@@ -162,7 +177,7 @@ def _factors(total: Reduce) -> tuple[Expr, Expr]:
     body = _plain(total.body)
     if not (isinstance(body, Call) and body.op.name == "mul"):
         raise _Mismatch("not a sum of products")
-    return _plain(body.args[0]), _plain(body.args[1])
+    return body.args[0], body.args[1]
 
 
 def _only_axis(total: Reduce) -> Index:
@@ -179,8 +194,8 @@ def _moved(reduction: Reduce, key: Index) -> Expr | None:
     return _plain(simplify(substitute(reduction.body, {reduction.axes[0]: key})))
 
 
-def _softmax(weight: Expr, key: Index) -> tuple[Expr, Expr]:
-    """(score at `key`, result over SUM, TOTAL and LARGEST) of a row softmax."""
+def _softmax(weight: Expr, key: Index) -> Softmax:
+    """The row softmax that the weight at `key` is."""
     for node in walk(weight):
         if not (isinstance(node, Call) and node.op.name == "exp"):
             continue
@@ -191,13 +206,18 @@ def _softmax(weight: Expr, key: Index) -> tuple[Expr, Expr]:
         if not isinstance(largest, Reduce) or largest.op != "max":
             continue
         if key in free_indices(score) and _moved(largest, key) is score:
-            return score, _row_result(weight, node, score, key)
+            marker, exponent = Ref("score", score.dtype), Ref("exponential", node.dtype)
+            marked = _marked(weight, node, score, key, exponent)
+            known: dict[Expr, Expr] = {score: marker, largest: cast(LARGEST, largest.dtype)}
+            return Softmax(
+                score, _proportional(marked, exponent), substitute(node, known), marked,
+                marker, exponent,
+            )  # fmt: skip
     raise _Mismatch("no exponentials of scores less their maximum")
 
 
-def _row_result(weight: Expr, exponential: Expr, score: Expr, key: Index) -> Expr:
+def _marked(weight: Expr, exponential: Expr, score: Expr, key: Index, marker: Ref) -> Expr:
     """The weight with the exponential, its sum and the maximum replaced by what rows have."""
-    marker = Ref("exponential", exponential.dtype)
     mapping: dict[Expr, Expr] = {exponential: marker}
     for reduction in _outermost(substitute(weight, mapping)):
         moved = _moved(reduction, key)
@@ -210,7 +230,7 @@ def _row_result(weight: Expr, exponential: Expr, score: Expr, key: Index) -> Exp
     marked = substitute(weight, mapping)
     if key in free_indices(marked):
         raise _Mismatch("the weights depend on the key beyond the exponential")
-    return _proportional(marked, marker)
+    return marked
 
 
 def _proportional(node: Expr, marker: Ref) -> Expr:

@@ -72,6 +72,7 @@ GRAPHS = {
     "windows": operator("f32", 2, 40, 40, 8, "left_window_size=3, right_window_size=2"),
     "half floats": operator("f16", 2, 9, 17, 16, ""),
     "bfloats": operator("bf16", 4, 9, 17, 16, "is_causal=1"),
+    "many keys": operator("f16", 2, 9, 70, 16, ""),
     "large heads": operator("f32", 2, 17, 18, 256, ""),
     "one key": operator("f32", 2, 17, 1, 8, ""),
 }
@@ -89,7 +90,9 @@ def test_attention_agrees_with_the_interpreter(name):
         assert "attention" in [step.function.split("_")[0] for step in source.steps]
         assert source.program.arena_bytes < 2 * sum(x.nbytes for x in inputs)
     for found, wanted in zip(simulate(source)(inputs), interpret(graph, inputs)):
-        tolerance = {"f": 1e-5, "e": 4e-3, "V": 3e-2}.get(wanted.dtype.char, 3e-2)
+        tolerance = {"f": 1e-5, "e": 1e-3}.get(wanted.dtype.char, 8e-3)  # the last bit
+        if name == "many keys":  # weights are not rounded
+            tolerance = 4e-3
         found, wanted = found.astype(np.float32), wanted.astype(np.float32)
         np.testing.assert_allclose(found, wanted, tolerance, tolerance)
 

@@ -5,6 +5,9 @@ keys once. For each tile of keys it computes scores in registers, brings the run
 and sums of every row up to date, leaves the exponentials in shared memory, and multiplies them by
 the tile's values, which take the place of the keys. The 16 threads of a row exchange maxima and
 totals by shuffles. Memory is linear in the number of keys. See passes/lower/attention.py.
+
+Where one tile holds all keys, maxima and totals are final at once, and weights are rounded as the
+graph says; otherwise types narrower than float32 are not rounded to between scores and results.
 """
 
 from __future__ import annotations
@@ -97,6 +100,7 @@ class _Emitter:
         self.threads = SIDE * SIDE
         self.thread = Index("thread", self.threads)
         self.down, self.across = simplify(self.thread // SIDE), simplify(self.thread % SIDE)
+        self.is_whole = self.b.count <= tile.keys
         self.deep, self.wide = _padded(self.q.depth_count, CHUNK), _padded(self.v.count, SIDE)
         self.row_part, self.key_part = tile.rows // SIDE, tile.keys // SIDE
         self.column_part = self.wide // SIDE
@@ -108,8 +112,10 @@ class _Emitter:
     def _flatten(self) -> None:
         """Merges indices that address memory as if they were one."""
         m = self.match
-        rows, merged = merge_adjacent(m.rows, [m.offset, m.a, m.score, m.result, *m.exprs])
-        offset, a, self.score, self.result, *exprs = merged
+        soft = m.softmax
+        dependent = [m.offset, m.a, m.score, soft.result, soft.exponential, soft.weight, *m.exprs]
+        rows, merged = merge_adjacent(m.rows, dependent)
+        offset, a, self.score, self.result, self.exponential, self.weight, *exprs = merged
         depth, (a, b) = merge_adjacent(m.depth, [a, m.b])
         columns, (offset, value, *exprs) = merge_adjacent(m.columns, [offset, m.value, *exprs])
         self.offset, self.exprs = offset, exprs
@@ -131,6 +137,7 @@ class _Emitter:
                 self.k.emit(Alloc(buffer, "shared"))
             self.k.emit(For(self.thread, tuple(body), "thread"))
         read = [self.q.expr, self.b.expr, self.v.expr, self.score, self.result, *self.exprs]
+        read += [self.exponential, self.weight] if self.is_whole else []
         outputs = [o.buffer for o in self.match.computation.outputs]
         params = [flat_buffer(b) for b in (*inputs_used(self.match, read), *outputs)]
         label = self.match.computation.label
@@ -154,7 +161,10 @@ class _Emitter:
             view = Buffer("keys", f32, (self.deep, self.tile.keys + 1), "local")
             self._fetch(self.b, view, self.tile.keys, first, self.deep)
             k.emit(Barrier())
-            self._soften(self._scores(first), first)
+            if self.is_whole:
+                self._weigh(self._scores(first))
+            else:
+                self._soften(self._scores(first))
             k.emit(Barrier())
             self._fetch_values(first)
             k.emit(Barrier())
@@ -229,14 +239,44 @@ class _Emitter:
             k.store(scores, (i, j), simplify(select(inside, score, NOTHING)))
         return scores
 
-    def _soften(self, scores: Buffer, first: Expr) -> None:
+    def _most(self, scores: Buffer, i: Expr) -> Buffer:
+        """The largest score of a row in this tile."""
+        k = self.k
+        most = k.var(f32, scores[i, Const(0, i64)])
+        for j in range(1, self.key_part):
+            k.store(most, (), call("max", most[()], scores[i, Const(j, i64)]))
+        k.emit(Intrin("warp_max", (most[()], Const(SIDE, i64))))
+        return most
+
+    def _weigh(self, scores: Buffer) -> None:
+        """The weights of all keys into shared memory."""
+        k, soft = self.k, self.match.softmax
+        with k.loop(self.row_part, "unroll") as i:
+            row = simplify(self.first_row + self._row(i))
+            places = {**self.fixed, **self.q.place(row)}
+            largest = k.let(self._most(scores, i)[()])
+            total = k.var(f32, Const(0, f32))
+            with k.loop(self.key_part, "unroll") as j:
+                facts = {LARGEST: largest, soft.marker: cast(scores[i, j], soft.marker.dtype)}
+                value = cast(substitute(self.exponential, {**places, **facts}), f32)
+                inside = simplify(self._column(j) < self.b.count)
+                exponential = k.let(simplify(select(inside, value, Const(0, f32))))
+                k.store(total, (), total[()] + exponential)
+                k.store(scores, (i, j), exponential)
+            k.emit(Intrin("warp_sum", (total[()], Const(SIDE, i64))))
+            with k.loop(self.key_part, "unroll") as j:
+                exponent = cast(scores[i, j], soft.exponent.dtype)
+                facts = {LARGEST: largest, TOTAL: total[()], soft.exponent: exponent}
+                value = cast(substitute(self.weight, {**places, **facts}), f32)
+                inside = simplify(call("and", row < self.q.count, self._column(j) < self.b.count))
+                weight = simplify(select(inside, value, Const(0, f32)))
+                k.store(self.weights, (self._row(i), self._column(j)), weight)
+
+    def _soften(self, scores: Buffer) -> None:
         """Running maxima and totals; exponentials into shared memory; sums to the new scale."""
         k = self.k
         with k.loop(self.row_part, "unroll") as i:
-            most = k.var(f32, scores[i, Const(0, i64)])
-            for j in range(1, self.key_part):
-                k.store(most, (), call("max", most[()], scores[i, Const(j, i64)]))
-            k.emit(Intrin("warp_max", (most[()], Const(SIDE, i64))))
+            most = self._most(scores, i)
             largest = k.let(call("max", self.largest[i], most[()]))
             base = k.let(select(largest.eq(NOTHING), Const(0, f32), largest))
             scale = k.let(call("exp", self.largest[i] - base))
@@ -263,7 +303,8 @@ class _Emitter:
         k = self.k
         with k.loop(self.row_part, "unroll") as i:
             total = k.var(f32, self.total[i])
-            k.emit(Intrin("warp_sum", (total[()], Const(SIDE, i64))))
+            if not self.is_whole:
+                k.emit(Intrin("warp_sum", (total[()], Const(SIDE, i64))))
             row = simplify(self.first_row + self._row(i))
             with k.loop(self.column_part, "unroll") as c:
                 column = self._column(c)
@@ -274,7 +315,8 @@ class _Emitter:
     def _store(self, row: Expr, column: Expr, i: Expr, c: Expr, total: Buffer) -> None:
         places = {**self.fixed, **self.q.place(row), **self.v.place(column)}
         facts = {SUM: self.sums[i, c], TOTAL: total[()], LARGEST: self.largest[i]}
-        result = self.k.let(simplify(substitute(self.result, {**places, **facts})))
+        finished = SUM if self.is_whole else self.result
+        result = self.k.let(simplify(substitute(finished, {**places, **facts})))
         offset = simplify(substitute(self.offset, places))
         for output, expr in zip(self.match.computation.outputs, self.exprs):
             value = simplify(substitute(expr, {**places, RESULT: result}))
