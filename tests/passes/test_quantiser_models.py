@@ -69,7 +69,7 @@ class Network:
 class Samples(CalibrationDataReader):
     def __init__(self):
         random = np.random.default_rng(1)
-        self.samples = [{"x": random.normal(0, 1, SHAPE).astype(np.float32)} for _ in range(4)]
+        self.samples = [{"x": random.normal(0, 1, SHAPE).astype(np.float32)} for _ in range(2)]
 
     def get_next(self):
         return self.samples.pop() if self.samples else None
@@ -88,20 +88,19 @@ def reference(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("dtype", ["QInt8", "QUInt8"])
 @pytest.mark.parametrize("form", ["QOperator", "QDQ"])
-def test_static(floats, form, dtype, per_channel):
+def test_static(floats, form, dtype):
     path = floats.with_name("static.onnx")
     quantize_static(
-        floats, path, Samples(), quant_format=QuantFormat[form], per_channel=per_channel,
+        floats, path, Samples(), quant_format=QuantFormat[form], per_channel=dtype == "QInt8",
         activation_type=QuantType[dtype], weight_type=QuantType.QInt8,
     )  # fmt: skip
     graph = driver.optimise(driver.typed(path), passes="integers, fold, dce")
     kinds = {op.name for op in graph.ops for v in op.outputs if v.tensor.dtype.is_float}
     assert kinds <= {"Constant", "DequantizeLinear"}, str(graph)  # of the results
     session, random, equal = reference(path), np.random.default_rng(2), []
-    for _ in range(8):
+    for _ in range(3):
         x = random.normal(0, 1, SHAPE).astype(np.float32)
         (found,), (expected,) = interpret(graph, [x]), session.run(None, {"x": x})
         assert np.abs(found - expected).max() < 1.01 / 256
