@@ -24,6 +24,7 @@ from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Op
+from graphc.ir.infer import blaming
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.opdef import bind
 from graphc.ir.types import Shape, TensorType
@@ -56,7 +57,8 @@ def imperative_kernel(op: Op) -> Kernel:
     k = KernelBuilder(outputs, sizes)
     for cell, extent in enumerate(d for b in outputs for d in b.shape) if sizes else ():
         k.store(sizes, cell, extent)  # type: ignore[arg-type]
-    op.defn.function(k, *bound.positional, **bound.keywords)
+    with blaming(op):
+        op.defn.function(k, *bound.positional, **bound.keywords)
     params = (*inputs, *outputs, *((sizes,) if sizes else ()))
     return Kernel(op.name, params, k.body(), comment=op.where())
 

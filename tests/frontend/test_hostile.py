@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import AttributeProto, TensorProto, helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx_models import model, run, single
 
 from graphc.errors import GraphcError, ModelError, UnsupportedError
@@ -215,6 +215,8 @@ def zeros(*shape, dtype=np.float32):
             {},
             "types must be equal",
         ),
+        ("ScatterND", [zeros(3), zeros(dtype=np.int64), zeros(3)], {}, "data has rank 1"),
+        ("ScatterElements", [zeros(3, 2), zeros(2, dtype=np.int64), zeros(2)], {}, "indices 1"),
     ],
 )
 def test_operands_must_fit_each_other(name, inputs, attributes, message):
@@ -222,6 +224,20 @@ def test_operands_must_fit_each_other(name, inputs, attributes, message):
     made = single(name, {f"x{n}": x for n, x in enumerate(inputs)}, **attributes)
     with pytest.raises(ModelError, match=f"{name} .*node.*: .*{message}"):
         run(made, *inputs)
+
+
+def test_unknown_modes_of_trees():
+    tree = {
+        "nodes_featureids": [0], "nodes_truenodeids": [0], "nodes_falsenodeids": [0],
+        "nodes_trueleafs": [1], "nodes_falseleafs": [1], "tree_roots": [0],
+        "leaf_targetids": [0], "leaf_weights": numpy_helper.from_array(zeros(1)),
+        "nodes_splits": numpy_helper.from_array(zeros(1)),
+        "nodes_modes": numpy_helper.from_array(np.array([9], np.uint8)),
+    }  # fmt: skip
+    made = single("TreeEnsemble", {"x": X}, domain="ai.onnx.ml", **tree)
+    made.opset_import[1].version = 5
+    with pytest.raises(ModelError, match="TreeEnsemble .node.: .*node modes are 0 to 6, found 9"):
+        run(made, X)
 
 
 def test_more_outputs_than_an_operator_has():

@@ -24,9 +24,26 @@ _COMBINE = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 _COMBINE_BOOL = {"add": "or", "max": "or", "mul": "and", "min": "and"}
 
 
-def _scattered_type(x, indices, updates):
+def _same_dtype(x, updates) -> None:
     if updates.dtype is not x.dtype:
         raise ModelError(f"data is {x.type}, updates {updates.type}: their types must be equal")
+
+
+def _scattered_elements(x, indices, updates, *, axis):
+    _same_dtype(x, updates)
+    _axis(axis, x.rank)
+    if indices.rank != x.rank:
+        raise ModelError(f"data has rank {x.rank}, indices {indices.rank}")
+    _check_shapes("updates", updates.shape, indices.shape)
+    return x.type
+
+
+def _scattered_nd(x, indices, updates):
+    _same_dtype(x, updates)
+    depth = indices.shape[-1] if indices.rank else 0
+    if not indices.rank or depth > x.rank:
+        raise ModelError(f"indices are {indices.type}, but data has rank {x.rank}")
+    _check_shapes("updates", updates.shape, (*indices.shape[:-1], *x.shape[depth:]))
     return x.type
 
 
@@ -70,11 +87,10 @@ def _check_shapes(name: str, found: tuple, expected: tuple) -> None:
         raise ModelError(f"{name} has shape {list(found)}, expected {list(expected)}")
 
 
-@imperative("ScatterElements", infer=_scattered_type)
+@imperative("ScatterElements", infer=_scattered_elements)
 def scatter_elements(k, data: Any_, indices: Int, updates: Any_, *, axis=0, reduction="none"):
     """data with data[.., indices[p], ..] = updates[p] for every position p of indices."""
     axis = _axis(axis, data.rank)
-    _check_shapes("updates", updates.shape, indices.shape)
     (y,) = k.outputs
     _copy(k, y, data)
     with k.loops(*indices.shape) as where:
@@ -84,14 +100,11 @@ def scatter_elements(k, data: Any_, indices: Int, updates: Any_, *, axis=0, redu
             k.store(y, target, _combine(reduction, y[target], updates[where]))
 
 
-@imperative("ScatterND", infer=_scattered_type)
+@imperative("ScatterND", infer=_scattered_nd)
 def scatter_nd(k, data: Any_, indices: Int, updates: Any_, *, reduction="none"):
     """data with data[indices[p]] = updates[p], where indices[p] picks an element or a slice."""
     depth = indices.shape[-1]
-    if depth > data.rank:
-        raise ModelError(f"indices have {depth} components, but data has rank {data.rank}")
     slice_shape = data.shape[depth:]
-    _check_shapes("updates", updates.shape, (*indices.shape[:-1], *slice_shape))
     (y,) = k.outputs
     _copy(k, y, data)
     with k.loops(*indices.shape[:-1]) as where:

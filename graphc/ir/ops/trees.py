@@ -92,6 +92,9 @@ class Forest:
         columns = (self.feature, self.split, self.yes, self.no, self.missing)
         if any(len(column) != count for column in columns):
             raise ModelError(f"node attributes have {[count, *map(len, columns)]} elements")
+        unknown = sorted(set(self.mode) - set(range(MEMBER + 1)))
+        if unknown:
+            raise ModelError(f"node modes are 0 to {MEMBER}, found {unknown[0]}")
         parent = dict.fromkeys(self.roots, -1)
         for node, children in enumerate(zip(self.yes, self.no)):
             for child in children:
