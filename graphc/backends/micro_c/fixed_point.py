@@ -1,8 +1,8 @@
 """Fixed-point arithmetic in 64 bits, as vectors of 32: (sum of products + offset) >> shift.
 
-With h and l the high and the low word of a product p = h * 2**32 + l, exactly:
+With h and l the high and the low word of a product p = h * 2**32 + l, and the carry of l + c0
 
-    (p + c * 2**32) >> s  ==  (h + c) >> (s - 32)                          for s > 32
+    (p + c) >> s  ==  (h + c1 + carry) >> (s - 32)                         for s > 32
     (p + 2**(s - 1)) >> s  ==  (h << (32 - s)) + rounded(l >> s)           for s <= 32, modulo 2**32
 
 and with numbers x, y of few bits times constants split as m = m1 * 2**q + m0
@@ -10,8 +10,8 @@ and with numbers x, y of few bits times constants split as m = m1 * 2**q + m0
     (x * m + y * n + c) >> s  ==  (x * m1 + y * n1 + c1 + ((x * m0 + y * n0 + c0) >> q)) >> (s - q)
 
 for the least q with which all of this fits 32 bits: taking the floor twice is taking it once. Where
-halves are rounded to even, what was rounded up is an odd number too large by one if everything
-shifted out is 0.
+halves become even (or odd), what was rounded up is too large by one if it is odd (or even) and the
+bits that were shifted out, from a certain one on, are 0.
 """
 
 from __future__ import annotations
@@ -29,14 +29,25 @@ WORD = 32
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
 
 
+UP, TO_EVEN, TO_ODD = 0, 1, 2  # what becomes of halves
+
+
 @dataclass(frozen=True)
 class Shifted:
-    """(sum of number * factor + offset) >> shift; halves to even if `even`."""
+    """(sum of number * factor + offset) >> shift, and what becomes of `halves`, which are those
+    whose bits from `first` on, of those shifted out, are 0."""
 
     terms: tuple[tuple[Expr, Expr], ...]
     offset: int
     shift: int
-    even: bool
+    halves: int = UP
+    first: int = 0
+
+    def lost(self, start: int, end: int) -> int:
+        """A mask of the bits from `first` on that are shifted out, within start..end - 1, as those
+        of a word that begins with `start`."""
+        low, high = max(self.first, start), min(self.shift, end)
+        return (1 << high - start) - (1 << low - start) if high > low else 0
 
 
 def range_of(node: Expr) -> tuple[int, int]:
@@ -59,37 +70,47 @@ def range_of(node: Expr) -> tuple[int, int]:
 
 def shifted(value: Expr) -> Shifted | None:
     """What an i64 expression is, if it is of this form."""
-    even = False
+    halves = UP
     if _is(value, "sub") and _is(value.args[1], "select"):  # type: ignore[attr-defined]
-        whole, odd = value.args  # type: ignore[attr-defined]
-        if not _takes_odd_halves(whole, odd):
+        value, wrong = value.args  # type: ignore[attr-defined]
+        halves = _halves(value, wrong)
+        if halves == UP:
             return None
-        value, even = whole, True
-    if not (_is(value, "shr") and isinstance(value.args[1], Const)):  # type: ignore[attr-defined]
-        return None
-    total, shift = value.args  # type: ignore[attr-defined]
+    total, shift = _shift(value)
+    first = 0
+    if halves != UP and _is(total, "shr"):
+        total, first = _shift(total)
     terms: list[tuple[Expr, Expr]] = []
     offset = _collect(total, terms)
-    if offset is None or not terms or not 0 < shift.value < 2 * WORD:
+    if offset is None or not terms or not 0 < shift + first < 2 * WORD:
         return None
-    return Shifted(tuple(terms), offset, int(shift.value), even)
+    return Shifted(tuple(terms), offset, shift + first, halves, first)
 
 
-def _takes_odd_halves(whole: Expr, odd: Expr) -> bool:
-    """Whether `odd` is: whole & 1 where the bits that `whole` has lost are 0, else 0."""
-    condition, then, otherwise = odd.args  # type: ignore[attr-defined]
-    if not (_is(whole, "shr") and _is(then, "band") and _is(condition, "eq")):
-        return False
-    total, shift = whole.args  # type: ignore[attr-defined]
-    lost, zero = condition.args
-    return (
-        isinstance(shift, Const)
-        and _is(lost, "band")
-        and set(lost.args) == {total, Const((1 << shift.value) - 1, i64)}
-        and set(then.args) == {whole, Const(1, i64)}
-        and isinstance(zero, Const) and isinstance(otherwise, Const)
-        and zero.value == 0 == otherwise.value
-    )  # fmt: skip
+def _shift(node: Expr) -> tuple[Expr, int]:
+    """What is shifted right, and how far."""
+    if _is(node, "shr") and isinstance(node.args[1], Const):  # type: ignore[attr-defined]
+        return node.args[0], int(node.args[1].value)  # type: ignore[attr-defined]
+    return node, 0
+
+
+def _halves(whole: Expr, wrong: Expr) -> int:
+    """What halves become if `wrong` is: 1 where `whole` is odd (or even) and the bits that it has
+    lost are 0, else 0; UP if it is something else."""
+    condition, then, otherwise = wrong.args  # type: ignore[attr-defined]
+    total, shift = _shift(whole)
+    zero, one = Const(0, i64), Const(1, i64)
+    lost = Const((1 << shift) - 1, i64)
+    if not (shift and _is(condition, "eq") and otherwise is zero and condition.args[1] is zero):
+        return UP
+    kept = condition.args[0]
+    if not (_is(kept, "band") and set(kept.args) == {total, lost}):
+        return UP
+    way = TO_EVEN
+    if _is(then, "bxor") and one in then.args:
+        then = then.args[0] if then.args[1] is one else then.args[1]
+        way = TO_ODD
+    return way if _is(then, "band") and set(then.args) == {whole, one} else UP
 
 
 def _is(node: Expr, name: str) -> bool:
@@ -157,22 +178,39 @@ class FixedPoint:
     def _product(self, found: Shifted) -> str | None:
         """One product of 32 by 32 bits."""
         ((number, factor),) = found.terms
-        shift, half = found.shift, 1 << found.shift - 1
-        if shift > WORD and (found.offset % (1 << WORD) or abs(found.offset >> WORD) > MOST // 2):
+        half = 1 << found.shift - 1
+        low_offset = (found.offset + (1 << WORD - 1)) % (1 << WORD) - (1 << WORD - 1)
+        high_offset = found.offset - low_offset >> WORD
+        if abs(high_offset) > MOST // 2:
             return None
-        if shift <= WORD and (found.offset != half or found.even):
+        if found.shift <= WORD and (found.offset != half or found.halves != UP):
             return None
         x, m = self._vector(number), self._vector(factor)
-        if shift > WORD and found.offset == half and not found.even:
+        if found.shift > WORD and found.offset == half and found.halves == UP:
             high = self.call("vmulhq_s32", x, m)
-            return self.call("vrshrq_n_s32", high, str(shift - WORD))
+            return self.call("vrshrq_n_s32", high, str(found.shift - WORD))
         x, m = self.loop.named(x), self.loop.named(m)
         high = self.call("vmulhq_s32", x, m)
-        low = self.call("vmulq_s32", x, m)
-        if shift <= WORD:
-            return self._low_word(high, low, shift)
-        total = self.call("vaddq_n_s32", high, str(found.offset >> WORD))
-        return self._finish(total, low, shift - WORD, found.even)
+        if found.shift <= WORD:
+            return self._low_word(high, self.call("vmulq_s32", x, m), found.shift)
+        total = self.call("vaddq_n_s32", high, self._literal(high_offset))
+        lost, matters = "", found.halves != UP and found.first < WORD
+        if low_offset or matters:
+            low = self.loop.named(self.call("vmulq_s32", x, m))
+            if low_offset:
+                total, low = self._with_carry(total, low, low_offset)
+            lost = self._masked(low, found.lost(0, WORD)) if matters else ""
+        return self._finish(total, lost, WORD, found)
+
+    def _with_carry(self, high: str, low: str, offset: int) -> tuple[str, str]:
+        """The high and the low word after adding a number of 32 bits to the low one."""
+        new = self.loop.named(self.call("vaddq_n_s32", low, self._literal(offset)))
+        # The sign bit goes from 1 to 0 with a carry, and from 0 to 1 with a borrow.
+        before, after, function = low, new, "vsubq_s32"
+        if offset < 0:
+            before, after, function = new, low, "vaddq_s32"
+        turned = self.call("vshrq_n_s32", self.call("vbicq_s32", before, after), "31")
+        return self.call(function, high, turned), new
 
     def _low_word(self, high: str, low: str, shift: int) -> str:
         unsigned = self.call("vreinterpretq_u32_s32", low)
@@ -193,17 +231,17 @@ class FixedPoint:
             return None
         numbers = [self._vector(x) for x, _ in found.terms]
         if bits == 0:
-            high = self._linear(numbers, factors, found.offset)
-            return self._finish(high, "", found.shift, found.even)
+            return self._finish(self._linear(numbers, factors, found.offset), "", 0, found)
         numbers = [self.loop.named(x) for x in numbers]
         mask = (1 << bits) - 1
         low = self._linear(numbers, [m & mask for m in factors], found.offset & mask)
-        if found.even:
+        lost = ""
+        if found.halves != UP and found.first < bits:
             low = self.loop.named(low)
+            lost = self._masked(low, found.lost(0, bits))
         high = self._linear(numbers, [m >> bits for m in factors], found.offset >> bits)
         total = self.call("vaddq_s32", high, self.call("vshrq_n_s32", low, str(bits)))
-        lost = self._masked(low, mask) if found.even else ""
-        return self._finish(total, lost, found.shift - bits, found.even)
+        return self._finish(total, lost, bits, found)
 
     def _linear(self, numbers: list[str], factors: list[int], offset: int) -> str:
         """The sum of numbers times factors, and the offset."""
@@ -212,22 +250,33 @@ class FixedPoint:
             text = self.call("vmlaq_n_s32", text, number, self._literal(factor))
         return text
 
-    def _finish(self, total: str, lost: str, shift: int, even: bool) -> str:
-        """total >> shift, halves to even if asked for; `lost` holds what was shifted out before."""
-        if not even:
+    def _finish(self, total: str, lost: str, start: int, found: Shifted) -> str:
+        """`total`, whose lowest bit is number `start`, shifted by the rest, halves as they should;
+        `lost` holds those of the bits before that matter."""
+        shift = found.shift - start
+        if found.halves == UP:
             return self.call("vshrq_n_s32", total, str(shift)) if shift else total
         total = self.loop.named(total)
-        rest = self._masked(total, (1 << shift) - 1)
+        rest = self._masked(total, found.lost(start, found.shift))
         rest = self.loop.named(self.call("vorrq_s32", lost, rest) if lost else rest)
         whole = self.loop.named(self.call("vshrq_n_s32", total, str(shift)) if shift else total)
-        # -1 unless everything that was shifted out is 0: a number or its negative has the sign bit
+        # -1 unless all of them are 0: a number or its negative has the sign bit
         uneven = self.call("vorrq_s32", rest, self.call("vnegq_s32", rest))
         some = self.call("vshrq_n_s32", uneven, "31")
-        odd = self.call("vbicq_s32", self._masked(whole, 1), some)
-        return self.call("vsubq_s32", whole, odd)
+        one = self.call("vdupq_n_s32", "1")
+        if found.halves == TO_EVEN:
+            wrong = self.call("vandq_s32", whole, one)
+        else:
+            wrong = self.call("vbicq_s32", one, whole)
+        return self.call("vsubq_s32", whole, self.call("vbicq_s32", wrong, some))
 
     def _masked(self, text: str, mask: int) -> str:
-        return self.call("vandq_s32", text, self.call("vdupq_n_s32", self._literal(mask)))
+        mask -= 1 << WORD if mask > MOST else 0
+        return (
+            text
+            if mask == -1
+            else self.call("vandq_s32", text, self.call("vdupq_n_s32", self._literal(mask)))
+        )
 
     def _literal(self, value: int) -> str:
         return self.loop.p.spell.constant(value, i32).text

@@ -13,13 +13,15 @@ from graphc.backends.micro_c.intrinsics import MicroUnit
 from graphc.backends.micro_c.model import DIALECT
 from graphc.backends.micro_c.mve import NAMES, definitions
 from graphc.ir.dtypes import f32, i8, i32, i64
-from graphc.ir.expr import Const, call, maximum, minimum, select
+from graphc.ir.expr import Const, call, maximum, minimum
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.kernel_interp import run_kernel
+from graphc.ir.ops import fixed_point
 
 from bundles import STRICT  # isort: skip
 
 COUNT = 64
+HALVES = (fixed_point.TO_EVEN, fixed_point.TO_ODD)
 RNG = np.random.default_rng(11)
 NUMBERS = Buffer("a", i32, (COUNT,))
 FACTORS = Buffer("m", i32, (COUNT,))
@@ -73,48 +75,36 @@ def check(value, dtype, folder, lanes: int = 4) -> str:
     return text[text.index("static void lanes") :]
 
 
-def requantised(shift: int, even: bool):
-    """A product scaled down, rounded, as integer inference has it."""
+def rounded(total, shift: int, even: int):
+    """total / 2**shift after one half has been added, halves as integer inference has them."""
+    return fixed_point._shifted(total + Const(1 << shift - 1, i64), shift, even)
 
-    def value(i):
-        total = NUMBERS[i].cast(i64) * FACTORS[i].cast(i64) + Const(1 << shift - 1, i64)
-        whole = total >> Const(shift, i64)
-        if even:
-            lost = total & Const((1 << shift) - 1, i64)
-            odd = whole & Const(1, i64)
-            whole = whole - select(lost.eq(Const(0, i64)), odd, Const(0, i64))
-        return whole.cast(i32)
 
-    return value
+def requantised(shift: int, even: int):
+    """A product scaled down."""
+    return lambda i: rounded(NUMBERS[i].cast(i64) * FACTORS[i].cast(i64), shift, even)
 
 
 @pytest.mark.parametrize("shift", [30, 32, 33, 37, 46])
 def test_products_scaled_down(shift, tmp_path):
-    assert "int64_t" not in check(requantised(shift, False), i32, tmp_path)
+    assert "int64_t" not in check(requantised(shift, fixed_point.UP), i32, tmp_path)
 
 
-@pytest.mark.parametrize("shift", [33, 36, 40])
-def test_halves_to_even(shift, tmp_path):
-    assert "int64_t" not in check(requantised(shift, True), i32, tmp_path)
+@pytest.mark.parametrize("even", HALVES)
+@pytest.mark.parametrize("shift", [33, 36, 40, 47, 48, 50])
+def test_halves(shift, even, tmp_path):
+    assert "int64_t" not in check(requantised(shift, even), i32, tmp_path)
 
 
-@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("even", [fixed_point.UP, *HALVES])
 @pytest.mark.parametrize("factors", [(549008783, 207566715), (1 << 29, 3 << 28), (7, 5)])
 def test_sums_of_scaled_bytes(factors, even, tmp_path):
     shift = 29 if factors[0] > 100 else 4
 
     def value(i):
         kept = minimum(maximum(NUMBERS[i], -128), 127).cast(i8)
-        total = kept.cast(i64) * Const(factors[0], i64) + BYTES[i].cast(i64) * Const(
-            factors[1], i64
-        )
-        total = total + Const((1 << shift - 1) - (9 << shift), i64)
-        whole = total >> Const(shift, i64)
-        if even:
-            lost = total & Const((1 << shift) - 1, i64)
-            odd = whole & Const(1, i64)
-            whole = whole - select(lost.eq(Const(0, i64)), odd, Const(0, i64))
-        return whole.cast(i32)
+        total = kept.cast(i64) * factors[0] + BYTES[i].cast(i64) * factors[1]
+        return rounded(total - (9 << shift), shift, even)
 
     assert "int64_t" not in check(value, i32, tmp_path)
 
