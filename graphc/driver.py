@@ -239,7 +239,7 @@ def micro_program(
     """A typed static graph as a microcontroller runs it; `cpu` is one of micro_c.cpus, `resident`
     as `lower` has it, `opt` one of micro_c.goals."""
     from graphc.backends.micro_c.cpus import cpu_of
-    from graphc.backends.micro_c.goals import finished, goal_of
+    from graphc.backends.micro_c.goals import SIZE, finished, goal_of
     from graphc.backends.micro_c.placeable import check_placeable, check_typed
     from graphc.backends.micro_c.quantisation import quantisation
     from graphc.backends.micro_c.strategies import strategies
@@ -248,7 +248,7 @@ def micro_program(
     check_typed(graph)
     parameters = quantisation(graph)
     program = to_program(
-        graph, strategies(cpu), settings, PIPELINES["c"], resident,
+        graph, strategies(cpu, small=goal is SIZE), settings, PIPELINES["c"], resident,
         check=check_placeable, in_order=True,
     )  # fmt: skip
     return replace(finished(program, cpu_of(cpu), goal), quantisation=parameters)

@@ -24,7 +24,7 @@ def run_code(model: Model, feeds: Mapping[str, Any], args: argparse.Namespace) -
     from graphc.driver import Settings
 
     program = micro_program(model, args, Settings(threads=1))
-    code = BundleOptions(libm=args.libm, cpu=cpu_name(args))
+    code = BundleOptions(libm=args.libm, cpu=cpu_name(args), opt=args.opt)
     if not args.board:
         with progress(f"compiling {model.path.name} for the host"):
             run = HostModel(program, code, sanitize=True)
@@ -54,7 +54,7 @@ def compare_trace(model: Model, feeds: Mapping[str, Any], args: argparse.Namespa
     if not device:
         raise ModelError(f"--trace {args.trace}: no line has the form `trace LAYER CRC NAME`")
     program = micro_program(model, args, Settings(threads=1))
-    code = BundleOptions(libm=args.libm, cpu=cpu_name(args))
+    code = BundleOptions(libm=args.libm, cpu=cpu_name(args), opt=args.opt)
     host = HostModel(program, code, traced=True).trace(list(feeds.values()))
     for ours, theirs in zip(host, device):
         if ours.layer != theirs.layer:

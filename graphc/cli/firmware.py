@@ -112,7 +112,7 @@ def options(model: Model, args: argparse.Namespace, samples: Any = None) -> Bund
     return BundleOptions(
         name=model.path.stem, libm=args.libm, weights_as=args.weights_as, samples=samples,
         tolerance=args.tolerance, cpu=cpu_name(args), package=args.package,
-        board=args.board,
+        board=args.board, opt=args.opt,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from graphc.backends.cfamily.printer import identifier
 from graphc.backends.micro_c import documents, header, source, weights
 from graphc.backends.micro_c.boards import BOARDS, firmware_files
 from graphc.backends.micro_c.cpus import DEFAULT, cpu_of
+from graphc.backends.micro_c.goals import SIZE, SPEED, goal_of
 from graphc.backends.micro_c.model import Model
 from graphc.backends.micro_c.packages import package
 from graphc.errors import ModelError
@@ -39,7 +40,8 @@ class BundleOptions:
     NAME_test.c, and `tolerance` the largest error it accepts, in units of an output (default: by
     the output's type). `cpu` is the processor that the program was made for (cpus.py), which the
     documents tell, `package` the ecosystem that the files are laid out for (packages.py), and
-    `board` the emulated one that the test is made an image for (boards)."""
+    `board` the emulated one that the test is made an image for (boards). `opt` is what the program
+    was made for (goals.py)."""
 
     name: str = ""
     libm: bool | None = None
@@ -49,6 +51,7 @@ class BundleOptions:
     cpu: str = DEFAULT
     package: str | None = None
     board: str | None = None
+    opt: str = SPEED.name
 
 
 Files = dict[str, str | bytes]
@@ -87,7 +90,8 @@ def code_files(model: Model) -> Files:
 def model_of(program: Program, options: BundleOptions) -> Model:
     """The program with the names and functions of its bundle."""
     name = bundle_name(options.name or program.name)
-    return Model.of(program, name, options.libm, options.weights_as)
+    small = goal_of(options.opt) is SIZE
+    return Model.of(program, name, options.libm, options.weights_as, small)
 
 
 def write_bundle(

@@ -1,7 +1,8 @@
 """What code is made for: `speed`, which gives up bytes for instructions, or `size`, the reverse.
 
 For speed, tiles are as large as the registers allow, and kernels that differ in numbers only are
-one function where there are many of them. For size, two are enough. Vectors have instructions for
+one function where there are many of them. For size, tiles are small, two such kernels are one
+function, and compilers are asked to leave loops as they are written. Vectors have instructions for
 constant numbers alone, so that kernels of vectors are shared for size only.
 """
 

@@ -96,7 +96,7 @@ def build(program: Program, sanitize: bool = False) -> HostModel:
 def host_options(options: BundleOptions | None) -> BundleOptions:
     """The same code, named and stored as this module needs it."""
     options = options or BundleOptions()
-    return BundleOptions(NAME, options.libm, "incbin", cpu=options.cpu)
+    return BundleOptions(NAME, options.libm, "incbin", cpu=options.cpu, opt=options.opt)
 
 
 def _checked(spec: tuple[str, Any], array: np.ndarray) -> np.ndarray:

@@ -78,8 +78,9 @@ class Model:
     """A program with the names its C text uses.
 
     `functions` gives each kernel's C function and `texts` its text, `storage` how constants are
-    stored (c, incbin or bin), and `resident` where inputs and outputs lie if in the arena. The
-    sizes that steps give their kernels are rows of the last constant (see `size_rows`).
+    stored (c, incbin or bin), `small` whether it is made for size, and `resident` where inputs and
+    outputs lie if in the arena. The sizes that steps give their kernels are rows of the last
+    constant (see `size_rows`).
     """
 
     name: str
@@ -89,11 +90,19 @@ class Model:
     constants: list[Constant]
     unit: Unit
     storage: str = "c"
+    small: bool = False
     functions: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Program, name: str, libm: bool | None = None, storage: str = "c") -> Model:
+    def of(
+        cls,
+        program: Program,
+        name: str,
+        libm: bool | None = None,
+        storage: str = "c",
+        small: bool = False,
+    ) -> Model:
         """Names everything and prints the kernels; UnsupportedError if C lacks something.
 
         `libm`: call it for everything (True), for nothing (False), or for what has no polynomial.
@@ -103,7 +112,7 @@ class Model:
             unit.speller = OwnSpeller(unit.dialect.index)
         model = cls(
             name, program, _tensors(program, "input"), _tensors(program, "output"),
-            _constants(program, name), unit, storage,
+            _constants(program, name), unit, storage, small,
         )  # fmt: skip
         taken = set(model.symbols())
         layers = layer_names(program)

@@ -14,7 +14,7 @@ TEXT = """\
 #include <limits.h>
 #include <math.h>
 #include <string.h>
-
+{small}
 /* Kernels stay functions of their own, so that the stack is that of the deepest of them. */
 #ifdef __GNUC__
 #define {macro}_KERNEL __attribute__((noinline))
@@ -45,6 +45,13 @@ typedef char {name}_assert_negative[(-1 & 3) == 3 && (-1 >> 1) == -1 ? 1 : -1];
 """
 
 
+SMALL = """
+/* Made for size: loops stay as they are written. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__)
+#pragma GCC optimize("O2")
+#endif
+"""
+
 ASSERT = "typedef char {name}_assert_{field}[sizeof({c_type}) == {size} ? 1 : -1];\n"
 
 BASE = """
@@ -67,6 +74,7 @@ def source(model: Model) -> str:
     return TEXT.format(
         title=comment(f"{model.name}: the code. Made by graphc; do not edit."),
         name=model.name, macro=model.macro, asserts="".join(asserts),
+        small=SMALL if model.small else "",
         externs=declarations(model), unit=model.code(), entry=entry(model),
     )  # fmt: skip
 

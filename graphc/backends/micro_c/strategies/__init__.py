@@ -14,10 +14,11 @@ from graphc.passes.lower.strategies import nest_strategy
 FEW, MANY = 12, 24  # general registers
 
 
-def strategies(cpu: str = DEFAULT) -> Sequence[Strategy]:
-    """Register tiles for sums of products, plain loops for everything else."""
+def strategies(cpu: str = DEFAULT, small: bool = False) -> Sequence[Strategy]:
+    """Register tiles for sums of products, plain loops for everything else; `small` ones make
+    less code."""
     target = cpu_of(cpu)
-    options = tile_options(target)
+    options = small_tiles(target) if small else tile_options(target)
     found: list[Strategy] = [lambda c: lower_tiles(c, options), nest_strategy(NestOptions())]
     if target.vectors:
         found.insert(0, lambda c: lower_helium(c, HeliumOptions()))
@@ -35,4 +36,14 @@ def tile_options(cpu: Cpu) -> TileOptions:
     return TileOptions(
         rows=2, columns=2, alone=2, integer_rows=1, integer_columns=4, integer_alone=4,
         quads=cpu.pairs, unroll=1, whole=4,
+    )  # fmt: skip
+
+
+def small_tiles(cpu: Cpu) -> TileOptions:
+    """Tiles of two by two, and loops that are hardly unrolled."""
+    if cpu.registers < FEW:
+        return tile_options(cpu)
+    return TileOptions(
+        rows=2, columns=2, alone=2, integer_alone=2, quads=cpu.pairs,
+        quad_unroll=1, unroll=1, whole=4,
     )  # fmt: skip
