@@ -194,7 +194,10 @@ def save(model: CompiledModel, path: str | os.PathLike) -> None:
     images: dict[Shapes, Image] = {}
     for shapes, executable in model.executables():
         if not isinstance(executable, NativeModel):
-            raise UnsupportedError("a model with parts that run on the host cannot be saved")
+            raise UnsupportedError(
+                "only models for the CPU without parts on the host can be saved (for a GPU: "
+                "graphc compile --target cuda -o FOLDER)"
+            )
         if len(shapes) != len(model.inputs) or not all(map(_is_shape, shapes)):
             raise UnsupportedError(
                 "the model depends on the contents of its inputs: bind them (values=, --set)"
