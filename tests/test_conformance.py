@@ -158,7 +158,7 @@ def test_cpu(name):
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 @pytest.mark.parametrize("name", chosen() if CHOICE else chosen()[::C_SHARE])
 def test_c(name):
-    check(name, "C")
+    check(name, "C", sanitize=True)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

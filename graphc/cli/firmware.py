@@ -62,7 +62,8 @@ def add_code(parser: Any) -> None:
                         "(default: polynomials for those, libm for what has none)")  # fmt: skip
     parser.add_argument("--weights", choices=("f32", "f16"), default="f32",
                         help="store float weights as they are, or as float16 that is converted "
-                        "when it is read (default: %(default)s)")  # fmt: skip
+                        "when it is read, by instructions with gcc's -mfp16-format=ieee (default: "
+                        "%(default)s)")  # fmt: skip
 
 
 def size(text: str) -> int:

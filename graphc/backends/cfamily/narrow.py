@@ -126,10 +126,18 @@ static inline {c} store_{d}(float x)
 LOAD = """\
 static inline float load_{d}({c} bits)
 {{
-    const uint32_t code = bits & {mask}u;
+{native}    const uint32_t code = bits & {mask}u;
     float value = decode_narrow(code, {mantissa}, {bias}, {tiny});
 {special}    return (bits & {sign}u) != 0u ? -value : value;
-}}"""
+{end}}}"""
+
+NATIVE_F16 = """\
+#ifdef __ARM_FP16_FORMAT_IEEE
+    union { uint16_t bits; __fp16 value; } u;
+    u.bits = bits;
+    return (float)u.value;
+#else
+"""
 
 WRAP_SIGNED = """\
 static inline int8_t wrap_{d}(int x)
@@ -230,7 +238,9 @@ def _load(dtype: DType, format: Format) -> str:
             f"    if (code > {format.top}u) {{\n"
             f"        value = code == {format.over}u ? INFINITY : NAN;\n    }}\n"
         )
+    native, end = (NATIVE_F16, "#endif\n") if dtype is dtypes.f16 else ("", "")
     return LOAD.format(
         c=f"uint{dtype.size * 8}_t", d=dtype.name, mask=sign - 1, sign=sign,
         mantissa=format.mantissa, bias=format.bias, tiny=format.tiny, special=special,
+        native=native, end=end,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import zlib
 
 import numpy as np
@@ -11,11 +12,13 @@ from onnx import TensorProto, helper
 from graphc import driver
 from graphc.backends.micro_c import BundleOptions, write_bundle
 from graphc.backends.micro_c.bundle import bundle_name
+from graphc.backends.micro_c.cpus import CPUS
 from graphc.backends.micro_c.halves import half_weights
 from graphc.errors import UnsupportedError
 
 from bundles import SANITISED, STRICT, checked, micro_program, model_of, reference  # isort: skip
 
+ARM = "arm-none-eabi-gcc"
 RNG = np.random.default_rng(4)
 X = RNG.standard_normal((1, 3, 8, 8)).astype(np.float32)
 
@@ -259,3 +262,12 @@ def test_names_of_files_hide_no_header_of_c():
     assert [bundle_name(n) for n in ("math", "Float", "", "日本", "3d", "while", "a" * 99)] == [
         "math_model", "Float_model", "model", "model", "v3d", "while_1", "a" * 40,
     ]  # fmt: skip
+
+
+@pytest.mark.skipif(not shutil.which(ARM), reason=f"{ARM} is not installed")
+@pytest.mark.parametrize("half", [[], ["-mfp16-format=ieee"]], ids=["plain", "fp16"])
+def test_halves_are_converted_by_instructions_where_there_are_some(half, tmp_path):
+    write_bundle(half_weights(micro_program(MODEL)), tmp_path, BundleOptions(name="net"))
+    flags = [*CPUS["cortex-m4"].flags, "-std=c99", "-O2", *STRICT, *half]
+    checked([ARM, *flags, "-S", "net.c"], tmp_path)
+    assert ("vcvtb" in (tmp_path / "net.s").read_text()) == bool(half)
