@@ -6,6 +6,14 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from graphc import driver
+from graphc.backends.c99 import build
+from graphc.ir import dtypes
+from graphc.ir.build import Builder, new_graph
+from graphc.ir.graph import clone_graph
+from graphc.ir.interp import interpret
+from graphc.ir.types import TensorType
+
 from bundles import float_model, micro_program, run_bundle  # isort: skip
 
 RNG = np.random.default_rng(0)
@@ -54,3 +62,14 @@ def test_matrix_products(shape, tmp_path):
     data = RNG.standard_normal((rows, depth)).astype(np.float32)
     model = float_model(helper.make_node("MatMul", ["x", "w"], ["y"]), data, weights)
     run_bundle(model, [data], tmp_path, 1e-4)
+
+
+def test_what_multiplies_a_sum_is_an_operand():
+    graph = new_graph("g", x=TensorType(dtypes.f32, (4, 9)), s=TensorType(dtypes.f32, (8,)))
+    b = Builder(graph)
+    weights = RNG.standard_normal((9, 8)).astype(np.float32)
+    graph.set_results([b.Mul(b.MatMul(graph.params[0], weights), graph.params[1])])
+    inputs = [RNG.standard_normal((4, 9)).astype(np.float32), np.arange(8, dtype=np.float32)]
+    program = driver.micro_program(driver.typed(clone_graph(graph)))
+    assert any(name.startswith("tiles") for name in program.kernels)
+    np.testing.assert_allclose(build(program)(inputs)[0], interpret(graph, inputs)[0], rtol=1e-4)

@@ -52,7 +52,7 @@ def options(g: Generator, name: str, ways: int) -> dict:
     if g.chance(0.2):
         attrs["clip"] = 0.75
     if g.chance(0.2):
-        picked = ("Sigmoid", "Tanh", "Relu", "Softsign", "HardSigmoid")
+        picked = ("Sigmoid", "Tanh", "Softsign", "HardSigmoid")  # bounded: states must not explode
         attrs["activations"] = [g.choice(picked) for _ in range(FUNCTIONS[name] * ways)]
     if name == "GRU":
         attrs["linear_before_reset"] = g.integer(0, 1)

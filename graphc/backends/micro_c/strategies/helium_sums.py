@@ -32,6 +32,7 @@ from graphc.ir.expr import (
     Expr,
     Index,
     Load,
+    Ref,
     call,
     free_indices,
     loads,
@@ -215,7 +216,7 @@ class Emitter:
                 continue
             bias = node.args[1] if node.args[0] is hole else node.args[0]
             sources = {x.source for x in loads(bias)}
-            rest = substitute(expr, {node: Const(0, hole.dtype)})
+            rest = substitute(expr, {node: Ref("sum", hole.dtype)})
             if sources <= self.match.computation.constants and free_indices(bias) <= allowed:
                 if hole not in walk(rest) and hole not in walk(bias):
                     marker = Load("sum", (Const(0, i64),), hole.dtype)

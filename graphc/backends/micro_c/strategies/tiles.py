@@ -31,6 +31,7 @@ from graphc.ir.expr import (
     Index,
     Load,
     Reduce,
+    Ref,
     call,
     free_indices,
     loads,
@@ -97,7 +98,7 @@ class ProductMatch:
 
     def epilogue_loads(self) -> list[Load]:
         """What is read besides the factors."""
-        return loads(substitute(self.expr, {self.hole: Const(0, self.hole.dtype)}))
+        return loads(substitute(self.expr, {self.hole: Ref("sum", self.hole.dtype)}))
 
 
 def lower_tiles(computation: Computation, options: TileOptions) -> Lowered | str:
