@@ -7,12 +7,10 @@ import pytest
 from onnx import helper
 
 from graphc import driver
-from graphc.backends.c99 import build
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
-from graphc.ir.graph import clone_graph
-from graphc.ir.interp import interpret
 from graphc.ir.types import TensorType
+from graphc.ir.verify_kernel import verify_kernel
 
 from bundles import float_model, micro_program, run_bundle  # isort: skip
 
@@ -65,11 +63,14 @@ def test_matrix_products(shape, tmp_path):
 
 
 def test_what_multiplies_a_sum_is_an_operand():
-    graph = new_graph("g", x=TensorType(dtypes.f32, (4, 9)), s=TensorType(dtypes.f32, (8,)))
-    b = Builder(graph)
-    weights = RNG.standard_normal((9, 8)).astype(np.float32)
-    graph.set_results([b.Mul(b.MatMul(graph.params[0], weights), graph.params[1])])
-    inputs = [RNG.standard_normal((4, 9)).astype(np.float32), np.arange(8, dtype=np.float32)]
-    program = driver.micro_program(driver.typed(clone_graph(graph)))
-    assert any(name.startswith("tiles") for name in program.kernels)
-    np.testing.assert_allclose(build(program)(inputs)[0], interpret(graph, inputs)[0], rtol=1e-4)
+    """Of a product with the sum nothing is left if the sum is taken to be 0."""
+    graph = new_graph("g", x=TensorType(dtypes.u8, (6, 5)))
+    quarter, zero = np.float32(0.25), np.uint8(0)
+    weights = RNG.integers(-9, 9, (5, 5)).astype(np.int8)
+    operands = (quarter, zero, weights, quarter, np.int8(0), np.float32(8), zero)
+    graph.set_results([Builder(graph).QLinearMatMul(graph.params[0], *operands)])
+    graph.output_names = ["y"]
+    program = driver.micro_program(driver.typed(graph))
+    (kernel,) = (k for name, k in program.kernels.items() if name.startswith("tiles"))
+    assert len(kernel.params) == 4  # x, the multipliers, the weights, the result
+    verify_kernel(kernel)
