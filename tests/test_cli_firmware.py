@@ -44,7 +44,7 @@ def build(folder: Path, *flags: str) -> str:
     [
         [],
         ["--weights-as", "incbin", "--io", "arena"],
-        ["--weights", "f16", "--tolerance", "0.05", "--no-libm"],
+        ["--weights", "f16", "--no-libm"],
         ["--libm", "--tolerance", "1e-4"],
         ["--opt", "size", "--package", "zephyr"],
     ],

@@ -15,6 +15,8 @@ from graphc.backends.micro_c.budget import Budget, weights_of
 from graphc.backends.micro_c.cpus import Cpu
 from graphc.backends.micro_c.model import Model, Tensor
 from graphc.backends.micro_c.weights import array_lines
+from graphc.ir import dtypes
+from graphc.ir.compare import extent_of
 
 CMAKE = """\
 # Adds the library {name}: target_link_libraries(firmware {name})
@@ -146,7 +148,7 @@ COMPARE = """\
         printf("{field}: largest error %g\\n", error);
         failed |= !(error <= {tolerance});
     }}"""
-TOLERANCE = 1e-3  # of floats
+TOLERANCE, TOLERANCE_OF_HALVES = 1e-3, 1e-2  # of floats, relative to the range of an output
 
 
 def sources(model: Model) -> list[str]:
@@ -300,7 +302,8 @@ def test(
         arrays.append(f"static const {tensor.c_type} expected{n}[{size}] = {{\n{lines}\n}};")
         arrays.append(f"static {tensor.c_type} output{n}[{size}];")
         fields.append(f"    outputs.{tensor.field} = output{n};")
-        compare.append(_compared(tensor, n, tolerance))
+        accepted = _tolerance(model, array) if tolerance is None else tolerance
+        compare.append(_compared(tensor, n, accepted))
     needed: set[str] = set()
     for tensor in model.outputs:
         speller = Speller()
@@ -313,9 +316,19 @@ def test(
     )  # fmt: skip
 
 
-def _compared(tensor: Tensor, number: int, tolerance: float | None) -> str:
-    if tolerance is None:
-        tolerance = TOLERANCE if tensor.type.dtype.is_float else float(tensor.type.dtype.bits == 8)
+def _tolerance(model: Model, expected: np.ndarray) -> float:
+    """The largest error accepted by default: one unit of 8 bits, or a share of the range."""
+    dtype = dtypes.of(expected.dtype)
+    if not dtype.is_float:
+        return float(dtype.is_integer and dtype.bits == 8)
+    wide = expected.astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    halves = any(a.dtype == np.float16 for a in model.program.constants)
+    share = TOLERANCE_OF_HALVES if halves else TOLERANCE
+    return float(f"{share * (extent_of(finite) if finite.size else 1.0):.3g}")
+
+
+def _compared(tensor: Tensor, number: int, tolerance: float) -> str:
     return COMPARE.format(
         field=tensor.field, count=tensor.elements, tolerance=tolerance,
         found=_real(tensor, f"output{number}[i]", Speller()),
