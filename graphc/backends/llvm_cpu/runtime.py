@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graphc.backends.cache import default_cache
+from graphc.backends.llvm_cpu.constants import shared
 from graphc.backends.llvm_cpu.emit_program import INVOKE, emit_program
 from graphc.backends.llvm_cpu.jit import cached_object, load_object
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
@@ -67,6 +68,7 @@ class NativeModel:
     """An image that can be called. Calls may overlap: each has an arena of its own."""
 
     def __init__(self, image: Image, threads: int):
+        image = replace(image, constants=tuple(map(shared, image.constants)))
         self.image, self.threads = image, threads
         library = load_object(image.code, [INVOKE], pool_symbols())
         self._invoke = library.function(INVOKE, None, ctypes.c_void_p)

@@ -11,6 +11,7 @@ import pytest
 
 import graphc
 from graphc.backends.llvm_cpu import runtime
+from graphc.backends.llvm_cpu.constants import shared
 from graphc.backends.llvm_cpu.emit_kernel import Phase, operations
 from graphc.backends.llvm_cpu.emit_program import MIN_RANGES, PARALLEL_WORK, RANGE_WORK, _grain
 from graphc.errors import ModelError
@@ -205,3 +206,23 @@ def test_grain(extent, work):
     assert 1 <= grain < extent
     assert grain * work / extent >= RANGE_WORK or -(-extent // grain) <= 2 * MIN_RANGES
     assert _grain(Phase("@k", extent, False, work)) == extent
+
+
+def test_specialisations_share_equal_constants():
+    first, second = (graphc.compile(mlp(rows, 256), threads=1) for rows in (5, 6))
+    first.prepare()
+    second.prepare()
+    parts = [model.executables()[0][1].image.constants for model in (first, second)]
+    large = [[c for c in constants if c.nbytes >= 1 << 16] for constants in parts]
+    assert large[0] and len(large[0]) == len(large[1])
+    assert all(a is b for a, b in zip(*large))
+
+
+def test_constants_that_differ_in_one_element_are_not_shared():
+    a = np.zeros(1 << 16, np.float32)
+    b = a.copy()
+    b[12345] = np.nan
+    assert shared(a) is a
+    assert shared(b) is b
+    assert shared(a.copy()) is a
+    assert shared(a.view(np.int32)) is not a
