@@ -37,6 +37,9 @@ from graphc.memplan.packing import Packing, live_bound, round_up
 DEFAULT_BUDGET = 6_000_000
 """Work units per pool, about a second or two of Python."""
 
+UNPROVEN_BUDGET = 500_000
+"""Work units where exhaustion would prove nothing, since some allowances are ranges."""
+
 GAP = "gap left: search budget spent"
 
 
@@ -159,6 +162,7 @@ def _solve_component(part: Packing, cap: int, goal: int, budget: int) -> _Outcom
         return _Outcome(best, False, 0)
     cap = min(cap, greedy.peak - 1)
     exact = all(span == (0, 0) for partners in part.allowed for span in partners.values())
+    budget = budget if exact else min(budget, UNPROVEN_BUDGET)
     neighbours = _neighbours(part)
     for ranks, share in zip(_branching_orders(part), (6, 3, 2), strict=True):
         search = _Search(part, neighbours, ranks, cap, goal, budget // share)

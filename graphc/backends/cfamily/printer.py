@@ -101,6 +101,8 @@ def comment(text: str) -> str:
 
 def used_sizes(kernel: Kernel) -> tuple[Sym, ...]:
     """The sizes that a call passes on: some occur in shapes of parameters only."""
+    if not kernel.sizes:
+        return ()
     nodes = {n for s in walk_stmts(kernel.body) for e in exprs(s) for n in walk(e)}
     return tuple(size for size in kernel.sizes if size in nodes)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from graphc.backends.cfamily.printer import comment, size_values
 from graphc.backends.cfamily.spell import storage_type
-from graphc.backends.micro_c.model import Constant, Model, Tensor, size_rows
+from graphc.backends.micro_c.model import Constant, Model, Tensor
 from graphc.errors import InternalError
 from graphc.ir.kernel import Buffer
 from graphc.ir.program import Slot, Step
@@ -260,7 +260,7 @@ def _call(model: Model, number: int, step: Step) -> list[str]:
     arguments = [_argument(model, b, s) for b, s in zip(kernel.params, step.slots)]
     sizes = size_values(kernel, step.sizes)
     if sizes:
-        arguments.append(_constant(model, model.constants[-1], 4 * size_rows(model.program)[sizes]))
+        arguments.append(_constant(model, model.constants[-1], 4 * model.size_rows[sizes]))
     start = f"    {model.functions[step.kernel]}("
     call = f"{start}{', '.join(arguments)});"
     if len(call) > 100:

@@ -80,7 +80,7 @@ class Model:
     `functions` gives each kernel's C function and `texts` its text, `storage` how constants are
     stored (c, incbin or bin), `small` whether it is made for size, and `resident` where inputs and
     outputs lie if in the arena. The sizes that steps give their kernels are rows of the last
-    constant (see `size_rows`).
+    constant, which begin at `size_rows`.
     """
 
     name: str
@@ -91,6 +91,7 @@ class Model:
     unit: Unit
     storage: str = "c"
     small: bool = False
+    size_rows: dict[tuple[int, ...], int] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
@@ -112,7 +113,7 @@ class Model:
             unit.speller = OwnSpeller(unit.dialect.index)
         model = cls(
             name, program, _tensors(program, "input"), _tensors(program, "output"),
-            _constants(program, name), unit, storage, small,
+            _constants(program, name), unit, storage, small, size_rows(program),
         )  # fmt: skip
         taken = set(model.symbols())
         layers = layer_names(program)
