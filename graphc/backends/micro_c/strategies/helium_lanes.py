@@ -34,10 +34,10 @@ class Lanes(Emitter):
         column = match.column
         assert column is not None
         self.depthwise = column in free_indices(match.a)
-        vectors = 1 if self.depthwise else options.lane_vectors
+        most = 1 if self.depthwise else options.lane_vectors
         if match.row is None:
-            vectors = options.lane_alone
-        self.vectors = min(vectors, -(-column.count // LANES))
+            most = options.lane_alone
+        self.vectors = _even_parts(-(-column.count // LANES), most)
         super().__init__(match, options)
         self.vector_finish = self._is_vector()
 
@@ -278,3 +278,9 @@ class _Tile:
 def _pieces(width: int) -> list[tuple[int, int]]:
     """The vectors of a panel: where each starts, and its lanes."""
     return [(j, min(LANES, width - j)) for j in range(0, width, LANES)]
+
+
+def _even_parts(vectors: int, most: int) -> int:
+    """How many vectors make a panel: of the larger numbers up to `most` that which pads least."""
+    sizes = range(min(most, vectors), most // 2, -1)
+    return min(sizes, key=lambda n: -vectors % n, default=min(most, vectors))
