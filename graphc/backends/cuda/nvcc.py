@@ -45,11 +45,11 @@ def _architectures(nvcc: str | None) -> tuple[str, ...]:
     return tuple(line.replace("compute_", "sm_") for line in listed.split())
 
 
-def compile_cuda(text: str, arch: str, form: str = "cubin") -> bytes:
-    """The `form` of a CUDA file for an architecture (sm_80).
+def compile_cuda(text: str, arch: str, form: str = "cubin", strict: bool = False) -> bytes:
+    """The `form` of a CUDA file for an architecture (sm_80). `strict`: warnings are errors.
 
     UnsupportedError without nvcc, ModelError for an architecture it does not know, InternalError,
-    with what nvcc says, if it rejects the text or warns of it.
+    with what nvcc says, if it rejects the text.
     """
     nvcc = find_nvcc()
     if nvcc is None:
@@ -62,8 +62,9 @@ def compile_cuda(text: str, arch: str, form: str = "cubin") -> bytes:
         source, target = Path(folder, "kernels.cu"), Path(folder, f"kernels.{form}")
         source.write_text(text)
         command = [nvcc, f"-arch={arch}", f"-{form}", "-o", str(target), str(source)]
+        command += ["-Werror=all-warnings"] if strict else []
         done = subprocess.run(command, capture_output=True, text=True)
         said = (done.stdout + done.stderr).strip()
-        if done.returncode or said:
-            raise InternalError(f"nvcc -arch={arch} complains:\n{said[:4000]}")
+        if done.returncode:
+            raise InternalError(f"nvcc -arch={arch} failed:\n{said[:4000]}")
         return target.read_bytes()

@@ -147,4 +147,4 @@ def test_scores_that_others_read_stay():
 @pytest.mark.parametrize("arch", chosen_architectures())
 def test_nvcc_compiles_attention(arch):
     for name in ("guarded", "shared heads", "half floats", "large heads"):
-        assert compile_cuda(cuda_of(GRAPHS[name]).text, arch)
+        assert compile_cuda(cuda_of(GRAPHS[name]).text, arch, strict=True)

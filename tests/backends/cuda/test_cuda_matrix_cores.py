@@ -147,5 +147,5 @@ def test_misaligned_copies_are_caught():
 @pytest.mark.parametrize("arch", chosen_architectures())
 def test_nvcc_compiles_matrix_cores(arch):
     for precision in ("f16", "bf16", "tf32"):
-        assert compile_cuda(narrowed(CONVOLUTIONS, precision).text, arch)
-    assert compile_cuda(emit(cuda_program(graph_of(BYTES))).text, arch)
+        assert compile_cuda(narrowed(CONVOLUTIONS, precision).text, arch, strict=True)
+    assert compile_cuda(emit(cuda_program(graph_of(BYTES))).text, arch, strict=True)

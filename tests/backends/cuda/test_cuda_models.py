@@ -172,10 +172,10 @@ def test_a_model_runs_in_the_simulator():
 @pytest.mark.parametrize("arch", chosen_architectures())
 def test_nvcc_compiles_a_model(arch):
     source = emit(cuda_program(typed(DIGITS, dims={"N": 3})))
-    assert compile_cuda(source.text, arch)
+    assert compile_cuda(source.text, arch, strict=True)
 
 
 @needs_nvcc
 @pytest.mark.parametrize("name", GRAPHS)
 def test_nvcc_compiles_graphs(name):
-    assert compile_cuda(cuda_of(GRAPHS[name]).text, chosen_architectures()[-1])
+    assert compile_cuda(cuda_of(GRAPHS[name]).text, chosen_architectures()[-1], strict=True)

@@ -159,4 +159,4 @@ def test_operands_in_one_place_are_not_restricted():
 def test_kernels_compile(arch):
     kernels = (SCALE, REVERSE, PHASES, SHARED_SCALAR)
     text = emit(program_of(*map(parse_kernel, kernels))).text
-    assert compile_cuda(text, arch)
+    assert compile_cuda(text, arch, strict=True)

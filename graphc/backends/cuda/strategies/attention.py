@@ -146,12 +146,14 @@ class _Emitter:
     def _rows(self) -> None:
         """What a thread does: over all keys, then the results."""
         k, rows = self.k, self.row_part
-        self.largest = k.alloc(f32, (rows,), "reg", "largest")
-        self.total = k.alloc(f32, (rows,), "reg", "total")
+        if not self.is_whole:
+            self.largest = k.alloc(f32, (rows,), "reg", "largest")
+            self.total = k.alloc(f32, (rows,), "reg", "total")
         self.sums = k.alloc(f32, (rows, self.column_part), "reg", "sums")
         with k.loop(rows, "unroll") as i:
-            k.store(self.largest, i, NOTHING)
-            k.store(self.total, i, Const(0, f32))
+            if not self.is_whole:
+                k.store(self.largest, i, NOTHING)
+                k.store(self.total, i, Const(0, f32))
             with k.loop(self.column_part, "unroll") as c:
                 k.store(self.sums, (i, c), Const(0, f32))
         self._fetch(self.q, self.queries, self.tile.rows, self.first_row, self.deep)
@@ -302,19 +304,22 @@ class _Emitter:
     def _finish(self) -> None:
         k = self.k
         with k.loop(self.row_part, "unroll") as i:
-            total = k.var(f32, self.total[i])
-            if not self.is_whole:
-                k.emit(Intrin("warp_sum", (total[()], Const(SIDE, i64))))
+            facts = {} if self.is_whole else self._totals(i)
             row = simplify(self.first_row + self._row(i))
             with k.loop(self.column_part, "unroll") as c:
                 column = self._column(c)
                 inside = simplify(call("and", row < self.q.count, column < self.v.count))
                 with k.when(inside):
-                    self._store(row, column, i, c, total)
+                    self._store(row, column, {**facts, SUM: self.sums[i, c]})
 
-    def _store(self, row: Expr, column: Expr, i: Expr, c: Expr, total: Buffer) -> None:
+    def _totals(self, i: Expr) -> dict[Expr, Expr]:
+        """The maximum and total of a row over all keys."""
+        total = self.k.var(f32, self.total[i])
+        self.k.emit(Intrin("warp_sum", (total[()], Const(SIDE, i64))))
+        return {TOTAL: total[()], LARGEST: self.largest[i]}
+
+    def _store(self, row: Expr, column: Expr, facts: dict[Expr, Expr]) -> None:
         places = {**self.fixed, **self.q.place(row), **self.v.place(column)}
-        facts = {SUM: self.sums[i, c], TOTAL: total[()], LARGEST: self.largest[i]}
         finished = SUM if self.is_whole else self.result
         result = self.k.let(simplify(substitute(finished, {**places, **facts})))
         offset = simplify(substitute(self.offset, places))
