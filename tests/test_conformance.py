@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import plain_c
 import pytest
 from onnx import numpy_helper
 
@@ -129,7 +130,8 @@ def run(case: Case, device: str, **options: Any) -> None:
         # Attention in one kernel stays in float32 where the reference rounds to the narrow type.
         case.narrow["float16"] = 2.0**-9
     try:
-        prepared = backend.prepare(case.model, device, **options)
+        prepare = plain_c.prepare if device == "PLAIN" else backend.prepare
+        prepared = prepare(case.model, device, **options)
         results = [prepared.run(inputs) for inputs, _ in case.data_sets]
     except UnsupportedError as error:
         pytest.skip(str(error))
@@ -159,6 +161,12 @@ def test_cpu(name):
 @pytest.mark.parametrize("name", chosen() if CHOICE else chosen()[::C_SHARE])
 def test_c(name):
     check(name, "C", sanitize=True)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize("name", chosen() if CHOICE else chosen()[2::C_SHARE])
+def test_plain_c(name):
+    check(name, "PLAIN")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
