@@ -78,10 +78,15 @@ class Dialect:
 C99 = Dialect()
 
 
+def prefix(name: str) -> str:
+    """What identifiers may begin with: `name` as far as C allows it."""
+    plain = re.sub(r"[^A-Za-z0-9_]", "_", name) or "_"
+    return f"v{plain}" if plain[0] in "_0123456789" else plain
+
+
 def identifier(name: str, taken: Iterable[str] = ()) -> str:
     """A C identifier like `name` that is no keyword and not in `taken`."""
-    plain = re.sub(r"[^A-Za-z0-9_]", "_", name) or "_"
-    plain = f"v{plain}" if plain[0] in "_0123456789" else plain
+    plain = prefix(name)
     unique, count = plain, 0
     while unique in taken or unique in _RESERVED or _HELPER.match(unique):
         count += 1

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphc.backends.cfamily.printer import comment, identifier
+from graphc.backends.cfamily.printer import comment, prefix
 from graphc.backends.llvm_cpu.artifact import write_file
 from graphc.backends.llvm_cpu.emit_program import INVOKE
 from graphc.backends.llvm_cpu.jit import compile_module
@@ -39,7 +39,7 @@ def build(image: Image, path: Path) -> None:
             f"-o {path} needs a C compiler (cc, gcc or clang) to join the parts; install one, or "
             "write a .gcm file, which graphc.load runs without one"
         )
-    name = identifier(path.stem)
+    name = prefix(path.stem)
     with tempfile.TemporaryDirectory(prefix="graphc-") as folder:
         joined = _joined(image, name, path.suffix, compiler, Path(folder))
         write_file(path.with_suffix(".h"), header(image, name).encode())

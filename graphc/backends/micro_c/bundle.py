@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphc.backends.cfamily.printer import identifier
+from graphc.backends.cfamily.printer import prefix
 from graphc.backends.micro_c import documents, header, source, weights
 from graphc.backends.micro_c.boards import BOARDS, firmware_files
 from graphc.backends.micro_c.cpus import DEFAULT, cpu_of
@@ -129,4 +129,4 @@ def bundle_name(name: str) -> str:
     plain = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9]", "_", name)).strip("_")[:40].strip("_")
     if not plain or f"{plain.lower()}.h" in STANDARD_HEADERS:
         plain = f"{plain}_model".strip("_")
-    return identifier(plain)
+    return prefix(plain)
