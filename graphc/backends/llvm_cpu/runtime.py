@@ -130,7 +130,7 @@ def empty_aligned(nbytes: int) -> np.ndarray:
     """Uninitialised bytes at a multiple of ALIGNMENT."""
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -_address(block) % ALIGNMENT
-    return block[start : start + nbytes]
+    return block[start:][:nbytes]  # an empty slice begins where its operand does
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
