@@ -188,7 +188,10 @@ class ExprEmitter:
                     stride = None
         if stride is None:
             return storage.pointer, None
-        return self.element_pointer(storage, self.value(offset)), stride
+        first = self.value(offset)
+        if first.lanes > 1:  # equal in all lanes, but read under a mask that is not
+            return storage.pointer, None
+        return self.element_pointer(storage, first), stride
 
     def element_pointer(self, storage: Storage, offset: Typed) -> str:
         if offset.text == "0":

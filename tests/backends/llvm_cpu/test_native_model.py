@@ -226,3 +226,19 @@ def test_constants_that_differ_in_one_element_are_not_shared():
     assert shared(b) is b
     assert shared(a.copy()) is a
     assert shared(a.view(np.int32)) is not a
+
+
+def test_offsets_read_under_a_mask_of_lanes():
+    """The offset is the same in all lanes, but is read only where the padding has data."""
+    graph = new_graph(
+        "pad", x=TensorType(dtypes.f32, (3, 9, 1, 3)), at=TensorType(dtypes.i32, (1, 5, 1, 1))
+    )
+    b = Builder(graph)
+    picked = b.GatherElements(*graph.params, axis=0)
+    graph.set_results([b.CenterCropPad(picked, np.array([4, 7, 1, 4]), axes=(0, 1, 2, 3))])
+    graph.output_names = ["y"]
+    x = np.arange(81, dtype=np.float32).reshape(3, 9, 1, 3)
+    at = np.array([2, -3, 1, -1, 0], np.int32).reshape(1, 5, 1, 1)
+    (expected,) = graphc.interpret(graph, [x, at])
+    (found,) = graphc.compile(graph, threads=1).run([x, at])
+    np.testing.assert_array_equal(found, expected)
