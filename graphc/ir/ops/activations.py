@@ -108,9 +108,17 @@ def swiglu(i, a: Float, b: Float, *, alpha: float = 1.0):
 
 @op("Softplus")
 def softplus(i, x: Float):
-    """log(1 + exp(x)), as max(x, 0) + log(1 + exp(-|x|))."""
+    """log(1 + exp(x)), as max(x, 0) + log(1 + exp(-|x|)), as exact below 0 as above."""
     v = wide(x[i])
-    return (maximum(v, 0) + log(exp(-absolute(v)) + 1)).cast(x.dtype)
+    return (maximum(v, 0) + _log1p(exp(-absolute(v)))).cast(x.dtype)
+
+
+def _log1p(v: Expr) -> Expr:
+    """log(1 + v) for v of 0 to 1 (or NaN), exact for small v also: what the sum 1 + v loses by
+    rounding is made up for by a quotient (Kahan; Goldberg, "What every computer scientist should
+    know about floating-point arithmetic", 1991, theorem 4)."""
+    total = v + 1
+    return select(total.eq(1), v, log(total) * v / (total - 1))
 
 
 @op("Mish")

@@ -105,6 +105,12 @@ def test_activations_stay_finite_far_out():
     assert run_op("SwiGLU", x, x, alpha=1.0)[2] == 4e4
 
 
+def test_softplus_is_exact_where_it_is_small():
+    x = np.linspace(-87, 20, 999, dtype=np.float32)
+    expected = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x.astype(np.float64))))
+    np.testing.assert_allclose(run_op("Softplus", x), expected, rtol=1e-6)
+
+
 def test_narrow_floats_round_once():
     x = np.array([-12, -8, 3.5], np.float16)
     expected = (1 / (1 + np.exp(-x.astype(np.float64)))).astype(np.float16)
