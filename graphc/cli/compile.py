@@ -165,7 +165,7 @@ def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
         "simulate": args.simulate,
         "device": args.device,
         "precision": args.precision,
-        "arch": args.arch[0] if args.arch else "",
+        "arch": ",".join(args.arch) if args.arch else "",
     }
     return settings(args.threads, options)
 

@@ -36,6 +36,7 @@ class LaunchStep:
     slots: tuple[Slot, ...]
     access: tuple[str, ...]
     nodes: tuple[str, ...] = ()
+    shared: int = 0  # bytes of shared memory to ask for
 
 
 @dataclass
@@ -82,7 +83,7 @@ def emit(program: Program) -> CudaSource:
             instructions |= printer.instructions
             entries[name].append((function, launch))
     steps = [
-        LaunchStep(function, launch.grid, launch.block, step.slots, _access(launch), step.loc)
+        _step(function, launch, step)
         for step in program.steps
         for function, launch in entries[step.kernel]
     ]
@@ -95,8 +96,11 @@ def emit(program: Program) -> CudaSource:
     return CudaSource(program, text, steps)
 
 
-def _access(launch: Launch) -> tuple[str, ...]:
-    return tuple(buffer.access for buffer in launch.kernel.params)
+def _step(function: str, launch: Launch, step: Step) -> LaunchStep:
+    access = tuple(buffer.access for buffer in launch.kernel.params)
+    return LaunchStep(
+        function, launch.grid, launch.block, step.slots, access, step.loc, launch.shared
+    )
 
 
 def _with_nodes(kernel: Kernel, program: Program) -> Kernel:
@@ -135,6 +139,7 @@ def _launch_entry(step: LaunchStep) -> dict[str, Any]:
         "function": step.function,
         "grid": step.grid,
         "block": step.block,
+        "shared": step.shared,
         "arguments": [
             {"space": slot.space, "index": slot.index, "offset": slot.offset,
              "elements": slot.elements, "dtype": str(slot.dtype)}

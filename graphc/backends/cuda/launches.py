@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from graphc.errors import InternalError
 from graphc.ir.expr import Expr, Index, Ref, walk
@@ -22,6 +23,7 @@ from graphc.ir.kernel import (
     Alloc,
     Barrier,
     Body,
+    Buffer,
     For,
     If,
     Kernel,
@@ -37,6 +39,8 @@ from graphc.ir.simplify import unflatten_index
 
 THREADS = 256  # of a block, where a kernel does not say
 MAX_BLOCKS = 1 << 16  # of a launch whose threads loop over elements
+STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel may declare on every architecture
+SHARED_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,23 @@ class Launch:
     kernel: Kernel
     grid: int
     block: int
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that are asked for at the launch; 0 where what every kernel may
+        declare is enough."""
+        arrays = [s.buffer for s in walk_stmts(self.kernel.body) if _is_shared(s)]
+        total = sum(map(shared_bytes, arrays))
+        return total if total > STATIC_SHARED else 0
+
+
+def _is_shared(stmt: Stmt) -> TypeGuard[Alloc]:
+    return isinstance(stmt, Alloc) and stmt.scope == "shared"
+
+
+def shared_bytes(buffer: Buffer) -> int:
+    """What an array takes of shared memory, in which arrays start at multiples of 16 bytes."""
+    return -(-buffer.size * buffer.dtype.size // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
 
 def launches(kernel: Kernel, max_blocks: int = MAX_BLOCKS) -> list[Launch]:
@@ -117,7 +138,7 @@ def _planned(kernel: Kernel, blocks: For) -> Launch:
     """A block loop as a strategy made it; InternalError if it has not the form above."""
     *shared, threads = blocks.body
     fits = isinstance(threads, For) and threads.kind == "thread"
-    fits = fits and all(isinstance(s, Alloc) and s.scope == "shared" for s in shared)
+    fits = fits and all(map(_is_shared, shared))
     inner = walk_stmts(threads.body) if isinstance(threads, For) else ()
     if not fits or any(isinstance(s, For) and s.kind in ("block", "thread") for s in inner):
         raise InternalError(

@@ -1,13 +1,15 @@
 """What strategies know of GPUs: how many blocks run at once, and what matrix cores multiply.
 
 One entry per architecture, of its largest common GPU; figures are from NVIDIA's architecture white
-papers. Kernels are right on every GPU, whichever they were planned for.
+papers and from the table of technical specifications of the CUDA C++ Programming Guide. Kernels are
+right on every GPU, whichever they were planned for, if they take no more shared memory than it has;
+where code is made for several architectures, kernels keep to what all of them have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from graphc.errors import ModelError
@@ -16,11 +18,27 @@ from graphc.errors import ModelError
 @dataclass(frozen=True)
 class Machine:
     """`multiprocessors` that a grid should fill; the `products` (see instructions.py) that have an
-    instruction of their own."""
+    instruction of their own; what the blocks on a multiprocessor share: KiB of shared memory, of
+    which one block may have `block_kib`, and threads."""
 
     arch: str
     multiprocessors: int
     products: tuple[str, ...]
+    kib: int
+    block_kib: int
+    threads: int
+
+    @property
+    def block_shared(self) -> int:
+        """Bytes of shared memory that a block may have."""
+        return self.block_kib * KIB
+
+    def resident(self, threads: int, shared: int, registers: int) -> int:
+        """How many blocks of so many threads, with so many registers each, and bytes of shared
+        memory are on a multiprocessor at once; 0 if a block does not fit at all."""
+        kept = (self.kib - self.block_kib) * KIB  # of every block, by the system
+        by_shared = self.kib * KIB // max(shared + kept, 1)
+        return min(by_shared, self.threads // threads, REGISTERS // (threads * registers))
 
     def rounds(self, blocks: int) -> int:
         """How many times the GPU is filled, one block to a multiprocessor."""
@@ -29,22 +47,33 @@ class Machine:
 
 TURING = ("mma_f16",)
 AMPERE = ("mma_f16", "mma_bf16", "mma_tf32", "mma_s8")
+KIB = 1 << 10
+SHARED_LIMIT = 227 * KIB  # bytes of shared memory that a block may have on some GPU
+REGISTERS = 1 << 16  # of a multiprocessor
 MACHINES = (
-    Machine("sm_70", 80, ()),
-    Machine("sm_75", 68, TURING),
-    Machine("sm_80", 108, AMPERE),
-    Machine("sm_86", 84, AMPERE),
-    Machine("sm_89", 128, AMPERE),
-    Machine("sm_90", 132, AMPERE),
-    Machine("sm_100", 148, AMPERE),
-    Machine("sm_120", 170, AMPERE),
+    Machine("sm_70", 80, (), 96, 96, 2048),
+    Machine("sm_75", 68, TURING, 64, 64, 1024),
+    Machine("sm_80", 108, AMPERE, 164, 163, 2048),
+    Machine("sm_86", 84, AMPERE, 100, 99, 1536),
+    Machine("sm_89", 128, AMPERE, 100, 99, 1536),
+    Machine("sm_90", 132, AMPERE, 228, 227, 2048),
+    Machine("sm_100", 148, AMPERE, 228, 227, 2048),
+    Machine("sm_120", 170, AMPERE, 100, 99, 1536),
 )
 DEFAULT_ARCH = "sm_80"
 
 
 def machine(arch: str = DEFAULT_ARCH) -> Machine:
-    """The GPU of an architecture (sm_80, sm_90a, ...), or of the newest older one; ModelError if it
+    """The GPU of an architecture (sm_80, sm_90a, ...), or of the newest older one; of several
+    (sm_90,sm_80) the first, with what all have of instructions and shared memory. ModelError if one
     is older than all."""
+    first, *others = map(_machine, arch.split(","))
+    common = tuple(p for p in first.products if all(p in m.products for m in others))
+    least = min((first, *others), key=lambda m: m.block_kib)
+    return replace(first, products=common, kib=least.kib, block_kib=least.block_kib)
+
+
+def _machine(arch: str) -> Machine:
     digits = arch.removeprefix("sm_").rstrip("af")
     if not digits.isdigit():
         raise ModelError(f"an architecture is written sm_80, found {arch!r}")

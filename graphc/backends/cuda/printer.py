@@ -14,7 +14,8 @@ from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
 from graphc.backends.cuda.instructions import ALIGNED, COPIES, PRODUCTS
-from graphc.backends.cuda.launches import Launch
+from graphc.backends.cuda.launches import Launch, shared_bytes
+from graphc.backends.cuda.machines import SHARED_LIMIT
 from graphc.errors import InternalError
 from graphc.ir import dtypes
 from graphc.ir.expr import Const, Expr, Index, Load, Ref, call
@@ -22,7 +23,7 @@ from graphc.ir.kernel import Alloc, Barrier, For, Intrin, Stmt
 
 INDEX = dtypes.i32
 WARP = 32
-SHARED_BYTES = 48 << 10  # of static shared memory per block, on every architecture
+SHARED = "shared_memory"  # what a launch gives, of which arrays are parts
 LOCAL_BYTES = 128 << 10  # of a thread's own arrays; more would take too much for a full grid
 WARP_REDUCTIONS = {
     "warp_sum": "add", "warp_prod": "mul", "warp_min": "min", "warp_max": "max",
@@ -84,7 +85,9 @@ class LaunchPrinter(KernelPrinter):
         super().__init__(launch.kernel, name, speller, dialect(launch.block, restrict))
         self.aligned = aligned and any(map(_computes_neighbours, self.kernel.body))
         self.launch = launch
-        self.shared_bytes = 0
+        if launch.shared > SHARED_LIMIT:
+            raise self.fail(f"{launch.shared} bytes of shared memory; GPUs have {SHARED_LIMIT}")
+        self.shared_bytes = 0  # of arrays so far
         self.instructions: set[str] = set()
 
     def _sizes(self) -> None:
@@ -146,13 +149,16 @@ class LaunchPrinter(KernelPrinter):
                 raise self.fail(f"array {stmt.buffer.name} of {size} bytes is too large for CUDA")
             super()._alloc(stmt)
             return
-        self.shared_bytes += size
-        if self.shared_bytes > SHARED_BYTES:
-            raise self.fail(f"{self.shared_bytes} bytes of shared memory; CUDA has {SHARED_BYTES}")
         self.buffers[stmt.buffer.name] = stmt.buffer
-        name = self.name(stmt.buffer.name)
-        type = storage_type(stmt.buffer.dtype)
-        self.line(f"__shared__ __align__(16) {type} {name}[{stmt.buffer.size}];")
+        type, name = storage_type(stmt.buffer.dtype), self.name(stmt.buffer.name)
+        if not self.launch.shared:
+            self.line(f"__shared__ __align__(16) {type} {name}[{stmt.buffer.size}];")
+            return
+        if not self.shared_bytes:
+            self.line(f"extern __shared__ __align__(16) unsigned char {SHARED}[];")
+        place = f"{SHARED} + {self.shared_bytes}"
+        self.line(f"{type} *const {name} = ({type} *)({place}); /* {stmt.buffer.size} elements */")
+        self.shared_bytes += shared_bytes(stmt.buffer)
 
     def _barrier(self, stmt: Barrier) -> None:
         self.line("__syncthreads();")

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from graphc.backends.cuda.launches import STATIC_SHARED
 from graphc.backends.cuda.runtime import Driver, DriverError
 from graphc.backends.cuda.simulator.build import POISON, library_of
 from graphc.backends.cuda.simulator.translate import KERNEL, POINTER
@@ -158,7 +159,7 @@ class FakeDriver(Driver):
             raise DriverError("cuModuleGetFunction: named symbol not found")
         entry = getattr(library, f"launch_{name}")
         entry.restype = ctypes.c_char_p
-        return name, entry, types[name]
+        return name, entry, types[name], shared
 
     def launch(
         self,
@@ -170,7 +171,8 @@ class FakeDriver(Driver):
         pointers: Sequence[int],
     ) -> None:
         self.did("launch")
-        name, entry, types = function
+        name, entry, types, allowed = function
+        assert shared <= max(allowed, STATIC_SHARED), "more shared memory than was allowed"
         assert len(pointers) == len(types) and grid[1:] == block[1:] == (1, 1)
 
         def work() -> None:
@@ -183,7 +185,7 @@ class FakeDriver(Driver):
                 *(len(contents) // element_bytes(type) for (contents, _), type in zip(parts, types))
             )
             marks = (ctypes.c_void_p * count)(*(m.ctypes.data for _, m in parts))
-            message = entry(data, counts, marks, grid[0], block[0], 0)
+            message = entry(data, counts, marks, grid[0], block[0], 0, shared)
             assert message is None, message
 
         self.given(stream, work)

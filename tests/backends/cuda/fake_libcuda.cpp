@@ -31,7 +31,8 @@ struct Block {
 };
 
 struct Function {
-    const char *(*entry)(void **, const int64_t *, uint8_t **, unsigned, unsigned, unsigned);
+    const char *(*entry)(void **, const int64_t *, uint8_t **, unsigned, unsigned, unsigned,
+                         unsigned);
     std::string name;
     std::vector<int> sizes;
     int shared = 48 << 10;
@@ -289,7 +290,7 @@ EXPORT Status cuLaunchKernel(void *kernel, unsigned grid, unsigned grid_y, unsig
         }
         const char *broken = getenv("FAKE_CUDA_BROKEN");
         const bool failed =
-            function.entry(data.data(), counts.data(), written.data(), grid, block, 0) != nullptr ||
+            function.entry(data.data(), counts.data(), written.data(), grid, block, 0, shared) != nullptr ||
             (broken != nullptr && function.name == broken);
         pending = failed ? ILLEGAL_ADDRESS : pending;
         return Status(OK);

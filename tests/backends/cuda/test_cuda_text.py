@@ -127,9 +127,20 @@ def test_a_block_loop_has_one_form():
         launches(replace(kernel, body=(twice,)))
 
 
+def test_large_arrays_are_parts_of_what_the_launch_asks_for():
+    two = REVERSE.replace("64", "12288").replace("thread t", "shared more: f32[5]\n    thread t")
+    source = emit(program_of(parse_kernel(two)))
+    assert source.plan()["launches"][0]["shared"] == source.steps[0].shared == 4 * 12288 + 32
+    assert """\
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    float *const tile = (float *)(shared_memory + 0); /* 12288 elements */
+    float *const more = (float *)(shared_memory + 49152); /* 5 elements */
+""" in source.text
+
+
 def test_too_much_shared_memory():
-    with pytest.raises(UnsupportedError, match="shared memory"):
-        text_of(REVERSE.replace("64", "16384"))
+    with pytest.raises(UnsupportedError, match="262144 bytes of shared memory; GPUs have 232448"):
+        text_of(REVERSE.replace("64", "65536"))
 
 
 def test_the_launch_plan():
@@ -157,6 +168,7 @@ def test_operands_in_one_place_are_not_restricted():
 @needs_nvcc
 @pytest.mark.parametrize("arch", chosen_architectures())
 def test_kernels_compile(arch):
-    kernels = (SCALE, REVERSE, PHASES, SHARED_SCALAR)
+    large = REVERSE.replace("tile: f32[64]", "tile: f32[16384]").replace("reverse", "large")
+    kernels = (SCALE, REVERSE, PHASES, SHARED_SCALAR, large)
     text = emit(program_of(*map(parse_kernel, kernels))).text
     assert compile_cuda(text, arch, strict=True)

@@ -111,6 +111,37 @@ def run_body(body: str, threads: int = 64) -> np.ndarray:
     return simulate(source, orders=(0, 1, 5))([x])[0][0]
 
 
+LARGE = REVERSE.replace("63 -", "16383 -").replace("64", "16384").replace("t < 16384", "t < 512")
+LARGE = LARGE.replace(
+    """      tile[t] = x[b, t]
+      barrier
+      y[b, t] = tile[16383 - t]""",
+    """      for k < 32 {
+        tile[k * 512 + t] = x[b, k * 512 + t]
+      }
+      barrier
+      for k < 32 {
+        y[b, k * 512 + t] = tile[16383 - k * 512 - t]
+      }""",
+)
+
+
+def test_shared_memory_that_the_launch_asks_for():
+    source = emit(program_of(parse_kernel(LARGE)))
+    (step,) = source.steps
+    (x,) = inputs_of(source.program)
+    assert step.shared == 1 << 16
+    (y,) = simulate(source)([x])
+    assert np.array_equal(y, x[:, ::-1])
+    less = replace(source, steps=[replace(step, shared=step.shared - 16)])
+    with pytest.raises(SimulationError, match="tile ends beyond the 65520 bytes"):
+        simulate(less)([x])
+    with pytest.raises(SimulationError, match="which has 16384 elements"):
+        simulate(planted(source, "+ 16383]", "+ 16384]"))([x])
+    with pytest.raises(SimulationError, match="no barrier|unwritten"):
+        simulate(planted(source, "__syncthreads();", ""))([x])
+
+
 def test_threads_that_miss_a_barrier_are_caught():
     with pytest.raises(SimulationError, match="ended while others wait"):
         run_body("if (t > 3) { __syncthreads(); } y[t] = x[t];")

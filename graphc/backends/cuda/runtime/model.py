@@ -321,7 +321,8 @@ def _launch(driver: Driver, module: Any, entry: Mapping[str, Any], plan: Mapping
     try:
         function = driver.function(module, name, shared)
     except DriverError as error:
-        raise DriverError(f"{where}: {error}") from error
+        asks = f", which asks for {shared} bytes of shared memory" if shared else ""
+        raise DriverError(f"{where}{asks}: {error}") from error
     grid, block = (_three(entry[key]) for key in ("grid", "block"))
     return Launch(function, grid, block, shared, arguments, stream, tuple(waits), where)
 

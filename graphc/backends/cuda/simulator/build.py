@@ -106,7 +106,7 @@ class _Run:
         defined = (ctypes.c_void_p * count)(*(self.marks(s) for s in step.slots))
         entry = getattr(self.library, f"launch_{step.function}")
         entry.restype = ctypes.c_char_p
-        message = entry(data, sizes, defined, step.grid, step.block, self.order)
+        message = entry(data, sizes, defined, step.grid, step.block, self.order, step.shared)
         if message is not None:
             raise SimulationError(f"kernel {step.function}: {message.decode()}")
 

@@ -90,6 +90,7 @@ struct Block {
     std::vector<unsigned> warp_epoch;  // counts what orders the threads of a warp
     unsigned epoch = 0;                // counts barriers
     uint64_t serial = 0;               // differs from block to block
+    size_t shared = 0;                 // bytes of shared memory that the launch asked for
     jmp_buf scheduler;
     std::function<void()> kernel;
     bool fibres = false;
@@ -242,7 +243,8 @@ struct Global {
     }
 };
 
-// A shared array: one for the block at hand, poisoned when a block enters.
+// A shared array: one for the block at hand, poisoned when a block enters. `offset`: where in the
+// shared memory of the launch it lies; negative if it is declared with its size.
 template <typename T, int64_t N>
 struct Shared {
     Array array;
@@ -250,8 +252,12 @@ struct Shared {
     History history[N];
     uint64_t serial = 0;
 
-    void enter(const char *name)
+    void enter(const char *name, int64_t offset)
     {
+        if (offset >= 0 && size_t(offset) + sizeof data > block.shared) {
+            fail(std::string(name) + " ends beyond the " + std::to_string(block.shared) +
+                 " bytes of shared memory asked for");
+        }
         if (serial == block.serial) {
             return;
         }
@@ -444,12 +450,13 @@ static std::vector<unsigned> order_of(unsigned count, unsigned order)
 
 // Runs a grid. `fibres`: threads wait for one another.
 static const char *launch(std::function<void()> kernel, unsigned grid, unsigned threads,
-                          unsigned order, bool fibres)
+                          unsigned order, bool fibres, unsigned shared)
 {
     fault.clear();
     gridDim = Dim{grid, 1, 1};
     blockDim = Dim{threads, 1, 1};
     block.kernel = std::move(kernel);
+    block.shared = shared;
     block.threads.resize(threads);
     block.warp_epoch.assign((threads + WARP - 1) / WARP, 0);
     const std::vector<unsigned> thread_order = order_of(threads, order);

@@ -1,7 +1,8 @@
 """From printed CUDA C to C++ that g++ compiles against simulator.h.
 
 The text stays as it is but for two kinds of declaration, which get types whose accesses are
-checked: pointer parameters of `__global__` functions, and shared arrays. For every kernel a
+checked: pointer parameters of `__global__` functions, and shared arrays (those that are parts of
+what the launch gives must lie within it). For every kernel a
 function of C linkage is added that ctypes can call.
 """
 
@@ -14,6 +15,11 @@ KERNEL = re.compile(
 )
 POINTER = re.compile(r"(?P<type>(?:const )?\w+) \*(?:__restrict__ )?(?P<name>\w+)")
 _SHARED = re.compile(r"__shared__ __align__\(16\) (?P<type>\w+) (?P<name>\w+)\[(?P<count>\d+)\];")
+_PART = re.compile(
+    r"(?P<type>\w+) \*const (?P<name>\w+) = \((?P=type) \*\)\(shared_memory \+ (?P<offset>\d+)\); "
+    r"/\* (?P<count>\d+) elements \*/"
+)
+_DYNAMIC = re.compile(r"extern __shared__ .*\n")
 _WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(|mma_\w+\(")
 
 
@@ -27,6 +33,7 @@ def translate(text: str) -> str:
     ]
     text = KERNEL.sub(_declaration, text)
     text = _SHARED.sub(_shared_array, text)
+    text = _PART.sub(_shared_array, _DYNAMIC.sub("", text))
     return "\n".join(['#include "simulator.h"', text, *entries])
 
 
@@ -37,7 +44,8 @@ def _declaration(kernel: re.Match) -> str:
 
 def _shared_array(array: re.Match) -> str:
     type, name, count = array["type"], array["name"], array["count"]
-    return f'static simulator::Shared<{type}, {count}> {name}; {name}.enter("{name}");'
+    given = f"{array['offset']}" if "offset" in array.re.groupindex else "-1"
+    return f'static simulator::Shared<{type}, {count}> {name}; {name}.enter("{name}", {given});'
 
 
 def _entry(name: str, params: str, waits: bool) -> str:
@@ -48,7 +56,7 @@ def _entry(name: str, params: str, waits: bool) -> str:
     call = f"{name}({', '.join(arguments)})"
     return (
         f'extern "C" const char *launch_{name}(void **data, const int64_t *counts,\n'
-        "    uint8_t **defined, unsigned grid, unsigned threads, unsigned order)\n"
+        "    uint8_t **defined, unsigned grid, unsigned threads, unsigned order,\n    unsigned shared)\n"
         f"{{\n    return simulator::launch([=] {{ {call}; }}, grid, threads, order, "
-        f"{'true' if waits else 'false'});\n}}\n"
+        f"{'true' if waits else 'false'}, shared);\n}}\n"
     )
