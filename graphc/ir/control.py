@@ -26,9 +26,9 @@ from graphc.ir.infer import infer_region
 from graphc.ir.opdef import region_op
 from graphc.ir.types import SequenceType, TensorType, Type
 
-IF = region_op("If")
+region_op("If")
 LOOP = region_op("Loop", attrs={"captures": 0})
-SCAN = region_op(
+region_op(
     "Scan",
     attrs={
         "num_scan_inputs": None,
@@ -39,7 +39,7 @@ SCAN = region_op(
         "captures": 0,
     },
 )
-SEQUENCE_MAP = region_op("SequenceMap", attrs={"captures": 0})
+region_op("SequenceMap", attrs={"captures": 0})
 
 MAX_TRIPS = 1 << 31  # a Loop without a trip count stops on its condition
 

@@ -544,11 +544,6 @@ def substitute(root: Expr, mapping: Mapping[Any, Expr]) -> Expr:
     return visit(root)
 
 
-def map_loads(root: Expr, rewrite: Callable[[Load], Expr]) -> Expr:
-    """Replaces every Load, innermost first."""
-    return transform(root, lambda n: rewrite(n) if isinstance(n, Load) else None)
-
-
 def loads(root: Expr) -> list[Load]:
     """The distinct Loads below `root`, in a fixed order."""
     return [n for n in walk(root) if isinstance(n, Load)]

@@ -111,11 +111,6 @@ class TensorType:
     def nbytes(self) -> int:
         return self.size * self.dtype.size
 
-    @property
-    def physical_shape(self) -> Shape:
-        """The shape in memory order."""
-        return self.layout.physical(self.dims) if self.layout else self.dims
-
     def with_shape(self, shape) -> TensorType:
         return TensorType(self.dtype, tuple(shape))
 

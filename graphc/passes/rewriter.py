@@ -20,8 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from graphc.errors import GraphcError, InternalError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType
@@ -321,12 +319,3 @@ class Canonicalise(Rewrite):
 
     name = "canonicalise"
     ensures = "canonical"
-
-
-def same_contents(value: Value | None, number: float) -> bool:
-    """Whether a value is a constant all of whose elements are this number (0.0 is not -0.0)."""
-    array = None if value is None else value.constant
-    if array is None or array.size == 0 or array.dtype.kind not in "fiubV":
-        return False
-    flat = array.reshape(-1).astype(np.float64)
-    return bool((flat == number).all()) and bool((np.signbit(flat) == np.signbit(number)).all())

@@ -32,11 +32,6 @@ def reductions(op: Op) -> list[Reduce]:
     return list(found)
 
 
-def is_map(op: Op) -> bool:
-    """No reduction: elementwise or data movement."""
-    return has_body(op) and not reductions(op)
-
-
 def is_movement(op: Op) -> bool:
     """One output whose body is a plain load with no indirect index."""
     if not has_body(op) or len(op.outputs) != 1:

@@ -55,12 +55,6 @@ def assembly(text: str, target: HostTarget | None = None, pipeline: str = "full"
         return machine.emit_assembly(_optimised(text, machine, pipeline))
 
 
-def optimised_ir(text: str, target: HostTarget | None = None, pipeline: str = "full") -> str:
-    """The module after the pass pipeline, as text, for reading."""
-    with _lock:
-        return str(_optimised(text, target_machine(target or host_target()), pipeline))
-
-
 def cached_object(
     text: str, target: HostTarget, cache: DiskCache | None, pipeline: str = "full"
 ) -> bytes:

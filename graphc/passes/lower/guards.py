@@ -53,10 +53,6 @@ def _conjuncts(node: Expr) -> list[Expr]:
     return [] if isinstance(node, Const) else [node]
 
 
-def has_guard(group: list[Reduce], bodies: list[Expr]) -> bool:
-    return any(guard_atoms(r.op, r.identity, b) for r, b in zip(group, bodies))
-
-
 def trim(group: list[Reduce], bodies: list[Expr], axis: Index, allowed: frozenset[Index]):
     """(Range, bodies without the guards it implies), or None if nothing bounds the axis.
 

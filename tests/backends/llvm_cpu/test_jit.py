@@ -101,7 +101,6 @@ def test_micro_kernel_computes_a_product(target):
 @pytest.mark.parametrize("rows, vectors", [(14, 2), (9, 3), (6, 4)])
 def test_accumulators_on_the_stack_become_registers(pipeline, rows, vectors):
     text = _accumulators(rows, vectors)
-    assert "alloca" not in jit.optimised_ir(text, named_target("avx512"), pipeline)
     code = jit.assembly(text, named_target("avx512"), pipeline)
     assert code.count("vfmadd") == rows * vectors
     assert not re.search(r"zmm.*rsp|rsp.*zmm", code)

@@ -2,30 +2,27 @@
 
 A run starts with poisoned outputs and arena, whose bytes are marked unwritten. It is repeated with
 the threads and blocks in other orders; all runs must give the same bits, except where atomics make
-sums depend on the order. Libraries are kept by a hash of their text in a folder of this user's.
+sums depend on the order.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from graphc.backends.cfamily.hostcc import shared_library
 from graphc.backends.cuda.emit import CudaSource, LaunchStep
 from graphc.backends.cuda.simulator.translate import translate
-from graphc.errors import InternalError, ModelError, UnsupportedError
+from graphc.errors import InternalError, ModelError
 from graphc.ir.imperative import SIZES
 from graphc.ir.program import Slot
 
 HEADER = Path(__file__).with_name("simulator.h")
 FLAGS = (
-    "-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC",
+    "-std=c++17", "-O1", "-ffp-contract=off", "-w",
     "-U_FORTIFY_SOURCE",  # it takes a jump to another stack for an error
 )  # fmt: skip
 ORDERS = (0, 1)  # ascending and descending; larger numbers seed shuffled orders
@@ -61,7 +58,8 @@ def simulate(source: CudaSource, orders: Sequence[int] = ORDERS) -> Runner:
 
 def library_of(text: str) -> ctypes.CDLL:
     """The kernels of a CUDA file as functions of the host, `launch_NAME` each."""
-    return ctypes.CDLL(str(_compiled(translate(text))))
+    files = {"kernels.cc": translate(text), HEADER.name: HEADER.read_text()}
+    return ctypes.CDLL(str(shared_library(files, FLAGS, "C++")))
 
 
 class _Run:
@@ -139,47 +137,3 @@ def _checked(source: CudaSource, inputs: Sequence[np.ndarray]) -> list[np.ndarra
         if array.dtype != type.dtype.np or array.shape != type.static_shape:
             raise ModelError(f"input {name} takes {type}, found {array.dtype}{list(array.shape)}")
     return list(inputs)
-
-
-# ---------------------------------------------------------------- compilation
-
-
-def _compiled(text: str) -> Path:
-    """The shared library of a C++ text, from the cache if it is there."""
-    key = hashlib.sha256("\0".join([text, HEADER.read_text(), *FLAGS]).encode()).hexdigest()[:32]
-    folder = _cache_folder()
-    library = folder / f"{key}.so"
-    if library.exists():
-        return library
-    source = folder / f"{key}.cc"
-    source.write_text(text)
-    with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as file:
-        temporary = Path(file.name)
-    try:
-        _compile(source, temporary)
-        os.replace(temporary, library)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return library
-
-
-def _cache_folder() -> Path:
-    default = Path(tempfile.gettempdir()) / f"graphc-cuda-simulator-{os.getuid()}"
-    folder = Path(os.environ.get("GRAPHC_SIMULATOR_CACHE") or default)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise UnsupportedError(f"{folder} belongs to another user; set GRAPHC_SIMULATOR_CACHE")
-    return folder
-
-
-def _compile(source: Path, target: Path) -> None:
-    compiler = os.environ.get("CXX") or "g++"
-    command = [*compiler.split(), *FLAGS, f"-I{HEADER.parent}", str(source), "-o", str(target)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise UnsupportedError(
-            f"the simulator needs a C++ compiler; {compiler} was not found (set CXX)"
-        ) from None
-    if done.returncode:
-        raise InternalError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
