@@ -8,6 +8,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from programs import CONVOLUTIONS
 
 from graphc.backends.llvm_cpu.jit import assembly
 from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program, llvm_text
@@ -43,17 +44,7 @@ GRAPHS = {
   %y = MatMul(%p, %v)
   return %y
 }""",
-    "convolutions": """graph @g(%x: f32[1,5,13,11]) -> ? {
-  const %w : f32[18,5,3,3] = random(seed=1)
-  const %d : f32[18,1,3,3] = random(seed=2)
-  const %g : f32[6,9,1,1] = random(seed=3)
-  %a = Conv(%x, %w) {pads=[1,1,1,1], strides=[2,1]}
-  %b = Relu(%a)
-  %c = Conv(%b, %d) {group=18, pads=[1,0,1,2]}
-  %e = Conv(%c, %g) {group=2}
-  %f = MaxPool(%e) {kernel_shape=[3,2], strides=[2,2], pads=[1,0,1,0]}
-  return %f
-}""",
+    "convolutions": CONVOLUTIONS,
     "rows": """graph @g(%x: f32[6,45]) -> ? {
   const %s : f32[45] = random(seed=1)
   const %h : f16[] = 0.5

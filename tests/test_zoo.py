@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from programs import check_program
 
 import graphc
 from graphc import verify
@@ -24,12 +25,10 @@ from graphc.feeds import random_feeds
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.compare import agreements
 from graphc.ir.graph import Graph
-from graphc.ir.kernel_parser import parse_program
 from graphc.ir.parser import parse_graph
-from graphc.ir.printer import graph_constants, print_graph, print_program, program_constants
+from graphc.ir.printer import graph_constants, print_graph, print_program
 from graphc.ir.program import Program
 from graphc.ir.verify import verify as verify_graph
-from graphc.ir.verify_kernel import verify_program
 from graphc.passes import Hook
 from graphc.passes.specialise import pin, specialise
 
@@ -189,16 +188,6 @@ TEXT_MODELS = [
     *[p for p in LIGHTS if ALL],
     *[p for p in ZOO if ALL or p.stem in ("mobilenet_v2", "llama_tiny", "lstm_tagger")],
 ]
-
-
-def check_program(program: Program) -> None:
-    """The text of a program parses back to an equal one."""
-    verify_program(program)
-    text = print_program(program)
-    again = parse_program(text, program_constants(program))
-    assert print_program(again) == text
-    assert again.kernels == program.kernels and again.steps == program.steps
-    assert again.quantisation == program.quantisation and again.resident == program.resident
 
 
 @parametrised(TEXT_MODELS)

@@ -4,16 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import check_program
 
 from graphc.driver import compile
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.graph import Graph
-from graphc.ir.kernel_parser import parse_program
 from graphc.ir.parser import parse_graph
-from graphc.ir.printer import graph_constants, print_graph, print_program, program_constants
+from graphc.ir.printer import graph_constants, print_graph
 from graphc.ir.program import Program
 from graphc.ir.verify import verify
-from graphc.ir.verify_kernel import verify_program
 from graphc.passes import Hook
 
 ROOT = Path(__file__).parents[2]
@@ -25,14 +24,6 @@ def check_graph(graph: Graph) -> None:
     text = print_graph(graph)
     again = parse_graph(text, graph_constants(graph))
     assert again == graph and print_graph(again) == text
-
-
-def check_program(program: Program) -> None:
-    verify_program(program)
-    text = print_program(program)
-    again = parse_program(text, program_constants(program))
-    assert print_program(again) == text
-    assert again.kernels == program.kernels and again.steps == program.steps
 
 
 class Check(Hook):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import program_of
 
 from graphc.backends.c99 import build, emit
 from graphc.backends.cfamily.printer import Dialect, comment, identifier, print_c
@@ -15,8 +16,6 @@ from graphc.ir.kernel import Buffer, For, Kernel, Store
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.kernel_parser import parse_kernel, parse_program
 from graphc.ir.parser import random_array
-from graphc.ir.program import Program, Slot, Step
-from graphc.ir.types import TensorType
 
 SAMPLES = Path(__file__).parents[2] / "text" / "kernels.gir"
 STRICT = (
@@ -24,22 +23,6 @@ STRICT = (
     "-pedantic",
     "-Wno-tautological-compare", "-shared", "-fPIC",
 )  # fmt: skip
-
-
-def program_of(*kernels: Kernel) -> Program:
-    """Each kernel called once, on inputs and outputs of its own."""
-    program = Program("test", [], [])
-    for kernel in kernels:
-        slots = []
-        for buffer in kernel.params:
-            type = TensorType(buffer.dtype, buffer.shape)
-            space = "input" if buffer.access == "in" else "output"
-            interface = program.inputs if space == "input" else program.outputs
-            slots.append(Slot(space, len(interface), 0, buffer.dtype, type.size))
-            interface.append((buffer.name, type))
-        program.kernels[kernel.name] = kernel
-        program.steps.append(Step(kernel.name, tuple(slots)))
-    return program
 
 
 def check(*kernels: Kernel) -> None:

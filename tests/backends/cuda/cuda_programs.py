@@ -12,10 +12,8 @@ from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.nvcc import architectures, find_nvcc
 from graphc.driver import cuda_program
 from graphc.ir.graph import Graph
-from graphc.ir.kernel import Kernel
 from graphc.ir.parser import parse_graph, random_array
-from graphc.ir.program import Program, Slot, Step
-from graphc.ir.types import TensorType
+from graphc.ir.program import Program
 from graphc.passes.specialise import specialise
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -49,22 +47,6 @@ def cuda_of(text: str) -> CudaSource:
 def inputs_of(program: Program) -> list[np.ndarray]:
     """Random inputs."""
     return [random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(program.inputs)]
-
-
-def program_of(*kernels: Kernel) -> Program:
-    """Each kernel called once, on inputs and outputs of its own."""
-    program = Program("test", [], [])
-    for kernel in kernels:
-        slots = []
-        for buffer in kernel.params:
-            type = TensorType(buffer.dtype, buffer.shape)
-            space = "input" if buffer.access == "in" else "output"
-            interface = program.inputs if space == "input" else program.outputs
-            slots.append(Slot(space, len(interface), 0, buffer.dtype, type.size))
-            interface.append((buffer.name, type))
-        program.kernels[kernel.name] = kernel
-        program.steps.append(Step(kernel.name, tuple(slots)))
-    return program
 
 
 @lru_cache

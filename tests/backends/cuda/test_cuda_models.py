@@ -12,6 +12,7 @@ from cuda_programs import (
     needs_compiler,
     needs_nvcc,
 )
+from programs import CONVOLUTIONS
 
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.machines import fastest, machine
@@ -46,17 +47,7 @@ GRAPHS = {
   %y = MatMul(%x, %w)
   return %y
 }""",
-    "convolutions": """graph @g(%x: f32[1,5,13,11]) -> ? {
-  const %w : f32[18,5,3,3] = random(seed=1)
-  const %d : f32[18,1,3,3] = random(seed=2)
-  const %g : f32[6,9,1,1] = random(seed=3)
-  %a = Conv(%x, %w) {pads=[1,1,1,1], strides=[2,1]}
-  %b = Relu(%a)
-  %c = Conv(%b, %d) {group=18, pads=[1,0,1,2]}
-  %e = Conv(%c, %g) {group=2}
-  %f = MaxPool(%e) {kernel_shape=[3,2], strides=[2,2], pads=[1,0,1,0]}
-  return %f
-}""",
+    "convolutions": CONVOLUTIONS,
     "short_rows": """graph @g(%x: f32[6,45]) -> ? {
   const %s : f32[45] = random(seed=1)
   %n = LayerNormalization(%x, %s)

@@ -4,7 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from cuda_programs import chosen_architectures, cuda_of, needs_nvcc, program_of
+from cuda_programs import chosen_architectures, cuda_of, needs_nvcc
+from programs import program_of
 
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.launches import launches

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cuda_programs import cuda_of, inputs_of, needs_compiler, program_of
+from cuda_programs import cuda_of, inputs_of, needs_compiler
+from programs import program_of
 
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.simulator import SimulationError, simulate

@@ -56,7 +56,8 @@ def _entry(name: str, params: str, waits: bool) -> str:
     call = f"{name}({', '.join(arguments)})"
     return (
         f'extern "C" const char *launch_{name}(void **data, const int64_t *counts,\n'
-        "    uint8_t **defined, unsigned grid, unsigned threads, unsigned order,\n    unsigned shared)\n"
+        "    uint8_t **defined, unsigned grid, unsigned threads, unsigned order,\n"
+        "    unsigned shared)\n"
         f"{{\n    return simulator::launch([=] {{ {call}; }}, grid, threads, order, "
         f"{'true' if waits else 'false'}, shared);\n}}\n"
     )

@@ -1,0 +1,49 @@
+"""Graphs and programs that tests of several parts share, and what is true of every program."""
+
+from __future__ import annotations
+
+from graphc.ir.kernel import Kernel
+from graphc.ir.kernel_parser import parse_program
+from graphc.ir.printer import print_program, program_constants
+from graphc.ir.program import Program, Slot, Step
+from graphc.ir.types import TensorType
+from graphc.ir.verify_kernel import verify_program
+
+CONVOLUTIONS = """graph @g(%x: f32[1,5,13,11]) -> ? {
+  const %w : f32[18,5,3,3] = random(seed=1)
+  const %d : f32[18,1,3,3] = random(seed=2)
+  const %g : f32[6,9,1,1] = random(seed=3)
+  %a = Conv(%x, %w) {pads=[1,1,1,1], strides=[2,1]}
+  %b = Relu(%a)
+  %c = Conv(%b, %d) {group=18, pads=[1,0,1,2]}
+  %e = Conv(%c, %g) {group=2}
+  %f = MaxPool(%e) {kernel_shape=[3,2], strides=[2,2], pads=[1,0,1,0]}
+  return %f
+}"""
+"""A strided, a depthwise and a grouped convolution, and a pool."""
+
+
+def program_of(*kernels: Kernel) -> Program:
+    """Each kernel called once, on inputs and outputs of its own."""
+    program = Program("test", [], [])
+    for kernel in kernels:
+        slots = []
+        for buffer in kernel.params:
+            type = TensorType(buffer.dtype, buffer.shape)
+            space = "input" if buffer.access == "in" else "output"
+            interface = program.inputs if space == "input" else program.outputs
+            slots.append(Slot(space, len(interface), 0, buffer.dtype, type.size))
+            interface.append((buffer.name, type))
+        program.kernels[kernel.name] = kernel
+        program.steps.append(Step(kernel.name, tuple(slots)))
+    return program
+
+
+def check_program(program: Program) -> None:
+    """The text of a program parses back to an equal one."""
+    verify_program(program)
+    text = print_program(program)
+    again = parse_program(text, program_constants(program))
+    assert print_program(again) == text
+    assert again.kernels == program.kernels and again.steps == program.steps
+    assert again.quantisation == program.quantisation and again.resident == program.resident
