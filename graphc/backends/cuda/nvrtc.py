@@ -66,6 +66,9 @@ def _library() -> ctypes.CDLL:
     path = find_nvrtc()
     if path is None:
         raise UnsupportedError(f"NVRTC was not found; {INSTALL}")
+    # Some versions look for this by its name alone, which finds one that is loaded already.
+    for part in path.parent.glob("libnvrtc-builtins.so*") if path.is_absolute() else ():
+        ctypes.CDLL(str(part))
     return ctypes.CDLL(str(path))
 
 

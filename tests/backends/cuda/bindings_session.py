@@ -13,21 +13,10 @@ import sys
 
 import numpy as np
 from cuda_programs import BRANCHES, cuda_of, inputs_of
-from fake_driver import element_bytes
+from fake_gpu import image_of
 
 from graphc.backends.cuda.bundle import launch_plan
 from graphc.backends.cuda.runtime import DeviceArray, DriverError, Model, adopt, open_driver
-from graphc.backends.cuda.simulator.build import library_of
-from graphc.backends.cuda.simulator.translate import KERNEL, POINTER
-
-
-def image_of(text: str) -> bytes:
-    """What fake_libcuda.cpp takes for a module."""
-    lines = [str(library_of(text)._name)]
-    for kernel in KERNEL.finditer(text):
-        sizes = [element_bytes(p["type"]) for p in POINTER.finditer(kernel["params"])]
-        lines.append(" ".join(map(str, [kernel["name"], *sizes])))
-    return "\n".join(lines).encode()
 
 
 class Foreign:

@@ -2,14 +2,14 @@
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from cuda_programs import BRANCHES, graph_of, inputs_of, needs_compiler
+from cuda_programs import BRANCHES, graph_of, inputs_of, needs_compiler, needs_nvcc
+from fake_gpu import environment, make
 
 from graphc.driver import cuda_program
 from graphc.ir.interp import interpret
@@ -26,42 +26,19 @@ def installed(name: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Path:
-    """The folder of a libcuda.so.1."""
-    folder = tmp_path_factory.mktemp("driver")
-    source = folder / "libcuda.cpp"
-    text = (HERE / "fake_libcuda.cpp").read_text()
-    absent = [name for name in wanted_by_pycuda() if f" {name}(" not in text]
-    stubs = [f"EXPORT Status {name}() {{ return 801; }}  // not supported" for name in absent]
-    source.write_text("\n".join([text, *stubs, ""]))
-    command = ["g++", "-std=c++17", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden",
-               source, "-o", folder / "libcuda.so.1", "-ldl"]  # fmt: skip
-    subprocess.run(command, check=True)
-    return folder
-
-
-def wanted_by_pycuda() -> list[str]:
-    """All functions of the driver that PyCUDA needs to be loaded."""
-    spec = importlib.util.find_spec("pycuda")
-    if spec is None or spec.origin is None:
-        return []
-    (binary,) = Path(spec.origin).parent.glob("_driver.*")
-    listed = subprocess.run(["nm", "-D", "-u", binary], capture_output=True, text=True).stdout
-    return sorted(set(re.findall(r"\bcu[A-Z]\w*", listed)))
+def gpu(tmp_path_factory) -> Path:
+    """A folder with the driver and the compiler of a machine with a GPU."""
+    return make(tmp_path_factory.mktemp("gpu"))
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", MODULES)
-def test_bindings(name, library):
+def test_bindings(name, gpu):
     if not installed(name):
         pytest.skip(f"{name} is not installed")
-    path = os.pathsep.join([str(HERE), *sys.path])
-    folders = os.pathsep.join([str(library), os.environ.get("LD_LIBRARY_PATH", "")])
-    environment = {**os.environ, "LD_LIBRARY_PATH": folders, "GRAPHC_CUDA_DRIVER": name,
-                   "PYTHONPATH": path}  # fmt: skip
     done = subprocess.run(
-        [sys.executable, HERE / "bindings_session.py"], env=environment, capture_output=True,
-        text=True,
+        [sys.executable, HERE / "bindings_session.py"], capture_output=True, text=True,
+        env=environment(gpu, GRAPHC_CUDA_DRIVER=name),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
@@ -72,3 +49,17 @@ def test_bindings(name, library):
     assert seen["sums"] == pytest.approx([float(y.sum()) for y in wanted], rel=1e-4, abs=1e-4)
     assert "4398046511104 bytes of device memory" in seen["memory"]
     assert "illegal memory access" in seen["broken"] and seen["broken"].startswith("kernel ")
+
+
+@needs_compiler
+@needs_nvcc
+def test_what_runs_on_a_gpu_would_run(gpu):
+    """The tests marked `gpu`, but for those of kernels, which the simulator runs elsewhere."""
+    if not any(map(installed, MODULES)):
+        pytest.skip("neither of the bindings is installed")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider",
+               "-k", "not test_graphs", HERE / "test_gpu.py"]  # fmt: skip
+    done = subprocess.run(command, env=environment(gpu), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed and int(passed[1]) >= 5, done.stdout

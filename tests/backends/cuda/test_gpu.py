@@ -119,8 +119,8 @@ from graphc.backends.cuda.gpu import image_for
 from graphc.backends.cuda.runtime import DriverError, Model, open_driver
 source = cuda_of('graph @g(%x: f32[30]) -> ? {\\n  %y = Sqrt(%x)  loc("root")\\n  return %y\\n}')
 plan, weights = launch_plan(source)
-assert "y[" in source.text
-text = source.text.replace("y[", "y[(1ll << 40) + ")
+assert "out0[" in source.text
+text = source.text.replace("out0[", "out0[(1ll << 40) + ")
 driver = open_driver()
 model = Model(plan, weights, image_for(text, driver.arch), driver)
 try:

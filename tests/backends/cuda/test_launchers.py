@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_programs import chosen_architectures, cuda_of, needs_compiler, needs_nvcc
+from fake_gpu import toolkit
 
 import graphc.backends.cuda.runtime as runtime
 from graphc.backends.cuda.bundle import PACKAGE, bundle_files
@@ -32,14 +33,6 @@ def folder(path: Path, archs: tuple[str, ...] = ()) -> Path:
         (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_bytes(contents)
     return path
-
-
-def cuda_root() -> Path:
-    """The folder of the toolkit, as nvcc tells it."""
-    nvcc = find_nvcc()
-    said = subprocess.run([nvcc, "--dryrun", "x.cu"], capture_output=True, text=True).stderr
-    (top,) = [line.split("=", 1)[1] for line in said.splitlines() if line.startswith("#$ TOP=")]
-    return Path(top.strip())
 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess:
@@ -104,7 +97,7 @@ def test_the_script_reads_inputs(here):
 @needs_nvcc
 def test_the_host_compiler_takes_the_launcher(here):
     """The launcher needs CUDA's headers alone."""
-    include = cuda_root() / "include"
+    include = toolkit(find_nvcc()) / "include"
     for source in ("net.cpp", "net_example.cpp"):
         built("g++", *WARNINGS, f"-I{include}", "-fsyntax-only", source, cwd=here)
 
@@ -115,7 +108,7 @@ def test_cmake_builds_a_program(here):
     """Without a GPU the program says so."""
     arch = chosen_architectures()[-1].removeprefix("sm_")
     built("cmake", "-S", ".", "-B", "build", f"-DCMAKE_CUDA_ARCHITECTURES={arch}",
-          f"-DCMAKE_CUDA_COMPILER={cuda_root() / 'bin' / 'nvcc'}", cwd=here)  # fmt: skip
+          f"-DCMAKE_CUDA_COMPILER={toolkit(find_nvcc()) / 'bin' / 'nvcc'}", cwd=here)  # fmt: skip
     built("cmake", "--build", "build", cwd=here)
     program = here / "build" / "net_example"
     done = run(program, "weights.bin", cwd=here)
