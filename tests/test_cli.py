@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from commands import graphc, ok, refused
 from onnx import TensorProto, helper, numpy_helper
 
 import graphc as compiler
-from graphc.cli import main
 from graphc.cli.output import atomic, progress
 
 ROOT = Path(__file__).parent.parent
@@ -25,28 +25,6 @@ DIGITS = str(ROOT / "models" / "digits_cnn.onnx")
 def elsewhere(tmp_path_factory, monkeypatch):
     """Tests run in a folder of their own, where an internal error leaves its replay."""
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
-
-
-def graphc(capsys, *argv: str) -> tuple[int, str, str]:
-    """Runs a command in this process: exit code, stdout, stderr."""
-    code = main(list(map(str, argv)))
-    out = capsys.readouterr()
-    return code, out.out, out.err
-
-
-def ok(capsys, *argv: str) -> str:
-    code, out, err = graphc(capsys, *argv)
-    assert code == 0, err
-    return out
-
-
-def refused(capsys, *argv: str, code: int = 2) -> str:
-    """The message of a command that must fail with one line and no traceback."""
-    found, _, err = graphc(capsys, *argv)
-    lines = [line for line in err.splitlines() if not line.startswith("graphc: taking --dim")]
-    assert (found, len(lines)) == (code, 1), err
-    assert "Traceback" not in err
-    return lines[0]
 
 
 def save(path: Path, model: onnx.ModelProto) -> str:

@@ -8,27 +8,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from commands import graphc, ok
 
 from graphc.backends.micro_c.boards import missing_tools
-from graphc.cli import main
 
 ROOT = Path(__file__).parent.parent
 DIGITS = str(ROOT / "models" / "digits_cnn.onnx")
 ONE = ["--dim", "N=1", "--target", "c"]
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
-
-
-def graphc(capsys, *argv) -> tuple[int, str, str]:
-    code = main(list(map(str, argv)))
-    out = capsys.readouterr()
-    return code, out.out, out.err
-
-
-def ok(capsys, *argv) -> str:
-    code, out, err = graphc(capsys, *argv)
-    assert code == 0, err
-    return out
 
 
 def build(folder: Path, *flags: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import ok, refused
 
 from graphc.cli import main
 from graphc.cli.resume import PHASES
@@ -13,24 +14,6 @@ from graphc.cli.resume import PHASES
 ROOT = Path(__file__).parent.parent
 DIGITS = str(ROOT / "models" / "digits_cnn.onnx")
 RELU = "graph @relu(%x: f32[3]) -> f32[3] {\n  %y = Relu(%x) : f32[3]\n  return %y\n}\n"
-
-
-def graphc(capsys, *argv) -> tuple[int, str, str]:
-    code = main(list(map(str, argv)))
-    out = capsys.readouterr()
-    return code, out.out, out.err
-
-
-def ok(capsys, *argv) -> str:
-    code, out, err = graphc(capsys, *argv)
-    assert code == 0, err
-    return out
-
-
-def refused(capsys, *argv) -> str:
-    code, _, err = graphc(capsys, *argv)
-    assert (code, len(err.splitlines())) == (2, 1), err
-    return err
 
 
 @pytest.fixture(scope="module")
