@@ -31,8 +31,9 @@ OPTIMISING = (
 def cuda_passes(precision: str = "f32") -> str:
     """The pipeline of GPUs, for contractions in this precision."""
     return (
-        "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, merge-products,"
-        f" precision{{type={precision}}}, dce, layout, fuse{{widening=true}}, fuse-attention"
+        "integers{floats=true}, canonicalise, rewrite{group=lowering}, decompose, fold,"
+        f" canonicalise, cse, merge-products, precision{{type={precision}}}, dce, layout,"
+        " fuse{widening=true}, fuse-attention"
     )
 
 
@@ -42,7 +43,7 @@ PIPELINES = {
     "plain": SIMPLE,
     "cuda": cuda_passes(),
 }
-POLICIES = {"c": KEEP_INTEGERS}  # how graphs are folded while they are specialised
+POLICIES = {t: KEEP_INTEGERS for t in ("c", "cuda")}  # of folding while graphs are specialised
 
 
 def _default_threads() -> int:

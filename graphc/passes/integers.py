@@ -3,7 +3,8 @@
 Operators that are defined as such a sequence (trait "quantised") are first replaced by it, and
 padding goes into the windows that read it. The rules are those of the group "quantised"
 (rules/quantised). What is dequantised stays so meanwhile: as floats, weights would no longer be
-recognised as integers.
+recognised as integers. With `floats`, what is no sum of products stays a computation of floats
+between integers: machines that have floats read and write no more bytes for it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from graphc.passes.decompose import expand_in_place
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.pass_manager import register_pass
 from graphc.passes.rewriter import RULES, Rewrite, apply_rules
+from graphc.passes.rules.quantised.inference import HAS_FLOATS
 from graphc.passes.rules.quantised.kernels import WHOLE_OPERATORS
 
 KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))
@@ -29,12 +31,14 @@ class Integers(Rewrite):
     """Replaces dequantise, compute, quantise by integer operators where rules allow."""
 
     group: str = "quantised"
+    floats: bool = False
     name = "integers"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         operators = [op for op in graph.walk() if "quantised" in op.defn.traits]
         whole = bool(operators) or any(op.name in QUANTISED for op in graph.walk())
         ctx.options[WHOLE_OPERATORS] = whole
+        ctx.options[HAS_FLOATS] = self.floats
         changed = False
         for op in operators:
             if ctx.spend("decompose", op):

@@ -10,11 +10,12 @@ No operator's name is looked at.
 
 from __future__ import annotations
 
-from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, free_indices, loads, walk
+from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, cost, free_indices, loads, walk
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.types import TensorType
 
+DEQUANTISING = 8  # cost of a conversion that readers repeat
 
 def has_body(op: Op) -> bool:
     """Whether the op is given by scalar bodies and can be part of a fused region."""
@@ -41,18 +42,34 @@ def is_movement(op: Op) -> bool:
 
 
 def is_widening(op: Op) -> bool:
-    """One output whose body converts a float at its own index to another of no smaller size, or
-    cuts bits off it: like a movement, it is cheaper done by a reader, who reads no more bytes."""
-    if op.defn.form != "elementwise" or not has_body(op) or len(op.outputs) != 1:
+    """One output that is made of the element of an operand at its own index, which is no larger, by
+    a conversion of floats, by cutting bits off, or (of a smaller one) by a few operations with
+    numbers: like a movement, it is cheaper done by a reader, who reads no more bytes."""
+    if not has_body(op) or len(op.outputs) != 1 or not op.output.tensor.dtype.is_float:
         return False
-    node = body = op_body(op)
+    body = op_body(op)
+    return op.defn.form == "elementwise" and _converts_float(body) or _is_dequantising(op, body)
+
+
+def _converts_float(body: Expr) -> bool:
+    node = body
     while isinstance(node, Call) and node.op.name in ("cast", "bitcast", "band"):
         if not all(isinstance(x, Const) for x in node.args[1:]):
             return False
         node = node.args[0]
     if node is body or not isinstance(node, Load):
         return False
-    return node.dtype.is_float and body.dtype.is_float and node.dtype.size <= body.dtype.size
+    return node.dtype.is_float and node.dtype.size <= body.dtype.size
+
+
+def _is_dequantising(op: Op, body: Expr) -> bool:
+    wide = [n for n, v in enumerate(op.inputs) if v is not None and v.tensor.size > 1]
+    if len(wide) != 1 or reductions(op) or cost(body) > DEQUANTISING:
+        return False
+    value = op.inputs[wide[0]]
+    assert value is not None
+    smaller = value.tensor.dtype.size < op.output.tensor.dtype.size
+    return smaller and value.tensor.dims == op.output.tensor.dims and pointwise(op, wide[0])
 
 
 def moved(op: Op) -> tuple[int, Value]:

@@ -1,12 +1,15 @@
 """Instructions of GPUs as functions of CUDA C: what `Intrin` statements of kernels print to.
 
-    copy16(to, from, valid)   16 bytes from global to shared memory, or zeros; both are aligned.
-                              Other threads see them after this one's wait_copies and a barrier
+    copy16(to, from, valid, other)
+                              16 bytes from global to shared memory, both aligned, or four times
+                              the word `other`. Other threads see them after this one's wait_copies
+                              and a barrier
     commit_copies()           ends a batch of copies
     wait_copies(n)            waits until at most the last n batches of this thread are on their way
     mma_TYPE(d0, d1, d2, d3, a0, a1, a2, a3, b0, b1)
                               d += a b for a warp, where d is 16 x 8, a has 16 rows and b 8 columns
-                              of 8 words; a word holds 2 f16 or bf16, 1 tf32, or 4 s8
+                              of 8 words; a word holds 2 f16 or bf16, 1 tf32, or 4 s8 or u8 (those
+                              of mma_s8_u8 are signed in a, those of mma_u8_s8 in b)
 
     ASSUME_ALIGNED(x)         the parameter x points to a multiple of 16 bytes
 
@@ -22,14 +25,19 @@ from collections.abc import Iterable
 
 _COPIES = """\
 template <typename T>
-static __device__ __forceinline__ void copy16(uint32_t &to, const T &from, int valid)
+static __device__ __forceinline__ void copy16(
+    uint32_t &to, const T &from, int valid, uint32_t other)
 {
 #if __CUDA_ARCH__ >= 800
+    if (other != 0 && !valid) {
+        *(uint4 *)&to = make_uint4(other, other, other, other);
+        return;
+    }
     const uint32_t place = (uint32_t)__cvta_generic_to_shared(&to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(place), "l"(&from), "r"(valid ? 16 : 0) : "memory");
 #else
-    *(uint4 *)&to = valid ? *(const uint4 *)&from : make_uint4(0u, 0u, 0u, 0u);
+    *(uint4 *)&to = valid ? *(const uint4 *)&from : make_uint4(other, other, other, other);
 #endif
 }
 
@@ -89,6 +97,17 @@ _TURING = """\
                  "{%6}, {%0, %1, %2, %3};"
                  : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) : "r"(a2), "r"(a3), "r"(b1));
 """
+_TURING_BYTES = """\
+#elif __CUDA_ARCH__ >= 750
+#define STEP(d, e, a, b)                                                                      \\
+    asm volatile("mma.sync.aligned.m8n8k16.row.col.{types} {{%0, %1}}, {{%2}}, {{%3}}, "       \\
+                 "{{%0, %1}};" : "+r"(d), "+r"(e) : "r"(a), "r"(b))
+    STEP(d0, d1, a0, b0);
+    STEP(d0, d1, a2, b1);
+    STEP(d2, d3, a1, b0);
+    STEP(d2, d3, a3, b1);
+#undef STEP
+"""
 _MMA = """\
 [[maybe_unused]] static __device__ __forceinline__ void {name}(
     {sum} &d0, {sum} &d1, {sum} &d2, {sum} &d3,
@@ -105,6 +124,18 @@ _MMA = """\
 #endif
 }}
 """
+_BYTE_TYPES = {
+    "mma_s8": ("signed char", "signed char"),
+    "mma_u8": ("unsigned char", "unsigned char"),
+    "mma_s8_u8": ("signed char", "unsigned char"),
+    "mma_u8_s8": ("unsigned char", "signed char"),
+}
+_BYTES = """\
+int total = 0;
+        for (int shift = 0; shift < 32; shift += 8) {{
+            total += (int)({})(x >> shift) * (int)({})(y >> shift);
+        }}
+        return total;"""
 _PRODUCTS = {
     "mma_f16": "return half_value(x) * half_value(y) + half_value(x >> 16) * half_value(y >> 16);",
     "mma_bf16": (
@@ -116,19 +147,16 @@ _PRODUCTS = {
         "const uint32_t kept = 0xffffe000u;\n"
         "        return __uint_as_float(x & kept) * __uint_as_float(y & kept);"
     ),
-    "mma_s8": (
-        "int total = 0;\n"
-        "        for (int shift = 0; shift < 32; shift += 8) {\n"
-        "            total += (int)(signed char)(x >> shift) * (int)(signed char)(y >> shift);\n"
-        "        }\n"
-        "        return total;"
-    ),
+    **{name: _BYTES.format(*types) for name, types in _BYTE_TYPES.items()},
 }
 _SHAPES = {
     "mma_f16": ("m16n8k16", "f32.f16.f16.f32"),
     "mma_bf16": ("m16n8k16", "f32.bf16.bf16.f32"),
     "mma_tf32": ("m16n8k8", "f32.tf32.tf32.f32"),
     "mma_s8": ("m16n8k32", "s32.s8.s8.s32"),
+    "mma_u8": ("m16n8k32", "s32.u8.u8.s32"),
+    "mma_s8_u8": ("m16n8k32", "s32.s8.u8.s32"),
+    "mma_u8_s8": ("m16n8k32", "s32.u8.s8.s32"),
 }
 ALIGNED = "ASSUME_ALIGNED"
 _ALIGNED = """\
@@ -152,8 +180,9 @@ def instruction_text(used: Iterable[str]) -> str:
 
 def _product(name: str) -> str:
     shape, types = _SHAPES[name]
-    whole = name == "mma_s8"
+    whole = name in _BYTE_TYPES
     large = _LARGE.format(shape=shape, types=types, r="r" if whole else "f")
     small = _TURING if name == "mma_f16" else ""
+    small = _TURING_BYTES.format(types=types) if whole else small
     sum = "int32_t" if whole else "float"
     return _MMA.format(name=name, sum=sum, large=large, small=small, products=_PRODUCTS[name])

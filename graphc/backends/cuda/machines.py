@@ -45,8 +45,8 @@ class Machine:
         return -(-blocks // self.multiprocessors)
 
 
-TURING = ("mma_f16",)
-AMPERE = ("mma_f16", "mma_bf16", "mma_tf32", "mma_s8")
+TURING = ("mma_f16", "mma_s8", "mma_u8", "mma_s8_u8", "mma_u8_s8")
+AMPERE = (*TURING, "mma_bf16", "mma_tf32")
 KIB = 1 << 10
 SHARED_LIMIT = 227 * KIB  # bytes of shared memory that a block may have on some GPU
 REGISTERS = 1 << 16  # of a multiprocessor

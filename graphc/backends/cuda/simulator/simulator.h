@@ -651,9 +651,9 @@ static void check_alignment(const Global<T> &parameter)
 
 template <typename T>
 static void copy16(const simulator::Cell<uint32_t> &to, const simulator::Cell<const T> &from,
-                   int valid)
+                   int valid, uint32_t other)
 {
-    uint32_t words[4] = {0, 0, 0, 0};
+    uint32_t words[4] = {other, other, other, other};
     if (to.index % 4 != 0 || (uintptr_t)(from.data + from.index) % 16 != 0) {
         simulator::fail("copy of 16 bytes that are not aligned");
     }
@@ -722,14 +722,20 @@ static double products_tf32(uint32_t x, uint32_t y)
     return double(value_of_bits(x & 0xffffe000u)) * value_of_bits(y & 0xffffe000u);
 }
 
-static int32_t products_s8(uint32_t x, uint32_t y)
+template <typename A, typename B>
+static int32_t products_of_bytes(uint32_t x, uint32_t y)
 {
     int32_t total = 0;
     for (int shift = 0; shift < 32; shift += 8) {
-        total += int32_t(int8_t(x >> shift)) * int32_t(int8_t(y >> shift));
+        total += int32_t(A(x >> shift)) * int32_t(B(y >> shift));
     }
     return total;
 }
+
+constexpr auto products_s8 = products_of_bytes<int8_t, int8_t>;
+constexpr auto products_u8 = products_of_bytes<uint8_t, uint8_t>;
+constexpr auto products_s8_u8 = products_of_bytes<int8_t, uint8_t>;
+constexpr auto products_u8_s8 = products_of_bytes<uint8_t, int8_t>;
 
 // d += a b over a warp: sums are exact to the rounding of double, and rounded once.
 template <typename S, typename W>
@@ -768,4 +774,7 @@ SIMULATED_PRODUCT(f16, float)
 SIMULATED_PRODUCT(bf16, float)
 SIMULATED_PRODUCT(tf32, float)
 SIMULATED_PRODUCT(s8, int32_t)
+SIMULATED_PRODUCT(u8, int32_t)
+SIMULATED_PRODUCT(s8_u8, int32_t)
+SIMULATED_PRODUCT(u8_s8, int32_t)
 #undef SIMULATED_PRODUCT

@@ -17,6 +17,7 @@ from graphc.backends.cuda.machines import Machine, fastest
 from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.operands import Operand, strided
 from graphc.backends.cuda.strategies.words import CHUNK, KINDS, Kind, Words, narrow, padded_depth
+from graphc.backends.cuda.strategies.zero_points import take_zero_points
 from graphc.ir.dtypes import f32, i32, i64, u32
 from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select, substitute
 from graphc.ir.kernel import Barrier, Buffer, Intrin
@@ -92,31 +93,36 @@ def lower_matrix_cores(
     if rows < MIN_ROWS or columns < MIN_COLUMNS or any(x.count == 0 for x in match.indices):
         return f"contraction: {rows} rows and {columns} columns do not fill fragments"
     sort_depth(match)
-    _lay_out_constant(match, kind)
+    panels = _lay_out_constant(match, kind)
     batch = count(match.outer)
-    emitter = MatrixCores(match, kind, tile or fastest(CORE_TILES, gpu, batch, rows, columns))
+    tile = tile or fastest(CORE_TILES, gpu, batch, rows, columns)
+    emitter = MatrixCores(match, kind, panels, tile)
     flops = 2 * batch * rows * columns * emitter.depth_count
     return Lowered(emitter.kernel("cores"), match.prepare, match.temporaries, flops=flops)
 
 
 def kind_of(match: Match) -> Kind | None:
-    """The type that both factors have, which becomes theirs; None if there is none."""
+    """The types of the factors, which become bare of conversions; None if there is none."""
+    if match.hole.dtype is i32 and not take_zero_points(match):
+        return None
     for kind in KINDS:
         if kind.sum is match.hole.dtype:
-            a, b = narrow(match.a, kind), narrow(match.b, kind)
+            a = narrow(match.a, kind.dtype, kind.sum)
+            b = narrow(match.b, kind.second or kind.dtype, kind.sum)
             if a is not None and b is not None:
                 match.a, match.b = a, b
                 return kind
     return None
 
 
-def _lay_out_constant(match: Match, kind: Kind) -> None:
-    """A constant second operand as [outer, columns, depth], the depth in whole chunks."""
+def _lay_out_constant(match: Match, kind: Kind) -> bool:
+    """A constant second operand as [outer, columns, depth], the depth in whole chunks; whether that
+    was needed."""
     flat = flatten_loads(match.b, match.shapes)
     sources = {x.source for x in loads(flat)}
     operand = Operand(flat, match.cols, match.depth)
     if not sources <= match.computation.constants or Words(operand, kind).copies():
-        return
+        return False
     used = free_indices(match.b)
     outer = [x for x in match.outer if x in used]
     deep = tuple(x.count for x in match.depth)
@@ -134,6 +140,7 @@ def _lay_out_constant(match: Match, kind: Kind) -> None:
     match.add(buffer, index, simplify(contents), f"panels of {match.computation.label}")
     place = (*outer, _flattened(match.cols), _flattened(match.depth))
     match.b = buffer[place]
+    return True
 
 
 def _whole_depth(panels: Operand, padded: int) -> Operand:
@@ -155,10 +162,10 @@ def _flattened(indices: list[Index]) -> Expr:
 class MatrixCores(BlockedContraction):
     """Sums in fragments of 16 x 8, whose operands are words in shared memory."""
 
-    def __init__(self, match: Match, kind: Kind, tile: CoreTile):
+    def __init__(self, match: Match, kind: Kind, panels: bool, tile: CoreTile):
         super().__init__(match, tile.rows, tile.columns, tile.threads)
         self.kind, self.tile = kind, tile
-        if self.match.temporaries:
+        if panels:
             self.b = _whole_depth(self.b, padded_depth(self.b, kind))
         stride = SLICE + PADDING
         self.tile_a = Buffer("tile_a", u32, (tile.stages, tile.rows, stride), "local")
@@ -219,7 +226,8 @@ class MatrixCores(BlockedContraction):
             position = simplify(first + row)
             if size == CHUNK:
                 source, valid = words.copy(self.fixed, position, deep)
-                k.emit(Intrin("copy16", (into[stage, row, word], source, valid)))
+                other = Const(words.padding, u32)
+                k.emit(Intrin("copy16", (into[stage, row, word], source, valid, other)))
             else:
                 k.store(into, (stage, row, word), words.word(self.fixed, position, deep))
 

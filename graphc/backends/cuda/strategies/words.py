@@ -2,7 +2,7 @@
 
 Matrix cores multiply words along the depth: two f16 or bf16, one TF32, or four bytes. An operand is
 recognised by its form: a narrow float converted to float32, a float32 whose last 13 bits are cut
-off (TF32), or a byte converted to int32.
+off (TF32), or a byte converted to int32 (less zero points, see zero_points.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.backends.cuda.strategies.operands import Operand
-from graphc.ir.dtypes import DType, bf16, f16, f32, i8, i32, i64, u16, u32
+from graphc.ir.dtypes import DType, bf16, f16, f32, i8, i32, i64, u8, u16, u32
 from graphc.ir.expr import (
     Call,
     Const,
@@ -28,16 +28,17 @@ from graphc.ir.simplify import simplify, to_poly, unflatten_index
 
 CHUNK = 4  # words that are copied at once
 TF32_MASK = 0xFFFFE000
-RAW = {f16: u16, bf16: u16, f32: f32, i8: i8}  # the type in which elements are read as they are
+RAW = {f16: u16, bf16: u16}  # the type in which elements are read as they are, if another
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A type that matrix cores multiply: its instruction, elements, words and sums."""
+    """Types that matrix cores multiply: their instruction, elements of the two factors, sums."""
 
     instruction: str
     dtype: DType
     sum: DType
+    second: DType | None = None  # of the second factor, if another
 
     @property
     def per_word(self) -> int:
@@ -49,20 +50,23 @@ KINDS = (
     Kind("mma_bf16", bf16, f32),
     Kind("mma_tf32", f32, f32),
     Kind("mma_s8", i8, i32),
+    Kind("mma_u8", u8, i32),
+    Kind("mma_s8_u8", i8, i32, u8),
+    Kind("mma_u8_s8", u8, i32, i8),
 )
 
 
-def narrow(expr: Expr, kind: Kind) -> Expr | None:
-    """An operand as an expression of the kind's type; None if it is no such operand."""
+def narrow(expr: Expr, dtype: DType, sum: DType) -> Expr | None:
+    """A factor of sums of type `sum` as an expression of type `dtype`; None if it is none."""
     if isinstance(expr, Call) and expr.op.name == "select" and isinstance(expr.args[2], Const):
-        inner = narrow(expr.args[1], kind)
+        inner = narrow(expr.args[1], dtype, sum)
         if inner is None or expr.args[2].value != 0:
             return None
-        return select(expr.args[0], inner, Const(0, kind.dtype))
-    if kind.dtype is f32:
+        return select(expr.args[0], inner, Const(0, dtype))
+    if dtype is f32:
         return _cut(expr)
-    if isinstance(expr, Call) and expr.op.name == "cast" and expr.dtype is kind.sum:
-        return expr.args[0] if expr.args[0].dtype is kind.dtype else None
+    if isinstance(expr, Call) and expr.op.name == "cast" and expr.dtype is sum:
+        return expr.args[0] if expr.args[0].dtype is dtype else None
     return None
 
 
@@ -112,6 +116,17 @@ class Words:
             guard, expr = expr.args[0], expr.args[1]
         return (expr if isinstance(expr, Load) else None), guard
 
+    @property
+    def padding(self) -> int:
+        """The word of elements that are not there: zeros, or the zero point of bytes."""
+        expr = self.operand.expr
+        if not (isinstance(expr, Call) and expr.op.name == "select"):
+            return 0
+        value = expr.args[2]
+        assert isinstance(value, Const)
+        byte = int(value.value) & 0xFF  # zero in all other types
+        return byte * 0x01010101
+
     def copy(self, fixed: dict[Expr, Expr], position: Expr, deep: Expr) -> tuple[Expr, Expr]:
         """(element, whether it is there) at a position and the depth at which a chunk begins."""
         load, guard = self._load()
@@ -122,7 +137,7 @@ class Words:
         )
         valid = simplify(call("and", inside, valid))
         place = simplify(select(valid, index, Const(0, i64)))
-        return Load(load.source, (place,), RAW[self.kind.dtype]), valid
+        return Load(load.source, (place,), RAW.get(load.dtype, load.dtype)), valid
 
     def _at(self, expr: Expr, fixed: dict[Expr, Expr], position: Expr, deep: Expr) -> Expr:
         depth = self.operand.depth
@@ -149,7 +164,7 @@ class Words:
                 return simplify(select(guard, self._bits(value), Const(0, u32)))
         if self.kind.dtype is f32:
             return bitcast(element, u32)
-        if self.kind.dtype is i8:
+        if self.kind.sum is i32:
             return cast(element, u32) & 0xFF
         if isinstance(element, Load):
             return cast(Load(element.source, element.index, u16), u32)
