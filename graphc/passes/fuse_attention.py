@@ -19,22 +19,22 @@ from graphc.passes.lower.attention import Attention, extent, match_attention
 from graphc.passes.lower.computation import computation
 from graphc.passes.pass_manager import Pass, register_pass
 
-LONGEST = 5  # ops between and including the contractions
+LONGEST = 5  # ops of a group, which two contractions enclose
 RULE = "fuse-attention"
 
 
 def fuse_attention(graph: Graph, ctx: Context, widest: int) -> bool:
-    """Merges every chain of ops that is an attention with at most so many features in keys and
+    """Merges every group of ops that is an attention with at most so many features in keys and
     values; whether there was one."""
     changed = False
     for op in list(graph.ops):
         if op.region is None or not _contracts(op):
             continue
-        for chain in _chains(graph, [op]):
-            merged = _merged(chain)
+        for group in _groups(graph, [op], set()):
+            merged = _merged(group)
             found = _match(merged, widest)
             if isinstance(found, Attention) and ctx.spend(RULE, op):
-                _replace(graph, chain, merged)
+                _replace(graph, group, merged)
                 changed = True
                 break
             if isinstance(found, str):
@@ -50,26 +50,28 @@ def _match(merged: Op, widest: int) -> Attention | str:
     return match
 
 
-def _chains(graph: Graph, chain: list[Op]) -> Iterator[list[Op]]:
-    """Chains that end in the last op of `chain`, each op read by the next alone, which begin with a
-    contraction and have a row reduction in between."""
-    if len(chain) == LONGEST:
+def _groups(graph: Graph, group: list[Op], seen: set[frozenset[Op]]) -> Iterator[list[Op]]:
+    """Groups in order that end in the last op of `group`, whose other ops only the group reads,
+    which begin with a contraction and have a row reduction in between."""
+    if len(group) == LONGEST:
         return
-    for value in dict.fromkeys(chain[0].inputs):
-        producer = None if value is None else value.producer
-        if producer is None or not _is_private(graph, producer, chain[0]):
+    for producer in dict.fromkeys(v.producer for op in group for v in op.inputs if v is not None):
+        if producer is None or producer in group or not _is_private(graph, producer, group):
             continue
-        longer = [producer, *chain]
+        longer = [producer, *group]  # which reads nothing of the group: all of that is private
+        if frozenset(longer) in seen:
+            continue
+        seen.add(frozenset(longer))
         if len(longer) > 2 and _contracts(producer) and any(map(_reduces, longer[1:-1])):
             yield longer
-        yield from _chains(graph, longer)
+        yield from _groups(graph, longer, seen)
 
 
-def _is_private(graph: Graph, op: Op, reader: Op) -> bool:
-    """Whether a fused op or a contraction has one result, read by one op alone."""
+def _is_private(graph: Graph, op: Op, group: list[Op]) -> bool:
+    """Whether a fused op or a contraction has one result, read by the group alone."""
     if len(op.outputs) != 1 or op.output in graph.results:
         return False
-    return (op.name == "fused" or _contracts(op)) and set(op.output.users) == {reader}
+    return (op.name == "fused" or _contracts(op)) and set(op.output.users) <= set(group)
 
 
 def _members(op: Op) -> list[Op]:
@@ -84,15 +86,15 @@ def _reduces(op: Op) -> bool:
     return any(structure.has_body(m) and structure.reductions(m) for m in _members(op))
 
 
-def _merged(chain: list[Op]) -> Op:
-    """One op that computes what the last of a chain does; it is in no graph yet."""
-    inside = {op.output: op for op in chain[:-1]}
+def _merged(group: list[Op]) -> Op:
+    """One op that computes what the last of a group does; it is in no graph yet."""
+    inside = {op.output: op for op in group[:-1]}
     inputs = list(dict.fromkeys(
-        v for op in chain for v in op.inputs if v is not None and v not in inside
+        v for op in group for v in op.inputs if v is not None and v not in inside
     ))  # fmt: skip
     region = Region()
     mapping: dict[Value, Value] = {v: region.add_param(v.type, v.name) for v in inputs}
-    for op in chain:
+    for op in group:
         if op.name == "fused":
             inner = op.regions[0]
             mapping.update((p, mapping[v]) for p, v in zip(inner.params, op.inputs))  # type: ignore[index]
@@ -100,20 +102,20 @@ def _merged(chain: list[Op]) -> Op:
             mapping.update((out, mapping[r]) for out, r in zip(op.outputs, inner.results))
         else:
             copy_op(op, region, mapping)
-    last = chain[-1]
+    last = group[-1]
     region.set_results([mapping[v] for v in last.outputs])
-    loc = tuple(dict.fromkeys(name for op in chain for name in op.loc))
+    loc = tuple(dict.fromkeys(name for op in group for name in op.loc))
     merged = Op(FUSED, inputs, {"name": "attention"}, len(last.outputs), [region], loc)
     for old, new in zip(last.outputs, merged.outputs):
         new.type, new.name = old.type, old.name
     return merged
 
 
-def _replace(graph: Graph, chain: list[Op], merged: Op) -> None:
-    graph.insert_before(chain[-1], merged)
-    for old, new in zip(chain[-1].outputs, merged.outputs):
+def _replace(graph: Graph, group: list[Op], merged: Op) -> None:
+    graph.insert_before(group[-1], merged)
+    for old, new in zip(group[-1].outputs, merged.outputs):
         old.replace_uses(new)
-    for op in reversed(chain):
+    for op in reversed(group):
         op.erase()
 
 

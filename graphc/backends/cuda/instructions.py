@@ -6,17 +6,26 @@
                               and a barrier
     commit_copies()           ends a batch of copies
     wait_copies(n)            waits until at most the last n batches of this thread are on their way
+    load_matrices(r0, r1, r2, r3, row)
+                              four matrices of 8 rows of 16 bytes from shared memory, for a warp:
+                              lane 8 m + n names row n of matrix m, and lane 4 g + q gets word q of
+                              row g of each
+    load_matrices_transposed(r0, r1, r2, r3, row)
+                              the same for matrices of 8 x 8 halves: lane 4 g + q gets elements g of
+                              rows 2 q and 2 q + 1
     mma_TYPE(d0, d1, d2, d3, a0, a1, a2, a3, b0, b1)
                               d += a b for a warp, where d is 16 x 8, a has 16 rows and b 8 columns
                               of 8 words; a word holds 2 f16 or bf16, 1 tf32, or 4 s8 or u8 (those
                               of mma_s8_u8 are signed in a, those of mma_u8_s8 in b)
 
+    pack_TYPE(word, low, high)  two float32 rounded to f16 or bf16
+
     ASSUME_ALIGNED(x)         the parameter x points to a multiple of 16 bytes
 
 Lane 4 g + q holds words q (a0, b0) and q + 4 (a2, b1) of row g, and of row g + 8 (a1, a3), words of
 column g, and d at rows g (d0, d1) and g + 8 (d2, d3), columns 2 q and 2 q + 1: the fragments of PTX
-ISA, mma.sync. Where a GPU has no such instruction, shuffles do the same, slowly. `simulator.h`
-defines the functions anew.
+ISA, mma.sync and ldmatrix. Where a GPU has no such instruction, shuffles do the same, slowly.
+`simulator.h` defines the functions anew.
 """
 
 from __future__ import annotations
@@ -56,6 +65,65 @@ static __device__ __forceinline__ void wait_copies()
 #endif
 }
 """
+_MATRICES = """\
+[[maybe_unused]] static __device__ __forceinline__ void {name}(
+    uint32_t &r0, uint32_t &r1, uint32_t &r2, uint32_t &r3, const uint32_t &row)
+{{
+    const uint32_t place = (uint32_t)__cvta_generic_to_shared(&row);
+#if __CUDA_ARCH__ >= 750
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+                 : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3) : "r"(place) : "memory");
+#else
+    uint32_t *const found[4] = {{&r0, &r1, &r2, &r3}};
+    const int lane = threadIdx.x & 31;
+    __syncwarp();
+    for (int matrix = 0; matrix < 4; ++matrix) {{
+{words}
+    }}
+#endif
+}}
+"""
+_WORDS = {
+    "load_matrices": """\
+        const uint32_t from = __shfl_sync(0xffffffffu, place, 8 * matrix + (lane >> 2));
+        asm volatile("ld.shared.u32 %0, [%1];"
+                     : "=r"(*found[matrix]) : "r"(from + 4 * (lane & 3)) : "memory");""",
+    "load_matrices_transposed": """\
+        const int first = 8 * matrix + 2 * (lane & 3), place_in_row = 2 * (lane >> 2);
+        const uint32_t above = __shfl_sync(0xffffffffu, place, first) + place_in_row;
+        const uint32_t below = __shfl_sync(0xffffffffu, place, first + 1) + place_in_row;
+        unsigned short low, high;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(low) : "r"(above) : "memory");
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(high) : "r"(below) : "memory");
+        *found[matrix] = low | (uint32_t)high << 16;""",
+}
+_PACK = """\
+[[maybe_unused]] static __device__ __forceinline__ void {name}(
+    uint32_t &word, float low, float high)
+{{
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.{type}x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#else
+{plain}#endif
+}}
+"""
+_PACK_PLAINLY = {
+    "pack_f16": """\
+    unsigned short bits[2];
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits[0]) : "f"(low));
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits[1]) : "f"(high));
+    word = bits[0] | (uint32_t)bits[1] << 16;
+""",
+    "pack_bf16": """\
+    const float values[2] = {low, high};
+    uint32_t bits[2];
+    for (int n = 0; n < 2; ++n) {
+        const uint32_t x = __float_as_uint(values[n]);
+        bits[n] = values[n] != values[n] ? 0x7fc0u : (x + 0x7fffu + (x >> 16 & 1u)) >> 16;
+    }
+    word = bits[0] | bits[1] << 16;
+""",
+}
 _SHUFFLED = """\
 template <typename S, typename F>
 static __device__ void mma_by_shuffles(S *d, const uint32_t *a, const uint32_t *b, F products)
@@ -164,6 +232,9 @@ _ALIGNED = """\
 """
 COPIES = ("copy16", "commit_copies", "wait_copies")
 PRODUCTS = tuple(_PRODUCTS)
+MATRICES = tuple(_WORDS)
+PACKS = tuple(_PACK_PLAINLY)
+FUNCTIONS = (*COPIES, *MATRICES, *PACKS, *PRODUCTS)
 
 
 def instruction_text(used: Iterable[str]) -> str:
@@ -172,10 +243,22 @@ def instruction_text(used: Iterable[str]) -> str:
     products = [name for name in PRODUCTS if name in used]
     parts = [_ALIGNED] if ALIGNED in used else []
     parts += [_COPIES] if used & set(COPIES) else []
+    parts += [_matrices(name) for name in MATRICES if name in used]
+    parts += [_pack(name) for name in PACKS if name in used]
     parts += [_SHUFFLED] if products else []
     parts += [_HALF] if "mma_f16" in used else []
     parts += [_product(name) for name in products]
     return "\n".join(["#ifdef __CUDACC__", *parts, "#endif\n"]) if parts else ""
+
+
+def _matrices(name: str) -> str:
+    trans = ".trans" if name.endswith("transposed") else ""
+    return _MATRICES.format(name=name, trans=trans, words=_WORDS[name])
+
+
+def _pack(name: str) -> str:
+    type = name.removeprefix("pack_")
+    return _PACK.format(name=name, type=type, plain=_PACK_PLAINLY[name])
 
 
 def _product(name: str) -> str:

@@ -13,7 +13,7 @@ import re
 from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
-from graphc.backends.cuda.instructions import ALIGNED, COPIES, PRODUCTS
+from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS
 from graphc.backends.cuda.launches import Launch, shared_bytes
 from graphc.backends.cuda.machines import SHARED_LIMIT
 from graphc.errors import InternalError
@@ -166,7 +166,7 @@ class LaunchPrinter(KernelPrinter):
     def _intrin(self, stmt: Intrin) -> None:
         if stmt.name in WARP_REDUCTIONS:
             self._warp_reduction(stmt)
-        elif stmt.name in (*COPIES, *PRODUCTS):
+        elif stmt.name in FUNCTIONS:
             self._function(stmt)
         else:
             raise self.fail(f"instruction {stmt.name} has no meaning in CUDA")

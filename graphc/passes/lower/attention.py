@@ -104,13 +104,13 @@ def _match(computation: Computation) -> Attention:
     weight, value = _factors(hole)
     if not _has_reduction(weight):
         weight, value = value, weight
-    value = _plain(value)
+    value = _unwidened(value)
     if _has_reduction(value) or not _has_reduction(weight):
         raise _Mismatch("not one factor has reductions")
     key = _only_axis(hole)
     softmax = _softmax(weight, key)
     product = _only_sum([softmax.score], "the scores have")
-    a, b = map(_plain, _factors(product))
+    a, b = map(_unwidened, _factors(product))
     if key in free_indices(a):
         a, b = b, a
     if key in free_indices(a) or key not in free_indices(b) & free_indices(value):
@@ -144,6 +144,16 @@ def _plain(expr: Expr) -> Expr:
         if not expr.args[0].dtype.is_float:
             break
         expr = expr.args[0]
+    return expr
+
+
+def _unwidened(expr: Expr) -> Expr:
+    """The expression less conversions to wider floats."""
+    while isinstance(expr, Call) and expr.op.name == "cast" and expr.dtype.is_float:
+        operand = expr.args[0]
+        if not operand.dtype.is_float or operand.dtype.bits >= expr.dtype.bits:
+            break
+        expr = operand
     return expr
 
 

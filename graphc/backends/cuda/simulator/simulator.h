@@ -669,6 +669,49 @@ static void copy16(const simulator::Cell<uint32_t> &to, const simulator::Cell<co
     }
 }
 
+namespace simulator {
+
+// What the lanes of a warp get of four matrices, each of whose rows a lane names.
+static void matrices(uint32_t *const (&found)[4], const Cell<uint32_t> &row, bool transposed)
+{
+    if (row.index % 4 != 0) {
+        fail("row of a matrix that is not aligned");
+    }
+    row.array->check_bounds(row.index + 3);
+    Exchange &exchange = current().exchange;
+    const unsigned turn = exchange.turn;
+    exchange.turn ^= 1u;
+    exchange.bits[turn] = uint64_t(row.index);
+    __syncwarp();
+    const unsigned first = thread_number() / WARP * WARP, group = lane() / 4, quad = lane() % 4;
+    const auto word = [&](unsigned lane, unsigned place) {
+        const int64_t index = int64_t(block.threads[first + lane].exchange.bits[turn]) + place;
+        return uint32_t(Cell<uint32_t>{row.array, row.data, index});
+    };
+    const auto half = [&](unsigned lane) {
+        return word(lane, group / 2) >> (group % 2 ? 16 : 0) & 0xffffu;
+    };
+    for (unsigned matrix = 0; matrix < 4; ++matrix) {
+        const unsigned rows = 8 * matrix;
+        *found[matrix] = transposed ? half(rows + 2 * quad) | half(rows + 2 * quad + 1) << 16
+                                    : word(rows + group, quad);
+    }
+}
+
+}  // namespace simulator
+
+static void load_matrices(uint32_t &r0, uint32_t &r1, uint32_t &r2, uint32_t &r3,
+                          const simulator::Cell<uint32_t> &row)
+{
+    simulator::matrices({&r0, &r1, &r2, &r3}, row, false);
+}
+
+static void load_matrices_transposed(uint32_t &r0, uint32_t &r1, uint32_t &r2, uint32_t &r3,
+                                     const simulator::Cell<uint32_t> &row)
+{
+    simulator::matrices({&r0, &r1, &r2, &r3}, row, true);
+}
+
 static inline void commit_copies() { ++simulator::current().batch; }
 
 template <int N>
@@ -684,6 +727,49 @@ static void wait_copies()
         }
     }
     thread.copies.resize(kept);
+}
+
+namespace simulator {
+
+static uint32_t bits_of_value(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// Codes of f16 and bf16, rounded to nearest, ties to even.
+static uint32_t half_of_value(float value)
+{
+    const uint32_t sign = bits_of_value(value) >> 16 & 0x8000u;
+    const float size = std::fabs(value);
+    if (size != size) {
+        return sign | 0x7e00u;
+    }
+    if (size >= 65520.0f) {
+        return sign | 0x7c00u;
+    }
+    const int exponent = std::max(size > 0.0f ? std::ilogb(size) : -14, -14);
+    const float scaled = std::nearbyint(std::ldexp(size, 10 - exponent));
+    return sign | (uint32_t(exponent + 14) * 1024u + uint32_t(scaled));
+}
+
+static uint32_t bfloat_of_value(float value)
+{
+    const uint32_t bits = bits_of_value(value);
+    return value != value ? 0x7fc0u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+
+}  // namespace simulator
+
+static inline void pack_f16(uint32_t &word, float low, float high)
+{
+    word = simulator::half_of_value(low) | simulator::half_of_value(high) << 16;
+}
+
+static inline void pack_bf16(uint32_t &word, float low, float high)
+{
+    word = simulator::bfloat_of_value(low) | simulator::bfloat_of_value(high) << 16;
 }
 
 namespace simulator {

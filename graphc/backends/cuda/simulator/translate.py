@@ -20,7 +20,7 @@ _PART = re.compile(
     r"/\* (?P<count>\d+) elements \*/"
 )
 _DYNAMIC = re.compile(r"extern __shared__ .*\n")
-_WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(|mma_\w+\(")
+_WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(|mma_\w+\(|load_matrices\w*\(")
 
 
 def translate(text: str) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 
 from graphc.backends.cuda.machines import DEFAULT_ARCH, machine
 from graphc.backends.cuda.strategies.attention import lower_attention
+from graphc.backends.cuda.strategies.attention_cores import lower_attention_cores
 from graphc.backends.cuda.strategies.flat import lower_flat
 from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.rows import lower_rows
@@ -22,6 +23,7 @@ def strategies(arch: str = DEFAULT_ARCH) -> Sequence[Strategy]:
     Tiles are those fastest on GPUs of an architecture."""
     gpu = machine(arch)
     return [
+        partial(lower_attention_cores, gpu=gpu),
         partial(lower_attention, gpu=gpu),
         partial(lower_split, gpu=gpu),
         partial(lower_matrix_cores, gpu=gpu),

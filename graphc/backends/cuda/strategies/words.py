@@ -113,7 +113,9 @@ class Words:
         """The load that the operand is, and the condition under which it is not zero."""
         expr, guard = self.operand.expr, as_expr(True)
         if isinstance(expr, Call) and expr.op.name == "select":
-            guard, expr = expr.args[0], expr.args[1]
+            other = expr.args[2]
+            if isinstance(other, Const) and (other.value == 0 or not expr.dtype.is_float):
+                guard, expr = expr.args[0], expr.args[1]
         return (expr if isinstance(expr, Load) else None), guard
 
     @property

@@ -1,0 +1,232 @@
+"""What kernels of attention have in common: a block of rows, and a softmax over tiles of keys.
+
+A thread holds cells of several rows: `scores` of the tile of keys at hand, and `sums` of weights
+times values. `lanes` neighbouring threads share their rows and exchange maxima and totals by
+shuffles. For each tile of keys the running maximum, total and sums of every row are brought up to
+date. Memory is linear in the number of keys. See passes/lower/attention.py.
+
+Where one tile holds all keys, maxima and totals are final at once, and weights are rounded as the
+graph says; otherwise types narrower than float32 are not rounded to between scores and results.
+"""
+
+from __future__ import annotations
+
+import math
+
+from graphc.backends.cuda.strategies.operands import Operand
+from graphc.ir.dtypes import f32, i64
+from graphc.ir.expr import Const, Expr, call, cast, select, substitute
+from graphc.ir.kernel import Alloc, Buffer, For, Index, Intrin, Kernel, KernelBuilder
+from graphc.ir.simplify import simplify, unflatten_index
+from graphc.passes.lower.attention import (
+    LARGEST,
+    PRODUCT,
+    RESULT,
+    SUM,
+    TOTAL,
+    Attention,
+    inputs_used,
+)
+from graphc.passes.lower.computation import flat_buffer
+from graphc.passes.lower.spaces import merge_adjacent
+
+NOTHING = Const(-math.inf, f32)
+
+
+def padded(count: int, unit: int) -> int:
+    """The count rounded up to whole units."""
+    return -(-count // unit) * unit
+
+
+class AttentionBlocks:
+    """Emits the kernel of a matched attention: `rows` and `keys` of a block, of which a thread has
+    cells at `row_part` rows, `key_part` keys and `column_part` columns."""
+
+    def __init__(self, match: Attention, rows: int, keys: int, threads: int, lanes: int):
+        self.match, self.k = match, KernelBuilder()
+        self.tile_rows, self.tile_keys = rows, keys
+        self.threads, self.lanes = threads, lanes
+        self.thread = Index("thread", threads)
+        self._flatten()
+        self.is_whole = self.b.count <= keys
+        self.tiles = -(-self.b.count // keys)
+        self.shared: list[Buffer] = []
+        self.row_part = self.key_part = self.column_part = 0
+
+    def _flatten(self) -> None:
+        """Merges indices that address memory as if they were one."""
+        m = self.match
+        soft = m.softmax
+        dependent = [m.offset, m.a, m.score, soft.result, soft.exponential, soft.weight, *m.exprs]
+        rows, merged = merge_adjacent(m.rows, dependent)
+        offset, a, self.score, self.result, self.exponential, self.weight, *exprs = merged
+        depth, (a, b) = merge_adjacent(m.depth, [a, m.b])
+        columns, (offset, value, *exprs) = merge_adjacent(m.columns, [offset, m.value, *exprs])
+        self.offset, self.exprs = offset, exprs
+        self.q, self.b = Operand(a, rows, depth), Operand(b, [m.key], depth)
+        self.v = Operand(value, columns, [m.key])
+
+    # ---------------------------------------------------------------- where cells are
+
+    def row(self, i: Expr) -> Expr:
+        """The row of the block at the thread's `i`-th."""
+        raise NotImplementedError
+
+    def key(self, j: Expr) -> Expr:
+        """The key of the tile at the thread's `j`-th."""
+        raise NotImplementedError
+
+    def column(self, c: Expr) -> Expr:
+        """The column at the thread's `c`-th."""
+        raise NotImplementedError
+
+    def body(self) -> None:
+        """What a thread does."""
+        raise NotImplementedError
+
+    def keep(self, scores: Buffer, i: Expr, j: Expr, weight: Expr) -> None:
+        """Leaves a weight where the products with values find it."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------- the kernel
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel over the inputs that are used and the outputs."""
+        outer = self.match.outer
+        extents = (*(x.count for x in outer), -(-self.q.count // self.tile_rows))
+        with self.k.loop(math.prod(extents), "block", name="block") as block:
+            *front, at = unflatten_index(block, extents)
+            self.fixed: dict[Expr, Expr] = dict(zip(outer, front))
+            self.first_row = simplify(at * self.tile_rows)
+            with self.k.block() as body:
+                self.body()
+            for buffer in self.shared:
+                self.k.emit(Alloc(buffer, "shared"))
+            self.k.emit(For(self.thread, tuple(body), "thread"))
+        read = [self.q.expr, self.b.expr, self.v.expr, self.score, self.result, *self.exprs]
+        read += [self.exponential, self.weight] if self.is_whole else []
+        outputs = [o.buffer for o in self.match.computation.outputs]
+        params = [flat_buffer(b) for b in (*inputs_used(self.match, read), *outputs)]
+        return Kernel(name, tuple(params), self.k.body(), self.match.computation.label)
+
+    def start(self) -> None:
+        """Sums of no keys."""
+        k, rows = self.k, self.row_part
+        if not self.is_whole:
+            self.largest = k.alloc(f32, (rows,), "reg", "largest")
+            self.total = k.alloc(f32, (rows,), "reg", "total")
+        self.sums = k.alloc(f32, (rows, self.column_part), "reg", "sums")
+        with k.loop(rows, "unroll") as i:
+            if not self.is_whole:
+                k.store(self.largest, i, NOTHING)
+                k.store(self.total, i, Const(0, f32))
+            with k.loop(self.column_part, "unroll") as c:
+                k.store(self.sums, (i, c), Const(0, f32))
+
+    # ---------------------------------------------------------------- a tile of keys
+
+    def no_products(self) -> Buffer:
+        """Scores before anything is multiplied."""
+        k = self.k
+        scores = k.alloc(f32, (self.row_part, self.key_part), "reg", "scores")
+        with k.loops(self.row_part, self.key_part, kind="unroll") as (i, j):
+            k.store(scores, (i, j), Const(0, f32))
+        return scores
+
+    def soften(self, scores: Buffer, first: Expr) -> None:
+        """Keeps the weights of the tile of keys that starts at `first`, given their products."""
+        self._score(scores, first)
+        if self.is_whole:
+            self._weigh(scores)
+        else:
+            self._update(scores)
+
+    def _score(self, scores: Buffer, first: Expr) -> None:
+        """Products become scores; -inf where there is no row or no key."""
+        k = self.k
+        with k.loops(self.row_part, self.key_part, kind="unroll") as (i, j):
+            product = k.let(scores[i, j])
+            row, key = simplify(self.first_row + self.row(i)), simplify(first + self.key(j))
+            mapping = {**self.fixed, **self.q.place(row), self.match.key: key, PRODUCT: product}
+            score = simplify(substitute(self.score, mapping))
+            inside = simplify(call("and", row < self.q.count, key < self.b.count))
+            k.store(scores, (i, j), simplify(select(inside, score, NOTHING)))
+
+    def _most(self, scores: Buffer, i: Expr) -> Buffer:
+        """The largest score of a row in this tile."""
+        k = self.k
+        most = k.var(f32, scores[i, Const(0, i64)])
+        for j in range(1, self.key_part):
+            k.store(most, (), call("max", most[()], scores[i, Const(j, i64)]))
+        k.emit(Intrin("warp_max", (most[()], Const(self.lanes, i64))))
+        return most
+
+    def _weigh(self, scores: Buffer) -> None:
+        """The weights of all keys, rounded as the graph rounds them."""
+        k, soft = self.k, self.match.softmax
+        with k.loop(self.row_part, "unroll") as i:
+            row = simplify(self.first_row + self.row(i))
+            places = {**self.fixed, **self.q.place(row)}
+            largest = k.let(self._most(scores, i)[()])
+            total = k.var(f32, Const(0, f32))
+            with k.loop(self.key_part, "unroll") as j:
+                facts = {LARGEST: largest, soft.marker: cast(scores[i, j], soft.marker.dtype)}
+                value = cast(substitute(self.exponential, {**places, **facts}), f32)
+                inside = simplify(self.key(j) < self.b.count)
+                exponential = k.let(simplify(select(inside, value, Const(0, f32))))
+                k.store(total, (), total[()] + exponential)
+                k.store(scores, (i, j), exponential)
+            k.emit(Intrin("warp_sum", (total[()], Const(self.lanes, i64))))
+            with k.loop(self.key_part, "unroll") as j:
+                exponent = cast(scores[i, j], soft.exponent.dtype)
+                facts = {LARGEST: largest, TOTAL: total[()], soft.exponent: exponent}
+                value = cast(substitute(self.weight, {**places, **facts}), f32)
+                inside = simplify(call("and", row < self.q.count, self.key(j) < self.b.count))
+                self.keep(scores, i, j, simplify(select(inside, value, Const(0, f32))))
+
+    def _update(self, scores: Buffer) -> None:
+        """Running maxima and totals; exponentials as weights; sums to the new scale."""
+        k = self.k
+        with k.loop(self.row_part, "unroll") as i:
+            most = self._most(scores, i)
+            largest = k.let(call("max", self.largest[i], most[()]))
+            base = k.let(select(largest.eq(NOTHING), Const(0, f32), largest))
+            scale = k.let(call("exp", self.largest[i] - base))
+            total = k.var(f32, self.total[i] * scale)
+            with k.loop(self.key_part, "unroll") as j:
+                weight = k.let(call("exp", scores[i, j] - base))
+                k.store(total, (), total[()] + weight)
+                self.keep(scores, i, j, weight)
+            k.store(self.total, i, total[()])
+            with k.loop(self.column_part, "unroll") as c:
+                k.store(self.sums, (i, c), self.sums[i, c] * scale)
+            k.store(self.largest, i, largest)
+
+    # ---------------------------------------------------------------- results
+
+    def finish(self) -> None:
+        """Stores the results of all keys."""
+        k = self.k
+        with k.loop(self.row_part, "unroll") as i:
+            facts = {} if self.is_whole else self._totals(i)
+            row = simplify(self.first_row + self.row(i))
+            with k.loop(self.column_part, "unroll") as c:
+                column = self.column(c)
+                inside = simplify(call("and", row < self.q.count, column < self.v.count))
+                with k.when(inside):
+                    self._store(row, column, {**facts, SUM: self.sums[i, c]})
+
+    def _totals(self, i: Expr) -> dict[Expr, Expr]:
+        """The maximum and total of a row over all keys."""
+        total = self.k.var(f32, self.total[i])
+        self.k.emit(Intrin("warp_sum", (total[()], Const(self.lanes, i64))))
+        return {TOTAL: total[()], LARGEST: self.largest[i]}
+
+    def _store(self, row: Expr, column: Expr, facts: dict[Expr, Expr]) -> None:
+        places = {**self.fixed, **self.q.place(row), **self.v.place(column)}
+        finished = SUM if self.is_whole else self.result
+        result = self.k.let(simplify(substitute(finished, {**places, **facts})))
+        offset = simplify(substitute(self.offset, places))
+        for output, expr in zip(self.match.computation.outputs, self.exprs):
+            value = simplify(substitute(expr, {**places, RESULT: result}))
+            self.k.store(flat_buffer(output.buffer), (offset,), value)

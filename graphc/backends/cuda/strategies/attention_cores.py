@@ -1,0 +1,267 @@
+"""Attention on matrix cores: a warp owns rows, and keeps scores, weights and sums in registers.
+
+A warp's rows of the first operand stay in registers as fragments, or in shared memory where they
+are too long for that. Tiles of keys and values are
+copied into shared memory while the tile before is worked on. The fragments in which products come
+out of matrix cores are, but for their type, those in which weights go in again, so that nothing but
+maxima and totals crosses lanes: four lanes share a row. For TF32 the order of the keys within a
+fragment is another in both factors. The scheme is that of FlashAttention-2 (T. Dao, 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from graphc.backends.cuda.machines import Machine, fastest
+from graphc.backends.cuda.strategies.attention_blocks import AttentionBlocks, padded
+from graphc.backends.cuda.strategies.attention_panels import FRAGMENT, STEP, Panel
+from graphc.backends.cuda.strategies.words import KINDS, Kind, narrow
+from graphc.ir.dtypes import f32, i64, u32
+from graphc.ir.expr import Const, Expr, bitcast
+from graphc.ir.kernel import Barrier, Buffer, Intrin
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.attention import Attention, extent, match_attention
+from graphc.passes.lower.computation import Computation, Lowered
+
+WARP = 32
+QUAD = 4  # lanes that share a row
+SIDE = 16  # rows of a fragment, and what keys and columns are multiples of
+REGISTERS = 150  # of a thread, for fragments
+HALF_ULP = 1 << 12  # half of the last bit that TF32 keeps
+
+
+@dataclass(frozen=True)
+class CoreTile:
+    """`warps` of a block, each of so many fragments of 16 rows; `keys` at a time; `speed`: the rate
+    of such tiles, roughly."""
+
+    warps: int
+    fragments: int
+    keys: int
+    speed: float
+
+    @property
+    def rows(self) -> int:
+        return SIDE * self.fragments * self.warps
+
+    @property
+    def area(self) -> int:
+        return self.rows
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """Blocks of the grid of so many rows."""
+        return -(-rows // self.rows)
+
+
+CORE_TILES = (
+    CoreTile(4, 2, 64, 1.0),
+    CoreTile(4, 2, 32, 0.9),
+    CoreTile(8, 1, 64, 0.85),
+    CoreTile(4, 1, 64, 0.7),
+    CoreTile(4, 1, 32, 0.6),
+    CoreTile(4, 1, 16, 0.5),
+    CoreTile(2, 1, 64, 0.4),
+    CoreTile(2, 1, 32, 0.35),
+    CoreTile(2, 1, 16, 0.3),
+    CoreTile(1, 1, 32, 0.2),
+    CoreTile(1, 1, 16, 0.15),
+)
+
+
+def lower_attention_cores(
+    computation: Computation, gpu: Machine, tile: CoreTile | None = None
+) -> Lowered | str:
+    """The kernel of an attention whose factors are narrow, or the reason why there is none."""
+    match = match_attention(computation)
+    if isinstance(match, str):
+        return match
+    narrowed = _narrowed(match)
+    if narrowed is None:
+        return "attention: its factors are not all values of one narrow type"
+    kind, match = narrowed
+    if kind.instruction not in gpu.products:
+        return f"attention: {gpu.arch} has no {kind.instruction}"
+    batch, rows, columns = (extent(x) for x in (match.outer, match.rows, match.columns))
+    tiles = [t for t in CORE_TILES if _CoreAttention(match, kind, t).fits(gpu)]
+    if not tiles:
+        return f"attention: {extent(match.depth)} products and {columns} columns need more memory"
+    fullest = [t for t in tiles if t.keys < 2 * padded(match.key.count, SIDE)]
+    chosen = tile or fastest(fullest or tiles, gpu, batch, rows, columns)
+    kernel = _CoreAttention(match, kind, chosen).kernel("attention_cores")
+    work = batch * rows * match.key.count
+    return Lowered(kernel, flops=2 * work * (extent(match.depth) + columns))
+
+
+def _narrowed(match: Attention) -> tuple[Kind, Attention] | None:
+    """The type that the factors of both contractions have, which becomes theirs."""
+    factors = (match.a, match.b, match.value, match.softmax.weight)
+    for kind in KINDS:
+        found = [x for x in (_factor(f, kind) for f in factors) if x is not None]
+        if kind.sum is f32 and len(found) == len(factors):
+            a, b, value, _ = found
+            return kind, replace(match, a=a, b=b, value=value)
+    return None
+
+
+def _factor(expr: Expr, kind: Kind) -> Expr | None:
+    return (
+        expr
+        if expr.dtype is kind.dtype and kind.dtype is not f32
+        else narrow(expr, kind.dtype, f32)
+    )
+
+
+class _CoreAttention(AttentionBlocks):
+    """Emits the kernel of an attention with factors of a kind."""
+
+    def __init__(self, match: Attention, kind: Kind, tile: CoreTile):
+        super().__init__(match, tile.rows, tile.keys, WARP * tile.warps, QUAD)
+        self.kind, self.tile = kind, tile
+        unit = STEP * kind.per_word
+        self.depth_steps = padded(self.q.depth_count, unit) // STEP // kind.per_word
+        self.key_steps = tile.keys // unit
+        wide, deep = padded(self.v.count, SIDE), self.depth_steps * unit
+        self.row_part = 2 * tile.fragments
+        self.key_part, self.column_part = tile.keys // QUAD, wide // QUAD
+        stages = min(self.tiles, 2)
+        self.queries = Panel("queries", self.q, kind, tile.rows, deep, 1, left=True)
+        self.keys = Panel("keys", self.b, kind, tile.keys, deep, stages)
+        paired = kind.per_word == 1
+        self.values = Panel("values", self.v, kind, wide, tile.keys, stages, paired)
+        self.shared = [p.buffer for p in (self.queries, self.keys, self.values)]
+        self.cells = self.row_part * (self.key_part + self.column_part)
+        self.lane = simplify(self.thread % WARP)
+        self.group, self.quad = simplify(self.lane // QUAD), simplify(self.lane % QUAD)
+        self.warp_row = simplify(self.thread // WARP * (SIDE * tile.fragments))
+
+    def fits(self, gpu: Machine) -> bool:
+        """Whether registers and shared memory suffice."""
+        size = sum(4 * b.size for b in self.shared)
+        return self.cells <= REGISTERS and size <= gpu.block_shared
+
+    def row(self, i: Expr) -> Expr:
+        return simplify(self.warp_row + i * FRAGMENT + self.group)
+
+    def key(self, j: Expr) -> Expr:
+        return simplify(j // 2 * FRAGMENT + self.quad * 2 + j % 2)
+
+    def column(self, c: Expr) -> Expr:
+        return self.key(c)
+
+    def keep(self, scores: Buffer, i: Expr, j: Expr, weight: Expr) -> None:
+        self.k.store(scores, (i, j), weight)
+
+    def body(self) -> None:
+        """Over all keys, a tile of which is on its way, then the results."""
+        k = self.k
+        self.start()
+        none = Const(0, i64)
+        self._fill(self.queries, self.first_row, none, none)
+        self._fetch(none)
+        k.emit(Intrin("commit_copies", ()))
+        queries = self._kept_queries()
+        with k.loop(self.tiles, name="tile") as at:
+            self._await()
+            with k.when(at + 1 < self.tiles):
+                self._fetch(simplify(at + 1))
+            k.emit(Intrin("commit_copies", ()))
+            stage = k.let(simplify(at % 2)) if self.tiles > 1 else none
+            scores = self._products_of_keys(queries, stage)
+            self.soften(scores, simplify(at * self.tile_keys))
+            self._add_values(scores, stage)
+        self.finish()
+
+    # ---------------------------------------------------------------- operands
+
+    def _fill(self, panel: Panel, side: Expr, deep: Expr, stage: Expr) -> None:
+        panel.fetch(self.k, self.threads, self.thread, self.fixed, (side, deep), stage)
+
+    def _fetch(self, tile: Expr) -> None:
+        """Keys and values of a tile into the stage that is its turn."""
+        stage = simplify(tile % self.keys.stages)
+        first, none = simplify(tile * self.tile_keys), Const(0, i64)
+        self._fill(self.keys, first, none, stage)
+        self._fill(self.values, none, first, stage)
+
+    def _await(self) -> None:
+        """What was copied is there for all threads, and what was read may be overwritten."""
+        self.k.emit(Intrin("wait_copies", (Const(0, i64),)))
+        self.k.emit(Barrier())
+
+    def _kept_queries(self) -> Buffer | None:
+        """This warp's rows of the first operand in registers, if there are enough."""
+        k, count = self.k, self.tile.fragments
+        if 4 * self.depth_steps * count + self.cells > REGISTERS:
+            return None
+        self._await()
+        kept = k.alloc(u32, (self.depth_steps, count, 4), "reg", "rows")
+        with k.loop(self.depth_steps, "unroll") as step:
+            self._load_queries(kept, step, step)
+        return kept
+
+    def _load_queries(self, into: Buffer, at: Expr, step: Expr) -> None:
+        """The fragments of this warp's rows at a step of the depth into `into` at `at`."""
+        for i in range(self.tile.fragments):
+            self.queries.load_left(
+                self.k, self.lane, simplify(self.warp_row + i * SIDE), step, _words(into, at, i)
+            )
+
+    # ---------------------------------------------------------------- products
+
+    def _multiply(
+        self, sums: Buffer, a: list[list[Expr]], panel: Panel, stage: Expr, step: Expr
+    ) -> None:
+        """sums += a b at a step of the depth, where `a` has 4 words for each fragment of rows."""
+        k = self.k
+        with k.loop(panel.sides // SIDE, "unroll") as pair:
+            b = k.alloc(u32, (4,), "reg")
+            panel.load(k, self.lane, stage, pair, step, b)
+            for i, left in enumerate(a):
+                for half in range(2):
+                    cells = [
+                        sums[Const(2 * i + n // 2, i64), simplify(pair * 4 + 2 * half + n % 2)]
+                        for n in range(4)
+                    ]
+                    right = [b[Const(2 * half + n, i64)] for n in range(2)]
+                    k.emit(Intrin(self.kind.instruction, (*cells, *left, *right)))
+
+    def _products_of_keys(self, kept: Buffer | None, stage: Expr) -> Buffer:
+        """The products of this thread's rows and keys."""
+        k, count = self.k, self.tile.fragments
+        scores = self.no_products()
+        with k.loop(self.depth_steps, "unroll") as step:
+            if kept is None:
+                rows, at = k.alloc(u32, (1, count, 4), "reg"), Const(0, i64)
+                self._load_queries(rows, at, step)
+            else:
+                rows, at = kept, step
+            a = [_words(rows, at, i) for i in range(count)]
+            self._multiply(scores, a, self.keys, stage, step)
+        return scores
+
+    def _add_values(self, weights: Buffer, stage: Expr) -> None:
+        """Adds the weights times the values of a tile to the sums."""
+        k, count = self.k, self.tile.fragments
+        with k.loop(self.key_steps, "unroll") as step:
+            words = k.alloc(u32, (1, count, 4), "reg")
+            with k.loops(count, 4, kind="unroll") as (i, n):
+                self._pack(words, i, n, weights, step)
+            a = [_words(words, Const(0, i64), i) for i in range(count)]
+            self._multiply(self.sums, a, self.values, stage, step)
+
+    def _pack(self, words: Buffer, i: Expr, n: Expr, weights: Buffer, step: Expr) -> None:
+        """Word `n` of a fragment of weights: cells that the lane has."""
+        row, none = simplify(i * 2 + n % 2), Const(0, i64)
+        if self.kind.per_word == 1:
+            weight = weights[row, simplify(step * 2 + n // 2)]
+            self.k.store(words, (none, i, n), bitcast(weight, u32) + HALF_ULP)
+        else:
+            first = simplify(step * 4 + n // 2 * 2)
+            pair = weights[row, first], weights[row, simplify(first + 1)]
+            name = self.kind.instruction.replace("mma", "pack")
+            self.k.emit(Intrin(name, (words[none, i, n], *pair)))
+
+
+def _words(buffer: Buffer, at: Expr, i: int) -> list[Expr]:
+    """The words of fragment `i` of a step."""
+    return [buffer[at, Const(i, i64), Const(n, i64)] for n in range(4)]
