@@ -22,19 +22,20 @@ def run_code(model: Model, feeds: Mapping[str, Any], args: argparse.Namespace) -
     from graphc.backends.micro_c.host import HostModel
     from graphc.cli.output import progress
     from graphc.driver import Settings
+    from graphc.ir.program import true_outputs
 
     program = micro_program(model, args, Settings(threads=1))
     code = BundleOptions(libm=args.libm, cpu=cpu_name(args), opt=args.opt)
     if not args.board:
         with progress(f"compiling {model.path.name} for the host"):
             run = HostModel(program, code, sanitize=True)
-        return run(list(feeds.values()))
+        return true_outputs(program, run(list(feeds.values())))
     with progress(f"running {model.path.name} on {args.board}"):
         done = run_on_board(program, list(feeds.values()), BOARDS[args.board], code)
     constants = sum(c.nbytes for c in program.constants)
     print(f"{args.board}: arena {nbytes(program.arena_bytes)}, stack {nbytes(done.stack)}, "
           f"constants {nbytes(constants)}")  # fmt: skip
-    return done.outputs
+    return true_outputs(program, done.outputs)
 
 
 def compare_trace(model: Model, feeds: Mapping[str, Any], args: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Op
 from graphc.ir.infer import blaming
-from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.kernel import Buffer, Kernel, KernelBuilder, without_unread
 from graphc.ir.opdef import bind
 from graphc.ir.types import Shape, TensorType
 
@@ -60,7 +60,7 @@ def imperative_kernel(op: Op) -> Kernel:
     with blaming(op):
         op.defn.function(k, *bound.positional, **bound.keywords)
     params = (*inputs, *outputs, *((sizes,) if sizes else ()))
-    return Kernel(op.name, params, k.body(), comment=op.where())
+    return Kernel(op.name, params, without_unread(k.body()), comment=op.where())
 
 
 def _sizes_buffer(op: Op, outputs: Sequence[Buffer]) -> Buffer | None:

@@ -250,6 +250,26 @@ def buffers_read(body: Body) -> set[str]:
     return found
 
 
+def without_unread(body: Body) -> Body:
+    """The same statements less those that name a value which nothing reads."""
+    nodes = (n for s in walk_stmts(body) for e in exprs(s) for n in walk(e))
+    read = {n.name for n in nodes if isinstance(n, Ref)}
+    kept = _reading(body, read)
+    return kept if kept == body else without_unread(kept)
+
+
+def _reading(body: Body, read: set[str]) -> Body:
+    kept = (s for s in body if not isinstance(s, Let) or s.ref.name in read)
+    return tuple(with_bodies(s, [_reading(b, read) for b in bodies(s)]) for s in kept)
+
+
+def with_bodies(stmt: Stmt, inner: Sequence[Body]) -> Stmt:
+    """The same statement with other statements nested in it, in the order of `bodies`."""
+    if isinstance(stmt, (For, While)):
+        return replace(stmt, body=inner[0])
+    return replace(stmt, then=inner[0], orelse=inner[1]) if isinstance(stmt, If) else stmt
+
+
 # ---------------------------------------------------------------- building
 
 

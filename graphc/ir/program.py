@@ -8,11 +8,13 @@ memory order their kernels expect (weights packed once).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from graphc.ir.dtypes import DType
+from graphc.ir.imperative import corner
 from graphc.ir.kernel import Kernel
 from graphc.ir.types import TensorType
 
@@ -54,7 +56,9 @@ class Program:
 
     By ("input" or "output", number), `quantisation` says how integer inputs and outputs are read,
     where that is known, and `resident` where in the arena they lie, if the caller does not keep
-    them: inputs are there before the first step, outputs after the last.
+    them: inputs are there before the first step, outputs after the last. By number, `true_sizes`
+    tells of an output whose type has bounds for a shape: the output that holds its true sizes, and
+    its first cell there. The contents are the leading corner (imperative.py).
     """
 
     name: str
@@ -67,8 +71,18 @@ class Program:
     arena_lower_bound: int = 0
     quantisation: dict[tuple[str, int], Quantisation] = field(default_factory=dict)
     resident: dict[tuple[str, int], Slot] = field(default_factory=dict)
+    true_sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         from graphc.ir.printer import print_program
 
         return print_program(self)
+
+
+def true_outputs(program: Program, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The outputs of the model, given those of the program: what has bounds for a shape is cut."""
+    cut = list(outputs)
+    for number, (position, cell) in program.true_sizes.items():
+        shape = outputs[position][cell : cell + outputs[number].ndim]
+        cut[number] = corner(outputs[number], tuple(map(int, shape)))
+    return cut[: min((p for p, _ in program.true_sizes.values()), default=len(cut))]

@@ -9,7 +9,8 @@ to 64 bytes; constants are the arrays of `Program.constants`, in order.
 
 from __future__ import annotations
 
-from graphc.backends.cfamily.printer import Unit, comment, size_values
+from graphc.backends.cfamily.names import comment
+from graphc.backends.cfamily.printer import Unit, size_values
 from graphc.backends.cfamily.spell import storage_type
 from graphc.errors import InternalError
 from graphc.ir.kernel import Buffer

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from graphc.backends.cfamily.helpers import helper_text
+from graphc.backends.cfamily.names import comment, identifier
 from graphc.backends.cfamily.spell import (
     Speller,
     Text,
@@ -49,15 +50,6 @@ from graphc.ir.simplify import flatten_index, simplify
 SIZES = "sizes"  # the parameter
 WIDTH = 100  # function headers longer than this are broken into lines
 
-_RESERVED_WORDS = """
-auto bool break case char class const continue default do double else enum extern false float for
-goto if inline int long main memcpy memset new register restrict return run short signed sizeof
-static struct switch template this true typedef union unsigned void volatile while NAN INFINITY NULL
-isnan isinf acos acosh asin asinh atan atanh ceil copysign cos cosh erf exp fabs floor fmod log pow
-rint sin sinh sqrt tan tanh trunc
-"""
-_RESERVED = frozenset(w + f for w in _RESERVED_WORDS.split() for f in ("", "f"))
-_HELPER = re.compile(rf"\w+_(?:{'|'.join(dtypes.BY_NAME)}|narrow|odd|bits)\Z")
 _TERMS = ("add", "sub", "mul")  # whose operands are offsets where the result is one
 _WORD = re.compile(r"\w+")
 
@@ -76,32 +68,6 @@ class Dialect:
 
 
 C99 = Dialect()
-
-
-def prefix(name: str) -> str:
-    """What identifiers may begin with: `name` as far as C allows it."""
-    plain = re.sub(r"[^A-Za-z0-9_]", "_", name) or "_"
-    return f"v{plain}" if plain[0] in "_0123456789" else plain
-
-
-def identifier(name: str, taken: Iterable[str] = ()) -> str:
-    """A C identifier like `name` that is no keyword and not in `taken`."""
-    plain = prefix(name)
-    unique, count = plain, 0
-    while unique in taken or unique in _RESERVED or _HELPER.match(unique):
-        count += 1
-        unique = f"{plain}_{count}"
-    return unique
-
-
-def comment(text: str) -> str:
-    """A C comment on one line (or several, as the text has)."""
-    plain = text.replace("\\", "/")
-    safe = "".join(c if c == "\n" or c.isprintable() and ord(c) < 128 else "?" for c in plain)
-    for danger, harmless in (("*/", "* /"), ("/*", "/ *"), ("??", "? ?")):
-        while danger in safe:  # trigraphs among them
-            safe = safe.replace(danger, harmless)
-    return "/* " + safe.replace("\n", "\n * ") + " */"
 
 
 def used_sizes(kernel: Kernel) -> tuple[Sym, ...]:
@@ -491,4 +457,4 @@ _STATEMENTS: dict[type[Stmt], str] = {
     Intrin: "_intrin",
 }  # names of methods, so that printers of other languages can override them
 
-__all__ = ["C99", "Dialect", "KernelPrinter", "Unit", "comment", "identifier", "print_c"]
+__all__ = ["C99", "Dialect", "KernelPrinter", "Unit", "print_c"]

@@ -133,6 +133,8 @@ class Speller:
     def test(self, name: str, x: Text, dtype: DType) -> Text:
         if not dtype.is_float:
             return Text("0")
+        if name == "isnan":
+            return infix("!=", EQUAL, self.call(f"isnan_{dtype.compute}", x), Text("0"))
         return infix("!=", EQUAL, function(name, x), Text("0"))
 
     # ------------------------------------------------------------ floats

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from graphc.backends.cfamily.printer import identifier
+from graphc.backends.cfamily.names import identifier
 from graphc.backends.cuda import runtime
 from graphc.backends.cuda.emit import CudaSource
 from graphc.backends.cuda.launcher import cpp_files, python_files

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from graphc.backends.cfamily.printer import comment, identifier
+from graphc.backends.cfamily.names import comment, identifier
 from graphc.backends.cfamily.spell import Speller
 from graphc.backends.cuda.instructions import instruction_text
 from graphc.backends.cuda.launches import Launch, launches

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphc.backends.cfamily.printer import comment, prefix
+from graphc.backends.cfamily.names import comment, prefix
 from graphc.backends.llvm_cpu.artifact import write_file
 from graphc.backends.llvm_cpu.emit_program import INVOKE
 from graphc.backends.llvm_cpu.jit import compile_module

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from graphc.backends.cfamily.printer import prefix
-from graphc.backends.micro_c import documents, header, source, weights
+from graphc.backends.cfamily.names import prefix
+from graphc.backends.micro_c import documents, header, self_test, source, weights
 from graphc.backends.micro_c.boards import BOARDS, firmware_files
 from graphc.backends.micro_c.cpus import DEFAULT, cpu_of
 from graphc.backends.micro_c.goals import SIZE, SPEED, goal_of
@@ -72,7 +72,7 @@ def bundle(program: Program, options: BundleOptions | None = None) -> Files:
     }
     if options.samples is not None:
         inputs, outputs = options.samples
-        files[f"{name}_test.c"] = documents.test(model, inputs, outputs, options.tolerance)
+        files[f"{name}_test.c"] = self_test.self_test(model, inputs, outputs, options.tolerance)
     if options.board is not None:
         files |= firmware_files(BOARDS[options.board], name, documents.sources(model))
     return files if options.package is None else package(model, files, options.package)

@@ -1,22 +1,13 @@
-"""What lies beside the code: a test, a build file, a page to read, and a report."""
+"""What lies beside the code: a build file, a page to read, and a report."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-
-import numpy as np
 
 from graphc.analysis.memory import arena_use
-from graphc.backends.cfamily.helpers import helper_text
-from graphc.backends.cfamily.printer import comment
-from graphc.backends.cfamily.spell import UNARY, Speller
 from graphc.backends.micro_c.budget import Budget, weights_of
 from graphc.backends.micro_c.cpus import Cpu
 from graphc.backends.micro_c.model import Model, Tensor
-from graphc.backends.micro_c.weights import array_lines
-from graphc.ir import dtypes
-from graphc.ir.compare import extent_of
 
 CMAKE = """\
 # Adds the library {name}: target_link_libraries(firmware {name})
@@ -88,67 +79,6 @@ README_BIN = """
 define `{macro}_WEIGHTS_ADDRESS` as a pointer to it, `((const uint8_t *)0x90000000)`, or link it
 under the symbol `{name}_weights`.
 """
-
-TEST = """\
-{title}
-#include "{name}.h"
-
-#include <math.h>
-#include <stdio.h>
-
-{arrays}
-static double arena[{macro}_ARENA_SIZE / sizeof(double) + 3];
-
-#ifdef {macro}_TRACE
-void {name}_trace(int layer, const char *name, uint32_t crc)
-{{
-    printf("trace %d %08lx %s\\n", layer, (unsigned long)crc, name);
-}}
-#endif
-
-#ifdef {macro}_PROFILE
-void {name}_profile(int layer, const char *name, int done)
-{{
-    printf("%s %d %s\\n", done ? "done" : "start", layer, name);
-}}
-#endif
-
-int main(void)
-{{
-    unsigned char *start = (unsigned char *)arena;
-    {name}_inputs inputs;
-    {name}_outputs outputs;
-    {name}_status status;
-    int failed = 0;
-    while ((uintptr_t)start % {macro}_ARENA_ALIGN != 0) {{
-        ++start;
-    }}
-{fields}
-    status = {name}_run(&inputs, &outputs, start);
-    if (status != {macro}_OK) {{
-        printf("status %d: %s\\n", (int)status, {name}_status_string(status));
-        return 2;
-    }}
-{compare}
-    return failed;
-}}
-"""
-
-COMPARE = """\
-    {{
-        double error = 0;
-        unsigned long i;
-        for (i = 0; i < {count}; ++i) {{
-            const double found = {found}, wanted = {wanted};
-            const double difference = found == wanted ? 0 : fabs(found - wanted);
-            if (!(difference <= error) && !(found != found && wanted != wanted)) {{
-                error = difference;
-            }}
-        }}
-        printf("{field}: largest error %g\\n", error);
-        failed |= !(error <= {tolerance});
-    }}"""
-TOLERANCE, TOLERANCE_OF_HALVES = 1e-3, 1e-2  # of floats, relative to the range of an output
 
 
 def sources(model: Model) -> list[str]:
@@ -281,61 +211,3 @@ def _described(model: Model, tensor: Tensor) -> dict[str, object]:
     if tensor.key in model.resident:
         found["arena_offset"] = model.resident[tensor.key].offset
     return found
-
-
-def test(
-    model: Model,
-    inputs: Sequence[np.ndarray],
-    outputs: Sequence[np.ndarray],
-    tolerance: float | None,
-) -> str:
-    """NAME_test.c."""
-    arrays, fields, compare = [], [], []
-    if not model.inputs:
-        fields.append("    inputs.unused = 0;")
-    for n, (tensor, array) in enumerate(zip(model.inputs, inputs)):
-        size, lines = max(tensor.elements, 1), array_lines(array)
-        arrays.append(f"static const {tensor.c_type} input{n}[{size}] = {{\n{lines}\n}};")
-        fields.append(f"    inputs.{tensor.field} = input{n};")
-    for n, (tensor, array) in enumerate(zip(model.outputs, outputs)):
-        size, lines = max(tensor.elements, 1), array_lines(array)
-        arrays.append(f"static const {tensor.c_type} expected{n}[{size}] = {{\n{lines}\n}};")
-        arrays.append(f"static {tensor.c_type} output{n}[{size}];")
-        fields.append(f"    outputs.{tensor.field} = output{n};")
-        accepted = _tolerance(model, array) if tolerance is None else tolerance
-        compare.append(_compared(tensor, n, accepted))
-    needed: set[str] = set()
-    for tensor in model.outputs:
-        speller = Speller()
-        _real(tensor, "x", speller)
-        needed |= speller.needed
-    return TEST.format(
-        title=comment(f"{model.name}: a test. Made by graphc; do not edit."),
-        name=model.name, macro=model.macro, arrays=helper_text(needed) + "\n".join(arrays),
-        fields="\n".join(fields), compare="\n".join(compare),
-    )  # fmt: skip
-
-
-def _tolerance(model: Model, expected: np.ndarray) -> float:
-    """The largest error accepted by default: one unit of 8 bits, or a share of the range."""
-    dtype = dtypes.of(expected.dtype)
-    if not dtype.is_float:
-        return float(dtype.is_integer and dtype.bits == 8)
-    wide = expected.astype(np.float64)
-    finite = wide[np.isfinite(wide)]
-    halves = any(a.dtype == np.float16 for a in model.program.constants)
-    share = TOLERANCE_OF_HALVES if halves else TOLERANCE
-    return float(f"{share * (extent_of(finite) if finite.size else 1.0):.3g}")
-
-
-def _compared(tensor: Tensor, number: int, tolerance: float) -> str:
-    return COMPARE.format(
-        field=tensor.field, count=tensor.elements, tolerance=tolerance,
-        found=_real(tensor, f"output{number}[i]", Speller()),
-        wanted=_real(tensor, f"expected{number}[i]", Speller()),
-    )  # fmt: skip
-
-
-def _real(tensor: Tensor, place: str, speller: Speller) -> str:
-    """An element in memory as a double."""
-    return f"(double){speller.load(place, tensor.type.dtype).at(UNARY)}"

@@ -10,9 +10,10 @@ the first step and after the last.
 
 from __future__ import annotations
 
-from graphc.backends.cfamily.printer import comment, size_values
+from graphc.backends.cfamily.names import comment
+from graphc.backends.cfamily.printer import size_values
 from graphc.backends.cfamily.spell import storage_type
-from graphc.backends.micro_c.model import Constant, Model, Tensor
+from graphc.backends.micro_c.model import Constant, Model, Tensor, node_names
 from graphc.errors import InternalError
 from graphc.ir.kernel import Buffer
 from graphc.ir.program import Slot, Step
@@ -109,7 +110,7 @@ def _run(model: Model, overlaps: list[str]) -> str:
     name = model.name
     lines = [
         f"{name}_status {name}_run(const {name}_inputs *inputs, const {name}_outputs *outputs,",
-        f"    {' ' * len(name)}void *arena)",
+        f"{' ' * len(f'{name}_status {name}_run(')}void *arena)",
         "{",
     ]
     if model.program.arena_bytes:
@@ -256,7 +257,7 @@ def _call(model: Model, number: int, step: Step) -> list[str]:
     kernel = model.program.kernels.get(step.kernel)
     if kernel is None or len(kernel.params) != len(step.slots):
         raise InternalError(f"step {step.kernel} does not fit its kernel")
-    lines = [f"    {comment(', '.join(step.loc))}"] if step.loc else []
+    lines = [f"    {comment(node_names(step))}"] if step.loc else []
     arguments = [_argument(model, b, s) for b, s in zip(kernel.params, step.slots)]
     sizes = size_values(kernel, step.sizes)
     if sizes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphc.backends.cfamily.printer import comment
+from graphc.backends.cfamily.names import comment
 from graphc.backends.micro_c.model import ARENA_ALIGNMENT, CONSTANT_ALIGNMENT, Model, Tensor
 
 TEXT = """\
@@ -106,8 +106,8 @@ def header(model: Model) -> str:
         contents=INSIDE if model.resident else ELSEWHERE,
         layers=len(model.program.steps), base=_base(model),
         sizes="\n".join(line for t in (*model.inputs, *model.outputs) for line in _sizes(model, t)),
-        inputs="\n".join(_field(t, "const ") for t in model.inputs) or _EMPTY,
-        outputs="\n".join(_field(t, "") for t in model.outputs) or _EMPTY,
+        inputs="\n".join(_field(model, t, "const ") for t in model.inputs) or _EMPTY,
+        outputs="\n".join(_field(model, t, "") for t in model.outputs) or _EMPTY,
         resident=_resident(model),
     )  # fmt: skip
 
@@ -141,9 +141,21 @@ def _sizes(model: Model, tensor: Tensor) -> list[str]:
     return lines
 
 
-def _field(tensor: Tensor, const: str) -> str:
-    said = comment(f"{tensor.name}: {tensor.shape_text}, {tensor.nbytes} bytes")
-    return f"    {const}{tensor.c_type} *{tensor.field}; {said}"
+def _field(model: Model, tensor: Tensor, const: str) -> str:
+    said = f"{tensor.name}: {tensor.shape_text}, {tensor.nbytes} bytes"
+    side, number = tensor.key
+    if side == "output" and number in model.program.true_sizes:
+        said += f" at most: of it the leading corner, {_true_shape(model, number)}"
+    elif side == "output" and number in {p for p, _ in model.program.true_sizes.values()}:
+        said = f"true sizes: {tensor.shape_text}, {tensor.nbytes} bytes"
+    return f"    {const}{tensor.c_type} *{tensor.field}; {comment(said)}"
+
+
+def _true_shape(model: Model, number: int) -> str:
+    """The shape of an output that has bounds for one, in terms of what holds it after a run."""
+    position, cell = model.program.true_sizes[number]
+    rank, field = len(model.outputs[number].type.static_shape), model.outputs[position].field
+    return f"[{', '.join(f'{field}[{cell + d}]' for d in range(rank))}]"
 
 
 def _resident(model: Model) -> str:

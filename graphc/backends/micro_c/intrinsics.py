@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from graphc.backends.cfamily.printer import Unit, identifier
+from graphc.backends.cfamily.names import identifier
+from graphc.backends.cfamily.printer import Unit
 from graphc.backends.cfamily.spell import Text, function
 from graphc.backends.micro_c.mve import NAMES, definitions
 from graphc.backends.micro_c.vectors import BYTES, VectorPrinter

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from textwrap import wrap
 
 import numpy as np
 
-from graphc.backends.cfamily.printer import Dialect, Unit, identifier, size_values
+from graphc.backends.cfamily.names import identifier
+from graphc.backends.cfamily.printer import Dialect, Unit, size_values
 from graphc.backends.cfamily.spell import storage_type
 from graphc.backends.micro_c.intrinsics import MicroUnit
 from graphc.backends.micro_c.libm import OwnSpeller, check_no_calls
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.kernel import Kernel, map_body
-from graphc.ir.program import Program, Quantisation, Slot
+from graphc.ir.program import Program, Quantisation, Slot, Step
 from graphc.ir.scalar_math import POLYNOMIALS, expand_math, round_f32, sign_as_select
 from graphc.ir.types import TensorType
 from graphc.passes.kernel.offsets import sum_offsets
@@ -26,9 +28,17 @@ DIALECT = Dialect(index=dtypes.i32)
 ARENA_ALIGNMENT = 16
 CONSTANT_ALIGNMENT = 16  # in NAME_weights.bin
 LAYER_NAME_LENGTH = 40
+COMMENT_WIDTH = 96
+FIELD_NAME_LENGTH = 63  # what C99 tells apart
 WORDS = (
     "run", "run_static", "status", "status_string", "inputs", "outputs", "profile", "trace",
     "layers", "crc32", "apart", "weights", "input_ptr", "output_ptr", "no_constants",
+    "assert_byte", "assert_int", "assert_float", "assert_negative",
+)  # fmt: skip
+MACROS = (
+    "H", "OK", "NULL_POINTER", "MISALIGNED", "OVERLAP", "KERNEL", "ALIGNED", "SECTION",
+    "STATIC_ARENA", "ARENA_SIZE", "ARENA_ALIGN", "LAYERS", "PROFILE", "TRACE", "BEGIN", "END",
+    "RESULT", "WEIGHTS", "WEIGHTS_SIZE", "WEIGHTS_ALIGN", "WEIGHTS_ADDRESS",
 )  # fmt: skip
 
 
@@ -116,9 +126,10 @@ class Model:
             _constants(program, name), unit, storage, small, size_rows(program),
         )  # fmt: skip
         taken = set(model.symbols())
-        layers = layer_names(program)
+        layers, comments = layer_names(program), kernel_comments(program)
         for kernel in program.kernels.values():
-            ready = _renamed(kernel, identifier(f"{name}_{layers[kernel.name]}", taken))
+            own = identifier(f"{name}_{layers[kernel.name]}", taken)
+            ready = replace(kernel, name=own, comment=comments[kernel.name])
             taken.add(ready.name)
             model.functions[kernel.name] = unit.kernel(_prepared(ready, bool(libm)))
             model.texts[kernel.name] = unit.functions[-1]
@@ -159,8 +170,10 @@ class Model:
     def symbols(self) -> Iterator[str]:
         """What is declared besides the kernels."""
         yield from (f"{self.name}_{word}" for word in WORDS)
-        for side, tensors in (("input", self.inputs), ("output", self.outputs)):
-            yield from (f"{self.name}_{side}_ptr_{t.field}" for t in tensors)
+        yield from (f"{self.macro}_{word}" for word in MACROS)
+        for side, short, tensors, _ in self.sides():
+            yield from (f"{self.name}_{side[:-1]}_ptr_{t.field}" for t in tensors)
+            yield from (f"{self.name}_assert_{short}_{t.field}" for t in tensors)
         yield from (constant.symbol for constant in self.constants)
 
 
@@ -192,7 +205,7 @@ def _tensors(program: Program, side: str) -> list[Tensor]:
     for number, (name, type) in enumerate(getattr(program, f"{side}s")):
         if type.dtype.kind in ("string", "complex"):
             raise UnsupportedError(f"{name!r}: C has no elements of type {type.dtype}")
-        taken.append(identifier(name, taken))
+        taken.append(field_name(name, taken))
         key = side, number
         tensors.append(Tensor(name, taken[-1], type, key, program.quantisation.get(key)))
     return tensors
@@ -206,10 +219,6 @@ def _prepared(kernel: Kernel, libm: bool) -> Kernel:
     return sum_offsets(kernel)
 
 
-def _renamed(kernel: Kernel, name: str) -> Kernel:
-    return replace(kernel, name=name)
-
-
 def layer_names(program: Program) -> dict[str, str]:
     """For every kernel a name after the first layer that it computes, or after the kernel."""
     names: dict[str, str] = {}
@@ -219,8 +228,49 @@ def layer_names(program: Program) -> dict[str, str]:
     return {name: names.get(name, name) for name in program.kernels}
 
 
+def kernel_comments(program: Program) -> dict[str, str]:
+    """For every kernel what it computes, the layers that call it, and what the first is called."""
+    steps: dict[str, list[int]] = {}
+    for number, step in enumerate(program.steps):
+        steps.setdefault(step.kernel, []).append(number)
+    found = {}
+    for name, kernel in program.kernels.items():
+        lines, callers = [kernel.comment] if kernel.comment else [], steps.get(name, [])
+        if callers:
+            numbers = f"layer{'s' if len(callers) > 1 else ''} {', '.join(map(str, callers))}"
+            lines.append(f"{numbers}: {node_names(program.steps[callers[0]])}".rstrip(": "))
+        found[name] = "\n".join(line for text in lines for line in wrap(text, COMMENT_WIDTH))
+    return found
+
+
+def node_names(step: Step) -> str:
+    """The ONNX nodes that a step computes; of a list of names, which converters make, the first."""
+    parts = (loc.partition(";") for loc in step.loc)
+    return ", ".join(dict.fromkeys(first + (";..." if rest else "") for first, rest, _ in parts))
+
+
 def layer_name(loc: str) -> str:
     """An identifier like the name of an ONNX node; of a list of names the first."""
-    first = loc.split(";")[0]
-    plain = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9]", "_", first)).strip("_")
-    return plain[-LAYER_NAME_LENGTH:].strip("_") or "layer"
+    return _plain(loc.split(";")[0], LAYER_NAME_LENGTH) or "layer"
+
+
+def field_name(name: str, taken: Sequence[str] = ()) -> str:
+    """The field of an input or output: its name as far as C allows it.
+
+    Names without small letters are those of macros, in the headers of vendors too: they get small
+    ones, unless they are a single letter, of which only `I` (of complex.h) is a macro.
+    """
+    plain = name if re.fullmatch(r"\w+", name, re.ASCII) else _plain(name, FIELD_NAME_LENGTH)
+    plain = plain[-FIELD_NAME_LENGTH:]
+    if plain == plain.upper() and (len(plain) > 1 or plain == "I"):
+        plain = plain.lower()
+    return identifier(plain or "tensor", taken)
+
+
+def _plain(name: str, length: int) -> str:
+    """The end of a name, of letters, digits and single underscores; whole words if they fit."""
+    plain = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9]", "_", name)).strip("_")
+    if len(plain) <= length:
+        return plain
+    _, _, words = plain[-length - 1 :].partition("_")
+    return words or plain[-length:]

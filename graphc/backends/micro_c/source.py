@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphc.backends.cfamily.printer import comment
+from graphc.backends.cfamily.names import comment
 from graphc.backends.micro_c.entry import entry
 from graphc.backends.micro_c.model import Constant, Model
 

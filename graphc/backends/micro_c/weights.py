@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphc.backends.cfamily.printer import comment
+from graphc.backends.cfamily.names import comment
 from graphc.backends.cfamily.spell import Speller
 from graphc.backends.micro_c.model import Constant, Model
 from graphc.backends.micro_c.source import declaration, declarations

@@ -68,7 +68,7 @@ def loop_indices(extents: Sequence[int]) -> tuple[Index, ...]:
     return tuple(Index(f"o{d}", extent) for d, extent in enumerate(extents))
 
 
-def computation(op: Op, label: str = "") -> Computation:
+def computation(op: Op) -> Computation:
     """The computation of an op with scalar bodies, or of a fused region of them."""
     inputs = [v for v in op.inputs if v is not None]
     distinct = list(dict.fromkeys(inputs))
@@ -89,8 +89,14 @@ def computation(op: Op, label: str = "") -> Computation:
         tuple(physical_buffer(names[v], v.tensor, "in") for v in distinct if names[v] in used),
         outputs,
         frozenset(names[v] for v in distinct if v.constant is not None),
-        label or op.name,
+        _label(op),
     )
+
+
+def _label(op: Op) -> str:
+    """What the comment of a kernel calls an op: its name, or the names of those in its region."""
+    inner = (each.name for region in op.regions for each in region.ops if each.name != "Constant")
+    return ", ".join(dict.fromkeys(inner)) or op.name
 
 
 def input_names(op: Op) -> dict[str, Value]:

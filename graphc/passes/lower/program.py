@@ -102,6 +102,7 @@ class Lowering:
     constants: list[np.ndarray] = field(default_factory=list)
     packed: dict[tuple, str] = field(default_factory=dict)
     sizes: list[TensorType] = field(default_factory=list)
+    bounded: dict[Value, tuple[int, int]] = field(default_factory=dict)
     chosen: dict[Computation, Lowered] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
     distances: dict[Kernel, dict[tuple[str, str], int]] = field(default_factory=dict)
@@ -290,15 +291,22 @@ class Lowering:
         values.update((f"out{n}", v) for n, v in enumerate(op.outputs))
         places = {b.name: self.storage(values[b.name]) for b in kernel.params if b.name != SIZES}
         if kernel.params[-1].name == SIZES:
-            places[SIZES] = self.sizes_output(kernel.params[-1])
+            places[SIZES] = self.sizes_output(kernel.params[-1], op)
         self.call(Lowered(kernel), places, op)
 
-    def sizes_output(self, buffer: Buffer) -> str:
+    def sizes_output(self, buffer: Buffer, op: Op) -> str:
         """An output after those of the graph, for the true sizes of an op's results."""
         if self.resident:
-            raise UnsupportedError("what has a size that depends on data cannot live in the arena")
+            raise UnsupportedError(
+                f"{op.where()}: what has a size that depends on data cannot live in the arena; "
+                "leave it to the caller"
+            )
+        position, cell = len(self.graph.results) + len(self.sizes), 0
+        for value in op.outputs:
+            self.bounded[value] = position, cell
+            cell += value.tensor.rank
         self.sizes.append(TensorType(buffer.dtype, buffer.shape))
-        return self.temporary(buffer, "output", len(self.graph.results) + len(self.sizes) - 1)
+        return self.temporary(buffer, "output", position)
 
     def finish_outputs(self) -> None:
         """Copies results that are views, inputs, constants or repeated into their outputs."""
@@ -351,6 +359,8 @@ class Lowering:
             + [(f"sizes{n}", type) for n, type in enumerate(self.sizes)],
             kernels, steps, [self.constants[n] for n in used], peak, bound,
             resident=self.places(offsets),
+            true_sizes={n: self.bounded[v] for n, v in enumerate(self.graph.results)
+                        if v in self.bounded},
         )  # fmt: skip
 
     def places(self, offsets: dict[str, int]) -> dict[tuple[str, int], Slot]:

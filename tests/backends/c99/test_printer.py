@@ -8,7 +8,8 @@ import pytest
 from programs import program_of
 
 from graphc.backends.c99 import build, emit
-from graphc.backends.cfamily.printer import Dialect, comment, identifier, print_c
+from graphc.backends.cfamily.names import comment, identifier
+from graphc.backends.cfamily.printer import Dialect, print_c
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.expr import Const, Expr, Index, Load, cast, select

@@ -1,0 +1,183 @@
+"""NAME_test.c: a main that runs the model on sample inputs and compares what comes out.
+
+What is expected of an output whose shape is a bound is put into the leading corner, and only that
+is compared; its true sizes are compared too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphc.backends.cfamily.helpers import helper_text
+from graphc.backends.cfamily.names import comment
+from graphc.backends.cfamily.spell import UNARY, Speller
+from graphc.backends.micro_c.model import Model, Tensor
+from graphc.backends.micro_c.weights import array_lines
+from graphc.ir import dtypes
+from graphc.ir.compare import extent_of
+
+TEST = """\
+{title}
+#include "{name}.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+
+{arrays}
+static double arena[{macro}_ARENA_SIZE / sizeof(double) + 3];
+
+#ifdef {macro}_TRACE
+void {name}_trace(int layer, const char *name, uint32_t crc)
+{{
+    printf("trace %d %08lx %s\\n", layer, (unsigned long)crc, name);
+}}
+#endif
+
+#ifdef {macro}_PROFILE
+void {name}_profile(int layer, const char *name, int done)
+{{
+    printf("%s %d %s\\n", done ? "done" : "start", layer, name);
+}}
+#endif
+
+int main(void)
+{{
+    unsigned char *start = (unsigned char *)arena;
+    {name}_inputs inputs;
+    {name}_outputs outputs;
+    {name}_status status;
+    int failed = 0;
+    while ((uintptr_t)start % {macro}_ARENA_ALIGN != 0) {{
+        ++start;
+    }}
+{fields}
+    status = {name}_run(&inputs, &outputs, start);
+    if (status != {macro}_OK) {{
+        printf("status %d: %s\\n", (int)status, {name}_status_string(status));
+        return 2;
+    }}
+{compare}
+    return failed;
+}}
+"""
+
+COMPARE = """\
+    {{
+        double error = 0;
+        unsigned long i;
+        for (i = 0; i < {count}; ++i) {{
+            const double found = {found}, wanted = {wanted};
+            const int same = {same}found == wanted || (found != found && wanted != wanted);
+            const double difference = same ? 0 : fabs(found - wanted);
+            if (!(difference <= error)) {{
+                error = difference <= DBL_MAX ? difference : HUGE_VAL; /* not a number: infinite */
+            }}
+        }}
+        failed |= error > {tolerance};
+        printf("{field}: largest error %g, %s\\n", error,
+            error > {tolerance} ? "FAILED: above {tolerance}" : "accepted");
+    }}"""
+TOLERANCE, TOLERANCE_OF_HALVES = 1e-3, 1e-2  # of floats, relative to the range of an output
+
+
+def self_test(
+    model: Model,
+    inputs: Sequence[np.ndarray],
+    outputs: Sequence[np.ndarray],
+    tolerance: float | None,
+) -> str:
+    """NAME_test.c. `tolerance` is the largest error accepted, in units of an output (default: by
+    its type)."""
+    arrays, fields, compare = [], [], []
+    if not model.inputs:
+        fields.append("    inputs.unused = 0;")
+    for n, (tensor, array) in enumerate(zip(model.inputs, inputs, strict=True)):
+        arrays.append(_array(f"input{n}", tensor, array))
+        fields.append(f"    inputs.{tensor.field} = input{n};")
+    expected = _filled(model, outputs)
+    for n, (tensor, array) in enumerate(zip(model.outputs, expected, strict=True)):
+        arrays.append(f"static {tensor.c_type} output{n}[{max(tensor.elements, 1)}];")
+        fields.append(f"    outputs.{tensor.field} = output{n};")
+        shape = outputs[n].shape if n < len(outputs) else array.shape
+        if math.prod(shape):
+            arrays.append(_array(f"expected{n}", tensor, array))
+            accepted = _tolerance(model, array) if tolerance is None else tolerance
+            compare.append(_compared(tensor, n, accepted, _outside(array.shape, shape)))
+    return TEST.format(
+        title=comment(f"{model.name}: a test. Made by graphc; do not edit."),
+        name=model.name, macro=model.macro, arrays=_helpers(model) + "\n".join(arrays),
+        fields="\n".join(fields), compare="\n".join(compare),
+    )  # fmt: skip
+
+
+def _array(name: str, tensor: Tensor, contents: np.ndarray) -> str:
+    size = max(tensor.elements, 1)
+    return f"static const {tensor.c_type} {name}[{size}] = {{\n{array_lines(contents)}\n}};"
+
+
+def _helpers(model: Model) -> str:
+    """What reading the outputs needs."""
+    needed: set[str] = set()
+    for tensor in model.outputs:
+        speller = Speller()
+        _real(tensor, "x", speller)
+        needed |= speller.needed
+    return helper_text(needed)
+
+
+# ---------------------------------------------------------------- true sizes
+
+
+def _filled(model: Model, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What is expected of every output of the program: of bounded ones the corner is filled, and
+    the true sizes follow."""
+    shapes = [t.type.static_shape for t in model.outputs]
+    expected = [np.zeros(s, t.type.dtype.np) for s, t in zip(shapes, model.outputs)]
+    for n, array in enumerate(outputs):
+        expected[n][tuple(slice(0, extent) for extent in array.shape)] = array
+        if n in model.program.true_sizes:
+            position, cell = model.program.true_sizes[n]
+            expected[position][cell : cell + array.ndim] = array.shape
+    return expected
+
+
+def _outside(bounds: Sequence[int], shape: Sequence[int]) -> str:
+    """The start of a condition in C: element i lies outside of the corner of that shape."""
+    parts, stride = [], math.prod(bounds)
+    for bound, extent in zip(bounds, shape):
+        stride //= bound
+        if extent < bound:
+            parts.append(f"i / {stride} % {bound} >= {extent} || ")
+    return "".join(parts)
+
+
+# ---------------------------------------------------------------- comparison
+
+
+def _tolerance(model: Model, expected: np.ndarray) -> float:
+    """The largest error accepted by default: one unit of 8 bits, or a share of the range."""
+    dtype = dtypes.of(expected.dtype)
+    if not dtype.is_float:
+        return float(dtype.is_integer and dtype.bits == 8)
+    wide = expected.astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    halves = any(a.dtype == np.float16 for a in model.program.constants)
+    share = TOLERANCE_OF_HALVES if halves else TOLERANCE
+    return float(f"{share * (extent_of(finite) if finite.size else 1.0):.3g}")
+
+
+def _compared(tensor: Tensor, number: int, tolerance: float, outside: str) -> str:
+    return COMPARE.format(
+        field=tensor.field, count=tensor.elements, tolerance=tolerance, same=outside,
+        found=_real(tensor, f"output{number}[i]", Speller()),
+        wanted=_real(tensor, f"expected{number}[i]", Speller()),
+    )  # fmt: skip
+
+
+def _real(tensor: Tensor, place: str, speller: Speller) -> str:
+    """An element in memory as a double."""
+    return f"(double){speller.load(place, tensor.type.dtype).at(UNARY)}"
