@@ -43,7 +43,8 @@ PIPELINES = {
     "plain": SIMPLE,
     "cuda": cuda_passes(),
 }
-POLICIES = {t: KEEP_INTEGERS for t in ("c", "cuda")}  # of folding while graphs are specialised
+POLICIES = {t: KEEP_INTEGERS for t in ("c", "cuda", "onnx")}
+"""Of folding while graphs are specialised; "onnx" is a graph that is written as a model again."""
 
 
 def _default_threads() -> int:

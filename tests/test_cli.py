@@ -306,6 +306,22 @@ def test_opt(capsys, tmp_path):
     assert "BatchNormalization" not in {n.op_type for n in model.graph.node}
 
 
+def test_opt_leaves_quantised_weights_quantised(capsys, tmp_path):
+    source, path = tmp_path / "quantised.gir", tmp_path / "out.onnx"
+    source.write_text("""graph @quantised(%x: f32[2,96]) -> ? {
+  const %w : i8[96,256] = random(seed=1)
+  const %scale : f32[] = 0.01
+  %d = DequantizeLinear(%w, %scale)
+  %i = Identity(%x)
+  %y = MatMul(%i, %d)
+  return %y
+}""")
+    ok(capsys, "opt", source, "-o", path, "--verify")
+    nodes = [node.op_type for node in onnx.load(path).graph.node]
+    assert nodes == ["DequantizeLinear", "MatMul"]
+    assert path.stat().st_size < 96 * 256 + 2000
+
+
 def test_inspect(capsys):
     out = ok(capsys, "inspect", DIGITS, "--dim", "N=1", "--machine", "100,20", "--all")
     conv = next(line for line in out.splitlines() if line.startswith("/conv2/Conv "))

@@ -16,10 +16,10 @@ PASSES = "canonicalise, cse, dce"
 
 SUMMARY = f"""\
 Optimises a model and writes it as ONNX again. The result is checked by onnx.checker. Passes by
-default: {PASSES}. Dimensions that are open stay open: rules that need static shapes
-are left out there, and do their work where --dim or --shape pin them. Other passes (layouts,
-fusion, decomposition) take static shapes only. --verify runs both models in ONNX Runtime and
-compares them."""
+default: {PASSES}. Weights that are quantised stay so. Dimensions that are
+open stay open: rules that need static shapes are left out there, and do their work where --dim or
+--shape pin them. Other passes (layouts, fusion, decomposition) take static shapes only. --verify
+runs both models in ONNX Runtime and compares them."""
 
 EPILOG = examples(
     ("graphc opt model.onnx -o small.onnx", "folded and cleaned up, open dimensions still open"),
@@ -46,11 +46,13 @@ def run(args: argparse.Namespace) -> int:
     from graphc.cli.models import open_model
     from graphc.cli.output import atomic, progress
     from graphc.cli.plugins import load_plugins, pipeline_with
-    from graphc.driver import Settings, optimise
+    from graphc.driver import POLICIES, Settings, optimise
     from graphc.frontend.onnx_export import export_onnx
+    from graphc.passes.context import Context
 
     own = load_plugins(args.plugin)
-    settings = Settings(passes=args.passes or pipeline_with(PASSES, own))
+    context = Context(options={"fold_policy": POLICIES["onnx"]})
+    settings = Settings(passes=args.passes or pipeline_with(PASSES, own), context=context)
     model = open_model(args)
     with progress(f"optimising {model.path.name}"):
         graph = _typed(model, settings.passes)
@@ -66,18 +68,19 @@ def run(args: argparse.Namespace) -> int:
 def _typed(model: Model, passes: str | Any) -> Graph:
     """The graph with static types, or, if dimensions are open, typed as far as that goes."""
     from graphc.cli.emit import typed
+    from graphc.driver import POLICIES
     from graphc.errors import ModelError
     from graphc.passes.pass_manager import parse_pipeline
     from graphc.passes.specialise import has_static_inputs, type_symbolically
 
     pinned = model.pinned()
     if has_static_inputs(pinned):
-        return typed(model)
+        return typed(model, "onnx")
     for step in parse_pipeline(passes):
         if not step.symbolic:
             dims = ", ".join(pinned.symbols) or "the inputs"
             raise ModelError(f"pass {step.name} takes static shapes only: pin {dims} (--dim)")
-    return type_symbolically(pinned)
+    return type_symbolically(pinned, POLICIES["onnx"])
 
 
 def _counts(graph: Graph) -> Counter[str]:
