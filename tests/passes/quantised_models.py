@@ -104,5 +104,13 @@ def residual(dtype=np.int8) -> QuantisedModel:
     return model
 
 
+def difference(dtype=np.int8) -> QuantisedModel:
+    """A difference of round scales, many of which are halfway between two integers."""
+    model = QuantisedModel(dtype)
+    left, right = (model.activation((1, 4, 6, 7), scale, 5) for scale in (0.05, 0.07))
+    model.result = model.build(model.quantise(model.node("Sub", left, right), 0.02, 3))
+    return model
+
+
 def _shifted(dtype, zero: int) -> int:
     return zero if np.dtype(dtype) == np.int8 else zero + 128

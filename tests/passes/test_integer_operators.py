@@ -255,3 +255,78 @@ def test_halves_of_a_pool_of_floats():
     assert [op.attrs["added"] for op in graph.ops if op.name == "RoundedAverage"] == [0]
     (found,) = interpret(graph, model.feeds)
     np.testing.assert_array_equal(found, by_onnx_runtime(model))
+
+
+# ---------------------------------------------------------------- all pairs of values
+
+SCALES = {
+    "irregular": (0.0839, 0.2172, 0.1271),
+    "round": (0.05, 0.07, 0.02),
+    "tenths": (0.1, 0.3, 0.4),
+}
+
+
+def all_pairs(kind: str, dtype, scales, before: bool, limited: bool) -> QuantisedModel:
+    """`kind` of every pair of values; `before`: of operands that the model quantises itself."""
+    model = QuantisedModel(dtype)
+    zeros = [np.iinfo(model.dtype).min + n for n in (166, 126)]
+    x = [model.activation((256, 256), s, z) for s, z in zip(scales, zeros)]
+    every = np.arange(256, dtype=np.uint8).astype(model.dtype)
+    model.feeds = [np.repeat(every, 256).reshape(256, 256), np.tile(every, (256, 1))]
+    if before:
+        parts = [model.quantise(model.node("Neg", v), s, -100) for v, s in zip(x, scales)]
+        zero = np.iinfo(model.dtype).min + 28
+        x = [model.dequantise(v, s, zero) for v, s in zip(parts, scales)]
+    result = model.node(kind, *x)
+    result = model.node("Relu", result) if limited else result
+    model.result = model.build(model.quantise(result, scales[2], -90))
+    return model
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("kind", ["Add", "Sub", "Mul"])
+def test_all_pairs_as_onnx_runtime(kind, scales, dtype):
+    for before, limited in ((False, False), (True, False), (False, True)):
+        model = all_pairs(kind, dtype, SCALES[scales], before, limited)
+        graph = driver.optimise(driver.typed(model.result), passes="integers, fold, dce")
+        (found,), expected = interpret(graph, model.feeds), by_onnx_runtime(model)
+        difference = np.abs(found.astype(int) - expected.astype(int))
+        assert difference.max(initial=0) <= 1
+        assert (difference != 0).sum() <= (0 if scales == "irregular" else 655)
+
+
+# ---------------------------------------------------------------- constants
+
+
+def test_channels_without_weights():
+    """Their factor is tiny next to the others', their bias is huge."""
+    model = QuantisedModel(np.int8)
+    weights = model.random.integers(-127, 128, (3, 8, 1, 1)).astype(np.int8)
+    weights[1] = 0
+    scale = np.array([0.004, 1e-12, 0.002], np.float32)
+    bias = np.array([100, 1 << 30, -50], np.int32)
+    x = model.activation(IMAGE, 0.03, 3)
+    zeros = [np.zeros(3, t) for t in (np.int8, np.int32)]
+    operands = [weights, scale, zeros[0]], [bias, scale * np.float32(0.03), zeros[1]]
+    parts = [model.node("DequantizeLinear", *map(model.constant, p), axis=0) for p in operands]
+    step = float(np.float32(scale[1] * np.float32(0.03)) * 2.0**30 / 2.49)  # a result of 2.49
+    model.result = model.build(model.quantise(model.node("Conv", x, *parts), step))
+    graph = driver.optimise(driver.typed(model.result), passes="integers, fold, dce")
+    (found,) = interpret(graph, model.feeds)
+    np.testing.assert_array_equal(found, by_onnx_runtime(model))
+    assert np.unique(found[:, 1]).tolist() == [2 - 5]
+
+
+def test_biases_of_floats():
+    """They become whole numbers of units, however coarse."""
+    model = QuantisedModel(np.int8)
+    integers = model.random.integers(-3, 4, (6, 8, 1, 1)).astype(np.int8)
+    parameters = [integers, np.float32(0.25), np.int8(0)]
+    weights = model.node("DequantizeLinear", *map(model.constant, parameters))
+    bias = model.constant(model.random.uniform(-1, 1, 6).astype(np.float32))
+    total = model.node("Conv", model.activation(IMAGE, 1.0), weights, bias)
+    model.result = model.build(model.quantise(total, 1.0))
+    graph = driver.optimise(driver.typed(model.result), passes="integers, fold, dce")
+    (found,) = interpret(graph, model.feeds)
+    np.testing.assert_array_equal(found, by_onnx_runtime(model))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from graphc.ir import dtypes
 from graphc.ir.dtypes import i32, i64
-from graphc.ir.expr import Expr, maximum, minimum, reduce, select
+from graphc.ir.expr import Expr, cast, maximum, minimum, reduce, select
 from graphc.ir.opdef import Int, Number, Operand, axes, op
 from graphc.ir.ops.helpers import normal_axis, only_element, replaced
 from graphc.ir.window import TRUE, guard, make_window, positions
@@ -125,6 +125,17 @@ def window_sum(
 def lookup(i, x: Int, table: Number):
     """table[x], the table beginning with the result for the smallest value of x's type."""
     return table[x[i].cast(i64) - int(x.dtype.min)]
+
+
+@op("Stepwise", domain=DOMAIN, infer=_first_shape)
+def stepwise(i, x: Int, limits: Int, *, shift: int, low: int, to: int):
+    """`low` plus how many of the ascending `limits` do not exceed x, which is about x / 2**shift.
+
+    To be precise, x / 2**shift rounded down is that number or one less.
+    """
+    about = minimum(maximum(x[i] >> shift, 0), limits.size - 1)
+    more = select(x[i] >= limits[about.cast(i64)], cast(1, i32), cast(0, i32))
+    return (about + more + low).cast(dtypes.of(to))
 
 
 @op("QuantisedSoftmax", domain=DOMAIN, infer=_first_shape)

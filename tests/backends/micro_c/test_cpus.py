@@ -15,7 +15,7 @@ from graphc.cli import options
 from graphc.errors import ModelError
 
 from bundles import STRICT, checked, micro_program, model_of, run_bundle  # isort: skip
-from quantised_models import convolution, dense, residual  # isort: skip
+from quantised_models import convolution, dense, difference, residual  # isort: skip
 
 RNG = np.random.default_rng(5)
 RISCV = "riscv64-unknown-elf-gcc"
@@ -56,6 +56,7 @@ CASES = {
     ),
     "dense": lambda: quantised(dense("Gemm")),
     "residual": lambda: quantised(residual()),
+    "difference": lambda: quantised(difference()),
 }
 
 

@@ -12,7 +12,7 @@ from graphc.backends.micro_c import BundleOptions, bundle
 
 from bundles import checked, run_bundle  # isort: skip
 
-from quantised_models import QuantisedModel, convolution, dense, residual  # isort: skip
+from quantised_models import QuantisedModel, convolution, dense, difference, residual  # isort: skip
 
 IMAGE = (1, 4, 6, 7)
 
@@ -56,6 +56,7 @@ CASES = {
     "depthwise": lambda t: convolution(t, (1, 4, 6, 6), (4, 1, 3, 3), pads=[1] * 4, group=4),
     "gemm": lambda t: dense("Gemm", t),
     "residual": residual,
+    "difference": difference,
 }
 
 

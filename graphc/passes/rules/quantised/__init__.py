@@ -5,6 +5,7 @@
     tables         functions of one 8-bit value are 256 results, computed at compile time
     products       convolutions and matrix products: sums in int32, rescaled once
     sums           sums, differences and products of two values
+    pairs          what ONNX Runtime gives for all pairs of them, and which form gives the same
     means          means, in which a tie is rounded as floats would round it
     normalised     softmax
     kernels        how ONNX Runtime would compute it, where that decides how halves are rounded

@@ -5,38 +5,50 @@ from __future__ import annotations
 from graphc.ir.dtypes import DType, i8, u8
 from graphc.ir.graph import Op, Value
 from graphc.passes.rewriter import Rewriter
+from graphc.passes.rules.quantised.activations import Activated
 from graphc.passes.rules.quantised.moves import MOVES
-from graphc.passes.rules.quantised.values import Target
 
 PRODUCTS = ("Conv", "MatMul", "Gemm")
+UNSIGNED = ("Conv", "MatMul")  # what has a kernel for uint8 only
 WHOLE_OPERATORS = "quantised operators"  # an option: the graph came with some
 
 
-def in_one_kernel(rw: Rewriter, op: Op) -> bool:
+def in_one_kernel(rw: Rewriter, op: Op, after: Activated) -> bool:
     """Whether it computes on quantised values, instead of on floats that it then quantises.
 
-    It does in graphs of quantised operators. Otherwise it does if the operand and the quantised
-    result have the same type (uint8, for sums of products), but reads int8 as uint8 wherever one
-    DequantizeLinear directly follows a QuantizeLinear (its QDQS8ToU8Transformer).
-    To be asked before anything is built that uses the operand.
+    It does if no activation follows that limits the results more than their type does, and either
+    the graph is one of quantised operators, or the operands and the quantised result have the same
+    type. Of sums of products, the first operand counts, and most have a kernel for uint8 only. But
+    int8 is read as uint8 wherever one DequantizeLinear directly follows a QuantizeLinear (ONNX
+    Runtime's QDQS8ToU8Transformer). To be asked before anything is built that uses the operands.
     """
+    if after.slope is not None or not after.target.is_full:
+        return False
     if rw.ctx.options.get(WHOLE_OPERATORS):
         return True
-    before, after = _kinds(rw, op)
-    return before is after and (after is u8 or op.name not in PRODUCTS)
+    result = _kind(rw.match.ops[-1].output)
+    if op.name in UNSIGNED and result is not u8:
+        return False
+    if op.name in PRODUCTS:
+        return _kind_before(op.inputs[0]) is result
+    return all(_kind_before(value) in (result, None) for value in op.inputs)
 
 
-def zero_point_in_kernel(rw: Rewriter, op: Op, target: Target) -> int:
-    """The zero point of the result as that kernel has it: 128 more where int8 is read as uint8."""
-    as_unsigned = _kinds(rw, op)[1] is u8 and not rw.ctx.options.get(WHOLE_OPERATORS)
-    return target.zero_point + (128 if as_unsigned and target.dtype is i8 else 0)
+def shift_in_kernel(rw: Rewriter) -> int:
+    """What that kernel adds to the values: 128 where it reads int8 as uint8."""
+    if rw.ctx.options.get(WHOLE_OPERATORS):
+        return 0
+    result = rw.match.ops[-1].output
+    return 128 if _kind(result) is not result.tensor.dtype else 0
 
 
-def _kinds(rw: Rewriter, op: Op) -> tuple[DType | None, DType]:
-    """The types that the operand and the quantised result are read as."""
-    dequantise = op.inputs[0].producer if op.inputs[0] is not None else None
-    source = dequantise.inputs[0] if dequantise is not None else None
-    return None if source is None else _kind(source), _kind(rw.match.ops[-1].output)
+def _kind_before(value: Value | None) -> DType | None:
+    """The type that a dequantised operand is read as; None if the value is none."""
+    dequantise = value.producer if value is not None else None
+    if dequantise is None or dequantise.name != "DequantizeLinear":
+        return None
+    source = dequantise.inputs[0]
+    return None if source is None else _kind(source)
 
 
 def _kind(value: Value) -> DType:

@@ -21,7 +21,7 @@ from graphc.passes.pattern import attribute
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.facts import ints
 from graphc.passes.rules.quantised.activations import Activated
-from graphc.passes.rules.quantised.kernels import in_one_kernel, zero_point_in_kernel
+from graphc.passes.rules.quantised.kernels import in_one_kernel, shift_in_kernel
 from graphc.passes.rules.quantised.products import LARGEST_BYTE, NO_OPERAND
 from graphc.passes.rules.quantised.rescale import (
     LARGEST_SUM,
@@ -65,7 +65,7 @@ def average_pool(rw: Rewriter, op: Op, after: Activated) -> Value | None:
         return None
     counts = _counts(op, shape)
     if _often_tied(counts, x.step / after.target.step) and _within_reach(op, x, after.target):
-        return _tied_average(rw, op, x, after.target)
+        return _tied_average(rw, op, x, after)
     whole = all(extent == 1 for extent in result[2:]) and not any(op.attrs.get("pads") or ())
     if whole and tuple(op.attrs["kernel_shape"]) == shape[2:]:
         return global_mean(rw, op, after)
@@ -95,10 +95,11 @@ def _within_reach(pool: Op, x: Quantised, target: Target) -> bool:
     return FARTHEST[0] <= exponent <= FARTHEST[1] and elements <= LARGEST_WINDOW
 
 
-def _tied_average(rw: Rewriter, pool: Op, x: Quantised, target: Target) -> Value:
+def _tied_average(rw: Rewriter, pool: Op, x: Quantised, after: Activated) -> Value:
     """A mean that often is close to halfway between two integers."""
+    target = after.target
     (mx, ex), (my, ey) = math.frexp(x.step), math.frexp(target.step)
-    added = zero_point_in_kernel(rw, pool, target) if in_one_kernel(rw, pool) else 0
+    added = target.zero_point + shift_in_kernel(rw) if in_one_kernel(rw, pool, after) else 0
     return rw.op(
         "RoundedAverage", x.value, _window_sums(rw, pool, x), domain=DOMAIN,
         x_mantissa=int(math.ldexp(mx, DIGITS)), mantissa=int(math.ldexp(my, DIGITS)),

@@ -32,9 +32,10 @@ def softmax(rw: Rewriter, op: Op, after: Activated) -> Value | None:
         return rw.skip("a softmax has no slopes below zero")
     target = after.target
     inverse = 1 / target.step
-    if in_one_kernel(rw, op):
+    one_kernel = in_one_kernel(rw, op, after)
+    if one_kernel:
         inverse = math.floor(np.float32(1) / np.float32(target.step))
-    if not 1 <= inverse < 1 << 16:
+    if not (inverse >= 1 or one_kernel) or inverse >= 1 << 16:
         return rw.skip(f"a scale of {target.step} is out of reach")
     length = x.value.tensor.static_shape[attribute(op, "axis")]
     shift = 0 if abs(inverse - round(inverse)) < 1e-6 else 30 - math.frexp(inverse)[1]

@@ -72,7 +72,8 @@ def _less_zero_points(contents: np.ndarray, found: Quantised) -> np.ndarray:
 
 
 def _biases(rw: Rewriter, bias: Value | None, steps: np.ndarray) -> np.ndarray | None:
-    """A constant real bias in units of `steps` (one per channel, or one for all)."""
+    """A constant bias in whole `steps` (one per channel, or one for all); ONNX Runtime rounds one
+    of floats likewise (its WeightBiasQuantization)."""
     if bias is None:
         return np.zeros(1)
     found = dequantised(bias)
@@ -109,18 +110,17 @@ def _product(
     if largest > LARGEST_SUM:
         return rw.skip(f"sums up to {largest:.0f} do not fit int32")
     centred = padded and x.zero_point != 0
-    if not centred:
-        own = own - x.zero_point * sums.sum(1)
-    offsets = np.broadcast_to(own, (channels,)).astype(np.int64)
+    offsets = np.zeros(channels) if centred else -x.zero_point * sums.sum(1)
     if after.slope is not None and after.slope.size > 1 and axis != 1:
         return rw.skip("the slopes below zero belong to another axis")
     below = after.slopes(channels)
     factors = units / after.target.step
-    if in_one_kernel(rw, op):
+    if in_one_kernel(rw, op, after):
         factors = _as_floats(x.step, steps, after.target.step, channels)
     return rescaled(
         rw, total(centred), offsets, factors, axis, after.target,
-        None if below is None else factors * below,
+        None if below is None else factors * below, bias=np.broadcast_to(own, (channels,)),
+        largest=largest,
     )  # fmt: skip
 
 

@@ -1,4 +1,9 @@
-"""Real factors in fixed point, and sums that are rescaled by them."""
+"""Real factors in fixed point, and sums that are rescaled by them.
+
+A multiplier of 31 bits is shared out by the largest of several factors: those of channels whose
+weights are all (nearly) zero may be left with a few bits. Their sums are a constant, so they come
+out right if the constant is given in units of the factor that the multiplier really stands for.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import math
 import numpy as np
 
 from graphc.ir.graph import Value
-from graphc.ir.ops.fixed_point import DOMAIN, NEAR, TO_EVEN, TO_ODD, UP
+from graphc.ir.ops.fixed_point import DOMAIN, NEAR, TO_EVEN, UP
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.quantised.values import Target
 
@@ -18,7 +23,7 @@ LARGEST_SHIFT = 62
 
 def fixed_point(factors: np.ndarray) -> tuple[np.ndarray, int] | None:
     """int32 multipliers and the shift s with multipliers / 2**s = factors; None where there are
-    none: for numbers that are not finite, or too large or small."""
+    none: for numbers that are not finite, or too large or small. Only 0 has the multiplier 0."""
     largest = float(np.abs(factors).max(initial=0))
     if not (np.isfinite(factors).all() and largest > 0):
         return None
@@ -27,21 +32,18 @@ def fixed_point(factors: np.ndarray) -> tuple[np.ndarray, int] | None:
         shift -= 1
     if not 1 <= shift <= LARGEST_SHIFT:
         return None
-    return np.rint(np.ldexp(factors, shift)).astype(np.int32), shift
+    exact = np.ldexp(factors, shift)
+    return np.where(np.abs(exact) < 1, np.sign(exact), np.rint(exact)).astype(np.int32), shift
 
 
 def gives_halves(multipliers: np.ndarray, shift: int) -> bool:
     """Whether whole numbers times multipliers / 2**shift often are about k + 1/2.
 
     They are if the factors are nearly fractions with small denominators, as of round scales.
+    (Often: one of the first 4095 in 512, for all multipliers together.)
     """
     by = np.unique(np.abs(multipliers.reshape(-1).astype(np.int64)))
-    return many_halves(by[:, None] * np.arange(1, 4096), shift)
-
-
-def many_halves(values: np.ndarray, shift: int) -> bool:
-    """Whether at least one in 512 of these values / 2**shift is about k + 1/2."""
-    half = 1 << shift - 1
+    values, half = by[:, None] * np.arange(1, 4096), 1 << shift - 1
     near = np.abs((values & ((1 << shift) - 1)) - half) <= half >> NEAR + 1
     return bool(near.mean() >= 1 / 512)
 
@@ -54,29 +56,32 @@ def along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
 
 
 def rescaled(
-    rw: Rewriter, total: Value, bias: np.ndarray, factors: np.ndarray, axis: int, target: Target,
-    below: np.ndarray | None = None, after_zero_point: bool = False,
+    rw: Rewriter, total: Value, offset: np.ndarray, factors: np.ndarray, axis: int, target: Target,
+    below: np.ndarray | None = None, halves: int | None = None,
+    bias: np.ndarray | None = None, largest: float = LARGEST_SUM,
 ) -> Value | None:
-    """(total + bias) * factors, quantised, halves to even (with the zero point if so asked).
+    """(total + offset + bias) * factors, quantised, halves to even if there are many, or as asked.
 
-    `bias` and `factors` hold one number, or one per position of `axis`; `factors` may also be a
-    tensor that broadcasts to the total. Where the sum is negative, `below` are its factors.
+    The integers `offset`, those of `bias`, and `factors` are one, or one per position of `axis`;
+    `factors` may also be a tensor that broadcasts to the total. Where the sum is negative, `below`
+    are its factors. No sum exceeds `largest`.
     """
     both = factors if below is None else np.concatenate([factors.reshape(-1), below.reshape(-1)])
     found = fixed_point(both)
     if found is None:
         return rw.skip("a factor is out of reach of fixed point")
     multipliers, shift = found
-    if bias.any():
-        total = rw.Add(total, rw.constant(along(bias.astype(np.int32), axis, total.tensor.rank)))
-    above = multipliers.reshape(-1)[: factors.size]
-    above = above.reshape(factors.shape) if factors.ndim > 1 else above
-    operands = [total, rw.constant(above)]
+    above = multipliers.reshape(-1)[: factors.size].reshape(factors.shape)
+    if bias is not None and bias.any():
+        units = np.ldexp(factors, shift) / np.where(above == 0, 1, above)
+        offset = offset + np.rint(bias * np.minimum(units, LARGEST_SUM / largest))
+    if offset.any():
+        total = rw.Add(total, rw.constant(along(offset.astype(np.int32), axis, total.tensor.rank)))
+    operands = [total, rw.constant(above if above.ndim > 1 else above.reshape(-1))]
     if below is not None:
         operands.append(rw.constant(multipliers[factors.size :]))
-    halves = UP
-    if gives_halves(multipliers, shift):
-        halves = TO_ODD if after_zero_point and target.zero_point % 2 else TO_EVEN
+    if halves is None:
+        halves = TO_EVEN if gives_halves(multipliers, shift) else UP
     return rw.op(
         "Requantize", *operands, domain=DOMAIN, axis=axis, shift=shift,
         zero_point=target.zero_point, even=halves, **target.attrs(),

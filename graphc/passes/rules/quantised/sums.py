@@ -1,32 +1,27 @@
 """Sums, differences and products of two quantised values.
 
-A sum is a * sa / sy + b * sb / sy, both factors in one fixed point. A product is one int32, which
-is rescaled once. (With one number for all elements on one side, either is a table.)
+A sum is a * sa / sy + b * sb / sy, both factors in one fixed point. Where that does not round as
+ONNX Runtime does, as with round scales, it is a sum of two table entries, which is compared with
+where results change. A product is one int32, which is rescaled once. (With one number for all
+elements on one side, either is a table.)
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 
 from graphc.ir.dtypes import i32
 from graphc.ir.graph import Op, Value
-from graphc.ir.ops.fixed_point import DOMAIN, TO_EVEN, TO_ODD, UP
+from graphc.ir.ops.fixed_point import DOMAIN
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.quantised.activations import Activated
-from graphc.passes.rules.quantised.kernels import in_one_kernel
+from graphc.passes.rules.quantised.kernels import in_one_kernel, shift_in_kernel
+from graphc.passes.rules.quantised.pairs import HALVES, Pairs, Sum, by_tables, shifted
 from graphc.passes.rules.quantised.products import NO_OPERAND, matrix_product
-from graphc.passes.rules.quantised.rescale import (
-    LARGEST_SHIFT,
-    MULTIPLIER_BITS,
-    many_halves,
-    rescaled,
-)
-from graphc.passes.rules.quantised.tables import codes
+from graphc.passes.rules.quantised.rescale import fixed_point, rescaled
 from graphc.passes.rules.quantised.values import Quantised, activation
 
-SUM_BITS = 12  # that the sum of two multiplied bytes has beyond the multipliers
+MOST_FAILED = 8  # of 65536 pairs, without reason for tables
 
 
 def addition(rw: Rewriter, op: Op, after: Activated) -> Value | None:
@@ -38,7 +33,7 @@ def addition(rw: Rewriter, op: Op, after: Activated) -> Value | None:
             columns = op.output.tensor.static_shape[-1]
             if alone and bias is not None and bias.tensor.size in (1, columns):
                 return matrix_product(rw, inner, after, bias)
-    return _sum(rw, op, after, 1, in_one_kernel(rw, op))
+    return _sum(rw, op, after, 1, in_one_kernel(rw, op, after))
 
 
 def subtraction(rw: Rewriter, op: Op, after: Activated) -> Value | None:
@@ -46,34 +41,25 @@ def subtraction(rw: Rewriter, op: Op, after: Activated) -> Value | None:
     return _sum(rw, op, after, -1, False)
 
 
-def _sum(rw: Rewriter, op: Op, after: Activated, sign: int, with_zero: bool) -> Value | None:
-    """a + sign * b; halves become even before or with the zero point."""
+def _sum(rw: Rewriter, op: Op, after: Activated, sign: int, one_kernel: bool) -> Value | None:
+    """a + sign * b, in whichever form agrees with ONNX Runtime on (nearly) all pairs."""
     a, b = (activation(v) for v in op.inputs)
     if a is None or b is None:
         return rw.skip(NO_OPERAND)
     if after.slope is not None:
         return rw.skip("a sum has no slopes below zero")
-    target = after.target
-    factors = [a.step / target.step, sign * b.step / target.step]
-    shift = MULTIPLIER_BITS - 1 - math.frexp(max(map(abs, factors)))[1]
-    if not (1 <= shift <= LARGEST_SHIFT - SUM_BITS and min(map(abs, factors)) > 0):
-        return rw.skip(f"factors {factors} are out of reach of fixed point")
-    by = [round(math.ldexp(f, shift)) for f in factors]
-    offset = (target.zero_point << shift) + (1 << shift - 1)
-    offset -= a.zero_point * by[0] + b.zero_point * by[1]
-    halves = UP
-    if _gives_halves(a, b, by, shift):
-        halves = TO_EVEN if with_zero or target.zero_point % 2 == 0 else TO_ODD
+    total = Sum(Pairs(a, b, after.target, one_kernel, shift_in_kernel(rw)), sign)
+    form, failed = total.best()
+    tabulated = by_tables(rw, total) if failed > MOST_FAILED else None
+    if tabulated is not None:
+        return tabulated
+    if form is None:
+        return rw.skip(f"scales {a.step} and {b.step} are out of reach of fixed point")
     return rw.op(
-        "RescaledSum", a.value, b.value, domain=DOMAIN, a_multiplier=by[0], b_multiplier=by[1],
-        offset=offset, shift=shift, even=halves, **target.attrs(),
+        "RescaledSum", a.value, b.value, domain=DOMAIN, a_multiplier=form.by[0],
+        b_multiplier=form.by[1], offset=form.offset, shift=form.shift, even=form.halves,
+        **after.target.attrs(),
     )  # fmt: skip
-
-
-def _gives_halves(a: Quantised, b: Quantised, by: list[int], shift: int) -> bool:
-    """Whether the multiplied sums of pairs of values often are halfway between two integers."""
-    terms = [(codes(q.value).astype(np.int64) - q.zero_point) * m for q, m in zip((a, b), by)]
-    return many_halves(terms[0][:, None] + terms[1], shift)
 
 
 def rescaling(rw: Rewriter, dequantise: Op, after: Activated) -> Value | None:
@@ -94,11 +80,30 @@ def product(rw: Rewriter, op: Op, after: Activated) -> Value | None:
         return rw.skip(NO_OPERAND)
     if after.slope is not None and after.slope.size > 1:
         return rw.skip("a product has no slopes per channel")
-    with_zero = in_one_kernel(rw, op)
+    pairs = Pairs(a, b, after.target, in_one_kernel(rw, op, after), shift_in_kernel(rw))
     total = rw.Mul(_less_zero_point(rw, a), _less_zero_point(rw, b))
     factors = np.array([a.step * b.step / after.target.step])
+    if pairs.one_kernel:
+        factors = np.array([float(pairs.ratio())])
     below = None if after.slope is None else factors * after.slope
-    return rescaled(rw, total, np.zeros(1), factors, 0, after.target, below, with_zero)
+    halves = _halves_of_products(pairs, factors) if below is None else None
+    return rescaled(rw, total, np.zeros(1), factors, 0, after.target, below, halves)
+
+
+def _halves_of_products(pairs: Pairs, factors: np.ndarray) -> int | None:
+    """What halves have to become for most products to be as ONNX Runtime has them."""
+    found = fixed_point(factors)
+    if found is None:
+        return None
+    (by,), shift = found
+    a, b = pairs.centred()
+    totals, expected = a * b * int(by) + (1 << shift - 1), pairs.products()
+
+    def failed(halves: int) -> int:
+        whole = shifted(totals, shift, halves) + pairs.target.zero_point
+        return int((pairs.limited(whole) != expected).sum())
+
+    return min(HALVES, key=failed)
 
 
 def _less_zero_point(rw: Rewriter, x: Quantised) -> Value:

@@ -19,7 +19,7 @@ from graphc.ir.ops.fixed_point import DOMAIN
 from graphc.passes.pattern import P, opt, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of
-from graphc.passes.rules.quantised.values import BYTES, GROUP, activation
+from graphc.passes.rules.quantised.values import BYTES, GROUP, activation, codes
 
 MOST_OPS = 32  # in one function
 
@@ -39,12 +39,6 @@ def tabulate(rw, op, y, scale, zero):
     if table is None:
         return rw.skip("the function cannot be evaluated")
     return looked_up(rw, source, table)
-
-
-def codes(value: Value) -> np.ndarray:
-    """All values of an 8-bit type, in order."""
-    dtype = value.tensor.dtype
-    return np.arange(int(dtype.min), int(dtype.max) + 1).astype(dtype.np)
 
 
 def looked_up(rw: Rewriter, x: Value, table: np.ndarray) -> Value:

@@ -116,6 +116,12 @@ def target_of(rw: Rewriter, op: Op) -> Target | None:
     return Target(number, zero_point, int(dtype.min), int(dtype.max), dtype)
 
 
+def codes(value: Value) -> np.ndarray:
+    """All values of an 8-bit type, in order."""
+    dtype = value.tensor.dtype
+    return np.arange(int(dtype.min), int(dtype.max) + 1).astype(dtype.np)
+
+
 def quantised_like(rw: Rewriter, value: Value, op: Op) -> Value:
     """`value` quantised by the parameters of a QuantizeLinear."""
     return rw.QuantizeLinear(value, *op.inputs[1:], **op.attrs)
