@@ -39,6 +39,7 @@ class FakeStream:
     number: int
     last: Node | None = None  # while capturing
     joined: list[Node] = field(default_factory=list)
+    apart: bool = False
 
 
 class FakeDriver(Driver):
@@ -73,6 +74,7 @@ class FakeDriver(Driver):
         if self.nodes is None:
             work()
             return
+        assert stream.apart, "a stream that others wait for takes part in a capture"
         node = Node(work, [*stream.joined, *([stream.last] if stream.last else [])])
         stream.last, stream.joined = node, []
         self.nodes.append(node)
@@ -192,10 +194,13 @@ class FakeDriver(Driver):
 
     # ------------------------------------------------------------ streams, events, graphs
 
-    def stream(self) -> Any:
+    def stream(self, apart: bool = False) -> Any:
         self.did("stream")
-        self.streams.append(FakeStream(self.counts["stream"]))
+        self.streams.append(FakeStream(self.counts["stream"], apart=apart))
         return self.streams[-1]
+
+    def free_stream(self, stream: Any) -> None:
+        self.did("free_stream")
 
     def number(self, stream: Any) -> int:
         return 1000 + stream.number
@@ -210,6 +215,9 @@ class FakeDriver(Driver):
     def event(self, timed: bool = False) -> Any:
         self.did("event")
         return [None]
+
+    def free_event(self, event: Any) -> None:
+        self.did("free_event")
 
     def record(self, event: Any, stream: Any) -> None:
         event[0] = (stream.last, list(stream.joined))

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -20,7 +21,7 @@
 typedef int Status;
 enum : Status {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201,
-    NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900, INVALID_IMAGE = 200,
+    NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906, INVALID_IMAGE = 200,
 };
 typedef unsigned long long Pointer;
 typedef std::vector<std::function<Status()>> Graph;
@@ -38,27 +39,50 @@ struct Function {
     int shared = 48 << 10;
 };
 
+struct Stream {
+    bool blocking;  // in order with the legacy default stream
+};
+
+struct Event {
+    bool recorded = false, captured = false;
+};
+
 struct Module {
     void *library;
     std::map<std::string, Function> functions;
 };
 
 static bool ready = false;
-static int primary, stream_count;             // addresses stand for contexts and streams
+static int primary;                           // whose address stands for the context
 static std::vector<void *> contexts;          // the stack of this thread: one thread is enough
 static std::map<Pointer, Block> memory;       // of the device
-static Graph *recorded = nullptr;
-static void *capturing = nullptr;             // the stream that began
+static Graph *recorded = nullptr;             // what is being captured
+static Stream *capturing = nullptr;           // the stream that began
+static std::set<Stream *> captured;           // and those that joined it
 static Status pending = OK;                   // what the next wait tells
 
 static Status require_context() { return contexts.empty() ? INVALID_CONTEXT : OK; }
 
-static Status given(std::function<Status()> work)
+// A capture fails if anybody uses the legacy default stream while a stream in order with it captures.
+static bool is_implicit()
+{
+    for (Stream *stream : captured) {
+        if (stream->blocking) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static Status given(void *stream, std::function<Status()> work)
 {
     if (Status status = require_context()) {
         return status;
     }
-    if (recorded != nullptr) {
+    if (stream == nullptr && is_implicit()) {
+        return CAPTURE_IMPLICIT;
+    }
+    if (captured.count(static_cast<Stream *>(stream))) {
         recorded->push_back(work);
         return OK;
     }
@@ -165,9 +189,9 @@ EXPORT Status cuMemHostAlloc(void **place, size_t bytes, unsigned)
 }
 EXPORT Status cuMemAllocHost_v2(void **place, size_t bytes) { return cuMemHostAlloc(place, bytes, 0); }
 EXPORT Status cuMemFreeHost(void *place) { free(place); return require_context(); }
-EXPORT Status cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, void *)
+EXPORT Status cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, void *stream)
 {
-    return given([=] {
+    return given(stream, [=] {
         const Status status = note(to, bytes, true);
         if (status == OK) {
             memcpy(reinterpret_cast<void *>(to), from, bytes);
@@ -175,9 +199,9 @@ EXPORT Status cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, v
         return status;
     });
 }
-EXPORT Status cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, void *)
+EXPORT Status cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, void *stream)
 {
-    return given([=] {
+    return given(stream, [=] {
         const Status status = note(from, bytes, false);
         if (status == OK) {
             memcpy(to, reinterpret_cast<const void *>(from), bytes);
@@ -185,9 +209,9 @@ EXPORT Status cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, void *)
         return status;
     });
 }
-EXPORT Status cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, void *)
+EXPORT Status cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, void *stream)
 {
-    return given([=] {
+    return given(stream, [=] {
         const Status status = note(to, bytes, true) | note(from, bytes, false);
         if (status == OK) {
             memcpy(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), bytes);
@@ -262,7 +286,7 @@ EXPORT Status cuFuncSetAttribute(void *function, int which, int value)
 EXPORT Status cuFuncSetBlockShape(void *, int, int, int) { return OK; }
 EXPORT Status cuLaunchKernel(void *kernel, unsigned grid, unsigned grid_y, unsigned grid_z,
                              unsigned block, unsigned block_y, unsigned block_z, unsigned shared,
-                             void *, void **parameters, void **extra)
+                             void *stream, void **parameters, void **extra)
 {
     const Function &function = *static_cast<Function *>(kernel);
     if (grid_y * grid_z * block_y * block_z != 1 || int(shared) > function.shared) {
@@ -274,7 +298,7 @@ EXPORT Status cuLaunchKernel(void *kernel, unsigned grid, unsigned grid_y, unsig
     for (size_t n = 0; n < pointers.size(); ++n) {
         memcpy(&pointers[n], packed ? packed + 8 * n : parameters[n], 8);
     }
-    return given([=] {
+    return given(stream, [=] {
         std::vector<void *> data;
         std::vector<int64_t> counts;
         std::vector<uint8_t *> written;
@@ -299,33 +323,43 @@ EXPORT Status cuLaunchKernel(void *kernel, unsigned grid, unsigned grid_y, unsig
 
 // ------------------------------------------------------------------ streams, events, graphs
 
-EXPORT Status cuStreamCreate(void **stream, unsigned)
+EXPORT Status cuStreamCreate(void **stream, unsigned flags)
 {
-    *stream = reinterpret_cast<void *>(intptr_t(4096 + 16 * ++stream_count));
-    return require_context();
+    *stream = new Stream{flags == 0};
+    return flags > 1 ? Status(INVALID_VALUE) : require_context();
 }
-EXPORT Status cuStreamDestroy_v2(void *) { return OK; }
-EXPORT Status cuStreamSynchronize(void *)
+EXPORT Status cuStreamDestroy_v2(void *stream) { delete static_cast<Stream *>(stream); return OK; }
+EXPORT Status cuStreamSynchronize(void *stream)
 {
-    return recorded != nullptr ? Status(CAPTURE_UNSUPPORTED) : pending;
+    const bool captures = captured.count(static_cast<Stream *>(stream));
+    return captures ? Status(CAPTURE_UNSUPPORTED) : pending;
 }
-EXPORT Status cuStreamWaitEvent(void *, void *event, unsigned)
+EXPORT Status cuStreamWaitEvent(void *stream, void *event, unsigned)
 {
-    return *static_cast<int *>(event) ? OK : INVALID_VALUE;  // it must have been recorded
+    const Event &mark = *static_cast<Event *>(event);
+    if (mark.captured) {
+        captured.insert(static_cast<Stream *>(stream));
+    }
+    return mark.recorded ? OK : INVALID_VALUE;
 }
-EXPORT Status cuEventCreate(void **event, unsigned) { *event = new int(0); return OK; }
-EXPORT Status cuEventDestroy_v2(void *event) { delete static_cast<int *>(event); return OK; }
-EXPORT Status cuEventRecord(void *event, void *) { *static_cast<int *>(event) = 1; return OK; }
+EXPORT Status cuEventCreate(void **event, unsigned) { *event = new Event; return OK; }
+EXPORT Status cuEventDestroy_v2(void *event) { delete static_cast<Event *>(event); return OK; }
+EXPORT Status cuEventRecord(void *event, void *stream)
+{
+    *static_cast<Event *>(event) = Event{true, captured.count(static_cast<Stream *>(stream)) != 0};
+    return OK;
+}
 EXPORT Status cuEventSynchronize(void *) { return OK; }
 EXPORT Status cuEventElapsedTime(float *time, void *, void *) { *time = 0.25f; return OK; }
 EXPORT Status cuEventElapsedTime_v2(float *time, void *, void *) { *time = 0.25f; return OK; }
 EXPORT Status cuStreamBeginCapture_v2(void *stream, int mode)
 {
-    if (recorded != nullptr || stream == nullptr || mode != 1) {
+    if (recorded != nullptr || stream == nullptr || mode < 0 || mode > 2) {
         return INVALID_VALUE;
     }
     recorded = new Graph;
-    capturing = stream;
+    capturing = static_cast<Stream *>(stream);
+    captured = {capturing};
     return OK;
 }
 EXPORT Status cuStreamEndCapture(void *stream, void **graph)
@@ -335,6 +369,7 @@ EXPORT Status cuStreamEndCapture(void *stream, void **graph)
     }
     *graph = recorded;
     recorded = nullptr;
+    captured.clear();
     return OK;
 }
 EXPORT Status cuGraphInstantiateWithFlags(void **ready, void *graph, unsigned long long)

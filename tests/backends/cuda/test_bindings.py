@@ -43,6 +43,7 @@ def test_bindings(name, gpu):
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert (seen["driver"], seen["device"], seen["arch"]) == (name, "simulator", "sm_90")
+    assert seen["read"], "others can use the GPU while a run is captured"
     assert seen["equal"] and seen["streams"] > 1 and seen["times"] == [0.25, 0.25]
     graph = graph_of(BRANCHES)
     wanted = interpret(graph, inputs_of(cuda_program(graph_of(BRANCHES))))

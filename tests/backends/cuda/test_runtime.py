@@ -144,6 +144,17 @@ def test_everything_is_given_back():
     assert driver.counts["free_pinned"] == driver.counts["pinned"]
     assert driver.counts["free_graph"] == driver.counts["capture"] == 1
     assert driver.counts["unload"] == 1
+    for each in ("stream", "event"):
+        assert driver.counts[f"free_{each}"] == driver.counts[each] > 1
+
+
+def test_times():
+    model = model_of()
+    resident = model.to_device(some_inputs()[0])
+    before = []
+    assert model.times([resident], 3, batch=5, before=before.append) == [0.5 / 5] * 3
+    assert before == [model.driver.streams[0]] * 5  # two runs more, which are not counted
+    assert model.driver.counts["replay"] == 5 * 5 - 1
 
 
 # ---------------------------------------------------------------- arrays of the device

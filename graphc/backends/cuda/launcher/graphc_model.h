@@ -79,13 +79,14 @@ class Model {
   public:
     // `weights` is the path of weights.bin.
     Model(const Plan &plan, const std::string &weights, int device = 0)
-        : plan(plan), device(device), streams(plan.stream_count), events(plan.launch_count)
+        : plan(plan), device(device), branches(plan.stream_count), events(plan.launch_count)
     {
         const std::vector<char> contents = read(weights, plan.weights_bytes);
         try {
             check(cudaSetDevice(device), "device " + std::to_string(device));
-            for (cudaStream_t &stream : streams) {
-                check(cudaStreamCreate(&stream), "stream");
+            check(cudaStreamCreate(&main_stream), "stream");
+            for (cudaStream_t &branch : branches) {
+                check(cudaStreamCreateWithFlags(&branch, cudaStreamNonBlocking), "stream");
             }
             for (int n = 0; n < plan.launch_count; ++n) {
                 prepare(plan.launches[n], events[n]);
@@ -122,10 +123,10 @@ class Model {
             if (runs == 1) {
                 capture();
             }
-            check(cudaGraphLaunch(graph, streams[0]), plan.name);
+            check(cudaGraphLaunch(graph, main_stream), plan.name);
         }
         ++runs;
-        check(cudaStreamSynchronize(streams[0]), plan.name);
+        check(cudaStreamSynchronize(main_stream), plan.name);
         for (int n = 0; n < plan.output_count; ++n) {
             memcpy(results[n], staged_outputs[n], plan.outputs[n].bytes);
         }
@@ -143,7 +144,8 @@ class Model {
   private:
     const Plan &plan;
     const int device;
-    std::vector<cudaStream_t> streams;
+    cudaStream_t main_stream = nullptr;
+    std::vector<cudaStream_t> branches;  // for captures: apart from the default stream
     std::vector<cudaEvent_t> events;  // null for launches that no other stream awaits
     cudaEvent_t start = nullptr;
     char *arena = nullptr, *weights_on_device = nullptr;
@@ -195,20 +197,20 @@ class Model {
         }
     }
 
-    void upload()
+    void upload(cudaStream_t stream)
     {
         for (int n = 0; n < plan.input_count; ++n) {
             check(cudaMemcpyAsync(inputs[n], staged_inputs[n], plan.inputs[n].bytes,
-                                  cudaMemcpyHostToDevice, streams[0]),
+                                  cudaMemcpyHostToDevice, stream),
                   plan.inputs[n].name);
         }
     }
 
-    void download()
+    void download(cudaStream_t stream)
     {
         for (int n = 0; n < plan.output_count; ++n) {
             check(cudaMemcpyAsync(staged_outputs[n], outputs[n], plan.outputs[n].bytes,
-                                  cudaMemcpyDeviceToHost, streams[0]),
+                                  cudaMemcpyDeviceToHost, stream),
                   plan.outputs[n].name);
         }
     }
@@ -236,55 +238,55 @@ class Model {
 
     void one_by_one()
     {
-        upload();
+        upload(main_stream);
         for (int n = 0; n < plan.launch_count; ++n) {
-            launch(plan.launches[n], inputs.data(), outputs.data(), streams[0]);
-            check(cudaStreamSynchronize(streams[0]),
+            launch(plan.launches[n], inputs.data(), outputs.data(), main_stream);
+            check(cudaStreamSynchronize(main_stream),
                   std::string("kernel ") + plan.launches[n].name);
         }
-        download();
+        download(main_stream);
     }
 
     void capture()
     {
         cudaGraph_t recorded = nullptr;
-        check(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeThreadLocal), "capture");
+        check(cudaStreamBeginCapture(branches[0], cudaStreamCaptureModeRelaxed), "capture");
         try {
-            upload();
-            branches();
-            download();
+            upload(branches[0]);
+            launch_branches();
+            download(branches[0]);
         } catch (...) {
-            cudaStreamEndCapture(streams[0], &recorded);
+            cudaStreamEndCapture(branches[0], &recorded);
             throw;
         }
-        check(cudaStreamEndCapture(streams[0], &recorded), "capture");
+        check(cudaStreamEndCapture(branches[0], &recorded), "capture");
         const cudaError_t status = cudaGraphInstantiateWithFlags(&graph, recorded, 0);
         cudaGraphDestroy(recorded);
         check(status, "graph");
     }
 
     // All launches, each on its stream and after those it depends on.
-    void branches()
+    void launch_branches()
     {
-        std::vector<int> last(streams.size(), -1);
-        check(cudaEventRecord(start, streams[0]), "event");
+        std::vector<int> last(branches.size(), -1);
+        check(cudaEventRecord(start, branches[0]), "event");
         for (int n = 0; n < plan.launch_count; ++n) {
             const Launch &each = plan.launches[n];
-            const cudaStream_t stream = streams[each.stream];
+            const cudaStream_t branch = branches[each.stream];
             if (each.stream != 0 && last[each.stream] < 0) {
-                check(cudaStreamWaitEvent(stream, start, 0), each.name);
+                check(cudaStreamWaitEvent(branch, start, 0), each.name);
             }
             for (int k = 0; k < each.wait_count; ++k) {
-                check(cudaStreamWaitEvent(stream, events[each.waits[k]], 0), each.name);
+                check(cudaStreamWaitEvent(branch, events[each.waits[k]], 0), each.name);
             }
-            launch(each, inputs.data(), outputs.data(), stream);
+            launch(each, inputs.data(), outputs.data(), branch);
             if (each.awaited) {
-                check(cudaEventRecord(events[n], stream), each.name);
+                check(cudaEventRecord(events[n], branch), each.name);
             }
             last[each.stream] = n;
         }
-        for (size_t s = 1; s < streams.size(); ++s) {
-            check(cudaStreamWaitEvent(streams[0], events[last[s]], 0), "join");
+        for (size_t s = 1; s < branches.size(); ++s) {
+            check(cudaStreamWaitEvent(branches[0], events[last[s]], 0), "join");
         }
     }
 
@@ -308,9 +310,10 @@ class Model {
         for (void *memory : host_memory) {
             cudaFreeHost(memory);
         }
-        for (cudaStream_t stream : streams) {
-            if (stream != nullptr) {
-                cudaStreamDestroy(stream);
+        branches.push_back(main_stream);
+        for (cudaStream_t each : branches) {
+            if (each != nullptr) {
+                cudaStreamDestroy(each);
             }
         }
     }

@@ -151,8 +151,13 @@ class CudaPythonDriver(Driver):
 
     # ------------------------------------------------------------ streams, events, graphs
 
-    def stream(self) -> Any:
-        return self.call("cuStreamCreate", 0)
+    def stream(self, apart: bool = False) -> Any:
+        flags = self.bindings.CUstream_flags
+        chosen = flags.CU_STREAM_NON_BLOCKING if apart else flags.CU_STREAM_DEFAULT
+        return self.call("cuStreamCreate", int(chosen))
+
+    def free_stream(self, stream: Any) -> None:
+        self.call("cuStreamDestroy", stream)
 
     def synchronize(self, stream: Any) -> None:
         self.call("cuStreamSynchronize", stream)
@@ -168,6 +173,9 @@ class CudaPythonDriver(Driver):
         chosen = flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING
         return self.call("cuEventCreate", int(chosen))
 
+    def free_event(self, event: Any) -> None:
+        self.call("cuEventDestroy", event)
+
     def record(self, event: Any, stream: Any) -> None:
         self.call("cuEventRecord", event, stream)
 
@@ -178,7 +186,7 @@ class CudaPythonDriver(Driver):
         return float(self.call("cuEventElapsedTime", start, end))
 
     def begin_capture(self, stream: Any) -> None:
-        mode = self.bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        mode = self.bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self.call("cuStreamBeginCapture", stream, mode)
 
     def end_capture(self, stream: Any) -> Any:

@@ -6,8 +6,8 @@ called within `with driver.current():`, which makes the device's context that of
 context that was current when the driver was opened, if it is of the same device, otherwise the
 device's primary context, which PyTorch, JAX and CuPy use too.
 
-Streams are such that CUDA orders them after and before work on the legacy default stream. So
-arrays may come from, and go to, libraries that use that stream, without waiting.
+Streams that work is done on are such that CUDA orders them after and before work on the legacy
+default stream. So arrays may come from, and go to, libraries that use that stream, without waiting.
 """
 
 from __future__ import annotations
@@ -101,8 +101,13 @@ class Driver:
         """Copies within the device, in the order of the stream."""
         raise NotImplementedError
 
-    def stream(self) -> Any:
-        """A stream in order with the legacy default stream."""
+    def stream(self, apart: bool = False) -> Any:
+        """A stream in order with the legacy default stream; `apart`: in no order with it, so that
+        any thread may use that one while this captures."""
+        raise NotImplementedError
+
+    def free_stream(self, stream: Any) -> None:
+        """Gives back a stream, when all that it was given is done."""
         raise NotImplementedError
 
     def synchronize(self, stream: Any) -> None:
@@ -121,6 +126,10 @@ class Driver:
         """A mark in a stream, with a time if asked for."""
         raise NotImplementedError
 
+    def free_event(self, event: Any) -> None:
+        """Gives back a mark."""
+        raise NotImplementedError
+
     def record(self, event: Any, stream: Any) -> None:
         """Puts a mark behind what a stream was given."""
         raise NotImplementedError
@@ -134,7 +143,8 @@ class Driver:
         raise NotImplementedError
 
     def begin_capture(self, stream: Any) -> None:
-        """What the stream is given from now on is recorded, not done."""
+        """What a stream apart is given from now on is recorded, not done. Meanwhile this thread and
+        others may call anything else."""
         raise NotImplementedError
 
     def end_capture(self, stream: Any) -> Any:

@@ -15,7 +15,7 @@ ALIGNMENT = 256  # of arrays that share a block
 
 
 class Memory:
-    """Device memory, pinned memory, modules and graphs of one model."""
+    """Device memory, pinned memory, modules, streams, events and graphs of one model."""
 
     def __init__(self, driver: Driver):
         self.driver = driver
@@ -23,6 +23,8 @@ class Memory:
         self.blocks: list[np.ndarray] = []
         self.modules: list[Any] = []
         self.graphs: list[Any] = []
+        self.streams: list[Any] = []
+        self.events: list[Any] = []
 
     def allocate(self, nbytes: int) -> int:
         """Device memory; DriverError says how much was asked for."""
@@ -50,6 +52,16 @@ class Memory:
         self.modules.append(self.driver.load(image))
         return self.modules[-1]
 
+    def stream(self, apart: bool = False) -> Any:
+        """A stream, as the driver makes it."""
+        self.streams.append(self.driver.stream(apart))
+        return self.streams[-1]
+
+    def event(self, timed: bool = False) -> Any:
+        """A mark, as the driver makes it."""
+        self.events.append(self.driver.event(timed))
+        return self.events[-1]
+
     def graph(self, graph: Any) -> Any:
         """Keeps a graph."""
         self.graphs.append(graph)
@@ -69,6 +81,10 @@ class Memory:
                 self.driver.free(pointer)
             for block in self.blocks:
                 self.driver.free_pinned(block)
+            for event in self.events:
+                self.driver.free_event(event)
+            for stream in self.streams:
+                self.driver.free_stream(stream)
             for module in self.modules:
                 self.driver.unload(module)
         self.pointers.clear()

@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -94,14 +94,16 @@ class Model:
             weakref.finalize(self, self._memory.close)
             module = self._memory.module(image)
             self._launches = [_launch(driver, module, entry, plan) for entry in plan["launches"]]
-            self._streams = [driver.stream() for _ in range(plan["streams"])]
-            self._events = _events(driver, self._launches)
-            self._start = driver.event()
+            self._stream = self._memory.stream()
+            self._branch_streams = [self._memory.stream(apart=True) for _ in range(plan["streams"])]
+            self._events = _events(self._memory, self._launches)
+            self._start = self._memory.event()
+            self._timed = (self._memory.event(timed=True), self._memory.event(timed=True))
             self._arena = self._memory.allocate(plan["arena_bytes"])
             self._weights = self._memory.allocate(plan["weights_bytes"])
             if plan["weights_bytes"]:
-                driver.upload(self._weights, np.frombuffer(weights, np.uint8), self._streams[0])
-            driver.synchronize(self._streams[0])
+                driver.upload(self._weights, np.frombuffer(weights, np.uint8), self._stream)
+            driver.synchronize(self._stream)
 
     # ------------------------------------------------------------ running
 
@@ -125,22 +127,32 @@ class Model:
         """A copy of an array on the device."""
         with self._lock, self.driver.current():
             pointer = self._memory.allocate(array.nbytes)
-            self.driver.upload(pointer, _bytes(array), self._streams[0])
-            self.driver.synchronize(self._streams[0])
+            self.driver.upload(pointer, _bytes(array), self._stream)
+            self.driver.synchronize(self._stream)
         return DeviceArray(pointer, array.shape, array.dtype, self.driver, self, self._memory.free)
 
-    def times(self, values: Sequence[DeviceArray], rounds: int) -> list[float]:
-        """Milliseconds that each of so many runs takes on the device."""
+    def times(
+        self,
+        values: Sequence[DeviceArray],
+        rounds: int,
+        batch: int = 1,
+        before: Callable[[Any], None] = lambda stream: None,
+    ) -> list[float]:
+        """Milliseconds that a run takes on the device, as the mean of `batch` runs in a row, so
+        many times. `before` gives the stream work that comes before each time and is not counted:
+        while the GPU is busy with it, this thread gets ahead."""
+        start, end = self._timed
         with self._lock, self.driver.current():
             places = Places(tuple(v.pointer for v in values), self._outputs_for_a_run())
-            start, end = self.driver.event(timed=True), self.driver.event(timed=True)
             found = []
             for _ in range(rounds + 2):  # the first launches one by one, the second captures
-                self.driver.record(start, self._streams[0])
-                self._perform(places)
-                self.driver.record(end, self._streams[0])
+                before(self._stream)
+                self.driver.record(start, self._stream)
+                for _ in range(batch):
+                    self._perform(places)
+                self.driver.record(end, self._stream)
                 self._wait()
-                found.append(self.driver.elapsed(start, end))
+                found.append(self.driver.elapsed(start, end) / batch)
             for spare, pointer in zip(self._spare, places.outputs):
                 spare.append(pointer)
         return found[2:]
@@ -159,7 +171,7 @@ class Model:
         pointers = tuple(self._input(n, value) for n, value in enumerate(values))
         places = Places(pointers, self._outputs_for_a_run())
         self._perform(places)
-        stream = self.driver.number(self._streams[0])
+        stream = self.driver.number(self._stream)
         return [
             DeviceArray(
                 pointer, spec.shape, spec.dtype, self.driver, self, spare.append, stream=stream
@@ -169,7 +181,7 @@ class Model:
 
     def _input(self, number: int, value: Any) -> int:
         """Where an input lies on the device; copied there if kernels cannot read it in place."""
-        stream = self._streams[0]
+        stream = self._stream
         resident = isinstance(value, DeviceArray)
         if resident:
             if value.stream not in (None, self.driver.number(stream)):
@@ -205,16 +217,16 @@ class Model:
         else:
             if self._graphs[places] is None:
                 self._graphs[places] = self._captured(places, host)
-            self.driver.replay(self._graphs[places], self._streams[0])
+            self.driver.replay(self._graphs[places], self._stream)
         self._graphs.move_to_end(places)
         if len(self._graphs) > MAX_GRAPHS:
             _, graph = self._graphs.popitem(last=False)
             if graph is not None:
-                self.driver.synchronize(self._streams[0])
+                self.driver.synchronize(self._stream)
                 self._memory.free_graph(graph)
 
     def _one_by_one(self, places: Places, host: _HostSide | None, waits: bool) -> None:
-        stream = self._streams[0]
+        stream = self._stream
         if host is not None:
             host.upload(self.driver, stream)
         for launch in self._launches:
@@ -227,7 +239,7 @@ class Model:
 
     def _captured(self, places: Places, host: _HostSide | None) -> Any:
         """Everything a run does, as a graph."""
-        stream = self._streams[0]
+        stream = self._branch_streams[0]
         self.driver.begin_capture(stream)
         try:
             if host is not None:
@@ -243,11 +255,11 @@ class Model:
 
     def _branches(self, places: Places) -> None:
         """All launches, each on its stream and after those it depends on."""
-        main, reached, last = self._streams[0], {0}, {}
-        if len(self._streams) > 1:
+        main, reached, last = self._branch_streams[0], {0}, {}
+        if len(self._branch_streams) > 1:
             self.driver.record(self._start, main)
         for number, launch in enumerate(self._launches):
-            stream = self._streams[launch.stream]
+            stream = self._branch_streams[launch.stream]
             if launch.stream not in reached:
                 self.driver.wait(self._start, stream)
                 reached.add(launch.stream)
@@ -279,7 +291,7 @@ class Model:
     def _wait(self) -> None:
         """Waits for the run; DriverError says how to find the kernel at fault."""
         try:
-            self.driver.synchronize(self._streams[0])
+            self.driver.synchronize(self._stream)
         except DriverError as error:
             raise DriverError(
                 f"a kernel of {self.plan['name']} failed: {error} (with {CHECK}=1 in the "
@@ -333,11 +345,11 @@ def _three(size: Any) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _events(driver: Driver, launches: Sequence[Launch]) -> dict[int, Any]:
+def _events(memory: Memory, launches: Sequence[Launch]) -> dict[int, Any]:
     """An event for every launch that another stream waits for."""
     last = {launch.stream: number for number, launch in enumerate(launches) if launch.stream}
     needed = {*last.values(), *(n for launch in launches for n in launch.waits)}
-    return {number: driver.event() for number in sorted(needed)}
+    return {number: memory.event() for number in sorted(needed)}
 
 
 @contextmanager

@@ -19,7 +19,8 @@ INSTALL = (
     "install it with: pip install pycuda (it is built from source: CUDA's toolkit and a C++ "
     "compiler are needed; CUDA_ROOT names the toolkit)"
 )
-THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 def open_pycuda(ordinal: int) -> Driver:
@@ -146,9 +147,12 @@ class PyCudaDriver(Driver):
 
     # ------------------------------------------------------------ streams, events, graphs
 
-    def stream(self) -> Any:
+    def stream(self, apart: bool = False) -> Any:
         with self._errors():
-            return self.bindings.Stream()
+            return self.bindings.Stream(NON_BLOCKING if apart else 0)
+
+    def free_stream(self, stream: Any) -> None:
+        """PyCUDA does it when the stream is dropped."""
 
     def synchronize(self, stream: Any) -> None:
         with self._errors():
@@ -165,6 +169,9 @@ class PyCudaDriver(Driver):
         with self._errors():
             return self.bindings.Event(flags.DEFAULT if timed else flags.DISABLE_TIMING)
 
+    def free_event(self, event: Any) -> None:
+        """PyCUDA does it when the event is dropped."""
+
     def record(self, event: Any, stream: Any) -> None:
         with self._errors():
             event.record(stream)
@@ -178,7 +185,7 @@ class PyCudaDriver(Driver):
             return float(start.time_till(end))
 
     def begin_capture(self, stream: Any) -> None:
-        _call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream.handle), THREAD_LOCAL)
+        _call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream.handle), RELAXED)
 
     def end_capture(self, stream: Any) -> Any:
         graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
