@@ -3,11 +3,14 @@
     python benchmarks/bench_cuda.py [--directory MODELS] [PART ...]
     python benchmarks/bench_cuda.py --dry-run --arch sm_90       # all but the GPU: builds, compiles
 
-Parts: bandwidth rows gemm attention models latency. One JSON line per case: milliseconds of each
-contender (medians, between CUDA events, on arrays of the device, in one process, in turn), then
-`ratio`, a peer's time by graphc's or a share of the measured copy bandwidth, `goal`, and whether it
-is `reached`. JAX has no events to offer: its time is that of many runs, by their number. A peer
-that is not installed, or fails, is named in `missing`.
+Parts: latency bandwidth gemm attention rows models. One JSON line per case, as soon as it is known:
+milliseconds of each contender (medians, between CUDA events, on arrays of the device, in one
+process, in turn, with a cold cache), then `ratio`, the fastest peer's time by graphc's, or
+`of_copy`, a share of the measured copy bandwidth; `goal`, and whether it is `reached`. `error` is
+the relative norm of the difference to PyTorch's result where both compute the same. JAX has no
+events to offer: its time is that of many runs, by their number, with a warm cache. A peer that is
+not installed, or fails, is named in `missing`. With --dry-run, machine code is kept in the disk
+cache (GRAPHC_CACHE_DIR), which may be taken to where the GPU is.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import argparse
 import json
 import math
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,12 +38,15 @@ from graphc.driver import Settings, cuda_program
 from graphc.errors import GraphcError
 from graphc.ir.graph import Graph
 
-PARTS = ("bandwidth", "rows", "gemm", "attention", "models", "latency")
+PARTS = ("latency", "bandwidth", "gemm", "attention", "rows", "models")
 ROUNDS, TURNS = 10, 5  # runs timed in one turn, and turns of each contender
+REPLAYS = 100  # of a small model, in a row
+FLUSHED = 128 << 20  # bytes copied before a run: more than caches hold, and time to get ahead
 REACHED = {  # least ratio, by part and kind
     "bandwidth": 0.85, "rows": 0.85, "gemm f16": 0.6, "gemm f32": 0.8, "models": 0.7,
 }  # fmt: skip
 LATENCY_MS = 0.015
+COMPILED = ("torch_compile", "torch_compile_graphs")
 
 
 @dataclass
@@ -56,8 +63,9 @@ class Case:
     precision: str = "f32"
     moved: int = 0
     flops: int = 0
-    against: str = ""
+    against: tuple[str, ...] = ()
     goal: float = 0.0
+    same: bool = True  # peers compute the same numbers
 
 
 # ---------------------------------------------------------------- cases
@@ -102,7 +110,8 @@ def gemm() -> Iterator[Case]:
         name = type if precision == "f32" else precision
         text = cuda_cases.product(size, type)
         yield Case("gemm", f"{name} {size}", partial(cuda_cases.parsed, text),
-                   cuda_peers.product(name), precision, flops=2 * size**3, against="torch",
+                   cuda_peers.product(name), precision, flops=2 * size**3,
+                   against=("torch",),
                    goal=REACHED.get(f"gemm {name}", 0.0))  # fmt: skip
 
 
@@ -116,13 +125,13 @@ def attention() -> Iterator[Case]:
 
 def models(args: argparse.Namespace) -> Iterator[Case]:
     """Whole models at batch 1 and 32, in several precisions."""
-    for name in ("bert_base", "resnet50"):
-        for batch in (1, 32):
-            for precision in args.precision:
+    for precision in args.precision:
+        for name in ("bert_base", "resnet50"):
+            for batch in (1, 32):
                 yield Case("models", f"{name} batch {batch} {precision}",
                            partial(cuda_cases.model, args.directory, name, batch),
-                           cuda_peers.model(name, precision), precision,
-                           against="torch_compile", goal=REACHED["models"])  # fmt: skip
+                           cuda_peers.model(name, precision), precision, goal=REACHED["models"],
+                           against=COMPILED, same=False)  # fmt: skip
 
 
 def latency(args: argparse.Namespace) -> Iterator[Case]:
@@ -137,16 +146,22 @@ def measure(case: Case, gpu: Any, copy: float) -> dict[str, Any]:
     """Times of graphc and all peers. `copy` is the bytes per second of a copy."""
     graph = case.graph()
     inputs = cuda_cases.inputs_of(graph)
-    settings = Settings(precision=case.precision)
+    settings = Settings(precision=case.precision, arch=gpu.arch)
     model = GpuModel(cuda_program(graph, settings), gpu).model
     resident = [model.to_device(array) for array in inputs]
+    before = flusher(gpu, model)
     runs: dict[str, Callable[[], Sequence[float]]] = {
-        "graphc": lambda: model.times(resident, ROUNDS)
+        "graphc": lambda: model.times(resident, ROUNDS, before=before)
     }
+    row: dict[str, Any] = {}
     missing = {}
+    cuda_peers.forget()
     for name, make in case.peers.items():
         try:
-            runs[name] = cuda_peers.timer(name, make(inputs), ROUNDS)
+            peer = make(inputs)
+            runs[name] = cuda_peers.timer(name, peer, ROUNDS, FLUSHED)
+            if name == "torch" and case.same:
+                row["error"] = cuda_peers.difference(peer(), model.run(resident)[0])
         except Exception as error:
             missing[name] = f"{type(error).__name__}: {error}"[:200]
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -154,9 +169,29 @@ def measure(case: Case, gpu: Any, copy: float) -> dict[str, Any]:
         for name, run in runs.items():
             times[name] += run()
     found = {name: float(np.median(each)) for name, each in times.items()}
-    row = {f"{name}_ms": value for name, value in found.items()}
+    row.update({f"{name}_ms": value for name, value in found.items()})
+    if case.part == "latency":
+        row.update(latencies(model, inputs, resident))
     row.update(judged(case, found, copy), **sizes(model.plan))
     return {**row, "missing": missing} if missing else row
+
+
+def flusher(gpu: Any, model: Any) -> Callable[[Any], None]:
+    """Work for a stream that leaves nothing useful in the caches of the GPU."""
+    source, target = (model.to_device(np.zeros(FLUSHED, np.uint8)) for _ in range(2))
+    return lambda stream: gpu.copy(target.pointer, source.pointer, FLUSHED, stream)
+
+
+def latencies(model: Any, inputs: Sequence[Any], resident: Sequence[Any]) -> dict[str, float]:
+    """Milliseconds of a run among many in a row, and of a call on arrays of the host, by the
+    clock."""
+    row = {"in_a_row_ms": float(np.median(model.times(resident, ROUNDS, batch=REPLAYS)))}
+    calls = []
+    for _ in range(REPLAYS):
+        start = time.perf_counter()
+        model.run(inputs)
+        calls.append((time.perf_counter() - start) * 1e3)
+    return {**row, "call_ms": float(np.median(calls))}
 
 
 def judged(case: Case, times: dict[str, float], copy: float) -> dict[str, Any]:
@@ -169,8 +204,9 @@ def judged(case: Case, times: dict[str, float], copy: float) -> dict[str, Any]:
         ratio = row["of_copy"] = case.moved / seconds / copy
     if case.flops:
         row["tflops"] = case.flops / seconds / 1e12
-    if case.against in times:
-        ratio = row["ratio"] = times[case.against] / times["graphc"]
+    peers = [times[name] for name in case.against if name in times]
+    if peers:
+        ratio = row["ratio"] = min(peers) / times["graphc"]
     if case.part == "latency":
         return {**row, "goal_ms": LATENCY_MS, "reached": times["graphc"] < LATENCY_MS}
     if case.goal and ratio is not None:
@@ -183,9 +219,8 @@ def sizes(plan: dict[str, Any]) -> dict[str, int]:
     return {"launches": len(plan["launches"]), "arena_bytes": plan["arena_bytes"]}
 
 
-def copy_bandwidth(gpu: Any) -> float:
-    """Bytes read and written per second by a copy of 1 GiB on the device."""
-    size = 1 << 30
+def copy_bandwidth(gpu: Any, size: int = 1 << 30) -> float:
+    """Bytes read and written per second by a copy of so many bytes on the device."""
     with gpu.current():
         source, target = gpu.allocate(size), gpu.allocate(size)
         stream, start, end = gpu.stream(), gpu.event(timed=True), gpu.event(timed=True)
@@ -203,7 +238,7 @@ def copy_bandwidth(gpu: Any) -> float:
 
 def rehearse(case: Case, arch: str) -> dict[str, Any]:
     """All but the GPU: kernels are made, and compiled if there is a compiler."""
-    source = emit(cuda_program(case.graph(), Settings(precision=case.precision)))
+    source = emit(cuda_program(case.graph(), Settings(precision=case.precision, arch=arch)))
     plan, weights = launch_plan(source)
     row: dict[str, Any] = {**sizes(plan), "weights_bytes": len(weights), "streams": plan["streams"]}
     if arch in architectures():
@@ -227,7 +262,12 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="graphc's kernels on a GPU, next to others'")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: {' '.join(PARTS)}")
     parser.add_argument("--directory", default=cuda_cases.MODELS, help="$GRAPHC_MODELS")
-    parser.add_argument("--precision", nargs="+", default=["f32", "tf32", "f16"], help="of models")
+    parser.add_argument(
+        "--precision", nargs="+", default=["f16", "f32"], help="of models (default: f16 f32)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="after so many, no further case is begun"
+    )
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--dry-run", action="store_true", help="all but the GPU")
     parser.add_argument("--arch", default="sm_90", help="that --dry-run compiles for")
@@ -253,8 +293,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         show({"device": gpu.device, "arch": gpu.arch, "bindings": gpu.name,
               "copy_gbytes": copy / 1e9, "peers": cuda_peers.versions()})  # fmt: skip
     failed, grown = False, []
+    end = time.monotonic() + args.seconds
     for case in cases(args):
         head = {"part": case.part, "case": case.name}
+        if time.monotonic() > end:
+            show({**head, "skipped": f"{args.seconds:.0f} seconds are over"})
+            continue
         try:
             row = rehearse(case, args.arch) if gpu is None else measure(case, gpu, copy)
             grown += [{**head, **row}] if case.part == "attention" else []

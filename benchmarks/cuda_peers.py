@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,20 +32,39 @@ def versions() -> dict[str, str]:
     return found
 
 
-def timer(name: str, run: Run, rounds: int) -> Callable[[], list[float]]:
-    """Milliseconds of so many runs: between CUDA events for PyTorch, by the clock for JAX."""
+def forget() -> None:
+    """Drops what torch.compile made before: it gives up on functions compiled many times."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].compiler.reset()
+
+
+def difference(wanted: Any, found: Any) -> float:
+    """The relative norm of the difference of a tensor of torch and an array on the device."""
+    import torch
+
+    wanted, found = (x.flatten().double() for x in (wanted, torch.from_dlpack(found)))
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def timer(name: str, run: Run, rounds: int, flushed: int) -> Callable[[], list[float]]:
+    """Milliseconds of so many runs: between CUDA events for PyTorch, each after so many bytes were
+    written that caches hold nothing else; by the clock for JAX."""
     for _ in range(3):
         run()
-    return (lambda: _jax_times(run, rounds)) if name == "jax" else lambda: _torch_times(run, rounds)
+    if name == "jax":
+        return lambda: _jax_times(run, rounds)
+    return lambda: _torch_times(run, rounds, flushed)
 
 
-def _torch_times(run: Run, rounds: int) -> list[float]:
+def _torch_times(run: Run, rounds: int, flushed: int) -> list[float]:
     import torch
 
     found = []
+    scratch = torch.empty(2 * flushed, dtype=torch.uint8).cuda()
     for _ in range(rounds):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
+        scratch.zero_()
         start.record()
         run()
         end.record()

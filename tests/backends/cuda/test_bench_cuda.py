@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from cuda_programs import needs_compiler
+from fake_driver import FakeDriver
+
+from graphc.backends.cuda import gpu
 
 ROOT = Path(__file__).parents[3]
 BENCH = ROOT / "benchmarks" / "bench_cuda.py"
@@ -27,6 +31,32 @@ def test_a_dry_run():
     assert [row["case"] for row in rows[:3]] == ["relu", "gelu", "add"]
     assert all(row["launches"] == 1 for row in rows[:3])
     assert rows[-1]["case"] == "growth of the arena" and rows[-1]["reached"]
+
+
+@needs_compiler
+def test_a_case_is_measured(monkeypatch):
+    monkeypatch.syspath_prepend(BENCH.parent)
+    bench = pytest.importorskip("bench_cuda")
+    monkeypatch.setattr(bench, "FLUSHED", 1 << 12)
+    monkeypatch.setattr(gpu, "image_for", lambda text, arch: text.encode())
+    text = bench.cuda_cases.elementwise("add", 2, 300)
+    peers = {"jax": lambda inputs: lambda: 0, "torch": lambda inputs: 1 // 0}
+    monkeypatch.setattr(bench.cuda_peers, "timer", lambda *_: lambda: [2.0])
+    case = bench.Case("latency", "add", lambda: bench.cuda_cases.parsed(text), peers,
+                      moved=3600, goal=0.5)  # fmt: skip
+    driver = FakeDriver()
+    row = bench.measure(case, driver, 1e6)
+    assert row["graphc_ms"] == 0.5 and row["jax_ms"] == 2 and not row["reached"]
+    assert row["in_a_row_ms"] == 0.5 / bench.REPLAYS and row["call_ms"] > 0
+    assert row["missing"]["torch"].startswith("ZeroDivisionError") and row["launches"] == 1
+    case.part, case.against = "gemm", ("jax",)
+    assert bench.measure(case, driver, 1e6)["ratio"] == 4
+    assert bench.copy_bandwidth(driver, 100) == pytest.approx(200 / 0.5e-3)
+
+
+def test_no_case_is_begun_when_time_is_over():
+    rows = [json.loads(x) for x in run("--dry-run", "--seconds=-1", "gemm").stdout.splitlines()]
+    assert len(rows) == 4 and all("skipped" in row for row in rows)
 
 
 def test_parts_have_names():
