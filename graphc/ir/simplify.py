@@ -389,12 +389,21 @@ def _bounds_select(_: Expr, a: Expr, b: Expr) -> Bounds:
     return (min(x[0], y[0]), max(x[1], y[1]))
 
 
+def _bounds_bxor(a: Expr, b: Expr) -> Bounds:
+    (low, high), (other_low, other_high) = bounds(a), bounds(b)
+    largest = max(high, other_high)
+    if min(low, other_low) < 0 or math.isinf(largest):
+        return _UNKNOWN
+    return (0, (1 << int(largest).bit_length()) - 1)
+
+
 _BOUNDS: dict[str, Callable[..., Bounds]] = {
     "floordiv": _bounds_floordiv,
     "mod": _bounds_mod,
     "min": lambda a, b: (min(bounds(a)[0], bounds(b)[0]), min(bounds(a)[1], bounds(b)[1])),
     "max": lambda a, b: (max(bounds(a)[0], bounds(b)[0]), max(bounds(a)[1], bounds(b)[1])),
     "select": _bounds_select,
+    "bxor": _bounds_bxor,
 }
 
 

@@ -4,6 +4,9 @@
                               16 bytes from global to shared memory, both aligned, or four times
                               the word `other`. Other threads see them after this one's wait_copies
                               and a barrier
+    load_vector(from, x0, ...)
+    store_vector(to, x0, ...) 2, 4 or more neighbours in memory, 16 bytes at most, at once; the
+                              first lies at a multiple of what all of them take
     commit_copies()           ends a batch of copies
     wait_copies(n)            waits until at most the last n batches of this thread are on their way
     load_matrices(r0, r1, r2, r3, row)
@@ -43,7 +46,7 @@ static __device__ __forceinline__ void copy16(
         return;
     }
     const uint32_t place = (uint32_t)__cvta_generic_to_shared(&to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  :: "r"(place), "l"(&from), "r"(valid ? 16 : 0) : "memory");
 #else
     *(uint4 *)&to = valid ? *(const uint4 *)&from : make_uint4(other, other, other, other);
@@ -63,6 +66,26 @@ static __device__ __forceinline__ void wait_copies()
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 #endif
+}
+"""
+_VECTORS = """\
+template <typename T, int N>
+struct __align__(sizeof(T) * N) Vector {
+    T elements[N];
+};
+
+template <typename T, typename... R>
+static __device__ __forceinline__ void load_vector(const T &from, R &... found)
+{
+    const Vector<T, sizeof...(R)> all = *(const Vector<T, sizeof...(R)> *)&from;
+    int n = 0;
+    ((found = all.elements[n++]), ...);
+}
+
+template <typename T, typename... V>
+static __device__ __forceinline__ void store_vector(T &to, V... values)
+{
+    *(Vector<T, sizeof...(V)> *)&to = Vector<T, sizeof...(V)>{{(T)values...}};
 }
 """
 _MATRICES = """\
@@ -230,6 +253,7 @@ ALIGNED = "ASSUME_ALIGNED"
 _ALIGNED = """\
 #define ASSUME_ALIGNED(x) x = (decltype(x))__builtin_assume_aligned(x, 16)
 """
+VECTORS = ("load_vector", "store_vector")
 COPIES = ("copy16", "commit_copies", "wait_copies")
 PRODUCTS = tuple(_PRODUCTS)
 MATRICES = tuple(_WORDS)
@@ -242,6 +266,7 @@ def instruction_text(used: Iterable[str]) -> str:
     used = set(used)
     products = [name for name in PRODUCTS if name in used]
     parts = [_ALIGNED] if ALIGNED in used else []
+    parts += [_VECTORS] if used & set(VECTORS) else []
     parts += [_COPIES] if used & set(COPIES) else []
     parts += [_matrices(name) for name in MATRICES if name in used]
     parts += [_pack(name) for name in PACKS if name in used]

@@ -19,7 +19,9 @@ from graphc.errors import ModelError
 class Machine:
     """`multiprocessors` that a grid should fill; the `products` (see instructions.py) that have an
     instruction of their own; what the blocks on a multiprocessor share: KiB of shared memory, of
-    which one block may have `block_kib`, and threads."""
+    which one block may have `block_kib`, and threads; and what one does in a clock, about, if its
+    blocks do it all the time: products of float32, products of 32-bit words on matrix cores, and
+    bytes read from the second level of cache."""
 
     arch: str
     multiprocessors: int
@@ -27,6 +29,9 @@ class Machine:
     kib: int
     block_kib: int
     threads: int
+    float_rate: int
+    core_rate: int
+    cache_rate: int
 
     @property
     def block_shared(self) -> int:
@@ -51,14 +56,14 @@ KIB = 1 << 10
 SHARED_LIMIT = 227 * KIB  # bytes of shared memory that a block may have on some GPU
 REGISTERS = 1 << 16  # of a multiprocessor
 MACHINES = (
-    Machine("sm_70", 80, (), 96, 96, 2048),
-    Machine("sm_75", 68, TURING, 64, 64, 1024),
-    Machine("sm_80", 108, AMPERE, 164, 163, 2048),
-    Machine("sm_86", 84, AMPERE, 100, 99, 1536),
-    Machine("sm_89", 128, AMPERE, 100, 99, 1536),
-    Machine("sm_90", 132, AMPERE, 228, 227, 2048),
-    Machine("sm_100", 148, AMPERE, 228, 227, 2048),
-    Machine("sm_120", 170, AMPERE, 100, 99, 1536),
+    Machine("sm_70", 80, (), 96, 96, 2048, 64, 64, 18),
+    Machine("sm_75", 68, TURING, 64, 64, 1024, 64, 256, 16),
+    Machine("sm_80", 108, AMPERE, 164, 163, 2048, 64, 512, 32),
+    Machine("sm_86", 84, AMPERE, 100, 99, 1536, 128, 256, 16),
+    Machine("sm_89", 128, AMPERE, 100, 99, 1536, 128, 256, 16),
+    Machine("sm_90", 132, AMPERE, 228, 227, 2048, 128, 640, 28),
+    Machine("sm_100", 148, AMPERE, 228, 227, 2048, 128, 512, 28),
+    Machine("sm_120", 170, AMPERE, 100, 99, 1536, 128, 256, 16),
 )
 DEFAULT_ARCH = "sm_80"
 

@@ -13,7 +13,7 @@ import re
 from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
-from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS
+from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS, VECTORS
 from graphc.backends.cuda.launches import Launch, shared_bytes
 from graphc.backends.cuda.machines import SHARED_LIMIT
 from graphc.errors import InternalError
@@ -69,11 +69,11 @@ def _on_device(match: re.Match) -> str:
     return f"{match['head']}#ifdef __CUDA_ARCH__\n{native}#else\n{match['body']}#endif\n}}\n"
 
 
-def _computes_neighbours(stmt: Stmt) -> bool:
-    """Whether each thread computes several elements next to one another."""
-    if not (isinstance(stmt, For) and stmt.kind == "parallel"):
+def _has_neighbours(stmt: Stmt) -> bool:
+    """Whether threads may read or write several elements next to one another."""
+    if not (isinstance(stmt, For) and stmt.kind in ("parallel", "block")):
         return False
-    return any(isinstance(s, For) and s.kind == "unroll" for s in stmt.body)
+    return stmt.kind == "block" or any(isinstance(s, For) and s.kind == "unroll" for s in stmt.body)
 
 
 class LaunchPrinter(KernelPrinter):
@@ -83,7 +83,7 @@ class LaunchPrinter(KernelPrinter):
         self, launch: Launch, name: str, speller: Speller, restrict: bool, aligned: bool = False
     ):
         super().__init__(launch.kernel, name, speller, dialect(launch.block, restrict))
-        self.aligned = aligned and any(map(_computes_neighbours, self.kernel.body))
+        self.aligned = aligned and any(map(_has_neighbours, self.kernel.body))
         self.launch = launch
         if launch.shared > SHARED_LIMIT:
             raise self.fail(f"{launch.shared} bytes of shared memory; GPUs have {SHARED_LIMIT}")
@@ -168,6 +168,8 @@ class LaunchPrinter(KernelPrinter):
             self._warp_reduction(stmt)
         elif stmt.name in FUNCTIONS:
             self._function(stmt)
+        elif stmt.name in VECTORS:
+            self._vector(stmt)
         else:
             raise self.fail(f"instruction {stmt.name} has no meaning in CUDA")
 
@@ -178,6 +180,23 @@ class LaunchPrinter(KernelPrinter):
             args = ", ".join(self._operand(x) for x in stmt.args)
             given = f"<{args}>()" if stmt.name == "wait_copies" else f"({args})"
             self.line(f"{stmt.name}{given};")
+
+    def _vector(self, stmt: Intrin) -> None:
+        """Neighbours in memory: registers take elements as they are stored, and give values."""
+        self.instructions.add(stmt.name)
+        place, *others = stmt.args
+        assert isinstance(place, Load)
+        buffer = self._buffer(place.source)
+        with self.scope(*self._flat(buffer, place.index), *others):
+            texts = [self._operand(place)]
+            for each in others:
+                is_loaded = stmt.name == "load_vector"
+                texts.append(
+                    self._operand(each)
+                    if is_loaded
+                    else self.spell.store(self.expr(each), buffer.dtype)
+                )
+            self.line(f"{stmt.name}({', '.join(texts)});")
 
     def _operand(self, node: Expr) -> str:
         """An operand of an instruction; elements are places."""

@@ -18,7 +18,6 @@ from graphc.backends.cuda import emit
 from graphc.backends.cuda.machines import fastest, machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
-from graphc.backends.cuda.strategies.matrix_cores import CORE_TILES
 from graphc.backends.cuda.strategies.tiles import TILES, lower_shared_tiles
 from graphc.driver import Settings, cuda_program, typed
 from graphc.errors import ModelError
@@ -125,9 +124,8 @@ def test_every_tile_computes_products(tile):
 
 
 def test_tiles_grow_with_the_problem_and_shrink_with_the_gpu():
-    for tiles in (TILES, CORE_TILES):
-        assert fastest(tiles, machine(), 1, 4096, 4096).rows == 128
-        assert fastest(tiles, machine(), 1, 16, 64).rows == 16
+    assert fastest(TILES, machine(), 1, 4096, 4096).rows == 128
+    assert fastest(TILES, machine(), 1, 16, 64).rows == 16
     areas = [fastest(TILES, machine(a), 1, 1024, 1024).area for a in ("sm_75", "sm_120")]
     assert areas[0] > areas[1]
 

@@ -132,11 +132,14 @@ def test_large_arrays_are_parts_of_what_the_launch_asks_for():
     two = REVERSE.replace("64", "12288").replace("thread t", "shared more: f32[5]\n    thread t")
     source = emit(program_of(parse_kernel(two)))
     assert source.plan()["launches"][0]["shared"] == source.steps[0].shared == 4 * 12288 + 32
-    assert """\
+    assert (
+        """\
     extern __shared__ __align__(16) unsigned char shared_memory[];
     float *const tile = (float *)(shared_memory + 0); /* 12288 elements */
     float *const more = (float *)(shared_memory + 49152); /* 5 elements */
-""" in source.text
+"""
+        in source.text
+    )
 
 
 def test_too_much_shared_memory():

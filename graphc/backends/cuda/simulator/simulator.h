@@ -248,7 +248,7 @@ struct Global {
 template <typename T, int64_t N>
 struct Shared {
     Array array;
-    T data[N];
+    alignas(16) T data[N];
     History history[N];
     uint64_t serial = 0;
 
@@ -648,6 +648,35 @@ static void check_alignment(const Global<T> &parameter)
 }
 
 }  // namespace simulator
+
+namespace simulator {
+
+template <typename T>
+static void check_vector(const Cell<T> &place, size_t count)
+{
+    if ((uintptr_t)(place.data + place.index) % (count * sizeof(T)) != 0) {
+        place.array->fail_at("access of a vector that is not aligned, at", place.index);
+    }
+    place.array->check_bounds(place.index + int64_t(count) - 1);
+}
+
+}  // namespace simulator
+
+template <typename T, typename... R>
+static void load_vector(const simulator::Cell<T> &from, R &...found)
+{
+    simulator::check_vector(from, sizeof...(R));
+    simulator::Cell<T> next = from;
+    ((found = T(next), ++next.index), ...);
+}
+
+template <typename T, typename... V>
+static void store_vector(const simulator::Cell<T> &to, V... values)
+{
+    simulator::check_vector(to, sizeof...(V));
+    simulator::Cell<T> next = to;
+    ((next = T(values), ++next.index), ...);
+}
 
 template <typename T>
 static void copy16(const simulator::Cell<uint32_t> &to, const simulator::Cell<const T> &from,

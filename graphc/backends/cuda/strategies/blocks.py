@@ -8,6 +8,7 @@ float32, which is what they mean (see expr.Reduce).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from graphc.backends.cuda.strategies.operands import Operand, stride
@@ -26,11 +27,13 @@ from graphc.ir.expr import (
     transform,
     walk,
 )
-from graphc.ir.kernel import Alloc, Buffer, For, Kernel, KernelBuilder
-from graphc.ir.simplify import simplify, unflatten_index
+from graphc.ir.kernel import Alloc, Buffer, For, Intrin, Kernel, KernelBuilder
+from graphc.ir.simplify import simplify, to_poly, unflatten_index
 from graphc.passes.lower.computation import Computation, flat_buffer
 from graphc.passes.lower.contraction import Match
 from graphc.passes.lower.spaces import flatten_loads, merge_adjacent
+
+AT_ONCE = 128  # blocks that run at once, roughly
 
 
 def wide_sums(computation: Computation) -> Computation:
@@ -56,6 +59,15 @@ def sort_depth(match: Match) -> None:
     """Puts the summed indices into the order in which the first operand lies in memory."""
     a = simplify(flatten_loads(match.a, match.shapes))
     match.depth.sort(key=lambda k: -stride(a, k))
+
+
+def are_neighbours(offsets: Sequence[Expr]) -> bool:
+    """Whether elements follow one another, the first at a multiple of how many there are."""
+    first, count = to_poly(simplify(offsets[0])), len(offsets)
+    aligned = count > 1 and all(factor % count == 0 for factor in first.values())
+    return aligned and all(
+        simplify(offset - offsets[0] - n) is Const(0, i64) for n, offset in enumerate(offsets)
+    )
 
 
 class BlockedContraction:
@@ -98,9 +110,12 @@ class BlockedContraction:
             -(-self.a.count // self.block_rows),
             -(-self.b.count // self.block_columns),
         )
-        extents = (*(x.count for x in outer), *tiles)
+        together = self._rows_together(*tiles)
+        groups = (tiles[0] // together, tiles[1], together)
+        extents = (*(x.count for x in outer), *groups)
         with self.k.loop(math.prod(extents), "block", name="block") as block:
-            *front, row, column = unflatten_index(block, extents)
+            *front, group, column, within = unflatten_index(block, extents)
+            row = group * together + within
             self.fixed: dict[Expr, Expr] = dict(zip(outer, front))
             with self.k.block() as body:
                 self.sums(simplify(row * self.block_rows), simplify(column * self.block_columns))
@@ -113,19 +128,38 @@ class BlockedContraction:
         params = [flat_buffer(b) for b in (*inputs, *(o.buffer for o in computation.outputs))]
         return Kernel(name, tuple(params), self.k.body(), computation.label)
 
-    def finish(self, row: Expr, column: Expr, cell: Expr) -> None:
-        """The epilogue of a sum, stored if there is such a row and column."""
-        inside = simplify(call("and", row < self.a.count, column < self.b.count))
-        if isinstance(inside, Const):
-            self._store(row, column, cell)
-        else:
-            with self.k.when(inside):
-                self._store(row, column, cell)
+    def _rows_together(self, rows: int, columns: int) -> int:
+        """How many blocks of a column follow one another: those that run at once should share as
+        much as they can of both operands, which is most where they cover a square."""
+        side = math.sqrt(AT_ONCE * self.block_columns / self.block_rows)
+        return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= max(side, 1))
 
-    def _store(self, row: Expr, column: Expr, cell: Expr) -> None:
-        places = {**self.fixed, **self.a.place(row), **self.b.place(column)}
-        total = self.k.let(cell)
+    def finish(self, row: Expr, column: Expr, cells: Sequence[Expr]) -> None:
+        """The epilogue of sums in neighbouring columns, stored where there are such rows and
+        columns. `column` is a multiple of how many there are."""
+        columns = [simplify(column + n) for n in range(len(cells))]
+        together = self.b.count % len(cells) == 0
+        for group in [range(len(cells))] if together else [[n] for n in range(len(cells))]:
+            inside = simplify(call("and", row < self.a.count, columns[group[0]] < self.b.count))
+            if isinstance(inside, Const):
+                self._store(row, [(columns[n], cells[n]) for n in group])
+            else:
+                with self.k.when(inside):
+                    self._store(row, [(columns[n], cells[n]) for n in group])
+
+    def _store(self, row: Expr, sums: Sequence[tuple[Expr, Expr]]) -> None:
+        """Results at once where they are neighbours in memory."""
+        totals = [self.k.let(cell) for _, cell in sums]
+        places = [
+            {**self.fixed, **self.a.place(row), **self.b.place(column), self.marker: total}
+            for (column, _), total in zip(sums, totals)
+        ]
+        offsets = [simplify(substitute(self.offset, each)) for each in places]
         for output, expr in zip(self.match.computation.outputs, self.exprs):
-            value = simplify(substitute(expr, {**places, self.marker: total}))
-            offset = simplify(substitute(self.offset, places))
-            self.k.store(flat_buffer(output.buffer), (offset,), value)
+            buffer = flat_buffer(output.buffer)
+            values = [simplify(substitute(expr, each)) for each in places]
+            if are_neighbours(offsets) and buffer.dtype.bits >= 8:
+                self.k.emit(Intrin("store_vector", (buffer[offsets[0]], *values)))
+                continue
+            for offset, value in zip(offsets, values):
+                self.k.store(buffer, (offset,), value)

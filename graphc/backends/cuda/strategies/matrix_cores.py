@@ -1,79 +1,87 @@
-"""Contractions on matrix cores: mma.sync on words in shared memory, filled by asynchronous copies.
+"""Contractions on matrix cores: mma.sync on fragments of panels filled by asynchronous copies.
 
 A block of warps computes BM x BN sums, a warp its part of them as 16 x 8 fragments in registers.
-Slices of both operands, rows of words along the depth, are copied into one of several stages while
-an earlier one is multiplied; rows are padded so that the 8 x 4 words of a fragment lie in different
-banks. What cannot be copied 16 bytes at a time (a first convolution's three channels, say) is put
-together word by word. A constant second operand is laid out for copies at compile time. The scheme
-is that of CUTLASS's multistage kernels (A. Kerr et al., CUTLASS: Fast Linear Algebra in CUDA C++,
-2017).
+Slices of both operands along the depth are copied into one of several stages of shared memory
+(panels.py) while earlier ones are multiplied; and the fragments of a step are loaded into registers
+while those of the step before are. What cannot be copied 16 bytes at a time (a first convolution's
+three channels, say) is put together word by word. A constant second operand is laid out for copies
+at compile time. The scheme is that of CUTLASS's multistage kernels (A. Kerr et al., CUTLASS: Fast
+Linear Algebra in CUDA C++, 2017).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphc.backends.cuda.machines import Machine, fastest
+from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
-from graphc.backends.cuda.strategies.operands import Operand, strided
-from graphc.backends.cuda.strategies.words import CHUNK, KINDS, Kind, Words, narrow, padded_depth
+from graphc.backends.cuda.strategies.costs import Block, Problem, ranked
+from graphc.backends.cuda.strategies.operands import Operand
+from graphc.backends.cuda.strategies.panels import STEP, WARP, Crew, Panel
+from graphc.backends.cuda.strategies.words import KINDS, Kind, Words, narrow, padded_depth
 from graphc.backends.cuda.strategies.zero_points import take_zero_points
 from graphc.ir.dtypes import f32, i32, i64, u32
-from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select, substitute
-from graphc.ir.kernel import Barrier, Buffer, Intrin
+from graphc.ir.expr import Const, Expr, Index, Load, Ref, free_indices, loads, select, substitute
+from graphc.ir.kernel import Barrier, Buffer, Intrin, Let
 from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.contraction import Match, match_contraction
 from graphc.passes.lower.spaces import flatten_loads
 
-WARP = 32
 MIN_DEPTH = 16  # products to sum
 MIN_ROWS, MIN_COLUMNS = 8, 8  # below which a fragment is mostly empty
-SLICE = 16  # words of a slice
-PADDING = 4  # words after each row
-STEP = 8  # words that one instruction multiplies
-SHARED_BYTES = 48 << 10
+INSTRUCTION = 16 * 8 * STEP  # products of words
 
 
 @dataclass(frozen=True)
 class CoreTile:
-    """Sums per block, and how many warps share them. `speed`: as of tiles.Tile."""
+    """Sums per block and per warp, words of the depth in a slice, and slices in shared memory."""
 
     rows: int
     columns: int
     warp_rows: int
     warp_columns: int
-    speed: float
+    words: int
+    stages: int
 
     @property
     def area(self) -> int:
         return self.rows * self.columns
 
-    def blocks(self, rows: int, columns: int) -> int:
-        """Blocks of the grid of so many sums."""
-        return -(-rows // self.rows) * -(-columns // self.columns)
-
     @property
     def threads(self) -> int:
-        return WARP * self.warp_rows * self.warp_columns
+        return WARP * (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
 
     @property
-    def stages(self) -> int:
-        """Slices in shared memory at a time."""
-        words = (self.rows + self.columns) * (SLICE + PADDING)
-        return min(4, SHARED_BYTES // (4 * words))
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return 4 * self.stages * self.words * (self.rows + self.columns)
+
+    @property
+    def registers(self) -> int:
+        """Of a thread: sums, two steps of fragments, and addresses, roughly."""
+        sums = self.warp_rows * self.warp_columns // WARP
+        return min(255, sums + (self.warp_rows + self.warp_columns) // 4 * 2 + 56)
+
+    def block(self, gpu: Machine, depth: int) -> Block:
+        """What a block needs for sums of so many words."""
+        slices = -(-depth // self.words)
+        deep, sides = slices * self.words, self.rows + self.columns
+        fragments = self.threads // WARP * (self.warp_rows + self.warp_columns)
+        return Block(
+            self.threads, self.shared, self.registers,
+            multiply=self.rows * self.columns * deep / gpu.core_rate,
+            moved=4 * deep * (fragments + sides), read=4 * deep * sides, slices=slices,
+        )  # fmt: skip
 
 
-CORE_TILES = (
-    CoreTile(128, 128, 2, 2, 1.0),
-    CoreTile(128, 64, 2, 2, 0.8),
-    CoreTile(64, 128, 2, 2, 0.8),
-    CoreTile(64, 64, 2, 2, 0.6),
-    CoreTile(32, 64, 1, 2, 0.4),
-    CoreTile(64, 32, 2, 1, 0.4),
-    CoreTile(32, 32, 2, 1, 0.3),
-    CoreTile(16, 32, 1, 2, 0.2),
-)
+SIDES = (
+    (128, 256, 64, 64), (256, 128, 64, 64), (128, 128, 64, 64), (128, 128, 64, 32),
+    (128, 64, 64, 32), (64, 128, 32, 64), (64, 64, 32, 32), (64, 64, 32, 16), (32, 64, 32, 16),
+    (64, 32, 32, 16), (32, 32, 16, 16), (16, 32, 16, 16),
+)  # fmt: skip
+SLICES = ((32, 4), (32, 3), (16, 4), (16, 3), (32, 2), (16, 2))
+CORE_TILES = tuple(CoreTile(*sides, *slices) for sides in SIDES for slices in SLICES)
 
 
 def lower_matrix_cores(
@@ -95,7 +103,9 @@ def lower_matrix_cores(
     sort_depth(match)
     panels = _lay_out_constant(match, kind)
     batch = count(match.outer)
-    tile = tile or fastest(CORE_TILES, gpu, batch, rows, columns)
+    words = -(-count(match.depth) // kind.per_word)
+    problem = Problem(batch, rows, columns, words)
+    tile = tile or ranked(CORE_TILES, gpu, problem)[0]
     emitter = MatrixCores(match, kind, panels, tile)
     flops = 2 * batch * rows * columns * emitter.depth_count
     return Lowered(emitter.kernel("cores"), match.prepare, match.temporaries, flops=flops)
@@ -167,87 +177,97 @@ class MatrixCores(BlockedContraction):
         self.kind, self.tile = kind, tile
         if panels:
             self.b = _whole_depth(self.b, padded_depth(self.b, kind))
-        stride = SLICE + PADDING
-        self.tile_a = Buffer("tile_a", u32, (tile.stages, tile.rows, stride), "local")
-        self.tile_b = Buffer("tile_b", u32, (tile.stages, tile.columns, stride), "local")
-        self.shared = [self.tile_a, self.tile_b]
-        lane, warp = simplify(self.thread % WARP), simplify(self.thread // WARP)
-        self.group, self.quad = simplify(lane // 4), simplify(lane % 4)
-        self.fragments = (
-            tile.rows // tile.warp_rows // 16,
-            tile.columns // tile.warp_columns // 8,
-        )
-        down, across = simplify(warp // tile.warp_columns), simplify(warp % tile.warp_columns)
-        self.first_row = simplify(down * (16 * self.fragments[0]))
-        self.first_column = simplify(across * (8 * self.fragments[1]))
+        self.panel_a = Panel("tile_a", self.a, kind, (tile.stages, tile.rows, tile.words))
+        self.panel_b = Panel("tile_b", self.b, kind, (tile.stages, tile.columns, tile.words))
+        self.shared = [self.panel_a.buffer, self.panel_b.buffer]
+        warp = simplify(self.thread // WARP)
+        self.fragments = (tile.warp_rows // 16, tile.warp_columns // 8)
+        across = tile.columns // tile.warp_columns
+        self.warp_row = simplify(warp // across * tile.warp_rows)
+        self.warp_column = simplify(warp % across * tile.warp_columns)
 
     def sums(self, first_row: Expr, first_column: Expr) -> None:
         """What a thread does: copies slices ahead, multiplies, and finishes its sums."""
         k, tile, (down, across) = self.k, self.tile, self.fragments
-        slices = -(-self.depth_count // (SLICE * self.kind.per_word))
-        ahead = tile.stages - 1
-        self.a_words, self.b_words = (Words(x, self.kind) for x in (self.a, self.b))
-        totals = k.alloc(self.kind.sum, (down, across, 4), "reg", "sums")
+        self.crew = Crew(k, self.thread, self.threads, self.fixed)
+        self.starts = (first_row, first_column)
+        self.slices = -(-self.depth_count // (tile.words * self.kind.per_word))
+        self.totals = k.alloc(self.kind.sum, (down, across, 4), "reg", "sums")
         with k.loops(down, across, 4, kind="unroll") as (i, j, e):
-            k.store(totals, (i, j, e), Const(0, self.kind.sum))
-        for stage in range(ahead):
-            if stage < slices:
-                self._fetch(first_row, first_column, Const(stage, i64), Const(stage, i64))
+            k.store(self.totals, (i, j, e), Const(0, self.kind.sum))
+        for stage in range(tile.stages - 1):
+            if stage < self.slices:
+                self._fetch(Const(stage, i64), Const(stage, i64))
             k.emit(Intrin("commit_copies", ()))
-        with k.loop(slices, name="slice") as slice:
-            k.emit(Intrin("wait_copies", (Const(ahead - 1, i64),)))
-            k.emit(Barrier())
-            coming = simplify(slice + ahead)
-            with k.when(coming < slices):
-                self._fetch(first_row, first_column, coming, simplify(coming % tile.stages))
-            k.emit(Intrin("commit_copies", ()))
-            self._multiply(totals, k.let(simplify(slice % tile.stages)))
-        with k.loops(down, across, 4, kind="unroll") as (i, j, e):
-            row = simplify(first_row + self.first_row + i * 16 + self.group + e // 2 * 8)
-            column = simplify(first_column + self.first_column + j * 8 + self.quad * 2 + e % 2)
-            self.finish(row, column, totals[i, j, e])
+        self._arrive()
+        self.left = k.alloc(u32, (2, down, 4), "reg", "a")
+        self.right = k.alloc(u32, (2, across // 2, 4), "reg", "b")
+        self._load(Const(0, i64), 0)
+        with k.loop(self.slices, name="slice") as slice:
+            self._slice(slice)
+        self._finish_all()
 
-    # ---------------------------------------------------------------- operands
+    def _finish_all(self) -> None:
+        """A lane has two sums next to one another in every eighth row of its fragments."""
+        (down, across), lane = self.fragments, self.crew.lane
+        first_row, first_column = self.starts
+        group, quad = simplify(lane // 4), simplify(lane % 4)
+        with self.k.loops(down, across, 2, kind="unroll") as (i, j, half):
+            row = simplify(first_row + self.warp_row + i * 16 + half * 8 + group)
+            column = simplify(first_column + self.warp_column + j * 8 + quad * 2)
+            cells = [self.totals[i, j, simplify(half * 2 + n)] for n in range(2)]
+            self.finish(row, column, cells)
 
-    def _fetch(self, first_row: Expr, first_column: Expr, slice: Expr, stage: Expr) -> None:
+    # ---------------------------------------------------------------- slices
+
+    def _fetch(self, slice: Expr, stage: Expr) -> None:
         """A slice of both operands into a stage."""
-        self._fetch_operand(self.tile_a, self.a_words, first_row, slice, stage)
-        self._fetch_operand(self.tile_b, self.b_words, first_column, slice, stage)
+        for panel, first in zip((self.panel_a, self.panel_b), self.starts):
+            panel.fetch(self.crew, first, slice, stage)
 
-    def _fetch_operand(
-        self, into: Buffer, words: Words, first: Expr, slice: Expr, stage: Expr
-    ) -> None:
-        k, side = self.k, into.shape[1]
-        size = CHUNK if words.copies() else 1
-        per_row = SLICE // size
-        with strided(k, side * per_row, self.threads, self.thread) as at:
-            row, word = simplify(at // per_row), simplify(at % per_row * size)
-            deep = simplify((slice * SLICE + word) * self.kind.per_word)
-            position = simplify(first + row)
-            if size == CHUNK:
-                source, valid = words.copy(self.fixed, position, deep)
-                other = Const(words.padding, u32)
-                k.emit(Intrin("copy16", (into[stage, row, word], source, valid, other)))
+    def _arrive(self) -> None:
+        """Waits until the oldest slice on its way is there, for all threads."""
+        self.k.emit(Intrin("wait_copies", (Const(self.tile.stages - 2, i64),)))
+        self.k.emit(Barrier())
+
+    def _slice(self, slice: Expr) -> None:
+        """The products of a slice. Fragments of a step are loaded while those of the step before
+        are multiplied, those of the next slice's first step in the last one; the slice that takes
+        the place of the previous one is asked for in the first step."""
+        k, stages, steps = self.k, self.tile.stages, self.tile.words // STEP
+        stage = k.let(simplify(slice % stages))
+        for step in range(steps):
+            if step + 1 < steps:
+                self._load(stage, step + 1)
             else:
-                k.store(into, (stage, row, word), words.word(self.fixed, position, deep))
+                with k.when(slice < self.slices - 1):
+                    self._arrive()
+                    self._load(simplify((slice + 1) % stages), 0)
+            if step == 0:
+                ahead = simplify(slice + (stages - 1))
+                with k.when(ahead < self.slices):
+                    coming = Ref("coming", i64, 0, self.slices - 1)
+                    k.emit(Let(coming, ahead))
+                    self._fetch(coming, simplify(coming % stages))
+                k.emit(Intrin("commit_copies", ()))
+            self._multiply(step % 2)
 
-    # ---------------------------------------------------------------- sums
+    def _load(self, stage: Expr, step: int) -> None:
+        """The fragments of a step of a stage into registers."""
+        k, (down, across), half = self.k, self.fragments, Const(step % 2, i64)
+        with k.loop(down, "unroll") as i:
+            words = [self.left[half, i, Const(n, i64)] for n in range(4)]
+            self.panel_a.load(self.crew, words, stage, simplify(self.warp_row + i * 16), step)
+        with k.loop(across // 2, "unroll") as j:
+            words = [self.right[half, j, Const(n, i64)] for n in range(4)]
+            self.panel_b.load(self.crew, words, stage, simplify(self.warp_column + j * 16), step)
 
-    def _multiply(self, totals: Buffer, stage: Expr) -> None:
-        """The products of a slice."""
-        k, (down, across) = self.k, self.fragments
-        with k.loop(SLICE // STEP, "unroll") as step:
-            word = simplify(step * STEP + self.quad)
-            a = k.alloc(u32, (down, 4), "reg", k.fresh("a"))
-            b = k.alloc(u32, (across, 2), "reg", k.fresh("b"))
-            with k.loops(down, 4, kind="unroll") as (i, n):
-                row = simplify(self.first_row + i * 16 + self.group + n % 2 * 8)
-                k.store(a, (i, n), self.tile_a[stage, row, simplify(word + n // 2 * 4)])
-            with k.loops(across, 2, kind="unroll") as (j, n):
-                column = simplify(self.first_column + j * 8 + self.group)
-                k.store(b, (j, n), self.tile_b[stage, column, simplify(word + n * 4)])
-            with k.loops(down, across, kind="unroll") as (i, j):
-                sums = [totals[i, j, Const(e, i64)] for e in range(4)]
-                left = [a[i, Const(n, i64)] for n in range(4)]
-                right = [b[j, Const(n, i64)] for n in range(2)]
-                k.emit(Intrin(self.kind.instruction, (*sums, *left, *right)))
+    def _multiply(self, half: int) -> None:
+        """The products of a step: two columns of fragments share four registers."""
+        k, (down, across), which = self.k, self.fragments, Const(half, i64)
+        with k.loops(down, across // 2, 2, kind="unroll") as (i, j, n):
+            column = simplify(j * 2 + n)
+            sums = [self.totals[i, column, Const(e, i64)] for e in range(4)]
+            left = [self.left[which, i, Const(e, i64)] for e in range(4)]
+            right = [self.right[which, j, simplify(n * 2 + e)] for e in range(2)]
+            k.emit(Intrin(self.kind.instruction, (*sums, *left, *right)))

@@ -124,7 +124,7 @@ class SharedTiles(BlockedContraction):
             k.emit(Barrier())
         with k.loops(tile.thread_rows, tile.thread_columns, kind="unroll") as (i, j):
             row, column = self._places(i, j)
-            self.finish(simplify(first_row + row), simplify(first_column + column), sums[i, j])
+            self.finish(simplify(first_row + row), simplify(first_column + column), [sums[i, j]])
 
     def _load(self, slice: Expr) -> None:
         for side in self.sides:

@@ -15,6 +15,7 @@ from graphc.ir.expr import (
     Call,
     Const,
     Expr,
+    Index,
     Load,
     as_expr,
     bitcast,
@@ -98,10 +99,18 @@ class Words:
     def copies(self) -> bool:
         """Whether every aligned chunk along the depth is contiguous and aligned in memory, and its
         elements are all there or all not."""
+        return self._contiguous(self.operand.depth)
+
+    def copies_across(self) -> bool:
+        """The same of every aligned chunk along the side, for types that are transposed in being
+        read."""
+        return self.kind.per_word == 2 and self._contiguous(self.operand.side)
+
+    def _contiguous(self, along: list[Index]) -> bool:
         load, guard = self._load()
-        if load is None or not self.operand.depth:
+        if load is None or not along:
             return False
-        last = self.operand.depth[-1]
+        last = along[-1]
         if last.count % self.chunk or last in free_indices(guard):
             return False
         terms = to_poly(simplify(load.index[0]))
@@ -130,7 +139,7 @@ class Words:
         return byte * 0x01010101
 
     def copy(self, fixed: dict[Expr, Expr], position: Expr, deep: Expr) -> tuple[Expr, Expr]:
-        """(element, whether it is there) at a position and the depth at which a chunk begins."""
+        """(element, whether it is there) at the position and depth at which a chunk begins."""
         load, guard = self._load()
         assert load is not None
         inside = call("and", position < self.operand.count, deep < self.operand.depth_count)

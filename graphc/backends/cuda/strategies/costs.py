@@ -1,0 +1,88 @@
+"""How long the kernel of a contraction takes with a tile: which one is chosen for an architecture.
+
+A block is limited by what its multiprocessor does in a clock: products, bytes between shared memory
+and registers, bytes from the second level of cache. Blocks that are on a multiprocessor at once
+share these; one alone is also limited by the latency of what each warp does in turn. The grid takes
+as long as the multiprocessor with the most blocks, which come in batches of as many as fit:
+
+    time = batches * batch(fitting) + batch(left over)       batch(n) = max(n * busy, alone)
+
+as in S. Williams et al., Roofline (2009), with the quantisation of waves. Figures are clocks; only
+their order matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from graphc.backends.cuda.machines import Machine
+
+SHARED_RATE = 128  # bytes that a multiprocessor moves between shared memory and registers
+PARTS = 4  # of a multiprocessor, with schedulers of their own
+FIXED = 1500  # clocks from the start of a block to its first products, and from the last to its end
+SYNCHRONISED = 60  # clocks in which a block that is alone waits for all its threads
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a block takes of a multiprocessor: `threads`, bytes of `shared` memory, `registers` of a
+    thread; and needs, over all slices: clocks of arithmetic at the full rate (`multiply`), bytes
+    between shared memory and registers (`moved`) and from cache (`read`), in so many `slices`."""
+
+    threads: int
+    shared: int
+    registers: int
+    multiply: float
+    moved: float
+    read: float
+    slices: int
+
+
+class Tiled(Protocol):
+    """What of a problem one block computes."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def columns(self) -> int: ...
+
+    def block(self, gpu: Machine, depth: int) -> Block:
+        """What a block of the tile needs for sums of `depth` products."""
+        ...
+
+
+T = TypeVar("T", bound=Tiled)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """So many products of matrices, rows x depth by depth x columns."""
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+
+
+def clocks(tile: Tiled, gpu: Machine, problem: Problem) -> float:
+    """An estimate; infinite if blocks do not fit."""
+    block = tile.block(gpu, problem.depth)
+    fitting = gpu.resident(block.threads, block.shared, block.registers)
+    if not fitting:
+        return float("inf")
+    grid = problem.batch * -(-problem.rows // tile.rows) * -(-problem.columns // tile.columns)
+    most = -(-grid // gpu.multiprocessors)
+    busy = max(block.multiply, block.moved / SHARED_RATE, block.read / gpu.cache_rate)
+    warps = block.threads // 32
+    alone = block.multiply * PARTS / min(PARTS, warps) + SYNCHRONISED * block.slices + FIXED
+    batches, left = divmod(most, fitting)
+    return batches * max(fitting * busy, alone) + (max(left * busy, alone) if left else 0)
+
+
+def ranked(tiles: Iterable[T], gpu: Machine, problem: Problem) -> list[T]:
+    """Tiles that fit on a GPU, those that should be fastest first."""
+    timed = [(clocks(tile, gpu, problem), n, tile) for n, tile in enumerate(tiles)]
+    return [tile for time, _, tile in sorted(timed, key=lambda t: t[:2]) if time < float("inf")]

@@ -1,0 +1,117 @@
+"""Operands of matrix cores in shared memory: slices of words, from which warps take fragments.
+
+A panel keeps several slices of an operand (its stages) as rows of 16-byte chunks, filled by copies:
+
+    deep    a row per position of the side, chunks along the depth: words as matrix cores take them
+    across  a row per element of the depth, chunks along the side: halves, transposed by the
+            instruction that reads them; for operands whose sides are contiguous in memory
+
+What is contiguous in neither way is put together word by word, into the first form. Chunk c of row
+r lies at chunk c ^ (r % 8) of its row (where rows have fewer than eight chunks, the number of the
+128-byte line takes the place of r), so that neither the eight rows of a matrix nor the chunks of a
+row meet in a bank; no memory is spent on padding. This is the permuted layout of CUTLASS's tensor
+core kernels (A. Kerr et al., CUTLASS: Fast Linear Algebra in CUDA C++, 2017).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from graphc.backends.cuda.strategies.operands import Operand, strided
+from graphc.backends.cuda.strategies.words import CHUNK, Kind, Words
+from graphc.ir.dtypes import u32
+from graphc.ir.expr import Const, Expr, Load, call
+from graphc.ir.kernel import Buffer, Intrin, KernelBuilder
+from graphc.ir.simplify import simplify
+
+WARP = 32
+LINE = 8  # chunks of 16 bytes that lie in different banks
+STEP = 8  # words of the depth that one instruction multiplies: two chunks
+
+
+@dataclass
+class Crew:
+    """The threads of a block: a builder of what one of them does, its number, how many there are,
+    and the indices that the block has fixed."""
+
+    k: KernelBuilder
+    thread: Expr
+    threads: int
+    fixed: dict[Expr, Expr]
+
+    @property
+    def lane(self) -> Expr:
+        return simplify(self.thread % WARP)
+
+    def strided(self, elements: int) -> AbstractContextManager[Expr]:
+        """A loop in which they go over elements together: yields the position."""
+        return strided(self.k, elements, self.threads, self.thread)
+
+
+class Panel:
+    """Stages of `side` rows or columns of an operand by `words` of its depth."""
+
+    def __init__(self, name: str, operand: Operand, kind: Kind, shape: tuple[int, int, int]):
+        self.is_left = name.endswith("a")
+        stages, self.side, self.depth_words = shape
+        self.words, self.kind = Words(operand, kind), kind
+        self.copied = self.words.copies()
+        self.across = not self.copied and self.words.copies_across()
+        rows, words = self.side, self.depth_words
+        if self.across:
+            rows, words = words * kind.per_word, rows // kind.per_word
+        self.rows, self.chunks = rows, words // CHUNK
+        self.buffer = Buffer(name, u32, (stages, rows, words), "local")
+
+    def _place(self, stage: Expr, row: Expr, chunk: Expr) -> tuple[Expr, Expr, Expr]:
+        """Where the first word of a chunk lies."""
+        line = row if self.chunks >= LINE else row // (LINE // self.chunks)
+        moved = call("bxor", simplify(chunk), simplify(line % min(self.chunks, LINE)))
+        return stage, row, simplify(moved * CHUNK)
+
+    # ---------------------------------------------------------------- filling
+
+    def fetch(self, crew: Crew, first: Expr, slice: Expr, stage: Expr) -> None:
+        """Brings a slice of the positions from `first` on into a stage."""
+        if not (self.copied or self.across):
+            self._gather(crew, first, slice, stage)
+            return
+        other = Const(self.words.padding, u32)
+        start, elements = slice * (self.depth_words * self.kind.per_word), self.words.chunk
+        with crew.strided(self.rows * self.chunks) as n:
+            row, chunk = simplify(n // self.chunks), simplify(n % self.chunks)
+            down, along = row, chunk * elements
+            position, deep = (along, down) if self.across else (down, along)
+            source, valid = self.words.copy(
+                crew.fixed, simplify(first + position), simplify(start + deep)
+            )
+            place = self.buffer[self._place(stage, row, chunk)]
+            crew.k.emit(Intrin("copy16", (place, source, valid, other)))
+
+    def _gather(self, crew: Crew, first: Expr, slice: Expr, stage: Expr) -> None:
+        with crew.strided(self.side * self.depth_words) as n:
+            row, word = simplify(n // self.depth_words), simplify(n % self.depth_words)
+            deep = simplify((slice * self.depth_words + word) * self.kind.per_word)
+            *place, start = self._place(stage, row, simplify(word // CHUNK))
+            value = self.words.word(crew.fixed, simplify(first + row), deep)
+            crew.k.store(self.buffer, (*place, simplify(start + word % CHUNK)), value)
+
+    # ---------------------------------------------------------------- fragments
+
+    def load(self, crew: Crew, into: list[Load], stage: Expr, first: Expr, step: int) -> None:
+        """Loads the words of a step, 16 positions from `first` on, into four registers, which
+        instructions take as they are: for a left operand words 0 to 3 of both 8 positions, then
+        words 4 to 7; for a right one both halves of the first 8 positions, then of the others."""
+        lane = crew.lane
+        low, high = simplify(lane // 8 % 2), simplify(lane // 16)
+        across_side, across_depth = (low, high) if self.is_left else (high, low)
+        if self.across:
+            row = simplify(step * STEP * self.kind.per_word + across_depth * 8 + lane % 8)
+            chunk = simplify(first // 8 + across_side)
+            name = "load_matrices_transposed"
+        else:
+            row = simplify(first + across_side * 8 + lane % 8)
+            chunk = simplify(step * (STEP // CHUNK) + across_depth)
+            name = "load_matrices"
+        crew.k.emit(Intrin(name, (*into, self.buffer[self._place(stage, row, chunk)])))
