@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,13 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def save_npz(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
-    """Writes arrays by name, whole or not at all."""
+    """Writes arrays by name as numpy.savez, which cannot take every name; whole or not at all."""
     import numpy as np
 
-    with atomic(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, **arrays)
+    with atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=True)
 
 
 def emit(text: str, path: str | None) -> None:

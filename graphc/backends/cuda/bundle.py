@@ -41,7 +41,7 @@ def bundle_files(source: CudaSource, archs: Sequence[str] = (), name: str = "") 
 
     `name` prefixes files and functions (default: the program's).
     """
-    name = identifier(name or source.program.name)
+    name = identifier(name or source.program.name, taken=["graphc_model"])
     plan, weights = launch_plan(source)
     files = {
         "kernels.cu": source.text.encode(),

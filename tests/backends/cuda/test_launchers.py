@@ -4,6 +4,7 @@ import ast
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from cuda_programs import chosen_architectures, cuda_of, needs_compiler, needs_n
 from fake_gpu import toolkit
 
 import graphc.backends.cuda.runtime as runtime
+from graphc.backends.cuda import CudaSource
 from graphc.backends.cuda.bundle import PACKAGE, bundle_files
+from graphc.backends.cuda.launcher import cpp
 from graphc.backends.cuda.nvcc import find_nvcc
 
 GRAPH = """graph @net(%x: f32[20,37], %n: i64[3]) -> (?, ?, ?) {
@@ -100,6 +103,53 @@ def test_the_host_compiler_takes_the_launcher(here):
     include = toolkit(find_nvcc()) / "include"
     for source in ("net.cpp", "net_example.cpp"):
         built("g++", *WARNINGS, f"-I{include}", "-fsyntax-only", source, cwd=here)
+
+
+HOSTILE = 'a"b\\\n??/|\u00e9\U0001f600'
+
+
+def renamed(name: str) -> CudaSource:
+    """The model, its title and operands with names that nothing expects."""
+    source = cuda_of(GRAPH)
+    program = source.program
+    inputs = [(f"{name}{n}", type) for n, (_, type) in enumerate(program.inputs)]
+    outputs = [(f"{name} {n}", type) for n, (_, type) in enumerate(program.outputs)]
+    program = replace(program, name=name, inputs=inputs, outputs=outputs)
+    return replace(source, program=program)
+
+
+@needs_compiler
+@needs_nvcc
+@pytest.mark.parametrize("name", ["time", "std", "graphc", "graphc_model", "double", HOSTILE])
+def test_names_break_nothing(tmp_path, name):
+    source = renamed(name)
+    files = bundle_files(source)
+    for path, contents in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(contents)
+    include = toolkit(find_nvcc()) / "include"
+    (example,) = tmp_path.glob("*_example.cpp")
+    plain = example.name.removesuffix("_example.cpp")
+    for path in (example, tmp_path / f"{plain}.cpp"):
+        built("g++", *WARNINGS, f"-I{include}", "-fsyntax-only", path, cwd=tmp_path)
+    text = f"extern const char *const names[] = {{{cpp._text(name)}}};"
+    code = f"#include <cstdio>\n{text}\nint main() {{ std::fputs(names[0], stdout); }}\n"
+    (tmp_path / "says.cpp").write_text(code)
+    built("g++", *WARNINGS, "says.cpp", "-o", "says", cwd=tmp_path)
+    assert run(tmp_path / "says", cwd=tmp_path).stdout == name
+    rows = [line for line in files["README.md"].decode().splitlines() if line.startswith("|")]
+    assert len(rows) == 4 and all(row.endswith("|") for row in rows)
+
+
+def test_outputs_may_have_any_name(here):
+    code = (
+        "import numpy, run_net\n"
+        "names = ['file', 'allow_pickle', 'a/b', 'x\\ny']\n"
+        "run_net.save('y.npz', {name: numpy.full(2, n) for n, name in enumerate(names)})\n"
+    )
+    built(sys.executable, "-c", code, cwd=here)
+    found = np.load(here / "y.npz")
+    assert [int(found[name][0]) for name in ("file", "allow_pickle", "a/b", "x\ny")] == [0, 1, 2, 3]
 
 
 @needs_nvcc

@@ -6,7 +6,6 @@ that one program may hold several models.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,18 +18,14 @@ RUNTIME = Path(__file__).with_name("graphc_model.h")
 SPACES = {"input": "input", "output": "output", "const": "weights", "arena": "arena"}
 
 HEADER = """\
-// {name}, to be run on a GPU: graphc::Model model({name}::plan, "weights.bin");
+// {name}, to be run on a GPU: graphc::Model model({name}_plan, "weights.bin");
 //
 {interface}
 #pragma once
 
 #include "graphc_model.h"
 
-namespace {name} {{
-
-extern const graphc::Plan plan;
-
-}}  // namespace {name}
+extern const graphc::Plan {name}_plan;
 """
 
 KERNELS = """\
@@ -50,7 +45,6 @@ SOURCE = """\
 // Kernels, as nvcc names them to the host: only their addresses are used here.
 {declarations}
 
-namespace {name} {{
 namespace {{
 
 using graphc::Argument;
@@ -61,12 +55,10 @@ using graphc::Tensor;
 {tables}
 }}  // namespace
 
-const graphc::Plan plan = {{
+const graphc::Plan {name}_plan = {{
     {title}, {inputs}, {input_count}, {outputs}, {output_count},
     {launches}, {launch_count}, {streams}, {arena}, {weights},
 }};
-
-}}  // namespace {name}
 """
 
 EXAMPLE = """\
@@ -77,7 +69,7 @@ EXAMPLE = """\
 
 int main(int argc, char **argv)
 {{
-    const graphc::Plan &plan = {name}::plan;
+    const graphc::Plan &plan = {name}_plan;
     std::vector<std::vector<unsigned char>> inputs, outputs;
     std::vector<const void *> values;
     std::vector<void *> results;
@@ -171,8 +163,12 @@ def _source(name: str, plan: Mapping[str, Any], functions: Iterable[str]) -> str
 
 
 def _text(name: str) -> str:
-    """A name as a C++ literal."""
-    return json.dumps(name)
+    """A name as a C++ literal, of the bytes of UTF-8."""
+    plain = "".join(
+        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}"
+        for byte in name.encode()
+    )
+    return f'"{plain}"'
 
 
 def _table(type: str, name: str, rows: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,14 @@ def feeds(model: Model, files: list[str], seed: int) -> list[np.ndarray]:
     return values
 
 
+def save(path: str, arrays: dict[str, np.ndarray]) -> None:
+    """As numpy.savez, which cannot take every name."""
+    with zipfile.ZipFile(path, "w") as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+
+
 def main() -> int:
     """Runs once; 1 if there is no GPU to run on, or it failed."""
     parser = argparse.ArgumentParser(
@@ -73,7 +82,7 @@ def main() -> int:
         return 1
     names = [spec.name for spec in model.outputs]
     if args.output:
-        np.savez(args.output, **dict(zip(names, outputs)))
+        save(args.output, dict(zip(names, outputs)))
     for name, value in zip(names, outputs):
         print(f"{name}: {value.dtype.name}{list(value.shape)}", *value.reshape(-1)[:4])
     return 0
