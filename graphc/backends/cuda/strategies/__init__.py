@@ -13,6 +13,7 @@ from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.rows import lower_rows
 from graphc.backends.cuda.strategies.split import lower_split
 from graphc.backends.cuda.strategies.tiles import lower_shared_tiles
+from graphc.backends.cuda.strategies.windows import lower_windows
 from graphc.passes.lower.program import Strategy
 
 VECTOR_BYTES = 16  # what threads read and write at once; operands start at multiples of it
@@ -27,6 +28,7 @@ def strategies(arch: str = DEFAULT_ARCH) -> Sequence[Strategy]:
         partial(lower_attention, gpu=gpu),
         partial(lower_split, gpu=gpu),
         partial(lower_matrix_cores, gpu=gpu),
+        partial(lower_windows, gpu=gpu),
         partial(lower_shared_tiles, gpu=gpu),
         lower_rows,
         lower_flat,

@@ -1,0 +1,456 @@
+"""Sliding windows over channels stored last: depthwise and grouped convolutions, and pooling.
+
+A thread computes a patch of neighbouring outputs for a few neighbouring channels, in registers:
+
+    for each input position of the patch and its halo      (read once, 16 bytes at a time)
+        for each output of the patch and tap of the window that meet there
+            sum[output] += input * weight[tap]             (or the larger of both, for pooling)
+
+so that an element is read (span of the patch) / (outputs of the patch) times instead of once per
+tap, all threads of a warp read neighbouring channels, and halos come from the cache. Any kernel,
+stride, dilation, padding and channel multiplier is of this form: a summed axis `slides` with an
+output index if moving the one by some steps and the other by some steps back leaves the factor as
+it is. Other summed axes (the channels of a group) are loops around it.
+
+Such kernels are bound by memory, so the patch is chosen for the fewest instructions on a full GPU,
+and for the most threads on a small problem. The scheme is that of direct convolutions in registers:
+A. Lavin, S. Gray, Fast Algorithms for Convolutional Neural Networks (2016), section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from graphc.backends.cuda.machines import Machine
+from graphc.backends.cuda.strategies.blocks import count, wide_sums
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    Ref,
+    call,
+    cast,
+    cost,
+    free_indices,
+    loads,
+    substitute,
+    walk,
+)
+from graphc.ir.kernel import Buffer, Kernel, KernelBuilder, Let
+from graphc.ir.simplify import bounds, flatten_index, is_affine_in, simplify, unflatten_index
+from graphc.passes.lower.computation import (
+    Computation,
+    Lowered,
+    Output,
+    flat_buffer,
+    loop_indices,
+)
+from graphc.passes.lower.nest import combined
+from graphc.passes.lower.spaces import drop_units, flatten_loads, shapes_of, split_divided
+
+BYTES = 16  # that a thread reads at once
+MAX_CHANNELS = 8  # of a patch
+PATCHES = (1, 2, 4, 7, 8)  # outputs along a dimension
+MAX_SUMS = 48  # registers of a thread for sums
+UNROLLED = 160  # products per channel that are written one by one; beyond, rows of taps are a loop
+WIDE_GROUP = 16  # output channels of a group that fill a tile of a matrix product
+HIDDEN = 4  # warps of a scheduler, below which instructions wait for one another
+
+
+@dataclass(frozen=True)
+class Slide:
+    """An output index and a summed axis that move along one dimension of the input: by `stride` and
+    by `dilation` of the same steps."""
+
+    index: Index
+    axis: Index
+    stride: int
+    dilation: int
+
+    def meetings(self, patch: int) -> list[list[tuple[int, int]]]:
+        """For each input position that a patch of outputs needs: the (output, tap) that meet."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for output in range(patch):
+            for tap in range(self.axis.count):
+                at = output * self.stride + tap * self.dilation
+                found.setdefault(at, []).append((output, tap))
+        return [found[at] for at in sorted(found)]
+
+
+@dataclass
+class Windows:
+    """A matched computation: reduction `hole` of `a` (times `b`, which does not slide) in `exprs`,
+    stored at `offset`; `indices` end with the channels; `rest` are the axes that do not slide. The
+    loads of `a` are flat."""
+
+    computation: Computation
+    indices: list[Index]
+    offset: Expr
+    exprs: list[Expr]
+    hole: Reduce
+    a: Expr
+    b: Expr | None
+    slides: list[Slide]
+    rest: list[Index]
+
+    @property
+    def channels(self) -> Index:
+        return self.indices[-1]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Outputs of a thread: along the last two slides, and channels. `loops`: how many slides have
+    their taps in a loop."""
+
+    rows: int
+    columns: int
+    channels: int
+    loops: int
+
+
+def lower_windows(
+    computation: Computation, gpu: Machine, patch: Patch | None = None
+) -> Lowered | str:
+    """The kernel of a sliding window, in patches of this shape or of the one fastest on a GPU; or
+    the reason why the computation is none."""
+    found = match_windows(wide_sums(computation))
+    if isinstance(found, str):
+        return found
+    prepare, temporaries = _lay_out_weights(found)
+    emitter = WindowPatches(found, patch or _best(found, gpu), temporaries)
+    flops = 2 * count(found.indices) * math.prod(a.count for a in found.hole.axes)
+    return Lowered(emitter.kernel("window"), prepare, temporaries, flops=flops)
+
+
+# ---------------------------------------------------------------- matching
+
+
+def match_windows(computation: Computation) -> Windows | str:
+    """The sliding window that a computation is, or why it is none."""
+    first = computation.outputs[0]
+    if any(o.extents != first.extents for o in computation.outputs):
+        return "window: outputs have different shapes"
+    own = loop_indices(first.extents)
+    exprs = [substitute(o.expr, dict(zip(o.index, own))) for o in computation.outputs]
+    offset = flatten_index(own, first.extents)
+    indices, (offset, *exprs) = drop_units(list(own), [offset, *exprs])
+    exprs = [_without_unit_axes(e) for e in exprs]
+    indices, (offset, *exprs) = split_divided(indices, [offset, *exprs])
+    sums = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
+    if len(sums) != 1:
+        return f"window: {len(sums)} reductions instead of one"
+    (hole,) = sums
+    if not indices or any(x.count == 0 for x in (*indices, *hole.axes)):
+        return "window: no outputs"
+    if not free_indices(hole) <= set(indices):
+        return "window: nested in another reduction"
+    return _classify(computation, indices, offset, exprs, hole)
+
+
+def _without_unit_axes(expr: Expr) -> Expr:
+    """Reductions over axes of one element less these."""
+    mapping: dict[Expr, Expr] = {}
+    for node in walk(expr):
+        if isinstance(node, Reduce) and any(a.extent == 1 for a in node.axes):
+            units: dict[Expr, Expr] = {a: Const(0, i64) for a in node.axes if a.extent == 1}
+            axes = tuple(a for a in node.axes if a.extent != 1)
+            body = simplify(substitute(node.body, units))
+            mapping[node] = Reduce(node.op, body, axes) if axes else body
+    return substitute(expr, mapping) if mapping else expr
+
+
+def _classify(computation, indices, offset, exprs, hole: Reduce) -> Windows | str:
+    factors, shapes = _factors(hole), shapes_of(computation.inputs)
+    for a, b in (factors, factors[::-1]) if len(factors) == 2 else ((hole.term, None),):
+        a = simplify(flatten_loads(a, shapes))
+        slides = _slides(a, b, indices, hole)
+        if not slides or not loads(a):
+            continue
+        rest = [k for k in hole.axes if all(k is not s.axis for s in slides)]
+        found = Windows(computation, indices, offset, exprs, hole, a, b, slides, rest)
+        problem = _unsuitable(found)
+        return problem if problem else found
+    return "window: no summed axis slides with an output index"
+
+
+def _factors(hole: Reduce) -> tuple[Expr, ...]:
+    term = hole.term
+    if hole.op == "sum" and isinstance(term, Call) and term.op.name == "mul":
+        return term.args
+    return (term,)
+
+
+def _slides(a: Expr, b: Expr | None, indices: list[Index], hole: Reduce) -> list[Slide]:
+    """The pairs of indices that slide, in the order of the output's indices."""
+    fixed = free_indices(b) if b is not None else frozenset()
+    left, found = list(hole.axes), []
+    for index in indices[:-1]:
+        if index in fixed:
+            continue
+        slide = next((s for s in (_slide(a, index, k) for k in left) if s), None)
+        if slide is not None:
+            left.remove(slide.axis)
+            found.append(slide)
+    return found
+
+
+def _slide(a: Expr, index: Index, axis: Index) -> Slide | None:
+    place = next((x.index[0] for x in loads(a) if {index, axis} <= free_indices(x)), None)
+    if place is None:
+        return None
+    along, across = is_affine_in(place, index), is_affine_in(place, axis)
+    if not along or not across or along < 0 or across < 0:
+        return None
+    unit = math.gcd(along, across)
+    slide = Slide(index, axis, along // unit, across // unit)
+    moved = substitute(a, {index: index + slide.dilation, axis: axis - slide.stride})
+    return slide if simplify(moved) is simplify(a) else None
+
+
+def _unsuitable(found: Windows) -> str:
+    channels = found.channels
+    steps = {is_affine_in(x.index[0], channels) for x in loads(found.a)}
+    if not steps <= {0, 1}:
+        return "window: channels are not neighbours in memory"
+    if found.b is None or channels in free_indices(found.a):
+        return ""
+    shared = free_indices(found.a) & free_indices(found.b) - set(found.hole.axes)
+    if not shared:
+        return "window: one group"
+    return "window: its groups fill tiles" if channels.count >= WIDE_GROUP else ""
+
+
+def _lay_out_weights(found: Windows) -> tuple[list[Computation], list[Buffer]]:
+    """Constant weights with the channels last, as they are read."""
+    b, whole = found.b, found.computation
+    if b is None:
+        return [], []
+    if not {x.source for x in loads(b)} <= whole.constants:
+        found.b = simplify(flatten_loads(b, shapes_of(whole.inputs)))
+        return [], []
+    used = free_indices(b)
+    own = [x for x in found.indices[:-1] if x in used] + list(found.hole.axes)
+    own += [found.channels] if found.channels in used else []
+    index = tuple(Index(f"i{n}", x.count) for n, x in enumerate(own))
+    buffer = Buffer("taps", b.dtype, tuple(x.count for x in own))
+    contents = simplify(substitute(b, dict(zip(own, index))))
+    read = {x.source for x in loads(b)}
+    inputs = tuple(x for x in whole.inputs if x.name in read)
+    output = Output(replace(buffer, access="out"), index, contents)
+    found.b = Load("taps", (flatten_index(tuple(own), buffer.shape),), b.dtype)
+    return [Computation(inputs, (output,), whole.constants, f"taps of {whole.label}")], [buffer]
+
+
+# ---------------------------------------------------------------- choice
+
+
+def _best(found: Windows, gpu: Machine) -> Patch:
+    """The patch with the least estimated time; of equal ones, that with fewer loops."""
+    return min(_patches(found), key=lambda x: (_time(found, x, gpu), x.loops, x.channels))
+
+
+def _patches(found: Windows) -> Iterator[Patch]:
+    size = min(x.dtype.size for x in loads(found.a))
+    channels = found.channels.count
+    *outer, last = found.slides
+    for wide in (1, 2, 4, 8):
+        if channels % wide or wide > min(MAX_CHANNELS, BYTES // size):
+            continue
+        for columns in _lengths(last.index):
+            yield Patch(1, columns, wide, len(outer))
+            for rows in _lengths(outer[-1].index) if outer else ():
+                patch = Patch(rows, columns, wide, len(outer) - 1)
+                taps = outer[-1].axis.count * last.axis.count
+                if rows * columns * wide <= MAX_SUMS and taps * rows * columns <= UNROLLED:
+                    yield patch
+
+
+def _lengths(index: Index) -> list[int]:
+    return [n for n in PATCHES if n <= index.count]
+
+
+def _time(found: Windows, patch: Patch, gpu: Machine) -> float:
+    """Instructions of a warp, times the warps that share a scheduler."""
+    taps, reads = count(list(found.hole.axes)), count(found.rest)
+    outputs = patch.rows * patch.columns
+    lengths = [*[1] * patch.loops, patch.rows, patch.columns][-len(found.slides) :]
+    for slide, length in zip(found.slides, lengths):
+        reads *= len(slide.meetings(length))
+    weights = taps if found.b is not None else 0
+    finish = sum(map(cost, found.exprs)) - cost(found.hole) + 4
+    work = 4 * reads + weights + patch.channels * outputs * (taps + min(max(finish, 4), 40))
+    threads = count(found.indices) / patch.channels
+    for slide, length in zip(found.slides, lengths):
+        threads *= -(-slide.index.count // length) / slide.index.count
+    return work * max(HIDDEN, threads / 32 / (4 * gpu.multiprocessors))
+
+
+# ---------------------------------------------------------------- emission
+
+
+class WindowPatches:
+    """Emits the kernel of a window: a thread for each patch."""
+
+    def __init__(self, found: Windows, patch: Patch, temporaries: list[Buffer]):
+        self.found, self.patch, self.temporaries = found, patch, temporaries
+        self.k = KernelBuilder()
+        self.dtype = found.hole.dtype.compute
+        *self.looped, self.last = found.slides
+        self.row = self.looped.pop() if patch.loops < len(found.slides) - 1 else None
+        self.marker = Load("sum", (Const(0, i64),), found.hole.dtype)
+        shapes = shapes_of(found.computation.inputs)
+        marked = (substitute(e, {found.hole: self.marker}) for e in found.exprs)
+        self.exprs = [simplify(flatten_loads(e, shapes)) for e in marked]
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel over the inputs that are used, the weights and the outputs."""
+        found, k = self.found, self.k
+        lengths = {self.last.index: self.patch.columns, found.channels: self.patch.channels}
+        if self.row:
+            lengths[self.row.index] = self.patch.rows
+        parts = [-(-x.count // lengths.get(x, 1)) for x in found.indices]
+        with k.loop(math.prod(parts), "parallel", name="p") as p:
+            self.start: dict[Expr, Expr] = {
+                x: self._named(simplify(at * lengths.get(x, 1)))
+                for x, at in zip(found.indices, unflatten_index(p, tuple(parts)))
+            }
+            self._patch()
+        used = {x.source for e in (found.a, *self.exprs) for x in loads(e)}
+        used |= {x.source for x in loads(found.b)} if found.b is not None else set()
+        inputs = [b for b in (*found.computation.inputs, *self.temporaries) if b.name in used]
+        outputs = [o.buffer for o in found.computation.outputs]
+        params = tuple(flat_buffer(b) for b in (*inputs, *outputs))
+        return Kernel(name, params, k.body(), found.computation.label)
+
+    def _named(self, position: Expr) -> Expr:
+        """A name for a position, whose bounds are known."""
+        if isinstance(position, (Const, Index)):
+            return position
+        name = Ref(self.k.fresh("t"), position.dtype, *bounds(position))
+        self.k.emit(Let(name, position))
+        return name
+
+    def _patch(self) -> None:
+        k, patch = self.k, self.patch
+        self.sums = k.alloc(self.dtype, (patch.rows, patch.columns, patch.channels), "reg", "sums")
+        with k.loops(*self.sums.shape, kind="unroll") as place:
+            k.store(self.sums, place, cast(self.found.hole.identity, self.dtype))
+        self._taps([*self.found.rest, *(s.axis for s in self.looped)], {})
+        for i in range(patch.rows):
+            for j in range(patch.columns):
+                self._finish(i, j)
+
+    def _taps(self, axes: list[Index], at: dict[Expr, Expr]) -> None:
+        """The terms of the patch: loops over `axes`, the rest written out."""
+        if axes:
+            with self.k.loop(axes[0].count) as x:
+                self._taps(axes[1:], {**at, axes[0]: x})
+            return
+        self.weights: dict[tuple[int, int], Buffer] = {}
+        rows = self.row.meetings(self.patch.rows) if self.row else [[(0, 0)]]
+        for down in rows:
+            for across in self.last.meetings(self.patch.columns):
+                value = self._fetch({**at, **self._place(*down[0], *across[0])})
+                for i, r in down:
+                    for j, c in across:
+                        self._add(i, j, value, {**at, **self._place(i, r, j, c)}, (r, c))
+
+    def _place(self, i: int, r: int, j: int, c: int) -> dict[Expr, Expr]:
+        """The indices of output (i, j) of the patch and of tap (r, c)."""
+        columns = self.last.index
+        place: dict[Expr, Expr] = {
+            columns: self.start[columns] + j, self.last.axis: Const(c, i64),
+        }  # fmt: skip
+        if self.row:
+            place[self.row.index] = self.start[self.row.index] + i
+            place[self.row.axis] = Const(r, i64)
+        return place
+
+    def _at(self, expr: Expr, place: dict[Expr, Expr], channel: Expr) -> Expr:
+        channels = self.found.channels
+        here = {**self.start, **place, channels: self.start[channels] + channel}
+        return simplify(substitute(expr, here))
+
+    def _fetch(self, place: dict[Expr, Expr]) -> Buffer:
+        """The values of the channels at an input position, in registers."""
+        expr, other = self.found.a, Const(0, self.dtype)
+        guard = self._inside(place)
+        if isinstance(expr, Call) and expr.op.name == "select" and isinstance(expr.args[2], Const):
+            condition, inner, padding = expr.args
+            if self.found.channels not in free_indices(condition):
+                guard = simplify(call("and", guard, self._at(condition, place, Const(0, i64))))
+                expr, other = inner, padding  # type: ignore[assignment]
+        wide = self.patch.channels if self.found.channels in free_indices(expr) else 1
+        value = self.k.alloc(self.dtype, (wide,), "reg", self.k.fresh("x"))
+        if isinstance(guard, Const) and guard.value:
+            self._fill(value, expr, place)
+            return value
+        with self.k.loop(wide, "unroll") as v:
+            self.k.store(value, v, cast(other, self.dtype))
+        with self.k.when(guard):
+            self._fill(value, expr, place)
+        return value
+
+    def _fill(self, into: Buffer, expr: Expr, place: dict[Expr, Expr]) -> None:
+        with self.k.loop(into.shape[0], "unroll") as v:
+            self.k.store(into, v, cast(self._at(expr, place, v), self.dtype))
+
+    def _inside(self, place: dict[Expr, Expr]) -> Expr:
+        """Whether there is such an output."""
+        slides = [self.last, self.row] if self.row else [self.last]
+        guards = [place[s.index] < s.index.count for s in slides]
+        return simplify(call("and", guards[0], guards[-1]))
+
+    def _add(self, i: int, j: int, value: Buffer, place: dict[Expr, Expr], tap: tuple) -> None:
+        """One term of the sums of output (i, j)."""
+        found, k = self.found, self.k
+        if found.b is not None and tap not in self.weights:
+            wide = self.patch.channels if found.channels in free_indices(found.b) else 1
+            self.weights[tap] = k.alloc(self.dtype, (wide,), "reg", k.fresh("w"))
+            self._fill(self.weights[tap], found.b, place)
+        with k.loop(self.patch.channels, "unroll") as v:
+            cell = self.sums[Const(i, i64), Const(j, i64), v]
+            term = _element(value, v)
+            if found.b is not None:
+                term = term * _element(self.weights[tap], v)
+            k.store(self.sums, cell.index, combined(found.hole, cell, term))
+
+    def _finish(self, i: int, j: int) -> None:
+        """The epilogue of output (i, j), stored if there is such an output."""
+        place = self._place(i, 0, j, 0)
+        inside = self._inside(place)
+        if isinstance(inside, Const) and not inside.value:
+            return
+        with self._where(inside):
+            total = self.sums[Const(i, i64), Const(j, i64), Const(0, i64)]
+            for output, expr in zip(self.found.computation.outputs, self.exprs):
+                self._store(output, expr, total, place)
+
+    def _store(self, output: Output, expr: Expr, total: Load, place: dict[Expr, Expr]) -> None:
+        k = self.k
+        done = k.alloc(output.buffer.dtype, (self.patch.channels,), "reg", k.fresh("y"))
+        with k.loop(self.patch.channels, "unroll") as v:
+            sum = cast(Load(total.source, (*total.index[:2], v), total.dtype), self.marker.dtype)
+            k.store(done, v, simplify(substitute(self._at(expr, place, v), {self.marker: sum})))
+        with k.loop(self.patch.channels, "unroll") as v:
+            k.store(flat_buffer(output.buffer), (self._at(self.found.offset, place, v),), done[v])
+
+    @contextmanager
+    def _where(self, guard: Expr) -> Iterator[None]:
+        if isinstance(guard, Const):
+            yield
+        else:
+            with self.k.when(guard):
+                yield
+
+
+def _element(values: Buffer, v: Expr) -> Load:
+    return values[v if values.shape[0] > 1 else Const(0, i64)]
