@@ -1,16 +1,17 @@
 // CUDA's runtime library, as far as graphc_model.h calls it, on the driver of fake_libcuda.cpp.
-// MODULE is the module, and KERNELS(X) says X(symbol, "name") for each kernel that was linked.
+// KERNELS(X) in the file GLUE says X(symbol, module, "name") for each kernel that was linked.
 #include <cuda_runtime_api.h>
 
 #include "fake_libcuda.cpp"
 
 #include GLUE
 
-static void *loaded()
+static void *loaded(const char *image)
 {
-    static void *module = nullptr;
+    static std::map<std::string, void *> modules;
+    void *&module = modules[image];
     if (module == nullptr) {
-        cuModuleLoadData(&module, MODULE);
+        cuModuleLoadData(&module, image);
     }
     return module;
 }
@@ -18,9 +19,9 @@ static void *loaded()
 static void *function_of(const void *symbol)
 {
     void *function = nullptr;
-#define FIND(LINKED, NAME)                                                                         \
+#define FIND(LINKED, IMAGE, NAME)                                                                  \
     if (symbol == reinterpret_cast<const void *>(LINKED)) {                                        \
-        cuModuleGetFunction(&function, loaded(), NAME);                                            \
+        cuModuleGetFunction(&function, loaded(IMAGE), NAME);                                       \
     }
     KERNELS(FIND)
     return function;

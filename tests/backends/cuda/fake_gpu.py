@@ -83,23 +83,24 @@ def nvcc(arguments: Sequence[str]) -> None:
         print("\n".join(arch.replace("sm_", "compute_") for arch in ARCHS))
     else:
         target = Path(arguments[arguments.index("-o") + 1])
-        (source,) = (Path(a) for a in arguments if a.endswith(".cu"))
+        sources = [Path(a) for a in arguments if a.endswith(".cu")]
         if "-cubin" in arguments or "-ptx" in arguments:
-            target.write_bytes(image_of(source.read_text()))
+            target.write_bytes(image_of(sources[0].read_text()))
         else:
-            link(target, [a for a in arguments if a.endswith(".cpp")], source)
+            link(target, [a for a in arguments if a.endswith(".cpp")], sources)
 
 
-def link(target: Path, sources: Sequence[str], kernels: Path) -> None:
-    """A program of the C++ launcher, NAME_kernels.cu among what it is made of. Needs the headers of
-    CUDA's toolkit."""
-    renamed = re.findall(r"^#define (\w+) (\w+)$", kernels.read_text(), re.MULTILINE)
-    image = image_of((kernels.parent / "kernels.cu").read_text()).decode()
+def link(target: Path, sources: Sequence[str], kernels: Sequence[Path]) -> None:
+    """A program of the C++ launcher, with NAME_kernels.cu of one model or more. Needs the headers
+    of CUDA's toolkit."""
+    lines, known = [], []
+    for path in kernels:
+        image = image_of((path.parent / "kernels.cu").read_text()).decode()
+        for name, symbol in re.findall(r"^#define (\w+) (\w+)$", path.read_text(), re.MULTILINE):
+            lines.append(f'extern "C" void {symbol}() {{}}')
+            known.append(f"X({symbol}, {json.dumps(image)}, {json.dumps(name)})")
     glue = target.with_suffix(".inc")
-    lines = [f'extern "C" void {symbol}() {{}}' for _, symbol in renamed]
-    lines += [f"static const char MODULE[] = {json.dumps(image)};"]
-    lines += ["#define KERNELS(X) " + " ".join(f'X({b}, "{a}")' for a, b in renamed), ""]
-    glue.write_text("\n".join(lines))
+    glue.write_text("\n".join([*lines, f"#define KERNELS(X) {' '.join(known)}", ""]))
     flags = ("-std=c++17", "-Wall", f"-I{toolkit() / 'include'}", f'-DGLUE="{glue.resolve()}"')
     command = ["g++", *flags, *sources, HERE / "fake_cudart.cpp", "-o", target, "-ldl"]
     subprocess.run(command, check=True)

@@ -162,3 +162,63 @@ def test_the_cpp_launcher(tmp_path):
     assert np.frombuffer(bytes.fromhex("".join(first)), np.float32)[0] == pytest.approx(
         float(wanted[0].reshape(-1)[0]), rel=1e-4
     )
+
+
+BOTH = """
+#include <cstdio>
+#include <iterator>
+
+#include "a/net.h"
+#include "b/other.h"
+
+// What a model makes of inputs read one after another, several times, the last results to stdout.
+static void run(graphc::Model &model, const graphc::Plan &plan, const char *path)
+{
+    std::ifstream file(path, std::ios::binary);
+    std::vector<std::vector<char>> inputs, outputs;
+    std::vector<const void *> values;
+    std::vector<void *> results;
+    for (int n = 0; n < plan.input_count; ++n) {
+        inputs.emplace_back(plan.inputs[n].bytes);
+        file.read(inputs.back().data(), std::streamsize(plan.inputs[n].bytes));
+        values.push_back(inputs.back().data());
+    }
+    for (int n = 0; n < plan.output_count; ++n) {
+        outputs.emplace_back(plan.outputs[n].bytes);
+        results.push_back(outputs.back().data());
+    }
+    model.run(values.data(), results.data());
+    std::fwrite(outputs[0].data(), 1, outputs[0].size(), stdout);
+}
+
+int main()
+{
+    graphc::Model first(net_plan, "a/weights.bin"), second(other_plan, "b/weights.bin");
+    for (int round = 0; round < 3; ++round) {
+        run(first, net_plan, "a/x.bin");
+        run(second, other_plan, "b/x.bin");
+    }
+}
+"""
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
+def test_two_models_in_one_cpp_program(tmp_path):
+    texts = {("a", "net"): LAUNCHED, ("b", "other"): BRANCHES}
+    wanted = []
+    for (place, name), text in texts.items():
+        (tmp_path / place).mkdir()
+        folder(tmp_path / place, name=name, graph=text)
+        inputs = inputs_of(cuda_program(graph_of(text)))
+        (tmp_path / place / "x.bin").write_bytes(b"".join(x.tobytes() for x in inputs))
+        wanted.append(interpret(graph_of(text), inputs)[0])
+    (tmp_path / "main.cpp").write_text(BOTH)
+    sources = [f"{p}/{n}{end}" for p, n in texts for end in (".cpp", "_kernels.cu")]
+    built(
+        find_nvcc(), f"-arch={open_driver().arch}", "main.cpp", *sources, "-o", "both", cwd=tmp_path
+    )
+    done = subprocess.run([tmp_path / "both"], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    found = np.frombuffer(done.stdout, np.float32).reshape(3, -1)
+    for each in found:
+        check(np.split(each, [wanted[0].size]), [w.reshape(-1) for w in wanted])

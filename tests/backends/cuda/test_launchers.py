@@ -31,10 +31,10 @@ WARNINGS = ("-std=c++11", "-Wall", "-Wextra", "-Werror")
 OPTIONAL = {"pycuda", "cuda", "ml_dtypes"}
 
 
-def folder(path: Path, archs: tuple[str, ...] = ()) -> Path:
-    for name, contents in bundle_files(cuda_of(GRAPH), archs, "net").items():
-        (path / name).parent.mkdir(exist_ok=True)
-        (path / name).write_bytes(contents)
+def folder(path: Path, archs: tuple[str, ...] = (), name: str = "net", graph: str = GRAPH) -> Path:
+    for file, contents in bundle_files(cuda_of(graph), archs, name).items():
+        (path / file).parent.mkdir(exist_ok=True)
+        (path / file).write_bytes(contents)
     return path
 
 

@@ -4,7 +4,10 @@
 // another, each waited for, so that a fault names its kernel; the second captures copies and
 // launches as a graph, independent branches on streams of their own, which later runs replay.
 // A Model may be used by one thread at a time. Failures are thrown as graphc::Error.
-#pragma once
+//
+// A program of several models has several copies of this file: the first is as good as any.
+#ifndef GRAPHC_MODEL_H
+#define GRAPHC_MODEL_H
 
 #include <cuda_runtime_api.h>
 
@@ -320,3 +323,5 @@ class Model {
 };
 
 }  // namespace graphc
+
+#endif
