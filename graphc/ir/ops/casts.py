@@ -48,22 +48,35 @@ def _power_of_two(value: Expr, saturate: bool, round_mode: str) -> Expr:
     return bitcast(code.cast(u8), dtypes.f8e8m0)
 
 
+def tf32_rounded(value: Expr) -> Expr:
+    """A float32 rounded to the 10 bits of fraction that TF32 has, halves away from zero."""
+    bits = bitcast(value, u32)
+    special = (bits & 0x7F800000).eq(0x7F800000)
+    return select(special, value, bitcast((bits + 0x1000) & 0xFFFFE000, f32))
+
+
+def tf32_cut(value: Expr) -> Expr:
+    """A float32 without the 13 bits of fraction that TF32 lacks, as matrix cores see it."""
+    return bitcast(bitcast(value, u32) & 0xFFFFE000, f32)
+
+
 @op("RoundToTF32", domain="graphc")
 def round_to_tf32(i, x: Float):
-    """A float32 rounded to the 10 bits of fraction that TF32 has, halves away from zero."""
-    if x.dtype is not f32:
-        raise ModelError(f"takes float32, found {x.dtype}")
-    bits = bitcast(x[i], u32)
-    special = (bits & 0x7F800000).eq(0x7F800000)
-    return select(special, x[i], bitcast((bits + 0x1000) & 0xFFFFE000, f32))
+    """The nearest value of TF32, in float32."""
+    _require_float32(x)
+    return tf32_rounded(x[i])
 
 
 @op("CutToTF32", domain="graphc")
 def cut_to_tf32(i, x: Float):
-    """A float32 without the 13 bits of fraction that TF32 lacks, as matrix cores see it."""
+    """What matrix cores take for x."""
+    _require_float32(x)
+    return tf32_cut(x[i])
+
+
+def _require_float32(x) -> None:
     if x.dtype is not f32:
         raise ModelError(f"takes float32, found {x.dtype}")
-    return bitcast(bitcast(x[i], u32) & 0xFFFFE000, f32)
 
 
 @composite("CastLike")

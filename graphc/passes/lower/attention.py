@@ -33,6 +33,7 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer
+from graphc.ir.ops.casts import tf32_cut, tf32_rounded
 from graphc.ir.simplify import flatten_index, simplify
 from graphc.passes.lower.computation import Computation, loop_indices
 from graphc.passes.lower.spaces import drop_units, flatten_loads, shapes_of, split_divided
@@ -250,6 +251,9 @@ def _proportional(node: Expr, marker: Ref) -> Expr:
     if not isinstance(node, Call) or not node.dtype.is_float:
         raise _Mismatch("the weights are not proportional to the exponentials")
     name, args = node.op.name, node.args
+    precise = _before_tf32(node)
+    if precise is not None:
+        return _proportional(precise, marker)
     if name == "cast":
         return _proportional(args[0], marker)
     if name == "div" and not _mentions(args[1], marker):
@@ -263,6 +267,17 @@ def _proportional(node: Expr, marker: Ref) -> Expr:
         sides = [_zero_or_proportional(x, marker) for x in args[1:]]
         return select(condition, *sides)
     raise _Mismatch("the weights are not proportional to the exponentials")
+
+
+def _before_tf32(node: Call) -> Expr | None:
+    """The float32 that the node rounds to TF32 or cuts; None if it is another function."""
+    if node.op.name not in ("bitcast", "select"):
+        return None
+    for value in walk(node):
+        if value.dtype is f32 and value is not node:
+            if any(simplify(f(value)) is node for f in (tf32_rounded, tf32_cut)):
+                return value
+    return None
 
 
 def _zero_or_proportional(node: Expr, marker: Ref) -> Expr:

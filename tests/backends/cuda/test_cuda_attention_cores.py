@@ -98,11 +98,14 @@ def test_attention_agrees_with_the_interpreter(name):
 
 
 @needs_compiler
-@pytest.mark.parametrize("precision", ["f16", "bf16"])
-def test_narrowed_attention(precision):
-    source = emit(cuda_program(graph_of(PLAIN), Settings(precision=precision)))
+@pytest.mark.parametrize("keys", [16, 30, 77])
+@pytest.mark.parametrize("precision", ["f16", "bf16", "tf32"])
+def test_narrowed_attention(precision, keys):
+    text = PLAIN.replace("77", str(keys))
+    source = emit(cuda_program(graph_of(text), Settings(precision=precision)))
     assert has_kernel(source)
-    compared(source, PLAIN, inputs_of(source.program), {"f16": 2e-3, "bf16": 2e-2}[precision])
+    tolerance = {"f16": 2e-3, "bf16": 2e-2, "tf32": 2e-3}[precision]
+    compared(source, text, inputs_of(source.program), tolerance)
 
 
 @needs_compiler
