@@ -13,8 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from graphc.errors import InternalError
-from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, transform, walk
+from graphc.ir.dtypes import DType
+from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, cast, transform, walk
 from graphc.ir.expr import substitute as substitute_expr
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
@@ -142,6 +145,9 @@ class _Composer:
             return Const(contents.reshape(-1)[0].item(), value.tensor.dtype)
         if value.producer in self.number:
             return self._produced(value, index)
+        sequence = None if contents is None else _sequence(contents, index, value.tensor.dtype)
+        if sequence is not None:
+            return sequence
         if value not in self.names:
             raise InternalError(f"%{value.name} is neither an input nor made in the region")
         layout = value.tensor.layout
@@ -170,6 +176,19 @@ class _Composer:
             return self.element(operand, node.index)
 
         return transform(placed, load)
+
+
+def _sequence(contents: np.ndarray, index: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """The element of a constant of equidistant integers along one axis: positions and the like need
+    not be read."""
+    axes = [d for d, extent in enumerate(contents.shape) if extent != 1]
+    if len(axes) != 1 or not dtype.is_integer or contents.size == 0:
+        return None
+    first, *others = (int(x) for x in contents.reshape(-1)[:2])
+    step = others[0] - first
+    if not np.array_equal(contents.reshape(-1), first + step * np.arange(contents.size)):
+        return None
+    return cast(first + step * index[axes[0]], dtype)
 
 
 def _rename_axes(body: Expr, number: int) -> Expr:
