@@ -300,6 +300,39 @@ def _mentions(node: Expr, marker: Ref) -> bool:
     return any(n is marker for n in walk(node))
 
 
+def last_key(match: Attention) -> Expr | None:
+    """The last key that a row may see, as an expression over its indices; None if scores beyond it
+    are not written as -inf."""
+    score, key = match.score, match.key
+    while isinstance(score, Call) and score.op.name in ("cast", "select"):
+        if score.op.name == "cast":
+            score = score.args[0]
+            continue
+        condition, inner, other = score.args
+        if not (isinstance(other, Const) and other.value == -math.inf):
+            return None
+        bounds = [b for c in _conjuncts(condition) if (b := _bound(c, key)) is not None]
+        if bounds:
+            return bounds[0]
+        score = inner
+    return None
+
+
+def _conjuncts(condition: Expr) -> list[Expr]:
+    if isinstance(condition, Call) and condition.op.name == "and":
+        return [c for side in condition.args for c in _conjuncts(side)]
+    return [condition]
+
+
+def _bound(condition: Expr, key: Index) -> Expr | None:
+    """x of `key <= x`."""
+    if not (isinstance(condition, Call) and condition.op.name in ("le", "ge")):
+        return None
+    lower, upper = condition.args if condition.op.name == "le" else condition.args[::-1]
+    is_bound = lower is key and key not in free_indices(upper) and not loads(upper)
+    return upper if is_bound else None
+
+
 def extent(indices: list[Index]) -> int:
     """The number of positions of several indices."""
     return math.prod(x.count for x in indices)
@@ -313,5 +346,5 @@ def inputs_used(match: Attention, exprs: list[Expr]) -> list[Buffer]:
 
 __all__ = [
     "LARGEST", "PRODUCT", "RESULT", "SUM", "TOTAL", "Attention", "extent", "inputs_used",
-    "match_attention",
+    "last_key", "match_attention",
 ]  # fmt: skip

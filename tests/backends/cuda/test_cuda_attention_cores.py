@@ -1,5 +1,6 @@
 """Attention on matrix cores: every narrow type, any layout and size, masks; and faults caught."""
 
+import re
 from dataclasses import replace
 
 import ml_dtypes
@@ -67,6 +68,8 @@ GRAPHS = {
     "one tile": operator("f16", 2, 20, 30, 24),
     "few rows": operator("f16", 2, 2, 100, 32),
     "causal": operator("f16", 2, 90, 90, 8, "is_causal=1"),
+    "causal by position": operator("f16", 4, 130, 136, 8, "is_causal=1"),
+    "windows by position": operator("f16", 2, 136, 130, 8, "left_window_size=3, is_causal=1"),
     "shared heads": operator("bf16", 6, 40, 80, 16, "is_causal=1, softcap=2.0"),
     "windows": operator("bf16", 2, 70, 70, 8, "left_window_size=3, right_window_size=2"),
     "large heads": operator("f16", 2, 20, 40, 256),
@@ -95,6 +98,16 @@ def test_attention_agrees_with_the_interpreter(name):
     inputs = inputs_of(source.program)
     is_bfloat = inputs[0].dtype == ml_dtypes.bfloat16
     compared(source, GRAPHS[name], inputs, 2e-2 if is_bfloat else 4e-3)  # weights are rounded
+
+
+def test_tiles_that_no_row_sees_are_left_out():
+    """Positions are compared, not read, and a block stops at the last key that it sees."""
+    for name in ("causal by position", "windows by position"):
+        text = cuda_of(GRAPHS[name]).text
+        assert re.search(r"if \(\(int32_t\)\(tile \* 64\) <= v\d+\)", text)
+        assert "int64_t *__restrict__" not in text
+    text = cuda_of(GRAPHS["masked"]).text
+    assert not re.search(r"if \(\(int32_t\)\(tile", text)
 
 
 @needs_compiler

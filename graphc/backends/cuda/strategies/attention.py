@@ -107,7 +107,7 @@ class _Emitter(AttentionBlocks):
         k = self.k
         self.start()
         self._fetch(self.q, self.queries, self.tile.rows, self.first_row, self.deep)
-        with k.loop(self.tiles, name="tile") as at:
+        with self.each_tile() as at:
             first = simplify(at * self.tile.keys)
             k.emit(Barrier())
             view = Buffer("keys", f32, (self.deep, self.tile.keys + 1), "local")

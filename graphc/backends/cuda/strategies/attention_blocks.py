@@ -5,6 +5,9 @@ times values. `lanes` neighbouring threads share their rows and exchange maxima 
 shuffles. For each tile of keys the running maximum, total and sums of every row are brought up to
 date. Memory is linear in the number of keys. See passes/lower/attention.py.
 
+Where scores beyond some key are -inf by its position alone (causal attention), a block leaves out
+the tiles that none of its rows sees, and so does not read their values.
+
 Where one tile holds all keys, maxima and totals are final at once, and weights are rounded as the
 graph says; otherwise types narrower than float32 are not rounded to between scores and results.
 """
@@ -12,10 +15,13 @@ graph says; otherwise types narrower than float32 are not rounded to between sco
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 from graphc.backends.cuda.strategies.operands import Operand
-from graphc.ir.dtypes import f32, i64
-from graphc.ir.expr import Const, Expr, call, cast, select, substitute
+from graphc.ir.dtypes import f32, i32, i64
+from graphc.ir.expr import Const, Expr, as_expr, call, cast, select, substitute
 from graphc.ir.kernel import Alloc, Buffer, For, Index, Intrin, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.attention import (
@@ -26,10 +32,12 @@ from graphc.passes.lower.attention import (
     TOTAL,
     Attention,
     inputs_used,
+    last_key,
 )
 from graphc.passes.lower.computation import flat_buffer
 from graphc.passes.lower.spaces import merge_adjacent
 
+WARP = 32
 NOTHING = Const(-math.inf, f32)
 
 
@@ -63,6 +71,7 @@ class AttentionBlocks:
         depth, (a, b) = merge_adjacent(m.depth, [a, m.b])
         columns, (offset, value, *exprs) = merge_adjacent(m.columns, [offset, m.value, *exprs])
         self.offset, self.exprs = offset, exprs
+        self.last = last_key(replace(m, rows=rows, score=self.score))
         self.q, self.b = Operand(a, rows, depth), Operand(b, [m.key], depth)
         self.v = Operand(value, columns, [m.key])
 
@@ -124,6 +133,40 @@ class AttentionBlocks:
                 k.store(self.sums, (i, c), Const(0, f32))
 
     # ---------------------------------------------------------------- a tile of keys
+
+    def find_last(self) -> None:
+        """The last key that any row of the block sees, if scores tell; the same in all threads."""
+        k = self.k
+        self.seen: Expr | None = None
+        if self.last is None or self.tiles == 1:
+            return
+        largest = k.var(i32, Const(-1, i32))
+        with k.loop(-(-self.tile_rows // WARP)) as step:
+            at = self.first_row + step * WARP + self.thread % WARP
+            row = call("min", at, as_expr(self.q.count - 1))
+            last = substitute(self.last, {**self.fixed, **self.q.place(simplify(row))})
+            k.store(largest, (), call("max", largest[()], cast(simplify(last), i32)))
+        k.emit(Intrin("warp_max", (largest[()], Const(WARP, i64))))
+        self.seen = largest[()]
+
+    def is_seen(self, tile: Expr) -> Expr:
+        """Whether there is such a tile of keys and some row of the block sees it."""
+        exists = simplify(tile < self.tiles)
+        if self.seen is None:
+            return exists
+        return call("and", exists, cast(simplify(tile * self.tile_keys), i32) <= self.seen)
+
+    @contextmanager
+    def each_tile(self) -> Iterator[Expr]:
+        """A loop over the tiles of keys that the block sees; yields their numbers."""
+        self.find_last()
+        with self.k.loop(self.tiles, name="tile") as tile:
+            seen = self.is_seen(tile)
+            if isinstance(seen, Const):
+                yield tile
+            else:
+                with self.k.when(seen):
+                    yield tile
 
     def no_products(self) -> Buffer:
         """Scores before anything is multiplied."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import Machine, fastest
-from graphc.backends.cuda.strategies.attention_blocks import AttentionBlocks, padded
+from graphc.backends.cuda.strategies.attention_blocks import WARP, AttentionBlocks, padded
 from graphc.backends.cuda.strategies.attention_panels import FRAGMENT, STEP, Panel
 from graphc.backends.cuda.strategies.words import KINDS, Kind, narrow
 from graphc.ir.dtypes import f32, i64, u32
@@ -23,7 +23,6 @@ from graphc.ir.simplify import simplify
 from graphc.passes.lower.attention import Attention, extent, match_attention
 from graphc.passes.lower.computation import Computation, Lowered
 
-WARP = 32
 QUAD = 4  # lanes that share a row
 SIDE = 16  # rows of a fragment, and what keys and columns are multiples of
 REGISTERS = 150  # of a thread, for fragments
@@ -160,10 +159,11 @@ class _CoreAttention(AttentionBlocks):
         self._fetch(none)
         k.emit(Intrin("commit_copies", ()))
         queries = self._kept_queries()
-        with k.loop(self.tiles, name="tile") as at:
+        with self.each_tile() as at:
             self._await()
-            with k.when(at + 1 < self.tiles):
-                self._fetch(simplify(at + 1))
+            coming = simplify(at + 1)
+            with k.when(self.is_seen(coming)):
+                self._fetch(coming)
             k.emit(Intrin("commit_copies", ()))
             stage = k.let(simplify(at % 2)) if self.tiles > 1 else none
             scores = self._products_of_keys(queries, stage)
