@@ -93,6 +93,8 @@ def test_blocks_share_memory():
     text = text_of(REVERSE)
     assert text.endswith("""\
 {
+    ASSUME_ALIGNED(x);
+    ASSUME_ALIGNED(y);
     const int32_t b = (int32_t)blockIdx.x;
     __shared__ __align__(16) float tile[64];
     const int32_t t = (int32_t)threadIdx.x;
