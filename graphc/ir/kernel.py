@@ -251,16 +251,27 @@ def buffers_read(body: Body) -> set[str]:
 
 
 def without_unread(body: Body) -> Body:
-    """The same statements less those that name a value which nothing reads."""
-    nodes = (n for s in walk_stmts(body) for e in exprs(s) for n in walk(e))
-    read = {n.name for n in nodes if isinstance(n, Ref)}
-    kept = _reading(body, read)
-    return kept if kept == body else without_unread(kept)
+    """The same statements less values and local buffers that nothing reads."""
+    nodes = [n for s in walk_stmts(body) for e in exprs(s) for n in walk(e)]
+    values = {n.name for n in nodes if isinstance(n, Ref)}
+    buffers = {n.source for n in nodes if isinstance(n, Load)}
+    idle = {s.ref.name for s in walk_stmts(body) if isinstance(s, Let)} - values
+    idle |= {s.buffer.name for s in walk_stmts(body) if isinstance(s, Alloc)} - buffers
+    return without_unread(_without(body, idle)) if idle else body
 
 
-def _reading(body: Body, read: set[str]) -> Body:
-    kept = (s for s in body if not isinstance(s, Let) or s.ref.name in read)
-    return tuple(with_bodies(s, [_reading(b, read) for b in bodies(s)]) for s in kept)
+def _without(body: Body, names: set[str]) -> Body:
+    kept = (s for s in body if _defines(s) not in names)
+    return tuple(with_bodies(s, [_without(b, names) for b in bodies(s)]) for s in kept)
+
+
+def _defines(stmt: Stmt) -> str:
+    """The name that a statement gives a value, or an empty string."""
+    if isinstance(stmt, Let):
+        return stmt.ref.name
+    if isinstance(stmt, Alloc):
+        return stmt.buffer.name
+    return stmt.buffer if isinstance(stmt, Store) else ""
 
 
 def with_bodies(stmt: Stmt, inner: Sequence[Body]) -> Stmt:

@@ -129,11 +129,11 @@ _TO_UNSIGNED = """static inline $T ${D}_of_$S($C x)
     return x >= $LIMIT ? $MAX : x > 0 ? ($T)x : ($T)0;
 }"""
 
-_IS_NAN = """\
-static inline int isnan_$D($T x)
+_TEST = """\
+static inline int ${NAME}_$D($T x)
 {
-    return x != x;
-}"""  # gcc's isnan loses the type of a comparison, of which -Wconversion warns
+    return $NAME(x) != 0;
+}"""  # by itself, gcc's isnan loses the type of a comparison, of which -Wconversion warns
 
 _PLAIN: dict[str, tuple[str, tuple[str, ...]]] = {
     "bits_of_f32": (narrow.BITS, ()),
@@ -170,8 +170,8 @@ def helper(name: str) -> tuple[str, tuple[str, ...]]:
     if second.startswith("of_"):
         return _to_integer(dtypes.of(first), dtypes.of(second[3:])), ()
     dtype = dtypes.of(second)
-    if first == "isnan":
-        return Template(_IS_NAN).substitute(T=c_type(dtype), D=dtype.name), ()
+    if first in ("isnan", "isinf"):
+        return Template(_TEST).substitute(NAME=first, T=c_type(dtype), D=dtype.name), ()
     if first in ("load", "store", "round", "saturate", "wrap"):
         return narrow.narrow_helper(first, dtype)
     return _arithmetic(first, dtype), ()

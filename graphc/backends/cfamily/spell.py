@@ -133,9 +133,7 @@ class Speller:
     def test(self, name: str, x: Text, dtype: DType) -> Text:
         if not dtype.is_float:
             return Text("0")
-        if name == "isnan":
-            return infix("!=", EQUAL, self.call(f"isnan_{dtype.compute}", x), Text("0"))
-        return infix("!=", EQUAL, function(name, x), Text("0"))
+        return infix("!=", EQUAL, self.call(f"{name}_{dtype.compute}", x), Text("0"))
 
     # ------------------------------------------------------------ floats
 
@@ -169,9 +167,12 @@ class Speller:
             return self.call(f"wrap_{dtype}", self._wide_op(node, args, dtypes.i32))
         if self.in_index and dtype is dtypes.i64 and name in ("add", "sub", "mul"):
             return infix(*_ARITHMETIC[name], *args)
-        if self.is_plain(node) and all(self.is_plain(a) for a in node.args):
+        if not self.is_plain(node):
+            return self._wide_op(node, args, dtype)
+        if all(self.is_plain(a) for a in node.args):
             return self._plain_op(node, args)
-        return self._wide_op(node, args, dtype)
+        wide = self._wide_op(node, args, dtype)
+        return wide if self.index is dtype else _cast(c_type(self.index), wide)
 
     def _plain_op(self, node: Call, args: Sequence[Text]) -> Text:
         """Arithmetic that cannot overflow."""
@@ -295,6 +296,8 @@ def infix(symbol: str, level: int, left: Text, right: Text) -> Text:
     """A left-associative binary operation. Comparisons are never chained."""
     if level in (EQUAL, RELATION):
         return Text(f"{left.at(SHIFT)} {symbol} {right.at(SHIFT)}", level)
+    if level == SHIFT:  # gcc warns of + inside >> without parentheses
+        return Text(f"{left.at(PRODUCT)} {symbol} {right.at(PRODUCT)}", level)
     return Text(f"{left.at(level)} {symbol} {right.at(level + 1)}", level)
 
 
