@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import graphc, ok
 
-from graphc.backends.micro_c.boards import missing_tools
+from graphc.backends.micro_c.boards import ARM
 
 ROOT = Path(__file__).parent.parent
 DIGITS = str(ROOT / "models" / "digits_cnn.onnx")
@@ -84,10 +84,18 @@ def test_verify_options_of_other_targets(capsys):
     assert code == 2 and "--board: goes with --target c" in err
 
 
-@pytest.mark.skipif(bool(missing_tools()), reason="no cross compiler or emulator")
+@pytest.mark.skipif(bool(ARM.missing()), reason="no cross compiler or emulator")
 def test_verify_on_a_board(capsys):
     out = ok(capsys, "verify", DIGITS, *ONE, "--board", "mps2-an386")
     assert "mps2-an386: arena" in out and "passed: c on mps2-an386" in out
+
+
+def test_folders_above_are_made(capsys, tmp_path):
+    ok(capsys, "compile", DIGITS, *ONE, "-o", tmp_path / "firmware" / "lib" / "digits")
+    assert (tmp_path / "firmware" / "lib" / "digits" / "digits_cnn.h").is_file()
+    (tmp_path / "file").write_text("")
+    code, _, err = graphc(capsys, "compile", DIGITS, *ONE, "-o", tmp_path / "file" / "a")
+    assert code == 2 and "cannot be made" in err
 
 
 def test_verify_a_trace(capsys, tmp_path):

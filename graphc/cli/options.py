@@ -12,7 +12,7 @@ TARGETS = ("cpu", "c", "cuda")
 CPUS = ("generic", "cortex-m0plus", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "rv32")
 GOALS = ("speed", "size")
 PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
-BOARDS = ("mps2-an386", "mps2-an500", "mps3-an547")
+BOARDS = ("mps2-an386", "mps2-an500", "mps2-an505", "mps3-an547", "riscv32-virt")
 INTERPRETER = "interpreter"
 PRECISIONS = ("f32", "tf32", "f16", "bf16")
 

@@ -50,12 +50,14 @@ def atomic(path: str | os.PathLike) -> Iterator[Path]:
 @contextlib.contextmanager
 def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
     """Yields a temporary folder beside `path`. If the body succeeds its files go to the folder
-    `path`, which is made if need be; files of other names that are there stay."""
+    `path`, which is made if need be, with those above it; files of other names there stay."""
     final = Path(path)
     if final.exists() and not final.is_dir():
         raise ModelError(f"{final}: is a file; a folder is needed")
-    if not final.parent.is_dir():
-        raise ModelError(f"{final.parent}: there is no such directory")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(f"{final.parent}: cannot be made: {error.strerror}") from error
     with tempfile.TemporaryDirectory(prefix=f".{final.name}.", dir=final.parent) as name:
         temporary = Path(name)
         yield temporary

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from graphc.analysis.memory import arena_use
+from graphc.backends.micro_c.boards import BOARDS, Board
 from graphc.backends.micro_c.budget import Budget, weights_of
 from graphc.backends.micro_c.cpus import Cpu
 from graphc.backends.micro_c.model import Model, Tensor
@@ -70,8 +71,8 @@ To check the outputs on sample inputs:
 """
 
 README_BOARD = """
-`make` links the test as an image for {board}, and `make run` runs it in QEMU; both need
-arm-none-eabi-gcc with newlib, and qemu-system-arm.
+`make` links the test as an image for {board}, and `make run` runs it in QEMU. On Debian they need
+{packages}.
 """
 
 README_BIN = """
@@ -120,12 +121,16 @@ def readme(
         arena=model.program.arena_bytes, code=budget.code, stack=budget.stack,
         owner=", with inputs and outputs" if model.resident else "",
         sources=" and ".join(f"`{file}`" for file in files),
-        board="" if board is None else README_BOARD.format(board=board),
+        board="" if board is None else _board(BOARDS[board]),
         package="" if package is None else "\n" + HOW[package].format(**named) + "\n",
         bin=README_BIN.format(**named) if placed else "",
         test=README_TEST.format(**named, sources=f"{test} {' '.join(files)}") if tested else "",
         cpu=README_CPU.format(cpu=cpu.name, flags=" ".join(cpu.flags)) if cpu.flags else "",
     )  # fmt: skip
+
+
+def _board(board: Board) -> str:
+    return README_BOARD.format(board=board.name, packages=board.tools.packages)
 
 
 def _example(model: Model) -> str:

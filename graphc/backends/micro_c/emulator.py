@@ -15,15 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from graphc.backends.micro_c.boards import (
-    COMPILER,
-    Board,
-    linker_script,
-    missing_tools,
-    resource,
-)
+from graphc.backends.micro_c.boards import Board, linker_script, resource
 from graphc.backends.micro_c.bundle import BundleOptions, code_files, model_of, write_files
-from graphc.backends.micro_c.cpus import CPUS
 from graphc.backends.micro_c.host import Trace, host_options
 from graphc.backends.micro_c.model import Model
 from graphc.errors import InternalError, UnsupportedError
@@ -50,11 +43,11 @@ def run_on_board(
     UnsupportedError if the compiler or the emulator is missing, or the program does not fit;
     InternalError if it is rejected, faults, or gives a status other than OK.
     """
-    missing = missing_tools()
+    missing = board.tools.missing()
     if missing:
         raise UnsupportedError(
             f"--board {board.name}: {' and '.join(missing)} not found; on Debian: apt install "
-            "gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm"
+            + board.tools.packages
         )
     model = model_of(program, host_options(options))
     with tempfile.TemporaryDirectory(prefix="graphc-board-") as name:
@@ -184,9 +177,8 @@ def _main(model: Model) -> str:
 def _compile(model: Model, board: Board, folder: Path, traced: bool) -> None:
     sources = [f for f in code_files(model) if f.endswith((".c", ".S"))]
     command = [
-        COMPILER, *CPUS[board.cpu].flags, "-std=c99", "-O2", "-I.", "-nostartfiles",
-        "-ffunction-sections", "-Wl,--gc-sections", "-T", "board.ld", "startup.c", "main.c",
-        *sources, "-lm", "-o", "image.elf",
+        *board.compiler(), "-O2", "-I.", "-ffunction-sections", "-Wl,--gc-sections",
+        "-T", "board.ld", "startup.c", "main.c", *sources, "-lm", "-o", "image.elf",
     ]  # fmt: skip
     if traced:
         command.insert(1, "-DMODEL_TRACE")

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 from graphc import driver
-from graphc.backends.micro_c import BundleOptions
+from graphc.backends.micro_c import BundleOptions, write_bundle
 from graphc.backends.micro_c import model_of as model_of_bundle
-from graphc.backends.micro_c.boards import BOARDS, missing_tools
+from graphc.backends.micro_c.boards import ARM, BOARDS, RISCV
 from graphc.backends.micro_c.budget import Budget
 from graphc.backends.micro_c.emulator import run_on_board
 from graphc.backends.micro_c.host import HostModel
 from graphc.cli import options
 from graphc.errors import UnsupportedError
 
-from bundles import float_model, model_of, reference  # isort: skip
+from bundles import checked, float_model, model_of, reference  # isort: skip
 from quantised_models import convolution, dense, residual  # isort: skip
 
-MISSING = missing_tools()
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed")
+needs_arm = pytest.mark.skipif(bool(ARM.missing()), reason=f"{ARM.missing()} not installed")
 
 
 def float_case():
@@ -57,9 +59,19 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def with_smallest_processor():
+    """A board of a larger one, which runs the same instructions."""
+    return replace(BOARDS["mps2-an386"], name="mps2-an386 as an M0+", cpu="cortex-m0plus")
+
+
+EMULATED = [*BOARDS.values(), with_smallest_processor()]
+
+
+@pytest.mark.parametrize("board", EMULATED, ids=lambda board: board.name)
 @pytest.mark.parametrize("case", CASES)
 def test_runs_on_the_board(board, case):
+    if board.tools.missing():
+        pytest.skip(f"{', '.join(board.tools.missing())} not installed")
     model, feeds, tolerance = CASES[case]()
     program = driver.micro_program(driver.typed(model), cpu=board.cpu)
     done = run_on_board(program, feeds, board, BundleOptions(cpu=board.cpu))
@@ -69,6 +81,7 @@ def test_runs_on_the_board(board, case):
     assert 0 < done.stack <= Budget.of(model_of_bundle(program, BundleOptions())).stack
 
 
+@needs_arm
 @pytest.mark.parametrize("case", ["float", "int8"])
 def test_traces_are_those_of_the_host(case):
     model, feeds, _ = CASES[case]()
@@ -78,6 +91,7 @@ def test_traces_are_those_of_the_host(case):
     assert device[0].layer == -1 and len(device) > len(program.steps)
 
 
+@needs_arm
 def test_what_does_not_fit_is_refused():
     weights = np.ones((1100, 1000), np.float32)
     x = np.ones((1, 1100), np.float32)
@@ -89,3 +103,23 @@ def test_what_does_not_fit_is_refused():
 
 def test_the_command_line_knows_them():
     assert tuple(BOARDS) == options.BOARDS
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_missing_tools_are_named(board, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    x = np.ones((1, 4), np.float32)
+    model = float_model(helper.make_node("Relu", ["x"], ["y"]), x, {})
+    program = driver.micro_program(driver.typed(model))
+    with pytest.raises(UnsupportedError, match=f"{board.name}: .*gcc and qemu.*apt install gcc-"):
+        run_on_board(program, [x], board)
+
+
+@pytest.mark.skipif(bool(RISCV.missing()), reason=f"{RISCV.missing()} not installed")
+def test_the_makefile_of_a_bundle(tmp_path):
+    model, feeds, _ = CASES["float"]()
+    program = driver.micro_program(driver.typed(model), cpu="rv32")
+    samples = (feeds, reference(model, feeds))
+    options = BundleOptions("net", samples=samples, cpu="rv32", board="riscv32-virt")
+    write_bundle(program, tmp_path, options)
+    assert "accepted" in checked(["sh", "-c", "make run 2>&1"], tmp_path)

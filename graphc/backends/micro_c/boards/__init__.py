@@ -12,42 +12,83 @@ from importlib.resources import files as resources
 
 from graphc.backends.micro_c.cpus import CPUS
 
-COMPILER, EMULATOR = "arm-none-eabi-gcc", "qemu-system-arm"
+
+@dataclass(frozen=True)
+class Tools:
+    """What makes and runs images: a compiler, its options (`stdio`: those of a C library whose
+    stdio is semihosting), an emulator, and Debian's packages of them."""
+
+    compiler: str
+    emulator: str
+    packages: str
+    options: tuple[str, ...] = ()
+    stdio: tuple[str, ...] = ()
+
+    def missing(self) -> list[str]:
+        """The programs that this machine lacks."""
+        return [tool for tool in (self.compiler, self.emulator) if shutil.which(tool) is None]
+
+
+ARM = Tools(
+    "arm-none-eabi-gcc", "qemu-system-arm",
+    "gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm", stdio=("--specs=rdimon.specs",),
+)  # fmt: skip
+RISCV = Tools(
+    "riscv64-unknown-elf-gcc", "qemu-system-riscv32",
+    "gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf qemu-system-misc",
+    ("--specs=picolibc.specs",), ("--oslib=semihost",),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Board:
-    """A machine of QEMU: its processor, and its memories as a linker script has them."""
+    """A machine of QEMU: its processor, its memories as a linker script has them, and QEMU's
+    options for it."""
 
     name: str
     cpu: str
     memory: str
+    machine: tuple[str, ...]
+    tools: Tools = ARM
 
     def emulator(self) -> list[str]:
         """The command that runs an image, less the image's name."""
         return [
-            EMULATOR, "-M", self.name, "-display", "none", "-monitor", "none", "-serial", "none",
-            "-semihosting-config", "enable=on,target=native", "-kernel",
+            self.tools.emulator, *self.machine, "-display", "none", "-monitor", "none",
+            "-serial", "none", "-semihosting-config", "enable=on,target=native", "-kernel",
         ]  # fmt: skip
+
+    def compiler(self) -> list[str]:
+        """The command that compiles for its processor, and links without start-up code."""
+        flags = CPUS[self.cpu].flags
+        return [self.tools.compiler, *flags, *self.tools.options, "-std=c99", "-nostartfiles"]
 
 
 _MPS2 = "VECTORS : ORIGIN = 0, LENGTH = 1K  ROM : ORIGIN = 1K, LENGTH = 4M - 1K" \
         "  RAM : ORIGIN = {}, LENGTH = 16M"  # fmt: skip
+_MPS2_SECURE = "VECTORS : ORIGIN = 0x10000000, LENGTH = 1K  ROM : ORIGIN = 0x10000400, " \
+               "LENGTH = 4M - 1K  RAM : ORIGIN = 0x80000000, LENGTH = 16M"  # fmt: skip
 _MPS3 = "VECTORS : ORIGIN = 0x10000000, LENGTH = 4K  ROM : ORIGIN = 0x70000000, LENGTH = 64M" \
         "  RAM : ORIGIN = 0x74000000, LENGTH = 64M"  # fmt: skip
+_VIRT = "VECTORS : ORIGIN = 0x80000000, LENGTH = 4K  ROM : ORIGIN = 0x80001000, LENGTH = 64M - 4K" \
+        "  RAM : ORIGIN = 0x84000000, LENGTH = 64M"  # fmt: skip
+
+
+def _arm(name: str, cpu: str, memory: str) -> Board:
+    return Board(name, cpu, memory, ("-M", name))
+
+
 BOARDS = {
     board.name: board
     for board in (
-        Board("mps2-an386", "cortex-m4", _MPS2.format("0x21000000")),
-        Board("mps2-an500", "cortex-m7", _MPS2.format("0x60000000")),
-        Board("mps3-an547", "cortex-m55", _MPS3),
+        _arm("mps2-an386", "cortex-m4", _MPS2.format("0x21000000")),
+        _arm("mps2-an500", "cortex-m7", _MPS2.format("0x60000000")),
+        _arm("mps2-an505", "cortex-m33", _MPS2_SECURE),
+        _arm("mps3-an547", "cortex-m55", _MPS3),
+        Board("riscv32-virt", "rv32", _VIRT,
+              ("-M", "virt", "-cpu", "rv32,f=off,d=off", "-bios", "none"), RISCV),
     )
-}
-
-
-def missing_tools() -> list[str]:
-    """Programs that boards need and this machine lacks."""
-    return [tool for tool in (COMPILER, EMULATOR) if shutil.which(tool) is None]
+}  # fmt: skip
 
 
 def resource(name: str) -> str:
@@ -63,10 +104,10 @@ def linker_script(board: Board) -> str:
 MAKEFILE = """\
 # make: the test as an image for {board}; make run: in QEMU
 CC = {compiler}
-CFLAGS = {flags} -std=c99 -O2 -ffunction-sections -I. -Iboard
+CFLAGS = -O2 -ffunction-sections -I. -Iboard
 
 {name}.elf: {sources} $(wildcard board/* *.h *.bin)
-{tab}$(CC) $(CFLAGS) --specs=rdimon.specs -nostartfiles -Wl,--gc-sections \\
+{tab}$(CC) $(CFLAGS) {stdio} -Wl,--gc-sections \\
 {tab}    -T board/board.ld {sources} -lm -o $@
 
 run: {name}.elf
@@ -80,8 +121,9 @@ def firmware_files(board: Board, name: str, sources: Sequence[str]) -> dict[str,
     """What turns the test of a bundle, NAME_test.c and `sources`, into firmware for a board."""
     files = ["board/startup.c", "board/test_main.c", f"{name}_test.c", *sources]
     makefile = MAKEFILE.format(
-        board=board.name, compiler=COMPILER, name=name, tab="\t", sources=" ".join(files),
-        flags=" ".join(CPUS[board.cpu].flags), emulator=" ".join(board.emulator()),
+        board=board.name, compiler=" ".join(board.compiler()), name=name, tab="\t",
+        sources=" ".join(files), stdio=" ".join(board.tools.stdio),
+        emulator=" ".join(board.emulator()),
     )  # fmt: skip
     own = {f"board/{file}": resource(file) for file in ("startup.c", "board.h", "test_main.c")}
     return {**own, "board/board.ld": linker_script(board), "Makefile": makefile}

@@ -1,6 +1,6 @@
-/* Start-up of a Cortex-M under QEMU: vectors, FPU and vectors on, memory, then main by semihosting.
+/* Start-up of a Cortex-M or a RISC-V under QEMU: vectors, FPU and vectors on, memory, then board_main.
  *
- * What board_main returns is the exit status of QEMU.
+ * What board_main returns is the exit status of QEMU, by semihosting.
  */
 #include "board.h"
 
@@ -9,6 +9,17 @@ extern uint32_t stack_limit[], stack_top[];
 
 #define PAINT 0xc5c5c5c5u
 
+#ifdef __riscv
+int32_t semihost(int32_t operation, const void *argument)
+{
+    register int32_t a0 __asm__("a0") = operation;
+    register const void *a1 __asm__("a1") = argument;
+    __asm__ volatile(".balign 16\n .option push\n .option norvc\n"
+                     " slli zero, zero, 0x1f\n ebreak\n srai zero, zero, 7\n .option pop"
+                     : "+r"(a0) : "r"(a1) : "memory");
+    return a0;
+}
+#else
 int32_t semihost(int32_t operation, const void *argument)
 {
     register int32_t r0 __asm__("r0") = operation;
@@ -16,6 +27,7 @@ int32_t semihost(int32_t operation, const void *argument)
     __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
     return r0;
 }
+#endif
 
 void say(const char *text)
 {
@@ -67,7 +79,7 @@ static void leave(uint32_t status)
     }
 }
 
-static void fault(void)
+static __attribute__((used)) void fault(void)
 {
     say("FAULT\n");
     leave(99);
@@ -92,13 +104,20 @@ void paint_stack(void)
     }
 }
 
-static void reset(void)
+static void processor(void)
 {
-    uint32_t *to;
-    const uint32_t *from = data_load;
+#ifndef __riscv
     *(volatile uint32_t *)0xe000ed88u |= 0xfu << 20; /* CPACR: FPU and MVE */
     *(volatile uint32_t *)0xe000ed14u |= 3u << 18;   /* CCR: loops and branches of v8.1-M */
     __asm__ volatile("dsb\n isb" ::: "memory");
+#endif
+}
+
+static __attribute__((used)) void reset(void)
+{
+    uint32_t *to;
+    const uint32_t *from = data_load;
+    processor();
     for (to = data_start; to < data_end; ++to) {
         *to = *from++;
     }
@@ -108,8 +127,15 @@ static void reset(void)
     leave((uint32_t)board_main());
 }
 
+#ifdef __riscv
+__asm__(".section .vectors, \"ax\"\n"
+        " .option arch, +zicsr\n la sp, stack_top\n la tp, thread_data\n la t0, trap\n"
+        " csrw mtvec, t0\n tail reset\n"
+        " .balign 4\ntrap:\n tail fault\n .text");
+#else
 __attribute__((section(".vectors"), used)) static const void *const vectors[16] = {
     stack_top, (void *)reset, (void *)fault, (void *)fault, (void *)fault, (void *)fault,
     (void *)fault, (void *)fault, 0, 0, 0, (void *)fault, (void *)fault, 0, (void *)fault,
     (void *)fault,
 };
+#endif
