@@ -11,6 +11,7 @@ from graphc.cli.firmware import cpu_name, micro_program
 if TYPE_CHECKING:
     from graphc.cli.models import Model
 
+TRACE_RTOL = 1e-3  # of the range of a layer's result, between processors that round otherwise
 
 
 def run_code(model: Model, feeds: Mapping[str, Any], args: argparse.Namespace) -> list[Any]:
@@ -43,8 +44,8 @@ def compare_trace(model: Model, feeds: Mapping[str, Any], args: argparse.Namespa
     from pathlib import Path
 
     from graphc.backends.micro_c import BundleOptions
-    from graphc.backends.micro_c.emulator import read_traces
     from graphc.backends.micro_c.host import HostModel
+    from graphc.backends.micro_c.traces import compared, read_traces
     from graphc.driver import Settings
     from graphc.errors import ModelError
 
@@ -57,19 +58,15 @@ def compare_trace(model: Model, feeds: Mapping[str, Any], args: argparse.Namespa
     program = micro_program(model, args, Settings(threads=1))
     code = BundleOptions(libm=args.libm, cpu=cpu_name(args), opt=args.opt)
     host = HostModel(program, code, traced=True).trace(list(feeds.values()))
-    for ours, theirs in zip(host, device):
-        if ours.layer != theirs.layer:
-            raise ModelError(
-                f"--trace {args.trace}: layer {theirs.layer} where {ours.layer} is expected: is it "
-                "the log of one run of this model, for the same --cpu?"
-            )
-        if ours.crc != theirs.crc:
-            where = f"layer {ours.layer}, {ours.name}" if ours.layer >= 0 else f"input {ours.name}"
-            print(f"FAILED: {where}: the device has CRC {theirs.crc:08x}, the host {ours.crc:08x}")
-            return 1
-    if len(device) < len(host):
-        missing = host[len(device)]
-        print(f"FAILED: the log ends before layer {missing.layer}, {missing.name}")
+    rtol = TRACE_RTOL if args.rtol is None else args.rtol
+    try:
+        found = compared(host, device, rtol)
+    except ModelError as error:
+        raise ModelError(f"--trace {args.trace}: {error}") from error
+    if found.problem:
+        print(f"FAILED: {found.problem}")
         return 1
-    print(f"passed: {len(host)} results are those of the host")
+    print(f"passed: {found.equal} of {len(host)} results are those of the host" + (
+        f"; {found.rounded} differ in rounding, by {found.error:.2g} of their range (rtol {rtol:g})"
+        if found.rounded else ""))  # fmt: skip
     return 0

@@ -41,9 +41,6 @@ def add_bundle(parser: argparse.ArgumentParser) -> None:
         help="add start-up code and a Makefile, which make the test an image for this machine of "
         "QEMU (implies --with-test, and the board's --cpu)")  # fmt: skip
     add("--package", choices=PACKAGES, help="lay the files out for this ecosystem, and add its own")
-    add("--io", choices=("caller", "arena"), default="caller",
-        help="whether inputs and outputs are the caller's, or live in the arena and take no "
-        "memory of their own (default: %(default)s)")  # fmt: skip
     add("--ram", metavar="64K", type=size,
         help="refuse what needs more: arena, stack, inputs and outputs")  # fmt: skip
     add("--flash", metavar="256K", type=size,
@@ -57,6 +54,9 @@ def add_code(parser: Any) -> None:
                         f"{', '.join(CPUS)} (default: {CPUS[0]}, or a board's)")  # fmt: skip
     parser.add_argument("--opt", choices=GOALS, default=GOALS[0],
                         help="what code is made for (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--io", choices=("caller", "arena"), default="caller",
+                        help="whether inputs and outputs are the caller's, or live in the arena "
+                        "and take no memory of their own (default: %(default)s)")  # fmt: skip
     parser.add_argument("--libm", action=argparse.BooleanOptionalAction,
                         help="call libm for exp, log, tanh and erf; with --no-libm nothing of it "
                         "(default: polynomials for those, libm for what has none)")  # fmt: skip

@@ -26,7 +26,8 @@ every output is within --rtol, 1 if not. Integers of 8 bits may differ by one.
 
 With --target c it is the code of a microcontroller that runs: compiled for the host, with undefined
 behaviour made an error, or, with --board, cross-compiled and run in QEMU. With --trace the log of a
-device, built with -DNAME_TRACE and given the same inputs, is compared layer by layer."""
+device, built with -DNAME_TRACE and given the same inputs, is compared layer by layer: by CRCs, and
+floats by range and mean too, within --rtol (1e-3), if it is built with -DNAME_SUMMARY besides."""
 
 EPILOG = examples(
     ("graphc verify model.onnx", "compiled for the CPU against ONNX Runtime"),

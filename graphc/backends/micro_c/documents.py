@@ -55,8 +55,11 @@ A neural network as C99: no allocation, no state, no stdio. Add {sources} to the
   called before and after every layer.
 * `-D{macro}_TRACE`: write `void {name}_trace(int layer, const char *name, uint32_t crc)`; it gets
   a CRC-32 of every result. If it prints `trace LAYER CRC NAME`, then `graphc verify MODEL.onnx
-  --target c --trace LOG.txt` names the first layer that differs from the host's. Compile with
-  `-std=c99`, or with `-ffp-contract=off`, so that floats are rounded as they are there.
+  --target c --trace LOG.txt` names the first layer that differs from the host's.
+* `-D{macro}_SUMMARY`: write `void {name}_summary(int layer, const char *name, float least, float
+  most, float mean)`. Processors that fuse multiplications with additions round floats otherwise
+  than the host does, and have other CRCs. If it prints `summary LAYER LEAST MOST MEAN NAME` too,
+  layers are compared by these within `--rtol`.
 * `-D{macro}_STATIC_ARENA`: `{name}_run_static` has an arena of its own.
 """
 

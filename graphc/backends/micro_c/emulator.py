@@ -17,8 +17,9 @@ import numpy as np
 
 from graphc.backends.micro_c.boards import Board, linker_script, resource
 from graphc.backends.micro_c.bundle import BundleOptions, code_files, model_of, write_files
-from graphc.backends.micro_c.host import Trace, host_options
+from graphc.backends.micro_c.host import HOOKS, host_options
 from graphc.backends.micro_c.model import Model
+from graphc.backends.micro_c.traces import Trace, read_traces
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.program import Program
 
@@ -64,19 +65,6 @@ def run_on_board(
     return BoardRun(outputs, _number(printed, "stack"), read_traces(printed))
 
 
-def read_traces(text: str) -> list[Trace]:
-    """The traces in a log: `trace LAYER CRC NAME` anywhere in a line, the CRC in hexadecimal."""
-    found = []
-    for line in text.splitlines():
-        words = line.partition("trace ")[2].split(maxsplit=2)
-        try:
-            layer, crc = int(words[0]), int(words[1], 16)
-        except (IndexError, ValueError):
-            continue
-        found.append(Trace(layer, crc, words[2].strip() if len(words) > 2 else ""))
-    return found
-
-
 def _number(printed: str, name: str) -> int:
     for line in printed.splitlines():
         if line.startswith(f"{name} "):
@@ -94,7 +82,7 @@ static uint64_t arena[MODEL_ARENA_SIZE / 8 + 3];
 {buffers}
 
 #ifdef MODEL_TRACE
-void model_trace(int layer, const char *name, uint32_t crc)
+static void start_line(const char *kind, int layer)
 {{
     char number[12];
     int at = 11;
@@ -107,11 +95,33 @@ void model_trace(int layer, const char *name, uint32_t crc)
     if (layer < 0) {{
         number[--at] = '-';
     }}
-    say("trace ");
+    say(kind);
     say(number + at);
     say(" ");
+}}
+
+void model_trace(int layer, const char *name, uint32_t crc)
+{{
+    start_line("trace ", layer);
     say_number(crc);
     say(" ");
+    say(name);
+    say("\\n");
+}}
+
+void model_summary(int layer, const char *name, float least, float most, float mean)
+{{
+    union {{ float numbers[3]; uint32_t bits[3]; }} u;
+    int n;
+    u.numbers[0] = least;
+    u.numbers[1] = most;
+    u.numbers[2] = mean;
+    start_line("summary ", layer);
+    for (n = 0; n < 3; ++n) {{
+        say("0x");
+        say_number(u.bits[n]);
+        say(" ");
+    }}
     say(name);
     say("\\n");
 }}
@@ -181,7 +191,7 @@ def _compile(model: Model, board: Board, folder: Path, traced: bool) -> None:
         "-T", "board.ld", "startup.c", "main.c", *sources, "-lm", "-o", "image.elf",
     ]  # fmt: skip
     if traced:
-        command.insert(1, "-DMODEL_TRACE")
+        command[1:1] = HOOKS
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if "will not fit in region" in done.stderr or "overflowed by" in done.stderr:
         raise UnsupportedError(f"--board {board.name}: the model does not fit its memory")

@@ -1,8 +1,4 @@
-"""NAME_run: checks of its arguments, one call for every step, and hooks that compile away.
-
-A step is printed between NAME_BEGIN and NAME_END. With -DNAME_PROFILE both call `NAME_profile`, and
-with -DNAME_TRACE the bytes of every result of the step go through a CRC-32 to `NAME_trace`; both
-are functions of the user's. Without them nothing is left of either.
+"""NAME_run: checks of its arguments, and one call for every step, between hooks (hooks.py).
 
 Where inputs and outputs live in the arena, those that the caller keeps elsewhere are copied before
 the first step and after the last.
@@ -13,47 +9,11 @@ from __future__ import annotations
 from graphc.backends.cfamily.names import comment
 from graphc.backends.cfamily.printer import size_values
 from graphc.backends.cfamily.spell import storage_type
+from graphc.backends.micro_c.hooks import hooks, literal, results
 from graphc.backends.micro_c.model import Constant, Model, Tensor, node_names
 from graphc.errors import InternalError
 from graphc.ir.kernel import Buffer
 from graphc.ir.program import Slot, Step
-
-HOOKS = """\
-#if defined({macro}_PROFILE) || defined({macro}_TRACE)
-static const char *const {name}_layers[] = {{
-{names}
-}};
-#endif
-
-#ifdef {macro}_PROFILE
-#define {macro}_BEGIN(layer) {name}_profile(layer, {name}_layers[layer], 0)
-#define {macro}_END(layer) {name}_profile(layer, {name}_layers[layer], 1)
-#else
-#define {macro}_BEGIN(layer) ((void)0)
-#define {macro}_END(layer) ((void)0)
-#endif
-
-#ifdef {macro}_TRACE
-/* CRC-32 as in Ethernet and zlib (reflected polynomial 0xEDB88320). */
-static uint32_t {name}_crc32(const void *data, uint32_t bytes)
-{{
-    const uint8_t *at = (const uint8_t *)data;
-    uint32_t crc = 0xffffffffu;
-    while (bytes-- != 0u) {{
-        int bit;
-        crc ^= *at++;
-        for (bit = 0; bit < 8; ++bit) {{
-            crc = (crc >> 1) ^ (0xedb88320u & (0u - (crc & 1u)));
-        }}
-    }}
-    return ~crc;
-}}
-#define {macro}_RESULT(layer, data, bytes) \\
-    {name}_trace(layer, {name}_layers[layer], {name}_crc32(data, bytes))
-#else
-#define {macro}_RESULT(layer, data, bytes) ((void)0)
-#endif
-"""
 
 APART = """\
 /* Whether two pieces of memory share no byte. */
@@ -85,22 +45,11 @@ const char *{name}_status_string({name}_status status)
 def entry(model: Model) -> str:
     """Everything after the kernels: hooks, checks, NAME_run and NAME_status_string."""
     names = {"name": model.name, "macro": model.macro}
-    layers = [f'    "{literal(layer_title(step))}",' for step in model.program.steps]
-    parts = [HOOKS.format(names="\n".join(layers or ['    "",']), **names)]
+    parts = [hooks(model)]
     overlaps = _overlap_checks(model)
     if overlaps:
         parts.append(APART.format(**names))
     return "\n".join([*parts, _run(model, overlaps), STRINGS.format(**names)])
-
-
-def layer_title(step: Step) -> str:
-    """What a step is called in traces and profiles: its first ONNX node."""
-    return step.loc[0] if step.loc else step.kernel
-
-
-def literal(text: str) -> str:
-    """A name as the inside of a string literal, in ASCII without escapes."""
-    return "".join(c if c.isprintable() and ord(c) < 128 and c not in '"\\?' else "_" for c in text)
 
 
 # ---------------------------------------------------------------- the function
@@ -211,7 +160,7 @@ def _traced_inputs(model: Model) -> list[str]:
 
 
 def _cleared(model: Model) -> list[str]:
-    """With NAME_TRACE, memory that no layer writes has the same contents on every machine."""
+    """With hooks, memory that no layer writes has the same contents on every machine."""
     if not model.resident:
         lines = [f"    memset(outputs->{t.field}, 0, {t.nbytes}u);" for t in model.outputs
                  if t.elements]  # fmt: skip
@@ -220,7 +169,8 @@ def _cleared(model: Model) -> list[str]:
     else:
         gaps = _gaps(model)
         lines = [f"    memset(memory + {start}, 0, {stop - start}u);" for start, stop in gaps]
-    return [f"#ifdef {model.macro}_TRACE", *lines, "#endif"] if lines else []
+    condition = f"#if defined({model.macro}_TRACE) || defined({model.macro}_SUMMARY)"
+    return [condition, *lines, "#endif"] if lines else []
 
 
 def _gaps(model: Model) -> list[tuple[int, int]]:
@@ -268,10 +218,11 @@ def _call(model: Model, number: int, step: Step) -> list[str]:
         call = start + ",".join(f"\n        {a}" for a in arguments) + ");"
     macro = model.macro
     lines += [f"    {macro}_BEGIN({number});", call, f"    {macro}_END({number});"]
-    for buffer, slot, argument in zip(kernel.params, step.slots, arguments):
-        if buffer.access != "in":
-            size = slot.elements * slot.dtype.size
-            lines.append(f"    {macro}_RESULT({number}, {argument}, {size}u);")
+    for position, slot in results(model, step):
+        size = slot.elements * slot.dtype.size
+        lines.append(
+            f"    {macro}_RESULT({number}, {slot.dtype}, {arguments[position]}, {size}u);"
+        )
     return lines
 
 

@@ -73,6 +73,15 @@ void {name}_profile(int layer, const char *name, int done);
 void {name}_trace(int layer, const char *name, uint32_t crc);
 #endif
 
+#ifdef {macro}_SUMMARY
+/* Yours, if {macro}_SUMMARY is defined for all files: called with the least, the largest and the
+ * mean element of every result. Print lines of the form `summary LAYER LEAST MOST MEAN NAME`,
+ * numbers as printf's %.9g does or their bits in hexadecimal (0x3f800000). A processor that rounds
+ * floats otherwise, by fused multiply-add, has other CRCs; `graphc verify --trace` then goes by
+ * these. */
+void {name}_summary(int layer, const char *name, float least, float most, float mean);
+#endif
+
 #ifdef __cplusplus
 }}
 #endif

@@ -7,15 +7,17 @@ faster. With `sanitize` undefined behaviour ends the process with a message.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from graphc.backends.cfamily.hostcc import shared_library
 from graphc.backends.micro_c.bundle import BundleOptions, code_files, model_of
+from graphc.backends.micro_c.hooks import results
 from graphc.backends.micro_c.model import ARENA_ALIGNMENT
+from graphc.backends.micro_c.traces import Trace
 from graphc.errors import InternalError, ModelError
 from graphc.ir.program import Program
 
@@ -31,16 +33,17 @@ void model_trace(int layer, const char *name, uint32_t crc)
         model_sink(layer, name, crc);
     }
 }
+void (*model_summary_sink)(float least, float most, float mean);
+void model_summary(int layer, const char *name, float least, float most, float mean)
+{
+    (void)layer;
+    (void)name;
+    if (model_summary_sink) {
+        model_summary_sink(least, most, mean);
+    }
+}
 """
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The CRC-32 of one result of a layer; layer -1 are the inputs."""
-
-    layer: int
-    crc: int
-    name: str
+HOOKS = ("-DMODEL_TRACE", "-DMODEL_SUMMARY")
 
 
 class HostModel:
@@ -54,7 +57,7 @@ class HostModel:
         files = code_files(model)
         if traced:
             files["sink.c"] = SINK
-        flags = [*FLAGS, *(SANITIZE if sanitize else ()), *(["-DMODEL_TRACE"] if traced else ())]
+        flags = [*FLAGS, *(SANITIZE if sanitize else ()), *(HOOKS if traced else ())]
         self.model, self.traced = model, traced
         self.library = ctypes.CDLL(str(shared_library(files, flags)))
         self.entry = self.library.model_run
@@ -74,18 +77,36 @@ class HostModel:
         return outputs
 
     def trace(self, inputs: Sequence[np.ndarray]) -> list[Trace]:
-        """What the trace hook gets during a run."""
+        """What the hooks get during a run."""
         assert self.traced
-        found: list[Trace] = []
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
-        sink = kind(lambda layer, name, crc: found.append(Trace(layer, crc, name.decode())))
-        slot = ctypes.c_void_p.in_dll(self.library, "model_sink")
-        slot.value = ctypes.cast(sink, ctypes.c_void_p).value
-        try:
+        crcs: list[tuple[int, int, str]] = []
+        summaries: list[tuple[float, float, float]] = []
+        with (
+            self._sink("model_sink", [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32],
+                       lambda layer, name, crc: crcs.append((layer, crc, name.decode()))),
+            self._sink("model_summary_sink", [ctypes.c_float] * 3,
+                       lambda *numbers: summaries.append(numbers)),
+        ):  # fmt: skip
             self(inputs)
+        before: list[Any] = [None] * (len(crcs) - len(summaries))  # inputs have none
+        steps = self.model.program.steps
+        floats = [False] * len(before)
+        floats += [slot.dtype.is_float for s in steps for _, slot in results(self.model, s)]
+        return [
+            Trace(*crc, summary, is_float)
+            for crc, summary, is_float in zip(crcs, before + summaries, floats, strict=True)
+        ]
+
+    @contextmanager
+    def _sink(self, name: str, types: Sequence[Any], action: Callable) -> Iterator[None]:
+        """Has a hook call a function."""
+        call = ctypes.CFUNCTYPE(None, *types)(action)
+        slot = ctypes.c_void_p.in_dll(self.library, name)
+        slot.value = ctypes.cast(call, ctypes.c_void_p).value
+        try:
+            yield
         finally:
             slot.value = None
-        return found
 
 
 def build(program: Program, sanitize: bool = False) -> HostModel:

@@ -32,13 +32,13 @@ COMMENT_WIDTH = 96
 FIELD_NAME_LENGTH = 63  # what C99 tells apart
 WORDS = (
     "run", "run_static", "status", "status_string", "inputs", "outputs", "profile", "trace",
-    "layers", "crc32", "apart", "weights", "input_ptr", "output_ptr", "no_constants",
+    "summary", "layers", "crc32", "apart", "weights", "input_ptr", "output_ptr", "no_constants",
     "assert_byte", "assert_int", "assert_float", "assert_negative",
 )  # fmt: skip
 MACROS = (
     "H", "OK", "NULL_POINTER", "MISALIGNED", "OVERLAP", "KERNEL", "ALIGNED", "SECTION",
-    "STATIC_ARENA", "ARENA_SIZE", "ARENA_ALIGN", "LAYERS", "PROFILE", "TRACE", "BEGIN", "END",
-    "RESULT", "WEIGHTS", "WEIGHTS_SIZE", "WEIGHTS_ALIGN", "WEIGHTS_ADDRESS",
+    "STATIC_ARENA", "ARENA_SIZE", "ARENA_ALIGN", "LAYERS", "PROFILE", "TRACE", "SUMMARY", "BEGIN",
+    "END", "CRC", "RANGE", "RESULT", "WEIGHTS", "WEIGHTS_SIZE", "WEIGHTS_ALIGN", "WEIGHTS_ADDRESS",
 )  # fmt: skip
 
 
@@ -174,6 +174,7 @@ class Model:
         for side, short, tensors, _ in self.sides():
             yield from (f"{self.name}_{side[:-1]}_ptr_{t.field}" for t in tensors)
             yield from (f"{self.name}_assert_{short}_{t.field}" for t in tensors)
+        yield from (f"{self.name}_summary_{dtype}" for dtype in dtypes.BY_NAME)
         yield from (constant.symbol for constant in self.constants)
 
 

@@ -37,6 +37,14 @@ void {name}_trace(int layer, const char *name, uint32_t crc)
 }}
 #endif
 
+#ifdef {macro}_SUMMARY
+void {name}_summary(int layer, const char *name, float least, float most, float mean)
+{{
+    printf("summary %d %.9g %.9g %.9g %s\\n", layer, (double)least, (double)most, (double)mean,
+        name);
+}}
+#endif
+
 #ifdef {macro}_PROFILE
 void {name}_profile(int layer, const char *name, int done)
 {{
