@@ -169,5 +169,5 @@ def layer_in_bytes(g: Generator, y: Value) -> Value:
 
 
 def bias_in_bytes(g: Generator, count: int) -> np.ndarray | None:
-    """Multiples of a small power of two."""
-    return (g.rng.integers(-64, 64, count) / 64).astype(np.float32) if g.chance(0.6) else None
+    """Multiples of all products of scales: other biases are rounded to such multiples."""
+    return (g.rng.integers(-16, 16, count) / 8).astype(np.float32) if g.chance(0.6) else None
