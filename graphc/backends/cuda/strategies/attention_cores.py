@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import Machine, fastest
 from graphc.backends.cuda.strategies.attention_blocks import WARP, AttentionBlocks, padded
-from graphc.backends.cuda.strategies.attention_panels import FRAGMENT, STEP, Panel
+from graphc.backends.cuda.strategies.panels import STEP, Crew, Panel
 from graphc.backends.cuda.strategies.words import KINDS, Kind, narrow
 from graphc.ir.dtypes import f32, i64, u32
-from graphc.ir.expr import Const, Expr, bitcast
+from graphc.ir.expr import Const, Expr, Load, bitcast
 from graphc.ir.kernel import Barrier, Buffer, Intrin
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.attention import Attention, extent, match_attention
@@ -117,20 +117,21 @@ class _CoreAttention(AttentionBlocks):
         super().__init__(match, tile.rows, tile.keys, WARP * tile.warps, QUAD)
         self.kind, self.tile = kind, tile
         unit = STEP * kind.per_word
-        self.depth_steps = padded(self.q.depth_count, unit) // STEP // kind.per_word
-        self.key_steps = tile.keys // unit
-        wide, deep = padded(self.v.count, SIDE), self.depth_steps * unit
+        words = padded(self.q.depth_count, unit) // kind.per_word
+        self.depth_steps, self.key_steps = words // STEP, tile.keys // unit
+        wide, key_words = padded(self.v.count, SIDE), tile.keys // kind.per_word
         self.row_part = 2 * tile.fragments
         self.key_part, self.column_part = tile.keys // QUAD, wide // QUAD
-        stages = min(self.tiles, 2)
-        self.queries = Panel("queries", self.q, kind, tile.rows, deep, 1, left=True)
-        self.keys = Panel("keys", self.b, kind, tile.keys, deep, stages)
-        paired = kind.per_word == 1
-        self.values = Panel("values", self.v, kind, wide, tile.keys, stages, paired)
+        stages = self.tiles_at_once = min(self.tiles, 2)
+        self.queries = Panel("queries", self.q, kind, (1, tile.rows, words), left=True)
+        self.keys = Panel("keys", self.b, kind, (stages, tile.keys, words))
+        self.values = Panel(
+            "values", self.v, kind, (stages, wide, key_words), paired=kind.per_word == 1
+        )
         self.shared = [p.buffer for p in (self.queries, self.keys, self.values)]
         self.cells = self.row_part * (self.key_part + self.column_part)
-        self.lane = simplify(self.thread % WARP)
-        self.group, self.quad = simplify(self.lane // QUAD), simplify(self.lane % QUAD)
+        lane = simplify(self.thread % WARP)
+        self.group, self.quad = simplify(lane // QUAD), simplify(lane % QUAD)
         self.warp_row = simplify(self.thread // WARP * (SIDE * tile.fragments))
 
     def fits(self, gpu: Machine) -> bool:
@@ -139,10 +140,10 @@ class _CoreAttention(AttentionBlocks):
         return self.cells <= REGISTERS and size <= gpu.block_shared
 
     def row(self, i: Expr) -> Expr:
-        return simplify(self.warp_row + i * FRAGMENT + self.group)
+        return simplify(self.warp_row + i * 8 + self.group)
 
     def key(self, j: Expr) -> Expr:
-        return simplify(j // 2 * FRAGMENT + self.quad * 2 + j % 2)
+        return simplify(j // 2 * 8 + self.quad * 2 + j % 2)
 
     def column(self, c: Expr) -> Expr:
         return self.key(c)
@@ -155,7 +156,8 @@ class _CoreAttention(AttentionBlocks):
         k = self.k
         self.start()
         none = Const(0, i64)
-        self._fill(self.queries, self.first_row, none, none)
+        self.crew = Crew(k, self.thread, self.threads, self.fixed)
+        self.queries.fetch(self.crew, self.first_row, none, none)
         self._fetch(none)
         k.emit(Intrin("commit_copies", ()))
         queries = self._kept_queries()
@@ -173,15 +175,11 @@ class _CoreAttention(AttentionBlocks):
 
     # ---------------------------------------------------------------- operands
 
-    def _fill(self, panel: Panel, side: Expr, deep: Expr, stage: Expr) -> None:
-        panel.fetch(self.k, self.threads, self.thread, self.fixed, (side, deep), stage)
-
     def _fetch(self, tile: Expr) -> None:
         """Keys and values of a tile into the stage that is its turn."""
-        stage = simplify(tile % self.keys.stages)
-        first, none = simplify(tile * self.tile_keys), Const(0, i64)
-        self._fill(self.keys, first, none, stage)
-        self._fill(self.values, none, first, stage)
+        stage, none = simplify(tile % self.tiles_at_once), Const(0, i64)
+        self.keys.fetch(self.crew, simplify(tile * self.tile_keys), none, stage)
+        self.values.fetch(self.crew, none, tile, stage)
 
     def _await(self) -> None:
         """What was copied is there for all threads, and what was read may be overwritten."""
@@ -202,27 +200,27 @@ class _CoreAttention(AttentionBlocks):
     def _load_queries(self, into: Buffer, at: Expr, step: Expr) -> None:
         """The fragments of this warp's rows at a step of the depth into `into` at `at`."""
         for i in range(self.tile.fragments):
-            self.queries.load_left(
-                self.k, self.lane, simplify(self.warp_row + i * SIDE), step, _words(into, at, i)
-            )
+            first = simplify(self.warp_row + i * SIDE)
+            self.queries.load(self.crew, _words(into, at, i), Const(0, i64), first, step)
 
     # ---------------------------------------------------------------- products
 
     def _multiply(
-        self, sums: Buffer, a: list[list[Expr]], panel: Panel, stage: Expr, step: Expr
+        self, sums: Buffer, a: list[list[Load]], panel: Panel, stage: Expr, step: Expr
     ) -> None:
         """sums += a b at a step of the depth, where `a` has 4 words for each fragment of rows."""
         k = self.k
-        with k.loop(panel.sides // SIDE, "unroll") as pair:
-            b = k.alloc(u32, (4,), "reg")
-            panel.load(k, self.lane, stage, pair, step, b)
+        with k.loop(panel.side // SIDE, "unroll") as pair:
+            words = k.alloc(u32, (4,), "reg")
+            b = [words[Const(n, i64)] for n in range(4)]
+            panel.load(self.crew, b, stage, simplify(pair * SIDE), step)
             for i, left in enumerate(a):
                 for half in range(2):
                     cells = [
                         sums[Const(2 * i + n // 2, i64), simplify(pair * 4 + 2 * half + n % 2)]
                         for n in range(4)
                     ]
-                    right = [b[Const(2 * half + n, i64)] for n in range(2)]
+                    right = b[2 * half : 2 * half + 2]
                     k.emit(Intrin(self.kind.instruction, (*cells, *left, *right)))
 
     def _products_of_keys(self, kept: Buffer | None, stage: Expr) -> Buffer:
@@ -262,6 +260,6 @@ class _CoreAttention(AttentionBlocks):
             self.k.emit(Intrin(name, (words[none, i, n], *pair)))
 
 
-def _words(buffer: Buffer, at: Expr, i: int) -> list[Expr]:
+def _words(buffer: Buffer, at: Expr, i: int) -> list[Load]:
     """The words of fragment `i` of a step."""
     return [buffer[at, Const(i, i64), Const(n, i64)] for n in range(4)]

@@ -177,7 +177,9 @@ class MatrixCores(BlockedContraction):
         self.kind, self.tile = kind, tile
         if panels:
             self.b = _whole_depth(self.b, padded_depth(self.b, kind))
-        self.panel_a = Panel("tile_a", self.a, kind, (tile.stages, tile.rows, tile.words))
+        self.panel_a = Panel(
+            "tile_a", self.a, kind, (tile.stages, tile.rows, tile.words), left=True
+        )
         self.panel_b = Panel("tile_b", self.b, kind, (tile.stages, tile.columns, tile.words))
         self.shared = [self.panel_a.buffer, self.panel_b.buffer]
         warp = simplify(self.thread // WARP)

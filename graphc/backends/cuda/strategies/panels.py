@@ -3,14 +3,16 @@
 A panel keeps several slices of an operand (its stages) as rows of 16-byte chunks, filled by copies:
 
     deep    a row per position of the side, chunks along the depth: words as matrix cores take them
-    across  a row per element of the depth, chunks along the side: halves, transposed by the
-            instruction that reads them; for operands whose sides are contiguous in memory
+    across  a row per element of the depth, chunks along the side: for operands whose sides are
+            contiguous in memory. The instruction that reads halves transposes them; words of TF32
+            are read one by one
 
 What is contiguous in neither way is put together word by word, into the first form. Chunk c of row
 r lies at chunk c ^ (r % 8) of its row (where rows have fewer than eight chunks, the number of the
 128-byte line takes the place of r), so that neither the eight rows of a matrix nor the chunks of a
 row meet in a bank; no memory is spent on padding. This is the permuted layout of CUTLASS's tensor
-core kernels (A. Kerr et al., CUTLASS: Fast Linear Algebra in CUDA C++, 2017).
+core kernels (A. Kerr et al., CUTLASS: Fast Linear Algebra in CUDA C++, 2017). Rows that are neither
+whole lines nor a half or less of one are padded to an odd number of chunks instead.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from graphc.backends.cuda.strategies.operands import Operand, strided
 from graphc.backends.cuda.strategies.words import CHUNK, Kind, Words
 from graphc.ir.dtypes import u32
 from graphc.ir.expr import Const, Expr, Load, call
-from graphc.ir.kernel import Buffer, Intrin, KernelBuilder
+from graphc.ir.kernel import Buffer, Intrin, KernelBuilder, Store
 from graphc.ir.simplify import simplify
 
 WARP = 32
@@ -50,10 +52,19 @@ class Crew:
 
 
 class Panel:
-    """Stages of `side` rows or columns of an operand by `words` of its depth."""
+    """Stages of `side` rows (of a `left` operand) or columns by `words` of its depth. `paired`: of
+    the words of a step instructions take 2 q and 2 q + 1 in place of q and q + 4, for TF32."""
 
-    def __init__(self, name: str, operand: Operand, kind: Kind, shape: tuple[int, int, int]):
-        self.is_left = name.endswith("a")
+    def __init__(
+        self,
+        name: str,
+        operand: Operand,
+        kind: Kind,
+        shape: tuple[int, int, int],
+        left: bool = False,
+        paired: bool = False,
+    ):
+        self.is_left, self.paired = left, paired
         stages, self.side, self.depth_words = shape
         self.words, self.kind = Words(operand, kind), kind
         self.copied = self.words.copies()
@@ -62,10 +73,14 @@ class Panel:
         if self.across:
             rows, words = words * kind.per_word, rows // kind.per_word
         self.rows, self.chunks = rows, words // CHUNK
-        self.buffer = Buffer(name, u32, (stages, rows, words), "local")
+        self.permuted = self.chunks % LINE == 0 or self.chunks in (1, 2, 4)
+        length = self.chunks if self.permuted else self.chunks | 1
+        self.buffer = Buffer(name, u32, (stages, rows, length * CHUNK), "local")
 
     def _place(self, stage: Expr, row: Expr, chunk: Expr) -> tuple[Expr, Expr, Expr]:
         """Where the first word of a chunk lies."""
+        if not self.permuted:
+            return stage, row, simplify(chunk * CHUNK)
         line = row if self.chunks >= LINE else row // (LINE // self.chunks)
         moved = call("bxor", simplify(chunk), simplify(line % min(self.chunks, LINE)))
         return stage, row, simplify(moved * CHUNK)
@@ -99,10 +114,15 @@ class Panel:
 
     # ---------------------------------------------------------------- fragments
 
-    def load(self, crew: Crew, into: list[Load], stage: Expr, first: Expr, step: int) -> None:
+    def load(
+        self, crew: Crew, into: list[Load], stage: Expr, first: Expr, step: Expr | int
+    ) -> None:
         """Loads the words of a step, 16 positions from `first` on, into four registers, which
         instructions take as they are: for a left operand words 0 to 3 of both 8 positions, then
         words 4 to 7; for a right one both halves of the first 8 positions, then of the others."""
+        if self.paired or (self.across and self.kind.per_word == 1):
+            self._load_singly(crew, into, stage, first, step)
+            return
         lane = crew.lane
         low, high = simplify(lane // 8 % 2), simplify(lane // 16)
         across_side, across_depth = (low, high) if self.is_left else (high, low)
@@ -115,3 +135,16 @@ class Panel:
             chunk = simplify(step * (STEP // CHUNK) + across_depth)
             name = "load_matrices"
         crew.k.emit(Intrin(name, (*into, self.buffer[self._place(stage, row, chunk)])))
+
+    def _load_singly(
+        self, crew: Crew, into: list[Load], stage: Expr, first: Expr, step: Expr | int
+    ) -> None:
+        group, quad = simplify(crew.lane // 4), simplify(crew.lane % 4)
+        for n, word in enumerate(into):
+            half, other = (n // 2, n % 2) if self.is_left else (n % 2, n // 2)
+            deep = simplify(step * STEP + (quad * 2 + half if self.paired else quad + half * 4))
+            side = simplify(first + other * 8 + group)
+            row, at = (deep, side) if self.across else (side, deep)
+            *place, start = self._place(stage, row, simplify(at // CHUNK))
+            value = self.buffer[tuple([*place, simplify(start + at % CHUNK)])]
+            crew.k.emit(Store(word.source, word.index, value))

@@ -102,9 +102,9 @@ class Words:
         return self._contiguous(self.operand.depth)
 
     def copies_across(self) -> bool:
-        """The same of every aligned chunk along the side, for types that are transposed in being
-        read."""
-        return self.kind.per_word == 2 and self._contiguous(self.operand.side)
+        """The same of every aligned chunk along the side, for types of which words can be had
+        from them."""
+        return self.kind.per_word <= 2 and self._contiguous(self.operand.side)
 
     def _contiguous(self, along: list[Index]) -> bool:
         load, guard = self._load()
