@@ -10,9 +10,11 @@ from __future__ import annotations
 
 
 class GraphcError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose. `in_function` says that it names a node of a function
+    body, in full: with the names of the calls around it."""
 
     exit_code = 2
+    in_function = False
 
 
 class ModelError(GraphcError, ValueError):

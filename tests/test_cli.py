@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,8 @@ from commands import graphc, ok, refused
 from onnx import TensorProto, helper, numpy_helper
 
 import graphc as compiler
-from graphc.cli.output import atomic, progress
+from graphc.cli.output import progress
+from graphc.files import atomic
 
 ROOT = Path(__file__).parent.parent
 DIGITS = str(ROOT / "models" / "digits_cnn.onnx")
@@ -526,6 +530,42 @@ def test_outputs_that_cannot_be_written(capsys, tmp_path):
     refused(capsys, "compile", DIGITS, "--dim", "N=1", "-o", tmp_path / "m.ll")
 
 
+def limited_files(size: int) -> None:
+    """Lets the file system refuse what is larger, as a full disk does."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+@pytest.mark.parametrize("name", ["m.so", "m.gcm", "m.gir", "m.ll", "firmware", "m.onnx", "m.npz"])
+def test_a_full_disk(name, tmp_path):
+    command = {"m.onnx": ["opt"], "m.npz": ["run"], "firmware": ["compile", "--target", "c"]}
+    dim = "N=1000" if name == "m.npz" else "N=1"
+    argv = [*command.get(name, ["compile"]), DIGITS, "--dim", dim, "-o", tmp_path / name]
+    done = subprocess.run(
+        [sys.executable, "-m", "graphc", *map(str, argv)], capture_output=True, text=True,
+        preexec_fn=lambda: limited_files(1000),
+    )  # fmt: skip
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_output_that_nobody_takes():
+    argv = [sys.executable, "-m", "graphc", "compile", DIGITS, "--dim", "N=1", "--emit", "ir"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "graphc: No space left on device\n")
+    closed = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *argv])
+    assert closed.returncode == 0
+
+
+def test_names_that_the_terminal_cannot_show(tmp_path):
+    made = make([helper.make_node("Neg", ["x"], ["\u03c0"])], outputs=[("\u03c0", 1, (2, 3))])
+    argv = [sys.executable, "-m", "graphc", "run", save(tmp_path / "\u0444.onnx", made)]
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(argv, capture_output=True, env=ascii_only)
+    assert done.returncode == 0 and done.stdout.startswith(b"\\u03c0: f32[2,3]")
+
+
 # ---------------------------------------------------------------- whole files
 
 
@@ -558,6 +598,22 @@ def test_interruption(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("graphc.frontend.onnx_export.export_onnx", interrupt)
     code, _, err = graphc(capsys, "opt", DIGITS, "--dim", "N=1", "-o", tmp_path / "o.onnx")
     assert (code, err) == (130, "graphc: interrupted\n") and not list(tmp_path.iterdir())
+
+
+def test_interruption_of_native_code():
+    """One call that takes hours, and that Python itself would wait for."""
+    text = (
+        "import hashlib; from graphc.cli.interrupt import interruptible\n"
+        "with interruptible():\n"
+        "    print(flush=True); hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"
+    )
+    argv = [sys.executable, "-c", text]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        running.stdout.readline()
+        time.sleep(0.5)
+        running.send_signal(signal.SIGINT)
+        assert running.wait() == 130
+        assert running.stderr.read() == b"graphc: interrupted\n"
 
 
 # ---------------------------------------------------------------- internal errors

@@ -95,7 +95,7 @@ def test_folders_above_are_made(capsys, tmp_path):
     assert (tmp_path / "firmware" / "lib" / "digits" / "digits_cnn.h").is_file()
     (tmp_path / "file").write_text("")
     code, _, err = graphc(capsys, "compile", DIGITS, *ONE, "-o", tmp_path / "file" / "a")
-    assert code == 2 and "cannot be made" in err
+    assert code == 2 and "file: cannot be written" in err
 
 
 def test_verify_a_trace(capsys, tmp_path):

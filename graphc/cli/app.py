@@ -9,17 +9,19 @@ a command runs, so that help and mistakes in options are answered at once.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from graphc.cli import bench, bisect, compile, inspect, opt, replay, run, verify
+from graphc.cli.interrupt import EXIT_CODE, interruptible
 from graphc.cli.options import ONE_LINE, examples
 from graphc.errors import GraphcError
 
 COMMANDS = (compile, run, verify, bench, opt, inspect, bisect, replay)
-USER_ERROR, INTERRUPTED = 2, 130
+USER_ERROR = 2
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,20 +57,40 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    _open_streams()
     try:
         args = parser().parse_args(argv)
-        code = args.run(args)
-        sys.stdout.flush()
+        with interruptible():
+            code = args.run(args)
+        _flush()
         return code
     except SystemExit as stop:  # argparse, after help or a mistake
         return stop.code if isinstance(stop.code, int) else USER_ERROR
     except KeyboardInterrupt:
-        return _say("interrupted", INTERRUPTED)
+        return _say("interrupted", EXIT_CODE)
     except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         return _failed(error, argv)
+
+
+def _open_streams() -> None:
+    """Lets everything be printed: names of a model may hold characters that the terminal has no
+    code for, and the caller may have closed a stream (which is None then)."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (it stays open)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _flush() -> None:
+    """Writes what is printed. Where that fails, the interpreter must not try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 def _failed(error: Exception, argv: list[str]) -> int:
@@ -77,8 +99,9 @@ def _failed(error: Exception, argv: list[str]) -> int:
         return _say(str(error), error.exit_code)
     if isinstance(error, MemoryError):
         return _say(f"out of memory: {error or 'an array is too large'}", USER_ERROR)
-    if isinstance(error, OSError) and error.filename is not None:
-        return _say(f"{os.fsdecode(error.filename)}: {error.strerror}", USER_ERROR)
+    if isinstance(error, OSError) and error.errno is not None:  # the system refuses something
+        named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return _say(f"{named}{error.strerror}", USER_ERROR)
     from graphc.cli.crash import leave_replay
 
     return _say(leave_replay(error, argv), 70)

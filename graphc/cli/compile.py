@@ -211,19 +211,18 @@ def _check_rules(names: list[str]) -> None:
 
 def _emit(model: Model, form: str, args: argparse.Namespace, settings: Settings) -> None:
     from graphc.cli import emit
-    from graphc.cli.output import emit as write
     from graphc.cli.output import progress
+    from graphc.ir.printer import graph_constants, program_constants
 
     with progress(f"compiling {model.path.name} for {args.target}"):
         if form == "ir":
             graph = emit.graph_at(model, args.stop_after, args.target, settings)
-            text = str(graph)
+            text, constants = str(graph), graph_constants(graph)
         else:
             program = emit.program(model, _target(form, args), settings, form)
             text = emit.text(program, form)
-    write(text, args.output)
-    if form in ("ir", "program") and args.output:
-        emit.write_constants(graph if form == "ir" else program, args.output)
+            constants = program_constants(program) if form == "program" else {}
+    emit.write(text, constants, args.output)
 
 
 def _target(form: str, args: argparse.Namespace) -> str:
@@ -258,8 +257,8 @@ def _write_native(model: Model, path: Path, settings: Settings) -> None:
     from graphc.backends.llvm_cpu import aot
     from graphc.backends.llvm_cpu.runtime import NativeModel
     from graphc.cli.emit import check_closed
-    from graphc.cli.output import check_folder
     from graphc.errors import UnsupportedError
+    from graphc.files import check_folder
 
     check_folder(path)
     check_closed(model.pinned())

@@ -29,7 +29,8 @@ def write_folder(model: Model, args: argparse.Namespace, settings: Settings) -> 
     from graphc.backends.cuda.bundle import bundle_files
     from graphc.backends.cuda.machine_code import MISSING, architectures
     from graphc.cli.emit import program
-    from graphc.cli.output import atomic_folder, note
+    from graphc.cli.output import note
+    from graphc.files import atomic_folder
 
     known = architectures()
     wanted = args.arch or [arch for arch in DEFAULT_ARCHS if arch in known]

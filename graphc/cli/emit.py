@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from graphc.errors import ModelError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from graphc.cli.models import Model
     from graphc.driver import Settings
     from graphc.ir.graph import Graph
@@ -80,16 +83,18 @@ def text(program: Program, form: str) -> str:
     return text if form == "llvm" else assembly(text, pipeline=PIPELINE)
 
 
-def write_constants(source: Graph | Program, path: str | os.PathLike) -> None:
-    """Writes the constants that the text of a graph or program names by digest to `path`.npz."""
+def write(text: str, constants: Mapping[str, np.ndarray], path: str | None) -> None:
+    """Writes a form to stdout, or to a file, with the constants that it names by digest in
+    `path`.npz."""
     from graphc.cli.models import CONSTANTS
     from graphc.cli.output import save_npz
-    from graphc.ir.printer import graph_constants, program_constants
-    from graphc.ir.program import Program
+    from graphc.files import atomic
 
-    if isinstance(source, Program):
-        constants = program_constants(source)
-    else:
-        constants = graph_constants(source)
-    if constants:
-        save_npz(os.fspath(path) + CONSTANTS, constants)
+    text = text if text.endswith("\n") else text + "\n"
+    if path is None:
+        sys.stdout.write(text)
+        return
+    with atomic(path) as temporary:
+        temporary.write_bytes(text.encode())
+        if constants:
+            save_npz(path + CONSTANTS, constants)

@@ -120,8 +120,8 @@ def options(model: Model, args: argparse.Namespace, samples: Any = None) -> Bund
 def write_sources(model: Model, args: argparse.Namespace, settings: Settings) -> None:
     """Writes the folder; ModelError if it exceeds a budget."""
     from graphc.backends.micro_c import write_bundle
-    from graphc.cli.output import atomic_folder
     from graphc.errors import ModelError
+    from graphc.files import atomic_folder
 
     if args.board and args.package:
         raise ModelError("--board: goes without --package")

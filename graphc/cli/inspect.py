@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 def _draw(programs: list[Program], path: str) -> None:
     """Writes the picture of the program with the largest arena."""
     from graphc.analysis.arena_svg import arena_svg
-    from graphc.cli.output import write_text
+    from graphc.files import write_text
 
     write_text(path, arena_svg(max(programs, key=lambda program: program.arena_bytes)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli.options import add_feeds, add_model, add_passes, add_tolerance, command, examples
@@ -44,12 +45,14 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from graphc.cli.models import open_model
-    from graphc.cli.output import atomic, progress
+    from graphc.cli.output import progress
     from graphc.cli.plugins import load_plugins, pipeline_with
     from graphc.driver import POLICIES, Settings, optimise
+    from graphc.files import check_folder
     from graphc.frontend.onnx_export import export_onnx
     from graphc.passes.context import Context
 
+    check_folder(Path(args.output))
     own = load_plugins(args.plugin)
     context = Context(options={"fold_policy": POLICIES["onnx"]})
     settings = Settings(passes=args.passes or pipeline_with(PASSES, own), context=context)
@@ -58,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
         graph = _typed(model, settings.passes)
         before = _counts(model.graph)
         optimise(graph, settings)
-    with progress(f"writing {args.output}"), atomic(args.output) as temporary:
-        export_onnx(graph, temporary)
-        code = _verify(model, graph, args) if args.verify else 0
+    code = _verify(model, graph, args) if args.verify else 0
+    with progress(f"writing {args.output}"):
+        export_onnx(graph, args.output)
     _tell(before, _counts(graph))
     return code
 

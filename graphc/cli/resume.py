@@ -45,8 +45,8 @@ def graph_from(graph: Graph, phase: str, path: Path) -> Graph:
 def compile_program(args: argparse.Namespace, form: str | None) -> Program:
     """Makes what the arguments ask for of a planned program in text; the program."""
     from graphc.cli import emit
-    from graphc.cli.output import check_folder, progress
-    from graphc.cli.output import emit as write
+    from graphc.cli.output import progress
+    from graphc.ir.printer import program_constants
 
     pins = [name for name in ("shape", "dim", "set") if getattr(args, name)]
     if pins:
@@ -56,9 +56,8 @@ def compile_program(args: argparse.Namespace, form: str | None) -> Program:
     if form is not None:
         if form == "ir":
             raise ModelError("--start-from planned: no graph is left to print; try --emit program")
-        write(emit.text(program, form), args.output)
-        if form == "program" and args.output:
-            emit.write_constants(program, args.output)
+        constants = program_constants(program) if form == "program" else {}
+        emit.write(emit.text(program, form), constants, args.output)
     elif args.output:
         from graphc.backends.llvm_cpu import aot
         from graphc.backends.llvm_cpu.runtime import compile_program as compile_native
@@ -66,7 +65,6 @@ def compile_program(args: argparse.Namespace, form: str | None) -> Program:
         out = Path(args.output)
         if out.suffix not in NATIVE or args.target != "cpu":
             raise ModelError(f"-o {out}: a planned program becomes a .so or .o (or see --emit)")
-        check_folder(out)
         with progress(f"compiling {path.name} to {out}"):
             aot.build(compile_native(program), out)
     return program

@@ -8,6 +8,7 @@ inference, on a copy of the model without its weights, the first time one is nee
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from graphc.errors import UnsupportedError
 from graphc.frontend import tensors
 from graphc.frontend.checks import schema_of
 from graphc.frontend.node import Node
+from graphc.frontend.scope import MAX_NESTING
 from graphc.frontend.upgrade import OPSETS
 from graphc.ir.graph import Value
 from graphc.ir.types import TensorType
@@ -96,6 +98,34 @@ class ValueTypes:
                 found.setdefault(info.name, info.type)
             graphs += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
         return found
+
+
+class Sizes:
+    """How many operations the functions of a model come to when the functions they call are
+    expanded, so that a few that call each other cannot ask for ever more."""
+
+    def __init__(self, functions: Mapping[tuple[str, str, str], FunctionProto]):
+        self.functions = functions
+        self._known: dict[tuple[str, str, str], int] = {}
+
+    def of(self, function: FunctionProto, depth: int = 0) -> int:
+        """The number of nodes in the body of a function, with those of its sub-graphs. Calls that
+        are nested too deep, or are their own callers, count nothing: they are refused for that."""
+        key = (function.domain, function.name, function.overload)
+        if key not in self._known and depth <= MAX_NESTING:
+            self._known[key] = 0
+            self._known[key] = self._nodes(function.node, depth + 1)
+        return self._known.get(key, 0)
+
+    def _nodes(self, nodes: Iterable[NodeProto], depth: int) -> int:
+        total = 0
+        for node in nodes:
+            called = self.functions.get((node.domain, node.op_type, node.overload))
+            total += 1 if called is None else self.of(called, depth)
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    total += self._nodes(attribute.g.node, depth)
+        return total
 
 
 def without_weights(model: ModelProto) -> ModelProto:

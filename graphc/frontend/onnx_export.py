@@ -18,7 +18,8 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
-from graphc.errors import InternalError, ModelError, UnsupportedError
+from graphc.errors import InternalError, UnsupportedError
+from graphc.files import check_folder, write_bytes, writing
 from graphc.frontend import opsets
 from graphc.frontend.functions import without_weights
 from graphc.frontend.onnx_import import REGIONS
@@ -314,22 +315,18 @@ def _output_type(found: ValueInfoProto, declared: Type | None) -> TypeProto:
 def _write(model: ModelProto, path: Path) -> None:
     """Writes a model so that no partial file is ever seen under its name."""
     size = sum(len(t.raw_data) for t in model.graph.initializer)
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-            draft = Path(folder, path.name)
-            if size > EXTERNAL:
-                stored = ModelProto()
-                stored.CopyFrom(model)
-                onnx.save_model(
-                    stored,
-                    draft,
-                    save_as_external_data=True,
-                    location=f"{path.name}.data",
-                    size_threshold=EXTERNAL_FIELD,
-                )
-                os.replace(f"{draft}.data", f"{path}.data")
-            else:
-                draft.write_bytes(model.SerializeToString())
-            os.replace(draft, path)
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror or error}") from error
+    if size <= EXTERNAL:
+        write_bytes(path, model.SerializeToString())
+        return
+    location = f"{path.name}.data"
+    stored = ModelProto()
+    stored.CopyFrom(model)
+    check_folder(path)
+    with writing(path), tempfile.TemporaryDirectory(prefix=".graphc-", dir=path.parent) as folder:
+        draft = Path(folder, path.name)
+        onnx.save_model(
+            stored, draft, save_as_external_data=True, location=location,
+            size_threshold=EXTERNAL_FIELD,
+        )  # fmt: skip
+        os.replace(f"{draft}.data", f"{path}.data")
+        os.replace(draft, path)

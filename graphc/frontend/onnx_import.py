@@ -23,7 +23,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from graphc.errors import GraphcError, ModelError, UnsupportedError
 from graphc.frontend import checks, tensors, upgrade
 from graphc.frontend.external_data import DataFolder, mapped
-from graphc.frontend.functions import ValueTypes, schema_body
+from graphc.frontend.functions import Sizes, ValueTypes, schema_body
 from graphc.frontend.node import Node
 from graphc.frontend.scope import Context, Scope, share_captures
 from graphc.ir import opdef
@@ -91,6 +91,7 @@ class Importer:
     def __init__(self, model: ModelProto, folder: DataFolder, keep_inputs: Collection[str] = ()):
         self.model, self.folder, self.keep_inputs = model, folder, frozenset(keep_inputs)
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+        self.sizes = Sizes(self.functions)
         self.types = ValueTypes(model)
         self.symbols: dict[str, Sym] = {}
         self.count = 0
@@ -211,9 +212,11 @@ class Importer:
                     value.name = scope.context.qualified(key)
                     scope.define(key, value)
         except GraphcError as error:
-            if str(error).startswith(where):
+            if str(error).startswith(where) or error.in_function:
                 raise
-            raise type(error)(f"{where}: {error}") from error
+            made = type(error)(f"{where}: {error}")
+            made.in_function = bool(scope.context.call)  # the name tells all calls around it
+            raise made from error
 
     def _read(self, scope: Scope, proto: NodeProto, name: str, where: str) -> Node:
         domain, context = domain_of(proto.domain), scope.context
@@ -263,7 +266,7 @@ class Importer:
         """Appends the ops of a node, at the newest opset, and returns its outputs."""
         self.count += 1
         if self.count > MAX_OPS:
-            raise UnsupportedError(f"more than {MAX_OPS} operations, after functions are expanded")
+            raise UnsupportedError(f"more than {MAX_OPS} operations, when functions are expanded")
         upgrade.lift(node)
         outputs = node.built if node.built is not None else self._ops(node)
         for finish in reversed(node.finish):
@@ -346,6 +349,8 @@ class Importer:
         outer = node.scope.context
         if node.full_name in outer.functions:
             raise ModelError(f"function {node.full_name} calls itself")
+        if self.count + self.sizes.of(function) > MAX_OPS:
+            raise UnsupportedError(f"more than {MAX_OPS} operations, when functions are expanded")
         if len(node.inputs) > len(function.input) or len(node.outputs) > len(function.output):
             raise ModelError(
                 f"function {node.full_name} takes {len(function.input)} operands and gives "

@@ -20,7 +20,16 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.frontend.external_data import DataFolder
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
-from graphc.ir.types import MAX_ELEMENTS, Dim, OptionalType, SequenceType, Shape, TensorType, Type
+from graphc.ir.types import (
+    MAX_ELEMENTS,
+    Dim,
+    OptionalType,
+    SequenceType,
+    Shape,
+    TensorType,
+    Type,
+    check_rank,
+)
 
 MAX_DENSE = 1 << 28  # elements of a sparse tensor made dense
 
@@ -38,6 +47,7 @@ def dtype_of(number: int, where: str) -> DType:
 def checked_dims(dims, where: str) -> tuple[int, ...]:
     """Dimensions that are not negative and whose product can be addressed."""
     shape = tuple(int(d) for d in dims)
+    check_rank(shape, where)
     if any(d < 0 for d in shape):
         raise ModelError(f"{where}: negative dimension in shape {list(shape)}")
     if math.prod(d for d in shape if d) > MAX_ELEMENTS:

@@ -50,7 +50,9 @@ def blaming(op: Op) -> Iterator[None]:
     except GraphcError as error:
         raise _located(op, error) from error
     except _MISTAKES as error:
-        raise ModelError(f"{op.where()}: {type(error).__name__}: {error}") from error
+        types = ", ".join("none" if v is None else str(v.type) for v in op.inputs)
+        kind = "" if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: "
+        raise ModelError(f"{op.where()}: does not take ({types}): {kind}{error}") from error
 
 
 def _located(op: Op, error: GraphcError) -> GraphcError:

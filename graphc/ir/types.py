@@ -8,9 +8,10 @@ operator knows about layouts; lowering maps logical indices to physical ones.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Const, Expr
 
@@ -18,6 +19,7 @@ Dim = int | Expr
 Shape = tuple[Dim, ...]
 
 MAX_ELEMENTS = 1 << 46  # more cannot be addressed by any machine
+MAX_RANK = 64  # of numpy's arrays
 
 _NAMED = {
     "NLC": (0, 2, 1),
@@ -60,6 +62,12 @@ class Layout:
         return tuple(positions)
 
 
+def check_rank(shape: Sequence, where: str = "a tensor") -> None:
+    """UnsupportedError if a tensor has more dimensions than an array can have."""
+    if len(shape) > MAX_RANK:
+        raise UnsupportedError(f"{where}: {len(shape)} dimensions, at most {MAX_RANK} are possible")
+
+
 @dataclass(frozen=True)
 class TensorType:
     """A tensor. `shape` None means that the rank is not known yet (before shape inference)."""
@@ -72,6 +80,7 @@ class TensorType:
         if self.shape is None:
             return
         shape = tuple(d.value if isinstance(d, Const) else d for d in self.shape)
+        check_rank(shape)
         if any(isinstance(d, int) and d < 0 for d in shape):
             raise ModelError(f"negative dimension in shape {list(shape)}")
         if math.prod(d for d in shape if isinstance(d, int)) > MAX_ELEMENTS:

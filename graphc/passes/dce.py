@@ -19,7 +19,7 @@ def remove_dead(region: Region) -> int:
     """Removes the dead ops of a region and of the regions inside; returns how many."""
     removed, kept = 0, []
     for op in reversed(region.ops):
-        if op.outputs and not any(v.uses for v in op.outputs):
+        if not any(v.uses for v in op.outputs):
             op.drop_inputs()
             op.region = None
             removed += 1

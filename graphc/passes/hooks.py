@@ -9,6 +9,7 @@ from typing import Any
 
 from graphc import config
 from graphc.errors import InternalError
+from graphc.files import write_text
 from graphc.ir.compare import difference
 from graphc.ir.graph import Graph
 from graphc.passes.context import Context
@@ -67,7 +68,7 @@ class Dump(Hook):
     def after(self, step: Pass, graph: Graph, ctx: Context, changed: bool) -> None:
         self.count += 1
         path = self.directory / f"{self.count:02d}-{step.name}.gir"
-        path.write_text(f"// ---- after: {step}\n{graph}\n")
+        write_text(path, f"// ---- after: {step}\n{graph}\n")
 
 
 class Compare(Hook):

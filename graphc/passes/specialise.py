@@ -57,6 +57,7 @@ def specialise(
     walk.region(result)
     remove_dead(result)
     result.symbols, result.phase = {}, "typed"
+    _check_declared(result)
     needs = [need for need in walk.needs if _is_alive(need, result)]
     if needs and not partial:
         error = needs[0].error
@@ -79,6 +80,7 @@ def type_symbolically(graph: Graph, policy: FoldPolicy | None = None) -> Graph:
     TypeInference(policy, symbolic=True).region(result)
     remove_dead(result)
     result.phase = "typed"
+    _check_declared(result)
     return result
 
 
@@ -124,6 +126,15 @@ def _bound(graph: Graph, name: str, lo: int, hi: int) -> None:
         if isinstance(type, TensorType) and type.shape is not None:
             dims = (d if isinstance(d, int) else substitute(d, {old: new}) for d in type.shape)
             param.type = type.with_shape(dims)
+
+
+def _check_declared(graph: Graph) -> None:
+    """ModelError if an output has other elements than the model says."""
+    for name, value, declared in zip(graph.output_names, graph.results, graph.output_types):
+        found = value.type
+        tensors = isinstance(found, TensorType) and isinstance(declared, TensorType)
+        if tensors and found.dtype is not declared.dtype:  # type: ignore[union-attr]
+            raise ModelError(f"output {name!r} is declared as {declared}, but is {found}")
 
 
 def _is_alive(need: Need, graph: Graph) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx_models import model, run, single
 
+import graphc
 from graphc.errors import GraphcError, ModelError, UnsupportedError
 from graphc.frontend.onnx_import import import_onnx
 
@@ -78,11 +79,35 @@ def test_a_reference_outside_functions():
 
 def test_dimensions():
     refuse(model("g (float[2] x) => (y) { y = Neg(x) }").SerializeToString()[:-3], "ONNX model")
-    for dims, message in (([-3], "negative"), ([1 << 40, 1 << 40], "more than 2.46")):
+    for dims, message in (
+        ([-3], "negative"),
+        ([1 << 40, 1 << 40], "more than 2.46"),
+        ([1] * 64, "65 dimensions, at most 64"),
+    ):
         info = helper.make_tensor_value_info("x", 1, [1])
         for dim in dims:
             info.type.tensor_type.shape.dim.add(dim_value=dim)
-        refuse(helper.make_model(helper.make_graph([], "g", [info], [])), message)
+        error = UnsupportedError if len(dims) > 2 else ModelError
+        refuse(helper.make_model(helper.make_graph([], "g", [info], [])), message, error)
+
+
+def test_declared_element_types_of_outputs():
+    made = model("g (float[2] x) => (int64[2] y) { y = Neg(x) }")
+    with pytest.raises(ModelError, match=r"output 'y' is declared as i64\[2\], but is f32\[2\]"):
+        graphc.compile(made)
+
+
+def test_operands_of_two_types():
+    made = single("MatMul", {"x": np.ones((2, 2), np.float32), "y": np.ones((2, 2))})
+    with pytest.raises(ModelError, match=r"does not take \(f32\[2,2\], f64\[2,2\]\): mul takes eq"):
+        run(made, np.ones((2, 2), np.float32), np.ones((2, 2)))
+
+
+def test_a_result_without_a_name():
+    """Nothing is left of an operator that gives nothing, wherever it would run."""
+    made = model("g (string[2] x) => () { = StringNormalizer(x) }")
+    made.graph.node[0].output[:] = [""]
+    assert graphc.compile(made).run([np.array(["a", "b"], object)]) == []
 
 
 @pytest.mark.parametrize(

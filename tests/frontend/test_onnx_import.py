@@ -226,7 +226,7 @@ def test_model_functions_are_expanded():
 
 def test_a_recursive_function_is_refused():
     text = FUNCTION.replace("b = ReduceSum<axes = [1], keepdims = 0>(a)", "b = own.Scaled(a)")
-    with pytest.raises(ModelError, match=r'Scaled "call".*calls itself'):
+    with pytest.raises(ModelError, match=r'^Scaled "call/c/b": .*calls itself'):
         import_onnx(model(text, domains=', "own": 1'))
 
 
@@ -236,9 +236,8 @@ def test_functions_that_call_each_other_twice_do_not_explode(monkeypatch):
         body = f"t = own.F{n + 1}(a) b = own.F{n + 1}(t)"
         parts.append(f'<domain: "own", opset_import: ["": 21]> F{n} (a) => (b) {{ {body} }}')
     parts.append('<domain: "own", opset_import: ["": 21]> F40 (a) => (b) { b = Neg(a) }')
-    monkeypatch.setattr("graphc.frontend.onnx_import.MAX_OPS", 1000)
-    with pytest.raises(UnsupportedError, match="more than 1000 operations"):
-        import_onnx(model("\n".join(parts), domains=', "own": 1'))
+    with pytest.raises(UnsupportedError, match='F0 "y": more than [0-9]+ operations'):
+        import_onnx(model("\n".join(parts), domains=', "own": 1'))  # 2^40, counted beforehand
 
 
 @pytest.mark.parametrize("op,attrs", [("Celu", {"alpha": 2.0}), ("Gelu", {}), ("Clip", {})])

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from graphc.backends.cfamily.names import comment, prefix
-from graphc.backends.llvm_cpu.artifact import write_file
 from graphc.backends.llvm_cpu.emit_program import INVOKE
 from graphc.backends.llvm_cpu.jit import compile_module
 from graphc.backends.llvm_cpu.pool import pool_object
 from graphc.backends.llvm_cpu.runtime import ALIGNMENT, Image
 from graphc.backends.llvm_cpu.soft_float import SOFT_FLOAT_IR
 from graphc.errors import UnsupportedError
+from graphc.files import atomic
 from graphc.ir.types import TensorType
 
 SPIN_NANOSECONDS = 50_000
@@ -42,8 +42,9 @@ def build(image: Image, path: Path) -> None:
     name = prefix(path.stem)
     with tempfile.TemporaryDirectory(prefix="graphc-") as folder:
         joined = _joined(image, name, path.suffix, compiler, Path(folder))
-        write_file(path.with_suffix(".h"), header(image, name).encode())
-        write_file(path, joined.read_bytes())
+        with atomic(path) as library, atomic(path.with_suffix(".h")) as interface:
+            shutil.copyfile(joined, library)
+            interface.write_text(header(image, name), encoding="utf-8")
 
 
 def _joined(image: Image, name: str, suffix: str, compiler: str, folder: Path) -> Path:

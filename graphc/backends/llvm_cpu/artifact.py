@@ -18,7 +18,6 @@ import math
 import mmap
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from graphc.backends.llvm_cpu.runtime import ALIGNMENT, Image, NativeModel, comp
 from graphc.backends.llvm_cpu.target import host_target
 from graphc.compiled import CompiledModel, Runnable, Spec
 from graphc.errors import ModelError, UnsupportedError
+from graphc.files import write_bytes
 from graphc.ir import dtypes
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph
@@ -212,7 +212,7 @@ def save(model: CompiledModel, path: str | os.PathLike) -> None:
         "inputs": [[s.name, None if s.type is None else str(s.type)] for s in model.inputs],
         "outputs": [[s.name, None if s.type is None else str(s.type)] for s in model.outputs],
     }
-    write_file(Path(path), pack(images, interface))
+    write_bytes(path, pack(images, interface))
 
 
 def _is_shape(key: Any) -> bool:
@@ -235,17 +235,6 @@ def load(path: str | os.PathLike, threads: int | None = None) -> SavedModel:
             f"{host_target().key}: compile the model here"
         )
     return SavedModel(container, threads or default_threads())
-
-
-def write_file(path: Path, data: bytes | bytearray) -> None:
-    """Writes a file whole or not at all."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-            file.write(data)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
-    except OSError as error:
-        raise ModelError(f"cannot write {path}: {error}") from error
 
 
 # ---------------------------------------------------------------- the compilation cache

@@ -1,0 +1,93 @@
+"""Files that are whole or not there.
+
+A file is written beside its final place under a temporary name and renamed at the end; whatever
+goes wrong before leaves nothing behind. What the file system refuses is a ModelError that names the
+file: the user can mend it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from graphc.errors import ModelError
+
+
+def check_folder(path: Path) -> None:
+    """ModelError if no file can have this name."""
+    if path.is_dir():
+        raise ModelError(f"{path}: is a directory")
+    if not path.parent.is_dir():
+        raise ModelError(f"{path.parent}: there is no such directory")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """ModelError that names the path where the file system fails while it is written."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def atomic(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields a temporary path in the same folder; renamed to `path` if the body succeeds.
+
+    Of nested ones, neither file appears unless both bodies succeed.
+    """
+    final = Path(path)
+    check_folder(final)
+    with writing(final):
+        handle, name = tempfile.mkstemp(
+            prefix=f".{final.name[:100]}.", suffix=final.suffix, dir=final.parent
+        )
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            temporary.chmod(0o666 & ~_umask())
+            os.replace(temporary, final)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields a temporary folder beside `path`. If the body succeeds its files go to the folder
+    `path`, which is made if need be, with those above it; files of other names there stay."""
+    final = Path(path)
+    if final.exists() and not final.is_dir():
+        raise ModelError(f"{final}: is a file; a folder is needed")
+    with writing(final.parent):
+        final.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        writing(final),
+        tempfile.TemporaryDirectory(prefix=f".{final.name[:100]}.", dir=final.parent) as name,
+    ):
+        temporary = Path(name)
+        yield temporary
+        for file in (path for path in sorted(temporary.rglob("*")) if path.is_file()):
+            place = final / file.relative_to(temporary)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, place)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_bytes(path: str | os.PathLike, data: bytes | bytearray) -> None:
+    """Writes a file, whole or not at all."""
+    with atomic(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Writes a text file, whole or not at all."""
+    write_bytes(path, text.encode("utf-8"))
