@@ -3,6 +3,8 @@
 `CC`, else gcc or cc, compiles C; `CXX`, else g++ or c++, compiles C++. Libraries are kept by a hash
 of all files and flags in a folder of this user's below the system's temporary directory (or
 GRAPHC_HOST_CACHE), written under another name and renamed, so that concurrent builds do no harm.
+A header that many libraries share is kept compiled there too; a compiler that has no use for that
+reads the header itself.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 from graphc.errors import InternalError, UnsupportedError
 
 Contents = str | bytes
+OUTPUT = "output"
 LANGUAGES = {  # suffixes of sources, the variable that names a compiler, the usual compilers
     "C": ((".c", ".S"), "CC", ("gcc", "cc")),
     "C++": ((".cc",), "CXX", ("g++", "c++")),
@@ -24,26 +27,46 @@ LANGUAGES = {  # suffixes of sources, the variable that names a compiler, the us
 
 
 def shared_library(
-    files: Mapping[str, Contents], flags: Sequence[str], language: str = "C"
+    files: Mapping[str, Contents], flags: Sequence[str], language: str = "C", header: str = ""
 ) -> Path:
     """The library made of those files that are sources (.c and .S, or .cc of C++), from the cache
-    if it is there.
+    if it is there. `header`: the file that C++ sources include first, if it is worth compiling on
+    its own.
 
     UnsupportedError if there is no compiler, InternalError if it rejects the text.
     """
-    key = _key(files, flags)
+    sources = [file for file in files if file.endswith(LANGUAGES[language][0])]
+    command = [*flags, "-shared", "-fPIC", "-I.", *sources, "-o", OUTPUT, "-lm"]
+    compiled = {}
+    if header:
+        alone = {header: files[header]}
+        how = [*flags, "-fPIC", "-x", "c++-header", header, "-o", OUTPUT]
+        compiled[f"{header}.gch"] = _kept(f"{_key(alone, how)}.gch", alone, how, language, {})
+    return _kept(f"{_key(files, flags)}.so", files, command, language, compiled)
+
+
+def _kept(
+    name: str,
+    files: Mapping[str, Contents],
+    arguments: Sequence[str],
+    language: str,
+    compiled: Mapping[str, Path],
+) -> Path:
+    """The file of the cache that a compiler makes of these files, and of others made before."""
     folder = _cache_folder()
-    library = folder / f"{key}.so"
-    if library.exists():
-        return library
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        place = Path(name)
+    kept = folder / name
+    if kept.exists():
+        return kept
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        place = Path(temporary)
         for file, contents in files.items():
             data = contents.encode() if isinstance(contents, str) else contents
             (place / file).write_bytes(data)
-        _compile(place, list(files), flags, language)
-        os.replace(place / "library.so", library)
-    return library
+        for file, path in compiled.items():
+            os.link(path, place / file)
+        _compile(place, arguments, language)
+        os.replace(place / OUTPUT, kept)
+    return kept
 
 
 def _key(files: Mapping[str, Contents], flags: Sequence[str]) -> str:
@@ -63,14 +86,12 @@ def _cache_folder() -> Path:
     return folder
 
 
-def _compile(folder: Path, files: Sequence[str], flags: Sequence[str], language: str) -> None:
-    suffixes, variable, usual = LANGUAGES[language]
-    sources = [file for file in files if file.endswith(suffixes)]
+def _compile(folder: Path, arguments: Sequence[str], language: str) -> None:
+    _, variable, usual = LANGUAGES[language]
     named = os.environ.get(variable)
     compilers = [named] if named else usual
     for compiler in compilers:
-        command = [*compiler.split(), *flags, "-shared", "-fPIC", "-I.", *sources]
-        command += ["-o", "library.so", "-lm"]
+        command = [*compiler.split(), *arguments]
         try:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         except FileNotFoundError:

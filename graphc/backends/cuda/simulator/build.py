@@ -59,7 +59,7 @@ def simulate(source: CudaSource, orders: Sequence[int] = ORDERS) -> Runner:
 def library_of(text: str) -> ctypes.CDLL:
     """The kernels of a CUDA file as functions of the host, `launch_NAME` each."""
     files = {"kernels.cc": translate(text), HEADER.name: HEADER.read_text()}
-    return ctypes.CDLL(str(shared_library(files, FLAGS, "C++")))
+    return ctypes.CDLL(str(shared_library(files, FLAGS, "C++", HEADER.name)))
 
 
 class _Run:
