@@ -65,7 +65,8 @@ Body = tuple[Stmt, ...]
 
 @dataclass(frozen=True)
 class For(Stmt):
-    """A loop over `var` (see the module text for kinds). `width` is the lane count of a vector."""
+    """A loop over `var` (see the module text for kinds). `width` is the lane count of a vector; of
+    a `thread` loop, how many blocks a multiprocessor should hold at once, if that matters."""
 
     var: Index
     body: Body

@@ -45,11 +45,13 @@ SHARED_ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Launch:
-    """A `__global__` function in the making: its kernel, blocks in the grid, threads in a block."""
+    """A `__global__` function in the making: its kernel, blocks in the grid, threads in a block,
+    and how many blocks a multiprocessor should hold at once (0: as many as can be)."""
 
     kernel: Kernel
     grid: int
     block: int
+    resident: int = 0
 
     @property
     def shared(self) -> int:
@@ -147,7 +149,7 @@ def _planned(kernel: Kernel, blocks: For) -> Launch:
     assert isinstance(threads, For)
     if not isinstance(blocks.extent, int) or not isinstance(threads.extent, int):
         raise InternalError(f"kernel @{kernel.name}: grids must have constant sizes")
-    return Launch(kernel, blocks.extent, threads.extent)
+    return Launch(kernel, blocks.extent, threads.extent, threads.width)
 
 
 def _flat(outer: For) -> For | None:

@@ -31,10 +31,11 @@ WARP_REDUCTIONS = {
 }  # fmt: skip
 
 
-def dialect(block: int, restrict: bool) -> Dialect:
-    """CUDA C for a function of so many threads per block. `restrict`: no buffers coincide."""
+def dialect(launch: Launch, restrict: bool) -> Dialect:
+    """CUDA C for the function of a launch. `restrict`: no buffers coincide."""
+    bounds = f"{launch.block}, {launch.resident}" if launch.resident else f"{launch.block}"
     return Dialect(
-        function=f'extern "C" __global__ void __launch_bounds__({block})',
+        function=f'extern "C" __global__ void __launch_bounds__({bounds})',
         index=INDEX,
         restrict="__restrict__" if restrict else "",
     )
@@ -82,7 +83,7 @@ class LaunchPrinter(KernelPrinter):
     def __init__(
         self, launch: Launch, name: str, speller: Speller, restrict: bool, aligned: bool = False
     ):
-        super().__init__(launch.kernel, name, speller, dialect(launch.block, restrict))
+        super().__init__(launch.kernel, name, speller, dialect(launch, restrict))
         self.aligned = aligned and any(map(_has_neighbours, self.kernel.body))
         self.launch = launch
         if launch.shared > SHARED_LIMIT:

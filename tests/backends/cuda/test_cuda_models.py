@@ -15,14 +15,12 @@ from cuda_programs import (
 from programs import CONVOLUTIONS
 
 from graphc.backends.cuda import emit
-from graphc.backends.cuda.machines import fastest, machine
+from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
-from graphc.backends.cuda.strategies.tiles import TILES, lower_shared_tiles
 from graphc.driver import Settings, cuda_program, typed
 from graphc.errors import ModelError
 from graphc.ir.interp import interpret
-from graphc.passes.lower import lower
 
 ROOT = Path(__file__).parents[3]
 DIGITS = ROOT / "models" / "digits_cnn.onnx"
@@ -108,26 +106,6 @@ def test_graphs_agree_with_the_interpreter(name):
     for found, wanted in zip(simulate(source, (0, 1, 2))(inputs), interpret(graph, inputs)):
         tolerance = 2e-3 if wanted.dtype == np.float16 else 1e-5
         np.testing.assert_allclose(found, wanted, tolerance, tolerance)
-
-
-@needs_compiler
-@pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}")
-def test_every_tile_computes_products(tile):
-    graph = graph_of("""graph @g(%x: f32[150,45], %w: f32[45,131]) -> ? {
-  %y = MatMul(%x, %w)
-  return %y
-}""")
-    source = emit(lower(graph, [lambda c: lower_shared_tiles(c, machine(), tile)]))
-    inputs = inputs_of(source.program)
-    (found,) = simulate(source, (0,))(inputs)
-    np.testing.assert_allclose(found, inputs[0] @ inputs[1], 1e-4, 1e-4)
-
-
-def test_tiles_grow_with_the_problem_and_shrink_with_the_gpu():
-    assert fastest(TILES, machine(), 1, 4096, 4096).rows == 128
-    assert fastest(TILES, machine(), 1, 16, 64).rows == 16
-    areas = [fastest(TILES, machine(a), 1, 1024, 1024).area for a in ("sm_75", "sm_120")]
-    assert areas[0] > areas[1]
 
 
 def test_gpus_are_known_by_their_architecture():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 KERNEL = re.compile(
-    r'extern "C" __global__ void __launch_bounds__\(\d+\) (?P<name>\w+)\((?P<params>[^)]*)\)'
+    r'extern "C" __global__ void __launch_bounds__\([\d, ]+\) (?P<name>\w+)\((?P<params>[^)]*)\)'
 )
 POINTER = re.compile(r"(?P<type>(?:const )?\w+) \*(?:__restrict__ )?(?P<name>\w+)")
 _SHARED = re.compile(r"__shared__ __align__\(16\) (?P<type>\w+) (?P<name>\w+)\[(?P<count>\d+)\];")

@@ -8,7 +8,8 @@ float32, which is what they mean (see expr.Reduce).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from graphc.backends.cuda.strategies.operands import Operand, stride
@@ -20,6 +21,7 @@ from graphc.ir.expr import (
     Index,
     Load,
     Reduce,
+    Ref,
     call,
     cast,
     loads,
@@ -27,7 +29,7 @@ from graphc.ir.expr import (
     transform,
     walk,
 )
-from graphc.ir.kernel import Alloc, Buffer, For, Intrin, Kernel, KernelBuilder
+from graphc.ir.kernel import Alloc, Buffer, For, Intrin, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import simplify, to_poly, unflatten_index
 from graphc.passes.lower.computation import Computation, flat_buffer
 from graphc.passes.lower.contraction import Match
@@ -80,6 +82,7 @@ class BlockedContraction:
         self.thread = Index("thread", threads)
         self.threads = threads
         self.shared: list[Buffer] = []
+        self.resident = 0  # blocks that a multiprocessor should hold at once
         self._flatten()
 
     def _flatten(self) -> None:
@@ -121,7 +124,7 @@ class BlockedContraction:
                 self.sums(simplify(row * self.block_rows), simplify(column * self.block_columns))
             for buffer in self.shared:
                 self.k.emit(Alloc(buffer, "shared"))
-            self.k.emit(For(self.thread, tuple(body), "thread"))
+            self.k.emit(For(self.thread, tuple(body), "thread", self.resident))
         computation = self.match.computation
         used = {x.source for e in (self.a.expr, self.b.expr, *self.exprs) for x in loads(e)}
         inputs = [b for b in (*computation.inputs, *self.match.temporaries) if b.name in used]
@@ -133,6 +136,14 @@ class BlockedContraction:
         much as they can of both operands, which is most where they cover a square."""
         side = math.sqrt(AT_ONCE * self.block_columns / self.block_rows)
         return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= max(side, 1))
+
+    @contextmanager
+    def coming(self, slice: Expr, slices: int) -> Iterator[Expr]:
+        """What is done if there is such a slice: yields it, known to be one."""
+        with self.k.when(slice < slices):
+            known = Ref("coming", i64, 0, slices - 1)
+            self.k.emit(Let(known, slice))
+            yield known
 
     def finish(self, row: Expr, column: Expr, cells: Sequence[Expr]) -> None:
         """The epilogue of sums in neighbouring columns, stored where there are such rows and

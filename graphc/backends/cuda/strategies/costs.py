@@ -23,13 +23,15 @@ SHARED_RATE = 128  # bytes that a multiprocessor moves between shared memory and
 PARTS = 4  # of a multiprocessor, with schedulers of their own
 FIXED = 1500  # clocks from the start of a block to its first products, and from the last to its end
 SYNCHRONISED = 60  # clocks in which a block that is alone waits for all its threads
+LATENCY = 700  # clocks until a slice is there that is asked for
 
 
 @dataclass(frozen=True)
 class Block:
     """What a block takes of a multiprocessor: `threads`, bytes of `shared` memory, `registers` of a
-    thread; and needs, over all slices: clocks of arithmetic at the full rate (`multiply`), bytes
-    between shared memory and registers (`moved`) and from cache (`read`), in so many `slices`."""
+    thread; and needs, over all slices: clocks of arithmetic by all its warps (`multiply`), bytes
+    between shared memory and registers (`moved`) and from cache (`read`), in so many `slices`, each
+    asked for while those `ahead` of it are multiplied."""
 
     threads: int
     shared: int
@@ -38,6 +40,7 @@ class Block:
     moved: float
     read: float
     slices: int
+    ahead: int
 
 
 class Tiled(Protocol):
@@ -77,7 +80,8 @@ def clocks(tile: Tiled, gpu: Machine, problem: Problem) -> float:
     most = -(-grid // gpu.multiprocessors)
     busy = max(block.multiply, block.moved / SHARED_RATE, block.read / gpu.cache_rate)
     warps = block.threads // 32
-    alone = block.multiply * PARTS / min(PARTS, warps) + SYNCHRONISED * block.slices + FIXED
+    turn = block.multiply * PARTS / min(PARTS, warps) / block.slices
+    alone = block.slices * (max(turn, LATENCY / block.ahead) + SYNCHRONISED) + FIXED
     batches, left = divmod(most, fitting)
     return batches * max(fitting * busy, alone) + (max(left * busy, alone) if left else 0)
 

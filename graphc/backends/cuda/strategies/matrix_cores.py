@@ -21,8 +21,8 @@ from graphc.backends.cuda.strategies.panels import STEP, WARP, Crew, Panel
 from graphc.backends.cuda.strategies.words import KINDS, Kind, Words, narrow, padded_depth
 from graphc.backends.cuda.strategies.zero_points import take_zero_points
 from graphc.ir.dtypes import f32, i32, i64, u32
-from graphc.ir.expr import Const, Expr, Index, Load, Ref, free_indices, loads, select, substitute
-from graphc.ir.kernel import Barrier, Buffer, Intrin, Let
+from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select, substitute
+from graphc.ir.kernel import Barrier, Buffer, Intrin
 from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.contraction import Match, match_contraction
@@ -72,6 +72,7 @@ class CoreTile:
             self.threads, self.shared, self.registers,
             multiply=self.rows * self.columns * deep / gpu.core_rate,
             moved=4 * deep * (fragments + sides), read=4 * deep * sides, slices=slices,
+            ahead=self.stages - 1,
         )  # fmt: skip
 
 
@@ -246,10 +247,7 @@ class MatrixCores(BlockedContraction):
                     self._arrive()
                     self._load(simplify((slice + 1) % stages), 0)
             if step == 0:
-                ahead = simplify(slice + (stages - 1))
-                with k.when(ahead < self.slices):
-                    coming = Ref("coming", i64, 0, self.slices - 1)
-                    k.emit(Let(coming, ahead))
+                with self.coming(simplify(slice + (stages - 1)), self.slices) as coming:
                     self._fetch(coming, simplify(coming % stages))
                 k.emit(Intrin("commit_copies", ()))
             self._multiply(step % 2)

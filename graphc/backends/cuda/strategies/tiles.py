@@ -1,12 +1,17 @@
 """Contractions in float32 or float64 through tiles in shared memory: matrix products, convolutions.
 
 A block computes BM x BN sums, a thread TM x TN of them in registers. For each slice of BK of the
-summed indices the threads fetch both operands into shared memory, neighbours along the direction
-that is contiguous, wait for one another, and multiply; the next slice is on its way meanwhile.
-Operands are expressions, evaluated while fetching: a convolution's rows are positions of windows
-(an implicit matrix product) and what a fused prologue does to them is done once per fetch. The
-epilogue is applied to the sums in registers. This is the classical scheme of V. Volkov and J.
-Demmel, Benchmarking GPUs to Tune Dense Linear Algebra (2008).
+summed indices the threads fetch both operands into registers, 16 bytes at once where they lie so in
+memory, put them into shared memory, wait for one another, and multiply; the next slice is on its
+way meanwhile. Operands are expressions, evaluated while fetching: a convolution's rows are
+positions of windows (an implicit matrix product) and what a fused prologue does to them is done
+once per fetch. The epilogue is applied to the sums in registers. This is the classical scheme of V.
+Volkov and J. Demmel, Benchmarking GPUs to Tune Dense Linear Algebra (2008).
+
+The lanes of a warp form a grid of 4 x 8; a lane has rows, and columns, next to one another, which
+it reads as one vector. A tile keeps a row of positions for each summed index. What comes along the
+depth is transposed in being put there: position s of index d lies at s ^ f(d), with f such that the
+chunks of a row, which neighbouring lanes put, lie in different banks.
 """
 
 from __future__ import annotations
@@ -16,12 +21,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from graphc.backends.cuda.machines import Machine, fastest
+from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
+from graphc.backends.cuda.strategies.costs import PARTS, Block, Problem, ranked
 from graphc.backends.cuda.strategies.operands import Operand
-from graphc.ir.dtypes import i64
+from graphc.backends.cuda.strategies.words import Kind, Words
+from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Expr, call
-from graphc.ir.kernel import Barrier, Buffer
+from graphc.ir.kernel import Barrier, Buffer, Intrin
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.contraction import Match, match_contraction
@@ -29,41 +36,52 @@ from graphc.passes.lower.contraction import Match, match_contraction
 MIN_DEPTH = 8  # products to sum
 MIN_SIDE = 8  # rows and columns, below which a tile is mostly empty
 STAGES = 2  # slices in shared memory
-PADDING = 4  # after each row of the first tile, so that its columns lie in different banks
+WARP, LANE_ROWS, LANE_COLUMNS = 32, 4, 8
+BANKS = 32
+BYTES = 16  # of a vector
+FLOATS_AT_ONCE = BYTES // 4
+OVERHEAD = 44  # instructions of a thread per slice that neither multiply nor load operands
+FLOATS = Kind("fma", f32, f32)
+PADDING = 4  # after rows of what is put there element by element, along the depth
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Sums per block and per thread, and the depth of a slice. `speed` is the share of the peak
-    that a full grid of such blocks reaches, roughly."""
+    """Sums per block and per thread, and the depth of a slice."""
 
     rows: int
     columns: int
     depth: int
     thread_rows: int
     thread_columns: int
-    speed: float
-
-    @property
-    def area(self) -> int:
-        return self.rows * self.columns
-
-    def blocks(self, rows: int, columns: int) -> int:
-        """Blocks of the grid of so many sums."""
-        return -(-rows // self.rows) * -(-columns // self.columns)
 
     @property
     def threads(self) -> int:
         return (self.rows // self.thread_rows) * (self.columns // self.thread_columns)
 
+    def block(self, gpu: Machine, depth: int) -> Block:
+        """What a block needs for sums of so many products of float32."""
+        slices = -(-depth // self.depth)
+        deep, sides = slices * self.depth, self.rows + self.columns
+        own, read = self.thread_rows * self.thread_columns, self.thread_rows + self.thread_columns
+        issued = self.threads // WARP * deep * (own + read / 4 + OVERHEAD / self.depth)
+        return Block(
+            self.threads, 4 * STAGES * self.depth * sides,
+            registers=min(128, own + 3 * read + 16),
+            multiply=max(self.rows * self.columns * deep / gpu.float_rate, issued / PARTS),
+            moved=4 * deep * (self.threads * read + sides), read=4 * deep * sides,
+            slices=slices, ahead=1,
+        )  # fmt: skip
+
 
 TILES = (
-    Tile(128, 128, 8, 8, 8, 0.9),
-    Tile(128, 64, 8, 8, 4, 0.8),
-    Tile(64, 64, 16, 4, 4, 0.65),
-    Tile(32, 64, 16, 4, 4, 0.5),
-    Tile(32, 32, 16, 2, 2, 0.35),
-    Tile(16, 32, 32, 2, 2, 0.25),
+    Tile(128, 128, 8, 8, 8),
+    Tile(128, 64, 16, 8, 4),
+    Tile(64, 128, 16, 4, 8),
+    Tile(64, 64, 16, 4, 4),
+    Tile(32, 64, 16, 4, 4),
+    Tile(32, 32, 16, 2, 2),
+    Tile(16, 32, 32, 2, 2),
 )
 
 
@@ -82,7 +100,8 @@ def lower_shared_tiles(
         return "contraction: no outputs"
     sort_depth(match)
     batch = count(match.outer)
-    emitter = SharedTiles(match, tile or fastest(TILES, gpu, batch, rows, columns))
+    problem = Problem(batch, rows, columns, count(match.depth))
+    emitter = SharedTiles(match, tile or ranked(TILES, gpu, problem)[0])
     flops = 2 * batch * rows * columns * emitter.depth_count
     return Lowered(emitter.kernel("tiles"), flops=flops)
 
@@ -94,10 +113,12 @@ class SharedTiles(BlockedContraction):
         super().__init__(match, tile.rows, tile.columns, tile.threads)
         self.tile = tile
         self.dtype = match.hole.dtype
-        width_a, width_b = tile.rows + PADDING, tile.columns
-        self.tile_a = Buffer("tile_a", self.dtype, (STAGES, tile.depth, width_a), "local")
-        self.tile_b = Buffer("tile_b", self.dtype, (STAGES, tile.depth, width_b), "local")
-        self.shared = [self.tile_a, self.tile_b]
+        self.sides = (
+            _Side(self, "a", self.a, tile.rows, tile.thread_rows),
+            _Side(self, "b", self.b, tile.columns, tile.thread_columns),
+        )
+        self.shared = [side.into for side in self.sides]
+        self.resident = 2 if self.dtype is f32 else 0
 
     def sums(self, first_row: Expr, first_column: Expr) -> None:
         """What a thread does: its sums over all slices, each loaded into registers while the one
@@ -106,25 +127,30 @@ class SharedTiles(BlockedContraction):
         sums = k.alloc(self.dtype, (tile.thread_rows, tile.thread_columns), "reg", "sums")
         with k.loops(tile.thread_rows, tile.thread_columns, kind="unroll") as (i, j):
             k.store(sums, (i, j), Const(0, self.dtype))
-        self.sides = (
-            _Side(self, self.a, self.tile_a, tile.rows, first_row),
-            _Side(self, self.b, self.tile_b, tile.columns, first_column),
-        )
+        for side, first in zip(self.sides, (first_row, first_column)):
+            side.begin(first)
         self._load(Const(0, i64))
         self._put(Const(0, i64))
         k.emit(Barrier())
         slices = -(-self.depth_count // tile.depth)
         with k.loop(slices, name="slice") as slice:
             following = simplify(slice + 1)
-            with k.when(following < slices):
-                self._load(following)
+            with self.coming(following, slices) as coming:
+                self._load(coming)
             self._multiply(sums, simplify(slice % STAGES))
             with k.when(following < slices):
                 self._put(simplify(following % STAGES))
             k.emit(Barrier())
-        with k.loops(tile.thread_rows, tile.thread_columns, kind="unroll") as (i, j):
-            row, column = self._places(i, j)
-            self.finish(simplify(first_row + row), simplify(first_column + column), [sums[i, j]])
+        self._finish_all(sums, first_row, first_column)
+
+    def _finish_all(self, sums: Buffer, first_row: Expr, first_column: Expr) -> None:
+        across = self.sides[1]
+        with self.k.loops(self.tile.thread_rows, across.chunks, kind="unroll") as (i, chunk):
+            row = simplify(first_row + self.sides[0].position(i))
+            start = simplify(chunk * across.together)
+            column = simplify(first_column + across.position(start))
+            cells = [sums[i, simplify(start + n)] for n in range(across.together)]
+            self.finish(row, column, cells)
 
     def _load(self, slice: Expr) -> None:
         for side in self.sides:
@@ -134,70 +160,137 @@ class SharedTiles(BlockedContraction):
         for side in self.sides:
             side.put(stage)
 
-    def _places(self, i: Expr, j: Expr) -> tuple[Expr, Expr]:
-        """The row and column within the tile of a thread's sum i, j: neighbouring threads have
-        neighbouring columns, and a thread has rows next to one another, read as one vector."""
-        rows, columns = self._thread_grid()
-        together = math.gcd(4, self.tile.thread_rows)
-        down = simplify(self.thread // columns)
-        row = simplify(i // together * (rows * together) + down * together + i % together)
-        return row, simplify(self.thread % columns + j * columns)
-
-    def _thread_grid(self) -> tuple[int, int]:
-        tile = self.tile
-        return tile.rows // tile.thread_rows, tile.columns // tile.thread_columns
-
     def _multiply(self, sums: Buffer, stage: Expr) -> None:
+        """The products of a slice. Its loop is written out, as what is read depends on it."""
         tile, k = self.tile, self.k
-        zero = Const(0, i64)
-        with k.loop(tile.depth, "unroll", name="d") as d:
-            a = k.alloc(self.dtype, (tile.thread_rows,), "reg", "a")
-            b = k.alloc(self.dtype, (tile.thread_columns,), "reg", "b")
-            with k.loop(tile.thread_rows, "unroll") as i:
-                k.store(a, i, self.tile_a[stage, d, self._places(i, zero)[0]])
-            with k.loop(tile.thread_columns, "unroll") as j:
-                k.store(b, j, self.tile_b[stage, d, self._places(zero, j)[1]])
+        for d in range(tile.depth):
+            a, b = (side.fragment(stage, d) for side in self.sides)
             with k.loops(tile.thread_rows, tile.thread_columns, kind="unroll") as (i, j):
                 k.store(sums, (i, j), call("fma", a[i], b[j], sums[i, j]))
 
 
 class _Side:
-    """How all threads fetch slices of one operand, `width` rows or columns from `first` on."""
+    """One operand: how all threads fetch slices of `width` rows or columns, and how each reads
+    `own` of them."""
 
-    def __init__(self, tiles: SharedTiles, operand: Operand, into: Buffer, width: int, first: Expr):
-        self.tiles, self.operand, self.into, self.width = tiles, operand, into, width
+    def __init__(self, tiles: SharedTiles, name: str, operand: Operand, width: int, own: int):
+        self.tiles, self.name, self.operand, self.width, self.own = tiles, name, operand, width, own
+        self.depth = tiles.tile.depth
+        self.words = Words(operand, FLOATS)
+        is_float = tiles.dtype is f32 and operand.expr.dtype is f32
+        self.along_depth = operand.along_depth
+        along = operand.depth if self.along_depth else operand.side
+        self.is_vector = is_float and self.words.contiguous(along)
+        self.together = math.gcd(own, BYTES // tiles.dtype.size)
+        padding = PADDING if self.along_depth and not self.is_vector else 0
+        self.into = Buffer(
+            f"tile_{name}", tiles.dtype, (STAGES, self.depth, width + padding), "local"
+        )
+
+    @property
+    def chunks(self) -> int:
+        """Vectors of a thread's own rows or columns."""
+        return self.own // self.together
+
+    def position(self, n: Expr) -> Expr:
+        """Where in the tile a thread's own row or column n is: those of a lane lie together."""
+        lanes, columns = self.width // self.own, self.tiles.tile.columns // self._own_columns()
+        lane, warp = self.tiles.thread % WARP, self.tiles.thread // WARP
+        warps_across = columns // LANE_COLUMNS
+        if self.name == "a":
+            at = warp // warps_across * LANE_ROWS + lane // LANE_COLUMNS
+        else:
+            at = warp % warps_across * LANE_COLUMNS + lane % LANE_COLUMNS
+        t = self.together
+        return simplify(n // t * (lanes * t) + at * t + n % t)
+
+    def _own_columns(self) -> int:
+        return self.tiles.tile.thread_columns
+
+    # ---------------------------------------------------------------- fetching
+
+    def begin(self, first: Expr) -> None:
+        """Rows or columns start at `first`; what is fetched is held in registers."""
         self.first = first
-        self.steps = -(-tiles.tile.depth * width // tiles.threads)
-        self.held = tiles.k.alloc(into.dtype, (self.steps,), "reg", f"held_{into.name[-1]}")
+        self.size = FLOATS_AT_ONCE if self.is_vector else 1
+        self.fetches = self.depth * self.width // self.size
+        steps = -(-self.fetches // self.tiles.threads)
+        self.held = self.tiles.k.alloc(
+            self.tiles.dtype, (steps, self.size), "reg", f"held_{self.name}"
+        )
 
     def _place(self, at: Expr) -> tuple[Expr, Expr]:
-        """The depth and the position of a fetched element: neighbours in memory for neighbours."""
-        depth, width = self.tiles.tile.depth, self.width
-        along = self.operand.along_depth
-        d, s = (at % depth, at // depth) if along else (at // width, at % width)
-        return simplify(d), simplify(s)
+        """The depth and the position of what is fetched: neighbours in memory for neighbours."""
+        size = self.size
+        extent = (self.depth if self.along_depth else self.width) // size
+        along, other = simplify(at % extent * size), simplify(at // extent)
+        return (along, other) if self.along_depth else (other, along)
 
     def load(self, start: Expr) -> None:
         """A slice into registers; zeros outside of the operand."""
-        with self._elements() as (step, at):
+        k, fixed = self.tiles.k, self.tiles.fixed
+        with self._fetches() as (step, at):
             d, s = self._place(at)
             position, deep = simplify(self.first + s), simplify(start + d)
-            value = self.operand.element(self.tiles.fixed, position, deep)
-            self.tiles.k.store(self.held, step, value)
+            if self.is_vector:
+                self._load_vector(step, position, deep)
+            else:
+                value = self.operand.element(fixed, position, deep)
+                k.store(self.held, (step, Const(0, i64)), value)
+
+    def _load_vector(self, step: Expr, position: Expr, deep: Expr) -> None:
+        k = self.tiles.k
+        source, valid = self.words.copy(self.tiles.fixed, position, deep)
+        load = Intrin("load_vector", (source, *self._cells(step)))
+        if isinstance(valid, Const) and valid.value:
+            k.emit(load)
+            return
+        with k.when(valid):
+            k.emit(load)
+        with k.otherwise(), k.loop(self.size, "unroll") as n:
+            k.store(self.held, (step, n), Const(0, f32))
+
+    def _cells(self, step: Expr) -> list[Expr]:
+        return [self.held[step, Const(n, i64)] for n in range(self.size)]
 
     def put(self, stage: Expr) -> None:
         """The registers into a stage of shared memory."""
-        with self._elements() as (step, at):
-            self.tiles.k.store(self.into, (stage, *self._place(at)), self.held[step])
+        k = self.tiles.k
+        with self._fetches() as (step, at):
+            d, s = self._place(at)
+            if self.is_vector and not self.along_depth:
+                k.emit(Intrin("store_vector", (self.into[stage, d, s], *self._cells(step))))
+            else:
+                for n, cell in enumerate(self._cells(step)):
+                    k.store(self.into, (stage, simplify(d + n), self._moved(s, d // 4)), cell)
+
+    def _moved(self, position: Expr, chunk: Expr) -> Expr:
+        """Where a position lies in the row of an index of this chunk of four."""
+        if not (self.is_vector and self.along_depth) or chunk is Const(0, i64):
+            return position
+        step = BANKS // (self.depth // 4)
+        return call("bxor", position, simplify(chunk * step % min(self.width, BANKS)))
 
     @contextmanager
-    def _elements(self) -> Iterator[tuple[Expr, Expr]]:
+    def _fetches(self) -> Iterator[tuple[Expr, Expr]]:
         k, threads = self.tiles.k, self.tiles.threads
-        elements = self.tiles.tile.depth * self.width
-        with k.loop(self.steps, "unroll") as step:
+        with k.loop(self.held.shape[0], "unroll") as step:
             at = simplify(step * threads + self.tiles.thread)
-            if elements % threads:
-                with k.when(at < elements):
+            if self.fetches % threads:
+                with k.when(at < self.fetches):
                     yield step, at
             else:
                 yield step, at
+
+    # ---------------------------------------------------------------- multiplying
+
+    def fragment(self, stage: Expr, d: int) -> Buffer:
+        """A thread's own rows or columns of the summed index d, in registers."""
+        k, t = self.tiles.k, self.together
+        own = k.alloc(self.tiles.dtype, (self.own,), "reg", k.fresh(self.name))
+        with k.loop(self.chunks, "unroll") as chunk:
+            start = simplify(chunk * t)
+            at = self._moved(self.position(start), Const(d // 4, i64))
+            cells = [own[simplify(start + n)] for n in range(t)]
+            k.emit(Intrin("load_vector", (self.into[stage, Const(d, i64), at], *cells)))
+        return own

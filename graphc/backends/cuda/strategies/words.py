@@ -99,14 +99,15 @@ class Words:
     def copies(self) -> bool:
         """Whether every aligned chunk along the depth is contiguous and aligned in memory, and its
         elements are all there or all not."""
-        return self._contiguous(self.operand.depth)
+        return self.contiguous(self.operand.depth)
 
     def copies_across(self) -> bool:
         """The same of every aligned chunk along the side, for types of which words can be had
         from them."""
-        return self.kind.per_word <= 2 and self._contiguous(self.operand.side)
+        return self.kind.per_word <= 2 and self.contiguous(self.operand.side)
 
-    def _contiguous(self, along: list[Index]) -> bool:
+    def contiguous(self, along: list[Index]) -> bool:
+        """The same of every aligned chunk along these indices of a side or of the depth."""
         load, guard = self._load()
         if load is None or not along:
             return False

@@ -1,0 +1,124 @@
+"""Contractions in float32: tiles in shared memory, read in vectors, without bank conflicts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from banks import bank_conflicts
+from cuda_programs import chosen_architectures, graph_of, inputs_of, needs_compiler, needs_nvcc
+
+from graphc.backends.cuda import CudaSource, emit
+from graphc.backends.cuda.machines import machine
+from graphc.backends.cuda.nvcc import compile_cuda
+from graphc.backends.cuda.simulator import SimulationError, simulate
+from graphc.backends.cuda.strategies import strategies
+from graphc.backends.cuda.strategies.costs import Problem, ranked
+from graphc.backends.cuda.strategies.tiles import TILES, Tile, lower_shared_tiles
+from graphc.ir.interp import interpret
+from graphc.ir.program import Program
+from graphc.passes.lower import lower
+
+GRAPHS = {
+    "plain": """graph @g(%x: f32[128,68], %w: f32[68,64]) -> ? {
+  %y = MatMul(%x, %w)
+  return %y
+}""",
+    "left transposed": """graph @g(%x: f32[68,128], %w: f32[68,64]) -> ? {
+  %t = Transpose(%x)
+  %y = MatMul(%t, %w)
+  return %y
+}""",
+    "right transposed": """graph @g(%x: f32[128,68], %w: f32[64,68]) -> ? {
+  %t = Transpose(%w)
+  %y = MatMul(%x, %t)
+  return %y
+}""",
+    "epilogue": """graph @g(%x: f32[3,70,44], %w: f32[44,52], %b: f32[52], %r: f32[3,70,52]) -> ? {
+  %e = Exp(%x)
+  %p = MatMul(%e, %w)
+  %s = Add(%p, %b)
+  %t = Add(%s, %r)
+  %y = Relu(%t)
+  return %y
+}""",
+}
+EACH_TILE = pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}")
+
+
+def tiled(text: str, tile: Tile) -> Program:
+    """The program of a graph, its contraction with a tile."""
+    own = [lambda c: lower_shared_tiles(c, machine(), tile), *strategies()]
+    return lower(graph_of(text), own)
+
+
+def source_of(text: str, tile: Tile) -> CudaSource:
+    source = emit(tiled(text, tile))
+    assert any(step.function.startswith("tiles") for step in source.steps)
+    return source
+
+
+@needs_compiler
+@pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}")
+def test_every_tile_computes_products(tile):
+    graph = graph_of("""graph @g(%x: f32[150,45], %w: f32[45,131]) -> ? {
+  %y = MatMul(%x, %w)
+  return %y
+}""")
+    source = emit(lower(graph, [lambda c: lower_shared_tiles(c, machine(), tile)]))
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source, (0,))(inputs)
+    np.testing.assert_allclose(found, inputs[0] @ inputs[1], 1e-4, 1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("tile", [TILES[0], TILES[-1]], ids=["large", "small"])
+def test_graphs_agree_with_the_interpreter(tile, name):
+    source = source_of(GRAPHS[name], tile)
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source)(inputs)
+    (wanted,) = interpret(graph_of(GRAPHS[name]), inputs)
+    np.testing.assert_allclose(found, wanted, 1e-4, 1e-4)
+
+
+@EACH_TILE
+@pytest.mark.parametrize("name", ["plain", "left transposed", "right transposed"])
+def test_no_bank_is_asked_twice(tile, name):
+    program = tiled(GRAPHS[name], tile)
+    kernel = next(k for name, k in program.kernels.items() if name.startswith("tiles"))
+    found = bank_conflicts(kernel)
+    if tile.rows < 32:  # a row of 16 floats is half of the banks
+        found.pop("tile_a")
+    assert not any(found.values()), found
+
+
+def test_operands_are_read_in_vectors():
+    text = emit(tiled(GRAPHS["plain"], TILES[0])).text
+    assert "load_vector(in" in text and "store_vector(out" in text
+    assert "] = held_b" not in text  # it is stored in vectors too
+
+
+@needs_compiler
+def test_vectors_that_are_not_aligned_are_caught():
+    source = source_of(GRAPHS["plain"], TILES[1])
+    place = source.text.index("]", source.text.index("load_vector(tile_b"))
+    text = f"{source.text[:place]} + 1{source.text[place:]}"
+    with pytest.raises(SimulationError, match="vector that is not aligned"):
+        simulate(replace(source, text=text))(inputs_of(source.program))
+
+
+def test_tiles_grow_with_the_problem_and_shrink_with_the_gpu():
+    def best(arch: str, rows: int, columns: int) -> Tile:
+        return ranked(TILES, machine(arch), Problem(1, rows, columns, 1024))[0]
+
+    assert best("sm_90", 4096, 4096).rows == best("sm_90", 4096, 4096).columns == 128
+    assert best("sm_80", 16, 64).rows <= 32
+    areas = [best(arch, 512, 512).rows * best(arch, 512, 512).columns for arch in
+             ("sm_75", "sm_120")]  # fmt: skip
+    assert areas[0] > areas[1], areas
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", chosen_architectures())
+def test_nvcc_compiles_tiles(arch):
+    assert compile_cuda(source_of(GRAPHS["epilogue"], TILES[0]).text, arch, strict=True)
