@@ -191,12 +191,9 @@ class LaunchPrinter(KernelPrinter):
         with self.scope(*self._flat(buffer, place.index), *others):
             texts = [self._operand(place)]
             for each in others:
-                is_loaded = stmt.name == "load_vector"
-                texts.append(
-                    self._operand(each)
-                    if is_loaded
-                    else self.spell.store(self.expr(each), buffer.dtype)
-                )
+                held = isinstance(each, Load) and self._buffer(each.source).dtype is buffer.dtype
+                stored = None if held else self.spell.store(self.expr(each), buffer.dtype)
+                texts.append(stored or self._operand(each))
             self.line(f"{stmt.name}({', '.join(texts)});")
 
     def _operand(self, node: Expr) -> str:

@@ -1,5 +1,6 @@
 """Loops over large tensors: several neighbours per thread, in accesses of 16 bytes."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -18,13 +19,29 @@ GRAPH = """graph @g(%x: f32[64,1,1024], %z: f32[3,1024]) -> ? {
   %y = Mul(%a, %z)
   return %y
 }"""
+GUARDED = """graph @g(%x: f32[100,1000]) -> ? {
+  const %p : i64[4] = [1,4,3,20]
+  %y = Pad(%x, %p)
+  return %y
+}"""
+WIDER = """graph @g(%x: f16[64,1024], %z: f32[1024]) -> ? {
+  %a = Cast(%x) {to=1}
+  %y = Add(%a, %z)
+  return %y
+}"""
+PLAIN = """graph @g(%x: f32[64,2048]) -> ? {
+  %y = Abs(%x)
+  return %y
+}"""
 SMALL = GRAPH.replace("64,", "6,")
 ODD = GRAPH.replace("1024", "1023")
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "text", [GRAPH, ODD, GRAPH.replace("f32", "f16")], ids=["f32", "odd", "f16"]
+    "text",
+    [GRAPH, ODD, GRAPH.replace("f32", "f16"), GUARDED, WIDER],
+    ids=["f32", "odd", "f16", "guarded", "wider"],
 )
 def test_neighbours_are_computed_together(text):
     graph = graph_of(text)
@@ -60,6 +77,10 @@ def test_misaligned_operands_are_caught():
 
 @needs_nvcc
 @pytest.mark.parametrize("arch", chosen_architectures())
-def test_nvcc_joins_accesses(arch):
-    ptx = compile_cuda(cuda_of(GRAPH).text, arch, "ptx")
-    assert b"ld.global.v4" in ptx and b"st.global.v4" in ptx
+@pytest.mark.parametrize("type", ["f32", "f16", "bf16", "i8"])
+def test_accesses_take_16_bytes(type, arch):
+    ptx = compile_cuda(cuda_of(PLAIN.replace("f32", type)).text, arch, "ptx", strict=True)
+    assert re.findall(rb"(?:ld|st)\.global[.\w]*", ptx.replace(b".nc", b"")) in (
+        [b"ld.global.v4.u32", b"st.global.v4.u32"], [b"ld.global.v4.f32", b"st.global.v4.f32"],
+        [b"ld.global.v4.b32", b"st.global.v4.b32"],
+    )  # fmt: skip
