@@ -59,9 +59,9 @@ class Settings:
     place of the target's own; hooks around passes; the context (fuel, diagnostics); `observe`,
     which is called with every program made; for GPUs `device`, the number of the one to run on,
     `simulate`, to run kernels on the host, `precision`, in which contractions multiply (f32, tf32,
-    f16, bf16), and `arch`, for which kernels are planned (default: the GPU's); and `sanitize`, to
-    end the process where C code for a microcontroller, which the host runs, does what C does not
-    define."""
+    f16, bf16), `arch`, for which kernels are planned (default: the GPU's), and `tune`, to choose
+    tiles by measuring them on it; and `sanitize`, to end the process where C code for a
+    microcontroller, which the host runs, does what C does not define."""
 
     threads: int = field(default_factory=_default_threads)
     passes: str | Sequence[Pass] | None = None
@@ -72,6 +72,7 @@ class Settings:
     simulate: bool = False
     precision: str = "f32"
     arch: str = ""
+    tune: bool = False
     sanitize: bool = False
 
     def __post_init__(self) -> None:
@@ -262,8 +263,15 @@ def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
     from graphc.backends.cuda.strategies import VECTOR_BYTES, strategies
 
     settings = settings or Settings()
-    passes, arch = cuda_passes(settings.precision), settings.arch or DEFAULT_ARCH
-    return to_program(graph, strategies(arch), settings, passes, alignment=VECTOR_BYTES)
+    passes = cuda_passes(settings.precision)
+    if settings.tune:
+        from graphc.backends.cuda.tuning import Tuner, tuned_device
+
+        gpu = tuned_device(settings.device, settings.arch)
+        kinds = strategies(settings.arch or gpu.arch, Tuner(gpu).best)
+    else:
+        kinds = strategies(settings.arch or DEFAULT_ARCH)
+    return to_program(graph, kinds, settings, passes, alignment=VECTOR_BYTES)
 
 
 def typed(source: Any, **pins: Any) -> Graph:

@@ -165,6 +165,7 @@ def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
         "simulate": args.simulate,
         "device": args.device,
         "precision": args.precision,
+        "tune": args.tune,
         "arch": ",".join(args.arch) if args.arch else "",
     }
     return settings(args.threads, options)

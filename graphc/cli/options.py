@@ -70,11 +70,14 @@ def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="f32",
                         help="in which a GPU's kernels multiply; they add up in f32 "
                         "(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--tune", action="store_true",
+                        help="choose the tiles of a GPU's kernels by measuring them on it; choices "
+                        "are kept in the disk cache")  # fmt: skip
 
 
 def target_options(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that add_target's options ask for."""
-    names = ("threads", "device", "simulate", "precision")
+    names = ("threads", "device", "simulate", "precision", "tune")
     return {name: getattr(args, name) for name in names}
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from graphc.backends.cuda.machines import DEFAULT_ARCH, machine
 from graphc.backends.cuda.strategies.attention import lower_attention
 from graphc.backends.cuda.strategies.attention_cores import lower_attention_cores
+from graphc.backends.cuda.strategies.costs import Choose, take_first
 from graphc.backends.cuda.strategies.flat import lower_flat
 from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.rows import lower_rows
@@ -19,17 +20,17 @@ from graphc.passes.lower.program import Strategy
 VECTOR_BYTES = 16  # what threads read and write at once; operands start at multiples of it
 
 
-def strategies(arch: str = DEFAULT_ARCH) -> Sequence[Strategy]:
+def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequence[Strategy]:
     """Attention, contractions, row reductions; for everything else a thread per output element.
-    Tiles are those fastest on GPUs of an architecture."""
+    Tiles are those that a model of the architecture takes for the fastest, or else `choose`."""
     gpu = machine(arch)
     return [
         partial(lower_attention_cores, gpu=gpu),
         partial(lower_attention, gpu=gpu),
         partial(lower_split, gpu=gpu),
-        partial(lower_matrix_cores, gpu=gpu),
+        partial(lower_matrix_cores, gpu=gpu, choose=choose),
         partial(lower_windows, gpu=gpu),
-        partial(lower_shared_tiles, gpu=gpu),
+        partial(lower_shared_tiles, gpu=gpu, choose=choose),
         lower_rows,
         lower_flat,
     ]

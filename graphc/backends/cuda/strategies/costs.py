@@ -13,11 +13,12 @@ their order matters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from graphc.backends.cuda.machines import Machine
+from graphc.ir.kernel import Kernel
 
 SHARED_RATE = 128  # bytes that a multiprocessor moves between shared memory and registers
 PARTS = 4  # of a multiprocessor, with schedulers of their own
@@ -84,6 +85,18 @@ def clocks(tile: Tiled, gpu: Machine, problem: Problem) -> float:
     alone = block.slices * (max(turn, LATENCY / block.ahead) + SYNCHRONISED) + FIXED
     batches, left = divmod(most, fitting)
     return batches * max(fitting * busy, alone) + (max(left * busy, alone) if left else 0)
+
+
+class Choose(Protocol):
+    """What takes one of several tiles, given with those first that should be fastest, and the
+    kernel of each."""
+
+    def __call__(self, ranked: Sequence[T], kernel_of: Callable[[T], Kernel]) -> T: ...
+
+
+def take_first(ranked: Sequence[T], kernel_of: Callable[[T], Kernel]) -> T:
+    """The tile that the model takes for the fastest."""
+    return ranked[0]
 
 
 def ranked(tiles: Iterable[T], gpu: Machine, problem: Problem) -> list[T]:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
-from graphc.backends.cuda.strategies.costs import Block, Problem, ranked
+from graphc.backends.cuda.strategies.costs import Block, Choose, Problem, ranked, take_first
 from graphc.backends.cuda.strategies.operands import Operand
 from graphc.backends.cuda.strategies.panels import STEP, WARP, Crew, Panel
 from graphc.backends.cuda.strategies.words import KINDS, Kind, Words, narrow, padded_depth
 from graphc.backends.cuda.strategies.zero_points import take_zero_points
 from graphc.ir.dtypes import f32, i32, i64, u32
 from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select, substitute
-from graphc.ir.kernel import Barrier, Buffer, Intrin
+from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel
 from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.contraction import Match, match_contraction
@@ -86,10 +86,13 @@ CORE_TILES = tuple(CoreTile(*sides, *slices) for sides in SIDES for slices in SL
 
 
 def lower_matrix_cores(
-    computation: Computation, gpu: Machine, tile: CoreTile | None = None
+    computation: Computation,
+    gpu: Machine,
+    tile: CoreTile | None = None,
+    choose: Choose = take_first,
 ) -> Lowered | str:
-    """The kernel of a contraction that a GPU's matrix cores can do, or the reason why there is
-    none."""
+    """The kernel of a contraction that a GPU's matrix cores can do, with a tile or the one chosen
+    of those that fit; or the reason why there is none."""
     match = match_contraction(wide_sums(computation), MIN_DEPTH, (f32, i32))
     if isinstance(match, str):
         return match
@@ -106,10 +109,13 @@ def lower_matrix_cores(
     batch = count(match.outer)
     words = -(-count(match.depth) // kind.per_word)
     problem = Problem(batch, rows, columns, words)
-    tile = tile or ranked(CORE_TILES, gpu, problem)[0]
-    emitter = MatrixCores(match, kind, panels, tile)
-    flops = 2 * batch * rows * columns * emitter.depth_count
-    return Lowered(emitter.kernel("cores"), match.prepare, match.temporaries, flops=flops)
+
+    def kernel(tile: CoreTile) -> Kernel:
+        return MatrixCores(match, kind, panels, tile).kernel("cores")
+
+    chosen = tile or choose(ranked(CORE_TILES, gpu, problem), kernel)
+    flops = 2 * batch * rows * columns * count(match.depth)
+    return Lowered(kernel(chosen), match.prepare, match.temporaries, flops=flops)
 
 
 def kind_of(match: Match) -> Kind | None:

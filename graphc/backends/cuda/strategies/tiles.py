@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
-from graphc.backends.cuda.strategies.costs import PARTS, Block, Problem, ranked
+from graphc.backends.cuda.strategies.costs import PARTS, Block, Choose, Problem, ranked, take_first
 from graphc.backends.cuda.strategies.operands import Operand
 from graphc.backends.cuda.strategies.words import Kind, Words
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Expr, call
-from graphc.ir.kernel import Barrier, Buffer, Intrin
+from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.contraction import Match, match_contraction
@@ -86,10 +86,10 @@ TILES = (
 
 
 def lower_shared_tiles(
-    computation: Computation, gpu: Machine, tile: Tile | None = None
+    computation: Computation, gpu: Machine, tile: Tile | None = None, choose: Choose = take_first
 ) -> Lowered | str:
-    """The kernel of a contraction, in tiles of this shape or of the one fastest on a GPU; or the
-    reason why the computation is not one."""
+    """The kernel of a contraction, in tiles of this shape or of the one chosen of those that
+    fit on a GPU; or the reason why the computation is not one."""
     match = match_contraction(wide_sums(computation), MIN_DEPTH)
     if isinstance(match, str):
         return match
@@ -101,9 +101,13 @@ def lower_shared_tiles(
     sort_depth(match)
     batch = count(match.outer)
     problem = Problem(batch, rows, columns, count(match.depth))
-    emitter = SharedTiles(match, tile or ranked(TILES, gpu, problem)[0])
-    flops = 2 * batch * rows * columns * emitter.depth_count
-    return Lowered(emitter.kernel("tiles"), flops=flops)
+
+    def kernel(tile: Tile) -> Kernel:
+        return SharedTiles(match, tile).kernel("tiles")
+
+    chosen = tile or choose(ranked(TILES, gpu, problem), kernel)
+    flops = 2 * batch * rows * columns * count(match.depth)
+    return Lowered(kernel(chosen), flops=flops)
 
 
 class SharedTiles(BlockedContraction):

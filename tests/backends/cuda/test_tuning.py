@@ -1,0 +1,102 @@
+"""Tiles that are chosen by measuring them, on a driver whose GPU is the simulator."""
+
+import re
+
+import numpy as np
+import pytest
+from cuda_programs import graph_of, needs_compiler
+from fake_driver import FakeDriver
+
+from graphc.backends.cache import DiskCache
+from graphc.backends.cuda import tuning
+from graphc.backends.cuda.runtime.driver import DriverMissing
+from graphc.backends.cuda.simulator import simulate
+from graphc.backends.cuda.strategies import strategies
+from graphc.driver import Settings, cuda_program
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir.interp import interpret
+from graphc.passes.lower import lower
+
+PRODUCT = """graph @g(%x: f32[40,36], %w: f32[36,44]) -> ? {
+  %y = MatMul(%x, %w)
+  return %y
+}"""
+
+
+class Timed(FakeDriver):
+    """A GPU on which each candidate takes less time than the one before, but for the last."""
+
+    candidates = 0
+
+    def load(self, image: bytes):
+        self.candidates += 1
+        return super().load(image)
+
+    def elapsed(self, start, end) -> float:
+        return 9.0 if self.candidates == tuning.TRIED else 1.0 / self.candidates
+
+
+@pytest.fixture
+def tuner(monkeypatch, tmp_path) -> tuning.Tuner:
+    monkeypatch.setattr(tuning, "image_for", lambda text, arch: text.encode())
+    tuner = tuning.Tuner(Timed())
+    tuner.cache = DiskCache(tmp_path)
+    return tuner
+
+
+@needs_compiler
+def test_the_fastest_is_taken_and_remembered(tuner):
+    seen = []
+
+    def choose(ranked, kernel_of):
+        seen.append((ranked, tuner.best(ranked, kernel_of)))
+        return seen[-1][1]
+
+    for _ in range(2):
+        lower(graph_of(PRODUCT), strategies("sm_90", choose))
+        assert tuner.driver.candidates == tuning.TRIED  # measured once
+    (ranked, taken), again = seen
+    assert taken is ranked[tuning.TRIED - 2] and again[1] == taken
+
+
+@needs_compiler
+def test_a_tuned_model_computes_the_same(tuner, monkeypatch):
+    monkeypatch.setattr(tuning, "tuned_device", lambda ordinal, arch: tuner.driver)
+    monkeypatch.setattr(tuning, "default_cache", lambda: tuner.cache)
+    from graphc.backends.cuda import emit
+
+    program = cuda_program(graph_of(PRODUCT), Settings(tune=True))
+    assert tuner.driver.candidates == tuning.TRIED
+    inputs = [np.ones(t.static_shape, np.float32) for _, t in program.inputs]
+    (found,) = simulate(emit(program))(inputs)
+    np.testing.assert_allclose(found, interpret(graph_of(PRODUCT), inputs)[0], 1e-5)
+
+
+@needs_compiler
+def test_candidates_that_do_not_run_are_left_out(tuner):
+    tuner.driver.limit = 0  # bytes of memory
+    taken = []
+
+    def choose(ranked, kernel_of):
+        taken.append((ranked, tuner.best(ranked, kernel_of)))
+        return taken[-1][1]
+
+    lower(graph_of(PRODUCT), strategies("sm_90", choose))
+    ((ranked, tile),) = taken
+    assert tile is ranked[0]
+
+
+def test_without_a_gpu_it_is_said(monkeypatch):
+    def missing(ordinal):
+        raise DriverMissing("no GPU can be used: none")
+
+    monkeypatch.setattr("graphc.backends.cuda.gpu.open_driver", missing)
+    with pytest.raises(UnsupportedError, match="no GPU can be used"):
+        cuda_program(graph_of(PRODUCT), Settings(tune=True))
+
+
+def test_tiles_are_measured_where_they_run(monkeypatch):
+    monkeypatch.setattr(tuning, "open_gpu", lambda ordinal: FakeDriver())
+    assert tuning.tuned_device(0, "sm_90,sm_80").arch == "sm_90"
+    with pytest.raises(ModelError, match=re.escape("found sm_80,sm_90")):
+        tuning.tuned_device(0, "sm_80,sm_90")
