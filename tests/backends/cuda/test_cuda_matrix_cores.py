@@ -66,12 +66,13 @@ BOTH_ACROSS = """graph @g(%x: f16[3,40,48], %w: f16[3,40,56]) -> ? {
   %y = MatMul(%t, %w)
   return %y
 }"""
+ACROSS = HALVES.replace("f16", "f32")
 NARROW = {
     "f16": HALVES, "i8": BYTES, "across": BOTH_ACROSS, "odd": BOTH_ACROSS.replace("56", "52"),
     "bf16": HALVES.replace("f16", "bf16"), "no whole slice": HALVES.replace("64", "16"),
 }  # fmt: skip
 GRAPHS = {
-    "product": PRODUCT, "odd": ODD, "deep": DEEP, "convolutions": CONVOLUTIONS,
+    "product": PRODUCT, "odd": ODD, "deep": DEEP, "convolutions": CONVOLUTIONS, "across": ACROSS,
 }  # fmt: skip
 
 
@@ -133,17 +134,20 @@ def test_every_tile(sides):
 
 
 def cores(text: str, tile: CoreTile) -> Kernel:
-    """The kernel of a contraction with a tile."""
-    graph = optimise(graph_of(text), passes=cuda_passes())
+    """The kernel of a contraction with a tile; of float32s in TF32."""
+    graph = optimise(graph_of(text), passes=cuda_passes("tf32"))
     program = lower(graph, [lambda c: lower_matrix_cores(c, machine(), tile), *strategies()])
     return next(k for name, k in program.kernels.items() if name.startswith("cores"))
 
 
 @pytest.mark.parametrize("words", [16, 32])
 @pytest.mark.parametrize("sides", [(32, 64, 32, 16), (128, 64, 64, 32), (32, 32, 16, 16)])
-@pytest.mark.parametrize("name", ["f16", "across", "no whole slice"])
-def test_no_bank_is_asked_twice(name, sides, words):
-    kernel = cores(NARROW[name], CoreTile(*sides, words, 3))
+@pytest.mark.parametrize(
+    "text", [HALVES, BOTH_ACROSS, NARROW["no whole slice"], ACROSS],
+    ids=["f16", "both across", "no whole slice", "tf32"],
+)  # fmt: skip
+def test_no_bank_is_asked_twice(text, sides, words):
+    kernel = cores(text, CoreTile(*sides, words, 3))
     assert bank_conflicts(kernel) == {"tile_a": 0, "tile_b": 0}
 
 

@@ -10,7 +10,8 @@ A panel keeps several slices of an operand (its stages) as rows of 16-byte chunk
 What is contiguous in neither way is put together word by word, into the first form. Chunk c of row
 r lies at chunk c ^ (r % 8) of its row (where rows have fewer than eight chunks, the number of the
 128-byte line takes the place of r), so that neither the eight rows of a matrix nor the chunks of a
-row meet in a bank; no memory is spent on padding. This is the permuted layout of CUTLASS's tensor
+row meet in a bank (where words are read one by one, at c ^ (2 r % 8), as two chunks of four rows
+are read at once); no memory is spent on padding. This is the permuted layout of CUTLASS's tensor
 core kernels (A. Kerr et al., CUTLASS: Fast Linear Algebra in CUDA C++, 2017). Rows that are neither
 whole lines nor a half or less of one are padded to an odd number of chunks instead.
 """
@@ -72,6 +73,7 @@ class Panel:
         rows, words = self.side, self.depth_words
         if self.across:
             rows, words = words * kind.per_word, rows // kind.per_word
+        self.singly = paired or (self.across and kind.per_word == 1)
         self.rows, self.chunks = rows, words // CHUNK
         self.permuted = self.chunks % LINE == 0 or self.chunks in (1, 2, 4)
         length = self.chunks if self.permuted else self.chunks | 1
@@ -82,6 +84,7 @@ class Panel:
         if not self.permuted:
             return stage, row, simplify(chunk * CHUNK)
         line = row if self.chunks >= LINE else row // (LINE // self.chunks)
+        line = line * 2 if self.singly and not self.paired else line
         moved = call("bxor", simplify(chunk), simplify(line % min(self.chunks, LINE)))
         return stage, row, simplify(moved * CHUNK)
 
@@ -120,7 +123,7 @@ class Panel:
         """Loads the words of a step, 16 positions from `first` on, into four registers, which
         instructions take as they are: for a left operand words 0 to 3 of both 8 positions, then
         words 4 to 7; for a right one both halves of the first 8 positions, then of the others."""
-        if self.paired or (self.across and self.kind.per_word == 1):
+        if self.singly:
             self._load_singly(crew, into, stage, first, step)
             return
         lane = crew.lane
