@@ -142,11 +142,12 @@ def latency(args: argparse.Namespace) -> Iterator[Case]:
 # ---------------------------------------------------------------- measuring
 
 
-def measure(case: Case, gpu: Any, copy: float) -> dict[str, Any]:
-    """Times of graphc and all peers. `copy` is the bytes per second of a copy."""
+def measure(case: Case, gpu: Any, copy: float, tune: bool = False) -> dict[str, Any]:
+    """Times of graphc and all peers. `copy` is the bytes per second of a copy; `tune`: tiles are
+    measured first."""
     graph = case.graph()
     inputs = cuda_cases.inputs_of(graph)
-    settings = Settings(precision=case.precision, arch=gpu.arch)
+    settings = Settings(precision=case.precision, arch=gpu.arch, device=gpu.ordinal, tune=tune)
     model = GpuModel(cuda_program(graph, settings), gpu).model
     resident = [model.to_device(array) for array in inputs]
     before = flusher(gpu, model)
@@ -269,6 +270,7 @@ def arguments() -> argparse.ArgumentParser:
         "--seconds", type=float, default=math.inf, help="after so many, no further case is begun"
     )
     parser.add_argument("--device", type=int, default=0)
+    parser.add_argument("--tune", action="store_true", help="choose tiles by measuring them")
     parser.add_argument("--dry-run", action="store_true", help="all but the GPU")
     parser.add_argument("--arch", default="sm_90", help="that --dry-run compiles for")
     return parser
@@ -300,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             show({**head, "skipped": f"{args.seconds:.0f} seconds are over"})
             continue
         try:
-            row = rehearse(case, args.arch) if gpu is None else measure(case, gpu, copy)
+            row = rehearse(case, args.arch) if gpu is None else measure(case, gpu, copy, args.tune)
             grown += [{**head, **row}] if case.part == "attention" else []
         except Exception as error:
             traceback.print_exc()

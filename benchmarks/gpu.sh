@@ -10,6 +10,7 @@
 # kernels    pytest -m gpu: every strategy, the bindings, other libraries' arrays, the launchers
 # bench      bench_cuda.py but for models: all that is measured on single kernels
 # models     bench_cuda.py models: bert_base and resnet50; torch.compile takes most of the time
+# tuned      bench_cuda.py --tune gemm: matrix products with tiles chosen by measuring them
 # suite      pytest -m gpu: whole models, and the official suite (all of it, unless
 #            GRAPHC_CONFORMANCE names a part)
 # sanitize   compute-sanitizer's memcheck and racecheck over the kernels of the tests
@@ -24,7 +25,7 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 out=${OUT:-gpu-results}
 limit=${LIMIT:-540}
-parts=(facts kernels bench models suite sanitize)
+parts=(facts kernels bench models tuned suite sanitize)
 mkdir -p "$out"
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
 for folder in shared/models ../shared/models; do
@@ -94,6 +95,8 @@ bench() {
 }
 
 models() { measure models models; }
+
+tuned() { measure tuned --tune gemm; }
 
 sanitize() {
     local status=0

@@ -11,11 +11,13 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#define LOCKED std::lock_guard<std::recursive_mutex> guard(mutex)
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 typedef int Status;
@@ -54,7 +56,8 @@ struct Module {
 
 static bool ready = false;
 static int primary;                           // whose address stands for the context
-static std::vector<void *> contexts;          // the stack of this thread: one thread is enough
+static thread_local std::vector<void *> contexts;  // the stack of this thread
+static std::recursive_mutex mutex;            // held by whatever uses what follows
 static std::map<Pointer, Block> memory;       // of the device
 static Graph *recorded = nullptr;             // what is being captured
 static Stream *capturing = nullptr;           // the stream that began
@@ -76,6 +79,7 @@ static bool is_implicit()
 
 static Status given(void *stream, std::function<Status()> work)
 {
+    LOCKED;
     if (Status status = require_context()) {
         return status;
     }
@@ -162,6 +166,7 @@ EXPORT Status cuCtxSynchronize() { return require_context(); }
 
 EXPORT Status cuMemAlloc_v2(Pointer *pointer, size_t bytes)
 {
+    LOCKED;
     if (Status status = require_context()) {
         return status;
     }
@@ -176,6 +181,7 @@ EXPORT Status cuMemAlloc_v2(Pointer *pointer, size_t bytes)
 }
 EXPORT Status cuMemFree_v2(Pointer pointer)
 {
+    LOCKED;
     if (memory.erase(pointer) == 0) {
         return INVALID_VALUE;
     }
@@ -232,6 +238,7 @@ EXPORT Status cuMemcpyDtoH_v2(void *to, Pointer from, size_t bytes)
 
 EXPORT Status cuModuleLoadData(void **module, const void *image)
 {
+    LOCKED;
     std::istringstream lines(static_cast<const char *>(image));
     std::string path, line;
     std::getline(lines, path);
@@ -331,11 +338,13 @@ EXPORT Status cuStreamCreate(void **stream, unsigned flags)
 EXPORT Status cuStreamDestroy_v2(void *stream) { delete static_cast<Stream *>(stream); return OK; }
 EXPORT Status cuStreamSynchronize(void *stream)
 {
+    LOCKED;
     const bool captures = captured.count(static_cast<Stream *>(stream));
     return captures ? Status(CAPTURE_UNSUPPORTED) : pending;
 }
 EXPORT Status cuStreamWaitEvent(void *stream, void *event, unsigned)
 {
+    LOCKED;
     const Event &mark = *static_cast<Event *>(event);
     if (mark.captured) {
         captured.insert(static_cast<Stream *>(stream));
@@ -346,6 +355,7 @@ EXPORT Status cuEventCreate(void **event, unsigned) { *event = new Event; return
 EXPORT Status cuEventDestroy_v2(void *event) { delete static_cast<Event *>(event); return OK; }
 EXPORT Status cuEventRecord(void *event, void *stream)
 {
+    LOCKED;
     *static_cast<Event *>(event) = Event{true, captured.count(static_cast<Stream *>(stream)) != 0};
     return OK;
 }
@@ -354,6 +364,7 @@ EXPORT Status cuEventElapsedTime(float *time, void *, void *) { *time = 0.25f; r
 EXPORT Status cuEventElapsedTime_v2(float *time, void *, void *) { *time = 0.25f; return OK; }
 EXPORT Status cuStreamBeginCapture_v2(void *stream, int mode)
 {
+    LOCKED;
     if (recorded != nullptr || stream == nullptr || mode < 0 || mode > 2) {
         return INVALID_VALUE;
     }
@@ -364,6 +375,7 @@ EXPORT Status cuStreamBeginCapture_v2(void *stream, int mode)
 }
 EXPORT Status cuStreamEndCapture(void *stream, void **graph)
 {
+    LOCKED;
     if (stream != capturing) {
         return INVALID_VALUE;
     }
@@ -381,6 +393,7 @@ EXPORT Status cuGraphDestroy(void *graph) { delete static_cast<Graph *>(graph); 
 EXPORT Status cuGraphExecDestroy(void *graph) { delete static_cast<Graph *>(graph); return OK; }
 EXPORT Status cuGraphLaunch(void *graph, void *)
 {
+    LOCKED;
     for (const auto &work : *static_cast<Graph *>(graph)) {
         if (Status status = work()) {
             return status;
