@@ -47,8 +47,8 @@ def binary(kind: str, shape=IMAGE, ends=(None, None)) -> Callable:
     return lambda m: m.node(kind, value(m, end=ends[0]), value(m, shape, ends[1]))
 
 
-for kind in ("Abs", "Elu", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Neg", "Relu",
-             "Sigmoid", "Softplus", "Tanh"):  # fmt: skip
+for kind in ("Abs", "Elu", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Neg", "Relu",
+             "Sigmoid", "Softplus", "Sqrt", "Tanh"):  # fmt: skip
     BUILDS[kind] = unary(kind)
 for kind in ("Add", "Sub", "Mul"):
     BUILDS[kind] = binary(kind)

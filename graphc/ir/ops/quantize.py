@@ -9,7 +9,7 @@ from __future__ import annotations
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, f32, i32, u8
-from graphc.ir.expr import Expr, call, maximum, minimum
+from graphc.ir.expr import Expr, call, minimum, select
 from graphc.ir.opdef import Float, Number, Operand, composite, op
 from graphc.ir.ops.casts import converted
 from graphc.ir.ops.helpers import normal_axis, only_element, replaced
@@ -73,11 +73,13 @@ def _target(zero_point, output_dtype: int) -> DType:
 
 
 def _rounded(value: Expr, shift: Expr | None, target: DType) -> Expr:
-    """Rounded, shifted and kept within the range of an integer type of up to 16 bits."""
+    """Rounded, shifted and kept within the range of an integer type of up to 16 bits; NaN becomes
+    its least value, as in ONNX Runtime."""
     whole = call("round", value) if value.dtype.is_float else value
     if shift is not None:
         whole = whole + shift.cast(whole.dtype)
-    return maximum(minimum(whole, target.max), target.min).cast(target)
+    whole = minimum(select(whole > target.min, whole, target.min), target.max)
+    return whole.cast(target)
 
 
 @op("DequantizeLinear", infer=_same_shape)

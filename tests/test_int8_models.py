@@ -1,0 +1,55 @@
+"""Trained int8 models: every operator agrees with ONNX Runtime and with exact arithmetic.
+
+The models are not in this repository: they are looked for in $GRAPHC_MODELS, then beside the
+checkout. One unit at the beginning of a model can become a large difference at its end, which is
+why operators are judged one by one; benchmarks/int8_exactness.py measures whole models over many
+inputs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graphc import driver
+from graphc.ir.interp import interpret
+
+ROOT = Path(__file__).parents[1]
+MODELS = Path(os.environ.get("GRAPHC_MODELS", ROOT.parent / "shared" / "models")) / "mlperf_tiny"
+FOUND = sorted(MODELS.glob("*int8*.onnx"))
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import int8_exactness  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not FOUND, reason=f"no int8 models in {MODELS}")
+
+
+@pytest.mark.parametrize("path", FOUND, ids=lambda p: p.stem)
+def test_operators(path):
+    feeds = int8_exactness.samples(path, 3)
+    reference = int8_exactness.Reference(path)
+    operators = int8_exactness.compare_operators(path, reference, feeds)
+    quantised = {v.name for op in driver.typed(path).ops for v in op.outputs
+                 if op.name == "QuantizeLinear"}  # fmt: skip
+    assert operators.keys() == quantised
+    for name, operator in operators.items():
+        assert operator.largest <= 1, name
+        assert operator.differing <= 0.001 * operator.elements, name
+    total = int8_exactness.total(operators)
+    assert total.differing + total.inexact <= 1e-4 * total.elements
+
+
+def test_whole_models():
+    equal = []
+    for path in FOUND:
+        graph = driver.optimise(driver.typed(path), passes="integers, fold, dce")
+        session = int8_exactness.session(path)
+        for sample in int8_exactness.samples(path, 6):
+            found = interpret(graph, [sample[p.name] for p in graph.params])
+            expected = session.run(None, sample)
+            equal += [np.equal(a, b).reshape(-1) for a, b in zip(found, expected)]
+    assert np.concatenate(equal).mean() >= 0.99
