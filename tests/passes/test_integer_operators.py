@@ -65,6 +65,7 @@ BUILDS["AveragePool, padding counts"] = unary(
 )
 BUILDS["GlobalAveragePool"] = unary("GlobalAveragePool")
 BUILDS["Transpose"] = unary("Transpose", perm=[0, 2, 3, 1])
+BUILDS["LeakyRelu of a vector"] = lambda m: m.node("LeakyRelu", value(m, (50,)))
 BUILDS["Flatten"] = unary("Flatten")
 
 

@@ -62,11 +62,7 @@ class Pairs:
 
     def quantised(self, real: np.ndarray) -> np.ndarray:
         """Floats as QuantizeLinear has them."""
-        return self.limited(np.rint(real / self.scales()[2]) + self.target.zero_point)
-
-    def limited(self, whole: np.ndarray) -> np.ndarray:
-        """Integers within the limits of the target."""
-        return np.clip(whole, self.target.low, self.target.high).astype(np.int64)
+        return self.target.rounded(real / self.scales()[2])
 
     def products(self) -> np.ndarray:
         """What ONNX Runtime gives for a * b."""
@@ -74,7 +70,8 @@ class Pairs:
             a, b = self.reals()
             return self.quantised(a * b)
         (a, b), zero = self.centred(), np.float32(self.target.zero_point + self.shift)
-        return self.limited(np.rint((a * b).astype(np.float32) * self.ratio() + zero) - self.shift)
+        real = (a * b).astype(np.float32) * self.ratio() + zero
+        return self.target.clipped(np.rint(real) - self.shift)
 
     def ratio(self) -> np.float32:
         """What the kernel multiplies products by."""
@@ -95,7 +92,7 @@ class Linear:
         """What it gives for all pairs, as graphc.ir.ops.fixed_point defines it."""
         a, b = pairs.codes()
         total = a * self.by[0] + b * self.by[1] + self.offset
-        return pairs.limited(shifted(total, self.shift, self.halves))
+        return pairs.target.clipped(shifted(total, self.shift, self.halves))
 
 
 def shifted(total: np.ndarray, shift: int, halves: int) -> np.ndarray:
@@ -108,6 +105,17 @@ def shifted(total: np.ndarray, shift: int, halves: int) -> np.ndarray:
         return whole
     wrong = whole & 1 if halves == TO_EVEN else ~whole & 1
     return whole - np.where(total & (1 << shift) - 1 == 0, wrong, 0)
+
+
+def best_halves(totals: np.ndarray, shift: int, target: Target, expected: np.ndarray) -> int:
+    """What halves have to become for most totals / 2**shift to be what is expected; the totals
+    include one half."""
+
+    def failed(halves: int) -> int:
+        found = target.clipped(shifted(totals, shift, halves) + target.zero_point)
+        return int((found != expected).sum())
+
+    return min(HALVES, key=failed)
 
 
 class Sum:
@@ -123,7 +131,7 @@ class Sum:
         if not pairs.one_kernel:
             return pairs.quantised(left + right)
         whole = np.rint((left + right).astype(np.float32))
-        return pairs.limited(whole - pairs.shift)
+        return pairs.target.clipped(whole - pairs.shift)
 
     def parts(self) -> tuple[np.ndarray, np.ndarray]:
         """The numbers that are added: float32, or for the kernel exact products and floats, which

@@ -16,10 +16,10 @@ from graphc.ir.ops.fixed_point import DOMAIN
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.quantised.activations import Activated
 from graphc.passes.rules.quantised.kernels import in_one_kernel, shift_in_kernel
-from graphc.passes.rules.quantised.pairs import HALVES, Pairs, Sum, by_tables, shifted
+from graphc.passes.rules.quantised.pairs import Pairs, Sum, best_halves, by_tables
 from graphc.passes.rules.quantised.products import NO_OPERAND, matrix_product
 from graphc.passes.rules.quantised.rescale import fixed_point, rescaled
-from graphc.passes.rules.quantised.values import Quantised, activation
+from graphc.passes.rules.quantised.values import Quantised, Target, activation, codes
 
 MOST_FAILED = 8  # of 65536 pairs, without reason for tables
 
@@ -65,12 +65,30 @@ def _sum(rw: Rewriter, op: Op, after: Activated, sign: int, one_kernel: bool) ->
 def rescaling(rw: Rewriter, dequantise: Op, after: Activated) -> Value | None:
     """A value itself, with a slope per channel below zero (anything simpler is a table)."""
     x = activation(dequantise.output)
-    if x is None or after.slope is None:
-        return rw.skip(NO_OPERAND)
+    if x is None or after.slope is None or after.slope.size == 1:
+        return rw.skip(NO_OPERAND if x is None else "one slope for all elements makes a table")
     factors = np.array([x.step / after.target.step])
-    channels = x.value.tensor.static_shape[1]
-    below = factors * after.slopes(channels)
-    return rescaled(rw, _less_zero_point(rw, x), np.zeros(1), factors, 1, after.target, below)
+    slopes = after.slopes(x.value.tensor.static_shape[1])
+    assert slopes is not None
+    below = factors * slopes
+    halves = _halves_of_slopes(x, slopes, np.append(factors, below), after.target)
+    total = _less_zero_point(rw, x)
+    return rescaled(rw, total, np.zeros(1), factors, 1, after.target, below, halves)
+
+
+def _halves_of_slopes(
+    x: Quantised, slopes: np.ndarray, factors: np.ndarray, target: Target
+) -> int | None:
+    """What halves have to become for most values, times the factors, to be as floats have them."""
+    found = fixed_point(factors)
+    if found is None:
+        return None
+    (by, *below), shift = found
+    whole = codes(x.value).astype(np.int64)[:, None] - x.zero_point
+    real = whole.astype(np.float32) * np.float32(x.step)
+    real = np.where(whole < 0, real * slopes.astype(np.float32), real)
+    totals = whole * np.where(whole < 0, below, by) + (1 << shift - 1)
+    return best_halves(totals, shift, target, target.rounded(real / np.float32(target.step)))
 
 
 def product(rw: Rewriter, op: Op, after: Activated) -> Value | None:
@@ -97,13 +115,8 @@ def _halves_of_products(pairs: Pairs, factors: np.ndarray) -> int | None:
         return None
     (by,), shift = found
     a, b = pairs.centred()
-    totals, expected = a * b * int(by) + (1 << shift - 1), pairs.products()
-
-    def failed(halves: int) -> int:
-        whole = shifted(totals, shift, halves) + pairs.target.zero_point
-        return int((pairs.limited(whole) != expected).sum())
-
-    return min(HALVES, key=failed)
+    totals = a * b * int(by) + (1 << shift - 1)
+    return best_halves(totals, shift, pairs.target, pairs.products())
 
 
 def _less_zero_point(rw: Rewriter, x: Quantised) -> Value:

@@ -74,6 +74,14 @@ class Target:
         whole = round(number / self.step) + self.zero_point
         return min(max(whole, self.low), self.high)
 
+    def clipped(self, whole: np.ndarray) -> np.ndarray:
+        """Integers within the limits, as int64."""
+        return np.clip(whole, self.low, self.high).astype(np.int64)
+
+    def rounded(self, multiples: np.ndarray) -> np.ndarray:
+        """Multiples of the step as the integers that QuantizeLinear gives, as int64."""
+        return self.clipped(np.rint(multiples) + self.zero_point)
+
     def limited(self, low: float, high: float) -> Target:
         """The target with the limits of an activation."""
         return replace(self, low=self.quantise(low), high=self.quantise(high))
