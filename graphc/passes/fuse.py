@@ -2,7 +2,8 @@
 
 A group grows from an anchor (a contraction, a window, a row reduction) or from a map:
 
-* epilogue: an op that reads the group's values at its own index, over the same space, joins;
+* epilogue: an op that reads the group's values at its own index, over the same space, joins; so
+  does a transposition that is a view, after which the space is that of the view;
 * row group: a reduction over trailing dims joins the map it reads, and ops over the rows' values
   join after it (softmax, layer norm), whether they are per element or per row;
 * prologue: a map whose values only the op reads joins the op's group where that repeats no work;
@@ -177,7 +178,19 @@ class Fuser:
             return True
         if group.anchor == "row" and at_own_index:
             return all(self.is_row_shape(v, group) for v in op.outputs)
-        return self.extends_map(op, group, operands)
+        return self.views(op, group) or self.extends_map(op, group, operands)
+
+    def views(self, op: Op, group: Group) -> bool:
+        """A view of what the group computes, read by nobody else: the same memory, whose elements
+        from now on go by other indices."""
+        if not structure.is_view(op):
+            return False
+        _, value = structure.moved(op)
+        alone = [user for user, _ in value.uses] == [op] and value not in self.region.results
+        if not alone or space_of(value) != group.space:
+            return False
+        group.space = space_of(op.output)
+        return True
 
     def is_row_shape(self, value: Value, group: Group) -> bool:
         """One element per row: the reduced dims are 1."""

@@ -3,9 +3,10 @@
 A contraction with constant weights wants the dims it shares with the weights (the output channels)
 innermost, so that its sums are vectors over them: a convolution stores N, spatial dims, C. Such
 layouts then spread: an operator of the same rank keeps its operand's layout, and a pure data
-movement takes the layout that makes it a view where there is one. Operators written for row-major
-memory (imperative, control flow, host) get a row-major copy. Nothing else changes: index
-maps are adapted to layouts when kernels are made, so any choice is correct.
+movement takes the layout that makes it a view where there is one. A transposition that only puts
+the channels of images (rank 4 or more) before the spatial dims leaves them last. Operators written
+for row-major memory (imperative, control flow, host) get a row-major copy. Nothing else changes:
+index maps are adapted to layouts when kernels are made, so any choice is correct.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from graphc.passes.lower.computation import computation
 from graphc.passes.lower.views import view_of
 from graphc.passes.pass_manager import Pass, register_pass
 
+IMAGE = 4  # the least rank of images
+
 
 def assign_layouts(graph: Graph, ctx: Context | None = None) -> bool:
     """Sets the layout of every value of a typed, decomposed graph; True if any is not row-major.
@@ -38,11 +41,19 @@ def assign_layouts(graph: Graph, ctx: Context | None = None) -> bool:
             _row_major_operands(graph, op)
             continue
         for n, value in enumerate(op.outputs):
-            layout = _choose(op, n)
+            layout = _effective(_choose(op, n), value)
             if layout is not None and ctx.spend("layout", op):
                 value.type = value.tensor.with_layout(layout)
                 changed = changed or value.tensor.layout is not None
     return changed
+
+
+def _effective(layout: Layout | None, value: Value) -> Layout | None:
+    """A layout unless it is row-major but for dims of 1."""
+    if layout is None:
+        return None
+    long = [d for d in layout.order if value.tensor.dims[d] != 1]
+    return layout if long != sorted(long) else None
 
 
 def _row_major_operands(graph: Graph, op: Op) -> None:
@@ -110,17 +121,24 @@ def _movement_layout(op: Op, value: Value) -> Layout | None:
     body = op_body(op)
     assert isinstance(body, Load)
     _, source = structure.moved(op)
-    if source.tensor.layout is None:
-        return None
     rank = value.tensor.rank
-    for layout in (None, Layout.channels_last(rank), _permuted(body, source, value)):
-        plain = value.tensor
-        value.type = plain.with_layout(layout)
-        is_view = view_of(computation(op)) is not None
-        value.type = plain
-        if is_view:
+    last = Layout.channels_last(rank)
+    if source.tensor.layout is None:
+        images = rank >= IMAGE and source.tensor.rank == rank
+        return last if images and _is_view(op, value, last) else None
+    for layout in (None, last, _permuted(body, source, value)):
+        if _is_view(op, value, layout):
             return layout
     return source.tensor.layout if source.tensor.rank == rank and _keeps_order(body) else None
+
+
+def _is_view(op: Op, value: Value, layout: Layout | None) -> bool:
+    """Whether a movement would move nothing if its result had this layout."""
+    plain = value.tensor
+    value.type = plain.with_layout(layout)
+    found = view_of(computation(op)) is not None
+    value.type = plain
+    return found
 
 
 def _permuted(body: Load, source: Value, value: Value) -> Layout | None:

@@ -41,6 +41,25 @@ def is_movement(op: Op) -> bool:
     return isinstance(body, Load) and not any(loads(x) for x in body.index)
 
 
+def is_view(op: Op) -> bool:
+    """A movement whose every element lies where it lay in its operand, of as many dims."""
+    if not is_movement(op):
+        return False
+    (_, source), result = moved(op), op.output.tensor
+    load = op_body(op)
+    assert isinstance(load, Load)
+    before, after = source.tensor.layout, result.layout
+    index = own_index(op.output)
+    here = after.physical(index) if after else index
+    there = before.physical(load.index) if before else load.index
+    return [x.extent for x in here] == _physical_shape(source) and there == here
+
+
+def _physical_shape(value: Value) -> list:
+    layout, dims = value.tensor.layout, value.tensor.dims
+    return list(layout.physical(dims) if layout else dims)
+
+
 def is_widening(op: Op) -> bool:
     """One output that is made of the element of an operand at its own index, which is no larger, by
     a conversion of floats, by cutting bits off, or (of a smaller one) by a few operations with

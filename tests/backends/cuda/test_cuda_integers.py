@@ -98,7 +98,7 @@ def test_a_quantised_network_stays_in_bytes():
     stored = {x.dtype.name for step in source.steps for x in step.slots if x.space == "arena"}
     assert stored == {"i8"}
     strategies = [step.function.split("_")[0] for step in source.steps]
-    assert strategies == ["cores", "cores", "nest", "nest"]
+    assert strategies == ["cores", "cores", "window", "nest"]
     inputs = inputs_of(source.program)
     (found,) = simulate(source, (0, 1))(inputs)
     (wanted,) = interpret(graph_of(NETWORK), inputs)

@@ -1,11 +1,13 @@
 """Few outputs of many products: partial sums, added up in a fixed order."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from cuda_programs import graph_of, inputs_of, needs_compiler
+from cuda_programs import cuda_of, graph_of, inputs_of, needs_compiler
 
 from graphc.backends.cuda import emit
-from graphc.backends.cuda.simulator import simulate
+from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.driver import Settings, cuda_program
 from graphc.ir.interp import interpret
 
@@ -18,8 +20,8 @@ GRAPHS = {
   %y = Relu(%c)
   return %y
 }""",
-    "one row": """graph @g(%x: f32[1,1500]) -> ? {
-  const %w : f32[1500,300] = random(seed=1)
+    "one row": """graph @g(%x: f32[1,6000]) -> ? {
+  const %w : f32[6000,30] = random(seed=1)
   %y = MatMul(%x, %w)
   return %y
 }""",
@@ -31,6 +33,17 @@ GRAPHS = {
 }""",
     "batch": """graph @g(%x: f32[2,12,1024], %w: f32[2,1024,12]) -> ? {
   %y = MatMul(%x, %w)
+  return %y
+}""",
+    "images": """graph @g(%x: f32[2,12,91,69]) -> ? {
+  const %w : f32[37,12,1,1] = random(seed=1)
+  %c = Conv(%x, %w)
+  %y = GlobalAveragePool(%c)
+  return %y
+}""",
+    "columns": """graph @g(%x: f16[5000,45]) -> ? {
+  const %a : i64[1] = [0]
+  %y = ReduceMean(%x, %a)
   return %y
 }""",
 }
@@ -59,4 +72,27 @@ def test_large_grids_and_short_sums_are_not_split():
     assert is_split(GRAPHS["square"])
     assert not is_split(GRAPHS["square"].replace("20,2048", "4000,2048"))
     assert not is_split(GRAPHS["square"].replace("2048", "320"))
-    assert not is_split(GRAPHS["one row"].replace("1500", "100"))
+    assert not is_split(GRAPHS["one row"].replace("6000", "1000"))
+    assert not is_split(GRAPHS["columns"].replace("5000", "500"))
+
+
+COLUMNS = """graph @g(%x: f32[3,300,45]) -> ? {
+  const %a : i64[1] = [1]
+  %m = ReduceMax(%x, %a) {keepdims=0}
+  %y = Exp(%m)
+  return %y
+}"""
+
+
+@needs_compiler
+def test_warps_share_columns():
+    """Lanes belong to columns, some of which do not exist; a missing barrier is caught."""
+    source = cuda_of(COLUMNS)
+    (step,) = source.steps
+    assert (step.function, step.grid, step.block) == ("rows_0", 17, 512)
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source, (0, 1, 2))(inputs)
+    np.testing.assert_allclose(found, np.exp(inputs[0].max(1)), 1e-5)
+    broken = replace(source, text=source.text.replace("__syncthreads();", ""))
+    with pytest.raises(SimulationError, match="no barrier between|unwritten element"):
+        simulate(broken)(inputs)

@@ -8,7 +8,9 @@ all reductions known. So a softmax or layer norm is one kernel that reads its in
 (the later passes find it in cache).
 
 Where the rows are neighbours in memory and their elements are not (a softmax over channels), a
-thread takes a row of its own, which coalesces the accesses of a warp.
+thread takes a row of its own, which coalesces the accesses of a warp; or, if nothing but the result
+of a row is stored (the mean of an image, a vector times a matrix), the threads of a block share 32
+neighbouring rows, or 8 where there are few, and combine their results in shared memory.
 """
 
 from __future__ import annotations
@@ -18,8 +20,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index, Load, Reduce, cast, free_indices, substitute, walk
+from graphc.ir.dtypes import boolean, i64
+from graphc.ir.expr import (
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    cast,
+    free_indices,
+    minimum,
+    substitute,
+    walk,
+)
 from graphc.ir.kernel import Alloc, Barrier, Buffer, For, Intrin, Kernel
 from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered
@@ -28,16 +41,24 @@ from graphc.passes.lower.nest import Nest, NestOptions, Point, combined, in_plac
 WARP = 32
 WARP_ROWS = 4  # rows of a block whose rows belong to warps
 SHORT_ROW = 1024  # elements a warp reduces by itself
+SECTOR = 8  # rows next to one another whose float32s memory gives at once
+FEW_ROWS = 2048  # up to which so few rows of columns share a block
+MANY_ROWS = 1 << 15  # of columns, from which a thread for each is enough
+MAX_THREADS = 512  # of a block of columns
+SHARE = 4  # elements that each has at least
 MIN_ELEMENTS = 32  # reduced or stored per row, below which threads of their own do as well
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The plan: output indices of rows and inside rows, and threads per row (1: each its own)."""
+    """The plan: output indices of rows and inside rows, and threads per row (1: each its own).
+    `together`: rows next to one another to which as many neighbouring threads belong, if not one.
+    """
 
     rows: list[Index]
     inner: list[Index]
     threads: int
+    together: int = 1
 
 
 def lower_rows(computation: Computation) -> Lowered | str:
@@ -70,9 +91,15 @@ def _plan(indices: list[Index], points: list[Point]) -> _Rows | str:
         return "nothing to reduce"
     along_rows = all(_contiguous(r) for r in own) and (not inner or inner[-1] is indices[-1])
     if not along_rows:
-        if not inner:
+        if inner:
+            return _Rows(rows, inner, 1)
+        count = math.prod(x.count for x in rows)
+        if not all(_coalesced(r, rows[-1]) for r in own):
             return "reduced elements are not neighbours"
-        return _Rows(rows, inner, 1)
+        if depth < MIN_ELEMENTS or count > MANY_ROWS:
+            return f"{count} rows of {depth} elements have threads enough"
+        together = WARP if count > FEW_ROWS else SECTOR
+        return _Rows(rows, inner, _sharing(depth, together), together)
     if max(depth, width) < MIN_ELEMENTS:
         return f"only {depth} elements to reduce"
     return _Rows(rows, inner, _threads(max(depth, width)))
@@ -83,6 +110,24 @@ def _outermost(exprs: list[Expr]) -> list[Reduce]:
     found = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
     axes = {a for r in found for a in r.axes}
     return [r for r in found if not free_indices(r) & axes]
+
+
+def _coalesced(reduction: Reduce, row: Index) -> bool:
+    """Whether rows next to one another have elements that are, or the same."""
+    return all(
+        is_affine_in(position, row) in (0, 1)
+        for node in walk(reduction.body)
+        if isinstance(node, Load)
+        for position in node.index
+    )
+
+
+def _sharing(elements: int, together: int) -> int:
+    """Threads that share a row of columns: as many as have a few elements each."""
+    threads = 1
+    while threads * together < MAX_THREADS and threads * SHARE * 2 <= elements:
+        threads *= 2
+    return threads
 
 
 def _contiguous(reduction: Reduce) -> bool:
@@ -111,6 +156,7 @@ class RowNest(Nest):
     plan: _Rows | None = None
     row_bound: frozenset = frozenset()
     lane_of_row: Expr = Const(0, i64)
+    stores_if: Expr = Const(True, boolean)
 
     def kernel(self, name: str) -> Kernel:
         kernel = super().kernel(name)
@@ -127,6 +173,8 @@ class RowNest(Nest):
         if plan.threads == 1:
             with self.k.loop(count, "parallel", name="row") as row:
                 self._row(points, row, frozenset({row}))
+        elif plan.together > 1:
+            self._columns(points, count)
         elif plan.threads == WARP:
             self._warps(points, count)
         else:
@@ -148,6 +196,18 @@ class RowNest(Nest):
             else:
                 self._row(points, row, bound)
 
+    def _columns(self, points: list[Point], count: int) -> None:
+        """Threads without a row do as the last row's, but store nothing."""
+        assert self.plan is not None
+        together = self.plan.together
+        thread = Index("thread", together * self.plan.threads)
+        with self._grid(-(-count // together), thread) as block:
+            self.lane_of_row = simplify(thread // together)
+            row = simplify(block * together + thread % together)
+            self.stores_if = simplify(row < count)
+            row = simplify(minimum(row, count - 1)) if count % together else row
+            self._row(points, row, frozenset({block, thread}))
+
     @contextmanager
     def _grid(self, blocks: int, thread: Index) -> Iterator[Index]:
         """A block loop around a thread loop; shared arrays that turn up are declared between."""
@@ -168,8 +228,12 @@ class RowNest(Nest):
         inner = tuple(x.count for x in self.plan.inner)
         with self._strided(math.prod(inner)) as (at, more):
             mapping = dict(zip(self.plan.inner, unflatten_index(at, inner)))
-            moved = self._at(points, mapping)
-            self.store_points(self.resolved(moved, bound | more))
+            moved = self.resolved(self._at(points, mapping), bound | more)
+            if isinstance(self.stores_if, Const):
+                self.store_points(moved)
+            else:
+                with self.k.when(self.stores_if):
+                    self.store_points(moved)
 
     @contextmanager
     def _strided(self, extent: int) -> Iterator[tuple[Expr, frozenset]]:
@@ -206,6 +270,8 @@ class RowNest(Nest):
     def _across(self, reduction: Reduce, total: Buffer) -> Buffer:
         """The partial results of all threads of a row combined; every thread has the result."""
         assert self.plan is not None
+        if self.plan.together > 1:
+            return self._across_threads(reduction, total)
         instruction = f"warp_{reduction.op}"
         self.k.emit(Intrin(instruction, (total[()],)))
         warps = self.plan.threads // WARP
@@ -221,4 +287,20 @@ class RowNest(Nest):
         with self.k.when(lane < warps):
             self.k.store(whole, (), partial[simplify(lane)])
         self.k.emit(Intrin(instruction, (whole[()],)))
+        return whole
+
+    def _across_threads(self, reduction: Reduce, total: Buffer) -> Buffer:
+        """The same where several rows belong to neighbouring threads."""
+        assert self.plan is not None
+        threads, together = self.plan.threads, self.plan.together
+        if threads == 1:
+            return total
+        partial = Buffer(self.k.fresh("partial"), total.dtype, (threads, together), "local")
+        self.shared.append(partial)
+        column = simplify(Index("thread", together * threads) % together)
+        self.k.store(partial, (self.lane_of_row, column), total[()])
+        self.k.emit(Barrier())
+        whole = self.k.var(total.dtype, cast(reduction.identity, total.dtype))
+        with self.k.loop(threads, "unroll") as other:
+            self.k.store(whole, (), combined(reduction, whole[()], partial[other, column]))
         return whole

@@ -6,7 +6,8 @@ depth is cut into parts, which become one more dimension of the outputs,
     partial[s, i] = sum over part s of a * b          out[i] = epilogue(sum over s of partial[s, i])
 
 a contraction as any other and a loop over its results. Unlike atomic additions this gives the same
-bits every time.
+bits every time. Other reductions of few rows of many elements (the mean of an image) are cut the
+same way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import count, wide_sums
 from graphc.backends.cuda.strategies.rows import lower_rows
 from graphc.ir.dtypes import f32, f64, i32
-from graphc.ir.expr import Expr, Index, Reduce, loads, substitute, walk
+from graphc.ir.expr import Expr, Index, Reduce, cast, free_indices, loads, substitute, walk
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered, Output
@@ -31,13 +32,15 @@ THREADS = 256  # outputs of a block that computes one per thread
 MIN_SIDE = 8  # rows and columns of a contraction in tiles
 PART = 256  # products of a part, at least
 THIN_PART = 64  # the same where there are few rows or few columns
+LONG = 4096  # elements of a row that are worth two kernels
+LANES = 32  # rows of a block where rows are neighbours
 
 
 def lower_split(computation: Computation, gpu: Machine) -> Lowered | str:
     """The kernel that adds up partial sums, after one that computes them; or why it is no gain."""
     match = match_contraction(wide_sums(computation), PART, (f32, f64, i32))
     if isinstance(match, str):
-        return match
+        return _split_reduction(computation, gpu, match)
     parts = _parts(match, computation, gpu)
     if isinstance(parts, str):
         return parts
@@ -49,6 +52,25 @@ def lower_split(computation: Computation, gpu: Machine) -> Lowered | str:
     return _split(whole, hole, axis, number)
 
 
+def _split_reduction(computation: Computation, gpu: Machine, problem: str) -> Lowered | str:
+    """The same for a reduction that is no contraction."""
+    first = computation.outputs[0]
+    found = {n for o in computation.outputs for n in walk(o.expr) if isinstance(n, Reduce)}
+    if len(found) != 1 or any(o.extents != first.extents for o in computation.outputs):
+        return problem
+    (hole,) = found
+    elements = math.prod(a.count for a in hole.axes)
+    if not free_indices(hole) <= set(first.index) or elements < LONG:
+        return problem
+    blocks = -(-math.prod(first.extents) // LANES)
+    if blocks == 0 or blocks * IDLE > gpu.multiprocessors:
+        return f"split: a grid of {blocks} blocks"
+    axis, number = _cut(hole, min(gpu.multiprocessors // blocks, elements // PART))
+    if number < 2:
+        return "split: no index of the reduction divides into parts"
+    return _split(computation, hole, axis, number)
+
+
 def _parts(match: Match, computation: Computation, gpu: Machine) -> int | str:
     """Into how many parts the depth should be cut."""
     batch, rows, columns = count(match.outer), count(match.rows), count(match.cols)
@@ -57,8 +79,8 @@ def _parts(match: Match, computation: Computation, gpu: Machine) -> int | str:
         blocks, least = batch * -(-rows // SIDE) * -(-columns // SIDE), PART
     else:
         blocks, least = -(-batch * rows * columns // THREADS), THIN_PART
-        if isinstance(lower_rows(computation), Lowered):
-            return "split: a warp sums each row"
+        if depth < LONG and isinstance(lower_rows(computation), Lowered):
+            return "split: several threads sum each row"
     if blocks * IDLE > gpu.multiprocessors or any(x.count == 0 for x in match.indices):
         return f"split: a grid of {blocks} blocks"
     return min(gpu.multiprocessors // max(blocks, 1), depth // least)
@@ -79,14 +101,14 @@ def _split(whole: Computation, hole: Reduce, axis: Index, number: int) -> Lowere
     part, inner = Index("part", number), Index(axis.name, axis.count // number)
     at: dict[Expr, Expr] = {axis: part * inner.count + inner}
     axes = tuple(inner if a is axis else a for a in hole.axes)
-    partial = Reduce("sum", simplify(substitute(hole.body, at)), axes)
+    partial = Reduce(hole.op, simplify(substitute(hole.term, at)), axes)
     index = (part, *first.index)
-    buffer = Buffer("partial", hole.dtype, (number, *first.extents))
+    buffer = Buffer("partial", partial.dtype, (number, *first.extents))
     output = Output(replace(buffer, access="out"), index, partial)
     read = {x.source for x in loads(partial)}
     inputs = tuple(b for b in whole.inputs if b.name in read)
     preparation = Computation(inputs, (output,), whole.constants, f"parts of {whole.label}")
-    total = Reduce("sum", buffer[index], (part,))
+    total = cast(Reduce(hole.op, buffer[index], (part,)), hole.dtype)
     outputs = tuple(replace(o, expr=substitute(o.expr, {hole: total})) for o in whole.outputs)
     read = {x.source for o in outputs for x in loads(o.expr)}
     rest = tuple(b for b in whole.inputs if b.name in read)

@@ -10,7 +10,8 @@ so that an element is read (span of the patch) / (outputs of the patch) times in
 tap, all threads of a warp read neighbouring channels, and halos come from the cache. Any kernel,
 stride, dilation, padding and channel multiplier is of this form: a summed axis `slides` with an
 output index if moving the one by some steps and the other by some steps back leaves the factor as
-it is. Other summed axes (the channels of a group) are loops around it.
+it is, and outputs have elements in common. Other summed axes (the channels of a group) are loops
+around it.
 
 Such kernels are bound by memory, so the patch is chosen for the fewest instructions on a full GPU,
 and for the most threads on a small problem. The scheme is that of direct convolutions in registers:
@@ -211,12 +212,16 @@ def _slide(a: Expr, index: Index, axis: Index) -> Slide | None:
         return None
     unit = math.gcd(along, across)
     slide = Slide(index, axis, along // unit, across // unit)
+    if slide.stride >= axis.count or slide.dilation >= index.count:
+        return None  # no two outputs have an element in common
     moved = substitute(a, {index: index + slide.dilation, axis: axis - slide.stride})
     return slide if simplify(moved) is simplify(a) else None
 
 
 def _unsuitable(found: Windows) -> str:
     channels = found.channels
+    if channels not in free_indices(found.hole):
+        return "window: it is one for all channels"
     steps = {is_affine_in(x.index[0], channels) for x in loads(found.a)}
     if not steps <= {0, 1}:
         return "window: channels are not neighbours in memory"
