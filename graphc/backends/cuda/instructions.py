@@ -22,6 +22,7 @@
                               of mma_s8_u8 are signed in a, those of mma_u8_s8 in b)
 
     pack_TYPE(word, low, high)  two float32 rounded to f16 or bf16
+    power_of_two(to, x)         2 ** x to about 22 bits; results below 2 ** -126 are 0
 
     ASSUME_ALIGNED(x)         the parameter x points to a multiple of 16 bytes
 
@@ -147,6 +148,12 @@ _PACK_PLAINLY = {
     word = bits[0] | bits[1] << 16;
 """,
 }
+_POWER = """\
+[[maybe_unused]] static __device__ __forceinline__ void power_of_two(float &to, float x)
+{
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(to) : "f"(x));
+}
+"""
 _SHUFFLED = """\
 template <typename S, typename F>
 static __device__ void mma_by_shuffles(S *d, const uint32_t *a, const uint32_t *b, F products)
@@ -258,7 +265,8 @@ COPIES = ("copy16", "commit_copies", "wait_copies")
 PRODUCTS = tuple(_PRODUCTS)
 MATRICES = tuple(_WORDS)
 PACKS = tuple(_PACK_PLAINLY)
-FUNCTIONS = (*COPIES, *MATRICES, *PACKS, *PRODUCTS)
+POWER = "power_of_two"
+FUNCTIONS = (*COPIES, *MATRICES, *PACKS, POWER, *PRODUCTS)
 
 
 def instruction_text(used: Iterable[str]) -> str:
@@ -270,6 +278,7 @@ def instruction_text(used: Iterable[str]) -> str:
     parts += [_COPIES] if used & set(COPIES) else []
     parts += [_matrices(name) for name in MATRICES if name in used]
     parts += [_pack(name) for name in PACKS if name in used]
+    parts += [_POWER] if POWER in used else []
     parts += [_SHUFFLED] if products else []
     parts += [_HALF] if "mma_f16" in used else []
     parts += [_product(name) for name in products]

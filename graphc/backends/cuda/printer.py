@@ -42,32 +42,40 @@ def dialect(launch: Launch, restrict: bool) -> Dialect:
 
 
 def device_helpers(needed: set[str]) -> str:
-    """The helper functions that kernels call, for the device, which converts f16 by itself."""
+    """The helper functions that kernels call, for the device, with its own instructions."""
     qualified = "[[maybe_unused]] static __device__ inline "
     text = helper_text(needed).replace("static inline ", qualified)
-    return _CONVERSION.sub(_on_device, text)
+    return _HELPER.sub(_on_device, text)
 
 
-_ON_DEVICE = {
-    "load_f16": """\
+_EXTREME = """\
+    float found;
+    asm("{name}.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));
+    return found;
+"""
+_ON_DEVICE = {  # helpers that GPUs from an architecture on have an instruction for
+    "load_f16": (700, """\
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
     return value;
-""",
-    "store_f16": """\
+"""),
+    "store_f16": (700, """\
     uint16_t bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
-""",
-}
-_CONVERSION = re.compile(
-    r"(?P<head>\b(?P<name>load_f16|store_f16)\(.*\)\n\{\n)(?P<body>(.*\n)*?)\}\n"
+"""),
+    "max_f32": (800, _EXTREME.format(name="max")),
+    "min_f32": (800, _EXTREME.format(name="min")),
+}  # fmt: skip
+_HELPER = re.compile(
+    rf"(?P<head>\b(?P<name>{'|'.join(_ON_DEVICE)})\(.*\)\n\{{\n)(?P<body>(.*\n)*?)\}}\n"
 )
 
 
 def _on_device(match: re.Match) -> str:
-    native = _ON_DEVICE[match["name"]]
-    return f"{match['head']}#ifdef __CUDA_ARCH__\n{native}#else\n{match['body']}#endif\n}}\n"
+    oldest, native = _ON_DEVICE[match["name"]]
+    condition = f"#if __CUDA_ARCH__ >= {oldest}"
+    return f"{match['head']}{condition}\n{native}#else\n{match['body']}#endif\n}}\n"
 
 
 def _has_neighbours(stmt: Stmt) -> bool:

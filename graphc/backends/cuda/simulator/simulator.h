@@ -791,6 +791,12 @@ static uint32_t bfloat_of_value(float value)
 
 }  // namespace simulator
 
+static inline void power_of_two(float &to, float x)
+{
+    to = std::exp2(x);
+    to = to < 0x1p-126f ? 0.0f : to;
+}
+
 static inline void pack_f16(uint32_t &word, float low, float high)
 {
     word = simulator::half_of_value(low) | simulator::half_of_value(high) << 16;

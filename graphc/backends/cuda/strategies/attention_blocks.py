@@ -8,8 +8,9 @@ date. Memory is linear in the number of keys. See passes/lower/attention.py.
 Where scores beyond some key are -inf by its position alone (causal attention), a block leaves out
 the tiles that none of its rows sees, and so does not read their values.
 
-Where one tile holds all keys, maxima and totals are final at once, and weights are rounded as the
-graph says; otherwise types narrower than float32 are not rounded to between scores and results.
+Where one tile holds all keys, maxima and totals are final at once, and scores and weights are
+rounded as the graph says; otherwise types narrower than float32 are not rounded to between products
+and results.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from graphc.backends.cuda.strategies.operands import Operand
-from graphc.ir.dtypes import f32, i32, i64
-from graphc.ir.expr import Const, Expr, as_expr, call, cast, select, substitute
+from graphc.ir.dtypes import bf16, f16, f32, i32, i64
+from graphc.ir.expr import Call, Const, Expr, as_expr, call, cast, select, substitute
 from graphc.ir.kernel import Alloc, Buffer, For, Index, Intrin, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.attention import (
@@ -41,6 +42,19 @@ WARP = 32
 NOTHING = Const(-math.inf, f32)
 
 
+def unrounded(expr: Expr) -> Expr:
+    """A function of floats of at most 32 bits computed in float32 throughout."""
+    if expr.dtype not in (f32, f16, bf16):
+        return cast(expr, f32) if expr.dtype.is_float else expr
+    if isinstance(expr, Const):
+        return Const(expr.value, f32)
+    if isinstance(expr, Call) and expr.op.name != "bitcast":
+        if expr.op.name == "cast":
+            return cast(unrounded(expr.args[0]), f32)
+        return call(expr.op.name, *map(unrounded, expr.args))
+    return cast(expr, f32)
+
+
 def padded(count: int, unit: int) -> int:
     """The count rounded up to whole units."""
     return -(-count // unit) * unit
@@ -56,7 +70,6 @@ class AttentionBlocks:
         self.threads, self.lanes = threads, lanes
         self.thread = Index("thread", threads)
         self._flatten()
-        self.is_whole = self.b.count <= keys
         self.tiles = -(-self.b.count // keys)
         self.shared: list[Buffer] = []
         self.row_part = self.key_part = self.column_part = 0
@@ -67,7 +80,9 @@ class AttentionBlocks:
         soft = m.softmax
         dependent = [m.offset, m.a, m.score, soft.result, soft.exponential, soft.weight, *m.exprs]
         rows, merged = merge_adjacent(m.rows, dependent)
-        offset, a, self.score, self.result, self.exponential, self.weight, *exprs = merged
+        offset, a, score, self.result, self.exponential, self.weight, *exprs = merged
+        self.is_whole = m.key.count <= self.tile_keys
+        self.score = score if self.is_whole else unrounded(score)
         depth, (a, b) = merge_adjacent(m.depth, [a, m.b])
         columns, (offset, value, *exprs) = merge_adjacent(m.columns, [offset, m.value, *exprs])
         self.offset, self.exprs = offset, exprs
@@ -96,6 +111,10 @@ class AttentionBlocks:
     def keep(self, scores: Buffer, i: Expr, j: Expr, weight: Expr) -> None:
         """Leaves a weight where the products with values find it."""
         raise NotImplementedError
+
+    def exponential_of(self, score: Expr, base: Expr) -> Expr:
+        """exp(score - base), where weights need not be rounded as the graph says."""
+        return call("exp", score - base)
 
     # ---------------------------------------------------------------- the kernel
 
@@ -234,10 +253,10 @@ class AttentionBlocks:
             most = self._most(scores, i)
             largest = k.let(call("max", self.largest[i], most[()]))
             base = k.let(select(largest.eq(NOTHING), Const(0, f32), largest))
-            scale = k.let(call("exp", self.largest[i] - base))
+            scale = k.let(self.exponential_of(self.largest[i], base))
             total = k.var(f32, self.total[i] * scale)
             with k.loop(self.key_part, "unroll") as j:
-                weight = k.let(call("exp", scores[i, j] - base))
+                weight = k.let(self.exponential_of(scores[i, j], base))
                 k.store(total, (), total[()] + weight)
                 self.keep(scores, i, j, weight)
             k.store(self.total, i, total[()])

@@ -10,6 +10,7 @@ fragment is another in both factors. The scheme is that of FlashAttention-2 (T. 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import Machine, fastest
@@ -23,6 +24,7 @@ from graphc.ir.simplify import simplify
 from graphc.passes.lower.attention import Attention, extent, match_attention
 from graphc.passes.lower.computation import Computation, Lowered
 
+LOG2_E = math.log2(math.e)
 QUAD = 4  # lanes that share a row
 SIDE = 16  # rows of a fragment, and what keys and columns are multiples of
 REGISTERS = 150  # of a thread, for fragments
@@ -150,6 +152,13 @@ class _CoreAttention(AttentionBlocks):
 
     def keep(self, scores: Buffer, i: Expr, j: Expr, weight: Expr) -> None:
         self.k.store(scores, (i, j), weight)
+
+    def exponential_of(self, score: Expr, base: Expr) -> Expr:
+        """By the instruction that approximates powers of two: weights are narrow anyway."""
+        power = self.k.alloc(f32, (), "reg", self.k.fresh("power"))
+        exponent = self.k.let((score - base) * LOG2_E)
+        self.k.emit(Intrin("power_of_two", (power[()], exponent)))
+        return power[()]
 
     def body(self) -> None:
         """Over all keys, a tile of which is on its way, then the results."""
