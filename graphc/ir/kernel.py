@@ -66,7 +66,8 @@ Body = tuple[Stmt, ...]
 @dataclass(frozen=True)
 class For(Stmt):
     """A loop over `var` (see the module text for kinds). `width` is the lane count of a vector; of
-    a `thread` loop, how many blocks a multiprocessor should hold at once, if that matters."""
+    a `thread` loop, how many blocks a multiprocessor should hold at once, if that matters; of an
+    `unroll` loop, how many iterations are written out, if not all."""
 
     var: Index
     body: Body

@@ -115,7 +115,7 @@ class LaunchPrinter(KernelPrinter):
             self._position(stmt)
         else:
             if stmt.kind == "unroll":
-                self.line("#pragma unroll")
+                self.line(f"#pragma unroll {stmt.width}" if stmt.width else "#pragma unroll")
             super()._loop(stmt)
 
     def _position(self, stmt: For) -> None:

@@ -67,9 +67,12 @@ def stride(expr: Expr, index: Index) -> int:
 
 
 @contextmanager
-def strided(k: KernelBuilder, elements: int, threads: int, thread: Expr) -> Iterator[Expr]:
-    """A loop in which the threads of a block go over elements together: yields the position."""
-    with k.loop(-(-elements // threads), "unroll") as step:
+def strided(
+    k: KernelBuilder, elements: int, threads: int, thread: Expr, written: int = 0
+) -> Iterator[Expr]:
+    """A loop in which the threads of a block go over elements together, so many iterations of which
+    are written out (0: all): yields the position."""
+    with k.loop(-(-elements // threads), "unroll", width=written) as step:
         at = simplify(step * threads + thread)
         if elements % threads:
             with k.when(at < elements):

@@ -30,6 +30,7 @@ from graphc.ir.simplify import simplify
 
 WARP = 32
 LINE = 8  # chunks of 16 bytes that lie in different banks
+WORDS_AT_ONCE = 4  # that a thread puts together: more would need many registers for addresses
 STEP = 8  # words of the depth that one instruction multiplies: two chunks
 
 
@@ -47,9 +48,9 @@ class Crew:
     def lane(self) -> Expr:
         return simplify(self.thread % WARP)
 
-    def strided(self, elements: int) -> AbstractContextManager[Expr]:
-        """A loop in which they go over elements together: yields the position."""
-        return strided(self.k, elements, self.threads, self.thread)
+    def strided(self, elements: int, written: int = 0) -> AbstractContextManager[Expr]:
+        """A loop in which they go over elements together (see operands.py): yields the position."""
+        return strided(self.k, elements, self.threads, self.thread, written)
 
 
 class Panel:
@@ -108,7 +109,7 @@ class Panel:
             crew.k.emit(Intrin("copy16", (place, source, valid, other)))
 
     def _gather(self, crew: Crew, first: Expr, slice: Expr, stage: Expr) -> None:
-        with crew.strided(self.side * self.depth_words) as n:
+        with crew.strided(self.side * self.depth_words, WORDS_AT_ONCE) as n:
             row, word = simplify(n // self.depth_words), simplify(n % self.depth_words)
             deep = simplify((slice * self.depth_words + word) * self.kind.per_word)
             *place, start = self._place(stage, row, simplify(word // CHUNK))
