@@ -1,5 +1,6 @@
 """Contractions on matrix cores: every type, odd sizes, convolutions; and faults that are caught."""
 
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from cuda_programs import chosen_architectures, graph_of, inputs_of, needs_compi
 
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.machines import machine
-from graphc.backends.cuda.nvcc import compile_cuda
+from graphc.backends.cuda.nvcc import compile_cuda, find_nvcc
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.costs import Problem, ranked
@@ -173,6 +174,18 @@ def test_tiles_are_those_that_suit_a_gpu():
         assert gpu.resident(large.threads, large.shared, large.registers)
     assert best("sm_90", 4096, 4096, 2048).area == 128 * 256
     assert best("sm_90,sm_86", 4096, 4096, 2048).shared <= machine("sm_86").block_shared
+
+
+@needs_nvcc
+def test_registers_are_enough_for_the_largest_tiles(tmp_path):
+    large = BOTH_ACROSS.replace("3,40,48", "1,256,256").replace("3,40,56", "1,256,512")
+    graph = optimise(graph_of(large), passes=cuda_passes())
+    source = emit(lower(graph, [lambda c: lower_matrix_cores(c, machine("sm_90"), CORE_TILES[0])]))
+    path = tmp_path / "kernels.cu"
+    path.write_text(source.text)
+    command = [find_nvcc(), "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", tmp_path / "x", path]
+    said = subprocess.run(command, capture_output=True, text=True).stderr
+    assert " 0 bytes spill stores, 0 bytes spill loads" in said, said
 
 
 @needs_compiler

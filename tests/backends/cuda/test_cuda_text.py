@@ -130,6 +130,15 @@ def test_a_block_loop_has_one_form():
         launches(replace(kernel, body=(twice,)))
 
 
+def test_a_loop_may_be_written_out_in_part():
+    loops = SCALE.replace("parallel", "unroll", 1)
+    assert loops != SCALE and "    #pragma unroll\n" in text_of(loops)
+    kernel = parse_kernel(loops)
+    (outer,) = kernel.body
+    text = emit(program_of(replace(kernel, body=(replace(outer, width=4),)))).text
+    assert "    #pragma unroll 4\n" in text
+
+
 def test_large_arrays_are_parts_of_what_the_launch_asks_for():
     two = REVERSE.replace("64", "12288").replace("thread t", "shared more: f32[5]\n    thread t")
     source = emit(program_of(parse_kernel(two)))
