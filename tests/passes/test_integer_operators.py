@@ -242,6 +242,27 @@ def test_halves_as_onnx_runtime(kind, zero, dtype):
     np.testing.assert_array_equal(found, by_onnx_runtime(model))
 
 
+MOVES: dict[str, Callable[[QuantisedModel, str], str]] = {
+    "Transpose": lambda m, x: m.node("Transpose", x, perm=[0, 2, 3, 1]),
+    "MaxPool": lambda m, x: m.node("MaxPool", x, kernel_shape=[2, 2]),
+    "Flatten": lambda m, x: m.node("Flatten", x),
+    "Gather": lambda m, x: m.node("Gather", x, m.constant([1, 0, 2]), axis=1),
+    "Concat": lambda m, x: m.node("Concat", x, x, axis=1),
+}
+
+
+@pytest.mark.parametrize("kind", MOVES)
+def test_halves_after_moves(kind):
+    """ONNX Runtime looks behind some moves for a kernel of integers, and not behind others."""
+    model = QuantisedModel(np.uint8)
+    x = [model.activation(IMAGE, scale, zero) for scale, zero in ((0.5, 30), (0.25, 70))]
+    total = model.node("Add", *(MOVES[kind](model, v) for v in x))
+    model.result = model.build(model.quantise(total, 1.0, 3))
+    graph = driver.optimise(driver.typed(model.result), passes="integers, fold, dce")
+    (found,) = interpret(graph, model.feeds)
+    np.testing.assert_array_equal(found, by_onnx_runtime(model))
+
+
 def test_halves_of_a_pool_of_floats():
     """A pool is no kernel of its own where its result is moved before it is dequantised."""
     model = QuantisedModel(np.int8)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from graphc.ir.dtypes import DType, i8, u8
+from graphc.ir.dtypes import DType, f32, i8, u8
 from graphc.ir.graph import Op, Value
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.quantised.activations import Activated
-from graphc.passes.rules.quantised.moves import MOVES
+from graphc.passes.rules.quantised.moves import MERGES, MOVES, ONE_OPERAND
 
 PRODUCTS = ("Conv", "MatMul", "Gemm")
+# Behind these it looks for the DequantizeLinear of an operand (its QDQPropagation).
+TRANSPARENT = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 UNSIGNED = ("Conv", "MatMul")  # what has a kernel for uint8 only
 WHOLE_OPERATORS = "quantised operators"  # an option: the graph came with some
 
@@ -48,7 +50,19 @@ def _kind_before(value: Value | None) -> DType | None:
     if dequantise is None or dequantise.name != "DequantizeLinear":
         return None
     source = dequantise.inputs[0]
+    while source is not None and _was_moved(source):
+        assert source.producer is not None
+        if source.producer.name not in TRANSPARENT:
+            return f32
+        source = source.producer.inputs[0]
     return None if source is None else _kind(source)
+
+
+def _was_moved(value: Value) -> bool:
+    """Whether integers were moved by the rules for moves, in place of floats: then nothing in the
+    model has their name."""
+    op = value.producer
+    return op is not None and not value.name and op.name in (*ONE_OPERAND, *MERGES)
 
 
 def _kind(value: Value) -> DType:

@@ -26,7 +26,8 @@ from graphc.passes.rules.quantised.values import Quantised, Target, codes
 
 SUM_BITS = 12  # that the sum of two multiplied bytes has beyond the multipliers
 COARSEST_SUM = 12  # bits below the unit that sums of table entries have at least
-FEWER = 6  # bits than the unit has, in which sums are close to halfway
+NUDGE = 18  # bits fewer than the unit has, in what is added to see if it rounds better
+CLOSE = 6  # bits fewer than the unit has, in which sums are close to halfway
 HALVES = (UP, TO_EVEN, TO_ODD)
 
 
@@ -175,7 +176,10 @@ class Sum:
             return
         by = round(math.ldexp(left, shift)), round(math.ldexp(right, shift))
         offset = self._offset(by, shift, constant) + (1 << shift - 1)
-        for halves in HALVES:
+        little = max(1 << shift >> NUDGE, 1)
+        for more in (0, little, -little):
+            yield Linear(by, offset + more, shift)
+        for halves in (TO_EVEN, TO_ODD):
             yield Linear(by, offset, shift, halves)
 
     def _offset(self, by: tuple[int, int], shift: int, constant: float | None) -> int:
@@ -208,7 +212,7 @@ class Sum:
         where they are halfway, unless pairs that are close to that have it otherwise."""
         target, expected, one = self.pairs.target, self.expected(), 1 << shift
         limits = (np.arange(1, target.high - target.low + 1) << shift) - one // 4
-        close = np.abs((totals & one - 1) - one // 4 * 3) < one >> FEWER
+        close = np.abs((totals & one - 1) - one // 4 * 3) < one >> CLOSE
         totals, above = totals[close], expected[close] - target.low
         number = totals >> shift  # of the limit close to which they are
         for n in np.unique(number):
