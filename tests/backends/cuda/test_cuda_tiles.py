@@ -14,6 +14,7 @@ from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.costs import Problem, ranked
 from graphc.backends.cuda.strategies.tiles import TILES, Tile, lower_shared_tiles
+from graphc.driver import cuda_program
 from graphc.ir.interp import interpret
 from graphc.ir.program import Program
 from graphc.passes.lower import lower
@@ -79,6 +80,26 @@ def test_graphs_agree_with_the_interpreter(tile, name):
     (found,) = simulate(source)(inputs)
     (wanted,) = interpret(graph_of(GRAPHS[name]), inputs)
     np.testing.assert_allclose(found, wanted, 1e-4, 1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("type", ["f32", "f16"])
+@pytest.mark.parametrize("sizes", [(9, 17, 1), (33, 65, 31), (130, 70, 17), (8, 260, 24)], ids=str)
+def test_awkward_sizes(sizes, type):
+    m, n, k = sizes
+    text = f"""graph @g(%x: {type}[2,{k},{m}], %w: {type}[2,{k},{n}], %b: {type}[{n}]) -> ? {{
+  %t = Transpose(%x) {{perm=[0,2,1]}}
+  %r = Relu(%t)
+  %p = MatMul(%r, %w)
+  %y = Add(%p, %b)
+  return %y
+}}"""
+    source = emit(cuda_program(graph_of(text)))
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source, (0, 3))(inputs)
+    (wanted,) = interpret(graph_of(text), inputs)
+    tolerance = 1e-5 if type == "f32" else 2e-3
+    np.testing.assert_allclose(found, wanted, tolerance, tolerance * np.ptp(wanted))
 
 
 @EACH_TILE
