@@ -91,7 +91,7 @@ class CompiledModel(Runnable):
         self.graph, self.adopt = graph, adopt
         super().__init__(
             [Spec(p.name, p.type) for p in graph.params],
-            [Spec(n, v.type) for n, v in zip(graph.output_names, graph.results)],
+            [Spec(n, v.type) for n, v in graph.named_results()],
         )
         target = Target(compile_static, native, policy)
         self._specialised = SpecialisedGraph(graph, target, inner=False)

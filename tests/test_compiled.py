@@ -5,14 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import graphc
 from graphc import execution
+from graphc.backends import c99
 from graphc.compiled import CompiledModel
-from graphc.driver import compiler, settings
+from graphc.driver import c_program, compiler, optimise, settings, typed
 from graphc.errors import ModelError
 from graphc.execution import HostOp, Plan, SpecialisedGraph, natively
+from graphc.ir import dtypes
+from graphc.ir.build import Builder
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
 from graphc.ir.parser import parse_graph
+from graphc.ir.types import TensorType
+from graphc.passes.fuse import LONGEST
+from graphc.passes.specialise import specialise
 
 
 def compiled(graph: Graph | str) -> CompiledModel:
@@ -313,3 +320,29 @@ def test_inputs_are_checked():
     for feeds, message in bad:
         with pytest.raises(ModelError, match=message):
             model.run(feeds)
+
+
+# ---------------------------------------------------------------- sizes and names
+
+
+def test_long_chains_are_several_kernels():
+    """One expression of all ops would be deeper than anything that walks it."""
+    ops = [f"  %v{n + 1} = {('Neg', 'Tanh', 'Sigmoid')[n % 3]}(%v{n})" for n in range(300)]
+    text = "graph @g(%v0: f32[4]) -> ? {\n" + "\n".join(ops) + "\n  return %v300\n}"
+    graph = specialise(parse_graph(text))
+    optimise(graph)
+    lengths = [len(op.regions[0].ops) for op in graph.ops if op.name == "fused"]
+    assert sum(lengths) >= 300 and max(lengths) <= LONGEST
+    check(compiled(text), f32(4))
+
+
+def test_outputs_without_names():
+    graph = Graph("g")
+    param = graph.add_param(TensorType(dtypes.f32, (3,)), "x")
+    result = Builder(graph).Neg(param)
+    graph.set_results([result, result])
+    model = graphc.compile(graph, threads=1)
+    assert [spec.name for spec in model.outputs] == ["output0", "output1"]
+    plain = c99.build(c_program(typed(graph)))
+    for found in (model.run([f32(3)]), plain([f32(3)])):
+        np.testing.assert_array_equal(found, [-f32(3)] * 2)

@@ -55,7 +55,7 @@ def summary(graph: Graph) -> str:
     count = sum(t.size for t in weights)
     lines = [f"model {graph.name}: {sum(op.name != 'Constant' for op in graph.walk())} ops"]
     lines += [f"  input  {p.name}: {p.type}" for p in graph.params]
-    lines += [f"  output {n}: {v.type}" for n, v in zip(graph.output_names, graph.results)]
+    lines += [f"  output {n}: {v.type}" for n, v in graph.named_results()]
     size = nbytes(sum(t.nbytes for t in weights))
     lines.append(f"  constants: {quantity(count)} elements in {len(weights)} tensors, {size}")
     return "\n".join(lines)

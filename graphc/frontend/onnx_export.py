@@ -18,12 +18,14 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
-from graphc.errors import InternalError, UnsupportedError
+from graphc.errors import InternalError, ModelError, UnsupportedError
 from graphc.files import check_folder, write_bytes, writing
 from graphc.frontend import opsets
+from graphc.frontend.admitted import Conversions, conversions
 from graphc.frontend.functions import without_weights
 from graphc.frontend.onnx_import import REGIONS
 from graphc.frontend.proto import attribute_proto, tensor_proto, type_proto
+from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import expand
 from graphc.ir.types import TensorType, Type
@@ -36,7 +38,8 @@ def export_onnx(graph: Graph, path: str | os.PathLike | None = None) -> ModelPro
     """The graph as a model that onnx.checker accepts; written to `path` if one is given.
 
     Constants of more than 1.5 GB together are written to `path` + ".data". UnsupportedError names
-    an op that has neither a counterpart in ONNX nor a body of such ops.
+    an op that has neither a counterpart in ONNX nor a body of such ops. ModelError if a graph that
+    has not been typed turns out to be wrong.
     """
     model = _Exporter(graph).model()
     if path is not None:
@@ -73,6 +76,9 @@ class _Exporter:
 
     def model(self) -> ModelProto:
         graph = self.graph
+        for param in graph.params:
+            if isinstance(param.type, TensorType) and param.type.shape is None:
+                raise UnsupportedError(f"the rank of input {param.name!r} is not known; fix it")
         inputs = [self._info(p, self._claim(p, p.name or f"input{p.index}")) for p in graph.params]
         outputs = self._name_outputs()
         model = ModelProto(producer_name="graphc")
@@ -86,7 +92,7 @@ class _Exporter:
         proto.input.extend(inputs)
         proto.output.extend(self._info(v, n) for v, n in zip(graph.results, outputs))
         proto.value_info.extend(self._infos(graph, {*taken, *outputs}))
-        _stamp(model, self.nodes, graph.output_types)
+        _stamp(model, self.nodes, graph)
         return model
 
     # ------------------------------------------------------------ names
@@ -98,10 +104,8 @@ class _Exporter:
     def _name_outputs(self) -> list[str]:
         """The names of the outputs, each given to the value where it has none yet."""
         graph = self.graph
-        given = [*graph.output_names, *(v.name for v in graph.results[len(graph.output_names) :])]
         names = []
-        for position, (value, wish) in enumerate(zip(graph.results, given)):
-            wish = wish or f"output{position}"
+        for wish, value in graph.named_results():
             if self.name_of.get(value) == wish and wish not in names:
                 names.append(wish)  # an input that is an output
                 continue
@@ -132,12 +136,58 @@ class _Exporter:
             assert op.inputs[0] is not None
             self.name_of[op.output] = self.name_of[op.inputs[0]]
         elif opsets.schema(op) is not None:
-            self._node(op, proto, arrays)
+            self._known(op, proto, arrays)
         elif op.defn.form == "composite":
-            scratch, _ = expand(op)
-            self._inline(op, scratch, op.inputs, proto, arrays)
+            self._expand(op, proto, arrays)
         else:
             raise UnsupportedError(f"{op.where()}: {op.defn.full_name} has no counterpart in ONNX")
+
+    def _known(self, op: Op, proto: GraphProto, arrays: dict[int, str]) -> None:
+        """An op that ONNX has: as it is, or, if it has types that ONNX does not take, as its body
+        or between conversions."""
+        try:
+            between = conversions(op, _split(op)[0])
+        except UnsupportedError:
+            if op.defn.form != "composite":
+                raise
+            self._expand(op, proto, arrays)
+            return
+        if between is None:
+            self._node(op, proto, arrays)
+        elif op.defn.form == "composite":
+            self._expand(op, proto, arrays)
+        else:
+            self._converted(op, between, proto, arrays)
+
+    def _expand(self, op: Op, proto: GraphProto, arrays: dict[int, str]) -> None:
+        scratch, _ = expand(op)
+        self._inline(op, scratch, op.inputs, proto, arrays)
+
+    def _converted(self, op: Op, between: Conversions, proto: GraphProto, arrays) -> None:
+        """An op between conversions of its operands and results."""
+        operands = []
+        for value, dtype in zip(op.inputs, between.operands):
+            name = "" if value is None else self.name_of[value]
+            operands.append(self._cast(name, name, dtype, proto) if value and dtype else name)
+        node = self._node(op, proto, arrays)
+        node.input[:] = operands
+        for number, (value, dtype) in enumerate(zip(op.outputs, between.results)):
+            if dtype is not None and node.output[number]:
+                assert isinstance(value.type, TensorType)
+                final = node.output[number]
+                node.output[number] = self.names.fresh(f"{final}.{dtype}")
+                self._cast(node.output[number], final, value.type.dtype, proto, exactly=True)
+
+    def _cast(
+        self, source: str, wish: str, dtype: DType, proto: GraphProto, exactly: bool = False
+    ) -> str:
+        """The name of a value converted to a type: `wish`, if need be with a number behind."""
+        name = wish if exactly else self.names.fresh(f"{wish}.{dtype}")
+        node = helper.make_node("Cast", [source], [name], to=dtype.onnx)
+        node.name = self.node_names.fresh(f"{name}.cast")
+        self.nodes.append(node)
+        proto.node.append(node)
+        return name
 
     def _constant(self, value: Value, proto: GraphProto, arrays: dict[int, str]) -> None:
         array = value.constant
@@ -169,7 +219,7 @@ class _Exporter:
 
     # ------------------------------------------------------------ nodes
 
-    def _node(self, op: Op, proto: GraphProto, arrays: dict[int, str]) -> None:
+    def _node(self, op: Op, proto: GraphProto, arrays: dict[int, str]) -> NodeProto:
         declared, captured = _split(op)
         node = NodeProto(op_type=op.name, domain=op.defn.domain)
         node.name = self.node_names.fresh(op.loc[0] if op.loc else op.name)
@@ -186,6 +236,7 @@ class _Exporter:
             node.attribute.append(helper.make_attribute(name, body))
         self.nodes.append(node)
         proto.node.append(node)
+        return proto.node[-1]
 
     def _output(self, value: Value, optional: bool) -> str:
         if value in self.name_of:
@@ -260,7 +311,7 @@ def _split(op: Op) -> tuple[list[Value | None], list[Value]]:
 # ---------------------------------------------------------------- the model around the graph
 
 
-def _stamp(model: ModelProto, nodes: list[NodeProto], declared: list[Type | None]) -> None:
+def _stamp(model: ModelProto, nodes: list[NodeProto], graph: Graph) -> None:
     """Sets the lowest opset with which onnx.checker accepts the model, and types its outputs."""
     domains = {node.domain for node in nodes if node.domain}
     others = [helper.make_opsetid(d, opsets.stamp(d, nodes)) for d in sorted(domains)]
@@ -270,11 +321,12 @@ def _stamp(model: ModelProto, nodes: list[NodeProto], declared: list[Type | None
         model.opset_import.extend([helper.make_opsetid("", version), *others])
         model.ir_version = helper.find_min_ir_version_for(model.opset_import, True)
         try:
-            _check(model, declared)
+            _check(model, graph.output_types)
             return
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as found:
             error = error or found
-    raise InternalError(f"the exported model is not valid ONNX: {error}")
+    kind = ModelError if graph.phase == "imported" else InternalError  # not checked before
+    raise kind(f"the exported model is not valid ONNX: {error}")
 
 
 def _check(model: ModelProto, declared: list[Type | None]) -> None:
@@ -307,7 +359,7 @@ def _output_type(found: ValueInfoProto, declared: Type | None) -> TypeProto:
     ranked = kind and (kind != "tensor_type" or found.type.tensor_type.HasField("shape"))
     if ranked:
         return found.type
-    if declared is None:
+    if declared is None or (isinstance(declared, TensorType) and declared.shape is None):
         raise UnsupportedError(f"the rank of output {found.name!r} is not known; fix the shapes")
     return type_proto(declared)
 

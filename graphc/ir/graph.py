@@ -229,6 +229,18 @@ class Graph(Region):
     def outputs(self) -> list[Value]:
         return self.results
 
+    def named_results(self) -> list[tuple[str, Value]]:
+        """The outputs by name. Those of a graph that names none go by the names of their values,
+        made distinct."""
+        names = self.output_names
+        for position, value in enumerate(self.results[len(names) :]):
+            wish = value.name or f"output{position}"
+            number = 0
+            while (name := f"{wish}.{number}" if number else wish) in names:
+                number += 1
+            names = [*names, name]
+        return list(zip(names, self.results))
+
     def __str__(self) -> str:
         from graphc.ir.printer import print_graph
 

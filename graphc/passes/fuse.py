@@ -29,6 +29,7 @@ from graphc.passes.context import Context
 from graphc.passes.pass_manager import Pass, register_pass
 
 CHEAP = 6  # cost per element up to which recomputing beats storing
+LONGEST = 64  # ops in a row in one group: their bodies become one expression, that deep
 
 
 @dataclass(eq=False)
@@ -38,6 +39,7 @@ class Group:
     ops: list[Op]
     anchor: str  # map, row, window, contraction
     space: tuple
+    number: int  # of its first op, in the order in which they are placed
     rows: int = 0  # trailing physical dims reduced, in a row group
     before: set[Group] = field(default_factory=set)  # groups this one depends on
 
@@ -55,6 +57,7 @@ class Fuser:
     def __init__(self, region: Region, widening: bool = False):
         self.region, self.widening = region, widening
         self.group: dict[Op, Group] = {}
+        self.depth: dict[Op, int] = {}  # ops of the group on the longest way to an op, and itself
 
     def run(self) -> list[Group]:
         for op in self.region.ops:
@@ -88,12 +91,13 @@ class Fuser:
         return "row" if structure.row_operand(op) else "window"
 
     def open(self, op: Op, anchor: str) -> Group:
-        group = Group([op], anchor, space_of(op.outputs[0]) if anchor != "opaque" else ())
+        space = space_of(op.outputs[0]) if anchor != "opaque" else ()
+        group = Group([op], anchor, space, len(self.group))
         row = structure.row_operand(op) if anchor == "row" else None
         if row is not None:
             operand, group.rows = row
             group.space = space_of(op.inputs[operand])  # type: ignore[arg-type]
-        self.group[op] = group
+        self.group[op], self.depth[op] = group, 1
         self.depend(group, op)
         return group
 
@@ -106,8 +110,13 @@ class Fuser:
 
     def add(self, op: Op, group: Group) -> None:
         group.ops.append(op)
-        self.group[op] = group
+        self.group[op], self.depth[op] = group, self.depth_in(group, op)
         self.depend(group, op)
+
+    def depth_in(self, group: Group, op: Op) -> int:
+        """The depth of an op as a member of a group."""
+        members = [op.inputs[n].producer for n in self.read_operands(op, group)]  # type: ignore[union-attr]
+        return 1 + max((self.depth[member] for member in members if member), default=0)
 
     def producers(self, op: Op) -> list[Group]:
         found = [
@@ -118,9 +127,8 @@ class Fuser:
     def candidates(self, op: Op) -> list[Group]:
         """Groups of the producers; those that save most traffic first, then the latest."""
         rank = {"contraction": 3, "window": 2, "row": 1, "map": 0}
-        order = {g: n for n, g in enumerate(dict.fromkeys(self.group.values()))}
         groups = [g for g in self.producers(op) if g.anchor in rank]
-        return sorted(groups, key=lambda g: (-rank[g.anchor], -order[g]))
+        return sorted(groups, key=lambda g: (-rank[g.anchor], -g.number))
 
     # ---------------------------------------------------------------- legality
 
@@ -128,7 +136,7 @@ class Fuser:
         """Whether `op` may become part of `group`; turns a map group into a row group."""
         if any(group in other.before for other in self.producers(op) if other is not group):
             return False
-        if not self.leaves_same_space(op, group):
+        if self.depth_in(group, op) > LONGEST or not self.leaves_same_space(op, group):
             return False
         if structure.reductions(op):
             return self.joins_as_reduction(op, group)
@@ -233,6 +241,8 @@ class Fuser:
             for member in other.ops:
                 self.group[member] = group
             group.ops = [*other.ops, *group.ops]
+            group.number = min(group.number, other.number)
+            self.depth[op] = max(self.depth[op], self.depth_in(group, op))
             group.before |= other.before
             self.retarget(other, group)
 
@@ -250,7 +260,7 @@ class Fuser:
             for value in member.outputs:
                 if value in results or any(u not in other and u not in group for u in value.users):
                     return False
-        if any(other in g.before for g in group.before):
+        if self.depth_in(other, op) > LONGEST or any(other in g.before for g in group.before):
             return False
         pure = all(_is_for_readers(m, self.widening) for m in other.ops)
         if self.widening and structure.is_widening(op):
@@ -345,15 +355,16 @@ def fuse(graph: Graph, ctx: Context | None = None, widening: bool = False) -> bo
     raise_scalars(graph, ctx)
     clone_movement(graph, widening)
     groups = [g for g in Fuser(graph, widening).run() if ctx.spend("fuse", g.ops[-1])]
+    position = {op: n for n, op in enumerate(graph.ops)}
     for group in groups:
-        _make_fused(graph, group)
+        _make_fused(graph, group, position)
     if groups:
         sort_ops(graph)
     return bool(groups)
 
 
-def _make_fused(graph: Graph, group: Group) -> None:
-    members = sorted(group.ops, key=graph.ops.index)
+def _make_fused(graph: Graph, group: Group, position: dict[Op, int]) -> None:
+    members = sorted(group.ops, key=position.__getitem__)
     inside = set(members)
     results = set(graph.results)
     inputs = list(dict.fromkeys(

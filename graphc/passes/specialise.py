@@ -130,7 +130,7 @@ def _bound(graph: Graph, name: str, lo: int, hi: int) -> None:
 
 def _check_declared(graph: Graph) -> None:
     """ModelError if an output has other elements than the model says."""
-    for name, value, declared in zip(graph.output_names, graph.results, graph.output_types):
+    for (name, value), declared in zip(graph.named_results(), graph.output_types):
         found = value.type
         tensors = isinstance(found, TensorType) and isinstance(declared, TensorType)
         if tensors and found.dtype is not declared.dtype:  # type: ignore[union-attr]

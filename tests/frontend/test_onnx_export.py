@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx_models import model, run, single
 
-from graphc.errors import UnsupportedError
+from graphc.errors import ModelError, UnsupportedError
 from graphc.frontend import onnx_export
 from graphc.frontend.onnx_export import export_onnx
 from graphc.frontend.onnx_import import import_onnx
@@ -245,3 +245,19 @@ def test_large_constants_go_beside_the_model(tmp_path, monkeypatch):
     np.testing.assert_array_equal(run(path, X)[0], run(source, X)[0])
     session = runtime.InferenceSession(str(path))
     np.testing.assert_allclose(session.run(None, {"x": X})[0], X @ big.T, rtol=1e-4)
+
+
+@pytest.mark.parametrize("where", ["input", "output"])
+def test_ranks_that_are_not_known(where):
+    body = "y = Neg(x)" if where == "input" else "s = NonZero(x) t = Flatten(s) y = Reshape(x, t)"
+    made = model(f"g (float[N] x) => (float[M] y) {{ {body} }}")
+    info = (made.graph.input if where == "input" else made.graph.output)[0]
+    info.type.tensor_type.ClearField("shape")
+    with pytest.raises(UnsupportedError, match=f"the rank of {where} '.' is not known"):
+        export_onnx(import_onnx(made))
+
+
+def test_wrong_models_that_nobody_has_typed():
+    made = import_onnx(model("g (float[2] x) => (float[2] y) { y = Concat<axis = 5>(x, x) }"))
+    with pytest.raises(ModelError, match="not valid ONNX: .*Concat"):
+        export_onnx(made)

@@ -19,7 +19,7 @@ def check_typed(graph: Graph) -> None:
     """UnsupportedError if a typed graph has inputs, outputs or ops that no pass can help."""
     for value in graph.params:
         _check_value(value, "input")
-    for name, value in zip(graph.output_names, graph.results):
+    for name, value in graph.named_results():
         maker = value.producer
         where = maker.where() if maker is not None and maker.name != "Constant" else "output"
         _check_value(value, f"{where}, output {name!r}" if where != "output" else "output")

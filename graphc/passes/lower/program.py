@@ -354,8 +354,7 @@ class Lowering:
         return Program(
             self.name,
             [(v.name, v.tensor) for v in self.graph.params],
-            [(n, v.tensor.with_layout(None))
-             for n, v in zip(self.graph.output_names, self.graph.results)]
+            [(n, v.tensor.with_layout(None)) for n, v in self.graph.named_results()]
             + [(f"sizes{n}", type) for n, type in enumerate(self.sizes)],
             kernels, steps, [self.constants[n] for n in used], peak, bound,
             resident=self.places(offsets),
