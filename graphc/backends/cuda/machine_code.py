@@ -42,7 +42,7 @@ def machine_code(text: str, arch: str, form: str = "cubin") -> bytes:
     """The `form` of a CUDA file for an architecture (sm_80).
 
     UnsupportedError without a compiler, ModelError for an architecture it does not know,
-    InternalError, with what the compiler says, if it rejects the text or warns of it.
+    InternalError, with what the compiler says, if it rejects the text.
     """
     name = compiler()
     if name is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cuda_programs import BRANCHES, graph_of, inputs_of, needs_compiler, needs_nvcc
 from fake_gpu import environment, make
+from test_gpu import GRAPHS
 
 from graphc.driver import cuda_program
 from graphc.ir.interp import interpret
@@ -52,6 +53,13 @@ def test_bindings(name, gpu):
     assert "illegal memory access" in seen["broken"] and seen["broken"].startswith("kernel ")
 
 
+def test_what_runs_on_a_gpu_can_be_compiled():
+    """As much as no other test sees without a GPU: that all are graphs."""
+    assert len(GRAPHS) > 30
+    for text in GRAPHS.values():
+        graph_of(text)
+
+
 @needs_compiler
 @needs_nvcc
 def test_what_runs_on_a_gpu_would_run(gpu):
@@ -59,7 +67,7 @@ def test_what_runs_on_a_gpu_would_run(gpu):
     if not any(map(installed, MODULES)):
         pytest.skip("neither of the bindings is installed")
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider",
-               "-k", "not test_graphs", HERE / "test_gpu.py"]  # fmt: skip
+               "-k", "not test_graphs and not shapes", HERE / "test_gpu.py"]  # fmt: skip
     done = subprocess.run(command, env=environment(gpu), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)

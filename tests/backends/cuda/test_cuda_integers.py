@@ -43,10 +43,16 @@ CONSTANT = """graph @g(%x: {a}[20,37]) -> ? {{
   %y = MatMulInteger(%x, %w, %u, %v)
   return %y
 }}"""
-GRAPHS = {
+OPERATORS = {
     "convolution": CONVOLUTION, "odd_convolution": ODD_CONVOLUTION, "product": PRODUCT,
     "constant": CONSTANT,
 }  # fmt: skip
+GRAPHS = {
+    f"{name}-{a}-{b}": text.format(a=a, b=b)
+    for name, text in OPERATORS.items()
+    for a in ("i8", "u8")
+    for b in ("i8", "u8")
+}
 NETWORK = """graph @g(%x: i8[1,16,10,9]) -> ? {
   const %w : i8[32,16,3,3] = random(seed=1)
   const %v : i8[16,32,3,3] = random(seed=2)
@@ -75,11 +81,9 @@ NETWORK = """graph @g(%x: i8[1,16,10,9]) -> ? {
 
 
 @needs_compiler
-@pytest.mark.parametrize("b", ["i8", "u8"])
-@pytest.mark.parametrize("a", ["i8", "u8"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_products_of_bytes(name, a, b):
-    text = GRAPHS[name].format(a=a, b=b)
+def test_products_of_bytes(name):
+    text = GRAPHS[name]
     source = cuda_of(text)
     assert any(step.function.startswith("cores") for step in source.steps)
     inputs = inputs_of(source.program)
