@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from graphc.errors import InternalError
-from graphc.ir.dtypes import DType
+from graphc.ir.dtypes import DType, boolean
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, cast, transform, walk
 from graphc.ir.expr import substitute as substitute_expr
 from graphc.ir.graph import Op, Region, Value
@@ -179,14 +179,17 @@ class _Composer:
 
 
 def _sequence(contents: np.ndarray, index: tuple[Expr, ...], dtype: DType) -> Expr | None:
-    """The element of a constant of equidistant integers along one axis: positions and the like need
-    not be read."""
+    """The element of a constant of equidistant integers along one axis, or of one truth value:
+    positions and masks that hide nothing need not be read."""
+    flat = contents.reshape(-1)
+    if dtype is boolean and flat.size and (flat == flat[0]).all():
+        return Const(bool(flat[0]), dtype)
     axes = [d for d, extent in enumerate(contents.shape) if extent != 1]
     if len(axes) != 1 or not dtype.is_integer or contents.size == 0:
         return None
-    first, *others = (int(x) for x in contents.reshape(-1)[:2])
-    step = others[0] - first
-    if not np.array_equal(contents.reshape(-1), first + step * np.arange(contents.size)):
+    first = int(flat[0])
+    step = int(flat[1]) - first
+    if not np.array_equal(flat, first + step * np.arange(flat.size)):
         return None
     return cast(first + step * index[axes[0]], dtype)
 
