@@ -40,6 +40,7 @@ from graphc.ir.graph import Graph
 
 PARTS = ("latency", "bandwidth", "gemm", "attention", "rows", "models")
 ROUNDS, TURNS = 10, 5  # runs timed in one turn, and turns of each contender
+WARM_SECONDS = 0.5  # of work before a case is measured: an idle GPU runs at a low clock
 REPLAYS = 100  # of a small model, in a row
 FLUSHED = 128 << 20  # bytes copied before a run: more than caches hold, and time to get ahead
 REACHED = {  # least ratio, by part and kind
@@ -166,6 +167,9 @@ def measure(case: Case, gpu: Any, copy: float, tune: bool = False) -> dict[str, 
         except Exception as error:
             missing[name] = f"{type(error).__name__}: {error}"[:200]
     times: dict[str, list[float]] = {name: [] for name in runs}
+    end = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < end:
+        runs["graphc"]()
     for _ in range(TURNS):
         for name, run in runs.items():
             times[name] += run()

@@ -38,6 +38,7 @@ def test_a_case_is_measured(monkeypatch):
     monkeypatch.syspath_prepend(BENCH.parent)
     bench = pytest.importorskip("bench_cuda")
     monkeypatch.setattr(bench, "FLUSHED", 1 << 12)
+    monkeypatch.setattr(bench, "WARM_SECONDS", 0.0)
     monkeypatch.setattr(gpu, "image_for", lambda text, arch: text.encode())
     text = bench.cuda_cases.elementwise("add", 2, 300)
     peers = {"jax": lambda inputs: lambda: 0, "torch": lambda inputs: 1 // 0}

@@ -89,6 +89,7 @@ def arrays_of_cupy(array):
 
 
 def arrays_of_jax(array):
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves memory to others
     jax = pytest.importorskip("jax")
     return jax.device_put(array, jax.devices("gpu")[0]), jax.dlpack.from_dlpack
 
