@@ -14,7 +14,7 @@ from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.costs import Problem, ranked
 from graphc.backends.cuda.strategies.tiles import TILES, Tile, lower_shared_tiles
-from graphc.driver import cuda_program
+from graphc.driver import cuda_passes, cuda_program, optimise
 from graphc.ir.interp import interpret
 from graphc.ir.program import Program
 from graphc.passes.lower import lower
@@ -49,7 +49,7 @@ EACH_TILE = pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.c
 def tiled(text: str, tile: Tile) -> Program:
     """The program of a graph, its contraction with a tile."""
     own = [lambda c: lower_shared_tiles(c, machine(), tile), *strategies()]
-    return lower(graph_of(text), own)
+    return lower(optimise(graph_of(text), passes=cuda_passes()), own)
 
 
 def source_of(text: str, tile: Tile) -> CudaSource:
@@ -111,6 +111,12 @@ def test_no_bank_is_asked_twice(tile, name):
     if tile.rows < 32:  # a row of 16 floats is half of the banks
         found.pop("tile_a")
     assert not any(found.values()), found
+
+
+def test_epilogues_read_vectors():
+    text = source_of(GRAPHS["epilogue"], TILES[0]).text
+    finish = text[text.rindex("__syncthreads();") :]
+    assert finish.count("load_vector(in") == 2  # the bias and what is added
 
 
 def test_operands_are_read_in_vectors():

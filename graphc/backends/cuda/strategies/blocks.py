@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from graphc.backends.cuda.strategies.operands import Operand, stride
+from graphc.backends.cuda.strategies.vectors import are_neighbours, loaded
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
@@ -30,7 +31,7 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Alloc, Buffer, For, Intrin, Kernel, KernelBuilder, Let
-from graphc.ir.simplify import simplify, to_poly, unflatten_index
+from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, flat_buffer
 from graphc.passes.lower.contraction import Match
 from graphc.passes.lower.spaces import flatten_loads, merge_adjacent
@@ -61,15 +62,6 @@ def sort_depth(match: Match) -> None:
     """Puts the summed indices into the order in which the first operand lies in memory."""
     a = simplify(flatten_loads(match.a, match.shapes))
     match.depth.sort(key=lambda k: -stride(a, k))
-
-
-def are_neighbours(offsets: Sequence[Expr]) -> bool:
-    """Whether elements follow one another, the first at a multiple of how many there are."""
-    first, count = to_poly(simplify(offsets[0])), len(offsets)
-    aligned = count > 1 and all(factor % count == 0 for factor in first.values())
-    return aligned and all(
-        simplify(offset - offsets[0] - n) is Const(0, i64) for n, offset in enumerate(offsets)
-    )
 
 
 class BlockedContraction:
@@ -159,7 +151,7 @@ class BlockedContraction:
                     self._store(row, [(columns[n], cells[n]) for n in group])
 
     def _store(self, row: Expr, sums: Sequence[tuple[Expr, Expr]]) -> None:
-        """Results at once where they are neighbours in memory."""
+        """Results at once where they are neighbours in memory, and so what they are made of."""
         totals = [self.k.let(cell) for _, cell in sums]
         places = [
             {**self.fixed, **self.a.place(row), **self.b.place(column), self.marker: total}
@@ -168,8 +160,12 @@ class BlockedContraction:
         offsets = [simplify(substitute(self.offset, each)) for each in places]
         for output, expr in zip(self.match.computation.outputs, self.exprs):
             buffer = flat_buffer(output.buffer)
-            values = [simplify(substitute(expr, each)) for each in places]
-            if are_neighbours(offsets) and buffer.dtype.bits >= 8:
+            held = loaded(self.k, [expr], places)
+            values = [
+                simplify(substitute(substitute(expr, {x: c[n] for x, c in held.items()}), each))
+                for n, each in enumerate(places)
+            ]
+            if are_neighbours(buffer.dtype, offsets):
                 self.k.emit(Intrin("store_vector", (buffer[offsets[0]], *values)))
                 continue
             for offset, value in zip(offsets, values):

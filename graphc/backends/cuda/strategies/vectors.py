@@ -1,0 +1,68 @@
+"""Neighbours in memory, which one access reads or writes: where expressions have them.
+
+Operands of kernels start at multiples of 16 bytes, which is also the most that an access takes. A
+load that a condition guards stays as it is: where the condition is false there may be no element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphc.ir.dtypes import DType, i64
+from graphc.ir.expr import Call, Const, Expr, Load, substitute
+from graphc.ir.expr_text import to_text
+from graphc.ir.kernel import Buffer, Intrin, KernelBuilder
+from graphc.ir.simplify import simplify, to_poly
+
+BYTES = 16  # of an access
+
+
+def are_neighbours(dtype: DType, offsets: Sequence[Expr]) -> bool:
+    """Whether elements follow one another, the first at a multiple of how many there are, and one
+    access may take them all."""
+    count = len(offsets)
+    if count < 2 or dtype.bits < 8 or count * dtype.size > BYTES:
+        return False
+    first = simplify(offsets[0])
+    is_aligned = all(factor % count == 0 for factor in to_poly(first).values())
+    steps = (simplify(offset - first - n) for n, offset in enumerate(offsets))
+    return is_aligned and all(step is Const(0, i64) for step in steps)
+
+
+def unconditional(exprs: Sequence[Expr]) -> list[Load]:
+    """Loads that are made whatever conditions say: those outside of the branches of selects."""
+    found: dict[Load, None] = {}
+    left, seen = list(exprs), set()
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, Load):
+            found[node] = None
+        is_choice = isinstance(node, Call) and node.op.name == "select"
+        left += node.children[:1] if is_choice else node.children
+    return sorted(found, key=to_text)
+
+
+def loaded(
+    k: KernelBuilder, exprs: Sequence[Expr], places: Sequence[dict[Expr, Expr]]
+) -> dict[Load, Buffer]:
+    """Loads of expressions that read neighbours at these places (what indices are there), with the
+    registers that now hold them, one per place."""
+    held: dict[Load, Buffer] = {}
+    for load in unconditional(exprs):
+        if len(load.index) != 1:
+            continue
+        offsets = [simplify(substitute(load.index[0], place)) for place in places]
+        if are_neighbours(load.dtype, offsets):
+            cells = k.alloc(load.dtype, (len(places),), "reg", k.fresh("held"))
+            first = Load(load.source, (offsets[0],), load.dtype)
+            k.emit(Intrin("load_vector", (first, *elements(cells))))
+            held[load] = cells
+    return held
+
+
+def elements(cells: Buffer) -> list[Load]:
+    """All elements of registers, in order."""
+    return [cells[Const(n, i64)] for n in range(cells.size)]
