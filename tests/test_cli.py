@@ -506,6 +506,12 @@ def test_bad_inputs(capsys, tmp_path):
     assert "text.npy" in refused(capsys, "run", model, "--input", f"x={tmp_path}/text.npy")
 
 
+def test_compiled_models_are_for_run(capsys, tmp_path):
+    saved = tmp_path / "m.gcm"
+    ok(capsys, "compile", DIGITS, "--dim", "N=1", "-o", saved)
+    assert "graphc run takes it" in refused(capsys, "verify", saved)
+
+
 def test_bad_text(capsys, tmp_path):
     path = tmp_path / "m.gir"
     for text in (

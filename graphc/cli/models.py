@@ -95,6 +95,8 @@ def open_model(args: argparse.Namespace) -> Model:
 
 def read_graph(path: Path) -> Graph:
     """The graph of an ONNX model, or of a file of graphc's own text."""
+    if path.suffix == ".gcm":
+        raise ModelError(f"{path}: is compiled already; graphc run takes it, no other command")
     if path.suffix != ".gir":
         from graphc.frontend.onnx_import import import_onnx
 

@@ -30,6 +30,12 @@ def _attributes(schema: onnx.defs.OpSchema) -> dict[str, tuple[int, bool]]:
     return {name: (kind, schema.attributes[name].required) for name, kind in kinds.items()}
 
 
+def is_variadic(op_type: str, domain: str, version: int) -> bool:
+    """Whether an operator has as many outputs as its node lists."""
+    schema = schema_of(op_type, domain, version)
+    return schema is not None and schema.max_output > len(schema.outputs)
+
+
 def check_text(message: Message, where: str = "the model") -> None:
     """ModelError if a name anywhere in a message is not UTF-8 (protobuf hands it out as bytes)."""
     if isinstance(message, TensorProto):  # its fields can be large, and hold few names

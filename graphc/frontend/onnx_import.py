@@ -240,8 +240,9 @@ class Importer:
                 attrs[attribute.name] = tensors.to_python(attribute, where, self.folder)
         inputs = [scope.find(key) if key else None for key in proto.input]
         outputs = list(proto.output)
-        while outputs and not outputs[-1]:
-            outputs.pop()
+        if not checks.is_variadic(proto.op_type, domain, version):  # those count all outputs
+            while outputs and not outputs[-1]:
+                outputs.pop()
         return Node(
             proto.op_type, domain, version, inputs, attrs, graphs, outputs, scope, self,
             (name,), overload=proto.overload,

@@ -240,6 +240,7 @@ def zeros(*shape, dtype=np.float32):
             {},
             "types must be equal",
         ),
+        ("Split", [zeros(6)], {"num_outputs": 2}, "num_outputs is 2, but there are 1 outputs"),
         ("ScatterND", [zeros(3), zeros(dtype=np.int64), zeros(3)], {}, "data has rank 1"),
         ("ScatterElements", [zeros(3, 2), zeros(2, dtype=np.int64), zeros(2)], {}, "indices 1"),
     ],

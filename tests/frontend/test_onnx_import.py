@@ -283,3 +283,10 @@ def test_a_file_is_imported(tmp_path):
     with pytest.raises(GraphcError, match="no such file"):
         import_onnx(tmp_path / "other.onnx")
     assert TensorProto.FLOAT == onnx.TensorProto.FLOAT
+
+
+def test_parts_that_nobody_wants():
+    made = model("g (float[6] x) => (y) { a, y, b = Split<num_outputs = 3>(x) }", opset=18)
+    made.graph.node[0].output[:] = ["", "y", ""]
+    (found,) = run(made, np.arange(6, dtype=np.float32))
+    np.testing.assert_array_equal(found, [2, 3])

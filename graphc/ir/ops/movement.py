@@ -240,7 +240,9 @@ def _split_sizes(x, split, axis: int, num_outputs, count: int) -> list[int]:
     if split is not None:
         sizes = ints_of(split)
     else:
-        parts = num_outputs or count
+        parts = count if num_outputs is None else num_outputs
+        if parts != count:
+            raise ModelError(f"num_outputs is {parts}, but there are {count} outputs")
         chunk = math.ceil(extent / parts)
         sizes = [max(0, min(chunk, extent - n * chunk)) for n in range(parts)]
     if len(sizes) != count or sum(sizes) != extent or min(sizes) < 0:
