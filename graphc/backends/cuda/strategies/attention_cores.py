@@ -172,10 +172,8 @@ class _CoreAttention(AttentionBlocks):
         queries = self._kept_queries()
         with self.each_tile() as at:
             self._await()
-            coming = simplify(at + 1)
-            with k.when(self.is_seen(coming)):
-                self._fetch(coming)
-            k.emit(Intrin("commit_copies", ()))
+            if self.tiles > 1:
+                self._fetch_ahead(simplify(at + 1))
             stage = k.let(simplify(at % 2)) if self.tiles > 1 else none
             scores = self._products_of_keys(queries, stage)
             self.soften(scores, simplify(at * self.tile_keys))
@@ -189,6 +187,12 @@ class _CoreAttention(AttentionBlocks):
         stage, none = simplify(tile % self.tiles_at_once), Const(0, i64)
         self.keys.fetch(self.crew, simplify(tile * self.tile_keys), none, stage)
         self.values.fetch(self.crew, none, tile, stage)
+
+    def _fetch_ahead(self, tile: Expr) -> None:
+        """A tile that comes next, if one does."""
+        with self.k.when(self.is_seen(tile)):
+            self._fetch(tile)
+        self.k.emit(Intrin("commit_copies", ()))
 
     def _await(self) -> None:
         """What was copied is there for all threads, and what was read may be overwritten."""
