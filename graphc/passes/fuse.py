@@ -197,8 +197,17 @@ class Fuser:
         alone = [user for user, _ in value.uses] == [op] and value not in self.region.results
         if not alone or space_of(value) != group.space:
             return False
+        if op.output.tensor.rank != value.tensor.rank and self.leaves(group, value):
+            return False
         group.space = space_of(op.output)
         return True
+
+    def leaves(self, group: Group, besides: Value) -> bool:
+        """Whether another value of the group is read outside of it."""
+        values = [v for member in group.ops for v in member.outputs if v is not besides]
+        return any(
+            v in self.region.results or any(u not in group for u in v.users) for v in values
+        )
 
     def is_row_shape(self, value: Value, group: Group) -> bool:
         """One element per row: the reduced dims are 1."""
@@ -280,12 +289,25 @@ def _is_for_readers(op: Op, widening: bool) -> bool:
     return structure.is_movement(op) or widening and structure.is_widening(op)
 
 
+def _ends_a_kernel(op: Op, graph: Graph) -> bool:
+    """Whether a movement is a view of what no other op reads: it may join the kernel before it, and
+    whoever reads it reads memory as it is."""
+    if not structure.is_view(op):
+        return False
+    _, value = structure.moved(op)
+    before = value.producer
+    if before is None or not structure.has_body(before) or _is_for_readers(before, False):
+        return False
+    return [user for user, _ in value.uses] == [op] and value not in graph.results
+
+
 def clone_movement(graph: Graph, widening: bool = False) -> None:
-    """Gives every reader its own copy of a pure data movement, so that each can fuse it."""
-    for op in list(graph.ops):
+    """Gives every reader its own copy of a pure data movement, so that each can fuse it; of a chain
+    of them too, as the last is copied first."""
+    for op in reversed(list(graph.ops)):
         if op.name == "Constant" or not _is_for_readers(op, widening) or op.output in graph.results:
             continue
-        if op.output.tensor.size == 0:
+        if op.output.tensor.size == 0 or _ends_a_kernel(op, graph):
             continue
         for user in op.output.users[1:]:
             copy = Op(op.defn, op.inputs, op.attrs, 1, (), op.loc)

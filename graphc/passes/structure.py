@@ -10,10 +10,26 @@ No operator's name is looked at.
 
 from __future__ import annotations
 
-from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, cost, free_indices, loads, walk
+from collections.abc import Sequence
+
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    cost,
+    free_indices,
+    loads,
+    substitute,
+    walk,
+)
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
-from graphc.ir.types import TensorType
+from graphc.ir.simplify import simplify
+from graphc.ir.types import Layout, TensorType
 
 DEQUANTISING = 8  # cost of a conversion that readers repeat
 
@@ -42,22 +58,30 @@ def is_movement(op: Op) -> bool:
 
 
 def is_view(op: Op) -> bool:
-    """A movement whose every element lies where it lay in its operand, of as many dims."""
+    """A movement whose every element lies where it lay in its operand, of the same dims in memory
+    but for leading ones of 1."""
     if not is_movement(op):
         return False
     (_, source), result = moved(op), op.output.tensor
     load = op_body(op)
     assert isinstance(load, Load)
     before, after = source.tensor.layout, result.layout
-    index = own_index(op.output)
-    here = after.physical(index) if after else index
-    there = before.physical(load.index) if before else load.index
-    return [x.extent for x in here] == _physical_shape(source) and there == here
+    own = own_index(op.output)
+    units: dict[Expr, Expr] = {x: Const(0, i64) for x in own if x.extent == 1}
+    positions = [simplify(substitute(x, units)) for x in load.index]
+    here = [x if x.extent != 1 else Const(0, i64) for x in _in_memory(after, own)]
+    there = _in_memory(before, positions)
+    new, old = _in_memory(after, result.dims), _in_memory(before, source.tensor.dims)
+    first, start = _leading_units(new), _leading_units(old)
+    return new[first:] == old[start:] and here[first:] == there[start:]
 
 
-def _physical_shape(value: Value) -> list:
-    layout, dims = value.tensor.layout, value.tensor.dims
-    return list(layout.physical(dims) if layout else dims)
+def _leading_units(dims: list) -> int:
+    return next((n for n, extent in enumerate(dims) if extent != 1), len(dims))
+
+
+def _in_memory(layout: Layout | None, logical: Sequence) -> list:
+    return list(layout.physical(tuple(logical)) if layout else logical)
 
 
 def is_widening(op: Op) -> bool:
