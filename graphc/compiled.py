@@ -60,6 +60,8 @@ class Runnable:
             feeds = [feeds[n] for n in names]
         elif isinstance(feeds, np.ndarray):
             feeds = [feeds]
+        elif not isinstance(feeds, Sequence):
+            raise ModelError(f"inputs are a dict or a list of arrays, found {type(feeds).__name__}")
         if len(feeds) != len(self.inputs):
             count = len(self.inputs)
             raise ModelError(f"expected {count} inputs {self._names}, found {len(feeds)}")
@@ -142,7 +144,10 @@ def checked(value: Any, spec: Spec) -> Any:
         return value if isinstance(value, list) or value is None else np.asarray(value)
     if value is None:
         raise ModelError(f"input {spec.name!r} is required, found None")
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # lists of several lengths
+        raise ModelError(f"input {spec.name!r} is no array: {error}") from error
     if not array.dtype.isnative:
         array = array.astype(array.dtype.type)
     if array.dtype.kind in "US":

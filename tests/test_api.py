@@ -73,6 +73,8 @@ def test_feeds_by_name_order_and_call(samples):
         ({"image": np.zeros((1, 1, 8, 8))}, "float64"),
         ({"image": np.zeros((1, 2, 8, 8), np.float32)}, r"1, 2, 8, 8"),
         ([], "expected 1 inputs"),
+        (None, "a dict or a list of arrays, found NoneType"),
+        ({"image": [[1.0], [1.0, 2.0]]}, "is no array"),
     ],
 )
 def test_bad_feeds(feeds, message):
@@ -87,6 +89,10 @@ def test_bad_feeds(feeds, message):
         ({"shapes": {"picture": (1,)}}, "picture"),
         ({"shapes": {"image": (1, 2, 8, 8)}}, "takes"),
         ({"dims": {"M": 1}}, "'M'"),
+        ({"shapes": {"image": (1.5, 1, 8, 8)}}, "must be integers"),
+        ({"shapes": {"image": 4}}, "a tuple of integers, found 4"),
+        ({"dims": {"N": "4"}}, "an integer or a pair, found '4'"),
+        ({"dims": {"N": (8, 1)}}, "nothing is within 8..1"),
         ({"threads": 0}, "positive"),
         ({"nonsense": 1}, "no option 'nonsense'"),
         ({"passes": "nonsense"}, "no pass or rule"),
@@ -95,6 +101,12 @@ def test_bad_feeds(feeds, message):
 def test_bad_options(options, message):
     with pytest.raises(graphc.ModelError, match=message):
         graphc.compile(DIGITS, **options)
+
+
+@pytest.mark.parametrize("source", [None, 3, onnx.ModelProto()])
+def test_what_is_no_model(source):
+    with pytest.raises(graphc.ModelError, match="a model is a path|has no graph"):
+        graphc.compile(source)
 
 
 def test_pinned_models_are_compiled_at_once(samples):

@@ -59,9 +59,12 @@ def import_onnx(
 
 def _load(source: Any) -> tuple[ModelProto, str | None]:
     if isinstance(source, ModelProto):
-        return source, None
+        return _with_graph(source, "the model"), None
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _parse(source, "the model"), None
+    if not isinstance(source, (str, os.PathLike)):
+        found = type(source).__name__
+        raise ModelError(f"a model is a path, bytes, a ModelProto or a graph, found {found}")
     path = Path(os.fspath(source))
     try:
         if not path.is_file():
@@ -80,6 +83,10 @@ def _parse(data: bytes | bytearray | memoryview, what: str) -> ModelProto:
         model.ParseFromString(data)  # type: ignore[arg-type]
     except DecodeError as error:
         raise ModelError(f"{what}: not an ONNX model: {error}") from error
+    return _with_graph(model, what)
+
+
+def _with_graph(model: ModelProto, what: str) -> ModelProto:
     if not model.HasField("graph"):
         raise ModelError(f"{what}: not an ONNX model: it has no graph")
     return model

@@ -98,6 +98,7 @@ def pin(
     """
     if not (shapes or values or dims):
         return graph
+    _check_pins(shapes or {}, dims or {})
     result = clone_graph(graph)
     bounds = {n: d for n, d in (dims or {}).items() if isinstance(d, tuple)}
     fixed = {n: d for n, d in (dims or {}).items() if not isinstance(d, tuple)}
@@ -111,6 +112,21 @@ def pin(
     closed = {symbol.name for symbol in binding.dims if isinstance(symbol, Sym)}
     result.symbols = {n: s for n, s in result.symbols.items() if n not in closed}
     return result
+
+
+def _check_pins(shapes: Shapes, dims: Mapping[str, Any]) -> None:
+    """ModelError unless shapes and dimensions are integers, and bounds leave something."""
+    for name, shape in shapes.items():
+        if not isinstance(shape, (list, tuple, type(None))):
+            raise ModelError(f"the shape of {name!r} must be a tuple of integers, found {shape!r}")
+        if not all(isinstance(d, (int, np.integer, list, tuple)) for d in shape or ()):
+            raise ModelError(f"the shape of {name!r} must be integers, found {shape!r}")
+    for name, extent in dims.items():
+        pair = extent if isinstance(extent, tuple) else (extent, extent)
+        if len(pair) != 2 or not all(isinstance(d, (int, np.integer)) for d in pair):
+            raise ModelError(f"dimension {name!r} is an integer or a pair, found {extent!r}")
+        if pair[0] > pair[1]:
+            raise ModelError(f"dimension {name!r}: nothing is within {pair[0]}..{pair[1]}")
 
 
 def _bound(graph: Graph, name: str, lo: int, hi: int) -> None:
