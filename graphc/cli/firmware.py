@@ -44,7 +44,7 @@ def add_bundle(parser: argparse.ArgumentParser) -> None:
     add("--ram", metavar="64K", type=size,
         help="refuse what needs more: arena, stack, inputs and outputs")  # fmt: skip
     add("--flash", metavar="256K", type=size,
-        help="refuse what needs more: constants, and code as estimated for Thumb-2")  # fmt: skip
+        help="refuse what needs more: constants, and code as estimated for -O2")  # fmt: skip
 
 
 def add_code(parser: Any) -> None:

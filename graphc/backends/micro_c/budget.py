@@ -1,9 +1,9 @@
 """What a bundle needs of a microcontroller: flash, RAM, stack, and which layers need most of it.
 
 Constants, arena and tensors are exact. Code and stack are read off the C text, as no compiler is at
-hand: an operator of C comes to about two bytes of Thumb-2 (between 1.3 and 2.8 on convolutional and
-dense networks, -Os to -O2), and a frame to no more than its arrays, its variables, all spilled, and
-what the calling convention saves.
+hand: an operator of C comes to so many bytes at -O2, by the processor (cpus.py; within a factor of
+1.6 on convolutional and dense networks; -O3 takes up to twice as much), and a frame to no more than
+its arrays, its variables, all spilled, and what the calling convention saves.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from functools import cached_property
 from graphc.analysis.memory import arena_use
 from graphc.analysis.report import layers
 from graphc.analysis.text import nbytes, table
+from graphc.backends.micro_c.measure import operators, without_comments
 from graphc.backends.micro_c.model import Model
 from graphc.ir.program import Step
 
-BYTES_PER_OPERATOR = 2
 CODE_OF_CALL = 24  # bytes of NAME_run for every step, and for every argument
 CODE_OF_CHECKS = 256
 FRAME = 176  # r4-r11, lr, d8-d15, outgoing arguments, and addresses that the compiler makes up
 FRAME_OF_VECTORS = 384  # of kernels with vectors: what unrolling makes of them
 TOP = 8  # rows of a table
 
-_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-_OPERATOR = re.compile(r"[-+*/<>=&|^?]+")
 _LOCAL = re.compile(
     r"^ +(?:const )?(float|double|(?:u?int|float)\d+(?:x\d+)?_t|int|mve_pred16_t) (\w+)"
     r"(?:\[(\d+)\])?(?= ?[=;])",
@@ -58,13 +56,14 @@ class Budget:
     @classmethod
     def of(cls, model: Model) -> Budget:
         """Reads them off the text; `functions` is by kernel."""
-        found = {kernel: _function(model.functions[kernel], text)
+        found = {kernel: _function(model.functions[kernel], text, model.cpu.operator_bytes)
                  for kernel, text in model.texts.items()}  # fmt: skip
         return cls(model, found)
 
     @cached_property
     def code(self) -> int:
-        helpers = _code(self.model.code()) - sum(_code(t) for t in self.model.texts.values())
+        kernels = sum(map(operators, self.model.texts.values()))
+        helpers = _bytes(operators(self.model.code()) - kernels, self.model.cpu.operator_bytes)
         calls = sum(1 + len(step.slots) for step in self.model.program.steps)
         functions = sum(f.code for f in self.functions.values())
         return functions + helpers + CODE_OF_CALL * calls // 2 + CODE_OF_CHECKS
@@ -132,15 +131,17 @@ def weights_of(step: Step) -> int:
     return sum(s.elements * s.dtype.size for s in step.slots if s.space == "const")
 
 
-def _code(text: str) -> int:
-    return BYTES_PER_OPERATOR * len(_OPERATOR.findall(_COMMENT.sub("", text)))
+def _bytes(count: int, each: float) -> int:
+    """So many operators as code, of whole halfwords."""
+    return round(count * each / 2) * 2
 
 
-def _function(name: str, text: str) -> Function:
-    plain = _COMMENT.sub("", text)
+def _function(name: str, text: str, operator_bytes: float) -> Function:
+    plain = without_comments(text)
     arrays, variables = _locals(plain)
     frame = FRAME + (FRAME_OF_VECTORS if _VECTORS.search(plain) else 0)
-    return Function(name, frame + arrays + variables, _code(text), arrays)
+    code = _bytes(operators(text), operator_bytes)
+    return Function(name, frame + arrays + variables, code, arrays)
 
 
 def _locals(text: str) -> tuple[int, int]:

@@ -91,7 +91,7 @@ def model_of(program: Program, options: BundleOptions) -> Model:
     """The program with the names and functions of its bundle."""
     name = bundle_name(options.name or program.name)
     small = goal_of(options.opt) is SIZE
-    return Model.of(program, name, options.libm, options.weights_as, small)
+    return Model.of(program, name, options.libm, options.weights_as, small, cpu_of(options.cpu))
 
 
 def write_bundle(

@@ -43,7 +43,7 @@ A neural network as C99: no allocation, no state, no stdio. Add {sources} to the
 | | bytes |
 |---|---|
 | constants (flash) | {weights} |
-| code (flash, estimated for Thumb-2) | {code} |
+| code (flash, estimated for -O2) | {code} |
 | arena (RAM{owner}) | {arena} |
 | stack (bound) | {stack} |
 {tensors}

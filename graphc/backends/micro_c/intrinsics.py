@@ -24,6 +24,7 @@ from dataclasses import replace
 from graphc.backends.cfamily.names import identifier
 from graphc.backends.cfamily.printer import Unit
 from graphc.backends.cfamily.spell import Text, function
+from graphc.backends.micro_c.measure import operators
 from graphc.backends.micro_c.mve import NAMES, definitions
 from graphc.backends.micro_c.vectors import BYTES, VectorPrinter
 from graphc.errors import InternalError
@@ -219,8 +220,17 @@ class MicroUnit(Unit):
         printer = MicroPrinter(
             kernel, name, self.speller, self.dialect, functions=self.functions_needed
         )
-        self.functions.append(printer.text())
+        self.functions.append(self._qualified(printer.text(), name))
         return name
+
+    def _qualified(self, text: str, name: str) -> str:
+        """A function, marked if it is a long one of vectors."""
+        if operators(text) <= LONG or not self.functions_needed & NAMES:
+            return text
+        self.functions_needed.add(LONG_KERNEL)
+        qualifiers, _, result = self.dialect.function.rpartition(" ")
+        head = f"{self.dialect.function} {name}("
+        return text.replace(head, f"{qualifiers} {LONG_KERNEL} {result} {name}(", 1)
 
     def text(self) -> str:
         """Helpers, instructions, functions."""
@@ -236,7 +246,19 @@ class MicroUnit(Unit):
 
 
 DOT4_NAMES = {"dot4_i8", "dot4_u8"}
+LONG = 165  # operators
+LONG_KERNEL = "LONG_KERNEL"
+LONG_TEXT = """\
+/* Of functions that are long: unrolling their loops, as -O3 does, makes them longer, not faster. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__arm__) && defined(__OPTIMIZE__) && \\
+    !defined(__OPTIMIZE_SIZE__)
+#define LONG_KERNEL __attribute__((optimize("O2", "no-schedule-insns", "no-tree-ter")))
+#else
+#define LONG_KERNEL
+#endif
+"""
 HELPERS = {
+    LONG_KERNEL: LONG_TEXT,
     "limit_i32": LIMIT_TEXT,
     "dot4_i8": DOT4_TEXT.format(type="i8", c_type="int8_t", letter="s"),
     "dot4_u8": DOT4_TEXT.format(type="u8", c_type="uint8_t", letter="u"),

@@ -13,6 +13,7 @@ import numpy as np
 from graphc.backends.cfamily.names import identifier
 from graphc.backends.cfamily.printer import Dialect, Unit, size_values
 from graphc.backends.cfamily.spell import storage_type
+from graphc.backends.micro_c.cpus import CPUS, DEFAULT, Cpu
 from graphc.backends.micro_c.intrinsics import MicroUnit
 from graphc.backends.micro_c.libm import OwnSpeller, check_no_calls
 from graphc.errors import UnsupportedError
@@ -88,9 +89,9 @@ class Model:
     """A program with the names its C text uses.
 
     `functions` gives each kernel's C function and `texts` its text, `storage` how constants are
-    stored (c, incbin or bin), `small` whether it is made for size, and `resident` where inputs and
-    outputs lie if in the arena. The sizes that steps give their kernels are rows of the last
-    constant, which begin at `size_rows`.
+    stored (c, incbin or bin), `small` whether it is made for size, `cpu` the processor, and
+    `resident` where inputs and outputs lie if in the arena. The sizes that steps give their kernels
+    are rows of the last constant, which begin at `size_rows`.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Model:
     unit: Unit
     storage: str = "c"
     small: bool = False
+    cpu: Cpu = CPUS[DEFAULT]
     size_rows: dict[tuple[int, ...], int] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -113,6 +115,7 @@ class Model:
         libm: bool | None = None,
         storage: str = "c",
         small: bool = False,
+        cpu: Cpu = CPUS[DEFAULT],
     ) -> Model:
         """Names everything and prints the kernels; UnsupportedError if C lacks something.
 
@@ -123,7 +126,7 @@ class Model:
             unit.speller = OwnSpeller(unit.dialect.index)
         model = cls(
             name, program, _tensors(program, "input"), _tensors(program, "output"),
-            _constants(program, name), unit, storage, small, size_rows(program),
+            _constants(program, name), unit, storage, small, cpu, size_rows(program),
         )  # fmt: skip
         taken = set(model.symbols())
         layers, comments = layer_names(program), kernel_comments(program)

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from graphc.backends.micro_c import BundleOptions, bundle
+from graphc.backends.micro_c import BundleOptions, bundle, write_bundle
+from graphc.backends.micro_c.boards import ARM
+from graphc.backends.micro_c.cpus import CPUS
 from graphc.backends.micro_c.intrinsics import in_plain_loops
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "passes" / "lower"))  # differential
 
-from bundles import float_model, micro_program, reference, run_bundle  # isort: skip
+from bundles import STRICT, checked, float_model, micro_program, reference, run_bundle  # isort: skip
 from differential import interpret_program  # isort: skip
 from quantised_models import QuantisedModel  # isort: skip
 from test_tiles import CASES, convolution  # isort: skip
@@ -99,3 +101,17 @@ def test_sixteen_products_are_one_instruction():
 def test_depthwise_convolutions_have_lanes_of_channels():
     body = second_layer(CHAINS["depthwise"])
     assert "vmulq_s32" in body and "vmladavaq" not in body
+
+
+@pytest.mark.skipif(bool(ARM.missing()), reason=f"{ARM.missing()} not installed")
+def test_long_functions_stay_as_long_as_they_are(tmp_path):
+    channels, weights, attrs = CHAINS["padded"]
+    program = micro_program(chain(np.int8, channels, weights, **attrs)[0], CPU)
+    write_bundle(program, tmp_path, BundleOptions("net", cpu=CPU))
+    assert "static NET_KERNEL LONG_KERNEL void net_" in (tmp_path / "net.c").read_text()
+    sizes = []
+    for level in ("-O2", "-O3"):
+        flags = [*CPUS[CPU].flags, "-std=c99", level, *STRICT]
+        checked([ARM.compiler, *flags, "-c", "net.c"], tmp_path)
+        sizes.append(int(checked(["arm-none-eabi-size", "net.o"], tmp_path).split()[6]))
+    assert sizes[1] < 1.5 * sizes[0]

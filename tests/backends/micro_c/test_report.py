@@ -15,6 +15,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from graphc.backends.micro_c import BundleOptions, bundle, write_bundle
+from graphc.backends.micro_c.boards import ARM as ARM_TOOLS
+from graphc.backends.micro_c.boards import RISCV
 from graphc.backends.micro_c.cpus import CPUS
 
 from bundles import checked, micro_program, model_of  # isort: skip
@@ -105,12 +107,19 @@ def test_numbers_fit_each_other():
     assert max(layer["arena_live"] for layer in report["layers"]) <= report["arena_bytes"]
 
 
-@needs_arm
-def test_code_is_estimated_within_a_factor_of_two(tmp_path):
-    files = write_bundle(micro_program(attention()), tmp_path, BundleOptions("net"))
-    checked([ARM, *CPUS["cortex-m4"].flags, "-std=c99", "-O2", "-c", "net.c"], tmp_path)
-    code = int(checked(["arm-none-eabi-size", "net.o"], tmp_path).splitlines()[1].split()[0])
-    assert code / 2 < json.loads(files["report.json"])["code_bytes_estimated"] < code * 2
+@pytest.mark.parametrize("cpu", ["cortex-m0plus", "cortex-m4", "cortex-m55", "rv32"])
+def test_code_is_estimated_within_a_factor_of_two(cpu, tmp_path):
+    tools = RISCV if cpu == "rv32" else ARM_TOOLS
+    if not shutil.which(tools.compiler):
+        pytest.skip(f"{tools.compiler} is not installed")
+    for name, model in (("float", attention()), ("int8", quantised())):
+        folder = tmp_path / name
+        files = write_bundle(micro_program(model, cpu), folder, BundleOptions("net", cpu=cpu))
+        flags = [*CPUS[cpu].flags, *tools.options, "-std=c99", "-O2"]
+        checked([tools.compiler, *flags, "-c", "net.c"], folder)
+        size = tools.compiler.removesuffix("gcc") + "size"
+        code = int(checked([size, "net.o"], folder).splitlines()[1].split()[0])
+        assert code / 2 < json.loads(files["report.json"])["code_bytes_estimated"] < code * 2
 
 
 def test_the_same_bytes_in_every_process(tmp_path):
