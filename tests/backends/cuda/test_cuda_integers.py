@@ -1,8 +1,10 @@
 """Sums of products of bytes: on matrix cores whatever their signs and zero points, bit by bit."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 from cuda_programs import (
     chosen_architectures,
@@ -20,6 +22,8 @@ from graphc.driver import cuda_program, typed
 from graphc.ir.interp import interpret
 from graphc.ir.parser import parse_graph
 
+TINY = Path(__file__).parents[4] / "shared" / "models" / "mlperf_tiny"
+MODELS = sorted(TINY.glob("*int8_qdq.onnx")) or [TINY / "resnet8_cifar10_int8_qdq.onnx"]
 CONVOLUTION = """graph @g(%x: {a}[1,16,13,11]) -> ? {{
   const %w : {b}[24,16,3,3] = random(seed=1)
   const %z : {a}[] = 5
@@ -109,6 +113,21 @@ def test_a_quantised_network_stays_in_bytes():
     assert np.unique(wanted).size > 10
     assert np.abs(found.astype(int) - wanted.astype(int)).max() <= 1
     assert (found == wanted).mean() > 0.95
+
+
+@needs_compiler
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_models_agree_with_onnxruntime(path):
+    if not path.exists():
+        pytest.skip(f"no {path.name} beside this checkout")
+    source = emit(cuda_program(typed(path)))
+    stored = {x.dtype.name for step in source.steps for x in step.slots if x.space == "arena"}
+    assert stored <= {"i8", "i32"}
+    inputs = inputs_of(source.program)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    wanted = session.run(None, {i.name: x for i, x in zip(session.get_inputs(), inputs)})
+    for ours, theirs in zip(simulate(source, (0,))(inputs), wanted):
+        assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
 
 
 @needs_compiler
