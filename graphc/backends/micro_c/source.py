@@ -47,7 +47,8 @@ typedef char {name}_assert_negative[(-1 & 3) == 3 && (-1 >> 1) == -1 ? 1 : -1];
 
 SMALL = """
 /* Made for size: loops stay as they are written. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__)
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && \\
+    !defined(__OPTIMIZE_SIZE__)
 #pragma GCC optimize("O2")
 #endif
 """
