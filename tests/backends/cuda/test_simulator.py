@@ -181,6 +181,13 @@ def test_warps_order_what_their_threads_share():
         run_body("tile[t] = x[t]; __syncwarp(); y[t] = tile[63 - t];")
 
 
+def test_shuffles_do_not_order_memory():
+    body = "tile[t] = x[t]; const float v = __shfl_xor_sync(0xffffffffu, (float)x[t], 1);"
+    assert np.array_equal(run_body(f"{body} __syncwarp(); y[t] = tile[t ^ 1] - v;"), np.zeros(64))
+    with pytest.raises(SimulationError, match="no barrier between"):
+        run_body(f"{body} y[t] = tile[t ^ 1] - v;")
+
+
 def test_atomics():
     body = "y[t] = 0.0f; __syncthreads(); atomicAdd(&y[t % 2], (float)x[t]);"
     found = run_body(body)

@@ -79,7 +79,8 @@ struct Thread {
     jmp_buf place;
     std::unique_ptr<char[]> stack;
     State state = State::done;
-    unsigned mask = 0;  // lanes waited for
+    unsigned mask = 0;     // lanes waited for
+    bool orders = false;  // this wait orders what lanes do to memory
     Exchange exchange;
     std::vector<Copy> copies;
     unsigned batch = 0;  // of the copies that are issued now
@@ -350,6 +351,7 @@ static bool release_warps()
         const unsigned exist = lanes == WARP ? 0xffffffffu : (1u << lanes) - 1u;
         for (unsigned lane = 0; lane < lanes; ++lane) {
             const unsigned mask = block.threads[first + lane].mask & exist;
+            const bool orders = block.threads[first + lane].orders;
             if (block.threads[first + lane].state != State::at_warp) {
                 continue;
             }
@@ -357,7 +359,8 @@ static bool release_warps()
             for (unsigned other = 0; other < lanes; ++other) {
                 const Thread &thread = block.threads[first + other];
                 complete &= !(mask >> other & 1u) ||
-                            (thread.state == State::at_warp && (thread.mask & exist) == mask);
+                            (thread.state == State::at_warp && (thread.mask & exist) == mask &&
+                             thread.orders == orders);
             }
             for (unsigned other = 0; complete && other < lanes; ++other) {
                 if (mask >> other & 1u) {
@@ -365,7 +368,7 @@ static bool release_warps()
                 }
             }
             released |= complete;
-            block.warp_epoch[first / WARP] += complete && mask == exist;
+            block.warp_epoch[first / WARP] += complete && mask == exist && orders;
         }
     }
     return released;
@@ -482,11 +485,20 @@ static const char *launch(std::function<void()> kernel, unsigned grid, unsigned 
 
 static inline void __syncthreads() { simulator::wait(simulator::State::at_barrier); }
 
-static inline void __syncwarp(unsigned mask = 0xffffffffu)
+namespace simulator {
+
+// Waits for lanes of the warp. Only `__syncwarp` orders memory too; shuffles, votes and products of
+// matrices do not (CUDA C++ Programming Guide, "Warp Shuffle Functions").
+static inline void meet(unsigned mask, bool orders)
 {
-    simulator::current().mask = mask;
-    simulator::wait(simulator::State::at_warp);
+    current().mask = mask;
+    current().orders = orders;
+    wait(State::at_warp);
 }
+
+}  // namespace simulator
+
+static inline void __syncwarp(unsigned mask = 0xffffffffu) { simulator::meet(mask, true); }
 
 namespace simulator {
 
@@ -499,7 +511,7 @@ static T exchange(unsigned mask, T value, unsigned lane)
     const unsigned turn = mine.turn;
     mine.turn ^= 1u;
     memcpy(&mine.bits[turn], &value, sizeof(T));
-    __syncwarp(mask);
+    simulator::meet(mask, false);
     const unsigned source = thread_number() / WARP * WARP + lane;
     if (!(mask >> lane & 1u) || source >= block.threads.size()) {
         fail("shuffle from lane " + std::to_string(lane) + ", which takes no part");
@@ -548,7 +560,7 @@ static unsigned __ballot_sync(unsigned mask, int predicate)
     const unsigned turn = mine.turn;
     mine.turn ^= 1u;
     mine.predicate[turn] = predicate != 0;
-    __syncwarp(mask);
+    simulator::meet(mask, false);
     const unsigned first = simulator::thread_number() / simulator::WARP * simulator::WARP;
     for (unsigned lane = 0; lane < simulator::WARP; ++lane) {
         if ((mask >> lane & 1u) && first + lane < simulator::block.threads.size()) {
@@ -711,7 +723,7 @@ static void matrices(uint32_t *const (&found)[4], const Cell<uint32_t> &row, boo
     const unsigned turn = exchange.turn;
     exchange.turn ^= 1u;
     exchange.bits[turn] = uint64_t(row.index);
-    __syncwarp();
+    simulator::meet(0xffffffffu, false);
     const unsigned first = thread_number() / WARP * WARP, group = lane() / 4, quad = lane() % 4;
     const auto word = [&](unsigned lane, unsigned place) {
         const int64_t index = int64_t(block.threads[first + lane].exchange.bits[turn]) + place;
@@ -867,7 +879,7 @@ static void multiply(W (*products)(uint32_t, uint32_t), S *const (&d)[4],
     const unsigned turn = exchange.turn;
     exchange.turn ^= 1u;
     memcpy(exchange.words[turn], mine, sizeof mine);
-    __syncwarp();
+    simulator::meet(0xffffffffu, false);
     const unsigned first = thread_number() / WARP * WARP, group = lane() / 4, quad = lane() % 4;
     for (unsigned element = 0; element < 4; ++element) {
         const unsigned below = element / 2, column = 2 * quad + element % 2;
