@@ -67,7 +67,8 @@ def test_what_multiplies_a_sum_is_an_operand():
     graph = new_graph("g", x=TensorType(dtypes.u8, (6, 5)))
     quarter, zero = np.float32(0.25), np.uint8(0)
     weights = RNG.integers(-9, 9, (5, 5)).astype(np.int8)
-    operands = (quarter, zero, weights, quarter, np.int8(0), np.float32(8), zero)
+    scales = np.array([0.25, 0.3, 0.125, 0.2, 0.5], np.float32)
+    operands = (quarter, zero, weights, scales, np.zeros(5, np.int8), np.float32(8), zero)
     graph.set_results([Builder(graph).QLinearMatMul(graph.params[0], *operands)])
     graph.output_names = ["y"]
     program = driver.micro_program(driver.typed(graph))

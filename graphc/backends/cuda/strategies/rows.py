@@ -94,7 +94,7 @@ def _plan(indices: list[Index], points: list[Point]) -> _Rows | str:
         if inner:
             return _Rows(rows, inner, 1)
         count = math.prod(x.count for x in rows)
-        if not all(_coalesced(r, rows[-1]) for r in own):
+        if not rows or not all(_coalesced(r, rows[-1]) for r in own):
             return "reduced elements are not neighbours"
         if depth < MIN_ELEMENTS or count > MANY_ROWS:
             return f"{count} rows of {depth} elements have threads enough"
