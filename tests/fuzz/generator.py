@@ -8,6 +8,7 @@ difference is allowed to become a large one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ EXTENTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 100, 130)
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, np.inf, -np.inf, np.nan, 1e38, -1e38, 1e-40, 2.5, -3.5)
 INTEGERS = tuple(map(dtypes.of, ("i32", "i64", "i8", "u8", "i16", "u16", "u32", "u64")))
 MAX_ELEMENTS = 6000
+MOST_CONTENTS = 1 << 20
 FOREIGN = "not for ONNX Runtime"  # where an operator comes from that it takes otherwise
 Template = Callable[["Generator"], None]
 
@@ -89,6 +91,8 @@ class Generator:
     def array(self, dtype: DType, shape: Sequence[int], *, small: bool = False) -> np.ndarray:
         """Random contents of a type; special ones in graphs of that kind, unless `small`."""
         rng, shape = self.rng, tuple(shape)
+        if math.prod(shape) > MOST_CONTENTS:  # weights between long dims
+            raise Decline
         if dtype is dtypes.boolean:
             return np.asarray(rng.random(shape) < 0.5)
         if dtype.is_integer:

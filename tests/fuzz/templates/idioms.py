@@ -60,9 +60,9 @@ def casts(g: Generator) -> None:
     x = g.pick(lambda d: d in (f32, *INTEGERS), exact=True)
     if x.tensor.dtype is f32:
         x = g.emit("Clip", x, 0.0, 100.0, keeps=True)
-    for _ in range(2):
+    for n in range(2):
         x = g.emit("Cast", x, to=g.choice((f32, dtypes.f64, *INTEGERS)).onnx, keeps=True)
-        if x.tensor.dtype.is_float and g.chance(0.5):
+        if x.tensor.dtype.is_float and (n == 0 or g.chance(0.5)):  # no integers below their range
             x = g.emit("Clip", x, 0.0, 100.0, keeps=True)
 
 
