@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from graphc.ir.kernel import Kernel
 from graphc.ir.kernel_parser import parse_program
 from graphc.ir.printer import print_program, program_constants
-from graphc.ir.program import Program, Slot, Step
-from graphc.ir.types import TensorType
+from graphc.ir.program import Program
 from graphc.ir.verify_kernel import verify_program
 
 CONVOLUTIONS = """graph @g(%x: f32[1,5,13,11]) -> ? {
@@ -21,22 +19,6 @@ CONVOLUTIONS = """graph @g(%x: f32[1,5,13,11]) -> ? {
   return %f
 }"""
 """A strided, a depthwise and a grouped convolution, and a pool."""
-
-
-def program_of(*kernels: Kernel) -> Program:
-    """Each kernel called once, on inputs and outputs of its own."""
-    program = Program("test", [], [])
-    for kernel in kernels:
-        slots = []
-        for buffer in kernel.params:
-            type = TensorType(buffer.dtype, buffer.shape)
-            space = "input" if buffer.access == "in" else "output"
-            interface = program.inputs if space == "input" else program.outputs
-            slots.append(Slot(space, len(interface), 0, buffer.dtype, type.size))
-            interface.append((buffer.name, type))
-        program.kernels[kernel.name] = kernel
-        program.steps.append(Step(kernel.name, tuple(slots)))
-    return program
 
 
 def check_program(program: Program) -> None:

@@ -79,6 +79,23 @@ class Program:
         return print_program(self)
 
 
+def program_of(*kernels: Kernel) -> Program:
+    """A program that calls each kernel once, on inputs and outputs of its own: what kernels read
+    are inputs, what they write are outputs."""
+    program = Program("kernels", [], [])
+    for kernel in kernels:
+        slots = []
+        for buffer in kernel.params:
+            type = TensorType(buffer.dtype, buffer.shape)
+            space = "input" if buffer.access == "in" else "output"
+            interface = program.inputs if space == "input" else program.outputs
+            slots.append(Slot(space, len(interface), 0, buffer.dtype, type.size))
+            interface.append((buffer.name, type))
+        program.kernels[kernel.name] = kernel
+        program.steps.append(Step(kernel.name, tuple(slots)))
+    return program
+
+
 def true_outputs(program: Program, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs of the model, given those of the program: what has bounds for a shape is cut."""
     cut = list(outputs)

@@ -194,8 +194,7 @@ class Fuser:
         if not structure.is_view(op):
             return False
         _, value = structure.moved(op)
-        alone = [user for user, _ in value.uses] == [op] and value not in self.region.results
-        if not alone or space_of(value) != group.space:
+        if not _is_only_read_by(op, value, self.region) or space_of(value) != group.space:
             return False
         if op.output.tensor.rank != value.tensor.rank and self.leaves(group, value):
             return False
@@ -298,7 +297,12 @@ def _ends_a_kernel(op: Op, graph: Graph) -> bool:
     before = value.producer
     if before is None or not structure.has_body(before) or _is_for_readers(before, False):
         return False
-    return [user for user, _ in value.uses] == [op] and value not in graph.results
+    return _is_only_read_by(op, value, graph)
+
+
+def _is_only_read_by(op: Op, value: Value, region: Region) -> bool:
+    """Whether an op reads a value once, and nobody else does."""
+    return [user for user, _ in value.uses] == [op] and value not in region.results
 
 
 def clone_movement(graph: Graph, widening: bool = False) -> None:

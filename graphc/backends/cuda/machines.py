@@ -89,24 +89,22 @@ def _machine(arch: str) -> Machine:
 
 
 class Sized(Protocol):
-    """A tile: what of a problem one block computes, and roughly at what share of the peak."""
+    """A tile: the rows that one block computes, and roughly at what share of the peak."""
 
     @property
-    def area(self) -> int: ...
+    def rows(self) -> int: ...
 
     @property
     def speed(self) -> float: ...
-
-    def blocks(self, rows: int, columns: int) -> int: ...
 
 
 T = TypeVar("T", bound=Sized)
 
 
-def fastest(tiles: Iterable[T], machine: Machine, batch: int, rows: int, columns: int) -> T:
-    """The tile whose grid takes the least time: rounds of blocks, each its area over its speed."""
+def fastest(tiles: Iterable[T], machine: Machine, batch: int, rows: int) -> T:
+    """The tile whose grid takes the least time: rounds of blocks, each its rows over its speed."""
 
     def time(tile: T) -> float:
-        return machine.rounds(batch * tile.blocks(rows, columns)) * tile.area / tile.speed
+        return machine.rounds(batch * -(-rows // tile.rows)) * tile.rows / tile.speed
 
     return min(tiles, key=time)

@@ -22,7 +22,7 @@ from graphc.backends.cuda.machine_code import compiler
 from graphc.backends.cuda.runtime import Driver, DriverError, Model
 from graphc.errors import ModelError
 from graphc.ir.kernel import Kernel
-from graphc.ir.program import Program, Slot, Step
+from graphc.ir.program import program_of
 from graphc.ir.types import TensorType
 
 TRIED = 6  # candidates that are measured
@@ -67,7 +67,7 @@ class Tuner:
 
     def _milliseconds(self, kernel: Kernel) -> float:
         """The median time of a run; infinite if the GPU cannot run it."""
-        source = emit(_alone(kernel))
+        source = emit(program_of(kernel))
         plan, weights = launch_plan(source)
         try:
             model = Model(plan, weights, image_for(source.text, self.driver.arch), self.driver)
@@ -75,21 +75,6 @@ class Tuner:
             return median(model.times(inputs, ROUNDS, IN_A_ROW))
         except DriverError:
             return float("inf")
-
-
-def _alone(kernel: Kernel) -> Program:
-    """A program of one kernel: what it reads are inputs, what it writes are outputs."""
-    program = Program("tile", [], [])
-    slots = []
-    for buffer in kernel.params:
-        type = TensorType(buffer.dtype, buffer.shape)
-        space = "input" if buffer.access == "in" else "output"
-        interface = program.inputs if space == "input" else program.outputs
-        slots.append(Slot(space, len(interface), 0, buffer.dtype, type.size))
-        interface.append((buffer.name, type))
-    program.kernels[kernel.name] = kernel
-    program.steps.append(Step(kernel.name, tuple(slots)))
-    return program
 
 
 def _contents(type: TensorType) -> np.ndarray:

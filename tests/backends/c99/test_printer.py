@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import program_of
 
 from graphc.backends.c99 import build, emit
 from graphc.backends.cfamily.names import comment, identifier
@@ -17,6 +16,7 @@ from graphc.ir.kernel import Buffer, For, Kernel, Store
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.kernel_parser import parse_kernel, parse_program
 from graphc.ir.parser import random_array
+from graphc.ir.program import program_of
 
 SAMPLES = Path(__file__).parents[2] / "text" / "kernels.gir"
 STRICT = (

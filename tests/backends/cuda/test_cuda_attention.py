@@ -130,7 +130,7 @@ def test_tiles_fit_into_shared_memory():
     assert shared_floats(smallest, WIDEST, WIDEST) <= SHARED_FLOATS
     assert all(shared_floats(tile, 64, 64) <= SHARED_FLOATS for tile in TILES)
     gpu = machine()
-    assert fastest(TILES, gpu, 64, 4096, 0).rows > fastest(TILES, gpu, 1, 16, 0).rows
+    assert fastest(TILES, gpu, 64, 4096).rows > fastest(TILES, gpu, 1, 16).rows
 
 
 def test_heads_may_be_too_large():

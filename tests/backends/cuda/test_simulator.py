@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cuda_programs import cuda_of, inputs_of, needs_compiler
-from programs import program_of
 
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.errors import ModelError
 from graphc.ir.kernel_parser import parse_kernel
+from graphc.ir.program import program_of
 
 pytestmark = needs_compiler
 

@@ -11,8 +11,7 @@ from graphc.ir.dtypes import DType, boolean, f32, f64, i32, i64
 from graphc.ir.expr import Const, Expr, Index, Load, call, cast, reduce, select
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.kernel_interp import run_kernel
-from graphc.ir.program import Program, Slot, Step
-from graphc.ir.types import TensorType
+from graphc.ir.program import program_of
 
 COUNT = 64
 LANES = {"scalar": 1, "vector": 16}
@@ -20,24 +19,6 @@ FLOATS = [f32, f64, dtypes.f16, dtypes.bf16]
 INTEGERS = [
     dtypes.of(n) for n in ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "i4", "u4")
 ]
-
-
-def program_of(kernel: Kernel) -> Program:
-    """A program of one call, whose inputs and outputs are the kernel's."""
-    spaces: dict[str, list[Buffer]] = {"input": [], "output": []}
-    slots = []
-    for buffer in kernel.params:
-        space = spaces["input" if buffer.access == "in" else "output"]
-        name = "input" if buffer.access == "in" else "output"
-        (size,) = buffer.shape
-        slots.append(Slot(name, len(space), 0, buffer.dtype, int(size)))
-        space.append(buffer)
-    inputs, outputs = (
-        [(b.name, TensorType(b.dtype, b.shape)) for b in spaces[s]] for s in ("input", "output")
-    )
-    return Program(
-        "test", inputs, outputs, {kernel.name: kernel}, [Step(kernel.name, tuple(slots))]
-    )
 
 
 def run_native(kernel: Kernel, *inputs: np.ndarray) -> list[np.ndarray]:

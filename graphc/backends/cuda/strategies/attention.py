@@ -34,14 +34,6 @@ class Tile:
     keys: int
     speed: float
 
-    @property
-    def area(self) -> int:
-        return self.rows
-
-    def blocks(self, rows: int, columns: int) -> int:
-        """Blocks of the grid of so many rows."""
-        return -(-rows // self.rows)
-
 
 TILES = (Tile(64, 32, 1.0), Tile(32, 32, 0.8), Tile(16, 32, 0.5), Tile(16, 16, 0.35))
 
@@ -58,7 +50,7 @@ def lower_attention(
         return f"attention: {depth} products and {columns} columns; kernels take {WIDEST}"
     batch, rows = extent(match.outer), extent(match.rows)
     fitting = [t for t in TILES if shared_floats(t, depth, columns) <= SHARED_FLOATS]
-    chosen = tile or fastest(fitting, gpu, batch, rows, columns)
+    chosen = tile or fastest(fitting, gpu, batch, rows)
     kernel = _Emitter(match, chosen).kernel("attention")
     work = batch * rows * match.key.count
     return Lowered(kernel, flops=2 * work * (depth + columns))

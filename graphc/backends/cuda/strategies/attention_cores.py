@@ -45,14 +45,6 @@ class CoreTile:
     def rows(self) -> int:
         return SIDE * self.fragments * self.warps
 
-    @property
-    def area(self) -> int:
-        return self.rows
-
-    def blocks(self, rows: int, columns: int) -> int:
-        """Blocks of the grid of so many rows."""
-        return -(-rows // self.rows)
-
 
 CORE_TILES = (
     CoreTile(4, 2, 64, 1.0),
@@ -87,7 +79,7 @@ def lower_attention_cores(
     if not tiles:
         return f"attention: {extent(match.depth)} products and {columns} columns need more memory"
     fullest = [t for t in tiles if t.keys < 2 * padded(match.key.count, SIDE)]
-    chosen = tile or fastest(fullest or tiles, gpu, batch, rows, columns)
+    chosen = tile or fastest(fullest or tiles, gpu, batch, rows)
     kernel = _CoreAttention(match, kind, chosen).kernel("attention_cores")
     work = batch * rows * match.key.count
     return Lowered(kernel, flops=2 * work * (extent(match.depth) + columns))

@@ -161,10 +161,8 @@ def _without_unit_axes(expr: Expr) -> Expr:
     mapping: dict[Expr, Expr] = {}
     for node in walk(expr):
         if isinstance(node, Reduce) and any(a.extent == 1 for a in node.axes):
-            units: dict[Expr, Expr] = {a: Const(0, i64) for a in node.axes if a.extent == 1}
-            axes = tuple(a for a in node.axes if a.extent != 1)
-            body = simplify(substitute(node.body, units))
-            mapping[node] = Reduce(node.op, body, axes) if axes else body
+            axes, (body,) = drop_units(list(node.axes), [node.body])
+            mapping[node] = Reduce(node.op, body, tuple(axes)) if axes else body
     return substitute(expr, mapping) if mapping else expr
 
 
