@@ -341,6 +341,13 @@ def test_inspect_for_a_microcontroller(capsys):
     assert "compiled for c (generic)" in out and "tiles_" in out and "6 steps take" in out
 
 
+def test_inspect_accesses(capsys):
+    pins = (DIGITS, "--dim", "N=1", "--machine", "60000,3000")
+    out = ok(capsys, "inspect", *pins, "--target", "cuda", "--accesses", "2")
+    assert "compiled for cuda" in out and "coalesced  conflicts" in out
+    assert "--target cuda" in refused(capsys, "inspect", *pins, "--accesses")
+
+
 def test_inspect_counts_what_is_fused_once(capsys, tmp_path):
     totals = []
     for phase in ("laid_out", "fused"):

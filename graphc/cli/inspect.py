@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.options import CPUS, add_model, add_target, command, examples, target_options
+from graphc.cli.options import (
+    CPUS,
+    add_model,
+    add_target,
+    command,
+    examples,
+    positive,
+    target_options,
+)
+from graphc.errors import ModelError
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
@@ -17,13 +26,18 @@ Tells what is in a model and where its time goes. Operators with their operation
 operations per byte; the steps the model is compiled to, with the least time each can take on this
 machine by the roofline (operations at peak speed, or bytes at full bandwidth) and what bounds it;
 and the memory plan. Open dimensions count as 1. With --target c the steps are those of a
-microcontroller, and with --target cuda those of a GPU: give its peaks with --machine."""
+microcontroller, and with --target cuda those of a GPU: give its peaks with --machine. --accesses
+then runs some blocks of every kernel in the simulator and tells what their accesses cost: bytes
+that are moved and not used, how far the accesses of a warp are coalesced (the fewest sectors of
+global memory they need, of those they touch), and bank conflicts (the wavefronts of shared memory
+they need beyond the fewest), with the worst accesses one by one."""
 
 EPILOG = examples(
     ("graphc inspect model.onnx", "the most important of everything"),
     ("graphc inspect model.onnx --dim batch=8 --all", "every node and every step"),
     ("graphc inspect model.onnx --machine 50,10", "for 50 GFLOP/s and 10 GB/s"),
     ("graphc inspect model.onnx --target c --cpu cortex-m4", "as it runs on a microcontroller"),
+    ("graphc inspect model.onnx --target cuda --accesses", "which kernels read memory badly"),
     ("graphc inspect model.onnx --target c --svg arena.svg", "a picture of memory over time"),
 )
 TOP = 12
@@ -42,6 +56,9 @@ def add(commands: Any) -> None:
                         help="peak and bandwidths (default: this machine's, measured)")  # fmt: skip
     parser.add_argument("--svg", metavar="OUT.svg",
                         help="draw the arena over time: steps, offsets, tensors")  # fmt: skip
+    parser.add_argument("--accesses", metavar="BLOCKS", type=positive, nargs="?", const=4,
+                        help="what the memory accesses of a GPU's kernels cost, from so many "
+                        "blocks of each (default: 4)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0,
                         help="of the inputs, where shapes depend on them (default: 0)")  # fmt: skip
 
@@ -52,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     from graphc.cli.models import open_model
     from graphc.cli.output import progress
 
+    if args.accesses and args.target != "cuda":
+        raise ModelError(f"--accesses is for --target cuda, found --target {args.target}")
     machine = roofline.parse_machine(args.machine) if args.machine else None
     model = open_model(args)
     model.close()
@@ -70,7 +89,22 @@ def run(args: argparse.Namespace) -> int:
     for program in programs:
         print("\n" + report.steps(program, machine, None if args.all else TOP))
         print("\n" + report.memory(program))
+        if args.accesses:
+            print("\n" + _accesses(model, program, args))
     return 0
+
+
+def _accesses(model: Model, program: Program, args: argparse.Namespace) -> str:
+    """What accesses cost, counted in the simulator on random inputs."""
+    from graphc.analysis.accesses import accesses
+    from graphc.backends.cuda import emit
+    from graphc.backends.cuda.simulator.profile import profile
+    from graphc.cli.output import progress
+
+    feeds = model.feeds(args.seed)
+    with progress("counting accesses"):
+        profiles = profile(emit(program), [feeds[n] for n, _ in program.inputs], args.accesses)
+    return accesses(profiles, None if args.all else TOP)
 
 
 def _draw(programs: list[Program], path: str) -> None:

@@ -45,9 +45,9 @@ def simulate(source: CudaSource, orders: Sequence[int] = ORDERS) -> Runner:
     exact = "atomic" not in source.text
 
     def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        first = _Run(source, library, inputs, orders[0]).outputs()
+        first = Run(source, library, inputs, orders[0]).outputs()
         for order in orders[1:]:
-            again = _Run(source, library, inputs, order).outputs()
+            again = Run(source, library, inputs, order).outputs()
             for (name, _), a, b in zip(source.program.outputs, first, again):
                 if exact and a.tobytes() != b.tobytes():
                     raise SimulationError(f"output {name} depends on the order of threads")
@@ -58,11 +58,16 @@ def simulate(source: CudaSource, orders: Sequence[int] = ORDERS) -> Runner:
 
 def library_of(text: str) -> ctypes.CDLL:
     """The kernels of a CUDA file as functions of the host, `launch_NAME` each."""
-    files = {"kernels.cc": translate(text), HEADER.name: HEADER.read_text()}
+    return compiled(translate(text), HEADER.read_text())
+
+
+def compiled(kernels: str, header: str) -> ctypes.CDLL:
+    """The library of translated kernels, with the simulator that they include."""
+    files = {"kernels.cc": kernels, HEADER.name: header}
     return ctypes.CDLL(str(shared_library(files, FLAGS, "C++", HEADER.name)))
 
 
-class _Run:
+class Run:
     """One run: the memory of the device, and which of its bytes were written."""
 
     def __init__(

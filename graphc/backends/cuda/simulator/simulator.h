@@ -40,6 +40,18 @@ static simulator::Dim gridDim, blockDim, blockIdx, threadIdx;
 
 namespace simulator {
 
+#ifndef SIMULATOR_PROFILES  // else profile.h counts accesses
+struct Site {
+    void note(bool, uint64_t, size_t, unsigned) const {}
+};
+
+struct Profile {
+    static void end_interval() {}
+    static void end_block() {}
+    static bool is_enough(unsigned) { return false; }
+};
+#endif
+
 constexpr unsigned WARP = 32;
 constexpr size_t STACK_BYTES = 256 << 10;
 
@@ -200,15 +212,18 @@ struct Cell {
     const Array *array;
     T *data;
     int64_t index;
+    Site site = {};
 
     operator T() const
     {
+        note(1);
         array->note_read(index, sizeof(T));
         return data[index];
     }
 
     T operator=(T value) const
     {
+        note(1);
         array->note_write(index, sizeof(T));
         return data[index] = value;
     }
@@ -218,11 +233,34 @@ struct Cell {
     // Where an atomic operation works: read and written, in an order that does not matter.
     T *operator&() const
     {
+        note(1);
         if (array->history == nullptr) {
             array->note_read(index, sizeof(T));
             array->note_write(index, sizeof(T));
         }
         return &data[index];
+    }
+
+    // An access to so many elements at once. Shared arrays start at bank 0, which is as good as any.
+    void note(unsigned count) const
+    {
+        const bool shared = array->history != nullptr;
+        const uint64_t address = shared ? index * sizeof(T) : (uint64_t)(uintptr_t)(data + index);
+        site.note(shared, address, count * sizeof(T), thread_number());
+    }
+};
+
+// An array, accessed at a known place of the text.
+template <typename A>
+struct Sited {
+    const A *array;
+    Site site;
+
+    auto operator[](int64_t index) const
+    {
+        auto cell = (*array)[index];
+        cell.site = site;
+        return cell;
     }
 };
 
@@ -242,6 +280,8 @@ struct Global {
         array.check_bounds(index);
         return Cell<T>{&array, data, index};
     }
+
+    Sited<Global> operator()(Site site) const { return {this, site}; }
 };
 
 // A shared array: one for the block at hand, poisoned when a block enters. `offset`: where in the
@@ -273,6 +313,8 @@ struct Shared {
         array.check_bounds(index);
         return Cell<T>{&array, const_cast<T *>(data), index};
     }
+
+    Sited<Shared> operator()(Site site) const { return {this, site}; }
 };
 
 // ------------------------------------------------------------------ threads
@@ -416,6 +458,7 @@ static void run_fibres(const std::vector<unsigned> &order)
         }
         if (fault.empty() && all_at_barrier()) {
             ++block.epoch;
+            Profile::end_interval();
             for (Thread &thread : block.threads) {
                 thread.state = State::ready;
             }
@@ -463,6 +506,7 @@ static const char *launch(std::function<void()> kernel, unsigned grid, unsigned 
     block.threads.resize(threads);
     block.warp_epoch.assign((threads + WARP - 1) / WARP, 0);
     const std::vector<unsigned> thread_order = order_of(threads, order);
+    unsigned blocks = 0;
     for (unsigned number : order_of(grid, order)) {
         blockIdx = Dim{number, 0, 0};
         ++block.serial;
@@ -472,7 +516,8 @@ static const char *launch(std::function<void()> kernel, unsigned grid, unsigned 
         } else {
             run_plainly(thread_order);
         }
-        if (!fault.empty()) {
+        Profile::end_block();
+        if (!fault.empty() || Profile::is_enough(++blocks)) {
             break;
         }
     }
@@ -678,7 +723,8 @@ template <typename T, typename... R>
 static void load_vector(const simulator::Cell<T> &from, R &...found)
 {
     simulator::check_vector(from, sizeof...(R));
-    simulator::Cell<T> next = from;
+    from.note(sizeof...(R));
+    simulator::Cell<T> next{from.array, from.data, from.index};
     ((found = T(next), ++next.index), ...);
 }
 
@@ -686,7 +732,8 @@ template <typename T, typename... V>
 static void store_vector(const simulator::Cell<T> &to, V... values)
 {
     simulator::check_vector(to, sizeof...(V));
-    simulator::Cell<T> next = to;
+    to.note(sizeof...(V));
+    simulator::Cell<T> next{to.array, to.data, to.index};
     ((next = T(values), ++next.index), ...);
 }
 
@@ -702,7 +749,9 @@ static void copy16(const simulator::Cell<uint32_t> &to, const simulator::Cell<co
         from.array->check_bounds(from.index + n);
         from.array->note_read(from.index + n, sizeof(T));
     }
+    to.note(4);
     if (valid) {
+        from.note(16 / sizeof(T));
         memcpy(words, from.data + from.index, sizeof words);
     }
     for (int n = 0; n < 4; ++n) {
@@ -719,6 +768,7 @@ static void matrices(uint32_t *const (&found)[4], const Cell<uint32_t> &row, boo
         fail("row of a matrix that is not aligned");
     }
     row.array->check_bounds(row.index + 3);
+    row.note(4);
     Exchange &exchange = current().exchange;
     const unsigned turn = exchange.turn;
     exchange.turn ^= 1u;

@@ -2,13 +2,14 @@
 
 The text stays as it is but for two kinds of declaration, which get types whose accesses are
 checked: pointer parameters of `__global__` functions, and shared arrays (those that are parts of
-what the launch gives must lie within it). For every kernel a
-function of C linkage is added that ctypes can call.
+what the launch gives must lie within it). For every kernel a function of C linkage is added that
+ctypes can call.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 KERNEL = re.compile(
     r'extern "C" __global__ void __launch_bounds__\([\d, ]+\) (?P<name>\w+)\((?P<params>[^)]*)\)'
@@ -23,8 +24,9 @@ _DYNAMIC = re.compile(r"extern __shared__ .*\n")
 _WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(|mma_\w+\(|load_matrices\w*\(")
 
 
-def translate(text: str) -> str:
-    """The C++ of a CUDA file, and an entry point `launch_NAME` for every kernel."""
+def translate(text: str, mark: Callable[[str], str] = str) -> str:
+    """The C++ of a CUDA file, and an entry point `launch_NAME` for every kernel. `mark` may change
+    the translated kernels."""
     kernels = list(KERNEL.finditer(text))
     ends = [*(k.start() for k in kernels[1:]), len(text)]
     entries = [
@@ -34,7 +36,7 @@ def translate(text: str) -> str:
     text = KERNEL.sub(_declaration, text)
     text = _SHARED.sub(_shared_array, text)
     text = _PART.sub(_shared_array, _DYNAMIC.sub("", text))
-    return "\n".join(['#include "simulator.h"', text, *entries])
+    return "\n".join(['#include "simulator.h"', mark(text), *entries])
 
 
 def _declaration(kernel: re.Match) -> str:
