@@ -60,8 +60,9 @@ class Softmax:
 
 @dataclass
 class Attention:
-    """A matched attention; loads are flat. `rows`, `columns` and `outer` partition the output
-    indices. `score` is over PRODUCT, and `exprs` are the outputs over RESULT; all are float32."""
+    """A matched attention; loads are flat. `rows` (none: one row), `columns` and `outer` partition
+    the output indices. `score` is over PRODUCT, and `exprs` are the outputs over RESULT; all are
+    float32."""
 
     computation: Computation
     offset: Expr
@@ -124,8 +125,8 @@ def _match(computation: Computation) -> Attention:
     columns = [x for x in indices if x not in inside and x in free_indices(value)]
     rows = [x for x in indices if x in inside and x not in shared]
     outer = [x for x in indices if x not in columns and x not in rows]
-    if not columns or not rows:
-        raise _Mismatch("no rows or no columns")
+    if not columns:
+        raise _Mismatch("no columns")
     rounded = cast(PRODUCT, product.dtype)
     score = cast(substitute(softmax.score, {product: rounded}), f32)
     exprs = [substitute(e, {hole: cast(RESULT, hole.dtype)}) for e in exprs]
@@ -325,12 +326,14 @@ def _conjuncts(condition: Expr) -> list[Expr]:
 
 
 def _bound(condition: Expr, key: Index) -> Expr | None:
-    """x of `key <= x`."""
-    if not (isinstance(condition, Call) and condition.op.name in ("le", "ge")):
+    """x of `key <= x`, or x + 1 of `key < x`."""
+    if not (isinstance(condition, Call) and condition.op.name in ("le", "ge", "lt", "gt")):
         return None
-    lower, upper = condition.args if condition.op.name == "le" else condition.args[::-1]
-    is_bound = lower is key and key not in free_indices(upper) and not loads(upper)
-    return upper if is_bound else None
+    is_upper = condition.op.name in ("le", "lt")
+    lower, upper = condition.args if is_upper else condition.args[::-1]
+    if lower is not key or key in free_indices(upper):
+        return None
+    return upper if condition.op.name in ("le", "ge") else upper - 1
 
 
 def extent(indices: list[Index]) -> int:

@@ -220,12 +220,14 @@ class Lowered:
     """What a strategy returns: computations to run first (each filling a temporary), and a kernel.
 
     `prepare` fills temporaries named in `temporaries`; a preparation that reads only constants is
-    done at compile time. `inplace` lists (output, input) buffers that may share their memory.
+    done at compile time. Other temporaries are filled by the kernels of `before`, which run after
+    the preparations, in order. `inplace` lists (output, input) buffers that may share their memory.
     """
 
     kernel: Kernel
     prepare: list[Computation] = field(default_factory=list)
     temporaries: list[Buffer] = field(default_factory=list)
+    before: list[Kernel] = field(default_factory=list)
     inplace: list[tuple[str, str]] = field(default_factory=list)
     flops: int = 0
 

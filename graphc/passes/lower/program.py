@@ -202,6 +202,10 @@ class Lowering:
         places = dict(places)
         for buffer, preparation in zip(lowered.temporaries, lowered.prepare):
             places[buffer.name] = self.prepare(buffer, preparation, places, known, op)
+        for buffer in lowered.temporaries[len(lowered.prepare) :]:
+            places[buffer.name] = self.temporary(buffer)
+        for kernel in lowered.before:
+            self.call(Lowered(kernel), places, op)
         self.call(lowered, places, op, multiply_adds(part))
 
     def choose(self, part: Computation) -> Lowered:

@@ -8,6 +8,7 @@ from functools import partial
 from graphc.backends.cuda.machines import DEFAULT_ARCH, machine
 from graphc.backends.cuda.strategies.attention import lower_attention
 from graphc.backends.cuda.strategies.attention_cores import lower_attention_cores
+from graphc.backends.cuda.strategies.attention_few import lower_attention_few
 from graphc.backends.cuda.strategies.costs import Choose, take_first
 from graphc.backends.cuda.strategies.flat import lower_flat
 from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
@@ -25,6 +26,7 @@ def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequenc
     Tiles are those that a model of the architecture takes for the fastest, or else `choose`."""
     gpu = machine(arch)
     return [
+        partial(lower_attention_few, gpu=gpu),
         partial(lower_attention_cores, gpu=gpu),
         partial(lower_attention, gpu=gpu),
         partial(lower_split, gpu=gpu),

@@ -66,13 +66,23 @@ class AttentionBlocks:
 
     def __init__(self, match: Attention, rows: int, keys: int, threads: int, lanes: int):
         self.match, self.k = match, KernelBuilder()
-        self.tile_rows, self.tile_keys = rows, keys
+        self.tile_rows = rows
         self.threads, self.lanes = threads, lanes
         self.thread = Index("thread", threads)
         self._flatten()
-        self.tiles = -(-self.b.count // keys)
         self.shared: list[Buffer] = []
         self.row_part = self.key_part = self.column_part = 0
+        self.parts = 1  # of the keys, each of which has a block
+        if keys:
+            self.take(keys)
+
+    def take(self, keys: int, whole: bool = True) -> None:
+        """Sets how many keys are taken at a time, and so whether that may be all of them."""
+        self.tile_keys = keys
+        self.tiles = self.tiles_of_part = -(-self.b.count // keys)
+        self.is_whole = whole and self.tiles == 1
+        self.score = self.rounded_score if self.is_whole else unrounded(self.rounded_score)
+        self.last = last_key(replace(self.match, rows=self.q.side, score=self.score))
 
     def _flatten(self) -> None:
         """Merges indices that address memory as if they were one."""
@@ -81,12 +91,10 @@ class AttentionBlocks:
         dependent = [m.offset, m.a, m.score, soft.result, soft.exponential, soft.weight, *m.exprs]
         rows, merged = merge_adjacent(m.rows, dependent)
         offset, a, score, self.result, self.exponential, self.weight, *exprs = merged
-        self.is_whole = m.key.count <= self.tile_keys
-        self.score = score if self.is_whole else unrounded(score)
+        self.rounded_score = score
         depth, (a, b) = merge_adjacent(m.depth, [a, m.b])
         columns, (offset, value, *exprs) = merge_adjacent(m.columns, [offset, m.value, *exprs])
         self.offset, self.exprs = offset, exprs
-        self.last = last_key(replace(m, rows=rows, score=self.score))
         self.q, self.b = Operand(a, rows, depth), Operand(b, [m.key], depth)
         self.v = Operand(value, columns, [m.key])
 
@@ -121,9 +129,10 @@ class AttentionBlocks:
     def kernel(self, name: str) -> Kernel:
         """The kernel over the inputs that are used and the outputs."""
         outer = self.match.outer
-        extents = (*(x.count for x in outer), -(-self.q.count // self.tile_rows))
+        extents = (*(x.count for x in outer), -(-self.q.count // self.tile_rows), self.parts)
         with self.k.loop(math.prod(extents), "block", name="block") as block:
-            *front, at = unflatten_index(block, extents)
+            *front, at, self.part = unflatten_index(block, extents)
+            self.block_number = simplify(block // self.parts)
             self.fixed: dict[Expr, Expr] = dict(zip(outer, front))
             self.first_row = simplify(at * self.tile_rows)
             with self.k.block() as body:
@@ -131,11 +140,18 @@ class AttentionBlocks:
             for buffer in self.shared:
                 self.k.emit(Alloc(buffer, "shared"))
             self.k.emit(For(self.thread, tuple(body), "thread"))
-        read = [self.q.expr, self.b.expr, self.v.expr, self.score, self.result, *self.exprs]
+        read = [self.q.expr, self.b.expr, self.v.expr, self.score, *self.finishing()]
         read += [self.exponential, self.weight] if self.is_whole else []
-        outputs = [o.buffer for o in self.match.computation.outputs]
-        params = [flat_buffer(b) for b in (*inputs_used(self.match, read), *outputs)]
+        params = [flat_buffer(b) for b in (*inputs_used(self.match, read), *self.results())]
         return Kernel(name, tuple(params), self.k.body(), self.match.computation.label)
+
+    def results(self) -> list[Buffer]:
+        """What the kernel stores into."""
+        return [o.buffer for o in self.match.computation.outputs]
+
+    def finishing(self) -> list[Expr]:
+        """The expressions of what it stores."""
+        return [self.result, *self.exprs]
 
     def start(self) -> None:
         """Sums of no keys."""
@@ -177,9 +193,10 @@ class AttentionBlocks:
 
     @contextmanager
     def each_tile(self) -> Iterator[Expr]:
-        """A loop over the tiles of keys that the block sees; yields their numbers."""
+        """A loop over the tiles of keys of the part that the block sees; yields their numbers."""
         self.find_last()
-        with self.k.loop(self.tiles, name="tile") as tile:
+        with self.k.loop(self.tiles_of_part, name="tile") as at:
+            tile = simplify(self.part * self.tiles_of_part + at)
             seen = self.is_seen(tile)
             if isinstance(seen, Const):
                 yield tile
@@ -220,7 +237,8 @@ class AttentionBlocks:
         most = k.var(f32, scores[i, Const(0, i64)])
         for j in range(1, self.key_part):
             k.store(most, (), call("max", most[()], scores[i, Const(j, i64)]))
-        k.emit(Intrin("warp_max", (most[()], Const(self.lanes, i64))))
+        if self.lanes > 1:
+            k.emit(Intrin("warp_max", (most[()], Const(self.lanes, i64))))
         return most
 
     def _weigh(self, scores: Buffer) -> None:
