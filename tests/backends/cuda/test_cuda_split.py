@@ -96,3 +96,15 @@ def test_warps_share_columns():
     broken = replace(source, text=source.text.replace("__syncthreads();", ""))
     with pytest.raises(SimulationError, match="no barrier between|unwritten element"):
         simulate(broken)(inputs)
+
+
+@needs_compiler
+def test_long_sums_are_split_twice():
+    source = cuda_of("""graph @g(%x: f32[1048576]) -> ? {
+  %y = ReduceSum(%x) {keepdims=0}
+  return %y
+}""")
+    assert len(source.steps) > 2
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source)(inputs)
+    np.testing.assert_allclose(found, inputs[0].sum(dtype=np.float64), 1e-4)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 
-from graphc.backends.cuda.strategies.vectors import BYTES, are_neighbours, elements, loaded
+from graphc.backends.cuda.strategies.vectors import BYTES, loaded, store_points
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Index, Reduce, loads, substitute, walk
-from graphc.ir.kernel import For, Intrin
 from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.nest import Nest, NestOptions, Point, in_place, work
@@ -50,23 +49,8 @@ class FlatNest(Nest):
         places: list[dict[Expr, Expr]] = [{n: Const(m, i64)} for m in range(n.count)]
         cells = loaded(k, [x.expr for x in points], places)
         held = {load: registers[n] for load, registers in cells.items()}
-        results = {
-            x.output: k.alloc(x.output.dtype, (n.count,), "reg", k.fresh("result"))
-            for x in points
-            if are_neighbours(x.output.dtype, [substitute(x.offset, place) for place in places])
-        }
-        with k.block() as body:
-            for x in points:
-                value = simplify(substitute(x.expr, held))
-                if x.output in results:
-                    k.store(results[x.output], n, value)
-                else:
-                    k.store(x.output, simplify(x.offset), value)
-        k.emit(For(n, tuple(body), "unroll"))
-        for x in points:
-            if x.output in results:
-                first = x.output[simplify(substitute(x.offset, places[0]))]
-                k.emit(Intrin("store_vector", (first, *elements(results[x.output]))))
+        known = [Point(x.output, x.offset, substitute(x.expr, held)) for x in points]
+        store_points(k, known, n)
 
     def _together(self, indices: list[Index], points: list[Point]) -> int:
         """How many neighbours an iteration computes."""

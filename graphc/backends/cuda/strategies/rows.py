@@ -1,11 +1,11 @@
 """Row reductions: softmax, normalisations and plain reductions, several threads to a row.
 
 The reductions of a computation that depend on some output indices only span its rows; the other
-indices run inside a row. A row belongs to a warp if it is short and to a block otherwise: its
-threads stride over the reduced elements (neighbours read neighbours), combine their partial results
-by shuffles, across warps through shared memory, and then stride over the outputs of the row, with
-all reductions known. So a softmax or layer norm is one kernel that reads its input from memory once
-(the later passes find it in cache).
+indices run inside a row. A row belongs to a block if it is long, else to a warp, or to a part of
+one: its threads go over the reduced elements in vectors of 16 bytes, combine their partial results
+by shuffles, across warps through shared memory, and then go over the outputs of the row, with all
+reductions known. What a row reads stays in registers for all of this (sweeps.py), unless it is very
+long. So a softmax or layer norm is one kernel that reads its input from memory once.
 
 Where the rows are neighbours in memory and their elements are not (a softmax over channels), a
 thread takes a row of its own, which coalesces the accesses of a warp; or, if nothing but the result
@@ -16,10 +16,13 @@ neighbouring rows, or 8 where there are few, and combine their results in shared
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
+from graphc.backends.cuda.strategies.sweeps import AHEAD, HELD, Sweep, Sweeper
+from graphc.backends.cuda.strategies.vectors import BYTES, each_neighbour, store_points
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import (
     Const,
@@ -29,6 +32,7 @@ from graphc.ir.expr import (
     Reduce,
     cast,
     free_indices,
+    loads,
     minimum,
     substitute,
     walk,
@@ -39,26 +43,32 @@ from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.nest import Nest, NestOptions, Point, combined, in_place, work
 
 WARP = 32
-WARP_ROWS = 4  # rows of a block whose rows belong to warps
-SHORT_ROW = 1024  # elements a warp reduces by itself
+BLOCK = 128  # threads of a block whose rows belong to warps or parts of them
+SHORT_ROW = 1024  # elements that a warp reduces by itself
+MOST = 1024  # threads of a row
+MIN_LANES = 2  # threads of a row
+SHARE = 16  # elements of a row that a thread has, or more if they are narrow
+FULL = 1 << 17  # threads that fill a GPU: with fewer in all, a row gets more of them
 SECTOR = 8  # rows next to one another whose float32s memory gives at once
 FEW_ROWS = 2048  # up to which so few rows of columns share a block
 MANY_ROWS = 1 << 15  # of columns, from which a thread for each is enough
 MAX_THREADS = 512  # of a block of columns
-SHARE = 4  # elements that each has at least
+COLUMN_SHARE = 4  # elements that each of them has at least
 MIN_ELEMENTS = 32  # reduced or stored per row, below which threads of their own do as well
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The plan: output indices of rows and inside rows, and threads per row (1: each its own).
-    `together`: rows next to one another to which as many neighbouring threads belong, if not one.
+    """The plan: output indices of rows and inside rows, and threads per row (1: each its own), that
+    take up to `vector` neighbours at once. `together`: rows next to one another to which as many
+    neighbouring threads belong, if not one.
     """
 
     rows: list[Index]
     inner: list[Index]
     threads: int
     together: int = 1
+    vector: int = 1
 
 
 def lower_rows(computation: Computation) -> Lowered | str:
@@ -102,7 +112,9 @@ def _plan(indices: list[Index], points: list[Point]) -> _Rows | str:
         return _Rows(rows, inner, _sharing(depth, together), together)
     if max(depth, width) < MIN_ELEMENTS:
         return f"only {depth} elements to reduce"
-    return _Rows(rows, inner, _threads(max(depth, width)))
+    vector = _vector(points, {*(r.axes[-1] for r in own), *inner[-1:]})
+    count = math.prod(x.count for x in rows)
+    return _Rows(rows, inner, _threads(max(depth, width), vector, count), vector=vector)
 
 
 def _outermost(exprs: list[Expr]) -> list[Reduce]:
@@ -125,7 +137,7 @@ def _coalesced(reduction: Reduce, row: Index) -> bool:
 def _sharing(elements: int, together: int) -> int:
     """Threads that share a row of columns: as many as have a few elements each."""
     threads = 1
-    while threads * together < MAX_THREADS and threads * SHARE * 2 <= elements:
+    while threads * together < MAX_THREADS and threads * COLUMN_SHARE * 2 <= elements:
         threads *= 2
     return threads
 
@@ -141,10 +153,35 @@ def _contiguous(reduction: Reduce) -> bool:
     )
 
 
-def _threads(elements: int) -> int:
-    if elements <= SHORT_ROW:
-        return WARP
-    return 256 if elements <= 8 * SHORT_ROW else 512
+def _vector(points: list[Point], along: set[Index]) -> int:
+    """How many neighbours along a row take 16 bytes of the widest type that is read or written."""
+    sizes = [x.dtype.size for p in points for x in loads(p.expr) if free_indices(x) & along]
+    sizes += [p.output.dtype.size for p in points if free_indices(p.offset) & along]
+    return max(1, BYTES // max(sizes, default=BYTES))
+
+
+def _threads(elements: int, vector: int, rows: int) -> int:
+    """The threads of a row: as many as have a few vectors each, more where rows are few."""
+    share = max(SHARE, min(AHEAD * vector, HELD))
+    threads, most = (MIN_LANES, WARP) if elements <= SHORT_ROW else (2 * WARP, MOST // 2)
+    while threads < most and threads * share < elements:
+        threads *= 2
+    if threads < elements // HELD <= MOST:
+        threads = MOST
+    while threads < most and threads * vector < elements and threads * rows < FULL:
+        threads *= 2
+    return threads
+
+
+def _placed(exprs: Sequence[Expr], indices: Sequence[Index]) -> Callable[[Expr], list[Expr]]:
+    """Values as functions of one position in place of several indices."""
+    extents = tuple(x.count for x in indices)
+
+    def at(position: Expr) -> list[Expr]:
+        mapping: dict[Expr, Expr] = dict(zip(indices, unflatten_index(position, extents)))
+        return [simplify(substitute(x, mapping)) for x in exprs]
+
+    return at
 
 
 @dataclass
@@ -157,6 +194,10 @@ class RowNest(Nest):
     row_bound: frozenset = frozenset()
     lane_of_row: Expr = Const(0, i64)
     stores_if: Expr = Const(True, boolean)
+    unresolved: list[Expr] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sweeper = Sweeper(self.k)
 
     def kernel(self, name: str) -> Kernel:
         kernel = super().kernel(name)
@@ -175,7 +216,7 @@ class RowNest(Nest):
                 self._row(points, row, frozenset({row}))
         elif plan.together > 1:
             self._columns(points, count)
-        elif plan.threads == WARP:
+        elif plan.threads <= WARP:
             self._warps(points, count)
         else:
             thread = Index("thread", plan.threads)
@@ -184,29 +225,32 @@ class RowNest(Nest):
                 self._row(points, block, frozenset({block, thread}))
 
     def _warps(self, points: list[Point], count: int) -> None:
-        """A warp to a row, several to a block; the rows of the last block may not exist."""
-        thread = Index("thread", WARP * WARP_ROWS)
-        with self._grid(-(-count // WARP_ROWS), thread) as block:
-            self.lane_of_row = thread % WARP
-            row = simplify(block * WARP_ROWS + thread // WARP)
-            bound = frozenset({block, thread})
-            if count % WARP_ROWS:
-                with self.k.when(row < count):
-                    self._row(points, row, bound)
-            else:
-                self._row(points, row, bound)
+        """A warp to a row, or to several, and several warps to a block."""
+        assert self.plan is not None
+        thread, lanes = Index("thread", BLOCK), self.plan.threads
+        together = BLOCK // lanes
+        with self._grid(-(-count // together), thread) as block:
+            self.lane_of_row = simplify(thread % lanes)
+            self._row_of_several(points, block * together + thread // lanes, count, {block, thread})
+
+    def _row_of_several(self, points: list[Point], row: Expr, count: int, bound: set) -> None:
+        """The row of a thread of a block with several; threads without one do as the last row's,
+        but store nothing."""
+        row = simplify(row)
+        self.stores_if = simplify(row < count)
+        if not isinstance(self.stores_if, Const):
+            row = simplify(minimum(row, count - 1))
+        self._row(points, row, frozenset(bound))
 
     def _columns(self, points: list[Point], count: int) -> None:
-        """Threads without a row do as the last row's, but store nothing."""
+        """A block to neighbouring rows, whose elements lie one below the other."""
         assert self.plan is not None
         together = self.plan.together
         thread = Index("thread", together * self.plan.threads)
         with self._grid(-(-count // together), thread) as block:
             self.lane_of_row = simplify(thread // together)
-            row = simplify(block * together + thread % together)
-            self.stores_if = simplify(row < count)
-            row = simplify(minimum(row, count - 1)) if count % together else row
-            self._row(points, row, frozenset({block, thread}))
+            row = block * together + thread % together
+            self._row_of_several(points, row, count, {block, thread})
 
     @contextmanager
     def _grid(self, blocks: int, thread: Index) -> Iterator[Index]:
@@ -225,31 +269,39 @@ class RowNest(Nest):
         points = self._at(points, dict(zip(self.plan.rows, unflatten_index(row, extents))))
         self.row_bound = bound
         points = self.resolved(points, bound)
-        inner = tuple(x.count for x in self.plan.inner)
-        with self._strided(math.prod(inner)) as (at, more):
-            mapping = dict(zip(self.plan.inner, unflatten_index(at, inner)))
-            moved = self.resolved(self._at(points, mapping), bound | more)
+        inner = self.plan.inner
+        sweep = self._over(inner, alone=bool(_outermost([p.expr for p in points])))
+        make = _placed([p.expr for p in points], inner)
+        with self.sweeper.elements(sweep, make, lambda at: []) as (at, exprs, more):
+            place = _placed([p.offset for p in points], inner)(at)
+            moved = [Point(p.output, o, e) for p, o, e in zip(points, place, exprs)]
             if isinstance(self.stores_if, Const):
-                self.store_points(moved)
+                store_points(self.k, self.resolved(moved, bound | more), sweep.neighbour)
             else:
                 with self.k.when(self.stores_if):
-                    self.store_points(moved)
+                    store_points(self.k, self.resolved(moved, bound | more), sweep.neighbour)
 
-    @contextmanager
-    def _strided(self, extent: int) -> Iterator[tuple[Expr, frozenset]]:
-        """The threads of a row stride over elements: yields the position and the loop around it."""
+    def _over(self, indices: Sequence[Index], alone: bool = False) -> Sweep:
+        """How the threads of a row go over its elements; `alone`: one at a time."""
         assert self.plan is not None
-        threads = self.plan.threads
-        lane = self.lane_of_row if threads > 1 else Const(0, i64)
-        with self.k.loop(-(-extent // threads)) as step:
-            at = simplify(step * threads + lane)
-            if extent % threads:
-                with self.k.when(at < extent):
-                    yield at, frozenset({step})
-            else:
-                yield at, frozenset({step})
+        extent = math.prod(x.count for x in indices)
+        vector = 1 if alone else math.gcd(extent, self.plan.vector)
+        return Sweep(extent, self.plan.threads, vector, self.lane_of_row)
 
     # ---------------------------------------------------------------- reductions
+
+    def resolve_group(self, ready: list[Reduce], exprs, bound: frozenset, per_lane) -> list[Expr]:
+        if bound == self.row_bound:
+            self.unresolved = exprs
+        return super().resolve_group(ready, exprs, bound, per_lane)
+
+    def _later(self, sweep: Sweep, at: Expr) -> list[Expr]:
+        """What passes to come compute of an element, as far as can be told."""
+        assert self.plan is not None
+        found: list[Expr] = []
+        if math.prod(x.count for x in self.plan.inner) == sweep.extent:
+            found += _placed(self.unresolved, self.plan.inner)(at)
+        return found
 
     def reduction(self, group: list[Reduce], bound: frozenset, per_lane: bool) -> list[Expr]:
         """Reductions of a row are shared by its threads; others belong to one thread."""
@@ -258,12 +310,15 @@ class RowNest(Nest):
         if alone or any(a.extent == 0 for a in axes):
             return super().reduction(group, bound, per_lane)
         totals = [self.k.var(r.dtype.compute, cast(r.identity, r.dtype.compute)) for r in group]
-        extents = tuple(a.count for a in axes)
-        with self._strided(math.prod(extents)) as (at, more):
-            mapping = dict(zip(axes, unflatten_index(at, extents)))
-            terms = [simplify(substitute(r.term, mapping)) for r in group]
-            for r, total, term in zip(group, totals, self.resolve(terms, bound | more, False)):
-                self.k.store(total, (), combined(r, total[()], term))
+        sweep = self._over(axes)
+        make = _placed([r.term for r in group], axes)
+        later = partial(self._later, sweep)
+        with (
+            self.sweeper.elements(sweep, make, later) as (_, exprs, more),
+            each_neighbour(self.k, sweep.neighbour),
+        ):
+            for r, total, term in zip(group, totals, self.resolve(exprs, bound | more, False)):
+                self.k.store(total, (), combined(r, total[()], simplify(term)))
         totals = [self._across(r, total) for r, total in zip(group, totals)]
         return [self.k.let(cast(t[()], r.dtype)) for r, t in zip(group, totals)]
 
@@ -273,20 +328,18 @@ class RowNest(Nest):
         if self.plan.together > 1:
             return self._across_threads(reduction, total)
         instruction = f"warp_{reduction.op}"
-        self.k.emit(Intrin(instruction, (total[()],)))
-        warps = self.plan.threads // WARP
-        if warps == 1:
+        lanes, warps = min(self.plan.threads, WARP), self.plan.threads // WARP
+        self.k.emit(Intrin(instruction, (total[()], Const(lanes, i64))))
+        if warps <= 1:
             return total
-        partial = Buffer(self.k.fresh("partial"), total.dtype, (warps,), "local")
-        self.shared.append(partial)
+        partials = Buffer(self.k.fresh("partial"), total.dtype, (warps,), "local")
+        self.shared.append(partials)
         lane, warp = self.lane_of_row % WARP, self.lane_of_row // WARP
         with self.k.when(lane.eq(0)):
-            self.k.store(partial, simplify(warp), total[()])
+            self.k.store(partials, simplify(warp), total[()])
         self.k.emit(Barrier())
-        whole = self.k.var(total.dtype, cast(reduction.identity, total.dtype))
-        with self.k.when(lane < warps):
-            self.k.store(whole, (), partial[simplify(lane)])
-        self.k.emit(Intrin(instruction, (whole[()],)))
+        whole = self.k.var(total.dtype, partials[simplify(lane % warps)])
+        self.k.emit(Intrin(instruction, (whole[()], Const(warps, i64))))
         return whole
 
     def _across_threads(self, reduction: Reduce, total: Buffer) -> Buffer:
@@ -295,12 +348,12 @@ class RowNest(Nest):
         threads, together = self.plan.threads, self.plan.together
         if threads == 1:
             return total
-        partial = Buffer(self.k.fresh("partial"), total.dtype, (threads, together), "local")
-        self.shared.append(partial)
+        partials = Buffer(self.k.fresh("partial"), total.dtype, (threads, together), "local")
+        self.shared.append(partials)
         column = simplify(Index("thread", together * threads) % together)
-        self.k.store(partial, (self.lane_of_row, column), total[()])
+        self.k.store(partials, (self.lane_of_row, column), total[()])
         self.k.emit(Barrier())
         whole = self.k.var(total.dtype, cast(reduction.identity, total.dtype))
         with self.k.loop(threads, "unroll") as other:
-            self.k.store(whole, (), combined(reduction, whole[()], partial[other, column]))
+            self.k.store(whole, (), combined(reduction, whole[()], partials[other, column]))
         return whole

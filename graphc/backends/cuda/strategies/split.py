@@ -103,7 +103,7 @@ def _split(whole: Computation, hole: Reduce, axis: Index, number: int) -> Lowere
     axes = tuple(inner if a is axis else a for a in hole.axes)
     partial = Reduce(hole.op, simplify(substitute(hole.term, at)), axes)
     index = (part, *first.index)
-    buffer = Buffer("partial", partial.dtype, (number, *first.extents))
+    buffer = Buffer(f"parts_of_{first.buffer.name}", partial.dtype, (number, *first.extents))
     output = Output(replace(buffer, access="out"), index, partial)
     read = {x.source for x in loads(partial)}
     inputs = tuple(b for b in whole.inputs if b.name in read)

@@ -6,13 +6,15 @@ load that a condition guards stays as it is: where the condition is false there 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from graphc.ir.dtypes import DType, i64
-from graphc.ir.expr import Call, Const, Expr, Load, substitute
+from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute
 from graphc.ir.expr_text import to_text
-from graphc.ir.kernel import Buffer, Intrin, KernelBuilder
+from graphc.ir.kernel import Buffer, For, Intrin, KernelBuilder
 from graphc.ir.simplify import simplify, to_poly
+from graphc.passes.lower.nest import Point
 
 BYTES = 16  # of an access
 
@@ -66,3 +68,34 @@ def loaded(
 def elements(cells: Buffer) -> list[Load]:
     """All elements of registers, in order."""
     return [cells[Const(n, i64)] for n in range(cells.size)]
+
+
+@contextmanager
+def each_neighbour(k: KernelBuilder, n: Expr) -> Iterator[None]:
+    """An unrolled loop over neighbours, if there are several."""
+    with k.block() as body:
+        yield
+    stmts = [For(n, tuple(body), "unroll")] if isinstance(n, Index) else body
+    for stmt in stmts:
+        k.emit(stmt)
+
+
+def store_points(k: KernelBuilder, points: Sequence[Point], n: Expr) -> None:
+    """Stores elements for all values of n, at once those that are neighbours in memory."""
+    count = n.count if isinstance(n, Index) else 1
+    places: list[dict[Expr, Expr]] = [{n: Const(m, i64)} for m in range(count)]
+    results = {
+        x.output: k.alloc(x.output.dtype, (count,), "reg", k.fresh("result"))
+        for x in points
+        if are_neighbours(x.output.dtype, [substitute(x.offset, place) for place in places])
+    }
+    with each_neighbour(k, n):
+        for x in points:
+            if x.output in results:
+                k.store(results[x.output], n, simplify(x.expr))
+            else:
+                k.store(x.output, simplify(x.offset), simplify(x.expr))
+    for x in points:
+        if x.output in results:
+            first = x.output[simplify(substitute(x.offset, places[0]))]
+            k.emit(Intrin("store_vector", (first, *elements(results[x.output]))))

@@ -1,0 +1,243 @@
+"""The elements of a row, as its threads go over them, and what they keep of them in registers.
+
+    element of step s, lane l, neighbour n = (s * threads + l) * vector + n
+
+so a thread reads and writes `vector` neighbours at once, and threads next to one another vectors
+next to one another. Where a thread has few elements, all steps are unrolled and what they read, or
+compute at a cost, stays in registers for the passes over the row that follow: memory is read once.
+Longer rows take a few steps at a time. Either way all loads of such steps are on their way before
+the first value is used, which is what keeps memory busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from graphc.backends.cuda.strategies.vectors import are_neighbours, each_neighbour, unconditional
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    free_indices,
+    substitute,
+    walk,
+)
+from graphc.ir.kernel import Buffer, For, Intrin, KernelBuilder
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.nest import RECOMPUTE_COST
+
+HELD = 32  # elements of a row that a thread keeps
+AHEAD = 4  # steps whose elements are read before the first is used, where a row is longer
+ZERO = Const(0, i64)
+
+Make = Callable[[Expr], list[Expr]]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How `threads` go over `extent` elements, `vector` neighbours at a time, of which the extent
+    is a multiple; `lane` is the thread."""
+
+    extent: int
+    threads: int
+    vector: int
+    lane: Expr
+
+    @property
+    def steps(self) -> int:
+        return -(-self.extent // (self.threads * self.vector))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a thread has few enough elements to keep them."""
+        return self.steps * self.vector <= HELD
+
+    @property
+    def together(self) -> int:
+        """Steps that are unrolled."""
+        return self.steps if self.is_held else AHEAD
+
+    @property
+    def step(self) -> Expr:
+        return Index(f"step{self.together}", self.together) if self.together > 1 else ZERO
+
+    @property
+    def neighbour(self) -> Expr:
+        return Index(f"next{self.vector}", self.vector) if self.vector > 1 else ZERO
+
+    @property
+    def loops(self) -> frozenset[Index]:
+        """The loops over what is unrolled."""
+        return frozenset(x for x in (self.step, self.neighbour) if isinstance(x, Index))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every thread has elements in every step."""
+        return self.extent % (self.threads * self.vector * self.together) == 0
+
+    def first(self, chunk: Expr) -> Expr:
+        """The first neighbour of a step."""
+        step = chunk * self.together + self.step
+        return simplify((step * self.threads + self.lane) * self.vector)
+
+    def at(self, chunk: Expr) -> Expr:
+        """The element."""
+        return simplify(self.first(chunk) + self.neighbour)
+
+    def cell(self, neighbour: Expr) -> Expr:
+        """Which of a thread's registers has an element."""
+        return simplify(self.step * self.vector + neighbour)
+
+
+@dataclass
+class Sweeper:
+    """Emits passes over the elements of a row. Registers have the values at an element that are
+    `held`, and what is `constant` for all elements."""
+
+    k: KernelBuilder
+    held: dict[Expr, Buffer] = field(default_factory=dict)
+    constant: dict[Expr, Expr] = field(default_factory=dict)
+
+    @contextmanager
+    def elements(
+        self, sweep: Sweep, make: Make, later: Make
+    ) -> Iterator[tuple[Expr, list[Expr], frozenset[Index]]]:
+        """Loops over all steps of a row: yields the position of an element, what `make` gives for
+        it, in terms of registers, and the loops around it. The loop over neighbours is the
+        caller's. What `later` gives for the element is computed in other passes."""
+        if sweep.is_held:
+            exprs, others = self._prepared(sweep, ZERO, make), self._prepared(sweep, ZERO, later)
+            with self._steps(sweep, ZERO, exprs, _shared(exprs, others, sweep.loops)) as found:
+                yield sweep.at(ZERO), found, sweep.loops
+            return
+        before = dict(self.held)
+        chunk = Index(self.k.fresh("chunk"), -(-sweep.steps // sweep.together))
+        exprs = self._prepared(sweep, chunk, make)
+        with self.k.block() as body, self._steps(sweep, chunk, exprs, []) as found:
+            yield sweep.at(chunk), found, sweep.loops | {chunk}
+        self.k.emit(For(chunk, tuple(body)))
+        self.held = before
+
+    def _prepared(self, sweep: Sweep, chunk: Expr, make: Make) -> list[Expr]:
+        """Values at an element, less what is the same for all, which is computed first."""
+        exprs = make(sweep.at(chunk))
+        loops = sweep.loops | free_indices(chunk)
+        for value in _invariant(exprs, loops):
+            if value not in self.constant:
+                self.constant[value] = self.k.let(value)
+        return [substitute(x, self.constant) for x in exprs]
+
+    @contextmanager
+    def _steps(
+        self, sweep: Sweep, chunk: Expr, exprs: list[Expr], kept: list[Expr]
+    ) -> Iterator[list[Expr]]:
+        """What is read, then what is kept, then the elements of the steps that are unrolled."""
+        self._read(sweep, chunk, exprs)
+        for value in kept:
+            cells = self.k.alloc(value.dtype, (sweep.together * sweep.vector,), "reg")
+            with self._each(sweep, chunk), each_neighbour(self.k, sweep.neighbour):
+                place = sweep.cell(sweep.neighbour)
+                self.k.store(cells, place, substitute(value, self._registers(sweep)))
+            self.held[value] = cells
+        with self._each(sweep, chunk):
+            yield [substitute(x, self._registers(sweep)) for x in exprs]
+
+    def _registers(self, sweep: Sweep) -> dict[Expr, Expr]:
+        place = sweep.cell(sweep.neighbour)
+        return {value: cells[place] for value, cells in self.held.items()}
+
+    def _read(self, sweep: Sweep, chunk: Expr, exprs: Sequence[Expr]) -> None:
+        """Puts what is read at every element into registers, for all steps at once."""
+        known = [substitute(x, self._registers(sweep)) for x in exprs]
+        registers = {cells.name for cells in self.held.values()}
+        inner = {a for x in known for r in walk(x) if isinstance(r, Reduce) for a in r.axes}
+        for load in unconditional(known):
+            free = free_indices(load)
+            if load.source in registers or load.dtype.bits < 8 or free & inner:
+                continue
+            if not load.index or sweep.loops and not free & sweep.loops or _is_indirect(load):
+                continue
+            cells = self.k.alloc(load.dtype, (sweep.together * sweep.vector,), "reg")
+            with self._each(sweep, chunk):
+                self._fill(sweep, cells, load)
+            self.held[load] = cells
+
+    def _fill(self, sweep: Sweep, cells: Buffer, load: Load) -> None:
+        """What is read at all neighbours of a step."""
+        numbers = [Const(m, i64) for m in range(sweep.vector)]
+        at = [simplify(substitute(load.index[0], {sweep.neighbour: m})) for m in numbers]
+        if are_neighbours(load.dtype, at):
+            first = Load(load.source, (at[0],), load.dtype)
+            places = [cells[sweep.cell(m)] for m in numbers]
+            self.k.emit(Intrin("load_vector", (first, *places)))
+            return
+        with each_neighbour(self.k, sweep.neighbour):
+            self.k.store(cells, sweep.cell(sweep.neighbour), load)
+
+    @contextmanager
+    def _each(self, sweep: Sweep, chunk: Expr) -> Iterator[None]:
+        """The steps that are unrolled, as far as there are elements."""
+        with self.k.block() as body:
+            if sweep.is_whole:
+                yield
+            else:
+                with self.k.when(simplify(sweep.first(chunk) < sweep.extent)):
+                    yield
+        if isinstance(sweep.step, Index):
+            body = [For(sweep.step, tuple(body), "unroll")]
+        for stmt in body:
+            self.k.emit(stmt)
+
+
+def _shared(exprs: Sequence[Expr], others: Sequence[Expr], loops: frozenset) -> list[Expr]:
+    """The largest parts of values at an element that others have too, and that are worth a
+    register: those that cost something, or take more than one to compute again."""
+    nodes = {n for x in others for n in walk(x)}
+    return _largest(exprs, lambda n: n in nodes and _is_worth_keeping(n, loops))
+
+
+def _is_worth_keeping(node: Expr, loops: frozenset) -> bool:
+    if not isinstance(node, Call) or not free_indices(node) & loops:
+        return False
+    varying = [n for n in walk(node) if free_indices(n) & loops]
+    read = sum(isinstance(n, Load) for n in varying)
+    spent = sum(n.op.cost for n in varying if isinstance(n, Call) and n.dtype is not i64)
+    return node.dtype.bits >= 8 and (read > 1 or spent >= RECOMPUTE_COST)
+
+
+def _invariant(exprs: Sequence[Expr], loops: frozenset) -> list[Expr]:
+    """The largest parts of values that floats are computed in and that loops do not change."""
+
+    def is_invariant(node: Expr) -> bool:
+        if not (isinstance(node, Call) and node.dtype.is_float) or free_indices(node) & loops:
+            return False
+        return not any(isinstance(n, (Load, Reduce)) for n in walk(node))
+
+    return _largest(exprs, is_invariant)
+
+
+def _largest(exprs: Sequence[Expr], wanted: Callable[[Expr], bool]) -> list[Expr]:
+    """The wanted nodes that are not inside of others, nor of reductions."""
+    found: dict[Expr, None] = {}
+    left, seen = list(reversed(exprs)), set()
+    while left:
+        node = left.pop()
+        if node in seen or isinstance(node, Reduce):
+            continue
+        seen.add(node)
+        if wanted(node):
+            found[node] = None
+        else:
+            left += reversed(node.children)
+    return list(found)
+
+
+def _is_indirect(load: Load) -> bool:
+    """Whether the place depends on what is read elsewhere."""
+    return any(isinstance(n, Load) for n in walk(load.index[0]))

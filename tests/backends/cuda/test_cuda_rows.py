@@ -1,0 +1,102 @@
+"""Row reductions: vectors of all types, rows that registers hold and longer ones."""
+
+import re
+
+import numpy as np
+import pytest
+from cuda_programs import cuda_of, graph_of, inputs_of, needs_compiler
+
+from graphc.backends.cuda import emit
+from graphc.backends.cuda.simulator import simulate
+from graphc.driver import cuda_program
+from graphc.ir.interp import interpret
+
+OPERATORS = {
+    "softmax": "%y = Softmax(%x) {axis=-1}",
+    "layer_norm": """const %s : TYPE[LENGTH] = random(seed=1)
+  const %b : TYPE[LENGTH] = random(seed=2)
+  %y = LayerNormalization(%x, %s, %b)""",
+    "rms_norm": "const %s : TYPE[LENGTH] = random(seed=1)\n  %y = RMSNormalization(%x, %s)",
+    "sum": "const %a : i64[1] = [1]\n  %y = ReduceSum(%x, %a)",
+    "largest": "const %a : i64[1] = [1]\n  %y = ReduceMax(%x, %a)",
+}
+TOLERANCE = {"f32": 1e-5, "f16": 2e-3, "bf16": 2e-2, "i8": 0.0}
+
+
+def rows(operator: str, dtype: str, count: int, length: int) -> str:
+    body = OPERATORS[operator].replace("TYPE", dtype).replace("LENGTH", str(length))
+    return f"graph @g(%x: {dtype}[{count},{length}]) -> ? {{\n  {body}\n  return %y\n}}"
+
+
+def check(text: str, tolerance: float) -> str:
+    """The CUDA C of a graph, which does in the simulator what the interpreter does."""
+    graph = graph_of(text)
+    source = emit(cuda_program(graph))
+    assert any(step.function.startswith("rows") for step in source.steps)
+    inputs = inputs_of(source.program)
+    for found, wanted in zip(simulate(source)(inputs), interpret(graph, inputs)):
+        scale = np.abs(wanted.astype(np.float64)).max()
+        np.testing.assert_allclose(
+            found.astype(np.float64), wanted.astype(np.float64), tolerance, tolerance * scale
+        )
+    return source.text
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("count, length", [(7, 32), (5, 197), (3, 1000), (2, 4096), (1, 40008)])
+@pytest.mark.parametrize("operator", ["softmax", "layer_norm", "rms_norm"])
+def test_rows_are_normalised(operator, count, length, dtype):
+    check(rows(operator, dtype, count, length), TOLERANCE[dtype])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "operator, dtype", [("sum", "f32"), ("sum", "f16"), ("largest", "i8"), ("largest", "bf16")]
+)
+@pytest.mark.parametrize("count, length", [(9, 48), (3, 1000), (2, 6001), (1, 70000)])
+def test_rows_are_reduced(operator, dtype, count, length):
+    check(rows(operator, dtype, count, length), TOLERANCE[dtype])
+
+
+@needs_compiler
+def test_masks_and_residuals_are_read_once():
+    text = check(
+        """graph @g(%x: f16[6,768], %r: f16[6,768]) -> ? {
+  const %s : f16[768] = random(seed=1)
+  %z = Add(%x, %r)
+  %y = LayerNormalization(%z, %s)
+  return %y
+}""",
+        TOLERANCE["f16"],
+    )
+    assert len(re.findall(r"load_vector\(in0", text)) == 1
+    assert len(re.findall(r"load_vector\(in1", text)) == 1
+
+
+def many(operator: str, dtype: str, length: int) -> str:
+    """The kernel of a tensor of 2 ** 28 elements."""
+    source = cuda_of(rows(operator, dtype, (1 << 28) // length, length))
+    return source.text[source.text.index('extern "C"') :]
+
+
+@pytest.mark.parametrize("dtype, vector", [("f32", 4), ("f16", 8), ("bf16", 8)])
+@pytest.mark.parametrize("length", [256, 1024, 4096, 16384])
+@pytest.mark.parametrize("operator", ["softmax", "layer_norm", "rms_norm"])
+def test_memory_is_read_once_and_in_vectors(operator, length, dtype, vector):
+    text = many(operator, dtype, length)
+    (read,) = re.findall(r"load_vector\(in0\[.*", text)
+    (written,) = re.findall(r"store_vector\(out0\[.*", text)
+    assert read.count("],") == written.count("],") == vector
+    assert not re.search(r" in0\[[^]]*\][;,) ]", text.replace(read, ""))
+
+
+def test_several_short_rows_share_a_warp():
+    assert "thread / 16" in many("softmax", "f32", 256)
+    assert "thread / 8" in many("softmax", "f16", 256)
+    assert "step = 4; step > 0" in many("sum", "f16", 256)
+
+
+def test_long_rows_have_several_vectors_on_their_way():
+    text = many("sum", "f16", 1 << 17)
+    assert "step4 < 4" in text and "chunk" in text
