@@ -11,6 +11,7 @@ from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import SimulationError, simulate
+from graphc.backends.cuda.simulator.profile import profile
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.costs import Problem, ranked
 from graphc.backends.cuda.strategies.tiles import TILES, Tile, lower_shared_tiles
@@ -40,6 +41,25 @@ GRAPHS = {
   %s = Add(%p, %b)
   %t = Add(%s, %r)
   %y = Relu(%t)
+  return %y
+}""",
+}
+LAID_OUT = {
+    "convolution": """graph @g(%x: f32[1,12,12,16]) -> ? {
+  const %w : f32[24,16,3,3] = random(seed=1)
+  %n = Transpose(%x) {perm=[0,3,1,2]}
+  %y = Conv(%n, %w) {pads=[1,1,1,1]}
+  return %y
+}""",
+    "odd columns": """graph @g(%x: f32[40,36]) -> ? {
+  const %w : f32[36,51] = random(seed=1)
+  %y = MatMul(%x, %w)
+  return %y
+}""",
+    "odd depth": """graph @g(%x: f32[40,30]) -> ? {
+  const %w : f32[51,30] = random(seed=1)
+  %t = Transpose(%w)
+  %y = MatMul(%x, %t)
   return %y
 }""",
 }
@@ -80,6 +100,21 @@ def test_graphs_agree_with_the_interpreter(tile, name):
     (found,) = simulate(source)(inputs)
     (wanted,) = interpret(graph_of(GRAPHS[name]), inputs)
     np.testing.assert_allclose(found, wanted, 1e-4, 1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_constant_operands_are_laid_out_for_vectors(name):
+    """Weights that are contiguous neither along the depth nor along the columns."""
+    source = source_of(LAID_OUT[name], TILES[4])
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source)(inputs)
+    (wanted,) = interpret(graph_of(LAID_OUT[name]), inputs)
+    np.testing.assert_allclose(found, wanted, 1e-4, 1e-4)
+    (tiles,) = (x for x in profile(source, inputs) if x.steps[0].function.startswith("tiles"))
+    panels = [x for site, x in tiles.sites.items() if site.array == "panels"]
+    assert len(panels) == 2 and min(x.coalescing for x in panels) > 0.7
+    assert all(x.bytes == 16 * 32 * x.requests for x in panels if name == "convolution")
 
 
 @needs_compiler

@@ -9,17 +9,14 @@ from __future__ import annotations
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import count, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.costs import Choose, Problem, ranked, take_first
-from graphc.backends.cuda.strategies.operands import Operand
+from graphc.backends.cuda.strategies.laid_out import lay_out_constant
 from graphc.backends.cuda.strategies.warps import CORE_TILES, CoreTile, MatrixCores
-from graphc.backends.cuda.strategies.words import KINDS, Kind, Words, narrow, padded_depth
+from graphc.backends.cuda.strategies.words import KINDS, Kind, narrow
 from graphc.backends.cuda.strategies.zero_points import take_zero_points
-from graphc.ir.dtypes import f32, i32, i64
-from graphc.ir.expr import Const, Expr, Index, free_indices, loads, select, substitute
-from graphc.ir.kernel import Buffer, Kernel
-from graphc.ir.simplify import simplify, unflatten_index
+from graphc.ir.dtypes import f32, i32
+from graphc.ir.kernel import Kernel
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.contraction import Match, match_contraction
-from graphc.passes.lower.spaces import flatten_loads
 
 MIN_DEPTH = 16  # products to sum
 MIN_ROWS, MIN_COLUMNS = 8, 8  # below which a fragment is mostly empty
@@ -45,7 +42,7 @@ def lower_matrix_cores(
     if rows < MIN_ROWS or columns < MIN_COLUMNS or any(x.count == 0 for x in match.indices):
         return f"contraction: {rows} rows and {columns} columns do not fill fragments"
     sort_depth(match)
-    panels = _lay_out_constant(match, kind)
+    panels = lay_out_constant(match, kind)
     batch = count(match.outer)
     words = -(-count(match.depth) // kind.per_word)
     problem = Problem(batch, rows, columns, words)
@@ -70,38 +67,3 @@ def kind_of(match: Match) -> Kind | None:
                 match.a, match.b = a, b
                 return kind
     return None
-
-
-def _lay_out_constant(match: Match, kind: Kind) -> bool:
-    """A constant second operand as [outer, columns, depth], the depth in whole chunks; whether that
-    was needed."""
-    flat = flatten_loads(match.b, match.shapes)
-    sources = {x.source for x in loads(flat)}
-    operand = Operand(flat, match.cols, match.depth)
-    if not sources <= match.computation.constants or Words(operand, kind).copies():
-        return False
-    used = free_indices(match.b)
-    outer = [x for x in match.outer if x in used]
-    deep = tuple(x.count for x in match.depth)
-    padded = padded_depth(operand, kind)
-    shape = (*(x.count for x in outer), operand.count, padded)
-    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
-    *front, column, at = index
-    mapping: dict[Expr, Expr] = dict(zip(outer, front))
-    mapping.update(operand.place(column))
-    mapping.update(zip(match.depth, unflatten_index(at, deep)))
-    contents = simplify(substitute(match.b, mapping))
-    if padded > operand.depth_count:
-        contents = select(at < operand.depth_count, contents, Const(0, contents.dtype))
-    buffer = Buffer("panels", match.b.dtype, shape)
-    match.add(buffer, index, simplify(contents), f"panels of {match.computation.label}")
-    place = (*outer, _flattened(match.cols), _flattened(match.depth))
-    match.b = buffer[place]
-    return True
-
-
-def _flattened(indices: list[Index]) -> Expr:
-    position: Expr = Const(0, i64)
-    for index in indices:
-        position = position * index.count + index
-    return simplify(position)

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.costs import PARTS, Block, Choose, Problem, ranked, take_first
+from graphc.backends.cuda.strategies.laid_out import lay_out_constant, whole_depth
 from graphc.backends.cuda.strategies.operands import Operand
-from graphc.backends.cuda.strategies.words import Kind, Words
+from graphc.backends.cuda.strategies.words import Kind, Words, padded_depth
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Expr, call
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel
@@ -102,20 +103,24 @@ def lower_shared_tiles(
     batch = count(match.outer)
     problem = Problem(batch, rows, columns, count(match.depth))
 
+    panels = match.b.dtype is f32 and lay_out_constant(match, FLOATS, across=True)
+
     def kernel(tile: Tile) -> Kernel:
-        return SharedTiles(match, tile).kernel("tiles")
+        return SharedTiles(match, panels, tile).kernel("tiles")
 
     chosen = tile or choose(ranked(TILES, gpu, problem), kernel)
     flops = 2 * batch * rows * columns * count(match.depth)
-    return Lowered(kernel(chosen), flops=flops)
+    return Lowered(kernel(chosen), match.prepare, match.temporaries, flops=flops)
 
 
 class SharedTiles(BlockedContraction):
     """Sums of TM x TN per thread, whose operands are read from shared memory."""
 
-    def __init__(self, match: Match, tile: Tile):
+    def __init__(self, match: Match, panels: bool, tile: Tile):
         super().__init__(match, tile.rows, tile.columns, tile.threads)
         self.tile = tile
+        if panels:
+            self.b = whole_depth(self.b, padded_depth(self.b, FLOATS))
         self.dtype = match.hole.dtype
         self.sides = (
             _Side(self, "a", self.a, tile.rows, tile.thread_rows),

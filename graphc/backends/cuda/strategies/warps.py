@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import BlockedContraction
 from graphc.backends.cuda.strategies.costs import Block
-from graphc.backends.cuda.strategies.operands import Operand
+from graphc.backends.cuda.strategies.laid_out import whole_depth
 from graphc.backends.cuda.strategies.panels import STEP, WARP, Crew, Panel
 from graphc.backends.cuda.strategies.words import Kind, padded_depth
 from graphc.ir.dtypes import i64, u32
-from graphc.ir.expr import Const, Expr, Index, Load, loads, substitute
+from graphc.ir.expr import Const, Expr
 from graphc.ir.kernel import Barrier, Intrin
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.contraction import Match
@@ -84,7 +84,7 @@ class MatrixCores(BlockedContraction):
         super().__init__(match, tile.rows, tile.columns, tile.threads)
         self.kind, self.tile = kind, tile
         if panels:
-            self.b = _whole_depth(self.b, padded_depth(self.b, kind))
+            self.b = whole_depth(self.b, padded_depth(self.b, kind))
         self.panel_a = Panel(
             "tile_a", self.a, kind, (tile.stages, tile.rows, tile.words), left=True
         )
@@ -178,12 +178,3 @@ class MatrixCores(BlockedContraction):
             left = [self.left[which, i, Const(e, i64)] for e in range(4)]
             right = [self.right[which, j, simplify(n * 2 + e)] for e in range(2)]
             k.emit(Intrin(self.kind.instruction, (*sums, *left, *right)))
-
-
-def _whole_depth(panels: Operand, padded: int) -> Operand:
-    """Panels over one index of their whole depth, in which chunks are contiguous."""
-    (load,) = loads(panels.expr)
-    deep = Index("deep", padded)
-    start: dict[Expr, Expr] = {k: Const(0, i64) for k in panels.depth}
-    place = simplify(substitute(load.index[0], start) + deep)
-    return Operand(Load(load.source, (place,), load.dtype), panels.side, [deep])

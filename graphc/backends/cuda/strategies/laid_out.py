@@ -1,0 +1,63 @@
+"""Constant operands of contractions in an order of their own, made at compile time.
+
+Weights of convolutions are stored with their windows last, and the depth of a contraction goes over
+channels last. As they are, they would be gathered element by element, each from a sector of its
+own; so they become rows along the depth, from which chunks of 16 bytes are read.
+"""
+
+from __future__ import annotations
+
+from graphc.backends.cuda.strategies.operands import Operand
+from graphc.backends.cuda.strategies.words import Kind, Words, padded_depth
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select, substitute
+from graphc.ir.kernel import Buffer
+from graphc.ir.simplify import simplify, unflatten_index
+from graphc.passes.lower.contraction import Match
+from graphc.passes.lower.spaces import flatten_loads
+
+
+def lay_out_constant(match: Match, kind: Kind, across: bool = False) -> bool:
+    """A constant second operand as [outer, columns, depth], the depth in whole chunks; whether that
+    was needed. `across`: chunks along the columns will do as well."""
+    flat = flatten_loads(match.b, match.shapes)
+    sources = {x.source for x in loads(flat)}
+    operand = Operand(flat, match.cols, match.depth)
+    words = Words(operand, kind)
+    fits = words.copies() or (across and words.contiguous(match.cols))
+    if not sources <= match.computation.constants or fits:
+        return False
+    used = free_indices(match.b)
+    outer = [x for x in match.outer if x in used]
+    deep = tuple(x.count for x in match.depth)
+    padded = padded_depth(operand, kind)
+    shape = (*(x.count for x in outer), operand.count, padded)
+    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
+    *front, column, at = index
+    mapping: dict[Expr, Expr] = dict(zip(outer, front))
+    mapping.update(operand.place(column))
+    mapping.update(zip(match.depth, unflatten_index(at, deep)))
+    contents = simplify(substitute(match.b, mapping))
+    if padded > operand.depth_count:
+        contents = select(at < operand.depth_count, contents, Const(0, contents.dtype))
+    buffer = Buffer("panels", match.b.dtype, shape)
+    match.add(buffer, index, simplify(contents), f"panels of {match.computation.label}")
+    place = (*outer, _flattened(match.cols), _flattened(match.depth))
+    match.b = buffer[place]
+    return True
+
+
+def _flattened(indices: list[Index]) -> Expr:
+    position: Expr = Const(0, i64)
+    for index in indices:
+        position = position * index.count + index
+    return simplify(position)
+
+
+def whole_depth(panels: Operand, padded: int) -> Operand:
+    """Panels laid out so, over one index of their whole depth, in which chunks are contiguous."""
+    (load,) = loads(panels.expr)
+    deep = Index("deep", padded)
+    start: dict[Expr, Expr] = {k: Const(0, i64) for k in panels.depth}
+    place = simplify(substitute(load.index[0], start) + deep)
+    return Operand(Load(load.source, (place,), load.dtype), panels.side, [deep])
