@@ -5,11 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cuda_programs import chosen_architectures, cuda_of, graph_of, needs_compiler, needs_nvcc
+from cuda_programs import (
+    chosen_architectures,
+    cuda_of,
+    graph_of,
+    inputs_of,
+    needs_compiler,
+    needs_nvcc,
+)
 
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import SimulationError, simulate
+from graphc.backends.cuda.simulator.profile import profile
 from graphc.driver import cuda_program
 from graphc.ir.interp import interpret
 from graphc.ir.parser import random_array
@@ -33,6 +41,17 @@ PLAIN = """graph @g(%x: f32[64,2048]) -> ? {
   %y = Abs(%x)
   return %y
 }"""
+TRANSPOSED = """graph @g(%x: f32[150,512], %z: f32[512,150]) -> ? {
+  %t = Transpose(%x)
+  %y = Add(%t, %z)
+  return %y
+}"""
+UPSAMPLED = """graph @g(%x: f32[1,20,16,24]) -> ? {
+  const %s : f32[4] = [1.0,1.0,4.0,4.0]
+  %a = Transpose(%x) {perm=[0,3,1,2]}
+  %y = Resize(%a, _, %s) {mode="linear"}
+  return %y
+}"""
 SMALL = GRAPH.replace("64,", "6,")
 ODD = GRAPH.replace("1024", "1023")
 
@@ -40,8 +59,10 @@ ODD = GRAPH.replace("1024", "1023")
 @needs_compiler
 @pytest.mark.parametrize(
     "text",
-    [GRAPH, ODD, GRAPH.replace("f32", "f16"), GUARDED, WIDER],
-    ids=["f32", "odd", "f16", "guarded", "wider"],
+    [GRAPH, ODD, GRAPH.replace("f32", "f16"), GUARDED, WIDER, TRANSPOSED,
+     TRANSPOSED.replace("512", "513"), TRANSPOSED.replace("f32", "f16"), UPSAMPLED],
+    ids=["f32", "odd", "f16", "guarded", "wider", "transposed", "transposed odd",
+         "transposed f16", "upsampled"],
 )
 def test_neighbours_are_computed_together(text):
     graph = graph_of(text)
@@ -60,6 +81,20 @@ def test_threads_take_16_bytes_of_large_tensors():
     assert "i1 < 8; ++i1" in cuda_of(GRAPH.replace("f32", "f16")).text
     for text in (SMALL, ODD):
         assert "unroll" not in cuda_of(text).text
+
+
+@needs_compiler
+@pytest.mark.parametrize("type", ["f32", "f16", "i8"])
+def test_transpositions_access_whole_sectors(type):
+    """Of 128 rows and columns, whose elements lie in sectors of their own."""
+    text = f"""graph @g(%x: {type}[5,128,128]) -> ? {{
+  %y = Transpose(%x) {{perm=[0,2,1]}}
+  return %y
+}}"""
+    source = cuda_of(text)
+    (found,) = profile(source, inputs_of(source.program))
+    assert found.wasted == 0
+    assert found.total.coalescing == (2 / 3 if type == "i8" else 1)  # reads of 16 bytes, or 32
 
 
 @needs_compiler
