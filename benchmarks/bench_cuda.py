@@ -32,7 +32,7 @@ import numpy as np
 
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.bundle import launch_plan
-from graphc.backends.cuda.gpu import GpuModel, open_gpu
+from graphc.backends.cuda.gpu import GpuModel, open_gpu, with_own_features
 from graphc.backends.cuda.machine_code import architectures, machine_code
 from graphc.driver import Settings, cuda_program
 from graphc.errors import GraphcError
@@ -148,7 +148,8 @@ def measure(case: Case, gpu: Any, copy: float, tune: bool = False) -> dict[str, 
     measured first."""
     graph = case.graph()
     inputs = cuda_cases.inputs_of(graph)
-    settings = Settings(precision=case.precision, arch=gpu.arch, device=gpu.ordinal, tune=tune)
+    arch = with_own_features(gpu.arch)
+    settings = Settings(precision=case.precision, arch=arch, device=gpu.ordinal, tune=tune)
     model = GpuModel(cuda_program(graph, settings), gpu).model
     resident = [model.to_device(array) for array in inputs]
     before = flusher(gpu, model)
@@ -276,7 +277,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--tune", action="store_true", help="choose tiles by measuring them")
     parser.add_argument("--dry-run", action="store_true", help="all but the GPU")
-    parser.add_argument("--arch", default="sm_90", help="that --dry-run compiles for")
+    parser.add_argument("--arch", default="sm_90a", help="that --dry-run compiles for")
     return parser
 
 

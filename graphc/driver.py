@@ -265,10 +265,11 @@ def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
     settings = settings or Settings()
     passes = cuda_passes(settings.precision)
     if settings.tune:
+        from graphc.backends.cuda.gpu import with_own_features
         from graphc.backends.cuda.tuning import Tuner, tuned_device
 
         gpu = tuned_device(settings.device, settings.arch)
-        kinds = strategies(settings.arch or gpu.arch, Tuner(gpu).best)
+        kinds = strategies(settings.arch or with_own_features(gpu.arch), Tuner(gpu).best)
     else:
         kinds = strategies(settings.arch or DEFAULT_ARCH)
     return to_program(graph, kinds, settings, passes, alignment=VECTOR_BYTES)
@@ -312,13 +313,13 @@ def _c(settings: Settings) -> CompileStatic:
 
 def _cuda(settings: Settings) -> CompileStatic:
     from graphc.backends.cuda import emit
-    from graphc.backends.cuda.gpu import GpuModel, open_gpu
+    from graphc.backends.cuda.gpu import GpuModel, open_gpu, with_own_features
     from graphc.backends.cuda.simulator import simulate
 
     if settings.simulate:
         return lambda graph: simulate(emit(cuda_program(graph, settings)))
     gpu = open_gpu(settings.device)
-    settings = replace(settings, arch=settings.arch or gpu.arch)
+    settings = replace(settings, arch=settings.arch or with_own_features(gpu.arch))
     return lambda graph: GpuModel(cuda_program(graph, settings), gpu)
 
 

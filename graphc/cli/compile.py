@@ -72,7 +72,8 @@ def add(commands: Any) -> None:
                         f"{', '.join(RESUMABLE)}; the text of a graph says so itself, unless it is "
                         "written by hand or goes back to an earlier phase")  # fmt: skip
     parser.add_argument("--arch", type=archs, metavar="SM,SM",
-                        help="make machine code for these GPUs (default: sm_80,sm_90)")  # fmt: skip
+                        help="make machine code for these GPUs (default: sm_80,sm_90;"
+                             " sm_90a: Hopper alone, with its own instructions)")  # fmt: skip
     add_bundle(parser)
     add_passes(parser)
     parser.add_argument("--dump-to", metavar="DIR", help="write the graph after every pass")

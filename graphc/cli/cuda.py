@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from graphc.cli.models import Model
     from graphc.driver import Settings
 
-DEFAULT_ARCHS = ("sm_80", "sm_90")
-
 
 def archs(text: str) -> tuple[str, ...]:
     """`sm_80,sm_90`."""
@@ -28,6 +26,7 @@ def write_folder(model: Model, args: argparse.Namespace, settings: Settings) -> 
     from graphc.backends.cuda import emit
     from graphc.backends.cuda.bundle import bundle_files
     from graphc.backends.cuda.machine_code import MISSING, architectures
+    from graphc.backends.cuda.machines import DEFAULT_ARCHS
     from graphc.cli.emit import program
     from graphc.cli.output import note
     from graphc.files import atomic_folder

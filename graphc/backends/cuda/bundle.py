@@ -48,7 +48,7 @@ def bundle_files(source: CudaSource, archs: Sequence[str] = (), name: str = "") 
         "plan.json": (json.dumps(plan, indent=1) + "\n").encode(),
         "weights.bin": weights,
         **{path: text.encode() for path, text in python_files(name, plan).items()},
-        **{path: text.encode() for path, text in cpp_files(name, plan).items()},
+        **{path: text.encode() for path, text in cpp_files(name, plan, archs).items()},
     }
     for module in sorted(Path(runtime.__file__).parent.glob("*.py")):
         files[f"{PACKAGE}/{module.name}"] = module.read_bytes()

@@ -50,17 +50,23 @@ def open_gpu(ordinal: int = 0) -> Driver:
 def image_for(text: str, arch: str) -> bytes:
     """Code that a GPU of an architecture runs: its own, or PTX of the newest older one if the
     compiler does not know it yet."""
-    known = architectures()
+    known, wanted = architectures(), with_own_features(arch)
     if not known:
         raise UnsupportedError(MISSING)
-    if arch in known:
-        return machine_code(text, arch)
-    older = [name for name in known if _number(name) < _number(arch)]
+    if wanted in known:
+        return machine_code(text, wanted)
+    older = [name for name in known if name[-1].isdigit() and _number(name) < _number(arch)]
     if not older:
         raise UnsupportedError(
             f"a GPU of {arch} is too old: the compiler here makes code from {known[0]} on"
         )
     return machine_code(text, max(older, key=_number), "ptx")
+
+
+def with_own_features(arch: str) -> str:
+    """The architecture to plan kernels for that run on a GPU of this one and on no other: sm_90a
+    for sm_90, if the compiler here makes code for it."""
+    return f"{arch}a" if f"{arch}a" in architectures() else arch
 
 
 def _number(arch: str) -> int:

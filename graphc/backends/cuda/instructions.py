@@ -29,12 +29,16 @@
 Lane 4 g + q holds words q (a0, b0) and q + 4 (a2, b1) of row g, and of row g + 8 (a1, a3), words of
 column g, and d at rows g (d0, d1) and g + 8 (d2, d3), columns 2 q and 2 q + 1: the fragments of PTX
 ISA, mma.sync and ldmatrix. Where a GPU has no such instruction, shuffles do the same, slowly.
-`simulator.h` defines the functions anew.
+Products of four warps together are in warpgroup_instructions.py. `simulator.h` defines the
+functions anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from graphc.backends.cuda import warpgroup_instructions as warpgroup
+from graphc.backends.cuda.warpgroup_instructions import warpgroup_text
 
 _COPIES = """\
 template <typename T>
@@ -266,7 +270,9 @@ PRODUCTS = tuple(_PRODUCTS)
 MATRICES = tuple(_WORDS)
 PACKS = tuple(_PACK_PLAINLY)
 POWER = "power_of_two"
-FUNCTIONS = (*COPIES, *MATRICES, *PACKS, POWER, *PRODUCTS)
+FUNCTIONS = (*COPIES, *MATRICES, *PACKS, POWER, *PRODUCTS, *warpgroup.FUNCTIONS)
+TEMPLATES = {"wait_copies": 0, **warpgroup.TEMPLATES}
+"""Functions whose operands from a number on are template arguments."""
 
 
 def instruction_text(used: Iterable[str]) -> str:
@@ -282,6 +288,7 @@ def instruction_text(used: Iterable[str]) -> str:
     parts += [_SHUFFLED] if products else []
     parts += [_HALF] if "mma_f16" in used else []
     parts += [_product(name) for name in products]
+    parts += warpgroup_text(used)
     return "\n".join(["#ifdef __CUDACC__", *parts, "#endif\n"]) if parts else ""
 
 

@@ -40,7 +40,7 @@ from graphc.ir.simplify import unflatten_index
 THREADS = 256  # of a block, where a kernel does not say
 MAX_BLOCKS = 1 << 16  # of a launch whose threads loop over elements
 STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel may declare on every architecture
-SHARED_ALIGNMENT = 16
+KIB = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,26 @@ class Launch:
     def shared(self) -> int:
         """Bytes of shared memory that are asked for at the launch; 0 where what every kernel may
         declare is enough."""
-        arrays = [s.buffer for s in walk_stmts(self.kernel.body) if _is_shared(s)]
-        total = sum(map(shared_bytes, arrays))
-        return total if total > STATIC_SHARED else 0
+        end = 0
+        for stmt in walk_stmts(self.kernel.body):
+            if _is_shared(stmt):
+                end = shared_place(stmt.buffer, end) + stmt.buffer.size * stmt.buffer.dtype.size
+        return end if end > STATIC_SHARED else 0
 
 
 def _is_shared(stmt: Stmt) -> TypeGuard[Alloc]:
     return isinstance(stmt, Alloc) and stmt.scope == "shared"
 
 
-def shared_bytes(buffer: Buffer) -> int:
-    """What an array takes of shared memory, in which arrays start at multiples of 16 bytes."""
-    return -(-buffer.size * buffer.dtype.size // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+def alignment(buffer: Buffer) -> int:
+    """Of an array in shared memory: 16 bytes, or a KiB if it is so many whole ones, which products
+    of warp groups need of panels."""
+    return 16 if buffer.size * buffer.dtype.size % KIB else KIB
+
+
+def shared_place(buffer: Buffer, end: int) -> int:
+    """Where an array starts in shared memory, after others that end there."""
+    return -(-end // alignment(buffer)) * alignment(buffer)
 
 
 def launches(kernel: Kernel, max_blocks: int = MAX_BLOCKS) -> list[Launch]:

@@ -20,8 +20,8 @@ class Machine:
     """`multiprocessors` that a grid should fill; the `products` (see instructions.py) that have an
     instruction of their own; what the blocks on a multiprocessor share: KiB of shared memory, of
     which one block may have `block_kib`, and threads; and what one does in a clock, about, if its
-    blocks do it all the time: products of float32, products of 32-bit words on matrix cores, and
-    bytes read from the second level of cache."""
+    blocks do it all the time: products of float32, products of 32-bit words on matrix cores, bytes
+    read from the second level of cache, and products of words by warp groups (0: it has none)."""
 
     arch: str
     multiprocessors: int
@@ -32,6 +32,7 @@ class Machine:
     float_rate: int
     core_rate: int
     cache_rate: int
+    group_rate: int = 0
 
     @property
     def block_shared(self) -> int:
@@ -61,31 +62,38 @@ MACHINES = (
     Machine("sm_80", 108, AMPERE, 164, 163, 2048, 64, 512, 32),
     Machine("sm_86", 84, AMPERE, 100, 99, 1536, 128, 256, 16),
     Machine("sm_89", 128, AMPERE, 100, 99, 1536, 128, 256, 16),
-    Machine("sm_90", 132, AMPERE, 228, 227, 2048, 128, 640, 28),
+    Machine("sm_90", 132, AMPERE, 228, 227, 2048, 128, 640, 36),
+    Machine("sm_90a", 132, AMPERE, 228, 227, 2048, 128, 640, 36, 1024),
     Machine("sm_100", 148, AMPERE, 228, 227, 2048, 128, 512, 28),
     Machine("sm_120", 170, AMPERE, 100, 99, 1536, 128, 256, 16),
 )
 DEFAULT_ARCH = "sm_80"
+DEFAULT_ARCHS = ("sm_80", "sm_90")  # that machine code is made for
 
 
 def machine(arch: str = DEFAULT_ARCH) -> Machine:
     """The GPU of an architecture (sm_80, sm_90a, ...), or of the newest older one; of several
     (sm_90,sm_80) the first, with what all have of instructions and shared memory. ModelError if one
     is older than all."""
-    first, *others = map(_machine, arch.split(","))
+    first, *others = found = [_machine(part) for part in arch.split(",")]
     common = tuple(p for p in first.products if all(p in m.products for m in others))
-    least = min((first, *others), key=lambda m: m.block_kib)
-    return replace(first, products=common, kib=least.kib, block_kib=least.block_kib)
+    least = min(found, key=lambda m: m.block_kib)
+    groups = min(m.group_rate for m in found)
+    return replace(
+        first, products=common, kib=least.kib, block_kib=least.block_kib, group_rate=groups
+    )
 
 
 def _machine(arch: str) -> Machine:
+    """Features of one architecture alone (sm_90a) are in none but that one."""
     digits = arch.removeprefix("sm_").rstrip("af")
     if not digits.isdigit():
         raise ModelError(f"an architecture is written sm_80, found {arch!r}")
-    older = [m for m in MACHINES if int(m.arch.removeprefix("sm_")) <= int(digits)]
+    numbers = {m.arch.removeprefix("sm_"): m for m in MACHINES}
+    older = [m for n, m in numbers.items() if n.isdigit() and int(n) <= int(digits)]
     if not older:
         raise ModelError(f"GPUs of {arch} are too old; {MACHINES[0].arch} is the oldest")
-    return older[-1]
+    return numbers.get(arch.removeprefix("sm_"), older[-1])
 
 
 class Sized(Protocol):

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -42,7 +43,17 @@ def _architectures(nvcc: str | None) -> tuple[str, ...]:
     if nvcc is None:
         return ()
     listed = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout
-    return tuple(line.replace("compute_", "sm_") for line in listed.split())
+    known = [line.replace("compute_", "sm_") for line in listed.split()]
+    return with_features(known, _version(nvcc))
+
+
+def with_features(known: Sequence[str], version: str) -> tuple[str, ...]:
+    """Architectures that a compiler lists, and the one with features of its own (sm_90a) that it
+    makes code for without listing it, since CUDA 12."""
+    found = list(known)
+    if "sm_90" in found and "sm_90a" not in found and int(version.split(".")[0]) >= 12:
+        found.insert(found.index("sm_90") + 1, "sm_90a")
+    return tuple(found)
 
 
 def compile_cuda(text: str, arch: str, form: str = "cubin", strict: bool = False) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from graphc.backends.cuda.nvcc import with_features
 from graphc.errors import InternalError, ModelError, UnsupportedError
 
 NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so")
@@ -95,7 +96,7 @@ def nvrtc_architectures() -> tuple[str, ...]:
     _call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
     numbers = (ctypes.c_int * count.value)()
     _call("nvrtcGetSupportedArchs", numbers)
-    return tuple(f"sm_{number}" for number in numbers)
+    return with_features([f"sm_{number}" for number in numbers], nvrtc_version())
 
 
 def compile_nvrtc(text: str, arch: str, form: str, strict: bool = False) -> bytes:

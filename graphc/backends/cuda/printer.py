@@ -13,8 +13,8 @@ import re
 from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
-from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS, VECTORS
-from graphc.backends.cuda.launches import Launch, shared_bytes
+from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS, TEMPLATES, VECTORS
+from graphc.backends.cuda.launches import KIB, Launch, alignment, shared_place
 from graphc.backends.cuda.machines import SHARED_LIMIT
 from graphc.errors import InternalError
 from graphc.ir import dtypes
@@ -96,7 +96,7 @@ class LaunchPrinter(KernelPrinter):
         self.launch = launch
         if launch.shared > SHARED_LIMIT:
             raise self.fail(f"{launch.shared} bytes of shared memory; GPUs have {SHARED_LIMIT}")
-        self.shared_bytes = 0  # of arrays so far
+        self.shared_end = 0  # of arrays so far
         self.instructions: set[str] = set()
 
     def _sizes(self) -> None:
@@ -161,13 +161,15 @@ class LaunchPrinter(KernelPrinter):
         self.buffers[stmt.buffer.name] = stmt.buffer
         type, name = storage_type(stmt.buffer.dtype), self.name(stmt.buffer.name)
         if not self.launch.shared:
-            self.line(f"__shared__ __align__(16) {type} {name}[{stmt.buffer.size}];")
+            aligned = f"__align__({alignment(stmt.buffer)})"
+            self.line(f"__shared__ {aligned} {type} {name}[{stmt.buffer.size}];")
             return
-        if not self.shared_bytes:
-            self.line(f"extern __shared__ __align__(16) unsigned char {SHARED}[];")
-        place = f"{SHARED} + {self.shared_bytes}"
+        if not self.shared_end:
+            self.line(f"extern __shared__ __align__({KIB}) unsigned char {SHARED}[];")
+        start = shared_place(stmt.buffer, self.shared_end)
+        place = f"{SHARED} + {start}"
         self.line(f"{type} *const {name} = ({type} *)({place}); /* {stmt.buffer.size} elements */")
-        self.shared_bytes += shared_bytes(stmt.buffer)
+        self.shared_end = start + size
 
     def _barrier(self, stmt: Barrier) -> None:
         self.line("__syncthreads();")
@@ -183,12 +185,13 @@ class LaunchPrinter(KernelPrinter):
             raise self.fail(f"instruction {stmt.name} has no meaning in CUDA")
 
     def _function(self, stmt: Intrin) -> None:
-        """A call of a function of instructions.py; numbers of batches are template arguments."""
+        """A call of a function of instructions.py."""
         self.instructions.add(stmt.name)
         with self.scope(*stmt.args):
-            args = ", ".join(self._operand(x) for x in stmt.args)
-            given = f"<{args}>()" if stmt.name == "wait_copies" else f"({args})"
-            self.line(f"{stmt.name}{given};")
+            args = [self._operand(x) for x in stmt.args]
+            first = TEMPLATES.get(stmt.name, len(args))
+            template = f"<{', '.join(args[first:])}>" if args[first:] else ""
+            self.line(f"{stmt.name}{template}({', '.join(args[:first])});")
 
     def _vector(self, stmt: Intrin) -> None:
         """Neighbours in memory: registers take elements as they are stored, and give values."""

@@ -16,7 +16,7 @@ from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.costs import Problem, ranked
 from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.panels import Panel
-from graphc.backends.cuda.strategies.warps import CORE_TILES, SIDES, SLICES, CoreTile
+from graphc.backends.cuda.strategies.warps import SIDES, SLICES, WARP_TILES, WarpTile
 from graphc.driver import Settings, cuda_passes, cuda_program, optimise
 from graphc.ir.interp import interpret
 from graphc.ir.kernel import Kernel
@@ -119,7 +119,7 @@ def test_both_operands_of_a_convolution_are_copied():
 @needs_compiler
 @pytest.mark.parametrize("sides", SIDES, ids=lambda sides: "x".join(map(str, sides[:2])))
 def test_every_tile(sides):
-    tile = CoreTile(*sides, *SLICES[SIDES.index(sides) % len(SLICES)])
+    tile = WarpTile(*sides, *SLICES[SIDES.index(sides) % len(SLICES)])
     text = PRODUCT.replace("70,72", "150,264").replace("72,50", "264,140").replace("[50]", "[140]")
     graph = optimise(graph_of(text), passes=cuda_passes("f16"))
     source = emit(lower(graph, [lambda c: lower_matrix_cores(c, machine(), tile), *strategies()]))
@@ -129,7 +129,7 @@ def test_every_tile(sides):
     np.testing.assert_allclose(found, wanted, 1e-5, 1e-5 * np.ptp(wanted))
 
 
-def cores(text: str, tile: CoreTile) -> Kernel:
+def cores(text: str, tile: WarpTile) -> Kernel:
     """The kernel of a contraction with a tile; of float32s in TF32."""
     graph = optimise(graph_of(text), passes=cuda_passes("tf32"))
     program = lower(graph, [lambda c: lower_matrix_cores(c, machine(), tile), *strategies()])
@@ -143,13 +143,13 @@ def cores(text: str, tile: CoreTile) -> Kernel:
     ids=["f16", "both across", "no whole slice", "tf32"],
 )  # fmt: skip
 def test_no_bank_is_asked_twice(text, sides, words):
-    kernel = cores(text, CoreTile(*sides, words, 3))
+    kernel = cores(text, WarpTile(*sides, words, 3))
     assert bank_conflicts(kernel) == {"tile_a": 0, "tile_b": 0}
 
 
 def test_conflicts_are_counted(monkeypatch):
     monkeypatch.setattr(Panel, "_place", lambda self, stage, row, chunk: (stage, row, chunk * 4))
-    found = bank_conflicts(cores(BOTH_ACROSS, CoreTile(64, 64, 32, 32, 32, 3)))
+    found = bank_conflicts(cores(BOTH_ACROSS, WarpTile(64, 64, 32, 32, 32, 3)))
     assert min(found.values()) > 0
 
 
@@ -160,14 +160,16 @@ def test_chunks_are_copied_whichever_way_an_operand_lies():
 
 
 def test_tiles_are_those_that_suit_a_gpu():
-    def best(arch: str, *sizes: int) -> CoreTile:
-        return ranked(CORE_TILES, machine(arch), Problem(1, *sizes))[0]
+    def best(arch: str, *sizes: int) -> WarpTile:
+        return ranked(WARP_TILES, machine(arch), Problem(1, *sizes))[0]
 
     for arch in ("sm_75", "sm_80", "sm_86", "sm_90", "sm_120"):
         gpu, large, small = machine(arch), best(arch, 4096, 4096, 2048), best(arch, 64, 64, 2048)
-        assert large.area > small.area and large.shared <= gpu.block_shared
+        area, least = (tile.rows * tile.columns for tile in (large, small))
+        assert area > least and large.shared <= gpu.block_shared
         assert gpu.resident(large.threads, large.shared, large.registers)
-    assert best("sm_90", 4096, 4096, 2048).area == 128 * 256
+    large = best("sm_90", 4096, 4096, 2048)
+    assert large.rows * large.columns == 128 * 256
     assert best("sm_90,sm_86", 4096, 4096, 2048).shared <= machine("sm_86").block_shared
 
 
@@ -175,7 +177,7 @@ def test_tiles_are_those_that_suit_a_gpu():
 def test_registers_are_enough_for_the_largest_tiles(tmp_path):
     large = BOTH_ACROSS.replace("3,40,48", "1,256,256").replace("3,40,56", "1,256,512")
     graph = optimise(graph_of(large), passes=cuda_passes())
-    source = emit(lower(graph, [lambda c: lower_matrix_cores(c, machine("sm_90"), CORE_TILES[0])]))
+    source = emit(lower(graph, [lambda c: lower_matrix_cores(c, machine("sm_90"), WARP_TILES[0])]))
     path = tmp_path / "kernels.cu"
     path.write_text(source.text)
     command = [find_nvcc(), "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", tmp_path / "x", path]

@@ -142,10 +142,10 @@ def test_a_loop_may_be_written_out_in_part():
 def test_large_arrays_are_parts_of_what_the_launch_asks_for():
     two = REVERSE.replace("64", "12288").replace("thread t", "shared more: f32[5]\n    thread t")
     source = emit(program_of(parse_kernel(two)))
-    assert source.plan()["launches"][0]["shared"] == source.steps[0].shared == 4 * 12288 + 32
+    assert source.plan()["launches"][0]["shared"] == source.steps[0].shared == 4 * 12288 + 20
     assert (
         """\
-    extern __shared__ __align__(16) unsigned char shared_memory[];
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
     float *const tile = (float *)(shared_memory + 0); /* 12288 elements */
     float *const more = (float *)(shared_memory + 49152); /* 5 elements */
 """

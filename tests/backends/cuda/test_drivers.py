@@ -145,6 +145,10 @@ def test_a_gpu_newer_than_the_compiler_gets_ptx(monkeypatch):
     monkeypatch.setattr(made, lambda text, arch, form="cubin": f"{form} {arch}")
     assert image_for("", "sm_90") == "cubin sm_90"
     assert image_for("", "sm_120") == "ptx sm_90"
+    monkeypatch.setattr("graphc.backends.cuda.gpu.architectures", lambda: ["sm_90", "sm_90a"])
+    assert image_for("", "sm_90") == "cubin sm_90a"
+    assert image_for("", "sm_120") == "ptx sm_90"
+    monkeypatch.setattr("graphc.backends.cuda.gpu.architectures", lambda: ["sm_75", "sm_90"])
     with pytest.raises(UnsupportedError, match="sm_70 is too old: .* from sm_75 on"):
         image_for("", "sm_70")
 

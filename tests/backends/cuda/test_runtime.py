@@ -363,5 +363,11 @@ def test_code_is_chosen_by_architecture(tmp_path):
     assert code_for(tmp_path, "sm_86") == b"sm_80.cubin"
     assert code_for(tmp_path, "sm_90") == b"sm_90.cubin"
     assert code_for(tmp_path, "sm_120") == b"sm_100.ptx"
+    for name in ("sm_90a.cubin", "sm_110a.ptx"):
+        (tmp_path / f"kernels.{name}").write_text(name)
+    assert code_for(tmp_path, "sm_90") == b"sm_90a.cubin"
+    assert code_for(tmp_path, "sm_91") == b"sm_90.cubin"
+    assert code_for(tmp_path, "sm_110") == b"sm_110a.ptx"
+    assert code_for(tmp_path, "sm_120") == b"sm_100.ptx"
     with pytest.raises(DriverMissing, match="nvcc -cubin -arch=sm_75"):
         code_for(tmp_path, "sm_75")

@@ -7,11 +7,12 @@ that one program may hold several models.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from graphc.backends.cuda.launcher.python import interface
+from graphc.backends.cuda.machines import DEFAULT_ARCHS
 from graphc.ir import dtypes
 
 RUNTIME = Path(__file__).with_name("graphc_model.h")
@@ -108,7 +109,7 @@ int main(int argc, char **argv)
 CMAKE = """\
 cmake_minimum_required(VERSION 3.18)
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80 90)
+  set(CMAKE_CUDA_ARCHITECTURES {archs})
 endif()
 project({name} LANGUAGES CXX CUDA)
 set(CMAKE_CXX_STANDARD 11)
@@ -123,8 +124,8 @@ target_link_libraries({name}_example PRIVATE {name})
 """
 
 
-def cpp_files(name: str, plan: Mapping[str, Any]) -> dict[str, str]:
-    """Texts by file name."""
+def cpp_files(name: str, plan: Mapping[str, Any], archs: Sequence[str] = ()) -> dict[str, str]:
+    """Texts by file name; the build makes code for those architectures by default."""
     functions = sorted({launch["function"] for launch in plan["launches"]})
     listed = [
         f"//     {'in' if kind == 'inputs' else 'out'}  {interface(entry)}"
@@ -137,9 +138,14 @@ def cpp_files(name: str, plan: Mapping[str, Any]) -> dict[str, str]:
         f"{name}.cpp": _source(name, plan, functions),
         f"{name}_kernels.cu": KERNELS.format(defines=defines),
         f"{name}_example.cpp": EXAMPLE.format(name=name),
-        "CMakeLists.txt": CMAKE.format(name=name),
+        "CMakeLists.txt": CMAKE.format(name=name, archs=_numbers(archs or DEFAULT_ARCHS)),
         RUNTIME.name: RUNTIME.read_text(),
     }
+
+
+def _numbers(archs: Sequence[str]) -> str:
+    """As CMake has them."""
+    return " ".join(arch.removeprefix("sm_") for arch in archs)
 
 
 def _source(name: str, plan: Mapping[str, Any], functions: Iterable[str]) -> str:

@@ -41,7 +41,7 @@ or `import run_{name}; model = run_{name}.load(); outputs = model.run([...])`.
 Needs CUDA's toolkit, and nothing else of CUDA than its runtime library.
 
 ```
-cmake -S . -B build -DCMAKE_CUDA_ARCHITECTURES=90 && cmake --build build
+cmake -S . -B build && cmake --build build
 build/{name}_example weights.bin
 ```
 

@@ -24,23 +24,24 @@ def load(folder: str | os.PathLike, device: int = 0, driver: Driver | None = Non
 
 def code_for(folder: Path, arch: str) -> bytes:
     """Machine code that an architecture runs: its own, or that of an older one of the same major
-    number; else PTX of an older one, which the driver compiles."""
-    wanted = _number(arch)
-    cubins = {_number(p.name): p for p in folder.glob("kernels.sm_*.cubin")}
-    texts = {_number(p.name): p for p in folder.glob("kernels.sm_*.ptx")}
-    near = [n for n in cubins if n <= wanted and n // 10 == wanted // 10]
-    older = [n for n in texts if n <= wanted]
-    if near:
-        return cubins[max(near)].read_bytes()
-    if older:
-        return texts[max(older)].read_bytes()
+    number; else PTX of an older one, which the driver compiles. Code with features of one
+    architecture (sm_90a) is for no other."""
+    wanted, _ = _parts(arch)
+    for form in ("cubin", "ptx"):
+        found = {_parts(p.name): p for p in folder.glob(f"kernels.sm_*.{form}")}
+        older = [each for each in found if each[0] < wanted and not each[1]]
+        if form == "cubin":
+            older = [each for each in older if each[0] // 10 == wanted // 10]
+        fitting = [*older, *(each for each in found if each[0] == wanted)]
+        if fitting:
+            return found[max(fitting)].read_bytes()
     raise DriverMissing(
         f"{folder} holds no code that an {arch} GPU runs; make it there with: "
         f"nvcc -cubin -arch={arch} -o kernels.{arch}.cubin kernels.cu"
     )
 
 
-def _number(text: str) -> int:
-    """90 of sm_90 or kernels.sm_90a.ptx."""
-    found = re.search(r"sm_(\d+)", text)
-    return int(found[1]) if found else 0
+def _parts(text: str) -> tuple[int, str]:
+    """90 and what is there of its own, of sm_90 or kernels.sm_90a.ptx."""
+    found = re.search(r"sm_(\d+)([af]?)", text)
+    return (int(found[1]), found[2]) if found else (0, "")

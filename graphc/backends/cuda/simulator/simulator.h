@@ -76,11 +76,19 @@ struct History {
     unsigned reader = 0, read_epoch = 0, read_warp_epoch = 0;
 };
 
+constexpr unsigned KIB = 1024;
+
 // A word on its way to shared memory, and the batch it belongs to.
 struct Copy {
     uint32_t *place;
     History *history;
     uint32_t word;
+    unsigned batch;
+};
+
+// A product of a warp group that goes on, and the batch it belongs to.
+struct Product {
+    std::function<void()> compute;
     unsigned batch;
 };
 
@@ -96,6 +104,11 @@ struct Thread {
     Exchange exchange;
     std::vector<Copy> copies;
     unsigned batch = 0;  // of the copies that are issued now
+    std::vector<Product> products;
+    unsigned product_batch = 0;
+    bool begun = false;             // products may take this thread's sums
+    bool unshared = false;          // it wrote what products cannot see yet,
+    unsigned unshared_epoch = 0;    // first in that epoch
 };
 
 struct Block {
@@ -104,6 +117,7 @@ struct Block {
     unsigned epoch = 0;                // counts barriers
     uint64_t serial = 0;               // differs from block to block
     size_t shared = 0;                 // bytes of shared memory that the launch asked for
+    bool early = false;                // products are done when they begin, not when waited for
     jmp_buf scheduler;
     std::function<void()> kernel;
     bool fibres = false;
@@ -125,6 +139,8 @@ static inline unsigned thread_number() { return threadIdx.x; }
 
 // ------------------------------------------------------------------ memory
 
+static void note_unshared();
+
 // A global or shared array: bounds, and per element either a byte that says whether it was written
 // (null: it is an input) or a history.
 struct Array {
@@ -132,6 +148,7 @@ struct Array {
     int64_t count;
     uint8_t *defined;
     History *history;
+    bool on_kib = false;  // starts at a whole KiB of shared memory
 
     [[noreturn]] void fail_at(const char *what, int64_t index) const
     {
@@ -203,6 +220,7 @@ struct Array {
         h.write_epoch = block.epoch;
         h.write_warp_epoch = block.warp_epoch[thread_number() / WARP];
         h.read = h.read_by_many = false;
+        note_unshared();
     }
 };
 
@@ -293,7 +311,7 @@ struct Shared {
     History history[N];
     uint64_t serial = 0;
 
-    void enter(const char *name, int64_t offset)
+    void enter(const char *name, int64_t offset, unsigned alignment)
     {
         if (offset >= 0 && size_t(offset) + sizeof data > block.shared) {
             fail(std::string(name) + " ends beyond the " + std::to_string(block.shared) +
@@ -303,7 +321,8 @@ struct Shared {
             return;
         }
         serial = block.serial;
-        array = Array{name, N, nullptr, history};
+        const bool on_kib = (offset < 0 ? alignment : unsigned(offset)) % KIB == 0;
+        array = Array{name, N, nullptr, history, on_kib};
         memset(data, 0xff, sizeof data);
         std::fill(history, history + N, History());
     }
@@ -320,6 +339,15 @@ struct Shared {
 // ------------------------------------------------------------------ threads
 
 static Thread &current() { return block.threads[thread_number()]; }
+
+// Notes that this thread has written what products of warp groups cannot see yet.
+static void note_unshared()
+{
+    if (!current().unshared) {
+        current().unshared = true;
+        current().unshared_epoch = block.epoch;
+    }
+}
 
 static void start(Thread &thread);
 
@@ -444,6 +472,9 @@ static void run_fibres(const std::vector<unsigned> &order)
         thread.exchange = Exchange();
         thread.copies.clear();
         thread.batch = 0;
+        thread.products.clear();
+        thread.product_batch = 0;
+        thread.begun = thread.unshared = false;
     }
     for (;;) {
         for (unsigned number : order) {
@@ -503,6 +534,7 @@ static const char *launch(std::function<void()> kernel, unsigned grid, unsigned 
     blockDim = Dim{threads, 1, 1};
     block.kernel = std::move(kernel);
     block.shared = shared;
+    block.early = order % 2 == 1;
     block.threads.resize(threads);
     block.warp_epoch.assign((threads + WARP - 1) / WARP, 0);
     const std::vector<unsigned> thread_order = order_of(threads, order);
@@ -688,6 +720,7 @@ static void arrive(const Copy &copy)
     copy.history->writer = thread_number();
     copy.history->write_epoch = block.epoch;
     copy.history->write_warp_epoch = block.warp_epoch[thread_number() / WARP];
+    note_unshared();
 }
 
 }  // namespace simulator
@@ -961,3 +994,146 @@ SIMULATED_PRODUCT(u8, int32_t)
 SIMULATED_PRODUCT(s8_u8, int32_t)
 SIMULATED_PRODUCT(u8_s8, int32_t)
 #undef SIMULATED_PRODUCT
+
+// ------------------------------------------------- warp groups (warpgroup_instructions.py)
+
+static inline void share_copies() { simulator::current().unshared = false; }
+
+static inline void begin_products() { simulator::current().begun = true; }
+
+static inline void commit_products()
+{
+    ++simulator::current().product_batch;
+    simulator::current().begun = false;
+}
+
+template <int N>
+static void wait_products()
+{
+    std::vector<simulator::Product> &products = simulator::current().products;
+    size_t kept = 0;
+    for (simulator::Product &product : products) {
+        if (product.batch + N < simulator::current().product_batch) {
+            product.compute();
+        } else {
+            std::swap(products[kept++], product);
+        }
+    }
+    products.resize(kept);
+}
+
+namespace simulator {
+
+static void take_sums()
+{
+    if (!current().products.empty()) {
+        fail("sums of products that have not been waited for");
+    }
+}
+
+// An operand of a warp group's product: eight lines after eight, 128 bytes each, from the first
+// word on, and `across` bytes from one 64 positions to the next.
+struct Rows {
+    Cell<uint32_t> first;
+    int64_t across;
+
+    uint32_t at(int64_t byte) const
+    {
+        const int64_t place = first.index * 4 + byte, permuted = place ^ (place >> 3 & 0x70);
+        first.array->check_bounds(permuted / 4);
+        return Cell<uint32_t>{first.array, first.data, permuted / 4};
+    }
+
+    // Words of a position; of operands across put together from halves.
+    uint32_t word(unsigned position, unsigned deep) const
+    {
+        if (!across) {
+            return at(position / 8 * KIB + position % 8 * 128 + deep * 4);
+        }
+        const auto half = [&](unsigned row) {
+            const int64_t line = position / 64 * across + row / 8 * KIB + row % 8 * 128;
+            return at(line + position % 64 / 2 * 4) >> position % 2 * 16 & 0xffffu;
+        };
+        return half(2 * deep) | half(2 * deep + 1) << 16;
+    }
+};
+
+template <typename S, typename W>
+static void add_products(W (*products)(uint32_t, uint32_t), S *sums, Rows a, Rows b,
+                         unsigned columns)
+{
+    const unsigned group = lane() / 4, quad = lane() % 4, warp = thread_number() / WARP % 4;
+    for (unsigned element = 0; element < columns / 2; ++element) {
+        const unsigned row = warp * 16 + group + element / 2 % 2 * 8;
+        const unsigned column = element / 4 * 8 + quad * 2 + element % 2;
+        W total = W(sums[element]);
+        for (unsigned deep = 0; deep < 8; ++deep) {
+            total += products(a.word(row, deep), b.word(column, deep));
+        }
+        sums[element] = S(total);
+    }
+}
+
+// Begins a product: done now in some orders, when it is waited for in others.
+template <typename S, typename W>
+static void begin(W (*products)(uint32_t, uint32_t), S *sums, Rows a, Rows b, unsigned columns)
+{
+    if (!current().begun) {
+        fail("product of a warp group without begin_products");
+    }
+    if (!a.first.array->on_kib || !b.first.array->on_kib) {
+        fail("operand of a warp group that does not start at a whole KiB");
+    }
+    for (const Thread &thread : block.threads) {
+        if (thread.unshared && thread.unshared_epoch < block.epoch) {
+            fail("product of a warp group of what was written without share_copies");
+        }
+    }
+    const auto compute = [=] { add_products(products, sums, a, b, columns); };
+    if (block.early) {
+        compute();
+    } else {
+        current().products.push_back(Product{compute, current().product_batch});
+    }
+}
+
+}  // namespace simulator
+
+template <typename S>
+static void take_sums_32(S &)
+{
+    simulator::take_sums();
+}
+
+template <typename S>
+static void take_sums_64(S &)
+{
+    simulator::take_sums();
+}
+
+template <typename S>
+static void take_sums_128(S &)
+{
+    simulator::take_sums();
+}
+
+#define SIMULATED_GROUP(TYPE, S, N)                                                                \
+    template <int ACROSS_A, int ACROSS_B>                                                          \
+    static void wgmma_##TYPE##_n##N(S &sums, const simulator::Cell<uint32_t> &a,                   \
+                                    const simulator::Cell<uint32_t> &b)                            \
+    {                                                                                              \
+        simulator::begin<S>(simulator::products_##TYPE, &sums, {a, ACROSS_A}, {b, ACROSS_B}, N);   \
+    }
+#define SIMULATED_GROUPS(TYPE, S)                                                                  \
+    SIMULATED_GROUP(TYPE, S, 64)                                                                   \
+    SIMULATED_GROUP(TYPE, S, 128)                                                                  \
+    SIMULATED_GROUP(TYPE, S, 256)
+SIMULATED_GROUPS(f16, float)
+SIMULATED_GROUPS(bf16, float)
+SIMULATED_GROUPS(tf32, float)
+SIMULATED_GROUPS(s8, int32_t)
+SIMULATED_GROUPS(u8, int32_t)
+SIMULATED_GROUPS(s8_u8, int32_t)
+SIMULATED_GROUPS(u8_s8, int32_t)
+#undef SIMULATED_GROUPS
+#undef SIMULATED_GROUP

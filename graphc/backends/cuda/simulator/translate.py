@@ -15,13 +15,15 @@ KERNEL = re.compile(
     r'extern "C" __global__ void __launch_bounds__\([\d, ]+\) (?P<name>\w+)\((?P<params>[^)]*)\)'
 )
 POINTER = re.compile(r"(?P<type>(?:const )?\w+) \*(?:__restrict__ )?(?P<name>\w+)")
-_SHARED = re.compile(r"__shared__ __align__\(16\) (?P<type>\w+) (?P<name>\w+)\[(?P<count>\d+)\];")
+_SHARED = re.compile(
+    r"__shared__ __align__\((?P<alignment>\d+)\) (?P<type>\w+) (?P<name>\w+)\[(?P<count>\d+)\];"
+)
 _PART = re.compile(
     r"(?P<type>\w+) \*const (?P<name>\w+) = \((?P=type) \*\)\(shared_memory \+ (?P<offset>\d+)\); "
     r"/\* (?P<count>\d+) elements \*/"
 )
 _DYNAMIC = re.compile(r"extern __shared__ .*\n")
-_WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(|mma_\w+\(|load_matrices\w*\(")
+_WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(|mma_\w+[(<]|load_matrices\w*\(")
 
 
 def translate(text: str, mark: Callable[[str], str] = str) -> str:
@@ -46,7 +48,8 @@ def _declaration(kernel: re.Match) -> str:
 
 def _shared_array(array: re.Match) -> str:
     type, name, count = array["type"], array["name"], array["count"]
-    given = f"{array['offset']}" if "offset" in array.re.groupindex else "-1"
+    part = "offset" in array.re.groupindex
+    given = f"{array['offset']}, 0" if part else f"-1, {array['alignment']}"
     return f'static simulator::Shared<{type}, {count}> {name}; {name}.enter("{name}", {given});'
 
 

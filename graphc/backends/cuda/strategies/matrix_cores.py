@@ -1,7 +1,7 @@
 """Contractions on matrix cores: which these are, how their operands lie, and who multiplies them.
 
 Factors are values of narrow types; a constant second operand is laid out for copies at compile
-time. The products are those of warps (warps.py).
+time. The products are those of warps (warps.py) or of groups of four (warpgroups.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import count, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.costs import Choose, Problem, ranked, take_first
 from graphc.backends.cuda.strategies.laid_out import lay_out_constant
-from graphc.backends.cuda.strategies.warps import CORE_TILES, CoreTile, MatrixCores
+from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
+from graphc.backends.cuda.strategies.warpgroups import GROUP_TILES, GroupTile, WarpGroups
+from graphc.backends.cuda.strategies.warps import WARP_TILES, Warps
 from graphc.backends.cuda.strategies.words import KINDS, Kind, narrow
 from graphc.backends.cuda.strategies.zero_points import take_zero_points
 from graphc.ir.dtypes import f32, i32
@@ -25,7 +27,7 @@ MIN_ROWS, MIN_COLUMNS = 8, 8  # below which a fragment is mostly empty
 def lower_matrix_cores(
     computation: Computation,
     gpu: Machine,
-    tile: CoreTile | None = None,
+    tile: SlicedTile | None = None,
     choose: Choose = take_first,
 ) -> Lowered | str:
     """The kernel of a contraction that a GPU's matrix cores can do, with a tile or the one chosen
@@ -47,10 +49,17 @@ def lower_matrix_cores(
     words = -(-count(match.depth) // kind.per_word)
     problem = Problem(batch, rows, columns, words)
 
-    def kernel(tile: CoreTile) -> Kernel:
-        return MatrixCores(match, kind, panels, tile).kernel("cores")
+    def emitter(tile: SlicedTile) -> SlicedContraction:
+        scheme = WarpGroups if isinstance(tile, GroupTile) else Warps
+        return scheme(match, kind, panels, tile)
 
-    chosen = tile or choose(ranked(CORE_TILES, gpu, problem), kernel)
+    def kernel(tile: SlicedTile) -> Kernel:
+        return emitter(tile).kernel("cores")
+
+    tiles: list[SlicedTile] = [*WARP_TILES]
+    if gpu.group_rate and emitter(GROUP_TILES[0]).in_lines:
+        tiles = [*GROUP_TILES, *WARP_TILES]
+    chosen = tile or choose(ranked(tiles, gpu, problem), kernel)
     flops = 2 * batch * rows * columns * count(match.depth)
     return Lowered(kernel(chosen), match.prepare, match.temporaries, flops=flops)
 

@@ -7,13 +7,15 @@ A panel keeps several slices of an operand (its stages) as rows of 16-byte chunk
             contiguous in memory. The instruction that reads halves transposes them; words of TF32
             are read one by one
 
-What is contiguous in neither way is put together word by word, into the first form. Chunk c of row
-r lies at chunk c ^ (r % 8) of its row (where rows have fewer than eight chunks, the number of the
-128-byte line takes the place of r), so that neither the eight rows of a matrix nor the chunks of a
-row meet in a bank (where words are read one by one, at c ^ (2 r % 8), as two chunks of four rows
-are read at once); no memory is spent on padding. This is the permuted layout of CUTLASS's tensor
-core kernels (A. Kerr et al., CUTLASS: Fast Linear Algebra in CUDA C++, 2017). Rows that are neither
-whole lines nor a half or less of one are padded to an odd number of chunks instead.
+What is contiguous in neither way is put together word by word, into the first form. Rows of more
+than eight chunks are cut into lines of 128 bytes: first those of all rows' first eight chunks, then
+the others. Chunk c of row r lies at chunk c ^ (r % 8) of its line (where rows have fewer than eight
+chunks, the number of the line takes the place of r), so that neither the eight rows of a matrix nor
+the chunks of a row meet in a bank (where words are read one by one, at c ^ (2 r % 8), as two chunks
+of four rows are read at once); no memory is spent on padding. This is the permuted layout of
+CUTLASS's tensor core kernels (A. Kerr et al., CUTLASS: Fast Linear Algebra in CUDA C++, 2017) and,
+in whole lines, that of wgmma. Rows that are neither whole lines nor a half or less of one are
+padded to an odd number of chunks instead.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 
 from graphc.backends.cuda.strategies.operands import Operand, strided
 from graphc.backends.cuda.strategies.words import CHUNK, Kind, Words
-from graphc.ir.dtypes import u32
+from graphc.ir.dtypes import i64, u32
 from graphc.ir.expr import Const, Expr, Load, call
 from graphc.ir.kernel import Buffer, Intrin, KernelBuilder, Store
 from graphc.ir.simplify import simplify
@@ -77,8 +79,9 @@ class Panel:
         self.singly = paired or (self.across and kind.per_word == 1)
         self.rows, self.chunks = rows, words // CHUNK
         self.permuted = self.chunks % LINE == 0 or self.chunks in (1, 2, 4)
-        length = self.chunks if self.permuted else self.chunks | 1
-        self.buffer = Buffer(name, u32, (stages, rows, length * CHUNK), "local")
+        length = min(self.chunks, LINE) if self.permuted else self.chunks | 1
+        lines = rows * max(self.chunks // LINE, 1) if self.permuted else rows
+        self.buffer = Buffer(name, u32, (stages, lines, length * CHUNK), "local")
 
     def _place(self, stage: Expr, row: Expr, chunk: Expr) -> tuple[Expr, Expr, Expr]:
         """Where the first word of a chunk lies."""
@@ -86,8 +89,31 @@ class Panel:
             return stage, row, simplify(chunk * CHUNK)
         line = row if self.chunks >= LINE else row // (LINE // self.chunks)
         line = line * 2 if self.singly and not self.paired else line
+        if self.chunks > LINE:
+            row, chunk = simplify(chunk // LINE * self.rows + row), chunk % LINE
         moved = call("bxor", simplify(chunk), simplify(line % min(self.chunks, LINE)))
         return stage, row, simplify(moved * CHUNK)
+
+    # ---------------------------------------------------------------- where warp groups read
+
+    @property
+    def far(self) -> int:
+        """Bytes from 64 positions of a row across to the next 64; 0 of rows along the depth."""
+        return LINE * CHUNK * 4 * self.rows if self.across else 0
+
+    @property
+    def in_lines(self) -> bool:
+        """Whether it is filled by copies into lines as products of warp groups read them."""
+        across = self.across and self.kind.per_word == 2
+        return (self.copied or across) and self.chunks % LINE == 0
+
+    def start(self, stage: Expr, first: Expr, step: int) -> Load:
+        """The first word of a step, 64 positions and more from `first` on."""
+        zero = Const(0, i64)
+        if self.across:
+            row = simplify(first // (LINE * CHUNK * 2) * self.rows + step * STEP * 2)
+            return self.buffer[stage, row, zero]
+        return self.buffer[stage, first, Const(step * STEP, i64)]
 
     # ---------------------------------------------------------------- filling
 

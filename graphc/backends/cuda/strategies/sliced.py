@@ -1,0 +1,146 @@
+"""Contractions in slices of shared memory: what kernels of matrix cores have in common.
+
+A block computes rows x columns sums, each of its teams (warps, or groups of four) a part of them in
+registers. Slices of both operands along the depth are copied into one of several stages of shared
+memory (panels.py) while earlier ones are multiplied.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from graphc.backends.cuda.machines import Machine
+from graphc.backends.cuda.strategies.blocks import BlockedContraction
+from graphc.backends.cuda.strategies.costs import Block
+from graphc.backends.cuda.strategies.laid_out import whole_depth
+from graphc.backends.cuda.strategies.panels import WARP, Crew, Panel
+from graphc.backends.cuda.strategies.words import Kind, padded_depth
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Expr
+from graphc.ir.kernel import Barrier, Intrin
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.contraction import Match
+
+
+@dataclass(frozen=True)
+class SlicedTile(ABC):
+    """Sums per block and per team, words of the depth in a slice, and slices in shared memory."""
+
+    rows: int
+    columns: int
+    own_rows: int
+    own_columns: int
+    words: int
+    stages: int
+
+    team = WARP  # threads
+    pitch = 16  # rows from one fragment of a warp to the next
+
+    @property
+    def teams(self) -> int:
+        return (self.rows // self.own_rows) * (self.columns // self.own_columns)
+
+    @property
+    def threads(self) -> int:
+        return self.team * self.teams
+
+    @property
+    def ahead(self) -> int:
+        """Slices asked for before the one that is multiplied."""
+        return self.stages - 1
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return 4 * self.stages * self.words * (self.rows + self.columns)
+
+    @property
+    @abstractmethod
+    def registers(self) -> int:
+        """Of a thread, roughly."""
+
+    @abstractmethod
+    def fetched(self) -> int:
+        """Words that matrix cores fetch from shared memory for one word of the depth."""
+
+    @abstractmethod
+    def rate(self, gpu: Machine) -> int:
+        """Products of words in a clock."""
+
+    def block(self, gpu: Machine, depth: int) -> Block:
+        """What a block needs for sums of so many words."""
+        slices = -(-depth // self.words)
+        deep, sides = slices * self.words, self.rows + self.columns
+        return Block(
+            self.threads, self.shared, self.registers,
+            multiply=self.rows * self.columns * deep / self.rate(gpu),
+            moved=4 * deep * (self.fetched() + sides), read=4 * deep * sides, slices=slices,
+            ahead=self.ahead,
+        )  # fmt: skip
+
+
+class SlicedContraction(BlockedContraction):
+    """Sums in fragments of 16 x 8, whose operands are words in shared memory."""
+
+    def __init__(self, match: Match, kind: Kind, panels: bool, tile: SlicedTile):
+        super().__init__(match, tile.rows, tile.columns, tile.threads)
+        self.kind, self.tile = kind, tile
+        if panels:
+            self.b = whole_depth(self.b, padded_depth(self.b, kind))
+        self.panel_a = Panel(
+            "tile_a", self.a, kind, (tile.stages, tile.rows, tile.words), left=True
+        )
+        self.panel_b = Panel("tile_b", self.b, kind, (tile.stages, tile.columns, tile.words))
+        self.shared = [self.panel_a.buffer, self.panel_b.buffer]
+        team, across = simplify(self.thread // tile.team), tile.columns // tile.own_columns
+        self.fragments = (tile.own_rows // tile.pitch, tile.own_columns // 8)
+        self.own_row = simplify(team // across * tile.own_rows)
+        self.own_column = simplify(team % across * tile.own_columns)
+        self.warp_row = simplify(self.own_row + self.thread % tile.team // WARP * 16)
+
+    @property
+    def in_lines(self) -> bool:
+        """Whether products of warp groups can read both operands as they are copied."""
+        return self.panel_a.in_lines and self.panel_b.in_lines
+
+    @abstractmethod
+    def multiply(self) -> None:
+        """The products of all slices, the first of which are asked for."""
+
+    def sums(self, first_row: Expr, first_column: Expr) -> None:
+        """What a thread does: copies slices ahead, multiplies, and finishes its sums."""
+        k, tile, (down, across) = self.k, self.tile, self.fragments
+        self.crew = Crew(k, self.thread, self.threads, self.fixed)
+        self.starts = (first_row, first_column)
+        self.slices = -(-self.depth_count // (tile.words * self.kind.per_word))
+        self.totals = k.alloc(self.kind.sum, (down, across, 4), "reg", "sums")
+        with k.loops(down, across, 4, kind="unroll") as (i, j, e):
+            k.store(self.totals, (i, j, e), Const(0, self.kind.sum))
+        for stage in range(tile.ahead):
+            if stage < self.slices:
+                self.fetch(Const(stage, i64), Const(stage, i64))
+            k.emit(Intrin("commit_copies", ()))
+        self.multiply()
+        self._finish_all()
+
+    def arrive(self) -> None:
+        """Waits until the oldest slice on its way is there, for all threads."""
+        self.k.emit(Intrin("wait_copies", (Const(self.tile.ahead - 1, i64),)))
+        self.k.emit(Barrier())
+
+    def fetch(self, slice: Expr, stage: Expr) -> None:
+        """A slice of both operands into a stage."""
+        for panel, first in zip((self.panel_a, self.panel_b), self.starts):
+            panel.fetch(self.crew, first, slice, stage)
+
+    def _finish_all(self) -> None:
+        """A lane has two sums next to one another in every eighth row of its fragments."""
+        (down, across), lane, pitch = self.fragments, self.crew.lane, self.tile.pitch
+        first_row, first_column = self.starts
+        group, quad = simplify(lane // 4), simplify(lane % 4)
+        with self.k.loops(down, across, 2, kind="unroll") as (i, j, half):
+            row = simplify(first_row + self.warp_row + i * pitch + half * 8 + group)
+            column = simplify(first_column + self.own_column + j * 8 + quad * 2)
+            cells = [self.totals[i, j, simplify(half * 2 + n)] for n in range(2)]
+            self.finish(row, column, cells)

@@ -1,0 +1,183 @@
+"""Products of warp groups: every type and tile, operands either way; and planted faults."""
+
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cuda_programs import graph_of, inputs_of, needs_compiler, needs_nvcc
+
+from graphc.backends.cuda import CudaSource, emit
+from graphc.backends.cuda.machines import machine
+from graphc.backends.cuda.nvcc import architectures, compile_cuda, find_nvcc
+from graphc.backends.cuda.simulator import SimulationError, simulate
+from graphc.backends.cuda.strategies import strategies
+from graphc.backends.cuda.strategies.costs import Problem, ranked
+from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
+from graphc.backends.cuda.strategies.warpgroups import GROUP_SIDES, GROUP_TILES, GroupTile
+from graphc.backends.cuda.strategies.warps import WARP_TILES
+from graphc.driver import Settings, cuda_passes, cuda_program, optimise
+from graphc.errors import InternalError
+from graphc.ir.interp import interpret
+from graphc.passes.lower import lower
+
+HOPPER = "sm_90a"
+PRODUCT = """graph @g(%x: f32[150,264]) -> ? {
+  const %w : f32[264,140] = random(seed=1)
+  const %b : f32[140] = random(seed=2)
+  %a = MatMul(%x, %w)
+  %c = Add(%a, %b)
+  %y = Relu(%c)
+  return %y
+}"""
+ROWS = """graph @g(%x: f16[2,72,200], %w: f16[2,200,88]) -> ? {
+  %y = MatMul(%x, %w)
+  return %y
+}"""
+BOTH_ACROSS = """graph @g(%x: f16[136,72], %w: f16[136,200]) -> ? {
+  %t = Transpose(%x) {perm=[1,0]}
+  %y = MatMul(%t, %w)
+  return %y
+}"""
+BYTES = """graph @g(%x: i8[70,320]) -> ? {
+  const %w : i8[320,72] = random(seed=1)
+  %y = MatMulInteger(%x, %w)
+  return %y
+}"""
+CONVOLUTION = """graph @g(%x: f16[2,64,9,8]) -> ? {
+  const %w : f16[72,64,3,3] = random(seed=1)
+  %a = Relu(%x)
+  %b = Conv(%a, %w) {pads=[1,0,1,2], strides=[1,2]}
+  %y = Relu(%b)
+  return %y
+}"""
+NARROW = {
+    "f16": ROWS, "bf16": ROWS.replace("f16", "bf16"), "across": BOTH_ACROSS, "i8": BYTES,
+    "u8": BYTES.replace("i8[70", "u8[70"), "convolution": CONVOLUTION,
+    "one slice": ROWS.replace("200", "48"), "two slices": ROWS.replace("200", "128"),
+}  # fmt: skip
+
+
+def grouped(text: str, precision: str = "f32", tile: GroupTile | None = None) -> CudaSource:
+    """The CUDA C of a graph with a tile of warp groups wherever one fits."""
+    graph = optimise(graph_of(text), passes=cuda_passes(precision))
+    tile = tile or GroupTile(64, 64, 64, 64, 32, 4)
+    known = strategies(HOPPER)
+    return emit(lower(graph, [lambda c: lower_matrix_cores(c, machine(HOPPER), tile), *known]))
+
+
+def agree(source: CudaSource, wanted: np.ndarray, tolerance: float, orders=(0, 1, 2)) -> None:
+    assert "wgmma_" in source.text
+    (found,) = simulate(source, orders)(inputs_of(source.program))
+    found, wanted = (np.asarray(each, np.float64) for each in (found, wanted))
+    np.testing.assert_allclose(found, wanted, tolerance, 1e-5 * np.ptp(wanted))
+
+
+@needs_compiler
+@pytest.mark.parametrize("text", NARROW.values(), ids=NARROW)
+def test_models_of_narrow_types(text):
+    source = grouped(text)
+    (wanted,) = interpret(graph_of(text), inputs_of(source.program))
+    agree(source, wanted, 8e-3 if "bf16" in text else 1e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", ["f16", "bf16", "tf32"])
+def test_products_of_narrow_floats(precision):
+    source = grouped(PRODUCT, precision)
+    rounded = optimise(graph_of(PRODUCT), passes=f"decompose, precision{{type={precision}}}")
+    (wanted,) = interpret(rounded, inputs_of(source.program))
+    agree(source, wanted, 1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("sides", GROUP_SIDES, ids=lambda sides: "x".join(map(str, sides)))
+def test_every_tile(sides):
+    text = BOTH_ACROSS.replace("136,72", "136,264").replace("136,200", "136,264")
+    source = grouped(text, tile=GroupTile(*sides, 32, 3 + GROUP_SIDES.index(sides) % 3))
+    (wanted,) = interpret(graph_of(text), inputs_of(source.program))
+    agree(source, wanted, 1e-3, (0, 1))
+
+
+def test_they_are_chosen_where_there_are_any():
+    tiles, large = [*GROUP_TILES, *WARP_TILES], Problem(1, 4096, 4096, 2048)
+    best = ranked(tiles, machine(HOPPER), large)[0]
+    assert isinstance(best, GroupTile) and best.rows * best.columns == 128 * 256
+    source = emit(cuda_program(graph_of(ROWS), Settings(arch=HOPPER)))
+    assert "wgmma_" in source.text
+    for arch in ("sm_90", "sm_80", "sm_90a,sm_80", "sm_100a", "sm_120"):
+        assert machine(arch).group_rate == 0
+        assert "wgmma_" not in emit(cuda_program(graph_of(ROWS), Settings(arch=arch))).text
+
+
+def test_what_no_copy_brings_is_left_to_warps():
+    odd = ROWS.replace("2,72,200", "2,72,197").replace("2,200,88", "2,197,88")
+    text = emit(cuda_program(graph_of(odd), Settings(arch=HOPPER))).text
+    assert "wgmma_" not in text and "mma_f16(" in text
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "planted, message",
+    [
+        ("share_copies();", "written without share_copies"),
+        ("begin_products();", "without begin_products"),
+        ("wait_products<0>();", "have not been waited for"),
+        ("__syncthreads();", "no barrier between|unwritten element|written without"),
+        ("wait_copies<1>();", "unwritten element"),
+    ],
+    ids=["share", "begin", "wait", "barrier", "copies"],
+)
+def test_a_missing_order_is_caught(planted, message):
+    source = grouped(ROWS.replace("200", "320"))
+    inputs = inputs_of(source.program)
+    simulate(source)(inputs)
+    assert planted in source.text
+    text = source.text.replace(f"        {planted}\n", "").replace(f"    {planted}\n", "")
+    with pytest.raises(SimulationError, match=message):
+        simulate(replace(source, text=text))(inputs)
+
+
+@needs_compiler
+def test_a_stage_that_is_still_read_is_not_filled():
+    source = grouped(ROWS.replace("200", "320"))
+    inputs = inputs_of(source.program)
+    text = source.text.replace("wait_products<1>();", "wait_products<2>();")
+    with pytest.raises(SimulationError, match="unwritten element|no barrier between"):
+        simulate(replace(source, text=text))(inputs)
+
+
+@needs_compiler
+@pytest.mark.parametrize("text", [ROWS, BOTH_ACROSS], ids=["rows", "both across"])
+def test_operands_that_are_moved_are_caught(text):
+    source = grouped(text)
+    inputs = inputs_of(source.program)
+    (wanted,) = simulate(source)(inputs)
+    moved = source.text.replace("^ (thread / 8 % 8)", "^ (thread / 4 % 8)")
+    assert moved != source.text
+    try:
+        (found,) = simulate(replace(source, text=moved))(inputs)
+    except SimulationError:
+        return
+    assert not np.array_equal(found, wanted)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("text", [ROWS, BOTH_ACROSS, CONVOLUTION, BYTES, PRODUCT],
+                         ids=["rows", "both across", "convolution", "bytes", "tf32"])  # fmt: skip
+def test_ptxas_keeps_products_in_flight(tmp_path, text):
+    if HOPPER not in architectures():
+        pytest.skip(f"this nvcc makes no code for {HOPPER}")
+    path = tmp_path / "kernels.cu"
+    for sides in (GROUP_SIDES[0], GROUP_SIDES[1], GROUP_SIDES[-1]):
+        path.write_text(grouped(text, "tf32", GroupTile(*sides, 32, 4)).text)
+        command = [find_nvcc(), f"-arch={HOPPER}", "-cubin", "-Xptxas", "-v", path]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0 and "serialized" not in done.stderr, done.stderr
+        assert done.stderr.count(" 0 bytes spill stores, 0 bytes spill loads") >= 1, done.stderr
+
+
+@needs_nvcc
+def test_other_architectures_are_refused():
+    with pytest.raises(InternalError, match="for sm_90a alone"):
+        compile_cuda(grouped(ROWS).text, "sm_80")
