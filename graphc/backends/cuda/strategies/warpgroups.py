@@ -21,8 +21,8 @@ from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.panels import STEP, WARP
 from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr
-from graphc.ir.kernel import Barrier, Intrin
+from graphc.ir.expr import Const, Expr, Ref
+from graphc.ir.kernel import Barrier, Intrin, Let
 from graphc.ir.simplify import simplify
 
 LINE_WORDS = 32  # of the depth in a slice: what products read lies in lines of 128 bytes
@@ -89,7 +89,8 @@ class WarpGroups(SlicedContraction):
                 self._product(stage, step, part)
         k.emit(Intrin("commit_products", ()))
         if is_followed:
-            coming = k.let(simplify(slice + self.tile.ahead))
+            coming = Ref("coming", i64, 0, self.slices - 1)
+            k.emit(Let(coming, simplify(slice + self.tile.ahead)))
             self.fetch(coming, simplify(coming % self.tile.stages))
         k.emit(Intrin("commit_copies", ()))
         self._wait(1)
