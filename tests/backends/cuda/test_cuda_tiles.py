@@ -118,6 +118,17 @@ def test_constant_operands_are_laid_out_for_vectors(name):
 
 
 @needs_compiler
+@EACH_TILE
+def test_halves_of_a_warp_read_their_factors_at_once(tile):
+    """A wavefront for each half; one for the warp where a lane takes 8 bytes."""
+    source = source_of(GRAPHS["plain"], tile)
+    (tiles,) = profile(source, inputs_of(source.program), blocks=1)
+    read = [x for site, x in tiles.sites.items() if "slice % 2" in site.element]
+    assert len(read) == 2 * tile.depth
+    assert all(x.wavefronts == x.bytes / 32 / 8 for x in read)
+
+
+@needs_compiler
 @pytest.mark.parametrize("type", ["f32", "f16"])
 @pytest.mark.parametrize("sizes", [(9, 17, 1), (33, 65, 31), (130, 70, 17), (8, 260, 24)], ids=str)
 def test_awkward_sizes(sizes, type):

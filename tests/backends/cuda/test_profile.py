@@ -62,6 +62,7 @@ SHARED = {  # element: wavefronts and the fewest there could be
     "doubles[t]": (2, 2),  # each half of the warp fills the banks
     "doubles[2 * t]": (4, 2),
     "doubles[t % 16]": (2, 2),
+    "doubles[t / 2]": (1, 1),  # pairs of lanes take the same
 }
 VECTORS = {  # of 16 bytes: sectors, or wavefronts, and the fewest
     "x[4 * t]": (16, 16),
@@ -71,6 +72,11 @@ VECTORS = {  # of 16 bytes: sectors, or wavefronts, and the fewest
     "tile[t * 8]": (8, 4),
     "tile[t * 20]": (4, 4),  # rows of 20 words
     "tile[t % 8 * 4]": (4, 4),  # each quarter for itself
+    "tile[t / 2 * 4]": (2, 2),  # lanes n and n ^ 1 take the same
+    "tile[t / 4 % 4 * 8 + t % 2 * 4]": (2, 2),  # lanes n and n ^ 2
+    "tile[t / 4 * 4]": (2, 2),  # both
+    "tile[8]": (2, 2),
+    "tile[t / 2 * 32]": (16, 2),  # eight words of a bank in each half
 }
 MATRICES = {  # rows of matrices: wavefronts of the four, and the fewest
     "words[t * 4]": (4, 4),  # next to one another

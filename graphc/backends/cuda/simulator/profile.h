@@ -40,9 +40,11 @@ struct HashOfKey {
     }
 };
 
+enum class Kind { global, shared, shared_load };  // a load by lanes, not of matrices
+
 // `at[lane]`: the address of a lane that takes part, of `size` bytes.
 struct Request {
-    bool shared = false;
+    Kind kind = Kind::global;
     unsigned size = 0;
     uint32_t lanes = 0;
     uint64_t at[LANES];
@@ -94,9 +96,24 @@ static void count_sectors(const Request &request, Counts &counts)
     counts.least_sectors += (bytes + SECTOR - 1) / SECTOR;
 }
 
+// Whether lanes n and n ^ other take the same, where both take part.
+static bool are_paired(const Request &request, unsigned other)
+{
+    for (unsigned lane = 0; lane < LANES; ++lane) {
+        const bool both = request.lanes >> lane & request.lanes >> (lane ^ other) & 1u;
+        if (both && request.at[lane] != request.at[lane ^ other]) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static void count_wavefronts(const Request &request, Counts &counts)
 {
-    const unsigned together = LANES / std::max(request.size / WORD, 1u);
+    unsigned together = LANES / std::max(request.size / WORD, 1u);
+    if (request.kind == Kind::shared_load && (are_paired(request, 1) || are_paired(request, 2))) {
+        together = std::min(2 * together, LANES);
+    }
     for (unsigned first = 0; first < LANES; first += together) {
         const std::vector<Unit> words = touched(request, WORD, first, together);
         unsigned of_bank[BANKS] = {};
@@ -116,7 +133,8 @@ struct Profile {
             Counts &counts = counts_of_sites[key.site];
             counts.requests += 1;
             counts.bytes += uint64_t(__builtin_popcount(request.lanes)) * request.size;
-            request.shared ? count_wavefronts(request, counts) : count_sectors(request, counts);
+            request.kind == Kind::global ? count_sectors(request, counts)
+                                         : count_wavefronts(request, counts);
         }
         requests.clear();
     }
@@ -148,13 +166,13 @@ struct Site {
         return site;
     }
 
-    void note(bool shared, uint64_t address, size_t size, unsigned thread) const
+    void note(Kind kind, uint64_t address, size_t size, unsigned thread) const
     {
         if (number < 0) {
             return;
         }
         Request &request = requests[Key{unsigned(number), thread / LANES, iteration}];
-        request.shared = shared;
+        request.kind = kind;
         request.size = unsigned(size);
         request.lanes |= 1u << thread % LANES;
         request.at[thread % LANES] = address;

@@ -8,7 +8,10 @@ A request is what the lanes of a warp do together (see sites.py). Counted are
 * for shared memory the wavefronts, each of which serves one word of 4 bytes in each of 32 banks, to
   all lanes that want it (CUDA C++ Programming Guide, Compute Capability 5.x, Shared Memory). Lanes
   that take 8 or 16 bytes are served by halves and quarters of the warp, and so are the rows of
-  ldmatrix, eight at a time (PTX ISA, ldmatrix). The fewest are those that the words fill;
+  ldmatrix, eight at a time (PTX ISA, ldmatrix). Of loads twice as many lanes are served at once
+  where all lanes n and n ^ 1, or all n and n ^ 2, take the same (from sm_70 on: NVIDIA's Developer
+  Forums, "Unexpected shared memory bank conflict", 2019). The fewest are those that the words of
+  the lanes served together fill;
 * for each block the sectors that it touches at all, against the bytes of them that it uses: what
   moves if the first level of cache keeps all that a block has read, while the sectors of requests
   are what moves if it keeps nothing.

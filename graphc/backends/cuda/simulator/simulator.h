@@ -41,8 +41,10 @@ static simulator::Dim gridDim, blockDim, blockIdx, threadIdx;
 namespace simulator {
 
 #ifndef SIMULATOR_PROFILES  // else profile.h counts accesses
+enum class Kind { global, shared, shared_load };
+
 struct Site {
-    void note(bool, uint64_t, size_t, unsigned) const {}
+    void note(Kind, uint64_t, size_t, unsigned) const {}
 };
 
 struct Profile {
@@ -234,7 +236,7 @@ struct Cell {
 
     operator T() const
     {
-        note(1);
+        note(1, Kind::shared_load);
         array->note_read(index, sizeof(T));
         return data[index];
     }
@@ -260,11 +262,12 @@ struct Cell {
     }
 
     // An access to so many elements at once. Shared arrays start at bank 0, which is as good as any.
-    void note(unsigned count) const
+    void note(unsigned count, Kind kind = Kind::shared) const
     {
         const bool shared = array->history != nullptr;
         const uint64_t address = shared ? index * sizeof(T) : (uint64_t)(uintptr_t)(data + index);
-        site.note(shared, address, count * sizeof(T), thread_number());
+        kind = shared ? kind : Kind::global;
+        site.note(kind, address, count * sizeof(T), thread_number());
     }
 };
 
@@ -756,7 +759,7 @@ template <typename T, typename... R>
 static void load_vector(const simulator::Cell<T> &from, R &...found)
 {
     simulator::check_vector(from, sizeof...(R));
-    from.note(sizeof...(R));
+    from.note(sizeof...(R), simulator::Kind::shared_load);
     simulator::Cell<T> next{from.array, from.data, from.index};
     ((found = T(next), ++next.index), ...);
 }

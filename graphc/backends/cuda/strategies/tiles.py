@@ -9,9 +9,11 @@ once per fetch. The epilogue is applied to the sums in registers. This is the cl
 Volkov and J. Demmel, Benchmarking GPUs to Tune Dense Linear Algebra (2008).
 
 The lanes of a warp form a grid of 4 x 8; a lane has rows, and columns, next to one another, which
-it reads as one vector. A tile keeps a row of positions for each summed index. What comes along the
-depth is transposed in being put there: position s of index d lies at s ^ f(d), with f such that the
-chunks of a row, which neighbouring lanes put, lie in different banks.
+it reads as one vector. Lanes n and n ^ 1 have the same rows, and n and n ^ 2 the same columns, so
+that a half of the warp is served at once (simulator/profile.py says when), not a quarter. A tile
+keeps a row of positions for each summed index. What comes along the depth is transposed in being
+put there: position s of index d lies at s ^ f(d), with f such that the chunks of a row, which
+neighbouring lanes put, lie in different banks.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
-from graphc.backends.cuda.strategies.costs import PARTS, Block, Choose, Problem, ranked, take_first
+from graphc.backends.cuda.strategies.costs import (
+    PARTS,
+    SHARED_RATE,
+    Block,
+    Choose,
+    Problem,
+    ranked,
+    take_first,
+)
 from graphc.backends.cuda.strategies.laid_out import lay_out_constant, whole_depth
 from graphc.backends.cuda.strategies.operands import Operand
 from graphc.backends.cuda.strategies.words import Kind, Words, padded_depth
@@ -41,6 +51,7 @@ WARP, LANE_ROWS, LANE_COLUMNS = 32, 4, 8
 BANKS = 32
 BYTES = 16  # of a vector
 FLOATS_AT_ONCE = BYTES // 4
+UNHIDDEN = 0.25  # of the time that operands take from shared memory, beside products
 OVERHEAD = 44  # instructions of a thread per slice that neither multiply nor load operands
 FLOATS = Kind("fma", f32, f32)
 PADDING = 4  # after rows of what is put there element by element, along the depth
@@ -66,11 +77,12 @@ class Tile:
         deep, sides = slices * self.depth, self.rows + self.columns
         own, read = self.thread_rows * self.thread_columns, self.thread_rows + self.thread_columns
         issued = self.threads // WARP * deep * (own + read / 4 + OVERHEAD / self.depth)
+        moved = 4 * deep * (self.threads * read / 2 + sides)
+        multiply = max(self.rows * self.columns * deep / gpu.float_rate, issued / PARTS)
         return Block(
             self.threads, 4 * STAGES * self.depth * sides,
             registers=min(128, own + 3 * read + 16),
-            multiply=max(self.rows * self.columns * deep / gpu.float_rate, issued / PARTS),
-            moved=4 * deep * (self.threads * read + sides), read=4 * deep * sides,
+            multiply=multiply + UNHIDDEN * moved / SHARED_RATE, moved=moved, read=4 * deep * sides,
             slices=slices, ahead=1,
         )  # fmt: skip
 
@@ -203,15 +215,20 @@ class _Side:
 
     def position(self, n: Expr) -> Expr:
         """Where in the tile a thread's own row or column n is: those of a lane lie together."""
-        lanes, columns = self.width // self.own, self.tiles.tile.columns // self._own_columns()
+        columns = self.tiles.tile.columns // self._own_columns()
         lane, warp = self.tiles.thread % WARP, self.tiles.thread // WARP
         warps_across = columns // LANE_COLUMNS
         if self.name == "a":
-            at = warp // warps_across * LANE_ROWS + lane // LANE_COLUMNS
+            at = warp // warps_across * LANE_ROWS + lane // 16 * 2 + lane // 2 % 2
         else:
-            at = warp % warps_across * LANE_COLUMNS + lane % LANE_COLUMNS
+            at = warp % warps_across * LANE_COLUMNS + lane // 4 % 4 * 2 + lane % 2
         t = self.together
-        return simplify(n // t * (lanes * t) + at * t + n % t)
+        return simplify(n // t * self._apart + at * t + n % t)
+
+    @property
+    def _apart(self) -> int:
+        """How far apart a lane's vectors are in a tile."""
+        return self.width // self.own * self.together
 
     def _own_columns(self) -> int:
         return self.tiles.tile.thread_columns
@@ -299,7 +316,11 @@ class _Side:
         own = k.alloc(self.tiles.dtype, (self.own,), "reg", k.fresh(self.name))
         with k.loop(self.chunks, "unroll") as chunk:
             start = simplify(chunk * t)
-            at = self._moved(self.position(start), Const(d // 4, i64))
+            if self._apart % BANKS == 0:  # what is moved is the same for all: one address
+                first = self._moved(self.position(Const(0, i64)), Const(d // 4, i64))
+                at = simplify(first + chunk * self._apart)
+            else:
+                at = self._moved(self.position(start), Const(d // 4, i64))
             cells = [own[simplify(start + n)] for n in range(t)]
             k.emit(Intrin("load_vector", (self.into[stage, Const(d, i64), at], *cells)))
         return own
