@@ -50,8 +50,8 @@ def _architectures(nvcc: str | None) -> tuple[str, ...]:
 def with_features(known: Sequence[str], version: str) -> tuple[str, ...]:
     """Architectures that a compiler lists, and the one with features of its own (sm_90a) that it
     makes code for without listing it, since CUDA 12."""
-    found = list(known)
-    if "sm_90" in found and "sm_90a" not in found and int(version.split(".")[0]) >= 12:
+    found, major = list(known), re.match(r"\d+", version)
+    if "sm_90" in found and "sm_90a" not in found and major and int(major[0]) >= 12:
         found.insert(found.index("sm_90") + 1, "sm_90a")
     return tuple(found)
 

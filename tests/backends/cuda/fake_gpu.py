@@ -25,7 +25,7 @@ from graphc.backends.cuda.simulator.build import library_of
 from graphc.backends.cuda.simulator.translate import KERNEL, POINTER
 
 HERE = Path(__file__).parent
-ARCHS = ("sm_80", "sm_90")
+ARCHS = ("sm_80", "sm_90", "sm_90a")
 NVCC = """#!/bin/sh
 PYTHONPATH={path} exec {python} {script} nvcc "$@"
 """

@@ -51,7 +51,7 @@ CONVOLUTION = """graph @g(%x: f16[2,64,9,8]) -> ? {
   %y = Relu(%b)
   return %y
 }"""
-NARROW = {
+GRAPHS = {
     "f16": ROWS, "bf16": ROWS.replace("f16", "bf16"), "across": BOTH_ACROSS, "i8": BYTES,
     "u8": BYTES.replace("i8[70", "u8[70"), "convolution": CONVOLUTION,
     "one slice": ROWS.replace("200", "48"), "two slices": ROWS.replace("200", "128"),
@@ -74,7 +74,7 @@ def agree(source: CudaSource, wanted: np.ndarray, tolerance: float, orders=(0, 1
 
 
 @needs_compiler
-@pytest.mark.parametrize("text", NARROW.values(), ids=NARROW)
+@pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
 def test_models_of_narrow_types(text):
     source = grouped(text)
     (wanted,) = interpret(graph_of(text), inputs_of(source.program))

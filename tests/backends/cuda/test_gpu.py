@@ -9,16 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_programs import BRANCHES, graph_of, inputs_of
+from test_cuda_warp_groups import GRAPHS as PRODUCTS
 from test_launchers import GRAPH as LAUNCHED
 from test_launchers import WARNINGS, built, folder, run
 
 import graphc
+from graphc.backends.cuda.gpu import GpuModel, open_gpu, with_own_features
+from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import find_nvcc
 from graphc.backends.cuda.runtime import DeviceArray, DriverMissing, open_driver
-from graphc.driver import cuda_program, typed
+from graphc.backends.cuda.strategies import strategies
+from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
+from graphc.backends.cuda.strategies.warpgroups import GROUP_SIDES, GroupTile
+from graphc.backends.cuda.strategies.warps import SIDES, SLICES, WarpTile
+from graphc.driver import cuda_passes, cuda_program, optimise, typed
 from graphc.feeds import random_feeds
 from graphc.ir.compare import agreements
 from graphc.ir.interp import interpret
+from graphc.passes.lower import lower
 
 pytestmark = pytest.mark.gpu
 
@@ -31,6 +39,12 @@ GRAPHS = {
     for path in sorted(HERE.glob("test_cuda_*.py"))
     for name, text in getattr(importlib.import_module(path.stem), "GRAPHS", {}).items()
 }
+
+
+TILES = [
+    *(WarpTile(*sides, *SLICES[n % len(SLICES)]) for n, sides in enumerate(SIDES)),
+    *(GroupTile(*sides, 32, 3 + n % 3) for n, sides in enumerate(GROUP_SIDES)),
+]
 
 
 def check(found, wanted) -> None:
@@ -50,6 +64,19 @@ def test_graphs(name):
     model = graphc.compile(graph, target="cuda")
     for _ in range(3):
         check(model.run(inputs), wanted)
+
+
+@pytest.mark.parametrize("text", [PRODUCTS["f16"], PRODUCTS["across"]], ids=["f16", "across"])
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}")
+def test_every_tile_of_matrix_cores(tile, text):
+    gpu = open_gpu()
+    here = machine(with_own_features(gpu.arch))
+    if not tile.rate(here):
+        pytest.skip(f"{gpu.arch} has no such products")
+    graph = optimise(graph_of(text), passes=cuda_passes())
+    program = lower(graph, [lambda c: lower_matrix_cores(c, here, tile), *strategies(here.arch)])
+    inputs = inputs_of(program)
+    check(GpuModel(program, gpu)(inputs), interpret(graph_of(text), inputs))
 
 
 def test_a_model_for_many_shapes():
