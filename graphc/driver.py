@@ -31,9 +31,9 @@ OPTIMISING = (
 def cuda_passes(precision: str = "f32") -> str:
     """The pipeline of GPUs, for contractions in this precision."""
     return (
-        "integers{floats=true}, canonicalise, rewrite{group=lowering}, decompose, fold,"
-        f" canonicalise, cse, merge-products, precision{{type={precision}}}, dce, layout,"
-        " fuse{widening=true}, fuse-attention"
+        "integers{floats=true}, canonicalise, rewrite{group=lowering}, decompose{batched=true},"
+        f" fold, canonicalise, cse, merge-products, precision{{type={precision}}}, dce, layout,"
+        " fuse{widening=true}, fuse-attention, fuse-gates"
     )
 
 

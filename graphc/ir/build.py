@@ -19,11 +19,20 @@ class Builder:
 
     Operands may be Values, None (omitted), numpy arrays, or Python numbers, which become constants
     of the dtype of the first Value operand. `loc` is given to every op made. `count` is the number
-    of outputs asked of the composite operator that is being expanded.
+    of outputs asked of the composite operator that is being expanded. `batched`: what may be done
+    at once should be one op, which makes fewer kernels, but of more operands at a time.
     """
 
-    def __init__(self, region: Region, anchor: Op | None = None, loc=(), count: int = 1):
+    def __init__(
+        self,
+        region: Region,
+        anchor: Op | None = None,
+        loc=(),
+        count: int = 1,
+        batched: bool = False,
+    ):
         self.region, self.anchor, self.loc, self.count = region, anchor, tuple(loc), count
+        self.batched = batched
 
     def op(
         self,

@@ -115,16 +115,17 @@ def _infer_composite(op: Op) -> list[Type]:
     return [r.type for r in results]  # type: ignore[misc]
 
 
-def expand(op: Op) -> tuple[Graph, list[Value]]:
-    """The body of a composite op as a graph whose parameters stand for the op's operands.
+def expand(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
+    """The body of a composite op as a graph whose parameters stand for the op's operands;
+    `batched` as for Builder.
 
     Raises the errors of `output_types`.
     """
     with blaming(op):
-        return _expand(op)
+        return _expand(op, batched)
 
 
-def _expand(op: Op) -> tuple[Graph, list[Value]]:
+def _expand(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
     from graphc.ir.build import Builder
 
     graph = Graph(op.name)
@@ -144,7 +145,7 @@ def _expand(op: Op) -> tuple[Graph, list[Value]]:
     types = [None if v is None else v.type for v in op.inputs]
     constants = [None if v is None else v.constant for v in op.inputs]
     bound = bind(op.defn, types, op.attrs, constants, wrap=lambda n, _: values[n])
-    builder = Builder(graph, loc=op.loc, count=len(op.outputs))
+    builder = Builder(graph, None, op.loc, len(op.outputs), batched)
     assert op.defn.function is not None
     results = op.defn.function(builder, *bound.positional, **bound.keywords)
     results = list(results) if isinstance(results, (tuple, list)) else [results]

@@ -6,6 +6,7 @@ from graphc.passes import (  # noqa: F401  (register)
     decompose,
     fuse,
     fuse_attention,
+    fuse_gates,
     integers,
     layout,
     merge_products,

@@ -13,9 +13,9 @@ from graphc.passes.context import Context
 from graphc.passes.pass_manager import Pass, register_pass
 
 
-def expand_in_place(op: Op) -> None:
-    """Replaces a composite op, whose types are known, by its body."""
-    graph, _ = expand(op)
+def expand_in_place(op: Op, batched: bool = False) -> None:
+    """Replaces a composite op, whose types are known, by its body; `batched` as for Builder."""
+    graph, _ = expand(op, batched)
     region = op.region
     assert region is not None
     mapping: dict[Value, Value] = dict(zip(graph.params, op.inputs))  # type: ignore[arg-type]
@@ -28,17 +28,19 @@ def expand_in_place(op: Op) -> None:
     op.erase()
 
 
-def decompose_region(region: Region, keep: Collection[str], ctx: Context) -> bool:
+def decompose_region(
+    region: Region, keep: Collection[str], ctx: Context, batched: bool = False
+) -> bool:
     """Expands the composite ops of a region and of those inside, except those named in `keep`."""
     changed, position = False, 0
     while position < len(region.ops):
         op = region.ops[position]
         if op.defn.form == "composite" and op.name not in keep and ctx.spend("decompose", op):
-            expand_in_place(op)
+            expand_in_place(op, batched)
             changed = True
             continue
         for inner in op.regions:
-            changed |= decompose_region(inner, keep, ctx)
+            changed |= decompose_region(inner, keep, ctx, batched)
         position += 1
     return changed
 
@@ -46,11 +48,14 @@ def decompose_region(region: Region, keep: Collection[str], ctx: Context) -> boo
 @register_pass
 @dataclass
 class Decompose(Pass):
-    """Expands composite ops. `keep`: names of those that stay."""
+    """Expands composite ops. `keep`: names of those that stay. `batched`: what may be done at once
+    becomes one op (two directions of a recurrent layer), for targets where kernels cost more than
+    caches give."""
 
     keep: tuple[str, ...] = ()
+    batched: bool = False
     name = "decompose"
     requires = "typed"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return decompose_region(graph, frozenset(self.keep), ctx)
+        return decompose_region(graph, frozenset(self.keep), ctx, self.batched)

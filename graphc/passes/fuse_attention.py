@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphc.ir.graph import Graph, Op, Region, Value, copy_op, copy_ops
-from graphc.ir.opdef import FUSED
+from graphc.ir.graph import Graph, Op
 from graphc.passes import structure
 from graphc.passes.context import Context
 from graphc.passes.lower.attention import Attention, extent, match_attention
 from graphc.passes.lower.computation import computation
+from graphc.passes.merge_groups import merged_group, replace_group
 from graphc.passes.pass_manager import Pass, register_pass
 
 LONGEST = 5  # ops of a group, which two contractions enclose
@@ -31,10 +31,10 @@ def fuse_attention(graph: Graph, ctx: Context, widest: int) -> bool:
         if op.region is None or not _contracts(op):
             continue
         for group in _groups(graph, [op], set()):
-            merged = _merged(group)
+            merged = merged_group(group, "attention")
             found = _match(merged, widest)
             if isinstance(found, Attention) and ctx.spend(RULE, op):
-                _replace(graph, group, merged)
+                replace_group(graph, group, merged)
                 changed = True
                 break
             if isinstance(found, str):
@@ -84,39 +84,6 @@ def _contracts(op: Op) -> bool:
 
 def _reduces(op: Op) -> bool:
     return any(structure.has_body(m) and structure.reductions(m) for m in _members(op))
-
-
-def _merged(group: list[Op]) -> Op:
-    """One op that computes what the last of a group does; it is in no graph yet."""
-    inside = {op.output: op for op in group[:-1]}
-    inputs = list(dict.fromkeys(
-        v for op in group for v in op.inputs if v is not None and v not in inside
-    ))  # fmt: skip
-    region = Region()
-    mapping: dict[Value, Value] = {v: region.add_param(v.type, v.name) for v in inputs}
-    for op in group:
-        if op.name == "fused":
-            inner = op.regions[0]
-            mapping.update((p, mapping[v]) for p, v in zip(inner.params, op.inputs))  # type: ignore[index]
-            copy_ops(inner, region, mapping)
-            mapping.update((out, mapping[r]) for out, r in zip(op.outputs, inner.results))
-        else:
-            copy_op(op, region, mapping)
-    last = group[-1]
-    region.set_results([mapping[v] for v in last.outputs])
-    loc = tuple(dict.fromkeys(name for op in group for name in op.loc))
-    merged = Op(FUSED, inputs, {"name": "attention"}, len(last.outputs), [region], loc)
-    for old, new in zip(last.outputs, merged.outputs):
-        new.type, new.name = old.type, old.name
-    return merged
-
-
-def _replace(graph: Graph, group: list[Op], merged: Op) -> None:
-    graph.insert_before(group[-1], merged)
-    for old, new in zip(group[-1].outputs, merged.outputs):
-        old.replace_uses(new)
-    for op in reversed(group):
-        op.erase()
 
 
 @register_pass

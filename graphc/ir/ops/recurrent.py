@@ -2,6 +2,7 @@
 
 The input's share of every gate is one matrix product for all time steps; a step then is one Gemm
 that adds the state's share, and elementwise gates. The reverse direction walks the steps backwards.
+Two directions of equal functions may take their steps together, as a batch of two matrix products.
 With `sequence_lens` a step beyond a sample's end keeps its state and gives zeros, in either
 direction, so that no sequence is ever reversed in memory.
 """
@@ -9,7 +10,7 @@ direction, so that no sequence is ever reversed in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,10 +59,11 @@ def _bound(build: Callable, alpha, beta) -> Activation:
 
 @dataclass
 class Layer:
-    """One direction of a recurrent layer: weights, bias, functions, and how a step is computed.
+    """Directions of a recurrent layer: weights, bias, functions, and how a step is computed.
 
-    w (gates * hidden, input), r (gates * hidden, hidden), and `bias` (gates * hidden) of W and `rb`
-    of R, or None.
+    One direction has w (gates * hidden, input), r (gates * hidden, hidden), and `bias` (gates *
+    hidden) of W and `rb` of R, or None. Several have r (directions, gates * hidden, hidden), rb
+    and peepholes of as many rows, and steps of (directions, batch, features).
     """
 
     b: Builder
@@ -85,13 +87,26 @@ class Layer:
         """r divided into groups of gates; split once, not in each step."""
         if not self.parts:
             sizes = np.array(gates) * self.hidden
-            self.parts = self.b.Split(self.r, sizes, axis=0, outputs=len(gates))
+            self.parts = self.b.Split(self.r, sizes, axis=-2, outputs=len(gates))
         return self.parts
+
+    def part(self, x: Value, first: int, last: int) -> Value:
+        """Gates `first` to `last` (not included) of (batch, gates * hidden)."""
+        limits = (np.array([n * self.hidden]) for n in (first, last))
+        return self.b.Slice(x, *limits, np.array([-1]))
 
     def gates(self, x: Value, count: int) -> tuple[Value, ...]:
         """(batch, count * hidden) as `count` values."""
         sizes = np.full(count, self.hidden)
-        return self.b.Split(x, sizes, axis=1, outputs=count) if count > 1 else (x,)
+        return self.b.Split(x, sizes, axis=-1, outputs=count) if count > 1 else (x,)
+
+    def add_product(self, h: Value, r: Value, x: Value | None) -> Value:
+        """h times the transposed r, plus x; of each direction."""
+        b = self.b
+        if r.tensor.rank == 2:
+            return b.Gemm(h, r, x, transB=1)
+        product = b.Einsum(h, r, equation="wbh,wgh->wbg")
+        return product if x is None else b.Add(product, x)
 
 
 Step = Callable[[Layer, Value, list[Value]], list[Value]]
@@ -99,13 +114,13 @@ Step = Callable[[Layer, Value, list[Value]], list[Value]]
 
 def rnn_step(layer: Layer, x: Value, state: list[Value]) -> list[Value]:
     """h = f(W x + R h + b)."""
-    return [layer.act(0, layer.b.Gemm(state[0], layer.r, x, transB=1))]
+    return [layer.act(0, layer.add_product(state[0], layer.r, x))]
 
 
 def lstm_step(layer: Layer, x: Value, state: list[Value], coupled: bool = False) -> list[Value]:
     """Gates i, o, f, c of W x + R h + b: C = f C + i c, h = o tanh(C)."""
     b, (h, cell) = layer.b, state
-    i, o, f, c = layer.gates(b.Gemm(h, layer.r, x, transB=1), 4)
+    i, o, f, c = layer.gates(layer.add_product(h, layer.r, x), 4)
     if layer.peepholes:
         i = b.Add(i, b.Mul(layer.peepholes[0], cell))
         f = b.Add(f, b.Mul(layer.peepholes[2], cell))
@@ -124,22 +139,21 @@ def lstm_coupled_step(layer: Layer, x: Value, state: list[Value]) -> list[Value]
 
 def gru_step(layer: Layer, x: Value, state: list[Value]) -> list[Value]:
     """Gates z, r; c = g(W x + R (r h) + b); h = (1 - z) c + z h."""
-    b, (h,), size = layer.b, state, layer.hidden
-    xs = b.Split(x, np.array([2 * size, size]), axis=1, outputs=2)
+    b, (h,) = layer.b, state
     update, candidate = layer.gate_weights((2, 1))
-    z, r = layer.gates(layer.act(0, b.Gemm(h, update, xs[0], transB=1)), 2)
-    c = layer.act(1, b.Gemm(b.Mul(r, h), candidate, xs[1], transB=1))
+    z, r = layer.gates(layer.act(0, layer.add_product(h, update, layer.part(x, 0, 2))), 2)
+    c = layer.act(1, layer.add_product(b.Mul(r, h), candidate, layer.part(x, 2, 3)))
     return [b.Add(c, b.Mul(z, b.Sub(h, c)))]
 
 
 def gru_reset_after_step(layer: Layer, x: Value, state: list[Value]) -> list[Value]:
     """As gru_step, but c = g(W x + b + r (R h + rb)): one product serves all gates."""
-    b, (h,), size = layer.b, state, layer.hidden
-    own = b.Gemm(h, layer.r, layer.rb, transB=1)
-    (x_zr, x_c), (h_zr, h_c) = (
-        b.Split(v, np.array([2 * size, size]), axis=1, outputs=2) for v in (x, own)
+    b, (h,) = layer.b, state
+    own = layer.add_product(h, layer.r, layer.rb)
+    (x_z, h_z), (x_r, h_r), (x_c, h_c) = (
+        [layer.part(v, n, n + 1) for v in (x, own)] for n in range(3)
     )
-    z, r = layer.gates(layer.act(0, b.Add(x_zr, h_zr)), 2)
+    z, r = layer.act(0, b.Add(x_z, h_z)), layer.act(0, b.Add(x_r, h_r))
     c = layer.act(1, b.Add(x_c, b.Mul(r, h_c)))
     return [b.Add(c, b.Mul(z, b.Sub(h, c)))]
 
@@ -172,18 +186,41 @@ class Recurrence:
 
     def run(self, layer: Layer, step: Step, state: list[Value], backwards: bool):
         """Per time step h, and the last state. Everything of shape (batch, hidden)."""
-        b, order = self.b, range(self.sequence)
         shares = self.input_shares(layer)
+        order = range(self.sequence)
         outputs: list[Value] = [state[0]] * self.sequence
         for t in reversed(order) if backwards else order:
-            new = step(layer, shares[t], state)
-            outputs[t] = new[0]
-            if self.lengths is not None:
-                alive = b.Less(b.constant(np.int32(t)), self.lengths)
-                outputs[t] = b.Where(alive, new[0], b.constant(0, new[0].tensor.dtype))
-                new = [b.Where(alive, n, old) for n, old in zip(new, state)]
-            state = new
+            outputs[t], state = self.advance(layer, step, shares[t], state, np.int32(t))
         return outputs, state
+
+    def run_both(self, ways: Sequence[Layer], layer: Layer, step: Step, states: list[list[Value]]):
+        """The results of `run` forwards and backwards; `layer` is both of `ways`."""
+        b, last = self.b, self.sequence - 1
+        shares = [self.input_shares(way) for way in ways]
+        state = [stack(b, pair) for pair in zip(*states)]
+        outputs: list[list[Value]] = [[], []]
+        for t in range(self.sequence):
+            x = stack(b, [shares[0][t], shares[1][last - t]])
+            times = np.array([t, last - t], np.int32).reshape(2, 1, 1)
+            h, state = self.advance(layer, step, x, state, times)
+            for collected, row in zip(outputs, unstack(b, h)):
+                collected.append(row)
+        return [
+            (each, list(final))
+            for each, final in zip(
+                [outputs[0], outputs[1][::-1]], zip(*(unstack(b, value) for value in state))
+            )
+        ]
+
+    def advance(self, layer: Layer, step: Step, x: Value, state: list[Value], time):
+        """One step at a time, or at one per direction: h, zero beyond the end, and the state."""
+        b = self.b
+        new = step(layer, x, state)
+        if self.lengths is None:
+            return new[0], new
+        alive = b.Less(b.constant(time), self.lengths)
+        kept = [b.Where(alive, n, old) for n, old in zip(new, state)]
+        return b.Where(alive, new[0], b.constant(0, new[0].tensor.dtype)), kept
 
     def input_shares(self, layer: Layer) -> Sequence[Value]:
         """W x + b of every step, from one matrix product."""
@@ -204,6 +241,18 @@ def pick(b: Builder, value: Value, position: int, axis: int = 0) -> Value:
     return b.Squeeze(value, np.array([axis]))
 
 
+def stack(b: Builder, values: Sequence[Value]) -> Value:
+    """Values of equal shape along a new first axis."""
+    return b.Concat(*(b.Unsqueeze(v, np.array([0])) for v in values), axis=0)
+
+
+def unstack(b: Builder, value: Value) -> list[Value]:
+    """The values along the first axis, without it."""
+    count = value.tensor.static_shape[0]
+    parts = b.Split(value, np.ones(count, np.int64), axis=0, outputs=count)
+    return [b.Squeeze(part, np.array([0])) for part in parts]
+
+
 def recurrent(
     b: Builder, x, w, r, bias, lengths, initial: Sequence[Value | None], peepholes, *,
     gates: int, step: Step, hidden_size, direction, activations, activation_alpha,
@@ -218,12 +267,18 @@ def recurrent(
     whole = Recurrence(b, x, _column(b, lengths), hidden, gates, layout)
     functions = activations_of(activations, activation_alpha, activation_beta)
     per_way = len(functions) // len(ways)
-    results = []
-    for n, backwards in enumerate(ways):
-        own = functions[n * per_way : (n + 1) * per_way]
-        layer = _layer(b, n, w, r, bias, peepholes, own, hidden, gates, clip, separate_biases)
-        state = [whole.initial(v, n) for v in initial]
-        results.append(whole.run(layer, step, state, backwards))
+    layers = [
+        _layer(
+            b, n, w, r, bias, peepholes, functions[n * per_way : (n + 1) * per_way], hidden, gates,
+            clip, separate_biases,
+        )
+        for n in range(len(ways))
+    ]  # fmt: skip
+    states = [[whole.initial(v, n) for v in initial] for n in range(len(ways))]
+    if b.batched and len(ways) == 2 and _same(activations, activation_alpha, activation_beta):
+        results = whole.run_both(layers, _both(b, layers, r), step, states)
+    else:
+        results = [whole.run(*each) for each in zip(layers, [step] * 2, states, ways)]
     return _collect(whole, results, len(initial))
 
 
@@ -242,6 +297,27 @@ def _layer(b, n, w, r, bias, peepholes, functions, hidden, gates, clip, separate
     if peepholes is not None:
         holes = list(b.Split(pick(b, peepholes, n), np.full(3, hidden), axis=0, outputs=3))
     return Layer(b, pick(b, w, n), pick(b, r, n), wb, rb, holes, functions, hidden, clip)
+
+
+def _same(*lists: Sequence | None) -> bool:
+    """Whether the first half of each list is the second."""
+    halves = ((list(x[: len(x) // 2]), list(x[len(x) // 2 :])) for x in lists if x)
+    return all(first == second for first, second in halves)
+
+
+def _both(b: Builder, layers: Sequence[Layer], r: Value) -> Layer:
+    """Two directions as one layer."""
+    first, second = layers
+    rows = None
+    if first.rb is not None and second.rb is not None:
+        rows = _rows(b, first.rb, second.rb)
+    holes = [_rows(b, *pair) for pair in zip(first.peepholes, second.peepholes)]
+    return replace(first, r=r, rb=rows, peepholes=holes)
+
+
+def _rows(b: Builder, *values: Value) -> Value:
+    """(features) of each direction as (directions, 1, features)."""
+    return b.Unsqueeze(stack(b, values), np.array([1]))
 
 
 def _collect(whole: Recurrence, results, states: int) -> list[Value]:

@@ -33,7 +33,7 @@ from graphc.passes.lower.computation import (
 )
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.overlap import distances
-from graphc.passes.lower.pieces import split_outputs
+from graphc.passes.lower.pieces import restricted, split_outputs
 from graphc.passes.lower.views import view_of
 
 ORDER_BUDGET = 20_000  # work units spent on looking for an execution order of lower peak memory
@@ -180,21 +180,31 @@ class Lowering:
             return
         if op.defn.form not in ("elementwise", "indexed") and op.name != "fused":
             raise UnsupportedError(f"{op.where()}: {op.defn.form} operators have no kernel")
-        whole = computation(op)
-        view = view_of(whole)
-        names = input_names(op)
-        if view is not None and op.output not in self.of_value:
-            source, offset = view
-            value = names[source]
-            start = offset * value.tensor.dtype.size
-            if start % self.alignment == 0:
-                self.alias(op.output, self.storage(value), start)
-                return
+        whole, names = computation(op), input_names(op)
+        made = [
+            output for output, value in zip(whole.outputs, op.outputs)
+            if not self.is_view(restricted(whole, [output]), value, names)
+        ]  # fmt: skip
+        if not made:
+            return
         places = {o.buffer.name: self.storage(v) for o, v in zip(whole.outputs, op.outputs)}
-        for part in split_outputs(whole):
+        for part in split_outputs(restricted(whole, made)):
             used = {name: self.storage(names[name]) for name in (b.name for b in part.inputs)}
             known = {n: names[n].constant for n in part.constants if n in used}
             self.lower_computation(part, {**used, **places}, known, op)
+
+    def is_view(self, part: Computation, output: Value, names: dict[str, Value]) -> bool:
+        """Whether the computation of an output is a piece of an operand, and so needs no kernel."""
+        view = view_of(part)
+        if view is None or output in self.of_value:
+            return False
+        source, offset = view
+        value = names[source]
+        start = offset * value.tensor.dtype.size
+        if start % self.alignment:
+            return False
+        self.alias(output, self.storage(value), start)
+        return True
 
     def lower_computation(self, part: Computation, places: dict[str, str], known, op: Op) -> None:
         """Lowers one computation whose buffers are at `places`."""

@@ -9,8 +9,10 @@ from ort_compare import agree
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
+from graphc.ir.graph import clone_graph
 from graphc.ir.interp import interpret, type_of
 from graphc.ir.ops.attention import Band
+from graphc.passes import run_pipeline
 
 rng = np.random.default_rng(11)
 
@@ -216,6 +218,31 @@ def test_input_share_is_one_product_for_all_steps():
     body, _ = expand(outputs[0].producer)
     names = [op.name for op in body.ops]
     assert names.count("Gemm") == SEQUENCE + 1 and "MatMul" not in names
+
+
+@pytest.mark.parametrize("op, gates", [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize("lengths", [False, True])
+def test_directions_may_take_their_steps_together(op, gates, lengths):
+    operands = recurrent_operands(gates, 2, lengths)
+    graph = new_graph(**{f"x{n}": type_of(x) for n, x in enumerate(operands) if x is not None})
+    params = iter(graph.params)
+    values = [None if x is None else next(params) for x in operands]
+    outputs = Builder(graph).op(
+        op, *values, outputs=2, direction="bidirectional", hidden_size=HIDDEN
+    )  # fmt: skip
+    graph.set_results(list(outputs))
+    graph.phase = "typed"
+    inputs = [x for x in operands if x is not None]
+    wanted = interpret(graph, inputs)
+    products = [len(graph.ops)]
+    for batched in ("false", "true"):
+        copy = clone_graph(graph)
+        run_pipeline(copy, f"decompose{{batched={batched}}}")
+        products.append(sum(o.name in ("Gemm", "Einsum") for o in copy.ops))
+        for found, expected in zip(interpret(copy, inputs), wanted):
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+    steps = SEQUENCE * (2 if op == "GRU" else 1)
+    assert products == [1, 2 * steps + 2, steps + 2]
 
 
 # ---------------------------------------------------------------- losses

@@ -1,0 +1,100 @@
+"""Fuses gates: what reads products of a vector at several places joins the products.
+
+A step of an LSTM multiplies its state by one matrix for all gates, and then reads a quarter of the
+product for each gate. Fusion keeps the two apart, as the reader reads elsewhere than at its own
+index. If nobody else reads the product, and no element of it twice, they are one loop nest with as
+many sums per element. This pays where each sum is a row reduction of its own, as in products of one
+vector or of very few, and not where products are computed in tiles; so this pass is for targets
+that have a strategy for rows of many sums.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from graphc.ir.dtypes import bf16, f16, f32, f64
+from graphc.ir.expr import Expr, Reduce, loads, walk
+from graphc.ir.graph import Graph, Op, Value
+from graphc.passes import structure
+from graphc.passes.context import Context
+from graphc.passes.lower.computation import computation, input_names
+from graphc.passes.lower.contraction import match_contraction
+from graphc.passes.lower.spaces import flatten_loads, shapes_of
+from graphc.passes.merge_groups import merged_group, replace_group
+from graphc.passes.pass_manager import Pass, register_pass
+
+RULE = "fuse-gates"
+
+
+def fuse_gates(graph: Graph, ctx: Context, vectors: int) -> bool:
+    """Merges products of at most so many vectors with their readers; whether there were any."""
+    changed = False
+    for op in list(graph.ops):
+        found = _products(graph, op, vectors)
+        if found is not None and ctx.spend(RULE, op):
+            replace_group(graph, [found, op], merged_group([found, op], "gates"))
+            changed = True
+    return changed
+
+
+def _products(graph: Graph, op: Op, vectors: int) -> Op | None:
+    """The op whose products `op` alone reads, each at most once."""
+    if op.name != "fused":
+        return None
+    for value in dict.fromkeys(op.inputs):
+        producer = None if value is None else value.producer
+        if value is None or producer is None or not _is_private(graph, value, op):
+            continue
+        if _reads_once(op, value) and _is_product_of_few(producer, vectors):
+            return producer
+    return None
+
+
+def _is_private(graph: Graph, value: Value, op: Op) -> bool:
+    """Whether a value is all that its producer makes, and only `op` reads it."""
+    producer = value.producer
+    assert producer is not None
+    if len(producer.outputs) != 1 or value in graph.results or set(value.users) != {op}:
+        return False
+    return producer.name == "fused" or structure.has_body(producer)
+
+
+def _reads_once(op: Op, value: Value) -> bool:
+    """Whether an op without reductions reads a value at several places, no element twice."""
+    whole = computation(op)
+    outputs = whole.outputs
+    if any(o.extents != outputs[0].extents or o.index != outputs[0].index for o in outputs):
+        return False
+    if any(isinstance(n, Reduce) for o in outputs for n in walk(o.expr)):
+        return False
+    source = next(name for name, v in input_names(op).items() if v is value)
+    shapes = shapes_of(whole.inputs)
+    places: set[Expr] = {
+        x.index[0] for o in outputs for x in loads(flatten_loads(o.expr, shapes))
+        if x.source == source
+    }  # fmt: skip
+    size = math.prod(outputs[0].extents)
+    return len(places) > 1 and len(places) * size <= value.tensor.size
+
+
+def _is_product_of_few(op: Op, vectors: int) -> bool:
+    match = match_contraction(computation(op), types=(f16, bf16, f32, f64))
+    if isinstance(match, str):
+        return False
+    return min(math.prod(x.count for x in side) for side in (match.rows, match.cols)) <= vectors
+
+
+@register_pass
+@dataclass
+class FuseGates(Pass):
+    """Makes one op of products of at most `vectors` vectors and an op that reads each product once,
+    several per element."""
+
+    vectors: int = 4
+
+    name = RULE
+    requires = "fused"
+
+    def run(self, graph: Graph, ctx: Context) -> bool:
+        return fuse_gates(graph, ctx, self.vectors)
