@@ -32,7 +32,8 @@ def cuda_passes(precision: str = "f32") -> str:
     """The pipeline of GPUs, for contractions in this precision."""
     return (
         "integers{floats=true}, canonicalise, rewrite{group=lowering}, decompose{batched=true},"
-        f" fold, canonicalise, cse, merge-products, precision{{type={precision}}}, dce, layout,"
+        " fold, canonicalise, cse, rewrite{group=products}, merge-products,"
+        f" precision{{type={precision}}}, dce, layout,"
         " fuse{widening=true}, fuse-attention, fuse-gates"
     )
 

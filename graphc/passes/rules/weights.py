@@ -10,11 +10,12 @@ import math
 import numpy as np
 
 from graphc.ir.graph import Op, Value
-from graphc.passes.pattern import P, const, opt, var
+from graphc.passes.pattern import P, const, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
-from graphc.passes.rules.facts import array_of, channel_vector
+from graphc.passes.rules.facts import array_of, channel_vector, shape_of
+from graphc.passes.rules.views import reshaped
 
-x, w, b, s, t, m, v = var("x w b s t m v")
+x, y, w, b, s, t, m, v = var("x y w b s t m v")
 c = const("c")
 
 
@@ -184,6 +185,40 @@ def gemm_factors(rw, op, x, w, b):
         term = rw.constant((bias * np.float64(beta)).astype(bias.dtype))
     attrs = {k: value for k, value in op.attrs.items() if k not in ("alpha", "beta")}
     return rw.Gemm(x, moved, term, **attrs)
+
+
+@rule("split-of-product", P.Split(y, rest("sizes")), group="products")
+def split_of_product(rw, split, y, sizes):
+    """split(reshape(x W + b)) == reshape(x W1 + b1), reshape(x W2 + b2), ..   for parts of the
+    columns, which what follows may then scale."""
+    product = y.producer
+    if product is not None and product.name == "Reshape" and len(y.uses) == 1:
+        y = product.inputs[0]
+        product = y.producer
+    columns = split.inputs[0].tensor.dims[-1]
+    if product is None or product.name not in ("MatMul", "Gemm") or len(y.uses) != 1:
+        return rw.skip("no product that nobody else reads")
+    x, w, b = (*product.inputs, None)[:3]
+    weights, term = array_of(w), array_of(b)
+    if weights is None or weights.ndim != 2 or (b is not None and term is None):
+        return rw.skip("weights are no constant matrix")
+    if is_shared(w):
+        return rw.skip("the weights are large and have other users")
+    axis = rw.attr(split, "axis") % split.inputs[0].tensor.rank
+    if axis != split.inputs[0].tensor.rank - 1 or y.tensor.dims[-1] != columns:
+        return rw.skip("it does not split columns")
+    rw.loc = tuple(dict.fromkeys((*product.loc, *rw.loc)))
+    side, parts, start = (0 if rw.attr(product, "transB") else 1), [], 0
+    for part in split.outputs:
+        inside = slice(start, start + part.tensor.dims[-1])
+        operands = [x, rw.constant(weights[inside] if side == 0 else weights[:, inside])]
+        if term is not None:
+            whole = term.ndim and term.shape[-1] == columns
+            operands.append(rw.constant(term[..., inside] if whole else term))
+        result = rw.op(product.name, *operands, **product.attrs)
+        parts.append(reshaped(rw, result, shape_of(part)))
+        start = inside.stop
+    return parts
 
 
 # ---------------------------------------------------------------- a normalisation on its own
