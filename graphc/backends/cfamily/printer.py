@@ -222,7 +222,7 @@ class KernelPrinter:
             return False
         self.buffers[buffer.name] = buffer
         with self.scope(following.value):
-            value = self.spell.store(self.expr(following.value), buffer.dtype)
+            value = self.stored(following.value, buffer.dtype)
             self.line(f"{storage_type(buffer.dtype)} {self.name(buffer.name)} = {value};")
         return True
 
@@ -262,8 +262,15 @@ class KernelPrinter:
         buffer = self._buffer(stmt.buffer)
         index = self._flat(buffer, stmt.index)
         with self.scope(stmt.value, *index):
-            value = self.spell.store(self.expr(stmt.value), buffer.dtype)
+            value = self.stored(stmt.value, buffer.dtype)
             self.line(f"{self._place(buffer, index)} = {value};")
+
+    def stored(self, value: Expr, dtype: DType) -> str:
+        """What to assign to an element of a type; an element of the same type is moved as it is."""
+        if isinstance(value, Load) and value.dtype is dtype and dtype.bits >= 8:
+            buffer = self._buffer(value.source)
+            return self._place(buffer, self._flat(buffer, value.index))
+        return self.spell.store(self.expr(value), dtype)
 
     def _alloc(self, stmt: Alloc) -> None:
         buffer = stmt.buffer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graphc.backends.cfamily.helpers import c_type
 from graphc.backends.cfamily.narrow import has_negative_zero
@@ -28,10 +28,12 @@ TERNARY, OR, AND, BIT_OR, BIT_XOR, BIT_AND, EQUAL, RELATION, SHIFT, SUM, PRODUCT
 
 @dataclass(frozen=True)
 class Text:
-    """C text of an expression and the precedence of its outermost operator."""
+    """C text of an expression and the precedence of its outermost operator. A value that is
+    rounded to its type may also be known by its text before that."""
 
     text: str
     level: int = ATOM
+    unrounded: str = ""
 
     def at(self, level: int) -> str:
         """The text, in parentheses if it binds less tightly than `level`."""
@@ -92,7 +94,7 @@ class Speller:
             return f"{value.at(BIT_AND + 1)} & {(1 << dtype.bits) - 1}"
         if storage_type(dtype) == register_type(dtype):
             return value.text
-        return self.call(f"store_{dtype}", value).text
+        return self.call(f"store_{dtype}", Text(value.unrounded or value.text)).text
 
     # ------------------------------------------------------------ operations
 
@@ -155,7 +157,11 @@ class Speller:
             raise UnsupportedError(f"C cannot compute {name} of {node.dtype}")
         exact = name in ("min", "max", "abs") or wide is node.dtype
         exact = exact or name == "neg" and has_negative_zero(node.dtype)
-        return result if exact else self.call(f"round_{node.dtype}", result)
+        return result if exact else self.rounded(result, node.dtype)
+
+    def rounded(self, x: Text, dtype: DType) -> Text:
+        """A float rounded to a narrow type, which storing it does as well."""
+        return replace(self.call(f"round_{dtype}", x), unrounded=x.text)
 
     # ------------------------------------------------------------ integers
 
@@ -232,7 +238,7 @@ class Speller:
             x = self.call("f32_odd", x)
         elif register_type(source) != "float":
             x = _cast("float", x)
-        return self.call(f"{'saturate' if saturate else 'round'}_{target}", x)
+        return self.call(f"saturate_{target}", x) if saturate else self.rounded(x, target)
 
     def _float_to_integer(self, x: Text, source: DType, target: DType) -> Text:
         unsigned = target.kind == "uint" and target.bits >= 32

@@ -200,11 +200,7 @@ class LaunchPrinter(KernelPrinter):
         assert isinstance(place, Load)
         buffer = self._buffer(place.source)
         with self.scope(*self._flat(buffer, place.index), *others):
-            texts = [self._operand(place)]
-            for each in others:
-                held = isinstance(each, Load) and self._buffer(each.source).dtype is buffer.dtype
-                stored = None if held else self.spell.store(self.expr(each), buffer.dtype)
-                texts.append(stored or self._operand(each))
+            texts = [self._operand(place), *(self.stored(x, buffer.dtype) for x in others)]
             self.line(f"{stmt.name}({', '.join(texts)});")
 
     def _operand(self, node: Expr) -> str:

@@ -20,7 +20,6 @@ from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.simulator.profile import profile
 from graphc.driver import cuda_program
 from graphc.ir.interp import interpret
-from graphc.ir.parser import random_array
 
 GRAPH = """graph @g(%x: f32[64,1,1024], %z: f32[3,1024]) -> ? {
   %a = Sigmoid(%x)
@@ -59,17 +58,33 @@ ODD = GRAPH.replace("1024", "1023")
 @needs_compiler
 @pytest.mark.parametrize(
     "text",
-    [GRAPH, ODD, GRAPH.replace("f32", "f16"), GUARDED, WIDER, TRANSPOSED,
-     TRANSPOSED.replace("512", "513"), TRANSPOSED.replace("f32", "f16"), UPSAMPLED],
-    ids=["f32", "odd", "f16", "guarded", "wider", "transposed", "transposed odd",
-         "transposed f16", "upsampled"],
+    [
+        GRAPH,
+        ODD,
+        GRAPH.replace("f32", "f16"),
+        GUARDED,
+        WIDER,
+        TRANSPOSED,
+        TRANSPOSED.replace("512", "513"),
+        TRANSPOSED.replace("f32", "f16"),
+        UPSAMPLED,
+    ],
+    ids=[
+        "f32",
+        "odd",
+        "f16",
+        "guarded",
+        "wider",
+        "transposed",
+        "transposed odd",
+        "transposed f16",
+        "upsampled",
+    ],
 )
 def test_neighbours_are_computed_together(text):
     graph = graph_of(text)
     source = emit(cuda_program(graph))
-    inputs = [
-        random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(source.program.inputs)
-    ]
+    inputs = inputs_of(source.program)
     (found,) = simulate(source)(inputs)
     (wanted,) = interpret(graph, inputs)
     tolerance = 1e-6 if found.dtype == np.float32 else 2e-3
@@ -77,8 +92,8 @@ def test_neighbours_are_computed_together(text):
 
 
 def test_threads_take_16_bytes_of_large_tensors():
-    assert "i1 < 4; ++i1" in cuda_of(GRAPH).text
-    assert "i1 < 8; ++i1" in cuda_of(GRAPH.replace("f32", "f16")).text
+    assert "next4 < 4; ++next4" in cuda_of(GRAPH).text
+    assert "next8 < 8; ++next8" in cuda_of(GRAPH.replace("f32", "f16")).text
     for text in (SMALL, ODD):
         assert "unroll" not in cuda_of(text).text
 
@@ -119,3 +134,34 @@ def test_accesses_take_16_bytes(type, arch):
         [b"ld.global.v4.u32", b"st.global.v4.u32"], [b"ld.global.v4.f32", b"st.global.v4.f32"],
         [b"ld.global.v4.b32", b"st.global.v4.b32"],
     )  # fmt: skip
+
+
+LONG = """graph @g(%x: f16[2200000], %z: f16[2200000]) -> ? {
+  %y = Add(%x, %z)
+  return %y
+}"""
+
+
+@needs_compiler
+def test_many_elements_are_several_vectors_of_each_thread():
+    source = cuda_of(LONG)
+    assert "step2 < 2" in source.text
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source)(inputs)
+    np.testing.assert_array_equal(found, inputs[0] + inputs[1])
+
+
+def test_what_neighbours_share_is_read_once():
+    text = cuda_of("""graph @g(%x: f16[4096,4096], %z: f16[4096,1]) -> ? {
+  %y = Add(%x, %z)
+  return %y
+}""").text
+    assert "= in1[block * 2 + (step4 * 256 + thread) / 512];" in text
+
+
+def test_moved_halves_are_not_converted():
+    text = cuda_of("""graph @g(%x: f16[8,64,16,64]) -> ? {
+  %y = Transpose(%x) {perm=[0,2,1,3]}
+  return %y
+}""").text
+    assert "load_vector" in text and "load_f16" not in text

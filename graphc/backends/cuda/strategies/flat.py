@@ -1,9 +1,10 @@
-"""Loops: a thread per output element, or per 16 bytes of them where rows divide into those.
+"""Loops: a thread per output element, or per a few vectors of 16 bytes where there are many.
 
 Elements next to one another are computed in an unrolled loop. What they read without condition of
 places next to one another is loaded before it as one vector, and results are stored after it in the
-same way; operands are known to be aligned. Small tensors keep a thread per element, of which there
-are few enough.
+same way; operands are known to be aligned. Of large tensors a thread takes several vectors, all of
+which it asks for before it uses the first (sweeps.py), so that enough is on its way to keep memory
+busy. Small tensors keep a thread per element, of which there are few enough.
 
 Where an operand is contiguous along another index than the output (a transposition, say), the lanes
 of a warp do not follow one another along the output: some go along the one index and some along the
@@ -16,15 +17,31 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from graphc.backends.cuda.strategies.sweeps import HELD, Sweep, Sweeper, placed
 from graphc.backends.cuda.strategies.vectors import BYTES, loaded, store_points
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index, Reduce, Ref, call, loads, substitute, walk
-from graphc.ir.kernel import Let
+from graphc.ir.expr import (
+    Const,
+    Expr,
+    Index,
+    Reduce,
+    Ref,
+    call,
+    free_indices,
+    loads,
+    substitute,
+    walk,
+)
+from graphc.ir.kernel import For, Let
 from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.nest import Nest, NestOptions, Point, in_place, work
 
 LARGE = 1 << 16  # elements from which a GPU has threads enough without one for each
+THREADS = 256  # of a block
+FULL = 1 << 17  # threads that fill a GPU
+AHEAD = 64  # bytes that a thread asks for at once, where there are threads enough
+MOST_STEPS = 8
 WARP = 32
 SECTOR = 32  # bytes of memory that move together
 
@@ -36,14 +53,41 @@ def lower_flat(computation: Computation) -> Lowered:
 
 
 class FlatNest(Nest):
-    """One parallel loop, each iteration of which computes one or several neighbours."""
+    """One loop, each iteration of which computes one or several elements."""
 
     def flat_loop(self, indices: list[Index], points: list[Point]) -> None:
-        together = self._together(indices, points)
-        across = _across(indices, points)
-        if together == 1 and across is None:
+        elements = math.prod(x.count for x in indices)
+        reduces = any(isinstance(node, Reduce) for x in points for node in walk(x.expr))
+        if elements < LARGE or reduces:
             super().flat_loop(indices, points)
             return
+        together, across = _together(indices, points), _across(indices, points)
+        if across is None:
+            self._in_order(indices, points, together)
+        else:
+            self._in_tiles(indices, points, together, across)
+
+    def _in_order(self, indices: list[Index], points: list[Point], together: int) -> None:
+        """Blocks of threads that have a few vectors each."""
+        elements, steps = math.prod(x.count for x in indices), _steps(indices, points, together)
+        thread, share = Index("thread", THREADS), THREADS * together * steps
+        values = placed([x.expr for x in points], indices)
+        offsets = placed([x.offset for x in points], indices)
+        with self.k.loop(-(-elements // share), "block", name="block") as block:
+            sweep = Sweep(elements, THREADS, together, thread, steps, simplify(block * share))
+            sweeper = Sweeper(self.k)
+            with (
+                self.k.block() as body,
+                sweeper.elements(sweep, values, lambda at: []) as (at, exprs, _),
+            ):
+                moved = [Point(p.output, o, e) for p, o, e in zip(points, offsets(at), exprs)]
+                store_points(self.k, moved, sweep.neighbour)
+            self.k.emit(For(thread, tuple(body), "thread"))
+
+    def _in_tiles(
+        self, indices: list[Index], points: list[Point], together: int, across: Index
+    ) -> None:
+        """A vector for each thread, in tiles along two indices."""
         last = indices[-1]
         chunks = Index(last.name, last.count // together)
         units = [*indices[:-1], chunks]
@@ -57,8 +101,8 @@ class FlatNest(Nest):
     def _positions(
         self, indices: list[Index], lanes: dict[Index, int]
     ) -> Iterator[dict[Expr, Expr]]:
-        """An iteration for each position: yields it. Positions are in the order of the indices, or
-        in tiles of so many `lanes` along two of them, the first of which is fastest."""
+        """An iteration for each position: yields it. Positions are in tiles of so many `lanes`
+        along two indices, the first of which is fastest."""
         order = sorted(indices, key=lambda x: x is next(iter(lanes), None))
         tiles = [-(-x.count // lanes.get(x, 1)) for x in order]
         extents = (*tiles, *reversed(lanes.values()))
@@ -90,38 +134,41 @@ class FlatNest(Nest):
         known = [Point(x.output, x.offset, substitute(x.expr, held)) for x in points]
         store_points(k, known, n)
 
-    def _together(self, indices: list[Index], points: list[Point]) -> int:
-        """How many neighbours an iteration computes."""
-        if any(isinstance(node, Reduce) for x in points for node in walk(x.expr)):
-            return 1
-        if math.prod(x.count for x in indices) < LARGE:
-            return 1
-        sizes = [x.output.dtype.size for x in points]
-        sizes += [load.dtype.size for x in points for load in loads(x.expr)]
-        return math.gcd(max(1, BYTES // max(sizes)), indices[-1].count)
+
+def _together(indices: list[Index], points: list[Point]) -> int:
+    """How many neighbours take 16 bytes of the widest type that is read or written."""
+    sizes = [x.output.dtype.size for x in points]
+    sizes += [load.dtype.size for x in points for load in loads(x.expr)]
+    return math.gcd(max(1, BYTES // max(sizes)), indices[-1].count)
+
+
+def _steps(indices: list[Index], points: list[Point], together: int) -> int:
+    """How many vectors a thread takes."""
+    elements = math.prod(x.count for x in indices)
+    read = {x for p in points for x in loads(p.expr) if free_indices(x) >= {*indices}}
+    size = together * sum(x.dtype.size for x in read) or BYTES
+    most = min(MOST_STEPS, HELD // together, elements // together // FULL)
+    steps = 1
+    while steps * 2 <= most and steps * size < AHEAD:
+        steps *= 2
+    return steps
 
 
 def _across(indices: list[Index], points: list[Point]) -> Index | None:
-    """The index, other than the last, along which an operand of a large tensor is contiguous, if
-    that is not along the last one as well."""
-    if math.prod(x.count for x in indices) < LARGE or any(
-        isinstance(node, Reduce) for x in points for node in walk(x.expr)
-    ):
-        return None
+    """The index, other than the last, along which an operand is contiguous that does change along
+    the last one, by more than one place."""
     for load in (load for x in points for load in loads(x.expr)):
         steps = [is_affine_in(load.index[0], x) for x in indices]
-        if 1 in steps[:-1] and steps[-1] != 1:
+        if 1 in steps[:-1] and steps[-1] not in (0, 1):
             return indices[steps.index(1)]
     return None
 
 
 def _lanes(
-    indices: list[Index], across: Index | None, points: list[Point], together: int
+    indices: list[Index], across: Index, points: list[Point], together: int
 ) -> dict[Index, int]:
-    """How many lanes of a warp go along which index, if they do not all follow the last one: those
-    with which it touches the fewest sectors."""
-    if across is None:
-        return {}
+    """How many lanes of a warp go along which of two indices: those with which it touches the
+    fewest sectors."""
     read = min(load.dtype.size for x in points for load in loads(x.expr))
     written = together * min(x.output.dtype.size for x in points)
 

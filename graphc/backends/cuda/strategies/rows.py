@@ -16,12 +16,12 @@ neighbouring rows, or 8 where there are few, and combine their results in shared
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from graphc.backends.cuda.strategies.sweeps import AHEAD, HELD, Sweep, Sweeper
+from graphc.backends.cuda.strategies.sweeps import AHEAD, HELD, Sweep, Sweeper, over, placed
 from graphc.backends.cuda.strategies.vectors import BYTES, each_neighbour, store_points
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import (
@@ -34,7 +34,6 @@ from graphc.ir.expr import (
     free_indices,
     loads,
     minimum,
-    substitute,
     walk,
 )
 from graphc.ir.kernel import Alloc, Barrier, Buffer, For, Intrin, Kernel
@@ -173,17 +172,6 @@ def _threads(elements: int, vector: int, rows: int) -> int:
     return threads
 
 
-def _placed(exprs: Sequence[Expr], indices: Sequence[Index]) -> Callable[[Expr], list[Expr]]:
-    """Values as functions of one position in place of several indices."""
-    extents = tuple(x.count for x in indices)
-
-    def at(position: Expr) -> list[Expr]:
-        mapping: dict[Expr, Expr] = dict(zip(indices, unflatten_index(position, extents)))
-        return [simplify(substitute(x, mapping)) for x in exprs]
-
-    return at
-
-
 @dataclass
 class RowNest(Nest):
     """Loops over rows in place of loops over elements. `problem` says why there is no kernel."""
@@ -271,9 +259,9 @@ class RowNest(Nest):
         points = self.resolved(points, bound)
         inner = self.plan.inner
         sweep = self._over(inner, alone=bool(_outermost([p.expr for p in points])))
-        make = _placed([p.expr for p in points], inner)
+        make = placed([p.expr for p in points], inner)
         with self.sweeper.elements(sweep, make, lambda at: []) as (at, exprs, more):
-            place = _placed([p.offset for p in points], inner)(at)
+            place = placed([p.offset for p in points], inner)(at)
             moved = [Point(p.output, o, e) for p, o, e in zip(points, place, exprs)]
             if isinstance(self.stores_if, Const):
                 store_points(self.k, self.resolved(moved, bound | more), sweep.neighbour)
@@ -286,7 +274,7 @@ class RowNest(Nest):
         assert self.plan is not None
         extent = math.prod(x.count for x in indices)
         vector = 1 if alone else math.gcd(extent, self.plan.vector)
-        return Sweep(extent, self.plan.threads, vector, self.lane_of_row)
+        return over(extent, self.plan.threads, vector, self.lane_of_row)
 
     # ---------------------------------------------------------------- reductions
 
@@ -300,7 +288,7 @@ class RowNest(Nest):
         assert self.plan is not None
         found: list[Expr] = []
         if math.prod(x.count for x in self.plan.inner) == sweep.extent:
-            found += _placed(self.unresolved, self.plan.inner)(at)
+            found += placed(self.unresolved, self.plan.inner)(at)
         return found
 
     def reduction(self, group: list[Reduce], bound: frozenset, per_lane: bool) -> list[Expr]:
@@ -311,7 +299,7 @@ class RowNest(Nest):
             return super().reduction(group, bound, per_lane)
         totals = [self.k.var(r.dtype.compute, cast(r.identity, r.dtype.compute)) for r in group]
         sweep = self._over(axes)
-        make = _placed([r.term for r in group], axes)
+        make = placed([r.term for r in group], axes)
         later = partial(self._later, sweep)
         with (
             self.sweeper.elements(sweep, make, later) as (_, exprs, more),

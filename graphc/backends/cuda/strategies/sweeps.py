@@ -29,7 +29,7 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer, For, Intrin, KernelBuilder
-from graphc.ir.simplify import simplify
+from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.nest import RECOMPUTE_COST
 
 HELD = 32  # elements of a row that a thread keeps
@@ -41,17 +41,15 @@ Make = Callable[[Expr], list[Expr]]
 
 @dataclass(frozen=True)
 class Sweep:
-    """How `threads` go over `extent` elements, `vector` neighbours at a time, of which the extent
-    is a multiple; `lane` is the thread."""
+    """How `threads` go over the elements from `start` on, `vector` neighbours at a time, in so many
+    `steps`; `lane` is the thread. There are `extent` elements, a multiple of the neighbours."""
 
     extent: int
     threads: int
     vector: int
     lane: Expr
-
-    @property
-    def steps(self) -> int:
-        return -(-self.extent // (self.threads * self.vector))
+    steps: int
+    start: Expr = ZERO
 
     @property
     def is_held(self) -> bool:
@@ -76,15 +74,10 @@ class Sweep:
         """The loops over what is unrolled."""
         return frozenset(x for x in (self.step, self.neighbour) if isinstance(x, Index))
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether every thread has elements in every step."""
-        return self.extent % (self.threads * self.vector * self.together) == 0
-
     def first(self, chunk: Expr) -> Expr:
         """The first neighbour of a step."""
         step = chunk * self.together + self.step
-        return simplify((step * self.threads + self.lane) * self.vector)
+        return simplify(self.start + (step * self.threads + self.lane) * self.vector)
 
     def at(self, chunk: Expr) -> Expr:
         """The element."""
@@ -93,6 +86,11 @@ class Sweep:
     def cell(self, neighbour: Expr) -> Expr:
         """Which of a thread's registers has an element."""
         return simplify(self.step * self.vector + neighbour)
+
+
+def over(extent: int, threads: int, vector: int, lane: Expr) -> Sweep:
+    """How the threads of a row go over all of it."""
+    return Sweep(extent, threads, vector, lane, -(-extent // (threads * vector)))
 
 
 @dataclass
@@ -177,22 +175,35 @@ class Sweeper:
             places = [cells[sweep.cell(m)] for m in numbers]
             self.k.emit(Intrin("load_vector", (first, *places)))
             return
+        same = Load(load.source, (at[0],), load.dtype) if len({*at}) == 1 else load
         with each_neighbour(self.k, sweep.neighbour):
-            self.k.store(cells, sweep.cell(sweep.neighbour), load)
+            self.k.store(cells, sweep.cell(sweep.neighbour), same)
 
     @contextmanager
     def _each(self, sweep: Sweep, chunk: Expr) -> Iterator[None]:
         """The steps that are unrolled, as far as there are elements."""
+        inside = simplify(sweep.first(chunk) < sweep.extent)
         with self.k.block() as body:
-            if sweep.is_whole:
+            if isinstance(inside, Const):
                 yield
             else:
-                with self.k.when(simplify(sweep.first(chunk) < sweep.extent)):
+                with self.k.when(inside):
                     yield
         if isinstance(sweep.step, Index):
             body = [For(sweep.step, tuple(body), "unroll")]
         for stmt in body:
             self.k.emit(stmt)
+
+
+def placed(exprs: Sequence[Expr], indices: Sequence[Index]) -> Callable[[Expr], list[Expr]]:
+    """Values as functions of one position in place of several indices."""
+    extents = tuple(x.count for x in indices)
+
+    def at(position: Expr) -> list[Expr]:
+        mapping: dict[Expr, Expr] = dict(zip(indices, unflatten_index(position, extents)))
+        return [simplify(substitute(x, mapping)) for x in exprs]
+
+    return at
 
 
 def _shared(exprs: Sequence[Expr], others: Sequence[Expr], loops: frozenset) -> list[Expr]:
