@@ -39,6 +39,8 @@ from graphc.errors import GraphcError
 from graphc.ir.graph import Graph
 
 PARTS = ("latency", "bandwidth", "gemm", "attention", "rows", "models")
+TYPES = {"f32": 4, "f16": 2}  # that kernels limited by memory are measured with, and their bytes
+LENGTH = 8192  # elements of a row of tensors of 1 GiB whose elements are independent
 ROUNDS, TURNS = 10, 5  # runs timed in one turn, and turns of each contender
 WARM_SECONDS = 0.5  # of work before a case is measured: an idle GPU runs at a low clock
 REPLAYS = 100  # of a small model, in a row
@@ -84,24 +86,27 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
 
 def bandwidth() -> Iterator[Case]:
     """Elementwise kernels on tensors of 1 GiB."""
-    for name, inputs in (("relu", 1), ("gelu", 1), ("add", 2)):
-        count = 1 << 28
-        peers = cuda_peers.elementwise(name)
-        text = cuda_cases.elementwise(name, inputs, count)
-        yield Case("bandwidth", name, partial(cuda_cases.parsed, text), peers,
-                   moved=4 * count * (inputs + 1), goal=REACHED["bandwidth"])  # fmt: skip
+    for type, size in TYPES.items():
+        for name in cuda_cases.ELEMENTWISE:
+            text = cuda_cases.elementwise(name, type, (1 << 30) // size // LENGTH, LENGTH)
+            yield _moving("bandwidth", f"{name} {type}", text, cuda_peers.elementwise(name))
 
 
 def rows() -> Iterator[Case]:
-    """Reductions of rows on tensors of 1 GiB, short rows and long ones."""
-    for name in ("softmax", "layer_norm", "sum"):
-        for length in (256, 1024, 16384):
-            count = (1 << 28) // length
-            out = 1 if name == "sum" else length
-            text = cuda_cases.reduction(name, count, length)
-            yield Case("rows", f"{name} of {length}", partial(cuda_cases.parsed, text),
-                       cuda_peers.rows(name), moved=4 * count * (length + out),
-                       goal=REACHED["rows"])  # fmt: skip
+    """Reductions on tensors of 1 GiB, of short rows and long ones, and of columns."""
+    lengths = {"rms_norm": (4096,), "column_sum": (4096,)}
+    for type, size in TYPES.items():
+        for name in cuda_cases.REDUCTIONS:
+            for length in lengths.get(name, (256, 1024, 16384)):
+                text = cuda_cases.reduction(name, type, (1 << 30) // size // length, length)
+                case = f"{name} {type} of {length}"
+                yield _moving("rows", case, text, cuda_peers.rows(name))
+
+
+def _moving(part: str, name: str, text: str, peers: dict[str, cuda_peers.Maker]) -> Case:
+    """A case whose time is that of moving its operands."""
+    return Case(part, name, partial(cuda_cases.parsed, text), peers,
+                moved=cuda_cases.moved(text), goal=REACHED[part])  # fmt: skip
 
 
 def gemm() -> Iterator[Case]:

@@ -26,22 +26,45 @@ def parsed(text: str) -> Graph:
     return specialise(parse_graph(text))
 
 
-def elementwise(name: str, inputs: int, count: int) -> str:
-    """One operator on flat tensors."""
-    params = ", ".join(f"%x{n}: f32[{count}]" for n in range(inputs))
-    operands = ", ".join(f"%x{n}" for n in range(inputs))
-    operator = {"relu": "Relu", "gelu": "Gelu", "add": "Add"}[name]
-    return f"graph @{name}({params}) -> ? {{\n  %y = {operator}({operands})\n  return %y\n}}"
+ELEMENTWISE = {  # operators on x, other operands, and what is done
+    "relu": ("", "%y = Relu(%x)"),
+    "gelu": ("", "%y = Gelu(%x)"),
+    "add": (", %z: TYPE[ROWS,LENGTH]", "%y = Add(%x, %z)"),
+    "scale": (", %s: TYPE[LENGTH], %b: TYPE[ROWS,1]", "%u = Mul(%x, %s)\n  %y = Add(%u, %b)"),
+    "cast": ("", "%y = Cast(%x) {to=OTHER}"),
+    "transpose": ("", "%y = Transpose(%x) {perm=[1,0]}"),
+}
+REDUCTIONS = {
+    "softmax": "%y = Softmax(%x) {axis=-1}",
+    "layer_norm": "const %s : TYPE[LENGTH] = splat(1.0)\n  %y = LayerNormalization(%x, %s)",
+    "rms_norm": "const %s : TYPE[LENGTH] = splat(1.0)\n  %y = RMSNormalization(%x, %s)",
+    "sum": "const %a : i64[1] = [1]\n  %y = ReduceSum(%x, %a)",
+    "column_sum": "const %a : i64[1] = [0]\n  %y = ReduceSum(%x, %a)",
+}
+OTHER = {"f32": 10, "f16": 1}  # numbers of the types that a cast gives: f16 and f32
 
 
-def reduction(name: str, rows: int, length: int) -> str:
-    """One reduction of rows, with what belongs to it."""
-    body = {
-        "softmax": "%y = Softmax(%x) {axis=-1}",
-        "layer_norm": f"const %s : f32[{length}] = splat(1.0)\n  %y = LayerNormalization(%x, %s)",
-        "sum": "const %a : i64[1] = [1]\n  %y = ReduceSum(%x, %a)",
-    }[name]
-    return f"graph @{name}(%x: f32[{rows},{length}]) -> ? {{\n  {body}\n  return %y\n}}"
+def elementwise(name: str, type: str, rows: int, length: int) -> str:
+    """An operator on tensors of rows."""
+    return _of_rows(name, *ELEMENTWISE[name], type, rows, length)
+
+
+def reduction(name: str, type: str, rows: int, length: int) -> str:
+    """One reduction of rows or columns, with what belongs to it."""
+    return _of_rows(name, "", REDUCTIONS[name], type, rows, length)
+
+
+def _of_rows(name: str, params: str, body: str, type: str, rows: int, length: int) -> str:
+    text = f"graph @{name}(%x: TYPE[ROWS,LENGTH]{params}) -> ? {{\n  {body}\n  return %y\n}}"
+    text = text.replace("TYPE", type).replace("OTHER", str(OTHER.get(type)))
+    return text.replace("ROWS", str(rows)).replace("LENGTH", str(length))
+
+
+def moved(text: str) -> int:
+    """Bytes that a graph must read and write: its parameters and results."""
+    graph = parsed(text)
+    types = [value.tensor for value in (*graph.params, *graph.results)]
+    return sum(type.size * type.dtype.size for type in types)
 
 
 def product(size: int, type: str) -> str:

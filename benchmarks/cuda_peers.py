@@ -149,26 +149,36 @@ def elementwise(name: str) -> dict[str, Maker]:
         "relu": lambda torch, x: torch.relu(x),
         "gelu": lambda torch, x: torch.nn.functional.gelu(x),
         "add": lambda torch, x, y: x + y,
+        "scale": lambda torch, x, s, b: x * s + b,
+        "cast": lambda torch, x: x.half() if x.dtype == torch.float32 else x.float(),
+        "transpose": lambda torch, x: x.t().contiguous(),
     }
     jax_functions = {
         "relu": lambda jax, x: jax.nn.relu(x),
         "gelu": lambda jax, x: jax.nn.gelu(x, approximate=False),
         "add": lambda jax, x, y: x + y,
+        "scale": lambda jax, x, s, b: x * s + b,
+        "cast": lambda jax, x: x.astype("float16" if x.dtype == "float32" else "float32"),
+        "transpose": lambda jax, x: x.T,
     }
     return _all(torch_functions[name], jax_functions[name])
 
 
 def rows(name: str) -> dict[str, Maker]:
-    """Peers of a reduction of rows."""
+    """Peers of a reduction of rows or columns."""
     torch_functions = {
         "softmax": lambda torch, x: torch.softmax(x, -1),
         "layer_norm": lambda torch, x: torch.nn.functional.layer_norm(x, x.shape[-1:]),
+        "rms_norm": lambda torch, x: torch.nn.functional.rms_norm(x, x.shape[-1:], eps=1e-5),
         "sum": lambda torch, x: x.sum(1, keepdim=True),
+        "column_sum": lambda torch, x: x.sum(0, keepdim=True),
     }
     jax_functions = {
         "softmax": lambda jax, x: jax.nn.softmax(x, -1),
         "layer_norm": lambda jax, x: jax.nn.standardize(x, -1, epsilon=1e-5),
+        "rms_norm": lambda jax, x: x / jax.numpy.sqrt((x * x).mean(-1, keepdims=True) + 1e-5),
         "sum": lambda jax, x: x.sum(1, keepdims=True),
+        "column_sum": lambda jax, x: x.sum(0, keepdims=True),
     }
     return _all(torch_functions[name], jax_functions[name])
 

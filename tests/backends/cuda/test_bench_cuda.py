@@ -28,9 +28,21 @@ def test_a_dry_run():
     done = run("--dry-run", "bandwidth", "gemm", "attention")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [row["case"] for row in rows[:3]] == ["relu", "gelu", "add"]
-    assert all(row["launches"] == 1 for row in rows[:3])
+    moving = [row for row in rows if row["part"] == "bandwidth"]
+    assert [row["case"] for row in moving[:3]] == ["relu f32", "gelu f32", "add f32"]
+    assert len(moving) == 12 and all(row["launches"] == 1 for row in moving)
     assert rows[-1]["case"] == "growth of the arena" and rows[-1]["reached"]
+
+
+def test_tensors_have_a_gigabyte(monkeypatch):
+    monkeypatch.syspath_prepend(BENCH.parent)
+    bench = pytest.importorskip("bench_cuda")
+    moved = {case.name: case.moved for case in (*bench.bandwidth(), *bench.rows())}
+    for type in ("f32", "f16"):
+        assert moved[f"relu {type}"] == moved[f"softmax {type} of 1024"] == 2 << 30
+        assert moved[f"add {type}"] == 3 << 30
+        assert 1 << 30 < moved[f"column_sum {type} of 4096"] < 1.01 * (1 << 30)
+    assert moved["cast f32"] == 3 << 29 and moved["cast f16"] == 3 << 30
 
 
 @needs_compiler
@@ -40,7 +52,7 @@ def test_a_case_is_measured(monkeypatch):
     monkeypatch.setattr(bench, "FLUSHED", 1 << 12)
     monkeypatch.setattr(bench, "WARM_SECONDS", 0.0)
     monkeypatch.setattr(gpu, "image_for", lambda text, arch: text.encode())
-    text = bench.cuda_cases.elementwise("add", 2, 300)
+    text = bench.cuda_cases.elementwise("add", "f32", 3, 100)
     peers = {"jax": lambda inputs: lambda: 0, "torch": lambda inputs: 1 // 0}
     monkeypatch.setattr(bench.cuda_peers, "timer", lambda *_: lambda: [2.0])
     case = bench.Case("latency", "add", lambda: bench.cuda_cases.parsed(text), peers,
