@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from graphc.backends.cuda.strategies.sweeps import HELD, Sweep, Sweeper, placed
-from graphc.backends.cuda.strategies.vectors import BYTES, loaded, store_points
+from graphc.backends.cuda.strategies.vectors import BYTES, compute_points, store_points
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Const,
@@ -29,7 +29,6 @@ from graphc.ir.expr import (
     call,
     free_indices,
     loads,
-    substitute,
     walk,
 )
 from graphc.ir.kernel import For, Let
@@ -95,7 +94,7 @@ class FlatNest(Nest):
         with self._positions(units, lanes) as places:
             n = Index(self.k.fresh("i"), together) if together > 1 else Const(0, i64)
             at = simplify(places.pop(chunks) * together + n)
-            self._vectors(self._at(points, {**places, last: at}), n)
+            compute_points(self.k, self._at(points, {**places, last: at}), n)
 
     @contextmanager
     def _positions(
@@ -124,15 +123,6 @@ class FlatNest(Nest):
                     self.k.emit(Let(known, places[x]))
                     places[x] = known
                 yield places
-
-    def _vectors(self, points: list[Point], n: Expr) -> None:
-        """The elements of a thread, of which n runs over neighbours."""
-        k, count = self.k, n.count if isinstance(n, Index) else 1
-        places: list[dict[Expr, Expr]] = [{n: Const(m, i64)} for m in range(count)]
-        cells = loaded(k, [x.expr for x in points], places)
-        held = {load: registers[n] for load, registers in cells.items()}
-        known = [Point(x.output, x.offset, substitute(x.expr, held)) for x in points]
-        store_points(k, known, n)
 
 
 def _together(indices: list[Index], points: list[Point]) -> int:

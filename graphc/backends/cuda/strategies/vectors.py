@@ -80,9 +80,27 @@ def each_neighbour(k: KernelBuilder, n: Expr) -> Iterator[None]:
         k.emit(stmt)
 
 
+def read_neighbours(k: KernelBuilder, exprs: Sequence[Expr], n: Expr) -> list[Expr]:
+    """The expressions for all values of n, less loads of neighbours, which are made at once."""
+    places: list[dict[Expr, Expr]] = [{n: Const(m, i64)} for m in range(_count(n))]
+    cells = loaded(k, exprs, places)
+    held = {load: registers[n] for load, registers in cells.items()}
+    return [substitute(x, held) for x in exprs]
+
+
+def compute_points(k: KernelBuilder, points: Sequence[Point], n: Expr) -> None:
+    """Reads what elements are made of and stores them, for all values of n."""
+    exprs = read_neighbours(k, [x.expr for x in points], n)
+    store_points(k, [Point(x.output, x.offset, e) for x, e in zip(points, exprs)], n)
+
+
+def _count(n: Expr) -> int:
+    return n.count if isinstance(n, Index) else 1
+
+
 def store_points(k: KernelBuilder, points: Sequence[Point], n: Expr) -> None:
     """Stores elements for all values of n, at once those that are neighbours in memory."""
-    count = n.count if isinstance(n, Index) else 1
+    count = _count(n)
     places: list[dict[Expr, Expr]] = [{n: Const(m, i64)} for m in range(count)]
     results = {
         x.output: k.alloc(x.output.dtype, (count,), "reg", k.fresh("result"))

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import count, wide_sums
+from graphc.backends.cuda.strategies.vectors import compute_points, each_neighbour, read_neighbours
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
@@ -53,7 +54,7 @@ from graphc.passes.lower.computation import (
     flat_buffer,
     loop_indices,
 )
-from graphc.passes.lower.nest import combined
+from graphc.passes.lower.nest import Point, combined
 from graphc.passes.lower.spaces import drop_units, flatten_loads, shapes_of, split_divided
 
 BYTES = 16  # that a thread reads at once
@@ -322,7 +323,7 @@ class WindowPatches:
         parts = [-(-x.count // lengths.get(x, 1)) for x in found.indices]
         with k.loop(math.prod(parts), "parallel", name="p") as p:
             self.start: dict[Expr, Expr] = {
-                x: self._named(simplify(at * lengths.get(x, 1)))
+                x: simplify(self._named(at) * lengths.get(x, 1))
                 for x, at in zip(found.indices, unflatten_index(p, tuple(parts)))
             }
             self._patch()
@@ -403,8 +404,10 @@ class WindowPatches:
         return value
 
     def _fill(self, into: Buffer, expr: Expr, place: dict[Expr, Expr]) -> None:
-        with self.k.loop(into.shape[0], "unroll") as v:
-            self.k.store(into, v, cast(self._at(expr, place, v), self.dtype))
+        v = self._channels(into.shape[0])
+        (value,) = read_neighbours(self.k, [self._at(expr, place, v)], v)
+        with each_neighbour(self.k, v):
+            self.k.store(into, v, simplify(cast(value, self.dtype)))
 
     def _inside(self, place: dict[Expr, Expr]) -> Expr:
         """Whether there is such an output."""
@@ -438,13 +441,15 @@ class WindowPatches:
                 self._store(output, expr, total, place)
 
     def _store(self, output: Output, expr: Expr, total: Load, place: dict[Expr, Expr]) -> None:
-        k = self.k
-        done = k.alloc(output.buffer.dtype, (self.patch.channels,), "reg", k.fresh("y"))
-        with k.loop(self.patch.channels, "unroll") as v:
-            sum = cast(Load(total.source, (*total.index[:2], v), total.dtype), self.marker.dtype)
-            k.store(done, v, simplify(substitute(self._at(expr, place, v), {self.marker: sum})))
-        with k.loop(self.patch.channels, "unroll") as v:
-            k.store(flat_buffer(output.buffer), (self._at(self.found.offset, place, v),), done[v])
+        v = self._channels(self.patch.channels)
+        sum = cast(Load(total.source, (*total.index[:2], v), total.dtype), self.marker.dtype)
+        value = simplify(substitute(self._at(expr, place, v), {self.marker: sum}))
+        point = Point(flat_buffer(output.buffer), self._at(self.found.offset, place, v), value)
+        compute_points(self.k, [point], v)
+
+    def _channels(self, count: int) -> Expr:
+        """An index of so many of the patch's channels."""
+        return Index(self.k.fresh("v"), count) if count > 1 else Const(0, i64)
 
     @contextmanager
     def _where(self, guard: Expr) -> Iterator[None]:
