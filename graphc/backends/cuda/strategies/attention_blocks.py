@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from graphc.backends.cuda.strategies.operands import Operand
+from graphc.backends.cuda.strategies.vectors import compute_points
 from graphc.ir.dtypes import bf16, f16, f32, i32, i64
 from graphc.ir.expr import Call, Const, Expr, as_expr, call, cast, select, substitute
 from graphc.ir.kernel import Alloc, Buffer, For, Index, Intrin, Kernel, KernelBuilder
@@ -36,6 +37,7 @@ from graphc.passes.lower.attention import (
     last_key,
 )
 from graphc.passes.lower.computation import flat_buffer
+from graphc.passes.lower.nest import Point
 from graphc.passes.lower.spaces import merge_adjacent
 
 WARP = 32
@@ -72,6 +74,7 @@ class AttentionBlocks:
         self._flatten()
         self.shared: list[Buffer] = []
         self.row_part = self.key_part = self.column_part = 0
+        self.together = 1  # of its columns that are neighbours
         self.parts = 1  # of the keys, each of which has a block
         if keys:
             self.take(keys)
@@ -290,11 +293,14 @@ class AttentionBlocks:
         with k.loop(self.row_part, "unroll") as i:
             facts = {} if self.is_whole else self._totals(i)
             row = simplify(self.first_row + self.row(i))
-            with k.loop(self.column_part, "unroll") as c:
-                column = self.column(c)
-                inside = simplify(call("and", row < self.q.count, column < self.v.count))
+            together = math.gcd(self.together, self.v.count)
+            with k.loop(self.column_part // together, "unroll") as chunk:
+                first = self.column(simplify(chunk * together))
+                inside = simplify(call("and", row < self.q.count, first < self.v.count))
+                n = Index(k.fresh("n"), together) if together > 1 else Const(0, i64)
+                sum = self.sums[i, simplify(chunk * together + n)]
                 with k.when(inside):
-                    self._store(row, column, {**facts, SUM: self.sums[i, c]})
+                    self._store(row, simplify(first + n), {**facts, SUM: sum}, n)
 
     def _totals(self, i: Expr) -> dict[Expr, Expr]:
         """The maximum and total of a row over all keys."""
@@ -302,11 +308,14 @@ class AttentionBlocks:
         self.k.emit(Intrin("warp_sum", (total[()], Const(self.lanes, i64))))
         return {TOTAL: total[()], LARGEST: self.largest[i]}
 
-    def _store(self, row: Expr, column: Expr, facts: dict[Expr, Expr]) -> None:
+    def _store(self, row: Expr, column: Expr, facts: dict[Expr, Expr], n: Expr) -> None:
+        """Results of a row at this column, for all values of `n`, on which it may depend."""
         places = {**self.fixed, **self.q.place(row), **self.v.place(column)}
         finished = SUM if self.is_whole else self.result
-        result = self.k.let(simplify(substitute(finished, {**places, **facts})))
+        result = simplify(substitute(finished, {**places, **facts}))
         offset = simplify(substitute(self.offset, places))
-        for output, expr in zip(self.match.computation.outputs, self.exprs):
-            value = simplify(substitute(expr, {**places, RESULT: result}))
-            self.k.store(flat_buffer(output.buffer), (offset,), value)
+        points = [
+            Point(flat_buffer(o.buffer), offset, substitute(expr, {**places, RESULT: result}))
+            for o, expr in zip(self.match.computation.outputs, self.exprs)
+        ]
+        compute_points(self.k, points, n)

@@ -116,6 +116,7 @@ class _CoreAttention(AttentionBlocks):
         wide, key_words = padded(self.v.count, SIDE), tile.keys // kind.per_word
         self.row_part = 2 * tile.fragments
         self.key_part, self.column_part = tile.keys // QUAD, wide // QUAD
+        self.together = 2
         stages = self.tiles_at_once = min(self.tiles, 2)
         self.queries = Panel("queries", self.q, kind, (1, tile.rows, words), left=True)
         self.keys = Panel("keys", self.b, kind, (stages, tile.keys, words))

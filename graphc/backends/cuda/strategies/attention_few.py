@@ -317,7 +317,8 @@ class _FewRows(AttentionBlocks):
             k.store(total, (), call("fma", scale, totals[g, 1], total[()]))
             k.store(sum, (), call("fma", scale, self.group_sums[g, column], sum[()]))
         if self.parts == 1:
-            self._store(i, column, {SUM: sum[()], TOTAL: total[()], LARGEST: most})
+            facts: dict[Expr, Expr] = {SUM: sum[()], TOTAL: total[()], LARGEST: most}
+            self._store(i, column, facts, Const(0, i64))
             return
         row = self.block_number * self.row_part + i
         self._put(self.partial_sums, (row, self.part, column), sum[()])
