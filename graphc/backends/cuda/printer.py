@@ -16,6 +16,7 @@ from graphc.backends.cfamily.spell import Speller, register_type, storage_type
 from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS, TEMPLATES, VECTORS
 from graphc.backends.cuda.launches import KIB, Launch, alignment, shared_place
 from graphc.backends.cuda.machines import SHARED_LIMIT
+from graphc.backends.cuda.signatures import mismatch
 from graphc.errors import InternalError
 from graphc.ir import dtypes
 from graphc.ir.expr import Const, Expr, Index, Load, Ref, call
@@ -175,6 +176,8 @@ class LaunchPrinter(KernelPrinter):
         self.line("__syncthreads();")
 
     def _intrin(self, stmt: Intrin) -> None:
+        if problem := mismatch(stmt):
+            raise self.fail(problem)
         if stmt.name in WARP_REDUCTIONS:
             self._warp_reduction(stmt)
         elif stmt.name in FUNCTIONS:

@@ -40,7 +40,8 @@ SUMS = (32, 64, 128)  # of a thread
 PRODUCTS = {f"wgmma_{t}_n{n}": (t, n) for t in _SHAPES for n in COLUMNS}
 TAKES = {f"take_sums_{n}": n for n in SUMS}
 WAIT = "wait_products"
-FUNCTIONS = ("share_copies", "begin_products", "commit_products", WAIT, *TAKES, *PRODUCTS)
+ORDERS = ("share_copies", "begin_products", "commit_products")
+FUNCTIONS = (*ORDERS, WAIT, *TAKES, *PRODUCTS)
 TEMPLATES = {WAIT: 0, **dict.fromkeys(PRODUCTS, 3)}
 """Functions whose operands from a number on are template arguments."""
 

@@ -1,0 +1,98 @@
+"""The types of instructions: what operands each of those in instructions.py takes.
+
+An operand is a place (an element of an array, or a scalar variable), which the instruction reads,
+writes or both; a value; or a number known when the kernel is compiled. Types are checked before a
+kernel is printed, whoever wrote it, so that a wrong operand is an error of the kernel and not one
+that a compiler of CUDA finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphc.backends.cuda import warpgroup_instructions as warpgroup
+from graphc.backends.cuda.instructions import MATRICES, PACKS, POWER, PRODUCTS
+from graphc.ir.dtypes import DType, boolean, f32, i32, i64, u32
+from graphc.ir.expr import Const, Expr, Load
+from graphc.ir.kernel import Intrin
+
+PLACES = ("reads", "writes", "updates")
+Types = tuple[DType, ...]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Its `role` ("reads", "writes" or "updates" a place, "value", "number") and the types it may
+    have; none: any."""
+
+    role: str
+    types: Types = ()
+
+    def problem(self, given: Expr) -> str:
+        """What is wrong with what is given; empty if nothing."""
+        wanted = "a place" if self.role in PLACES else f"a {self.role}"
+        fits = not self.types or given.dtype in self.types
+        fits = fits and (self.role not in PLACES or isinstance(given, Load))
+        fits = fits and (self.role != "number" or isinstance(given, Const))
+        names = " or ".join(map(str, self.types)) or "any type"
+        found = "place" if isinstance(given, Load) else "value"
+        return "" if fits else f"{wanted} of {names}, found a {found} of {given.dtype}: {given}"
+
+
+def _places(role: str, count: int, *types: DType) -> tuple[Operand, ...]:
+    return (Operand(role, types),) * count
+
+
+WORD, NUMBER, WORDS = Operand("value", (u32,)), Operand("number", (i64,)), Operand("reads", (u32,))
+ANY_PLACE = Operand("reads")
+REDUCED = ("sum", "prod", "min", "max", "and", "or")
+
+
+def _sum(type: str) -> DType:
+    """What products of a type add up to."""
+    return f32 if type in ("f16", "bf16", "tf32") else i32
+
+
+SIGNATURES: dict[str, tuple[Operand, ...]] = {
+    "copy16": (Operand("writes", (u32,)), ANY_PLACE, Operand("value", (boolean,)), WORD),
+    "commit_copies": (),
+    "wait_copies": (NUMBER,),
+    POWER: (Operand("writes", (f32,)), Operand("value", (f32,))),
+    **{name: (*_places("writes", 4, u32), WORDS) for name in MATRICES},
+    **{name: (Operand("writes", (u32,)), *(Operand("value", (f32,)),) * 2) for name in PACKS},
+    **{
+        name: (*_places("updates", 4, _sum(name.removeprefix("mma_"))), *(WORD,) * 6)
+        for name in PRODUCTS
+    },
+    **{
+        name: (Operand("updates", (_sum(type),)), WORDS, WORDS, NUMBER, NUMBER)
+        for name, (type, _) in warpgroup.PRODUCTS.items()
+    },
+    **{name: (Operand("updates", (f32, i32)),) for name in warpgroup.TAKES},
+    **dict.fromkeys(warpgroup.ORDERS, ()),
+    warpgroup.WAIT: (NUMBER,),
+}
+VARIADIC: dict[str, tuple[Operand, Operand]] = {
+    "load_vector": (ANY_PLACE, Operand("writes")),
+    "store_vector": (Operand("writes"), Operand("value")),
+    **{f"warp_{name}": (Operand("updates"), NUMBER) for name in REDUCED},
+}
+"""The first operand, and what each of any further ones is."""
+
+
+def mismatch(stmt: Intrin) -> str:
+    """What is wrong with the operands of an instruction, if it is known; empty if nothing."""
+    if stmt.name in VARIADIC:
+        first, other = VARIADIC[stmt.name]
+        return _mismatch(stmt, (first, *(other,) * (len(stmt.args) - 1)))
+    signature = SIGNATURES.get(stmt.name)
+    return "" if signature is None else _mismatch(stmt, signature)
+
+
+def _mismatch(stmt: Intrin, signature: Sequence[Operand]) -> str:
+    if len(stmt.args) != len(signature):
+        return f"{stmt.name} takes {len(signature)} operands, found {len(stmt.args)}"
+    problems = (operand.problem(given) for operand, given in zip(signature, stmt.args))
+    found = ((n, problem) for n, problem in enumerate(problems, 1) if problem)
+    return next((f"operand {n} of {stmt.name} is {problem}" for n, problem in found), "")
