@@ -8,6 +8,7 @@ from cuda_programs import cuda_of, graph_of, inputs_of, needs_compiler
 
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.simulator import SimulationError, simulate
+from graphc.backends.cuda.simulator.profile import profile
 from graphc.driver import Settings, cuda_program
 from graphc.ir.interp import interpret
 
@@ -41,6 +42,12 @@ GRAPHS = {
   %y = GlobalAveragePool(%c)
   return %y
 }""",
+    "patches": """graph @g(%x: f32[1,32,32,32]) -> ? {
+  const %w : f32[32,32,8,8] = random(seed=1)
+  %n = Transpose(%x) {perm=[0,3,1,2]}
+  %y = Conv(%n, %w) {strides=[8,8]}
+  return %y
+}""",
     "columns": """graph @g(%x: f16[5000,45]) -> ? {
   const %a : i64[1] = [0]
   %y = ReduceMean(%x, %a)
@@ -66,6 +73,15 @@ def test_partial_sums_add_up(name, precision):
     (wanted,) = interpret(graph_of(GRAPHS[name]), inputs)
     error = np.abs(found - wanted).max() / np.ptp(wanted)
     assert error < (1e-5 if precision == "f32" else 2e-3)
+
+
+@needs_compiler
+def test_parts_do_not_share_what_is_contiguous():
+    """Parts are rows of the windows, not some of the channels."""
+    source = cuda_of(GRAPHS["patches"])
+    first = profile(source, inputs_of(source.program))[0]
+    assert first.steps[0].function.startswith("tiles")
+    assert first.total.coalescing == 1 and first.wasted == 0
 
 
 def test_large_grids_and_short_sums_are_not_split():

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import count, wide_sums
+from graphc.backends.cuda.strategies.operands import stride
 from graphc.backends.cuda.strategies.rows import lower_rows
 from graphc.ir.dtypes import f32, f64, i32
 from graphc.ir.expr import Expr, Index, Reduce, cast, free_indices, loads, substitute, walk
@@ -25,6 +26,7 @@ from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered, Output
 from graphc.passes.lower.contraction import Match, match_contraction
 from graphc.passes.lower.nest import NestOptions, lower_nest
+from graphc.passes.lower.spaces import flatten_loads, shapes_of
 
 IDLE = 5  # parts of the GPU, of which a grid that is split leaves all but one idle
 SIDE = 32  # rows and columns of a small tile
@@ -46,7 +48,7 @@ def lower_split(computation: Computation, gpu: Machine) -> Lowered | str:
         return parts
     whole = wide_sums(computation)
     hole = next(n for n in walk(whole.outputs[0].expr) if isinstance(n, Reduce))
-    axis, number = _cut(hole, parts)
+    axis, number = _cut(whole, hole, parts)
     if number < 2:
         return f"split: no index of the depth divides into {parts} parts or a few less"
     return _split(whole, hole, axis, number)
@@ -65,7 +67,7 @@ def _split_reduction(computation: Computation, gpu: Machine, problem: str) -> Lo
     blocks = -(-math.prod(first.extents) // LANES)
     if blocks == 0 or blocks * IDLE > gpu.multiprocessors:
         return f"split: a grid of {blocks} blocks"
-    axis, number = _cut(hole, min(gpu.multiprocessors // blocks, elements // PART))
+    axis, number = _cut(computation, hole, min(gpu.multiprocessors // blocks, elements // PART))
     if number < 2:
         return "split: no index of the reduction divides into parts"
     return _split(computation, hole, axis, number)
@@ -86,21 +88,24 @@ def _parts(match: Match, computation: Computation, gpu: Machine) -> int | str:
     return min(gpu.multiprocessors // max(blocks, 1), depth // least)
 
 
-def _cut(hole: Reduce, wanted: int) -> tuple[Index, int]:
-    """The index of the depth that divides into the most parts, at most so many."""
-    choices = [
-        (max(d for d in range(1, min(wanted, x.count) + 1) if x.count % d == 0), -n)
-        for n, x in enumerate(hole.axes)
-    ]
-    number, position = max(choices)
-    return hole.axes[-position], number
+def _cut(whole: Computation, hole: Reduce, wanted: int) -> tuple[Index, int]:
+    """The index of the depth that divides into the most parts, at most so many; of several the one
+    along which elements lie farthest apart, so that parts do not share what is contiguous."""
+    term = simplify(flatten_loads(hole.term, shapes_of(whole.inputs)))
+
+    def parts(x: Index) -> int:
+        return max(d for d in range(1, min(wanted, x.count) + 1) if x.count % d == 0)
+
+    axis = max(hole.axes, key=lambda x: (parts(x), stride(term, x)))
+    return axis, parts(axis)
 
 
 def _split(whole: Computation, hole: Reduce, axis: Index, number: int) -> Lowered:
     first = whole.outputs[0]
     part, inner = Index("part", number), Index(axis.name, axis.count // number)
-    at: dict[Expr, Expr] = {axis: part * inner.count + inner}
-    axes = tuple(inner if a is axis else a for a in hole.axes)
+    whole_axis = inner.count == 1 and len(hole.axes) > 1  # of which nothing is left to sum
+    at: dict[Expr, Expr] = {axis: part if whole_axis else part * inner.count + inner}
+    axes = tuple(inner if a is axis else a for a in hole.axes if a is not axis or not whole_axis)
     partial = Reduce(hole.op, simplify(substitute(hole.term, at)), axes)
     index = (part, *first.index)
     buffer = Buffer(f"parts_of_{first.buffer.name}", partial.dtype, (number, *first.extents))

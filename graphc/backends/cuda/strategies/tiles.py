@@ -51,10 +51,11 @@ WARP, LANE_ROWS, LANE_COLUMNS = 32, 4, 8
 BANKS = 32
 BYTES = 16  # of a vector
 FLOATS_AT_ONCE = BYTES // 4
-UNHIDDEN = 0.25  # of the time that operands take from shared memory, beside products
+UNHIDDEN = 0.5  # of the time that operands take on their way, beside products
 OVERHEAD = 44  # instructions of a thread per slice that neither multiply nor load operands
 FLOATS = Kind("fma", f32, f32)
 PADDING = 4  # after rows of what is put there element by element, along the depth
+RUN = BANKS // PADDING  # such elements along the depth that a warp puts there at once
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,13 @@ class Tile:
         deep, sides = slices * self.depth, self.rows + self.columns
         own, read = self.thread_rows * self.thread_columns, self.thread_rows + self.thread_columns
         issued = self.threads // WARP * deep * (own + read / 4 + OVERHEAD / self.depth)
-        moved = 4 * deep * (self.threads * read / 2 + sides)
+        moved, read_bytes = 4 * deep * (self.threads * read / 2 + sides), 4 * deep * sides
         multiply = max(self.rows * self.columns * deep / gpu.float_rate, issued / PARTS)
         return Block(
             self.threads, 4 * STAGES * self.depth * sides,
             registers=min(128, own + 3 * read + 16),
-            multiply=multiply + UNHIDDEN * moved / SHARED_RATE, moved=moved, read=4 * deep * sides,
-            slices=slices, ahead=1,
+            multiply=multiply + UNHIDDEN * (moved / SHARED_RATE + read_bytes / gpu.cache_rate),
+            moved=moved, read=read_bytes, slices=slices, ahead=1,
         )  # fmt: skip
 
 
@@ -247,8 +248,11 @@ class _Side:
 
     def _place(self, at: Expr) -> tuple[Expr, Expr]:
         """The depth and the position of what is fetched: neighbours in memory for neighbours."""
-        size = self.size
-        extent = (self.depth if self.along_depth else self.width) // size
+        size, width = self.size, self.width
+        if self.along_depth and size == 1:  # runs of eight, whose rows lie in other banks
+            run = at // RUN
+            return simplify(run // width * RUN + at % RUN), simplify(run % width)
+        extent = (self.depth if self.along_depth else width) // size
         along, other = simplify(at % extent * size), simplify(at // extent)
         return (along, other) if self.along_depth else (other, along)
 
