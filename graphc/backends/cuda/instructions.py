@@ -22,7 +22,8 @@
                               of mma_s8_u8 are signed in a, those of mma_u8_s8 in b)
 
     pack_TYPE(word, low, high)  two float32 rounded to f16 or bf16
-    power_of_two(to, x)         2 ** x to about 22 bits; results below 2 ** -126 are 0
+    trade(a, b)               lanes 2 n and 2 n + 1 trade: the even one's b for the odd one's a
+    power_of_two(to, x)       2 ** x to about 22 bits; results below 2 ** -126 are 0
 
     ASSUME_ALIGNED(x)         the parameter x points to a multiple of 16 bytes
 
@@ -158,6 +159,16 @@ _POWER = """\
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(to) : "f"(x));
 }
 """
+_TRADE = """\
+template <typename T>
+static __device__ __forceinline__ void trade(T &a, T &b)
+{
+    const bool odd = threadIdx.x & 1;
+    const T found = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1);
+    a = odd ? found : a;
+    b = odd ? b : found;
+}
+"""
 _SHUFFLED = """\
 template <typename S, typename F>
 static __device__ void mma_by_shuffles(S *d, const uint32_t *a, const uint32_t *b, F products)
@@ -269,8 +280,8 @@ COPIES = ("copy16", "commit_copies", "wait_copies")
 PRODUCTS = tuple(_PRODUCTS)
 MATRICES = tuple(_WORDS)
 PACKS = tuple(_PACK_PLAINLY)
-POWER = "power_of_two"
-FUNCTIONS = (*COPIES, *MATRICES, *PACKS, POWER, *PRODUCTS, *warpgroup.FUNCTIONS)
+POWER, TRADE = "power_of_two", "trade"
+FUNCTIONS = (*COPIES, *MATRICES, *PACKS, POWER, TRADE, *PRODUCTS, *warpgroup.FUNCTIONS)
 TEMPLATES = {"wait_copies": 0, **warpgroup.TEMPLATES}
 """Functions whose operands from a number on are template arguments."""
 
@@ -285,6 +296,7 @@ def instruction_text(used: Iterable[str]) -> str:
     parts += [_matrices(name) for name in MATRICES if name in used]
     parts += [_pack(name) for name in PACKS if name in used]
     parts += [_POWER] if POWER in used else []
+    parts += [_TRADE] if TRADE in used else []
     parts += [_SHUFFLED] if products else []
     parts += [_HALF] if "mma_f16" in used else []
     parts += [_product(name) for name in products]

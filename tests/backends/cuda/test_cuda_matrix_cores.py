@@ -12,6 +12,7 @@ from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import compile_cuda, find_nvcc
 from graphc.backends.cuda.simulator import SimulationError, simulate
+from graphc.backends.cuda.simulator.profile import profile
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.costs import Problem, ranked
 from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
@@ -157,6 +158,19 @@ def test_chunks_are_copied_whichever_way_an_operand_lies():
     text = emit(cuda_program(graph_of(BOTH_ACROSS))).text
     assert text.count("load_matrices_transposed(a") == text.count("load_matrices_transposed(b") > 0
     assert "copy16(tile_a" in text and "copy16(tile_b" in text
+
+
+@needs_compiler
+@pytest.mark.parametrize("text", [HALVES.replace("64,24", "64,48"), DEEP], ids=["f16", "f32"])
+def test_results_fill_sectors(text):
+    source = narrowed(text, "f16")
+    (found,) = [
+        traffic
+        for kernel in profile(source, inputs_of(source.program), blocks=64)
+        for site, traffic in kernel.sites.items()
+        if site.array == "out0" and site.kernel.startswith("cores")
+    ]
+    assert found.sectors == found.least_sectors > 0
 
 
 def test_tiles_are_those_that_suit_a_gpu():

@@ -895,6 +895,14 @@ static inline void power_of_two(float &to, float x)
     to = to < 0x1p-126f ? 0.0f : to;
 }
 
+template <typename T>
+static void trade(T &a, T &b)
+{
+    const bool odd = threadIdx.x & 1u;
+    const T found = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1);
+    (odd ? a : b) = found;
+}
+
 static inline void pack_f16(uint32_t &word, float low, float high)
 {
     word = simulator::half_of_value(low) | simulator::half_of_value(high) << 16;

@@ -23,7 +23,7 @@ _PART = re.compile(
     r"/\* (?P<count>\d+) elements \*/"
 )
 _DYNAMIC = re.compile(r"extern __shared__ .*\n")
-_WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(|mma_\w+[(<]|load_matrices\w*\(")
+_WAITS = re.compile(r"__sync\w+\(|__\w+_sync\(|trade\(|mma_\w+[(<]|load_matrices\w*\(")
 
 
 def translate(text: str, mark: Callable[[str], str] = str) -> str:

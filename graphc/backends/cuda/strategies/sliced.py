@@ -19,7 +19,7 @@ from graphc.backends.cuda.strategies.words import Kind, padded_depth
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr
 from graphc.ir.kernel import Barrier, Intrin
-from graphc.ir.simplify import simplify
+from graphc.ir.simplify import is_affine_in, simplify
 from graphc.passes.lower.contraction import Match
 
 
@@ -135,12 +135,26 @@ class SlicedContraction(BlockedContraction):
             panel.fetch(self.crew, first, slice, stage)
 
     def _finish_all(self) -> None:
-        """A lane has two sums next to one another in every eighth row of its fragments."""
+        """A lane has two sums next to one another in every eighth row of its fragments; four where
+        that fills sectors of memory, once lanes have traded those of two fragments."""
         (down, across), lane, pitch = self.fragments, self.crew.lane, self.tile.pitch
         first_row, first_column = self.starts
-        group, quad = simplify(lane // 4), simplify(lane % 4)
-        with self.k.loops(down, across, 2, kind="unroll") as (i, j, half):
+        wide = 2 if self._stores_little() else 1
+        group, odd, even = simplify(lane // 4), simplify(lane % wide), simplify(lane % 4 // wide)
+        with self.k.loops(down, across // wide, 2, kind="unroll") as (i, j, half):
+            cells = [
+                self.totals[i, simplify(j * wide + other), simplify(half * 2 + n)]
+                for other in range(wide) for n in range(2)
+            ]  # fmt: skip
+            for pair in zip(cells[:2], cells[2:]):
+                self.k.emit(Intrin("trade", pair))
             row = simplify(first_row + self.warp_row + i * pitch + half * 8 + group)
-            column = simplify(first_column + self.own_column + j * 8 + quad * 2)
-            cells = [self.totals[i, j, simplify(half * 2 + n)] for n in range(2)]
-            self.finish(row, column, cells)
+            column = simplify((j * wide + odd) * 8 + even * (2 * wide))
+            self.finish(row, simplify(first_column + self.own_column + column), cells)
+
+    def _stores_little(self) -> bool:
+        """Whether two sums next to one another are less than a quarter of a sector, of which four
+        lanes would fill only a part."""
+        size = min(o.buffer.dtype.size for o in self.match.computation.outputs)
+        neighbours = is_affine_in(self.offset, self.b.side[-1]) == 1 if self.b.side else False
+        return size < 4 and neighbours and self.b.count % 4 == 0
