@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from functools import lru_cache
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.nvcc import architectures, find_nvcc
+from graphc.backends.cuda.simulator.profile import profile
 from graphc.driver import cuda_program
 from graphc.ir.graph import Graph
 from graphc.ir.parser import parse_graph, random_array
@@ -47,6 +49,17 @@ def cuda_of(text: str) -> CudaSource:
 def inputs_of(program: Program) -> list[np.ndarray]:
     """Random inputs."""
     return [random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(program.inputs)]
+
+
+def bank_conflicts(program: Program, kind: str) -> dict[str, float]:
+    """Wavefronts of a block of a kernel of this kind beyond the fewest, for each shared array."""
+    found: Counter[str] = Counter()
+    for each in profile(emit(program), inputs_of(program), blocks=1):
+        if each.steps[0].function.startswith(kind):
+            for site, x in each.sites.items():
+                if x.wavefronts:
+                    found[site.array] += x.wavefronts - x.least_wavefronts
+    return dict(found)
 
 
 @lru_cache

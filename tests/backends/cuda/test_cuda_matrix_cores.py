@@ -5,8 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from banks import bank_conflicts
-from cuda_programs import chosen_architectures, graph_of, inputs_of, needs_compiler, needs_nvcc
+from cuda_programs import (
+    bank_conflicts,
+    chosen_architectures,
+    graph_of,
+    inputs_of,
+    needs_compiler,
+    needs_nvcc,
+)
 
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.machines import machine
@@ -20,7 +26,7 @@ from graphc.backends.cuda.strategies.panels import Panel
 from graphc.backends.cuda.strategies.warps import SIDES, SLICES, WARP_TILES, WarpTile
 from graphc.driver import Settings, cuda_passes, cuda_program, optimise
 from graphc.ir.interp import interpret
-from graphc.ir.kernel import Kernel
+from graphc.ir.program import Program
 from graphc.passes.lower import lower
 
 PRODUCT = """graph @g(%x: f32[70,72]) -> ? {
@@ -130,27 +136,30 @@ def test_every_tile(sides):
     np.testing.assert_allclose(found, wanted, 1e-5, 1e-5 * np.ptp(wanted))
 
 
-def cores(text: str, tile: WarpTile) -> Kernel:
-    """The kernel of a contraction with a tile; of float32s in TF32."""
+def cores(text: str, tile: WarpTile) -> Program:
+    """The program of a contraction with a tile; of float32s in TF32."""
     graph = optimise(graph_of(text), passes=cuda_passes("tf32"))
-    program = lower(graph, [lambda c: lower_matrix_cores(c, machine(), tile), *strategies()])
-    return next(k for name, k in program.kernels.items() if name.startswith("cores"))
+    return lower(graph, [lambda c: lower_matrix_cores(c, machine(), tile), *strategies()])
 
 
-@pytest.mark.parametrize("words", [16, 32])
-@pytest.mark.parametrize("sides", [(32, 64, 32, 16), (128, 64, 64, 32), (32, 32, 16, 16)])
+@needs_compiler
+@pytest.mark.parametrize(
+    ("sides", "words"),
+    [((32, 64, 32, 16), 16), ((128, 64, 64, 32), 32), ((32, 32, 16, 16), 16)],
+)
 @pytest.mark.parametrize(
     "text", [HALVES, BOTH_ACROSS, NARROW["no whole slice"], ACROSS],
     ids=["f16", "both across", "no whole slice", "tf32"],
 )  # fmt: skip
 def test_no_bank_is_asked_twice(text, sides, words):
-    kernel = cores(text, WarpTile(*sides, words, 3))
-    assert bank_conflicts(kernel) == {"tile_a": 0, "tile_b": 0}
+    program = cores(text, WarpTile(*sides, words, 3))
+    assert bank_conflicts(program, "cores") == {"tile_a": 0, "tile_b": 0}
 
 
+@needs_compiler
 def test_conflicts_are_counted(monkeypatch):
     monkeypatch.setattr(Panel, "_place", lambda self, stage, row, chunk: (stage, row, chunk * 4))
-    found = bank_conflicts(cores(BOTH_ACROSS, WarpTile(64, 64, 32, 32, 32, 3)))
+    found = bank_conflicts(cores(BOTH_ACROSS, WarpTile(64, 64, 32, 32, 32, 3)), "cores")
     assert min(found.values()) > 0
 
 
