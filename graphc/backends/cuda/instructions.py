@@ -30,7 +30,7 @@
 Lane 4 g + q holds words q (a0, b0) and q + 4 (a2, b1) of row g, and of row g + 8 (a1, a3), words of
 column g, and d at rows g (d0, d1) and g + 8 (d2, d3), columns 2 q and 2 q + 1: the fragments of PTX
 ISA, mma.sync and ldmatrix. Where a GPU has no such instruction, shuffles do the same, slowly.
-Products of four warps together are in warpgroup_instructions.py. `simulator.h` defines the
+Products of four warps together are in warpgroup_instructions.py. The simulator defines the
 functions anew.
 """
 

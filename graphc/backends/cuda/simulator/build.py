@@ -20,7 +20,8 @@ from graphc.errors import InternalError, ModelError
 from graphc.ir.imperative import SIZES
 from graphc.ir.program import Slot
 
-HEADER = Path(__file__).with_name("simulator.h")
+HEADER = "simulator.h"  # what kernels include: these files, one after another
+PARTS = ("state", "memory", "threads", "functions", "instructions", "warp_groups")
 FLAGS = (
     "-std=c++17", "-O1", "-ffp-contract=off", "-w",
     "-U_FORTIFY_SOURCE",  # it takes a jump to another stack for an error
@@ -58,13 +59,16 @@ def simulate(source: CudaSource, orders: Sequence[int] = ORDERS) -> Runner:
 
 def library_of(text: str) -> ctypes.CDLL:
     """The kernels of a CUDA file as functions of the host, `launch_NAME` each."""
-    return compiled(translate(text), HEADER.read_text())
+    return compiled(translate(text))
 
 
-def compiled(kernels: str, header: str) -> ctypes.CDLL:
-    """The library of translated kernels, with the simulator that they include."""
-    files = {"kernels.cc": kernels, HEADER.name: header}
-    return ctypes.CDLL(str(shared_library(files, FLAGS, "C++", HEADER.name)))
+def compiled(kernels: str, first: Sequence[str] = ()) -> ctypes.CDLL:
+    """The library of translated kernels, with the simulator that they include, whose parts come
+    after those named."""
+    folder = Path(__file__).parent
+    header = "\n".join((folder / f"{part}.h").read_text() for part in (*first, *PARTS))
+    files = {"kernels.cc": kernels, HEADER: header}
+    return ctypes.CDLL(str(shared_library(files, FLAGS, "C++", HEADER)))
 
 
 class Run:

@@ -1,4 +1,4 @@
-// Counts what the accesses of a kernel cost: put before simulator.h where that is asked for.
+// Counts what the accesses of a kernel cost: put before the simulator where that is asked for.
 //
 // A request is what the lanes of a warp do at one place of the text, a site, in one iteration of the
 // loops around it. Lanes run one after another, so requests are gathered until a barrier, or the end

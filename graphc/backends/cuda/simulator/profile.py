@@ -26,16 +26,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from graphc.backends.cuda.emit import CudaSource, LaunchStep
-from graphc.backends.cuda.simulator.build import HEADER, Run, compiled
+from graphc.backends.cuda.simulator.build import Run, compiled
 from graphc.backends.cuda.simulator.sites import Numbering, Site
 from graphc.backends.cuda.simulator.translate import translate
 
-COUNTER = Path(__file__).with_name("profile.h")
 BLOCKS = 4  # of a launch, by default
 SHUFFLED = 2  # the order of blocks of which the first are a sample, the same in every run
 ALIGNMENT = 256  # of what a GPU allocates
@@ -109,7 +107,7 @@ def profile(
     """
     numbering = Numbering()
     text = translate(source.text, numbering.mark)
-    library = compiled(text, f"{COUNTER.read_text()}\n{HEADER.read_text()}")
+    library = compiled(text, ["profile"])
     run = _Sample(source, library, inputs, numbering.sites, blocks)
     steps: dict[str, list[LaunchStep]] = {}
     for step in source.steps:

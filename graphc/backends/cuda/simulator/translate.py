@@ -1,4 +1,4 @@
-"""From printed CUDA C to C++ that g++ compiles against simulator.h.
+"""From printed CUDA C to C++ that g++ compiles against the simulator.
 
 The text stays as it is but for two kinds of declaration, which get types whose accesses are
 checked: pointer parameters of `__global__` functions, and shared arrays (those that are parts of

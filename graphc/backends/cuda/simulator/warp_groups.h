@@ -1,0 +1,142 @@
+// The instructions of warpgroup_instructions.py: products that go on while threads do.
+
+static inline void share_copies() { simulator::current().unshared = false; }
+
+static inline void begin_products() { simulator::current().begun = true; }
+
+static inline void commit_products()
+{
+    ++simulator::current().product_batch;
+    simulator::current().begun = false;
+}
+
+template <int N>
+static void wait_products()
+{
+    std::vector<simulator::Product> &products = simulator::current().products;
+    size_t kept = 0;
+    for (simulator::Product &product : products) {
+        if (product.batch + N < simulator::current().product_batch) {
+            product.compute();
+        } else {
+            std::swap(products[kept++], product);
+        }
+    }
+    products.resize(kept);
+}
+
+namespace simulator {
+
+static void take_sums()
+{
+    if (!current().products.empty()) {
+        fail("sums of products that have not been waited for");
+    }
+}
+
+// An operand of a warp group's product: eight lines after eight, 128 bytes each, from the first
+// word on, and `across` bytes from one 64 positions to the next.
+struct Rows {
+    Cell<uint32_t> first;
+    int64_t across;
+
+    uint32_t at(int64_t byte) const
+    {
+        const int64_t place = first.index * 4 + byte, permuted = place ^ (place >> 3 & 0x70);
+        first.array->check_bounds(permuted / 4);
+        return Cell<uint32_t>{first.array, first.data, permuted / 4};
+    }
+
+    // Words of a position; of operands across put together from halves.
+    uint32_t word(unsigned position, unsigned deep) const
+    {
+        if (!across) {
+            return at(position / 8 * KIB + position % 8 * 128 + deep * 4);
+        }
+        const auto half = [&](unsigned row) {
+            const int64_t line = position / 64 * across + row / 8 * KIB + row % 8 * 128;
+            return at(line + position % 64 / 2 * 4) >> position % 2 * 16 & 0xffffu;
+        };
+        return half(2 * deep) | half(2 * deep + 1) << 16;
+    }
+};
+
+template <typename S, typename W>
+static void add_products(W (*products)(uint32_t, uint32_t), S *sums, Rows a, Rows b,
+                         unsigned columns)
+{
+    const unsigned group = lane() / 4, quad = lane() % 4, warp = thread_number() / WARP % 4;
+    for (unsigned element = 0; element < columns / 2; ++element) {
+        const unsigned row = warp * 16 + group + element / 2 % 2 * 8;
+        const unsigned column = element / 4 * 8 + quad * 2 + element % 2;
+        W total = W(sums[element]);
+        for (unsigned deep = 0; deep < 8; ++deep) {
+            total += products(a.word(row, deep), b.word(column, deep));
+        }
+        sums[element] = S(total);
+    }
+}
+
+// Begins a product: done now in some orders, when it is waited for in others.
+template <typename S, typename W>
+static void begin(W (*products)(uint32_t, uint32_t), S *sums, Rows a, Rows b, unsigned columns)
+{
+    if (!current().begun) {
+        fail("product of a warp group without begin_products");
+    }
+    if (!a.first.array->on_kib || !b.first.array->on_kib) {
+        fail("operand of a warp group that does not start at a whole KiB");
+    }
+    for (const Thread &thread : block.threads) {
+        if (thread.unshared && thread.unshared_epoch < block.epoch) {
+            fail("product of a warp group of what was written without share_copies");
+        }
+    }
+    const auto compute = [=] { add_products(products, sums, a, b, columns); };
+    if (block.early) {
+        compute();
+    } else {
+        current().products.push_back(Product{compute, current().product_batch});
+    }
+}
+
+}  // namespace simulator
+
+template <typename S>
+static void take_sums_32(S &)
+{
+    simulator::take_sums();
+}
+
+template <typename S>
+static void take_sums_64(S &)
+{
+    simulator::take_sums();
+}
+
+template <typename S>
+static void take_sums_128(S &)
+{
+    simulator::take_sums();
+}
+
+#define SIMULATED_GROUP(TYPE, S, N)                                                                \
+    template <int ACROSS_A, int ACROSS_B>                                                          \
+    static void wgmma_##TYPE##_n##N(S &sums, const simulator::Cell<uint32_t> &a,                   \
+                                    const simulator::Cell<uint32_t> &b)                            \
+    {                                                                                              \
+        simulator::begin<S>(simulator::products_##TYPE, &sums, {a, ACROSS_A}, {b, ACROSS_B}, N);   \
+    }
+#define SIMULATED_GROUPS(TYPE, S)                                                                  \
+    SIMULATED_GROUP(TYPE, S, 64)                                                                   \
+    SIMULATED_GROUP(TYPE, S, 128)                                                                  \
+    SIMULATED_GROUP(TYPE, S, 256)
+SIMULATED_GROUPS(f16, float)
+SIMULATED_GROUPS(bf16, float)
+SIMULATED_GROUPS(tf32, float)
+SIMULATED_GROUPS(s8, int32_t)
+SIMULATED_GROUPS(u8, int32_t)
+SIMULATED_GROUPS(s8_u8, int32_t)
+SIMULATED_GROUPS(u8_s8, int32_t)
+#undef SIMULATED_GROUPS
+#undef SIMULATED_GROUP
