@@ -29,8 +29,15 @@ PHASES = (
 )  # fmt: skip
 
 
+NEAR = 512  # places around the last known one where an op is looked for before all are numbered
+
+
 class Value:
-    """An SSA value: result `index` of `producer`, or a parameter of a region (producer None)."""
+    """An SSA value: result `index` of `producer`, or a parameter of a region (producer None).
+
+    `uses` has (op, operand number) pairs for keys, in order of first use: a weight that all layers
+    share loses one of them as fast as any other value.
+    """
 
     __slots__ = ("type", "producer", "index", "uses", "name")
 
@@ -38,7 +45,7 @@ class Value:
         self, type: Type | None, producer: Op | None = None, index: int = 0, name: str = ""
     ):
         self.type, self.producer, self.index, self.name = type, producer, index, name
-        self.uses: list[tuple[Op, int]] = []
+        self.uses: dict[tuple[Op, int], None] = {}
 
     @property
     def tensor(self) -> TensorType:
@@ -75,7 +82,9 @@ class Op:
     `loc` names the ONNX nodes this op came from, through every rewrite.
     """
 
-    __slots__ = ("defn", "inputs", "outputs", "attrs", "regions", "loc", "region", "_memo")
+    __slots__ = (
+        "defn", "inputs", "outputs", "attrs", "regions", "loc", "region", "_memo", "_place",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -92,6 +101,7 @@ class Op:
         self.regions = list(regions)
         self.region: Region | None = None
         self._memo: dict = {}
+        self._place = 0  # where it was last seen in its region: see Region.place
         for region in self.regions:
             region.owner = self
         for value in inputs:
@@ -110,16 +120,16 @@ class Op:
     def add_input(self, value: Value | None) -> None:
         self.inputs.append(value)
         if value is not None:
-            value.uses.append((self, len(self.inputs) - 1))
+            value.uses[self, len(self.inputs) - 1] = None
         self._memo.clear()
 
     def set_input(self, position: int, value: Value | None) -> None:
         old = self.inputs[position]
         if old is not None:
-            old.uses.remove((self, position))
+            del old.uses[self, position]
         self.inputs[position] = value
         if value is not None:
-            value.uses.append((self, position))
+            value.uses[self, position] = None
         self._memo.clear()
 
     def set_inputs(self, values: Sequence[Value | None]) -> None:
@@ -131,7 +141,7 @@ class Op:
     def drop_inputs(self) -> None:
         for position, value in enumerate(self.inputs):
             if value is not None:
-                value.uses.remove((self, position))
+                del value.uses[self, position]
         self.inputs = []
         self._memo.clear()
 
@@ -141,7 +151,7 @@ class Op:
             raise InternalError(f"cannot erase {self}: its results are still used")
         self.drop_inputs()
         if self.region is not None:
-            self.region.ops.remove(self)
+            del self.region.ops[self.region.place(self)]
             self.region = None
 
     def where(self) -> str:
@@ -179,16 +189,33 @@ class Region:
         return value
 
     def append(self, op: Op) -> Op:
-        op.region = self
+        op.region, op._place = self, len(self.ops)
         self.ops.append(op)
         return op
+
+    def place(self, op: Op) -> int:
+        """The position of an op in `ops`; ValueError if it is not there.
+
+        An op remembers where it was seen last and is looked for near there; if changes have moved
+        it farther, all ops are told their places. That takes so many changes that a change costs
+        little in graphs of any size.
+        """
+        ops, last = self.ops, op._place
+        if not (last < len(ops) and ops[last] is op):
+            try:
+                op._place = ops.index(op, max(0, last - NEAR), last + NEAR)
+            except ValueError:
+                for place, each in enumerate(ops):
+                    each._place = place
+        return op._place if ops[op._place] is op else ops.index(op)
 
     def insert_before(self, anchor: Op | None, op: Op) -> Op:
         """Inserts before `anchor` (None, or the terminator: at the end)."""
         if anchor is None or anchor is self.terminator:
             return self.append(op)
-        op.region = self
-        self.ops.insert(self.ops.index(anchor), op)
+        op.region, op._place = self, self.place(anchor)
+        self.ops.insert(op._place, op)
+        anchor._place = op._place + 1
         return op
 
     def walk(self) -> Iterator[Op]:

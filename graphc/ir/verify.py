@@ -9,7 +9,6 @@ Kernels and programs are verified by verify_kernel.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -36,7 +35,7 @@ class _Verifier:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.level = PHASES.index(graph.phase)
-        self.uses: dict[Value, Counter[tuple[Op, int]]] = {}
+        self.uses: dict[Value, dict[tuple[Op, int], None]] = {}
         self.regions: dict[Value, Region] = {}
 
     def reached(self, phase: str) -> bool:
@@ -71,7 +70,7 @@ class _Verifier:
             if value in self.regions:
                 self.fail_graph(f"%{value.name} is defined twice")
             self.regions[value] = region
-            self.uses[value] = Counter()
+            self.uses[value] = {}
         for op in region.ops:
             for inner in op.regions:
                 self.collect(inner)
@@ -99,7 +98,7 @@ class _Verifier:
                 if op is region.terminator:
                     self.fail(op, f"result {position} is missing")
                 continue
-            self.uses.setdefault(value, Counter())[op, position] += 1
+            self.uses.setdefault(value, {})[op, position] = None
             if value in visible:
                 continue
             owner = self.regions.get(value)
@@ -111,10 +110,11 @@ class _Verifier:
 
     def check_uses(self) -> None:
         for value, found in self.uses.items():
-            if Counter(value.uses) != found:
-                extra = Counter(value.uses) - found or found - Counter(value.uses)
-                (op, position), _ = next(iter(extra.items()))
-                listed = "lists" if Counter(value.uses) - found else "lacks"
+            if value.uses.keys() != found.keys():
+                extra = [use for use in value.uses if use not in found]
+                missing = [use for use in found if use not in value.uses]
+                op, position = (extra or missing)[0]
+                listed = "lists" if extra else "lacks"
                 self.fail_graph(
                     f"the use list of %{value.name} {listed} operand {position} of `{op}`"
                 )

@@ -84,12 +84,14 @@ def plan_steps(
     """Offsets for every request (views too) and the execution order in `Plan.order`.
 
     `reorder`: search for an order with a lower peak of live bytes; the given order, which must be
-    valid, stays unless a better one is found.  `in_place`: use `Step.inplace`.  The lower
-    bounds hold for the order chosen.  Raises `ProblemError` for reads before writes and the
-    like.
+    valid, stays unless a better one is found.  Schedules of many steps keep theirs.
+    `in_place`: use `Step.inplace`.  The lower bounds hold for the order chosen.  Raises
+    `ProblemError` for reads before writes and the like.
     """
     chosen, notes = tuple(range(len(steps))), []
-    if reorder:
+    if reorder and len(steps) > order.MOST_STEPS:
+        notes.append(f"order: kept, as {len(steps)} steps are more than {order.MOST_STEPS}")
+    elif reorder:
         ordering = best_order(steps, requests, order_budget)
         chosen = ordering.order
         proof = "proven optimal" if ordering.optimal else "not proven optimal"

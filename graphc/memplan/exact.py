@@ -37,6 +37,9 @@ from graphc.memplan.packing import Packing, live_bound, round_up
 DEFAULT_BUDGET = 6_000_000
 """Work units per pool, about a second or two of Python."""
 
+MOST_BUFFERS = 512
+"""Buffers of a component that is worth the search."""
+
 UNPROVEN_BUDGET = 500_000
 """Work units where exhaustion would prove nothing, since some allowances are ranges."""
 
@@ -158,7 +161,7 @@ def _solve_component(part: Packing, cap: int, goal: int, budget: int) -> _Outcom
     if best is not None and greedy.peak <= goal:
         return _Outcome(best, False, 0)
     work = len(part) ** 2
-    if work > budget:
+    if work > budget or len(part) > MOST_BUFFERS:
         return _Outcome(best, False, 0)
     cap = min(cap, greedy.peak - 1)
     exact = all(span == (0, 0) for partners in part.allowed for span in partners.values())

@@ -15,17 +15,23 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
 from graphc.memplan.packing import Packing, live_bound, round_up
+
+ORDER_WORK = 5_000_000
+"""Pairs of buffers live together that all orders of one pool may compare; one order is tried."""
 
 SQUEEZE_WORK = 10_000_000
 """Placed-against-placed comparisons that all squeezing passes of one pool may take."""
 
 MOST_ROUNDS = 500
 """Squeezing passes at most, however small the pool."""
+
+FEW = 256
+"""Buffers up to which all placed ones are looked at for every other."""
 
 FRONT_ROUNDS = 32
 """Squeezing passes that move everything at the peak to the front of the order."""
@@ -43,12 +49,15 @@ class Packed:
 Span = tuple[int, int, int, int, int]
 """A placed buffer: (offset, end, first step, last step, index)."""
 
+_Boxes = dict[int, list[Span]]
+
 
 def pack_greedily(packing: Packing, bound: int | None = None) -> Packed:
     """The best greedy plan.  Stops early at `bound` granules (default: the live-bytes bound)."""
     bound = live_bound(packing) if bound is None else bound
     best: Packed | None = None
     best_order: list[int] = []
+    each, work = _meetings(packing), 0
     for name, order in _orders(packing):
         for fit in ("first", "best"):
             found = place_in_order(packing, order, best_fit=fit == "best")
@@ -57,6 +66,9 @@ def pack_greedily(packing: Packing, bound: int | None = None) -> Packed:
                 best, best_order = packed, order
             if best.peak <= bound:
                 return best
+            work += each
+        if work > ORDER_WORK:
+            return best
     assert best is not None
     return _squeeze(packing, best, best_order, bound)
 
@@ -76,6 +88,15 @@ def _orders(packing: Packing) -> Iterator[tuple[str, list[int]]]:
     weight = _conflicts(packing)
     yield "conflicts", ordered(lambda i: (-weight[i], -sizes[i]))
     yield "birth", ordered(lambda i: (firsts[i], -sizes[i]))
+
+
+def _meetings(packing: Packing) -> int:
+    """How many pairs of buffers are ever live together, at most; each counts twice."""
+    firsts, lasts = sorted(packing.firsts), sorted(packing.lasts)
+    return sum(
+        bisect_right(firsts, last) - bisect_left(lasts, first)
+        for first, last in zip(packing.firsts, packing.lasts, strict=True)
+    )
 
 
 def _breadths(packing: Packing) -> list[int]:
@@ -110,20 +131,73 @@ def place_in_order(
 ) -> tuple[int, ...]:
     """Place the buffers one by one; returns the offset of each in granules."""
     offsets = [0] * len(packing)
-    placed: list[Span] = []
+    placed = _Placed() if len(packing) > FEW else _FewPlaced()
     for i in order:
+        met = placed.met(packing.firsts[i], packing.lasts[i])
         if packing.allowed[i]:
-            offset = _place_with_allowances(packing, placed, i)
+            offset = _place_with_allowances(packing, met, i)
         elif best_fit:
-            offset = _best_fit(packing, placed, i)
+            offset = _best_fit(packing, met, i)
         else:
-            offset = _first_fit(packing, placed, i)
+            offset = _first_fit(packing, met, i)
         offsets[i] = offset
-        insort(placed, (offset, offset + packing.sizes[i], packing.firsts[i], packing.lasts[i], i))
+        placed.add((offset, offset + packing.sizes[i], packing.firsts[i], packing.lasts[i], i))
     return tuple(offsets)
 
 
-def _first_fit(packing: Packing, placed: list[Span], i: int) -> int:
+class _FewPlaced:
+    """Placed buffers by offset."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def add(self, span: Span) -> None:
+        insort(self.spans, span)
+
+    def met(self, born: int, dies: int) -> Iterable[Span]:
+        """What is placed, by offset; those who ask leave out what is not live from `born` to
+        `dies`."""
+        return self.spans
+
+
+class _Placed(_FewPlaced):
+    """Placed buffers, found by when they live.
+
+    A buffer that lives for less than 2**n steps is on level n, whose boxes are of 2**n steps each:
+    in the box that it is born in, and with those that `came` into the next if it dies there. So
+    what meets a short life is in a few boxes, of however many buffers.
+    """
+
+    def __init__(self) -> None:
+        self.levels: dict[int, tuple[_Boxes, _Boxes]] = {}
+
+    def add(self, span: Span) -> None:
+        _, _, first, last, _ = span
+        level = (last - first).bit_length()
+        born, came = self.levels.setdefault(level, ({}, {}))
+        insort(born.setdefault(first >> level, []), span)
+        if last >> level != first >> level:
+            insort(came.setdefault(last >> level, []), span)
+
+    def met(self, born: int, dies: int) -> Iterable[Span]:
+        """What is placed and live at a step from `born` to `dies`, by offset."""
+        found: list[Span] = []
+        for level, (starting, came) in self.levels.items():
+            first, last = born >> level, dies >> level
+            for spans in (came.get(first, ()), starting.get(first, ())):
+                found += [span for span in spans if span[3] >= born and span[2] <= dies]
+            between: Iterable[int] = range(first + 1, last)
+            if last - first > len(starting):
+                between = [number for number in starting if first < number < last]
+            for number in between:
+                found += starting.get(number, ())
+            if last != first:
+                found += [span for span in starting.get(last, ()) if span[2] <= dies]
+        found.sort()  # of a few runs that are in order
+        return found
+
+
+def _first_fit(packing: Packing, placed: Iterable[Span], i: int) -> int:
     """The lowest free offset for i; `placed` is sorted by offset."""
     size, align = packing.sizes[i], packing.aligns[i]
     born, dies = packing.firsts[i], packing.lasts[i]
@@ -137,7 +211,7 @@ def _first_fit(packing: Packing, placed: list[Span], i: int) -> int:
     return floor
 
 
-def _best_fit(packing: Packing, placed: list[Span], i: int) -> int:
+def _best_fit(packing: Packing, placed: Iterable[Span], i: int) -> int:
     """The offset in the smallest gap that holds i, else on top of everything live with it."""
     size, align = packing.sizes[i], packing.aligns[i]
     born, dies = packing.firsts[i], packing.lasts[i]
@@ -152,7 +226,7 @@ def _best_fit(packing: Packing, placed: list[Span], i: int) -> int:
     return floor if best_gap < 0 else best_at
 
 
-def _place_with_allowances(packing: Packing, placed: list[Span], i: int) -> int:
+def _place_with_allowances(packing: Packing, placed: Iterable[Span], i: int) -> int:
     """The lowest offset outside every open range a placed buffer forbids to i."""
     size, align = packing.sizes[i], packing.aligns[i]
     forbidden: list[tuple[int, int]] = []

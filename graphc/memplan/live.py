@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from graphc.memplan.matching import choose_matching
@@ -256,7 +256,7 @@ def layout_of(
             for lag in lags(step, storage)
             if times[lag.old][1] == time == times[lag.new][0] and not taken & {lag.new, lag.old}
         ]
-    heads = {name: _head(merged, name) for name in storage.roots}
+    heads = _heads(merged, storage.roots)
     problem = Problem(
         tuple(_buffers(storage, times, heads)),
         tuple(replace(o, a=heads[o.a], b=heads[o.b]) for o in overlaps),
@@ -289,10 +289,16 @@ def _decide(pairs: list[InPlace], storage: Storage) -> tuple[list[InPlace], list
     return merge, [p for p in pairs if p.new not in taken and p.old not in taken and p.saved]
 
 
-def _head(merged: dict[str, str], name: str) -> str:
-    while name in merged:
-        name = merged[name]
-    return name
+def _heads(merged: dict[str, str], names: Iterable[str]) -> dict[str, str]:
+    """The first of the chain of merged roots that each name is in."""
+    heads: dict[str, str] = {}
+    for name in names:
+        chain = [name]
+        while chain[-1] in merged and chain[-1] not in heads:
+            chain.append(merged[chain[-1]])
+        head = heads.get(chain[-1], chain[-1])
+        heads.update(dict.fromkeys(chain, head))
+    return heads
 
 
 def _buffers(

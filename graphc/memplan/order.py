@@ -30,6 +30,12 @@ from graphc.memplan.steps import StepGraph, bits, step_graph
 DEFAULT_BUDGET = 200_000
 """Evaluations of one step in one state, over the whole search; about a second of Python."""
 
+MOST_STEPS = 3000
+"""Steps of a schedule that is worth the search: sets of steps are integers of so many bits."""
+
+GREEDY_WORK = 100_000
+"""Evaluations of the beam beyond the budget, which the narrowest one may need."""
+
 WINDOW = 14
 """Steps in a window of the local improvement."""
 
@@ -222,12 +228,18 @@ def _trace(came: dict[int, tuple[int, tuple[int, ...]]], done: int) -> tuple[int
 def _beam(
     graph: StepGraph, given: Sequence[int], done: int, live: int, floor: int, budget: _Budget
 ) -> _Path:
-    """Beam search; the width follows from the budget and is at least 1 (greedy list scheduling)."""
+    """Beam search; the width follows from the budget and is at least 1 (greedy list scheduling).
+
+    `given` if even that takes too long.
+    """
     todo = sum(1 << step for step in given)
     width = max(1, min(64, budget.left // (16 * len(given))))
     start, taken = _close(graph, todo, (floor, done, live, _ready(graph, todo, done)), budget)
     beam: list[tuple[State, tuple[int, ...]]] = [(start, taken)]
+    least = min(0, budget.left) - GREEDY_WORK
     while any(state[3] for state, _ in beam):
+        if budget.left < least:
+            return _Path(tuple(given), graph.peak_of(given, done, live), False)
         best: dict[int, tuple[State, tuple[int, ...]]] = {}
         for state, path in beam:
             for step in bits(state[3]):

@@ -168,19 +168,19 @@ def _check_order(
             for name in names:
                 accesses.setdefault(roots[name][0], []).append((index, name, writes))
     for entries in accesses.values():
-        if not any(writes for _, _, writes in entries):
-            continue
-        for at, (i, a, a_writes) in enumerate(entries):
-            for j, b, b_writes in entries[at + 1 :]:
-                disjoint = (
-                    roots[a][1] >= roots[b][1] + wanted[b].size
-                    or roots[b][1] >= roots[a][1] + wanted[a].size
-                ) and wanted[a].size > 0 < wanted[b].size
-                if (a_writes or b_writes) and not disjoint and position[i] > position[j]:
-                    raise PlanError(
-                        f'order: step "{steps[j].name}" runs before "{steps[i].name}", '
-                        f'but they use "{b}" and "{a}" in the opposite order'
-                    )
+        writers = [at for at, (_, _, writes) in enumerate(entries) if writes]
+        pairs = {(min(w, at), max(w, at)) for w in writers for at in range(len(entries)) if w != at}
+        for first, second in sorted(pairs):
+            (i, a, _), (j, b, _) = entries[first], entries[second]
+            disjoint = (
+                roots[a][1] >= roots[b][1] + wanted[b].size
+                or roots[b][1] >= roots[a][1] + wanted[a].size
+            ) and wanted[a].size > 0 < wanted[b].size
+            if not disjoint and position[i] > position[j]:
+                raise PlanError(
+                    f'order: step "{steps[j].name}" runs before "{steps[i].name}", '
+                    f'but they use "{b}" and "{a}" in the opposite order'
+                )
 
 
 def _place_roots(

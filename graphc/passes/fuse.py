@@ -17,7 +17,8 @@ The result is `fused` ops whose region holds the ops as they were.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from graphc.errors import InternalError
 from graphc.ir.expr import cost, loads
@@ -30,6 +31,12 @@ from graphc.passes.pass_manager import Pass, register_pass
 
 CHEAP = 6  # cost per element up to which recomputing beats storing
 LONGEST = 64  # ops in a row in one group: their bodies become one expression, that deep
+LARGEST = 256  # ops in one group
+WIDEST = 256  # values that one group reads or gives to others: parameters of a kernel
+FEW = 16  # ops of a group of which any number may be stored
+WINDED = 4  # times that an op of a larger group is computed on average
+CHOICES = 64  # groups that an op with many operands may join
+FARTHEST = 4096  # ops looked at to tell whether a group depends on another; beyond, it may
 
 
 @dataclass(eq=False)
@@ -41,10 +48,6 @@ class Group:
     space: tuple
     number: int  # of its first op, in the order in which they are placed
     rows: int = 0  # trailing physical dims reduced, in a row group
-    before: set[Group] = field(default_factory=set)  # groups this one depends on
-
-    def __contains__(self, op: Op) -> bool:
-        return op in self.ops
 
 
 def space_of(value: Value) -> tuple:
@@ -56,6 +59,7 @@ class Fuser:
 
     def __init__(self, region: Region, widening: bool = False):
         self.region, self.widening = region, widening
+        self.results = set(region.results)
         self.group: dict[Op, Group] = {}
         self.depth: dict[Op, int] = {}  # ops of the group on the longest way to an op, and itself
 
@@ -98,20 +102,12 @@ class Fuser:
             operand, group.rows = row
             group.space = space_of(op.inputs[operand])  # type: ignore[arg-type]
         self.group[op], self.depth[op] = group, 1
-        self.depend(group, op)
         return group
-
-    def depend(self, group: Group, op: Op) -> None:
-        for value in op.inputs:
-            if value is not None and value.producer in self.group:
-                other = self.group[value.producer]
-                if other is not group:
-                    group.before |= {other} | other.before
 
     def add(self, op: Op, group: Group) -> None:
         group.ops.append(op)
-        self.group[op], self.depth[op] = group, self.depth_in(group, op)
-        self.depend(group, op)
+        self.depth[op] = self.depth_in(group, op)
+        self.group[op] = group
 
     def depth_in(self, group: Group, op: Op) -> int:
         """The depth of an op as a member of a group."""
@@ -128,15 +124,60 @@ class Fuser:
         """Groups of the producers; those that save most traffic first, then the latest."""
         rank = {"contraction": 3, "window": 2, "row": 1, "map": 0}
         groups = [g for g in self.producers(op) if g.anchor in rank]
-        return sorted(groups, key=lambda g: (-rank[g.anchor], -g.number))
+        return sorted(groups, key=lambda g: (-rank[g.anchor], -g.number))[:CHOICES]
+
+    # ---------------------------------------------------------------- dependences
+
+    def depends(self, others: Iterable[Group], group: Group) -> bool:
+        """Whether one of some groups depends on `group`.
+
+        Searched for from both ends in turn, as one of them mostly ends soon: the operands of an op
+        are new, or few ops read them yet. True too if it takes too long.
+        """
+        ends = (dict.fromkeys(others), {group: None})
+        seen = tuple(map(set, ends))
+        steps = (self.read_groups, self.reader_groups)
+        budget = FARTHEST
+        while ends[0] and ends[1]:
+            for mine, met, theirs, step in zip(ends, seen, reversed(seen), steps):
+                each, _ = mine.popitem()
+                new = [found for found in step(each) if found not in met]
+                if not theirs.isdisjoint(new):
+                    return True
+                met.update(new)
+                mine.update(dict.fromkeys(new))
+                budget -= len(each.ops) + len(new)
+                if budget < 0:
+                    return True
+                if not mine:
+                    break
+        return False
+
+    def read_groups(self, group: Group) -> Iterable[Group]:
+        """The groups whose values the ops of a group read, itself perhaps too."""
+        read = (v.producer for op in group.ops for v in op.inputs if v is not None)
+        return dict.fromkeys(self.group[p] for p in read if p in self.group)
+
+    def reader_groups(self, group: Group) -> Iterable[Group]:
+        """The groups that read the values of a group, itself perhaps too."""
+        users = (user for op in group.ops for v in op.outputs for user, _ in v.uses)
+        return dict.fromkeys(self.group[user] for user in users if user in self.group)
+
+    def stays(self, value: Value, *groups: Group, reader: Op | None = None) -> bool:
+        """Whether nobody reads a value but the ops of some groups, and one op besides."""
+        return value not in self.results and all(
+            user is reader or self.group.get(user) in groups for user, _ in value.uses
+        )
 
     # ---------------------------------------------------------------- legality
 
     def joins(self, op: Op, group: Group) -> bool:
         """Whether `op` may become part of `group`; turns a map group into a row group."""
-        if any(group in other.before for other in self.producers(op) if other is not group):
+        if not self.fits([*group.ops, op]) or self.depth_in(group, op) > LONGEST:
             return False
-        if self.depth_in(group, op) > LONGEST or not self.leaves_same_space(op, group):
+        if not self.leaves_same_space(op, group) or self.is_long_winded(op, group):
+            return False
+        if self.depends([other for other in self.producers(op) if other is not group], group):
             return False
         if structure.reductions(op):
             return self.joins_as_reduction(op, group)
@@ -148,14 +189,40 @@ class Fuser:
             if v is not None and v.producer in self.group and self.group[v.producer] is group
         ]  # fmt: skip
 
+    def fits(self, ops: list[Op]) -> bool:
+        """Whether a kernel may have so many ops and operands."""
+        if len(ops) > LARGEST:
+            return False
+        if sum(len(op.inputs) + len(op.outputs) for op in ops) <= WIDEST:
+            return True
+        inside = set(ops)
+        read = {
+            v for op in ops for v in op.inputs
+            if v is not None and v.producer not in inside and not _is_scalar(v)
+        }  # fmt: skip
+        made = [
+            v for op in ops for v in op.outputs
+            if v in self.results or any(user not in inside for user, _ in v.uses)
+        ]  # fmt: skip
+        return len(read) + len(made) <= WIDEST
+
+    def is_long_winded(self, op: Op, group: Group) -> bool:
+        """Whether so many values of the group are stored that computing each one from the start,
+        as kernels do, takes several times the work of the group."""
+        if len(group.ops) < FEW:
+            return False
+        depths = (
+            self.depth[m] for m in group.ops
+            if not all(self.stays(v, group, reader=op) for v in m.outputs)
+        )  # fmt: skip
+        return sum(depths) > WINDED * len(group.ops)
+
     def leaves_same_space(self, op: Op, group: Group) -> bool:
         """Values of the group that `op` reads are used nowhere else, or have the group's space."""
-        results = set(self.region.results)
         for n in self.read_operands(op, group):
             value = op.inputs[n]
             assert value is not None
-            inside = all(u is op or u in group for u in value.users) and value not in results
-            if not inside and space_of(value) != group.space:
+            if space_of(value) != group.space and not self.stays(value, group, reader=op):
                 return False
         return True
 
@@ -205,7 +272,7 @@ class Fuser:
         """Whether another value of the group is read outside of it."""
         values = [v for member in group.ops for v in member.outputs if v is not besides]
         return any(
-            v in self.region.results or any(u not in group for u in v.users) for v in values
+            not self.stays(v, group) for v in values
         )
 
     def is_row_shape(self, value: Value, group: Group) -> bool:
@@ -214,17 +281,15 @@ class Fuser:
         order = layout.order if layout else tuple(range(len(shape)))
         reduced = set(order[len(order) - group.rows :])
         wanted = tuple(1 if d in reduced else extent for d, extent in enumerate(shape))
-        return value.tensor.dims == wanted and value not in self.region.results
+        return value.tensor.dims == wanted and value not in self.results
 
     def extends_map(self, op: Op, group: Group, operands: list[int]) -> bool:
         """A map of maps at other indices: only if nothing leaves and little is recomputed."""
         if group.anchor != "map" or len(op.outputs) != 1 or op.output.type is None:
             return False
-        results = set(self.region.results)
-        for member in group.ops:
-            for value in member.outputs:
-                if value in results or any(u is not op and u not in group for u in value.users):
-                    return False
+        values = (value for member in group.ops for value in member.outputs)
+        if not all(self.stays(value, group, reader=op) for value in values):
+            return False
         grows = op.output.tensor.size > group.ops[-1].outputs[0].tensor.size
         if grows and self.work(group) > CHEAP:
             return False
@@ -251,24 +316,12 @@ class Fuser:
             group.ops = [*other.ops, *group.ops]
             group.number = min(group.number, other.number)
             self.depth[op] = max(self.depth[op], self.depth_in(group, op))
-            group.before |= other.before
-            self.retarget(other, group)
-
-    def retarget(self, old: Group, new: Group) -> None:
-        for g in set(self.group.values()):
-            if old in g.before:
-                g.before.discard(old)
-                if g is not new:
-                    g.before |= {new} | new.before
-        new.before.discard(new)
 
     def absorbs(self, op: Op, operand: int, group: Group, other: Group) -> bool:
-        results = set(self.region.results)
-        for member in other.ops:
-            for value in member.outputs:
-                if value in results or any(u not in other and u not in group for u in value.users):
-                    return False
-        if self.depth_in(other, op) > LONGEST or any(other in g.before for g in group.before):
+        if not self.fits([*other.ops, *group.ops]) or self.depth_in(other, op) > LONGEST:
+            return False
+        values = (value for member in other.ops for value in member.outputs)
+        if not all(self.stays(value, other, group) for value in values):
             return False
         pure = all(_is_for_readers(m, self.widening) for m in other.ops)
         if self.widening and structure.is_widening(op):
@@ -302,7 +355,7 @@ def _ends_a_kernel(op: Op, graph: Graph) -> bool:
 
 def _is_only_read_by(op: Op, value: Value, region: Region) -> bool:
     """Whether an op reads a value once, and nobody else does."""
-    return [user for user, _ in value.uses] == [op] and value not in region.results
+    return len(value.uses) == 1 and next(iter(value.uses))[0] is op and value not in region.results
 
 
 def clone_movement(graph: Graph, widening: bool = False) -> None:
@@ -363,7 +416,7 @@ def _moved_operand(op: Op, graph: Graph) -> tuple[int, Op] | None:
     movement = value.producer
     if movement is None or value in graph.results or movement.name == "Constant":
         return None
-    if [u for u, _ in value.uses] != [op] or not structure.is_movement(movement):
+    if not _is_only_read_by(op, value, graph) or not structure.is_movement(movement):
         return None
     _, source = structure.moved(movement)
     if source.constant is not None or source.tensor.size > value.tensor.size:

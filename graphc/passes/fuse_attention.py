@@ -52,7 +52,7 @@ def _match(merged: Op, widest: int) -> Attention | str:
 
 def _groups(graph: Graph, group: list[Op], seen: set[frozenset[Op]]) -> Iterator[list[Op]]:
     """Groups in order that end in the last op of `group`, whose other ops only the group reads,
-    which begin with a contraction and have a row reduction in between."""
+    which begin with a contraction and have a maximum, that of a softmax, in between."""
     if len(group) == LONGEST:
         return
     for producer in dict.fromkeys(v.producer for op in group for v in op.inputs if v is not None):
@@ -62,7 +62,7 @@ def _groups(graph: Graph, group: list[Op], seen: set[frozenset[Op]]) -> Iterator
         if frozenset(longer) in seen:
             continue
         seen.add(frozenset(longer))
-        if len(longer) > 2 and _contracts(producer) and any(map(_reduces, longer[1:-1])):
+        if len(longer) > 2 and any(map(_maximises, longer[1:-1])) and _contracts(producer):
             yield longer
         yield from _groups(graph, longer, seen)
 
@@ -82,8 +82,9 @@ def _contracts(op: Op) -> bool:
     return any(structure.has_body(m) and structure.is_contraction(m) for m in _members(op))
 
 
-def _reduces(op: Op) -> bool:
-    return any(structure.has_body(m) and structure.reductions(m) for m in _members(op))
+def _maximises(op: Op) -> bool:
+    reduced = (r for m in _members(op) if structure.has_body(m) for r in structure.reductions(m))
+    return any(r.op == "max" for r in reduced)
 
 
 @register_pass

@@ -93,7 +93,7 @@ class _Narrowing:
 
 
 def _after(graph: Graph, op: Op) -> Op | None:
-    position = graph.ops.index(op) + 1
+    position = graph.place(op) + 1
     return graph.ops[position] if position < len(graph.ops) else None
 
 

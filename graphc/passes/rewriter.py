@@ -16,6 +16,7 @@ folded. A worklist visits every op, and again all ops near a change.
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ from graphc.passes.infer_types import become_constants
 from graphc.passes.pass_manager import Pass, register_pass
 from graphc.passes.pattern import Match, OpPattern, attribute
 
+FEW = 8  # uses of a value up to which rules may look at them: all its users are near a change
 MANY = 64  # rewrites per op of the graph after which the rules are taken not to terminate
 
 
@@ -138,16 +140,14 @@ class _Worklist:
     """Ops still to be visited, each at most once, in order."""
 
     def __init__(self) -> None:
-        self.ops: dict[Op, None] = {}
+        self.ops: OrderedDict[Op, None] = OrderedDict()  # gives its first in constant time
 
     def add(self, op: Op | None) -> None:
         if op is not None and op.region is not None and op.name not in ("Constant", "yield"):
             self.ops[op] = None
 
     def pop(self) -> Op:
-        op = next(iter(self.ops))
-        del self.ops[op]
-        return op
+        return self.ops.popitem(last=False)[0]
 
 
 class _Driver:
@@ -198,7 +198,7 @@ class _Driver:
         users = [user for v in op.outputs for user in v.users]
         sources = [v.producer for v in op.inputs if v is not None]
         assert op.region is not None
-        become_constants(op, op.region.ops.index(op), arrays)
+        become_constants(op, op.region.place(op), arrays)
         for user in users:
             self.work.add(user)
         self.remove_dead(sources)
@@ -238,8 +238,7 @@ class _Driver:
             for user in old.users:
                 self.work.add(user)
             old.replace_uses(new)
-            for user in new.users:
-                self.work.add(user)
+            self.add_users(new)
         self.remove(root)
 
     def remove(self, op: Op) -> None:
@@ -255,10 +254,17 @@ class _Driver:
                 continue
             if any(v.uses for v in op.outputs):
                 self.work.add(op)
-                for user in (u for v in op.outputs for u in v.users):
-                    self.work.add(user)
+                for value in op.outputs:
+                    self.add_users(value)
             elif op.outputs:
                 self.remove(op)
+
+    def add_users(self, value: Value) -> None:
+        """Queues the users of a value that has got others; not a crowd, which would be queued as
+        often as it has members."""
+        if len(value.uses) <= FEW:
+            for user in value.users:
+                self.work.add(user)
 
 
 def _is_static(op: Op) -> bool:

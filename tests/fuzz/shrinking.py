@@ -69,7 +69,7 @@ def values_of(case: Case) -> dict[Value, Any]:
 
 def tidied(case: Case, graph: Graph, inputs: list[np.ndarray]) -> Case:
     remove_dead(graph)
-    used = [p.uses != [] for p in graph.params]
+    used = [bool(p.uses) for p in graph.params]
     if any(used):
         inputs = [x for x, keep in zip(inputs, used) if keep]
         graph.params = [p for p, keep in zip(graph.params, used) if keep]

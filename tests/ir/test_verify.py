@@ -79,8 +79,11 @@ def test_results_are_defined():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a: a.output.uses.pop(), "the use list of %a lacks operand 0"),
-        (lambda a: a.output.uses.append((a, 0)), "the use list of %a lists operand 0 of `%a = Add"),
+        (lambda a: a.output.uses.popitem(), "the use list of %a lacks operand 0"),
+        (
+            lambda a: a.output.uses.update({(a, 0): None}),
+            "the use list of %a lists operand 0 of `%a = Add",
+        ),
         (lambda a: setattr(a, "region", None), "its region is not the one that holds it"),
         (lambda a: setattr(a.output, "index", 1), "result 0 does not point back at it"),
         (lambda a: a.add_input(a.inputs[0]), "takes at most 2 operands, found 3"),

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 
 import pytest
 from memplan_cases import brute_force_peak, random_problem, unit_problem
 
-from graphc.memplan import Buffer, Overlap, Plan, Problem, ProblemError, exact, plan, validate
+from graphc.memplan import (
+    Buffer,
+    Overlap,
+    Plan,
+    Problem,
+    ProblemError,
+    exact,
+    greedy,
+    plan,
+    validate,
+)
 from graphc.memplan.greedy import Packed, pack_greedily
 from graphc.memplan.matching import choose_matching, matched_weight
 from graphc.memplan.packing import Packing, live_bound, packing_of, shared_at_best
@@ -164,3 +175,23 @@ def test_greedy_is_fast_on_many_buffers() -> None:
     packed = pack_greedily(packing_of(problem, "arena"))
     assert time.process_time() - start < 3, "usually under 0.1 s"
     assert packed.peak > 0
+
+
+def test_many_buffers_are_placed_like_few(monkeypatch):
+    dice = random.Random(3)
+    for count in range(1, 60):
+        firsts = [dice.randint(-1, 70) for _ in range(count)]
+        spans = [dice.choice([0, 1, 2, 60]) for _ in range(count)]
+        packing = Packing(
+            tuple(map(str, range(count))), 1,
+            tuple(dice.randint(1, 9) for _ in range(count)),
+            tuple(dice.choice([1, 1, 2, 4]) for _ in range(count)),
+            tuple(firsts), tuple(f + n for f, n in zip(firsts, spans)), ({},) * count,
+        )  # fmt: skip
+        order = dice.sample(range(count), count)
+        for best_fit in (False, True):
+            found = []
+            for few in (0, count):
+                monkeypatch.setattr(greedy, "FEW", few)
+                found.append(greedy.place_in_order(packing, order, best_fit=best_fit))
+            assert found[0] == found[1]

@@ -6,10 +6,13 @@
 `inputs`, `outputs` and `constants` are arrays of pointers; the arena and the constants are aligned
 to 64 bytes. A parallel phase worth splitting goes through the thread pool of pool.py; everything
 else is called directly. Neither the number of threads nor an address is part of the module, which
-is deterministic text: equal programs give equal modules.
+is deterministic text: equal programs give equal modules. Long programs are cut into functions of
+PART steps, as LLVM takes time beyond proportion for long ones.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from graphc.backends.llvm_cpu.emit_kernel import Declarations, Phase, emit_kernel
 from graphc.ir.program import Program, Slot, Step
@@ -18,6 +21,8 @@ RUN, INVOKE = "graphc_run", "graphc_invoke"
 PARALLEL_WORK = 20_000  # operations (as emit_kernel counts) below which no thread is woken
 RANGE_WORK = 4_000  # operations that a thread takes at a time, at least
 MIN_RANGES = 16  # into which a phase is split if it has the iterations, to keep threads balanced
+
+PART = 256  # steps of one function
 
 _ARGUMENTS = ("inputs", "outputs", "arena", "consts", "pool")
 
@@ -35,25 +40,43 @@ def emit_program(program: Program) -> str:
             "declare void @graphc_parallel_for(ptr, ptr, ptr, i64, i64)",
             *declarations.lines,
             *texts,
-            _main(program, phases),
+            *_main(program.steps, phases),
             _invoke(),
             "attributes #0 = { nounwind }\n",
         ]
     )
 
 
-def _main(program: Program, phases: dict[str, list[Phase]]) -> str:
-    width = max((len(s.slots) for s in program.steps), default=1)
-    parameters = ", ".join(f"ptr %{name}" for name in _ARGUMENTS)
-    lines = [
-        f"define void @{RUN}({parameters}) #0 {{",
-        f"  %args = alloca [{max(width, 1)} x ptr], align 64",
+def _main(steps: Sequence[Step], phases: dict[str, list[Phase]]) -> list[str]:
+    """The function that runs all steps, and before it those of its parts if it has any."""
+    if len(steps) <= PART:
+        return [_function(f"void @{RUN}", _steps(steps, phases))]
+    starts = range(0, len(steps), PART)
+    names = [f"void @graphc_part{number}" for number in range(len(starts))]
+    parts = [
+        _function(f"internal {name}", _steps(steps[start : start + PART], phases))
+        for name, start in zip(names, starts)
     ]
+    calls = [f"  call {name}({_parameters()})" for name in names]
+    return [*parts, _function(f"void @{RUN}", calls)]
+
+
+def _parameters() -> str:
+    return ", ".join(f"ptr %{name}" for name in _ARGUMENTS)
+
+
+def _function(head: str, lines: Sequence[str]) -> str:
+    return "\n".join([f"define {head}({_parameters()}) #0 {{", *lines, "  ret void", "}"])
+
+
+def _steps(steps: Sequence[Step], phases: dict[str, list[Phase]]) -> list[str]:
+    width = max((len(s.slots) for s in steps), default=1)
+    lines = [f"  %args = alloca [{max(width, 1)} x ptr], align 64"]
     bases: dict[tuple[str, int], str] = {}
-    for number, step in enumerate(program.steps):
+    for number, step in enumerate(steps):
         lines += _arguments(number, step, bases)
         lines += [_call(phase) for phase in phases[step.kernel]]
-    return "\n".join([*lines, "  ret void", "}"])
+    return lines
 
 
 def _invoke() -> str:
@@ -61,8 +84,7 @@ def _invoke() -> str:
     for number, name in enumerate(_ARGUMENTS):
         lines.append(f"  %{name}.a = getelementptr ptr, ptr %cells, i64 {number}")
         lines.append(f"  %{name} = load ptr, ptr %{name}.a")
-    arguments = ", ".join(f"ptr %{name}" for name in _ARGUMENTS)
-    return "\n".join([*lines, f"  call void @{RUN}({arguments})", "  ret void", "}"])
+    return "\n".join([*lines, f"  call void @{RUN}({_parameters()})", "  ret void", "}"])
 
 
 def _arguments(number: int, step: Step, bases: dict) -> list[str]:

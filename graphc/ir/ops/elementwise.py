@@ -5,6 +5,7 @@ Activation functions are in activations.py, type conversions in casts.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce as fold
 
 from graphc.errors import ModelError
@@ -13,6 +14,7 @@ from graphc.ir.expr import Expr, call, isinf, maximum, minimum, select
 from graphc.ir.opdef import Any_, Bool, Float, Int, Known, Number, TypeClass, composite, op
 from graphc.ir.ops.helpers import TRUE, scalar_of, wide
 
+RUN = 32  # operands combined one after the other
 Signed = TypeClass("signed number", lambda d: d.is_signed)
 
 
@@ -127,13 +129,13 @@ def power(i, x: Number, y: Number):
 @op("Min")
 def smallest(i, *operands: Number):
     """The smallest of all operands; NaN if any is NaN."""
-    return fold(minimum, [x[i] for x in operands])
+    return _folded(minimum, [x[i] for x in operands])
 
 
 @op("Max")
 def largest(i, *operands: Number):
     """The largest of all operands; NaN if any is NaN."""
-    return fold(maximum, [x[i] for x in operands])
+    return _folded(maximum, [x[i] for x in operands])
 
 
 @op("Sum")
@@ -149,7 +151,14 @@ def mean(i, *operands: Float):
 
 
 def _sum(i, operands) -> Expr:
-    return fold(lambda a, b: a + b, [wide(x[i]) for x in operands])
+    return _folded(lambda a, b: a + b, [wide(x[i]) for x in operands])
+
+
+def _folded(combine: Callable[[Expr, Expr], Expr], terms: list[Expr]) -> Expr:
+    """All terms combined from left to right, RUN at a time, so that no expression is very deep."""
+    while len(terms) > RUN:
+        terms = [fold(combine, terms[n : n + RUN]) for n in range(0, len(terms), RUN)]
+    return fold(combine, terms)
 
 
 @op("IsInf")

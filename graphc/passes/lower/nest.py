@@ -87,12 +87,14 @@ def in_place(computation: Computation) -> list[tuple[str, str]]:
         return []
     output = computation.outputs[0]
     here = flatten_index(output.index, output.extents)
+    reads: dict[str, list[Load]] = {}
+    for load in loads(output.expr):
+        reads.setdefault(load.source, []).append(load)
     found = []
     for buffer in computation.inputs:
         if buffer.dtype.size != output.buffer.dtype.size:
             continue
-        reads = [x for x in loads(output.expr) if x.source == buffer.name]
-        if all(flatten_index(x.index, buffer.shape) is here for x in reads):
+        if all(flatten_index(x.index, buffer.shape) is here for x in reads.get(buffer.name, ())):
             found.append((output.buffer.name, buffer.name))
     return found
 

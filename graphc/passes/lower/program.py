@@ -9,6 +9,7 @@ up to names are shared. Memory planning then gives every arena storage its offse
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -103,9 +104,10 @@ class Lowering:
     packed: dict[tuple, str] = field(default_factory=dict)
     sizes: list[TensorType] = field(default_factory=list)
     bounded: dict[Value, tuple[int, int]] = field(default_factory=dict)
+    known: dict[int, tuple[Kernel, Kernel]] = field(default_factory=dict)
     chosen: dict[Computation, Lowered] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
-    distances: dict[Kernel, dict[tuple[str, str], int]] = field(default_factory=dict)
+    distances: dict[str, dict[tuple[str, str], int]] = field(default_factory=dict)
 
     def run(self) -> Program:
         for position, value in enumerate(self.graph.params):
@@ -221,7 +223,8 @@ class Lowering:
     def choose(self, part: Computation) -> Lowered:
         """The first strategy's answer; equal computations (layer after layer) are lowered once."""
         if part not in self.chosen:
-            self.chosen[part] = self._choose(part)
+            lowered = self._choose(part)
+            self.chosen[part] = replace(lowered, kernel=without_unread(lowered.kernel))
         return self.chosen[part]
 
     def _choose(self, part: Computation) -> Lowered:
@@ -256,27 +259,28 @@ class Lowering:
         return self.constants[storage.index]
 
     def call(self, lowered: Lowered, places: dict[str, str], op: Op, macs: int = 0) -> None:
-        lowered = replace(lowered, kernel=without_unread(lowered.kernel))
         kernel = self.shared(lowered.kernel)
         arguments = tuple(places[b.name] for b in lowered.kernel.params)
         reads = tuple(places[b.name] for b in lowered.kernel.params if b.access != "out")
         writes = tuple(places[b.name] for b in lowered.kernel.params if b.access != "in")
+        views = Counter(self.storages[place].root for place in arguments)  # of the same memory
         pairs = tuple(
-            (places[a], places[b]) for a, b in lowered.inplace if self.alone(b, lowered, places)
-        )
-        overlaps = self.overlaps(self.kernels[key_of(lowered.kernel)], places)
-        self.calls.append(
-            Call(kernel, arguments, reads, writes, op.loc, lowered.flops, macs, pairs, overlaps)
-        )
+            (places[a], places[b]) for a, b in lowered.inplace
+            if views[self.storages[places[b]].root] == 1
+        )  # fmt: skip
+        overlaps = self.overlaps(kernel, places)
+        self.calls.append(Call(
+            kernel.name, arguments, reads, writes, op.loc, lowered.flops, macs, pairs, overlaps
+        ))  # fmt: skip
 
     def overlaps(self, kernel: Kernel, places: dict[str, str]) -> tuple[tuple[str, str, int], ...]:
         """How a kernel's outputs may overlap its inputs, both in the arena."""
         inside = [self.storages[places[b.name]].space == "arena" for b in kernel.params]
         if not self.in_order or sum(inside) < 2:
             return ()
-        if kernel not in self.distances:
-            self.distances[kernel] = distances(kernel)
-        found = self.distances[kernel]
+        if kernel.name not in self.distances:
+            self.distances[kernel.name] = distances(kernel)
+        found = self.distances[kernel.name]
         reads = [b.name for b in kernel.params if b.access == "in"]
         pairs: dict[tuple[str, str], int] = {}
         for out, into in found:
@@ -285,17 +289,14 @@ class Lowering:
                 pairs[places[out], places[into]] = min(found[out, name] for name in same)
         return tuple((*pair, most) for pair, most in pairs.items())
 
-    def alone(self, name: str, lowered: Lowered, places: dict[str, str]) -> bool:
-        """Whether no other argument of a call is a view of the same memory."""
-        roots = [self.storages[places[b.name]].root for b in lowered.kernel.params]
-        return roots.count(self.storages[places[name]].root) == 1
-
-    def shared(self, kernel: Kernel) -> str:
-        """The name of an equal kernel, or of this one, now registered under a unique name."""
-        key = key_of(kernel)
-        if key not in self.kernels:
-            self.kernels[key] = replace(kernel, name=f"{kernel.name}_{len(self.kernels)}")
-        return self.kernels[key].name
+    def shared(self, kernel: Kernel) -> Kernel:
+        """An equal kernel, or this one, now registered under a unique name."""
+        if id(kernel) not in self.known:  # comparing kernels takes time
+            key = key_of(kernel)
+            if key not in self.kernels:
+                self.kernels[key] = replace(kernel, name=f"{kernel.name}_{len(self.kernels)}")
+            self.known[id(kernel)] = kernel, self.kernels[key]
+        return self.known[id(kernel)][1]
 
     def lower_imperative(self, op: Op) -> None:
         from graphc.ir.imperative import SIZES, imperative_kernel
@@ -306,7 +307,7 @@ class Lowering:
         places = {b.name: self.storage(values[b.name]) for b in kernel.params if b.name != SIZES}
         if kernel.params[-1].name == SIZES:
             places[SIZES] = self.sizes_output(kernel.params[-1], op)
-        self.call(Lowered(kernel), places, op)
+        self.call(Lowered(without_unread(kernel)), places, op)
 
     def sizes_output(self, buffer: Buffer, op: Op) -> str:
         """An output after those of the graph, for the true sizes of an op's results."""
@@ -347,9 +348,9 @@ class Lowering:
         lowered = self.choose(part)
         loc = value.producer.loc if value.producer is not None else ()
         kernel = self.shared(lowered.kernel)
-        self.calls.append(
-            Call(kernel, (self.storage(value), name), (self.storage(value),), (name,), loc)
-        )
+        places = {"in0": self.storage(value), "out0": name}
+        arguments = tuple(places[b.name] for b in kernel.params)  # what is empty is not read
+        self.calls.append(Call(kernel.name, arguments, arguments[:-1], (name,), loc))
         return name
 
     # ---------------------------------------------------------------- the program

@@ -8,6 +8,7 @@ from graphc.ir.graph import Value
 from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import ints, inverse, is_static, permutation, shape_of
+from graphc.passes.rules.operands import MOST
 
 x, shape, y, indices, data = var("x shape y indices data")
 
@@ -114,6 +115,8 @@ def concat_of_concat(rw, op, parts):
     flat = [part for part in flat if shape_of(part)[axis]] if all(map(is_static, flat)) else flat
     if len(flat) == len(parts) or not flat:
         return None
+    if len(flat) > MOST:
+        return rw.skip(f"together they have more than {MOST} parts")
     return flat[0] if len(flat) == 1 else rw.Concat(*flat, axis=axis)
 
 
