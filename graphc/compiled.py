@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, UnsupportedError
 from graphc.execution import CompileStatic, Executable, SpecialisedGraph, Target
 from graphc.ir.graph import Graph, Op
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
@@ -50,7 +50,10 @@ class Runnable:
 
     def run(self, feeds: Mapping[str, Any] | Sequence[Any] | np.ndarray) -> list[Any]:
         """Outputs as numpy arrays (lists for sequences) for inputs by name or in order."""
-        return self.execute(self._values(feeds))
+        try:
+            return self.execute(self._values(feeds))
+        except MemoryError as error:
+            raise UnsupportedError(f"running needs more memory than there is: {error}") from error
 
     def _values(self, feeds: Any) -> list[Any]:
         if isinstance(feeds, Mapping):

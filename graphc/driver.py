@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from graphc.compiled import CompiledModel, Runnable
-from graphc.errors import ModelError, NeedsValue, UnsupportedError
+from graphc.errors import ModelError, NeedsValue, UnsupportedError, within_limits
 from graphc.execution import CompileStatic, Executable, natively
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
@@ -129,12 +129,13 @@ def compile(
     otherwise when it is run. `threads` is the number of CPU threads (default: all). `options` are
     the other fields of `Settings`. Raises ModelError, UnsupportedError.
     """
-    graph = pin(load_graph(source), shapes, values, dims)
     chosen = settings(threads, options)
-    model = CompiledModel(
-        graph, compiler(target, chosen), natively, adopter(target, chosen), POLICIES.get(target)
-    )
-    model.prepare()
+    with within_limits():
+        graph = pin(load_graph(source), shapes, values, dims)
+        model = CompiledModel(
+            graph, compiler(target, chosen), natively, adopter(target, chosen), POLICIES.get(target)
+        )
+        model.prepare()
     return model
 
 
@@ -210,10 +211,11 @@ def to_program(
 ) -> Program:
     """A typed static graph, optimised and lowered; `resident`, `alignment` and `in_order` as for
     `lower`. `check` may refuse the optimised graph."""
-    graph = optimise(graph, settings, passes)
-    if check is not None:
-        check(graph)
-    program = lower(graph, strategies, graph.name, resident, alignment, in_order)
+    with within_limits():
+        graph = optimise(graph, settings, passes)
+        if check is not None:
+            check(graph)
+        program = lower(graph, strategies, graph.name, resident, alignment, in_order)
     if settings is not None and settings.observe is not None:
         settings.observe(program)
     return program
@@ -284,9 +286,18 @@ def typed(source: Any, **pins: Any) -> Graph:
     """
     shapes, values, dims = (pins.get(name) for name in ("shapes", "values", "dims"))
     try:
-        return specialise(pin(load_graph(source), shapes, values, dims), policy=KEEP_INTEGERS)
+        with within_limits():
+            graph = specialise(pin(load_graph(source), shapes, values, dims), policy=KEEP_INTEGERS)
     except NeedsValue as error:
         raise UnsupportedError(f"{error}; a program without a host needs static shapes") from error
+    for op in graph.ops:
+        for value in op.outputs:
+            if value.type is None:
+                raise UnsupportedError(
+                    f"{op.where()}: {value.name!r} has no type that is known when it is compiled; "
+                    "a program without a host needs it"
+                )
+    return graph
 
 
 def _cpu(settings: Settings) -> CompileStatic:

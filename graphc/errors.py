@@ -8,6 +8,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class GraphcError(Exception):
     """Base of all errors raised on purpose. `in_function` says that it names a node of a function
@@ -51,3 +54,15 @@ class NeedsValue(UnsupportedError):
         self.contents = True
         self.graph: object = None
         self.needs: tuple[NeedsValue, ...] = (self,)
+
+
+@contextmanager
+def within_limits() -> Iterator[None]:
+    """Makes UnsupportedErrors of what ends because this process has limits: it needs more memory,
+    or nests deeper, than there is."""
+    try:
+        yield
+    except MemoryError as error:
+        raise UnsupportedError(f"needs more memory than there is: {error or 'no more'}") from error
+    except RecursionError as error:
+        raise UnsupportedError(f"the model is nested too deeply: {error}") from error

@@ -1,4 +1,4 @@
-"""Models of very many nodes, operands and outputs: what is cut into pieces still computes the same."""
+"""Very many nodes, operands and outputs: what is cut into pieces still computes the same."""
 
 from __future__ import annotations
 

@@ -49,6 +49,10 @@ def blaming(op: Op) -> Iterator[None]:
         raise
     except GraphcError as error:
         raise _located(op, error) from error
+    except MemoryError as error:
+        raise UnsupportedError(f"{op.where()}: needs too much memory: {error}") from error
+    except RecursionError as error:
+        raise UnsupportedError(f"{op.where()}: its expressions are nested too deeply") from error
     except _MISTAKES as error:
         types = ", ".join("none" if v is None else str(v.type) for v in op.inputs)
         kind = "" if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: "

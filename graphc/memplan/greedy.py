@@ -64,11 +64,9 @@ def pack_greedily(packing: Packing, bound: int | None = None) -> Packed:
             packed = Packed(found, packing.peak(found), f"{fit} fit by {name}")
             if best is None or packed.peak < best.peak:
                 best, best_order = packed, order
-            if best.peak <= bound:
-                return best
             work += each
-        if work > ORDER_WORK:
-            return best
+            if best.peak <= bound or work > ORDER_WORK:
+                return best
     assert best is not None
     return _squeeze(packing, best, best_order, bound)
 

@@ -7,16 +7,26 @@ to the operand's type once, as ONNX Runtime does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Const, Expr, as_expr, maximum, minimum, select
 
 TRUE = Const(True, boolean)
+MOST_GENERATED = 1 << 26  # elements of a table that an operator makes at compile time
+
+
+def check_table(*shape: int) -> None:
+    """UnsupportedError if an operator would make too large a table of this shape."""
+    if math.prod(shape) > MOST_GENERATED:
+        raise UnsupportedError(
+            f"needs a table of shape {list(shape)}, at most {MOST_GENERATED} elements are possible"
+        )
 
 
 def wide(value: Expr) -> Expr:

@@ -20,6 +20,8 @@ from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, composite
 
 # Activations by lower-case name: defaults of alpha and beta (None: takes none), and a builder.
+MOST_STEPS = 1 << 13
+
 Activation = Callable[[Builder, Value], Value]
 _ACTIVATIONS: dict[str, tuple[tuple[float | None, float | None], Callable]] = {
     "relu": ((None, None), lambda b, x, *_: b.Relu(x)),
@@ -176,6 +178,11 @@ class Recurrence:
         if self.layout:
             self.x = self.b.Transpose(self.x, perm=(1, 0, 2))
         self.sequence, self.batch, _ = self.x.tensor.static_shape
+        if self.sequence > MOST_STEPS:
+            raise UnsupportedError(
+                f"has {self.sequence} time steps, which are written out one by one; at most "
+                f"{MOST_STEPS} are possible: run it in parts, from the state of the part before"
+            )
 
     def initial(self, value: Value | None, direction: int) -> Value:
         """The (batch, hidden) state to start from; zeros if none is given."""

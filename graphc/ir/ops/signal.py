@@ -17,7 +17,7 @@ from graphc.ir.build import Builder
 from graphc.ir.expr import Expr, cast, cos, sin
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, Known, Number, composite, op
-from graphc.ir.ops.helpers import normal_axis
+from graphc.ir.ops.helpers import check_table, normal_axis
 
 
 def fourier_matrix(length: int, rows: int, columns: int, parts: int, inverse: bool) -> np.ndarray:
@@ -26,6 +26,7 @@ def fourier_matrix(length: int, rows: int, columns: int, parts: int, inverse: bo
     exp(-2 pi j k n / length), or its conjugate / length for the inverse. Angles are reduced
     modulo a full turn in integers, so that they are exact for any length.
     """
+    check_table(rows, columns, 2, parts)
     turns = np.outer(np.arange(rows), np.arange(columns)) % length / length
     cosine, sine = np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)
     if inverse:
@@ -164,6 +165,7 @@ def mel_weight_matrix(
         2595 * math.log10(1 + float(edge.item()) / 700)
         for edge in (lower_edge_hertz, upper_edge_hertz)
     )
+    check_table(max(count, 0), max(length // 2 + 1, 0))
     mel = np.arange(count + 2) * ((high - low) / (count + 2)) + low
     hertz = 700 * (10 ** (mel / 2595) - 1)
     edges = ((length + 1) * hertz // int(sample_rate.item())).astype(np.int64)

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir.opdef import Any_, composite
+from graphc.ir.ops.helpers import check_table
 
 
 @composite("TfIdfVectorizer")
@@ -94,7 +95,9 @@ def _count(b, rows, grams: np.ndarray, max_skip: int) -> Any:
 def _spread(b, rows, counts: list, columns: list[int], width: int) -> Any:
     """f32[B, width] with each n-gram's count added to its column."""
     batch = rows.tensor.static_shape[0]
-    if len(set(columns)) < len(columns):
+    doubled = len(set(columns)) < len(columns)
+    check_table(len(columns) if doubled else 1, width)
+    if doubled:
         matrix = np.zeros((len(columns), width), np.float32)
         matrix[np.arange(len(columns)), columns] = 1
         return b.MatMul(_joined(b, counts), matrix)

@@ -33,10 +33,14 @@ from graphc.passes.lower.computation import (
     physical_buffer,
 )
 from graphc.passes.lower.materialise import materialise
+from graphc.passes.lower.nest import work
 from graphc.passes.lower.overlap import distances
 from graphc.passes.lower.pieces import restricted, split_outputs
+from graphc.passes.lower.scratch import with_scratch
 from graphc.passes.lower.views import view_of
 
+PREPARED = 1 << 24  # operations spent at compile time on what depends on constants alone
+WORTH = 256  # or so many per byte of these constants
 ORDER_BUDGET = 20_000  # work units spent on looking for an execution order of lower peak memory
 
 Strategy = Callable[[Computation], "Lowered | str"]
@@ -238,7 +242,8 @@ class Lowering:
     def prepare(self, buffer: Buffer, preparation: Computation, places, known, op: Op) -> str:
         """Fills a temporary: now if it depends on constants alone, else by kernels of its own."""
         reads = {b.name for b in preparation.inputs}
-        if reads <= set(known):
+        given = sum(self.physical(n, places).nbytes for n in reads) if reads <= set(known) else -1
+        if given >= 0 and work(preparation) <= max(PREPARED, WORTH * given):
             key = (
                 preparation.outputs[0].expr,
                 buffer.shape,
@@ -307,7 +312,9 @@ class Lowering:
         places = {b.name: self.storage(values[b.name]) for b in kernel.params if b.name != SIZES}
         if kernel.params[-1].name == SIZES:
             places[SIZES] = self.sizes_output(kernel.params[-1], op)
-        self.call(Lowered(without_unread(kernel)), places, op)
+        kernel, scratch = with_scratch(without_unread(kernel))
+        places.update((buffer.name, self.temporary(buffer)) for buffer in scratch)
+        self.call(Lowered(kernel), places, op)
 
     def sizes_output(self, buffer: Buffer, op: Op) -> str:
         """An output after those of the graph, for the true sizes of an op's results."""

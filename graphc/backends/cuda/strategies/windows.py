@@ -61,6 +61,7 @@ BYTES = 16  # that a thread reads at once
 MAX_CHANNELS = 8  # of a patch
 PATCHES = (1, 2, 4, 7, 8)  # outputs along a dimension
 MAX_SUMS = 48  # registers of a thread for sums
+MOST_TAPS = 1024  # of a slide: positions are listed to estimate the time
 UNROLLED = 160  # products per channel that are written one by one; beyond, rows of taps are a loop
 WIDE_GROUP = 16  # output channels of a group that fill a tile of a matrix product
 HIDDEN = 4  # warps of a scheduler, below which instructions wait for one another
@@ -174,6 +175,8 @@ def _classify(computation, indices, offset, exprs, hole: Reduce) -> Windows | st
         slides = _slides(a, b, indices, hole)
         if not slides or not loads(a):
             continue
+        if max(s.axis.count for s in slides) > MOST_TAPS:
+            return f"window: more than {MOST_TAPS} taps"
         rest = [k for k in hole.axes if all(k is not s.axis for s in slides)]
         found = Windows(computation, indices, offset, exprs, hole, a, b, slides, rest)
         problem = _unsuitable(found)

@@ -51,6 +51,7 @@ from graphc.passes.lower.spaces import (
     split_divided,
 )
 
+MOST_ROWS = 1 << 16  # of an index that is searched for its interior
 LOOP = 3  # instructions of a loop around a tile, per product of each sum
 
 
@@ -228,6 +229,8 @@ def interior(row: Index, hole: Reduce) -> tuple[int, int]:
     extent = row.count
     if not atoms:
         return 0, extent
+    if extent > MOST_ROWS:
+        return 0, 0
     best, start = (0, 0), None
     for position in range(extent + 1):
         inside = position < extent and all(_holds(a, row, position) for a in atoms)

@@ -1,0 +1,44 @@
+"""Large local arrays of kernels become scratch memory in the arena: stacks are small.
+
+What is local to the iterations of parallel loops stays, as each iteration has its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from graphc.ir.kernel import Alloc, Body, Buffer, For, If, Kernel, While, walk_stmts
+
+MOST_LOCAL = 1 << 14  # bytes of an array on the stack
+
+
+def with_scratch(kernel: Kernel) -> tuple[Kernel, list[Buffer]]:
+    """The kernel with its large local arrays as parameters, after the others, and these."""
+    names = [s.buffer.name for s in walk_stmts(kernel.body) if isinstance(s, Alloc)]
+    found: dict[str, Buffer] = {}
+    body = _hoisted(kernel.body, {n for n in names if names.count(n) == 1}, found)
+    if not found:
+        return kernel, []
+    scratch = list(found.values())
+    return replace(kernel, params=(*kernel.params, *scratch), body=body), scratch
+
+
+def _hoisted(body: Body, names: set[str], found: dict[str, Buffer]) -> Body:
+    """A body less its large arrays of these names, which are added to `found`."""
+    kept = []
+    for stmt in body:
+        if isinstance(stmt, Alloc) and stmt.buffer.name in names and _is_large(stmt.buffer):
+            found[stmt.buffer.name] = replace(stmt.buffer, access="out")
+            continue
+        if isinstance(stmt, While) or isinstance(stmt, For) and stmt.kind == "serial":
+            stmt = replace(stmt, body=_hoisted(stmt.body, names, found))
+        elif isinstance(stmt, If):
+            then, orelse = (_hoisted(b, names, found) for b in (stmt.then, stmt.orelse))
+            stmt = replace(stmt, then=then, orelse=orelse)
+        kept.append(stmt)
+    return tuple(kept)
+
+
+def _is_large(buffer: Buffer) -> bool:
+    return math.prod(map(int, buffer.shape)) * buffer.dtype.size > MOST_LOCAL  # type: ignore[arg-type]
