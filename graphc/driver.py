@@ -266,6 +266,7 @@ def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
     from graphc.backends.cuda.strategies import VECTOR_BYTES, strategies
 
     settings = settings or Settings()
+    _check_types(graph)
     passes = cuda_passes(settings.precision)
     if settings.tune:
         from graphc.backends.cuda.gpu import with_own_features
@@ -287,9 +288,13 @@ def typed(source: Any, **pins: Any) -> Graph:
     shapes, values, dims = (pins.get(name) for name in ("shapes", "values", "dims"))
     try:
         with within_limits():
-            graph = specialise(pin(load_graph(source), shapes, values, dims), policy=KEEP_INTEGERS)
+            return specialise(pin(load_graph(source), shapes, values, dims), policy=KEEP_INTEGERS)
     except NeedsValue as error:
         raise UnsupportedError(f"{error}; a program without a host needs static shapes") from error
+
+
+def _check_types(graph: Graph) -> None:
+    """UnsupportedError if what an op gives has no type before it has run."""
     for op in graph.ops:
         for value in op.outputs:
             if value.type is None:
@@ -297,7 +302,6 @@ def typed(source: Any, **pins: Any) -> Graph:
                     f"{op.where()}: {value.name!r} has no type that is known when it is compiled; "
                     "a program without a host needs it"
                 )
-    return graph
 
 
 def _cpu(settings: Settings) -> CompileStatic:
