@@ -94,7 +94,7 @@ TILES = (
     Tile(64, 128, 16, 4, 8),
     Tile(64, 64, 16, 4, 4),
     Tile(32, 64, 16, 4, 4),
-    Tile(32, 32, 16, 2, 2),
+    Tile(32, 32, 32, 4, 2),
     Tile(16, 32, 32, 2, 2),
 )
 
@@ -204,10 +204,10 @@ class _Side:
         along = operand.depth if self.along_depth else operand.side
         self.is_vector = is_float and self.words.contiguous(along)
         self.together = math.gcd(own, BYTES // tiles.dtype.size)
-        padding = PADDING if self.along_depth and not self.is_vector else 0
-        self.into = Buffer(
-            f"tile_{name}", tiles.dtype, (STAGES, self.depth, width + padding), "local"
-        )
+        row = width
+        if self.along_depth:
+            row = max(width, BANKS) if self.is_vector else width + PADDING
+        self.into = Buffer(f"tile_{name}", tiles.dtype, (STAGES, self.depth, row), "local")
 
     @property
     def chunks(self) -> int:
@@ -299,7 +299,7 @@ class _Side:
         if not (self.is_vector and self.along_depth) or chunk is Const(0, i64):
             return position
         step = BANKS // (self.depth // 4)
-        return call("bxor", position, simplify(chunk * step % min(self.width, BANKS)))
+        return call("bxor", position, simplify(chunk * step % BANKS))
 
     @contextmanager
     def _fetches(self) -> Iterator[tuple[Expr, Expr]]:
