@@ -31,7 +31,7 @@ def fuse_attention(graph: Graph, ctx: Context, widest: int) -> bool:
         if op.region is None or not _contracts(op):
             continue
         for group in _groups(graph, [op], set()):
-            merged = merged_group(group, "attention")
+            merged = merged_group(graph, group, "attention")
             found = _match(merged, widest)
             if isinstance(found, Attention) and ctx.spend(RULE, op):
                 replace_group(graph, group, merged)

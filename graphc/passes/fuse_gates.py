@@ -33,7 +33,7 @@ def fuse_gates(graph: Graph, ctx: Context, vectors: int) -> bool:
     for op in list(graph.ops):
         found = _products(graph, op, vectors)
         if found is not None and ctx.spend(RULE, op):
-            replace_group(graph, [found, op], merged_group([found, op], "gates"))
+            replace_group(graph, [found, op], merged_group(graph, [found, op], "gates"))
             changed = True
     return changed
 

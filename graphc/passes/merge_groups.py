@@ -1,16 +1,27 @@
-"""Groups that `fuse` made become one op: only the last of them has results that others read."""
+"""Groups that `fuse` made, or single ops, become one op."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from graphc.ir.graph import Graph, Op, Region, Value, copy_op, copy_ops
 from graphc.ir.opdef import FUSED
 
 
-def merged_group(group: list[Op], name: str) -> Op:
-    """One op that computes what the last of a group does; it is in no graph yet."""
-    inside = {op.output: op for op in group[:-1]}
+def results_of(graph: Graph, group: Sequence[Op]) -> list[Value]:
+    """What ops of a group make that others read, or that the graph returns."""
+    inside = set(group)
+    return [
+        v for op in group for v in op.outputs
+        if v in graph.results or any(user not in inside for user in v.users)
+    ]  # fmt: skip
+
+
+def merged_group(graph: Graph, group: Sequence[Op], name: str) -> Op:
+    """One op that computes what a group does; it is in no graph yet."""
+    made = {v for op in group for v in op.outputs}
     inputs = list(dict.fromkeys(
-        v for op in group for v in op.inputs if v is not None and v not in inside
+        v for op in group for v in op.inputs if v is not None and v not in made
     ))  # fmt: skip
     region = Region()
     mapping: dict[Value, Value] = {v: region.add_param(v.type, v.name) for v in inputs}
@@ -22,19 +33,20 @@ def merged_group(group: list[Op], name: str) -> Op:
             mapping.update((out, mapping[r]) for out, r in zip(op.outputs, inner.results))
         else:
             copy_op(op, region, mapping)
-    last = group[-1]
-    region.set_results([mapping[v] for v in last.outputs])
+    results = results_of(graph, group)
+    region.set_results([mapping[v] for v in results])
     loc = tuple(dict.fromkeys(name for op in group for name in op.loc))
-    merged = Op(FUSED, inputs, {"name": name}, len(last.outputs), [region], loc)
-    for old, new in zip(last.outputs, merged.outputs):
+    merged = Op(FUSED, inputs, {"name": name}, len(results), [region], loc)
+    for old, new in zip(results, merged.outputs):
         new.type, new.name = old.type, old.name
     return merged
 
 
-def replace_group(graph: Graph, group: list[Op], merged: Op) -> None:
-    """Puts what `merged_group` made in the place of the group."""
+def replace_group(graph: Graph, group: Sequence[Op], merged: Op) -> None:
+    """Puts what `merged_group` made in the place of the last of a group."""
+    results = results_of(graph, group)
     graph.insert_before(group[-1], merged)
-    for old, new in zip(group[-1].outputs, merged.outputs):
+    for old, new in zip(results, merged.outputs):
         old.replace_uses(new)
     for op in reversed(group):
         op.erase()

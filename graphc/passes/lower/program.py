@@ -23,6 +23,7 @@ from graphc.ir.kernel import Buffer, Kernel, buffers_read, walk_stmts
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
 from graphc.ir.verify_kernel import verify_program
+from graphc.passes import structure
 from graphc.passes.lower.computation import (
     Computation,
     Lowered,
@@ -137,13 +138,17 @@ class Lowering:
         return name
 
     def reserve_outputs(self) -> None:
-        """Results made by a kernel are written straight into the caller's output."""
+        """Results made by a kernel are written straight into the caller's output, and so is what a
+        result is another view of."""
         taken: set[Value] = set()
         for position, value in enumerate(self.graph.results):
-            made = value.producer is not None and value.constant is None
-            if made and value not in taken and value.tensor.layout is None:
-                taken.add(value)
-                self.define(value, "output", position)
+            if value.tensor.layout is not None:
+                continue
+            source = whole_source(value)
+            made = source.producer is not None and source.constant is None
+            if made and source not in taken:
+                taken.add(source)
+                self.define(source, "output", position)
 
     def storage(self, value: Value) -> str:
         if value not in self.of_value:
@@ -447,6 +452,21 @@ class Lowering:
                     start = self.storages[out].offset
                     apart = (listed[out, a] + self.storages[a].offset - start for a in parts)
                     yield roots[out], root, min(apart)
+
+
+def whole_source(value: Value) -> Value:
+    """The value, the first of a chain, whose memory holds the elements of this one in their order:
+    itself, unless a view makes it."""
+    op = value.producer
+    if op is None or len(op.outputs) != 1:
+        return value
+    if op.name != "fused" and not structure.has_body(op):
+        return value
+    view = view_of(computation(op))
+    source = None if view is None else input_names(op)[view[0]]
+    if source is None or source.producer is None or source.tensor.size != value.tensor.size:
+        return value
+    return whole_source(source)
 
 
 def key_of(kernel: Kernel) -> tuple:

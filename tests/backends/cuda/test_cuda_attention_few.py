@@ -119,6 +119,12 @@ def test_keys_are_cut_where_blocks_are_few():
     assert parts(1, 64) == parts(500, 4096) == ["attention"]
 
 
+def test_a_step_of_decoding_has_few_launches():
+    """Keys and values join those of the past in one kernel; queries are scaled; no copies."""
+    launches = attentions(cuda_of(GRAPHS["decoding"]))
+    assert launches == ["nest", "nest", "attention"]
+
+
 def test_memory_is_bounded():
     arenas = [
         cuda_of(products("8,", 1, keys, 64, 64)).program.arena_bytes for keys in (1 << 14, 1 << 16)

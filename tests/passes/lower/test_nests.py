@@ -99,6 +99,29 @@ def test_views_cost_nothing():
     assert len(program.steps) <= 2
 
 
+def test_results_that_are_views_are_made_in_their_place():
+    """Also where the values themselves are read later, or returned as they are."""
+
+    def function(b, x):
+        y = b.Softmax(x, axis=-1)
+        z = b.Softmax(b.Neg(y), axis=-1)
+        w = b.Softmax(z, axis=-1)
+        return b.Reshape(b.Reshape(y, np.array([30])), np.array([5, 6])), b.Flatten(z), w, w
+
+    program = check(*build(function, x=floats(rng(5), 2, 3, 5)), (64, 0), interpreted=(64, 0))
+    assert len(program.steps) == 2  # the second copies a result that is asked for twice
+
+
+def test_pieces_of_an_operand_are_views_of_it():
+    def function(b, x):
+        y = b.Softmax(x, axis=-1)
+        parts = b.Split(y, np.array([1, 2, 3]), axis=0, outputs=3)
+        return tuple(b.Softmax(part, axis=-1) for part in parts)
+
+    program = check(*build(function, x=floats(rng(5), 6, 7)), (64, 0), interpreted=(64, 0))
+    assert len(program.steps) == 4
+
+
 def test_results_of_a_region_of_different_shapes():
     def function(b, x, y):
         s = b.Add(x, y)
