@@ -57,6 +57,7 @@ MOST_ROWS = 8
 MOST_CELLS = 128  # floats of rows and sums that a thread holds
 ROUNDED = 128  # keys of narrow types up to which other kernels round weights as the graph says
 RESIDENT = 4  # blocks that a multiprocessor should have
+FLOATS = 4  # that one access takes
 TILES = 2  # of keys that a part has at least
 
 
@@ -294,14 +295,25 @@ class _FewRows(AttentionBlocks):
             with k.when(self.lane.eq(0)):
                 k.store(self.group_totals, (self.group, 0), self.largest[i])
                 k.store(self.group_totals, (self.group, 1), self.total[i])
-            with k.loops(self.column_chunks, self.wide, kind="unroll") as (chunk, n):
+            with k.loop(self.column_chunks, "unroll") as chunk:
                 start = self._start_of(chunk, self.wide)
                 with k.when(simplify(start < self.v.count)):
-                    at = self.group, simplify(start + n)
-                    k.store(self.group_sums, at, self.sums[i, simplify(chunk * self.wide + n)])
+                    self._keep_sums(i, chunk, start)
             k.emit(Barrier())
             with strided(k, self.v.count, THREADS, self.thread) as column:
                 self._bring_together(i, column)
+
+    def _keep_sums(self, i: Expr, chunk: Expr, start: Expr) -> None:
+        """The sums of a chunk of columns to shared memory, 16 bytes at once."""
+        count = min(self.wide, FLOATS)
+        for first in range(0, self.wide, count):
+            at = self.group, simplify(start + first)
+            places = [simplify(chunk * self.wide + first + n) for n in range(count)]
+            if count == 1:
+                self.k.store(self.group_sums, at, self.sums[i, places[0]])
+                continue
+            cells = [self.sums[i, place] for place in places]
+            self.k.emit(Intrin("store_vector", (self.group_sums[at], *cells)))
 
     def _bring_together(self, i: Expr, column: Expr) -> None:
         """The result of a row in a column, or what a part knows of it."""
