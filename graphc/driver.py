@@ -208,14 +208,15 @@ def to_program(
     alignment: int = 1,
     check: Callable[[Graph], None] | None = None,
     in_order: bool = False,
+    joined: bool = False,
 ) -> Program:
-    """A typed static graph, optimised and lowered; `resident`, `alignment` and `in_order` as for
-    `lower`. `check` may refuse the optimised graph."""
+    """A typed static graph, optimised and lowered; `resident`, `alignment`, `in_order` and
+    `joined` as for `lower`. `check` may refuse the optimised graph."""
     with within_limits():
         graph = optimise(graph, settings, passes)
         if check is not None:
             check(graph)
-        program = lower(graph, strategies, graph.name, resident, alignment, in_order)
+        program = lower(graph, strategies, graph.name, resident, alignment, in_order, joined)
     if settings is not None and settings.observe is not None:
         settings.observe(program)
     return program
@@ -276,7 +277,7 @@ def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
         kinds = strategies(settings.arch or with_own_features(gpu.arch), Tuner(gpu).best)
     else:
         kinds = strategies(settings.arch or DEFAULT_ARCH)
-    return to_program(graph, kinds, settings, passes, alignment=VECTOR_BYTES)
+    return to_program(graph, kinds, settings, passes, alignment=VECTOR_BYTES, joined=True)
 
 
 def typed(source: Any, **pins: Any) -> Graph:

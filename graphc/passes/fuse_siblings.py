@@ -1,11 +1,13 @@
-"""Fuses siblings: ops that make values of one shape of the same values, for the same reader.
+"""Fuses siblings: ops that compute elements of the same values, for the same reader.
 
 Queries and keys that are rotated alike, keys and values that join those of the past, factors that
 are rounded: each is a small kernel, which can start when the other can and whose result is needed
 when the other's is. Where kernels are launched one by one, one with two results takes half the time
 of two.
 
-Only maps are merged, as a kernel has one space of elements, and no views, which need no kernel.
+Only maps are merged, and no views, which need no kernel. Values of different shapes stay loops of
+their own, which is for targets that put such loops into one kernel; nothing is gained where they
+take long.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from graphc.passes.pass_manager import Pass, register_pass
 
 RULE = "fuse-siblings"
 MOST = 4  # ops that become one
+LARGE = 1 << 22  # elements of a value whose kernel takes much longer than its launch
 
 
 def fuse_siblings(graph: Graph, ctx: Context) -> bool:
@@ -44,36 +47,34 @@ def fuse_siblings(graph: Graph, ctx: Context) -> bool:
 
 def _siblings(reader: Op) -> list[list[Op]]:
     """The groups of siblings among the ops whose results one op reads."""
-    groups: dict[tuple, list[Op]] = {}
+    groups: dict[frozenset, list[Op]] = {}
     made = (v.producer for v in reader.inputs if v is not None and v.producer is not None)
     for op in dict.fromkeys(made):
-        space = _space(op)
-        if space is not None:
+        if _is_small_map(op):
             sources = frozenset(
                 v.producer for v in op.inputs
                 if v is not None and v.constant is None and v.producer is not None
             )  # fmt: skip
-            groups.setdefault((space, sources), []).append(op)
+            groups.setdefault(sources, []).append(op)
     return [group[:MOST] for group in groups.values() if len(group) > 1]
 
 
-def _space(op: Op) -> tuple | None:
-    """The shape in memory of all that a map makes; None if it is none, or a view."""
+def _is_small_map(op: Op) -> bool:
+    """Whether all that an op makes is computed element by element, and is no view."""
     if op.name == "Constant" or op.name != "fused" and not structure.has_body(op):
-        return None
+        return False
+    if any(v.tensor.size > LARGE for v in op.outputs):
+        return False
     whole = computation(op)
-    shapes = {o.extents for o in whole.outputs}
-    if len(shapes) > 1 or any(isinstance(n, Reduce) for o in whole.outputs for n in walk(o.expr)):
-        return None
-    if any(view_of(restricted(whole, [o])) is not None for o in whole.outputs):
-        return None
-    return next(iter(shapes))
+    if any(isinstance(n, Reduce) for o in whole.outputs for n in walk(o.expr)):
+        return False
+    return all(view_of(restricted(whole, [o])) is None for o in whole.outputs)
 
 
 @register_pass
 @dataclass
 class FuseSiblings(Pass):
-    """Makes one op of maps of one shape that read the same values, for the same reader."""
+    """Makes one op of maps that read the same values, for the same reader."""
 
     name = RULE
     requires = "fused"

@@ -7,7 +7,8 @@ grid. Each piece is one of
     elements  `parallel` loops, perfectly nested: one thread per iteration, the innermost fastest
     serial    anything else: one thread
 
-Neighbouring serial statements share a launch. A kernel whose pieces share local scalars or arrays
+Neighbouring serial statements share a launch, and so do neighbouring loops over elements that touch
+nothing the other one writes. A kernel whose pieces share local scalars or arrays
 cannot be cut and is run by one thread.
 """
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from graphc.errors import InternalError
+from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, Index, Ref, walk
 from graphc.ir.kernel import (
     Alloc,
@@ -35,7 +37,7 @@ from graphc.ir.kernel import (
     substitute_body,
     walk_stmts,
 )
-from graphc.ir.simplify import unflatten_index
+from graphc.ir.simplify import simplify, unflatten_index
 
 THREADS = 256  # of a block, where a kernel does not say
 MAX_BLOCKS = 1 << 16  # of a launch whose threads loop over elements
@@ -84,7 +86,7 @@ def launches(kernel: Kernel, max_blocks: int = MAX_BLOCKS) -> list[Launch]:
     pieces = _pieces(kernel.body)
     if len(pieces) > 1 and _share_locals(pieces):
         pieces = [_serial(kernel.body)]
-    found = [_launch(kernel, piece, max_blocks) for piece in pieces]
+    found = [_launch(kernel, piece, max_blocks) for piece in _together(pieces)]
     found = [launch for launch in found if launch.grid]
     if len(found) == 1:
         return [replace(found[0], kernel=replace(found[0].kernel, name=kernel.name))]
@@ -105,6 +107,49 @@ def _pieces(body: Body) -> list[Body]:
         pieces[-1].append(stmt)
         joins = not wide
     return [tuple(piece) for piece in pieces]
+
+
+def _together(pieces: list[Body]) -> list[Body]:
+    """The pieces, of which neighbouring loops over elements are one where that makes no
+    difference."""
+    found: list[Body] = []
+    for piece in pieces:
+        before, loop = _elements(found[-1]) if found else None, _elements(piece)
+        if before is None or loop is None or _depend(before, loop):
+            found.append(piece if loop is None else (loop,))
+        else:
+            found[-1] = (_one_loop(before, loop),)
+    return found
+
+
+def _elements(piece: Body) -> For | None:
+    """The loop over elements that a piece is, if it is one of constant extent and has any."""
+    only = piece[0] if len(piece) == 1 else None
+    loop = _flat(only) if isinstance(only, For) and only.kind == "parallel" else None
+    return loop if loop is not None and loop.extent != 0 else None
+
+
+def _depend(first: For, second: For) -> bool:
+    """Whether a loop touches a parameter that another one writes."""
+    written = [
+        {s.buffer for s in walk_stmts((loop,)) if isinstance(s, Store)} for loop in (first, second)
+    ]
+    local = [
+        {s.buffer.name for s in walk_stmts((loop,)) if isinstance(s, Alloc)}
+        for loop in (first, second)
+    ]
+    touched = [_names_used((loop,)) - own for loop, own in zip((first, second), local)]
+    return bool((written[0] - local[0]) & touched[1] or (written[1] - local[1]) & touched[0])
+
+
+def _one_loop(first: For, second: For) -> For:
+    """A loop over the elements of both, those of the first before those of the second."""
+    start, count = first.var.count, second.var.count
+    at = Index("element", start + count)
+    here, there = Ref("first", i64, 0, start - 1), Ref("second", i64, 0, count - 1)
+    then = (Let(here, at), *substitute_body(first.body, {first.var: here}))
+    orelse = (Let(there, simplify(at - start)), *substitute_body(second.body, {second.var: there}))
+    return For(at, (If(at < start, then, orelse),), "parallel")
 
 
 def _share_locals(pieces: list[Body]) -> bool:

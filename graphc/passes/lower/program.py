@@ -19,7 +19,7 @@ from graphc import memplan
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.expr import Index, Load
 from graphc.ir.graph import Graph, Op, Value
-from graphc.ir.kernel import Buffer, Kernel, buffers_read, walk_stmts
+from graphc.ir.kernel import Buffer, For, Kernel, buffers_read, walk_stmts
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
 from graphc.ir.verify_kernel import verify_program
@@ -91,7 +91,8 @@ class Lowering:
 
     `resident`: inputs and outputs live in the arena; `results` are then the outputs' storages.
     A view that would not start at a multiple of `alignment` bytes is a copy instead. `in_order`:
-    loops run in order, so that outputs may overlap inputs that are still being read.
+    loops run in order, so that outputs may overlap inputs that are still being read. `joined`:
+    loops over outputs of different shapes are one kernel.
     """
 
     graph: Graph
@@ -100,6 +101,7 @@ class Lowering:
     resident: bool = False
     alignment: int = 1
     in_order: bool = False
+    joined: bool = False
     notes: list[str] = field(default_factory=list)
     kernels: dict[tuple, Kernel] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
@@ -199,10 +201,28 @@ class Lowering:
         if not made:
             return
         places = {o.buffer.name: self.storage(v) for o, v in zip(whole.outputs, op.outputs)}
-        for part in split_outputs(restricted(whole, made)):
-            used = {name: self.storage(names[name]) for name in (b.name for b in part.inputs)}
+        parts = split_outputs(restricted(whole, made))
+        used = {b.name: self.storage(names[b.name]) for part in parts for b in part.inputs}
+        loops = self.loops(parts) if self.joined else None
+        if loops is not None:
+            self.call(loops, {**used, **places}, op)
+            return
+        for part in parts:
             known = {n: names[n].constant for n in part.constants if n in used}
             self.lower_computation(part, {**used, **places}, known, op)
+
+    def loops(self, parts: list[Computation]) -> Lowered | None:
+        """One kernel of several computations, if all are nothing but parallel loops."""
+        lowered = [self.choose(part) for part in parts]
+        body = tuple(stmt for each in lowered for stmt in each.kernel.body)
+        if len(parts) < 2 or any(each.temporaries for each in lowered):
+            return None
+        if not all(isinstance(stmt, For) and stmt.kind == "parallel" for stmt in body):
+            return None
+        params = {b.name: b for access in ("in", "out") for each in lowered
+                  for b in each.kernel.params if b.access == access}  # fmt: skip
+        kernel = replace(lowered[0].kernel, params=tuple(params.values()), body=body)
+        return Lowered(kernel, flops=sum(each.flops for each in lowered))
 
     def is_view(self, part: Computation, output: Value, names: dict[str, Value]) -> bool:
         """Whether the computation of an output is a piece of an operand, and so needs no kernel."""
@@ -521,14 +541,16 @@ def lower(
     resident: bool = False,
     alignment: int = 1,
     in_order: bool = False,
+    joined: bool = False,
 ) -> Program:
     """Lowers a static, decomposed graph; with `resident`, inputs and outputs live in the arena.
 
     `alignment` in bytes holds for every operand of a kernel, given aligned inputs and outputs.
     `in_order`: loops run in order, whatever their kind allows; outputs may then overlap inputs,
-    which the verifier judges by playing the accesses through.
+    which the verifier judges by playing the accesses through. `joined`: loops over outputs of
+    different shapes that one op has are one kernel.
     """
-    program = Lowering(graph, strategies, name, resident, alignment, in_order).run()
+    program = Lowering(graph, strategies, name, resident, alignment, in_order, joined).run()
     if in_order:
         verify_program(program)
     return program

@@ -43,6 +43,14 @@ PHASES = """kernel @phases(in x: f32[300], out y: f32[300]) {
     y[k] = y[k] + 1.0
   }
 }"""
+PAIR = """kernel @pair(in x: f32[300], out y: f32[300], out z: f32[10]) {
+  parallel i < 300 {
+    y[i] = x[i] * 2.0
+  }
+  parallel k < 10 {
+    z[k] = x[k]
+  }
+}"""
 SHARED_SCALAR = """kernel @total(in x: f32[300], out y: f32[300]) {
   reg sum: f32[]
   sum[] = 0.0
@@ -110,6 +118,16 @@ def test_the_end_of_a_launch_orders_threads():
     assert [(x.kernel.name, x.grid, x.block) for x in found] == [
         ("phases_0", 2, 256), ("phases_1", 1, 1), ("phases_2", 2, 256),
     ]  # fmt: skip
+
+
+def test_loops_that_do_not_depend_on_each_other_are_one():
+    (found,) = launches(parse_kernel(PAIR))
+    assert (found.kernel.name, found.grid, found.block) == ("pair", 2, 256)
+    assert len(launches(parse_kernel(PAIR.replace("x[k]", "y[k]")))) == 2
+    assert len(launches(parse_kernel(PAIR.replace("x[i]", "z[0]")))) == 2
+    assert len(launches(parse_kernel(PAIR.replace("z[k]", "y[k]")))) == 2
+    (found,) = launches(parse_kernel(PAIR.replace("< 10", "< 0")))
+    assert found.grid == 2
 
 
 def test_pieces_that_share_variables_stay_together():

@@ -1,0 +1,75 @@
+"""Loops over small values of several shapes in one launch; right in the simulator."""
+
+import numpy as np
+import pytest
+from cuda_programs import (
+    chosen_architectures,
+    cuda_of,
+    graph_of,
+    inputs_of,
+    needs_compiler,
+    needs_nvcc,
+)
+
+from graphc.backends.cuda import emit
+from graphc.backends.cuda.nvcc import compile_cuda
+from graphc.backends.cuda.simulator import simulate
+from graphc.driver import Settings, cuda_program
+from graphc.ir.interp import interpret
+
+ROUNDED = """graph @g(%a: f32[37,24], %b: f32[24,51]) -> ? {
+  %y = MatMul(%a, %b)
+  return %y
+}"""
+LARGE = """graph @g(%a: f32[300,300], %b: f32[300,3], %c: f32[300,3]) -> ? {
+  %x = Exp(%a)
+  %y = Tanh(%b)
+  %z = Mul(%c, %b)
+  %w = Einsum(%x, %y, %z) {equation="ab,bc,bc->ac"}
+  return %w
+}"""
+ROTATED = """graph @g(%q: f32[1,8,5,6], %k: f32[1,2,5,6], %v: f32[1,2,5,6],
+    %c: f32[5,3], %s: f32[5,3]) -> ? {
+  const %p : i64[1,5] = [[0, 1, 2, 3, 4]]
+  %a = RotaryEmbedding(%q, %c, %s, %p)
+  %b = RotaryEmbedding(%k, %c, %s, %p)
+  %y = Attention(%a, %b, %v) {is_causal=1}
+  return %y
+}"""
+ONE_READ_BY_THE_OTHER = """graph @g(%a: f32[40,40], %b: f32[40,40]) -> ? {
+  %x = Transpose(%a)
+  %z = Exp(%x)
+  %p = MatMul(%z, %b)
+  %y = Tanh(%b)
+  %w = MatMul(%y, %z)
+  %r = Add(%w, %p)
+  return %r
+}"""
+GRAPHS = {
+    "rounded": (ROUNDED, "tf32", 2),
+    "halves": (ROUNDED, "f16", 2),
+    "large and small": (LARGE, "f32", 3),
+    "rotated": (ROTATED, "f32", 2),
+    "read twice": (ONE_READ_BY_THE_OTHER, "f32", 3),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", GRAPHS)
+def test_agrees_with_the_interpreter(name):
+    text, precision, launches = GRAPHS[name]
+    source = emit(cuda_program(graph_of(text), Settings(precision=precision)))
+    assert len(source.steps) == launches
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source)(inputs)
+    (wanted,) = interpret(graph_of(text), inputs)
+    scale = np.abs(wanted).max()
+    tolerance = 1e-5 if precision == "f32" else 2e-3
+    np.testing.assert_allclose(found / scale, wanted / scale, atol=tolerance)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", chosen_architectures())
+def test_nvcc_compiles_them(arch):
+    for text in (LARGE, ROTATED):
+        assert compile_cuda(cuda_of(text).text, arch, strict=True)
