@@ -214,15 +214,16 @@ class LaunchPrinter(KernelPrinter):
         return self._place(buffer, self._flat(buffer, node.index))
 
     def _warp_reduction(self, stmt: Intrin) -> None:
-        """A scalar variable becomes its reduction over the warp, or over each group of lanes of the
-        width given, the same in all of them."""
+        """A scalar variable becomes its reduction over the warp, or over each group of so many
+        lanes, which may be so far apart, the same in all of them."""
         target, *rest = stmt.args
-        width = rest[0].value if rest and isinstance(rest[0], Const) else WARP
+        given = [int(x.value) for x in rest if isinstance(x, Const)]
+        width, apart = given + [WARP, 1][len(given) :]
         if not isinstance(target, Load) or target.index:
             raise InternalError(f"kernel @{self.kernel.name}: {stmt.name} takes a scalar variable")
         name, other = self.name(target.source), self.temporary()
         mine, theirs = target, Ref(other, target.dtype)
-        with self.block(f"for (int step = {width // 2}; step > 0; step >>= 1)"):
+        with self.block(f"for (int step = {width * apart // 2}; step > {apart // 2}; step >>= 1)"):
             shuffle = f"__shfl_xor_sync(0xffffffffu, {name}, step)"
             self.line(f"const {register_type(target.dtype)} {other} = {shuffle};")
             combined = call(WARP_REDUCTIONS[stmt.name], mine, theirs)

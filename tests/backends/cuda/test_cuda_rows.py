@@ -1,5 +1,6 @@
 """Row reductions: vectors of all types, rows that registers hold and longer ones."""
 
+import math
 import re
 
 import numpy as np
@@ -8,8 +9,11 @@ from cuda_programs import cuda_of, graph_of, inputs_of, needs_compiler
 
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.simulator import simulate
+from graphc.backends.cuda.strategies import strategies
 from graphc.driver import cuda_program
 from graphc.ir.interp import interpret
+from graphc.ir.parser import parse_graph
+from graphc.passes.lower.program import lower
 
 OPERATORS = {
     "softmax": "%y = Softmax(%x) {axis=-1}",
@@ -57,6 +61,55 @@ def test_rows_are_normalised(operator, count, length, dtype):
 @pytest.mark.parametrize("count, length", [(9, 48), (3, 1000), (2, 6001), (1, 70000)])
 def test_rows_are_reduced(operator, dtype, count, length):
     check(rows(operator, dtype, count, length), TOLERANCE[dtype])
+
+
+COLUMN_SUMS = """graph @g(%x: TYPE[LENGTH,COUNT]) -> ? {
+  const %a : i64[1] = [0]
+  %y = OPERATOR(%x, %a)
+  return %y
+}"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("operator, dtype, vector",
+    [("ReduceSum", "f32", 4), ("ReduceMean", "f16", 8), ("ReduceMax", "i8", 16)])  # fmt: skip
+@pytest.mark.parametrize("length, count", [(2048, 520), (16, 65552), (40, 26244), (50, 77)])
+def test_columns_are_reduced(operator, dtype, vector, length, count):
+    text = COLUMN_SUMS.replace("OPERATOR", operator).replace("TYPE", dtype)
+    text = text.replace("LENGTH", str(length)).replace("COUNT", str(count))
+    made = check(text, 5 * TOLERANCE[dtype])
+    vector = math.gcd(vector, count) if length * count >= 1 << 20 else 1
+    (read, *_) = [*re.findall(r"load_vector\(in0.*", made), ""]
+    assert read.count("],") == (vector if vector > 1 else 0)
+
+
+SOFT_COLUMNS = """graph @g(%x: SHAPE) -> (SHAPE) phase fused {
+  %y = fused @soft(%x) : SHAPE {
+    ^(%x: SHAPE)
+    const %a : i64[1] = [1]
+    %m = ReduceMax(%x, %a) : ONE
+    %d = Sub(%x, %m) : SHAPE
+    %e = Exp(%d) : SHAPE
+    %s = ReduceSum(%e, %a) : ONE
+    %q = Div(%e, %s) : SHAPE
+    yield %q
+  }
+  return %y
+}"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("shape", ["3,45,7", "4,66,4096", "1,300,3500"])
+def test_columns_are_normalised(shape, dtype):
+    batch, depth, count = shape.split(",")
+    text = SOFT_COLUMNS.replace("SHAPE", f"{dtype}[{shape}]")
+    graph = parse_graph(text.replace("ONE", f"{dtype}[{batch},1,{count}]"))
+    source = emit(lower(graph, strategies(), alignment=16))
+    assert [step.function for step in source.steps] == ["rows_0"]
+    inputs = inputs_of(source.program)
+    (found,), (wanted,) = simulate(source)(inputs), interpret(graph, inputs)
+    np.testing.assert_allclose(found, wanted, 4 * TOLERANCE[dtype], TOLERANCE[dtype])
 
 
 @needs_compiler

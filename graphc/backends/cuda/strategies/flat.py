@@ -74,7 +74,7 @@ class FlatNest(Nest):
         offsets = placed([x.offset for x in points], indices)
         with self.k.loop(-(-elements // share), "block", name="block") as block:
             sweep = Sweep(elements, THREADS, together, thread, steps, simplify(block * share))
-            sweeper = Sweeper(self.k)
+            sweeper = Sweeper(self.k, frozenset(b.name for b in self.computation.inputs))
             with (
                 self.k.block() as body,
                 sweeper.elements(sweep, values, lambda at: []) as (at, exprs, _),

@@ -7,10 +7,10 @@ by shuffles, across warps through shared memory, and then go over the outputs of
 reductions known. What a row reads stays in registers for all of this (sweeps.py), unless it is very
 long. So a softmax or layer norm is one kernel that reads its input from memory once.
 
-Where the rows are neighbours in memory and their elements are not (a softmax over channels), a
-thread takes a row of its own, which coalesces the accesses of a warp; or, if nothing but the result
-of a row is stored (the mean of an image, a vector times a matrix), the threads of a block share 32
-neighbouring rows, or 8 where there are few, and combine their results in shared memory.
+Where the rows are neighbours in memory and their elements are not (a softmax over channels, a
+vector times a matrix), a thread takes a vector of rows next to one another. Threads that share them
+lie in other parts of the warp and of the block, so that the accesses of a warp are coalesced; they
+combine their results in the same way.
 """
 
 from __future__ import annotations
@@ -21,155 +21,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from graphc.backends.cuda.strategies.sweeps import AHEAD, HELD, Sweep, Sweeper, over, placed
-from graphc.backends.cuda.strategies.vectors import BYTES, each_neighbour, store_points
-from graphc.ir.dtypes import boolean, i64
+from graphc.backends.cuda.strategies.row_plans import WARP, Rows, outermost, plan_rows
+from graphc.backends.cuda.strategies.sweeps import Columns, Sweep, Sweeper, over, placed
+from graphc.backends.cuda.strategies.vectors import each_neighbour, store_points
+from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import (
     Const,
     Expr,
     Index,
-    Load,
     Reduce,
     cast,
     free_indices,
-    loads,
     minimum,
-    walk,
 )
 from graphc.ir.kernel import Alloc, Barrier, Buffer, For, Intrin, Kernel
-from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.nest import Nest, NestOptions, Point, combined, in_place, work
 
-WARP = 32
 BLOCK = 128  # threads of a block whose rows belong to warps or parts of them
-SHORT_ROW = 1024  # elements that a warp reduces by itself
-MOST = 1024  # threads of a row
-MIN_LANES = 2  # threads of a row
-SHARE = 16  # elements of a row that a thread has, or more if they are narrow
-FULL = 1 << 17  # threads that fill a GPU: with fewer in all, a row gets more of them
-SECTOR = 8  # rows next to one another whose float32s memory gives at once
-FEW_ROWS = 2048  # up to which so few rows of columns share a block
-MANY_ROWS = 1 << 15  # of columns, from which a thread for each is enough
-MAX_THREADS = 512  # of a block of columns
-COLUMN_SHARE = 4  # elements that each of them has at least
-MIN_ELEMENTS = 32  # reduced or stored per row, below which threads of their own do as well
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The plan: output indices of rows and inside rows, and threads per row (1: each its own), that
-    take up to `vector` neighbours at once. `together`: rows next to one another to which as many
-    neighbouring threads belong, if not one.
-    """
-
-    rows: list[Index]
-    inner: list[Index]
-    threads: int
-    together: int = 1
-    vector: int = 1
-
-
-def lower_rows(computation: Computation) -> Lowered | str:
+def lower_rows(computation: Computation, name: str = "rows") -> Lowered | str:
     """The kernel of row reductions, or the reason why the computation has none."""
     if any(o.extents != computation.outputs[0].extents for o in computation.outputs):
         return "rows: outputs have different shapes"
     nest = RowNest(computation, NestOptions(flat=True))
-    kernel = nest.kernel("rows")
+    kernel = nest.kernel(name)
     if nest.problem:
         return f"rows: {nest.problem}"
     return Lowered(kernel, inplace=in_place(computation), flops=work(computation))
-
-
-def _plan(indices: list[Index], points: list[Point]) -> _Rows | str:
-    reductions = _outermost([p.expr for p in points])
-    if not reductions:
-        return "no reductions"
-    used = [free_indices(r) & set(indices) for r in reductions]
-    spanned = frozenset().union(*(u for u in used if len(u) < len(indices)))
-    if not spanned and all(len(u) == len(indices) for u in used):
-        spanned = frozenset(indices)
-    elif len(spanned) == len(indices):
-        return "the reductions have no rows in common"
-    rows = [x for x in indices if x in spanned]
-    inner = [x for x in indices if x not in spanned]
-    own = [r for r, u in zip(reductions, used) if u <= spanned]
-    depth = max((math.prod(a.count for a in r.axes) for r in own), default=0)
-    width = math.prod(x.count for x in inner)
-    if depth == 0 or any(x.count == 0 for x in indices):
-        return "nothing to reduce"
-    along_rows = all(_contiguous(r) for r in own) and (not inner or inner[-1] is indices[-1])
-    if not along_rows:
-        if inner:
-            return _Rows(rows, inner, 1)
-        count = math.prod(x.count for x in rows)
-        if not rows or not all(_coalesced(r, rows[-1]) for r in own):
-            return "reduced elements are not neighbours"
-        if depth < MIN_ELEMENTS or count > MANY_ROWS:
-            return f"{count} rows of {depth} elements have threads enough"
-        together = WARP if count > FEW_ROWS else SECTOR
-        return _Rows(rows, inner, _sharing(depth, together), together)
-    if max(depth, width) < MIN_ELEMENTS:
-        return f"only {depth} elements to reduce"
-    vector = _vector(points, {*(r.axes[-1] for r in own), *inner[-1:]})
-    count = math.prod(x.count for x in rows)
-    return _Rows(rows, inner, _threads(max(depth, width), vector, count), vector=vector)
-
-
-def _outermost(exprs: list[Expr]) -> list[Reduce]:
-    """Reductions, and those inside them that do not depend on their axes."""
-    found = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
-    axes = {a for r in found for a in r.axes}
-    return [r for r in found if not free_indices(r) & axes]
-
-
-def _coalesced(reduction: Reduce, row: Index) -> bool:
-    """Whether rows next to one another have elements that are, or the same."""
-    return all(
-        is_affine_in(position, row) in (0, 1)
-        for node in walk(reduction.body)
-        if isinstance(node, Load)
-        for position in node.index
-    )
-
-
-def _sharing(elements: int, together: int) -> int:
-    """Threads that share a row of columns: as many as have a few elements each."""
-    threads = 1
-    while threads * together < MAX_THREADS and threads * COLUMN_SHARE * 2 <= elements:
-        threads *= 2
-    return threads
-
-
-def _contiguous(reduction: Reduce) -> bool:
-    """Whether neighbouring values of the last axis are neighbours, or the same, in memory."""
-    axis = reduction.axes[-1]
-    return all(
-        is_affine_in(position, axis) in (0, 1)
-        for node in walk(reduction.body)
-        if isinstance(node, Load)
-        for position in node.index
-    )
-
-
-def _vector(points: list[Point], along: set[Index]) -> int:
-    """How many neighbours along a row take 16 bytes of the widest type that is read or written."""
-    sizes = [x.dtype.size for p in points for x in loads(p.expr) if free_indices(x) & along]
-    sizes += [p.output.dtype.size for p in points if free_indices(p.offset) & along]
-    return max(1, BYTES // max(sizes, default=BYTES))
-
-
-def _threads(elements: int, vector: int, rows: int) -> int:
-    """The threads of a row: as many as have a few vectors each, more where rows are few."""
-    share = max(SHARE, min(AHEAD * vector, HELD))
-    threads, most = (MIN_LANES, WARP) if elements <= SHORT_ROW else (2 * WARP, MOST // 2)
-    while threads < most and threads * share < elements:
-        threads *= 2
-    if threads < elements // HELD <= MOST:
-        threads = MOST
-    while threads < most and threads * vector < elements and threads * rows < FULL:
-        threads *= 2
-    return threads
 
 
 @dataclass
@@ -178,14 +59,16 @@ class RowNest(Nest):
 
     problem: str = ""
     shared: list[Buffer] = field(default_factory=list)
-    plan: _Rows | None = None
+    plan: Rows | None = None
     row_bound: frozenset = frozenset()
     lane_of_row: Expr = Const(0, i64)
+    column: Expr = Const(0, i64)  # of the columns of a block
     stores_if: Expr = Const(True, boolean)
     unresolved: list[Expr] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.sweeper = Sweeper(self.k)
+        inputs = frozenset(b.name for b in self.computation.inputs)
+        self.sweeper = Sweeper(self.k, inputs)
 
     def kernel(self, name: str) -> Kernel:
         kernel = super().kernel(name)
@@ -193,22 +76,21 @@ class RowNest(Nest):
         return kernel
 
     def outer_loops(self, indices: list[Index], points: list[Point]) -> None:
-        plan = _plan(indices, points)
+        plan = plan_rows(indices, points)
         if isinstance(plan, str):
             self.problem = plan
             return
         self.plan = plan
-        count = math.prod(x.count for x in plan.rows)
-        if plan.threads == 1:
-            with self.k.loop(count, "parallel", name="row") as row:
+        if plan.are_columns:
+            self._columns(points)
+        elif plan.threads == 1:
+            with self.k.loop(plan.count, "parallel", name="row") as row:
                 self._row(points, row, frozenset({row}))
-        elif plan.together > 1:
-            self._columns(points, count)
         elif plan.threads <= WARP:
-            self._warps(points, count)
+            self._warps(points, plan.count)
         else:
             thread = Index("thread", plan.threads)
-            with self._grid(count, thread) as block:
+            with self._grid(plan.count, thread) as block:
                 self.lane_of_row = thread
                 self._row(points, block, frozenset({block, thread}))
 
@@ -219,26 +101,28 @@ class RowNest(Nest):
         together = BLOCK // lanes
         with self._grid(-(-count // together), thread) as block:
             self.lane_of_row = simplify(thread % lanes)
-            self._row_of_several(points, block * together + thread // lanes, count, {block, thread})
+            row = self._inside(block * together + thread // lanes, count)
+            self._row(points, row, frozenset({block, thread}))
 
-    def _row_of_several(self, points: list[Point], row: Expr, count: int, bound: set) -> None:
+    def _inside(self, row: Expr, count: int) -> Expr:
         """The row of a thread of a block with several; threads without one do as the last row's,
         but store nothing."""
         row = simplify(row)
         self.stores_if = simplify(row < count)
-        if not isinstance(self.stores_if, Const):
-            row = simplify(minimum(row, count - 1))
-        self._row(points, row, frozenset(bound))
+        return row if isinstance(self.stores_if, Const) else simplify(minimum(row, count - 1))
 
-    def _columns(self, points: list[Point], count: int) -> None:
+    def _columns(self, points: list[Point]) -> None:
         """A block to neighbouring rows, whose elements lie one below the other."""
         assert self.plan is not None
-        together = self.plan.together
+        together, vector = self.plan.together, self.plan.vector
+        count = self.plan.count // vector
         thread = Index("thread", together * self.plan.threads)
         with self._grid(-(-count // together), thread) as block:
             self.lane_of_row = simplify(thread // together)
-            row = block * together + thread % together
-            self._row_of_several(points, row, count, {block, thread})
+            self.column = simplify(thread % together)
+            n = self._over(()).neighbour
+            row = self._inside(block * together + self.column, count) * vector + n
+            self._row(points, simplify(row), frozenset({block, thread}) | free_indices(n))
 
     @contextmanager
     def _grid(self, blocks: int, thread: Index) -> Iterator[Index]:
@@ -258,7 +142,7 @@ class RowNest(Nest):
         self.row_bound = bound
         points = self.resolved(points, bound)
         inner = self.plan.inner
-        sweep = self._over(inner, alone=bool(_outermost([p.expr for p in points])))
+        sweep = self._over(inner, alone=bool(outermost([p.expr for p in points])))
         make = placed([p.expr for p in points], inner)
         with self.sweeper.elements(sweep, make, lambda at: []) as (at, exprs, more):
             place = placed([p.offset for p in points], inner)(at)
@@ -273,6 +157,9 @@ class RowNest(Nest):
         """How the threads of a row go over its elements; `alone`: one at a time."""
         assert self.plan is not None
         extent = math.prod(x.count for x in indices)
+        if self.plan.are_columns:
+            steps = -(-extent // self.plan.threads)
+            return Columns(extent, self.plan.threads, self.plan.vector, self.lane_of_row, steps)
         vector = 1 if alone else math.gcd(extent, self.plan.vector)
         return over(extent, self.plan.threads, vector, self.lane_of_row)
 
@@ -294,11 +181,12 @@ class RowNest(Nest):
     def reduction(self, group: list[Reduce], bound: frozenset, per_lane: bool) -> list[Expr]:
         """Reductions of a row are shared by its threads; others belong to one thread."""
         axes = group[0].axes
-        alone = self.plan is None or self.plan.threads == 1 or bound != self.row_bound
-        if alone or any(a.extent == 0 for a in axes):
+        alone = self.plan is None or not (self.plan.are_columns or self.plan.threads > 1)
+        if alone or bound != self.row_bound or any(a.extent == 0 for a in axes):
             return super().reduction(group, bound, per_lane)
-        totals = [self.k.var(r.dtype.compute, cast(r.identity, r.dtype.compute)) for r in group]
         sweep = self._over(axes)
+        place = self._place(sweep)
+        totals = [self._total(r, sweep) for r in group]
         make = placed([r.term for r in group], axes)
         later = partial(self._later, sweep)
         with (
@@ -306,22 +194,38 @@ class RowNest(Nest):
             each_neighbour(self.k, sweep.neighbour),
         ):
             for r, total, term in zip(group, totals, self.resolve(exprs, bound | more, False)):
-                self.k.store(total, (), combined(r, total[()], simplify(term)))
-        totals = [self._across(r, total) for r, total in zip(group, totals)]
-        return [self.k.let(cast(t[()], r.dtype)) for r, t in zip(group, totals)]
+                self.k.store(total, place, combined(r, total[place], simplify(term)))
+        wholes = [self._across(r, total, sweep) for r, total in zip(group, totals)]
+        results = [cast(x[place], r.dtype) for r, x in zip(group, wholes)]
+        return results if place else [self.k.let(x) for x in results]
 
-    def _across(self, reduction: Reduce, total: Buffer) -> Buffer:
+    def _place(self, sweep: Sweep) -> tuple[Expr, ...]:
+        """Where the result of a row is among those that a thread has."""
+        return (sweep.neighbour,) if isinstance(sweep, Columns) and sweep.vector > 1 else ()
+
+    def _total(self, reduction: Reduce, sweep: Sweep) -> Buffer:
+        """A variable for the result of a row, or one for each of a thread's."""
+        place, dtype = self._place(sweep), reduction.dtype.compute
+        if not place:
+            return self.k.var(dtype, cast(reduction.identity, dtype))
+        total = self.k.alloc(dtype, (sweep.vector,), "reg", self.k.fresh("v"))
+        with each_neighbour(self.k, sweep.neighbour):
+            self.k.store(total, place, cast(reduction.identity, dtype))
+        return total
+
+    def _across(self, reduction: Reduce, total: Buffer, sweep: Sweep) -> Buffer:
         """The partial results of all threads of a row combined; every thread has the result."""
         assert self.plan is not None
-        if self.plan.together > 1:
-            return self._across_threads(reduction, total)
+        if self.plan.threads == 1:
+            return total
+        if isinstance(sweep, Columns):
+            return self._across_columns(reduction, total, sweep)
         instruction = f"warp_{reduction.op}"
         lanes, warps = min(self.plan.threads, WARP), self.plan.threads // WARP
         self.k.emit(Intrin(instruction, (total[()], Const(lanes, i64))))
         if warps <= 1:
             return total
-        partials = Buffer(self.k.fresh("partial"), total.dtype, (warps,), "local")
-        self.shared.append(partials)
+        partials = self._shared_array((warps,), total.dtype)
         lane, warp = self.lane_of_row % WARP, self.lane_of_row // WARP
         with self.k.when(lane.eq(0)):
             self.k.store(partials, simplify(warp), total[()])
@@ -330,18 +234,28 @@ class RowNest(Nest):
         self.k.emit(Intrin(instruction, (whole[()], Const(warps, i64))))
         return whole
 
-    def _across_threads(self, reduction: Reduce, total: Buffer) -> Buffer:
-        """The same where several rows belong to neighbouring threads."""
+    def _shared_array(self, shape: tuple[int, ...], dtype: DType) -> Buffer:
+        self.shared.append(Buffer(self.k.fresh("partial"), dtype, shape, "local"))
+        return self.shared[-1]
+
+    def _across_columns(self, reduction: Reduce, total: Buffer, sweep: Sweep) -> Buffer:
+        """The same where the threads of a row are apart by those of its neighbours."""
         assert self.plan is not None
-        threads, together = self.plan.threads, self.plan.together
-        if threads == 1:
-            return total
-        partials = Buffer(self.k.fresh("partial"), total.dtype, (threads, together), "local")
-        self.shared.append(partials)
-        column = simplify(Index("thread", together * threads) % together)
-        self.k.store(partials, (self.lane_of_row, column), total[()])
+        together, place = self.plan.together, self._place(sweep)
+        lanes = max(1, WARP // together)
+        parts = sweep.threads // lanes
+        partials = self._shared_array((parts, sweep.vector, together), total.dtype)
+        with each_neighbour(self.k, sweep.neighbour):
+            mine = self.k.var(total.dtype, total[place])
+            if lanes > 1:
+                width, apart = Const(lanes, i64), Const(together, i64)
+                self.k.emit(Intrin(f"warp_{reduction.op}", (mine[()], width, apart)))
+            part = simplify(self.lane_of_row // lanes)
+            with self.k.when(simplify((self.lane_of_row % lanes).eq(0))):
+                self.k.store(partials, (part, sweep.neighbour, self.column), mine[()])
         self.k.emit(Barrier())
-        whole = self.k.var(total.dtype, cast(reduction.identity, total.dtype))
-        with self.k.loop(threads, "unroll") as other:
-            self.k.store(whole, (), combined(reduction, whole[()], partials[other, column]))
+        whole = self._total(reduction, sweep)
+        with each_neighbour(self.k, sweep.neighbour), self.k.loop(parts, "unroll") as part:
+            value = partials[part, sweep.neighbour, self.column]
+            self.k.store(whole, place, combined(reduction, whole[place], value))
         return whole

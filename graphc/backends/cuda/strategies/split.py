@@ -22,7 +22,7 @@ from graphc.backends.cuda.strategies.rows import lower_rows
 from graphc.ir.dtypes import f32, f64, i32
 from graphc.ir.expr import Expr, Index, Reduce, cast, free_indices, loads, substitute, walk
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import simplify
+from graphc.ir.simplify import is_affine_in, simplify
 from graphc.passes.lower.computation import Computation, Lowered, Output
 from graphc.passes.lower.contraction import Match, match_contraction
 from graphc.passes.lower.nest import NestOptions, lower_nest
@@ -36,6 +36,8 @@ PART = 256  # products of a part, at least
 THIN_PART = 64  # the same where there are few rows or few columns
 LONG = 4096  # elements of a row that are worth two kernels
 LANES = 32  # rows of a block where rows are neighbours
+LARGE = 1 << 24  # elements from which reading them takes far longer than a launch
+RESIDENT = 4  # blocks of a multiprocessor that keep memory busy
 
 
 def lower_split(computation: Computation, gpu: Machine) -> Lowered | str:
@@ -64,13 +66,22 @@ def _split_reduction(computation: Computation, gpu: Machine, problem: str) -> Lo
     elements = math.prod(a.count for a in hole.axes)
     if not free_indices(hole) <= set(first.index) or elements < LONG:
         return problem
-    blocks = -(-math.prod(first.extents) // LANES)
-    if blocks == 0 or blocks * IDLE > gpu.multiprocessors:
+    rows = math.prod(first.extents)
+    blocks = rows if _is_along_rows(hole) else -(-rows // LANES)
+    is_large = rows * elements >= LARGE
+    wanted = gpu.multiprocessors * (RESIDENT if is_large else 1)
+    if blocks == 0 or blocks * (2 if is_large else IDLE) > wanted:
         return f"split: a grid of {blocks} blocks"
-    axis, number = _cut(computation, hole, min(gpu.multiprocessors // blocks, elements // PART))
+    axis, number = _cut(computation, hole, min(wanted // blocks, elements // PART))
     if number < 2:
         return "split: no index of the reduction divides into parts"
     return _split(computation, hole, axis, number)
+
+
+def _is_along_rows(hole: Reduce) -> bool:
+    """Whether neighbouring values of the last axis are neighbours in memory, so that a block takes
+    a row."""
+    return all(is_affine_in(x.index[-1], hole.axes[-1]) == 1 for x in loads(hole.body) if x.index)
 
 
 def _parts(match: Match, computation: Computation, gpu: Machine) -> int | str:
@@ -118,6 +129,8 @@ def _split(whole: Computation, hole: Reduce, axis: Index, number: int) -> Lowere
     read = {x.source for o in outputs for x in loads(o.expr)}
     rest = tuple(b for b in whole.inputs if b.name in read)
     final = Computation((*rest, buffer), outputs, whole.constants, whole.label)
-    lowered = lower_nest(final, NestOptions(flat=True), "total")
+    lowered = lower_rows(final, "total")
+    if isinstance(lowered, str):
+        lowered = lower_nest(final, NestOptions(flat=True), "total")
     flops = 2 * math.prod(first.extents) * math.prod(a.count for a in hole.axes)
     return replace(lowered, prepare=[preparation], temporaries=[buffer], flops=flops, inplace=[])

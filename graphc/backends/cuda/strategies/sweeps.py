@@ -34,6 +34,7 @@ from graphc.passes.lower.nest import RECOMPUTE_COST
 
 HELD = 32  # elements of a row that a thread keeps
 AHEAD = 4  # steps whose elements are read before the first is used, where a row is longer
+LEAST_AHEAD = 16  # elements of these steps
 ZERO = Const(0, i64)
 
 Make = Callable[[Expr], list[Expr]]
@@ -59,7 +60,7 @@ class Sweep:
     @property
     def together(self) -> int:
         """Steps that are unrolled."""
-        return self.steps if self.is_held else AHEAD
+        return self.steps if self.is_held else max(AHEAD, LEAST_AHEAD // self.vector)
 
     @property
     def step(self) -> Expr:
@@ -88,6 +89,19 @@ class Sweep:
         return simplify(self.step * self.vector + neighbour)
 
 
+class Columns(Sweep):
+    """How threads go over the elements of `vector` rows next to one another, one step to a row."""
+
+    def first(self, chunk: Expr) -> Expr:
+        """The element, which is that of the same step of all rows."""
+        step = chunk * self.together + self.step
+        return simplify(self.start + step * self.threads + self.lane)
+
+    def at(self, chunk: Expr) -> Expr:
+        """The element."""
+        return self.first(chunk)
+
+
 def over(extent: int, threads: int, vector: int, lane: Expr) -> Sweep:
     """How the threads of a row go over all of it."""
     return Sweep(extent, threads, vector, lane, -(-extent // (threads * vector)))
@@ -95,12 +109,14 @@ def over(extent: int, threads: int, vector: int, lane: Expr) -> Sweep:
 
 @dataclass
 class Sweeper:
-    """Emits passes over the elements of a row. Registers have the values at an element that are
-    `held`, and what is `constant` for all elements."""
+    """Emits passes over the elements of rows, which read `inputs`. Registers have the values at an
+    element that are `held`, for `rows` of some extents, and what is `constant` for all elements."""
 
     k: KernelBuilder
-    held: dict[Expr, Buffer] = field(default_factory=dict)
+    inputs: frozenset[str]
+    rows: dict[int, dict[Expr, Buffer]] = field(default_factory=dict)
     constant: dict[Expr, Expr] = field(default_factory=dict)
+    held: dict[Expr, Buffer] = field(default_factory=dict)
 
     @contextmanager
     def elements(
@@ -110,26 +126,64 @@ class Sweeper:
         it, in terms of registers, and the loops around it. The loop over neighbours is the
         caller's. What `later` gives for the element is computed in other passes."""
         if sweep.is_held:
+            self.held = self.rows.setdefault(sweep.extent, {})
             exprs, others = self._prepared(sweep, ZERO, make), self._prepared(sweep, ZERO, later)
-            with self._steps(sweep, ZERO, exprs, _shared(exprs, others, sweep.loops)) as found:
+            with self._steps(sweep, ZERO, exprs, self._shared(sweep, exprs, others)) as found:
                 yield sweep.at(ZERO), found, sweep.loops
             return
-        before = dict(self.held)
+        self.held = {}
         chunk = Index(self.k.fresh("chunk"), -(-sweep.steps // sweep.together))
         exprs = self._prepared(sweep, chunk, make)
         with self.k.block() as body, self._steps(sweep, chunk, exprs, []) as found:
             yield sweep.at(chunk), found, sweep.loops | {chunk}
         self.k.emit(For(chunk, tuple(body)))
-        self.held = before
 
     def _prepared(self, sweep: Sweep, chunk: Expr, make: Make) -> list[Expr]:
         """Values at an element, less what is the same for all, which is computed first."""
         exprs = make(sweep.at(chunk))
         loops = sweep.loops | free_indices(chunk)
-        for value in _invariant(exprs, loops):
+        if isinstance(sweep, Columns):
+            loops -= free_indices(sweep.neighbour)
+        for value in _largest(exprs, lambda n: self._is_constant(n, loops)):
             if value not in self.constant:
-                self.constant[value] = self.k.let(value)
+                self.constant[value] = self._computed(value, sweep.neighbour)
         return [substitute(x, self.constant) for x in exprs]
+
+    def _is_constant(self, node: Expr, loops: frozenset) -> bool:
+        """Whether a float is computed of what does not change in loops."""
+        if not (isinstance(node, Call) and node.dtype.is_float) or free_indices(node) & loops:
+            return False
+        return not any(
+            isinstance(n, Reduce) or isinstance(n, Load) and n.source in self.inputs
+            for n in walk(node)
+        )
+
+    def _computed(self, value: Expr, n: Expr) -> Expr:
+        """A value by a name, or in registers if there is one for each neighbour."""
+        if not isinstance(n, Index) or n not in free_indices(value):
+            return self.k.let(value)
+        cells = self.k.alloc(value.dtype, (n.count,), "reg")
+        with each_neighbour(self.k, n):
+            self.k.store(cells, n, value)
+        return cells[n]
+
+    def _shared(self, sweep: Sweep, exprs: Sequence[Expr], others: Sequence[Expr]) -> list[Expr]:
+        """The largest parts of values at an element that others have too, and that are worth a
+        register: those that cost something, or take more than one to compute again."""
+        nodes = {n for x in others for n in walk(x)}
+
+        def is_kept(node: Expr) -> bool:
+            return node in nodes and self._is_worth_keeping(node, sweep.loops)
+
+        return _largest(exprs, is_kept)
+
+    def _is_worth_keeping(self, node: Expr, loops: frozenset) -> bool:
+        if not isinstance(node, Call) or not free_indices(node) & loops or node.dtype.bits < 8:
+            return False
+        varying = [n for n in walk(node) if free_indices(n) & loops]
+        read = sum(isinstance(n, Load) and n.source in self.inputs for n in varying)
+        spent = sum(n.op.cost for n in varying if isinstance(n, Call) and n.dtype is not i64)
+        return read > 1 or spent >= RECOMPUTE_COST
 
     @contextmanager
     def _steps(
@@ -153,11 +207,10 @@ class Sweeper:
     def _read(self, sweep: Sweep, chunk: Expr, exprs: Sequence[Expr]) -> None:
         """Puts what is read at every element into registers, for all steps at once."""
         known = [substitute(x, self._registers(sweep)) for x in exprs]
-        registers = {cells.name for cells in self.held.values()}
         inner = {a for x in known for r in walk(x) if isinstance(r, Reduce) for a in r.axes}
         for load in unconditional(known):
             free = free_indices(load)
-            if load.source in registers or load.dtype.bits < 8 or free & inner:
+            if load.source not in self.inputs or load.dtype.bits < 8 or free & inner:
                 continue
             if not load.index or sweep.loops and not free & sweep.loops or _is_indirect(load):
                 continue
@@ -204,33 +257,6 @@ def placed(exprs: Sequence[Expr], indices: Sequence[Index]) -> Callable[[Expr], 
         return [simplify(substitute(x, mapping)) for x in exprs]
 
     return at
-
-
-def _shared(exprs: Sequence[Expr], others: Sequence[Expr], loops: frozenset) -> list[Expr]:
-    """The largest parts of values at an element that others have too, and that are worth a
-    register: those that cost something, or take more than one to compute again."""
-    nodes = {n for x in others for n in walk(x)}
-    return _largest(exprs, lambda n: n in nodes and _is_worth_keeping(n, loops))
-
-
-def _is_worth_keeping(node: Expr, loops: frozenset) -> bool:
-    if not isinstance(node, Call) or not free_indices(node) & loops:
-        return False
-    varying = [n for n in walk(node) if free_indices(n) & loops]
-    read = sum(isinstance(n, Load) for n in varying)
-    spent = sum(n.op.cost for n in varying if isinstance(n, Call) and n.dtype is not i64)
-    return node.dtype.bits >= 8 and (read > 1 or spent >= RECOMPUTE_COST)
-
-
-def _invariant(exprs: Sequence[Expr], loops: frozenset) -> list[Expr]:
-    """The largest parts of values that floats are computed in and that loops do not change."""
-
-    def is_invariant(node: Expr) -> bool:
-        if not (isinstance(node, Call) and node.dtype.is_float) or free_indices(node) & loops:
-            return False
-        return not any(isinstance(n, (Load, Reduce)) for n in walk(node))
-
-    return _largest(exprs, is_invariant)
 
 
 def _largest(exprs: Sequence[Expr], wanted: Callable[[Expr], bool]) -> list[Expr]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute
@@ -17,6 +18,8 @@ from graphc.ir.simplify import simplify, to_poly
 from graphc.passes.lower.nest import Point
 
 BYTES = 16  # of an access
+
+T = TypeVar("T")
 
 
 def are_neighbours(dtype: DType, offsets: Sequence[Expr]) -> bool:
@@ -99,14 +102,14 @@ def _count(n: Expr) -> int:
 
 
 def store_points(k: KernelBuilder, points: Sequence[Point], n: Expr) -> None:
-    """Stores elements for all values of n, at once those that are neighbours in memory."""
+    """Stores elements for all values of n, 16 bytes at once of those that are neighbours."""
     count = _count(n)
     places: list[dict[Expr, Expr]] = [{n: Const(m, i64)} for m in range(count)]
-    results = {
-        x.output: k.alloc(x.output.dtype, (count,), "reg", k.fresh("result"))
-        for x in points
-        if are_neighbours(x.output.dtype, [substitute(x.offset, place) for place in places])
-    }
+    results: dict[Buffer, Buffer] = {}
+    for x in points:
+        pieces = _pieces(x.output, [simplify(substitute(x.offset, place)) for place in places])
+        if all(are_neighbours(x.output.dtype, piece) for piece in pieces):
+            results[x.output] = k.alloc(x.output.dtype, (count,), "reg", k.fresh("result"))
     with each_neighbour(k, n):
         for x in points:
             if x.output in results:
@@ -115,5 +118,13 @@ def store_points(k: KernelBuilder, points: Sequence[Point], n: Expr) -> None:
                 k.store(x.output, simplify(x.offset), simplify(x.expr))
     for x in points:
         if x.output in results:
-            first = x.output[simplify(substitute(x.offset, places[0]))]
-            k.emit(Intrin("store_vector", (first, *elements(results[x.output]))))
+            offsets = [simplify(substitute(x.offset, place)) for place in places]
+            cells = _pieces(x.output, elements(results[x.output]))
+            for piece, held in zip(_pieces(x.output, offsets), cells):
+                k.emit(Intrin("store_vector", (x.output[piece[0]], *held)))
+
+
+def _pieces(buffer: Buffer, values: Sequence[T]) -> list[Sequence[T]]:
+    """What belongs to the elements of a buffer, by those that one access takes."""
+    count = max(1, BYTES // max(buffer.dtype.size, 1))
+    return [values[n : n + count] for n in range(0, len(values), count)]

@@ -1,0 +1,163 @@
+"""Which threads reduce which rows: the plan of a kernel of row reductions.
+
+The rows of a computation are what its reductions depend on of the output indices. Where elements of
+a row are neighbours in memory, a row is *along* memory; where they are not, but rows next to one
+another have elements that are, rows are *columns*.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from graphc.backends.cuda.strategies.sweeps import AHEAD, HELD
+from graphc.backends.cuda.strategies.vectors import BYTES
+from graphc.ir.expr import Expr, Index, Load, Reduce, free_indices, loads, walk
+from graphc.ir.simplify import is_affine_in
+from graphc.passes.lower.nest import Point
+
+WARP = 32
+SHORT_ROW = 1024  # elements that a warp reduces by itself
+MOST = 1024  # threads of a row
+MIN_LANES = 2  # threads of a row
+SHARE = 16  # elements of a row that a thread has, or more if they are narrow
+FULL = 1 << 17  # threads that fill a GPU: with fewer in all, a row gets more of them
+COLUMN_THREADS = 512  # of a block of columns, at most
+COLUMN_BLOCK = 128  # threads of such a block, at least
+COLUMN_SHARE = 4  # elements that each of them has at least
+COLUMN_LANES = 8  # threads next to one another, which memory gives 128 bytes at once
+FEW_ROWS = 2048  # columns up to which so few threads are next to one another
+MANY_ROWS = 1 << 15  # columns from which a thread for each is enough
+LARGE = 1 << 20  # elements of columns from which vectors are worth it, however short columns are
+MIN_ELEMENTS = 32  # reduced or stored per row, below which threads of their own do as well
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The plan: output indices of rows and inside rows, and threads per row (1: each its own).
+    Along memory, a thread takes up to `vector` neighbours of its row at once. Of columns, a thread
+    has `vector` next to one another, and a block those of `together` neighbouring threads."""
+
+    rows: list[Index]
+    inner: list[Index]
+    threads: int
+    together: int = 0
+    vector: int = 1
+
+    @property
+    def are_columns(self) -> bool:
+        return self.together > 0
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return math.prod(x.count for x in self.rows)
+
+
+def plan_rows(indices: list[Index], points: list[Point]) -> Rows | str:
+    """The plan for outputs over these indices, or why they have no rows."""
+    reductions = outermost([p.expr for p in points])
+    if not reductions:
+        return "no reductions"
+    used = [free_indices(r) & set(indices) for r in reductions]
+    spanned = frozenset().union(*(u for u in used if len(u) < len(indices)))
+    if not spanned and all(len(u) == len(indices) for u in used):
+        spanned = frozenset(indices)
+    elif len(spanned) == len(indices):
+        return "the reductions have no rows in common"
+    rows = [x for x in indices if x in spanned]
+    inner = [x for x in indices if x not in spanned]
+    own = [r for r, u in zip(reductions, used) if u <= spanned]
+    depth = max((math.prod(a.count for a in r.axes) for r in own), default=0)
+    width = math.prod(x.count for x in inner)
+    if depth == 0 or any(x.count == 0 for x in indices):
+        return "nothing to reduce"
+    along_rows = all(map(_contiguous, own)) and (not inner or inner[-1] is indices[-1])
+    if not along_rows:
+        is_simple = len(own) == len(reductions)
+        return _columns(rows, inner, own, points, max(depth, width), is_simple)
+    if max(depth, width) < MIN_ELEMENTS:
+        return f"only {depth} elements to reduce"
+    vector = _vector(points, points, {*(r.axes[-1] for r in own), *inner[-1:]})
+    count = math.prod(x.count for x in rows)
+    return Rows(rows, inner, _threads(max(depth, width), vector, count), vector=vector)
+
+
+def outermost(exprs: list[Expr]) -> list[Reduce]:
+    """Reductions, and those inside them that do not depend on their axes."""
+    found = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
+    axes = {a for r in found for a in r.axes}
+    return [r for r in found if not free_indices(r) & axes]
+
+
+def _contiguous(reduction: Reduce) -> bool:
+    """Whether neighbouring values of the last axis are neighbours, or the same, in memory."""
+    return _follows(reduction, reduction.axes[-1])
+
+
+def _follows(reduction: Reduce, index: Index) -> bool:
+    """Whether what a reduction reads moves by one place at most with an index."""
+    return all(
+        is_affine_in(position, index) in (0, 1)
+        for node in walk(reduction.body)
+        if isinstance(node, Load)
+        for position in node.index
+    )
+
+
+def _vector(points: list[Point], stored: list[Point], along: set[Index]) -> int:
+    """How many neighbours along indices take 16 bytes of the widest type that is read there, or
+    stored for some of the points."""
+    sizes = [x.dtype.size for p in points for x in loads(p.expr) if free_indices(x) & along]
+    sizes += [p.output.dtype.size for p in stored if free_indices(p.offset) & along]
+    return max(1, BYTES // max(sizes, default=BYTES))
+
+
+def _threads(elements: int, vector: int, rows: int) -> int:
+    """The threads of a row: as many as have a few vectors each, more where rows are few."""
+    share = max(SHARE, min(AHEAD * vector, HELD))
+    threads, most = (MIN_LANES, WARP) if elements <= SHORT_ROW else (2 * WARP, MOST // 2)
+    while threads < most and threads * share < elements:
+        threads *= 2
+    if threads < elements // HELD <= MOST:
+        threads = MOST
+    while threads < most and threads * vector < elements and threads * rows < FULL:
+        threads *= 2
+    return threads
+
+
+def _columns(
+    rows: list[Index],
+    inner: list[Index],
+    own: list[Reduce],
+    points: list[Point],
+    elements: int,
+    is_simple: bool,
+) -> Rows | str:
+    """The plan where rows lie next to one another: vectors of them, where there are many elements
+    and no reductions but those of rows; and several threads to a row, if that has many elements."""
+    count = math.prod(x.count for x in rows)
+    if not rows or not all(_follows(r, rows[-1]) for r in own):
+        return Rows(rows, inner, 1) if inner else "reduced elements are not neighbours"
+    is_large = count * elements >= LARGE
+    if not inner and not is_large and (elements < MIN_ELEMENTS or count > MANY_ROWS):
+        return f"{count} rows of {elements} elements have threads enough"
+    is_wide = is_large and is_simple
+    stored = points if inner else []
+    vector = math.gcd(rows[-1].count, _vector(points, stored, {rows[-1]})) if is_wide else 1
+    lanes = COLUMN_LANES if vector > 1 or count <= FEW_ROWS else WARP
+    threads = _sharing(elements, vector, count, COLUMN_THREADS // lanes, bool(inner))
+    return Rows(rows, inner, threads, max(lanes, COLUMN_BLOCK // threads), vector)
+
+
+def _sharing(elements: int, vector: int, count: int, most: int, is_kept: bool) -> int:
+    """Threads that share a column: so many that registers hold it, if it is read several times;
+    and with few columns, as many as have a few elements each."""
+    threads = 1
+    while is_kept and threads < most and -(-elements // threads) * vector > HELD:
+        threads *= 2
+    while threads < most and threads * COLUMN_SHARE * 2 <= elements:
+        if threads * count // vector >= FULL:
+            break
+        threads *= 2
+    return threads
