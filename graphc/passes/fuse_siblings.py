@@ -50,18 +50,20 @@ def _siblings(reader: Op) -> list[list[Op]]:
     groups: dict[frozenset, list[Op]] = {}
     made = (v.producer for v in reader.inputs if v is not None and v.producer is not None)
     for op in dict.fromkeys(made):
-        if _is_small_map(op):
+        if op.name != "Constant":
             sources = frozenset(
                 v.producer for v in op.inputs
                 if v is not None and v.constant is None and v.producer is not None
             )  # fmt: skip
             groups.setdefault(sources, []).append(op)
-    return [group[:MOST] for group in groups.values() if len(group) > 1]
+    several = (group for group in groups.values() if len(group) > 1)
+    maps = ([op for op in group if _is_small_map(op)] for group in several)
+    return [group[:MOST] for group in maps if len(group) > 1]
 
 
 def _is_small_map(op: Op) -> bool:
     """Whether all that an op makes is computed element by element, and is no view."""
-    if op.name == "Constant" or op.name != "fused" and not structure.has_body(op):
+    if op.name != "fused" and not structure.has_body(op):
         return False
     if any(v.tensor.size > LARGE for v in op.outputs):
         return False
