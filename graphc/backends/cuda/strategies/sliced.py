@@ -141,13 +141,15 @@ class SlicedContraction(BlockedContraction):
         first_row, first_column = self.starts
         wide = 2 if self._stores_little() else 1
         group, odd, even = simplify(lane // 4), simplify(lane % wide), simplify(lane % 4 // wide)
+        if wide == 2:  # all before the first is stored: compilers move no loads across shuffles
+            with self.k.loops(down, across // 2, 4, kind="unroll") as (i, j, e):
+                pair = (self.totals[i, simplify(j * 2 + other), e] for other in range(2))
+                self.k.emit(Intrin("trade", tuple(pair)))
         with self.k.loops(down, across // wide, 2, kind="unroll") as (i, j, half):
             cells = [
                 self.totals[i, simplify(j * wide + other), simplify(half * 2 + n)]
                 for other in range(wide) for n in range(2)
             ]  # fmt: skip
-            for pair in zip(cells[:2], cells[2:]):
-                self.k.emit(Intrin("trade", pair))
             row = simplify(first_row + self.warp_row + i * pitch + half * 8 + group)
             column = simplify((j * wide + odd) * 8 + even * (2 * wide))
             self.finish(row, simplify(first_column + self.own_column + column), cells)
