@@ -99,6 +99,8 @@ def _failed(error: Exception, argv: list[str]) -> int:
         return _say(str(error), error.exit_code)
     if isinstance(error, MemoryError):
         return _say(f"out of memory: {error or 'an array is too large'}", USER_ERROR)
+    if isinstance(error, RecursionError):
+        return _say(f"the model is nested too deeply: {error}", USER_ERROR)
     if isinstance(error, OSError) and error.errno is not None:  # the system refuses something
         named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         return _say(f"{named}{error.strerror}", USER_ERROR)

@@ -201,6 +201,11 @@ def _is_straight(region: Region) -> bool:
 # ---------------------------------------------------------------- Loop
 
 
+def _size(region: Region) -> int:
+    """The ops that a copy of a region has, with those inside; of branches, the larger counts."""
+    return sum(1 + max(map(_size, op.regions), default=0) for op in region.ops)
+
+
 def unroll_loop(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> bool:
     """One copy of the body per trip, as long as trip count and conditions are constants.
 
@@ -212,8 +217,9 @@ def unroll_loop(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> bool:
         return skip("the trip count is not constant")
     last = None if trips is None else trips_of(trips)
     body = op.regions[0]
-    if last is not None and last * len(body.ops) > limit:
-        return skip(f"{last} trips of {len(body.ops)} ops are more than {limit}")
+    size = _size(body)
+    if last is not None and last * size > limit:
+        return skip(f"{last} trips of {size} ops are more than {limit}")
     if condition is not None and condition.constant is None:
         return skip("the first condition is not constant")
     inliner = Inliner(op)
@@ -222,7 +228,7 @@ def unroll_loop(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> bool:
     while going and (last is None or trip < last):
         header = [inliner.constant(np.asarray(v)) for v in (np.int64(trip), np.True_)]
         asked, *results = inliner.copy(body, [*header, *state, *captures])
-        if asked.constant is None or (trip + 1) * len(body.ops) > limit:
+        if asked.constant is None or (trip + 1) * size > limit:
             inliner.undo()
             reason = "its body decides when it ends" if asked.constant is None else "it is too long"
             return skip(reason)
@@ -279,8 +285,9 @@ def unroll_scan(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> bool:
     shape = ScanShape(op, [v.tensor.rank for v in inputs], ranks)
     length = inputs[0].tensor.static_shape[shape.in_axes[0]]
     body = op.regions[0]
-    if length * len(body.ops) > limit:
-        return skip(f"{length} trips of {len(body.ops)} ops are more than {limit}")
+    size = _size(body)
+    if length * size > limit:
+        return skip(f"{length} trips of {size} ops are more than {limit}")
     inliner = Inliner(op)
     state = own[:carried]
     rows: list[list[Value]] = [[] for _ in range(shape.outs)]
@@ -320,7 +327,7 @@ def unroll_sequence_map(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> b
             return skip("a sequence is not a SequenceConstruct")
         if items is not None and len(items) < len(first):
             return skip("its sequences have different lengths")
-    if not first or len(first) * len(op.regions[0].ops) > limit:
+    if not first or len(first) * _size(op.regions[0]) > limit:
         return skip(f"it has {len(first)} elements")
     inliner = Inliner(op)
     results = []

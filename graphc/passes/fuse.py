@@ -35,6 +35,7 @@ LARGEST = 256  # ops in one group
 WIDEST = 256  # values that one group reads or gives to others: parameters of a kernel
 FEW = 16  # ops of a group of which any number may be stored
 WINDED = 4  # times that an op of a larger group is computed on average
+REPEATS = 2  # doublings of work in one group
 CHOICES = 64  # groups that an op with many operands may join
 FARTHEST = 4096  # ops looked at to tell whether a group depends on another; beyond, it may
 
@@ -48,6 +49,7 @@ class Group:
     space: tuple
     number: int  # of its first op, in the order in which they are placed
     rows: int = 0  # trailing physical dims reduced, in a row group
+    repeats: int = 0  # how often in a row what was absorbed is computed at several indices
 
 
 def space_of(value: Value) -> tuple:
@@ -304,34 +306,48 @@ class Fuser:
     def absorb_maps(self, op: Op) -> None:
         """Draws producer groups that are maps used here alone into the op's group."""
         group = self.group[op]
-        for n, value in enumerate(op.inputs):
-            producer = value.producer if value is not None else None
-            if value is None or producer not in self.group:
-                continue
-            other = self.group[producer]
-            if other is group or other.anchor != "map" or not self.absorbs(op, n, group, other):
+        for other in self.producers(op):
+            if other is group or other.anchor != "map" or not self.absorbs(op, group, other):
                 continue
             for member in other.ops:
                 self.group[member] = group
+            repeated = other.repeats + self.is_read_elsewhere(op, group, other)
+            group.repeats = max(group.repeats, repeated)
             group.ops = [*other.ops, *group.ops]
             group.number = min(group.number, other.number)
             self.depth[op] = max(self.depth[op], self.depth_in(group, op))
 
-    def absorbs(self, op: Op, operand: int, group: Group, other: Group) -> bool:
+    def is_read_elsewhere(self, op: Op, group: Group, other: Group) -> bool:
+        """Whether `op` and another op of its group read a group, and some ops of the group read
+        others not at their own index: then it is computed at more than one index."""
+        readers = {
+            user for m in other.ops for v in m.outputs for user, _ in v.uses
+            if user is not op and self.group.get(user) is group
+        }  # fmt: skip
+        return bool(readers) and not all(
+            structure.pointwise(m, n)
+            for m in group.ops
+            for n in (*self.read_operands(m, group), *self.read_operands(m, other))
+        )
+
+    def absorbs(self, op: Op, group: Group, other: Group) -> bool:
         if not self.fits([*other.ops, *group.ops]) or self.depth_in(other, op) > LONGEST:
             return False
         values = (value for member in other.ops for value in member.outputs)
         if not all(self.stays(value, other, group) for value in values):
             return False
+        if other.repeats >= REPEATS and self.is_read_elsewhere(op, group, other):
+            return False
         pure = all(_is_for_readers(m, self.widening) for m in other.ops)
         if self.widening and structure.is_widening(op):
             return pure
+        at_own_index = all(structure.pointwise(op, n) for n in self.read_operands(op, other))
         if group.anchor in ("contraction", "window"):
             reads_window = bool(structure.reductions(op))
-            return pure or (not reads_window and structure.pointwise(op, operand))
+            return pure or (not reads_window and at_own_index)
         if group.anchor == "row" and structure.reductions(op):
             return self.work(other) <= 64
-        return pure or structure.pointwise(op, operand) or self.work(other) <= CHEAP
+        return pure or at_own_index or self.work(other) <= CHEAP
 
 
 # ---------------------------------------------------------------- rewriting the graph

@@ -143,3 +143,21 @@ def test_the_interpreter_agrees_after_fusion(seed):
     found = interpret(optimise(clone_graph(graph), passes=OPTIMISING), arrays)
     for n, (a, b) in enumerate(zip(found, expected, strict=True)):
         assert compare(f"output {n}", a, b).within(2e-5)
+
+
+def test_what_is_read_at_two_places_is_not_computed_twice_again_and_again():
+    def doubled(b, x):
+        for seed in range(40):
+            order = rng(seed).permutation(16)
+            x = b.Add(x, b.Gather(x, order))
+        return x
+
+    graph = optimised(doubled, x=floats(rng(), 16))
+    assert max(len(names) for names in groups(graph)) < 20
+
+    def joined(b, x):
+        for _ in range(12):
+            x = b.Concat(x, x, axis=0)
+        return x
+
+    assert max(map(len, groups(optimised(joined, x=floats(rng(), 4))))) < 6
