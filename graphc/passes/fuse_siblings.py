@@ -18,7 +18,7 @@ from graphc.ir.expr import Reduce, walk
 from graphc.ir.graph import Graph, Op
 from graphc.passes import structure
 from graphc.passes.context import Context
-from graphc.passes.fuse import sort_ops
+from graphc.passes.fuse import WIDEST, sort_ops
 from graphc.passes.lower.computation import computation
 from graphc.passes.lower.pieces import restricted
 from graphc.passes.lower.views import view_of
@@ -62,10 +62,13 @@ def _siblings(reader: Op) -> list[list[Op]]:
 
 
 def _is_small_map(op: Op) -> bool:
-    """Whether all that an op makes is computed element by element, and is no view."""
+    """Whether all that an op makes is computed element by element, and is no view; and MOST such
+    ops together have no more operands than a kernel may."""
     if op.name != "fused" and not structure.has_body(op):
         return False
     if any(v.tensor.size > LARGE for v in op.outputs):
+        return False
+    if len(op.inputs) + len(op.outputs) > WIDEST // MOST:
         return False
     whole = computation(op)
     if any(isinstance(n, Reduce) for o in whole.outputs for n in walk(o.expr)):
