@@ -38,8 +38,8 @@ def export_onnx(graph: Graph, path: str | os.PathLike | None = None) -> ModelPro
     """The graph as a model that onnx.checker accepts; written to `path` if one is given.
 
     Constants of more than 1.5 GB together are written to `path` + ".data". UnsupportedError names
-    an op that has neither a counterpart in ONNX nor a body of such ops. ModelError if a graph that
-    has not been typed turns out to be wrong.
+    an op that has neither a counterpart in ONNX nor a body of such ops, or that makes elements of a
+    type that ONNX lacks. ModelError if a graph that has not been typed turns out to be wrong.
     """
     model = _Exporter(graph).model()
     if path is not None:
@@ -52,6 +52,7 @@ class _Names:
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
+        self.last: dict[str, int] = {}  # numbers given, so that none is tried again
 
     def reserve(self, name: str) -> str:
         self.taken.add(name)
@@ -59,10 +60,10 @@ class _Names:
 
     def fresh(self, wish: str) -> str:
         """`wish` if it is free, otherwise with a number behind."""
-        name, number = wish or "value", 0
+        name = wish = wish or "value"
         while name in self.taken:
-            number += 1
-            name = f"{wish or 'value'}.{number}"
+            self.last[wish] = self.last.get(wish, 0) + 1
+            name = f"{wish}.{self.last[wish]}"
         return self.reserve(name)
 
 
@@ -325,7 +326,11 @@ def _stamp(model: ModelProto, nodes: list[NodeProto], graph: Graph) -> None:
             return
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as found:
             error = error or found
-    kind = ModelError if graph.phase == "imported" else InternalError  # not checked before
+    kind: type[Exception] = InternalError
+    if graph.phase == "imported":
+        kind = ModelError  # not checked before
+    elif "unsupported type" in str(error):  # an element type that even Cast does not take
+        kind = UnsupportedError
     raise kind(f"the exported model is not valid ONNX: {error}")
 
 

@@ -261,3 +261,11 @@ def test_wrong_models_that_nobody_has_typed():
     made = import_onnx(model("g (float[2] x) => (float[2] y) { y = Concat<axis = 5>(x, x) }"))
     with pytest.raises(ModelError, match="not valid ONNX: .*Concat"):
         export_onnx(made)
+
+
+def test_element_types_that_onnx_lacks():
+    graph = new_graph(x=TensorType(dtypes.f6e2m3, (2,)))
+    graph.set_results([Builder(graph).Identity(graph.params[0])])
+    graph.phase = "typed"
+    with pytest.raises(UnsupportedError, match="unsupported type"):
+        export_onnx(graph)
