@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
+from graphc.backends.cuda.signatures import written
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, Index, Ref, walk
@@ -28,6 +29,7 @@ from graphc.ir.kernel import (
     Buffer,
     For,
     If,
+    Intrin,
     Kernel,
     Let,
     Stmt,
@@ -131,15 +133,21 @@ def _elements(piece: Body) -> For | None:
 
 def _depend(first: For, second: For) -> bool:
     """Whether a loop touches a parameter that another one writes."""
-    written = [
-        {s.buffer for s in walk_stmts((loop,)) if isinstance(s, Store)} for loop in (first, second)
-    ]
+    changed = [_written(loop) for loop in (first, second)]
     local = [
         {s.buffer.name for s in walk_stmts((loop,)) if isinstance(s, Alloc)}
         for loop in (first, second)
     ]
     touched = [_names_used((loop,)) - own for loop, own in zip((first, second), local)]
-    return bool((written[0] - local[0]) & touched[1] or (written[1] - local[1]) & touched[0])
+    return bool((changed[0] - local[0]) & touched[1] or (changed[1] - local[1]) & touched[0])
+
+
+def _written(loop: For) -> set[str]:
+    found: set[str] = set()
+    for stmt in walk_stmts((loop,)):
+        found |= {stmt.buffer} if isinstance(stmt, Store) else set()
+        found |= written(stmt) if isinstance(stmt, Intrin) else set()
+    return found
 
 
 def _one_loop(first: For, second: For) -> For:

@@ -82,18 +82,33 @@ VARIADIC: dict[str, tuple[Operand, Operand]] = {
 """The first operand, and what each of any further ones is."""
 
 
-def mismatch(stmt: Intrin) -> str:
-    """What is wrong with the operands of an instruction, if it is known; empty if nothing."""
+def signature(stmt: Intrin) -> tuple[Operand, ...] | None:
+    """What each operand should be; None if the instruction is not known."""
     if stmt.name in VARIADIC:
         first, other = VARIADIC[stmt.name]
-        return _mismatch(stmt, (first, *(other,) * (len(stmt.args) - 1)))
-    signature = SIGNATURES.get(stmt.name)
-    return "" if signature is None else _mismatch(stmt, signature)
+        return (first, *(other,) * (len(stmt.args) - 1))
+    return SIGNATURES.get(stmt.name)
 
 
-def _mismatch(stmt: Intrin, signature: Sequence[Operand]) -> str:
-    if len(stmt.args) != len(signature):
-        return f"{stmt.name} takes {len(signature)} operands, found {len(stmt.args)}"
-    problems = (operand.problem(given) for operand, given in zip(signature, stmt.args))
+def written(stmt: Intrin) -> set[str]:
+    """The arrays that it may write: all it names if it is not known."""
+    operands = signature(stmt) or (Operand("updates"),) * len(stmt.args)
+    return {
+        given.source
+        for given, operand in zip(stmt.args, operands)
+        if isinstance(given, Load) and operand.role in ("writes", "updates")
+    }
+
+
+def mismatch(stmt: Intrin) -> str:
+    """What is wrong with the operands of an instruction, if it is known; empty if nothing."""
+    operands = signature(stmt)
+    return "" if operands is None else _mismatch(stmt, operands)
+
+
+def _mismatch(stmt: Intrin, operands: Sequence[Operand]) -> str:
+    if len(stmt.args) != len(operands):
+        return f"{stmt.name} takes {len(operands)} operands, found {len(stmt.args)}"
+    problems = (operand.problem(given) for operand, given in zip(operands, stmt.args))
     found = ((n, problem) for n, problem in enumerate(problems, 1) if problem)
     return next((f"operand {n} of {stmt.name} is {problem}" for n, problem in found), "")

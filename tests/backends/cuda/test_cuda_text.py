@@ -126,6 +126,9 @@ def test_loops_that_do_not_depend_on_each_other_are_one():
     assert len(launches(parse_kernel(PAIR.replace("x[k]", "y[k]")))) == 2
     assert len(launches(parse_kernel(PAIR.replace("x[i]", "z[0]")))) == 2
     assert len(launches(parse_kernel(PAIR.replace("z[k]", "y[k]")))) == 2
+    by_vectors = PAIR.replace("y[i] = x[i] * 2.0", "intrin store_vector(y[i], x[i], x[i])")
+    assert by_vectors != PAIR and len(launches(parse_kernel(by_vectors))) == 1
+    assert len(launches(parse_kernel(by_vectors.replace("x[k]", "y[k]")))) == 2
     (found,) = launches(parse_kernel(PAIR.replace("< 10", "< 0")))
     assert found.grid == 2
 
