@@ -14,6 +14,7 @@ cannot be cut and is run by one thread.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import TypeGuard
@@ -153,8 +154,12 @@ def _written(loop: For) -> set[str]:
 def _one_loop(first: For, second: For) -> For:
     """A loop over the elements of both, those of the first before those of the second."""
     start, count = first.var.count, second.var.count
+    inside = list(walk_stmts((first, second)))
+    taken = {s.ref.name for s in inside if isinstance(s, Let)}
+    taken |= {s.var.name for s in inside if isinstance(s, For)}
+    names = (name for n in itertools.count() if (name := f"element{n}") not in taken)
     at = Index("element", start + count)
-    here, there = Ref("first", i64, 0, start - 1), Ref("second", i64, 0, count - 1)
+    here, there = Ref(next(names), i64, 0, start - 1), Ref(next(names), i64, 0, count - 1)
     then = (Let(here, at), *substitute_body(first.body, {first.var: here}))
     orelse = (Let(there, simplify(at - start)), *substitute_body(second.body, {second.var: there}))
     return For(at, (If(at < start, then, orelse),), "parallel")
