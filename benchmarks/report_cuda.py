@@ -23,9 +23,9 @@ from graphc.errors import GraphcError
 
 
 def report(path: Path, archs: Sequence[str], precision: str) -> dict[str, Any]:
-    """One row."""
+    """One row: kernels planned for the first architecture, with what all have (see machines.py)."""
     model, graph, _ = models.load(path)
-    program = cuda_program(graph, Settings(precision=precision))
+    program = cuda_program(graph, Settings(precision=precision, arch=",".join(archs)))
     source = emit(program)
     plan, weights = launch_plan(source)
     row = {

@@ -67,9 +67,11 @@ class WarpGroups(SlicedContraction):
         """A loop over slices that others are asked for behind, and one over the last. ptxas keeps
         products in flight from one iteration to the next only where none of them branches."""
         first = max(self.slices - self.tile.ahead, 0)
-        for start, end in ((0, first), (first, self.slices)):
-            with self.k.loop(end - start, name="slice") as n:
-                self._slice(simplify(n + start), start == 0 < first)
+        if first:
+            with self.k.loop(first, name="slice") as slice:
+                self._slice(slice, True)
+        with self.k.loop(self.slices - first, name="slice") as last:
+            self._slice(simplify(last + first), False)
         self._wait(0)
         sums = math.prod(self.fragments) * 4
         self.k.emit(Intrin(f"take_sums_{sums}", (self.totals[0, 0, 0],)))
