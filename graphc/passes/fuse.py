@@ -27,6 +27,7 @@ from graphc.ir.infer import op_body
 from graphc.ir.opdef import FUSED
 from graphc.passes import structure
 from graphc.passes.context import Context
+from graphc.passes.merge_groups import results_of
 from graphc.passes.pass_manager import Pass, register_pass
 
 CHEAP = 6  # cost per element up to which recomputing beats storing
@@ -202,11 +203,7 @@ class Fuser:
             v for op in ops for v in op.inputs
             if v is not None and v.producer not in inside and not _is_scalar(v)
         }  # fmt: skip
-        made = [
-            v for op in ops for v in op.outputs
-            if v in self.results or any(user not in inside for user, _ in v.uses)
-        ]  # fmt: skip
-        return len(read) + len(made) <= WIDEST
+        return len(read) + len(results_of(ops, self.results)) <= WIDEST
 
     def is_long_winded(self, op: Op, group: Group) -> bool:
         """Whether so many values of the group are stored that computing each one from the start,
@@ -461,14 +458,10 @@ def fuse(graph: Graph, ctx: Context | None = None, widening: bool = False) -> bo
 def _make_fused(graph: Graph, group: Group, position: dict[Op, int]) -> None:
     members = sorted(group.ops, key=position.__getitem__)
     inside = set(members)
-    results = set(graph.results)
     inputs = list(dict.fromkeys(
         v for op in members for v in op.inputs if v is not None and v.producer not in inside
     ))  # fmt: skip
-    outputs = [
-        v for op in members for v in op.outputs
-        if v in results or any(u not in inside for u in v.users)
-    ]  # fmt: skip
+    outputs = results_of(members, set(graph.results))
     region = Region()
     constants = [v for v in inputs if v.constant is not None]
     small = [v for v in constants if v.tensor.size == 1 or _known(v, inside)]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from graphc.ir.graph import Graph, Op, Region, Value, copy_op, copy_ops
 from graphc.ir.opdef import FUSED
 
 
-def results_of(graph: Graph, group: Sequence[Op]) -> list[Value]:
-    """What ops of a group make that others read, or that the graph returns."""
+def results_of(group: Sequence[Op], returned: Collection[Value]) -> list[Value]:
+    """What ops of a group make that others read, or that is among what the graph returns."""
     inside = set(group)
     return [
         v for op in group for v in op.outputs
-        if v in graph.results or any(user not in inside for user in v.users)
+        if v in returned or any(user not in inside for user, _ in v.uses)
     ]  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def merged_group(graph: Graph, group: Sequence[Op], name: str) -> Op:
             mapping.update((out, mapping[r]) for out, r in zip(op.outputs, inner.results))
         else:
             copy_op(op, region, mapping)
-    results = results_of(graph, group)
+    results = results_of(group, graph.results)
     region.set_results([mapping[v] for v in results])
     loc = tuple(dict.fromkeys(name for op in group for name in op.loc))
     merged = Op(FUSED, inputs, {"name": name}, len(results), [region], loc)
@@ -44,7 +44,7 @@ def merged_group(graph: Graph, group: Sequence[Op], name: str) -> Op:
 
 def replace_group(graph: Graph, group: Sequence[Op], merged: Op) -> None:
     """Puts what `merged_group` made in the place of the last of a group."""
-    results = results_of(graph, group)
+    results = results_of(group, graph.results)
     graph.insert_before(group[-1], merged)
     for old, new in zip(results, merged.outputs):
         old.replace_uses(new)

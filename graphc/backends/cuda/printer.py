@@ -15,7 +15,7 @@ from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
 from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS, TEMPLATES, VECTORS
 from graphc.backends.cuda.launches import KIB, Launch, alignment, shared_place
-from graphc.backends.cuda.machines import SHARED_LIMIT
+from graphc.backends.cuda.machines import SHARED_LIMIT, WARP
 from graphc.backends.cuda.signatures import mismatch
 from graphc.errors import InternalError
 from graphc.ir import dtypes
@@ -23,7 +23,6 @@ from graphc.ir.expr import Const, Expr, Index, Load, Ref, call
 from graphc.ir.kernel import Alloc, Barrier, For, Intrin, Stmt
 
 INDEX = dtypes.i32
-WARP = 32
 SHARED = "shared_memory"  # what a launch gives, of which arrays are parts
 LOCAL_BYTES = 128 << 10  # of a thread's own arrays; more would take too much for a full grid
 WARP_REDUCTIONS = {

@@ -102,23 +102,16 @@ static void begin(W (*products)(uint32_t, uint32_t), S *sums, Rows a, Rows b, un
 
 }  // namespace simulator
 
-template <typename S>
-static void take_sums_32(S &)
-{
-    simulator::take_sums();
-}
-
-template <typename S>
-static void take_sums_64(S &)
-{
-    simulator::take_sums();
-}
-
-template <typename S>
-static void take_sums_128(S &)
-{
-    simulator::take_sums();
-}
+#define SIMULATED_TAKE(N)                                                                          \
+    template <typename S>                                                                          \
+    static void take_sums_##N(S &)                                                                 \
+    {                                                                                              \
+        simulator::take_sums();                                                                    \
+    }
+SIMULATED_TAKE(32)
+SIMULATED_TAKE(64)
+SIMULATED_TAKE(128)
+#undef SIMULATED_TAKE
 
 #define SIMULATED_GROUP(TYPE, S, N)                                                                \
     template <int ACROSS_A, int ACROSS_B>                                                          \

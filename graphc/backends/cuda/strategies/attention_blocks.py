@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from graphc.backends.cuda.machines import WARP
 from graphc.backends.cuda.strategies.operands import Operand
 from graphc.backends.cuda.strategies.vectors import compute_points
 from graphc.ir.dtypes import bf16, f16, f32, i32, i64
@@ -40,7 +41,6 @@ from graphc.passes.lower.computation import flat_buffer
 from graphc.passes.lower.nest import Point
 from graphc.passes.lower.spaces import merge_adjacent
 
-WARP = 32
 NOTHING = Const(-math.inf, f32)
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from graphc.backends.cuda.machines import Machine, fastest
-from graphc.backends.cuda.strategies.attention_blocks import WARP, AttentionBlocks, padded
+from graphc.backends.cuda.machines import WARP, Machine, fastest
+from graphc.backends.cuda.strategies.attention_blocks import AttentionBlocks, padded
 from graphc.backends.cuda.strategies.panels import STEP, Crew, Panel
 from graphc.backends.cuda.strategies.words import KINDS, Kind, narrow
 from graphc.ir.dtypes import f32, i64, u32

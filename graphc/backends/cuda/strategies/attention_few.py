@@ -15,10 +15,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from graphc.backends.cuda.machines import Machine
+from graphc.backends.cuda.machines import WARP, Machine
 from graphc.backends.cuda.strategies.attention_blocks import (
     NOTHING,
-    WARP,
     AttentionBlocks,
     padded,
 )

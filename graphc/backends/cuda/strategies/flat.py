@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from graphc.backends.cuda.machines import FULL, WARP
 from graphc.backends.cuda.strategies.sweeps import HELD, Sweep, Sweeper, placed
 from graphc.backends.cuda.strategies.vectors import BYTES, compute_points, store_points
 from graphc.ir.dtypes import i64
@@ -38,10 +39,8 @@ from graphc.passes.lower.nest import Nest, NestOptions, Point, in_place, work
 
 LARGE = 1 << 16  # elements from which a GPU has threads enough without one for each
 THREADS = 256  # of a block
-FULL = 1 << 17  # threads that fill a GPU
 AHEAD = 64  # bytes that a thread asks for at once, where there are threads enough
 MOST_STEPS = 8
-WARP = 32
 SECTOR = 32  # bytes of memory that move together
 
 

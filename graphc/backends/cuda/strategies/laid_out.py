@@ -12,7 +12,7 @@ from graphc.backends.cuda.strategies.words import Kind, Words, padded_depth
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select, substitute
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import simplify, unflatten_index
+from graphc.ir.simplify import flatten_index, simplify, unflatten_index
 from graphc.passes.lower.contraction import Match
 from graphc.passes.lower.spaces import flatten_loads
 
@@ -42,16 +42,13 @@ def lay_out_constant(match: Match, kind: Kind, across: bool = False) -> bool:
         contents = select(at < operand.depth_count, contents, Const(0, contents.dtype))
     buffer = Buffer("panels", match.b.dtype, shape)
     match.add(buffer, index, simplify(contents), f"panels of {match.computation.label}")
-    place = (*outer, _flattened(match.cols), _flattened(match.depth))
+    place = (*outer, _flat(match.cols), _flat(match.depth))
     match.b = buffer[place]
     return True
 
 
-def _flattened(indices: list[Index]) -> Expr:
-    position: Expr = Const(0, i64)
-    for index in indices:
-        position = position * index.count + index
-    return simplify(position)
+def _flat(indices: list[Index]) -> Expr:
+    return flatten_index(tuple(indices), tuple(x.count for x in indices))
 
 
 def whole_depth(panels: Operand, padded: int) -> Operand:

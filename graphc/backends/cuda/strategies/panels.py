@@ -23,6 +23,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from graphc.backends.cuda.machines import WARP
 from graphc.backends.cuda.strategies.operands import Operand, strided
 from graphc.backends.cuda.strategies.words import CHUNK, Kind, Words
 from graphc.ir.dtypes import i64, u32
@@ -30,7 +31,6 @@ from graphc.ir.expr import Const, Expr, Load, call
 from graphc.ir.kernel import Buffer, Intrin, KernelBuilder, Store
 from graphc.ir.simplify import simplify
 
-WARP = 32
 LINE = 8  # chunks of 16 bytes that lie in different banks
 WORDS_AT_ONCE = 4  # that a thread puts together: more would need many registers for addresses
 STEP = 8  # words of the depth that one instruction multiplies: two chunks

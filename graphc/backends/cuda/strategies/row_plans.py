@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from graphc.backends.cuda.machines import FULL, WARP
 from graphc.backends.cuda.strategies.sweeps import AHEAD, HELD
 from graphc.backends.cuda.strategies.vectors import BYTES
 from graphc.ir.expr import Expr, Index, Load, Reduce, free_indices, loads, walk
 from graphc.ir.simplify import is_affine_in
 from graphc.passes.lower.nest import Point
 
-WARP = 32
 SHORT_ROW = 1024  # elements that a warp reduces by itself
 MOST = 1024  # threads of a row
 MIN_LANES = 2  # threads of a row
 SHARE = 16  # elements of a row that a thread has, or more if they are narrow
-FULL = 1 << 17  # threads that fill a GPU: with fewer in all, a row gets more of them
 COLUMN_THREADS = 512  # of a block of columns, at most
 COLUMN_BLOCK = 128  # threads of such a block, at least
 COLUMN_SHARE = 4  # elements that each of them has at least
@@ -114,7 +113,8 @@ def _vector(points: list[Point], stored: list[Point], along: set[Index]) -> int:
 
 
 def _threads(elements: int, vector: int, rows: int) -> int:
-    """The threads of a row: as many as have a few vectors each, more where rows are few."""
+    """The threads of a row: as many as have a few vectors each, more where all rows
+    together have too few to fill a GPU."""
     share = max(SHARE, min(AHEAD * vector, HELD))
     threads, most = (MIN_LANES, WARP) if elements <= SHORT_ROW else (2 * WARP, MOST // 2)
     while threads < most and threads * share < elements:

@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from graphc.backends.cuda.strategies.row_plans import WARP, Rows, outermost, plan_rows
+from graphc.backends.cuda.machines import WARP
+from graphc.backends.cuda.strategies.row_plans import Rows, outermost, plan_rows
 from graphc.backends.cuda.strategies.sweeps import Columns, Sweep, Sweeper, over, placed
 from graphc.backends.cuda.strategies.vectors import each_neighbour, store_points
 from graphc.ir.dtypes import DType, boolean, i64

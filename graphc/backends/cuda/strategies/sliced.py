@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from graphc.backends.cuda.machines import Machine
+from graphc.backends.cuda.machines import WARP, Machine
 from graphc.backends.cuda.strategies.blocks import BlockedContraction
 from graphc.backends.cuda.strategies.costs import Block
 from graphc.backends.cuda.strategies.laid_out import whole_depth
-from graphc.backends.cuda.strategies.panels import WARP, Crew, Panel
+from graphc.backends.cuda.strategies.panels import Crew, Panel
 from graphc.backends.cuda.strategies.words import Kind, padded_depth
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr
@@ -83,6 +83,8 @@ class SlicedTile(ABC):
 class SlicedContraction(BlockedContraction):
     """Sums in fragments of 16 x 8, whose operands are words in shared memory."""
 
+    before_barrier: tuple[str, ...] = ()  # what threads do once their own copies are there
+
     def __init__(self, match: Match, kind: Kind, panels: bool, tile: SlicedTile):
         super().__init__(match, tile.rows, tile.columns, tile.threads)
         self.kind, self.tile = kind, tile
@@ -127,6 +129,8 @@ class SlicedContraction(BlockedContraction):
     def arrive(self) -> None:
         """Waits until the oldest slice on its way is there, for all threads."""
         self.k.emit(Intrin("wait_copies", (Const(self.tile.ahead - 1, i64),)))
+        for name in self.before_barrier:
+            self.k.emit(Intrin(name, ()))
         self.k.emit(Barrier())
 
     def fetch(self, slice: Expr, stage: Expr) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from graphc.backends.cuda.machines import Machine
+from graphc.backends.cuda.machines import WARP, Machine
 from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.costs import (
     PARTS,
@@ -47,7 +47,7 @@ from graphc.passes.lower.contraction import Match, match_contraction
 MIN_DEPTH = 8  # products to sum
 MIN_SIDE = 8  # rows and columns, below which a tile is mostly empty
 STAGES = 2  # slices in shared memory
-WARP, LANE_ROWS, LANE_COLUMNS = 32, 4, 8
+LANE_ROWS, LANE_COLUMNS = 4, 8
 BANKS = 32
 BYTES = 16  # of a vector
 FLOATS_AT_ONCE = BYTES // 4

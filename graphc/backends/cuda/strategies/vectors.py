@@ -106,22 +106,22 @@ def store_points(k: KernelBuilder, points: Sequence[Point], n: Expr) -> None:
     count = _count(n)
     places: list[dict[Expr, Expr]] = [{n: Const(m, i64)} for m in range(count)]
     results: dict[Buffer, Buffer] = {}
+    stores: list[Intrin] = []
     for x in points:
         pieces = _pieces(x.output, [simplify(substitute(x.offset, place)) for place in places])
         if all(are_neighbours(x.output.dtype, piece) for piece in pieces):
-            results[x.output] = k.alloc(x.output.dtype, (count,), "reg", k.fresh("result"))
+            held = k.alloc(x.output.dtype, (count,), "reg", k.fresh("result"))
+            results[x.output] = held
+            for piece, cells in zip(pieces, _pieces(x.output, elements(held))):
+                stores.append(Intrin("store_vector", (x.output[piece[0]], *cells)))
     with each_neighbour(k, n):
         for x in points:
             if x.output in results:
                 k.store(results[x.output], n, simplify(x.expr))
             else:
                 k.store(x.output, simplify(x.offset), simplify(x.expr))
-    for x in points:
-        if x.output in results:
-            offsets = [simplify(substitute(x.offset, place)) for place in places]
-            cells = _pieces(x.output, elements(results[x.output]))
-            for piece, held in zip(_pieces(x.output, offsets), cells):
-                k.emit(Intrin("store_vector", (x.output[piece[0]], *held)))
+    for store in stores:
+        k.emit(store)
 
 
 def _pieces(buffer: Buffer, values: Sequence[T]) -> list[Sequence[T]]:

@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.panels import STEP, WARP
+from graphc.backends.cuda.machines import WARP, Machine
+from graphc.backends.cuda.strategies.panels import STEP
 from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Ref
-from graphc.ir.kernel import Barrier, Intrin, Let
+from graphc.ir.kernel import Intrin, Let
 from graphc.ir.simplify import simplify
 
 LINE_WORDS = 32  # of the depth in a slice: what products read lies in lines of 128 bytes
@@ -63,6 +63,8 @@ GROUP_TILES = tuple(
 class WarpGroups(SlicedContraction):
     """Products of panels where they are."""
 
+    before_barrier = ("share_copies",)
+
     def multiply(self) -> None:
         """A loop over slices that others are asked for behind, and one over the last. ptxas keeps
         products in flight from one iteration to the next only where none of them branches."""
@@ -75,11 +77,6 @@ class WarpGroups(SlicedContraction):
         self._wait(0)
         sums = math.prod(self.fragments) * 4
         self.k.emit(Intrin(f"take_sums_{sums}", (self.totals[0, 0, 0],)))
-
-    def arrive(self) -> None:
-        self.k.emit(Intrin("wait_copies", (Const(self.tile.ahead - 1, i64),)))
-        self.k.emit(Intrin("share_copies", ()))
-        self.k.emit(Barrier())
 
     def _slice(self, slice: Expr, is_followed: bool) -> None:
         k = self.k

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.panels import STEP, WARP
+from graphc.backends.cuda.machines import WARP, Machine
+from graphc.backends.cuda.strategies.panels import STEP
 from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
 from graphc.ir.dtypes import i64, u32
 from graphc.ir.expr import Const, Expr
