@@ -42,7 +42,7 @@ class GroupTile(SlicedTile):
     @property
     def registers(self) -> int:
         """Of a thread: sums and addresses, roughly."""
-        return min(255, self.own_rows * self.own_columns // self.team + 72)
+        return self.own_rows * self.own_columns // self.team + 40
 
     def fetched(self) -> int:
         return self.teams * self.own_rows // self.pitch * (self.pitch + self.own_columns)
@@ -52,8 +52,8 @@ class GroupTile(SlicedTile):
 
 
 GROUP_SIDES = (
-    (128, 256, 64, 256), (256, 128, 128, 128), (128, 128, 64, 128), (128, 64, 64, 64),
-    (64, 256, 64, 128), (64, 128, 64, 64), (64, 128, 64, 128), (64, 64, 64, 64),
+    (192, 256, 64, 256), (128, 256, 64, 256), (256, 128, 128, 128), (128, 128, 64, 128),
+    (128, 64, 64, 64), (64, 256, 64, 128), (64, 128, 64, 64), (64, 128, 64, 128), (64, 64, 64, 64),
 )  # fmt: skip
 GROUP_TILES = tuple(
     GroupTile(*sides, LINE_WORDS, stages) for sides in GROUP_SIDES for stages in (4, 3, 5, 6)
