@@ -265,9 +265,22 @@ def test_gpu_kernels_in_the_simulator(capsys):
     assert "passed: cuda in f16 against onnxruntime, rtol 0.01" in half
     assert "f16" in ok(capsys, "compile", DIGITS, *pins, "--precision", "f16", "--emit", "kernel")
     for command in ("compile", "run"):
-        assert "f16" in refused(capsys, command, DIGITS, "--dim", "N=1", "--precision", "f16")
+        told = refused(capsys, command, DIGITS, "--dim", "N=1", "--precision", "f16")
+        assert "--precision: goes with --target cuda, found --target cpu" in told
+    hopper = ["--simulate", "--precision", "f16", "--arch", "sm_90a"]
+    assert "passed: cuda" in ok(capsys, "verify", DIGITS, *pins, *hopper)
+    assert "right after every rewrite" in ok(capsys, "bisect", DIGITS, *pins, *hopper)
+    for option in ("--simulate", "--tune", "--device=1", "--arch=sm_80"):
+        told = refused(capsys, "run", DIGITS, "--dim", "N=1", option)
+        assert f"{option.split('=')[0]}: goes with --target cuda" in told
     times = json.loads(ok(capsys, "bench", DIGITS, *pins, "--simulate", "--seconds", "0", "--json"))
     assert times["target"] == "cuda" and times["error"] < 1e-4
+
+
+def test_a_form_that_one_target_has_is_made_as_that_target_makes_it(capsys):
+    pins = ["--dim", "N=1", "--emit", "cuda", "--arch", "sm_90"]
+    implied = ok(capsys, "compile", DIGITS, *pins)
+    assert implied == ok(capsys, "compile", DIGITS, *pins, "--target", "cuda")
 
 
 def test_a_folder_for_gpus(capsys, tmp_path, monkeypatch):
@@ -281,7 +294,7 @@ def test_a_folder_for_gpus(capsys, tmp_path, monkeypatch):
     assert not list((tmp_path / "gpu").glob("*.cubin"))
     assert code == graphc(capsys, "compile", DIGITS, *pins, "-o", tmp_path / "gpu")[0]
     assert "compiled for cuda" in ok(capsys, "compile", DIGITS, *pins)
-    assert "--arch goes with" in refused(capsys, "compile", DIGITS, "--arch", "sm_80")
+    assert "--arch: goes with" in refused(capsys, "compile", DIGITS, "--arch", "sm_80")
     assert "expected sm_80,sm_90" in refused(capsys, "compile", DIGITS, *pins, "--arch", "80")
     assert "GPU" in refused(capsys, "run", DIGITS, *pins, "--device", "99")
 

@@ -14,6 +14,8 @@ from graphc.cli.options import (
     add_tolerance,
     command,
     examples,
+    gpu_options,
+    rtol,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_target(parser)
     add_passes(parser)
-    add_tolerance(parser)
+    add_tolerance(parser, narrow=True)
     add_feeds(parser)
 
 
@@ -56,15 +58,13 @@ def run(args: argparse.Namespace) -> int:
     graph = model.pinned()
 
     def execute(rewritten: Graph, inputs: Sequence[Any]) -> list[Any]:
-        as_it_is = driver.settings(args.threads, {
-            "passes": "", "simulate": args.simulate, "device": args.device,
-        })  # fmt: skip
+        as_it_is = driver.settings(args.threads, {**gpu_options(args), "passes": ""})
         return driver.compiler(args.target, as_it_is)(rewritten)(inputs)
 
     with progress(f"bisecting the rewrites of {model.path.name}"):
         inputs = [feeds[p.name] for p in graph.params]
         culprit = bisect(
-            graph, inputs, passes, tolerance=args.rtol, execute=execute, target=args.target
+            graph, inputs, passes, tolerance=rtol(args), execute=execute, target=args.target
         )
     if culprit is None:
         print("the output is right after every rewrite")

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.cuda import archs, write_folder
+from graphc.cli.cuda import write_folder
 from graphc.cli.firmware import add_bundle, check_unused, write_sources
-from graphc.cli.options import add_model, add_passes, add_target, command, examples
+from graphc.cli.options import add_model, add_passes, add_target, command, examples, gpu_options
 from graphc.cli.resume import PHASES as RESUMABLE
 
 if TYPE_CHECKING:
@@ -71,9 +71,6 @@ def add(commands: Any) -> None:
                         help="MODEL is text of this phase, and compilation goes on from there: "
                         f"{', '.join(RESUMABLE)}; the text of a graph says so itself, unless it is "
                         "written by hand or goes back to an earlier phase")  # fmt: skip
-    parser.add_argument("--arch", type=archs, metavar="SM,SM",
-                        help="make machine code for these GPUs (default: sm_80,sm_90;"
-                             " sm_90a: Hopper alone, with its own instructions)")  # fmt: skip
     add_bundle(parser)
     add_passes(parser)
     parser.add_argument("--dump-to", metavar="DIR", help="write the graph after every pass")
@@ -85,12 +82,9 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from graphc.errors import ModelError
-
     form = _form(args)
+    args.target = _target(form, args)
     bundle = form is None and _is_bundle(args)
-    if args.arch and not (bundle and args.target == "cuda"):
-        raise ModelError("--arch goes with --target cuda and -o FOLDER")
     settings = compile_settings(args, form)
     from graphc.cli.models import open_model
 
@@ -144,13 +138,10 @@ def pipeline(args: argparse.Namespace, name: str | None = None) -> str:
     default the target's)."""
     from graphc.cli.plugins import load_plugins, pipeline_with
     from graphc.driver import PIPELINES, cuda_passes
-    from graphc.errors import ModelError
 
     own = load_plugins(args.plugin)
     if args.target == "cuda":
         return args.passes or pipeline_with(cuda_passes(args.precision), own)
-    if args.precision != "f32":
-        raise ModelError(f"--precision {args.precision} goes with --target cuda")
     return args.passes or pipeline_with(PIPELINES[name or args.target], own)
 
 
@@ -163,11 +154,7 @@ def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
     options = {
         "passes": pipeline(args, "plain" if form == "c" else args.target),
         "hooks": hooks,
-        "simulate": args.simulate,
-        "device": args.device,
-        "precision": args.precision,
-        "tune": args.tune,
-        "arch": ",".join(args.arch) if args.arch else "",
+        **gpu_options(args),
     }
     return settings(args.threads, options)
 
@@ -221,17 +208,17 @@ def _emit(model: Model, form: str, args: argparse.Namespace, settings: Settings)
             graph = emit.graph_at(model, args.stop_after, args.target, settings)
             text, constants = str(graph), graph_constants(graph)
         else:
-            program = emit.program(model, _target(form, args), settings, form)
+            program = emit.program(model, args.target, settings, form)
             text = emit.text(program, form)
             constants = program_constants(program) if form == "program" else {}
     emit.write(text, constants, args.output)
 
 
-def _target(form: str, args: argparse.Namespace) -> str:
+def _target(form: str | None, args: argparse.Namespace) -> str:
     """The target whose program a form shows: that of --target, unless only one has the form."""
     from graphc.errors import ModelError
 
-    owner = {"llvm": "cpu", "asm": "cpu", "c": "c", "cuda": "cuda"}.get(form, args.target)
+    owner = {"llvm": "cpu", "asm": "cpu", "c": "c", "cuda": "cuda"}.get(form or "", args.target)
     if args.target not in (owner, "cpu"):
         raise ModelError(f"--emit {form} goes with --target {owner}")
     return owner

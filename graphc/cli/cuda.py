@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
     from graphc.driver import Settings
-
-
-def archs(text: str) -> tuple[str, ...]:
-    """`sm_80,sm_90`."""
-    found = tuple(part.strip() for part in text.split(",") if part.strip())
-    wrong = [part for part in found if not re.fullmatch(r"sm_\d+[af]?", part)]
-    if wrong or not found:
-        raise argparse.ArgumentTypeError(f"expected sm_80,sm_90 or the like, found {text!r}")
-    return tuple(dict.fromkeys(found))
 
 
 def write_folder(model: Model, args: argparse.Namespace, settings: Settings) -> None:
@@ -32,7 +22,8 @@ def write_folder(model: Model, args: argparse.Namespace, settings: Settings) -> 
     from graphc.files import atomic_folder
 
     known = architectures()
-    wanted = args.arch or [arch for arch in DEFAULT_ARCHS if arch in known]
+    usual = [arch for arch in DEFAULT_ARCHS if arch in known]
+    wanted = args.arch.split(",") if args.arch else usual
     if not known:
         note(f"no machine code is made: {MISSING}")
         wanted = []

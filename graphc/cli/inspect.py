@@ -11,6 +11,7 @@ from graphc.cli.options import (
     add_target,
     command,
     examples,
+    gpu_options,
     positive,
     target_options,
 )
@@ -138,7 +139,7 @@ def _program(model: Model, args: argparse.Namespace) -> Program:
     from graphc import driver
     from graphc.cli import emit
 
-    settings = driver.settings(args.threads, {"precision": args.precision})
+    settings = driver.settings(args.threads, gpu_options(args))
     if args.target == "c":
         return driver.micro_program(emit.typed(model, args.target), settings, args.cpu)
     return emit.program(model, args.target, settings)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from graphc.errors import ModelError
+
 ONE_LINE = re.compile(r"\s*\n\s*")
 TARGETS = ("cpu", "c", "cuda")
 CPUS = ("generic", "cortex-m0plus", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "rv32")
@@ -15,6 +17,7 @@ PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
 BOARDS = ("mps2-an386", "mps2-an500", "mps2-an505", "mps3-an547", "riscv32-virt")
 INTERPRETER = "interpreter"
 PRECISIONS = ("f32", "tf32", "f16", "bf16")
+GPU_OPTIONS = {"device": 0, "simulate": False, "precision": "f32", "tune": False, "arch": ""}
 
 
 def examples(*pairs: tuple[str, str]) -> str:
@@ -73,12 +76,24 @@ def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
     parser.add_argument("--tune", action="store_true",
                         help="choose the tiles of a GPU's kernels by measuring them on it; choices "
                         "are kept in the disk cache")  # fmt: skip
+    parser.add_argument("--arch", metavar="SM,SM", type=archs,
+                        help="plan kernels for these GPUs, the first above all (default: the GPU "
+                        "at hand, or sm_80; sm_90a: Hopper alone, with its own instructions)"
+                        )  # fmt: skip
 
 
 def target_options(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that add_target's options ask for."""
-    names = ("threads", "device", "simulate", "precision", "tune")
-    return {name: getattr(args, name) for name in names}
+    return {"threads": args.threads, **gpu_options(args)}
+
+
+def gpu_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Those of them that GPUs have; ModelError if one is given for another target."""
+    found = {name: getattr(args, name) or none for name, none in GPU_OPTIONS.items()}
+    for name, default in GPU_OPTIONS.items():
+        if found[name] != default and args.target != "cuda":
+            raise ModelError(f"--{name}: goes with --target cuda, found --target {args.target}")
+    return found
 
 
 def add_feeds(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +111,11 @@ def add_tolerance(parser: argparse.ArgumentParser, narrow: bool = False) -> None
         "--rtol", type=tolerance, default=None if narrow else 1e-4, metavar="R",
         help=f"largest error, relative to an output's range (default: {default})",
     )  # fmt: skip
+
+
+def rtol(args: argparse.Namespace) -> float:
+    """What --rtol says, or the default for --precision."""
+    return args.rtol if args.rtol is not None else 1e-4 if args.precision == "f32" else 1e-2
 
 
 def add_passes(parser: argparse.ArgumentParser) -> None:
@@ -130,6 +150,15 @@ def natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected 0 or a positive integer, found {text!r}")
     return int(text)
+
+
+def archs(text: str) -> str:
+    """`sm_80,sm_90`, without those that are named twice."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    wrong = [part for part in found if not re.fullmatch(r"sm_\d+[af]?", part)]
+    if wrong or not found:
+        raise argparse.ArgumentTypeError(f"expected sm_80,sm_90 or the like, found {text!r}")
+    return ",".join(dict.fromkeys(found))
 
 
 def tolerance(text: str) -> float:

@@ -16,6 +16,7 @@ from graphc.cli.options import (
     add_tolerance,
     command,
     examples,
+    rtol,
     target_options,
 )
 
@@ -74,18 +75,18 @@ def run(args: argparse.Namespace) -> int:
         found = run_code(model, feeds, args)
     else:
         found = contender(model, args.target, **target_options(args))(feeds)
-    rtol = args.rtol if args.rtol is not None else 1e-4 if args.precision == "f32" else 1e-2
+    allowed = rtol(args)
     results = agreements(model.graph.output_names, found, expected)
     rows = [("output", "error", "")]
     failed = []
     for each, value in zip(results, expected):
-        within = each.within(max(rtol, _unit(value)))
+        within = each.within(max(allowed, _unit(value)))
         rows.append((each.name, f"{each.error:.2g}", "ok" if within else f"differs {each.problem}"))
         failed += [] if within else [each.name]
     print(table(rows))
     target = f"{args.target} on {args.board}" if args.board else args.target
     target += f" in {args.precision}" if args.precision != "f32" else ""
-    summary = f"{target} against {args.against}, rtol {rtol:g}"
+    summary = f"{target} against {args.against}, rtol {allowed:g}"
     if failed:
         print(f"FAILED: {summary}: {len(failed)} of {len(results)} outputs differ")
         return 1

@@ -20,20 +20,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from generator import generate
-from judging import Runner, failure, run_onnxruntime, target_runner
+from generator import families, generate
+from judging import ONNXRUNTIME, Runner, failure, target_runner
 from shrinking import save, smaller
 from worker import Worker
 
 from graphc.errors import UnsupportedError
 
 
-def examine(seed: int, runners: dict[str, Runner], folder: Path | None) -> list[str]:
+def examine(
+    seed: int, runners: dict[str, Runner], folder: Path | None, family: str = ""
+) -> list[str]:
     """Findings of one seed, a line each; failing cases are written to `folder`."""
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        case = generate(seed)
+        case = generate(seed, family)
         for name, runner in runners.items():
             try:
                 problem = failure(case, runner)
@@ -49,13 +51,13 @@ def examine(seed: int, runners: dict[str, Runner], folder: Path | None) -> list[
     return found
 
 
-def examiner(target: str, judge: bool, folder: Path | None) -> Callable[[int], list[str]]:
-    """Examines seeds on a target and, with `judge`, on ONNX Runtime."""
+def examiner(args: argparse.Namespace) -> Callable[[int], list[str]]:
+    """Examines seeds on a target and, if asked to, on ONNX Runtime."""
     os.environ["GRAPHC_CACHE_DIR"] = "off"
-    runners: dict[str, Runner] = {target: target_runner(target)}
-    if judge:
-        runners["onnxruntime"] = run_onnxruntime
-    return lambda seed: examine(seed, runners, folder)
+    runners = {args.target: target_runner(args.target, args.precision, args.arch)}
+    if not args.no_judge:
+        runners["onnxruntime"] = ONNXRUNTIME
+    return lambda seed: examine(seed, runners, args.output, args.family)
 
 
 def arguments() -> argparse.Namespace:
@@ -68,6 +70,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--target", default="cpu", help="cpu, c, micro, cuda, or onnx (see judging.py)"
     )
+    parser.add_argument("--precision", default="f32", help="of cuda: f32, tf32, f16, bf16")
+    parser.add_argument("--arch", default="", help="of cuda: sm_75, sm_90a, ..., or any")
+    parser.add_argument(
+        "--family",
+        default="",
+        choices=("", *families()),
+        help="larger graphs around one kind of layer",
+    )
     parser.add_argument("--no-judge", action="store_true", help="leave ONNX Runtime out")
     parser.add_argument("--output", type=Path, help="folder for failing cases, made smaller")
     parser.add_argument("--print", action="store_true", help="print each graph")
@@ -78,11 +88,11 @@ def main() -> int:
     args = arguments()
     if args.count > 1 << 60 and args.minutes > 1e8:
         args.count = 100
-    worker = Worker(examiner, args.target, not args.no_judge, args.output)
+    worker = Worker(examiner, args)
     until, done, findings = time.monotonic() + 60 * args.minutes, 0, 0
     while done < args.count and time.monotonic() < until:
         if args.print:
-            print(generate(args.seed + done).graph)
+            print(generate(args.seed + done, args.family).graph)
         for line in worker.examine(args.seed + done):
             findings += 1
             print(line, flush=True)

@@ -26,6 +26,10 @@ EXTENTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 100, 130)
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, np.inf, -np.inf, np.nan, 1e38, -1e38, 1e-40, 2.5, -3.5)
 INTEGERS = tuple(map(dtypes.of, ("i32", "i64", "i8", "u8", "i16", "u16", "u32", "u64")))
 MAX_ELEMENTS = 6000
+LAYER_ELEMENTS = 1 << 18
+AFTERWARDS = "afterwards"  # the family of operators that stand behind layers
+BORDERS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 257,
+           1023, 1025)  # fmt: skip
 MOST_CONTENTS = 1 << 20
 FOREIGN = "not for ONNX Runtime"  # where an operator comes from that it takes otherwise
 Template = Callable[["Generator"], None]
@@ -56,6 +60,8 @@ class Generator:
     exact: set[Value] = field(default_factory=set)
     inputs: list[np.ndarray] = field(default_factory=list)
     final: list[Value] = field(default_factory=list)  # may be results only
+    coarse: bool = False  # contents that every precision holds exactly
+    limit: int = 8 * MAX_ELEMENTS  # of elements of a result
     for_onnxruntime: bool = True  # a template clears it if the runtime deviates on its operators
 
     def __post_init__(self) -> None:
@@ -72,6 +78,10 @@ class Generator:
     def integer(self, low: int, high: int) -> int:
         """low..high inclusive"""
         return int(self.rng.integers(low, high + 1))
+
+    def extent(self, least: int = 1, most: int = 129) -> int:
+        """An extent at the border of a tile, or near one."""
+        return self.choice([n for n in BORDERS if least <= n <= most] or [least])
 
     def shape(self, rank: int | None = None, limit: int = MAX_ELEMENTS) -> tuple[int, ...]:
         """Extents with a product of at most `limit`."""
@@ -104,6 +114,8 @@ class Generator:
         if self.special and not small:
             mask = rng.random(shape) < 0.3
             values = np.where(mask, rng.choice(SPECIAL, shape), values)
+        if self.coarse:
+            values = np.clip(np.round(values * 4), -15, 15) / 4
         with np.errstate(all="ignore"):
             return np.asarray(values, np.float64).astype(dtype.np)
 
@@ -135,6 +147,21 @@ class Generator:
         if len(self.inputs) < 4 and self.chance(0.5):
             return self.input(dtype, shape)
         return self.constant(dtype, shape)
+
+    def data(self, *shape: int, dtype: DType = dtypes.f32) -> Value:
+        """An input of a layer."""
+        return self.input(dtype, shape)
+
+    def weights(self, *shape: int, dtype: DType = dtypes.f32) -> Value:
+        """Weights of a layer: a constant, rarely an input. Sums over all but the first extent keep
+        about the size of what they are multiplied with."""
+        if self.chance(0.15):
+            return self.input(dtype, shape)
+        value = self.constant(dtype, shape)
+        if dtype.is_float and not self.coarse:
+            shrunk = value.constant / np.sqrt(max(1, math.prod(shape[1:])))
+            value = self.b.constant(shrunk.astype(dtype.np))
+        return value
 
     # ---------------------------------------------------------------- operands
 
@@ -177,7 +204,7 @@ class Generator:
         given = [v for v in operands if isinstance(v, Value)]
         exact = keeps and all(v in self.exact for v in given)
         for value in values:
-            if value.tensor.size > 8 * MAX_ELEMENTS:
+            if value.tensor.size > self.limit:
                 raise Decline
             if final:
                 self.final.append(value)
@@ -192,12 +219,23 @@ class Generator:
         return self.integer(-value.tensor.rank, value.tensor.rank - 1)
 
 
-def generate(seed: int, size: int | None = None) -> Case:
-    """The case of a seed."""
+def families() -> tuple[str, ...]:
+    """The kinds of layers of which there are larger graphs."""
+    from templates import families
+
+    return families()
+
+
+def generate(seed: int, family: str = "", size: int | None = None) -> Case:
+    """The case of a seed: any operators, or a layer of a family between simple operators."""
     from templates import choose
 
     rng = np.random.default_rng(seed)
     graph = Graph("fuzz")
+    if family:
+        return generate_layer(
+            Generator(rng, graph, special=False, limit=LAYER_ELEMENTS), family, seed
+        )
     g = Generator(rng, graph, special=bool(rng.random() < 0.15))
     for _ in range(g.integer(1, 2)):
         shape = g.shape()
@@ -213,6 +251,20 @@ def generate(seed: int, size: int | None = None) -> Case:
     if g.chance(0.15):
         loosen(g)
     return Case(graph, g.inputs, seed, g.special)
+
+
+def generate_layer(g: Generator, family: str, seed: int) -> Case:
+    """A layer of a family, and perhaps a few operators on what it gives."""
+    from templates import choose
+
+    g.coarse = g.chance(0.4)
+    while not attempt(g, choose(g, family)):
+        g.graph, g.inputs, g.pool, g.exact = Graph("fuzz"), [], [], set()
+        g.__post_init__()
+    for _ in range(g.choice((0, 0, 1, 2, 3))):
+        attempt(g, choose(g, AFTERWARDS))
+    finish(g)
+    return Case(g.graph, g.inputs, seed, g.special)
 
 
 def loosen(g: Generator) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +42,28 @@ EXACT = (
     "NonMaxSuppression", "Hardmax", "CenterCropPad", "Shape", "Size", "Binarizer", "BitCast",
     "DequantizeLinear", "Constant",
 )  # fmt: skip
-Runner = Callable[[Case], list[Any]]
+MULTIPLYING = (
+    "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU", "RNN",
+    "LinearAttention", "CausalConvWithState", "DeformConv", "DFT", "STFT", "AffineGrid",
+)  # fmt: skip
+REPEATED = ("Attention", "LSTM", "GRU", "RNN", "LinearAttention")  # multiply what they computed
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_90a")
+# How many bits the factors of contractions have, the largest, and the step between the smallest.
+FACTORS = {"tf32": (11, 1e38, 0.0), "f16": (11, 65504.0, 2.0**-24), "bf16": (8, 1e38, 0.0)}
 
 
 @dataclass(frozen=True)
 class Tolerance:
     """What is allowed beside noise: of an element, by dtype; `share` of that of the largest
     element; and `floor` (for float32; a millionth of that for float64). The noise of the operators
-    in `together` is that of their largest result, or of the number there."""
+    in `together` is that of their largest result, or of the number there. The float32 factors of
+    contractions are of this `precision`; those that it holds exactly are not moved."""
 
     relative: dict[str, float]
     share: float
     floor: float
     together: dict[str, float] = field(default_factory=lambda: TRANSFORMS)
+    precision: str = "f32"
 
 
 OURS = Tolerance(
@@ -68,6 +77,14 @@ JUDGES = Tolerance(
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Runner:
+    """What runs a case, and how close it has to be to the interpreter."""
+
+    run: Callable[[Case], list[Any]]
+    limits: Tolerance = OURS
+
+
 # ---------------------------------------------------------------- running
 
 
@@ -75,9 +92,10 @@ def run_interpreter(case: Case) -> list[Any]:
     return interpret(case.graph, case.inputs)
 
 
-def target_runner(target: str) -> Runner:
-    """Runs cases compiled for a target: "cpu", "c", "micro", or "cuda" (simulated); "onnx" runs
-    what the graph is when it has been exported and imported again."""
+def target_runner(target: str, precision: str = "f32", arch: str = "") -> Runner:
+    """Runs cases compiled for a target: "cpu", "c", "micro", or "cuda" (simulated, for a precision
+    and an architecture, where "any" draws one by the seed); "onnx" runs what the graph is when it
+    has been exported and imported again."""
 
     if target in OTHERS:
         return OTHERS[target]
@@ -85,10 +103,17 @@ def target_runner(target: str) -> Runner:
     def run(case: Case) -> list[Any]:
         from graphc.driver import compile
 
-        options = {"simulate": True} if target == "cuda" else {}
+        options: dict[str, Any] = {}
+        if target == "cuda":
+            options = {"simulate": True, "precision": precision}
+            options["arch"] = drawn(ARCHITECTURES, case.seed) if arch == "any" else arch
         return compile(clone_graph(case.graph), target, **options).run(list(case.inputs))
 
-    return run
+    return Runner(run, replace(OURS, precision=precision))
+
+
+def drawn(items: Sequence[str], seed: int) -> str:
+    return items[int(np.random.default_rng([seed, len(items)]).integers(len(items)))]
 
 
 def run_micro(case: Case) -> list[Any]:
@@ -122,7 +147,7 @@ def run_exported(case: Case) -> list[Any]:
     return interpret(import_onnx(model.SerializeToString()), case.inputs)
 
 
-OTHERS: dict[str, Runner] = {"micro": run_micro, "onnx": run_exported}
+OTHERS = {"micro": Runner(run_micro), "onnx": Runner(run_exported, JUDGES)}
 
 
 def run_onnxruntime(case: Case) -> list[Any]:
@@ -152,6 +177,9 @@ def run_onnxruntime(case: Case) -> list[Any]:
         return [found.get(n) for n in range(len(case.graph.results))]
     except Exception as error:  # the runtime raises types of its own for what it lacks
         raise UnsupportedError(str(error)) from error
+
+
+ONNXRUNTIME = Runner(run_onnxruntime, JUDGES)
 
 
 def judgeable(graph: Graph) -> list[int]:
@@ -184,24 +212,44 @@ def noisy(case: Case, seed: int, limits: Tolerance = OURS) -> list[Any]:
         else:
             fixed = [v is None or v.constant is not None for v in op.inputs]
             moved = [x if still else jiggled(x, rng) for x, still in zip(operands, fixed)]
+            if op.name in MULTIPLYING and limits.precision in FACTORS:
+                moved = [shortened(x, rng, *FACTORS[limits.precision]) for x in moved]
             together = limits.together.get(op.name)
             results = [jiggled(y, rng, together) for y in run_op(op, moved)]
+            if op.name in REPEATED and limits.precision in FACTORS:
+                rounding = 2.0 ** -FACTORS[limits.precision][0]
+                results = [jiggled(y, rng, 0.0, rounding) for y in results]
         values.update(zip(op.outputs, results))
     return [values[v] for v in case.graph.results]
 
 
-def jiggled(x: Any, rng: np.random.Generator, together: float | None = None) -> Any:
-    """`x` with every element a rounding off: its own, or one of the largest and of
-    `together`."""
-    rounding = ROUNDING.get(x.dtype.name) if isinstance(x, np.ndarray) else None
-    if rounding is None:
+def jiggled(
+    x: Any, rng: np.random.Generator, together: float | None = None, rounding: float | None = None
+) -> Any:
+    """`x` with every element a rounding off (by default that of its type): its own, or one of the
+    largest and of `together`."""
+    usual = ROUNDING.get(x.dtype.name) if isinstance(x, np.ndarray) else None
+    if usual is None:
         return x
+    rounding = rounding or usual
     with np.errstate(all="ignore"):
         exact, step = x.astype(np.float64), rounding * rng.choice([-1.0, 1.0], x.shape)
         finite = np.abs(exact[np.isfinite(exact)])
         sizes = exact if together is None else finite.max(initial=together)
         moved = np.where(np.isfinite(exact), exact + step * sizes, exact)
         return np.asarray(moved).astype(x.dtype)
+
+
+def shortened(x: Any, rng: np.random.Generator, bits: int, largest: float, least: float) -> Any:
+    """`x`, if it is of float32, with what does not fit so many bits a rounding to them off."""
+    if not isinstance(x, np.ndarray) or x.dtype != np.float32:
+        return x
+    with np.errstate(all="ignore"):
+        exact = x.astype(np.float64)
+        step = np.maximum(np.exp2(np.floor(np.log2(np.abs(exact))) + 1 - bits), least)
+        moves = np.isfinite(x) & (exact != 0) & (exact / step % 1 != 0)
+        moved = np.where(moves, exact + 0.5 * step * rng.choice([-1.0, 1.0], x.shape), exact)
+        return np.where(np.abs(moved) > largest, moved * np.inf, moved).astype(np.float32)
 
 
 # ---------------------------------------------------------------- comparing
@@ -259,11 +307,11 @@ def report(bad: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> str:
 
 def failure(case: Case, runner: Runner) -> str | None:
     """What is wrong with a runner's results, or None. UnsupportedError goes through."""
-    limits = OURS if runner not in (run_onnxruntime, run_exported) else JUDGES
+    limits = runner.limits
     wanted = run_interpreter(case)
     started = time.process_time()
     try:
-        found = runner(case)
+        found = runner.run(case)
     except UnsupportedError:
         raise
     except Exception as error:

@@ -7,6 +7,15 @@ from templates import (  # noqa: F401  (each registers its templates)
     elementwise,
     idioms,
     layers,
+    layers_afterwards,
+    layers_attention,
+    layers_control,
+    layers_norms,
+    layers_picking,
+    layers_products,
+    layers_quantised,
+    layers_recurrent,
+    layers_windows,
     learning,
     movement,
     quantised,
@@ -15,6 +24,6 @@ from templates import (  # noqa: F401  (each registers its templates)
     sampling,
     windows,
 )
-from templates.table import choose
+from templates.table import choose, families
 
-__all__ = ["choose"]
+__all__ = ["choose", "families"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from generator import Generator, Template
+from generator import AFTERWARDS, Generator, Template
 
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, f32
@@ -15,22 +15,27 @@ SMOOTH = (
     "Cosh",
 )  # fmt: skip
 
-_TABLE: list[tuple[float, bool, Template]] = []
+_TABLES: dict[str, list[tuple[float, bool, Template]]] = {}
 
 
-def template(weight: float = 1.0, special: bool = False):
-    """Registers a template; `special`: fit for NaN, infinities and numbers near overflow."""
+def template(weight: float = 1.0, special: bool = False, family: str = ""):
+    """Registers a template; `special`: fit for NaN, infinities and numbers near overflow; `family`:
+    the kind of layer that it is an instance of, as large as those of models."""
 
     def declare(function: Template) -> Template:
-        _TABLE.append((weight, special, function))
+        _TABLES.setdefault(family, []).append((weight, special, function))
         return function
 
     return declare
 
 
-def choose(g: Generator) -> Template:
+def families() -> tuple[str, ...]:
+    return tuple(name for name in _TABLES if name not in ("", AFTERWARDS))
+
+
+def choose(g: Generator, family: str = "") -> Template:
     """A random template, by weight."""
-    fitting = [(w, t) for w, special, t in _TABLE if special or not g.special]
+    fitting = [(w, t) for w, special, t in _TABLES[family] if special or not g.special]
     weights = np.array([w for w, _ in fitting])
     return fitting[int(g.rng.choice(len(fitting), p=weights / weights.sum()))][1]
 
