@@ -11,6 +11,7 @@ from typing import Any
 from graphc.compiled import CompiledModel, Runnable
 from graphc.errors import ModelError, NeedsValue, UnsupportedError, within_limits
 from graphc.execution import CompileStatic, Executable, natively
+from graphc.ir.collectives import Collectives
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
@@ -209,14 +210,17 @@ def to_program(
     check: Callable[[Graph], None] | None = None,
     in_order: bool = False,
     joined: bool = False,
+    builder: type[Collectives] = Collectives,
 ) -> Program:
-    """A typed static graph, optimised and lowered; `resident`, `alignment`, `in_order` and
-    `joined` as for `lower`. `check` may refuse the optimised graph."""
+    """A typed static graph, optimised and lowered; `resident`, `alignment`, `in_order`, `joined`
+    and `builder` as for `lower`. `check` may refuse the optimised graph."""
     with within_limits():
         graph = optimise(graph, settings, passes)
         if check is not None:
             check(graph)
-        program = lower(graph, strategies, graph.name, resident, alignment, in_order, joined)
+        program = lower(
+            graph, strategies, graph.name, resident, alignment, in_order, joined, builder
+        )
     if settings is not None and settings.observe is not None:
         settings.observe(program)
     return program
@@ -264,6 +268,7 @@ def micro_program(
 def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
     """A typed static graph as a GPU runs it."""
     from graphc.backends.cuda.machines import DEFAULT_ARCH
+    from graphc.backends.cuda.operators import GridBuilder
     from graphc.backends.cuda.strategies import VECTOR_BYTES, strategies
 
     settings = settings or Settings()
@@ -277,7 +282,9 @@ def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
         kinds = strategies(settings.arch or with_own_features(gpu.arch), Tuner(gpu).best)
     else:
         kinds = strategies(settings.arch or DEFAULT_ARCH)
-    return to_program(graph, kinds, settings, passes, alignment=VECTOR_BYTES, joined=True)
+    return to_program(
+        graph, kinds, settings, passes, alignment=VECTOR_BYTES, joined=True, builder=GridBuilder
+    )
 
 
 def typed(source: Any, **pins: Any) -> Graph:

@@ -6,7 +6,9 @@ Inside the function of an `@imperative` operator `f(k, operands..., *, attrs)`
 * an operand declared Known is its contents, a numpy array, and no parameter of the kernel;
 * an omitted operand is None, and no parameter either;
 * `k.outputs` are Buffers out0, out1, ..., one for each output asked for (maybe fewer than the
-  operator has); every element within the true sizes must be stored.
+  operator has); every element within the true sizes must be stored;
+* what elements do with one another is said by the methods of `Collectives`, which targets build in
+  their own ways.
 
 With the trait "bounded" the dims of the outputs are upper bounds, and the kernel has a last
 parameter `sizes`, an i64 buffer with one cell per dim of every output, in order. The cells hold the
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphc.errors import InternalError
+from graphc.ir.collectives import Collectives
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Op
@@ -32,8 +35,8 @@ from graphc.ir.types import Shape, TensorType
 SIZES = "sizes"
 
 
-def imperative_kernel(op: Op) -> Kernel:
-    """The kernel of a typed imperative op with static shapes.
+def imperative_kernel(op: Op, builder: type[Collectives] = Collectives) -> Kernel:
+    """The kernel of a typed imperative op with static shapes, as a target builds it.
 
     Parameters: the operands that are neither Known nor omitted, the outputs, then `sizes` for a
     bounded op. ModelError or UnsupportedError if the op's own function rejects its arguments.
@@ -54,7 +57,7 @@ def imperative_kernel(op: Op) -> Kernel:
         for n, v in enumerate(op.outputs)
     )
     sizes = _sizes_buffer(op, outputs)
-    k = KernelBuilder(outputs, sizes)
+    k = builder(outputs, sizes)
     for cell, extent in enumerate(d for b in outputs for d in b.shape) if sizes else ():
         k.store(sizes, cell, extent)  # type: ignore[arg-type]
     with blaming(op):

@@ -98,7 +98,8 @@ class Store(Stmt):
 
 @dataclass(frozen=True)
 class Alloc(Stmt):
-    """A local array for the rest of the enclosing body, uninitialised. reg, stack or shared."""
+    """A local array for the rest of the enclosing body, uninitialised. `scope` is reg, stack,
+    shared (by the threads of a block), or scratch: memory of its own, which all threads share."""
 
     buffer: Buffer
     scope: str = "reg"

@@ -53,7 +53,7 @@ from graphc.ir.simplify import bounds, simplify, to_poly
 from graphc.ir.verify_overlap import overwrites
 
 KINDS = ("serial", "parallel", "unroll", "vector", "block", "thread")
-SCOPES = ("reg", "stack", "shared")
+SCOPES = ("reg", "stack", "shared", "scratch")
 
 
 def verify_kernel(kernel: Kernel) -> None:

@@ -31,6 +31,9 @@ WARP_REDUCTIONS = {
 }  # fmt: skip
 
 
+WARP_RUNNING = {"running_sum": "add", "running_prod": "mul"}
+
+
 def dialect(launch: Launch, restrict: bool) -> Dialect:
     """CUDA C for the function of a launch. `restrict`: no buffers coincide."""
     bounds = f"{launch.block}, {launch.resident}" if launch.resident else f"{launch.block}"
@@ -179,6 +182,8 @@ class LaunchPrinter(KernelPrinter):
             raise self.fail(problem)
         if stmt.name in WARP_REDUCTIONS:
             self._warp_reduction(stmt)
+        elif stmt.name in WARP_RUNNING:
+            self._warp_running(stmt)
         elif stmt.name in FUNCTIONS:
             self._function(stmt)
         elif stmt.name in VECTORS:
@@ -228,3 +233,17 @@ class LaunchPrinter(KernelPrinter):
             combined = call(WARP_REDUCTIONS[stmt.name], mine, theirs)
             with self.scope(combined):
                 self.line(f"{name} = {self.expr(combined)};")
+
+    def _warp_running(self, stmt: Intrin) -> None:
+        """A scalar variable is combined with those of all lanes before."""
+        (target,) = stmt.args
+        if not isinstance(target, Load) or target.index:
+            raise InternalError(f"kernel @{self.kernel.name}: {stmt.name} takes a scalar variable")
+        name, other = self.name(target.source), self.temporary()
+        combined = call(WARP_RUNNING[stmt.name], Ref(other, target.dtype), target)
+        with self.block(f"for (int step = 1; step < {WARP}; step <<= 1)"):
+            shuffle = f"__shfl_up_sync(0xffffffffu, {name}, step)"
+            self.line(f"const {register_type(target.dtype)} {other} = {shuffle};")
+            with self.scope(combined):
+                sum = self.expr(combined)
+                self.line(f"{name} = (threadIdx.x & {WARP - 1}) < step ? {name} : {sum};")

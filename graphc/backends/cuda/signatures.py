@@ -47,6 +47,7 @@ def _places(role: str, count: int, *types: DType) -> tuple[Operand, ...]:
 WORD, NUMBER, WORDS = Operand("value", (u32,)), Operand("number", (i64,)), Operand("reads", (u32,))
 ANY_PLACE = Operand("reads")
 REDUCED = ("sum", "prod", "min", "max", "and", "or")
+RUNNING = ("sum", "prod")
 
 
 def _sum(type: str) -> DType:
@@ -58,6 +59,7 @@ SIGNATURES: dict[str, tuple[Operand, ...]] = {
     "copy16": (Operand("writes", (u32,)), ANY_PLACE, Operand("value", (boolean,)), WORD),
     "commit_copies": (),
     "wait_copies": (NUMBER,),
+    **{f"running_{name}": (Operand("updates"),) for name in RUNNING},
     POWER: (Operand("writes", (f32,)), Operand("value", (f32,))),
     TRADE: _places("updates", 2, f32, i32),
     **{name: (*_places("writes", 4, u32), WORDS) for name in MATRICES},

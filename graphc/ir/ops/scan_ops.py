@@ -1,18 +1,17 @@
 """Running sums and products along an axis.
 
-Each line along the axis is independent; its running value is kept in a mutable scalar of the type
-in which arithmetic on the element type is done, and rounded when it is stored.
+Each line along the axis is independent; its running value is of the type in which arithmetic on the
+element type is done, and rounded when it is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.collectives import Collectives, Place, Running
 from graphc.ir.expr import Expr, cast
-from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.kernel import Buffer
 from graphc.ir.opdef import Int, Known, Number, imperative
 
 
@@ -21,15 +20,10 @@ def _same_type(x, axis, **_):
 
 
 def _scan(
-    k: KernelBuilder,
-    x: Buffer,
-    axis: np.ndarray,
-    step: Callable[[Expr, Expr], Expr],
-    start: int,
-    exclusive: int,
-    reverse: int,
+    k: Collectives, x: Buffer, axis: np.ndarray, operation: str, exclusive: int, reverse: int
 ) -> None:
-    """out[.., j, ..] = step over x[.., 0..j, ..] (0..j-1 if exclusive; from the end if reverse)."""
+    """out[.., j, ..] = sum (product) of x[.., 0..j, ..] (0..j-1 if exclusive; from the end if
+    reverse)."""
     along = int(np.asarray(axis).reshape(-1)[0])
     if not -x.rank <= along < x.rank:
         raise ModelError(f"axis {along} is out of range for rank {x.rank}")
@@ -37,25 +31,27 @@ def _scan(
     (y,) = k.outputs
     length = x.shape[along]
     work = x.dtype.compute
-    with k.loops(*x.shape[:along], *x.shape[along + 1 :], kind="parallel") as line:
-        running = k.var(work, start)
-        with k.loop(length) as j:
-            position = length - 1 - j if reverse else j
-            where = (*line[:along], position, *line[along:])
-            if exclusive:
-                k.store(y, where, cast(running[()], y.dtype))
-            k.store(running, (), step(running[()], cast(x[where], work)))
-            if not exclusive:
-                k.store(y, where, cast(running[()], y.dtype))
+
+    def where(line: Place, j: Expr) -> Place:
+        return (*line[:along], length - 1 - j if reverse else j, *line[along:])
+
+    def element(line: Place, j: Expr) -> Expr:
+        return cast(x[where(line, j)], work)
+
+    def put(line: Place, j: Expr, value: Expr) -> None:
+        k.store(y, where(line, j), cast(value, y.dtype))
+
+    lines = (*x.shape[:along], *x.shape[along + 1 :])
+    k.running(Running(lines, length, work, operation, bool(exclusive), element, put))
 
 
 @imperative("CumSum", infer=_same_type)
 def cumsum(k, x: Number, axis: Known(Int), *, exclusive: int = 0, reverse: int = 0):
     """The sum of all elements up to each one along an axis."""
-    _scan(k, x, axis, lambda a, b: a + b, 0, exclusive, reverse)
+    _scan(k, x, axis, "add", exclusive, reverse)
 
 
 @imperative("CumProd", infer=_same_type)
 def cumprod(k, x: Number, axis: Known(Int), *, exclusive: int = 0, reverse: int = 0):
     """The product of all elements up to each one along an axis."""
-    _scan(k, x, axis, lambda a, b: a * b, 1, exclusive, reverse)
+    _scan(k, x, axis, "mul", exclusive, reverse)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.collectives import Kept, Place
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Const, Expr, maximum, minimum, select
 from graphc.ir.imperative import store_size
@@ -22,13 +23,15 @@ from graphc.ir.types import TensorType
 def non_zero(k, x: Any_):
     """The indices of the elements other than zero, one column each, in row-major order."""
     (y,) = k.outputs
-    found = k.var(i64, 0)
-    with k.loops(*x.shape) as where, k.when(x[where].ne(_zero(x))):
-        column = k.let(found[()])
+
+    def put(where: Place, column: Expr, _: Place) -> None:
         for dim, position in enumerate(where):
             k.store(y, (dim, column), position)
-        k.store(found, (), column + 1)
-    store_size(k, 0, 1, found[()])
+
+    def finish(count: Expr) -> None:
+        store_size(k, 0, 1, count)
+
+    k.kept(Kept(x.shape, (), lambda where: x[where].ne(_zero(x)), put, finish))
 
 
 def _zero(x: Buffer) -> Const:
@@ -51,17 +54,18 @@ def _compress_type(x, condition, axis):
 def compress(k, x: Any_, condition: Bool, *, axis: int | None = None):
     """The slices of x along `axis` (or elements of flattened x) where the condition holds."""
     (y,) = k.outputs
-    kept = k.var(i64, 0)
     along = 0 if axis is None else axis % x.rank
     rest = () if axis is None else (*x.shape[:along], *x.shape[along + 1 :])
-    with k.loop(y.shape[along]) as j, k.when(condition[j]):
-        place = k.let(kept[()])
-        with k.loops(*rest) as inner:
-            before, after = inner[:along], inner[along:]
-            source = unflatten_index(j, x.shape) if axis is None else (*before, j, *after)
-            k.store(y, (*before, place, *after), x[source])
-        k.store(kept, (), place + 1)
-    store_size(k, 0, along, kept[()])
+
+    def put(where: Place, place: Expr, inner: Place) -> None:
+        (j,), before, after = where, inner[:along], inner[along:]
+        source = unflatten_index(j, x.shape) if axis is None else (*before, j, *after)
+        k.store(y, (*before, place, *after), x[source])
+
+    def finish(count: Expr) -> None:
+        store_size(k, 0, along, count)
+
+    k.kept(Kept((y.shape[along],), rest, lambda where: condition[where], put, finish))
 
 
 # ---------------------------------------------------------------- NonMaxSuppression

@@ -17,6 +17,7 @@ import numpy as np
 
 from graphc import memplan
 from graphc.errors import InternalError, UnsupportedError
+from graphc.ir.collectives import Collectives
 from graphc.ir.expr import Index, Load
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.kernel import Buffer, For, Kernel, buffers_read, walk_stmts
@@ -92,7 +93,7 @@ class Lowering:
     `resident`: inputs and outputs live in the arena; `results` are then the outputs' storages.
     A view that would not start at a multiple of `alignment` bytes is a copy instead. `in_order`:
     loops run in order, so that outputs may overlap inputs that are still being read. `joined`:
-    loops over outputs of different shapes are one kernel.
+    loops over outputs of different shapes are one kernel. `builder` makes imperative kernels.
     """
 
     graph: Graph
@@ -102,6 +103,7 @@ class Lowering:
     alignment: int = 1
     in_order: bool = False
     joined: bool = False
+    builder: type[Collectives] = Collectives
     notes: list[str] = field(default_factory=list)
     kernels: dict[tuple, Kernel] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
@@ -331,7 +333,7 @@ class Lowering:
     def lower_imperative(self, op: Op) -> None:
         from graphc.ir.imperative import SIZES, imperative_kernel
 
-        kernel = flat_kernel(imperative_kernel(op))
+        kernel = flat_kernel(imperative_kernel(op, self.builder))
         values = {f"in{n}": v for n, v in enumerate(op.inputs) if v is not None}
         values.update((f"out{n}", v) for n, v in enumerate(op.outputs))
         places = {b.name: self.storage(values[b.name]) for b in kernel.params if b.name != SIZES}
@@ -542,15 +544,18 @@ def lower(
     alignment: int = 1,
     in_order: bool = False,
     joined: bool = False,
+    builder: type[Collectives] = Collectives,
 ) -> Program:
     """Lowers a static, decomposed graph; with `resident`, inputs and outputs live in the arena.
 
     `alignment` in bytes holds for every operand of a kernel, given aligned inputs and outputs.
     `in_order`: loops run in order, whatever their kind allows; outputs may then overlap inputs,
     which the verifier judges by playing the accesses through. `joined`: loops over outputs of
-    different shapes that one op has are one kernel.
+    different shapes that one op has are one kernel. `builder` makes imperative kernels.
     """
-    program = Lowering(graph, strategies, name, resident, alignment, in_order, joined).run()
+    program = Lowering(
+        graph, strategies, name, resident, alignment, in_order, joined, builder
+    ).run()
     if in_order:
         verify_program(program)
     return program

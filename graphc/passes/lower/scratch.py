@@ -1,4 +1,5 @@
-"""Large local arrays of kernels become scratch memory in the arena: stacks are small.
+"""Large local arrays of kernels become scratch memory in the arena: stacks are small. So do those
+that kernels ask for as scratch, whatever their size.
 
 What is local to the iterations of parallel loops stays, as each iteration has its own.
 """
@@ -28,7 +29,7 @@ def _hoisted(body: Body, names: set[str], found: dict[str, Buffer]) -> Body:
     """A body less its large arrays of these names, which are added to `found`."""
     kept = []
     for stmt in body:
-        if isinstance(stmt, Alloc) and stmt.buffer.name in names and _is_large(stmt.buffer):
+        if isinstance(stmt, Alloc) and stmt.buffer.name in names and _is_for_arena(stmt):
             found[stmt.buffer.name] = replace(stmt.buffer, access="out")
             continue
         if isinstance(stmt, While) or isinstance(stmt, For) and stmt.kind == "serial":
@@ -40,5 +41,6 @@ def _hoisted(body: Body, names: set[str], found: dict[str, Buffer]) -> Body:
     return tuple(kept)
 
 
-def _is_large(buffer: Buffer) -> bool:
-    return math.prod(map(int, buffer.shape)) * buffer.dtype.size > MOST_LOCAL  # type: ignore[arg-type]
+def _is_for_arena(stmt: Alloc) -> bool:
+    size = math.prod(map(int, stmt.buffer.shape)) * stmt.buffer.dtype.size  # type: ignore[arg-type]
+    return stmt.scope == "scratch" or size > MOST_LOCAL

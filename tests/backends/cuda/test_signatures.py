@@ -4,7 +4,7 @@ import pytest
 
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.instructions import FUNCTIONS, VECTORS
-from graphc.backends.cuda.printer import WARP_REDUCTIONS
+from graphc.backends.cuda.printer import WARP_REDUCTIONS, WARP_RUNNING
 from graphc.backends.cuda.signatures import SIGNATURES, VARIADIC
 from graphc.errors import UnsupportedError
 from graphc.ir.kernel_parser import parse_kernel
@@ -26,7 +26,7 @@ def text_of(statement: str) -> str:
 
 
 def test_every_instruction_has_a_signature():
-    assert set(SIGNATURES) == set(FUNCTIONS)
+    assert set(SIGNATURES) == {*FUNCTIONS, *WARP_RUNNING}
     assert set(VARIADIC) == {*VECTORS, *WARP_REDUCTIONS}
 
 

@@ -1,0 +1,65 @@
+"""Launches in kernels of operators: blocks of threads, shared arrays, scratch memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from graphc.ir.dtypes import DType, i64
+from graphc.ir.expr import Const, Expr, Index, Ref
+from graphc.ir.kernel import Alloc, Buffer, For, KernelBuilder, Let
+from graphc.ir.simplify import bounds, simplify
+
+
+def scratch(k: KernelBuilder, dtype: DType, shape: tuple[int, ...]) -> Buffer:
+    """Memory that lasts from one launch to the next."""
+    return k.alloc(dtype, shape, "scratch", k.fresh("scratch"))
+
+
+class Grid:
+    """A launch: its block and thread, and the arrays that the threads of a block share."""
+
+    def __init__(self, k: KernelBuilder, blocks: int, threads: int):
+        self.k = k
+        self.block, self.thread = Index(k.fresh("block"), blocks), Index(k.fresh("thread"), threads)
+        self.arrays: list[Buffer] = []
+
+    @property
+    def threads(self) -> int:
+        return self.thread.count
+
+    def shared(self, dtype: DType, count: int) -> Buffer:
+        self.arrays.append(Buffer(self.k.fresh("shared"), dtype, (count,), "local"))
+        return self.arrays[-1]
+
+
+@contextmanager
+def grid(k: KernelBuilder, blocks: int, threads: int) -> Iterator[Grid]:
+    """What every thread of so many blocks does."""
+    made = Grid(k, blocks, threads)
+    with k.block() as body:
+        yield made
+    arrays = (Alloc(buffer, "shared") for buffer in made.arrays)
+    k.emit(For(made.block, (*arrays, For(made.thread, tuple(body), "thread")), "block"))
+
+
+@contextmanager
+def within(k: KernelBuilder, position: Expr, extent: int) -> Iterator[Expr]:
+    """What is done if a position, which is not negative, is less than an extent: yields it, known
+    to be."""
+    position = simplify(position)
+    if bounds(position)[1] < extent:
+        yield position
+        return
+    with k.when(position < extent):
+        known = Ref(k.fresh("t"), i64, 0, extent - 1)
+        k.emit(Let(known, position))
+        yield known
+
+
+def padded(extent: int, part: int) -> int:
+    """The parts that an extent takes."""
+    return -(-extent // part)
+
+
+ZERO = Const(0, i64)

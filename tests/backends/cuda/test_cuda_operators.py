@@ -1,0 +1,99 @@
+"""What elements do with one another, by many threads: scans and selections, in the simulator."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from graphc.backends.cuda.launches import launches
+from graphc.driver import compile, cuda_program
+from graphc.ir.kernel import For, walk_stmts
+from tests.backends.cuda.cuda_programs import graph_of, needs_compiler
+
+pytestmark = needs_compiler
+RNG = np.random.default_rng(3)
+
+
+def graph(body: str, *inputs: str, outputs: int = 1) -> str:
+    params = ", ".join(f"%x{n}: {type}" for n, type in enumerate(inputs))
+    results = ", ".join(f"%y{n}" for n in range(outputs))
+    types = ", ".join("?" for _ in range(outputs))
+    return f"graph @g({params}) -> ({types}) {{\n  {body}\n  return {results}\n}}"
+
+
+def simulated(text: str) -> Callable[..., list[np.ndarray]]:
+    """A graph in the simulator: a function from inputs to results, as large as they truly are."""
+    model = compile(graph_of(text), target="cuda", simulate=True)
+    return lambda *inputs: model.run(list(inputs))
+
+
+def longest_loop(text: str) -> int:
+    """The iterations of the longest loop that a single thread of a program takes."""
+    program = cuda_program(graph_of(text))
+    loops = (
+        stmt
+        for kernel in program.kernels.values()
+        for launch in launches(kernel)
+        for stmt in walk_stmts(launch.kernel.body)
+        if isinstance(stmt, For) and stmt.kind in ("serial", "unroll")
+    )
+    return max((loop.var.count for loop in loops), default=1)
+
+
+# ---------------------------------------------------------------- scans
+
+LINES = {
+    "one block": ((3, 700), 1, 0), "blocks": ((9300,), 0, 1), "neighbours": ((70, 3), 0, 1),
+    "lines of blocks": ((2, 5200), 1, 0), "parts": ((3, 90, 2), 1, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, axis, backwards", LINES.values(), ids=LINES)
+def test_running_sums(shape, axis, backwards):
+    x = RNG.integers(-9, 9, shape)
+    run = simulated(graph(
+        f"const %axis : i64[1] = [{axis}]\n"
+        f"  %y0 = CumSum(%x0, %axis) {{exclusive={backwards}, reverse={backwards}}}",
+        f"i64[{','.join(map(str, shape))}]",
+    ))  # fmt: skip
+    turned = np.flip(x, axis) if backwards else x
+    expected = np.cumsum(turned, axis) - backwards * turned
+    np.testing.assert_array_equal(run(x)[0], np.flip(expected, axis) if backwards else expected)
+
+
+def test_running_sums_of_floats_stay_infinite_and_not_a_number_from_there_on():
+    x = np.ones(3000, np.float32)
+    x[1000], x[2000] = np.inf, np.nan
+    run = simulated(graph("const %axis : i64[1] = [0]\n  %y0 = CumSum(%x0, %axis)", "f32[3000]"))
+    np.testing.assert_array_equal(run(x)[0], np.cumsum(x))
+
+
+def test_no_thread_goes_along_a_long_line_alone():
+    text = graph("const %axis : i64[1] = [1]\n  %y0 = CumSum(%x0, %axis)", "f32[1,4194304]")
+    assert longest_loop(text) <= 32
+
+
+# ---------------------------------------------------------------- selections
+
+
+@pytest.mark.parametrize("shape", [(0,), (40,), (30, 100)])
+def test_positions_other_than_zero(shape):
+    run = simulated(graph("%y0 = NonZero(%x0)", f"f32[{','.join(map(str, shape))}]"))
+    for share in (0, 0.4, 1):
+        x = np.where(RNG.random(shape) < share, RNG.standard_normal(shape), 0).astype(np.float32)
+        np.testing.assert_array_equal(run(x)[0], np.array(np.nonzero(x)))
+
+
+@pytest.mark.parametrize("axis, count", [(0, 90), (1, 7), (None, 100)])
+def test_compressed(axis, count):
+    attrs = "" if axis is None else f" {{axis={axis}}}"
+    run = simulated(graph(f"%y0 = Compress(%x0, %x1){attrs}", "f32[90,7]", f"bool[{count}]"))
+    x = RNG.standard_normal((90, 7)).astype(np.float32)
+    for share in (0, 0.4, 1):
+        condition = RNG.random(count) < share
+        np.testing.assert_array_equal(run(x, condition)[0], np.compress(condition, x, axis))
+
+
+def test_selections_take_no_thread_long():
+    text = graph("%y0 = Compress(%x0, %x1) {axis=0}", "f32[65536,64]", "bool[65536]")
+    assert longest_loop(text) <= 32
