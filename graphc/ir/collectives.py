@@ -1,18 +1,20 @@
 """What imperative operators do with many elements at once, each in terms of the others.
 
 An operator says what is wanted: values that run along lines, the elements for which a condition
-holds. `Collectives` builds it for one thread, element after element; this is what it means.
-Targets of many threads build the same results in ways of their own.
+holds, the first elements in some order. `Collectives` builds it for one thread, element after
+element; this is what it means. Targets of many threads build the same results in ways of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, call
-from graphc.ir.kernel import KernelBuilder
+from graphc.ir.heap import Heap, swap_in
+from graphc.ir.kernel import Buffer, KernelBuilder
 
 Place = tuple[Expr, ...]
 
@@ -52,6 +54,28 @@ class Kept:
     finish: Callable[[Expr], None]
 
 
+@dataclass(frozen=True)
+class Leaders:
+    """The `wanted` first of `count` items of each line, in order: better values before worse ones,
+    equal ones in the order of their positions. `better` than `worst` are all values that are not
+    equal to it. `outputs` are buffers for the values and, if there are two, for their positions;
+    `at` says where in them a line has its number so and so."""
+
+    lines: tuple[int, ...]
+    count: int
+    wanted: int
+    item: Callable[[Place, Expr], Expr]
+    better: Callable[[Expr, Expr], Expr]
+    worst: Const
+    outputs: tuple[Buffer, ...]
+    at: Callable[[Place, Expr], Place]
+
+    def precedes(self, a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> Expr:
+        """Whether one item, a value and its position, comes before another one."""
+        tied = ~self.better(b[0], a[0]) & (a[1] < b[1])
+        return self.better(a[0], b[0]) | tied
+
+
 class Collectives(KernelBuilder):
     """Builds kernels of operators for one thread, or one for each line."""
 
@@ -75,3 +99,31 @@ class Collectives(KernelBuilder):
                 what.put(where, place, inner)
             self.store(found, (), place + 1)
         what.finish(found[()])
+
+    def leaders(self, what: Leaders) -> None:
+        """The outputs are heaps: they hold the best seen so far, the worst of them at slot 0."""
+        values = what.outputs[0]
+        with self.loops(*what.lines, kind="parallel") as line:
+            at = partial(what.at, line)
+            named = len(what.outputs) > 1
+            indices = what.outputs[1] if named else self.alloc(i64, (what.wanted,))
+            index_at = at if named else lambda slot: (slot,)
+
+            def precedes(p: Expr, q: Expr) -> Expr:
+                a, b = ((values[at(x)], indices[index_at(x)]) for x in (p, q))
+                return what.precedes(a, b)
+
+            swap_value, swap_index = swap_in(self, values, at), swap_in(self, indices, index_at)
+            heap = Heap(self, precedes, lambda a, b: (swap_value(a, b), swap_index(a, b))[1])
+            with self.loop(what.wanted) as j:
+                self.store(values, at(j), what.item(line, j))
+                self.store(indices, index_at(j), j)
+            heap.build(what.wanted)
+            with self.loop(what.count - what.wanted) as j:
+                item = self.let(what.item(line, j + what.wanted))
+                last = self.let(values[at(Const(0, i64))])
+                with self.when(what.better(item, last)):
+                    self.store(values, at(Const(0, i64)), item)
+                    self.store(indices, index_at(Const(0, i64)), j + what.wanted)
+                    heap.sift(0, what.wanted)
+            heap.unwind(what.wanted)

@@ -11,10 +11,10 @@ from graphc.errors import ModelError
 from graphc.ir.collectives import Kept, Place
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Const, Expr, maximum, minimum, select
+from graphc.ir.heap import Heap, swap_in
 from graphc.ir.imperative import store_size
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.opdef import Any_, Bool, Float, Int, Known, imperative
-from graphc.ir.ops.sorting import Heap, swap_in
 from graphc.ir.simplify import unflatten_index
 from graphc.ir.types import TensorType
 

@@ -1,20 +1,19 @@
-"""Operators that sort: TopK and Unique, by heapsort in place.
+"""Operators that sort: TopK and Unique.
 
-A `Heap` is an array of slots in which the item that comes last is at slot 0. Items are compared
-with a total order (ties are broken by the original index), so the results are those of a stable
-sort although heapsort is not stable; no scratch memory is needed beyond the slots.
+Equal items come in the order of their original indices, as in a stable sort.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from graphc.errors import ModelError
-from graphc.ir.dtypes import boolean, i64
+from graphc.ir.collectives import Leaders, Place
+from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import Const, Expr, as_expr, isnan, select
+from graphc.ir.heap import Heap, swap_in
 from graphc.ir.imperative import numel, store_size
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.opdef import Any_, Int, Known, Number, imperative
@@ -22,72 +21,16 @@ from graphc.ir.simplify import unflatten_index
 from graphc.ir.types import TensorType
 
 
-@dataclass(frozen=True)
-class Heap:
-    """Slots that can be ordered: `precedes(a, b)` tells whether slot a's item comes before b's
-    (it may emit statements), `swap(a, b)` exchanges two slots."""
-
-    k: KernelBuilder
-    precedes: Callable[[Expr, Expr], Expr]
-    swap: Callable[[Expr, Expr], None]
-
-    def sift(self, root, size) -> None:
-        """Moves the item at `root` down until no child among `size` slots comes after it."""
-        k = self.k
-        node = k.var(i64, root)
-        going = k.var(boolean, True)
-        with k.repeat(going[()] & (node[()] * 2 + 1 < size)):
-            here = k.let(node[()])
-            left, right = k.let(here * 2 + 1), k.let(here * 2 + 2)
-            last = k.var(i64, left)
-            with k.when(right < size), k.when(self.precedes(left, right)):
-                k.store(last, (), right)
-            child = k.let(last[()])
-            after = k.let(self.precedes(here, child))
-            with k.when(after):
-                self.swap(here, child)
-                k.store(node, (), child)
-            with k.otherwise():
-                k.store(going, (), False)
-
-    def build(self, size) -> None:
-        """Orders `size` arbitrary slots as a heap."""
-        half = size // 2
-        with self.k.loop(half) as j:
-            self.sift(half - 1 - j, size)
-
-    def unwind(self, size) -> None:
-        """Turns a heap into a sequence in order, first item at slot 0."""
-        k = self.k
-        rest = k.let(as_expr(size, i64) - 1)
-        if isinstance(rest, Const):
-            rest = as_expr(max(rest.value, 0), i64)
-        with k.loop(select(rest < 0, 0, rest)) as j:
-            end = k.let(rest - j)
-            self.swap(as_expr(0, i64), end)
-            self.sift(0, end)
-
-    def sort(self, size) -> None:
-        """Sorts `size` slots."""
-        self.build(size)
-        self.unwind(size)
-
-
-def swap_in(k: KernelBuilder, buffer: Buffer, index: Callable[[Expr], tuple]) -> Callable:
-    """A swap of two elements of a buffer, where `index` gives the index of a slot."""
-
-    def swap(a: Expr, b: Expr) -> None:
-        at_a, at_b = k.let(buffer[index(a)]), k.let(buffer[index(b)])
-        k.store(buffer, index(a), at_b)
-        k.store(buffer, index(b), at_a)
-
-    return swap
-
-
 def better(a: Expr, b: Expr, largest: int) -> Expr:
     """a > b (a < b unless `largest`), where NaN is worse than every number."""
     first = a > b if largest else a < b
     return first | (isnan(b) & ~isnan(a)) if a.dtype.is_float else first
+
+
+def worst(dtype: DType, largest: int) -> Const:
+    """A value that is better than none."""
+    number = dtype.min if largest else dtype.max
+    return Const(float("nan") if dtype.is_float else number, dtype)
 
 
 def comes_first(a: Expr, b: Expr) -> Expr:
@@ -119,46 +62,23 @@ def top_k(k, x: Number, size: Known(Int), *, axis: int = -1, largest: int = 1, s
 
     Equal elements come in the order of their indices, NaN after all numbers. `sorted=0` allows any
     order; it is the same.
-    The outputs are the heap: it holds the best seen so far with the worst of them at slot 0.
     """
     axis = _axis(axis, x.rank)
     wanted = int(np.asarray(size).reshape(-1)[0])
     if wanted == 0:
         return
-    values = k.outputs[0]
-    outer, inner = x.shape[:axis], x.shape[axis + 1 :]
-    with k.loops(*outer, *inner, kind="parallel") as line:
-        before, after = line[:axis], line[axis:]
 
-        def at(slot) -> tuple:
-            return (*before, slot, *after)
+    def at(line: Place, slot: Expr) -> Place:
+        return (*line[:axis], slot, *line[axis:])
 
-        indices = k.outputs[1] if len(k.outputs) > 1 else _scratch(k, wanted)
-        index_at = at if len(k.outputs) > 1 else lambda slot: (slot,)
+    def first(a: Expr, b: Expr) -> Expr:
+        return better(a, b, largest)
 
-        def precedes(p, q) -> Expr:
-            a, b = values[at(p)], values[at(q)]
-            earlier = indices[index_at(p)] < indices[index_at(q)]
-            return better(a, b, largest) | (~better(b, a, largest) & earlier)
-
-        swap_value, swap_index = swap_in(k, values, at), swap_in(k, indices, index_at)
-        heap = Heap(k, precedes, lambda a, b: (swap_value(a, b), swap_index(a, b))[1])
-        with k.loop(wanted) as j:
-            k.store(values, at(j), x[at(j)])
-            k.store(indices, index_at(j), j)
-        heap.build(wanted)
-        with k.loop(x.shape[axis] - wanted) as j:
-            item = k.let(x[at(j + wanted)])
-            worst = k.let(values[at(0)])
-            with k.when(better(item, worst, largest)):
-                k.store(values, at(0), item)
-                k.store(indices, index_at(0), j + wanted)
-                heap.sift(0, wanted)
-        heap.unwind(wanted)
-
-
-def _scratch(k: KernelBuilder, size: int) -> Buffer:
-    return k.alloc(i64, (size,))
+    lines = (*x.shape[:axis], *x.shape[axis + 1 :])
+    k.leaders(
+        Leaders(lines, x.shape[axis], wanted, lambda line, j: x[at(line, j)], first,
+                worst(x.dtype, largest), k.outputs, at)
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- Unique
@@ -305,4 +225,4 @@ def _number_by_occurrence(k: KernelBuilder, items: _Items, order: Buffer, groups
             k.store(counts, group, counts[group] + 1)
 
 
-__all__ = ["Heap", "comes_first", "swap_in", "top_k", "unique"]
+__all__ = ["comes_first", "top_k", "unique"]

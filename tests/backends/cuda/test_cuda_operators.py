@@ -1,4 +1,4 @@
-"""What elements do with one another, by many threads: scans and selections, in the simulator."""
+"""What elements do with one another, by many threads: scans, selections and sorts, simulated."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,9 @@ import pytest
 
 from graphc.backends.cuda.launches import launches
 from graphc.driver import compile, cuda_program
+from graphc.ir.expr import as_expr
 from graphc.ir.kernel import For, walk_stmts
+from graphc.ir.simplify import bounds
 from tests.backends.cuda.cuda_programs import graph_of, needs_compiler
 
 pytestmark = needs_compiler
@@ -37,7 +39,7 @@ def longest_loop(text: str) -> int:
         for stmt in walk_stmts(launch.kernel.body)
         if isinstance(stmt, For) and stmt.kind in ("serial", "unroll")
     )
-    return max((loop.var.count for loop in loops), default=1)
+    return max((int(bounds(as_expr(loop.extent))[1]) for loop in loops), default=1)
 
 
 # ---------------------------------------------------------------- scans
@@ -97,3 +99,48 @@ def test_compressed(axis, count):
 def test_selections_take_no_thread_long():
     text = graph("%y0 = Compress(%x0, %x1) {axis=0}", "f32[65536,64]", "bool[65536]")
     assert longest_loop(text) <= 32
+
+
+# ---------------------------------------------------------------- sorting
+
+SORTS = {
+    "a block": ((3, 100), 100, 1, "f32"), "lines of a block": ((600, 33), 5, 1, "f32"),
+    "neighbours": ((33, 600), 5, 0, "f32"), "few of many": ((2, 4500), 40, 1, "f16"),
+    "runs": ((1, 6200), 6200, 1, "u8"), "many of many": ((2, 4097), 3000, 1, "i64"),
+}  # fmt: skip
+
+
+def values_of(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Values with ties, extremes, and, of floats, infinities and NaN."""
+    if not dtype.startswith("f"):
+        info = np.iinfo({"u8": np.uint8, "i64": np.int64}[dtype])
+        x = RNG.integers(0, 40, shape).astype(info.dtype)
+        x[RNG.random(shape) < 0.1], x[RNG.random(shape) < 0.1] = info.min, info.max
+        return x
+    x = RNG.integers(-20, 20, shape).astype({"f32": np.float32, "f16": np.float16}[dtype])
+    for value in (np.nan, np.inf, -np.inf, -0.0):
+        x[RNG.random(shape) < 0.1] = value
+    return x
+
+
+@pytest.mark.parametrize("shape, wanted, axis, dtype", SORTS.values(), ids=SORTS)
+def test_first_in_order(shape, wanted, axis, dtype):
+    largest = int(dtype != "f16")
+    x = values_of(shape, dtype)
+    run = simulated(graph(
+        f"const %k : i64[1] = [{wanted}]\n"
+        f"  %y0, %y1 = TopK(%x0, %k) {{axis={axis}, largest={largest}}}",
+        f"{dtype}[{','.join(map(str, shape))}]", outputs=2,
+    ))  # fmt: skip
+    keys = x.astype(np.float64 if dtype.startswith("f") else object)
+    order = np.argsort(-keys if largest else keys, axis, kind="stable")
+    order = np.take(order, range(wanted), axis)
+    values, indices = run(x)
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, order, axis))
+
+
+@pytest.mark.parametrize("wanted", [1, 50, 128256])
+def test_no_thread_sorts_long(wanted):
+    text = f"const %k : i64[1] = [{wanted}]\n  %y0, %y1 = TopK(%x0, %k)"
+    assert longest_loop(graph(text, "f32[4,128256]", outputs=2)) <= 32

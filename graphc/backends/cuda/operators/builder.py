@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from graphc.backends.cuda.operators import scans
+from graphc.backends.cuda.operators import scans, sorting
 from graphc.backends.cuda.operators.grids import scratch
-from graphc.ir.collectives import Collectives, Kept, Place, Running
+from graphc.ir.collectives import Collectives, Kept, Leaders, Place, Running
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Const, Expr, cast
 from graphc.ir.simplify import unflatten_index
@@ -24,6 +24,12 @@ class GridBuilder(Collectives):
             scans.running(self, what)
         else:
             super().running(what)
+
+    def leaders(self, what: Leaders) -> None:
+        if sorting.is_worth_it(what):
+            sorting.leaders(self, what)
+        else:
+            super().leaders(what)
 
     def kept(self, what: Kept) -> None:
         """Positions are numbered by a running sum; what goes with them is then moved by a thread
