@@ -147,6 +147,11 @@ def checked(value: Any, spec: Spec) -> Any:
         return value if isinstance(value, list) or value is None else np.asarray(value)
     if value is None:
         raise ModelError(f"input {spec.name!r} is required, found None")
+    if hasattr(value, "__cuda_array_interface__"):
+        raise ModelError(
+            f"input {spec.name!r} is in a GPU's memory; this model runs on the host and takes "
+            "arrays of numpy"
+        )
     try:
         array = np.asarray(value)
     except ValueError as error:  # lists of several lengths

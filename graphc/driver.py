@@ -15,10 +15,10 @@ from graphc.ir.collectives import Collectives
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
-from graphc.passes.hooks import debug_hooks
+from graphc.passes.hooks import usual_hooks
 from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.lower import Strategy, lower
-from graphc.passes.pass_manager import Pass, reached
+from graphc.passes.pass_manager import Pass, made_here, reached
 from graphc.passes.precision import PRECISIONS
 from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, specialise
@@ -39,6 +39,7 @@ def cuda_passes(precision: str = "f32") -> str:
     )
 
 
+GPU_OPTIONS = ("device", "simulate", "precision", "arch", "tune")
 PIPELINES = {
     "cpu": OPTIMISING,
     "c": f"integers, {OPTIMISING}",
@@ -84,6 +85,10 @@ class Settings:
             raise ModelError(
                 f"precision must be one of {', '.join(PRECISIONS)}, found {self.precision!r}"
             )
+        if not isinstance(self.device, int) or self.device < 0:
+            raise ModelError(f"device must be the number of a GPU, found {self.device!r}")
+        if not isinstance(self.arch, str):
+            raise ModelError(f"arch must be like 'sm_80' or 'sm_80,sm_90', found {self.arch!r}")
         if isinstance(self.passes, str):
             parse_pipeline(self.passes)  # complains now, not at the first run
 
@@ -92,17 +97,13 @@ class Settings:
         """Whether a program depends on the graph and `passes` alone, and nobody watches: then it
         may come from the cache."""
         watched = self.hooks or self.observe or self.context.debug or self.context.fuel is not None
-        ours = all(_made_here(r.function) for r in RULES.values())
+        ours = all(made_here(r.function) for r in RULES.values())
         return ours and not watched and (self.passes is None or isinstance(self.passes, str))
-
-
-def _made_here(function: object) -> bool:
-    return getattr(function, "__module__", "").startswith("graphc.")
 
 
 def _is_ours(graph: Graph) -> bool:
     """Whether all operators of a graph are defined by graphc itself."""
-    return all(op.defn.function is None or _made_here(op.defn.function) for op in graph.walk())
+    return all(op.defn.function is None or made_here(op.defn.function) for op in graph.walk())
 
 
 def load_graph(source: Any) -> Graph:
@@ -164,11 +165,9 @@ def compiler(target: str, settings: Settings) -> CompileStatic:
     """What compiles static graphs for a target."""
     if target not in TARGETS:
         raise ModelError(f"target {target!r} is none of {', '.join(TARGETS)}")
-    if settings.precision != "f32" and target != "cuda":
-        raise UnsupportedError(
-            f"target {target!r} multiplies in the model's own types, found precision "
-            f"{settings.precision!r}; target 'cuda' takes it"
-        )
+    for name in GPU_OPTIONS if target != "cuda" else ():
+        if (found := getattr(settings, name)) != getattr(Settings, name):
+            raise UnsupportedError(f"target {target!r} has no {name}={found!r}; target 'cuda' has")
     return TARGETS[target](settings)
 
 
@@ -191,7 +190,7 @@ def optimise(
     that phase.
     """
     settings = settings or Settings()
-    hooks = [*debug_hooks(settings.context), *settings.hooks]
+    hooks = [*usual_hooks(settings.context), *settings.hooks]
     manager = PassManager(settings.passes if settings.passes is not None else passes, hooks)
     for step in manager.remaining(graph):
         if until and reached(graph, until):

@@ -82,6 +82,23 @@ def test_bad_feeds(feeds, message):
         graphc.compile(DIGITS, threads=1).run(feeds)
 
 
+@pytest.mark.parametrize("option", [{"simulate": True}, {"arch": "sm_80"}, {"precision": "f16"}])
+def test_options_of_gpus_for_a_cpu(option):
+    with pytest.raises(graphc.UnsupportedError, match=f"no {next(iter(option))}=.*'cuda' has"):
+        graphc.compile(DIGITS, **option)
+
+
+class OnTheDevice:
+    """An array in a GPU's memory, as libraries describe it."""
+
+    __cuda_array_interface__ = {"shape": (1, 1, 8, 8), "typestr": "<f4", "data": (64, False)}
+
+
+def test_an_array_of_a_gpu_for_a_cpu():
+    with pytest.raises(graphc.ModelError, match="'image' is in a GPU's memory"):
+        graphc.compile(DIGITS).run([OnTheDevice()])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -96,6 +113,8 @@ def test_bad_feeds(feeds, message):
         ({"threads": 0}, "positive"),
         ({"nonsense": 1}, "no option 'nonsense'"),
         ({"passes": "nonsense"}, "no pass or rule"),
+        ({"target": "cuda", "device": "cuda:0"}, "the number of a GPU, found 'cuda:0'"),
+        ({"target": "cuda", "arch": ["sm_80"]}, "found .'sm_80'."),
     ],
 )
 def test_bad_options(options, message):

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 import graphc as compiler
 from graphc.cli.output import progress
 from graphc.files import atomic
+from graphc.passes.pass_manager import PASSES
 
 ROOT = Path(__file__).parent.parent
 DIGITS = str(ROOT / "models" / "digits_cnn.onnx")
@@ -323,6 +324,13 @@ def test_opt(capsys, tmp_path):
     assert "BatchNormalization" not in {n.op_type for n in model.graph.node}
 
 
+def test_opt_writes_nothing_that_is_wrong(capsys, tmp_path):
+    code, out, _ = graphc(
+        capsys, "opt", DIGITS, "--dim", "N=2", "-o", tmp_path / "m.onnx", "--verify", "--rtol", "0"
+    )
+    assert code == 1 and "m.onnx is not written" in out and list(tmp_path.iterdir()) == []
+
+
 def test_opt_leaves_quantised_weights_quantised(capsys, tmp_path):
     source, path = tmp_path / "quantised.gir", tmp_path / "out.onnx"
     source.write_text("""graph @quantised(%x: f32[2,96]) -> ? {
@@ -548,6 +556,37 @@ def test_plugins_with_mistakes(capsys, tmp_path):
     plugin.write_text("import graphc\n1 / 0\n")
     message = refused(capsys, "compile", DIGITS, "--plugin", plugin)
     assert "plugin.py line 2: ZeroDivisionError" in message
+
+
+PASS_WITH_A_MISTAKE = """
+from graphc.passes import Pass, register_pass
+
+@register_pass
+class Mistaken(Pass):
+    name = "mistaken{0}"
+
+    def run(self, graph, ctx):
+        {1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "body", "told"),
+    [
+        (1, "return {}['x']", "pass mistaken1 fails: KeyError: 'x' (plugin.py, line 9)"),
+        (2, "graph.ops.reverse()", "by Mistaken of plugin.py: "),
+        (3, "graph.ops[-1].output.type = graph.params[0].type", "is f32[1,10]"),
+    ],
+)
+def test_passes_with_mistakes(capsys, tmp_path, number, body, told):
+    """What they leave is verified, and the message names the pass."""
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(PASS_WITH_A_MISTAKE.replace("{0}", str(number)).replace("{1}", body))
+    try:
+        message = refused(capsys, "compile", DIGITS, "--dim", "N=1", "--plugin", plugin)
+        assert f"pass mistaken{number}" in message and told in message
+    finally:
+        PASSES.pop(f"mistaken{number}", None)
 
 
 def test_outputs_that_cannot_be_written(capsys, tmp_path):

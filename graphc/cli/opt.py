@@ -20,7 +20,8 @@ Optimises a model and writes it as ONNX again. The result is checked by onnx.che
 default: {PASSES}. Weights that are quantised stay so. Dimensions that are
 open stay open: rules that need static shapes are left out there, and do their work where --dim or
 --shape pin them. Other passes (layouts, fusion, decomposition) take static shapes only. --verify
-runs both models in ONNX Runtime and compares them."""
+runs both models in ONNX Runtime and compares them; if they differ nothing is written, and the exit
+code is 1."""
 
 EPILOG = examples(
     ("graphc opt model.onnx -o small.onnx", "folded and cleaned up, open dimensions still open"),
@@ -61,11 +62,13 @@ def run(args: argparse.Namespace) -> int:
         graph = _typed(model, settings.passes)
         before = _counts(model.graph)
         optimise(graph, settings)
-    code = _verify(model, graph, args) if args.verify else 0
+    if args.verify and not _verify(model, graph, args):
+        print(f"FAILED: {args.output} is not written")
+        return 1
     with progress(f"writing {args.output}"):
         export_onnx(graph, args.output)
     _tell(before, _counts(graph))
-    return code
+    return 0
 
 
 def _typed(model: Model, passes: str | Any) -> Graph:
@@ -97,8 +100,8 @@ def _tell(before: Counter[str], after: Counter[str]) -> None:
         print(f"  {name}: {before[name]} -> {after[name]}")
 
 
-def _verify(model: Model, graph: Graph, args: argparse.Namespace) -> int:
-    """1 if the graph gives something else than the model in ONNX Runtime."""
+def _verify(model: Model, graph: Graph, args: argparse.Namespace) -> bool:
+    """Whether the graph gives what the model does in ONNX Runtime; tells the largest error."""
     from graphc.cli.runs import contender
     from graphc.ir.compare import agreements
     from graphc.verify import onnxruntime
@@ -108,4 +111,4 @@ def _verify(model: Model, graph: Graph, args: argparse.Namespace) -> int:
     found = onnxruntime(graph)(feeds)
     worst = max(agreements(model.graph.output_names, found, expected), key=lambda a: a.error)
     print(f"largest error {worst.error:.2g} ({worst.name}) {worst.problem}".rstrip())
-    return 0 if worst.within(args.rtol) else 1
+    return worst.within(args.rtol)

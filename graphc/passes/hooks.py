@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from graphc import config
-from graphc.errors import InternalError
+from graphc.errors import InternalError, ModelError
 from graphc.files import write_text
 from graphc.ir.compare import difference
 from graphc.ir.graph import Graph
 from graphc.passes.context import Context
-from graphc.passes.pass_manager import Hook, Pass
+from graphc.passes.pass_manager import Hook, Pass, made_here
 
 
 class Verify(Hook):
@@ -26,6 +26,39 @@ class Verify(Hook):
             verify(graph)
         except InternalError as error:
             raise InternalError(f"after pass {step}: {error}") from error
+
+
+class VerifyPlugins(Hook):
+    """Checks the graph's invariants after passes that are no part of graphc, and after those that
+    apply rules that are none. ModelError names them: whoever wrote them can mend it."""
+
+    def after(self, step: Pass, graph: Graph, ctx: Context, changed: bool) -> None:
+        from graphc.ir.verify import verify
+
+        makers = [type(step)] if not made_here(type(step)) else _foreign_rules(step) * changed
+        if not makers:
+            return
+        try:
+            verify(graph)
+        except InternalError as error:
+            names = ", ".join(each.__name__ for each in makers)
+            raise ModelError(
+                f"after pass {step}: the graph breaks a rule, by {names} of {_file(makers[0])}: "
+                f"{error}"
+            ) from error
+
+
+def _foreign_rules(step: Pass) -> list[Callable[..., Any]]:
+    """The functions of the rules that a pass applies and that are no part of graphc."""
+    from graphc.passes.rewriter import Rewrite
+
+    rules = step.chosen() if isinstance(step, Rewrite) else []
+    return [rule.function for rule in rules if not made_here(rule.function)]
+
+
+def _file(maker: Callable[..., Any]) -> str:
+    code = getattr(getattr(maker, "run", maker), "__code__", None)
+    return Path(code.co_filename).name if code else maker.__module__
 
 
 class Timings(Hook):
@@ -94,7 +127,7 @@ class Compare(Hook):
         return interpret(graph, self.inputs)
 
 
-def debug_hooks(ctx: Context) -> list[Hook]:
-    """The hooks that the debug level asks for."""
+def usual_hooks(ctx: Context) -> list[Hook]:
+    """The hook that checks plugins, and those that the debug level asks for."""
     ladder: list[tuple[int, Hook]] = [(1, Timings()), (2, Progress()), (3, PrintGraph())]
-    return [hook for level, hook in ladder if ctx.debug >= level]
+    return [VerifyPlugins(), *(hook for level, hook in ladder if ctx.debug >= level)]

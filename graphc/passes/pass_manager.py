@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
-from graphc.errors import InternalError, ModelError
+from graphc.errors import GraphcError, InternalError, ModelError
 from graphc.ir.graph import Graph
 from graphc.passes.context import Context
 
@@ -76,6 +78,11 @@ def _option_text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_option_text, value))}]"
     return str(value)
+
+
+def made_here(thing: object) -> bool:
+    """Whether a function or a class is part of graphc itself, and not of a plugin."""
+    return getattr(thing, "__module__", "").startswith("graphc.")
 
 
 # ---------------------------------------------------------------- registry
@@ -204,6 +211,22 @@ def parse_pipeline(text: str) -> list[Pass]:
 # ---------------------------------------------------------------- running
 
 
+def _run(step: Pass, graph: Graph, ctx: Context) -> bool:
+    """Runs a pass; what goes wrong in one of a plugin is a ModelError that says where."""
+    try:
+        return bool(step.run(graph, ctx))
+    except GraphcError:
+        raise
+    except Exception as error:
+        if made_here(type(step)):
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ModelError(
+            f"pass {step} fails: {type(error).__name__}: {error} "
+            f"({Path(last.filename).name}, line {last.lineno})"
+        ) from error
+
+
 class Hook:
     """What a manager calls around each pass."""
 
@@ -246,7 +269,7 @@ class PassManager:
         for hook in self.hooks:
             hook.before(step, graph, ctx)
         with ctx.timed(step.name):
-            changed = step.run(graph, ctx)
+            changed = _run(step, graph, ctx)
         if step.ensures is not None and not reached(graph, step.ensures):
             graph.phase = step.ensures
         for hook in self.hooks:
@@ -256,8 +279,8 @@ class PassManager:
 
 def run_pipeline(graph: Graph, text: str, ctx: Context | None = None) -> Graph:
     """Runs the passes that `text` names on the graph, in place, and returns it."""
-    from graphc.passes.hooks import debug_hooks
+    from graphc.passes.hooks import usual_hooks
 
     ctx = ctx or Context()
-    PassManager(text, debug_hooks(ctx)).run(graph, ctx)
+    PassManager(text, usual_hooks(ctx)).run(graph, ctx)
     return graph
