@@ -1,5 +1,6 @@
 """Contractions in float32: tiles in shared memory, read in vectors, without bank conflicts."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -69,7 +70,11 @@ LAID_OUT = {
   return %y
 }""",
 }
-EACH_TILE = pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}")
+DEEP = """graph @g(%x: f32[40,600], %w: f32[600,40]) -> ? {
+  %y = MatMul(%x, %w)
+  return %y
+}"""
+EACH_TILE = pytest.mark.parametrize("tile", TILES, ids=str)
 
 
 def tiled(text: str, tile: Tile) -> Program:
@@ -85,7 +90,7 @@ def source_of(text: str, tile: Tile) -> CudaSource:
 
 
 @needs_compiler
-@pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.columns}x{t.depth}")
+@EACH_TILE
 def test_every_tile_computes_products(tile):
     graph = graph_of("""graph @g(%x: f32[150,45], %w: f32[45,131]) -> ? {
   %y = MatMul(%x, %w)
@@ -127,9 +132,9 @@ def test_constant_operands_are_laid_out_for_vectors(name):
 @EACH_TILE
 def test_halves_of_a_warp_read_their_factors_at_once(tile):
     """A wavefront for each half; one for the warp where a lane takes 8 bytes."""
-    source = source_of(GRAPHS["plain"], tile)
+    source = source_of(DEEP, tile)
     (tiles,) = profile(source, inputs_of(source.program), blocks=1)
-    read = [x for site, x in tiles.sites.items() if "slice % 2" in site.element]
+    read = [x for site, x in tiles.sites.items() if re.search(r"\bslice %", site.element)]
     assert len(read) == 2 * tile.depth
     assert all(x.wavefronts == x.bytes / 32 / 8 for x in read)
 
@@ -159,7 +164,7 @@ def test_awkward_sizes(sizes, type):
 @pytest.mark.parametrize("name", ["left transposed", "right transposed"])
 def test_no_bank_is_asked_twice(tile, name):
     found = bank_conflicts(tiled(GRAPHS[name], tile), "tiles")
-    assert found == {"tile_a": 0, "tile_b": 0}
+    assert {"tile_a", "tile_b"} <= set(found) and not any(found.values())
 
 
 def test_epilogues_read_vectors():

@@ -105,11 +105,14 @@ def test_they_are_chosen_where_there_are_any():
     tiles, large = [*GROUP_TILES, *WARP_TILES], Problem(1, 4096, 4096, 2048)
     best = ranked(tiles, machine(HOPPER), large)[0]
     assert isinstance(best, GroupTile) and (best.rows, best.columns) == (192, 256)
-    source = emit(cuda_program(graph_of(ROWS), Settings(arch=HOPPER)))
-    assert "wgmma_" in source.text
+    text = """graph @g(%x: f16[2048,512], %w: f16[512,2048]) -> ? {
+  %y = MatMul(%x, %w)
+  return %y
+}"""
+    assert "wgmma_" in emit(cuda_program(graph_of(text), Settings(arch=HOPPER))).text
     for arch in ("sm_90", "sm_80", "sm_90a,sm_80", "sm_100a", "sm_120"):
         assert machine(arch).group_rate == 0
-        assert "wgmma_" not in emit(cuda_program(graph_of(ROWS), Settings(arch=arch))).text
+        assert "wgmma_" not in emit(cuda_program(graph_of(text), Settings(arch=arch))).text
 
 
 def test_what_no_copy_brings_is_left_to_warps():

@@ -21,7 +21,7 @@ from graphc.backends.cuda.runtime import DeviceArray, DriverMissing, open_driver
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.warpgroups import GROUP_SIDES, GroupTile
-from graphc.backends.cuda.strategies.warps import SIDES, SLICES, WarpTile
+from graphc.backends.cuda.strategies.warps import SHARED_SIDES, SIDES, SLICES, WarpTile
 from graphc.driver import cuda_passes, cuda_program, optimise, typed
 from graphc.feeds import random_feeds
 from graphc.ir.compare import agreements
@@ -43,7 +43,8 @@ GRAPHS = {
 
 TILES = [
     *(WarpTile(*sides, *SLICES[n % len(SLICES)]) for n, sides in enumerate(SIDES)),
-    *(GroupTile(*sides, 32, 3 + n % 3) for n, sides in enumerate(GROUP_SIDES)),
+    *(WarpTile(*sides, 32, 3, 4) for sides in SHARED_SIDES),
+    *(GroupTile(*sides, 32, 3 + n % 2) for n, sides in enumerate(GROUP_SIDES)),
 ]
 
 
@@ -67,7 +68,7 @@ def test_graphs(name):
 
 
 @pytest.mark.parametrize("text", [PRODUCTS["f16"], PRODUCTS["across"]], ids=["f16", "across"])
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}")
+@pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_tile_of_matrix_cores(tile, text):
     gpu = open_gpu()
     here = machine(with_own_features(gpu.arch))

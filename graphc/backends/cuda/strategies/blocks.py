@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from graphc.backends.cuda.strategies.operands import Operand, stride
+from graphc.backends.cuda.strategies.shares import Shares
 from graphc.backends.cuda.strategies.vectors import are_neighbours, loaded
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
@@ -66,13 +67,13 @@ def sort_depth(match: Match) -> None:
 
 class BlockedContraction:
     """Emits the kernel of a matched contraction whose depth is sorted: `rows` x `columns` sums per
-    block of `threads`."""
+    block of `threads`, in so many `shares` of the depth."""
 
-    def __init__(self, match: Match, rows: int, columns: int, threads: int):
+    def __init__(self, match: Match, rows: int, columns: int, threads: int, shares: int = 1):
         self.match, self.block_rows, self.block_columns = match, rows, columns
         self.k = KernelBuilder()
         self.thread = Index("thread", threads)
-        self.threads = threads
+        self.shares = Shares(self.thread, shares)
         self.shared: list[Buffer] = []
         self.resident = 0  # blocks that a multiprocessor should hold at once
         self._flatten()

@@ -17,13 +17,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from graphc.backends.cuda.machines import Machine
+from graphc.backends.cuda.machines import WARP, Machine
 from graphc.ir.kernel import Kernel
 
 SHARED_RATE = 128  # bytes that a multiprocessor moves between shared memory and registers
 PARTS = 4  # of a multiprocessor, with schedulers of their own
 FIXED = 1500  # clocks from the start of a block to its first products, and from the last to its end
 SYNCHRONISED = 60  # clocks in which a block that is alone waits for all its threads
+BESIDE = 200  # instructions of a thread before its first slice and after its last
+FINISHING = 6  # instructions for each result
+EXCHANGING = 4  # instructions for each sum of each share
 LATENCY = 700  # clocks until a slice is there that is asked for
 
 
@@ -53,9 +56,19 @@ class Tiled(Protocol):
     @property
     def columns(self) -> int: ...
 
+    @property
+    def shares(self) -> int:
+        """Groups of threads that sum parts of the depth (shares.py)."""
+        ...
+
     def block(self, gpu: Machine, depth: int) -> Block:
         """What a block of the tile needs for sums of `depth` products."""
         ...
+
+
+def exchanged(tile: Tiled) -> int:
+    """Bytes of the sums that shares put together."""
+    return 4 * tile.rows * tile.columns * tile.shares if tile.shares > 1 else 0
 
 
 T = TypeVar("T", bound=Tiled)
@@ -79,12 +92,21 @@ def clocks(tile: Tiled, gpu: Machine, problem: Problem) -> float:
         return float("inf")
     grid = problem.batch * -(-problem.rows // tile.rows) * -(-problem.columns // tile.columns)
     most = -(-grid // gpu.multiprocessors)
-    busy = max(block.multiply, block.moved / SHARED_RATE, block.read / gpu.cache_rate)
-    warps = block.threads // 32
+    warps, beside = block.threads // WARP, _beside(tile, block)
+    busy = max(block.multiply, block.moved / SHARED_RATE, block.read / gpu.cache_rate) + beside
     turn = block.multiply * PARTS / min(PARTS, warps) / block.slices
-    alone = block.slices * (max(turn, LATENCY / block.ahead) + SYNCHRONISED) + FIXED
+    alone = block.slices * (max(turn, LATENCY / block.ahead) + SYNCHRONISED) + FIXED + beside
     batches, left = divmod(most, fitting)
     return batches * max(fitting * busy, alone) + (max(left * busy, alone) if left else 0)
+
+
+def _beside(tile: Tiled, block: Block) -> float:
+    """Clocks that a block's threads issue instructions in before and after all slices."""
+    results = tile.rows * tile.columns
+    issued = BESIDE * block.threads + FINISHING * results
+    if tile.shares > 1:
+        issued += EXCHANGING * results * tile.shares
+    return issued / WARP / PARTS
 
 
 class Choose(Protocol):

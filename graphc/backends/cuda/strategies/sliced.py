@@ -7,25 +7,27 @@ memory (panels.py) while earlier ones are multiplied.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import WARP, Machine
 from graphc.backends.cuda.strategies.blocks import BlockedContraction
-from graphc.backends.cuda.strategies.costs import Block
+from graphc.backends.cuda.strategies.costs import Block, exchanged
 from graphc.backends.cuda.strategies.laid_out import whole_depth
 from graphc.backends.cuda.strategies.panels import Crew, Panel
 from graphc.backends.cuda.strategies.words import Kind, padded_depth
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr
+from graphc.ir.expr import Const, Expr, Load
 from graphc.ir.kernel import Barrier, Intrin
-from graphc.ir.simplify import is_affine_in, simplify
+from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
 from graphc.passes.lower.contraction import Match
 
 
 @dataclass(frozen=True)
 class SlicedTile(ABC):
-    """Sums per block and per team, words of the depth in a slice, and slices in shared memory."""
+    """Sums per block and per team, words of the depth in a slice, slices in shared memory, and
+    shares of all slices."""
 
     rows: int
     columns: int
@@ -33,6 +35,7 @@ class SlicedTile(ABC):
     own_columns: int
     words: int
     stages: int
+    shares: int = 1
 
     team = WARP  # threads
     pitch = 16  # rows from one fragment of a warp to the next
@@ -43,7 +46,7 @@ class SlicedTile(ABC):
 
     @property
     def threads(self) -> int:
-        return self.team * self.teams
+        return self.team * self.teams * self.shares
 
     @property
     def ahead(self) -> int:
@@ -53,7 +56,8 @@ class SlicedTile(ABC):
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        return 4 * self.stages * self.words * (self.rows + self.columns)
+        slices = 4 * self.stages * self.words * (self.rows + self.columns)
+        return slices * self.shares + exchanged(self)
 
     @property
     @abstractmethod
@@ -70,13 +74,13 @@ class SlicedTile(ABC):
 
     def block(self, gpu: Machine, depth: int) -> Block:
         """What a block needs for sums of so many words."""
-        slices = -(-depth // self.words)
-        deep, sides = slices * self.words, self.rows + self.columns
+        slices = -(-depth // (self.words * self.shares))
+        deep, sides = slices * self.words * self.shares, self.rows + self.columns
         return Block(
             self.threads, self.shared, self.registers,
             multiply=self.rows * self.columns * deep / self.rate(gpu),
-            moved=4 * deep * (self.fetched() + sides), read=4 * deep * sides, slices=slices,
-            ahead=self.ahead,
+            moved=4 * deep * (self.fetched() + sides) + 2 * exchanged(self),
+            read=4 * deep * sides, slices=slices, ahead=self.ahead,
         )  # fmt: skip
 
 
@@ -86,20 +90,24 @@ class SlicedContraction(BlockedContraction):
     before_barrier: tuple[str, ...] = ()  # what threads do once their own copies are there
 
     def __init__(self, match: Match, kind: Kind, panels: bool, tile: SlicedTile):
-        super().__init__(match, tile.rows, tile.columns, tile.threads)
+        super().__init__(match, tile.rows, tile.columns, tile.threads, tile.shares)
         self.kind, self.tile = kind, tile
         if panels:
             self.b = whole_depth(self.b, padded_depth(self.b, kind))
-        self.panel_a = Panel(
-            "tile_a", self.a, kind, (tile.stages, tile.rows, tile.words), left=True
-        )
-        self.panel_b = Panel("tile_b", self.b, kind, (tile.stages, tile.columns, tile.words))
+        stages, words = tile.stages * tile.shares, tile.words
+        self.panel_a = Panel("tile_a", self.a, kind, (stages, tile.rows, words), left=True)
+        self.panel_b = Panel("tile_b", self.b, kind, (stages, tile.columns, words))
         self.shared = [self.panel_a.buffer, self.panel_b.buffer]
-        team, across = simplify(self.thread // tile.team), tile.columns // tile.own_columns
+        self.slices = -(-self.depth_count // (words * kind.per_word * tile.shares))  # of a share
+        member = self.shares.member
+        team, across = simplify(member // tile.team), tile.columns // tile.own_columns
         self.fragments = (tile.own_rows // tile.pitch, tile.own_columns // 8)
+        if tile.shares > 1:
+            self.exchanged = self.shares.sums(kind.sum, (*self.fragments, 4))
+            self.shared.append(self.exchanged)
         self.own_row = simplify(team // across * tile.own_rows)
         self.own_column = simplify(team % across * tile.own_columns)
-        self.warp_row = simplify(self.own_row + self.thread % tile.team // WARP * 16)
+        self.warp_row = simplify(self.own_row + member % tile.team // WARP * 16)
 
     @property
     def in_lines(self) -> bool:
@@ -113,15 +121,14 @@ class SlicedContraction(BlockedContraction):
     def sums(self, first_row: Expr, first_column: Expr) -> None:
         """What a thread does: copies slices ahead, multiplies, and finishes its sums."""
         k, tile, (down, across) = self.k, self.tile, self.fragments
-        self.crew = Crew(k, self.thread, self.threads, self.fixed)
+        self.crew = Crew(k, self.shares.member, self.shares.members, self.fixed)
         self.starts = (first_row, first_column)
-        self.slices = -(-self.depth_count // (tile.words * self.kind.per_word))
         self.totals = k.alloc(self.kind.sum, (down, across, 4), "reg", "sums")
         with k.loops(down, across, 4, kind="unroll") as (i, j, e):
             k.store(self.totals, (i, j, e), Const(0, self.kind.sum))
         for stage in range(tile.ahead):
             if stage < self.slices:
-                self.fetch(Const(stage, i64), Const(stage, i64))
+                self.fetch(Const(stage, i64))
             k.emit(Intrin("commit_copies", ()))
         self.multiply()
         self._finish_all()
@@ -133,18 +140,23 @@ class SlicedContraction(BlockedContraction):
             self.k.emit(Intrin(name, ()))
         self.k.emit(Barrier())
 
-    def fetch(self, slice: Expr, stage: Expr) -> None:
-        """A slice of both operands into a stage."""
+    def stage(self, slice: Expr) -> Expr:
+        """Where a slice of a thread's share lies."""
+        return simplify(self.shares.own * self.tile.stages + slice % self.tile.stages)
+
+    def fetch(self, slice: Expr) -> None:
+        """A slice of the share, of both operands, into its stage."""
+        number = simplify(self.shares.own * self.slices + slice)
         for panel, first in zip((self.panel_a, self.panel_b), self.starts):
-            panel.fetch(self.crew, first, slice, stage)
+            panel.fetch(self.crew, first, number, self.stage(slice))
 
     def _finish_all(self) -> None:
         """A lane has two sums next to one another in every eighth row of its fragments; four where
         that fills sectors of memory, once lanes have traded those of two fragments."""
-        (down, across), lane, pitch = self.fragments, self.crew.lane, self.tile.pitch
-        first_row, first_column = self.starts
-        wide = 2 if self._stores_little() else 1
-        group, odd, even = simplify(lane // 4), simplify(lane % wide), simplify(lane % 4 // wide)
+        if self.tile.shares > 1:
+            self._finish_part()
+            return
+        (down, across), wide = self.fragments, 2 if self._stores_little() else 1
         if wide == 2:  # all before the first is stored: compilers move no loads across shuffles
             with self.k.loops(down, across // 2, 4, kind="unroll") as (i, j, e):
                 pair = (self.totals[i, simplify(j * 2 + other), e] for other in range(2))
@@ -154,9 +166,26 @@ class SlicedContraction(BlockedContraction):
                 self.totals[i, simplify(j * wide + other), simplify(half * 2 + n)]
                 for other in range(wide) for n in range(2)
             ]  # fmt: skip
-            row = simplify(first_row + self.warp_row + i * pitch + half * 8 + group)
-            column = simplify((j * wide + odd) * 8 + even * (2 * wide))
-            self.finish(row, simplify(first_column + self.own_column + column), cells)
+            self._finish(i, j, half, cells)
+
+    def _finish_part(self) -> None:
+        """A part of what all shares have at a thread's place."""
+        self.shares.exchange(self.k, self.totals, self.exchanged)
+        extents = (*self.fragments, 2)
+        with self.shares.parts(self.k, math.prod(extents)) as part:
+            i, j, half = unflatten_index(part, extents)
+            places = [(i, j, simplify(half * 2 + n)) for n in range(2)]
+            cells = [self.shares.total(self.k, self.exchanged, place) for place in places]
+            self._finish(i, j, half, cells)
+
+    def _finish(self, i: Expr, j: Expr, half: Expr, cells: list[Load] | list[Expr]) -> None:
+        """The sums of a row of a fragment, or of two, that a lane has next to one another."""
+        lane, wide = self.crew.lane, len(cells) // 2
+        group, odd, even = simplify(lane // 4), simplify(lane % wide), simplify(lane % 4 // wide)
+        first_row, first_column = self.starts
+        row = simplify(first_row + self.warp_row + i * self.tile.pitch + half * 8 + group)
+        column = simplify((j * wide + odd) * 8 + even * (2 * wide))
+        self.finish(row, simplify(first_column + self.own_column + column), cells)
 
     def _stores_little(self) -> bool:
         """Whether two sums next to one another are less than a quarter of a sector, of which four

@@ -31,6 +31,7 @@ from graphc.backends.cuda.strategies.costs import (
     Block,
     Choose,
     Problem,
+    exchanged,
     ranked,
     take_first,
 )
@@ -40,7 +41,7 @@ from graphc.backends.cuda.strategies.words import Kind, Words, padded_depth
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Expr, call
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel
-from graphc.ir.simplify import simplify
+from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.contraction import Match, match_contraction
 
@@ -51,7 +52,9 @@ LANE_ROWS, LANE_COLUMNS = 4, 8
 BANKS = 32
 BYTES = 16  # of a vector
 FLOATS_AT_ONCE = BYTES // 4
+LARGE_BLOCK = 256  # threads, of which two blocks have 128 registers each
 UNHIDDEN = 0.5  # of the time that operands take on their way, beside products
+OTHERS = 56  # registers of a thread beside sums and operands
 OVERHEAD = 44  # instructions of a thread per slice that neither multiply nor load operands
 FLOATS = Kind("fma", f32, f32)
 PADDING = 4  # after rows of what is put there element by element, along the depth
@@ -60,31 +63,35 @@ RUN = BANKS // PADDING  # such elements along the depth that a warp puts there a
 
 @dataclass(frozen=True)
 class Tile:
-    """Sums per block and per thread, and the depth of a slice."""
+    """Sums per block and per thread, the depth of a slice, and shares of all slices."""
 
     rows: int
     columns: int
     depth: int
     thread_rows: int
     thread_columns: int
+    shares: int = 1
 
     @property
     def threads(self) -> int:
-        return (self.rows // self.thread_rows) * (self.columns // self.thread_columns)
+        own = self.thread_rows * self.thread_columns
+        return self.rows * self.columns // own * self.shares
 
     def block(self, gpu: Machine, depth: int) -> Block:
         """What a block needs for sums of so many products of float32."""
-        slices = -(-depth // self.depth)
+        slices = -(-depth // (self.depth * self.shares))
         deep, sides = slices * self.depth, self.rows + self.columns
         own, read = self.thread_rows * self.thread_columns, self.thread_rows + self.thread_columns
         issued = self.threads // WARP * deep * (own + read / 4 + OVERHEAD / self.depth)
-        moved, read_bytes = 4 * deep * (self.threads * read / 2 + sides), 4 * deep * sides
-        multiply = max(self.rows * self.columns * deep / gpu.float_rate, issued / PARTS)
+        moved = 4 * deep * (self.threads * read / 2 + self.shares * sides)
+        read_bytes = 4 * deep * self.shares * sides
+        products = self.rows * self.columns * deep * self.shares
+        multiply = max(products / gpu.float_rate, issued / PARTS)
+        shared = 4 * STAGES * self.depth * (max(self.rows, BANKS) + self.columns) * self.shares
         return Block(
-            self.threads, 4 * STAGES * self.depth * sides,
-            registers=min(128, own + 3 * read + 16),
+            self.threads, shared + exchanged(self), registers=min(128, own + 3 * read + OTHERS),
             multiply=multiply + UNHIDDEN * (moved / SHARED_RATE + read_bytes / gpu.cache_rate),
-            moved=moved, read=read_bytes, slices=slices, ahead=1,
+            moved=moved + 2 * exchanged(self), read=read_bytes, slices=slices, ahead=1,
         )  # fmt: skip
 
 
@@ -96,6 +103,8 @@ TILES = (
     Tile(32, 64, 16, 4, 4),
     Tile(32, 32, 32, 4, 2),
     Tile(16, 32, 32, 2, 2),
+    *(Tile(*sides, 16, 4, 4, shares) for sides in ((16, 32), (32, 32)) for shares in (4, 8)),
+    Tile(16, 32, 8, 4, 4, 16),
 )
 
 
@@ -130,8 +139,9 @@ class SharedTiles(BlockedContraction):
     """Sums of TM x TN per thread, whose operands are read from shared memory."""
 
     def __init__(self, match: Match, panels: bool, tile: Tile):
-        super().__init__(match, tile.rows, tile.columns, tile.threads)
+        super().__init__(match, tile.rows, tile.columns, tile.threads, tile.shares)
         self.tile = tile
+        self.slices = -(-self.depth_count // (tile.depth * tile.shares))  # of a share
         if panels:
             self.b = whole_depth(self.b, padded_depth(self.b, FLOATS))
         self.dtype = match.hole.dtype
@@ -140,7 +150,10 @@ class SharedTiles(BlockedContraction):
             _Side(self, "b", self.b, tile.columns, tile.thread_columns),
         )
         self.shared = [side.into for side in self.sides]
-        self.resident = 2 if self.dtype is f32 else 0
+        if tile.shares > 1:
+            self.exchanged = self.shares.sums(self.dtype, (tile.thread_rows, tile.thread_columns))
+            self.shared.append(self.exchanged)
+        self.resident = 2 if self.dtype is f32 and tile.threads <= LARGE_BLOCK else 0
 
     def sums(self, first_row: Expr, first_column: Expr) -> None:
         """What a thread does: its sums over all slices, each loaded into registers while the one
@@ -154,33 +167,53 @@ class SharedTiles(BlockedContraction):
         self._load(Const(0, i64))
         self._put(Const(0, i64))
         k.emit(Barrier())
-        slices = -(-self.depth_count // tile.depth)
-        with k.loop(slices, name="slice") as slice:
+        with k.loop(self.slices, name="slice") as slice:
             following = simplify(slice + 1)
-            with self.coming(following, slices) as coming:
+            with self.coming(following, self.slices) as coming:
                 self._load(coming)
-            self._multiply(sums, simplify(slice % STAGES))
-            with k.when(following < slices):
-                self._put(simplify(following % STAGES))
+            self._multiply(sums, self._stage(slice))
+            with k.when(following < self.slices):
+                self._put(following)
             k.emit(Barrier())
         self._finish_all(sums, first_row, first_column)
 
     def _finish_all(self, sums: Buffer, first_row: Expr, first_column: Expr) -> None:
+        """All of a thread's sums, or a part of what all shares have at its place."""
+        k, rows, chunks = self.k, self.tile.thread_rows, self.sides[1].chunks
+        if self.tile.shares == 1:
+            with k.loops(rows, chunks, kind="unroll") as (i, chunk):
+                self._finish(i, chunk, sums, (first_row, first_column))
+            return
+        self.shares.exchange(k, sums, self.exchanged)
+        with self.shares.parts(k, rows * chunks) as part:
+            i, chunk = unflatten_index(part, (rows, chunks))
+            self._finish(i, chunk, None, (first_row, first_column))
+
+    def _finish(self, i: Expr, chunk: Expr, sums: Buffer | None, first: tuple[Expr, Expr]) -> None:
+        """Neighbours in a row of `sums`, or of those of all shares."""
         across = self.sides[1]
-        with self.k.loops(self.tile.thread_rows, across.chunks, kind="unroll") as (i, chunk):
-            row = simplify(first_row + self.sides[0].position(i))
-            start = simplify(chunk * across.together)
-            column = simplify(first_column + across.position(start))
-            cells = [sums[i, simplify(start + n)] for n in range(across.together)]
-            self.finish(row, column, cells)
+        row = simplify(first[0] + self.sides[0].position(i))
+        start = simplify(chunk * across.together)
+        column = simplify(first[1] + across.position(start))
+        places = [(i, simplify(start + n)) for n in range(across.together)]
+        if sums is None:
+            cells = [self.shares.total(self.k, self.exchanged, place) for place in places]
+        else:
+            cells = [sums[place] for place in places]
+        self.finish(row, column, cells)
+
+    def _stage(self, slice: Expr) -> Expr:
+        """Where a slice of a thread's share lies."""
+        return simplify(self.shares.own * STAGES + slice % STAGES)
 
     def _load(self, slice: Expr) -> None:
+        number = simplify(self.shares.own * self.slices + slice)
         for side in self.sides:
-            side.load(simplify(slice * self.tile.depth))
+            side.load(simplify(number * self.tile.depth))
 
-    def _put(self, stage: Expr) -> None:
+    def _put(self, slice: Expr) -> None:
         for side in self.sides:
-            side.put(stage)
+            side.put(self._stage(slice))
 
     def _multiply(self, sums: Buffer, stage: Expr) -> None:
         """The products of a slice. Its loop is written out, as what is read depends on it."""
@@ -204,10 +237,10 @@ class _Side:
         along = operand.depth if self.along_depth else operand.side
         self.is_vector = is_float and self.words.contiguous(along)
         self.together = math.gcd(own, BYTES // tiles.dtype.size)
-        row = width
+        row, stages = width, STAGES * tiles.tile.shares
         if self.along_depth:
             row = max(width, BANKS) if self.is_vector else width + PADDING
-        self.into = Buffer(f"tile_{name}", tiles.dtype, (STAGES, self.depth, row), "local")
+        self.into = Buffer(f"tile_{name}", tiles.dtype, (stages, self.depth, row), "local")
 
     @property
     def chunks(self) -> int:
@@ -217,7 +250,8 @@ class _Side:
     def position(self, n: Expr) -> Expr:
         """Where in the tile a thread's own row or column n is: those of a lane lie together."""
         columns = self.tiles.tile.columns // self._own_columns()
-        lane, warp = self.tiles.thread % WARP, self.tiles.thread // WARP
+        member = self.tiles.shares.member
+        lane, warp = member % WARP, member // WARP
         warps_across = columns // LANE_COLUMNS
         if self.name == "a":
             at = warp // warps_across * LANE_ROWS + lane // 16 * 2 + lane // 2 % 2
@@ -241,7 +275,7 @@ class _Side:
         self.first = first
         self.size = FLOATS_AT_ONCE if self.is_vector else 1
         self.fetches = self.depth * self.width // self.size
-        steps = -(-self.fetches // self.tiles.threads)
+        steps = -(-self.fetches // self.tiles.shares.members)
         self.held = self.tiles.k.alloc(
             self.tiles.dtype, (steps, self.size), "reg", f"held_{self.name}"
         )
@@ -303,9 +337,9 @@ class _Side:
 
     @contextmanager
     def _fetches(self) -> Iterator[tuple[Expr, Expr]]:
-        k, threads = self.tiles.k, self.tiles.threads
+        k, threads = self.tiles.k, self.tiles.shares.members
         with k.loop(self.held.shape[0], "unroll") as step:
-            at = simplify(step * threads + self.tiles.thread)
+            at = simplify(step * threads + self.tiles.shares.member)
             if self.fetches % threads:
                 with k.when(at < self.fetches):
                     yield step, at

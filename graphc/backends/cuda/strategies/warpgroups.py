@@ -81,7 +81,7 @@ class WarpGroups(SlicedContraction):
     def _slice(self, slice: Expr, is_followed: bool) -> None:
         k = self.k
         self.arrive()
-        stage = k.let(simplify(slice % self.tile.stages))
+        stage = k.let(self.stage(slice))
         k.emit(Intrin("begin_products", ()))
         for step in range(LINE_WORDS // STEP):
             for part in range(self.fragments[0]):
@@ -90,7 +90,7 @@ class WarpGroups(SlicedContraction):
         if is_followed:
             coming = Ref("coming", i64, 0, self.slices - 1)
             k.emit(Let(coming, simplify(slice + self.tile.ahead)))
-            self.fetch(coming, simplify(coming % self.tile.stages))
+            self.fetch(coming)
         k.emit(Intrin("commit_copies", ()))
         self._wait(1)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphc.backends.cuda.machines import WARP, Machine
+from graphc.backends.cuda.machines import SHARED_LIMIT, WARP, Machine
 from graphc.backends.cuda.strategies.panels import STEP
 from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
 from graphc.ir.dtypes import i64, u32
@@ -42,7 +42,15 @@ SIDES = (
     (64, 32, 32, 16), (32, 32, 16, 16), (16, 32, 16, 16),
 )  # fmt: skip
 SLICES = ((32, 4), (32, 3), (16, 4), (16, 3), (32, 2), (16, 2))
-WARP_TILES = tuple(WarpTile(*sides, *slices) for sides in SIDES for slices in SLICES)
+SHARED_SIDES = ((32, 64, 32, 16), (32, 32, 16, 16), (16, 32, 16, 16))
+_SHARED = (
+    WarpTile(*sides, 32, stages, shares)
+    for sides in SHARED_SIDES for stages in (4, 3) for shares in (2, 4, 8)
+)  # fmt: skip
+WARP_TILES = (
+    *(WarpTile(*sides, *slices) for sides in SIDES for slices in SLICES),
+    *(tile for tile in _SHARED if tile.shared <= SHARED_LIMIT),
+)
 
 
 class Warps(SlicedContraction):
@@ -53,7 +61,7 @@ class Warps(SlicedContraction):
         self.arrive()
         self.left = self.k.alloc(u32, (2, down, 4), "reg", "a")
         self.right = self.k.alloc(u32, (2, across // 2, 4), "reg", "b")
-        self._load(Const(0, i64), 0)
+        self._load(self.stage(Const(0, i64)), 0)
         with self.k.loop(self.slices, name="slice") as slice:
             self._slice(slice)
 
@@ -61,18 +69,18 @@ class Warps(SlicedContraction):
         """The products of a slice. Fragments of a step are loaded while those of the step before
         are multiplied, those of the next slice's first step in the last one; the slice that takes
         the place of the previous one is asked for in the first step."""
-        k, stages, steps = self.k, self.tile.stages, self.tile.words // STEP
-        stage = k.let(simplify(slice % stages))
+        k, steps = self.k, self.tile.words // STEP
+        stage = k.let(self.stage(slice))
         for step in range(steps):
             if step + 1 < steps:
                 self._load(stage, step + 1)
             else:
                 with k.when(slice < self.slices - 1):
                     self.arrive()
-                    self._load(simplify((slice + 1) % stages), 0)
+                    self._load(self.stage(simplify(slice + 1)), 0)
             if step == 0:
                 with self.coming(simplify(slice + self.tile.ahead), self.slices) as coming:
-                    self.fetch(coming, simplify(coming % stages))
+                    self.fetch(coming)
                 k.emit(Intrin("commit_copies", ()))
             self._multiply(step % 2)
 
