@@ -16,7 +16,7 @@ from graphc.backends.cuda.strategies.costs import Problem, ranked
 from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.tiles import TILES, Tile, lower_shared_tiles
 from graphc.backends.cuda.strategies.warps import SHARED_SIDES, WARP_TILES, WarpTile
-from graphc.driver import cuda_passes, optimise
+from graphc.driver import Settings, cuda_passes, cuda_program, optimise
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
 
@@ -108,3 +108,10 @@ def test_they_are_taken_where_blocks_are_few_and_sums_long():
             for rows in (196, 100000)
         )
         assert few.shares > 1 and many.shares == 1
+
+
+def test_kernels_of_float64_need_no_more_shared_memory_than_there_is():
+    text = GRAPHS["odd"].replace("f32", "f64").replace("203", "2003")
+    source = emit(cuda_program(graph_of(text), Settings(arch="sm_75")))
+    assert any(step.function.startswith("tiles") for step in source.steps)
+    assert all(step.shared <= machine("sm_75").block_shared for step in source.steps)

@@ -130,7 +130,9 @@ def lower_shared_tiles(
     def kernel(tile: Tile) -> Kernel:
         return SharedTiles(match, panels, tile).kernel("tiles")
 
-    chosen = tile or choose(ranked(TILES, gpu, problem), kernel)
+    # those of shares need most of the shared memory: twice as much in float64
+    tiles = [t for t in TILES if t.shares == 1 or match.hole.dtype is f32]
+    chosen = tile or choose(ranked(tiles, gpu, problem), kernel)
     flops = 2 * batch * rows * columns * count(match.depth)
     return Lowered(kernel(chosen), match.prepare, match.temporaries, flops=flops)
 
