@@ -35,7 +35,7 @@ def cuda_passes(precision: str = "f32") -> str:
         "integers{floats=true}, canonicalise, rewrite{group=lowering}, decompose{batched=true},"
         " fold, canonicalise, cse, rewrite{group=products}, merge-products,"
         f" precision{{type={precision}}}, dce, layout,"
-        " fuse{widening=true}, fuse-attention, fuse-gates, fuse-siblings"
+        " fuse{widening=true, columns=true}, fuse-attention, fuse-gates, fuse-siblings"
     )
 
 

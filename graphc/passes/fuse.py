@@ -4,8 +4,9 @@ A group grows from an anchor (a contraction, a window, a row reduction) or from 
 
 * epilogue: an op that reads the group's values at its own index, over the same space, joins; so
   does a transposition that is a view, after which the space is that of the view;
-* row group: a reduction over trailing dims joins the map it reads, and ops over the rows' values
-  join after it (softmax, layer norm), whether they are per element or per row;
+* row group: a reduction over trailing dims (over any dims, if the target asks for it) joins the map
+  it reads, and ops over the rows' values join after it (softmax, layer norm), whether they are per
+  element or per row;
 * prologue: a map whose values only the op reads joins the op's group where that repeats no work;
   pure data movement is cloned into every reader, even a contraction's, and so are, if the target
   asks for it, conversions of floats to a wider type.
@@ -49,7 +50,7 @@ class Group:
     anchor: str  # map, row, window, contraction
     space: tuple
     number: int  # of its first op, in the order in which they are placed
-    rows: int = 0  # trailing physical dims reduced, in a row group
+    rows: frozenset[int] = frozenset()  # physical dims reduced, in a row group
     repeats: int = 0  # how often in a row what was absorbed is computed at several indices
 
 
@@ -58,10 +59,11 @@ def space_of(value: Value) -> tuple:
 
 
 class Fuser:
-    """Builds the groups of one region. `widening`: conversions to wider floats are for readers."""
+    """Builds the groups of one region. `widening`: conversions to wider floats are for readers.
+    `columns`: rows need not be contiguous."""
 
-    def __init__(self, region: Region, widening: bool = False):
-        self.region, self.widening = region, widening
+    def __init__(self, region: Region, widening: bool = False, columns: bool = False):
+        self.region, self.widening, self.columns = region, widening, columns
         self.results = set(region.results)
         self.group: dict[Op, Group] = {}
         self.depth: dict[Op, int] = {}  # ops of the group on the longest way to an op, and itself
@@ -95,12 +97,12 @@ class Fuser:
             return "map"
         if structure.is_contraction(op):
             return "contraction"
-        return "row" if structure.row_operand(op) else "window"
+        return "row" if structure.row_operand(op, self.columns) else "window"
 
     def open(self, op: Op, anchor: str) -> Group:
         space = space_of(op.outputs[0]) if anchor != "opaque" else ()
         group = Group([op], anchor, space, len(self.group))
-        row = structure.row_operand(op) if anchor == "row" else None
+        row = structure.row_operand(op, self.columns) if anchor == "row" else None
         if row is not None:
             operand, group.rows = row
             group.space = space_of(op.inputs[operand])  # type: ignore[arg-type]
@@ -178,13 +180,16 @@ class Fuser:
         """Whether `op` may become part of `group`; turns a map group into a row group."""
         if not self.fits([*group.ops, op]) or self.depth_in(group, op) > LONGEST:
             return False
-        if not self.leaves_same_space(op, group) or self.is_long_winded(op, group):
+        is_leaving = not self.leaves_same_space(op, group)
+        if is_leaving and not self.ends_rows(op, group) or self.is_long_winded(op, group):
             return False
         if self.depends([other for other in self.producers(op) if other is not group], group):
             return False
         if structure.reductions(op):
-            return self.joins_as_reduction(op, group)
-        return self.joins_as_map(op, group)
+            return not is_leaving and self.joins_as_reduction(op, group)
+        if not is_leaving and self.joins_as_map(op, group):
+            return True
+        return self.ends_rows(op, group) and self.end_rows(op, group)
 
     def read_operands(self, op: Op, group: Group) -> list[int]:
         return [
@@ -228,9 +233,9 @@ class Fuser:
     def joins_as_reduction(self, op: Op, group: Group) -> bool:
         if group.anchor not in ("map", "row"):
             return False
-        row = structure.row_operand(op)
+        row = structure.row_operand(op, self.columns)
         operands = self.read_operands(op, group)
-        if row is None or operands != [row[0]] or group.rows not in (0, row[1]):
+        if row is None or operands != [row[0]] or group.rows not in (frozenset(), row[1]):
             return False
         value = op.inputs[row[0]]
         assert value is not None
@@ -265,6 +270,7 @@ class Fuser:
         if op.output.tensor.rank != value.tensor.rank and self.leaves(group, value):
             return False
         group.space = space_of(op.output)
+        group.rows = _viewed_rows(group.rows, value.tensor.rank, op.output.tensor.rank)
         return True
 
     def leaves(self, group: Group, besides: Value) -> bool:
@@ -278,9 +284,29 @@ class Fuser:
         """One element per row: the reduced dims are 1."""
         shape, layout = group.space
         order = layout.order if layout else tuple(range(len(shape)))
-        reduced = set(order[len(order) - group.rows :])
+        reduced = {order[d] for d in group.rows if d < len(order)}
         wanted = tuple(1 if d in reduced else extent for d, extent in enumerate(shape))
         return value.tensor.dims == wanted and value not in self.results
+
+    def ends_rows(self, op: Op, group: Group) -> bool:
+        """Whether `op` computes something of nothing but the result of a row group, all the rest of
+        which stays inside; for targets with columns."""
+        operands = self.read_operands(op, group)
+        values = {op.inputs[n] for n in operands}
+        if not self.columns or group.anchor != "row" or len(values) != 1:
+            return False
+        spaces = {space_of(v) for v in (*values, *op.outputs) if v is not None}
+        inside = (v for member in group.ops for v in member.outputs if v not in values)
+        return (
+            len(spaces) == 1
+            and all(structure.pointwise(op, n) for n in operands)
+            and all(self.stays(v, group) for v in inside)
+        )
+
+    def end_rows(self, op: Op, group: Group) -> bool:
+        """Goes on with the result of a row group, as its space from now on."""
+        group.anchor, group.space = "window", space_of(op.outputs[0])
+        return True
 
     def extends_map(self, op: Op, group: Group, operands: list[int]) -> bool:
         """A map of maps at other indices: only if nothing leaves and little is recomputed."""
@@ -348,6 +374,12 @@ class Fuser:
 
 
 # ---------------------------------------------------------------- rewriting the graph
+
+
+def _viewed_rows(rows: frozenset[int], rank: int, new: int) -> frozenset[int]:
+    """The dims of rows in a view of another rank: trailing ones stay so; others are none there."""
+    trailing = rows == frozenset(range(rank - len(rows), rank))
+    return frozenset(d + new - rank if trailing else new for d in rows)
 
 
 def _is_for_readers(op: Op, widening: bool) -> bool:
@@ -441,12 +473,14 @@ def _is_scalar(value: Value) -> bool:
     return value.constant is not None and value.constant.size == 1
 
 
-def fuse(graph: Graph, ctx: Context | None = None, widening: bool = False) -> bool:
+def fuse(
+    graph: Graph, ctx: Context | None = None, widening: bool = False, columns: bool = False
+) -> bool:
     """Replaces groups of ops by `fused` ops; True if there were any. Each group is a rewrite."""
     ctx = ctx or Context()
     raise_scalars(graph, ctx)
     clone_movement(graph, widening)
-    groups = [g for g in Fuser(graph, widening).run() if ctx.spend("fuse", g.ops[-1])]
+    groups = [g for g in Fuser(graph, widening, columns).run() if ctx.spend("fuse", g.ops[-1])]
     position = {op: n for n, op in enumerate(graph.ops)}
     for group in groups:
         _make_fused(graph, group, position)
@@ -531,13 +565,15 @@ def sort_ops(graph: Graph) -> None:
 @dataclass
 class Fuse(Pass):
     """Makes one `fused` op of each group of ops that becomes one kernel. With `widening`, floats
-    are converted to wider types by their readers."""
+    are converted to wider types by their readers; with `columns`, rows whose elements are not
+    neighbours in memory (a softmax over channels) make groups too."""
 
     widening: bool = False
+    columns: bool = False
 
     name = "fuse"
     requires = "typed"
     ensures = "fused"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return fuse(graph, ctx, self.widening)
+        return fuse(graph, ctx, self.widening, self.columns)

@@ -3,7 +3,7 @@
     pointwise(op, n)   every load of operand n is at the output's own index (or broadcast)
     movement(op)       the body is one plain load: the op only moves data
     reductions(op)     the Reduce nodes of the body
-    row reduction      one Reduce per output element over trailing dims of the operand
+    row reduction      one Reduce per output element over trailing dims, or any, of the operand
     contraction        a sum of products with indices of its own in both factors
 No operator's name is looked at.
 """
@@ -173,8 +173,9 @@ def is_contraction(op: Op) -> bool:
     return False
 
 
-def row_operand(op: Op) -> tuple[int, int] | None:
-    """(operand, dims reduced) of a row reduction: its trailing physical dims, all of them read.
+def row_operand(op: Op, anywhere: bool = False) -> tuple[int, frozenset[int]] | None:
+    """(operand, physical dims reduced) of a row reduction: all of its trailing dims, or, with
+    `anywhere`, of any dims.
 
     The output keeps the reduced dims as 1 or drops them; the other dims are at their own index.
     """
@@ -190,13 +191,16 @@ def row_operand(op: Op) -> tuple[int, int] | None:
     assert value is not None
     layout, count = value.tensor.layout, len(r.axes)
     index = layout.physical(load.index) if layout else load.index
-    lead, tail = index[: len(index) - count], index[len(index) - count :]
-    if set(tail) != set(r.axes) or any(x in free_indices(y) for x in r.axes for y in lead):
+    dims = frozenset(d for d, x in enumerate(index) if x in r.axes)
+    if len(dims) != count or not anywhere and min(dims, default=len(index)) != len(index) - count:
+        return None
+    rest = [x for d, x in enumerate(index) if d not in dims]
+    if {index[d] for d in dims} != set(r.axes) or any(free_indices(x) & {*r.axes} for x in rest):
         return None
     own = [x for x in own_index(op.output) if x.extent != 1]
-    kept = [x for x in lead if not isinstance(x, Const) and not _is_unit(x)]
+    kept = [x for x in rest if not isinstance(x, Const) and not _is_unit(x)]
     at_own = all(isinstance(x, Index) for x in kept) and set(own) <= set(kept)
-    return (int(load.source), count) if at_own else None
+    return (int(load.source), dims) if at_own else None
 
 
 def _is_unit(index: Expr) -> bool:

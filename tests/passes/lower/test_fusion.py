@@ -120,9 +120,10 @@ def test_structure_is_read_off_bodies():
     product = op_of(lambda b, x: b.MatMul(x, w), x=x)
     assert structure.is_contraction(product)
     total = op_of(lambda b, x: b.ReduceSum(x, np.array([1])), x=x)
-    assert structure.row_operand(total) == (0, 1) and not structure.is_contraction(total)
+    assert structure.row_operand(total) == (0, {1}) and not structure.is_contraction(total)
     columns = op_of(lambda b, x: b.ReduceSum(x, np.array([0])), x=x)
     assert structure.row_operand(columns) is None
+    assert structure.row_operand(columns, anywhere=True) == (0, {0})
     turned = op_of(lambda b, x: b.Transpose(x), x=x)
     assert structure.is_movement(turned) and not structure.pointwise(turned, 0)
     added = op_of(lambda b, x: b.Add(x, floats(rng(), 6)), x=x)
