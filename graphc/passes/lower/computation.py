@@ -219,9 +219,10 @@ def _rename_axes(body: Expr, number: int) -> Expr:
 class Lowered:
     """What a strategy returns: computations to run first (each filling a temporary), and a kernel.
 
-    `prepare` fills temporaries named in `temporaries`; a preparation that reads only constants is
-    done at compile time. Other temporaries are filled by the kernels of `before`, which run after
-    the preparations, in order. `inplace` lists (output, input) buffers that may share their memory.
+    The outputs of `prepare`, in order, are the first of `temporaries`, which later preparations may
+    read; a preparation that reads only constants is done at compile time. Other temporaries are
+    filled by the kernels of `before`, which run after the preparations, in order. `inplace` lists
+    (output, input) buffers that may share their memory.
     """
 
     kernel: Kernel

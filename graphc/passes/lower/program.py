@@ -243,10 +243,11 @@ class Lowering:
         """Lowers one computation whose buffers are at `places`."""
         lowered = self.choose(part)
         places = dict(places)
-        for buffer, preparation in zip(lowered.temporaries, lowered.prepare):
-            places[buffer.name] = self.prepare(buffer, preparation, places, known, op)
-        for buffer in lowered.temporaries[len(lowered.prepare) :]:
-            places[buffer.name] = self.temporary(buffer)
+        temporaries = iter(lowered.temporaries)
+        for preparation in lowered.prepare:
+            filled = [next(temporaries) for _ in preparation.outputs]
+            places.update(self.prepare(filled, preparation, places, known, op))
+        places.update((buffer.name, self.temporary(buffer)) for buffer in temporaries)
         for kernel in lowered.before:
             self.call(Lowered(kernel), places, op)
         self.call(lowered, places, op, multiply_adds(part))
@@ -266,25 +267,33 @@ class Lowering:
             self.notes.append(f"{part.label}: {lowered}")
         raise InternalError(f"no strategy took {part.label}")
 
-    def prepare(self, buffer: Buffer, preparation: Computation, places, known, op: Op) -> str:
-        """Fills a temporary: now if it depends on constants alone, else by kernels of its own."""
+    def prepare(
+        self, buffers: Sequence[Buffer], preparation: Computation, places, known, op: Op
+    ) -> dict[str, str]:
+        """Fills a temporary for each output of a preparation, now if it depends on constants alone,
+        else by kernels of its own; where they are."""
         reads = {b.name for b in preparation.inputs}
         given = sum(self.physical(n, places).nbytes for n in reads) if reads <= set(known) else -1
         if given >= 0 and work(preparation) <= max(PREPARED, WORTH * given):
-            key = (
-                preparation.outputs[0].expr,
-                buffer.shape,
-                tuple(id(known[n]) for n in sorted(reads)),
-            )
-            if key not in self.packed:
-                arrays = {n: self.physical(n, places) for n in reads}
-                contents = materialise(preparation.outputs[0], arrays)
-                self.packed[key] = self.temporary(buffer, "const", self.add_constant(contents))
-            return self.packed[key]
-        place = self.temporary(buffer)
-        inner = {preparation.outputs[0].buffer.name: place, **{n: places[n] for n in reads}}
+            ids = tuple(id(known[n]) for n in sorted(reads))
+            arrays = {n: self.physical(n, places) for n in reads}
+            return {b.name: self.packed_constant(b, output, arrays, ids)
+                    for b, output in zip(buffers, preparation.outputs)}  # fmt: skip
+        filled = {buffer.name: self.temporary(buffer) for buffer in buffers}
+        inner = {n: places[n] for n in reads}
+        inner.update(zip((o.buffer.name for o in preparation.outputs), filled.values()))
         self.lower_computation(preparation, inner, known, op)
-        return place
+        return filled
+
+    def packed_constant(
+        self, buffer: Buffer, output: Output, arrays: dict[str, np.ndarray], ids: tuple
+    ) -> str:
+        """A constant with what an output is over constants of these ids; made once."""
+        key = output.expr, buffer.shape, ids
+        if key not in self.packed:
+            contents = materialise(output, arrays)
+            self.packed[key] = self.temporary(buffer, "const", self.add_constant(contents))
+        return self.packed[key]
 
     def physical(self, name: str, places: dict[str, str]) -> np.ndarray:
         storage = self.storages[places[name]]

@@ -16,6 +16,7 @@ from graphc.backends.cuda.strategies.rows import lower_rows
 from graphc.backends.cuda.strategies.split import lower_split
 from graphc.backends.cuda.strategies.tiles import lower_shared_tiles
 from graphc.backends.cuda.strategies.windows import lower_windows
+from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.program import Strategy
 
 VECTOR_BYTES = 16  # what threads read and write at once; operands start at multiples of it
@@ -25,14 +26,21 @@ def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequenc
     """Attention, contractions, row reductions; for everything else a thread per output element.
     Tiles are those that a model of the architecture takes for the fastest, or else `choose`."""
     gpu = machine(arch)
-    return [
+
+    def lower(computation: Computation) -> Lowered:
+        """What the first strategy that matches makes of the rest of a computation."""
+        lowered = (strategy(computation) for strategy in found)
+        return next(each for each in lowered if isinstance(each, Lowered))
+
+    found: list[Strategy] = [
         partial(lower_attention_few, gpu=gpu),
         partial(lower_attention_cores, gpu=gpu),
         partial(lower_attention, gpu=gpu),
-        partial(lower_split, gpu=gpu),
+        partial(lower_split, gpu=gpu, lower=lower),
         partial(lower_matrix_cores, gpu=gpu, choose=choose),
         partial(lower_windows, gpu=gpu),
         partial(lower_shared_tiles, gpu=gpu, choose=choose),
         lower_rows,
         lower_flat,
     ]
+    return found

@@ -17,6 +17,7 @@ from graphc.ir.expr import Expr, Index, Load, Reduce, free_indices, loads, walk
 from graphc.ir.simplify import is_affine_in
 from graphc.passes.lower.nest import Point
 
+BLOCK = 128  # threads of a block whose rows belong to warps or parts of them
 SHORT_ROW = 1024  # elements that a warp reduces by itself
 MOST = 1024  # threads of a row
 MIN_LANES = 2  # threads of a row
@@ -51,6 +52,13 @@ class Rows:
     def count(self) -> int:
         """How many rows there are."""
         return math.prod(x.count for x in self.rows)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks have a row or more each."""
+        if self.are_columns:
+            return -(-self.count // (self.vector * self.together))
+        return self.count if self.threads > WARP else -(-self.count * self.threads // BLOCK)
 
 
 def plan_rows(indices: list[Index], points: list[Point]) -> Rows | str:

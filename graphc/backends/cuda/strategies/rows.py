@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from graphc.backends.cuda.machines import WARP
-from graphc.backends.cuda.strategies.row_plans import Rows, outermost, plan_rows
+from graphc.backends.cuda.strategies.row_plans import BLOCK, Rows, outermost, plan_rows
 from graphc.backends.cuda.strategies.sweeps import Columns, Sweep, Sweeper, over, placed
 from graphc.backends.cuda.strategies.vectors import each_neighbour, store_points
 from graphc.ir.dtypes import DType, boolean, i64
@@ -40,8 +40,6 @@ from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.nest import Nest, NestOptions, Point, combined, in_place, work
 
-BLOCK = 128  # threads of a block whose rows belong to warps or parts of them
-
 
 def lower_rows(computation: Computation, name: str = "rows") -> Lowered | str:
     """The kernel of row reductions, or the reason why the computation has none."""
@@ -52,6 +50,22 @@ def lower_rows(computation: Computation, name: str = "rows") -> Lowered | str:
     if nest.problem:
         return f"rows: {nest.problem}"
     return Lowered(kernel, inplace=in_place(computation), flops=work(computation))
+
+
+def plan_of(computation: Computation) -> Rows | str:
+    """How threads would share the rows of a computation, or why it has none."""
+    nest = _Planning(computation, NestOptions(flat=True))
+    nest.kernel("rows")
+    return nest.plan
+
+
+class _Planning(Nest):
+    """Finds the plan of a kernel without making it."""
+
+    plan: Rows | str = "nothing to compute"
+
+    def outer_loops(self, indices: list[Index], points: list[Point]) -> None:
+        self.plan = plan_rows(indices, points)
 
 
 @dataclass
