@@ -1,8 +1,9 @@
 """What imperative operators do with many elements at once, each in terms of the others.
 
 An operator says what is wanted: values that run along lines, the elements for which a condition
-holds, the first elements in some order. `Collectives` builds it for one thread, element after
-element; this is what it means. Targets of many threads build the same results in ways of their own.
+holds, the first elements in some order, updates of places that elements name. `Collectives` builds
+it for one thread, element after element; this is what it means. Targets of many threads build the
+same results in ways of their own.
 """
 
 from __future__ import annotations
@@ -76,6 +77,28 @@ class Leaders:
         return self.better(a[0], b[0]) | tied
 
 
+@dataclass(frozen=True)
+class Scattered:
+    """Updates of a target, one for each position of `extents`, in row-major order. `place` says
+    which of the target's leading dims one changes, and whether it changes any; all `rest` of that
+    place are `combined` with the update's values (the old first), or become these. Updates that
+    differ in a dim that is `apart` change different places."""
+
+    target: Buffer
+    extents: tuple[int, ...]
+    rest: tuple[int, ...]
+    place: Callable[[Place], tuple[Place, Expr]]
+    value: Callable[[Place, Place], Expr]
+    combined: Callable[[Expr, Expr], Expr] | None = None
+    apart: tuple[int, ...] = ()
+
+    def update(self, k: KernelBuilder, at: Place, where: Place, inner: Place) -> None:
+        value, target = self.value(where, inner), (*at, *inner)
+        if self.combined is not None:
+            value = self.combined(self.target[target], value)
+        k.store(self.target, target, value)
+
+
 class Collectives(KernelBuilder):
     """Builds kernels of operators for one thread, or one for each line."""
 
@@ -127,3 +150,10 @@ class Collectives(KernelBuilder):
                     self.store(indices, index_at(Const(0, i64)), j + what.wanted)
                     heap.sift(0, what.wanted)
             heap.unwind(what.wanted)
+
+    def scattered(self, what: Scattered) -> None:
+        """Update after update."""
+        with self.loops(*what.extents) as where:
+            at, inside = what.place(where)
+            with self.when(inside), self.loops(*what.rest) as inner:
+                what.update(self, at, where, inner)

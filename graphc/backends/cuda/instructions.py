@@ -24,6 +24,8 @@
     pack_TYPE(word, low, high)  two float32 rounded to f16 or bf16
     trade(a, b)               lanes 2 n and 2 n + 1 trade: the even one's b for the odd one's a
     power_of_two(to, x)       2 ** x to about 22 bits; results below 2 ** -126 are 0
+    keep_largest(to, x)       an element becomes the largest of what it was and what any thread
+                              gives it
 
     ASSUME_ALIGNED(x)         the parameter x points to a multiple of 16 bytes
 
@@ -159,6 +161,12 @@ _POWER = """\
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(to) : "f"(x));
 }
 """
+_LARGEST = """\
+[[maybe_unused]] static __device__ __forceinline__ void keep_largest(int32_t &to, int32_t x)
+{
+    atomicMax(&to, x);
+}
+"""
 _TRADE = """\
 template <typename T>
 static __device__ __forceinline__ void trade(T &a, T &b)
@@ -280,8 +288,8 @@ COPIES = ("copy16", "commit_copies", "wait_copies")
 PRODUCTS = tuple(_PRODUCTS)
 MATRICES = tuple(_WORDS)
 PACKS = tuple(_PACK_PLAINLY)
-POWER, TRADE = "power_of_two", "trade"
-FUNCTIONS = (*COPIES, *MATRICES, *PACKS, POWER, TRADE, *PRODUCTS, *warpgroup.FUNCTIONS)
+POWER, LARGEST, TRADE = "power_of_two", "keep_largest", "trade"
+FUNCTIONS = (*COPIES, *MATRICES, *PACKS, POWER, LARGEST, TRADE, *PRODUCTS, *warpgroup.FUNCTIONS)
 TEMPLATES = {"wait_copies": 0, **warpgroup.TEMPLATES}
 """Functions whose operands from a number on are template arguments."""
 
@@ -296,6 +304,7 @@ def instruction_text(used: Iterable[str]) -> str:
     parts += [_matrices(name) for name in MATRICES if name in used]
     parts += [_pack(name) for name in PACKS if name in used]
     parts += [_POWER] if POWER in used else []
+    parts += [_LARGEST] if LARGEST in used else []
     parts += [_TRADE] if TRADE in used else []
     parts += [_SHUFFLED] if products else []
     parts += [_HALF] if "mma_f16" in used else []

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.backends.cuda import warpgroup_instructions as warpgroup
-from graphc.backends.cuda.instructions import MATRICES, PACKS, POWER, PRODUCTS, TRADE
+from graphc.backends.cuda.instructions import LARGEST, MATRICES, PACKS, POWER, PRODUCTS, TRADE
 from graphc.ir.dtypes import DType, boolean, f32, i32, i64, u32
 from graphc.ir.expr import Const, Expr, Load
 from graphc.ir.kernel import Intrin
@@ -61,6 +61,7 @@ SIGNATURES: dict[str, tuple[Operand, ...]] = {
     "wait_copies": (NUMBER,),
     **{f"running_{name}": (Operand("updates"),) for name in RUNNING},
     POWER: (Operand("writes", (f32,)), Operand("value", (f32,))),
+    LARGEST: (Operand("updates", (i32,)), Operand("value", (i32,))),
     TRADE: _places("updates", 2, f32, i32),
     **{name: (*_places("writes", 4, u32), WORDS) for name in MATRICES},
     **{name: (Operand("writes", (u32,)), *(Operand("value", (f32,)),) * 2) for name in PACKS},

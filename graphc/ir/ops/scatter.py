@@ -7,13 +7,15 @@ is out of range is ignored: ONNX leaves it undefined, and memory must stay safe.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
-from graphc.ir.dtypes import i64
+from graphc.ir.collectives import Place, Scattered
+from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, as_expr, call, cast, select
 from graphc.ir.imperative import numel
 from graphc.ir.kernel import Buffer, KernelBuilder
@@ -65,15 +67,16 @@ def _inside(index: Sequence[Expr], extents: Sequence[int]) -> Expr:
     return inside
 
 
-def _combine(reduction: str, old: Expr, new: Expr) -> Expr:
+def _combination(reduction: str, dtype: DType) -> Callable[[Expr, Expr], Expr] | None:
+    """What an update makes of an old and a new value; None if the new one replaces the old."""
     if reduction == "none":
-        return new
-    table = _COMBINE_BOOL if old.dtype is dtypes.boolean else _COMBINE
+        return None
+    table = _COMBINE_BOOL if dtype is dtypes.boolean else _COMBINE
     if reduction not in table:
         raise ModelError(f"reduction {reduction!r} is not one of none, {', '.join(table)}")
-    if not old.dtype.is_number and old.dtype is not dtypes.boolean:
-        raise UnsupportedError(f"reduction {reduction!r} of {old.dtype}")
-    return call(table[reduction], old, new)
+    if not dtype.is_number and dtype is not dtypes.boolean:
+        raise UnsupportedError(f"reduction {reduction!r} of {dtype}")
+    return partial(call, table[reduction])
 
 
 def _axis(axis: int, rank: int) -> int:
@@ -93,26 +96,36 @@ def scatter_elements(k, data: Any_, indices: Int, updates: Any_, *, axis=0, redu
     axis = _axis(axis, data.rank)
     (y,) = k.outputs
     _copy(k, y, data)
-    with k.loops(*indices.shape) as where:
+
+    def place(where: Place) -> tuple[Place, Expr]:
         along = k.let(_from_end(indices[where], data.shape[axis]))
         target = (*where[:axis], along, *where[axis + 1 :])
-        with k.when(_inside(target, data.shape)):
-            k.store(y, target, _combine(reduction, y[target], updates[where]))
+        return target, _inside(target, data.shape)
+
+    apart = tuple(d for d in range(data.rank) if d != axis)
+    combined = _combination(reduction, data.dtype)
+    k.scattered(
+        Scattered(y, indices.shape, (), place, lambda where, _: updates[where], combined, apart)
+    )
 
 
 @imperative("ScatterND", infer=_scattered_nd)
 def scatter_nd(k, data: Any_, indices: Int, updates: Any_, *, reduction="none"):
     """data with data[indices[p]] = updates[p], where indices[p] picks an element or a slice."""
     depth = indices.shape[-1]
-    slice_shape = data.shape[depth:]
     (y,) = k.outputs
     _copy(k, y, data)
-    with k.loops(*indices.shape[:-1]) as where:
+
+    def place(where: Place) -> tuple[Place, Expr]:
         found = [indices[where + (d,)] for d in range(depth)]
-        place = tuple(k.let(_from_end(x, extent)) for x, extent in zip(found, data.shape))
-        with k.when(_inside(place, data.shape)), k.loops(*slice_shape) as inner:
-            target = (*place, *inner)
-            k.store(y, target, _combine(reduction, y[target], updates[where + inner]))
+        at = tuple(k.let(_from_end(x, extent)) for x, extent in zip(found, data.shape))
+        return at, _inside(at, data.shape)
+
+    def value(where: Place, inner: Place) -> Expr:
+        return updates[where + inner]
+
+    combined = _combination(reduction, data.dtype)
+    k.scattered(Scattered(y, indices.shape[:-1], data.shape[depth:], place, value, combined))
 
 
 def _tensor_scatter_shape(past, update, write_indices=None, *, axis):
@@ -181,7 +194,9 @@ def max_unpool(
     inner = _unpooled_shape(x, kernel_shape, strides, pads)
     with k.loops(*y.shape, kind="parallel") as where:
         k.store(y, where, Const(0, y.dtype))
-    with k.loops(*x.shape) as where:
+
+    def place(where: Place) -> tuple[Place, Expr]:
         flat = k.let(cast(indices[where], i64))
-        with k.when((flat >= 0) & (flat < numel(inner))):
-            k.store(y, unflatten_index(flat, inner), x[where])
+        return unflatten_index(flat, inner), (flat >= 0) & (flat < numel(inner))
+
+    k.scattered(Scattered(y, x.shape, (), place, lambda where, _: x[where]))

@@ -1,4 +1,4 @@
-"""What elements do with one another, by many threads: scans, selections and sorts, simulated."""
+"""What elements do with one another, by many threads: scans, selections, sorts, updates."""
 
 from collections.abc import Callable
 
@@ -144,3 +144,54 @@ def test_first_in_order(shape, wanted, axis, dtype):
 def test_no_thread_sorts_long(wanted):
     text = f"const %k : i64[1] = [{wanted}]\n  %y0, %y1 = TopK(%x0, %k)"
     assert longest_loop(graph(text, "f32[4,128256]", outputs=2)) <= 32
+
+
+# ---------------------------------------------------------------- updates
+
+
+def expected_updates(data: np.ndarray, index: np.ndarray, updates: np.ndarray, add: bool):
+    """Update after update of rows of the data; those of rows that are not there are left out."""
+    data = data.copy()
+    for at, update in zip(index[:, 0], updates):
+        if -len(data) <= at < len(data):
+            data[at] = data[at] + update if add else update
+    return data
+
+
+UPDATES = {
+    "few in turn": ((400, 5), 9, 300), "one by one": ((300,), 700, 300),
+    "many at few places": ((5000,), 2500, 20), "rows": ((60, 7), 500, 60),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, count, places", UPDATES.values(), ids=UPDATES)
+@pytest.mark.parametrize("reduction", ["none", "add"])
+def test_updates_of_places(shape, count, places, reduction):
+    data = RNG.standard_normal(shape).astype(np.float32)
+    index = RNG.integers(-places - 2, places + 2, (count, 1))
+    updates = RNG.standard_normal((count, *shape[1:])).astype(np.float32)
+    types = [",".join(map(str, x.shape)) for x in (data, index, updates)]
+    run = simulated(graph(
+        f'%y0 = ScatterND(%x0, %x1, %x2) {{reduction="{reduction}"}}',
+        f"f32[{types[0]}]", f"i64[{types[1]}]", f"f32[{types[2]}]",
+    ))  # fmt: skip
+    expected = expected_updates(data, index, updates, reduction == "add")
+    np.testing.assert_array_equal(run(data, index, updates)[0], expected)
+
+
+def test_updates_of_lines_stay_apart():
+    data, updates = np.zeros((3, 40), np.float32), RNG.standard_normal((3, 90))
+    index = RNG.integers(0, 40, (3, 90))
+    run = simulated(graph(
+        '%y0 = ScatterElements(%x0, %x1, %x2) {axis=1, reduction="add"}',
+        "f32[3,40]", "i64[3,90]", "f32[3,90]",
+    ))  # fmt: skip
+    updates = updates.astype(np.float32)
+    lines = [expected_updates(*each, True) for each in zip(data, index[..., None], updates)]
+    np.testing.assert_array_equal(run(data, index, updates)[0], np.stack(lines))
+
+
+@pytest.mark.parametrize("reduction", ["none", "add"])
+def test_no_thread_updates_long(reduction):
+    text = f'%y0 = ScatterND(%x0, %x1, %x2) {{reduction="{reduction}"}}'
+    assert longest_loop(graph(text, "f32[65536]", "i64[65536,1]", "f32[65536]")) <= 32

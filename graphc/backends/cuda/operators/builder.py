@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from graphc.backends.cuda.operators import scans, sorting
+from graphc.backends.cuda.operators import scans, scatter, sorting
 from graphc.backends.cuda.operators.grids import scratch
-from graphc.ir.collectives import Collectives, Kept, Leaders, Place, Running
+from graphc.ir.collectives import Collectives, Kept, Leaders, Place, Running, Scattered
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Const, Expr, cast
 from graphc.ir.simplify import unflatten_index
@@ -30,6 +30,12 @@ class GridBuilder(Collectives):
             sorting.leaders(self, what)
         else:
             super().leaders(what)
+
+    def scattered(self, what: Scattered) -> None:
+        if scatter.is_worth_it(what):
+            scatter.scattered(self, what)
+        else:
+            super().scattered(what)
 
     def kept(self, what: Kept) -> None:
         """Positions are numbered by a running sum; what goes with them is then moved by a thread

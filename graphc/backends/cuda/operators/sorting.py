@@ -121,7 +121,7 @@ def _sort(
     """Sorts every part of every line, and hands on as many items of it as are to be kept."""
     lines = math.prod(what.lines)
     block = _Block(count, 1 if parts > 1 else lines)
-    across = _lies_across(what, read, count)
+    across = _lies_across(k, what, read, count)
     with grid(k, padded(lines, block.together) * parts, block.threads) as g:
         first, part = unflatten_index(g.block, (padded(lines, block.together), parts))
         held = g.shared(what.worst.dtype, block.slots), g.shared(i32, block.slots)
@@ -177,12 +177,13 @@ def _each(
         use(own, n)
 
 
-def _lies_across(what: Leaders, read: Read, count: int) -> bool:
+def _lies_across(k: Collectives, what: Leaders, read: Read, count: int) -> bool:
     """Whether neighbouring items of a line are apart in memory."""
     j = Index("position", count)
     line = tuple(Index(f"line{n}", extent) for n, extent in enumerate(what.lines))
-    read_at = [x.index[-1] for x in loads(read(line, j)[0]) if x.index]
-    return not any(is_affine_in(simplify(x), j) == 1 for x in read_at)
+    with k.block():
+        read_at = [x.index[-1] for x in loads(read(line, j)[0]) if x.index]
+    return bool(read_at) and all(is_affine_in(simplify(x), j) != 1 for x in read_at)
 
 
 def _network(

@@ -192,6 +192,11 @@ static inline void power_of_two(float &to, float x)
     to = to < 0x1p-126f ? 0.0f : to;
 }
 
+static inline void keep_largest(const simulator::Cell<int32_t> &to, int32_t x)
+{
+    atomicMax(&to, x);
+}
+
 template <typename T>
 static void trade(T &a, T &b)
 {
