@@ -20,7 +20,7 @@ import numpy as np
 from generator import FOREIGN, Case
 
 from graphc.errors import InternalError, UnsupportedError
-from graphc.ir.graph import Graph, Value, clone_graph
+from graphc.ir.graph import Graph, Op, Value, clone_graph
 from graphc.ir.interp import interpret, run_op
 from graphc.passes.dce import remove_dead
 
@@ -212,15 +212,21 @@ def noisy(case: Case, seed: int, limits: Tolerance = OURS) -> list[Any]:
         else:
             fixed = [v is None or v.constant is not None for v in op.inputs]
             moved = [x if still else jiggled(x, rng) for x, still in zip(operands, fixed)]
-            if op.name in MULTIPLYING and limits.precision in FACTORS:
+            if multiplies(op) and limits.precision in FACTORS:
                 moved = [shortened(x, rng, *FACTORS[limits.precision]) for x in moved]
             together = limits.together.get(op.name)
             results = [jiggled(y, rng, together) for y in run_op(op, moved)]
-            if op.name in REPEATED and limits.precision in FACTORS:
+            if (op.name in REPEATED or op.regions) and limits.precision in FACTORS:
                 rounding = 2.0 ** -FACTORS[limits.precision][0]
                 results = [jiggled(y, rng, 0.0, rounding) for y in results]
         values.update(zip(op.outputs, results))
     return [values[v] for v in case.graph.results]
+
+
+def multiplies(op: Op) -> bool:
+    """Whether an op, or one in its regions, is a contraction."""
+    inner = (each for region in op.regions for each in region.ops)
+    return op.name in MULTIPLYING or any(map(multiplies, inner))
 
 
 def jiggled(

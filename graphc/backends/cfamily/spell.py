@@ -172,6 +172,8 @@ class Speller:
         if _is_sub_byte(dtype):
             return self.call(f"wrap_{dtype}", self._wide_op(node, args, dtypes.i32))
         if self.in_index and dtype is dtypes.i64 and name in ("add", "sub", "mul"):
+            if not self.is_plain(node) and all(self.is_plain(a) for a in node.args):
+                args = [_cast(c_type(dtype), args[0]), *args[1:]]  # the offset needs more bits
             return infix(*_ARITHMETIC[name], *args)
         if not self.is_plain(node):
             return self._wide_op(node, args, dtype)

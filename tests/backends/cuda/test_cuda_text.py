@@ -97,6 +97,22 @@ def test_indices_of_huge_tensors_have_64_bits():
     assert "for (int64_t element = " in text
 
 
+def test_offsets_into_huge_tensors_have_64_bits():
+    """Although every term of them fits into 32."""
+    kernel = """kernel @rows(in x: f32[65536,131072], out y: f32[65536,131072]) {
+  block b < 65536 {
+    thread t < 128 {
+      y[b, t + 5] = x[b, t] + x[10, t]
+    }
+  }
+}"""
+    text = text_of(kernel)
+    assert "const int64_t tmp1 = (int64_t)b * 131072 + t;\n" in text
+    assert "y[tmp1 + 5] = x[tmp1] + x[t + 1310720];" in text
+    smaller = text_of(kernel.replace("[65536,", "[16384,").replace("< 65536", "< 16383"))
+    assert "const int32_t tmp1 = b * 131072 + t;\n" in smaller
+
+
 def test_blocks_share_memory():
     text = text_of(REVERSE)
     assert text.endswith("""\
