@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graphc.errors import ModelError, UnsupportedError
+from graphc.errors import LIMITS, ModelError, beyond_limits
 from graphc.execution import CompileStatic, Executable, SpecialisedGraph, Target
 from graphc.ir.graph import Graph, Op
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
@@ -52,8 +52,8 @@ class Runnable:
         """Outputs as numpy arrays (lists for sequences) for inputs by name or in order."""
         try:
             return self.execute(self._values(feeds))
-        except MemoryError as error:
-            raise UnsupportedError(f"running needs more memory than there is: {error}") from error
+        except LIMITS as error:
+            raise beyond_limits(error) from error
 
     def _values(self, feeds: Any) -> list[Any]:
         if isinstance(feeds, Mapping):

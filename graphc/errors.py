@@ -56,13 +56,21 @@ class NeedsValue(UnsupportedError):
         self.needs: tuple[NeedsValue, ...] = (self,)
 
 
+LIMITS = (MemoryError, RecursionError)  # what is raised because this process has limits
+
+
+def beyond_limits(error: Exception) -> UnsupportedError:
+    """What to raise in place of one of LIMITS: more memory is needed, or deeper nesting, than there
+    is."""
+    if isinstance(error, MemoryError):
+        return UnsupportedError(f"needs more memory than there is: {str(error) or 'no more'}")
+    return UnsupportedError(f"the model is nested too deeply: {error}")
+
+
 @contextmanager
 def within_limits() -> Iterator[None]:
-    """Makes UnsupportedErrors of what ends because this process has limits: it needs more memory,
-    or nests deeper, than there is."""
+    """Makes UnsupportedErrors of what ends because this process has limits."""
     try:
         yield
-    except MemoryError as error:
-        raise UnsupportedError(f"needs more memory than there is: {error or 'no more'}") from error
-    except RecursionError as error:
-        raise UnsupportedError(f"the model is nested too deeply: {error}") from error
+    except LIMITS as error:
+        raise beyond_limits(error) from error

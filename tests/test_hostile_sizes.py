@@ -11,6 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 import graphc
 from graphc.driver import PROGRAMS, cpu_program, typed
 from graphc.errors import InternalError, UnsupportedError, within_limits
+from graphc.ir import opdef
+from graphc.ir.graph import Op
+from graphc.ir.infer import blaming
 from graphc.ir.kernel import Alloc, walk_stmts
 from graphc.passes.lower.scratch import MOST_LOCAL
 
@@ -111,10 +114,18 @@ def test_what_does_not_fit_into_memory_is_an_error_of_ours():
 
 
 @pytest.mark.parametrize(
-    ("error", "message"), [(MemoryError(), "memory"), (RecursionError(), "nested too deeply")]
+    ("error", "message"),
+    [
+        (MemoryError(), "more memory than there is: no more"),
+        (MemoryError("a lot"), "more memory than there is: a lot"),
+        (RecursionError(), "nested too deeply"),
+    ],
 )
 def test_limits_of_the_process(error, message):
     with pytest.raises(UnsupportedError, match=message), within_limits():
+        raise error
+    op = Op(opdef.CONSTANT, (), {"value": np.zeros(1)})
+    with pytest.raises(UnsupportedError, match=f"Constant.*{message}"), blaming(op):
         raise error
 
 

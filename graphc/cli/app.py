@@ -18,7 +18,7 @@ from typing import NoReturn
 from graphc.cli import bench, bisect, compile, inspect, opt, replay, run, verify
 from graphc.cli.interrupt import EXIT_CODE, interruptible
 from graphc.cli.options import ONE_LINE, examples
-from graphc.errors import GraphcError
+from graphc.errors import LIMITS, GraphcError, beyond_limits
 
 COMMANDS = (compile, run, verify, bench, opt, inspect, bisect, replay)
 USER_ERROR = 2
@@ -97,10 +97,8 @@ def _failed(error: Exception, argv: list[str]) -> int:
     """Tells an error to the user; the exit code for it."""
     if isinstance(error, GraphcError) and error.exit_code != 70:
         return _say(str(error), error.exit_code)
-    if isinstance(error, MemoryError):
-        return _say(f"out of memory: {error or 'an array is too large'}", USER_ERROR)
-    if isinstance(error, RecursionError):
-        return _say(f"the model is nested too deeply: {error}", USER_ERROR)
+    if isinstance(error, LIMITS):
+        return _say(str(beyond_limits(error)), USER_ERROR)
     if isinstance(error, OSError) and error.errno is not None:  # the system refuses something
         named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         return _say(f"{named}{error.strerror}", USER_ERROR)

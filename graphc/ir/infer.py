@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from graphc.errors import GraphcError, InternalError, ModelError, NeedsValue, UnsupportedError
+from graphc.errors import (
+    LIMITS,
+    GraphcError,
+    InternalError,
+    ModelError,
+    NeedsValue,
+    UnsupportedError,
+    beyond_limits,
+)
 from graphc.ir import opdef
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Graph, Op, Region, Value
@@ -49,10 +57,8 @@ def blaming(op: Op) -> Iterator[None]:
         raise
     except GraphcError as error:
         raise _located(op, error) from error
-    except MemoryError as error:
-        raise UnsupportedError(f"{op.where()}: needs too much memory: {error}") from error
-    except RecursionError as error:
-        raise UnsupportedError(f"{op.where()}: its expressions are nested too deeply") from error
+    except LIMITS as error:
+        raise _located(op, beyond_limits(error)) from error
     except _MISTAKES as error:
         types = ", ".join("none" if v is None else str(v.type) for v in op.inputs)
         kind = "" if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: "

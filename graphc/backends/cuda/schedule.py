@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.backends.cuda.emit import LaunchStep
+from graphc.backends.cuda.machines import FULL
 
 MAX_STREAMS = 4
-SMALL_THREADS = 1 << 17  # fewer threads than this leave room on a GPU for another kernel
 
 Range = tuple[tuple[str, int], int, int, bool]  # space and number, first byte, end, written
 
@@ -34,7 +34,7 @@ class Schedule:
 def schedule(steps: Sequence[LaunchStep]) -> Schedule:
     """The dependencies and streams of launches in order."""
     after = dependencies([_ranges(step) for step in steps])
-    small = [step.grid * step.block < SMALL_THREADS for step in steps]
+    small = [step.grid * step.block < FULL for step in steps]
     return Schedule(after, _streams(after, small))
 
 

@@ -98,42 +98,45 @@ static inline int __all_sync(unsigned mask, int predicate)
     return __ballot_sync(mask, !predicate) == 0;
 }
 
+namespace simulator {
+
+// What all atomic operations do: a place gets the value that its old one becomes, which is given.
+template <typename T, typename Becomes>
+static T updated(T *place, Becomes becomes)
+{
+    const T old = *place;
+    *place = becomes(old);
+    return old;
+}
+
+}  // namespace simulator
+
 template <typename T>
 static T atomicAdd(T *place, T value)
 {
-    const T old = *place;
-    *place = old + value;
-    return old;
+    return simulator::updated(place, [=](T old) { return T(old + value); });
 }
 
 template <typename T>
 static T atomicMin(T *place, T value)
 {
-    const T old = *place;
-    *place = value < old ? value : old;
-    return old;
+    return simulator::updated(place, [=](T old) { return value < old ? value : old; });
 }
 
 template <typename T>
 static T atomicMax(T *place, T value)
 {
-    const T old = *place;
-    *place = value > old ? value : old;
-    return old;
+    return simulator::updated(place, [=](T old) { return value > old ? value : old; });
 }
 
 template <typename T>
 static T atomicExch(T *place, T value)
 {
-    const T old = *place;
-    *place = value;
-    return old;
+    return simulator::updated(place, [=](T) { return value; });
 }
 
 template <typename T>
 static T atomicCAS(T *place, T expected, T value)
 {
-    const T old = *place;
-    *place = old == expected ? value : old;
-    return old;
+    return simulator::updated(place, [=](T old) { return old == expected ? value : old; });
 }

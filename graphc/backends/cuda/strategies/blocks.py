@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.strategies.operands import Operand, stride
 from graphc.backends.cuda.strategies.shares import Shares
@@ -65,31 +65,47 @@ def sort_depth(match: Match) -> None:
     match.depth.sort(key=lambda k: -stride(a, k))
 
 
-class BlockedContraction:
-    """Emits the kernel of a matched contraction whose depth is sorted: `rows` x `columns` sums per
-    block of `threads`, in so many `shares` of the depth."""
+@dataclass(frozen=True)
+class FlatContraction:
+    """A matched contraction over as few rows, columns and summed indices as possible: operands with
+    flat loads, where results go, and their epilogues, in which `marker` stands for the sum."""
 
-    def __init__(self, match: Match, rows: int, columns: int, threads: int, shares: int = 1):
-        self.match, self.block_rows, self.block_columns = match, rows, columns
+    match: Match
+    a: Operand
+    b: Operand
+    offset: Expr
+    exprs: list[Expr]
+    marker: Load
+
+
+def flattened(match: Match) -> FlatContraction:
+    """What kernels with any tile start from; the depth of the match is sorted."""
+    flat = [flatten_loads(e, match.shapes) for e in (match.a, match.b, *match.exprs)]
+    hole = next(n for e in flat[2:] for n in walk(e) if isinstance(n, Reduce))
+    marker = Load("sum", (Const(0, i64),), hole.dtype)
+    a, b, *exprs = (simplify(substitute(e, {hole: marker})) for e in flat)
+    depth, (a, b) = merge_adjacent(match.depth, [a, b])
+    rows, (offset, a, *exprs) = merge_adjacent(match.rows, [match.offset, a, *exprs])
+    columns, (offset, b, *exprs) = merge_adjacent(match.cols, [offset, b, *exprs])
+    left, right = Operand(a, rows, depth), Operand(b, columns, depth)
+    return FlatContraction(match, left, right, offset, exprs, marker)
+
+
+class BlockedContraction:
+    """Emits the kernel of a contraction: `rows` x `columns` sums per block of `threads`, in so many
+    `shares` of the depth."""
+
+    def __init__(
+        self, flat: FlatContraction, rows: int, columns: int, threads: int, shares: int = 1
+    ):
+        self.match, self.block_rows, self.block_columns = flat.match, rows, columns
+        self.a, self.b = flat.a, flat.b
+        self.offset, self.exprs, self.marker = flat.offset, flat.exprs, flat.marker
         self.k = KernelBuilder()
         self.thread = Index("thread", threads)
         self.shares = Shares(self.thread, shares)
         self.shared: list[Buffer] = []
         self.resident = 0  # blocks that a multiprocessor should hold at once
-        self._flatten()
-
-    def _flatten(self) -> None:
-        """Flat operands, epilogues and offset, over as few rows, columns and depths as possible."""
-        match = self.match
-        flat = [flatten_loads(e, match.shapes) for e in (match.a, match.b, *match.exprs)]
-        hole = next(n for e in flat[2:] for n in walk(e) if isinstance(n, Reduce))
-        self.marker = Load("sum", (Const(0, i64),), hole.dtype)
-        a, b, *exprs = (simplify(substitute(e, {hole: self.marker})) for e in flat)
-        depth, (a, b) = merge_adjacent(match.depth, [a, b])
-        rows, (offset, a, *exprs) = merge_adjacent(match.rows, [match.offset, a, *exprs])
-        columns, (offset, b, *exprs) = merge_adjacent(match.cols, [offset, b, *exprs])
-        self.offset, self.exprs = offset, exprs
-        self.a, self.b = Operand(a, rows, depth), Operand(b, columns, depth)
 
     @property
     def depth_count(self) -> int:

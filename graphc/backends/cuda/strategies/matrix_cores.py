@@ -7,7 +7,7 @@ time. The products are those of warps (warps.py) or of groups of four (warpgroup
 from __future__ import annotations
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.blocks import count, sort_depth, wide_sums
+from graphc.backends.cuda.strategies.blocks import count, flattened, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.costs import Choose, Problem, ranked, take_first
 from graphc.backends.cuda.strategies.laid_out import lay_out_constant
 from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
@@ -47,11 +47,11 @@ def lower_matrix_cores(
     panels = lay_out_constant(match, kind)
     batch = count(match.outer)
     words = -(-count(match.depth) // kind.per_word)
-    problem = Problem(batch, rows, columns, words)
+    problem, flat = Problem(batch, rows, columns, words), flattened(match)
 
     def emitter(tile: SlicedTile) -> SlicedContraction:
         scheme = WarpGroups if isinstance(tile, GroupTile) else Warps
-        return scheme(match, kind, panels, tile)
+        return scheme(flat, kind, panels, tile)
 
     def kernel(tile: SlicedTile) -> Kernel:
         return emitter(tile).kernel("cores")

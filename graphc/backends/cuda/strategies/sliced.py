@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import WARP, Machine
-from graphc.backends.cuda.strategies.blocks import BlockedContraction
+from graphc.backends.cuda.strategies.blocks import BlockedContraction, FlatContraction
 from graphc.backends.cuda.strategies.costs import Block, exchanged
 from graphc.backends.cuda.strategies.laid_out import whole_depth
 from graphc.backends.cuda.strategies.panels import Crew, Panel
@@ -21,7 +21,6 @@ from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Load
 from graphc.ir.kernel import Barrier, Intrin
 from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
-from graphc.passes.lower.contraction import Match
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,8 @@ class SlicedContraction(BlockedContraction):
 
     before_barrier: tuple[str, ...] = ()  # what threads do once their own copies are there
 
-    def __init__(self, match: Match, kind: Kind, panels: bool, tile: SlicedTile):
-        super().__init__(match, tile.rows, tile.columns, tile.threads, tile.shares)
+    def __init__(self, flat: FlatContraction, kind: Kind, panels: bool, tile: SlicedTile):
+        super().__init__(flat, tile.rows, tile.columns, tile.threads, tile.shares)
         self.kind, self.tile = kind, tile
         if panels:
             self.b = whole_depth(self.b, padded_depth(self.b, kind))

@@ -24,7 +24,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import WARP, Machine
-from graphc.backends.cuda.strategies.blocks import BlockedContraction, count, sort_depth, wide_sums
+from graphc.backends.cuda.strategies.blocks import (
+    BlockedContraction,
+    FlatContraction,
+    count,
+    flattened,
+    sort_depth,
+    wide_sums,
+)
 from graphc.backends.cuda.strategies.costs import (
     PARTS,
     SHARED_RATE,
@@ -43,7 +50,7 @@ from graphc.ir.expr import Const, Expr, call
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel
 from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.contraction import Match, match_contraction
+from graphc.passes.lower.contraction import match_contraction
 
 MIN_DEPTH = 8  # products to sum
 MIN_SIDE = 8  # rows and columns, below which a tile is mostly empty
@@ -126,9 +133,10 @@ def lower_shared_tiles(
     problem = Problem(batch, rows, columns, count(match.depth))
 
     panels = match.b.dtype is f32 and lay_out_constant(match, FLOATS, across=True)
+    flat = flattened(match)
 
     def kernel(tile: Tile) -> Kernel:
-        return SharedTiles(match, panels, tile).kernel("tiles")
+        return SharedTiles(flat, panels, tile).kernel("tiles")
 
     # those of shares need most of the shared memory: twice as much in float64
     tiles = [t for t in TILES if t.shares == 1 or match.hole.dtype is f32]
@@ -140,13 +148,13 @@ def lower_shared_tiles(
 class SharedTiles(BlockedContraction):
     """Sums of TM x TN per thread, whose operands are read from shared memory."""
 
-    def __init__(self, match: Match, panels: bool, tile: Tile):
-        super().__init__(match, tile.rows, tile.columns, tile.threads, tile.shares)
+    def __init__(self, flat: FlatContraction, panels: bool, tile: Tile):
+        super().__init__(flat, tile.rows, tile.columns, tile.threads, tile.shares)
         self.tile = tile
         self.slices = -(-self.depth_count // (tile.depth * tile.shares))  # of a share
         if panels:
             self.b = whole_depth(self.b, padded_depth(self.b, FLOATS))
-        self.dtype = match.hole.dtype
+        self.dtype = flat.marker.dtype
         self.sides = (
             _Side(self, "a", self.a, tile.rows, tile.thread_rows),
             _Side(self, "b", self.b, tile.columns, tile.thread_columns),
