@@ -14,6 +14,7 @@ import pytest
 
 from graphc.backends.llvm_cpu import jit, pool
 from graphc.backends.llvm_cpu.pool import ThreadPool, pool_symbols, shared_pool
+from graphc.backends.llvm_cpu.pool_ir import SYMBOLS
 from graphc.backends.llvm_cpu.target import default_threads, named_target
 
 USERS = """
@@ -239,4 +240,4 @@ def test_limits():
 
 def test_object_for_ahead_of_time_code():
     data = pool.pool_object(named_target("scalar"))
-    assert all(name.encode() in data for name in pool.SYMBOLS)
+    assert all(name.encode() in data for name in SYMBOLS)
