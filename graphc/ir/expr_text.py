@@ -30,7 +30,7 @@ def literal_text(value, dtype: DType) -> str:
 
 
 def to_text(node: Expr) -> str:
-    """The text of an expression; `parser.parse_expr` reads it back."""
+    """The text of an expression; `expr_parser.parse_expr` reads it back."""
     if node._text is None:
         node._text = _text(node)
     return node._text

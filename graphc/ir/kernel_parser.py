@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from graphc.ir import dtypes
+from graphc.ir.constant_parser import ConstantParser, Constants
 from graphc.ir.expr import Index, Ref
 from graphc.ir.kernel import (
     Alloc,
@@ -33,7 +34,6 @@ from graphc.ir.kernel import (
     Store,
     While,
 )
-from graphc.ir.parser import Constants, TypeParser
 from graphc.ir.program import Program, Slot, Step
 
 _LOOPS = {"for": "serial"} | {k: k for k in ("parallel", "unroll", "vector", "block", "thread")}
@@ -56,7 +56,7 @@ def parse_program(text: str, constants: Constants | None = None) -> Program:
     return program
 
 
-class KernelParser(TypeParser):
+class KernelParser(ConstantParser):
     """Kernels and programs."""
 
     def kernel(self) -> Kernel:

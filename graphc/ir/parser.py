@@ -5,40 +5,32 @@
             | [%v, ... "="] title ["@" name] "(" operands ")" [attrs] [":" types] [loc] [regions]
     return  = "return" [%v ["as" string], ...]
     region  = "{" ["^" "(" params ")"] line* "yield" [%v, ...] "}"
-    type    = dtype "[" dims "]" ["@" layout] | "seq" "<" type ">" | "opt" "<" type ">"
-    contents = element | nested brackets | "splat" "(" element ")" | "zeros" | "random(seed=n)"
-            | "dense" "<" digest ">" | "..."
+    attrs   = "{" [name "=" attr, ...] "}"
+    attr    = string | "b" string | number | "true" | "false" | "none" | dtype | type | @layout
+            | "[" attr, ... "]" | attrs | "`" expression "`" | "tensor" "(" type "," contents ")"
 
-`random` gives standard normal floats, integers in -8..8 (0..16 unsigned) and fair booleans from
-numpy's default generator. A digest is looked up in `constants` (see printer.graph_constants).
+Types, `where` and `loc` are those of type_parser.py; contents, which may also be "..." where the
+caller asks which are left out, those of constant_parser.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from graphc.errors import ModelError
 from graphc.ir import dtypes, opdef
-from graphc.ir.dtypes import DType
-from graphc.ir.expr import Sym
-from graphc.ir.expr_parser import ExprParser, parse_expr
+from graphc.ir.constant_parser import ConstantParser, Constants
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.kernel import Kernel
+from graphc.ir.kernel_parser import parse_kernel, parse_program
 from graphc.ir.lexer import unquote
-from graphc.ir.literals import nan_of_bits
 from graphc.ir.program import Program
-from graphc.ir.types import Layout, OptionalType, SequenceType, TensorType, Type
-
-Constants = Mapping[str, np.ndarray]
+from graphc.ir.types import Type
 
 
 def parse(text: str, constants: Constants | None = None) -> Graph | Kernel | Program:
     """A graph, kernel or program, told apart by its first word; ModelError gives line:column."""
-    from graphc.ir.kernel_parser import parse_kernel, parse_program
-
     parser = GraphParser(text, constants)
     if parser.sees("kernel"):
         return parse_kernel(text)
@@ -60,312 +52,7 @@ def parse_graph(
     return graph
 
 
-def parse_type(text: str, symbols: Mapping[str, Sym] | None = None) -> Type:
-    """The type written in `text`."""
-    parser = GraphParser(text)
-    parser.scope.names.update(symbols or {})
-    type = parser.type()
-    parser.finish()
-    return type
-
-
-class TypeParser(ExprParser):
-    """Types, symbols, attributes and the contents of constants."""
-
-    def __init__(self, text: str, constants: Constants | None = None):
-        super().__init__(text)
-        self.constants = constants or {}
-
-    # ------------------------------------------------------------ types
-
-    def type(self) -> Type:
-        for word, wrapper in (("seq", SequenceType), ("opt", OptionalType)):
-            if self.accept(word):
-                self.expect("<")
-                element = self.type()
-                self.close_angle()
-                return wrapper(element)  # type: ignore[arg-type]
-        return self.tensor_type()
-
-    def tensor_type(self) -> TensorType:
-        start = self.token
-        dtype = self.dtype()
-        shape = self.shape()
-        layout = self._layout() if self.token.kind == "symbol" else None
-        try:
-            return TensorType(dtype, shape, layout)
-        except ModelError as error:
-            self.fail(str(error), start)
-
-    def shape(self) -> tuple | None:
-        """`[2,N]`, `[]`, or `[*]` for a rank that is not known (None)."""
-        self.expect("[")
-        if self.accept("*"):
-            self.expect("]")
-            return None
-        dims = []
-        while not self.accept("]"):
-            dims.append(self.dimension())
-            if not self.sees("]"):
-                self.expect(",")
-        return tuple(dims)
-
-    def _layout(self) -> Layout:
-        token = self.token
-        name = self.sigil_name("symbol", "a layout")
-        try:
-            return Layout.parse(name)
-        except (ValueError, IndexError):
-            self.fail(f"unknown layout @{name}", token)
-
-    def optional_type(self) -> Type | None:
-        """A type, or None for `?`."""
-        return None if self.accept("?") else self.type()
-
-    def where(self, closing: str = "{") -> dict[str, Sym]:
-        """Declares the symbols of the `where` clause ahead, if there is one, without moving."""
-        start, symbols = self.at, {}
-        while self.token.kind != "end" and not self.sees(closing) and not self.sees("where"):
-            self.next()
-        if self.sees("where"):
-            symbols = self._where_clause()
-            self.scope.names.update(symbols)
-        self.at = start
-        return symbols
-
-    def _where_clause(self) -> dict[str, Sym]:
-        self.expect("where")
-        symbols: dict[str, Sym] = {}
-        while True:
-            name = self.name("a symbol")
-            self.expect(":")
-            low = self.integer()
-            self.expect("..")
-            high = self.integer() if self.token.kind == "number" or self.sees("-") else None
-            symbols[name] = Sym(name, low, high)
-            if not self.accept(","):
-                return symbols
-
-    def _loc(self) -> tuple[str, ...]:
-        if not (self.sees("loc") and self.ahead().text == "("):
-            return ()
-        self.next()
-        self.expect("(")
-        names = []
-        while not self.accept(")"):
-            names.append(self.string())
-            if not self.sees(")"):
-                self.expect(",")
-        return tuple(names)
-
-    # ------------------------------------------------------------ attributes
-
-    def attributes(self) -> dict[str, Any]:
-        """`{name=value, ...}`."""
-        self.expect("{")
-        attrs: dict[str, Any] = {}
-        while not self.accept("}"):
-            name = self.name("an attribute's name")
-            if name in attrs:
-                self.fail(f"attribute {name} is given twice")
-            self.expect("=")
-            attrs[name] = self.attribute()
-            if not self.sees("}"):
-                self.expect(",")
-        return attrs
-
-    def attribute(self) -> Any:
-        token = self.token
-        if token.kind == "string":
-            return self.string()
-        if token.kind == "symbol":
-            return self._layout()
-        if token.kind == "ident":
-            return self._word_attribute(token.text)
-        if self.accept("["):
-            return tuple(self._list())
-        if self.sees("{"):
-            return self.attributes()
-        if self.accept("`"):
-            value = self.expression()
-            self.expect("`")
-            return value
-        return self._number_attribute()
-
-    def _list(self) -> list:
-        values = []
-        while not self.accept("]"):
-            values.append(self.attribute())
-            if not self.sees("]"):
-                self.expect(",")
-        return values
-
-    def _word_attribute(self, word: str) -> Any:
-        words = {"true": True, "false": False, "none": None}
-        if word in words:
-            self.next()
-            return words[word]
-        if word == "tensor":
-            return self._tensor_attribute()
-        if word == "b" and self.ahead().kind == "string":
-            self.next()
-            return self.string().encode("latin-1")
-        if word in dtypes.BY_NAME and self.ahead().text != "[":
-            return self.dtype()
-        return self.type()
-
-    def _tensor_attribute(self) -> np.ndarray:
-        self.next()
-        self.expect("(")
-        type = self.tensor_type()
-        self.expect(",")
-        array = self.contents(type)
-        self.expect(")")
-        return array
-
-    def _number_attribute(self) -> int | float:
-        negative = self.accept("-")
-        if self.token.kind != "number":
-            self.fail("expected an attribute's value")
-        number = self._number()
-        value = number.value if not isinstance(number, (int, float)) else number
-        return -value if negative else value
-
-    # ------------------------------------------------------------ constants
-
-    def contents(self, type: TensorType) -> np.ndarray:
-        """The array of a constant of this type."""
-        token = self.token
-        if not type.is_static:
-            self.fail(f"a constant cannot have type {type}")
-        shape, dtype = type.static_shape, type.dtype
-        if self.accept("dense"):
-            return self._dense(type)
-        if self.accept("zeros"):
-            return np.full(shape, "" if dtype is dtypes.string else 0, dtype.np)
-        if self.accept("splat"):
-            self.expect("(")
-            value = self._element(dtype)
-            self.expect(")")
-            return np.full(shape, value, dtype.np)
-        if self.accept("random"):
-            return self._random(type)
-        found: list[int] = []
-        flat = self._nested(dtype, 0, found)
-        array = np.empty(len(flat), dtype.np)
-        array[:] = flat
-        if (tuple(found) != shape if flat else array.size != type.size) or array.size != type.size:
-            self.fail(f"contents of shape {found} do not fit {type}", token)
-        return array.reshape(shape)
-
-    def _dense(self, type: TensorType) -> np.ndarray:
-        self.expect("<")
-        token = self.token
-        key = self.expect_kind("digest", "a digest `sha256:...`")
-        self.close_angle()
-        array = self.constants.get(key)
-        if array is None:
-            self.fail(f"no constant {key} was given", token)
-        if array.dtype != type.dtype.np or array.shape != type.static_shape:
-            self.fail(f"constant {key} is {array.dtype}{list(array.shape)}, not {type}", token)
-        return array
-
-    def _random(self, type: TensorType) -> np.ndarray:
-        self.expect("(")
-        self.expect("seed")
-        self.expect("=")
-        seed = self.integer()
-        self.expect(")")
-        return random_array(type.static_shape, type.dtype, seed)
-
-    def _nested(self, dtype: DType, depth: int, shape: list[int]) -> list:
-        if not self.sees("["):
-            if len(shape) > depth:
-                self.fail("expected `[`")
-            return [self._element(dtype)]
-        token = self.next()
-        if len(shape) == depth:
-            shape.append(-1)
-        values: list = []
-        count = 0
-        while not self.accept("]"):
-            values += self._nested(dtype, depth + 1, shape)
-            count += 1
-            if not self.sees("]"):
-                self.expect(",")
-        if shape[depth] not in (-1, count):
-            self.fail(f"a row has {count} elements, others {shape[depth]}", token)
-        shape[depth] = count
-        return values
-
-    def _element(self, dtype: DType) -> Any:
-        token = self.token
-        if dtype is dtypes.string:
-            raw = self.accept("b")
-            text = self.string()
-            return text.encode("latin-1") if raw else text
-        if dtype is dtypes.boolean:
-            if not (self.accept("true") or self.accept("false")):
-                self.fail("expected `true` or `false`")
-            return token.text == "true"
-        if dtype.kind == "complex":
-            return self._complex(dtype)
-        if dtype.is_integer:
-            value = self.integer()
-            if not dtype.min <= value <= dtype.max:
-                self.fail(f"{value} is not in the range of {dtype}", token)
-            return value
-        return self._float_element(dtype)
-
-    def _complex(self, dtype: DType):
-        part = dtypes.f32 if dtype.bits == 64 else dtypes.f64
-        self.expect("(")
-        real = self._float_element(part)
-        self.expect(",")
-        imaginary = self._float_element(part)
-        self.expect(")")
-        return np.array([real, imaginary], part.np).view(dtype.np)[0]
-
-    def _float_element(self, dtype: DType):
-        negative = self.accept("-")
-        if self.accept("nan"):
-            return self._nan(dtype)
-        if self.accept("inf"):
-            value = float("inf")
-        else:
-            value = float(self.expect_kind("number", f"a literal of type {dtype}"))
-        return _rounded(-value if negative else value, dtype)
-
-    def _nan(self, dtype: DType):
-        if not self.accept("("):
-            return np.asarray(np.nan, dtype.np)[()]
-        bits = self.integer()
-        self.expect(")")
-        return nan_of_bits(bits, dtype)
-
-
-def _rounded(value: float, dtype: DType):
-    """The element of `dtype` nearest to the decimal that was written (infinities may be)."""
-    with np.errstate(all="ignore"):
-        if dtype.bits >= 32:
-            return np.asarray(value, dtype.np)[()]
-        return np.asarray(value, np.float32).astype(dtype.np)[()]
-
-
-def random_array(shape: tuple[int, ...], dtype: DType, seed: int) -> np.ndarray:
-    """The contents `random(seed=...)` stands for."""
-    generator = np.random.default_rng(seed)
-    if dtype is dtypes.boolean:
-        return generator.integers(0, 2, shape).astype(np.bool_)
-    if dtype.is_integer:
-        low = max(-8, int(dtype.min))
-        return generator.integers(low, min(low + 16, int(dtype.max)), shape, endpoint=True).astype(
-            dtype.np
-        )
-    return np.asarray(generator.standard_normal(shape)).astype(np.float32).astype(dtype.np)
-
-
-class GraphParser(TypeParser):
+class GraphParser(ConstantParser):
     """Graphs and their regions."""
 
     def __init__(
@@ -547,14 +234,75 @@ class GraphParser(TypeParser):
                 break
         return results
 
+    # ------------------------------------------------------------ attributes
 
-def __getattr__(name: str) -> Any:
-    """`parse_kernel` and `parse_program`, which live in kernel_parser."""
-    if name in ("parse_kernel", "parse_program"):
-        from graphc.ir import kernel_parser
+    def attributes(self) -> dict[str, Any]:
+        """`{name=value, ...}`."""
+        self.expect("{")
+        attrs: dict[str, Any] = {}
+        while not self.accept("}"):
+            name = self.name("an attribute's name")
+            if name in attrs:
+                self.fail(f"attribute {name} is given twice")
+            self.expect("=")
+            attrs[name] = self.attribute()
+            if not self.sees("}"):
+                self.expect(",")
+        return attrs
 
-        return getattr(kernel_parser, name)
-    raise AttributeError(name)
+    def attribute(self) -> Any:
+        token = self.token
+        if token.kind == "string":
+            return self.string()
+        if token.kind == "symbol":
+            return self._layout()
+        if token.kind == "ident":
+            return self._word_attribute(token.text)
+        if self.accept("["):
+            return tuple(self._list())
+        if self.sees("{"):
+            return self.attributes()
+        if self.accept("`"):
+            value = self.expression()
+            self.expect("`")
+            return value
+        return self._number_attribute()
 
+    def _list(self) -> list:
+        values = []
+        while not self.accept("]"):
+            values.append(self.attribute())
+            if not self.sees("]"):
+                self.expect(",")
+        return values
 
-__all__ = ["parse", "parse_expr", "parse_graph", "parse_type", "random_array"]
+    def _word_attribute(self, word: str) -> Any:
+        words = {"true": True, "false": False, "none": None}
+        if word in words:
+            self.next()
+            return words[word]
+        if word == "tensor":
+            return self._tensor_attribute()
+        if word == "b" and self.ahead().kind == "string":
+            self.next()
+            return self.string().encode("latin-1")
+        if word in dtypes.BY_NAME and self.ahead().text != "[":
+            return self.dtype()
+        return self.type()
+
+    def _tensor_attribute(self) -> np.ndarray:
+        self.next()
+        self.expect("(")
+        type = self.tensor_type()
+        self.expect(",")
+        array = self.contents(type)
+        self.expect(")")
+        return array
+
+    def _number_attribute(self) -> int | float:
+        negative = self.accept("-")
+        if self.token.kind != "number":
+            self.fail("expected an attribute's value")
+        number = self._number()
+        value = number.value if not isinstance(number, (int, float)) else number
+        return -value if negative else value

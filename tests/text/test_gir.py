@@ -25,12 +25,13 @@ import numpy as np
 import pytest
 
 from graphc.errors import GraphcError
+from graphc.ir.constant_parser import ConstantParser, random_array
 from graphc.ir.expr import Const, Expr, Sym, substitute, walk
 from graphc.ir.graph import Graph, Op, clone_graph
 from graphc.ir.interp import interpret
 from graphc.ir.kernel import Kernel
 from graphc.ir.kernel_interp import run_kernel
-from graphc.ir.parser import TypeParser, parse, parse_graph, random_array
+from graphc.ir.parser import parse, parse_graph
 from graphc.ir.printer import graph_constants, print_graph, print_kernel
 from graphc.ir.simplify import simplify
 from graphc.ir.types import TensorType
@@ -201,7 +202,7 @@ def random_input(value, given: Section | None) -> np.ndarray:
     type = concrete(value.tensor)
     if given is None:
         return random_array(type.static_shape, type.dtype, value.index)
-    return TypeParser(given.option.partition("=")[2]).contents(type)
+    return ConstantParser(given.option.partition("=")[2]).contents(type)
 
 
 def concrete(type: TensorType) -> TensorType:

@@ -33,9 +33,9 @@ from graphc.files import write_bytes
 from graphc.ir import dtypes
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph
-from graphc.ir.parser import parse_type
 from graphc.ir.printer import print_graph, symbols_of
 from graphc.ir.program import Program
+from graphc.ir.type_parser import parse_type
 from graphc.ir.types import TensorType
 
 MAGIC = b"graphc\x00\x01"

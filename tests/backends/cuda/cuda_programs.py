@@ -13,8 +13,9 @@ from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.nvcc import architectures, find_nvcc
 from graphc.backends.cuda.simulator.profile import profile
 from graphc.driver import cuda_program
+from graphc.ir.constant_parser import random_array
 from graphc.ir.graph import Graph
-from graphc.ir.parser import parse_graph, random_array
+from graphc.ir.parser import parse_graph
 from graphc.ir.program import Program
 from graphc.passes.specialise import specialise
 

@@ -17,8 +17,8 @@ from graphc.backends.cuda.strategies.attention import (
     shared_floats,
 )
 from graphc.driver import PIPELINES, cuda_program, optimise
+from graphc.ir.constant_parser import random_array
 from graphc.ir.interp import interpret
-from graphc.ir.parser import random_array
 from graphc.passes.lower import lower
 
 PRODUCTS = """graph @g(%q: f32[2,3,21,10], %k: f32[2,3,37,10], %v: f32[2,3,37,20]) -> ? {
