@@ -1,9 +1,9 @@
 """What imperative operators do with many elements at once, each in terms of the others.
 
 An operator says what is wanted: values that run along lines, the elements for which a condition
-holds, the first elements in some order, updates of places that elements name. `Collectives` builds
-it for one thread, element after element; this is what it means. Targets of many threads build the
-same results in ways of their own.
+holds, the first elements in some order, updates of places that elements name, items that do not
+clash. `Collectives` builds it for one thread, element after element; this is what it means. Targets
+of many threads build the same results in ways of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from graphc.ir.dtypes import DType, i64
+from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import Const, Expr, call
 from graphc.ir.heap import Heap, swap_in
 from graphc.ir.kernel import Buffer, KernelBuilder
@@ -99,6 +99,24 @@ class Scattered:
         k.store(self.target, target, value)
 
 
+@dataclass(frozen=True)
+class Picked:
+    """Of each group, in turn, at most `limit` of `count` items, those of larger scores first, of
+    equal ones those that come first. Items are picked that take part and do not clash with one
+    picked before. `put` gets the row, numbered through all groups, of an item of a group, `item_at`
+    gives the item of a row, and `finish` gets how many rows there are."""
+
+    groups: tuple[int, ...]
+    count: int
+    limit: int
+    takes_part: Callable[[Place, Expr], Expr]
+    score: Callable[[Place, Expr], Expr]
+    clash: Callable[[Place, Expr, Expr], Expr]
+    put: Callable[[Expr, Place, Expr], None]
+    item_at: Callable[[Expr], Expr]
+    finish: Callable[[Expr], None]
+
+
 class Collectives(KernelBuilder):
     """Builds kernels of operators for one thread, or one for each line."""
 
@@ -157,3 +175,44 @@ class Collectives(KernelBuilder):
             at, inside = what.place(where)
             with self.when(inside), self.loops(*what.rest) as inner:
                 what.update(self, at, where, inner)
+
+    def picked(self, what: Picked) -> None:
+        """Goes through the items of a group in order, and those that were picked before."""
+        selected = self.var(i64, 0)
+        if what.limit:
+            order = self.alloc(i64, (what.count,))
+            with self.loops(*what.groups) as group:
+                self._pick(what, order, self._ranked(what, order, group), group, selected)
+        what.finish(selected[()])
+
+    def _ranked(self, what: Picked, order: Buffer, group: Place) -> Expr:
+        """Fills `order` with the items that take part, best first; returns how many."""
+        found = self.var(i64, 0)
+        with self.loop(what.count) as item, self.when(what.takes_part(group, item)):
+            self.store(order, found[()], item)
+            self.store(found, (), found[()] + 1)
+
+        def precedes(p: Expr, q: Expr) -> Expr:
+            a, b = self.let(order[p]), self.let(order[q])
+            left, right = self.let(what.score(group, a)), self.let(what.score(group, b))
+            return (left > right) | (left.eq(right) & (a < b))
+
+        candidates = self.let(found[()])
+        Heap(self, precedes, swap_in(self, order, lambda slot: (slot,))).sort(candidates)
+        return candidates
+
+    def _pick(
+        self, what: Picked, order: Buffer, candidates: Expr, group: Place, selected: Buffer
+    ) -> None:
+        start = self.let(selected[()])
+        with self.loop(candidates) as j, self.when(selected[()] - start < what.limit):
+            item = self.let(order[j])
+            alone, other = self.var(boolean, True), self.var(i64, start)
+            with self.repeat(alone[()] & (other[()] < selected[()])):
+                better = self.let(what.item_at(other[()]))
+                self.store(alone, (), ~what.clash(group, item, better))
+                self.store(other, (), other[()] + 1)
+            with self.when(alone[()]):
+                row = self.let(selected[()])
+                what.put(row, group, item)
+                self.store(selected, (), row + 1)

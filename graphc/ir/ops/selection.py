@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from graphc.errors import ModelError
-from graphc.ir.collectives import Kept, Place
-from graphc.ir.dtypes import boolean, i64
+from graphc.ir.collectives import Kept, Picked, Place
+from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, maximum, minimum, select
-from graphc.ir.heap import Heap, swap_in
 from graphc.ir.imperative import store_size
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.opdef import Any_, Bool, Float, Int, Known, imperative
@@ -101,62 +100,37 @@ def non_max_suppression(
     A box is kept unless its score is not above score_threshold, or its intersection over union with
     a better box that was kept is above iou_threshold. Equal scores: the lower index is better.
     """
+    (rows,) = k.outputs
     batch, classes, count = scores.shape
-    limit = min(count, _limit(max_output))
-    selected = k.var(i64, 0)
-    if limit:
-        overlap = _Overlap(k, boxes, center_point_box, _scalar(iou_threshold, boxes))
-        order = k.alloc(i64, (count,))
-        with k.loops(batch, classes) as (image, kind):
-            candidates = _ranked(k, order, scores, image, kind, score_threshold)
-            _keep(k, order, candidates, overlap, (image, kind), selected, limit)
-    store_size(k, 0, 0, selected[()])
+    overlap = _Overlap(k, boxes, center_point_box, _scalar(iou_threshold, boxes))
+
+    def score(group: Place, box: Expr) -> Expr:
+        image, kind = group
+        return scores[image, kind, box]
+
+    def takes_part(group: Place, box: Expr) -> Expr:
+        if score_threshold is None:
+            return Const(True)
+        return score(group, box) > _scalar(score_threshold, scores)
+
+    def put(row: Expr, group: Place, box: Expr) -> None:
+        for column, value in enumerate((*group, box)):
+            k.store(rows, (row, column), value)
+
+    def finish(number: Expr) -> None:
+        store_size(k, 0, 0, number)
+
+    k.picked(Picked(
+        (batch, classes), count, min(count, _limit(max_output)), takes_part, score,
+        lambda group, box, better: overlap.above(group[0], box, better),
+        put, lambda row: rows[row, 2], finish,
+    ))  # fmt: skip
 
 
 def _scalar(threshold: Buffer | None, boxes: Buffer) -> Expr:
     if threshold is None:
         return Const(0, boxes.dtype)
     return threshold[(0,) * threshold.rank].cast(boxes.dtype)
-
-
-def _ranked(k: KernelBuilder, order, scores, image, kind, score_threshold) -> Expr:
-    """Fills `order` with the boxes above the threshold, best first; returns how many."""
-    found = k.var(i64, 0)
-    with k.loop(scores.shape[2]) as box:
-        good: Expr = Const(True)
-        if score_threshold is not None:
-            good = scores[image, kind, box] > _scalar(score_threshold, scores)
-        with k.when(good):
-            k.store(order, found[()], box)
-            k.store(found, (), found[()] + 1)
-
-    def precedes(p: Expr, q: Expr) -> Expr:
-        a, b = k.let(order[p]), k.let(order[q])
-        left, right = k.let(scores[image, kind, a]), k.let(scores[image, kind, b])
-        return (left > right) | (left.eq(right) & (a < b))
-
-    candidates = k.let(found[()])
-    Heap(k, precedes, swap_in(k, order, lambda slot: (slot,))).sort(candidates)
-    return candidates
-
-
-def _keep(k: KernelBuilder, order, candidates, overlap, where, selected, limit: int) -> None:
-    """Appends the candidates of one class that no better one suppresses."""
-    (rows,) = k.outputs
-    image, kind = where
-    start = k.let(selected[()])
-    with k.loop(candidates) as j, k.when(selected[()] - start < limit):
-        box = k.let(order[j])
-        alone, other = k.var(boolean, True), k.var(i64, start)
-        with k.repeat(alone[()] & (other[()] < selected[()])):
-            better = k.let(rows[other[()], 2])
-            k.store(alone, (), ~overlap.above(image, box, better))
-            k.store(other, (), other[()] + 1)
-        with k.when(alone[()]):
-            row = k.let(selected[()])
-            for column, value in enumerate((image, kind, box)):
-                k.store(rows, (row, column), value)
-            k.store(selected, (), row + 1)
 
 
 class _Overlap:

@@ -48,7 +48,7 @@ def tree_leaves(
     node whether NaN takes the true branch, and is read only if `missing_matters`.
     """
     (leaves,) = k.outputs
-    with k.loop(x.shape[0], "parallel") as row, k.loop(roots.shape[0]) as tree:
+    with k.loops(x.shape[0], roots.shape[0], kind="parallel") as (row, tree):
         node = k.var(i64, roots[tree])
         with k.repeat(node[()] >= 0):
             at = k.let(node[()])

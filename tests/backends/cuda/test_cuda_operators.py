@@ -1,13 +1,15 @@
-"""What elements do with one another, by many threads: scans, selections, sorts, updates."""
+"""What elements do with one another, by many threads: scans, selections, sorts, updates, picks."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from graphc.backends.cuda import emit
 from graphc.backends.cuda.launches import launches
 from graphc.driver import compile, cuda_program
 from graphc.ir.expr import as_expr
+from graphc.ir.interp import interpret
 from graphc.ir.kernel import For, walk_stmts
 from graphc.ir.simplify import bounds
 from tests.backends.cuda.cuda_programs import graph_of, needs_compiler
@@ -195,3 +197,36 @@ def test_updates_of_lines_stay_apart():
 def test_no_thread_updates_long(reduction):
     text = f'%y0 = ScatterND(%x0, %x1, %x2) {{reduction="{reduction}"}}'
     assert longest_loop(graph(text, "f32[65536]", "i64[65536,1]", "f32[65536]")) <= 32
+
+
+# ---------------------------------------------------------------- picking
+
+
+@pytest.mark.parametrize("boxes, limit, threshold", [(1200, 30, 0.1), (40, 40, 0.9), (20, 5, 2.0)])
+def test_boxes_that_do_not_overlap(boxes, limit, threshold):
+    text = graph(
+        f"const %n : i64[1] = [{limit}]\n  const %iou : f32[1] = [0.4]\n"
+        f"  const %score : f32[1] = [{threshold}]\n"
+        "  %y0 = NonMaxSuppression(%x0, %x1, %n, %iou, %score)",
+        f"f32[2,{boxes},4]", f"f32[2,3,{boxes}]",
+    )  # fmt: skip
+    corners = RNG.random((2, boxes, 2)) * 9
+    where = np.concatenate([corners, corners + RNG.random((2, boxes, 2)) * 3], -1)
+    scores = np.round(RNG.random((2, 3, boxes)) * 20) / 20  # of which many are equal
+    inputs = [where.astype(np.float32), scores.astype(np.float32)]
+    (expected,) = interpret(graph_of(text), inputs)
+    np.testing.assert_array_equal(simulated(text)(*inputs)[0], expected)
+
+
+def test_each_tree_of_each_row_has_a_thread():
+    columns = {"feature": "i64", "split": "f32", "mode": "i64", "yes": "i64", "no": "i64"}
+    tables = "\n  ".join(f"const %{n} : {t}[700] = random(seed=1)" for n, t in columns.items())
+    text = graph(
+        f"{tables}\n  const %missing : bool[700] = random(seed=1)\n"
+        "  const %roots : i64[100] = random(seed=1)\n"
+        "  %y0 = graphc.TreeLeaves(%x0, %feature, %split, %mode, %yes, %no, %missing, %roots)"
+        " {modes=[0], missing_matters=0}",
+        "f32[64,9]",
+    )
+    (step,) = emit(cuda_program(graph_of(text))).steps
+    assert step.grid * step.block >= 6400

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import math
 
-from graphc.backends.cuda.operators import scans, scatter, sorting
+from graphc.backends.cuda.operators import picking, scans, scatter, sorting
 from graphc.backends.cuda.operators.grids import scratch
-from graphc.ir.collectives import Collectives, Kept, Leaders, Place, Running, Scattered
+from graphc.ir.collectives import (
+    Collectives,
+    Kept,
+    Leaders,
+    Picked,
+    Place,
+    Running,
+    Scattered,
+)
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Const, Expr, cast
 from graphc.ir.simplify import unflatten_index
@@ -36,6 +44,9 @@ class GridBuilder(Collectives):
             scatter.scattered(self, what)
         else:
             super().scattered(what)
+
+    def picked(self, what: Picked) -> None:
+        picking.picked(self, what)
 
     def kept(self, what: Kept) -> None:
         """Positions are numbered by a running sum; what goes with them is then moved by a thread

@@ -1,0 +1,116 @@
+"""Items picked one after the other, each of which drives others out, a block to a group.
+
+Every thread has some of the items. In turn all look for the best one left, which is the next that
+is picked, and drop those of theirs that clash with it. So nothing is sorted, and what a group takes
+is as many passes over its items as are picked. The items of all groups then follow one another.
+"""
+
+from __future__ import annotations
+
+import math
+
+from graphc.backends.cuda.machines import WARP
+from graphc.backends.cuda.operators.grids import ZERO, Grid, grid, padded, scratch, within
+from graphc.ir.collectives import Collectives, Kept, Picked, Place
+from graphc.ir.dtypes import boolean, i64
+from graphc.ir.expr import Const, Expr, Ref, isnan
+from graphc.ir.kernel import Barrier, Buffer, Let
+from graphc.ir.simplify import unflatten_index
+
+THREADS = 1024  # of a block, at most
+
+
+def picked(k: Collectives, what: Picked) -> None:
+    groups = math.prod(what.groups)
+    if groups * what.count * what.limit == 0:
+        what.finish(ZERO)
+        return
+    items, numbers = scratch(k, i64, (groups, what.limit)), scratch(k, i64, (groups,))
+    left = scratch(k, boolean, (groups, what.count))
+    threads = min(THREADS, max(WARP, 1 << (what.count - 1).bit_length()))
+    with grid(k, groups, threads) as g:
+        _Group(k, g, what, left).pick(items, numbers)
+    k.kept(Kept(
+        (groups, what.limit), (), lambda where: where[1] < numbers[where[0]],
+        lambda where, row, _: what.put(
+            row, unflatten_index(where[0], what.groups), k.let(items[where])
+        ),
+        what.finish,
+    ))  # fmt: skip
+
+
+class _Group:
+    """What a block does for its group; `left` says which items are in the running."""
+
+    def __init__(self, k: Collectives, g: Grid, what: Picked, left: Buffer):
+        self.k, self.g, self.what, self.left = k, g, what, left
+        self.group: Place = unflatten_index(g.block, what.groups)
+        self.scores = g.shared(what.score(self.group, ZERO).dtype, g.threads)
+        self.items = g.shared(i64, g.threads)
+        self.none = Const(what.count, i64)
+
+    def pick(self, items: Buffer, numbers: Buffer) -> None:
+        k, what = self.k, self.what
+        with k.loop(padded(what.count, self.g.threads)) as s, self._own(s) as item:
+            k.store(self.left, (self.g.block, item), what.takes_part(self.group, item))
+        chosen, number = k.var(i64, -1), k.var(i64, 0)
+        with k.repeat((number[()] < what.limit) & (chosen[()] < what.count)):
+            self._best_left(chosen[()])
+            k.store(chosen, (), self._best_of_all())
+            with k.when(chosen[()] < what.count):
+                with k.when(self.g.thread.eq(0)):
+                    k.store(items, (self.g.block, number[()]), chosen[()])
+                k.store(number, (), number[()] + 1)
+        with k.when(self.g.thread.eq(0)):
+            k.store(numbers, self.g.block, number[()])
+
+    def _own(self, step: Expr):
+        """An item of a thread."""
+        return within(self.k, step * self.g.threads + self.g.thread, self.what.count)
+
+    def _best_left(self, chosen: Expr) -> None:
+        """Drops a thread's items that clash with the one chosen last; shares the best of the rest.
+        It is `none` if there is no such item."""
+        k, what = self.k, self.what
+        best, score = k.var(i64, self.none), k.var(self.scores.dtype, Const(0, self.scores.dtype))
+        with k.loop(padded(what.count, self.g.threads)) as s, self._own(s) as item:
+            place = (self.g.block, item)
+            with k.when(self.left[place]):
+                with k.when(chosen >= 0):
+                    known = Ref(k.fresh("t"), i64, 0, what.count - 1)
+                    k.emit(Let(known, chosen))
+                    clashes = item.eq(known) | what.clash(self.group, item, known)
+                    k.store(self.left, place, ~clashes)
+                with k.when(self.left[place]):
+                    mine = k.let(what.score(self.group, item))
+                    with k.when(self._precedes((mine, item), (score[()], best[()]))):
+                        k.store(best, (), item)
+                        k.store(score, (), mine)
+        k.store(self.scores, self.g.thread, score[()])
+        k.store(self.items, self.g.thread, best[()])
+        k.emit(Barrier())
+
+    def _precedes(self, a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> Expr:
+        """Whether an item, a score and a number, is better than another one, which may be none."""
+        ahead = (a[0] > b[0]) | (isnan(b[0]) & ~isnan(a[0]))
+        level = ~(b[0] > a[0]) & ~(isnan(a[0]) & ~isnan(b[0]))
+        ranked = ahead | (level & (a[1] < b[1]))
+        return a[1].ne(self.none) & (b[1].eq(self.none) | ranked)
+
+    def _best_of_all(self) -> Expr:
+        """The best of what the threads have shared."""
+        k = self.k
+        half = self.g.threads // 2
+        while half:
+            with k.when(self.g.thread < half):
+                mine, theirs = ((self.scores[at], self.items[at]) for at in (
+                    self.g.thread, self.g.thread + half
+                ))  # fmt: skip
+                with k.when(self._precedes(theirs, mine)):
+                    k.store(self.scores, self.g.thread, theirs[0])
+                    k.store(self.items, self.g.thread, theirs[1])
+            k.emit(Barrier())
+            half //= 2
+        best = k.let(self.items[ZERO])
+        k.emit(Barrier())
+        return best
