@@ -69,6 +69,18 @@ BOTH_ACROSS = """graph @g(%x: f16[3,40,48], %w: f16[3,40,56]) -> ? {
   %y = MatMul(%t, %w)
   return %y
 }"""
+FIRST = """graph @g(%x: f32[3,3,25,23]) -> ? {
+  const %w : f32[20,3,7,7] = random(seed=1)
+  %a = Conv(%x, %w) {pads=[3,3,3,3], strides=[2,2]}
+  %y = Relu(%a)
+  return %y
+}"""
+BYTES_FIRST = """graph @g(%x: u8[2,3,25,23]) -> ? {
+  const %w : i8[20,3,5,5] = random(seed=1)
+  const %z : u8[] = 7
+  %y = ConvInteger(%x, %w, %z) {pads=[2,2,2,2], strides=[2,2]}
+  return %y
+}"""
 ACROSS = HALVES.replace("f16", "f32")
 NARROW = {
     "f16": HALVES, "i8": BYTES, "across": BOTH_ACROSS, "odd": BOTH_ACROSS.replace("56", "52"),
@@ -133,6 +145,26 @@ def test_every_tile(sides):
     inputs = inputs_of(source.program)
     (found,) = simulate(source, (0,))(inputs)
     (wanted,) = expected(text, "f16", inputs)
+    np.testing.assert_allclose(found, wanted, 1e-5, 1e-5 * np.ptp(wanted))
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", ["f16", "bf16", "tf32", "f32"])
+def test_a_thread_puts_together_windows_of_its_own_position(precision):
+    """The loop over slices is written out; f32: of bytes, with a zero point."""
+    text = BYTES_FIRST if precision == "f32" else FIRST
+    tile = WarpTile(128, 64, 64, 32, 32 if precision == "tf32" else 16, 3)
+    graph = optimise(graph_of(text), passes=cuda_passes(precision))
+    source = emit(lower(graph, [lambda c: lower_matrix_cores(c, machine(), tile), *strategies()]))
+    assert "#pragma unroll\n    for (int32_t slice" in source.text
+    assert "store_vector(tile_a" in source.text
+    inputs = inputs_of(source.program)
+    (found,) = simulate(source, (0, 1))(inputs)
+    (wanted,) = (
+        interpret(graph_of(text), inputs)
+        if precision == "f32"
+        else (expected(text, precision, inputs))
+    )
     np.testing.assert_allclose(found, wanted, 1e-5, 1e-5 * np.ptp(wanted))
 
 

@@ -5,9 +5,10 @@ and registers, bytes from the second level of cache. Blocks that are on a multip
 share these; one alone is also limited by the latency of what each warp does in turn. The grid takes
 as long as the multiprocessor with the most blocks, which come in batches of as many as fit:
 
-    time = batches * batch(fitting) + batch(left over)       batch(n) = max(n * busy, alone)
+    time = batches * batch(fitting) + batch(left over)       batch(n) = max(n * busy, alone) + ...
 
-as in S. Williams et al., Roofline (2009), with the quantisation of waves. Figures are clocks; only
+as in S. Williams et al., Roofline (2009), with the quantisation of waves; the dots are a part of
+the lesser of the two, as neither hides the other entirely. Figures are clocks; only
 their order matters.
 """
 
@@ -24,9 +25,10 @@ SHARED_RATE = 128  # bytes that a multiprocessor moves between shared memory and
 PARTS = 4  # of a multiprocessor, with schedulers of their own
 FIXED = 1500  # clocks from the start of a block to its first products, and from the last to its end
 SYNCHRONISED = 60  # clocks in which a block that is alone waits for all its threads
-BESIDE = 200  # instructions of a thread before its first slice and after its last
-FINISHING = 6  # instructions for each result
+BESIDE = 100  # instructions of a thread before its first slice and after its last
+FINISHING = 10  # instructions for each result
 EXCHANGING = 4  # instructions for each sum of each share
+APART = 0.125  # of the shorter of two times, which the longer does not hide
 LATENCY = 700  # clocks until a slice is there that is asked for
 
 
@@ -97,7 +99,14 @@ def clocks(tile: Tiled, gpu: Machine, problem: Problem) -> float:
     turn = block.multiply * PARTS / min(PARTS, warps) / block.slices
     alone = block.slices * (max(turn, LATENCY / block.ahead) + SYNCHRONISED) + FIXED + beside
     batches, left = divmod(most, fitting)
-    return batches * max(fitting * busy, alone) + (max(left * busy, alone) if left else 0)
+    return batches * _together(fitting * busy, alone) + (
+        _together(left * busy, alone) if left else 0
+    )
+
+
+def _together(a: float, b: float) -> float:
+    """Clocks of what goes on at once."""
+    return max(a, b) + APART * min(a, b)
 
 
 def _beside(tile: Tiled, block: Block) -> float:

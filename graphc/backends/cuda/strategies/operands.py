@@ -20,6 +20,8 @@ from graphc.ir.expr import (
 from graphc.ir.kernel import KernelBuilder
 from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
 
+NEAR = 4  # elements
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -42,6 +44,12 @@ class Operand:
     def along_depth(self) -> bool:
         """Whether neighbours along the depth are neighbours in memory."""
         return bool(self.depth) and stride(self.expr, self.depth[-1]) == 1
+
+    @property
+    def is_near_across(self) -> bool:
+        """Whether neighbours along the side are near one another in memory, so that a warp that
+        reads one element of the depth for each of them reads few lines."""
+        return bool(self.side) and 0 < stride(self.expr, self.side[-1]) <= NEAR
 
     def place(self, position: Expr) -> dict[Expr, Expr]:
         """The indices of the side at a flat position."""

@@ -59,6 +59,8 @@ class Panel:
     """Stages of `side` rows (of a `left` operand) or columns by `words` of its depth. `paired`: of
     the words of a step instructions take 2 q and 2 q + 1 in place of q and q + 4, for TF32."""
 
+    is_written = False  # whether the loop over slices is written out
+
     def __init__(
         self,
         name: str,
@@ -107,6 +109,11 @@ class Panel:
         across = self.across and self.kind.per_word == 2
         return (self.copied or across) and self.chunks % LINE == 0
 
+    @property
+    def is_gathered_across(self) -> bool:
+        """Whether it is put together, of what is near along the side."""
+        return not (self.copied or self.across) and self.words.operand.is_near_across
+
     def start(self, stage: Expr, first: Expr, step: int) -> Load:
         """The first word of a step, 64 positions and more from `first` on."""
         zero = Const(0, i64)
@@ -135,12 +142,28 @@ class Panel:
             crew.k.emit(Intrin("copy16", (place, source, valid, other)))
 
     def _gather(self, crew: Crew, first: Expr, slice: Expr, stage: Expr) -> None:
+        """Puts words together: a thread whole chunks of its own position, if what it reads for each
+        is known when the kernel is compiled; else single words, along the depth."""
+        if self.is_written:
+            with crew.strided(self.side * self.chunks) as n:
+                row, chunk = simplify(n % self.side), simplify(n // self.side)
+                start = (slice * self.depth_words + chunk * CHUNK) * self.kind.per_word
+                values = [
+                    crew.k.let(self._word(crew, first + row, start + at * self.kind.per_word))
+                    for at in range(CHUNK)
+                ]
+                place = self.buffer[self._place(stage, row, chunk)]
+                crew.k.emit(Intrin("store_vector", (place, *values)))
+            return
         with crew.strided(self.side * self.depth_words, WORDS_AT_ONCE) as n:
             row, word = simplify(n // self.depth_words), simplify(n % self.depth_words)
             deep = simplify((slice * self.depth_words + word) * self.kind.per_word)
             *place, start = self._place(stage, row, simplify(word // CHUNK))
-            value = self.words.word(crew.fixed, simplify(first + row), deep)
+            value = self._word(crew, first + row, deep)
             crew.k.store(self.buffer, (*place, simplify(start + word % CHUNK)), value)
+
+    def _word(self, crew: Crew, position: Expr, deep: Expr) -> Expr:
+        return self.words.word(crew.fixed, simplify(position), simplify(deep))
 
     # ---------------------------------------------------------------- fragments
 

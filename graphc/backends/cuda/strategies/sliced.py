@@ -22,6 +22,8 @@ from graphc.ir.expr import Const, Expr, Load
 from graphc.ir.kernel import Barrier, Intrin
 from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
 
+WRITTEN = 8  # slices, of a loop that may be written out
+
 
 @dataclass(frozen=True)
 class SlicedTile(ABC):
@@ -98,6 +100,11 @@ class SlicedContraction(BlockedContraction):
         self.panel_b = Panel("tile_b", self.b, kind, (stages, tile.columns, words))
         self.shared = [self.panel_a.buffer, self.panel_b.buffer]
         self.slices = -(-self.depth_count // (words * kind.per_word * tile.shares))  # of a share
+        self.panel_a.is_written = (
+            self.panel_a.is_gathered_across
+            and tile.rows % self.shares.members == 0
+            and self.slices <= WRITTEN
+        )
         member = self.shares.member
         team, across = simplify(member // tile.team), tile.columns // tile.own_columns
         self.fragments = (tile.own_rows // tile.pitch, tile.own_columns // 8)

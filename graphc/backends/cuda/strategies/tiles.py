@@ -246,6 +246,8 @@ class _Side:
         self.along_depth = operand.along_depth
         along = operand.depth if self.along_depth else operand.side
         self.is_vector = is_float and self.words.contiguous(along)
+        if not self.is_vector and operand.is_near_across:
+            self.along_depth = False  # lanes keep their positions, and so most of their addresses
         self.together = math.gcd(own, BYTES // tiles.dtype.size)
         row, stages = width, STAGES * tiles.tile.shares
         if self.along_depth:

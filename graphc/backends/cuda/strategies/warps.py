@@ -54,7 +54,8 @@ WARP_TILES = (
 
 
 class Warps(SlicedContraction):
-    """Products of fragments in registers."""
+    """Products of fragments in registers. The loop over few slices that are put together of windows
+    is written out: where they lie is arithmetic on constants then, not on each thread."""
 
     def multiply(self) -> None:
         down, across = self.fragments
@@ -62,7 +63,8 @@ class Warps(SlicedContraction):
         self.left = self.k.alloc(u32, (2, down, 4), "reg", "a")
         self.right = self.k.alloc(u32, (2, across // 2, 4), "reg", "b")
         self._load(self.stage(Const(0, i64)), 0)
-        with self.k.loop(self.slices, name="slice") as slice:
+        kind = "unroll" if self.panel_a.is_written else "serial"
+        with self.k.loop(self.slices, kind, name="slice") as slice:
             self._slice(slice)
 
     def _slice(self, slice: Expr) -> None:
