@@ -145,15 +145,7 @@ class Panel:
         """Puts words together: a thread whole chunks of its own position, if what it reads for each
         is known when the kernel is compiled; else single words, along the depth."""
         if self.is_written:
-            with crew.strided(self.side * self.chunks) as n:
-                row, chunk = simplify(n % self.side), simplify(n // self.side)
-                start = (slice * self.depth_words + chunk * CHUNK) * self.kind.per_word
-                values = [
-                    crew.k.let(self._word(crew, first + row, start + at * self.kind.per_word))
-                    for at in range(CHUNK)
-                ]
-                place = self.buffer[self._place(stage, row, chunk)]
-                crew.k.emit(Intrin("store_vector", (place, *values)))
+            self._gather_chunks(crew, first, slice, stage)
             return
         with crew.strided(self.side * self.depth_words, WORDS_AT_ONCE) as n:
             row, word = simplify(n // self.depth_words), simplify(n % self.depth_words)
@@ -161,6 +153,15 @@ class Panel:
             *place, start = self._place(stage, row, simplify(word // CHUNK))
             value = self._word(crew, first + row, deep)
             crew.k.store(self.buffer, (*place, simplify(start + word % CHUNK)), value)
+
+    def _gather_chunks(self, crew: Crew, first: Expr, slice: Expr, stage: Expr) -> None:
+        per_word = self.kind.per_word
+        with crew.strided(self.side * self.chunks) as n:
+            row, chunk = simplify(n % self.side), simplify(n // self.side)
+            start = (slice * self.depth_words + chunk * CHUNK) * per_word
+            words = [self._word(crew, first + row, start + at * per_word) for at in range(CHUNK)]
+            into = self.buffer[self._place(stage, row, chunk)]
+            crew.k.emit(Intrin("store_vector", (into, *map(crew.k.let, words))))
 
     def _word(self, crew: Crew, position: Expr, deep: Expr) -> Expr:
         return self.words.word(crew.fixed, simplify(position), simplify(deep))
