@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 import struct
 
+import numpy as np
+
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, boolean, f32, f64, i64, u64
-from graphc.ir.expr import Const, Expr, as_expr, cast, cos, exp, log, maximum, select, sqrt
-from graphc.ir.opdef import Any_, Float, imperative, linear, op
+from graphc.ir.expr import Const, Expr, as_expr, cast, cos, log, maximum, sqrt
+from graphc.ir.opdef import Any_, Float, composite, imperative, linear, op
 from graphc.ir.types import TensorType
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -104,38 +106,42 @@ def bernoulli(i, x: Float, *, dtype=None, seed=None):
     return hit if target is boolean else cast(hit, target)
 
 
-def _samples_type(x, dtype, sample_size):
+@composite("Multinomial")
+def multinomial(b, x: Float, *, dtype: int = 6, sample_size: int = 1, seed=None):
+    """Class numbers drawn with probabilities softmax(x[batch])."""
+    if x.tensor.rank != 2:
+        raise ModelError(f"the input has rank {x.tensor.rank}, expected 2 (batch, class)")
+    wide = x if x.tensor.dtype is f64 else b.Cast(x, to=f32.onnx)
+    weights = b.Exp(b.Sub(wide, b.ReduceMax(wide, np.array([1]), keepdims=1)))
+    sums = b.CumSum(weights, np.array(1))
+    return b.op("Draw", sums, domain="graphc", dtype=dtype, sample_size=sample_size, seed=seed)
+
+
+def _drawn_type(sums, dtype, sample_size):
     target = dtypes.of(dtype)
     if target not in (dtypes.i32, i64):
         raise ModelError(f"dtype {target} is not int32 or int64")
-    if x.rank != 2:
-        raise ModelError(f"the input has rank {x.rank}, expected 2 (batch, class)")
-    return TensorType(target, (x.shape[0], sample_size))
+    if sums.shape[1] == 0:
+        raise ModelError("there is no class to draw")
+    return TensorType(target, (sums.shape[0], sample_size))
 
 
-@imperative("Multinomial", infer=_samples_type)
-def multinomial(k, x: Float, *, dtype: int = 6, sample_size: int = 1, seed=None):
-    """Class numbers drawn with probabilities softmax(x[batch]).
+@imperative("Draw", infer=_drawn_type, domain="graphc")
+def draw(k, sums: Float, *, dtype: int, sample_size: int, seed=None):
+    """Class numbers drawn with weights of which `sums` [batch, class] are the running sums.
 
-    A uniform number times the total weight is compared with the running sum of the weights.
+    A uniform number times the total weight is looked for among these sums, by halves.
     """
     (y,) = k.outputs
-    batch, classes = x.shape
-    wide = f64 if x.dtype is f64 else f32
-    with k.loop(batch, "parallel") as b:
-        top = k.var(wide, Const(wide.min, wide))
-        with k.loop(classes) as c:
-            k.store(top, (), maximum(top[()], cast(x[b, c], wide)))
-        total = k.var(wide, 0)
-        with k.loop(classes) as c:
-            k.store(total, (), total[()] + exp(cast(x[b, c], wide) - top[()]))
-        with k.loop(sample_size) as s:
-            draw = uniform(seed, linear((b, s), (batch, sample_size)))
-            target = k.let(cast(draw, wide) * total[()])
-            sum_so_far, chosen = k.var(wide, 0), k.var(i64, 0)
-            with k.loop(classes) as c:
-                k.store(sum_so_far, (), sum_so_far[()] + exp(cast(x[b, c], wide) - top[()]))
-                below = select(sum_so_far[()] <= target, 1, as_expr(0, i64))
-                k.store(chosen, (), chosen[()] + below)
-            last = k.let(select(chosen[()] < classes, chosen[()], as_expr(classes - 1, i64)))
-            k.store(y, (b, s), cast(last, y.dtype))
+    batch, classes = sums.shape
+    with k.loops(batch, sample_size, kind="parallel") as (row, sample):
+        number = uniform(seed, linear((row, sample), (batch, sample_size)))
+        target = k.let(cast(number, sums.dtype) * sums[row, classes - 1])
+        low, high = k.var(i64, 0), k.var(i64, classes - 1)
+        with k.loop((classes - 1).bit_length()), k.when(low[()] < high[()]):
+            middle = k.let((low[()] + high[()]) // 2)
+            with k.when(sums[row, middle] <= target):
+                k.store(low, (), middle + 1)
+            with k.otherwise():
+                k.store(high, (), middle)
+        k.store(y, (row, sample), cast(low[()], y.dtype))

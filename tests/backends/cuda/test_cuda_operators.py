@@ -230,3 +230,9 @@ def test_each_tree_of_each_row_has_a_thread():
     )
     (step,) = emit(cuda_program(graph_of(text))).steps
     assert step.grid * step.block >= 6400
+
+
+def test_classes_are_drawn_as_on_one_thread():
+    text = graph("%y0 = Multinomial(%x0) {sample_size=9, seed=2.0, dtype=7}", "f32[3,700]")
+    x = RNG.standard_normal((3, 700)).astype(np.float32)
+    np.testing.assert_array_equal(simulated(text)(x)[0], interpret(graph_of(text), [x])[0])
