@@ -31,8 +31,8 @@ from graphc.ir.expr import (
     transform,
     walk,
 )
-from graphc.ir.kernel import Alloc, Buffer, For, Intrin, Kernel, KernelBuilder, Let
-from graphc.ir.simplify import simplify, unflatten_index
+from graphc.ir.kernel import Alloc, Buffer, For, If, Intrin, Kernel, KernelBuilder, Let
+from graphc.ir.simplify import bounds, simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, flat_buffer
 from graphc.passes.lower.contraction import Match
 from graphc.passes.lower.spaces import flatten_loads, merge_adjacent
@@ -148,11 +148,14 @@ class BlockedContraction:
 
     @contextmanager
     def coming(self, slice: Expr, slices: int) -> Iterator[Expr]:
-        """What is done if there is such a slice: yields it, known to be one."""
-        with self.k.when(slice < slices):
-            known = Ref("coming", i64, 0, slices - 1)
+        """What is done if there is such a slice, nothing if there certainly is none: yields it,
+        known to be one."""
+        known = Ref("coming", i64, 0, slices - 1)
+        with self.k.block() as inner:
             self.k.emit(Let(known, slice))
             yield known
+        if bounds(slice)[0] < slices:
+            self.k.emit(If(slice < slices, tuple(inner)))
 
     def finish(self, row: Expr, column: Expr, cells: Sequence[Expr]) -> None:
         """The epilogue of sums in neighbouring columns, stored where there are such rows and

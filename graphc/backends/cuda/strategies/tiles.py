@@ -166,8 +166,7 @@ class SharedTiles(BlockedContraction):
         self.resident = 2 if self.dtype is f32 and tile.threads <= LARGE_BLOCK else 0
 
     def sums(self, first_row: Expr, first_column: Expr) -> None:
-        """What a thread does: its sums over all slices, each loaded into registers while the one
-        before is multiplied; then the epilogue."""
+        """What a thread does: its sums over all slices, then the epilogue."""
         tile, k = self.tile, self.k
         sums = k.alloc(self.dtype, (tile.thread_rows, tile.thread_columns), "reg", "sums")
         with k.loops(tile.thread_rows, tile.thread_columns, kind="unroll") as (i, j):
@@ -177,6 +176,16 @@ class SharedTiles(BlockedContraction):
         self._load(Const(0, i64))
         self._put(Const(0, i64))
         k.emit(Barrier())
+        if self.slices == 1:
+            self._multiply(sums, self._stage(Const(0, i64)))
+        else:
+            self._multiply_slices(sums)
+        self._finish_all(sums, first_row, first_column)
+
+    def _multiply_slices(self, sums: Buffer) -> None:
+        """The products of all slices, each loaded into registers while the one before is
+        multiplied."""
+        k = self.k
         with k.loop(self.slices, name="slice") as slice:
             following = simplify(slice + 1)
             with self.coming(following, self.slices) as coming:
@@ -185,7 +194,6 @@ class SharedTiles(BlockedContraction):
             with k.when(following < self.slices):
                 self._put(following)
             k.emit(Barrier())
-        self._finish_all(sums, first_row, first_column)
 
     def _finish_all(self, sums: Buffer, first_row: Expr, first_column: Expr) -> None:
         """All of a thread's sums, or a part of what all shares have at its place."""
