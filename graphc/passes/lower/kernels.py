@@ -1,0 +1,45 @@
+"""Kernels in the form that programs call: flat buffers only, and no inputs that are not read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from graphc.ir.kernel import Alloc, Kernel, Store, buffers_read, map_body, walk_stmts
+from graphc.ir.simplify import flatten_index
+from graphc.passes.lower.spaces import flatten_loads
+
+
+def without_unread_inputs(kernel: Kernel) -> Kernel:
+    """A kernel less the inputs it does not read, such as weights it reads in packed form only."""
+    read = buffers_read(kernel.body)
+    params = tuple(b for b in kernel.params if b.access != "in" or b.name in read)
+    return kernel if len(params) == len(kernel.params) else replace(kernel, params=params)
+
+
+def flat_kernel(kernel: Kernel) -> Kernel:
+    """The same kernel with buffers of one dimension (scalars: none)."""
+    shapes = {b.name: b.shape for b in kernel.params}
+    for stmt in walk_stmts(kernel.body):
+        if isinstance(stmt, Alloc):
+            shapes[stmt.buffer.name] = stmt.buffer.shape
+    ranked = {n: s for n, s in shapes.items() if len(s) != 1}
+
+    def flat(stmt):
+        if isinstance(stmt, Store) and stmt.buffer in ranked and ranked[stmt.buffer]:
+            return replace(stmt, index=(flatten_index(stmt.index, ranked[stmt.buffer]),))
+        if isinstance(stmt, Alloc) and len(stmt.buffer.shape) > 1:
+            return replace(stmt, buffer=replace(stmt.buffer, shape=(math.prod(stmt.buffer.shape),)))
+        if hasattr(stmt, "body"):
+            return replace(stmt, body=tuple(map(flat, stmt.body)))
+        if hasattr(stmt, "then"):
+            then, orelse = tuple(map(flat, stmt.then)), tuple(map(flat, stmt.orelse))
+            return replace(stmt, then=then, orelse=orelse)
+        return stmt
+
+    loads = {n: s for n, s in ranked.items() if s}
+    body = map_body(kernel.body, lambda e: flatten_loads(e, loads))
+    params = tuple(
+        replace(b, shape=(math.prod(b.shape),) if b.shape else ()) for b in kernel.params
+    )
+    return replace(kernel, params=params, body=tuple(map(flat, body)))

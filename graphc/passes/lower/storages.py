@@ -1,0 +1,111 @@
+"""Storages: where values, constants and temporaries live before memory is planned.
+
+A value has one storage: a place of its own, or, if it is a view, a piece of the place of another,
+its root. Calls of kernels name storages only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from graphc.ir.graph import Value
+from graphc.ir.kernel import Buffer
+from graphc.passes.lower.computation import physical_buffer
+
+
+@dataclass
+class Storage:
+    """Where a tensor lives before planning: a root, and the offset of this view of it in bytes.
+
+    Of a root, `live_in` and `live_out` say that it is filled before the first step, and read after
+    the last.
+    """
+
+    name: str
+    space: str  # input, output, const, arena
+    buffer: Buffer
+    index: int = 0
+    root: str = ""
+    offset: int = 0
+    live_in: bool = False
+    live_out: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.buffer.shape) * self.buffer.dtype.size  # type: ignore[arg-type]
+
+
+@dataclass
+class Call:
+    """A kernel call on storages by name; `inplace` lists (output, input) that may coincide, and
+    `overlaps` (output, input, bytes) that may overlap if they start at most that far apart."""
+
+    kernel: str
+    arguments: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    loc: tuple[str, ...] = ()
+    flops: int = 0
+    macs: int = 0
+    inplace: tuple[tuple[str, str], ...] = ()
+    overlaps: tuple[tuple[str, str, int], ...] = ()
+
+
+@dataclass
+class Storages:
+    """All storages of a program by name, the names of those of values, and the contents of those
+    that are constants, by their number."""
+
+    named: dict[str, Storage] = field(default_factory=dict)
+    of_value: dict[Value, str] = field(default_factory=dict)
+    constants: list[np.ndarray] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Storage:
+        return self.named[name]
+
+    def temporary(self, buffer: Buffer, space: str = "arena", index: int = 0) -> str:
+        """A storage of no value."""
+        name = self._fresh()
+        self.named[name] = Storage(name, space, buffer, index, name)
+        return name
+
+    def define(self, value: Value, space: str, index: int = 0) -> str:
+        """Gives a value a storage of its own."""
+        buffer = physical_buffer(self._fresh(), value.tensor, "")
+        self.of_value[value] = self.temporary(buffer, space, index)
+        return self.of_value[value]
+
+    def alias(self, value: Value, source: str, offset: int) -> None:
+        """Makes a value a view of a storage, so many bytes after its start."""
+        base, name = self[source], self._fresh()
+        buffer = physical_buffer(name, value.tensor, "")
+        self.named[name] = Storage(
+            name, base.space, buffer, base.index, base.root, base.offset + offset
+        )
+        self.of_value[value] = name
+
+    def of(self, value: Value) -> str:
+        """The storage of a value: that of a constant, or one in the arena, if it has none yet."""
+        if value not in self.of_value:
+            if value.constant is None:
+                self.define(value, "arena")
+            else:
+                layout = value.tensor.layout
+                array = value.constant.transpose(layout.order) if layout else value.constant
+                self.define(value, "const", self.add_constant(array))
+        return self.of_value[value]
+
+    def add_constant(self, array: np.ndarray) -> int:
+        """The number of a new constant, kept row-major."""
+        self.constants.append(np.ascontiguousarray(array).reshape(np.shape(array)))
+        return len(self.constants) - 1
+
+    def contents(self, name: str) -> np.ndarray:
+        """What a storage of a constant holds."""
+        return self.constants[self[name].index]
+
+    def _fresh(self) -> str:
+        return f"s{len(self.named)}"
