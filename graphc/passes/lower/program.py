@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from graphc import config
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.collectives import Collectives
 from graphc.ir.expr import Index, Load
@@ -65,7 +66,6 @@ class Lowering:
     in_order: bool = False
     joined: bool = False
     builder: type[Collectives] = Collectives
-    notes: list[str] = field(default_factory=list)
     kernels: dict[tuple, Kernel] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     storages: Storages = field(default_factory=Storages)
@@ -177,9 +177,10 @@ class Lowering:
     def _choose(self, part: Computation) -> Lowered:
         for strategy in self.strategies:
             lowered = strategy(part)
+            if config.debug() >= 4:
+                config.say(str(getattr(lowered, "kernel", f"{part.label}: {lowered}")))
             if isinstance(lowered, Lowered):
                 return lowered
-            self.notes.append(f"{part.label}: {lowered}")
         raise InternalError(f"no strategy took {part.label}")
 
     def prepare(
