@@ -18,7 +18,7 @@ from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
 from graphc.ir.parser import parse_graph
 from graphc.ir.types import TensorType
-from graphc.passes.fuse import LONGEST
+from graphc.passes.grouping import LONGEST
 from graphc.passes.specialise import specialise
 
 

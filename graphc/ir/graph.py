@@ -317,8 +317,8 @@ def copy_ops(
         copy_op(op, target, mapping, before)
 
 
-def copy_op(op: Op, target: Region, mapping: dict[Value, Value], before: Op | None = None) -> None:
-    """Copies one op into `target`; `mapping` maps its operands, and is extended."""
+def copy_op(op: Op, target: Region, mapping: dict[Value, Value], before: Op | None = None) -> Op:
+    """A copy of an op in `target`; `mapping` maps its operands, and is extended."""
     inputs = [None if v is None else mapping[v] for v in op.inputs]
     regions = [clone_region(r) for r in op.regions]
     new = Op(op.defn, inputs, op.attrs, len(op.outputs), regions, op.loc)
@@ -326,6 +326,7 @@ def copy_op(op: Op, target: Region, mapping: dict[Value, Value], before: Op | No
         new_value.type, new_value.name = old_value.type, old_value.name
         mapping[old_value] = new_value
     target.insert_before(before, new)
+    return new
 
 
 def clone_graph(graph: Graph) -> Graph:

@@ -1,10 +1,15 @@
-"""Groups that `fuse` made, or single ops, become one op."""
+"""Ops, and groups of them that are `fused` already, become one `fused` op.
+
+Its region computes what they did. Constants of one element, and those whose contents are part of an
+operator's type, go into the region; all others are operands.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from graphc.ir.graph import Graph, Op, Region, Value, copy_op, copy_ops
+from graphc.errors import InternalError
+from graphc.ir.graph import Graph, Op, Region, Value, constant_op, copy_op, copy_ops
 from graphc.ir.opdef import FUSED
 
 
@@ -23,8 +28,12 @@ def merged_group(graph: Graph, group: Sequence[Op], name: str) -> Op:
     inputs = list(dict.fromkeys(
         v for op in group for v in op.inputs if v is not None and v not in made
     ))  # fmt: skip
-    region = Region()
+    inside, region = set(group), Region()
+    own = {v: v.constant for v in inputs if v.constant is not None and _is_inlined(v, inside)}
+    inputs = [v for v in inputs if v not in own]
     mapping: dict[Value, Value] = {v: region.add_param(v.type, v.name) for v in inputs}
+    for value, contents in own.items():
+        mapping[value] = region.append(constant_op(contents, value.name)).output
     for op in group:
         if op.name == "fused":
             inner = op.regions[0]
@@ -32,8 +41,8 @@ def merged_group(graph: Graph, group: Sequence[Op], name: str) -> Op:
             copy_ops(inner, region, mapping)
             mapping.update((out, mapping[r]) for out, r in zip(op.outputs, inner.results))
         else:
-            copy_op(op, region, mapping)
-    results = results_of(group, graph.results)
+            copy_op(op, region, mapping)._memo.update(op._memo)
+    results = results_of(group, set(graph.results))
     region.set_results([mapping[v] for v in results])
     loc = tuple(dict.fromkeys(name for op in group for name in op.loc))
     merged = Op(FUSED, inputs, {"name": name}, len(results), [region], loc)
@@ -42,11 +51,49 @@ def merged_group(graph: Graph, group: Sequence[Op], name: str) -> Op:
     return merged
 
 
+def _is_inlined(constant: Value, ops: set[Op]) -> bool:
+    """Whether a constant is small, or some op takes its contents as part of its type."""
+    if constant.tensor.size == 1:
+        return True
+    for op, position in constant.uses:
+        params = op.defn.params
+        if op in ops and params and params[min(position, len(params) - 1)].accepts.known:
+            return True
+    return False
+
+
 def replace_group(graph: Graph, group: Sequence[Op], merged: Op) -> None:
     """Puts what `merged_group` made in the place of the last of a group."""
-    results = results_of(group, graph.results)
+    results = results_of(group, set(graph.results))
     graph.insert_before(group[-1], merged)
     for old, new in zip(results, merged.outputs):
         old.replace_uses(new)
     for op in reversed(group):
         op.erase()
+
+
+def sort_ops(graph: Graph) -> None:
+    """Puts the ops into a topological order, keeping the present one where it is valid."""
+    done: set[Op] = set()
+    order: list[Op] = []
+    edges = sum(len(op.inputs) + 1 for op in graph.ops)
+    for root in graph.ops:
+        stack = [root]
+        while stack:
+            if len(stack) > edges:
+                raise InternalError(f"fusion made {root} depend on itself")
+            op = stack[-1]
+            if op in done:
+                stack.pop()
+                continue
+            waiting = [
+                v.producer for v in op.inputs
+                if v is not None and v.producer is not None and v.producer not in done
+            ]  # fmt: skip
+            if waiting:
+                stack.extend(waiting)
+            else:
+                stack.pop()
+                done.add(op)
+                order.append(op)
+    graph.ops = order

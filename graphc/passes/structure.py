@@ -33,6 +33,7 @@ from graphc.ir.types import Layout, TensorType
 
 DEQUANTISING = 8  # cost of a conversion that readers repeat
 
+
 def has_body(op: Op) -> bool:
     """Whether the op is given by scalar bodies and can be part of a fused region."""
     return op.defn.form in ("elementwise", "indexed") and all(

@@ -1,0 +1,106 @@
+"""Movements of data before fusion: each is computed by its readers, and arithmetic comes before it.
+
+A movement costs nothing where whoever reads its values reads those of its operand instead. So every
+reader gets a copy of its own, and what an op does to moved values by scalars is done to the values
+before, so that the movement is left bare. What is told apart here is which movements are for their
+readers: not those that end a kernel, as views of what it makes.
+"""
+
+from __future__ import annotations
+
+from graphc.ir.graph import Graph, Op, Region, Value
+from graphc.passes import structure
+from graphc.passes.context import Context
+
+
+def is_for_readers(op: Op, widening: bool) -> bool:
+    """Whether an op is best computed by those who read it; `widening`: so are conversions."""
+    return structure.is_movement(op) or widening and structure.is_widening(op)
+
+
+def is_only_read_by(op: Op, value: Value, region: Region) -> bool:
+    """Whether an op reads a value once, and nobody else does."""
+    return len(value.uses) == 1 and next(iter(value.uses))[0] is op and value not in region.results
+
+
+def is_scalar(value: Value) -> bool:
+    """Whether a value is a constant of one element."""
+    return value.constant is not None and value.constant.size == 1
+
+
+def clone_movement(graph: Graph, widening: bool = False) -> None:
+    """Gives every reader its own copy of a pure data movement, so that each can fuse it; of a chain
+    of them too, as the last is copied first."""
+    for op in reversed(list(graph.ops)):
+        if op.name == "Constant" or not is_for_readers(op, widening) or op.output in graph.results:
+            continue
+        if op.output.tensor.size == 0 or _ends_a_kernel(op, graph):
+            continue
+        for user in op.output.users[1:]:
+            copy = Op(op.defn, op.inputs, op.attrs, 1, (), op.loc)
+            copy.output.type, copy.output.name = op.output.type, op.output.name
+            copy._memo.update(op._memo)
+            graph.insert_before(op, copy)
+            for position, value in enumerate(user.inputs):
+                if value is op.output:
+                    user.set_input(position, copy.output)
+
+
+def raise_scalars(graph: Graph, ctx: Context) -> None:
+    """op(move(x), scalar) becomes move(op(x, scalar)): arithmetic joins the producer's epilogue,
+    and the movement is left bare for the reader to fuse."""
+    for op in list(graph.ops):
+        while (moved := _moved_operand(op, graph)) is not None:
+            position, movement = moved
+            if not ctx.spend("raise-scalar", op):
+                return
+            number, source = structure.moved(movement)
+            below = Op(op.defn, op.inputs, op.attrs, 1, (), op.loc)
+            below.set_input(position, source)
+            below.output.type = source.tensor.with_dtype(op.output.tensor.dtype)
+            below.output.name = op.output.name
+            graph.insert_before(op, below)
+            operands = list(movement.inputs)
+            operands[number] = below.output
+            above = Op(movement.defn, operands, movement.attrs, 1, (), movement.loc)
+            above.output.type, above.output.name = op.output.type, movement.output.name
+            graph.insert_before(op, above)
+            op.output.replace_uses(above.output)
+            op.erase()
+            movement.erase()
+            op = below
+
+
+def _moved_operand(op: Op, graph: Graph) -> tuple[int, Op] | None:
+    """(position, movement) if an elementwise op has one operand, a movement of this op's alone,
+    and scalar constants besides."""
+    if op.defn.form != "elementwise" or len(op.outputs) != 1 or not structure.has_body(op):
+        return None
+    others = [n for n, v in enumerate(op.inputs) if v is not None and not is_scalar(v)]
+    if len(others) != 1:
+        return None
+    value = op.inputs[others[0]]
+    assert value is not None
+    if any(v is not None and v is not value and v.tensor.rank > 1 for v in op.inputs):
+        return None
+    movement = value.producer
+    if movement is None or value in graph.results or movement.name == "Constant":
+        return None
+    if not is_only_read_by(op, value, graph) or not structure.is_movement(movement):
+        return None
+    _, source = structure.moved(movement)
+    if source.constant is not None or source.tensor.size > value.tensor.size:
+        return None
+    return (others[0], movement) if source.tensor.rank >= 1 else None
+
+
+def _ends_a_kernel(op: Op, graph: Graph) -> bool:
+    """Whether a movement is a view of what no other op reads: it may join the kernel before it, and
+    whoever reads it reads memory as it is."""
+    if not structure.is_view(op):
+        return False
+    _, value = structure.moved(op)
+    before = value.producer
+    if before is None or not structure.has_body(before) or is_for_readers(before, False):
+        return False
+    return is_only_read_by(op, value, graph)
