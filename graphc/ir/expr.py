@@ -305,7 +305,7 @@ class Call(Expr):
         return self.args
 
     def rebuild(self, children):
-        return _fold(self.op, tuple(children), self.dtype)
+        return fold_call(self.op, tuple(children), self.dtype)
 
 
 def _call_named(name, args, dtype):
@@ -391,19 +391,19 @@ def call(name: str, *args) -> Expr:
         exprs = (as_expr(args[0], boolean), *(as_expr(a, typed) for a in values))
     else:
         exprs = tuple(as_expr(a, boolean if op.rule == "logic" else typed) for a in values)
-    return _fold(op, exprs, op.result_type(exprs))
+    return fold_call(op, exprs, op.result_type(exprs))
 
 
 def cast(value, dtype: DType, *, saturate: bool = False) -> Expr:
     """`value` converted to `dtype`, a no-op when it has it already."""
     value = as_expr(value)
     name = "cast_sat" if saturate else "cast"
-    return value if value.dtype is dtype else _fold(TABLE[name], (value,), dtype)
+    return value if value.dtype is dtype else fold_call(TABLE[name], (value,), dtype)
 
 
 def bitcast(value: Expr, dtype: DType) -> Expr:
     """The bits of `value` read as `dtype` of the same width."""
-    return value if value.dtype is dtype else _fold(TABLE["bitcast"], (value,), dtype)
+    return value if value.dtype is dtype else fold_call(TABLE["bitcast"], (value,), dtype)
 
 
 def select(condition, then, otherwise) -> Expr:
@@ -411,7 +411,8 @@ def select(condition, then, otherwise) -> Expr:
     return call("select", condition, then, otherwise)
 
 
-def _fold(op: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Expr:
+def fold_call(op: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Expr:
+    """A call of given type, computed if its arguments are constant, or simpler by an identity."""
     constants = [a for a in args if isinstance(a, Const)]
     if len(constants) == len(args) and dtype.kind != "string":
         arrays = [np.asarray(a.value, a.dtype.np) for a in constants]

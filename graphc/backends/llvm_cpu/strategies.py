@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphc.backends.llvm_cpu.target import host_target
-from graphc.passes.lower.contraction import ContractionOptions, lower_contraction
 from graphc.passes.lower.nest import NestOptions
 from graphc.passes.lower.program import Strategy
+from graphc.passes.lower.register_tiles import ContractionOptions, lower_contraction
 from graphc.passes.lower.strategies import nest_strategy
 
 

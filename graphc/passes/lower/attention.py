@@ -36,6 +36,7 @@ from graphc.ir.kernel import Buffer
 from graphc.ir.ops.casts import tf32_cut, tf32_rounded
 from graphc.ir.simplify import flatten_index, simplify
 from graphc.passes.lower.computation import Computation, loop_indices
+from graphc.passes.lower.guards import conjuncts
 from graphc.passes.lower.spaces import drop_units, flatten_loads, shapes_of, split_divided
 
 PRODUCT, LARGEST, TOTAL, SUM, RESULT = (
@@ -312,17 +313,11 @@ def last_key(match: Attention) -> Expr | None:
         condition, inner, other = score.args
         if not (isinstance(other, Const) and other.value == -math.inf):
             return None
-        bounds = [b for c in _conjuncts(condition) if (b := _bound(c, key)) is not None]
+        bounds = [b for c in conjuncts(condition) if (b := _bound(c, key)) is not None]
         if bounds:
             return bounds[0]
         score = inner
     return None
-
-
-def _conjuncts(condition: Expr) -> list[Expr]:
-    if isinstance(condition, Call) and condition.op.name == "and":
-        return [c for side in condition.args for c in _conjuncts(side)]
-    return [condition]
 
 
 def _bound(condition: Expr, key: Index) -> Expr | None:

@@ -17,12 +17,24 @@ import numpy as np
 
 from graphc.errors import InternalError
 from graphc.ir.dtypes import DType, boolean
-from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, cast, transform, walk
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    cast,
+    cost,
+    loads,
+    transform,
+    walk,
+)
 from graphc.ir.expr import substitute as substitute_expr
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
 from graphc.ir.kernel import Buffer, Kernel
-from graphc.ir.simplify import simplify
+from graphc.ir.simplify import flatten_index, simplify
 from graphc.ir.types import TensorType
 
 
@@ -244,3 +256,29 @@ def multiply_adds(part: Computation) -> int:
         )  # fmt: skip
         total += each * math.prod(output.buffer.shape)
     return total
+
+
+def in_place(part: Computation) -> list[tuple[str, str]]:
+    """Inputs that are read only at the very element that is being stored, by the only output.
+
+    An output of the same element size may then take the input's place.
+    """
+    if len(part.outputs) != 1:
+        return []
+    output = part.outputs[0]
+    here = flatten_index(output.index, output.extents)
+    reads: dict[str, list[Load]] = {}
+    for load in loads(output.expr):
+        reads.setdefault(load.source, []).append(load)
+    found = []
+    for buffer in part.inputs:
+        if buffer.dtype.size != output.buffer.dtype.size:
+            continue
+        if all(flatten_index(x.index, buffer.shape) is here for x in reads.get(buffer.name, ())):
+            found.append((output.buffer.name, buffer.name))
+    return found
+
+
+def work(part: Computation) -> int:
+    """Roughly the operations done, for deciding whether threads pay."""
+    return sum(math.prod(o.extents) * min(cost(o.expr), 1 << 20) for o in part.outputs)

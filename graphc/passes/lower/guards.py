@@ -37,7 +37,7 @@ def guard_atoms(op: str, identity: Const, body: Expr) -> list[Expr]:
     if not isinstance(body, Call):
         return []
     if body.op.name == "select" and _same(body.args[2], identity):
-        return _conjuncts(body.args[0])
+        return conjuncts(body.args[0])
     if op == "sum" and body.op.name == "mul":
         return [atom for factor in body.args for atom in guard_atoms(op, identity, factor)]
     return []
@@ -47,9 +47,10 @@ def _same(node: Expr, identity: Const) -> bool:
     return isinstance(node, Const) and node.value == identity.value
 
 
-def _conjuncts(node: Expr) -> list[Expr]:
+def conjuncts(node: Expr) -> list[Expr]:
+    """The conditions, less constants, that hold together where this one does."""
     if isinstance(node, Call) and node.op.name == "and":
-        return [atom for a in node.args for atom in _conjuncts(a)]
+        return [atom for a in node.args for atom in conjuncts(a)]
     return [] if isinstance(node, Const) else [node]
 
 

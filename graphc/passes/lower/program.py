@@ -32,10 +32,10 @@ from graphc.passes.lower.computation import (
     input_names,
     multiply_adds,
     physical_buffer,
+    work,
 )
 from graphc.passes.lower.kernels import flat_kernel, without_unread_inputs
 from graphc.passes.lower.materialise import materialise
-from graphc.passes.lower.nest import work
 from graphc.passes.lower.overlap import distances
 from graphc.passes.lower.pieces import restricted, split_outputs
 from graphc.passes.lower.scratch import with_scratch

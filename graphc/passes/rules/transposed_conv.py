@@ -70,7 +70,11 @@ def conv_transpose_to_conv(rw, op, x, w, b):
 
 
 def as_convolutions(
-    rw: Rewriter, op: Op, x: Value, weights: np.ndarray, b: Value | None,
+    rw: Rewriter,
+    op: Op,
+    x: Value,
+    weights: np.ndarray,
+    b: Value | None,
     constant: Callable[[np.ndarray], Value],
 ) -> Value | None:
     """A ConvTranspose as convolutions and moves; `constant` makes the weights of each, from the

@@ -242,5 +242,3 @@ def bn_to_affine(rw, bn, x, s, t, m, v):
     shape = (-1, *(1,) * (rank - 2)) if rank > 1 else (-1,)
     factor, shift = (array.reshape(shape).astype(dtype) for array in found)
     return rw.Add(rw.Mul(x, rw.constant(factor)), rw.constant(shift))
-
-

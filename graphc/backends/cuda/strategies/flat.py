@@ -34,8 +34,8 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import For, Let
 from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
-from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.nest import Nest, NestOptions, Point, in_place, work
+from graphc.passes.lower.computation import Computation, Lowered, in_place, work
+from graphc.passes.lower.nest import Nest, NestOptions, Point
 
 LARGE = 1 << 16  # elements from which a GPU has threads enough without one for each
 THREADS = 256  # of a block

@@ -37,8 +37,9 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Alloc, Barrier, Buffer, For, Intrin, Kernel
 from graphc.ir.simplify import simplify, unflatten_index
-from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.nest import Nest, NestOptions, Point, combined, in_place, work
+from graphc.passes.lower.computation import Computation, Lowered, in_place, work
+from graphc.passes.lower.nest import Nest, NestOptions, Point
+from graphc.passes.lower.reductions import combined
 
 
 def lower_rows(computation: Computation, name: str = "rows") -> Lowered | str:

@@ -54,7 +54,8 @@ from graphc.passes.lower.computation import (
     flat_buffer,
     loop_indices,
 )
-from graphc.passes.lower.nest import Point, combined
+from graphc.passes.lower.nest import Point
+from graphc.passes.lower.reductions import combined
 from graphc.passes.lower.spaces import drop_units, flatten_loads, shapes_of, split_divided
 
 BYTES = 16  # that a thread reads at once

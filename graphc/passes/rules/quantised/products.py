@@ -95,8 +95,15 @@ def _real(found: Quantised) -> np.ndarray:
 
 
 def _product(
-    rw: Rewriter, op: Op, weights: np.ndarray, steps: np.ndarray, bias: Value | None,
-    axis: int, after: Activated, total: Callable[[bool], Value], padded: bool = False,
+    rw: Rewriter,
+    op: Op,
+    weights: np.ndarray,
+    steps: np.ndarray,
+    bias: Value | None,
+    axis: int,
+    after: Activated,
+    total: Callable[[bool], Value],
+    padded: bool = False,
 ) -> Value | None:
     """A sum of x * weights (output channels first); `total(centred)` builds it in int32."""
     x, channels = activation(op.inputs[0]), weights.shape[0]

@@ -56,9 +56,16 @@ def along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
 
 
 def rescaled(
-    rw: Rewriter, total: Value, offset: np.ndarray, factors: np.ndarray, axis: int, target: Target,
-    below: np.ndarray | None = None, halves: int | None = None,
-    bias: np.ndarray | None = None, largest: float = LARGEST_SUM,
+    rw: Rewriter,
+    total: Value,
+    offset: np.ndarray,
+    factors: np.ndarray,
+    axis: int,
+    target: Target,
+    below: np.ndarray | None = None,
+    halves: int | None = None,
+    bias: np.ndarray | None = None,
+    largest: float = LARGEST_SUM,
 ) -> Value | None:
     """(total + offset + bias) * factors, quantised, halves to even if there are many, or as asked.
 

@@ -1,0 +1,220 @@
+"""Reductions as loops: an expression over bound indices comes out with none left to compute.
+
+A reduction is a scalar accumulator in loops over its axes, whose bounds take over what they can of
+the guards inside (see guards.py); reductions over the same axes share loops. One along an axis that
+is contiguous in memory runs horizontally instead: vector accumulators, of which there are several
+so that latency is hidden, and then a tree over lanes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from graphc.ir.dtypes import boolean, i64
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    call,
+    cast,
+    fold_call,
+    free_indices,
+    substitute,
+    walk,
+)
+from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.simplify import (
+    is_affine_in,
+    simplify,
+)
+from graphc.passes.lower.computation import Computation
+from graphc.passes.lower.guards import trim
+
+UNROLL = 16  # iterations of a small reduction that are unrolled
+
+
+@dataclass(frozen=True)
+class NestOptions:
+    """`lanes(bytes)` of a vector for elements of that many bytes; 1 for plain loops. With `flat`
+    there is one parallel loop over all output elements, for machines with a thread for each."""
+
+    vector_bytes: int = 0
+    tile: int = 6
+    chains: int = 4
+    block: int = 2048  # elements of a one-dimensional computation per parallel iteration
+    flat: bool = False
+
+    def lanes(self, element_bytes: int) -> int:
+        return max(1, self.vector_bytes // element_bytes)
+
+
+@dataclass
+class Reductions:
+    """Emits the reductions of a computation where loops over its outputs ask for them."""
+
+    computation: Computation
+    options: NestOptions
+    k: KernelBuilder = field(default_factory=KernelBuilder)
+    lane: Index | None = None  # the index of the vector loop being emitted
+
+    def resolve(self, exprs: list[Expr], bound: frozenset, per_lane: bool) -> list[Expr]:
+        while ready := ready_reductions(exprs, bound):
+            exprs = self.resolve_group(ready, exprs, bound, per_lane)
+        return exprs
+
+    def resolve_group(self, ready: list[Reduce], exprs, bound: frozenset, per_lane) -> list[Expr]:
+        """Emits the first of the ready reductions, and those over the same axes."""
+        group = [r for r in ready if r.axes == ready[0].axes]
+        mapping = dict(zip(group, self.reduction(group, bound, per_lane)))
+        return [substitute(e, mapping) for e in exprs]
+
+    def reduction(self, group: list[Reduce], bound: frozenset, per_lane: bool) -> list[Expr]:
+        """Computes reductions over the same axes in one loop nest."""
+        axes = list(group[0].axes)
+        if any(a.extent == 0 for a in axes):
+            return [r.identity for r in group]
+        lanes = 1 if per_lane else self._horizontal_lanes(group, axes[-1])
+        if lanes > 1:
+            return self.horizontal(group, axes, lanes, bound)
+        accumulators = [
+            self.k.var(r.dtype.compute, cast(r.identity, r.dtype.compute)) for r in group
+        ]
+        self._accumulate(group, axes, bound, per_lane, {}, [(a, ()) for a in accumulators])
+        return [self.k.let(cast(a[()], r.dtype)) for a, r in zip(accumulators, group)]
+
+    def _accumulate(self, group, axes, bound, per_lane, mapping, targets) -> None:
+        bodies = [simplify(substitute(r.term, mapping)) for r in group]
+        self._terms(group, bodies, axes, bound, per_lane, targets)
+
+    def _terms(self, group, bodies, axes, bound, per_lane, targets) -> None:
+        """Loops over the axes, and adds one term to every accumulator inside."""
+        if not axes:
+            resolved = self.resolve(bodies, bound, per_lane)
+            for r, body, (buffer, index) in zip(group, resolved, targets):
+                self.k.store(buffer, index, combined(r, buffer[index], body))
+            return
+        axis, *rest = axes
+        scalar = bound - {self.lane} if self.lane is not None else bound
+        trimmed = trim(group, bodies, axis, scalar)
+        if trimmed is not None:
+            inside, bodies = trimmed
+            with self.k.loop(inside.extent) as x:
+                moved = [simplify(substitute(b, {axis: x + inside.low})) for b in bodies]
+                self._terms(group, moved, rest, bound | {x}, per_lane, targets)
+            return
+        total = math.prod(a.count for a in axes)
+        kind = "unroll" if total <= UNROLL and total * len(group) <= 8 * UNROLL else "serial"
+        with self.k.loop(axis.extent, kind) as x:
+            moved = [simplify(substitute(b, {axis: x})) for b in bodies]
+            self._terms(group, moved, rest, bound | {x}, per_lane, targets)
+
+    def _horizontal_lanes(self, group: list[Reduce], axis: Index) -> int:
+        if not self.options.vector_bytes:
+            return 1
+        lanes = self.options.lanes(element_bytes([r.body for r in group]))
+        contiguous = all(_strides_small(r.body, axis) for r in group)
+        return lanes if contiguous and axis.count >= lanes else 1  # type: ignore[arg-type]
+
+    def horizontal(self, group, axes: list[Index], lanes: int, bound: frozenset) -> list[Expr]:
+        """A reduction along a contiguous axis: vector accumulators, then a tree over lanes."""
+        *outer, axis = axes
+        extent = axis.count
+        chains = self.options.chains if extent >= self.options.chains * lanes else 1
+        accumulators = []
+        for r in group:
+            dtype = r.dtype.compute
+            accumulators.append(self.k.alloc(dtype, (chains * lanes,), "reg"))
+            for c in range(chains):
+                with self.k.loop(lanes, "vector", width=lanes) as v:
+                    self.k.store(accumulators[-1], v + c * lanes, cast(r.identity, dtype))
+        self._sweep(group, outer, axis, {}, accumulators, chains, lanes, bound)
+        return [self._fold_lanes(r, a, chains, lanes) for r, a in zip(group, accumulators)]
+
+    def _sweep(self, group, outer, axis, mapping, accumulators, chains, lanes, bound) -> None:
+        if outer:
+            with self.k.loop(outer[0].extent) as x:
+                inner = {**mapping, outer[0]: x}
+                self._sweep(group, outer[1:], axis, inner, accumulators, chains, lanes, bound | {x})
+            return
+
+        def step(start: Expr, chain: int, count: int, bound: frozenset) -> None:
+            with self.k.loop(count, "vector", width=count) as v:
+                at = {**mapping, axis: start + v}
+                targets = [(a, (simplify(v + chain * lanes),)) for a in accumulators]
+                self._accumulate(group, [], bound | {v}, True, at, targets)
+
+        extent = axis.count
+        whole = extent // (chains * lanes)
+        with self.k.loop(whole) as x:
+            for c in range(chains):
+                step((x * chains + c) * lanes, c, lanes, bound | {x})
+        done = whole * chains * lanes
+        for c in range((extent - done) // lanes):
+            step(Const(done + c * lanes, i64), c, lanes, bound)
+        tail = extent % lanes
+        if tail:
+            step(Const(extent - tail, i64), 0, tail, bound)
+
+    def _fold_lanes(self, r: Reduce, accumulator: Buffer, chains: int, lanes: int) -> Expr:
+        width = chains * lanes
+        while width > 1:
+            half = width // 2
+            step = min(half, lanes)
+            for start in range(0, half, step):
+                with self.k.loop(step, "vector" if step > 1 else "unroll", width=step) as v:
+                    here, there = simplify(v + start), simplify(v + (start + half))
+                    value = combined(r, accumulator[here], accumulator[there])
+                    self.k.store(accumulator, here, value)
+            width = half
+        return self.k.let(cast(accumulator[Const(0, i64)], r.dtype))
+
+
+def ready_reductions(exprs: list[Expr], bound: frozenset) -> list[Reduce]:
+    """Reductions over bound indices only, that contain no other such reduction."""
+    found: dict[Reduce, None] = {}
+    waiting: set[Expr] = set()
+    for expr in exprs:
+        for node in walk(expr):
+            if any(c in waiting for c in node.children):
+                waiting.add(node)
+            if isinstance(node, Reduce) and free_indices(node) <= bound:
+                if node not in waiting:
+                    found[node] = None
+                waiting.add(node)
+    return list(found)
+
+
+def combined(r: Reduce, accumulator: Expr, value: Expr) -> Expr:
+    """An accumulator with one more term."""
+    dtype = accumulator.dtype
+    product = r.op == "sum" and isinstance(value, Call) and value.op.name == "mul"
+    if product and value.dtype is dtype and dtype.is_float:
+        return call("fma", *value.args, accumulator)  # type: ignore[attr-defined]
+    return fold_call(r.combine, (accumulator, cast(value, dtype)), dtype)
+
+
+def element_bytes(exprs: list[Expr]) -> int:
+    """The widest element that a computation loads or makes."""
+    sizes = [4]
+    for expr in exprs:
+        sizes.append(expr.dtype.compute.size)
+        for node in walk(expr):
+            if isinstance(node, (Load, Call)) and node.dtype not in (i64, boolean):
+                sizes.append(node.dtype.compute.size)
+    if exprs and all(e.dtype is i64 for e in exprs):
+        return 8
+    return max(sizes)
+
+
+def _strides_small(expr: Expr, axis: Index) -> bool:
+    """Whether every load moves by 0 or 1 element along `axis`."""
+    for node in walk(expr):
+        if isinstance(node, Load):
+            for position in node.index:
+                if is_affine_in(position, axis) not in (0, 1):
+                    return False
+    return True

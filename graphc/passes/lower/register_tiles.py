@@ -1,0 +1,426 @@
+"""Contractions in tiles of registers, for machines with vectors: a strategy.
+
+* `b` is packed in panels [outer..., n / NR, k, NR], at compile time if it is constant, unless its
+  rows are contiguous in n already;
+* `a` is read element by element and broadcast, so it needs no packing; a guarded load of a window
+  (a padded convolution) is first copied into a padded buffer, other expressions into a plain one;
+* a micro-kernel keeps MR x NR sums in registers over all of k, and the epilogue (bias, activation,
+  residual) is applied to them on their way to memory.
+
+Rows, columns and k are those of contraction.py. The structure is that of K. Goto and R. van de
+Geijn, Anatomy of High-Performance Matrix Multiplication (2008), with the full depth of k in one
+pass, as suits inference shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import (
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    call,
+    cost,
+    free_indices,
+    loads,
+    select,
+    substitute,
+    walk,
+)
+from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
+from graphc.ir.simplify import flatten_index, is_affine_in, simplify, to_poly, unflatten_index
+from graphc.passes.lower.computation import (
+    Computation,
+    Lowered,
+    flat_buffer,
+)
+from graphc.passes.lower.contraction import Match, match_contraction
+from graphc.passes.lower.spaces import (
+    flatten_loads,
+    merge_adjacent,
+)
+from graphc.passes.lower.window import padded_window
+
+PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
+LONG_EPILOGUE = 24  # cost of an epilogue beyond which it is not repeated for every row of a tile
+
+
+@dataclass(frozen=True)
+class ContractionOptions:
+    """Sizes of the machine: vector and cache bytes, and vector registers."""
+
+    vector_bytes: int = 64
+    registers: int = 32
+    l2_bytes: int = 1 << 20
+    min_depth: int = 4  # products summed, below which a loop nest does as well
+
+
+def lower_contraction(computation: Computation, options: ContractionOptions) -> Lowered | str:
+    """The kernel of a contraction, or the reason why the computation is not one."""
+    match = match_contraction(computation, options.min_depth)
+    if isinstance(match, str):
+        return match
+    problem = _prepare_rows(match)
+    if problem:
+        return problem
+    _order_depth(match)
+    plan = _plan(match, options)
+    _prepare_columns(match, plan)
+    return _Emitter(match, plan, options).lowered()
+
+
+# ---------------------------------------------------------------- the row operand
+
+
+def _prepare_rows(match: Match) -> str:
+    """Makes `a` a flat load whose offset separates rows from depth; a reason if it cannot."""
+    if not isinstance(match.a, Load):
+        window = padded_window(match.a, "rows", match.computation)
+        if window is not None:
+            buffer, index, contents, access = window
+            match.add(buffer, index, contents, f"pad of {match.computation.label}")
+            match.a = access
+    if isinstance(match.a, Load):
+        flat = flatten_loads(match.a, match.shapes)
+        assert isinstance(flat, Load)
+        if _separable(flat.index[0], set(match.depth)):
+            match.a = flat
+            return ""
+    return _copy_rows(match)
+
+
+def _copy_rows(match: Match) -> str:
+    used = free_indices(match.a)
+    own = [x for x in match.indices if x in used] + [x for x in match.depth if x in used]
+    shape = tuple(x.count for x in own)
+    if math.prod(shape) > 1 << 26:
+        return f"contraction: the row operand would take a copy of shape {list(shape)}"
+    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
+    contents = substitute(match.a, dict(zip(own, index)))
+    buffer = Buffer("rows", match.a.dtype, shape)
+    match.add(buffer, index, contents, f"operand of {match.computation.label}")
+    match.a = flatten_loads(buffer[tuple(own)], match.shapes)
+    return ""
+
+
+def _separable(offset: Expr, depth: set[Index]) -> bool:
+    """Whether an offset is f(rows, outer) + g(depth)."""
+    for atoms in to_poly(simplify(offset)):
+        used = frozenset().union(*(free_indices(x) for x in atoms)) if atoms else frozenset()
+        if used & depth and used - depth:
+            return False
+    return True
+
+
+def _order_depth(match: Match) -> None:
+    """Sorts the summed indices so that the innermost moves least in `a`."""
+    assert isinstance(match.a, Load)
+    offset = match.a.index[0]
+    strides = {k: is_affine_in(offset, k) for k in match.depth}
+    if all(s is not None for s in strides.values()):
+        match.depth.sort(key=lambda k: -abs(strides[k] or 0))
+
+
+# ---------------------------------------------------------------- tiles
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Tile sizes: `vectors` of `lanes` make a panel of columns; `row_tile` rows at a time."""
+
+    lanes: int
+    vectors: int
+    row_tile: int
+    columns: int
+    depth: int
+    packed: bool
+
+    @property
+    def panel(self) -> int:
+        return self.lanes * self.vectors
+
+
+def _plan(match: Match, options: ContractionOptions) -> _Plan:
+    lanes = max(1, options.vector_bytes // match.hole.dtype.size)
+    columns = math.prod(x.count for x in match.cols)
+    depth = math.prod(x.count for x in match.depth)
+    merged, _ = merge_adjacent(match.rows, [match.a])
+    rows = merged[-1].count if merged else 1
+    vectors = _vectors(rows, -(-columns // lanes), options.registers)
+    row_tile = max(1, min((options.registers - vectors - 1) // vectors, rows))
+    return _Plan(lanes, vectors, row_tile, columns, depth, not _contiguous_columns(match))
+
+
+def _vectors(rows: int, needed: int, registers: int) -> int:
+    """Vectors per panel: two for tall problems, more where there are few rows."""
+    if needed == 1:
+        return 1
+    if rows >= 8 or registers < 32 and rows >= 4:
+        return 2
+    if rows >= 5:
+        return min(needed, 3)
+    return min(needed, 8 if registers >= 32 else 4, max(2, (registers - 4) // max(rows, 1) - 1))
+
+
+def _contiguous_columns(match: Match) -> bool:
+    """Whether `b` can be read in place: not constant, one column index, at stride 1."""
+    b = match.b
+    if not isinstance(b, Load) or len(match.cols) != 1 or b.source in match.computation.constants:
+        return False
+    flat = flatten_loads(b, match.shapes)
+    assert isinstance(flat, Load)
+    separable = _separable(flat.index[0], set(match.depth))
+    return separable and is_affine_in(flat.index[0], match.cols[0]) == 1
+
+
+def _prepare_columns(match: Match, plan: _Plan) -> None:
+    """Replaces `b` by a flat load over `column` (an index of all columns) and the depth."""
+    if not plan.packed:
+        match.b = flatten_loads(match.b, match.shapes)
+        return
+    used = free_indices(match.b)
+    outer = [x for x in match.outer if x in used]
+    panels = -(-plan.columns // plan.panel)
+    deep = tuple(k.count for k in match.depth)
+    shape = (*(x.count for x in outer), panels, *deep, plan.panel)
+    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
+    panel, lane = index[len(outer)], index[-1]
+    column = panel * plan.panel + lane
+    mapping: dict[Expr, Expr] = dict(
+        zip((*outer, *match.depth), (*index[: len(outer)], *index[len(outer) + 1 : -1]))
+    )
+    mapping.update(zip(match.cols, unflatten_index(column, tuple(x.extent for x in match.cols))))
+    contents = simplify(substitute(match.b, mapping))
+    if plan.columns % plan.panel:
+        contents = select(column < plan.columns, contents, Const(0, contents.dtype))
+    buffer = Buffer("panels", match.b.dtype, shape)
+    match.add(buffer, index, simplify(contents), f"panels of {match.computation.label}")
+
+
+# ---------------------------------------------------------------- emission
+
+
+def balanced_tiles(total: int, largest: int) -> list[tuple[int, int, int]]:
+    """Segments (start, count, size) that cover `total` with tiles of almost equal size."""
+    if total <= largest:
+        return [(0, 1, total)]
+    count = -(-total // largest)
+    small, extra = divmod(total, count)
+    segments = [(0, extra, small + 1)] if extra else []
+    return [*segments, (extra * (small + 1), count - extra, small)]
+
+
+class _Emitter:
+    """Emits the loops of a planned contraction."""
+
+    def __init__(self, match: Match, plan: _Plan, options: ContractionOptions):
+        self.match, self.plan, self.options = match, plan, options
+        self.k = KernelBuilder()
+        self.column = Index("column", plan.columns)
+        self._flatten()
+
+    def _flatten(self) -> None:
+        """Epilogue, offset and operands over merged outer and row indices and one column."""
+        match, shapes = self.match, self.match.shapes
+        exprs = [flatten_loads(e, shapes) for e in match.exprs]
+        hole = next(n for e in exprs for n in walk(e) if isinstance(n, Reduce))
+        marker = Load("sum", (Const(0, i64),), hole.dtype)
+        exprs = [substitute(e, {hole: marker}) for e in exprs]
+        columns = unflatten_index(self.column, tuple(x.extent for x in match.cols))
+        mapping: dict[Expr, Expr] = dict(zip(match.cols, columns))
+        all_exprs = [simplify(substitute(e, mapping)) for e in (match.offset, match.a, *exprs)]
+        b = match.b if self.plan.packed else simplify(substitute(match.b, mapping))
+        rows = match.rows
+        rows, all_exprs = merge_adjacent(rows, all_exprs)
+        self.offset, self.a, *self.exprs = all_exprs
+        self.b, self.rows, self.marker = b, rows, marker
+        depth = match.depth
+        if not self.plan.packed:
+            depth, (a, b) = merge_adjacent(depth, [self.a, self.b])
+            self.a, self.b = a, b
+        else:
+            depth, (self.a,) = merge_adjacent(depth, [self.a])
+        self.depth = depth
+
+    def lowered(self) -> Lowered:
+        match = self.match
+        *outer_rows, tiled = self.rows or [Index("m", 1)]
+        outer = [*match.outer, *outer_rows]
+        segments = balanced_tiles(tiled.count, self.plan.row_tile)
+        panels = self._panels()
+        batch = math.prod(x.count for x in outer)
+        tiles = sum(count for _, count, _ in segments)
+        if batch >= 4 or batch * tiles >= 16 * len(panels):
+            self._rows_outside(outer, tiled, segments, panels)
+        else:
+            self._panels_outside(outer, tiled, segments, panels)
+        outputs = [flat_buffer(o.buffer) for o in match.computation.outputs]
+        used = {x.source for e in (self.a, self.b, *self.exprs) for x in loads(e)}
+        if self.plan.packed:
+            used.add("panels")
+        inputs = [b for b in match.computation.inputs if b.name in used]
+        params = [flat_buffer(b) for b in (*inputs, *match.temporaries)] + outputs
+        work = math.prod(x.count for x in match.indices) * self.plan.depth * 2
+        kernel = Kernel("contract", tuple(params), self.k.body(), match.computation.label)
+        inplace = _in_place(self, inputs)
+        return Lowered(kernel, match.prepare, match.temporaries, flops=work, inplace=inplace)
+
+    def _panels(self) -> list[tuple[int, int, int]]:
+        """Segments (first panel, count, columns in each)."""
+        whole, rest = divmod(self.plan.columns, self.plan.panel)
+        full = [(0, whole, self.plan.panel)] if whole else []
+        return [*full, (whole, 1, rest)] if rest else full
+
+    def _rows_outside(self, outer, tiled, segments, panels) -> None:
+        """Parallel over outer indices and blocks of row tiles; all panels for each block, or, where
+        the blocks are few, a group of panels."""
+        row_bytes = self.plan.depth * self.match.hole.dtype.size
+        batch = math.prod(x.count for x in outer)
+        for start, count, size in segments:
+            block = max(1, min(count, self.options.l2_bytes // 2 // max(1, size * row_bytes)))
+            while count % block:
+                block -= 1
+            blocks = count // block
+            few = batch * blocks < PARALLEL_PIECES
+            for part in [[segment] for segment in panels] if few else [panels]:
+                groups = _pieces(part[0][1], batch * blocks) if few else 1
+                extents = (*(x.count for x in outer), blocks, groups)
+                with self.k.loop(math.prod(extents), "parallel", name="p") as p:
+                    *front, at, group = unflatten_index(p, extents)
+                    fixed = dict(zip(outer, front))
+                    for first, number, width in part:
+                        each = number // groups
+                        with self.k.loop(each) as n, self.k.loop(block) as t:
+                            row = (at * block + t) * size + start
+                            self._tile(fixed, tiled, row, size, group * each + n + first, width)
+
+    def _panels_outside(self, outer, tiled, segments, panels) -> None:
+        """Parallel over outer indices and panels; all row tiles for each panel, or, where the
+        panels are few, a group of tiles."""
+        batch = math.prod(x.count for x in outer)
+        for first, number, width in panels:
+            few = batch * number < PARALLEL_PIECES
+            for part in [[segment] for segment in segments] if few else [segments]:
+                groups = _pieces(part[0][1], batch * number) if few else 1
+                extents = (*(x.count for x in outer), number, groups)
+                with self.k.loop(math.prod(extents), "parallel", name="p") as p:
+                    *front, n, group = unflatten_index(p, extents)
+                    fixed = dict(zip(outer, front))
+                    for start, count, size in part:
+                        each = count // groups
+                        with self.k.loop(each) as t:
+                            row = (group * each + t) * size + start
+                            self._tile(fixed, tiled, row, size, n + first, width)
+
+    # ---------------------------------------------------------------- the micro-kernel
+
+    def _tile(
+        self, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr, width: int
+    ) -> None:
+        """MR x NR sums over the whole depth, then the epilogue."""
+        lanes, dtype = self.plan.lanes, self.match.hole.dtype
+        panel = self.k.let(simplify(panel))
+        row = self.k.let(simplify(row))
+        pieces = [(j, min(lanes, width - j)) for j in range(0, width, lanes)]
+        sums = self.k.alloc(dtype, (size * self.plan.panel,), "reg")
+        for t in range(size):
+            for j, count in pieces:
+                with self._lanes(count) as v:
+                    self.k.store(sums, simplify(v + (t * self.plan.panel + j)), Const(0, dtype))
+        self._sum(sums, fixed, tiled, row, size, panel, pieces, list(self.depth), {})
+        if size > 1 and sum(map(cost, self.exprs)) > LONG_EPILOGUE:
+            self._finish_in_a_loop(sums, fixed, tiled, row, size, panel, pieces)
+            return
+        for t in range(size):
+            self._finish_row(sums, {**fixed, tiled: row + t}, panel, t * self.plan.panel, pieces)
+
+    def _finish_in_a_loop(self, sums, fixed, tiled, row, size, panel, pieces) -> None:
+        """A long epilogue (an activation with a polynomial) is written once, not once per row: the
+        sums leave their registers for a tile on the stack."""
+        width = self.plan.panel
+        tile = self.k.alloc(sums.dtype, (size * width,), "stack")
+        for t in range(size):
+            for j, count in pieces:
+                with self._lanes(count) as v:
+                    cell = simplify(v + (t * width + j))
+                    self.k.store(tile, cell, sums[cell])
+        with self.k.loop(size) as at:
+            self._finish_row(tile, {**fixed, tiled: row + at}, panel, at * width, pieces)
+
+    def _finish_row(self, sums, at: dict, panel: Expr, start, pieces) -> None:
+        for j, count in pieces:
+            with self._lanes(count) as v:
+                self._finish(sums[simplify(v + start + j)], at, panel, j, v)
+
+    def _lanes(self, count: int):
+        return self.k.loop(count, "vector" if count > 1 else "unroll", width=count)
+
+    def _sum(self, sums, fixed, tiled, row, size, panel, pieces, depth, at) -> None:
+        if depth:
+            with self.k.loop(depth[0].extent) as x:
+                inner = {**at, depth[0]: x}
+                self._sum(sums, fixed, tiled, row, size, panel, pieces, depth[1:], inner)
+            return
+        # Row by row, so that a broadcast element dies before the next; the loads of the column
+        # vectors are the same in every row, and are shared by the code generator.
+        where = {**fixed, **at}
+        for t in range(size):
+            a = simplify(substitute(self.a, {**where, tiled: row + t}))
+            for j, count in pieces:
+                with self._lanes(count) as v:
+                    b = self._column_element(where, panel, j, v, at)
+                    cell = simplify(v + (t * self.plan.panel + j))
+                    self.k.store(sums, cell, call("fma", a, b, sums[cell]))
+
+    def _column_element(self, where: dict, panel: Expr, j: int, v: Expr, at: dict) -> Expr:
+        if not self.plan.packed:
+            column = panel * self.plan.panel + j + v
+            return simplify(substitute(self.b, {**where, self.column: column}))
+        used = free_indices(self.match.b)
+        outer = tuple(where[x] for x in self.match.outer if x in used)
+        front = self.match.temporaries[-1].shape[: len(outer) + 1]
+        shape = (*front, self.plan.depth, self.plan.panel)
+        deep = flatten_index(tuple(at[k] for k in self.depth), tuple(k.extent for k in self.depth))
+        offset = flatten_index((*outer, panel, deep, v + j), shape)
+        return Load("panels", (offset,), self.match.b.dtype)
+
+    def _finish(self, cell: Expr, at: dict, panel: Expr, j: int, v: Expr) -> None:
+        """The epilogue of one vector of sums, stored."""
+        mapping = {**at, self.column: panel * self.plan.panel + j + v}
+        total = self.k.let(cell)
+        for output, expr in zip(self.match.computation.outputs, self.exprs):
+            value = simplify(substitute(expr, {**mapping, self.marker: total}))
+            offset = simplify(substitute(self.offset, mapping))
+            self.k.store(flat_buffer(output.buffer), (offset,), value)
+
+
+def _pieces(count: int, others: int) -> int:
+    """Into how many equal parts to split `count` iterations, so that with `others` outside there is
+    work for several threads."""
+    divisors = [d for d in range(1, count + 1) if count % d == 0]
+    return next((d for d in divisors if d * others >= PARALLEL_PIECES), divisors[-1])
+
+
+def _in_place(emitter: _Emitter, inputs: list[Buffer]) -> list[tuple[str, str]]:
+    """Inputs read only in the epilogue, at the very element that is stored."""
+    if len(emitter.exprs) != 1:
+        return []
+    operands = {x.source for e in (emitter.a, emitter.b) for x in loads(e)}
+    output = emitter.match.computation.outputs[0].buffer
+    found = []
+    for buffer in inputs:
+        reads = [x for x in loads(emitter.exprs[0]) if x.source == buffer.name]
+        same = all(simplify(x.index[0]) is simplify(emitter.offset) for x in reads)
+        if (
+            reads
+            and same
+            and buffer.name not in operands
+            and buffer.dtype.size == output.dtype.size
+        ):
+            found.append((output.name, buffer.name))
+    return found
