@@ -220,9 +220,7 @@ def _call(model: Model, number: int, step: Step) -> list[str]:
     lines += [f"    {macro}_BEGIN({number});", call, f"    {macro}_END({number});"]
     for position, slot in results(model, step):
         size = slot.elements * slot.dtype.size
-        lines.append(
-            f"    {macro}_RESULT({number}, {slot.dtype}, {arguments[position]}, {size}u);"
-        )
+        lines.append(f"    {macro}_RESULT({number}, {slot.dtype}, {arguments[position]}, {size}u);")
     return lines
 
 

@@ -41,6 +41,7 @@ from graphc.passes.lower.computation import (
 )
 from graphc.passes.lower.contraction import Match, match_contraction
 from graphc.passes.lower.spaces import (
+    balanced_tiles,
     flatten_loads,
     merge_adjacent,
 )
@@ -203,16 +204,6 @@ def _prepare_columns(match: Match, plan: _Plan) -> None:
 
 
 # ---------------------------------------------------------------- emission
-
-
-def balanced_tiles(total: int, largest: int) -> list[tuple[int, int, int]]:
-    """Segments (start, count, size) that cover `total` with tiles of almost equal size."""
-    if total <= largest:
-        return [(0, 1, total)]
-    count = -(-total // largest)
-    small, extra = divmod(total, count)
-    segments = [(0, extra, small + 1)] if extra else []
-    return [*segments, (extra * (small + 1), count - extra, small)]
 
 
 class _Emitter:

@@ -21,7 +21,7 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import flatten_index, simplify
+from graphc.ir.simplify import flatten_index, simplify, unflatten_index
 
 
 def flatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:
@@ -33,6 +33,17 @@ def flatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:
         return None
 
     return transform(expr, flat)
+
+
+def unflatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:
+    """The inverse of `flatten_loads`."""
+
+    def ranked(node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or len(shapes[node.source]) == 1:
+            return None
+        return Load(node.source, unflatten_index(node.index[0], shapes[node.source]), node.dtype)
+
+    return transform(expr, ranked)
 
 
 def shapes_of(buffers: tuple[Buffer, ...]) -> dict[str, tuple]:
@@ -119,3 +130,13 @@ def _divisor(exprs: list[Expr], index: Index) -> int | None:
                 if isinstance(index.extent, int) and index.extent % by.value == 0:
                     return by.value
     return None
+
+
+def balanced_tiles(total: int, largest: int) -> list[tuple[int, int, int]]:
+    """Segments (start, count, size) that cover `total` with tiles of almost equal size."""
+    if total <= 0:
+        return []
+    count = -(-total // largest)
+    small, extra = divmod(total, count)
+    segments = [(0, extra, small + 1)] if extra else []
+    return [*segments, (extra * (small + 1), count - extra, small)]

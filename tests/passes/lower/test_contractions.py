@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from differential import build, check, floats, program_of
 
-from graphc.passes.lower.register_tiles import balanced_tiles
+from graphc.passes.lower.spaces import balanced_tiles
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -1,6 +1,6 @@
 """Sums of products in vector registers, for the M-profile Vector Extension (Helium).
 
-A computation matches as for register tiles (tiles.py), if the outputs that the constant factor
+A computation matches as for register tiles (products.py), if the outputs that the constant factor
 tells apart are neighbours. There are two ways to sum: sixteen products of bytes at a time where
 bytes lie in a row along the innermost summed indices (helium_dots.py), and four columns at a time
 (helium_lanes.py).
@@ -11,18 +11,18 @@ from __future__ import annotations
 from graphc.backends.micro_c.strategies.helium_dots import Dots
 from graphc.backends.micro_c.strategies.helium_lanes import Lanes
 from graphc.backends.micro_c.strategies.helium_sums import HeliumOptions, has_byte_rows, problem
-from graphc.backends.micro_c.strategies.tiles import TileOptions, match_product
+from graphc.backends.micro_c.strategies.products import match_product
 from graphc.passes.lower.computation import Computation, Lowered
 
-MATCHING = TileOptions(min_depth=2)
+MIN_DEPTH = 2  # products summed, below which a plain nest does as well
 
 
 def lower_helium(computation: Computation, options: HeliumOptions) -> Lowered | str:
     """The kernel of a sum of products in vectors, or the reason why there is none."""
-    match = match_product(computation, MATCHING)
+    match = match_product(computation, MIN_DEPTH)
     if isinstance(match, str):
-        return match.replace("tiles", "helium")
+        return f"helium: {match}"
     reason = problem(match)
     if reason:
-        return reason
+        return f"helium: {reason}"
     return (Dots if has_byte_rows(match) else Lanes)(match, options).lowered()

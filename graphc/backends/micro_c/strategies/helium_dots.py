@@ -16,7 +16,7 @@ from graphc.backends.micro_c.strategies.helium_sums import (
     moved,
     unguarded,
 )
-from graphc.backends.micro_c.strategies.tiles import centred_byte
+from graphc.backends.micro_c.strategies.products import centred_byte
 from graphc.backends.micro_c.vectors import BYTES, LANES
 from graphc.ir.dtypes import i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute

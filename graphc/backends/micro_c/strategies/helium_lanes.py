@@ -18,7 +18,7 @@ from graphc.backends.micro_c.strategies.helium_sums import (
     Level,
     moved,
 )
-from graphc.backends.micro_c.strategies.tiles import ProductMatch
+from graphc.backends.micro_c.strategies.products import ProductMatch
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, substitute

@@ -17,13 +17,7 @@ from dataclasses import dataclass, replace
 from graphc.backends.cfamily.printer import Dialect
 from graphc.backends.cfamily.spell import Speller
 from graphc.backends.micro_c.intrinsics import MicroPrinter
-from graphc.backends.micro_c.strategies.tiles import (
-    ProductMatch,
-    centred_byte,
-    interior,
-    tiles_of,
-    unflatten_loads,
-)
+from graphc.backends.micro_c.strategies.products import ProductMatch, centred_byte, interior
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, i64, u8
 from graphc.ir.expr import (
@@ -46,7 +40,7 @@ from graphc.ir.simplify import flatten_index, is_affine_in, simplify
 from graphc.passes.kernel.prepare import prepare_kernel
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
 from graphc.passes.lower.guards import guard_atoms
-from graphc.passes.lower.spaces import shapes_of
+from graphc.passes.lower.spaces import balanced_tiles, shapes_of, unflatten_loads
 
 SHORT_ROW = 12  # bytes in a row, below which lanes are faster than dots
 LEAST_TABLE = 2048  # bytes of starts that are always worth it
@@ -80,21 +74,21 @@ def problem(match: ProductMatch) -> str:
     """Why a sum of products cannot be taken in vectors; empty if it can."""
     column, hole = match.column, match.hole
     if column is None or is_affine_in(match.offset, column) != 1:
-        return "helium: the columns of the weights are no neighbours in the output"
+        return "the columns of the weights are no neighbours in the output"
     stored = {x.dtype for x in loads(match.b)}
     if not stored <= ({f32} if hole.dtype is f32 else {i8, u8, i32}):
-        return f"helium: weights of {', '.join(sorted(d.name for d in stored))}"
+        return f"weights of {', '.join(sorted(d.name for d in stored))}"
     for atom in guard_atoms(hole.op, hole.identity, hole.body):
         summed = [k for k in match.depth if k in free_indices(atom)]
         if len(summed) != 1 or column in free_indices(atom):
-            return "helium: a guard of several summed indices, or of columns"
+            return "a guard of several summed indices, or of columns"
     read = _element(unguarded(match), hole.dtype)
     if read is None:
-        return "helium: the other factor is more than an element"
+        return "the other factor is more than an element"
     if any(is_affine_in(read.index[0], k) is None for k in (*match.indices, *match.depth)):
-        return "helium: the other factor is not affine"
+        return "the other factor is not affine"
     if is_affine_in(read.index[0], column) not in (0, 1):
-        return "helium: the other factor is not read in the order of columns"
+        return "the other factor is not read in the order of columns"
     return ""
 
 
@@ -373,9 +367,9 @@ class Emitter:
         if low or high < row.count or inside is not None:
             self._edges(at, row, low, high, inside)
         with self.k.when(inside) if inside is not None else nullcontext():
-            for first, number, size in tiles_of(low, high - low, self._tile_rows()):
+            for first, number, size in balanced_tiles(high - low, self._tile_rows()):
                 with self._loop(number) as x:
-                    base = simplify(x * size + first)
+                    base = simplify(x * size + (first + low))
                     self._columns([{**at, row: simplify(base + t)} for t in range(size)], True)
 
     def _one_row(self, at: dict, inside: Expr | None) -> None:

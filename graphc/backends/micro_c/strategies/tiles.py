@@ -1,10 +1,8 @@
 """Sums of products in register tiles, for machines without vectors.
 
-A computation matches when its only output contains one `sum(a * b)`, `b` depending on constants
-alone. A tile of output elements, `rows` of them along an index that moves `a` only and `columns`
-along the innermost index, which moves `b`, is summed in scalar variables, so that each element
-loaded serves several products. Convolutions, depthwise convolutions and matrix products are
-all of this form.
+A tile of output elements, `rows` of them along the row index and `columns` along the innermost one
+(see products.py), is summed in scalar variables, so that each element loaded serves several
+products.
 
 * `b` is stored in the order it is read in: [outer..., column tile, summed indices..., column].
 * Padding is never stored. A guard that depends on the row index holds for all taps in the middle
@@ -23,35 +21,34 @@ import math
 from dataclasses import dataclass
 
 from graphc.backends.micro_c.intrinsics import LANES, dot4
-from graphc.ir.dtypes import DType, f32, i8, i32, i64, u8
+from graphc.backends.micro_c.strategies.products import (
+    ProductMatch,
+    centred_byte,
+    interior,
+    match_product,
+)
+from graphc.ir.dtypes import DType, i8, i32, i64, u8
 from graphc.ir.expr import (
     Call,
     Const,
     Expr,
     Index,
     Load,
-    Reduce,
-    Ref,
     call,
     free_indices,
     loads,
     substitute,
-    transform,
-    walk,
 )
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
-from graphc.passes.lower.guards import guard_atoms, trim
+from graphc.passes.lower.guards import trim
 from graphc.passes.lower.spaces import (
-    drop_units,
-    flatten_loads,
     merge_adjacent,
     shapes_of,
-    split_divided,
+    unflatten_loads,
 )
 
-MOST_ROWS = 1 << 16  # of an index that is searched for its interior
 LOOP = 3  # instructions of a loop around a tile, per product of each sum
 
 
@@ -76,99 +73,12 @@ class TileOptions:
     min_depth: int = 3  # products summed, below which a plain nest does as well
 
 
-@dataclass
-class ProductMatch:
-    """`indices` of the output less `row` and `column` are the outer loops, in order; `a` and `b`
-    are the factors over flat buffers, `depth` the summed indices in the order of the loops."""
-
-    computation: Computation
-    indices: list[Index]
-    offset: Expr
-    expr: Expr
-    hole: Reduce
-    a: Expr
-    b: Expr
-    depth: list[Index]
-    row: Index | None
-    column: Index | None
-
-    @property
-    def column_alone(self) -> bool:
-        """Whether elements of `b` serve one column and those of `a` one too."""
-        return self.column is not None and self.column in free_indices(self.a)
-
-    def epilogue_loads(self) -> list[Load]:
-        """What is read besides the factors."""
-        return loads(substitute(self.expr, {self.hole: Ref("sum", self.hole.dtype)}))
-
-
 def lower_tiles(computation: Computation, options: TileOptions) -> Lowered | str:
     """The kernel of a sum of products, or the reason why the computation is not one."""
-    match = match_product(computation, options)
+    match = match_product(computation, options.min_depth)
     if isinstance(match, str):
-        return match
+        return f"tiles: {match}"
     return _Emitter(match, options).lowered()
-
-
-# ---------------------------------------------------------------- matching
-
-
-def match_product(computation: Computation, options: TileOptions) -> ProductMatch | str:
-    if len(computation.outputs) != 1:
-        return "tiles: several outputs"
-    output = computation.outputs[0]
-    shapes = shapes_of(computation.inputs)
-    expr = simplify(flatten_loads(output.expr, shapes))
-    offset = flatten_index(output.index, output.extents)
-    indices, (offset, expr) = drop_units(list(output.index), [offset, expr])
-    indices, (offset, expr) = split_divided(indices, [offset, expr])
-    sums = [n for n in walk(expr) if isinstance(n, Reduce)]
-    if len(sums) != 1:
-        return f"tiles: {len(sums)} reductions instead of one"
-    indices, (offset, expr) = merge_adjacent(indices, [offset, expr])
-    hole = next(n for n in walk(expr) if isinstance(n, Reduce))
-    return _classify(computation, indices, offset, expr, hole, options)
-
-
-def _classify(computation, indices, offset, expr, hole: Reduce, options) -> ProductMatch | str:
-    body = hole.body
-    if hole.op != "sum" or not (isinstance(body, Call) and body.op.name == "mul"):
-        return "tiles: not a sum of products"
-    if hole.dtype not in (f32, i32):
-        return f"tiles: {hole.dtype} is neither f32 nor i32"
-    if not indices or math.prod(k.count for k in hole.axes) < options.min_depth:
-        return "tiles: too few products or sums"
-    a, b = body.args
-    if not _is_constant(b, computation):
-        a, b = b, a
-    if not _is_constant(b, computation) or _is_constant(a, computation):
-        return "tiles: not exactly one factor is constant"
-    if any(k not in free_indices(b) for k in hole.axes):
-        return "tiles: a summed index is missing in the weights"
-    in_a, in_b = free_indices(a), free_indices(b)
-    column = indices[-1] if indices[-1] in in_b else None
-    rows = [x for x in indices if x in in_a and x not in in_b]
-    row = max(reversed(rows), key=lambda x: _row_rank(x, hole, a), default=None)
-    depth = _ordered(hole, a, row)
-    return ProductMatch(computation, indices, offset, expr, hole, a, b, depth, row, column)
-
-
-def _row_rank(row: Index, hole: Reduce, a: Expr) -> tuple[bool, int]:
-    """How good tiles along an index are: whether only they let neighbouring bytes be summed four by
-    four, and the number of elements that they can be made of."""
-    low, high = interior(row, hole)
-    atoms = guard_atoms(hole.op, hole.identity, hole.body)
-    bounded = {k for x in atoms if row in free_indices(x) for k in free_indices(x)}
-    quads = hole.dtype is i32 and any(
-        k.count >= LANES and k in bounded and is_affine_in(x.index[0], k) == 1
-        for k in hole.axes for x in loads(a)
-    )  # fmt: skip
-    return quads, high - low
-
-
-def _is_constant(factor: Expr, computation: Computation) -> bool:
-    reads = loads(factor)
-    return bool(reads) and all(x.source in computation.constants for x in reads)
 
 
 def _widened(b: Expr) -> DType | None:
@@ -177,74 +87,8 @@ def _widened(b: Expr) -> DType | None:
     return b.dtype if cast else None
 
 
-def unflatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:
-    """The inverse of `flatten_loads`."""
-
-    def ranked(node: Expr) -> Expr | None:
-        if not isinstance(node, Load) or len(shapes[node.source]) == 1:
-            return None
-        return Load(node.source, unflatten_index(node.index[0], shapes[node.source]), node.dtype)
-
-    return transform(expr, ranked)
-
-
-def _ordered(hole: Reduce, a: Expr, row: Index | None) -> list[Index]:
-    """The summed indices: first those with bounds that change from tile to tile, then those that
-    move farthest in `a`. So the innermost ones run over all they have, and can be unrolled."""
-    atoms = [free_indices(x) for x in guard_atoms(hole.op, hole.identity, hole.body)]
-
-    def bounded(k: Index) -> bool:
-        return any(k in used and used - {k, row} for used in atoms)
-
-    def stride(k: Index) -> int:
-        return max((abs(is_affine_in(x.index[0], k) or 0) for x in loads(a)), default=0)
-
-    return sorted(hole.axes, key=lambda k: (not bounded(k), -stride(k)))
-
-
-def centred_byte(factor: Expr) -> tuple[Load, int] | None:
-    """(load, centre) of a byte less a constant, widened to i32."""
-    centre = 0
-    if isinstance(factor, Call) and factor.op.name == "sub":
-        factor, constant = factor.args
-        if not isinstance(constant, Const):
-            return None
-        centre = int(constant.value)
-    if not (isinstance(factor, Call) and factor.op.name == "cast"):
-        return None
-    (load,) = factor.args
-    return (load, centre) if isinstance(load, Load) and load.dtype in (i8, u8) else None
-
-
 def _all_quads(factors: list[Expr]) -> bool:
     return all(centred_byte(factor) is not None for factor in factors)
-
-
-# ---------------------------------------------------------------- segments of the row index
-
-
-def interior(row: Index, hole: Reduce) -> tuple[int, int]:
-    """The longest range of `row` in which no guard of the sum depends on it."""
-    atoms = [a for a in guard_atoms(hole.op, hole.identity, hole.body) if row in free_indices(a)]
-    extent = row.count
-    if not atoms:
-        return 0, extent
-    if extent > MOST_ROWS:
-        return 0, 0
-    best, start = (0, 0), None
-    for position in range(extent + 1):
-        inside = position < extent and all(_holds(a, row, position) for a in atoms)
-        if inside:
-            start = position if start is None else start
-        elif start is not None:
-            best = max(best, (start, position), key=lambda r: r[1] - r[0])
-            start = None
-    return best
-
-
-def _holds(atom: Expr, row: Index, position: int) -> bool:
-    decided = simplify(substitute(atom, {row: Const(position, i64)}))
-    return isinstance(decided, Const) and bool(decided.value)
 
 
 def best_size(count: int, most: int, partners: int, once: bool) -> int:
@@ -262,16 +106,6 @@ def best_size(count: int, most: int, partners: int, once: bool) -> int:
         return whole * tile + (rest * single if once else tile if rest else 0)
 
     return min(range(min(most, count), 0, -1), key=cost, default=1)
-
-
-def tiles_of(start: int, count: int, size: int) -> list[tuple[int, int, int]]:
-    """Runs (start, tiles, size) that cover a range with tiles of almost equal size."""
-    if count <= 0:
-        return []
-    number = -(-count // size)
-    small, extra = divmod(count, number)
-    runs = [(start, extra, small + 1)] if extra else []
-    return [*runs, (start + extra * (small + 1), number - extra, small)]
 
 
 # ---------------------------------------------------------------- emission
