@@ -9,7 +9,7 @@ import numpy as np
 
 from graphc.ir import opdef
 from graphc.ir.dtypes import DType
-from graphc.ir.graph import Graph, Op, Region, Value, constant_op, copy_ops
+from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.infer import infer_op
 from graphc.ir.types import TensorType
 
@@ -71,12 +71,6 @@ class Builder:
         new = constant_op(array, loc=self.loc)
         self.region.insert_before(self.anchor, new)
         return new.output
-
-    def inline(self, graph: Region, operands: Sequence[Value | None]) -> list[Value]:
-        """Copies the ops of another region here, its parameters replaced by `operands`."""
-        mapping = dict(zip(graph.params, operands))
-        copy_ops(graph, self.region, mapping, self.anchor)  # type: ignore[arg-type]
-        return [mapping[v] for v in graph.results]  # type: ignore[misc]
 
     def _operand(self, value: Any, like: DType | None) -> Value | None:
         if value is None or isinstance(value, Value):

@@ -26,8 +26,6 @@ from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.scalar_ops import TABLE, ScalarOp
 
 _interned: WeakValueDictionary = WeakValueDictionary()
-Dim = "int | Expr"
-Scalar = "Expr | int | float | bool"
 
 
 class Expr:

@@ -113,7 +113,6 @@ class _Function:
         self.lines: list[str] = []
         self.allocas: list[str] = []
         self.count = 0
-        self.label_name = "entry"
         storage = {
             b.name: Storage(f"%b.{n}", b.dtype, int(b.shape[0]) if b.shape else 1)
             for n, b in enumerate(kernel.params)
@@ -129,7 +128,6 @@ class _Function:
 
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
-        self.label_name = name
 
     def text(self, body: Body, parallel: bool) -> str:
         if parallel:

@@ -16,6 +16,6 @@ def strategies(vector_bytes: int | None = None, registers: int | None = None) ->
     host = host_target()
     vector_bytes = host.vector_bits // 8 if vector_bytes is None else vector_bytes
     registers = host.vector_registers if registers is None else registers
-    contraction = ContractionOptions(vector_bytes, registers, host.caches.l2)
+    contraction = ContractionOptions(vector_bytes, registers, host.l2_bytes)
     nest = NestOptions(vector_bytes=vector_bytes)
     return [lambda c: lower_contraction(c, contraction), nest_strategy(nest)]

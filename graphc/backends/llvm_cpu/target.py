@@ -21,18 +21,13 @@ _SYSFS_CPU = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-@dataclass(frozen=True)
-class CacheSizes:
-    """Bytes of data cache that one core sees; the defaults stand in where nothing is known."""
-
-    l1: int = 32 << 10
-    l2: int = 512 << 10
-    l3: int = 8 << 20
+L2_BYTES = 512 << 10  # where nothing is known
 
 
 @dataclass(frozen=True)
 class HostTarget:
-    """A CPU: `features` are the enabled LLVM feature names, `vector_bits` 0 means scalar code."""
+    """A CPU: `features` are the enabled LLVM feature names, `vector_bits` 0 means scalar code, and
+    `l2_bytes` is the second level of cache that one core sees."""
 
     triple: str
     cpu: str
@@ -40,15 +35,11 @@ class HostTarget:
     disabled: frozenset[str]
     vector_bits: int
     vector_registers: int
-    caches: CacheSizes = CacheSizes()
+    l2_bytes: int = L2_BYTES
 
     def lanes(self, element_bytes: int) -> int:
         """Elements of one vector register; 1 where there are no vectors."""
         return max(1, self.vector_bits // (8 * element_bytes))
-
-    def has(self, feature: str) -> bool:
-        """Whether an LLVM feature such as "avx512bf16", "avx512vnni", "f16c" or "fma" is on."""
-        return feature in self.features
 
     @property
     def arch(self) -> str:
@@ -85,7 +76,7 @@ def _host_target() -> HostTarget:
     triple = llvm.get_process_triple()
     bits, registers = _vector_file(triple.split("-")[0], enabled)
     cpu = llvm.get_host_cpu_name()
-    return HostTarget(triple, cpu, enabled, disabled, bits, registers, _read_cache_sizes())
+    return HostTarget(triple, cpu, enabled, disabled, bits, registers, _l2_bytes())
 
 
 def named_target(name: str) -> HostTarget:
@@ -146,7 +137,7 @@ def _x86_level(name: str) -> HostTarget:
     host = host_target()
     bits, registers = _vector_file(host.arch, features)
     return HostTarget(
-        host.triple, _X86_LEVELS[name], features, frozenset(), bits, registers, host.caches
+        host.triple, _X86_LEVELS[name], features, frozenset(), bits, registers, host.l2_bytes
     )
 
 
@@ -174,14 +165,12 @@ def _initialise() -> None:
 # ---------------------------------------------------------------- the machine, as sysfs shows it
 
 
-def _read_cache_sizes(root: Path = _SYSFS_CPU / "cpu0" / "cache") -> CacheSizes:
-    found: dict[str, int] = {}
+def _l2_bytes(root: Path = _SYSFS_CPU / "cpu0" / "cache") -> int:
     for entry in sorted(root.glob("index*")):
         level, kind, size = (_read(entry / name) for name in ("level", "type", "size"))
-        if level and kind in ("Data", "Unified"):
-            found[f"l{level}"] = _parse_size(size)
-    known = {name: size for name, size in found.items() if name in ("l1", "l2", "l3") and size}
-    return CacheSizes(**known)
+        if level == "2" and kind in ("Data", "Unified"):
+            return _parse_size(size) or L2_BYTES
+    return L2_BYTES
 
 
 def _parse_size(text: str) -> int:
