@@ -1,8 +1,16 @@
-"""Commands run in this process, for tests."""
+"""Commands run in this process, and small models for them."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
 from graphc.cli import main
+
+ROOT = Path(__file__).parent.parent
+DIGITS = str(ROOT / "models" / "digits_cnn.onnx")
 
 
 def graphc(capsys, *argv) -> tuple[int, str, str]:
@@ -26,3 +34,30 @@ def refused(capsys, *argv, code: int = 2) -> str:
     assert (found, len(lines)) == (code, 1), err
     assert "Traceback" not in err
     return lines[0]
+
+
+def save(path: Path, model: onnx.ModelProto) -> str:
+    """Writes a model to a file; the file's name."""
+    path.write_bytes(model.SerializeToString())
+    return str(path)
+
+
+def make(
+    nodes,
+    inputs=(("x", TensorProto.FLOAT, (2, 3)),),
+    outputs=(("y", TensorProto.FLOAT, None),),
+    constants=(),
+) -> onnx.ModelProto:
+    """A model of these nodes; inputs and outputs are (name, type, shape)."""
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info(*i) for i in inputs],
+        [helper.make_tensor_value_info(*o) for o in outputs],
+        list(constants),
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def relu() -> onnx.ModelProto:
+    return make([helper.make_node("Relu", ["x"], ["y"], name="relu1")])

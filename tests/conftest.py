@@ -23,3 +23,9 @@ def why_no_gpu() -> str:
     except UnsupportedError as error:
         return str(error)
     return ""
+
+
+@pytest.fixture
+def elsewhere(tmp_path_factory, monkeypatch) -> None:
+    """A test runs in a folder of its own, where an internal error leaves its replay."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
