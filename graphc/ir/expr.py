@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -557,6 +558,22 @@ def free_indices(root: Expr) -> frozenset[Index]:
             found = frozenset().union(*(free_indices(c) for c in root.children))
             root._free = found.difference(root.axes) if isinstance(root, Reduce) else found
     return root._free
+
+
+def count_uses(
+    roots: Iterable[Expr], operands: Callable[[Expr], Iterable[Expr]] = lambda node: node.children
+) -> Counter[Expr]:
+    """How often each node is an operand of a distinct node, or a root."""
+    uses: Counter[Expr] = Counter()
+    seen: set[Expr] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        uses[node] += 1
+        if node not in seen:
+            seen.add(node)
+            stack.extend(operands(node))
+    return uses
 
 
 def cost(root: Expr) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir import kernel as kir
 from graphc.ir.dtypes import DType
-from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym
+from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, count_uses
 from graphc.ir.graph import Op
 from graphc.ir.imperative import corner, imperative_kernel, is_bounded, numel, true_shapes
 from graphc.ir.kernel import Barrier, Body, Buffer, For, If, Kernel, Let, Store, While
@@ -318,7 +318,7 @@ class _Writer:
     def expressions(self, *roots: Expr) -> Iterator[None]:
         """The scope of one statement: what its expressions share is computed once."""
         self.memo = [{}]
-        self.shared = _uses(roots)
+        self.shared = count_uses(roots)
         yield
 
     def expr(self, node: Expr) -> str:
@@ -408,20 +408,6 @@ class _Writer:
             self.lines += block
             self.lines.append("    " * (self.depth + 1) + f"{name} = {text}")
         return name
-
-
-def _uses(roots: Sequence[Expr]) -> Counter[Expr]:
-    """How often each node is an operand of a distinct node (or a root)."""
-    uses: Counter[Expr] = Counter()
-    seen: set[Expr] = set()
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        uses[node] += 1
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.children)
-    return uses
 
 
 def _lockstep(function: Callable, extents: tuple[int, ...]) -> None:

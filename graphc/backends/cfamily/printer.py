@@ -28,7 +28,7 @@ from graphc.backends.cfamily.spell import (
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
-from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, loads, walk
+from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, count_uses, loads, walk
 from graphc.ir.kernel import (
     Alloc,
     Barrier,
@@ -352,21 +352,8 @@ class KernelPrinter:
     def scope(self, *roots: Expr) -> Iterator[None]:
         """The scope of one statement: what its expressions share is computed once."""
         self.memo = [{}]
-        self.uses = self._count_uses(roots)
+        self.uses = count_uses(roots, self._operands)
         yield
-
-    def _count_uses(self, roots: Sequence[Expr]) -> Counter[Expr]:
-        """How often each node is an operand of a distinct node (or a root)."""
-        uses: Counter[Expr] = Counter()
-        seen: set[Expr] = set()
-        stack = list(roots)
-        while stack:
-            node = stack.pop()
-            uses[node] += 1
-            if node not in seen:
-                seen.add(node)
-                stack.extend(self._operands(node))
-        return uses
 
     def _operands(self, node: Expr) -> Sequence[Expr]:
         if isinstance(node, Load):

@@ -173,14 +173,20 @@ def _without(shape: tuple, axis: int) -> tuple:
     return (*shape[:axis], *shape[axis + 1 :])
 
 
+def _next_item(k: KernelBuilder, items: _Items, order: Buffer, p: Expr) -> tuple[Expr, Expr]:
+    """The item at position p of an order, and whether it differs from the one before."""
+    item = k.let(order[p])
+    new = k.var(boolean, True)
+    with k.when(p > 0):
+        k.store(new, (), items.compare(k.let(order[p - 1]), item).ne(0))
+    return item, new[()]
+
+
 def _number_by_order(k: KernelBuilder, items: _Items, order: Buffer, groups: Buffer, outputs):
     y, indices, inverse, counts = outputs
     with k.loop(items.count) as p:
-        item = k.let(order[p])
-        new = k.var(boolean, True)
-        with k.when(p > 0):
-            k.store(new, (), items.compare(k.let(order[p - 1]), item).ne(0))
-        with k.when(new[()]):
+        item, new = _next_item(k, items, order, p)
+        with k.when(new):
             group = k.let(groups[()])
             items.copy(y, group, item)
             if indices is not None:
@@ -202,11 +208,8 @@ def _number_by_occurrence(k: KernelBuilder, items: _Items, order: Buffer, groups
         inverse = k.alloc(i64, (items.count,))
     first = k.var(i64, 0)
     with k.loop(items.count) as p:
-        item = k.let(order[p])
-        new = k.var(boolean, True)
-        with k.when(p > 0):
-            k.store(new, (), items.compare(k.let(order[p - 1]), item).ne(0))
-        with k.when(new[()]):
+        item, new = _next_item(k, items, order, p)
+        with k.when(new):
             k.store(first, (), item)
         k.store(inverse, item, first[()])
     with k.loop(items.count) as item:

@@ -47,6 +47,15 @@ def cuda_of(text: str) -> CudaSource:
     return emit(cuda_program(graph_of(text)))
 
 
+def attention_of(dtype: str, heads: int, rows: int, keys: int, size: int, options: str = "") -> str:
+    """A graph of one Attention of `heads` query and 2 key heads."""
+    return f"""graph @g(%q: {dtype}[1,{heads},{rows},{size}], %k: {dtype}[1,2,{keys},{size}],
+    %v: {dtype}[1,2,{keys},{size}]) -> ? {{
+  %y = Attention(%q, %k, %v) {{{options}}}
+  return %y
+}}"""
+
+
 def inputs_of(program: Program) -> list[np.ndarray]:
     """Random inputs."""
     return [random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(program.inputs)]

@@ -2,7 +2,15 @@
 
 import numpy as np
 import pytest
-from cuda_programs import chosen_architectures, cuda_of, graph_of, needs_compiler, needs_nvcc
+from cuda_programs import (
+    attention_of,
+    chosen_architectures,
+    cuda_of,
+    graph_of,
+    inputs_of,
+    needs_compiler,
+    needs_nvcc,
+)
 
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.machines import fastest, machine
@@ -17,7 +25,6 @@ from graphc.backends.cuda.strategies.attention import (
     shared_floats,
 )
 from graphc.driver import PIPELINES, cuda_program, optimise
-from graphc.ir.constant_parser import random_array
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
 
@@ -55,26 +62,17 @@ GUARDED = """graph @g(%q: f32[1,20,32], %k: f32[1,35,32], %v: f32[1,35,32],
 }"""
 
 
-def operator(dtype: str, heads: int, rows: int, keys: int, size: int, options: str) -> str:
-    """A graph of one Attention of `heads` query and 2 key heads."""
-    return f"""graph @g(%q: {dtype}[1,{heads},{rows},{size}], %k: {dtype}[1,2,{keys},{size}],
-    %v: {dtype}[1,2,{keys},{size}]) -> ? {{
-  %y = Attention(%q, %k, %v) {{{options}}}
-  return %y
-}}"""
-
-
 GRAPHS = {
     "products": PRODUCTS,
     "guarded": GUARDED,
-    "causal": operator("f32", 2, 19, 19, 8, "is_causal=1"),
-    "shared heads": operator("f32", 6, 9, 33, 8, "is_causal=1, softcap=2.0"),
-    "windows": operator("f32", 2, 40, 40, 8, "left_window_size=3, right_window_size=2"),
-    "half floats": operator("f16", 2, 9, 17, 16, ""),
-    "bfloats": operator("bf16", 4, 9, 17, 16, "is_causal=1"),
-    "many keys": operator("f16", 2, 9, 70, 16, ""),
-    "large heads": operator("f32", 2, 17, 18, 256, ""),
-    "one key": operator("f32", 2, 17, 1, 8, ""),
+    "causal": attention_of("f32", 2, 19, 19, 8, "is_causal=1"),
+    "shared heads": attention_of("f32", 6, 9, 33, 8, "is_causal=1, softcap=2.0"),
+    "windows": attention_of("f32", 2, 40, 40, 8, "left_window_size=3, right_window_size=2"),
+    "half floats": attention_of("f16", 2, 9, 17, 16, ""),
+    "bfloats": attention_of("bf16", 4, 9, 17, 16, "is_causal=1"),
+    "many keys": attention_of("f16", 2, 9, 70, 16, ""),
+    "large heads": attention_of("f32", 2, 17, 18, 256, ""),
+    "one key": attention_of("f32", 2, 17, 1, 8, ""),
 }
 
 
@@ -83,9 +81,7 @@ GRAPHS = {
 def test_attention_agrees_with_the_interpreter(name):
     graph = graph_of(GRAPHS[name])
     source = emit(cuda_program(graph))
-    inputs = [
-        random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(source.program.inputs)
-    ]
+    inputs = inputs_of(source.program)
     if name != "one key":
         assert "attention" in [step.function.split("_")[0] for step in source.steps]
         assert source.program.arena_bytes < 2 * sum(x.nbytes for x in inputs)
@@ -101,9 +97,7 @@ def test_attention_agrees_with_the_interpreter(name):
 def test_rows_that_see_nothing():
     graph = graph_of(GUARDED)
     source = emit(cuda_program(graph))
-    inputs = [
-        random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(source.program.inputs)
-    ]
+    inputs = inputs_of(source.program)
     inputs[-1] = np.zeros_like(inputs[-1])
     (found,) = simulate(source)(inputs)
     assert np.array_equal(found, np.zeros_like(found))
@@ -117,9 +111,7 @@ def test_rows_that_see_nothing():
 def test_every_tile(tile):
     graph = optimise(graph_of(PRODUCTS), passes=PIPELINES["cuda"])
     source = emit(lower(graph, [lambda c: lower_attention(c, machine(), tile), *strategies()]))
-    inputs = [
-        random_array(t.static_shape, t.dtype, n) for n, (_, t) in enumerate(source.program.inputs)
-    ]
+    inputs = inputs_of(source.program)
     (found,) = simulate(source, (0,))(inputs)
     (wanted,) = interpret(graph_of(PRODUCTS), inputs)
     np.testing.assert_allclose(found, wanted, 1e-5, 1e-5)
@@ -134,7 +126,7 @@ def test_tiles_fit_into_shared_memory():
 
 
 def test_heads_may_be_too_large():
-    text = cuda_of(operator("f32", 2, 9, 9, WIDEST + 1, "")).text
+    text = cuda_of(attention_of("f32", 2, 9, 9, WIDEST + 1, "")).text
     assert "attention" not in text
 
 

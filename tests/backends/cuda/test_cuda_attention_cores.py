@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cuda_programs import (
+    attention_of,
     chosen_architectures,
     cuda_of,
     graph_of,
@@ -48,31 +49,22 @@ PLAIN = """graph @g(%q: f32[2,2,21,20], %k: f32[2,2,77,20], %v: f32[2,2,77,36]) 
 }"""
 
 
-def operator(dtype: str, heads: int, rows: int, keys: int, size: int, options: str = "") -> str:
-    """A graph of one Attention of `heads` query and 2 key heads."""
-    return f"""graph @g(%q: {dtype}[1,{heads},{rows},{size}], %k: {dtype}[1,2,{keys},{size}],
-    %v: {dtype}[1,2,{keys},{size}]) -> ? {{
-  %y = Attention(%q, %k, %v) {{{options}}}
-  return %y
-}}"""
-
-
 def sized(text: str, rows: int, keys: int) -> str:
     return text.replace("ROWS", str(rows)).replace("KEYS", str(keys))
 
 
 GRAPHS = {
-    "whole fragments": operator("f16", 2, 64, 128, 64),
-    "copied keys and values": operator("f16", 2, 33, 72, 16),
-    "odd sizes": operator("f16", 2, 9, 71, 10),
-    "one tile": operator("f16", 2, 20, 30, 24),
-    "few rows": operator("f16", 2, 2, 100, 32),
-    "causal": operator("f16", 2, 90, 90, 8, "is_causal=1"),
-    "causal by position": operator("f16", 4, 130, 136, 8, "is_causal=1"),
-    "windows by position": operator("f16", 2, 136, 130, 8, "left_window_size=3, is_causal=1"),
-    "shared heads": operator("bf16", 6, 40, 80, 16, "is_causal=1, softcap=2.0"),
-    "windows": operator("bf16", 2, 70, 70, 8, "left_window_size=3, right_window_size=2"),
-    "large heads": operator("f16", 2, 20, 40, 256),
+    "whole fragments": attention_of("f16", 2, 64, 128, 64),
+    "copied keys and values": attention_of("f16", 2, 33, 72, 16),
+    "odd sizes": attention_of("f16", 2, 9, 71, 10),
+    "one tile": attention_of("f16", 2, 20, 30, 24),
+    "few rows": attention_of("f16", 2, 2, 100, 32),
+    "causal": attention_of("f16", 2, 90, 90, 8, "is_causal=1"),
+    "causal by position": attention_of("f16", 4, 130, 136, 8, "is_causal=1"),
+    "windows by position": attention_of("f16", 2, 136, 130, 8, "left_window_size=3, is_causal=1"),
+    "shared heads": attention_of("bf16", 6, 40, 80, 16, "is_causal=1, softcap=2.0"),
+    "windows": attention_of("bf16", 2, 70, 70, 8, "left_window_size=3, right_window_size=2"),
+    "large heads": attention_of("f16", 2, 20, 40, 256),
     "biased": sized(BIASED, 20, 72),
     "masked": sized(MASKED, 21, 67),
     "past keys": PAST,
@@ -148,7 +140,7 @@ def test_rows_whose_bias_is_minus_infinity():
 @needs_compiler
 @pytest.mark.parametrize("tile", CORE_TILES, ids=lambda t: f"{t.warps}x{t.fragments}x{t.keys}")
 def test_every_tile(tile):
-    text = operator("f16", 2, 70, 83, 24)
+    text = attention_of("f16", 2, 70, 83, 24)
     graph = optimise(graph_of(text), passes=cuda_passes())
     strategy = [lambda c: lower_attention_cores(c, machine(), tile), *strategies()]
     source = emit(lower(graph, strategy))
@@ -187,7 +179,7 @@ def test_wide_factors_are_left_to_others():
 @needs_nvcc
 @pytest.mark.parametrize("arch", chosen_architectures())
 def test_nvcc_compiles_attention(arch):
-    for text in (operator("f16", 4, 512, 512, 64, "is_causal=1"), GRAPHS["shared heads"]):
+    for text in (attention_of("f16", 4, 512, 512, 64, "is_causal=1"), GRAPHS["shared heads"]):
         source = emit(cuda_program(graph_of(text), Settings(arch=arch)))
         assert has_kernel(source) == (arch != "sm_75" or "bf16" not in text)
         assert compile_cuda(source.text, arch, strict=True)
