@@ -112,9 +112,7 @@ class SpecialisedGraph:
         return shapes
 
     def _shapes(self, values: Sequence[Any]) -> tuple:
-        return tuple(
-            [v.shape if known else _type_key(v) for v, known in zip(values, self._ranked)]
-        )
+        return tuple([v.shape if known else _type_key(v) for v, known in zip(values, self._ranked)])
 
     # ---------------------------------------------------------------- specialising
 

@@ -182,11 +182,13 @@ def test_shapes_computed_from_data():
 
 
 def test_sequences_run_on_the_host():
-    model = compiled("""graph @g(%s: seq<f32[?]>, %n: i64[]) -> ? {
+    model = compiled(
+        """graph @g(%s: seq<f32[?]>, %n: i64[]) -> ? {
   %m = SequenceAt(%s, %n)
   %y = Exp(%m)
   return %y
-}""".replace("f32[?]", "f32[*]"))
+}""".replace("f32[?]", "f32[*]")
+    )
     values = [f32(2), f32(3, 1), f32(2)]
     for n in (0, 1, 2, -1):
         check(model, values, np.array(n, np.int64))

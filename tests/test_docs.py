@@ -43,6 +43,13 @@ def test_paths_exist(page):
     root = DOCS.parent
     for name in re.findall(r"`((?:graphc|tests)/[\w./]+)`", page.read_text()):
         assert (root / name).exists(), name
+    files = [
+        f"/{path}"
+        for top in ("graphc", "tests", "benchmarks")
+        for path in (root / top).rglob("*.py")
+    ]
+    for name in re.findall(r"`([\w/]+\.py)`", page.read_text()):
+        assert "NAME" in name or any(file.endswith(f"/{name}") for file in files), name
     for name in re.findall(r"\]\(([\w.]+\.md)\)", page.read_text()):
         assert (DOCS / name).exists(), name
 

@@ -26,8 +26,10 @@ code is 1."""
 EPILOG = examples(
     ("graphc opt model.onnx -o small.onnx", "folded and cleaned up, open dimensions still open"),
     ("graphc opt model.onnx -o small.onnx --dim batch=1 --verify", "and compared"),
-    ("graphc opt model.onnx -o flat.onnx --dim batch=1 --passes decompose,fold,dce",
-     "by passes of your choice"),
+    (
+        "graphc opt model.onnx -o flat.onnx --dim batch=1 --passes decompose,fold,dce",
+        "by passes of your choice",
+    ),
 )
 
 

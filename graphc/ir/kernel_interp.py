@@ -35,9 +35,7 @@ from graphc.ir.simplify import bounds, simplify
 INLINE = 160  # characters of an expression before it is given a temporary
 
 
-def run_kernel(
-    kernel: Kernel, arrays: Mapping[str, np.ndarray], sizes: Sequence[int] = ()
-) -> None:
+def run_kernel(kernel: Kernel, arrays: Mapping[str, np.ndarray], sizes: Sequence[int] = ()) -> None:
     """Runs a kernel on one array per parameter, by name; `out` and `inout` arrays are written.
 
     Arrays have the dtype and shape of their Buffer; `sizes` are the values of the kernel's sizes.

@@ -309,9 +309,7 @@ def _float_attribute(value: float) -> str:
 def print_kernel(kernel: Kernel) -> str:
     """The text of a kernel."""
     params = [f"{b.access} {_buffer_text(b)}" for b in kernel.params]
-    lines = _header(
-        f"kernel {sigil_text('@', kernel.name)}", params, _where_text(kernel.sizes)
-    )
+    lines = _header(f"kernel {sigil_text('@', kernel.name)}", params, _where_text(kernel.sizes))
     if kernel.comment:
         lines.append("  " + quote(kernel.comment))
     lines += _body_lines(kernel.body, "  ")

@@ -62,9 +62,7 @@ class QuantisedModel:
         kind = TYPES[self.dtype]
         outputs = [helper.make_tensor_value_info(name, kind, None) for name in results]
         graph = helper.make_graph(self.nodes, "q", self.inputs, outputs, self.constants)
-        return helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10
-        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
 def convolution(dtype=np.int8, shape=(1, 3, 7, 6), weights=(5, 3, 3, 3), **attrs) -> QuantisedModel:

@@ -95,7 +95,11 @@ def _nearest(k: KernelBuilder, total: Expr, count: Expr, factor: float) -> tuple
 
 
 def _window_sum(
-    k: KernelBuilder, x: Buffer, window: tuple[WindowAxis, ...], where: tuple, zero_point: int,
+    k: KernelBuilder,
+    x: Buffer,
+    window: tuple[WindowAxis, ...],
+    where: tuple,
+    zero_point: int,
     floats: _Floats,
 ) -> Expr:
     """The sum of a window in floats, one element after the other."""
