@@ -11,13 +11,12 @@ from typing import Any
 from graphc.compiled import CompiledModel, Runnable
 from graphc.errors import ModelError, NeedsValue, UnsupportedError, within_limits
 from graphc.execution import CompileStatic, Executable, natively
-from graphc.ir.collectives import Collectives
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
 from graphc.passes.hooks import usual_hooks
 from graphc.passes.integers import KEEP_INTEGERS
-from graphc.passes.lower import Strategy, lower
+from graphc.passes.lower import Conventions, Strategy, lower
 from graphc.passes.pass_manager import Pass, made_here, reached
 from graphc.passes.precision import PRECISIONS
 from graphc.passes.rewriter import RULES
@@ -204,22 +203,16 @@ def to_program(
     strategies: Sequence[Strategy],
     settings: Settings | None = None,
     passes: str = OPTIMISING,
-    resident: bool = False,
-    alignment: int = 1,
+    wanted: Conventions | None = None,
     check: Callable[[Graph], None] | None = None,
-    in_order: bool = False,
-    joined: bool = False,
-    builder: type[Collectives] = Collectives,
 ) -> Program:
-    """A typed static graph, optimised and lowered; `resident`, `alignment`, `in_order`, `joined`
-    and `builder` as for `lower`. `check` may refuse the optimised graph."""
+    """A typed static graph, optimised and lowered as its target wants it. `check` may refuse the
+    optimised graph."""
     with within_limits():
         graph = optimise(graph, settings, passes)
         if check is not None:
             check(graph)
-        program = lower(
-            graph, strategies, graph.name, resident, alignment, in_order, joined, builder
-        )
+        program = lower(graph, strategies, graph.name, wanted)
     if settings is not None and settings.observe is not None:
         settings.observe(program)
     return program
@@ -247,7 +240,7 @@ def micro_program(
     opt: str = "speed",
 ) -> Program:
     """A typed static graph as a microcontroller runs it; `cpu` is one of micro_c.cpus, `resident`
-    as `lower` has it, `opt` one of micro_c.goals."""
+    as `Conventions` has it, `opt` one of micro_c.goals."""
     from graphc.backends.micro_c.cpus import cpu_of
     from graphc.backends.micro_c.goals import SIZE, finished, goal_of
     from graphc.backends.micro_c.placeable import check_placeable, check_typed
@@ -258,8 +251,8 @@ def micro_program(
     check_typed(graph)
     parameters = quantisation(graph)
     program = to_program(
-        graph, strategies(cpu, small=goal is SIZE), settings, PIPELINES["c"], resident,
-        check=check_placeable, in_order=True,
+        graph, strategies(cpu, small=goal is SIZE), settings, PIPELINES["c"],
+        Conventions(resident, in_order=True), check_placeable,
     )  # fmt: skip
     return replace(finished(program, cpu_of(cpu), goal), quantisation=parameters)
 
@@ -281,9 +274,8 @@ def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
         kinds = strategies(settings.arch or with_own_features(gpu.arch), Tuner(gpu).best)
     else:
         kinds = strategies(settings.arch or DEFAULT_ARCH)
-    return to_program(
-        graph, kinds, settings, passes, alignment=VECTOR_BYTES, joined=True, builder=GridBuilder
-    )
+    wanted = Conventions(alignment=VECTOR_BYTES, joined=True, builder=GridBuilder)
+    return to_program(graph, kinds, settings, passes, wanted)
 
 
 def typed(source: Any, **pins: Any) -> Graph:

@@ -1,5 +1,5 @@
 """Lowering of graphs to programs, by strategies that match structure."""
 
-from graphc.passes.lower.program import Strategy, lower
+from graphc.passes.lower.program import Conventions, Strategy, lower
 
-__all__ = ["Strategy", "lower"]
+__all__ = ["Conventions", "Strategy", "lower"]

@@ -48,24 +48,34 @@ WORTH = 256  # or so many per byte of these constants
 Strategy = Callable[[Computation], "Lowered | str"]
 
 
-@dataclass
-class Lowering:
-    """The state of lowering one graph. `strategies` are tried in order; the last always matches.
+@dataclass(frozen=True)
+class Conventions:
+    """What a target asks of its programs.
 
-    `resident`: inputs and outputs live in the arena; `results` are then the outputs' storages.
-    A view that would not start at a multiple of `alignment` bytes is a copy instead. `in_order`:
-    loops run in order, so that outputs may overlap inputs that are still being read. `joined`:
-    loops over outputs of different shapes are one kernel. `builder` makes imperative kernels.
+    `resident`: inputs and outputs live in the arena. `alignment`, in bytes, holds for every operand
+    of a kernel, given aligned inputs and outputs: a view that would start elsewhere is a copy
+    instead. `in_order`: loops run in order, whatever their kind allows; outputs may then overlap
+    inputs that are still being read, which the verifier judges by playing the accesses through.
+    `joined`: loops over outputs of different shapes that one op has are one kernel. `builder` makes
+    imperative kernels.
     """
 
-    graph: Graph
-    strategies: Sequence[Strategy]
-    name: str = "model"
     resident: bool = False
     alignment: int = 1
     in_order: bool = False
     joined: bool = False
     builder: type[Collectives] = Collectives
+
+
+@dataclass
+class Lowering:
+    """The state of lowering one graph. `strategies` are tried in order; the last always matches.
+    `results` are the storages of outputs that live in the arena."""
+
+    graph: Graph
+    strategies: Sequence[Strategy]
+    name: str
+    wanted: Conventions
     kernels: dict[tuple, Kernel] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     storages: Storages = field(default_factory=Storages)
@@ -79,9 +89,10 @@ class Lowering:
 
     def run(self) -> Program:
         for position, value in enumerate(self.graph.params):
-            name = self.storages.define(value, "arena" if self.resident else "input", position)
-            self.storages[name].live_in = self.resident
-        if not self.resident:
+            space = "arena" if self.wanted.resident else "input"
+            name = self.storages.define(value, space, position)
+            self.storages[name].live_in = self.wanted.resident
+        if not self.wanted.resident:
             self.reserve_outputs()
         for op in self.graph.ops:
             if op.name != "Constant":
@@ -120,7 +131,7 @@ class Lowering:
         places = {o.buffer.name: self.storages.of(v) for o, v in zip(whole.outputs, op.outputs)}
         parts = split_outputs(restricted(whole, made))
         used = {b.name: self.storages.of(names[b.name]) for part in parts for b in part.inputs}
-        loops = self.loops(parts) if self.joined else None
+        loops = self.loops(parts) if self.wanted.joined else None
         if loops is not None:
             self.call(loops, {**used, **places}, op)
             return
@@ -149,7 +160,7 @@ class Lowering:
         source, offset = view
         value = names[source]
         start = offset * value.tensor.dtype.size
-        if start % self.alignment:
+        if start % self.wanted.alignment:
             return False
         self.storages.alias(output, self.storages.of(value), start)
         return True
@@ -227,7 +238,7 @@ class Lowering:
     def overlaps(self, kernel: Kernel, places: dict[str, str]) -> tuple[tuple[str, str, int], ...]:
         """How a kernel's outputs may overlap its inputs, both in the arena."""
         inside = [self.storages[places[b.name]].space == "arena" for b in kernel.params]
-        if not self.in_order or sum(inside) < 2:
+        if not self.wanted.in_order or sum(inside) < 2:
             return ()
         if kernel.name not in self.distances:
             self.distances[kernel.name] = distances(kernel)
@@ -252,7 +263,7 @@ class Lowering:
     def lower_imperative(self, op: Op) -> None:
         from graphc.ir.imperative import SIZES, imperative_kernel
 
-        kernel = flat_kernel(imperative_kernel(op, self.builder))
+        kernel = flat_kernel(imperative_kernel(op, self.wanted.builder))
         values = {f"in{n}": v for n, v in enumerate(op.inputs) if v is not None}
         values.update((f"out{n}", v) for n, v in enumerate(op.outputs))
         places = {
@@ -266,7 +277,7 @@ class Lowering:
 
     def sizes_output(self, buffer: Buffer, op: Op) -> str:
         """An output after those of the graph, for the true sizes of an op's results."""
-        if self.resident:
+        if self.wanted.resident:
             raise UnsupportedError(
                 f"{op.where()}: what has a size that depends on data cannot live in the arena; "
                 "leave it to the caller"
@@ -283,7 +294,7 @@ class Lowering:
         for position, value in enumerate(self.graph.results):
             name = self.storages.of(value)
             place = self.storages[name]
-            if self.resident:
+            if self.wanted.resident:
                 stays = place.space == "arena" and value.tensor.layout is None
                 self.results.append(name if stays else self.copy(value, position))
                 self.storages[self.storages[self.results[-1]].root].live_out = True
@@ -299,7 +310,8 @@ class Lowering:
         layout = value.tensor.layout
         load = Load("in0", layout.physical(index) if layout else index, type.dtype)
         part = Computation((source,), (Output(target, index, load),), frozenset(), "copy")
-        name = self.storages.temporary(target, "arena" if self.resident else "output", position)
+        space = "arena" if self.wanted.resident else "output"
+        name = self.storages.temporary(target, space, position)
         lowered = self.choose(part)
         loc = value.producer.loc if value.producer is not None else ()
         kernel = self.shared(lowered.kernel)
@@ -334,7 +346,7 @@ class Lowering:
 
     def places(self, arena: Arena) -> dict[tuple[str, int], Slot]:
         """Where inputs and outputs that live in the arena lie, by ("input" or "output", number)."""
-        if not self.resident:
+        if not self.wanted.resident:
             return {}
         named = [("input", n, self.storages.of_value[v]) for n, v in enumerate(self.graph.params)]
         named += [("output", n, name) for n, name in enumerate(self.results)]
@@ -345,22 +357,11 @@ def lower(
     graph: Graph,
     strategies: Sequence[Strategy],
     name: str = "model",
-    resident: bool = False,
-    alignment: int = 1,
-    in_order: bool = False,
-    joined: bool = False,
-    builder: type[Collectives] = Collectives,
+    wanted: Conventions | None = None,
 ) -> Program:
-    """Lowers a static, decomposed graph; with `resident`, inputs and outputs live in the arena.
-
-    `alignment` in bytes holds for every operand of a kernel, given aligned inputs and outputs.
-    `in_order`: loops run in order, whatever their kind allows; outputs may then overlap inputs,
-    which the verifier judges by playing the accesses through. `joined`: loops over outputs of
-    different shapes that one op has are one kernel. `builder` makes imperative kernels.
-    """
-    program = Lowering(
-        graph, strategies, name, resident, alignment, in_order, joined, builder
-    ).run()
-    if in_order:
+    """Lowers a static, decomposed graph; the first strategy that matches makes a kernel."""
+    wanted = wanted or Conventions()
+    program = Lowering(graph, strategies, name, wanted).run()
+    if wanted.in_order:
         verify_program(program)
     return program

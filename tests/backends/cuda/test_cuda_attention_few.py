@@ -19,7 +19,7 @@ from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.attention_few import MOST_ROWS, lower_attention_few
 from graphc.driver import PIPELINES, optimise
 from graphc.ir.interp import interpret
-from graphc.passes.lower import lower
+from graphc.passes.lower import Conventions, lower
 
 
 def products(batch: str, rows: int, keys: int, size: int, wide: int, type: str = "f32") -> str:
@@ -81,7 +81,7 @@ def in_parts(text: str, parts: int) -> CudaSource:
     """The CUDA C of a graph whose attention is in so many parts."""
     graph = optimise(graph_of(text), passes=PIPELINES["cuda"])
     kinds = [lambda c: lower_attention_few(c, machine(), parts), *strategies()]
-    return emit(lower(graph, kinds, alignment=16))
+    return emit(lower(graph, kinds, wanted=Conventions(alignment=16)))
 
 
 def inputs_for(name: str, source: CudaSource) -> list[np.ndarray]:

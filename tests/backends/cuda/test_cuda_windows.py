@@ -22,7 +22,7 @@ from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.windows import Patch, lower_windows
 from graphc.driver import PIPELINES, optimise
 from graphc.ir.interp import interpret
-from graphc.passes.lower import lower
+from graphc.passes.lower import Conventions, lower
 
 DEPTHWISE = """graph @g(%x: {t}[2,24,13,11]) -> ? {{
   const %w : {t}[24,1,3,3] = random(seed=1)
@@ -133,7 +133,7 @@ def in_patches(text: str, patch: Patch) -> CudaSource:
     """A graph whose windows are computed in such patches."""
     graph = optimise(graph_of(text), passes=PIPELINES["cuda"])
     first = [lambda c: lower_windows(c, machine(), patch)]
-    return emit(lower(graph, [*first, *strategies()], alignment=16))
+    return emit(lower(graph, [*first, *strategies()], wanted=Conventions(alignment=16)))
 
 
 @needs_compiler
