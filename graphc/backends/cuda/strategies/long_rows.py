@@ -33,7 +33,7 @@ from graphc.ir.expr import (
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import is_affine_in, simplify
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
-from graphc.passes.lower.nest import ready_reductions
+from graphc.passes.lower.reductions import ready_reductions
 from graphc.passes.lower.spaces import flatten_loads, merge_reductions, shapes_of
 
 IDLE = 5  # parts of the GPU, of which a grid that is cut leaves all but one idle
