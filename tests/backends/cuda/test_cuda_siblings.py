@@ -76,3 +76,33 @@ def test_agrees_with_the_interpreter(name):
 def test_nvcc_compiles_them(arch):
     for text in (LARGE, ROTATED):
         assert compile_cuda(cuda_of(text).text, arch, strict=True)
+
+
+SLICED = """graph @g(%x: f32[1,6,12]) -> ? {
+  const %start : i64[1] = [0]
+  const %end : i64[1] = [8]
+  const %last : i64[1] = [2]
+  const %two : i64[1] = [2]
+  const %starts : i64[2] = [0, 1]
+  const %ends : i64[2] = [1, 12]
+  const %axes : i64[2] = [1, 2]
+  const %steps : i64[2] = [1, 2]
+  const %most : i64[] = 3
+  %b = Slice(%x, %start, %end, %last, %two)
+  %s = Slice(%x, %starts, %ends, %axes, %steps)
+  %y = NonMaxSuppression(%b, %s, %most)
+  return %y
+}"""
+
+
+@needs_compiler
+def test_constants_that_are_part_of_a_type_stay_known():
+    source = cuda_of(SLICED)
+    assert [step.function for step in source.steps if step.function.startswith("nest")] == [
+        "nest_0"
+    ]
+    inputs = inputs_of(source.program)
+    (wanted,) = interpret(graph_of(SLICED), inputs)
+    found = simulate(source)(inputs)[0][: len(wanted)]
+    assert len(wanted) > 0
+    np.testing.assert_array_equal(found, wanted)
