@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from graphc.backends.llvm_cpu.target import host_target
 from graphc.passes.lower.nest import NestOptions
 from graphc.passes.lower.program import Strategy
-from graphc.passes.lower.register_tiles import ContractionOptions, lower_contraction
+from graphc.passes.lower.register_tiles import RegisterTileOptions, lower_register_tiles
 from graphc.passes.lower.strategies import nest_strategy
 
 
@@ -16,6 +16,6 @@ def strategies(vector_bytes: int | None = None, registers: int | None = None) ->
     host = host_target()
     vector_bytes = host.vector_bits // 8 if vector_bytes is None else vector_bytes
     registers = host.vector_registers if registers is None else registers
-    contraction = ContractionOptions(vector_bytes, registers, host.l2_bytes)
+    contraction = RegisterTileOptions(vector_bytes, registers, host.l2_bytes)
     nest = NestOptions(vector_bytes=vector_bytes)
-    return [lambda c: lower_contraction(c, contraction), nest_strategy(nest)]
+    return [lambda c: lower_register_tiles(c, contraction), nest_strategy(nest)]

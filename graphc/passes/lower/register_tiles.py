@@ -52,7 +52,7 @@ LONG_EPILOGUE = 24  # cost of an epilogue beyond which it is not repeated for ev
 
 
 @dataclass(frozen=True)
-class ContractionOptions:
+class RegisterTileOptions:
     """Sizes of the machine: vector and cache bytes, and vector registers."""
 
     vector_bytes: int = 64
@@ -61,7 +61,7 @@ class ContractionOptions:
     min_depth: int = 4  # products summed, below which a loop nest does as well
 
 
-def lower_contraction(computation: Computation, options: ContractionOptions) -> Lowered | str:
+def lower_register_tiles(computation: Computation, options: RegisterTileOptions) -> Lowered | str:
     """The kernel of a contraction, or the reason why the computation is not one."""
     match = match_contraction(computation, options.min_depth)
     if isinstance(match, str):
@@ -146,7 +146,7 @@ class _Plan:
         return self.lanes * self.vectors
 
 
-def _plan(match: Match, options: ContractionOptions) -> _Plan:
+def _plan(match: Match, options: RegisterTileOptions) -> _Plan:
     lanes = max(1, options.vector_bytes // match.hole.dtype.size)
     columns = math.prod(x.count for x in match.cols)
     depth = math.prod(x.count for x in match.depth)
@@ -209,7 +209,7 @@ def _prepare_columns(match: Match, plan: _Plan) -> None:
 class _Emitter:
     """Emits the loops of a planned contraction."""
 
-    def __init__(self, match: Match, plan: _Plan, options: ContractionOptions):
+    def __init__(self, match: Match, plan: _Plan, options: RegisterTileOptions):
         self.match, self.plan, self.options = match, plan, options
         self.k = KernelBuilder()
         self.column = Index("column", plan.columns)
