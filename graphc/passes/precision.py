@@ -7,9 +7,16 @@ Every float32 factor of a sum of products is rounded to the type and converted b
 so that products are exact, sums are those of float32, and what lies between contractions (biases,
 normalisations, softmax, reductions) stays in float32. The graph still means exactly what is
 computed; for TF32, which has no type of its own, the conversion back cuts off the bits of a float32
-that are zero after rounding. Rounding is moved up through ops that only move data, to where the
-value is made: there fusion joins it to the producer, and what is stored is narrow. Constants are
-rounded now.
+that are zero after rounding. Who rounds is whom it costs least:
+
+* constants are rounded now;
+* what only contractions read is rounded where it is made: rounding is moved up through ops that
+  only move data, fusion joins it to the producer, and what is stored is narrow;
+* TF32 takes no less memory, so what is there in float32 anyhow (inputs, outputs, what others read
+  too) is rounded by the contraction, which `Rounded` says;
+* so are inputs that one contraction alone multiplies, with constants. Others are rounded once for
+  all readers, and of values that others read too both forms are stored: f16 and bf16 take half of
+  the memory, each time they are read.
 """
 
 from __future__ import annotations
@@ -38,19 +45,23 @@ class _Narrowing:
 
     graph: Graph
     type: str
+    rounding: set[Value]
     rounded: dict[Value, Value] = field(default_factory=dict)
     widened: dict[Value, Value] = field(default_factory=dict)
 
     def factor(self, value: Value) -> Value:
         """The value as a float32 that the type can hold."""
         if value not in self.widened:
-            narrow = self.round(value)
-            if self.type == "tf32":
-                wide = self.insert(narrow, "CutToTF32", domain="graphc")
-            else:
-                wide = self.insert(narrow, "Cast", to=f32.onnx)
-            self.widened[value] = wide
+            self.widened[value] = self._factor(value)
         return self.widened[value]
+
+    def _factor(self, value: Value) -> Value:
+        if value in self.rounding:
+            return self.insert(value, "Rounded", domain="graphc", type=self.type)
+        narrow = self.round(value)
+        if self.type == "tf32":
+            return self.insert(narrow, "CutToTF32", domain="graphc")
+        return self.insert(narrow, "Cast", to=f32.onnx)
 
     def round(self, value: Value) -> Value:
         """The value in the type (TF32: in float32)."""
@@ -92,6 +103,52 @@ class _Narrowing:
         return constant
 
 
+class Readers:
+    """Who reads the values of a graph before anything is rounded: the `factors` of contractions by
+    op, and values that those who read them round to the type (`rounding`), not their producers."""
+
+    def __init__(self, graph: Graph, type: str):
+        self.results = set(graph.results)
+        self.factors = {op: found for op in graph.ops if (found := _factors(op))}
+        values = dict.fromkeys(op.inputs[n] for op, found in self.factors.items() for n in found)
+        self.rounding = {v for v in values if v is not None and self._round(_source(v), type)}
+
+    def _round(self, source: Value, type: str) -> bool:
+        if source.constant is not None:
+            return False
+        producer, uses = source.producer, self._uses(source)
+        is_given = producer is None or not structure.has_body(producer)
+        if type == "tf32":
+            return is_given or source in self.results or None in uses
+        products = [use for use in uses if use is not None]
+        return is_given and len(products) == 1 and self._by_constants(*products[0])
+
+    def _uses(self, value: Value) -> list[tuple[Op, int] | None]:
+        """Where contractions multiply a value, moved or as it is; None for every other use."""
+        found: list[tuple[Op, int] | None] = []
+        waiting = list(value.uses)
+        while waiting:
+            user, number = waiting.pop()
+            if number in self.factors.get(user, ()):
+                found.append((user, number))
+            elif structure.is_movement(user) and user.output not in self.results:
+                waiting += user.output.uses
+            else:
+                found.append(None)
+        return found
+
+    def _by_constants(self, op: Op, number: int) -> bool:
+        others = [op.inputs[n] for n in self.factors[op] if n != number]
+        return all(v is not None and _source(v).constant is not None for v in others)
+
+
+def _source(value: Value) -> Value:
+    """What ops that only move data make a value of."""
+    while value.constant is None and value.producer and structure.is_movement(value.producer):
+        _, value = structure.moved(value.producer)
+    return value
+
+
 def _after(graph: Graph, op: Op) -> Op | None:
     position = graph.place(op) + 1
     return graph.ops[position] if position < len(graph.ops) else None
@@ -99,11 +156,11 @@ def _after(graph: Graph, op: Op) -> Op | None:
 
 def narrow_contractions(graph: Graph, type: str, ctx: Context) -> bool:
     """Rounds the factors of all contractions in float32; whether there were any."""
-    narrowing = _Narrowing(graph, type)
+    readers = Readers(graph, type)
+    narrowing = _Narrowing(graph, type, readers.rounding)
     changed = False
-    for op in list(graph.ops):
-        operands = _factors(op)
-        if operands and ctx.spend(RULE, op):
+    for op, operands in readers.factors.items():
+        if ctx.spend(RULE, op):
             for number in operands:
                 value = op.inputs[number]
                 assert value is not None

@@ -32,6 +32,9 @@ from graphc.ir.simplify import simplify
 from graphc.ir.types import Layout, TensorType
 
 DEQUANTISING = 8  # cost of a conversion that readers repeat
+CONVERSIONS = ("cast", "bitcast")
+ON_BITS = ("band", "add", "eq", "select")  # of integers
+
 
 
 def has_body(op: Op) -> bool:
@@ -87,8 +90,9 @@ def _in_memory(layout: Layout | None, logical: Sequence) -> list:
 
 def is_widening(op: Op) -> bool:
     """One output that is made of the element of an operand at its own index, which is no larger, by
-    a conversion of floats, by cutting bits off, or (of a smaller one) by a few operations with
-    numbers: like a movement, it is cheaper done by a reader, who reads no more bytes."""
+    a conversion of floats, by rounding or cutting off its bits, or (of a smaller one) by a few
+    operations with numbers: like a movement, it is cheaper done by a reader, who reads no more
+    bytes."""
     if not has_body(op) or len(op.outputs) != 1 or not op.output.tensor.dtype.is_float:
         return False
     body = op_body(op)
@@ -96,14 +100,20 @@ def is_widening(op: Op) -> bool:
 
 
 def _converts_float(body: Expr) -> bool:
-    node = body
-    while isinstance(node, Call) and node.op.name in ("cast", "bitcast", "band"):
-        if not all(isinstance(x, Const) for x in node.args[1:]):
-            return False
-        node = node.args[0]
-    if node is body or not isinstance(node, Load):
+    read = loads(body)
+    if isinstance(body, Load) or len(read) != 1:
         return False
-    return node.dtype.is_float and node.dtype.size <= body.dtype.size
+    (load,) = read
+    calls = [node for node in walk(body) if isinstance(node, Call)]
+    return (
+        load.dtype.is_float
+        and load.dtype.size <= body.dtype.size
+        and all(node.op.name in CONVERSIONS or _is_on_bits(node) for node in calls)
+    )
+
+
+def _is_on_bits(node: Call) -> bool:
+    return node.op.name in ON_BITS and not any(x.dtype.is_float for x in node.args)
 
 
 def _is_dequantising(op: Op, body: Expr) -> bool:

@@ -21,6 +21,9 @@
                               of 8 words; a word holds 2 f16 or bf16, 1 tf32, or 4 s8 or u8 (those
                               of mma_s8_u8 are signed in a, those of mma_u8_s8 in b)
 
+    round_tf32(r0, r1, r2, r3)
+                              rounds float32s so far that mma_tf32 and wgmma_tf32, which cut them,
+                              take the nearest values
     pack_TYPE(word, low, high)  two float32 rounded to f16 or bf16
     trade(a, b)               lanes 2 n and 2 n + 1 trade: the even one's b for the odd one's a
     power_of_two(to, x)       2 ** x to about 22 bits; results below 2 ** -126 are 0
@@ -128,6 +131,14 @@ _WORDS = {
         asm volatile("ld.shared.u16 %0, [%1];" : "=h"(high) : "r"(below) : "memory");
         *found[matrix] = low | (uint32_t)high << 16;""",
 }
+_ROUND = """\
+template <typename... W>
+static __device__ __forceinline__ void round_tf32(W &... words)
+{
+    const float infinity = __uint_as_float(0x7f800000u);
+    ((words += fabsf(__uint_as_float(words)) < infinity ? 0x1000u : 0u), ...);
+}
+"""
 _PACK = """\
 [[maybe_unused]] static __device__ __forceinline__ void {name}(
     uint32_t &word, float low, float high)
@@ -288,8 +299,9 @@ COPIES = ("copy16", "commit_copies", "wait_copies")
 PRODUCTS = tuple(_PRODUCTS)
 MATRICES = tuple(_WORDS)
 PACKS = tuple(_PACK_PLAINLY)
-POWER, LARGEST, TRADE = "power_of_two", "keep_largest", "trade"
-FUNCTIONS = (*COPIES, *MATRICES, *PACKS, POWER, LARGEST, TRADE, *PRODUCTS, *warpgroup.FUNCTIONS)
+POWER, LARGEST, TRADE, ROUND = "power_of_two", "keep_largest", "trade", "round_tf32"
+SCALARS = (POWER, LARGEST, TRADE, ROUND)
+FUNCTIONS = (*COPIES, *MATRICES, *PACKS, *SCALARS, *PRODUCTS, *warpgroup.FUNCTIONS)
 TEMPLATES = {"wait_copies": 0, **warpgroup.TEMPLATES}
 """Functions whose operands from a number on are template arguments."""
 
@@ -302,6 +314,7 @@ def instruction_text(used: Iterable[str]) -> str:
     parts += [_VECTORS] if used & set(VECTORS) else []
     parts += [_COPIES] if used & set(COPIES) else []
     parts += [_matrices(name) for name in MATRICES if name in used]
+    parts += [_ROUND] if ROUND in used else []
     parts += [_pack(name) for name in PACKS if name in used]
     parts += [_POWER] if POWER in used else []
     parts += [_LARGEST] if LARGEST in used else []

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.backends.cuda import warpgroup_instructions as warpgroup
-from graphc.backends.cuda.instructions import LARGEST, MATRICES, PACKS, POWER, PRODUCTS, TRADE
+from graphc.backends.cuda.instructions import (
+    LARGEST,
+    MATRICES,
+    PACKS,
+    POWER,
+    PRODUCTS,
+    ROUND,
+    TRADE,
+)
 from graphc.ir.dtypes import DType, boolean, f32, i32, i64, u32
 from graphc.ir.expr import Const, Expr, Load
 from graphc.ir.kernel import Intrin
@@ -63,6 +71,7 @@ SIGNATURES: dict[str, tuple[Operand, ...]] = {
     POWER: (Operand("writes", (f32,)), Operand("value", (f32,))),
     LARGEST: (Operand("updates", (i32,)), Operand("value", (i32,))),
     TRADE: _places("updates", 2, f32, i32),
+    ROUND: _places("updates", 4, u32),
     **{name: (*_places("writes", 4, u32), WORDS) for name in MATRICES},
     **{name: (Operand("writes", (u32,)), *(Operand("value", (f32,)),) * 2) for name in PACKS},
     **{
@@ -73,6 +82,7 @@ SIGNATURES: dict[str, tuple[Operand, ...]] = {
         name: (Operand("updates", (_sum(type),)), WORDS, WORDS, NUMBER, NUMBER)
         for name, (type, _) in warpgroup.PRODUCTS.items()
     },
+    **{name: (Operand("updates", (f32,)), *(WORD,) * 4, WORDS) for name in warpgroup.HELD},
     **{name: (Operand("updates", (f32, i32)),) for name in warpgroup.TAKES},
     **dict.fromkeys(warpgroup.ORDERS, ()),
     warpgroup.WAIT: (NUMBER,),

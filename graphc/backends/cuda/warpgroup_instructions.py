@@ -5,6 +5,9 @@
                               and b N columns of 8 words in shared memory, whose first words are
                               given. `sums` is the first of a thread's N / 2: those of mma_TYPE for
                               fragments 16 x 8 of its warp's 16 rows, one after another
+    wgmma_tf32_held_nN(sums, a0, a1, a2, a3, b)
+                              the same with a in registers: each warp's 16 rows as the fragment of
+                              mma_tf32, which may change once the products have been waited for
     share_copies()            what this thread has copied or written into shared memory is seen by
                               products that begin after the next barrier
     begin_products()          a thread's sums may be taken by the products that follow
@@ -38,10 +41,11 @@ _SHAPES = {
 ACROSS_TYPES = ("f16", "bf16")
 SUMS = (32, 64, 128)  # of a thread
 PRODUCTS = {f"wgmma_{t}_n{n}": (t, n) for t in _SHAPES for n in COLUMNS}
+HELD = {f"wgmma_tf32_held_n{n}": n for n in COLUMNS}
 TAKES = {f"take_sums_{n}": n for n in SUMS}
 WAIT = "wait_products"
 ORDERS = ("share_copies", "begin_products", "commit_products")
-FUNCTIONS = (*ORDERS, WAIT, *TAKES, *PRODUCTS)
+FUNCTIONS = (*ORDERS, WAIT, *TAKES, *PRODUCTS, *HELD)
 TEMPLATES = {WAIT: 0, **dict.fromkeys(PRODUCTS, 3)}
 """Functions whose operands from a number on are template arguments."""
 
@@ -93,6 +97,18 @@ static __device__ __forceinline__ void {name}(
                  : "l"(rows_from<ACROSS_A>(a)), "l"(rows_from<ACROSS_B>(b)){immediates});
 }}
 """
+_PRODUCT_OF_HELD = """\
+static __device__ __forceinline__ void {name}(
+    float &sums, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, const uint32_t &b)
+{{
+    float *const d = &sums;
+    asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k8.f32.tf32.tf32 "
+                 "{{{places}}}, "
+                 "{{{words}}}, %{b}, 1, 1, 1;"
+                 : {outputs}
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(rows_from<0>(b)));
+}}
+"""
 _TAKE = """\
 [[maybe_unused]] static __device__ __forceinline__ void {name}({sum} &sums)
 {{
@@ -101,16 +117,19 @@ _TAKE = """\
 }}
 """
 _WIDTH = 16  # operands in a line
+_BREAK = '"\n                 "'
 
 
 def warpgroup_text(used: Iterable[str]) -> list[str]:
     """The functions that kernels use."""
     used = set(used)
     products = [name for name in PRODUCTS if name in used]
+    held = [name for name in HELD if name in used]
     takes = [name for name in TAKES if name in used]
-    kinds = sorted({_SHAPES[PRODUCTS[name][0]][1] for name in products})
-    texts = [_take(name, is_float) for name in takes for is_float in kinds]
-    return [_COMMON, *texts, *map(_product, products)] if products else []
+    kinds = {_SHAPES[PRODUCTS[name][0]][1] for name in products} | {True for _ in held}
+    texts = [_take(name, is_float) for name in takes for is_float in sorted(kinds)]
+    texts += [*map(_product, products), *map(_product_of_held, held)]
+    return [_COMMON, *texts] if products or held else []
 
 
 def _take(name: str, is_float: bool) -> str:
@@ -125,10 +144,20 @@ def _product(name: str) -> str:
     if type in ACROSS_TYPES:
         flags += f", %{count + 2}, %{count + 3}"
         immediates = ',\n                   "n"(ACROSS_A != 0), "n"(ACROSS_B != 0)'
-    places = _lines([f"%{n}" for n in range(count)], '"\n                 "')
+    places = _lines([f"%{n}" for n in range(count)], _BREAK)
     return _PRODUCT.format(
         name=name, sum=_type(is_float), columns=columns, types=types, places=places,
         a=count, b=count + 1, flags=flags, outputs=_sums(count, is_float), immediates=immediates,
+    )  # fmt: skip
+
+
+def _product_of_held(name: str) -> str:
+    columns = HELD[name]
+    count = columns // 2
+    return _PRODUCT_OF_HELD.format(
+        name=name, columns=columns, places=_lines([f"%{n}" for n in range(count)], _BREAK),
+        words=", ".join(f"%{count + n}" for n in range(4)), b=count + 4,
+        outputs=_sums(count, True),
     )  # fmt: skip
 
 

@@ -60,6 +60,13 @@ def tf32_cut(value: Expr) -> Expr:
     return bitcast(bitcast(value, u32) & 0xFFFFE000, f32)
 
 
+def half_added(value: Expr) -> Expr:
+    """A float32 that, cut to TF32, is the nearest value: half of the last bit kept is added."""
+    bits = bitcast(value, u32)
+    special = (bits & 0x7F800000).eq(0x7F800000)
+    return bitcast(bits + select(special, Const(0, u32), Const(0x1000, u32)), f32)
+
+
 @op("RoundToTF32", domain="graphc")
 def round_to_tf32(i, x: Float):
     """The nearest value of TF32, in float32."""
@@ -72,6 +79,17 @@ def cut_to_tf32(i, x: Float):
     """What matrix cores take for x."""
     _require_float32(x)
     return tf32_cut(x[i])
+
+
+@op("Rounded", domain="graphc")
+def rounded(i, x: Float, *, type: str):
+    """A float32 as the type (tf32, f16 or bf16) holds it, in float32."""
+    _require_float32(x)
+    if type == "tf32":
+        return tf32_cut(half_added(x[i]))
+    if type not in ("f16", "bf16"):
+        raise ModelError(f"type must be tf32, f16 or bf16, found {type!r}")
+    return cast(cast(x[i], dtypes.of(type)), f32)
 
 
 def _require_float32(x) -> None:

@@ -33,7 +33,7 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer
-from graphc.ir.ops.casts import tf32_cut, tf32_rounded
+from graphc.ir.ops.casts import half_added, tf32_cut, tf32_rounded
 from graphc.ir.simplify import flatten_index, simplify
 from graphc.passes.lower.computation import Computation, loop_indices
 from graphc.passes.lower.guards import conjuncts
@@ -277,7 +277,7 @@ def _before_tf32(node: Call) -> Expr | None:
         return None
     for value in walk(node):
         if value.dtype is f32 and value is not node:
-            if any(simplify(f(value)) is node for f in (tf32_rounded, tf32_cut)):
+            if any(simplify(f(value)) is node for f in (tf32_rounded, tf32_cut, half_added)):
                 return value
     return None
 

@@ -61,7 +61,62 @@ def test_narrow_values_are_stored():
     program = cuda_program(graph_of(LAYERS), Settings(precision="f16"))
     stored = [s.dtype for step in program.steps for s in step.slots if s.space != "output"]
     assert f16 in stored and {c.dtype.name for c in program.constants} == {"float16"}
-    assert [s.dtype for s in program.steps[0].slots] == [f32, f16]
+    assert [s.dtype for s in program.steps[0].slots] == [f32, f16, f16]  # converts its input
+
+
+RESIDUAL = """graph @g(%x: f32[64,32]) -> ? {
+  const %w : f32[32,32] = random(seed=1)
+  const %v : f32[32,32] = random(seed=2)
+  %a = MatMul(%x, %w)
+  %b = Relu(%a)
+  %c = MatMul(%b, %v)
+  %d = Relu(%c)
+  %e = MatMul(%d, %w)
+  %y = Add(%b, %e)
+  return %y
+}"""
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_tf32_takes_no_launch_and_no_byte_more(arch):
+    plain, narrow = (
+        cuda_program(graph_of(RESIDUAL), Settings(precision=each, arch=arch)).steps
+        for each in ("f32", "tf32")
+    )
+    assert [s.nbytes for s in narrow] == [s.nbytes for s in plain]
+
+
+def test_inputs_are_converted_by_the_kernel_that_reads_them():
+    """Where no copies could bring them, that is; else they are stored first."""
+    picture = """graph @g(%x: f32[1,3,20,20]) -> ? {
+      const %w : f32[16,3,3,3] = random(seed=1)
+      %y = Conv(%x, %w)
+      return %y
+    }"""
+    for text, more in ((picture, 0), (LAYERS, 0), (RESIDUAL, 1)):
+        plain, narrow = (
+            cuda_program(graph_of(text), Settings(precision=each)).steps for each in ("f32", "f16")
+        )
+        assert len(narrow) == len(plain) + more, text
+
+
+@needs_compiler
+@pytest.mark.parametrize("transposed", [False, True])
+def test_rounding_to_tf32_on_the_way_to_matrix_cores(transposed):
+    """To the nearest, halves away from zero; infinities and NaNs stay what they are."""
+    x = np.zeros((64, 64), np.float32)
+    special = [1 + 2**-11, -1 - 2**-11, 1 + 2**-11 - 2**-23, np.inf, -np.inf, 3e38]
+    x[range(len(special)), range(len(special))] = special
+    text = "graph @g(%x: f32[64,64], %w: f32[64,64]) -> ? {"
+    text += "%t = Transpose(%x) %y = MatMul(%t, %w)" if transposed else "%y = MatMul(%x, %w)"
+    source = emit(cuda_program(graph_of(text + " return %y }"), Settings(precision="tf32")))
+    assert len(source.steps) == 1 and "round_tf32(" in source.text
+    found = np.diagonal(simulate(source)([x, np.eye(64, dtype=np.float32)])[0])[: len(special)]
+    nans = np.full((64, 64), np.array(0x7FFFFFFF, np.uint32).view(np.float32))
+    assert np.isnan(simulate(source)([nans, nans])[0]).all()
+    np.testing.assert_array_equal(found[:3], np.float32([1 + 2**-10, -1 - 2**-10, 1]))
+    assert np.isnan(found[3:5]).all() or np.isinf(found[3:5]).all()
+    np.testing.assert_allclose(found[5], 3e38, 2**-11)
 
 
 def test_only_gpus_have_a_precision():

@@ -30,6 +30,7 @@ PRODUCT = """graph @g(%x: f32[150,264]) -> ? {
   %y = Relu(%c)
   return %y
 }"""
+ROUNDED = PRODUCT.replace("%a = MatMul(%x, %w)", "%r = Relu(%x)\n  %a = MatMul(%r, %w)")
 ROWS = """graph @g(%x: f16[2,72,200], %w: f16[2,200,88]) -> ? {
   %y = MatMul(%x, %w)
   return %y
@@ -88,6 +89,28 @@ def test_products_of_narrow_floats(precision):
     rounded = optimise(graph_of(PRODUCT), passes=f"decompose, precision{{type={precision}}}")
     (wanted,) = interpret(rounded, inputs_of(source.program))
     agree(source, wanted, 1e-5)
+
+
+@needs_compiler
+def test_tf32_rounded_by_another_kernel_is_read_where_it_is():
+    source = grouped(ROUNDED, "tf32")
+    assert "wgmma_tf32_n64<" in source.text and "_held_" not in source.text
+    rounded = optimise(graph_of(ROUNDED), passes="decompose, precision{type=tf32}")
+    (wanted,) = interpret(rounded, inputs_of(source.program))
+    agree(source, wanted, 1e-5, (0, 1))
+
+
+@needs_compiler
+def test_rows_in_registers_change_only_after_their_products():
+    source = grouped(PRODUCT, "tf32", GroupTile(128, 64, 128, 64, 32, 4))
+    inputs = inputs_of(source.program)
+    (wanted,) = simulate(source)(inputs)
+    assert "wgmma_tf32_held_n64(" in source.text
+    text = source.text.replace("wait_products<1>();", "", 1)
+    assert text != source.text
+    for order in (0, 2):
+        (found,) = simulate(replace(source, text=text), (order,))(inputs)
+        assert not np.allclose(found, wanted)
 
 
 @needs_compiler
@@ -168,8 +191,11 @@ def test_operands_that_are_moved_are_caught(text):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("text", [ROWS, BOTH_ACROSS, CONVOLUTION, BYTES, PRODUCT],
-                         ids=["rows", "both across", "convolution", "bytes", "tf32"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [ROWS, BOTH_ACROSS, CONVOLUTION, BYTES, PRODUCT, ROUNDED],
+    ids=["rows", "both across", "convolution", "bytes", "held", "tf32"],
+)
 def test_ptxas_keeps_products_in_flight(tmp_path, text):
     if HOPPER not in architectures():
         pytest.skip(f"this nvcc makes no code for {HOPPER}")

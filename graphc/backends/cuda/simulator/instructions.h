@@ -186,6 +186,13 @@ static uint32_t bfloat_of_value(float value)
 
 }  // namespace simulator
 
+static inline void round_tf32(uint32_t &r0, uint32_t &r1, uint32_t &r2, uint32_t &r3)
+{
+    for (uint32_t *word : {&r0, &r1, &r2, &r3}) {
+        *word += (*word & 0x7f800000u) == 0x7f800000u ? 0u : 0x1000u;
+    }
+}
+
 static inline void power_of_two(float &to, float x)
 {
     to = std::exp2(x);

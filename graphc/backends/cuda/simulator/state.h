@@ -67,6 +67,7 @@ struct Exchange {
     uint64_t bits[2] = {0, 0};
     bool predicate[2] = {false, false};
     uint32_t words[2][6] = {};
+    const uint32_t *held[2][4] = {};
     unsigned turn = 0;
 };
 

@@ -40,6 +40,13 @@ struct Rows {
     Cell<uint32_t> first;
     int64_t across;
 
+    Rows(const Cell<uint32_t> &first, int64_t across) : first(first), across(across)
+    {
+        if (!first.array->on_kib) {
+            fail("operand of a warp group that does not start at a whole KiB");
+        }
+    }
+
     uint32_t at(int64_t byte) const
     {
         const int64_t place = first.index * 4 + byte, permuted = place ^ (place >> 3 & 0x70);
@@ -61,8 +68,33 @@ struct Rows {
     }
 };
 
-template <typename S, typename W>
-static void add_products(W (*products)(uint32_t, uint32_t), S *sums, Rows a, Rows b,
+// The rows of a warp in the registers of its lanes, which are read when products are done.
+struct Held {
+    const uint32_t *words[4][4];  // of the four lanes that share this one's rows
+
+    uint32_t word(unsigned position, unsigned deep) const
+    {
+        return *words[deep % 4][deep / 4 * 2 + position / 8 % 2];
+    }
+};
+
+static Held held_by_lanes(const uint32_t *const (&mine)[4])
+{
+    Exchange &exchange = current().exchange;
+    const unsigned turn = exchange.turn;
+    exchange.turn ^= 1u;
+    std::copy(std::begin(mine), std::end(mine), exchange.held[turn]);
+    meet(0xffffffffu, false);
+    Held found;
+    for (unsigned quad = 0; quad < 4; ++quad) {
+        const Thread &other = block.threads[thread_number() / 4 * 4 + quad];
+        std::copy_n(other.exchange.held[turn], 4, found.words[quad]);
+    }
+    return found;
+}
+
+template <typename S, typename W, typename A>
+static void add_products(W (*products)(uint32_t, uint32_t), S *sums, const A &a, const Rows &b,
                          unsigned columns)
 {
     const unsigned group = lane() / 4, quad = lane() % 4, warp = thread_number() / WARP % 4;
@@ -78,14 +110,12 @@ static void add_products(W (*products)(uint32_t, uint32_t), S *sums, Rows a, Row
 }
 
 // Begins a product: done now in some orders, when it is waited for in others.
-template <typename S, typename W>
-static void begin(W (*products)(uint32_t, uint32_t), S *sums, Rows a, Rows b, unsigned columns)
+template <typename S, typename W, typename A>
+static void begin(W (*products)(uint32_t, uint32_t), S *sums, const A &a, const Rows &b,
+                  unsigned columns)
 {
     if (!current().begun) {
         fail("product of a warp group without begin_products");
-    }
-    if (!a.first.array->on_kib || !b.first.array->on_kib) {
-        fail("operand of a warp group that does not start at a whole KiB");
     }
     for (const Thread &thread : block.threads) {
         if (thread.unshared && thread.unshared_epoch < block.epoch) {
@@ -118,7 +148,8 @@ SIMULATED_TAKE(128)
     static void wgmma_##TYPE##_n##N(S &sums, const simulator::Cell<uint32_t> &a,                   \
                                     const simulator::Cell<uint32_t> &b)                            \
     {                                                                                              \
-        simulator::begin<S>(simulator::products_##TYPE, &sums, {a, ACROSS_A}, {b, ACROSS_B}, N);   \
+        simulator::begin<S>(simulator::products_##TYPE, &sums, simulator::Rows(a, ACROSS_A),       \
+                            simulator::Rows(b, ACROSS_B), N);                                      \
     }
 #define SIMULATED_GROUPS(TYPE, S)                                                                  \
     SIMULATED_GROUP(TYPE, S, 64)                                                                   \
@@ -133,3 +164,17 @@ SIMULATED_GROUPS(s8_u8, int32_t)
 SIMULATED_GROUPS(u8_s8, int32_t)
 #undef SIMULATED_GROUPS
 #undef SIMULATED_GROUP
+
+#define SIMULATED_HELD(N)                                                                          \
+    static void wgmma_tf32_held_n##N(float &sums, const uint32_t &a0, const uint32_t &a1,          \
+                                     const uint32_t &a2, const uint32_t &a3,                       \
+                                     const simulator::Cell<uint32_t> &b)                           \
+    {                                                                                              \
+        simulator::begin<float>(simulator::products_tf32, &sums,                                   \
+                                simulator::held_by_lanes({&a0, &a1, &a2, &a3}),                    \
+                                simulator::Rows(b, 0), N);                                         \
+    }
+SIMULATED_HELD(64)
+SIMULATED_HELD(128)
+SIMULATED_HELD(256)
+#undef SIMULATED_HELD

@@ -208,6 +208,7 @@ class _CoreAttention(AttentionBlocks):
         for i in range(self.tile.fragments):
             first = simplify(self.warp_row + i * SIDE)
             self.queries.load(self.crew, _words(into, at, i), Const(0, i64), first, step)
+            self.queries.round(self.crew, _words(into, at, i))
 
     # ---------------------------------------------------------------- products
 
@@ -220,6 +221,7 @@ class _CoreAttention(AttentionBlocks):
             words = k.alloc(u32, (4,), "reg")
             b = [words[Const(n, i64)] for n in range(4)]
             panel.load(self.crew, b, stage, simplify(pair * SIDE), step)
+            panel.round(self.crew, b)
             for i, left in enumerate(a):
                 for half in range(2):
                     cells = [

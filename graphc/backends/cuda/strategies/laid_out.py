@@ -1,4 +1,5 @@
-"""Constant operands of contractions in an order of their own, made at compile time.
+"""Operands of contractions as tensors of their own: constants in another order, made at compile
+time, and what copies can bring once it has been converted.
 
 Weights of convolutions are stored with their windows last, and the depth of a contraction goes over
 channels last. As they are, they would be gathered element by element, each from a sector of its
@@ -10,7 +11,18 @@ from __future__ import annotations
 from graphc.backends.cuda.strategies.operands import Operand
 from graphc.backends.cuda.strategies.words import Kind, Words, padded_depth
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select, substitute
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    cast,
+    free_indices,
+    loads,
+    select,
+    substitute,
+)
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import flatten_index, simplify, unflatten_index
 from graphc.passes.lower.contraction import Match
@@ -45,6 +57,30 @@ def lay_out_constant(match: Match, kind: Kind, across: bool = False) -> bool:
     place = (*outer, _flat(match.cols), _flat(match.depth))
     match.b = buffer[place]
     return True
+
+
+def store_narrow(match: Match, kind: Kind) -> None:
+    """Asks for a first operand that is converted from a wider type as a tensor of the kind's, where
+    copies bring what is stored so."""
+    guarded = match.a if isinstance(match.a, Call) and match.a.op.name == "select" else None
+    converted = guarded.args[1] if guarded else match.a
+    if not (isinstance(converted, Call) and converted.op.name == "cast"):
+        return
+    wide = converted.args[0]
+    if not isinstance(wide, Load):
+        return
+    shape = match.shapes[wide.source]
+    buffer = Buffer("narrow", kind.dtype, shape)
+    stored: Expr = buffer[wide.index]
+    if guarded:
+        stored = select(guarded.args[0], stored, guarded.args[2])
+    flat = flatten_loads(stored, {**match.shapes, buffer.name: shape})
+    words = Words(Operand(flat, match.rows, match.depth), kind)
+    if words.copies() or words.copies_across():
+        index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
+        contents = cast(Load(wide.source, index, wide.dtype), kind.dtype)
+        match.add(buffer, index, contents, f"{kind.dtype} of {match.computation.label}")
+        match.a = stored
 
 
 def _flat(indices: list[Index]) -> Expr:

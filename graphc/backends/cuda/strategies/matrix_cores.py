@@ -1,7 +1,8 @@
 """Contractions on matrix cores: which these are, how their operands lie, and who multiplies them.
 
 Factors are values of narrow types; a constant second operand is laid out for copies at compile
-time. The products are those of warps (warps.py) or of groups of four (warpgroups.py).
+time, and a first one that is yet to be converted is stored so, if copies can bring it then. The
+products are those of warps (warps.py) or of groups of four (warpgroups.py).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import count, flattened, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.costs import Choose, Problem, ranked, take_first
-from graphc.backends.cuda.strategies.laid_out import lay_out_constant
+from graphc.backends.cuda.strategies.laid_out import lay_out_constant, store_narrow
 from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
 from graphc.backends.cuda.strategies.warpgroups import GROUP_TILES, GroupTile, WarpGroups
 from graphc.backends.cuda.strategies.warps import WARP_TILES, Warps
@@ -45,6 +46,7 @@ def lower_matrix_cores(
         return f"contraction: {rows} rows and {columns} columns do not fill fragments"
     sort_depth(match)
     panels = lay_out_constant(match, kind)
+    store_narrow(match, kind)
     batch = count(match.outer)
     words = -(-count(match.depth) // kind.per_word)
     problem, flat = Problem(batch, rows, columns, words), flattened(match)

@@ -21,12 +21,12 @@ padded to an odd number of chunks instead.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import WARP
 from graphc.backends.cuda.strategies.operands import Operand, strided
-from graphc.backends.cuda.strategies.words import CHUNK, Kind, Words
-from graphc.ir.dtypes import i64, u32
+from graphc.backends.cuda.strategies.words import CHUNK, Kind, Words, before_rounding
+from graphc.ir.dtypes import f32, i64, u32
 from graphc.ir.expr import Const, Expr, Load, call
 from graphc.ir.kernel import Buffer, Intrin, KernelBuilder, Store
 from graphc.ir.simplify import simplify
@@ -72,7 +72,7 @@ class Panel:
     ):
         self.is_left, self.paired = left, paired
         stages, self.side, self.depth_words = shape
-        self.words, self.kind = Words(operand, kind), kind
+        self.words, self.rounds, self.kind = *_as_copied(operand, kind), kind
         self.copied = self.words.copies()
         self.across = not self.copied and self.words.copies_across()
         rows, words = self.side, self.depth_words
@@ -168,6 +168,11 @@ class Panel:
 
     # ---------------------------------------------------------------- fragments
 
+    def round(self, crew: Crew, words: list[Load]) -> None:
+        """Rounds four loaded words, if that is left to be done."""
+        if self.rounds:
+            crew.k.emit(Intrin("round_tf32", tuple(words)))
+
     def load(
         self, crew: Crew, into: list[Load], stage: Expr, first: Expr, step: Expr | int
     ) -> None:
@@ -202,3 +207,13 @@ class Panel:
             *place, start = self._place(stage, row, simplify(at // CHUNK))
             value = self.buffer[tuple([*place, simplify(start + at % CHUNK)])]
             crew.k.emit(Store(word.source, word.index, value))
+
+
+def _as_copied(operand: Operand, kind: Kind) -> tuple[Words, bool]:
+    """The words of an operand, and whether they are to be rounded once they have been copied."""
+    bare = before_rounding(operand.expr) if kind.dtype is f32 else None
+    if bare is not None:
+        words = Words(replace(operand, expr=bare), kind)
+        if words.copies() or words.copies_across():
+            return words, True
+    return Words(operand, kind), False

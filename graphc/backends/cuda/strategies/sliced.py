@@ -117,8 +117,9 @@ class SlicedContraction(BlockedContraction):
 
     @property
     def in_lines(self) -> bool:
-        """Whether products of warp groups can read both operands as they are copied."""
-        return self.panel_a.in_lines and self.panel_b.in_lines
+        """Whether products of warp groups can read both operands as they are copied, or the first
+        through registers."""
+        return self.panel_a.in_lines and self.panel_b.in_lines and not self.panel_b.rounds
 
     @abstractmethod
     def multiply(self) -> None:

@@ -10,22 +10,27 @@ once every warp group has waited for them and a barrier has followed:
 
 This is how CUTLASS copies without TMA on sm_90 (NVIDIA, CUTLASS 3, multistage GMMA mainloop), and
 keeps every gather that copies can do: a convolution's windows as well as a matrix.
+
+What is still to be rounded to TF32 goes through registers, half a slice at a time: those of a half
+are loaded and rounded while the products of the half before go on.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import WARP, Machine
 from graphc.backends.cuda.strategies.panels import STEP
 from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
-from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Ref
+from graphc.ir.dtypes import i64, u32
+from graphc.ir.expr import Const, Expr, Load, Ref
 from graphc.ir.kernel import Intrin, Let
 from graphc.ir.simplify import simplify
 
 LINE_WORDS = 32  # of the depth in a slice: what products read lies in lines of 128 bytes
+STEPS = range(LINE_WORDS // STEP)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class WarpGroups(SlicedContraction):
     def multiply(self) -> None:
         """A loop over slices that others are asked for behind, and one over the last. ptxas keeps
         products in flight from one iteration to the next only where none of them branches."""
+        if self.panel_a.rounds:
+            self.rows = self.k.alloc(u32, (len(STEPS), self.fragments[0], 4), "reg", "rows")
         first = max(self.slices - self.tile.ahead, 0)
         if first:
             with self.k.loop(first, name="slice") as slice:
@@ -83,11 +90,10 @@ class WarpGroups(SlicedContraction):
         k = self.k
         self.arrive()
         stage = k.let(self.stage(slice))
-        k.emit(Intrin("begin_products", ()))
-        for step in range(LINE_WORDS // STEP):
-            for part in range(self.fragments[0]):
-                self._product(stage, step, part)
-        k.emit(Intrin("commit_products", ()))
+        if self.panel_a.rounds:
+            self._products_of_rounded(stage)
+        else:
+            self._products(stage, STEPS)
         if is_followed:
             coming = Ref("coming", i64, 0, self.slices - 1)
             k.emit(Let(coming, simplify(slice + self.tile.ahead)))
@@ -95,16 +101,49 @@ class WarpGroups(SlicedContraction):
         k.emit(Intrin("commit_copies", ()))
         self._wait(1)
 
+    def _products_of_rounded(self, stage: Expr) -> None:
+        """The products of a slice whose first operand is rounded in registers."""
+        first, second = STEPS[: len(STEPS) // 2], STEPS[len(STEPS) // 2 :]
+        self._hold(stage, first)
+        self._products(stage, first)
+        self._wait(1)
+        self._hold(stage, second)
+        self._products(stage, second)
+
+    def _hold(self, stage: Expr, steps: Sequence[int]) -> None:
+        """The rows of some steps in registers, rounded; these products are no longer under way."""
+        for step in steps:
+            for part in range(self.fragments[0]):
+                row = simplify(self.warp_row + part * self.tile.pitch)
+                self.panel_a.load(self.crew, self._held(step, part), stage, row, step)
+        for step in steps:
+            for part in range(self.fragments[0]):
+                self.panel_a.round(self.crew, self._held(step, part))
+
+    def _held(self, step: int, part: int) -> list[Load]:
+        return [self.rows[Const(step, i64), Const(part, i64), Const(n, i64)] for n in range(4)]
+
+    def _products(self, stage: Expr, steps: Sequence[int]) -> None:
+        """Begins a batch of products."""
+        self.k.emit(Intrin("begin_products", ()))
+        for step in steps:
+            for part in range(self.fragments[0]):
+                self._product(stage, step, part)
+        self.k.emit(Intrin("commit_products", ()))
+
     def _product(self, stage: Expr, step: int, part: int) -> None:
         """The products of a step, for 64 rows of the warp group's."""
-        name = f"wg{self.kind.instruction}_n{self.tile.own_columns}"
+        name, columns = f"wg{self.kind.instruction}", self.tile.own_columns
+        sums = self.totals[part, 0, 0]
+        right = self.panel_b.start(stage, self.own_column, step)
+        if self.panel_a.rounds:
+            held = self._held(step, part)
+            self.k.emit(Intrin(f"{name}_held_n{columns}", (sums, *held, right)))
+            return
         row = simplify(self.own_row + part * self.tile.pitch)
-        self.k.emit(Intrin(name, (
-            self.totals[part, 0, 0],
-            self.panel_a.start(stage, row, step),
-            self.panel_b.start(stage, self.own_column, step),
-            Const(self.panel_a.far, i64), Const(self.panel_b.far, i64),
-        )))  # fmt: skip
+        left = self.panel_a.start(stage, row, step)
+        far = (Const(panel.far, i64) for panel in (self.panel_a, self.panel_b))
+        self.k.emit(Intrin(f"{name}_n{columns}", (sums, left, right, *far)))
 
     def _wait(self, batches: int) -> None:
         self.k.emit(Intrin("wait_products", (Const(batches, i64),)))

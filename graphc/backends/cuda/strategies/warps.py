@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import SHARED_LIMIT, WARP, Machine
-from graphc.backends.cuda.strategies.panels import STEP
+from graphc.backends.cuda.strategies.panels import STEP, Panel
 from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
 from graphc.ir.dtypes import i64, u32
 from graphc.ir.expr import Const, Expr
-from graphc.ir.kernel import Intrin
+from graphc.ir.kernel import Buffer, Intrin
 from graphc.ir.simplify import simplify
 
 
@@ -96,9 +96,17 @@ class Warps(SlicedContraction):
             words = [self.right[half, j, Const(n, i64)] for n in range(4)]
             self.panel_b.load(self.crew, words, stage, simplify(self.own_column + j * 16), step)
 
+    def _round(self, panel: Panel, words: Buffer, half: Expr, count: int) -> None:
+        """What is left to be rounded, once the words are there."""
+        if panel.rounds:
+            with self.k.loop(count, "unroll") as i:
+                panel.round(self.crew, [words[half, i, Const(n, i64)] for n in range(4)])
+
     def _multiply(self, half: int) -> None:
         """The products of a step: two columns of fragments share four registers."""
         k, (down, across), which = self.k, self.fragments, Const(half, i64)
+        self._round(self.panel_a, self.left, which, down)
+        self._round(self.panel_b, self.right, which, across // 2)
         with k.loops(down, across // 2, 2, kind="unroll") as (i, j, n):
             column = simplify(j * 2 + n)
             sums = [self.totals[i, column, Const(e, i64)] for e in range(4)]

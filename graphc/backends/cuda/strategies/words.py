@@ -2,7 +2,8 @@
 
 Matrix cores multiply words along the depth: two f16 or bf16, one TF32, or four bytes. An operand is
 recognised by its form: a narrow float converted to float32, a float32 whose last 13 bits are cut
-off (TF32), or a byte converted to int32 (less zero points, see zero_points.py).
+off (TF32), or a byte converted to int32 (less zero points, see zero_points.py). What is still to be
+rounded to TF32 is copied as it is, and rounded on its way from shared memory to matrix cores.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from graphc.ir.expr import (
     select,
     substitute,
 )
+from graphc.ir.ops.casts import half_added
 from graphc.ir.simplify import simplify, to_poly, unflatten_index
 
 CHUNK = 4  # words that are copied at once
@@ -82,6 +84,21 @@ def _cut(expr: Expr) -> Expr | None:
     if not (isinstance(mask, Const) and mask.value == TF32_MASK and isinstance(bits, Call)):
         return None
     return bits.args[0] if bits.op.name == "bitcast" and bits.args[0].dtype is f32 else None
+
+
+def before_rounding(expr: Expr) -> Expr | None:
+    """The float32 of one that is to be rounded to TF32 by adding half of the last bit kept; None of
+    any other expression."""
+    if isinstance(expr, Call) and expr.op.name == "select" and isinstance(expr.args[2], Const):
+        inner = before_rounding(expr.args[1])
+        return None if inner is None else select(expr.args[0], inner, expr.args[2])
+    added = expr.args[0] if isinstance(expr, Call) and expr.op.name == "bitcast" else None
+    if not isinstance(added, Call) or added.op.name != "add":
+        return None
+    bits = added.args[0]
+    value = bits.args[0] if isinstance(bits, Call) and bits.op.name == "bitcast" else None
+    is_rounded = value is not None and value.dtype is f32 and simplify(half_added(value)) is expr
+    return value if is_rounded else None
 
 
 @dataclass(frozen=True)
