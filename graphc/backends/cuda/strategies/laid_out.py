@@ -63,7 +63,7 @@ def store_narrow(match: Match, kind: Kind) -> None:
     """Asks for a first operand that is converted from a wider type as a tensor of the kind's, where
     copies bring what is stored so."""
     guarded = match.a if isinstance(match.a, Call) and match.a.op.name == "select" else None
-    converted = guarded.args[1] if guarded else match.a
+    converted = match.a if guarded is None else guarded.args[1]
     if not (isinstance(converted, Call) and converted.op.name == "cast"):
         return
     wide = converted.args[0]
@@ -72,7 +72,7 @@ def store_narrow(match: Match, kind: Kind) -> None:
     shape = match.shapes[wide.source]
     buffer = Buffer("narrow", kind.dtype, shape)
     stored: Expr = buffer[wide.index]
-    if guarded:
+    if guarded is not None:
         stored = select(guarded.args[0], stored, guarded.args[2])
     flat = flatten_loads(stored, {**match.shapes, buffer.name: shape})
     words = Words(Operand(flat, match.rows, match.depth), kind)

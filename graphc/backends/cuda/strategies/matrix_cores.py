@@ -7,6 +7,8 @@ products are those of warps (warps.py) or of groups of four (warpgroups.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import count, flattened, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.costs import Choose, Problem, ranked, take_first
@@ -59,8 +61,8 @@ def lower_matrix_cores(
         return emitter(tile).kernel("cores")
 
     tiles: list[SlicedTile] = [*WARP_TILES]
-    if gpu.group_rate and emitter(GROUP_TILES[0]).in_lines:
-        tiles = [*GROUP_TILES, *WARP_TILES]
+    if gpu.group_rate and (grouped := emitter(GROUP_TILES[0])).in_lines:
+        tiles = [*(replace(t, held=grouped.panel_a.rounds) for t in GROUP_TILES), *WARP_TILES]
     chosen = tile or choose(ranked(tiles, gpu, problem), kernel)
     flops = 2 * batch * rows * columns * count(match.depth)
     return Lowered(kernel(chosen), match.prepare, match.temporaries, flops=flops)

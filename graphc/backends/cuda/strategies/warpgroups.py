@@ -35,7 +35,9 @@ STEPS = range(LINE_WORDS // STEP)
 
 @dataclass(frozen=True)
 class GroupTile(SlicedTile):
-    """Teams are warp groups."""
+    """Teams are warp groups; `held`: their rows of a slice go through registers."""
+
+    held: bool = False
 
     team = 4 * WARP
     pitch = 64
@@ -46,8 +48,9 @@ class GroupTile(SlicedTile):
 
     @property
     def registers(self) -> int:
-        """Of a thread: sums and addresses, roughly."""
-        return self.own_rows * self.own_columns // self.team + 40
+        """Of a thread: sums, rows that are held, and addresses, roughly."""
+        held = self.own_rows * self.words // self.team if self.held else 0
+        return self.own_rows * self.own_columns // self.team + held + 40
 
     def fetched(self) -> int:
         return self.teams * self.own_rows // self.pitch * (self.pitch + self.own_columns)
