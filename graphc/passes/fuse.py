@@ -22,7 +22,7 @@ def fuse(
 ) -> bool:
     """Replaces groups of ops by `fused` ops; True if there were any. Each group is a rewrite."""
     ctx = ctx or Context()
-    raise_scalars(graph, ctx)
+    raise_scalars(graph, ctx, widening)
     clone_movement(graph, widening)
     groups = [g for g in Grouping(graph, widening, columns).run() if ctx.spend("fuse", g.ops[-1])]
     position = {op: n for n, op in enumerate(graph.ops)}

@@ -46,10 +46,12 @@ def clone_movement(graph: Graph, widening: bool = False) -> None:
                     user.set_input(position, copy.output)
 
 
-def raise_scalars(graph: Graph, ctx: Context) -> None:
+def raise_scalars(graph: Graph, ctx: Context, widening: bool = False) -> None:
     """op(move(x), scalar) becomes move(op(x, scalar)): arithmetic joins the producer's epilogue,
-    and the movement is left bare for the reader to fuse."""
+    and the movement is left bare for the reader to fuse. What is for readers stays."""
     for op in list(graph.ops):
+        if widening and structure.is_widening(op):
+            continue
         while (moved := _moved_operand(op, graph)) is not None:
             position, movement = moved
             if not ctx.spend("raise-scalar", op):

@@ -11,7 +11,8 @@ that are zero after rounding. Who rounds is whom it costs least:
 
 * constants are rounded now;
 * what only contractions read is rounded where it is made: rounding is moved up through ops that
-  only move data, fusion joins it to the producer, and what is stored is narrow;
+  only move data, or (f16 and bf16) choose the largest of several elements or of several tensors,
+  fusion joins it to the producer, and what is stored is narrow;
 * TF32 takes no less memory, so what is there in float32 anyhow (inputs, outputs, what others read
   too) is rounded by the contraction, which `Rounded` says;
 * so are inputs that one contraction alone multiplies, with constants. Others are rounded once for
@@ -45,7 +46,7 @@ class _Narrowing:
 
     graph: Graph
     type: str
-    rounding: set[Value]
+    readers: Readers
     rounded: dict[Value, Value] = field(default_factory=dict)
     widened: dict[Value, Value] = field(default_factory=dict)
 
@@ -56,7 +57,7 @@ class _Narrowing:
         return self.widened[value]
 
     def _factor(self, value: Value) -> Value:
-        if value in self.rounding:
+        if value in self.readers.rounding:
             return self.insert(value, "Rounded", domain="graphc", type=self.type)
         narrow = self.round(value)
         if self.type == "tf32":
@@ -72,19 +73,22 @@ class _Narrowing:
     def _round(self, value: Value) -> Value:
         producer = value.producer
         if value.constant is None and producer is not None and structure.is_movement(producer):
-            number, source = structure.moved(producer)
-            return self.moved(producer, number, self.round(source))
+            return self.again(producer, [structure.moved(producer)[0]])
+        if producer is not None and value in self.readers.chosen:
+            return self.again(producer, structure.chosen(producer))
         if self.type == "tf32":
             return self.insert(value, "RoundToTF32", domain="graphc")
         return self.insert(value, "Cast", to=dtypes.of(self.type).onnx)
 
-    def moved(self, movement: Op, number: int, source: Value) -> Value:
-        """The same movement of another value."""
-        operands = list(movement.inputs)
-        operands[number] = source
-        new = Op(movement.defn, operands, movement.attrs, 1, (), movement.loc)
-        new.output.type = movement.output.tensor.with_dtype(source.tensor.dtype)
-        self.graph.insert_before(_after(self.graph, movement), new)
+    def again(self, op: Op, numbers: list[int]) -> Value:
+        """What an op that moves or chooses elements of some operands makes of rounded ones."""
+        operands = list(op.inputs)
+        for number in numbers:
+            operands[number] = self.round(op.inputs[number])  # type: ignore[arg-type]
+        dtype = operands[numbers[0]].tensor.dtype  # type: ignore[union-attr]
+        new = Op(op.defn, operands, op.attrs, 1, (), op.loc)
+        new.output.type = op.output.tensor.with_dtype(dtype)
+        self.graph.insert_before(_after(self.graph, op), new)
         return new.output
 
     def insert(self, value: Value, name: str, **attributes) -> Value:
@@ -105,33 +109,56 @@ class _Narrowing:
 
 class Readers:
     """Who reads the values of a graph before anything is rounded: the `factors` of contractions by
-    op, and values that those who read them round to the type (`rounding`), not their producers."""
+    op, values that those who read them round to the type (`rounding`), not their producers, and
+    values that ops choose of others which had better be rounded before (`chosen`)."""
 
     def __init__(self, graph: Graph, type: str):
         self.results = set(graph.results)
         self.factors = {op: found for op in graph.ops if (found := _factors(op))}
         values = dict.fromkeys(op.inputs[n] for op, found in self.factors.items() for n in found)
         self.rounding = {v for v in values if v is not None and self._round(_source(v), type)}
+        outputs = (v for op in graph.ops for v in op.outputs if type != "tf32")
+        self.chosen = {v for v in outputs if v not in self.results and self._is_chosen(v)}
+
+    def _is_chosen(self, value: Value) -> bool:
+        op = value.producer
+        if op is None or op.name == "Constant" or structure.is_movement(op):
+            return False
+        sources = [_source(op.inputs[n]) for n in structure.chosen(op)]  # type: ignore[arg-type]
+        return (
+            value.tensor.dtype is f32
+            and bool(sources)
+            and None not in self._uses(value, choosing=True)
+            and all(self._vanishes(source) for source in sources)
+        )
+
+    def _vanishes(self, source: Value) -> bool:
+        """Whether the kernel that makes a value could make it narrow, and only so."""
+        op = source.producer
+        is_made = op is not None and not _is_given(source) and len(op.outputs) == 1
+        return (
+            is_made and source not in self.results and None not in self._uses(source, choosing=True)
+        )
 
     def _round(self, source: Value, type: str) -> bool:
         if source.constant is not None:
             return False
-        producer, uses = source.producer, self._uses(source)
-        is_given = producer is None or not structure.has_body(producer)
+        is_given, uses = _is_given(source), self._uses(source)
         if type == "tf32":
             return is_given or source in self.results or None in uses
         products = [use for use in uses if use is not None]
         return is_given and len(products) == 1 and self._by_constants(*products[0])
 
-    def _uses(self, value: Value) -> list[tuple[Op, int] | None]:
-        """Where contractions multiply a value, moved or as it is; None for every other use."""
+    def _uses(self, value: Value, choosing: bool = False) -> list[tuple[Op, int] | None]:
+        """Where contractions multiply a value, as it is or moved (or `choosing` among others); None
+        for every other use."""
         found: list[tuple[Op, int] | None] = []
         waiting = list(value.uses)
         while waiting:
             user, number = waiting.pop()
             if number in self.factors.get(user, ()):
                 found.append((user, number))
-            elif structure.is_movement(user) and user.output not in self.results:
+            elif _passes_on(user, choosing) and user.output not in self.results:
                 waiting += user.output.uses
             else:
                 found.append(None)
@@ -140,6 +167,15 @@ class Readers:
     def _by_constants(self, op: Op, number: int) -> bool:
         others = [op.inputs[n] for n in self.factors[op] if n != number]
         return all(v is not None and _source(v).constant is not None for v in others)
+
+
+def _passes_on(op: Op, choosing: bool) -> bool:
+    return structure.is_movement(op) or (choosing and bool(structure.chosen(op)))
+
+
+def _is_given(source: Value) -> bool:
+    """Whether no kernel that could round it makes a value."""
+    return source.producer is None or not structure.has_body(source.producer)
 
 
 def _source(value: Value) -> Value:
@@ -157,7 +193,7 @@ def _after(graph: Graph, op: Op) -> Op | None:
 def narrow_contractions(graph: Graph, type: str, ctx: Context) -> bool:
     """Rounds the factors of all contractions in float32; whether there were any."""
     readers = Readers(graph, type)
-    narrowing = _Narrowing(graph, type, readers.rounding)
+    narrowing = _Narrowing(graph, type, readers)
     changed = False
     for op, operands in readers.factors.items():
         if ctx.spend(RULE, op):

@@ -12,8 +12,10 @@ from graphc.driver import OPTIMISING, optimise
 from graphc.ir.compare import compare
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.interp import interpret
+from graphc.ir.parser import parse_graph
 from graphc.ir.types import Layout
 from graphc.passes import structure
+from graphc.passes.specialise import specialise
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -48,6 +50,23 @@ def test_epilogue_of_a_product():
     w, c = floats(rng(), 8, 16), floats(rng(1), 16)
     graph = optimised(lambda b, x: b.Relu(b.Add(b.MatMul(x, w), c)), x=floats(rng(2), 4, 8))
     assert len(groups(graph)) == 1
+
+
+def test_conversions_for_readers_stay_with_them():
+    """Raised above a view, they would be a kernel between it and its maker."""
+    text = """graph @g(%x: f16[1,6,4]) -> (?, ?) {
+      const %s : i64[2] = [6, 4]
+      const %w : f32[4,5] = random(seed=1)
+      const %v : f32[4,5] = random(seed=2)
+      %a = Relu(%x)
+      %r = Reshape(%a, %s)
+      %c = Cast(%r) {to=1}
+      %y = MatMul(%c, %w)
+      %z = MatMul(%c, %v)
+      return %y, %z
+    }"""
+    graph = optimise(specialise(parse_graph(text)), passes="fuse{widening=true}")
+    assert groups(graph) == [["Relu", "Reshape"], ["Cast", "MatMul"], ["Cast", "MatMul"]]
 
 
 def test_batch_normalisation_joins_the_convolution():
