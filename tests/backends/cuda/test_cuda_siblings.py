@@ -46,7 +46,6 @@ ONE_READ_BY_THE_OTHER = """graph @g(%a: f32[40,40], %b: f32[40,40]) -> ? {
   return %r
 }"""
 CASES = {
-    "rounded": (ROUNDED, "tf32", 2),
     "halves": (ROUNDED, "f16", 2),
     "large and small": (LARGE, "f32", 3),
     "rotated": (ROTATED, "f32", 2),
