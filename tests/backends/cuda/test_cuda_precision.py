@@ -120,7 +120,7 @@ def test_rounding_to_tf32_on_the_way_to_matrix_cores(transposed):
 
 
 def test_only_gpus_have_a_precision():
-    with pytest.raises(UnsupportedError, match="'cuda' takes it"):
+    with pytest.raises(UnsupportedError, match="target 'cuda' has"):
         graphc.compile(str(DIGITS), target="cpu", precision="f16")
     with pytest.raises(ModelError, match="one of f32, tf32, f16, bf16"):
         graphc.compile(str(DIGITS), precision="f8")
