@@ -37,7 +37,6 @@ CONVERSIONS = ("cast", "bitcast")
 ON_BITS = ("band", "add", "eq", "select")  # of integers
 
 
-
 def has_body(op: Op) -> bool:
     """Whether the op is given by scalar bodies and can be part of a fused region."""
     return op.defn.form in ("elementwise", "indexed") and all(
