@@ -1,0 +1,93 @@
+"""The examples that `--help` gives are commands that work."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import graphc, make, ok, save
+from onnx import TensorProto, helper, numpy_helper
+
+from graphc.cli.app import parser
+from graphc.passes.pass_manager import PASSES
+from graphc.passes.rewriter import RULES
+
+PLUGIN = """from graphc.passes import P, rule, var
+
+@rule("relu-of-relu-again", P.Relu(P.Relu(var("x"))))
+def relu_of_relu(rw, inner, outer, x):
+    '''relu(relu(x)) == relu(x).'''
+    return rw.Relu(x)
+"""
+VALUES = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+DEVICE = re.compile(r"--board|--trace|replay")  # need a board, its log, or a crash
+
+
+def shown() -> list[str]:
+    """The examples of all commands."""
+    top = parser()
+    (commands,) = (a for a in top._actions if isinstance(a, argparse._SubParsersAction))
+    texts = [top.epilog, *(each.epilog for each in commands.choices.values())]
+    lines = [line for text in texts if text for line in text.splitlines()]
+    found = [re.fullmatch(r"  ((?:\w+=\w+ )?graphc .*)", line) for line in lines]
+    return list(dict.fromkeys(match[1] for match in found if match))
+
+
+EXAMPLES = [line for line in shown() if not DEVICE.search(line) and "--help" not in line]
+
+
+@pytest.fixture
+def folder(elsewhere, capsys):
+    """The folder that the examples are run in, with the files they read."""
+    np.save("x.npy", VALUES.T)
+    np.savez("feeds.npz", x=VALUES.T)
+    Path("my_pass.py").write_text(PLUGIN)
+    before = dict(RULES), dict(PASSES)
+    yield
+    for registry, old in zip((RULES, PASSES), before):
+        registry.clear()
+        registry.update(old)
+
+
+def write_model(line: str) -> None:
+    """The model of a command, open where the command says how large its batch is."""
+    batch = "batch" if "batch=" in line else len(VALUES.T)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    inputs, outputs = [("x", TensorProto.FLOAT, (batch, 4))], [("y", TensorProto.FLOAT, None)]
+    constants = [numpy_helper.from_array(VALUES, "w")]
+    save(Path("model.onnx"), make(nodes, inputs, outputs, constants))
+
+
+def shorter(words: list[str]) -> list[str]:
+    """A command that measures for a moment only."""
+    if "bench" not in words:
+        return words
+    if "--seconds" in words:
+        words[words.index("--seconds") + 1] = "0.05"
+        return words
+    return [*words, "--seconds", "0.05"]
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_example(folder, capsys, monkeypatch, line):
+    if "--simulate" in line and shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    words = shlex.split(line)
+    while "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("="))
+    for earlier in EXAMPLES:
+        if f"-o {words[2]}" in earlier:  # writes the file that this one reads
+            write_model(earlier)
+            ok(capsys, *shlex.split(earlier)[1:])
+    write_model(line)
+    code, _, err = graphc(capsys, *shorter(words)[1:])
+    assert code == 0, err
+
+
+def test_examples_are_found():
+    assert len(EXAMPLES) > 30
