@@ -61,6 +61,7 @@ class Generator:
     inputs: list[np.ndarray] = field(default_factory=list)
     final: list[Value] = field(default_factory=list)  # may be results only
     coarse: bool = False  # contents that every precision holds exactly
+    strange: bool = False  # a few NaNs and infinities in what goes into layers
     limit: int = 8 * MAX_ELEMENTS  # of elements of a result
     for_onnxruntime: bool = True  # a template clears it if the runtime deviates on its operators
 
@@ -150,7 +151,11 @@ class Generator:
 
     def data(self, *shape: int, dtype: DType = dtypes.f32) -> Value:
         """An input of a layer."""
-        return self.input(dtype, shape)
+        value = self.input(dtype, shape)
+        if self.strange and dtype.is_float and value.tensor.size:
+            places = self.rng.integers(value.tensor.size, size=self.integer(0, 3))
+            self.inputs[-1].reshape(-1)[places] = self.choice((np.nan, np.inf, -np.inf))
+        return value
 
     def weights(self, *shape: int, dtype: DType = dtypes.f32) -> Value:
         """Weights of a layer: a constant, rarely an input. Sums over all but the first extent keep
@@ -258,13 +263,14 @@ def generate_layer(g: Generator, family: str, seed: int) -> Case:
     from templates import choose
 
     g.coarse = g.chance(0.4)
+    g.strange = not g.coarse and g.chance(0.15)
     while not attempt(g, choose(g, family)):
         g.graph, g.inputs, g.pool, g.exact = Graph("fuzz"), [], [], set()
         g.__post_init__()
     for _ in range(g.choice((0, 0, 1, 2, 3))):
         attempt(g, choose(g, AFTERWARDS))
     finish(g)
-    return Case(g.graph, g.inputs, seed, g.special)
+    return Case(g.graph, g.inputs, seed, g.strange)
 
 
 def loosen(g: Generator) -> None:

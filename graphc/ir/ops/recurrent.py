@@ -232,7 +232,7 @@ class Recurrence:
     def input_shares(self, layer: Layer) -> Sequence[Value]:
         """W x + b of every step, from one matrix product."""
         b, features = self.b, self.x.tensor.static_shape[2]
-        flat = b.Reshape(self.x, np.array((self.sequence * self.batch, features)))
+        flat = _reshaped(b, self.x, (self.sequence * self.batch, features))
         shares = b.Gemm(flat, layer.w, layer.bias, transB=1)
         if self.sequence <= 1:
             return [shares]
@@ -331,8 +331,11 @@ def _collect(whole: Recurrence, results, states: int) -> list[Value]:
     """Y (sequence, directions, batch, hidden) and states (directions, batch, hidden), or with
     the batch first."""
     b, hidden = whole.b, whole.hidden
-    shape = np.array((whole.sequence, 1, whole.batch, hidden))
-    sides = [b.Reshape(_concat(b, outputs, 0), shape) for outputs, _ in results]
+    shape = (whole.sequence, 1, whole.batch, hidden)
+    if whole.sequence:
+        sides = [_reshaped(b, _concat(b, outputs, 0), shape) for outputs, _ in results]
+    else:
+        sides = [b.constant(np.zeros(shape, whole.x.tensor.dtype.np)) for _ in results]
     y = _concat(b, sides, 1)
     last = []
     for k in range(states):
@@ -342,6 +345,11 @@ def _collect(whole: Recurrence, results, states: int) -> list[Value]:
         y = b.Transpose(y, perm=(2, 0, 1, 3))
         last = [b.Transpose(v, perm=(1, 0, 2)) for v in last]
     return [y, *last]
+
+
+def _reshaped(b: Builder, value: Value, shape: tuple[int, ...]) -> Value:
+    """The value in a shape whose zeros are extents."""
+    return b.Reshape(value, np.array(shape), allowzero=1 if 0 in shape else None)
 
 
 def _concat(b: Builder, values: Sequence[Value], axis: int) -> Value:

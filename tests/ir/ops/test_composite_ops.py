@@ -221,6 +221,19 @@ def test_input_share_is_one_product_for_all_steps():
 
 
 @pytest.mark.parametrize("op, gates", [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize("steps, batch", [(0, 2), (3, 0), (0, 0)])
+@pytest.mark.parametrize("direction, ways", [("forward", 1), ("bidirectional", 2)])
+def test_recurrence_without_steps_or_samples(op, gates, steps, batch, direction, ways):
+    """No step leaves the state as it was."""
+    x, w, r = floats(steps, batch, 4), floats(ways, 5 * gates, 4), floats(ways, 5 * gates, 5)
+    h = floats(ways, batch, 5)
+    outputs = 3 if op == "LSTM" else 2
+    y, last, *_ = run(op, x, w, r, None, None, h, outputs=outputs, direction=direction)
+    assert y.shape == (steps, ways, batch, 5)
+    np.testing.assert_array_equal(last, h if steps == 0 else h[:, :0])
+
+
+@pytest.mark.parametrize("op, gates", [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
 @pytest.mark.parametrize("lengths", [False, True])
 def test_directions_may_take_their_steps_together(op, gates, lengths):
     operands = recurrent_operands(gates, 2, lengths)
