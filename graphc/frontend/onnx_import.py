@@ -68,7 +68,8 @@ def _load(source: Any) -> tuple[ModelProto, str | None]:
     path = Path(os.fspath(source))
     try:
         if not path.is_file():
-            raise ModelError(f"{path}: there is no such file")
+            missing = "a folder; a model is a file" if path.is_dir() else "there is no such file"
+            raise ModelError(f"{path}: {missing}")
         data = mapped(path)
         if len(data) > MAX_FILE:
             raise ModelError(f"{path}: larger than 2 GiB, which a protobuf message cannot be")

@@ -96,6 +96,29 @@ def test_the_script_reads_inputs(here):
     assert done.stdout.split() == ["740.0", "int64", "(3,)"], done.stderr
 
 
+def test_the_script_says_which_input_is_wrong(here):
+    (here / "empty.npy").write_bytes(b"")
+    np.savez(here / "two.npz", a=np.ones(1), b=np.ones(1))
+    code = (
+        "import run_net\n"
+        f"from {PACKAGE}.model import Spec\n"
+        "import json\n"
+        "class M: inputs = [Spec(e) for e in json.load(open('plan.json'))['inputs']]\n"
+        "for text in ('x', 'x=missing.npy', 'x=empty.npy', 'x=two.npz', 'y=empty.npy'):\n"
+        "    try:\n"
+        "        run_net.feeds(M, [text], 0)\n"
+        "    except ValueError as error:\n"
+        "        print(error)\n"
+    )
+    done = run(sys.executable, "-c", code, cwd=here)
+    found = done.stdout.splitlines()
+    expected = ("--input is NAME=FILE.npy, found 'x'", "missing.npy cannot be read as .npy",
+                "empty.npy cannot be read as .npy", "two.npz is no .npy file",
+                "there is no input y")  # fmt: skip
+    assert len(found) == len(expected), done.stderr
+    assert all(line.startswith(start) for line, start in zip(found, expected)), found
+
+
 @needs_compiler
 @needs_nvcc
 def test_the_host_compiler_takes_the_launcher(here):

@@ -33,12 +33,15 @@ def load(device: int = 0) -> Model:
 
 def feeds(model: Model, files: list[str], seed: int) -> list[np.ndarray]:
     """Inputs in order: from files named NAME=FILE.npy, else at random (integers are 0 or 1)."""
+    wrong = [text for text in files if "=" not in text]
+    if wrong:
+        raise ValueError(f"--input is NAME=FILE.npy, found {wrong[0]!r}")
     given = dict(text.rsplit("=", 1) for text in files)
     rng = np.random.default_rng(seed)
     values = []
     for spec in model.inputs:
         if spec.name in given:
-            found = np.load(given.pop(spec.name), allow_pickle=False)
+            found = read(given.pop(spec.name))
             values.append(found.view(spec.dtype) if found.dtype.kind == "V" else found)
         elif spec.dtype.kind in "iub":
             values.append(rng.integers(0, 2, spec.shape).astype(spec.dtype))
@@ -47,6 +50,17 @@ def feeds(model: Model, files: list[str], seed: int) -> list[np.ndarray]:
     if given:
         raise ValueError(f"there is no input {', '.join(given)}")
     return values
+
+
+def read(path: str) -> np.ndarray:
+    """An array saved by numpy.save; ValueError says what is wrong with the file."""
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as .npy: {error}") from error
+    if not isinstance(found, np.ndarray):
+        raise ValueError(f"{path} is no .npy file, but an archive of several arrays")
+    return found
 
 
 def save(path: str, arrays: dict[str, np.ndarray]) -> None:
@@ -77,7 +91,7 @@ def main() -> int:
             times = sorted(model.times(resident, args.times))
             median, least = times[len(times) // 2], times[0]
             print(f"{median:.4f} ms, at least {least:.4f} ms, on {model.driver.device}")
-    except (DriverMissing, DriverError, ValueError) as error:
+    except (DriverMissing, DriverError, OSError, ValueError) as error:
         print(f"{Path(__file__).name}: {error}", file=sys.stderr)
         return 1
     names = [spec.name for spec in model.outputs]
