@@ -269,3 +269,17 @@ def test_nvcc_compiles_matrix_cores(arch):
     for precision in ("f16", "bf16", "tf32"):
         assert compile_cuda(narrowed(CONVOLUTIONS, precision).text, arch, strict=True)
     assert compile_cuda(emit(cuda_program(graph_of(BYTES))).text, arch, strict=True)
+
+
+def test_what_is_added_is_read_before_the_first_result_is_stored():
+    """Threads do not wait for one residual after another."""
+    text = """graph @g(%x: f32[4096,64], %r: f32[4096,256]) -> ? {
+  const %w : f32[64,256] = random(seed=1)
+  %a = MatMul(%x, %w)
+  %y = Add(%a, %r)
+  return %y
+}"""
+    kernel = narrowed(text, "f16").text
+    epilogue = kernel[kernel.rindex("mma_f16(sums") :]
+    first = epilogue[: epilogue.index("store_vector(out0")]
+    assert first.count("load_vector(in") >= 4, first

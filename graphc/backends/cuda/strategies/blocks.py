@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from graphc.backends.cuda.strategies.operands import Operand, stride
 from graphc.backends.cuda.strategies.shares import Shares
@@ -157,21 +158,40 @@ class BlockedContraction:
         if bounds(slice)[0] < slices:
             self.k.emit(If(slice < slices, tuple(inner)))
 
-    def finish(self, row: Expr, column: Expr, cells: Sequence[Expr]) -> None:
-        """The epilogue of sums in neighbouring columns, stored where there are such rows and
-        columns. `column` is a multiple of how many there are."""
-        columns = [simplify(column + n) for n in range(len(cells))]
-        together = self.b.count % len(cells) == 0
-        for group in [range(len(cells))] if together else [[n] for n in range(len(cells))]:
-            inside = simplify(call("and", row < self.a.count, columns[group[0]] < self.b.count))
-            if isinstance(inside, Const):
-                self._store(row, [(columns[n], cells[n]) for n in group])
-            else:
-                with self.k.when(inside):
-                    self._store(row, [(columns[n], cells[n]) for n in group])
+    def finish(self, row: Expr, runs: Sequence[tuple[Expr, Sequence[Expr]]]) -> None:
+        """The epilogue of sums in neighbouring columns of a row, stored where there are such a row
+        and columns. Runs of them begin at columns that are multiples of their lengths. What all
+        need is read before the first is stored: threads would wait for one after another."""
+        groups: list[list[tuple[Expr, Expr]]] = []
+        for column, cells in runs:
+            group = [(simplify(column + n), cell) for n, cell in enumerate(cells)]
+            together = self.b.count % len(cells) == 0
+            groups += [group] if together else [[one] for one in group]
 
-    def _store(self, row: Expr, sums: Sequence[tuple[Expr, Expr]]) -> None:
-        """Results at once where they are neighbours in memory, and so what they are made of."""
+        def inside(group: list[tuple[Expr, Expr]]) -> Expr:
+            return simplify(call("and", row < self.a.count, group[0][0] < self.b.count))
+
+        for condition, batch in groupby(groups, inside):
+            if not isinstance(condition, Const):
+                with self.k.when(condition):
+                    self._store(row, list(batch))
+            elif condition.value:
+                self._store(row, list(batch))
+
+    def _store(self, row: Expr, groups: Sequence[Sequence[tuple[Expr, Expr]]]) -> None:
+        results = [result for group in groups for result in self._results(row, group)]
+        for buffer, offsets, values in results:
+            if are_neighbours(buffer.dtype, offsets):
+                self.k.emit(Intrin("store_vector", (buffer[offsets[0]], *values)))
+                continue
+            for offset, value in zip(offsets, values):
+                self.k.store(buffer, (offset,), value)
+
+    def _results(
+        self, row: Expr, sums: Sequence[tuple[Expr, Expr]]
+    ) -> Iterator[tuple[Buffer, list[Expr], list[Expr]]]:
+        """For each output, where the results of sums belong, and they, of what is read at once
+        where it lies so in memory."""
         totals = [self.k.let(cell) for _, cell in sums]
         places = [
             {**self.fixed, **self.a.place(row), **self.b.place(column), self.marker: total}
@@ -179,14 +199,9 @@ class BlockedContraction:
         ]
         offsets = [simplify(substitute(self.offset, each)) for each in places]
         for output, expr in zip(self.match.computation.outputs, self.exprs):
-            buffer = flat_buffer(output.buffer)
             held = loaded(self.k, [expr], places)
             values = [
                 simplify(substitute(substitute(expr, {x: c[n] for x, c in held.items()}), each))
                 for n, each in enumerate(places)
             ]
-            if are_neighbours(buffer.dtype, offsets):
-                self.k.emit(Intrin("store_vector", (buffer[offsets[0]], *values)))
-                continue
-            for offset, value in zip(offsets, values):
-                self.k.store(buffer, (offset,), value)
+            yield flat_buffer(output.buffer), offsets, values

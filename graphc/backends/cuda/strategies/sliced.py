@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import WARP, Machine
@@ -18,10 +19,11 @@ from graphc.backends.cuda.strategies.laid_out import whole_depth
 from graphc.backends.cuda.strategies.panels import Crew, Panel
 from graphc.backends.cuda.strategies.words import Kind, padded_depth
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Load
+from graphc.ir.expr import Const, Expr
 from graphc.ir.kernel import Barrier, Intrin
 from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
 
+READ = 8  # pairs of sums of a lane, what is added to which is read at once
 WRITTEN = 8  # slices, of a loop that may be written out
 
 
@@ -168,12 +170,16 @@ class SlicedContraction(BlockedContraction):
             with self.k.loops(down, across // 2, 4, kind="unroll") as (i, j, e):
                 pair = (self.totals[i, simplify(j * 2 + other), e] for other in range(2))
                 self.k.emit(Intrin("trade", tuple(pair)))
-        with self.k.loops(down, across // wide, 2, kind="unroll") as (i, j, half):
-            cells = [
-                self.totals[i, simplify(j * wide + other), simplify(half * 2 + n)]
-                for other in range(wide) for n in range(2)
-            ]  # fmt: skip
-            self._finish(i, j, half, cells)
+        at_once = math.gcd(across // wide, READ // wide)
+        with self.k.loops(down, 2, across // wide // at_once, kind="unroll") as (i, half, batch):
+            runs = []
+            for n in range(at_once):
+                j = simplify(batch * at_once + n)
+                runs.append((j, [
+                    self.totals[i, simplify(j * wide + other), simplify(half * 2 + e)]
+                    for other in range(wide) for e in range(2)
+                ]))  # fmt: skip
+            self._finish(i, half, runs)
 
     def _finish_part(self) -> None:
         """A part of what all shares have at a thread's place."""
@@ -183,16 +189,16 @@ class SlicedContraction(BlockedContraction):
             i, j, half = unflatten_index(part, extents)
             places = [(i, j, simplify(half * 2 + n)) for n in range(2)]
             cells = [self.shares.total(self.k, self.exchanged, place) for place in places]
-            self._finish(i, j, half, cells)
+            self._finish(i, half, [(j, cells)])
 
-    def _finish(self, i: Expr, j: Expr, half: Expr, cells: list[Load] | list[Expr]) -> None:
-        """The sums of a row of a fragment, or of two, that a lane has next to one another."""
-        lane, wide = self.crew.lane, len(cells) // 2
+    def _finish(self, i: Expr, half: Expr, runs: Sequence[tuple[Expr, Sequence[Expr]]]) -> None:
+        """Sums of rows of fragments, or of two each, that a lane has next to one another."""
+        lane, wide = self.crew.lane, len(runs[0][1]) // 2
         group, odd, even = simplify(lane // 4), simplify(lane % wide), simplify(lane % 4 // wide)
         first_row, first_column = self.starts
         row = simplify(first_row + self.warp_row + i * self.tile.pitch + half * 8 + group)
-        column = simplify((j * wide + odd) * 8 + even * (2 * wide))
-        self.finish(row, simplify(first_column + self.own_column + column), cells)
+        start = first_column + self.own_column + odd * 8 + even * (2 * wide)
+        self.finish(row, [(simplify(start + j * (wide * 8)), cells) for j, cells in runs])
 
     def _stores_little(self) -> bool:
         """Whether two sums next to one another are less than a quarter of a sector, of which four

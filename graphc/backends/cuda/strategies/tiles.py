@@ -19,7 +19,7 @@ neighbouring lanes put, lie in different banks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -199,26 +199,29 @@ class SharedTiles(BlockedContraction):
         """All of a thread's sums, or a part of what all shares have at its place."""
         k, rows, chunks = self.k, self.tile.thread_rows, self.sides[1].chunks
         if self.tile.shares == 1:
-            with k.loops(rows, chunks, kind="unroll") as (i, chunk):
-                self._finish(i, chunk, sums, (first_row, first_column))
+            with k.loop(rows, "unroll") as i:
+                runs = [[sums[place] for place in self._run(i, chunk)] for chunk in range(chunks)]
+                self._finish(i, list(enumerate(runs)), (first_row, first_column))
             return
         self.shares.exchange(k, sums, self.exchanged)
         with self.shares.parts(k, rows * chunks) as part:
             i, chunk = unflatten_index(part, (rows, chunks))
-            self._finish(i, chunk, None, (first_row, first_column))
+            cells = [self.shares.total(k, self.exchanged, place) for place in self._run(i, chunk)]
+            self._finish(i, [(chunk, cells)], (first_row, first_column))
 
-    def _finish(self, i: Expr, chunk: Expr, sums: Buffer | None, first: tuple[Expr, Expr]) -> None:
-        """Neighbours in a row of `sums`, or of those of all shares."""
+    def _run(self, i: Expr, chunk: Expr | int) -> list[tuple[Expr, Expr]]:
+        """Which of a thread's sums are neighbours in a row."""
+        together = self.sides[1].together
+        return [(i, simplify(chunk * together + Const(n, i64))) for n in range(together)]
+
+    def _finish(
+        self, i: Expr, runs: Sequence[tuple[Expr | int, Sequence[Expr]]], first: tuple[Expr, Expr]
+    ) -> None:
         across = self.sides[1]
         row = simplify(first[0] + self.sides[0].position(i))
-        start = simplify(chunk * across.together)
-        column = simplify(first[1] + across.position(start))
-        places = [(i, simplify(start + n)) for n in range(across.together)]
-        if sums is None:
-            cells = [self.shares.total(self.k, self.exchanged, place) for place in places]
-        else:
-            cells = [sums[place] for place in places]
-        self.finish(row, column, cells)
+        starts = (simplify(chunk * across.together + Const(0, i64)) for chunk, _ in runs)
+        columns = [simplify(first[1] + across.position(start)) for start in starts]
+        self.finish(row, [(column, cells) for column, (_, cells) in zip(columns, runs)])
 
     def _stage(self, slice: Expr) -> Expr:
         """Where a slice of a thread's share lies."""
