@@ -58,8 +58,8 @@ class Kept:
 @dataclass(frozen=True)
 class Leaders:
     """The `wanted` first of `count` items of each line, in order: better values before worse ones,
-    equal ones in the order of their positions. `better` than `worst` are all values that are not
-    equal to it. `outputs` are buffers for the values and, if there are two, for their positions;
+    equal ones, if there may be `ties`, in the order of their positions. No value is worse than
+    `worst`. `outputs` are buffers for the values and, if there are two, for their positions;
     `at` says where in them a line has its number so and so."""
 
     lines: tuple[int, ...]
@@ -70,9 +70,12 @@ class Leaders:
     worst: Const
     outputs: tuple[Buffer, ...]
     at: Callable[[Place, Expr], Place]
+    ties: bool = True
 
     def precedes(self, a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> Expr:
         """Whether one item, a value and its position, comes before another one."""
+        if not self.ties:
+            return self.better(a[0], b[0])
         tied = ~self.better(b[0], a[0]) & (a[1] < b[1])
         return self.better(a[0], b[0]) | tied
 

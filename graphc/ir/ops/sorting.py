@@ -5,17 +5,17 @@ Equal items come in the order of their original indices, as in a stable sort.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from graphc.errors import ModelError
-from graphc.ir.collectives import Leaders, Place
+from graphc.ir.collectives import Collectives, Kept, Leaders, Place, Running
 from graphc.ir.dtypes import DType, boolean, i64
-from graphc.ir.expr import Const, Expr, as_expr, isnan, select
-from graphc.ir.heap import Heap, swap_in
+from graphc.ir.expr import Const, Expr, as_expr, cast, isnan, maximum, minimum, select
 from graphc.ir.imperative import numel, store_size
-from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.kernel import Buffer
 from graphc.ir.opdef import Any_, Int, Known, Number, imperative
 from graphc.ir.simplify import unflatten_index
 from graphc.ir.types import TensorType
@@ -100,35 +100,29 @@ def unique(k, x: Any_, *, axis: int | None = None, sorted: int = 1):
     """The distinct elements (slices along `axis`) of x, ascending or by first occurrence, with the
     index of the first occurrence, the number each element got, and how often each occurs.
 
-    The indices of the items are sorted by content; equal neighbours form a group.
+    Items are sorted by content, and equal neighbours form a group. A running count of where groups
+    start numbers them; by first occurrence, it is one of the items that are the first of theirs.
     """
     items = _Items(k, x, None if axis is None else _axis(axis, x.rank))
-    order = k.alloc(i64, (items.count,))
-    with k.loop(items.count) as j:
-        k.store(order, j, j)
 
-    def precedes(p: Expr, q: Expr) -> Expr:
-        a, b = k.let(order[p]), k.let(order[q])
-        sign = items.compare(a, b)
-        return (sign < 0) | (sign.eq(0) & (a < b))
+    def finish(number: Expr) -> None:
+        store_size(k, 0, 0 if axis is None else items.axis, number)
+        store_size(k, 1, 0, number)
+        store_size(k, 3, 0, number)
 
-    Heap(k, precedes, swap_in(k, order, lambda slot: (slot,))).sort(items.count)
+    if items.count == 0:
+        finish(as_expr(0, i64))
+        return
     outputs = (*k.outputs, *([None] * (4 - len(k.outputs))))
-    groups = k.var(i64, 0)
-    if sorted:
-        _number_by_order(k, items, order, groups, outputs)
-    else:
-        _number_by_occurrence(k, items, order, groups, outputs)
-    store_size(k, 0, 0 if axis is None else items.axis, groups[()])
-    store_size(k, 1, 0, groups[()])
-    store_size(k, 3, 0, groups[()])
+    groups = _Groups.of(k, items)
+    (groups.by_order if sorted else groups.by_occurrence)(outputs, finish)
 
 
 @dataclass
 class _Items:
     """The things Unique tells apart: elements (axis None), or slices along an axis."""
 
-    k: KernelBuilder
+    k: Collectives
     x: Buffer
     axis: int | None
 
@@ -147,18 +141,53 @@ class _Items:
             return unflatten_index(item, self.x.shape)
         return (*inner[: self.axis], item, *inner[self.axis :])
 
+    def sorted(self) -> tuple[Buffer, Buffer]:
+        """What items are told apart by, elements or the numbers of slices, in order; and the
+        numbers of these items."""
+        dtype = self.x.dtype if self.axis is None else i64
+        keys = self.k.alloc(dtype, (self.count,), "scratch", "keys")
+        order = self.k.alloc(i64, (self.count,), "scratch", "order")
+        self.k.leaders(Leaders(
+            (), self.count, self.count, lambda _, j: self.key(j), self.precedes, self.last(),
+            (keys, order), lambda _, slot: (slot,), ties=self.axis is None,
+        ))  # fmt: skip
+        return keys, order
+
+    def last(self) -> Const:
+        """A key that comes before none."""
+        if self.axis is not None:
+            return Const(self.count, i64)
+        if self.x.dtype.kind == "string":
+            return Const("", self.x.dtype)  # no other thread asks for it
+        return Const(True) if self.x.dtype is boolean else worst(self.x.dtype, 0)
+
+    def key(self, item: Expr) -> Expr:
+        return self.x[unflatten_index(item, self.x.shape)] if self.axis is None else item
+
+    def precedes(self, a: Expr, b: Expr) -> Expr:
+        """Whether one key comes before another one; equal slices in the order of their numbers,
+        which are those of slices up to `count`."""
+        if self.axis is None:
+            return _element_precedes(a, b)
+        sign = self.compare(a, b)
+        return (sign < 0) | (sign.eq(0) & (a < b))
+
+    def differ(self, a: Expr, b: Expr) -> Expr:
+        """Whether keys, one after the other in order, are of different items."""
+        return _element_precedes(a, b) if self.axis is None else self.compare(a, b).ne(0)
+
     def compare(self, a: Expr, b: Expr) -> Expr:
-        """-1, 0 or 1, as item a comes before, equals or comes after item b, lexicographically."""
+        """-1, 0 or 1, as slice a comes before, equals or comes after slice b, lexicographically; 0
+        if one is no slice."""
         k = self.k
         sign, position = k.var(i64, 0), k.var(i64, 0)
-        with k.repeat((position[()] < numel(self.rest)) & sign[()].eq(0)):
+        size = select((a < self.count) & (b < self.count), numel(self.rest), as_expr(0, i64))
+        with k.repeat((position[()] < k.let(size)) & sign[()].eq(0)):
             inner = unflatten_index(k.let(position[()]), self.rest)
             left = k.let(self.x[self.element(a, inner)])
             right = k.let(self.x[self.element(b, inner)])
-            less, more = comes_first(left, right), comes_first(right, left)
-            if self.x.dtype is boolean:
-                less, more = ~left & right, left & ~right
-            k.store(sign, (), select(less, -1, select(more, 1, as_expr(0, i64))))
+            more = select(_element_precedes(right, left), 1, as_expr(0, i64))
+            k.store(sign, (), select(_element_precedes(left, right), -1, more))
             k.store(position, (), position[()] + 1)
         return k.let(sign[()])
 
@@ -169,63 +198,97 @@ class _Items:
             self.k.store(output, where, self.x[self.element(item, inner)])
 
 
+def _element_precedes(a: Expr, b: Expr) -> Expr:
+    return ~a & b if a.dtype is boolean else comes_first(a, b)
+
+
 def _without(shape: tuple, axis: int) -> tuple:
     return (*shape[:axis], *shape[axis + 1 :])
 
 
-def _next_item(k: KernelBuilder, items: _Items, order: Buffer, p: Expr) -> tuple[Expr, Expr]:
-    """The item at position p of an order, and whether it differs from the one before."""
-    item = k.let(order[p])
-    new = k.var(boolean, True)
-    with k.when(p > 0):
-        k.store(new, (), items.compare(k.let(order[p - 1]), item).ne(0))
-    return item, new[()]
+@dataclass
+class _Groups:
+    """Equal items next to one another, in `order`: the `number` that each place's group has among
+    groups, the place where each group `starts`, and how many groups there are."""
 
+    k: Collectives
+    items: _Items
+    order: Buffer
+    number: Buffer
+    starts: Buffer
+    total: Buffer
 
-def _number_by_order(k: KernelBuilder, items: _Items, order: Buffer, groups: Buffer, outputs):
-    y, indices, inverse, counts = outputs
-    with k.loop(items.count) as p:
-        item, new = _next_item(k, items, order, p)
-        with k.when(new):
-            group = k.let(groups[()])
-            items.copy(y, group, item)
-            if indices is not None:
-                k.store(indices, group, item)
-            if counts is not None:
-                k.store(counts, group, 0)
-            k.store(groups, (), group + 1)
-        group = k.let(groups[()] - 1)
-        if inverse is not None:
-            k.store(inverse, item, group)
+    @staticmethod
+    def of(k: Collectives, items: _Items) -> _Groups:
+        count = items.count
+        keys, order = items.sorted()
+        number, starts = (k.alloc(i64, (count,), "scratch", n) for n in ("number", "starts"))
+        total = k.alloc(i64, (1,), "scratch", "total")
+
+        def begins(_: Place, p: Expr) -> Expr:
+            before = k.let(keys[maximum(p - 1, 0)])
+            return cast(p.eq(0) | items.differ(before, k.let(keys[p])), i64)
+
+        def put(_: Place, p: Expr, groups: Expr) -> None:
+            k.store(number, p, groups - 1)
+            with k.when(p.eq(count - 1)):
+                k.store(total, 0, groups)
+
+        k.running(Running((), count, i64, "add", False, begins, put))
+        with k.loop(count, "parallel") as p:
+            starting = p.eq(0) | number[maximum(p - 1, 0)].ne(number[p])
+            with k.when(starting):
+                k.store(starts, number[p], p)
+        return _Groups(k, items, order, number, starts, total)
+
+    def size(self, group: Expr) -> Expr:
+        """How many items a group has."""
+        count = self.items.count
+        following = self.starts[minimum(group + 1, count - 1)]
+        return select(group + 1 < self.total[0], following, count) - self.starts[group]
+
+    def by_order(self, outputs: tuple, finish: Callable[[Expr], None]) -> None:
+        """Groups keep their numbers."""
+        k, inverse = self.k, outputs[2]
+        with k.loop(self.items.count, "parallel") as p:
+            if inverse is not None:
+                k.store(inverse, self.order[p], self.number[p])
+            with k.when(p < self.total[0]):
+                self.put(outputs, p, p)
+            with k.when(p.eq(0)):
+                finish(self.total[0])
+
+    def by_occurrence(self, outputs: tuple, finish: Callable[[Expr], None]) -> None:
+        """Groups are numbered as their first items follow one another; `place` is that of an item,
+        `renumbered` the new number of a group."""
+        k, count = self.k, self.items.count
+        place, renumbered = (k.alloc(i64, (count,), "scratch", n) for n in ("place", "renumbered"))
+        with k.loop(count, "parallel") as p:
+            k.store(place, self.order[p], p)
+
+        def is_first(where: Place) -> Expr:
+            p = place[where]
+            return self.starts[self.number[p]].eq(p)
+
+        def put(where: Place, number: Expr, _: Place) -> None:
+            group = k.let(self.number[place[where]])
+            k.store(renumbered, group, number)
+            self.put(outputs, number, group)
+
+        k.kept(Kept((count,), (), is_first, put, finish))
+        if outputs[2] is not None:
+            with k.loop(count, "parallel") as item:
+                k.store(outputs[2], item, renumbered[self.number[place[item]]])
+
+    def put(self, outputs: tuple, number: Expr, group: Expr) -> None:
+        """Stores what is listed of a group, under some number."""
+        y, indices, _, counts = outputs
+        first = self.k.let(self.order[self.starts[group]])
+        self.items.copy(y, number, first)
+        if indices is not None:
+            self.k.store(indices, number, first)
         if counts is not None:
-            k.store(counts, group, counts[group] + 1)
-
-
-def _number_by_occurrence(k: KernelBuilder, items: _Items, order: Buffer, groups: Buffer, outputs):
-    """First `inverse` holds each item's first equal one; `order` is then free for group numbers."""
-    y, indices, inverse, counts = outputs
-    if inverse is None:
-        inverse = k.alloc(i64, (items.count,))
-    first = k.var(i64, 0)
-    with k.loop(items.count) as p:
-        item, new = _next_item(k, items, order, p)
-        with k.when(new):
-            k.store(first, (), item)
-        k.store(inverse, item, first[()])
-    with k.loop(items.count) as item:
-        with k.when(inverse[item].eq(item)):
-            group = k.let(groups[()])
-            items.copy(y, group, item)
-            k.store(order, item, group)
-            if indices is not None:
-                k.store(indices, group, item)
-            if counts is not None:
-                k.store(counts, group, 0)
-            k.store(groups, (), group + 1)
-        group = k.let(order[inverse[item]])
-        k.store(inverse, item, group)
-        if counts is not None:
-            k.store(counts, group, counts[group] + 1)
+            self.k.store(counts, number, self.size(group))
 
 
 __all__ = ["comes_first", "top_k", "unique"]

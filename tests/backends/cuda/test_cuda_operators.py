@@ -148,6 +148,19 @@ def test_no_thread_sorts_long(wanted):
     assert longest_loop(graph(text, "f32[4,128256]", outputs=2)) <= 32
 
 
+@pytest.mark.parametrize("shape, axis", [((2500,), None), ((70, 3), 0)])
+@pytest.mark.parametrize("ascending", [0, 1])
+def test_distinct_items(shape, axis, ascending):
+    dims, attrs = ",".join(map(str, shape)), "" if axis is None else f", axis={axis}"
+    text = graph(
+        f"%y0, %y1, %y2, %y3 = Unique(%x0) {{sorted={ascending}{attrs}}}",
+        f"f32[{dims}]", outputs=4,
+    )  # fmt: skip
+    x = RNG.integers(0, 40 if axis is None else 3, shape).astype(np.float32)
+    for found, expected in zip(simulated(text)(x), interpret(graph_of(text), [x])):
+        np.testing.assert_array_equal(found, expected)
+
+
 # ---------------------------------------------------------------- updates
 
 

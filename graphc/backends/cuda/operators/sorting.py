@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import WARP
 from graphc.backends.cuda.operators.grids import Grid, grid, padded, scratch, within
@@ -22,7 +22,7 @@ from graphc.ir.collectives import Collectives, Leaders, Place
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Const, Expr, Index, Ref, as_expr, cast, loads, select
 from graphc.ir.kernel import Barrier, Buffer, Let
-from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
 
 LEAST = 16  # items of a line that are worth several threads
 SLOTS = 2048  # items that a block sorts of one line
@@ -51,9 +51,10 @@ def leaders(k: Collectives, what: Leaders) -> None:
     read, count = first, what.count
     while count > SLOTS:
         keep = min(what.wanted, SLOTS)
-        runs = _Runs.of(k, what, padded(count, SLOTS), keep)
+        parts, many = padded(count, SLOTS), keep > SLOTS // 2
+        runs = _Runs.of(k, what, parts, keep, _most(what, parts, keep) if many else 0)
         _sort(k, what, read, count, runs.number, keep, runs.put(k))
-        if keep > SLOTS // 2:
+        if many:
             _merge(k, what, runs, output)
             return
         read, count = runs.read, runs.number * keep
@@ -62,26 +63,33 @@ def leaders(k: Collectives, what: Leaders) -> None:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Items of each line in scratch memory: so many runs of some length, each in order."""
+    """Items of each line in flat scratch memory: so many runs of some length, each in order."""
 
     values: Buffer
     positions: Buffer
+    shape: tuple[int, ...]
 
     @staticmethod
-    def of(k: Collectives, what: Leaders, number: int, length: int) -> _Runs:
+    def of(k: Collectives, what: Leaders, number: int, length: int, size: int = 0) -> _Runs:
+        """Runs in memory of their own, for so many items, if they are more."""
         shape = (*what.lines, number, length)
-        return _Runs(scratch(k, what.worst.dtype, shape), scratch(k, i32, shape))
+        flat = (max(math.prod(shape), size),)
+        return _Runs(scratch(k, what.worst.dtype, flat), scratch(k, i32, flat), shape)
+
+    def resized(self, number: int, length: int) -> _Runs:
+        """Others in the same memory."""
+        return replace(self, shape=(*self.shape[:-2], number, length))
 
     @property
     def number(self) -> int:
-        return self.values.shape[-2]
+        return self.shape[-2]
 
     @property
     def length(self) -> int:
-        return self.values.shape[-1]
+        return self.shape[-1]
 
     def at(self, line: Place, run: Expr, slot: Expr) -> Item:
-        place = (*line, run, slot)
+        place = flatten_index((*line, run, slot), self.shape)
         return self.values[place], self.positions[place]
 
     def read(self, line: Place, j: Expr) -> Item:
@@ -90,8 +98,9 @@ class _Runs:
 
     def put(self, k: Collectives) -> Put:
         def store(line: Place, run: Expr, slot: Expr, item: Item) -> None:
+            place = flatten_index((*line, run, slot), self.shape)
             for buffer, value in zip((self.values, self.positions), item):
-                k.store(buffer, (*line, run, slot), value)
+                k.store(buffer, place, value)
 
         return store
 
@@ -226,17 +235,25 @@ def _exchange(
 
 
 def _merge(k: Collectives, what: Leaders, runs: _Runs, output: Put) -> None:
-    """Merges runs two by two until there is one, as far as it is wanted."""
+    """Merges runs two by two until there is one, as far as it is wanted, to and fro between two
+    pieces of memory."""
+    spare = _Runs.of(k, what, runs.number, runs.length, _most(what, runs.number, runs.length))
     while runs.number > 1:
         length = min(2 * runs.length, what.wanted)
-        last = runs.number == 2
-        merged = runs if last else _Runs.of(k, what, padded(runs.number, 2), length)
-        put = output if last else merged.put(k)
-        with k.loops(*runs.values.shape, kind="parallel") as (*line, run, slot):
+        merged = spare.resized(padded(runs.number, 2), length)
+        put = output if runs.number == 2 else merged.put(k)
+        with k.loops(*runs.shape, kind="parallel") as (*line, run, slot):
             _place(k, what, runs, (tuple(line), run, slot), length, put)
-        if last:
-            return
-        runs = merged
+        runs, spare = merged, runs
+
+
+def _most(what: Leaders, number: int, length: int) -> int:
+    """The most items that runs have at once, while they are merged."""
+    sizes = [0]
+    while number > 1:
+        sizes.append(math.prod(what.lines) * number * length)
+        number, length = padded(number, 2), min(2 * length, what.wanted)
+    return max(sizes)
 
 
 def _place(
