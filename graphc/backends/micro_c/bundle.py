@@ -74,7 +74,7 @@ def bundle(program: Program, options: BundleOptions | None = None) -> Files:
         inputs, outputs = options.samples
         files[f"{name}_test.c"] = self_test.self_test(model, inputs, outputs, options.tolerance)
     if options.board is not None:
-        files |= firmware_files(BOARDS[options.board], name, documents.sources(model))
+        files |= firmware_files(BOARDS[options.board], name, model.sources)
     return files if options.package is None else package(model, files, options.package)
 
 

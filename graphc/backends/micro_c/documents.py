@@ -9,6 +9,7 @@ from graphc.backends.micro_c.boards import BOARDS, Board
 from graphc.backends.micro_c.budget import Budget, weights_of
 from graphc.backends.micro_c.cpus import Cpu
 from graphc.backends.micro_c.model import Model, Tensor
+from graphc.backends.micro_c.packages import HOW, IN_SOURCE_FOLDER
 
 CMAKE = """\
 # Adds the library {name}: target_link_libraries(firmware {name})
@@ -85,18 +86,11 @@ under the symbol `{name}_weights`.
 """
 
 
-def sources(model: Model) -> list[str]:
-    """The files to compile."""
-    assembled = [f"{model.name}_weights.S"] if model.storage == "incbin" else []
-    in_c = [] if model.has_base else [f"{model.name}_weights.c"]
-    return [f"{model.name}.c", *in_c, *(assembled if model.has_base else [])]
-
-
 def cmake(model: Model, tested: bool) -> str:
     """CMakeLists.txt."""
     assembled = model.has_base and model.storage == "incbin"
     return CMAKE.format(
-        name=model.name, sources=" ".join(sources(model)),
+        name=model.name, sources=" ".join(model.sources),
         languages="C ASM" if assembled else "C",
         incbin=CMAKE_INCBIN.format(name=model.name) if assembled else "",
         test=CMAKE_TEST.format(name=model.name) if tested else "",
@@ -108,15 +102,13 @@ def readme(
 ) -> str:
     """README.md; `package` is the ecosystem that the bundle is laid out for, `board` the emulated
     one that its test is made for."""
-    from graphc.backends.micro_c.packages import HOW, IN_SOURCE_FOLDER
-
     budget, named = Budget.of(model), {"name": model.name, "macro": model.macro}
     sides = (("input", model.inputs), ("output", model.outputs))
     tensors = "".join(
         f"| {side} `{t.field}`, {t.shape_text} | {t.nbytes} |\n" for side, ts in sides for t in ts
     )
     apart = package in IN_SOURCE_FOLDER
-    files = [("src/" if apart else "") + file for file in sources(model)]
+    files = [("src/" if apart else "") + file for file in model.sources]
     test = f"{'-Isrc extras/' if apart else '-I. '}{model.name}_test.c"
     placed = model.has_base and model.storage == "bin"
     return README.format(

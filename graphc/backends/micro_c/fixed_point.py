@@ -17,13 +17,10 @@ bits that were shifted out, from a certain one on, are 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Call, Const, Expr
-
-if TYPE_CHECKING:
-    from graphc.backends.micro_c.vectors import _VectorLoop
 
 WORD = 32
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
@@ -152,25 +149,31 @@ def _narrow(node: Expr) -> Expr | None:
     return None
 
 
+class VectorLoop(Protocol):
+    """A loop that prints vectors: calls, names for results, expressions, and numbers of 32 bits."""
+
+    def call(self, name: str, *args: str) -> str: ...
+
+    def named(self, text: str) -> str: ...
+
+    def vector(self, node: Expr) -> str: ...
+
+    def number(self, value: int) -> str: ...
+
+
 class FixedPoint:
     """Prints such arithmetic in a vector loop."""
 
-    def __init__(self, loop: _VectorLoop):
+    def __init__(self, loop: VectorLoop):
         self.loop = loop
 
-    def narrowed(self, value: Expr) -> str:
-        """The text of cast<i32>(value); NotVectors if it is not of this form."""
-        from graphc.backends.micro_c.vectors import NotVectors
-
+    def narrowed(self, value: Expr) -> str | None:
+        """The text of cast<i32>(value); None if it is not of this form."""
         found = shifted(value)
-        text = None
-        if found is not None and len(found.terms) == 1:
-            text = self._product(found)
-        if found is not None and text is None:
-            text = self._split(found)
-        if text is None:
-            raise NotVectors(f"`{value}`")
-        return text
+        if found is None:
+            return None
+        text = self._product(found) if len(found.terms) == 1 else None
+        return self._split(found) if text is None else text
 
     def call(self, name: str, *args: str) -> str:
         return self.loop.call(name, *args)
@@ -279,7 +282,7 @@ class FixedPoint:
         )
 
     def _literal(self, value: int) -> str:
-        return self.loop.p.spell.constant(value, i32).text
+        return self.loop.number(value)
 
     def _vector(self, node: Expr) -> str:
         """An integer of at most 32 bits as a vector of i32."""

@@ -154,6 +154,13 @@ class Model:
         return self.program.resident
 
     @property
+    def sources(self) -> list[str]:
+        """The files to compile."""
+        assembled = [f"{self.name}_weights.S"] if self.storage == "incbin" else []
+        in_c = [] if self.has_base else [f"{self.name}_weights.c"]
+        return [f"{self.name}.c", *in_c, *(assembled if self.has_base else [])]
+
+    @property
     def has_base(self) -> bool:
         """Whether constants are read relative to NAME_WEIGHTS_ADDRESS."""
         return self.storage != "c" and bool(self.constants)

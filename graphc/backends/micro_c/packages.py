@@ -15,7 +15,6 @@ import json
 from collections.abc import Callable, Mapping
 from xml.sax.saxutils import escape
 
-from graphc.backends.micro_c import documents
 from graphc.backends.micro_c.model import Model
 
 Files = dict[str, str | bytes]
@@ -32,7 +31,7 @@ def _sentence(model: Model) -> str:
 
 
 def _zephyr(model: Model, files: Mapping[str, str | bytes]) -> Files:
-    sources = "\n".join(f"    ${{CMAKE_CURRENT_LIST_DIR}}/../{s}" for s in documents.sources(model))
+    sources = "\n".join(f"    ${{CMAKE_CURRENT_LIST_DIR}}/../{s}" for s in model.sources)
     names = {"name": model.name, "macro": model.macro, "sources": sources,
              "sentence": _sentence(model)}  # fmt: skip
     return {
@@ -161,7 +160,7 @@ def _platformio(model: Model, files: Mapping[str, str | bytes]) -> Files:
 
 
 def _esp_idf(model: Model, files: Mapping[str, str | bytes]) -> Files:
-    sources = " ".join(f'"{source}"' for source in documents.sources(model))
+    sources = " ".join(f'"{source}"' for source in model.sources)
     return {
         **files,
         "CMakeLists.txt": f'idf_component_register(SRCS {sources} INCLUDE_DIRS ".")\n',
@@ -173,7 +172,7 @@ def _cmsis(model: Model, files: Mapping[str, str | bytes]) -> Files:
     kinds = {"h": "header", "c": "source", "S": "sourceAsm", "bin": "other", "md": "doc"}
     listed = "\n".join(
         f'        <file category="{kinds[file.rpartition(".")[2]]}" name="{escape(file)}"/>'
-        for file in [f"{model.name}.h", *documents.sources(model), *_binaries(files), "README.md"]
+        for file in [f"{model.name}.h", *model.sources, *_binaries(files), "README.md"]
     )
     names = {"name": model.name, "sentence": escape(_sentence(model)), "version": VERSION}
     return {**files, f"graphc.{model.name}.pdsc": PDSC.format(files=listed, **names)}
@@ -210,7 +209,7 @@ PDSC = """\
 
 def _in_source_folder(model: Model, files: Mapping[str, str | bytes]) -> Files:
     """The code in src/, the test in extras/, and no CMakeLists.txt."""
-    code = {f"{model.name}.h", *documents.sources(model), *_binaries(files)}
+    code = {f"{model.name}.h", *model.sources, *_binaries(files)}
     test = f"{model.name}_test.c"
     folders = {**dict.fromkeys(code, "src/"), test: "extras/"}
     return {folders.get(f, "") + f: text for f, text in files.items() if f != "CMakeLists.txt"}

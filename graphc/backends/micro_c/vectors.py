@@ -134,6 +134,9 @@ class _VectorLoop:
     def call(self, name: str, *args: str) -> str:
         return self.p.function_call(name, *args)
 
+    def number(self, value: int) -> str:
+        return self.p.spell.constant(value, i32).text
+
     def print(self) -> None:
         """Prints the body; NotVectors if a part of it cannot be."""
         if self.width not in (LANES, BYTES):
@@ -345,7 +348,10 @@ class _VectorLoop:
         if self.width != LANES:
             raise NotVectors(f"{self.width} lanes of {node.dtype}")
         if node.dtype is i32 and inner.dtype is i64:
-            return self.fixed_point.narrowed(inner)
+            text = self.fixed_point.narrowed(inner)
+            if text is None:
+                raise NotVectors(f"`{inner}`")
+            return text
         if node.dtype is i32 and inner.dtype in (i8, u8):
             return self._widened(inner)
         if node.dtype is f32 and inner.dtype is i32:
