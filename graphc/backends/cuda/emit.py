@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphc.backends.cfamily.names import comment, identifier
-from graphc.backends.cfamily.spell import Speller
 from graphc.backends.cuda.instructions import instruction_text
 from graphc.backends.cuda.launches import Launch, launches
+from graphc.backends.cuda.narrow_math import DeviceSpeller
 from graphc.backends.cuda.printer import INDEX, LaunchPrinter, device_helpers
 from graphc.ir.kernel import Kernel
 from graphc.ir.program import Program, Slot, Step
@@ -64,7 +64,7 @@ class CudaSource:
 
 def emit(program: Program) -> CudaSource:
     """CUDA C of a program; UnsupportedError if a kernel uses what CUDA lacks (strings)."""
-    speller = Speller(INDEX)
+    speller = DeviceSpeller(INDEX)
     functions: list[str] = []
     instructions: set[str] = set()
     entries: dict[str, list[tuple[str, Launch]]] = {}

@@ -13,6 +13,7 @@ import re
 from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
+from graphc.backends.cuda import narrow_math
 from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS, TEMPLATES, VECTORS
 from graphc.backends.cuda.launches import KIB, Launch, alignment, shared_place
 from graphc.backends.cuda.machines import SHARED_LIMIT, WARP
@@ -47,8 +48,10 @@ def dialect(launch: Launch, restrict: bool) -> Dialect:
 def device_helpers(needed: set[str]) -> str:
     """The helper functions that kernels call, for the device, with its own instructions."""
     qualified = "[[maybe_unused]] static __device__ inline "
-    text = helper_text(needed).replace("static inline ", qualified)
-    return _HELPER.sub(_on_device, text)
+    own = sorted(needed & narrow_math.FUNCTIONS.keys())
+    text = helper_text(needed.difference(own)).replace("static inline ", qualified)
+    functions = "".join(narrow_math.FUNCTIONS[name] + "\n" for name in own)
+    return _HELPER.sub(_on_device, text) + functions
 
 
 _EXTREME = """\
@@ -66,6 +69,11 @@ _ON_DEVICE = {  # helpers that GPUs from an architecture on have an instruction 
     uint16_t bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
+"""),
+    "store_bf16": (800, """\
+    uint32_t pair; /* the conversion of two is faster than that of one */
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.0f), "f"(x));
+    return (uint16_t)pair;
 """),
     "max_f32": (800, _EXTREME.format(name="max")),
     "min_f32": (800, _EXTREME.format(name="min")),
