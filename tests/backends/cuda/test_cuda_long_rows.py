@@ -116,6 +116,13 @@ def test_any_length_fills_a_gpu(operator, length):
     assert most > 100 and min(grids) > 100
 
 
+def test_softmax_reads_its_input_twice():
+    for operator in ("softmax", "log_softmax"):
+        assert kinds(rows(operator, "f16", 1, 1 << 28)) == ["rows", "total", "nest"]
+    assert kinds(rows("logarithm", "f32", 4, 1 << 24)) == ["rows", "total"]
+    assert kinds(rows("layer_norm", "f32", 4, 1 << 24)) == [*["rows", "total"] * 2, "nest"]
+
+
 def test_many_and_short_rows_are_one_kernel():
     assert len(kinds(rows("softmax", "f32", 8, 1 << 20))) > 1
     assert len(kinds(rows("softmax", "f32", 66, 1 << 20))) > 1

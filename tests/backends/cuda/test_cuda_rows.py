@@ -19,6 +19,7 @@ OPERATORS = {
   %y = LayerNormalization(%x, %s, %b)""",
     "rms_norm": "const %s : TYPE[LENGTH] = random(seed=1)\n  %y = RMSNormalization(%x, %s)",
     "sum": "const %a : i64[1] = [1]\n  %y = ReduceSum(%x, %a)",
+    "logarithm": "const %a : i64[1] = [1]\n  %y = ReduceLogSumExp(%x, %a)",
     "largest": "const %a : i64[1] = [1]\n  %y = ReduceMax(%x, %a)",
 }
 TOLERANCE = {"f32": 1e-5, "f16": 2e-3, "bf16": 2e-2, "i8": 0.0}
@@ -132,6 +133,32 @@ def test_several_short_rows_share_a_warp():
     assert "thread / 16" in many("softmax", "f32", 256)
     assert "thread / 8" in many("softmax", "f16", 256)
     assert "step = 4; step > 0" in many("sum", "f16", 256)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_long_rows_find_largest_element_and_sum_in_one_pass(dtype):
+    assert len(re.findall(r"load_vector\(in0\[", many("softmax", dtype, 1 << 17))) == 2
+    assert len(re.findall(r"load_vector\(in0\[", many("logarithm", dtype, 1 << 17))) == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("fill", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("shape, axis", [((2, 40008), 1), ((2, 3000, 24), 1)])
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax", "ReduceLogSumExp"])
+def test_what_is_no_number(operator, shape, axis, fill):
+    options = f"{{axis={axis}}}" if "Soft" in operator else ""
+    operands = "%x" if "Soft" in operator else "%x, %a"
+    text = f"""graph @g(%x: f32[{",".join(map(str, shape))}]) -> ? {{
+  const %a : i64[1] = [{axis}]
+  %y = {operator}({operands}) {options}
+  return %y
+}}"""
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x[0].reshape(-1)[[777, 30001, -1]] = fill
+    if fill < 0:
+        x[0].reshape(-1)[:30001] = x[1] = fill
+    (found,), (wanted,) = simulate(cuda_of(text))([x]), interpret(graph_of(text), [x])
+    np.testing.assert_allclose(found, wanted, 1e-5, 1e-6)
 
 
 def test_long_rows_have_several_vectors_on_their_way():

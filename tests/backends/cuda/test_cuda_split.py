@@ -48,6 +48,13 @@ GRAPHS = {
   %y = Conv(%n, %w) {strides=[8,8]}
   return %y
 }""",
+    "prime depth": """graph @g(%x: f32[12,4099]) -> ? {
+  const %w : f32[4099,24] = random(seed=1)
+  const %b : f32[24] = random(seed=2)
+  %a = MatMul(%x, %w)
+  %y = Add(%a, %b)
+  return %y
+}""",
     "columns": """graph @g(%x: f16[5000,45]) -> ? {
   const %a : i64[1] = [0]
   %y = ReduceMean(%x, %a)

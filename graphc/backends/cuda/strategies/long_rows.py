@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.parts import cut_evenly, in_parts, restricted
 from graphc.backends.cuda.strategies.rows import plan_of
+from graphc.backends.cuda.strategies.running import find_running
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Const,
@@ -49,7 +50,7 @@ Lower = Callable[[Computation], Lowered]
 
 @dataclass(frozen=True)
 class Rows:
-    """Reductions over as many elements of the same rows."""
+    """Reductions over as many elements of the same rows, the first of which needs no others."""
 
     indices: tuple[Index, ...]
     reductions: list[Reduce]
@@ -96,13 +97,17 @@ def lower_long_rows(computation: Computation, gpu: Machine, lower: Lower) -> Low
     if not cuts:
         return "long rows: no long reductions of few rows"
     merged, rows = _in_one_pass(merged, cuts[0])
-    reductions = {n for o in merged.outputs for n in walk(o.expr) if isinstance(n, Reduce)}
+    exprs = [o.expr for o in merged.outputs]
+    running = find_running(rows.reductions[0], exprs) if len(rows.reductions) == 1 else None
+    if running is not None:
+        rows = Rows(rows.indices, [running.largest, running.total])
+    reductions = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
     is_alone = len(reductions) == len(rows.reductions)
     if is_alone and rows.count == math.prod(extents):
         cut = cut_evenly(merged, rows.reductions[0], rows.parts(gpu))
         if cut.parts < 2:
             return "long rows: no index of the reduction divides into parts"
-        return in_parts(merged, rows.reductions, cut, rows.are_along_memory)
+        return in_parts(merged, rows.reductions, cut, rows.are_along_memory, running)
     problem = _is_filling(merged, rows, gpu)
     return problem or _apart(merged, rows, lower)
 

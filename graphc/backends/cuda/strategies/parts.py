@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.strategies.operands import stride
 from graphc.backends.cuda.strategies.rows import lower_rows
+from graphc.backends.cuda.strategies.running import Running, rescaled
 from graphc.ir.expr import Call, Expr, Index, Reduce, cast, loads, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
@@ -39,62 +40,93 @@ class Cut:
         return self.axis.count - self.parts * self.length
 
 
-def cut_exactly(whole: Computation, hole: Reduce, wanted: int) -> Cut:
-    """The axis that divides into the most parts, at most so many; of several the one along which
-    elements lie farthest apart, so that parts do not share what is contiguous."""
-
-    def cut(x: Index) -> Cut:
-        parts = max(d for d in range(1, min(wanted, x.count) + 1) if x.count % d == 0)
-        return Cut(x, parts, x.count // parts)
-
-    return _best(whole, hole, [cut(x) for x in hole.axes])
-
-
 def cut_evenly(whole: Computation, hole: Reduce, wanted: int) -> Cut:
-    """The same of cuts that may leave some of an axis, if parts are far longer than that."""
-
-    def cut(x: Index) -> Cut:
-        most = min(wanted, x.count)
-        cuts = [Cut(x, 1, x.count)]
-        for parts in range(most, most // 2, -1):
-            length = x.count // parts
-            cuts += [Cut(x, parts, n) for n in {length, length // ALIGNED * ALIGNED}]
-        fair = (c for c in cuts if c.length >= c.left * SLACK and c.length)
-        return max(fair, key=lambda c: (c.parts > most // 2, c.length % ALIGNED == 0, -c.left))
-
-    return _best(whole, hole, [cut(x) for x in hole.axes])
-
-
-def _best(whole: Computation, hole: Reduce, cuts: list[Cut]) -> Cut:
+    """The axis that is cut into the most parts, at most so many, far longer than what is left; of
+    several the one along which elements lie farthest apart, so that parts do not share what is
+    contiguous."""
     term = simplify(flatten_loads(hole.term, shapes_of(whole.inputs)))
+    cuts = (_cut(axis, wanted) for axis in hole.axes)
     return max(cuts, key=lambda c: (c.parts, stride(term, c.axis)))
 
 
-def in_parts(whole: Computation, holes: Sequence[Reduce], cut: Cut, are_last: bool) -> Lowered:
+def _cut(axis: Index, wanted: int) -> Cut:
+    """An axis in at most so many parts: of those that are more than half as many, aligned ones that
+    leave least."""
+    most = min(wanted, axis.count)
+    cuts = [Cut(axis, 1, axis.count)]
+    for parts in range(most, most // 2, -1):
+        length = axis.count // parts
+        cuts += [Cut(axis, parts, n) for n in (length, length // ALIGNED * ALIGNED)]
+    fair = (c for c in cuts if c.length and c.length >= c.left * SLACK)
+    return max(fair, key=lambda c: (c.parts > most // 2, c.length % ALIGNED == 0, -c.left))
+
+
+def in_parts(
+    whole: Computation,
+    holes: Sequence[Reduce],
+    cut: Cut,
+    are_last: bool,
+    running: Running | None = None,
+) -> Lowered:
     """The kernel that brings together partial results of all reductions of a computation, which
-    have the same axes. Parts are the last dimension of these results, or else the first."""
+    have the same axes or are `running`. Parts are the last dimension of these results, or else the
+    first."""
     first = whole.outputs[0]
     part = Index("part", cut.parts)
     index = (*first.index, part) if are_last else (part, *first.index)
     extents = tuple(x.count for x in index)
-    outputs: list[Output] = []
-    totals: dict[Expr, Expr] = {}
-    for n, hole in enumerate(holes):
-        reduced = _partial(hole, cut, part)
-        name = f"parts{n or ''}_of_{first.buffer.name}"
-        buffer = Buffer(name, reduced.dtype, extents)
-        outputs.append(Output(replace(buffer, access="out"), index, reduced))
-        totals[hole] = _total(hole, cut, Reduce(hole.op, buffer[index], (part,)))
+    partials = [_partial(hole, cut, part) for hole in holes]
+    if running is not None:
+        partials = _running_partials(running, cut, part)
+    outputs = [
+        Output(Buffer(f"parts{n or ''}_of_{first.buffer.name}", x.dtype, extents, "out"), index, x)
+        for n, x in enumerate(partials)
+    ]
     label = f"parts of {whole.label}"
     preparation = restricted(replace(whole, outputs=tuple(outputs), label=label))
     buffers = [replace(o.buffer, access="in") for o in outputs]
-    rest = tuple(replace(o, expr=substitute(o.expr, totals)) for o in whole.outputs)
+    found = [buffer[index] for buffer in buffers]
+    totals = {hole: _total(hole, cut, Reduce(hole.op, x, (part,))) for hole, x in zip(holes, found)}
+    if running is not None:
+        totals = _running_totals(running, cut, part, found)
+    exprs = [o.expr for o in whole.outputs]
+    for hole, total in totals.items():
+        exprs = [substitute(e, {hole: total}) for e in exprs]
+    rest = tuple(replace(o, expr=e) for o, e in zip(whole.outputs, exprs))
     final = restricted(replace(whole, inputs=(*whole.inputs, *buffers), outputs=rest))
     lowered = lower_rows(final, "total")
     if isinstance(lowered, str):
         lowered = lower_nest(final, NestOptions(flat=True), "total")
     flops = 2 * math.prod(first.extents) * math.prod(a.count for a in holes[0].axes)
     return replace(lowered, prepare=[preparation], temporaries=buffers, flops=flops, inplace=[])
+
+
+def _running_partials(running: Running, cut: Cut, part: Index) -> list[Reduce]:
+    """The largest element of a part, and the sum of exponentials below it."""
+    largest = _partial(running.largest, cut, part, running.largest.body)
+    total = running.total
+    term = substitute(total.term, {running.shift: largest})
+    return [largest, _partial(total, _of(total, running, cut), part, term)]
+
+
+def _of(reduction: Reduce, running: Running, cut: Cut) -> Cut:
+    """The same cut of the axes of another reduction."""
+    return replace(cut, axis=reduction.axes[running.largest.axes.index(cut.axis)])
+
+
+def _running_totals(
+    running: Running, cut: Cut, part: Index, found: Sequence[Expr]
+) -> dict[Reduce, Expr]:
+    """The same of all parts, the sum first."""
+    largest, total = running.largest, running.total
+    other = Index("other_part", cut.parts)
+    each = substitute(found[0], {part: other})
+    most = _total(largest, cut, Reduce("max", each, (other,)))
+    own, whole = cast(found[0], total.dtype.compute), cast(most, total.dtype.compute)
+    sum_ = Reduce("sum", rescaled(found[1], own, whole), (part,))
+    below = Reduce(total.op, substitute(total.body, {running.shift: most}), total.axes)
+    all_ = _total(below, _of(total, running, cut), sum_)
+    return {total: running.finished(whole, all_), largest: most}
 
 
 def restricted(computation: Computation) -> Computation:
@@ -104,19 +136,19 @@ def restricted(computation: Computation) -> Computation:
     return replace(computation, inputs=inputs)
 
 
-def _partial(hole: Reduce, cut: Cut, part: Index) -> Reduce:
-    """The reduction of one part."""
+def _partial(hole: Reduce, cut: Cut, part: Index, term: Expr | None = None) -> Reduce:
+    """The reduction of one part, of its terms or others."""
+    term = hole.term if term is None else term
     inner = Index(cut.axis.name, cut.length)
     if cut.length == 1 and len(hole.axes) > 1:  # nothing is left to reduce of this axis
         axes = tuple(a for a in hole.axes if a is not cut.axis)
-        return _moved(hole, cut, part, axes)
+        return _moved(hole.op, term, cut, part, axes)
     axes = tuple(inner if a is cut.axis else a for a in hole.axes)
-    return _moved(hole, cut, part * cut.length + inner, axes)
+    return _moved(hole.op, term, cut, part * cut.length + inner, axes)
 
 
-def _moved(hole: Reduce, cut: Cut, place: Expr, axes: tuple[Index, ...]) -> Reduce:
-    at: dict[Expr, Expr] = {cut.axis: place}
-    return Reduce(hole.op, simplify(substitute(hole.term, at)), axes)
+def _moved(op: str, term: Expr, cut: Cut, place: Expr, axes: tuple[Index, ...]) -> Reduce:
+    return Reduce(op, simplify(substitute(term, {cut.axis: place})), axes)
 
 
 def _total(hole: Reduce, cut: Cut, total: Expr) -> Expr:
@@ -124,6 +156,6 @@ def _total(hole: Reduce, cut: Cut, total: Expr) -> Expr:
     if cut.left:
         inner = Index(cut.axis.name, cut.left)
         axes = tuple(inner if a is cut.axis else a for a in hole.axes)
-        more = _moved(hole, cut, inner + cut.parts * cut.length, axes)
-        total = Call(hole.combine, (total, more), total.dtype)
+        more = _moved(hole.op, hole.term, cut, inner + cut.parts * cut.length, axes)
+        total = Call(hole.combine, (cast(total, more.dtype), more), more.dtype)
     return cast(total, hole.dtype)

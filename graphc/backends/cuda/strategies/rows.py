@@ -23,7 +23,15 @@ from functools import partial
 
 from graphc.backends.cuda.machines import WARP
 from graphc.backends.cuda.strategies.row_plans import BLOCK, Rows, outermost, plan_rows
-from graphc.backends.cuda.strategies.sweeps import Columns, Sweep, Sweeper, over, placed
+from graphc.backends.cuda.strategies.running import Running, find_running, rescaled
+from graphc.backends.cuda.strategies.sweeps import (
+    ZERO,
+    Columns,
+    Sweep,
+    Sweeper,
+    over,
+    placed,
+)
 from graphc.backends.cuda.strategies.vectors import each_neighbour, store_points
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import (
@@ -31,11 +39,13 @@ from graphc.ir.expr import (
     Expr,
     Index,
     Reduce,
+    Ref,
     cast,
     free_indices,
     minimum,
+    substitute,
 )
-from graphc.ir.kernel import Alloc, Barrier, Buffer, For, Intrin, Kernel
+from graphc.ir.kernel import Alloc, Barrier, Buffer, For, Intrin, Kernel, Let
 from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered, in_place, work
 from graphc.passes.lower.nest import Nest, NestOptions, Point
@@ -182,9 +192,65 @@ class RowNest(Nest):
     # ---------------------------------------------------------------- reductions
 
     def resolve_group(self, ready: list[Reduce], exprs, bound: frozenset, per_lane) -> list[Expr]:
-        if bound == self.row_bound:
-            self.unresolved = exprs
-        return super().resolve_group(ready, exprs, bound, per_lane)
+        if bound != self.row_bound:
+            return super().resolve_group(ready, exprs, bound, per_lane)
+        self.unresolved = exprs
+        running = find_running(ready[0], exprs)
+        if running is None or not self._is_long(ready[0]):
+            return super().resolve_group(ready, exprs, bound, per_lane)
+        largest, total = self._running(running)
+        exprs = [substitute(e, {running.total: total}) for e in exprs]
+        return [substitute(e, {running.largest: largest}) for e in exprs]
+
+    def _is_long(self, reduction: Reduce) -> bool:
+        """Whether every pass over what is reduced reads it again."""
+        assert self.plan is not None
+        is_shared = self.plan.are_columns or self.plan.threads > 1
+        return is_shared and not self._over(reduction.axes).is_held
+
+    def _running(self, running: Running) -> tuple[Expr, Expr]:
+        """A largest element and the sum of exponentials below it, in one pass."""
+        largest, total = running.largest, running.total
+        sweep = self._over(largest.axes)
+        place = self._place(sweep)
+        most, found = self._total(largest, sweep), self._total(total, sweep)
+        mark = Ref(self.k.fresh("most"), largest.dtype)
+        make = placed([largest.term, running.term(mark)], largest.axes)
+        with self.sweeper.chunks(sweep, make) as (chunk, each):
+            bound = self.row_bound | sweep.loops | {chunk}
+            new = self._copy(most, sweep)
+            with each() as (value, _), each_neighbour(self.k, sweep.neighbour):
+                (value,) = self.resolve([value], bound, False)
+                self.k.store(new, place, combined(largest, new[place], simplify(value)))
+            self._rescale(sweep, found, most, new)
+            with each() as (_, term), each_neighbour(self.k, sweep.neighbour):
+                self.k.emit(Let(mark, cast(most[place], mark.dtype)))
+                (term,) = self.resolve([term], bound, False)
+                self.k.store(found, place, combined(total, found[place], simplify(term)))
+        whole = self._across(largest, self._copy(most, sweep), sweep)
+        self._rescale(sweep, found, most, whole)
+        found = self._across(total, found, sweep)
+        sum_ = running.finished(whole[place], found[place])
+        results = [cast(whole[place], largest.dtype), cast(sum_, total.dtype)]
+        first, second = results if place else [self.k.let(x) for x in results]
+        return first, second
+
+    def _copy(self, source: Buffer, sweep: Sweep) -> Buffer:
+        """The results of rows in variables of their own."""
+        place = self._place(sweep)
+        if not place:
+            return self.k.var(source.dtype, source[place])
+        copy = self.k.alloc(source.dtype, source.shape, "reg", self.k.fresh("v"))
+        with each_neighbour(self.k, sweep.neighbour):
+            self.k.store(copy, place, source[place])
+        return copy
+
+    def _rescale(self, sweep: Sweep, found: Buffer, most: Buffer, new: Buffer) -> None:
+        """Sums below largest elements in terms of new ones, which take their place."""
+        place = self._place(sweep)
+        with each_neighbour(self.k, sweep.neighbour if place else ZERO):
+            self.k.store(found, place, rescaled(found[place], most[place], new[place]))
+            self.k.store(most, place, new[place])
 
     def _later(self, sweep: Sweep, at: Expr) -> list[Expr]:
         """What passes to come compute of an element, as far as can be told."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.blocks import count, wide_sums
 from graphc.backends.cuda.strategies.long_rows import IDLE, LONG, PART, Lower, lower_long_rows
-from graphc.backends.cuda.strategies.parts import cut_exactly, in_parts
+from graphc.backends.cuda.strategies.parts import cut_evenly, in_parts
 from graphc.backends.cuda.strategies.rows import lower_rows
 from graphc.ir.dtypes import f32, f64, i32
 from graphc.ir.expr import Reduce, walk
@@ -38,9 +38,9 @@ def lower_split(computation: Computation, gpu: Machine, lower: Lower) -> Lowered
         return parts
     whole = wide_sums(computation)
     hole = next(n for n in walk(whole.outputs[0].expr) if isinstance(n, Reduce))
-    cut = cut_exactly(whole, hole, parts)
+    cut = cut_evenly(whole, hole, parts)
     if cut.parts < 2:
-        return f"split: no index of the depth divides into {parts} parts or a few less"
+        return "split: no index of the depth is long enough for parts"
     return in_parts(whole, [hole], cut, are_last=False)
 
 

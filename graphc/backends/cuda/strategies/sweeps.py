@@ -12,7 +12,7 @@ the first value is used, which is what keeps memory busy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from graphc.backends.cuda.strategies.vectors import are_neighbours, each_neighbour, unconditional
@@ -38,6 +38,7 @@ LEAST_AHEAD = 16  # elements of these steps
 ZERO = Const(0, i64)
 
 Make = Callable[[Expr], list[Expr]]
+Each = Callable[[], AbstractContextManager[list[Expr]]]
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,25 @@ class Sweeper:
             with self._steps(sweep, ZERO, exprs, self._shared(sweep, exprs, others)) as found:
                 yield sweep.at(ZERO), found, sweep.loops
             return
+        with self.chunks(sweep, make) as (chunk, each), each() as found:
+            yield sweep.at(chunk), found, sweep.loops | {chunk}
+
+    @contextmanager
+    def chunks(self, sweep: Sweep, make: Make) -> Iterator[tuple[Index, Each]]:
+        """A loop over as many steps as are unrolled together: yields it, and what makes loops over
+        these steps, which give what `make` gives for an element, in terms of registers."""
         self.held = {}
         chunk = Index(self.k.fresh("chunk"), -(-sweep.steps // sweep.together))
         exprs = self._prepared(sweep, chunk, make)
-        with self.k.block() as body, self._steps(sweep, chunk, exprs, []) as found:
-            yield sweep.at(chunk), found, sweep.loops | {chunk}
+
+        @contextmanager
+        def each() -> Iterator[list[Expr]]:
+            with self._each(sweep, chunk):
+                yield [substitute(x, self._registers(sweep)) for x in exprs]
+
+        with self.k.block() as body:
+            self._read(sweep, chunk, exprs)
+            yield chunk, each
         self.k.emit(For(chunk, tuple(body)))
 
     def _prepared(self, sweep: Sweep, chunk: Expr, make: Make) -> list[Expr]:
