@@ -11,8 +11,8 @@ that are zero after rounding. Who rounds is whom it costs least:
 
 * constants are rounded now;
 * what only contractions read is rounded where it is made: rounding is moved up through ops that
-  only move data, or (f16 and bf16) choose the largest of several elements or of several tensors,
-  fusion joins it to the producer, and what is stored is narrow;
+  only move data, and (f16 and bf16) through those that choose elements, of several tensors or the
+  largest in a window; fusion joins it to the producer, and what is stored is narrow;
 * TF32 takes no less memory, so what is there in float32 anyhow (inputs, outputs, what others read
   too) is rounded by the contraction, which `Rounded` says;
 * so are inputs that one contraction alone multiplies, with constants. Others are rounded once for

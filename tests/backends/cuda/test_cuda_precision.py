@@ -9,9 +9,9 @@ from cuda_programs import graph_of, inputs_of, needs_compiler
 import graphc
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.simulator import simulate
-from graphc.driver import Settings, cuda_program, typed
+from graphc.driver import Settings, cuda_program, optimise, typed
 from graphc.errors import ModelError, UnsupportedError
-from graphc.ir.dtypes import f16, f32
+from graphc.ir.dtypes import bf16, f16, f32
 from graphc.ir.interp import interpret
 
 ROOT = Path(__file__).parents[3]
@@ -98,6 +98,31 @@ def test_inputs_are_converted_by_the_kernel_that_reads_them():
             cuda_program(graph_of(text), Settings(precision=each)).steps for each in ("f32", "f16")
         )
         assert len(narrow) == len(plain) + more, text
+
+
+@needs_compiler
+def test_what_is_only_chosen_among_and_multiplied_is_stored_narrow():
+    text = """graph @g(%x: f32[1,3,12,12]) -> ? {
+      const %w : f32[16,3,3,3] = random(seed=1)
+      const %v : f32[16,16,3,3] = random(seed=2)
+      const %u : f32[8,32,1,1] = random(seed=3)
+      %a = Conv(%x, %w) {pads=[1,1,1,1]}
+      %b = MaxPool(%a) {kernel_shape=[3,3], pads=[1,1,1,1]}
+      %c = Conv(%b, %v) {pads=[1,1,1,1]}
+      %d = Concat(%c, %a) {axis=1}
+      %e = Conv(%d, %u)
+      %y = GlobalAveragePool(%e)
+      return %y
+    }"""
+    source = emit(cuda_program(graph_of(text), Settings(precision="bf16")))
+    slots = [
+        [slot for slot in step.slots if slot.space == "arena"] for step in source.program.steps
+    ]
+    assert {slot.dtype for step in slots[:-2] for slot in step} == {bf16}
+    inputs = inputs_of(source.program)
+    meaning = optimise(graph_of(text), passes="decompose, precision{type=bf16}")
+    (found,), (wanted,) = simulate(source, (0,))(inputs), interpret(meaning, inputs)
+    np.testing.assert_allclose(found, wanted, 1e-3, 1e-3 * np.ptp(wanted))
 
 
 @needs_compiler
