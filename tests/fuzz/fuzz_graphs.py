@@ -2,6 +2,7 @@
 
     python tests/fuzz/fuzz_graphs.py --seed 0 --minutes 10            # from this seed on
     python tests/fuzz/fuzz_graphs.py --seed 1234 --count 1 --print    # one case again
+    python tests/fuzz/fuzz_graphs.py --target cuda --family attention --precision f16 --arch any
 
 The interpreter is compared with the target and with ONNX Runtime (judging.py). A failing case is
 made smaller (shrinking.py) and written to a folder as a model, its inputs and what was expected.
