@@ -16,8 +16,10 @@ that are zero after rounding. Who rounds is whom it costs least:
 * TF32 takes no less memory, so what is there in float32 anyhow (inputs, outputs, what others read
   too) is rounded by the contraction, which `Rounded` says;
 * so are inputs that one contraction alone multiplies, with constants. Others are rounded once for
-  all readers, and of values that others read too both forms are stored: f16 and bf16 take half of
-  the memory, each time they are read.
+  all readers: f16 and bf16 take half of the memory, each time they are read;
+* what a kernel makes for contractions and for others that compute with it (the branches of a
+  residual addition) is stored as f16 alone. bf16 has three bits less, which such sums would miss:
+  of these values both forms are stored.
 """
 
 from __future__ import annotations
@@ -90,6 +92,17 @@ class _Narrowing:
         new.output.type = op.output.tensor.with_dtype(dtype)
         self.graph.insert_before(_after(self.graph, op), new)
         return new.output
+
+    def share(self) -> None:
+        """Lets ops that compute with what contractions multiply read it as those do, so that it is
+        stored once, unless it is moved or is a result."""
+        for value, narrow in list(self.rounded.items()):
+            cast = narrow.producer
+            if cast is None or value not in cast.inputs or _is_given(value):
+                continue
+            for user, number in list(value.uses):
+                if user is not cast and _computes(user):
+                    user.set_input(number, self.factor(value))
 
     def insert(self, value: Value, name: str, **attributes) -> Value:
         """An op on the value, right after it is made; a constant if the value is one."""
@@ -173,6 +186,11 @@ def _passes_on(op: Op, choosing: bool) -> bool:
     return structure.is_movement(op) or (choosing and bool(structure.chosen(op)))
 
 
+def _computes(user: Op) -> bool:
+    """Whether an op does more than move or choose elements."""
+    return structure.has_body(user) and not _passes_on(user, choosing=True)
+
+
 def _is_given(source: Value) -> bool:
     """Whether no kernel that could round it makes a value."""
     return source.producer is None or not structure.has_body(source.producer)
@@ -202,6 +220,8 @@ def narrow_contractions(graph: Graph, type: str, ctx: Context) -> bool:
                 assert value is not None
                 op.set_input(number, narrowing.factor(value))
             changed = True
+    if type == "f16":
+        narrowing.share()
     return changed
 
 
