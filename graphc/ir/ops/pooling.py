@@ -79,7 +79,9 @@ def _position(i, x: Operand, window, largest: Expr, *, column_major: bool) -> Ex
     wanted = value.eq(largest)
     if x.dtype.is_float:
         wanted = wanted | isnan(value)  # the largest is NaN too
-    return reduce("min", select(guard(window, i[2:], taps) & wanted, offset, i64.max), taps)
+    nowhere, inside = Const(i64.max, i64), guard(window, i[2:], taps)
+    found = select(wanted, offset, nowhere)  # of an element that is there
+    return reduce("min", found if inside is TRUE else select(inside, found, nowhere), taps)
 
 
 @op("AveragePool", infer=_pool_shape)

@@ -98,6 +98,16 @@ def test_columns_are_normalised(operator, shape, axis, dtype):
 
 
 @needs_compiler
+def test_padding_of_large_windows_is_not_read():
+    """Nothing is read ahead where a window has no element."""
+    text = """graph @g(%x: f32[1,3,9,33]) -> (?, ?) {
+  %y, %n = MaxPool(%x) {kernel_shape=[9,11], pads=[4,5,4,5]}
+  return %y, %n
+}"""
+    check(text, 0.0)
+
+
+@needs_compiler
 def test_masks_and_residuals_are_read_once():
     text = check(
         """graph @g(%x: f16[6,768], %r: f16[6,768]) -> ? {
