@@ -45,7 +45,7 @@ class TypeClass:
 
     def __or__(self, other):
         if other is None:
-            return self
+            return Omissible(self)
         return TypeClass(
             f"{self.name} | {other.name}", lambda d: self.accepts(d) or other.accepts(d)
         )
@@ -54,6 +54,13 @@ class TypeClass:
 
     def __repr__(self) -> str:
         return self.name
+
+
+@dataclass(frozen=True)
+class Omissible:
+    """What an operand that may be left out is annotated with: `Float | None`."""
+
+    what: TypeClass
 
 
 Float = TypeClass("float", lambda d: d.is_float)
@@ -71,7 +78,7 @@ def Known(what: TypeClass) -> TypeClass:  # noqa: N802  (reads as a type in anno
 
 @dataclass(frozen=True)
 class Param:
-    """An operand: required, optional (default None) or variadic."""
+    """An operand: required, optional (None, by default or by annotation) or variadic."""
 
     name: str
     accepts: TypeClass
@@ -152,7 +159,8 @@ def _make(name: str, form: str, function: Callable, skip: int, **options) -> OpD
             continue
         accepts = parameter.annotation if parameter.annotation is not parameter.empty else Any_
         variadic = parameter.kind is parameter.VAR_POSITIONAL
-        optional = parameter.default is not parameter.empty
+        optional = parameter.default is not parameter.empty or isinstance(accepts, Omissible)
+        accepts = accepts.what if isinstance(accepts, Omissible) else accepts
         kind = "variadic" if variadic else "optional" if optional else "required"
         params.append(Param(parameter.name, accepts, kind))
     doc = inspect.getdoc(function) or ""

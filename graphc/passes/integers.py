@@ -1,7 +1,8 @@
 """Integer inference: QuantizeLinear(op(DequantizeLinear(x), ...)) becomes arithmetic on integers.
 
-Operators that are defined as such a sequence (trait "quantised") are first replaced by it, and
-padding goes into the windows that read it. The rules are those of the group "quantised"
+Operators that are defined as such a sequence (trait "quantised") are first replaced by it, those
+that stand for ones of ONNX (trait "alias") by those, and padding goes into the windows that read
+it. The rules are those of the group "quantised"
 (rules/quantised). What is dequantised stays so meanwhile: as floats, weights would no longer be
 recognised as integers. With `floats`, what is no sum of products stays a computation of floats
 between integers: machines that have floats read and write no more bytes for it.
@@ -22,6 +23,7 @@ from graphc.passes.rules.quantised.kernels import WHOLE_OPERATORS
 
 KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))
 QUANTISED = frozenset({"QLinearConv", "QLinearMatMul"})  # which have a definition of their own
+REPLACED = frozenset({"quantised", "alias"})
 PADDING = ("pad-into-conv", "pad-into-average-pool")
 
 
@@ -35,8 +37,8 @@ class Integers(Rewrite):
     name = "integers"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        operators = [op for op in graph.walk() if "quantised" in op.defn.traits]
-        whole = bool(operators) or any(op.name in QUANTISED for op in graph.walk())
+        operators = [op for op in graph.walk() if op.defn.traits & REPLACED]
+        whole = any(op.name in QUANTISED or "quantised" in op.defn.traits for op in graph.walk())
         ctx.options[WHOLE_OPERATORS] = whole
         ctx.options[HAS_FLOATS] = self.floats
         changed = False

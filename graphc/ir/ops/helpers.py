@@ -18,6 +18,8 @@ from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Const, Expr, as_expr, maximum, minimum, select
 
 TRUE = Const(True, boolean)
+RUNTIME = "com.microsoft"  # the domain of ONNX Runtime's own operators
+RUNTIME_TRAITS = ("alias",)  # they are replaced by ONNX's before rules look for those
 MOST_GENERATED = 1 << 26  # elements of a table that an operator makes at compile time
 
 

@@ -18,9 +18,9 @@ import numpy as np
 from graphc.errors import ModelError
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Bool, Float, Int, Number, composite
-from graphc.ir.ops.helpers import normal_axis
+from graphc.ir.ops.helpers import RUNTIME, normal_axis
+from graphc.ir.ops.runtime_fused import with_channels_second
 
-DOMAIN = "com.microsoft"
 TRAITS = ("quantised",)
 BY_AXIS = 13  # from this version on, a softmax is along one axis
 
@@ -36,13 +36,13 @@ def _quantised(b, y: Value, scale: Value, zero: Value | None, like: Value) -> Va
     return b.QuantizeLinear(y, scale, zero)
 
 
-@composite("QuantizeLinear", domain=DOMAIN, traits=TRAITS)
+@composite("QuantizeLinear", domain=RUNTIME, traits=TRAITS)
 def quantize_linear(b, x: Number, scale: Float, zero_point: Int | None = None, *, axis=1):
     """ONNX's QuantizeLinear."""
     return b.QuantizeLinear(x, scale, zero_point, axis=axis)
 
 
-@composite("DequantizeLinear", domain=DOMAIN, traits=TRAITS)
+@composite("DequantizeLinear", domain=RUNTIME, traits=TRAITS)
 def dequantize_linear(b, x: Number, scale: Float, zero_point: Int | None = None, *, axis=1):
     """ONNX's DequantizeLinear."""
     return b.DequantizeLinear(x, scale, zero_point, axis=axis)
@@ -60,14 +60,14 @@ def _binary(kind: str) -> None:
         return _quantised(b, getattr(b, kind)(left, right), y_scale, y_zero, a)
 
     define.__doc__ = f"{kind} of two quantised tensors."
-    composite(f"QLinear{kind}", domain=DOMAIN, traits=TRAITS)(define)
+    composite(f"QLinear{kind}", domain=RUNTIME, traits=TRAITS)(define)
 
 
 _binary("Add")
 _binary("Mul")
 
 
-@composite("QLinearSigmoid", domain=DOMAIN, traits=TRAITS)
+@composite("QLinearSigmoid", domain=RUNTIME, traits=TRAITS)
 def qlinear_sigmoid(
     b, x: Int, x_scale: Float, x_zero: Int | None, y_scale: Float, y_zero: Int | None = None
 ):
@@ -75,7 +75,7 @@ def qlinear_sigmoid(
     return _quantised(b, b.Sigmoid(_real(b, x, x_scale, x_zero)), y_scale, y_zero, x)
 
 
-@composite("QLinearLeakyRelu", domain=DOMAIN, traits=TRAITS)
+@composite("QLinearLeakyRelu", domain=RUNTIME, traits=TRAITS)
 def qlinear_leaky_relu(
     b, x: Int, x_scale: Float, x_zero: Int | None, y_scale: Float, y_zero: Int | None = None, *,
     alpha=0.01,
@@ -85,7 +85,7 @@ def qlinear_leaky_relu(
     return _quantised(b, result, y_scale, y_zero, x)
 
 
-@composite("QLinearWhere", domain=DOMAIN, traits=TRAITS)
+@composite("QLinearWhere", domain=RUNTIME, traits=TRAITS)
 def qlinear_where(
     b, condition: Bool, x: Int, x_scale: Float, x_zero: Int, y: Int, y_scale: Float, y_zero: Int,
     z_scale: Float, z_zero: Int,
@@ -95,7 +95,7 @@ def qlinear_where(
     return _quantised(b, chosen, z_scale, z_zero, x)
 
 
-@composite("QLinearConcat", domain=DOMAIN, traits=TRAITS)
+@composite("QLinearConcat", domain=RUNTIME, traits=TRAITS)
 def qlinear_concat(b, y_scale: Float, y_zero: Int, *parts: Any_, axis):
     """Concat of quantised tensors, each followed by its scale and its zero point."""
     if not parts or len(parts) % 3:
@@ -109,14 +109,10 @@ def qlinear_concat(b, y_scale: Float, y_zero: Int, *parts: Any_, axis):
 
 def _pooled(b, x: Value, channels_last: int, pool) -> Value:
     """pool(x) with the channels second, whatever their place in x."""
-    rank = x.tensor.rank
-    if not channels_last:
-        return pool(x)
-    forth, back = (0, rank - 1, *range(1, rank - 1)), (0, *range(2, rank), 1)
-    return b.Transpose(pool(b.Transpose(x, perm=forth)), perm=back)
+    return with_channels_second(b, x, pool) if channels_last else pool(x)
 
 
-@composite("QLinearAveragePool", domain=DOMAIN, traits=TRAITS)
+@composite("QLinearAveragePool", domain=RUNTIME, traits=TRAITS)
 def qlinear_average_pool(
     b, x: Int, x_scale: Float, x_zero: Int | None, y_scale: Float, y_zero: Int | None = None, *,
     auto_pad="NOTSET", ceil_mode=0, channels_last=0, count_include_pad=0, kernel_shape, pads=None,
@@ -133,7 +129,7 @@ def qlinear_average_pool(
     return _quantised(b, result, y_scale, y_zero, x)
 
 
-@composite("QLinearGlobalAveragePool", domain=DOMAIN, traits=TRAITS)
+@composite("QLinearGlobalAveragePool", domain=RUNTIME, traits=TRAITS)
 def qlinear_global_average_pool(
     b, x: Int, x_scale: Float, x_zero: Int, y_scale: Float, y_zero: Int, *, channels_last=0
 ):
@@ -145,7 +141,7 @@ def qlinear_global_average_pool(
 # ---------------------------------------------------------------- products, softmax
 
 
-@composite("QGemm", domain=DOMAIN, traits=TRAITS)
+@composite("QGemm", domain=RUNTIME, traits=TRAITS)
 def qgemm(
     b, x: Int, x_scale: Float, x_zero: Int, w: Int, w_scale: Float, w_zero: Int,
     bias: Int | None = None, y_scale: Float | None = None, y_zero: Int | None = None, *,
@@ -162,7 +158,7 @@ def qgemm(
     return result if y_scale is None else _quantised(b, result, y_scale, y_zero, x)
 
 
-@composite("QLinearSoftmax", domain=DOMAIN, traits=TRAITS)
+@composite("QLinearSoftmax", domain=RUNTIME, traits=TRAITS)
 def qlinear_softmax(
     b, x: Int, x_scale: Float, x_zero: Int | None, y_scale: Float, y_zero: Int, *, axis=None,
     opset,

@@ -28,9 +28,12 @@ def parameters(name: str, dtype, given=None) -> list[np.ndarray]:
 
 
 def model(kind: str, feeds: list, operands: list, attrs: dict):
-    """A model of one node; `operands` are numbers of inputs, or constants."""
+    """A model of one node; `operands` are numbers of inputs, constants, or None if left out."""
     names, constants = [], []
     for operand in operands:
+        if operand is None:
+            names.append("")
+            continue
         constant = not isinstance(operand, int)
         names.append(f"c{len(constants)}" if constant else f"x{operand}")
         if constant:
@@ -139,5 +142,18 @@ def test_zero_points_may_be_missing():
     results = [
         interpret(import_onnx(model("QLinearSigmoid", [x], given, {})), [x])[0]
         for given in (operands, [*operands, zero])
+    ]
+    np.testing.assert_array_equal(*results)
+
+
+def test_zero_points_may_be_left_out_in_between():
+    x, y = integers((4, 8), np.uint8), integers((4, 8), np.uint8)
+    zero = np.array(0, np.uint8)
+    results = [
+        interpret(import_onnx(model("QLinearAdd", [x, y], given, {})), [x, y])[0]
+        for given in (
+            [0, np.float32(0.03), None, 1, np.float32(0.02), None, np.float32(0.06)],
+            [0, np.float32(0.03), zero, 1, np.float32(0.02), zero, np.float32(0.06), zero],
+        )
     ]
     np.testing.assert_array_equal(*results)

@@ -1,0 +1,102 @@
+"""ONNX Runtime's normalisations: of a sum of residuals, and of a sum of embeddings.
+
+Each is a graph of ONNX's operators (see runtime_fused.py). SimplifiedLayerNormalization, which is
+RMSNormalization with a second result, is of ONNX's own domain though ONNX does not know it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphc.errors import ModelError
+from graphc.ir import dtypes
+from graphc.ir.build import Builder
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Float, Int, composite
+from graphc.ir.ops.activation_composites import axis_of, convert
+from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
+from graphc.ir.ops.normalization import inverse_root
+
+
+@composite("SimplifiedLayerNormalization", outputs=None)
+def simplified_layer_normalization(
+    b, x: Float, scale: Float, *, axis=-1, epsilon=1e-5, stash_type=1
+):
+    """x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on; also the reciprocal of
+    that root."""
+    normal = b.RMSNormalization(x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
+    if b.count == 1:
+        return normal
+    wide = convert(b, x, dtypes.of(stash_type))
+    where = np.arange(axis_of(axis, x.tensor.rank), x.tensor.rank)
+    return normal, inverse_root(b, b.ReduceMean(b.Mul(wide, wide), where, keepdims=1), epsilon)
+
+
+def _sum(b: Builder, x: Value, skip: Value, bias: Value | None) -> Value:
+    if skip.tensor.rank > x.tensor.rank:
+        raise ModelError(f"the skip has rank {skip.tensor.rank}, the input {x.tensor.rank}")
+    total = b.Add(x, skip)
+    return total if bias is None else b.Add(total, bias)
+
+
+@composite("SkipLayerNormalization", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
+def skip_layer_normalization(
+    b, x: Float, skip: Float, gamma: Float, beta: Float | None = None, bias: Float | None = None,
+    *, epsilon=1e-12,
+):  # fmt: skip
+    """LayerNormalization of x + skip + bias over the last axis; also its mean and 1 / deviation,
+    and the sum. Without a beta nothing is added."""
+    total = _sum(b, x, skip, bias)
+    if b.count == 1:
+        return b.LayerNormalization(total, gamma, beta, epsilon=epsilon)
+    return *b.LayerNormalization(total, gamma, beta, epsilon=epsilon, outputs=3), total
+
+
+@composite("SkipSimplifiedLayerNormalization", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
+def skip_simplified_layer_normalization(
+    b, x: Float, skip: Float, gamma: Float, bias: Float | None = None, *, epsilon=1e-12
+):
+    """RMSNormalization of x + skip + bias over the last axis. The second result, a mean, is 0; the
+    third is the reciprocal of the root, the fourth the sum."""
+    total = _sum(b, x, skip, bias)
+    if b.count == 1:
+        return b.RMSNormalization(total, gamma, epsilon=epsilon)
+    normal, inverse = b.SimplifiedLayerNormalization(total, gamma, epsilon=epsilon, outputs=2)
+    return normal, b.Sub(inverse, inverse), inverse, total
+
+
+@composite("EmbedLayerNormalization", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
+def embed_layer_normalization(
+    b, words: Int, segments: Int | None, word_table: Float, position_table: Float,
+    segment_table: Float | None, gamma: Float, beta: Float, mask: Int | None = None,
+    positions: Int | None = None, *, epsilon=1e-12, mask_index_type=None,
+):  # fmt: skip
+    """LayerNormalization of the sum of the embeddings of words, positions and segments.
+
+    Also, per sample, how many of its words the mask has as 1 (0 without a mask), and the sum.
+    Positions are 0, 1, .. unless they are given.
+    """
+    batch, length = words.tensor.static_shape
+    if (segments is None) != (segment_table is None):
+        raise ModelError("segment_ids and segment_embedding go together, found one of them")
+    total = b.Add(b.Gather(word_table, words), _positions(b, position_table, positions, length))
+    if segments is not None:
+        total = b.Add(total, b.Gather(segment_table, segments))
+    normal = b.LayerNormalization(total, gamma, beta, epsilon=epsilon)
+    if b.count == 1:
+        return normal
+    if mask is None:
+        count = b.constant(np.zeros(batch, np.int32))
+    else:
+        ones = b.Cast(b.Equal(mask, 1), to=dtypes.i32.onnx)
+        count = b.ReduceSum(ones, np.array([1]), keepdims=0)
+    return normal, count, total
+
+
+def _positions(b: Builder, table: Value, positions: Value | None, length: int) -> Value:
+    if positions is not None:
+        return b.Gather(table, positions)
+    rows = table.tensor.dims[0]
+    if isinstance(rows, int) and rows < length:
+        raise ModelError(f"position_embedding has {rows} rows, {length} words need one each")
+    return b.Slice(table, np.array([0]), np.array([length]), np.array([0]))
