@@ -17,7 +17,6 @@ PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
 BOARDS = ("mps2-an386", "mps2-an500", "mps2-an505", "mps3-an547", "riscv32-virt")
 INTERPRETER = "interpreter"
 PRECISIONS = ("f32", "tf32", "f16", "bf16")
-GPU_OPTIONS = {"device": 0, "simulate": False, "precision": "f32", "tune": False, "arch": ""}
 
 
 def examples(*pairs: tuple[str, str]) -> str:
@@ -89,8 +88,11 @@ def target_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def gpu_options(args: argparse.Namespace) -> dict[str, Any]:
     """Those of them that GPUs have; ModelError if one is given for another target."""
-    found = {name: getattr(args, name) or none for name, none in GPU_OPTIONS.items()}
-    for name, default in GPU_OPTIONS.items():
+    from graphc.driver import GPU_OPTIONS, Settings
+
+    defaults = {name: getattr(Settings, name) for name in GPU_OPTIONS}
+    found = {name: getattr(args, name) or default for name, default in defaults.items()}
+    for name, default in defaults.items():
         if found[name] != default and args.target != "cuda":
             raise ModelError(f"--{name}: goes with --target cuda, found --target {args.target}")
     return found

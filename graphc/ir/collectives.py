@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from graphc.ir.dtypes import DType, boolean, i64
-from graphc.ir.expr import Const, Expr, call
+from graphc.ir.expr import REDUCTIONS, Const, Expr, call, identity_of
 from graphc.ir.heap import Heap, swap_in
 from graphc.ir.kernel import Buffer, KernelBuilder
 
@@ -22,24 +22,24 @@ Place = tuple[Expr, ...]
 
 @dataclass(frozen=True)
 class Running:
-    """Sums (`operation` "add") or products ("mul") of type `dtype` along lines of some `length`,
-    of which `lines` gives the extents. `element` of a line and a position is added there; `put`
+    """Reductions of type `dtype` ("sum" or "prod") of what precedes each position of lines of some
+    `length`, of which `lines` gives the extents. `element` is that of a line and a position; `put`
     gets the value up to there, without that element if `exclusive`."""
 
     lines: tuple[int, ...]
     length: int
     dtype: DType
-    operation: str
+    reduction: str
     exclusive: bool
     element: Callable[[Place, Expr], Expr]
     put: Callable[[Place, Expr, Expr], None]
 
     @property
     def start(self) -> Const:
-        return Const(0 if self.operation == "add" else 1, self.dtype)
+        return identity_of(self.reduction, self.dtype)
 
     def combined(self, before: Expr, after: Expr) -> Expr:
-        return call(self.operation, before, after)
+        return call(REDUCTIONS[self.reduction], before, after)
 
 
 @dataclass(frozen=True)

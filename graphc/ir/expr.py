@@ -360,13 +360,17 @@ class Reduce(Expr):
     @property
     def identity(self) -> Const:
         """The value of the reduction over nothing."""
-        dtype = self.dtype
-        values = {"sum": 0, "prod": 1, "and": True, "or": False}
-        if self.op == "max":
-            return Const(False if dtype is boolean else dtype.min, dtype)
-        if self.op == "min":
-            return Const(True if dtype is boolean else dtype.max, dtype)
-        return Const(values[self.op], dtype)
+        return identity_of(self.op, self.dtype)
+
+
+def identity_of(reduction: str, dtype: DType) -> Const:
+    """What a reduction (a key of REDUCTIONS) of values of a type combines with any value into that
+    value."""
+    if reduction == "max":
+        return Const(False if dtype is boolean else dtype.min, dtype)
+    if reduction == "min":
+        return Const(True if dtype is boolean else dtype.max, dtype)
+    return Const({"sum": 0, "prod": 1, "and": True, "or": False}[reduction], dtype)
 
 
 # ---------------------------------------------------------------- construction

@@ -394,3 +394,15 @@ class KernelBuilder:
         with self.block() as inner:
             yield
         self.emit(While(condition, tuple(inner)))
+
+    def search(self, end: Expr, most: int, comes_before: Callable[[Expr], Expr]) -> Expr:
+        """How many of the positions below `end`, which is at most `most`, come before something:
+        all of them that do come first, so halves tell. `comes_before` may emit statements."""
+        low, high = self.var(i64, 0), self.var(i64, end)
+        with self.loop(most.bit_length()), self.when(low[()] < high[()]):
+            middle = self.let((low[()] + high[()]) // 2)
+            with self.when(comes_before(middle)):
+                self.store(low, (), middle + 1)
+            with self.otherwise():
+                self.store(high, (), middle)
+        return low[()]

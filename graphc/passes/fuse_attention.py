@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from graphc.ir.graph import Graph, Op
 from graphc.passes import structure
 from graphc.passes.context import Context
-from graphc.passes.lower.attention import Attention, extent, match_attention
+from graphc.passes.lower.attention import Attention, match_attention
 from graphc.passes.lower.computation import computation
+from graphc.passes.lower.spaces import count
 from graphc.passes.merge_groups import merged_group, replace_group
 from graphc.passes.pass_manager import Pass, register_pass
 
@@ -45,7 +46,7 @@ def fuse_attention(graph: Graph, ctx: Context, widest: int) -> bool:
 
 def _match(merged: Op, widest: int) -> Attention | str:
     match = match_attention(computation(merged))
-    if isinstance(match, Attention) and max(extent(match.depth), extent(match.columns)) > widest:
+    if isinstance(match, Attention) and max(count(match.depth), count(match.columns)) > widest:
         return f"attention: keys or values have more than {widest} features"
     return match
 

@@ -173,11 +173,13 @@ class Grouping:
     # ---------------------------------------------------------------- legality
 
     def joins(self, op: Op, group: Group) -> bool:
-        """Whether `op` may become part of `group`; turns a map group into a row group."""
+        """Whether `op` may become part of `group`, which is made ready for it: a map group becomes
+        a row group, one of rows goes on with their results."""
         if not self.fits([*group.ops, op]) or self.depth_in(group, op) > LONGEST:
             return False
         is_leaving = not self.leaves_same_space(op, group)
-        if is_leaving and not self.ends_rows(op, group) or self.is_long_winded(op, group):
+        ends_rows = self.ends_rows(op, group)
+        if is_leaving and not ends_rows or self.is_long_winded(op, group):
             return False
         if self.depends([other for other in self.producers(op) if other is not group], group):
             return False
@@ -185,7 +187,9 @@ class Grouping:
             return not is_leaving and self.joins_as_reduction(op, group)
         if not is_leaving and self.joins_as_map(op, group):
             return True
-        return self.ends_rows(op, group) and self.end_rows(op, group)
+        if ends_rows:
+            group.anchor, group.space = "window", space_of(op.outputs[0])
+        return ends_rows
 
     def read_operands(self, op: Op, group: Group) -> list[int]:
         return [
@@ -296,11 +300,6 @@ class Grouping:
             and all(structure.pointwise(op, n) for n in operands)
             and all(self.stays(v, group) for v in inside)
         )
-
-    def end_rows(self, op: Op, group: Group) -> bool:
-        """Goes on with the result of a row group, as its space from now on."""
-        group.anchor, group.space = "window", space_of(op.outputs[0])
-        return True
 
     def extends_map(self, op: Op, group: Group, operands: list[int]) -> bool:
         """A map of maps at other indices: only if nothing leaves and little is recomputed."""

@@ -35,7 +35,9 @@ class VerifyPlugins(Hook):
     def after(self, step: Pass, graph: Graph, ctx: Context, changed: bool) -> None:
         from graphc.ir.verify import verify
 
-        makers = [type(step)] if not made_here(type(step)) else _foreign_rules(step) * changed
+        makers: Sequence[Callable[..., Any]] = [type(step)]
+        if made_here(type(step)):
+            makers = _foreign_rules(step) if changed else []
         if not makers:
             return
         try:

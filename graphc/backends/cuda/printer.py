@@ -17,8 +17,7 @@ from graphc.backends.cuda import narrow_math
 from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS, TEMPLATES, VECTORS
 from graphc.backends.cuda.launches import KIB, Launch, alignment, shared_place
 from graphc.backends.cuda.machines import SHARED_LIMIT, WARP
-from graphc.backends.cuda.signatures import mismatch
-from graphc.errors import InternalError
+from graphc.backends.cuda.signatures import WARP_REDUCTIONS, WARP_RUNNING, mismatch
 from graphc.ir import dtypes
 from graphc.ir.expr import Const, Expr, Index, Load, Ref, call
 from graphc.ir.kernel import Alloc, Barrier, For, Intrin, Stmt
@@ -26,13 +25,6 @@ from graphc.ir.kernel import Alloc, Barrier, For, Intrin, Stmt
 INDEX = dtypes.i32
 SHARED = "shared_memory"  # what a launch gives, of which arrays are parts
 LOCAL_BYTES = 128 << 10  # of a thread's own arrays; more would take too much for a full grid
-WARP_REDUCTIONS = {
-    "warp_sum": "add", "warp_prod": "mul", "warp_min": "min", "warp_max": "max",
-    "warp_and": "and", "warp_or": "or",
-}  # fmt: skip
-
-
-WARP_RUNNING = {"running_sum": "add", "running_prod": "mul"}
 
 
 def dialect(launch: Launch, restrict: bool) -> Dialect:
@@ -231,9 +223,7 @@ class LaunchPrinter(KernelPrinter):
         target, *rest = stmt.args
         given = [int(x.value) for x in rest if isinstance(x, Const)]
         width, apart = given + [WARP, 1][len(given) :]
-        if not isinstance(target, Load) or target.index:
-            raise InternalError(f"kernel @{self.kernel.name}: {stmt.name} takes a scalar variable")
-        name, other = self.name(target.source), self.temporary()
+        name, other = self._variable(stmt), self.temporary()
         mine, theirs = target, Ref(other, target.dtype)
         with self.block(f"for (int step = {width * apart // 2}; step > {apart // 2}; step >>= 1)"):
             shuffle = f"__shfl_xor_sync(0xffffffffu, {name}, step)"
@@ -242,12 +232,17 @@ class LaunchPrinter(KernelPrinter):
             with self.scope(combined):
                 self.line(f"{name} = {self.expr(combined)};")
 
+    def _variable(self, stmt: Intrin) -> str:
+        """The name of the scalar variable that an instruction takes first."""
+        target = stmt.args[0]
+        if not isinstance(target, Load) or target.index:
+            raise self.fail(f"instruction {stmt.name} takes a scalar variable first")
+        return self.name(target.source)
+
     def _warp_running(self, stmt: Intrin) -> None:
         """A scalar variable is combined with those of all lanes before."""
         (target,) = stmt.args
-        if not isinstance(target, Load) or target.index:
-            raise InternalError(f"kernel @{self.kernel.name}: {stmt.name} takes a scalar variable")
-        name, other = self.name(target.source), self.temporary()
+        name, other = self._variable(stmt), self.temporary()
         combined = call(WARP_RUNNING[stmt.name], Ref(other, target.dtype), target)
         with self.block(f"for (int step = 1; step < {WARP}; step <<= 1)"):
             shuffle = f"__shfl_up_sync(0xffffffffu, {name}, step)"

@@ -22,7 +22,7 @@ from graphc.backends.cuda.instructions import (
     TRADE,
 )
 from graphc.ir.dtypes import DType, boolean, f32, i32, i64, u32
-from graphc.ir.expr import Const, Expr, Load
+from graphc.ir.expr import REDUCTIONS, Const, Expr, Load
 from graphc.ir.kernel import Intrin
 
 PLACES = ("reads", "writes", "updates")
@@ -54,8 +54,8 @@ def _places(role: str, count: int, *types: DType) -> tuple[Operand, ...]:
 
 WORD, NUMBER, WORDS = Operand("value", (u32,)), Operand("number", (i64,)), Operand("reads", (u32,))
 ANY_PLACE = Operand("reads")
-REDUCED = ("sum", "prod", "min", "max", "and", "or")
-RUNNING = ("sum", "prod")
+WARP_REDUCTIONS = {f"warp_{name}": operation for name, operation in REDUCTIONS.items()}
+WARP_RUNNING = {f"running_{name}": REDUCTIONS[name] for name in ("sum", "prod")}
 
 
 def _sum(type: str) -> DType:
@@ -67,7 +67,7 @@ SIGNATURES: dict[str, tuple[Operand, ...]] = {
     "copy16": (Operand("writes", (u32,)), ANY_PLACE, Operand("value", (boolean,)), WORD),
     "commit_copies": (),
     "wait_copies": (NUMBER,),
-    **{f"running_{name}": (Operand("updates"),) for name in RUNNING},
+    **dict.fromkeys(WARP_RUNNING, (Operand("updates"),)),
     POWER: (Operand("writes", (f32,)), Operand("value", (f32,))),
     LARGEST: (Operand("updates", (i32,)), Operand("value", (i32,))),
     TRADE: _places("updates", 2, f32, i32),
@@ -90,7 +90,7 @@ SIGNATURES: dict[str, tuple[Operand, ...]] = {
 VARIADIC: dict[str, tuple[Operand, Operand]] = {
     "load_vector": (ANY_PLACE, Operand("writes")),
     "store_vector": (Operand("writes"), Operand("value")),
-    **{f"warp_{name}": (Operand("updates"), NUMBER) for name in REDUCED},
+    **dict.fromkeys(WARP_REDUCTIONS, (Operand("updates"), NUMBER)),
 }
 """The first operand, and what each of any further ones is."""
 

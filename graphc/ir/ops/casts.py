@@ -13,6 +13,7 @@ from graphc.ir.expr import Const, Expr, bitcast, cast, select
 from graphc.ir.opdef import Any_, Float, composite, op
 
 _INCREMENTS = {"up": 0x7FFFFF, "down": 0, "nearest": 0x400000}  # added to the bits, then cut
+_HALF_OF_TF32, _TF32 = 0x1000, 0xFFFFE000  # half of the last bit that TF32 keeps; all it keeps
 _LARGEST, _NAN = 0xFE, 0xFF  # codes of 2^127 and NaN
 
 
@@ -50,21 +51,24 @@ def _power_of_two(value: Expr, saturate: bool, round_mode: str) -> Expr:
 
 def tf32_rounded(value: Expr) -> Expr:
     """A float32 rounded to the 10 bits of fraction that TF32 has, halves away from zero."""
-    bits = bitcast(value, u32)
-    special = (bits & 0x7F800000).eq(0x7F800000)
-    return select(special, value, bitcast((bits + 0x1000) & 0xFFFFE000, f32))
+    rounded = bitcast((bitcast(value, u32) + _HALF_OF_TF32) & _TF32, f32)
+    return select(_is_special(value), value, rounded)
 
 
 def tf32_cut(value: Expr) -> Expr:
     """A float32 without the 13 bits of fraction that TF32 lacks, as matrix cores see it."""
-    return bitcast(bitcast(value, u32) & 0xFFFFE000, f32)
+    return bitcast(bitcast(value, u32) & _TF32, f32)
 
 
 def half_added(value: Expr) -> Expr:
     """A float32 that, cut to TF32, is the nearest value: half of the last bit kept is added."""
-    bits = bitcast(value, u32)
-    special = (bits & 0x7F800000).eq(0x7F800000)
-    return bitcast(bits + select(special, Const(0, u32), Const(0x1000, u32)), f32)
+    half = select(_is_special(value), Const(0, u32), Const(_HALF_OF_TF32, u32))
+    return bitcast(bitcast(value, u32) + half, f32)
+
+
+def _is_special(value: Expr) -> Expr:
+    """Whether a float32 is infinite or no number."""
+    return (bitcast(value, u32) & 0x7F800000).eq(0x7F800000)
 
 
 @op("RoundToTF32", domain="graphc")

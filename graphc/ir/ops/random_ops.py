@@ -137,11 +137,6 @@ def draw(k, sums: Float, *, dtype: int, sample_size: int, seed=None):
     with k.loops(batch, sample_size, kind="parallel") as (row, sample):
         number = uniform(seed, linear((row, sample), (batch, sample_size)))
         target = k.let(cast(number, sums.dtype) * sums[row, classes - 1])
-        low, high = k.var(i64, 0), k.var(i64, classes - 1)
-        with k.loop((classes - 1).bit_length()), k.when(low[()] < high[()]):
-            middle = k.let((low[()] + high[()]) // 2)
-            with k.when(sums[row, middle] <= target):
-                k.store(low, (), middle + 1)
-            with k.otherwise():
-                k.store(high, (), middle)
-        k.store(y, (row, sample), cast(low[()], y.dtype))
+        last = classes - 1
+        drawn = k.search(as_expr(last, i64), last, lambda j: sums[row, j] <= target)
+        k.store(y, (row, sample), cast(drawn, y.dtype))

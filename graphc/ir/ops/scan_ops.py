@@ -20,7 +20,7 @@ def _same_type(x, axis, **_):
 
 
 def _scan(
-    k: Collectives, x: Buffer, axis: np.ndarray, operation: str, exclusive: int, reverse: int
+    k: Collectives, x: Buffer, axis: np.ndarray, reduction: str, exclusive: int, reverse: int
 ) -> None:
     """out[.., j, ..] = sum (product) of x[.., 0..j, ..] (0..j-1 if exclusive; from the end if
     reverse)."""
@@ -42,16 +42,16 @@ def _scan(
         k.store(y, where(line, j), cast(value, y.dtype))
 
     lines = (*x.shape[:along], *x.shape[along + 1 :])
-    k.running(Running(lines, length, work, operation, bool(exclusive), element, put))
+    k.running(Running(lines, length, work, reduction, bool(exclusive), element, put))
 
 
 @imperative("CumSum", infer=_same_type)
 def cumsum(k, x: Number, axis: Known(Int), *, exclusive: int = 0, reverse: int = 0):
     """The sum of all elements up to each one along an axis."""
-    _scan(k, x, axis, "add", exclusive, reverse)
+    _scan(k, x, axis, "sum", exclusive, reverse)
 
 
 @imperative("CumProd", infer=_same_type)
 def cumprod(k, x: Number, axis: Known(Int), *, exclusive: int = 0, reverse: int = 0):
     """The product of all elements up to each one along an axis."""
-    _scan(k, x, axis, "mul", exclusive, reverse)
+    _scan(k, x, axis, "prod", exclusive, reverse)

@@ -234,7 +234,7 @@ class _Groups:
             with k.when(p.eq(count - 1)):
                 k.store(total, 0, groups)
 
-        k.running(Running((), count, i64, "add", False, begins, put))
+        k.running(Running((), count, i64, "sum", False, begins, put))
         with k.loop(count, "parallel") as p:
             starting = p.eq(0) | number[maximum(p - 1, 0)].ne(number[p])
             with k.when(starting):

@@ -331,11 +331,6 @@ def _bound(condition: Expr, key: Index) -> Expr | None:
     return upper if condition.op.name in ("le", "ge") else upper - 1
 
 
-def extent(indices: list[Index]) -> int:
-    """The number of positions of several indices."""
-    return math.prod(x.count for x in indices)
-
-
 def inputs_used(match: Attention, exprs: list[Expr]) -> list[Buffer]:
     """The inputs that expressions read."""
     used = {x.source for e in exprs for x in loads(e)}
@@ -343,6 +338,6 @@ def inputs_used(match: Attention, exprs: list[Expr]) -> list[Buffer]:
 
 
 __all__ = [
-    "LARGEST", "PRODUCT", "RESULT", "SUM", "TOTAL", "Attention", "extent", "inputs_used",
+    "LARGEST", "PRODUCT", "RESULT", "SUM", "TOTAL", "Attention", "inputs_used",
     "last_key", "match_attention",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ pass, as suits inference shapes.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphc.ir.dtypes import i64
@@ -59,6 +60,9 @@ class RegisterTileOptions:
     registers: int = 32
     l2_bytes: int = 1 << 20
     min_depth: int = 4  # products summed, below which a loop nest does as well
+
+
+Segment = tuple[int, int, int]  # of panels or row tiles: the first, how many, the size of each
 
 
 def lower_register_tiles(computation: Computation, options: RegisterTileOptions) -> Lowered | str:
@@ -261,7 +265,7 @@ class _Emitter:
         inplace = _in_place(self, inputs)
         return Lowered(kernel, match.prepare, match.temporaries, flops=work, inplace=inplace)
 
-    def _panels(self) -> list[tuple[int, int, int]]:
+    def _panels(self) -> list[Segment]:
         """Segments (first panel, count, columns in each)."""
         whole, rest = divmod(self.plan.columns, self.plan.panel)
         full = [(0, whole, self.plan.panel)] if whole else []
@@ -271,42 +275,42 @@ class _Emitter:
         """Parallel over outer indices and blocks of row tiles; all panels for each block, or, where
         the blocks are few, a group of panels."""
         row_bytes = self.plan.depth * self.match.hole.dtype.size
-        batch = math.prod(x.count for x in outer)
         for start, count, size in segments:
             block = max(1, min(count, self.options.l2_bytes // 2 // max(1, size * row_bytes)))
             while count % block:
                 block -= 1
-            blocks = count // block
-            few = batch * blocks < PARALLEL_PIECES
-            for part in [[segment] for segment in panels] if few else [panels]:
-                groups = _pieces(part[0][1], batch * blocks) if few else 1
-                extents = (*(x.count for x in outer), blocks, groups)
-                with self.k.loop(math.prod(extents), "parallel", name="p") as p:
-                    *front, at, group = unflatten_index(p, extents)
-                    fixed = dict(zip(outer, front))
-                    for first, number, width in part:
-                        each = number // groups
-                        with self.k.loop(each) as n, self.k.loop(block) as t:
-                            row = (at * block + t) * size + start
-                            self._tile(fixed, tiled, row, size, group * each + n + first, width)
+            for fixed, at, part in self._parallel(outer, count // block, panels):
+                for (first, _, width), own, each in part:
+                    with self.k.loop(each) as n, self.k.loop(block) as t:
+                        row = (at * block + t) * size + start
+                        self._tile(fixed, tiled, row, size, own + n + first, width)
 
     def _panels_outside(self, outer, tiled, segments, panels) -> None:
         """Parallel over outer indices and panels; all row tiles for each panel, or, where the
         panels are few, a group of tiles."""
-        batch = math.prod(x.count for x in outer)
         for first, number, width in panels:
-            few = batch * number < PARALLEL_PIECES
-            for part in [[segment] for segment in segments] if few else [segments]:
-                groups = _pieces(part[0][1], batch * number) if few else 1
-                extents = (*(x.count for x in outer), number, groups)
-                with self.k.loop(math.prod(extents), "parallel", name="p") as p:
-                    *front, n, group = unflatten_index(p, extents)
-                    fixed = dict(zip(outer, front))
-                    for start, count, size in part:
-                        each = count // groups
-                        with self.k.loop(each) as t:
-                            row = (group * each + t) * size + start
-                            self._tile(fixed, tiled, row, size, n + first, width)
+            for fixed, n, part in self._parallel(outer, number, segments):
+                for (start, _, size), own, each in part:
+                    with self.k.loop(each) as t:
+                        row = (own + t) * size + start
+                        self._tile(fixed, tiled, row, size, n + first, width)
+
+    def _parallel(
+        self, outer: list[Index], number: int, segments: list[Segment]
+    ) -> Iterator[tuple[dict, Expr, list[tuple[Segment, Expr, int]]]]:
+        """Loops over outer indices and so many other pieces, each of which does all segments, or,
+        where pieces are few, a group of one. Yields the outer indices, the piece, and its segments,
+        each with the first of its items to do and their number."""
+        batch = math.prod(x.count for x in outer)
+        few = batch * number < PARALLEL_PIECES
+        for part in [[segment] for segment in segments] if few else [segments]:
+            groups = _pieces(part[0][1], batch * number) if few else 1
+            extents = (*(x.count for x in outer), number, groups)
+            with self.k.loop(math.prod(extents), "parallel", name="p") as p:
+                *front, piece, group = unflatten_index(p, extents)
+                each = [segment[1] // groups for segment in part]
+                own = [(segment, group * n, n) for segment, n in zip(part, each)]
+                yield dict(zip(outer, front)), piece, own
 
     # ---------------------------------------------------------------- the micro-kernel
 

@@ -7,6 +7,9 @@ is split when all index arithmetic uses it as `i // c` and `i % c` (groups, atte
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
@@ -22,6 +25,11 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import flatten_index, simplify, unflatten_index
+
+
+def count(indices: Iterable[Index]) -> int:
+    """The number of positions of several indices."""
+    return math.prod(x.count for x in indices)
 
 
 def flatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:

@@ -21,7 +21,7 @@ from graphc.ir.collectives import (
 )
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Const, Expr, cast
-from graphc.ir.simplify import unflatten_index
+from graphc.ir.simplify import flatten_index, unflatten_index
 
 
 class GridBuilder(Collectives):
@@ -76,10 +76,10 @@ class GridBuilder(Collectives):
         if count == 0:
             what.finish(Const(0, i64))
             return
-        self.running(Running((), count, counter, "add", True, lambda _, j: flag(j), put))
+        self.running(Running((), count, counter, "sum", True, lambda _, j: flag(j), put))
         if places is not None:
             with self.loops(*what.extents, *what.rest, kind="parallel") as index:
                 where, inner = index[: len(what.extents)], index[len(what.extents) :]
-                j = where[0] if len(where) == 1 else Const(0, i64)
+                number = places[flatten_index(where, what.extents)]
                 with self.when(what.holds(where)):
-                    what.put(where, self.let(cast(places[j], i64)), inner)
+                    what.put(where, self.let(cast(number, i64)), inner)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from graphc.ir.dtypes import DType, i64
-from graphc.ir.expr import Const, Expr, Index, Ref
+from graphc.ir.expr import Const, Expr, Index, Ref, cast
 from graphc.ir.kernel import Alloc, Buffer, For, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
 
@@ -32,6 +32,15 @@ class Grid:
         self.arrays.append(Buffer(self.k.fresh("shared"), dtype, (count,), "local"))
         return self.arrays[-1]
 
+    @contextmanager
+    def shares(self, count: int, kind: str = "serial") -> Iterator[Expr]:
+        """What the threads of the block do in turn with so many things: yields the thing."""
+        with (
+            self.k.loop(parts_of(count, self.threads), kind) as step,
+            within(self.k, step * self.threads + self.thread, count) as thing,
+        ):
+            yield thing
+
 
 @contextmanager
 def grid(k: KernelBuilder, blocks: int, threads: int) -> Iterator[Grid]:
@@ -52,13 +61,18 @@ def within(k: KernelBuilder, position: Expr, extent: int) -> Iterator[Expr]:
         yield position
         return
     with k.when(position < extent):
-        known = Ref(k.fresh("t"), i64, 0, extent - 1)
-        k.emit(Let(known, position))
-        yield known
+        yield known(k, position, extent)
 
 
-def padded(extent: int, part: int) -> int:
-    """The parts that an extent takes."""
+def known(k: KernelBuilder, position: Expr, extent: int) -> Ref:
+    """A position that is known to lie below an extent, and not to be negative."""
+    name = Ref(k.fresh("t"), i64, 0, extent - 1)
+    k.emit(Let(name, cast(position, i64)))
+    return name
+
+
+def parts_of(extent: int, part: int) -> int:
+    """How many parts of a size an extent takes."""
     return -(-extent // part)
 
 

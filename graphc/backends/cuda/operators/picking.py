@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 
 from graphc.backends.cuda.machines import WARP
-from graphc.backends.cuda.operators.grids import ZERO, Grid, grid, padded, scratch, within
+from graphc.backends.cuda.operators.grids import ZERO, Grid, grid, known, scratch
 from graphc.ir.collectives import Collectives, Kept, Picked, Place
 from graphc.ir.dtypes import boolean, i64
-from graphc.ir.expr import Const, Expr, Ref, isnan
-from graphc.ir.kernel import Barrier, Buffer, Let
+from graphc.ir.expr import Const, Expr, isnan
+from graphc.ir.kernel import Barrier, Buffer
 from graphc.ir.simplify import unflatten_index
 
 THREADS = 1024  # of a block, at most
@@ -51,7 +51,7 @@ class _Group:
 
     def pick(self, items: Buffer, numbers: Buffer) -> None:
         k, what = self.k, self.what
-        with k.loop(padded(what.count, self.g.threads)) as s, self._own(s) as item:
+        with self.g.shares(what.count) as item:
             k.store(self.left, (self.g.block, item), what.takes_part(self.group, item))
         chosen, number = k.var(i64, -1), k.var(i64, 0)
         with k.repeat((number[()] < what.limit) & (chosen[()] < what.count)):
@@ -64,22 +64,17 @@ class _Group:
         with k.when(self.g.thread.eq(0)):
             k.store(numbers, self.g.block, number[()])
 
-    def _own(self, step: Expr):
-        """An item of a thread."""
-        return within(self.k, step * self.g.threads + self.g.thread, self.what.count)
-
     def _best_left(self, chosen: Expr) -> None:
         """Drops a thread's items that clash with the one chosen last; shares the best of the rest.
         It is `none` if there is no such item."""
         k, what = self.k, self.what
         best, score = k.var(i64, self.none), k.var(self.scores.dtype, Const(0, self.scores.dtype))
-        with k.loop(padded(what.count, self.g.threads)) as s, self._own(s) as item:
+        with self.g.shares(what.count) as item:
             place = (self.g.block, item)
             with k.when(self.left[place]):
                 with k.when(chosen >= 0):
-                    known = Ref(k.fresh("t"), i64, 0, what.count - 1)
-                    k.emit(Let(known, chosen))
-                    clashes = item.eq(known) | what.clash(self.group, item, known)
+                    last = known(k, chosen, what.count)
+                    clashes = item.eq(last) | what.clash(self.group, item, last)
                     k.store(self.left, place, ~clashes)
                 with k.when(self.left[place]):
                     mine = k.let(what.score(self.group, item))

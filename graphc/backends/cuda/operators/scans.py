@@ -15,7 +15,7 @@ import math
 from dataclasses import replace
 
 from graphc.backends.cuda.machines import FULL, WARP
-from graphc.backends.cuda.operators.grids import ZERO, Grid, grid, padded, scratch, within
+from graphc.backends.cuda.operators.grids import ZERO, Grid, grid, parts_of, scratch, within
 from graphc.ir.collectives import Collectives, Place, Running
 from graphc.ir.expr import Expr, Index, loads
 from graphc.ir.kernel import Barrier, Buffer, Intrin
@@ -60,8 +60,8 @@ def _lies_along(k: Collectives, what: Running) -> bool:
 def _by_parts(k: Collectives, what: Running) -> None:
     """Every thread goes along a part of a line."""
     lines = math.prod(what.lines)
-    length = max(LEAST_PART, padded(what.length * lines, FULL))
-    number = padded(what.length, length)
+    length = max(LEAST_PART, parts_of(what.length * lines, FULL))
+    number = parts_of(what.length, length)
     if number == 1:
         Collectives.running(k, what)
         return
@@ -106,7 +106,7 @@ def _before(k: Collectives, what: Running, number: int, totals: Buffer, first: b
 def _by_tiles(k: Collectives, what: Running) -> None:
     """Blocks take tiles of lines."""
     tile = _Tile.of(what.length)
-    number = padded(what.length, tile.size)
+    number = parts_of(what.length, tile.size)
     before = None
     if number > 1:
         totals = scratch(k, what.dtype, (*what.lines, number))
@@ -129,8 +129,8 @@ class _Tile:
     @staticmethod
     def of(length: int) -> _Tile:
         fits = length <= MOST_THREADS * ALONE_OWN
-        threads = min(MOST_THREADS if fits else THREADS, padded(length, WARP) * WARP)
-        own = min(MOST_OWN, padded(length, threads))
+        threads = min(MOST_THREADS if fits else THREADS, parts_of(length, WARP) * WARP)
+        own = min(MOST_OWN, parts_of(length, threads))
         return _Tile(threads, own | 1)
 
 
@@ -143,7 +143,7 @@ def _store_total(
         at = part * tile.size + s * tile.threads + g.thread
         with within(k, at, what.length) as j:
             k.store(value, (), what.combined(value[()], what.element(tuple(line), j)))
-    k.emit(Intrin(_across("warp", what), (value[()],)))
+    k.emit(Intrin(f"warp_{what.reduction}", (value[()],)))
     sums = g.shared(what.dtype, tile.threads // WARP)
     with k.when((g.thread % WARP).eq(0)):
         k.store(sums, simplify(g.thread // WARP), value[()])
@@ -153,11 +153,6 @@ def _store_total(
         with k.loop(tile.threads // WARP - 1, "unroll") as warp:
             k.store(whole, (), what.combined(whole[()], sums[warp + 1]))
         k.store(totals, place, whole[()])
-
-
-def _across(kind: str, what: Running) -> str:
-    """The instruction that combines the lanes of a warp."""
-    return f"{kind}_{'sum' if what.operation == 'add' else 'prod'}"
 
 
 def _run_tile(
@@ -191,7 +186,7 @@ def _run_tile(
 def _before_thread(k: Collectives, g: Grid, what: Running, total: Buffer) -> Expr:
     """What the threads of a block before each one have in all."""
     sums = g.shared(what.dtype, g.threads)
-    k.emit(Intrin(_across("running", what), (total[()],)))
+    k.emit(Intrin(f"running_{what.reduction}", (total[()],)))
     k.store(sums, g.thread, total[()])
     k.emit(Barrier())
     before = k.var(what.dtype, what.start)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 
 from graphc.backends.cuda.machines import FULL
-from graphc.backends.cuda.operators.grids import scratch
+from graphc.backends.cuda.operators.grids import known, scratch
 from graphc.ir.collectives import Collectives, Leaders, Place, Scattered
 from graphc.ir.dtypes import boolean, i32, i64
-from graphc.ir.expr import Const, Expr, Ref, cast, maximum, select
-from graphc.ir.kernel import Buffer, Intrin, Let
+from graphc.ir.expr import Const, Expr, cast, maximum, select
+from graphc.ir.kernel import Buffer, Intrin
 from graphc.ir.simplify import flatten_index, unflatten_index
 
 FEW = 16  # updates that one thread does in turn
@@ -135,20 +135,13 @@ def _by_place(k: Collectives, what: Scattered) -> None:
         own = k.let(at_turn(keys, first))
         starts = first.eq(0) | at_turn(keys, maximum(first - 1, 0)).ne(own)
         with k.when(own.ne(nowhere) & starts):
-            at = unflatten_index(_known(k, own, _places(what)), _leading(what))
+            at = unflatten_index(known(k, own, _places(what)), _leading(what))
             turn, going = k.var(i64, first), k.var(boolean, True)
             with k.repeat(going[()]):
-                number = _known(k, at_turn(order, turn[()]), turns)
+                number = known(k, at_turn(order, turn[()]), turns)
                 where = _where(what, line, unflatten_index(number, others))
                 what.update(k, at, where, inner)
                 k.store(turn, (), turn[()] + 1)
                 k.store(going, (), turn[()] < turns)
                 with k.when(going[()]):
                     k.store(going, (), at_turn(keys, turn[()]).eq(own))
-
-
-def _known(k: Collectives, position: Expr, extent: int) -> Expr:
-    """A position that is known to lie below an extent."""
-    known = Ref(k.fresh("t"), i64, 0, extent - 1)
-    k.emit(Let(known, cast(position, i64)))
-    return known

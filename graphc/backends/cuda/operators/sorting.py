@@ -12,16 +12,15 @@ Where a part ends beyond the line, items that come after all others take the pla
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import WARP
-from graphc.backends.cuda.operators.grids import Grid, grid, padded, scratch, within
+from graphc.backends.cuda.operators.grids import Grid, grid, known, parts_of, scratch, within
 from graphc.ir.collectives import Collectives, Leaders, Place
 from graphc.ir.dtypes import i32, i64
-from graphc.ir.expr import Const, Expr, Index, Ref, as_expr, cast, loads, select
-from graphc.ir.kernel import Barrier, Buffer, Let
+from graphc.ir.expr import Const, Expr, Index, as_expr, cast, loads, select
+from graphc.ir.kernel import Barrier, Buffer
 from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
 
 LEAST = 16  # items of a line that are worth several threads
@@ -51,7 +50,7 @@ def leaders(k: Collectives, what: Leaders) -> None:
     read, count = first, what.count
     while count > SLOTS:
         keep = min(what.wanted, SLOTS)
-        parts, many = padded(count, SLOTS), keep > SLOTS // 2
+        parts, many = parts_of(count, SLOTS), keep > SLOTS // 2
         runs = _Runs.of(k, what, parts, keep, _most(what, parts, keep) if many else 0)
         _sort(k, what, read, count, runs.number, keep, runs.put(k))
         if many:
@@ -131,8 +130,8 @@ def _sort(
     lines = math.prod(what.lines)
     block = _Block(count, 1 if parts > 1 else lines)
     across = _lies_across(k, what, read, count)
-    with grid(k, padded(lines, block.together) * parts, block.threads) as g:
-        first, part = unflatten_index(g.block, (padded(lines, block.together), parts))
+    with grid(k, parts_of(lines, block.together) * parts, block.threads) as g:
+        first, part = unflatten_index(g.block, (parts_of(lines, block.together), parts))
         held = g.shared(what.worst.dtype, block.slots), g.shared(i32, block.slots)
 
         def each(extent: int, use: Callable[[Place, Expr, Expr], None]) -> None:
@@ -156,20 +155,10 @@ def _sort(
 
 
 def _fill(k: Collectives, g: Grid, block: _Block, held: tuple[Buffer, ...], item: Item) -> None:
-    with _shares(k, g, block.slots) as slot:
+    with g.shares(block.slots, "unroll") as slot:
         for buffer, value in zip(held, item):
             k.store(buffer, slot, value)
     k.emit(Barrier())
-
-
-@contextmanager
-def _shares(k: Collectives, g: Grid, count: int) -> Iterator[Expr]:
-    """What the threads of a block do in turn with so many things: yields the thing."""
-    with (
-        k.loop(padded(count, g.threads), "unroll") as s,
-        within(k, s * g.threads + g.thread, count) as thing,
-    ):
-        yield thing
 
 
 def _each(
@@ -178,7 +167,7 @@ def _each(
 ) -> None:  # fmt: skip
     """Every line of a block and every item below an extent, threads next to one another at what
     lies next to one another."""
-    with _shares(k, g, block.together * extent) as at:
+    with g.shares(block.together * extent, "unroll") as at:
         if across:
             n, own = unflatten_index(at, (extent, block.together))
         else:
@@ -199,18 +188,16 @@ def _network(
     k: Collectives, g: Grid, block: _Block, held: tuple[Buffer, ...], what: Leaders
 ) -> None:
     """Brings the slots of every line into order: runs of twice the length in every stage."""
-    one, last = Const(1, i32), block.slots - 1
+    one = Const(1, i32)
 
     def step(shift: Expr, mirrored: bool) -> None:
         """Compares slots that are 2 ** shift apart, or as far from the middle of their run."""
-        with _shares(k, g, block.slots // 2) as pair:
+        with g.shares(block.slots // 2, "unroll") as pair:
             pair = cast(pair, i32)
             mask = (one << shift) - 1
-            start, within = (pair >> shift) << (shift + 1), pair & mask
-            end = start + mask + one + (mask - within if mirrored else within)
-            low, high = (Ref(k.fresh("t"), i64, 0, last) for _ in range(2))
-            k.emit(Let(low, cast(start + within, i64)))
-            k.emit(Let(high, cast(end, i64)))
+            start, inside = (pair >> shift) << (shift + 1), pair & mask
+            end = start + mask + one + (mask - inside if mirrored else inside)
+            low, high = (known(k, x, block.slots) for x in (start + inside, end))
             _exchange(k, held, low, high, what)
         k.emit(Barrier())
 
@@ -240,7 +227,7 @@ def _merge(k: Collectives, what: Leaders, runs: _Runs, output: Put) -> None:
     spare = _Runs.of(k, what, runs.number, runs.length, _most(what, runs.number, runs.length))
     while runs.number > 1:
         length = min(2 * runs.length, what.wanted)
-        merged = spare.resized(padded(runs.number, 2), length)
+        merged = spare.resized(parts_of(runs.number, 2), length)
         put = output if runs.number == 2 else merged.put(k)
         with k.loops(*runs.shape, kind="parallel") as (*line, run, slot):
             _place(k, what, runs, (tuple(line), run, slot), length, put)
@@ -252,7 +239,7 @@ def _most(what: Leaders, number: int, length: int) -> int:
     sizes = [0]
     while number > 1:
         sizes.append(math.prod(what.lines) * number * length)
-        number, length = padded(number, 2), min(2 * length, what.wanted)
+        number, length = parts_of(number, 2), min(2 * length, what.wanted)
     return max(sizes)
 
 
@@ -264,17 +251,14 @@ def _place(
     item = k.let(runs.at(*at)[0]), k.let(runs.at(*at)[1])
     into = simplify(run // 2)
     other = k.let(run + 1 - (run % 2) * 2)
-    low, high = k.var(i64, 0), k.var(i64, select(other < runs.number, runs.length, as_expr(0, i64)))
-    with k.loop(runs.length.bit_length()), k.when(low[()] < high[()]):
-        middle = k.let((low[()] + high[()]) // 2)
-        theirs = k.let(runs.at(line, other, middle)[0]), k.let(runs.at(line, other, middle)[1])
-        comes_first = what.precedes(theirs, item)
-        or_ties = comes_first | ~what.precedes(item, theirs) & (run % 2).eq(1)
-        with k.when(or_ties):
-            k.store(low, (), middle + 1)
-        with k.otherwise():
-            k.store(high, (), middle)
-    place = k.let(slot + low[()])
+
+    def comes_first(j: Expr) -> Expr:
+        theirs = k.let(runs.at(line, other, j)[0]), k.let(runs.at(line, other, j)[1])
+        ties = ~what.precedes(item, theirs) & (run % 2).eq(1)
+        return what.precedes(theirs, item) | ties
+
+    theirs = select(other < runs.number, runs.length, as_expr(0, i64))
+    place = k.let(slot + k.search(theirs, runs.length, comes_first))
     with k.when(place < length):
         put(line, into, place, item)
     with k.when((other >= runs.number) & (slot + runs.length < length)):

@@ -17,8 +17,9 @@ from graphc.ir.dtypes import f32
 from graphc.ir.expr import Expr, call, cast
 from graphc.ir.kernel import Barrier, Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.attention import Attention, extent, match_attention
+from graphc.passes.lower.attention import Attention, match_attention
 from graphc.passes.lower.computation import Computation, Lowered
+from graphc.passes.lower.spaces import count
 
 SIDE = 16  # threads along rows, and along keys or columns
 WIDEST = 256  # depth and columns
@@ -45,10 +46,10 @@ def lower_attention(
     match = match_attention(computation)
     if isinstance(match, str):
         return match
-    depth, columns = extent(match.depth), extent(match.columns)
+    depth, columns = count(match.depth), count(match.columns)
     if max(depth, columns) > WIDEST:
         return f"attention: {depth} products and {columns} columns; kernels take {WIDEST}"
-    batch, rows = extent(match.outer), extent(match.rows)
+    batch, rows = count(match.outer), count(match.rows)
     fitting = [t for t in TILES if shared_floats(t, depth, columns) <= SHARED_FLOATS]
     chosen = tile or fastest(fitting, gpu, batch, rows)
     kernel = _Emitter(match, chosen).kernel("attention")

@@ -21,8 +21,9 @@ from graphc.ir.dtypes import f32, i64, u32
 from graphc.ir.expr import Const, Expr, Load, bitcast
 from graphc.ir.kernel import Barrier, Buffer, Intrin
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.attention import Attention, extent, match_attention
+from graphc.passes.lower.attention import Attention, match_attention
 from graphc.passes.lower.computation import Computation, Lowered
+from graphc.passes.lower.spaces import count
 
 LOG2_E = math.log2(math.e)
 QUAD = 4  # lanes that share a row
@@ -74,15 +75,15 @@ def lower_attention_cores(
     kind, match = narrowed
     if kind.instruction not in gpu.products:
         return f"attention: {gpu.arch} has no {kind.instruction}"
-    batch, rows, columns = (extent(x) for x in (match.outer, match.rows, match.columns))
+    batch, rows, columns = (count(x) for x in (match.outer, match.rows, match.columns))
     tiles = [t for t in CORE_TILES if _CoreAttention(match, kind, t).fits(gpu)]
     if not tiles:
-        return f"attention: {extent(match.depth)} products and {columns} columns need more memory"
+        return f"attention: {count(match.depth)} products and {columns} columns need more memory"
     fullest = [t for t in tiles if t.keys < 2 * padded(match.key.count, SIDE)]
     chosen = tile or fastest(fullest or tiles, gpu, batch, rows)
     kernel = _CoreAttention(match, kind, chosen).kernel("attention_cores")
     work = batch * rows * match.key.count
-    return Lowered(kernel, flops=2 * work * (extent(match.depth) + columns))
+    return Lowered(kernel, flops=2 * work * (count(match.depth) + columns))
 
 
 def _narrowed(match: Attention) -> tuple[Kind, Attention] | None:

@@ -45,11 +45,11 @@ from graphc.passes.lower.attention import (
     SUM,
     TOTAL,
     Attention,
-    extent,
     match_attention,
 )
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
 from graphc.passes.lower.nest import NestOptions, lower_nest
+from graphc.passes.lower.spaces import count
 
 THREADS = 128
 MOST_ROWS = 8
@@ -68,7 +68,7 @@ def lower_attention_few(
     match = match_attention(computation)
     if isinstance(match, str):
         return match
-    rows, keys = extent(match.rows), match.key.count
+    rows, keys = count(match.rows), match.key.count
     if rows > MOST_ROWS:
         return f"attention: {rows} rows"
     is_narrow = any(x.dtype is not f32 for x in (match.a, match.b, match.value))
@@ -77,8 +77,8 @@ def lower_attention_few(
     emitter = _FewRows(match)
     if emitter.cells > MOST_CELLS:
         return f"attention: {rows} rows are too long"
-    emitter.cut(parts or gpu.multiprocessors * RESIDENT // extent(match.outer))
-    flops = 2 * extent(match.outer) * rows * keys * (extent(match.depth) + extent(match.columns))
+    emitter.cut(parts or gpu.multiprocessors * RESIDENT // count(match.outer))
+    flops = 2 * count(match.outer) * rows * keys * (count(match.depth) + count(match.columns))
     if emitter.parts == 1:
         return Lowered(emitter.kernel("attention"), flops=flops)
     total = lower_total(match, emitter.partial_sums, emitter.partial_totals)
@@ -138,7 +138,7 @@ class _FewRows(AttentionBlocks):
     """Emits the kernel of a matched attention, or that of its parts."""
 
     def __init__(self, match: Attention):
-        rows = extent(match.rows)
+        rows = count(match.rows)
         super().__init__(match, rows, 0, THREADS, 1)
         self.q, self.b, self.v = (
             replace(x, expr=cast(x.expr, f32)) for x in (self.q, self.b, self.v)
@@ -167,7 +167,7 @@ class _FewRows(AttentionBlocks):
         parts = max(1, min(wanted, self.tiles // TILES))
         self.tiles_of_part = -(-self.tiles // parts)
         self.parts = -(-self.tiles // self.tiles_of_part)
-        rows = extent(self.match.outer) * self.row_part
+        rows = count(self.match.outer) * self.row_part
         self.partial_sums = Buffer("partial_sums", f32, (rows, self.parts, self.v.count))
         self.partial_totals = Buffer("partial_totals", f32, (rows, 2, self.parts))
 

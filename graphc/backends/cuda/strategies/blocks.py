@@ -55,11 +55,6 @@ def wide_sums(computation: Computation) -> Computation:
     return replace(computation, outputs=outputs)
 
 
-def count(indices: list[Index]) -> int:
-    """The positions of several indices."""
-    return math.prod(x.count for x in indices)
-
-
 def sort_depth(match: Match) -> None:
     """Puts the summed indices into the order in which the first operand lies in memory."""
     a = simplify(flatten_loads(match.a, match.shapes))

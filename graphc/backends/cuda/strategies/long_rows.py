@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import Machine
+from graphc.backends.cuda.strategies.online_normalizer import find_normalizer
 from graphc.backends.cuda.strategies.parts import cut_evenly, in_parts, restricted
 from graphc.backends.cuda.strategies.rows import plan_of
-from graphc.backends.cuda.strategies.running import find_running
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Const,
@@ -49,7 +49,7 @@ Lower = Callable[[Computation], Lowered]
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowReductions:
     """Reductions over as many elements of the same rows, the first of which needs no others."""
 
     indices: tuple[Index, ...]
@@ -91,6 +91,8 @@ def lower_long_rows(computation: Computation, gpu: Machine, lower: Lower) -> Low
     extents = computation.outputs[0].extents
     if any(o.extents != extents for o in computation.outputs) or 0 in extents:
         return "long rows: outputs have different shapes, or no elements"
+    if not any(isinstance(n, Reduce) for o in computation.outputs for n in walk(o.expr)):
+        return "long rows: no reductions"
     merged = _merged(computation)
     levels = _rows(merged)
     cuts = [rows for rows in levels if rows.parts(gpu) > 1]
@@ -98,16 +100,16 @@ def lower_long_rows(computation: Computation, gpu: Machine, lower: Lower) -> Low
         return "long rows: no long reductions of few rows"
     merged, rows = _in_one_pass(merged, cuts[0])
     exprs = [o.expr for o in merged.outputs]
-    running = find_running(rows.reductions[0], exprs) if len(rows.reductions) == 1 else None
-    if running is not None:
-        rows = Rows(rows.indices, [running.largest, running.total])
+    normalizer = find_normalizer(rows.reductions[0], exprs) if len(rows.reductions) == 1 else None
+    if normalizer is not None:
+        rows = RowReductions(rows.indices, [normalizer.largest, normalizer.total])
     reductions = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
     is_alone = len(reductions) == len(rows.reductions)
     if is_alone and rows.count == math.prod(extents):
         cut = cut_evenly(merged, rows.reductions[0], rows.parts(gpu))
         if cut.parts < 2:
             return "long rows: no index of the reduction divides into parts"
-        return in_parts(merged, rows.reductions, cut, rows.are_along_memory, running)
+        return in_parts(merged, rows.reductions, cut, rows.are_along_memory, normalizer)
     problem = _is_filling(merged, rows, gpu)
     return problem or _apart(merged, rows, lower)
 
@@ -129,7 +131,7 @@ def _merged(computation: Computation) -> Computation:
     return replace(computation, inputs=inputs, outputs=outputs)
 
 
-def _rows(computation: Computation) -> list[Rows]:
+def _rows(computation: Computation) -> list[RowReductions]:
     """The reductions that depend on no others, by the extents of their axes and by rows."""
     index = computation.outputs[0].index
     exprs = [o.expr for o in computation.outputs]
@@ -138,10 +140,12 @@ def _rows(computation: Computation) -> list[Rows]:
         if not any(isinstance(n, Reduce) for n in walk(r.body)) and all(a.count for a in r.axes):
             rows = tuple(x for x in index if x in free_indices(r))
             groups.setdefault((rows, *(a.count for a in r.axes)), []).append(r)
-    return [Rows(rows, found) for (rows, *_), found in groups.items()]
+    return [RowReductions(rows, found) for (rows, *_), found in groups.items()]
 
 
-def _in_one_pass(computation: Computation, rows: Rows) -> tuple[Computation, Rows]:
+def _in_one_pass(
+    computation: Computation, rows: RowReductions
+) -> tuple[Computation, RowReductions]:
     """The same with reductions of rows over the same axes."""
     axes = tuple(Index(f"row{d}", a.count) for d, a in enumerate(rows.reductions[0].axes))
     if len({r.axes for r in rows.reductions}) == 1:
@@ -150,10 +154,11 @@ def _in_one_pass(computation: Computation, rows: Rows) -> tuple[Computation, Row
              for r in rows.reductions]  # fmt: skip
     mapping: dict[Expr, Expr] = dict(zip(rows.reductions, moved))
     outputs = tuple(replace(o, expr=substitute(o.expr, mapping)) for o in computation.outputs)
-    return replace(computation, outputs=outputs), Rows(rows.indices, list(dict.fromkeys(moved)))
+    same = RowReductions(rows.indices, list(dict.fromkeys(moved)))
+    return replace(computation, outputs=outputs), same
 
 
-def _is_filling(computation: Computation, rows: Rows, gpu: Machine) -> str:
+def _is_filling(computation: Computation, rows: RowReductions, gpu: Machine) -> str:
     """Why the computation as a whole does as well, if it does."""
     plan = plan_of(computation)
     if isinstance(plan, str):
@@ -164,7 +169,7 @@ def _is_filling(computation: Computation, rows: Rows, gpu: Machine) -> str:
     return "" if elements >= WORTH * plan.blocks else "long rows: one launch does as well"
 
 
-def _apart(computation: Computation, rows: Rows, lower: Lower) -> Lowered:
+def _apart(computation: Computation, rows: RowReductions, lower: Lower) -> Lowered:
     """The kernel of a computation less the values of rows, which are computed before it."""
     values = _values([o.expr for o in computation.outputs], rows)
     taken, extents = {b.name for b in computation.inputs}, tuple(x.count for x in rows.indices)
@@ -188,7 +193,7 @@ def _apart(computation: Computation, rows: Rows, lower: Lower) -> Lowered:
     )
 
 
-def _values(exprs: list[Expr], rows: Rows) -> list[Expr]:
+def _values(exprs: list[Expr], rows: RowReductions) -> list[Expr]:
     """The largest terms of nothing but some reductions and what else belongs to their rows."""
     own, found = {*rows.reductions}, dict[Expr, None]()
     left, seen = list(reversed(exprs)), set()

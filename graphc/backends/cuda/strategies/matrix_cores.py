@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.blocks import count, flattened, sort_depth, wide_sums
+from graphc.backends.cuda.strategies.blocks import flattened, sort_depth, wide_sums
 from graphc.backends.cuda.strategies.costs import Choose, Problem, ranked, take_first
 from graphc.backends.cuda.strategies.laid_out import lay_out_constant, store_narrow
 from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
@@ -22,6 +22,7 @@ from graphc.ir.dtypes import f32, i32
 from graphc.ir.kernel import Kernel
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.contraction import Match, match_contraction
+from graphc.passes.lower.spaces import count
 
 MIN_DEPTH = 16  # products to sum
 MIN_ROWS, MIN_COLUMNS = 8, 8  # below which a fragment is mostly empty

@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from graphc.backends.cuda.strategies.online_normalizer import Normalizer, rescaled
 from graphc.backends.cuda.strategies.operands import stride
 from graphc.backends.cuda.strategies.rows import lower_rows
-from graphc.backends.cuda.strategies.running import Running, rescaled
 from graphc.ir.expr import Call, Expr, Index, Reduce, cast, loads, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
@@ -66,18 +66,19 @@ def in_parts(
     holes: Sequence[Reduce],
     cut: Cut,
     are_last: bool,
-    running: Running | None = None,
+    normalizer: Normalizer | None = None,
 ) -> Lowered:
     """The kernel that brings together partial results of all reductions of a computation, which
-    have the same axes or are `running`. Parts are the last dimension of these results, or else the
-    first."""
+    have the same axes or are those of a `normalizer`. Parts are the last dimension of these
+    results, or else the first."""
     first = whole.outputs[0]
     part = Index("part", cut.parts)
     index = (*first.index, part) if are_last else (part, *first.index)
     extents = tuple(x.count for x in index)
-    partials = [_partial(hole, cut, part) for hole in holes]
-    if running is not None:
-        partials = _running_partials(running, cut, part)
+    if normalizer is None:
+        partials = [_partial(hole, cut, part) for hole in holes]
+    else:
+        partials = _normalizer_partials(normalizer, cut, part)
     outputs = [
         Output(Buffer(f"parts{n or ''}_of_{first.buffer.name}", x.dtype, extents, "out"), index, x)
         for n, x in enumerate(partials)
@@ -86,13 +87,12 @@ def in_parts(
     preparation = restricted(replace(whole, outputs=tuple(outputs), label=label))
     buffers = [replace(o.buffer, access="in") for o in outputs]
     found = [buffer[index] for buffer in buffers]
-    totals = {hole: _total(hole, cut, Reduce(hole.op, x, (part,))) for hole, x in zip(holes, found)}
-    if running is not None:
-        totals = _running_totals(running, cut, part, found)
-    exprs = [o.expr for o in whole.outputs]
-    for hole, total in totals.items():
-        exprs = [substitute(e, {hole: total}) for e in exprs]
-    rest = tuple(replace(o, expr=e) for o, e in zip(whole.outputs, exprs))
+    if normalizer is None:
+        own = (Reduce(hole.op, x, (part,)) for hole, x in zip(holes, found))
+        totals = {hole: _total(hole, cut, total) for hole, total in zip(holes, own)}
+    else:
+        totals = _normalizer_totals(normalizer, cut, part, found)
+    rest = tuple(replace(o, expr=substitute(o.expr, totals)) for o in whole.outputs)
     final = restricted(replace(whole, inputs=(*whole.inputs, *buffers), outputs=rest))
     lowered = lower_rows(final, "total")
     if isinstance(lowered, str):
@@ -101,32 +101,32 @@ def in_parts(
     return replace(lowered, prepare=[preparation], temporaries=buffers, flops=flops, inplace=[])
 
 
-def _running_partials(running: Running, cut: Cut, part: Index) -> list[Reduce]:
+def _normalizer_partials(normalizer: Normalizer, cut: Cut, part: Index) -> list[Reduce]:
     """The largest element of a part, and the sum of exponentials below it."""
-    largest = _partial(running.largest, cut, part, running.largest.body)
-    total = running.total
-    term = substitute(total.term, {running.shift: largest})
-    return [largest, _partial(total, _of(total, running, cut), part, term)]
+    largest = _partial(normalizer.largest, cut, part, normalizer.largest.body)
+    total = normalizer.total
+    term = substitute(total.term, {normalizer.shift: largest})
+    return [largest, _partial(total, _of(total, normalizer, cut), part, term)]
 
 
-def _of(reduction: Reduce, running: Running, cut: Cut) -> Cut:
+def _of(reduction: Reduce, normalizer: Normalizer, cut: Cut) -> Cut:
     """The same cut of the axes of another reduction."""
-    return replace(cut, axis=reduction.axes[running.largest.axes.index(cut.axis)])
+    return replace(cut, axis=reduction.axes[normalizer.largest.axes.index(cut.axis)])
 
 
-def _running_totals(
-    running: Running, cut: Cut, part: Index, found: Sequence[Expr]
+def _normalizer_totals(
+    normalizer: Normalizer, cut: Cut, part: Index, found: Sequence[Expr]
 ) -> dict[Reduce, Expr]:
-    """The same of all parts, the sum first."""
-    largest, total = running.largest, running.total
+    """The same of all parts."""
+    largest, total = normalizer.largest, normalizer.total
     other = Index("other_part", cut.parts)
     each = substitute(found[0], {part: other})
     most = _total(largest, cut, Reduce("max", each, (other,)))
     own, whole = cast(found[0], total.dtype.compute), cast(most, total.dtype.compute)
     sum_ = Reduce("sum", rescaled(found[1], own, whole), (part,))
-    below = Reduce(total.op, substitute(total.body, {running.shift: most}), total.axes)
-    all_ = _total(below, _of(total, running, cut), sum_)
-    return {total: running.finished(whole, all_), largest: most}
+    below = Reduce(total.op, substitute(total.body, {normalizer.shift: most}), total.axes)
+    all_ = _total(below, _of(total, normalizer, cut), sum_)
+    return {total: normalizer.finished(whole, all_), largest: most}
 
 
 def restricted(computation: Computation) -> Computation:

@@ -22,8 +22,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from graphc.backends.cuda.machines import WARP
+from graphc.backends.cuda.strategies.online_normalizer import (
+    Normalizer,
+    find_normalizer,
+    rescaled,
+)
 from graphc.backends.cuda.strategies.row_plans import BLOCK, Rows, outermost, plan_rows
-from graphc.backends.cuda.strategies.running import Running, find_running, rescaled
 from graphc.backends.cuda.strategies.sweeps import (
     ZERO,
     Columns,
@@ -195,12 +199,11 @@ class RowNest(Nest):
         if bound != self.row_bound:
             return super().resolve_group(ready, exprs, bound, per_lane)
         self.unresolved = exprs
-        running = find_running(ready[0], exprs)
-        if running is None or not self._is_long(ready[0]):
+        found = find_normalizer(ready[0], exprs)
+        if found is None or not self._is_long(ready[0]):
             return super().resolve_group(ready, exprs, bound, per_lane)
-        largest, total = self._running(running)
-        exprs = [substitute(e, {running.total: total}) for e in exprs]
-        return [substitute(e, {running.largest: largest}) for e in exprs]
+        largest, total = self._normalizer(found)
+        return [substitute(e, {found.total: total, found.largest: largest}) for e in exprs]
 
     def _is_long(self, reduction: Reduce) -> bool:
         """Whether every pass over what is reduced reads it again."""
@@ -208,14 +211,14 @@ class RowNest(Nest):
         is_shared = self.plan.are_columns or self.plan.threads > 1
         return is_shared and not self._over(reduction.axes).is_held
 
-    def _running(self, running: Running) -> tuple[Expr, Expr]:
+    def _normalizer(self, normalizer: Normalizer) -> tuple[Expr, Expr]:
         """A largest element and the sum of exponentials below it, in one pass."""
-        largest, total = running.largest, running.total
+        largest, total = normalizer.largest, normalizer.total
         sweep = self._over(largest.axes)
         place = self._place(sweep)
         most, found = self._total(largest, sweep), self._total(total, sweep)
         mark = Ref(self.k.fresh("most"), largest.dtype)
-        make = placed([largest.term, running.term(mark)], largest.axes)
+        make = placed([largest.term, normalizer.term(mark)], largest.axes)
         with self.sweeper.chunks(sweep, make) as (chunk, each):
             bound = self.row_bound | sweep.loops | {chunk}
             new = self._copy(most, sweep)
@@ -230,7 +233,7 @@ class RowNest(Nest):
         whole = self._across(largest, self._copy(most, sweep), sweep)
         self._rescale(sweep, found, most, whole)
         found = self._across(total, found, sweep)
-        sum_ = running.finished(whole[place], found[place])
+        sum_ = normalizer.finished(whole[place], found[place])
         results = [cast(whole[place], largest.dtype), cast(sum_, total.dtype)]
         first, second = results if place else [self.k.let(x) for x in results]
         return first, second

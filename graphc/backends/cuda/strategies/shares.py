@@ -29,6 +29,14 @@ class Shares:
         self.own = simplify(thread // self.members)
         self.member = simplify(thread % self.members)
 
+    def stage(self, slice: Expr, stages: int) -> Expr:
+        """Where one of a share's slices lies, if each share has so many stages."""
+        return simplify(self.own * stages + slice % stages)
+
+    def number(self, slice: Expr, slices: int) -> Expr:
+        """Which slice of all one of a share's is, of which each has so many."""
+        return simplify(self.own * slices + slice)
+
     def sums(self, dtype: DType, shape: Sequence[int]) -> Buffer:
         """Shared memory for the sums of all threads, of such a shape each."""
         self.shape = tuple(shape)

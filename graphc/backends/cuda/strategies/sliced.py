@@ -151,11 +151,11 @@ class SlicedContraction(BlockedContraction):
 
     def stage(self, slice: Expr) -> Expr:
         """Where a slice of a thread's share lies."""
-        return simplify(self.shares.own * self.tile.stages + slice % self.tile.stages)
+        return self.shares.stage(slice, self.tile.stages)
 
     def fetch(self, slice: Expr) -> None:
         """A slice of the share, of both operands, into its stage."""
-        number = simplify(self.shares.own * self.slices + slice)
+        number = self.shares.number(slice, self.slices)
         for panel, first in zip((self.panel_a, self.panel_b), self.starts):
             panel.fetch(self.crew, first, number, self.stage(slice))
 

@@ -11,7 +11,7 @@ a contraction as any other and a loop over its results.
 from __future__ import annotations
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.blocks import count, wide_sums
+from graphc.backends.cuda.strategies.blocks import wide_sums
 from graphc.backends.cuda.strategies.long_rows import IDLE, LONG, PART, Lower, lower_long_rows
 from graphc.backends.cuda.strategies.parts import cut_evenly, in_parts
 from graphc.backends.cuda.strategies.rows import lower_rows
@@ -19,6 +19,7 @@ from graphc.ir.dtypes import f32, f64, i32
 from graphc.ir.expr import Reduce, walk
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.contraction import Match, match_contraction
+from graphc.passes.lower.spaces import count
 
 SIDE = 32  # rows and columns of a small tile
 THREADS = 256  # outputs of a block that computes one per thread

@@ -27,7 +27,6 @@ from graphc.backends.cuda.machines import WARP, Machine
 from graphc.backends.cuda.strategies.blocks import (
     BlockedContraction,
     FlatContraction,
-    count,
     flattened,
     sort_depth,
     wide_sums,
@@ -51,6 +50,7 @@ from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel
 from graphc.ir.simplify import simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.contraction import match_contraction
+from graphc.passes.lower.spaces import count
 
 MIN_DEPTH = 8  # products to sum
 MIN_SIDE = 8  # rows and columns, below which a tile is mostly empty
@@ -225,10 +225,10 @@ class SharedTiles(BlockedContraction):
 
     def _stage(self, slice: Expr) -> Expr:
         """Where a slice of a thread's share lies."""
-        return simplify(self.shares.own * STAGES + slice % STAGES)
+        return self.shares.stage(slice, STAGES)
 
     def _load(self, slice: Expr) -> None:
-        number = simplify(self.shares.own * self.slices + slice)
+        number = self.shares.number(slice, self.slices)
         for side in self.sides:
             side.load(simplify(number * self.tile.depth))
 

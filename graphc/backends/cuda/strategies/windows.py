@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.blocks import count, wide_sums
+from graphc.backends.cuda.strategies.blocks import wide_sums
 from graphc.backends.cuda.strategies.vectors import compute_points, each_neighbour, read_neighbours
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
@@ -56,7 +56,7 @@ from graphc.passes.lower.computation import (
 )
 from graphc.passes.lower.nest import Point
 from graphc.passes.lower.reductions import combined
-from graphc.passes.lower.spaces import drop_units, flatten_loads, shapes_of, split_divided
+from graphc.passes.lower.spaces import count, drop_units, flatten_loads, shapes_of, split_divided
 
 BYTES = 16  # that a thread reads at once
 MAX_CHANNELS = 8  # of a patch

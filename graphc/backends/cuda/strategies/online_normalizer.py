@@ -22,7 +22,7 @@ NOTHING = Const(float("-inf"), f32)
 
 
 @dataclass(frozen=True)
-class Running:
+class Normalizer:
     """`largest`, and the sum of exp(x - shift); `shift` is the former, or 0 if that is infinite."""
 
     largest: Reduce
@@ -41,7 +41,7 @@ class Running:
         return select(isinf(largest), exp(largest), total)
 
 
-def find_running(largest: Reduce, exprs: Sequence[Expr]) -> Running | None:
+def find_normalizer(largest: Reduce, exprs: Sequence[Expr]) -> Normalizer | None:
     """The sum of exponentials under a largest element in some expressions, if there is one."""
     if largest.op != "max" or largest.dtype.compute is not f32:
         return None
@@ -53,7 +53,7 @@ def find_running(largest: Reduce, exprs: Sequence[Expr]) -> Running | None:
         value = substitute(largest.body, dict(zip(largest.axes, node.axes)))
         for shift in (largest, select(isinf(largest), 0, largest)):
             if _without_widening(node.body) is exp(value - shift):
-                return Running(largest, node, shift)
+                return Normalizer(largest, node, shift)
     return None
 
 
