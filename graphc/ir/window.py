@@ -100,10 +100,12 @@ def make_window(
     strides: Sequence[int] | None = None,
     dilations: Sequence[int] | None = None,
     ceil_mode: int = 0,
+    crops: bool = True,
 ) -> tuple[WindowAxis, ...]:
     """The axes of a window from ONNX's attributes; ModelError if they do not fit together.
 
     With `ceil_mode` a last window may hang over the end, unless it would start in the padding.
+    `crops`: whether an automatic padding may be negative (see `same_padding`).
     """
     rank = len(extents)
     strides = per_axis("strides", strides, rank, 1)
@@ -118,7 +120,7 @@ def make_window(
     return tuple(
         _make_axis(
             WindowAxis(extents[a], kernel[a], strides[a], dilations[a], pads[a], pads[a + rank]),
-            auto_pad, ceil_mode,
+            auto_pad, ceil_mode, crops,
         )
         for a in range(rank)
     )  # fmt: skip
@@ -133,11 +135,11 @@ def per_axis(name: str, values: Sequence[int] | None, count: int, default: int) 
     return tuple(int(v) for v in values)
 
 
-def _make_axis(axis: WindowAxis, auto_pad: str, ceil_mode: int) -> WindowAxis:
+def _make_axis(axis: WindowAxis, auto_pad: str, ceil_mode: int, crops: bool) -> WindowAxis:
     begin, end = axis.begin, axis.end
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         out = dim((axis.extent + axis.stride - 1) // axis.stride)
-        begin, end = same_padding(axis, out, upper=auto_pad == "SAME_UPPER")
+        begin, end = same_padding(axis, out, upper=auto_pad == "SAME_UPPER", crops=crops)
         return replace(axis, begin=begin, end=end, out=out)
     if auto_pad == "VALID":
         begin = end = 0
@@ -162,8 +164,18 @@ def _ceil_extent(axis: WindowAxis, room, floor_out: Dim) -> Dim:
     return out
 
 
-def same_padding(axis: WindowAxis, out: Dim, *, upper: bool) -> tuple[Dim, Dim]:
-    """Padding that gives `out` positions; the odd element goes to the end if `upper`."""
-    total = dim(maximum(as_expr((out - 1) * axis.stride + axis.span - axis.extent), 0))
-    less = dim(total // 2)
-    return (less, dim(total - less)) if upper else (dim(total - less), less)
+def same_padding(axis: WindowAxis, out: Dim, *, upper: bool, crops: bool) -> tuple[Dim, Dim]:
+    """Padding that gives `out` positions; the odd element goes to the end if `upper`.
+
+    Windows further apart than they are long leave elements over. ONNX's formula for poolings gives
+    them a negative padding, so that they are left out at both ends; halves are rounded toward zero,
+    as ONNX Runtime does. Convolutions, for which ONNX has no formula, are never cropped.
+    """
+    total = as_expr((out - 1) * axis.stride + axis.span - axis.extent)
+    padding = maximum(total, 0)
+    begin = padding // 2 if upper else padding - padding // 2
+    if not crops:
+        return dim(begin), dim(padding - begin)
+    surplus = maximum(-total, 0)
+    begin = begin - (surplus // 2 if upper else maximum(surplus - 1, 0) // 2)
+    return dim(begin), dim(total - begin)

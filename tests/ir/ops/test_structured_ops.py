@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from ort_compare import agree, run_both
+from single_op import run_op
 
 from graphc.errors import ModelError
 from graphc.ir import dtypes
@@ -147,6 +148,26 @@ def test_pools(attrs):
     if "ceil_mode" not in attrs:
         agree("AveragePool", x, count_include_pad=1, **attrs)
     agree("AveragePool", x, **attrs)
+
+
+@pytest.mark.parametrize("extent, kernel, stride", [(6, 1, 3), (8, 1, 4), (8, 3, 4), (9, 2, 4)])
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
+def test_windows_further_apart_than_they_are_long_are_centred(extent, kernel, stride, auto_pad):
+    attrs = {"kernel_shape": [kernel], "strides": [stride], "auto_pad": auto_pad}
+    x = floats(2, 3, extent)
+    agree("LpPool", x, **attrs)
+    agree("AveragePool", x, **attrs)
+    agree("AveragePool", x, count_include_pad=1, **attrs)
+    if kernel == 1:  # ONNX Runtime refuses MaxPool
+        np.testing.assert_array_equal(
+            run_op("MaxPool", x, **attrs), run_op("AveragePool", x, **attrs)
+        )
+
+
+def test_convolutions_are_not_cropped():
+    x, w = floats(1, 1, 6), np.ones((1, 1, 1), np.float32)
+    y = run_op("Conv", x, w, auto_pad="SAME_UPPER", strides=(3,))
+    np.testing.assert_array_equal(y[0, 0], x[0, 0, ::3])
 
 
 def test_max_pool_of_bytes_and_column_major_offsets():
