@@ -3,7 +3,8 @@
 A reduction is a scalar accumulator in loops over its axes, whose bounds take over what they can of
 the guards inside (see guards.py); reductions over the same axes share loops. One along an axis that
 is contiguous in memory runs horizontally instead: vector accumulators, of which there are several
-so that latency is hidden, and then a tree over lanes.
+so that latency is hidden, and then a tree over lanes. Where a scalar adds up many terms, it adds up
+sums of parts of them, whose rounding errors do not grow with the number of all terms.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from graphc.ir.expr import (
     cast,
     fold_call,
     free_indices,
+    select,
     substitute,
     walk,
 )
@@ -35,6 +37,7 @@ from graphc.passes.lower.computation import Computation
 from graphc.passes.lower.guards import trim
 
 UNROLL = 16  # iterations of a small reduction that are unrolled
+LONG = 512  # terms that are worth sums of parts
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,9 @@ class Reductions:
         lanes = 1 if per_lane else self._horizontal_lanes(group, axes[-1])
         if lanes > 1:
             return self.horizontal(group, axes, lanes, bound)
+        if not per_lane and (parts := in_parts(group)) is not None:
+            totals = self.reduction(parts, bound, per_lane)
+            return [self.k.let(cast(t, r.dtype)) for t, r in zip(totals, group)]
         accumulators = [
             self.k.var(r.dtype.compute, cast(r.identity, r.dtype.compute)) for r in group
         ]
@@ -171,6 +177,62 @@ class Reductions:
                     self.k.store(accumulator, here, value)
             width = half
         return self.k.let(cast(accumulator[Const(0, i64)], r.dtype))
+
+
+def in_parts(group: list[Reduce]) -> list[Reduce] | None:
+    """Long sums of floats over the same axes as sums of about as many parts as each has terms; None
+    if they are short, or none of them is a sum of floats."""
+    axes = group[0].axes
+    total = math.prod(a.count for a in axes)
+    if total <= LONG or not any(r.op == "sum" and r.dtype.is_float for r in group):
+        return None
+    outer, inner, mapping = _split(axes, math.isqrt(total))
+    guard = _inside(mapping)
+    return [Reduce(r.op, Reduce(r.op, _part(r, mapping, guard), inner), outer) for r in group]
+
+
+def _split(
+    axes: tuple[Index, ...], wanted: int
+) -> tuple[tuple[Index, ...], tuple[Index, ...], dict[Index, Expr]]:
+    """Axes as outer and inner ones, these of about `wanted` points in all; and what becomes of the
+    axis that is both, if one is."""
+    first = len(axes) - 1
+    while axes[first].count <= wanted:
+        wanted //= axes[first].count
+        first -= 1
+    axis, size = axes[first], _part_size(axes[first].count, wanted)
+    if size == 1:
+        return axes[: first + 1], axes[first + 1 :], {}
+    part, term = (
+        Index(f"{axis.name}_part", -(-axis.count // size)),
+        Index(f"{axis.name}_term", size),
+    )
+    return (*axes[:first], part), (term, *axes[first + 1 :]), {axis: part * size + term}
+
+
+def _part_size(extent: int, wanted: int) -> int:
+    """Terms of a part: a divisor of the extent that is near what is wanted, or just that."""
+    near = range(wanted, max(wanted // 2, 1), -1)
+    return next((size for size in near if extent % size == 0), max(wanted, 1))
+
+
+def _inside(mapping: dict[Index, Expr]) -> Expr:
+    """Whether a place in a part, the last of which may be shorter, is one of an axis."""
+    inside: Expr = Const(True, boolean)
+    for axis, place in mapping.items():
+        inside = inside & (place < axis.extent)
+    return simplify(inside)
+
+
+def _part(r: Reduce, mapping: dict[Index, Expr], inside: Expr) -> Expr:
+    """The term of a reduction at a place in a part; its identity where there is none."""
+    term = substitute(r.term, mapping)
+    if isinstance(inside, Const):
+        return term
+    identity = cast(r.identity, term.dtype)
+    if isinstance(term, Call) and term.op.name == "select" and term.args[2] is identity:
+        return select(term.args[0] & inside, term.args[1], identity)
+    return select(inside, term, identity)
 
 
 def ready_reductions(exprs: list[Expr], bound: frozenset) -> list[Reduce]:

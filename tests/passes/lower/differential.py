@@ -58,13 +58,18 @@ def check(
     program = None
     for vector_bytes in machines:
         program = program_of(graph, vector_bytes)
-        found = NativeModel(compile_program(program), 1)(inputs)
+        found = native(program, inputs)
         assert_same(found, expected, tolerance, f"native {vector_bytes}")
         if vector_bytes in interpreted:
             found = interpret_program(program, inputs)
             assert_same(found, expected, tolerance, f"kernel interpreter {vector_bytes}")
     assert program is not None
     return program
+
+
+def native(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the machine code of a program gives."""
+    return NativeModel(compile_program(program), 1)(inputs)
 
 
 def assert_same(found, expected, tolerance: float, what: str) -> None:

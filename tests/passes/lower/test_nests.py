@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from differential import build, check, floats, program_of
+from differential import build, check, floats, interpret_program, native, program_of
 
 from graphc.ir.kernel import Alloc, walk_stmts
 
@@ -51,6 +51,27 @@ def test_reductions_over_any_axes(axes, op):
         return b.Sub(x, small), b.op(op, x, np.array(axes), keepdims=0)
 
     check(*build(function, x=x), (64, 0), interpreted=(64,))
+
+
+@pytest.mark.parametrize("count", [513, 6661, 6664, 262_147])
+def test_errors_of_long_sums_do_not_grow_with_their_length(count):
+    x = rng(3).random((2, count), np.float32)
+    graph, inputs = build(lambda b, x: b.ReduceMean(x, np.array([1])), x=x)
+    program = program_of(graph, 0)
+    (found,) = interpret_program(program, inputs) if count < 1000 else native(program, inputs)
+    np.testing.assert_allclose(found[:, 0], x.mean(axis=1, dtype=np.float64), rtol=2e-6)
+
+
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMax", "ReduceProd"])
+@pytest.mark.parametrize("shape", [(31, 37, 2), (2, 547, 3), (25, 3, 23)], ids=str)
+def test_long_reductions_in_parts(shape, op):
+    """Over axes of which one is cut, or none; padding stays outside."""
+
+    def function(b, x):
+        wide = b.Pad(x, np.array([1, 2, 0, 0, 1, 0]))
+        return b.op(op, wide, np.array([0, 1])), b.ReduceMean(b.Mul(wide, wide), np.array([0, 1]))
+
+    check(*build(function, x=floats(rng(3), *shape)), (64, 0), interpreted=(64, 0))
 
 
 def test_argmax_and_top():
