@@ -26,8 +26,8 @@ from graphc.errors import InternalError, NeedsValue
 from graphc.ir import control, dtypes
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.imperative import corner, is_bounded, true_shapes
-from graphc.ir.interp import interpret, run_op, type_of
-from graphc.ir.types import TensorType, Type
+from graphc.ir.interp import interpret, run_op
+from graphc.ir.types import TensorType, Type, type_of
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.partition import (
     crossing,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Call, Expr, Load, Reduce
 from graphc.ir.graph import Op, Region
+from graphc.ir.imperative import imperative_kernel
 from graphc.ir.infer import expand, op_body
 from graphc.ir.kernel import Body, For, If, Kernel, Let, Store, While
 from graphc.ir.types import TensorType
@@ -59,8 +60,6 @@ def op_flops(op: Op) -> int:
     if op.defn.form == "composite" and _is_typed(op):
         return region_flops(expand(op)[0])
     if op.defn.form == "imperative" and _is_typed(op):
-        from graphc.ir.imperative import imperative_kernel
-
         return kernel_flops(imperative_kernel(op))
     return sum(region_flops(region) for region in op.regions)
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from graphc import __version__
 from graphc.cli import bench, bisect, compile, inspect, opt, replay, run, verify
 from graphc.cli.interrupt import EXIT_CODE, interruptible
 from graphc.cli.options import ONE_LINE, examples
@@ -33,8 +34,6 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    from graphc import __version__
-
     top = Parser(
         prog="graphc",
         description="Compiles neural networks: ONNX models to code for a CPU or a GPU, or to C.",
@@ -48,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
         ),
     )
     top.add_argument("--version", action="version", version=f"graphc {__version__}")
+    top.set_defaults(parser=top)  # a replay reads its command with it
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in COMMANDS:
         module.add(commands)

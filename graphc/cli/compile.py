@@ -12,6 +12,7 @@ from graphc.cli.cuda import write_folder
 from graphc.cli.firmware import add_bundle, check_unused, write_sources
 from graphc.cli.options import add_model, add_passes, add_target, command, examples, gpu_options
 from graphc.cli.resume import PHASES as RESUMABLE
+from graphc.errors import ModelError, UnsupportedError
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
@@ -111,7 +112,6 @@ def run(args: argparse.Namespace) -> int:
 def _resume(model: Model, args: argparse.Namespace) -> None:
     """Takes the model as one of the phase that --start-from names; checks --stop-after."""
     from graphc.cli.resume import graph_from
-    from graphc.errors import ModelError
 
     if args.start_from is not None:
         if model.path.suffix != ".gir":
@@ -161,8 +161,6 @@ def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
 
 def _form(args: argparse.Namespace) -> str | None:
     """What to emit, from --emit, --stop-after or the name of the output; None for an artefact."""
-    from graphc.errors import ModelError
-
     suffix = Path(args.output).suffix if args.output else ""
     if args.stop_after is not None:
         implied = {"lowered": "kernel", "planned": "program", "emitted": NATIVE[args.target]}
@@ -186,7 +184,6 @@ def _is_bundle(args: argparse.Namespace) -> bool:
 
 
 def _check_rules(names: list[str]) -> None:
-    from graphc.errors import ModelError
     from graphc.passes.rewriter import RULES
 
     for name in names:
@@ -216,8 +213,6 @@ def _emit(model: Model, form: str, args: argparse.Namespace, settings: Settings)
 
 def _target(form: str | None, args: argparse.Namespace) -> str:
     """The target whose program a form shows: that of --target, unless only one has the form."""
-    from graphc.errors import ModelError
-
     owner = {"llvm": "cpu", "asm": "cpu", "c": "c", "cuda": "cuda"}.get(form or "", args.target)
     if args.target not in (owner, "cpu"):
         raise ModelError(f"--emit {form} goes with --target {owner}")
@@ -227,7 +222,6 @@ def _target(form: str | None, args: argparse.Namespace) -> str:
 def _save(model: Model, args: argparse.Namespace, settings: Settings) -> None:
     """Writes a library, object or saved model for the CPU, or a folder of sources."""
     from graphc.cli.output import progress
-    from graphc.errors import UnsupportedError
 
     with progress(f"compiling {model.path.name} to {args.output}"):
         if _is_bundle(args) and args.target == "cuda":
@@ -246,7 +240,6 @@ def _write_native(model: Model, path: Path, settings: Settings) -> None:
     from graphc.backends.llvm_cpu import aot
     from graphc.backends.llvm_cpu.runtime import NativeModel
     from graphc.cli.emit import check_closed
-    from graphc.errors import UnsupportedError
     from graphc.files import check_folder
 
     check_folder(path)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli.firmware import cpu_name, micro_program
+from graphc.errors import ModelError
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
@@ -47,7 +48,6 @@ def compare_trace(model: Model, feeds: Mapping[str, Any], args: argparse.Namespa
     from graphc.backends.micro_c.host import HostModel
     from graphc.backends.micro_c.traces import compared, read_traces
     from graphc.driver import Settings
-    from graphc.errors import ModelError
 
     try:
         device = read_traces(Path(args.trace).read_text(errors="replace"))

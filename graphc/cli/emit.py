@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, NeedsValue
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,6 @@ def graph_at(model: Model, phase: str | None, target: str, settings: Settings) -
 def typed(model: Model, target: str = "cpu") -> Graph:
     """The pinned graph with static types; ModelError says which dimension is open."""
     from graphc.driver import POLICIES
-    from graphc.errors import NeedsValue
     from graphc.passes.specialise import specialise
 
     graph = model.pinned()

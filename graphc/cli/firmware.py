@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli.options import BOARDS, CPUS, GOALS, PACKAGES, tolerance
+from graphc.errors import ModelError, UnsupportedError
 
 if TYPE_CHECKING:
     from graphc.backends.micro_c import BundleOptions
@@ -76,8 +77,6 @@ def size(text: str) -> int:
 
 def check_unused(args: argparse.Namespace) -> None:
     """ModelError if an option is given that only C for microcontrollers has."""
-    from graphc.errors import ModelError
-
     needed = "--target c and a folder: -o FOLDER" if hasattr(args, "with_test") else "--target c"
     for name, default in DEFAULTS.items():
         if getattr(args, name, default) != default:
@@ -120,7 +119,6 @@ def options(model: Model, args: argparse.Namespace, samples: Any = None) -> Bund
 def write_sources(model: Model, args: argparse.Namespace, settings: Settings) -> None:
     """Writes the folder; ModelError if it exceeds a budget."""
     from graphc.backends.micro_c import write_bundle
-    from graphc.errors import ModelError
     from graphc.files import atomic_folder
 
     if args.board and args.package:
@@ -140,7 +138,6 @@ def _samples(model: Model) -> tuple[Sequence[Any], Sequence[Any]]:
     from graphc import verify
     from graphc.cli.output import note
     from graphc.cli.runs import contender
-    from graphc.errors import UnsupportedError
 
     feeds = model.feeds(seed=0)
     try:
@@ -162,7 +159,6 @@ def check_budgets(
     from graphc.analysis.text import nbytes
     from graphc.backends.micro_c import model_of
     from graphc.backends.micro_c.budget import Budget
-    from graphc.errors import ModelError
 
     budget = Budget.of(model_of(program, chosen))
     over = [

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli.options import add_feeds, add_model, add_passes, add_tolerance, command, examples
+from graphc.errors import ModelError
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
@@ -77,7 +78,6 @@ def _typed(model: Model, passes: str | Any) -> Graph:
     """The graph with static types, or, if dimensions are open, typed as far as that goes."""
     from graphc.cli.emit import typed
     from graphc.driver import POLICIES
-    from graphc.errors import ModelError
     from graphc.passes.pass_manager import parse_pipeline
     from graphc.passes.specialise import has_static_inputs, type_symbolically
 

@@ -28,8 +28,6 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command in its directory, and shows the traceback."""
-    from graphc.cli.app import parser
-
     folder = Path(args.directory)
     try:
         recorded = json.loads((folder / COMMAND).read_text())
@@ -39,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     os.chdir(folder)
     os.environ.update(environment)
     print("graphc", *argv)
-    inner = parser().parse_args(argv)
+    inner = args.parser.parse_args(argv)
     if inner.run is run:
         raise ModelError(f"{folder}: its command is a replay itself")
     try:

@@ -15,6 +15,7 @@ from graphc.cli.options import (
     examples,
     target_options,
 )
+from graphc.errors import ModelError
 
 SUMMARY = """\
 Runs a model once. Inputs are read from files or drawn at random; what comes out is summarised, or
@@ -65,7 +66,6 @@ def _run_saved(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
     """As `_run_model`, for a file that graphc compile wrote."""
     from graphc import driver
     from graphc.cli.models import Model
-    from graphc.errors import ModelError
     from graphc.ir.graph import Graph
 
     if args.shape or args.dim or args.set or args.target != "cpu":

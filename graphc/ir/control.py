@@ -24,7 +24,7 @@ from graphc.ir.dtypes import boolean, i64
 from graphc.ir.graph import Op, Region, Value, clone_region
 from graphc.ir.infer import infer_region
 from graphc.ir.opdef import region_op
-from graphc.ir.types import SequenceType, TensorType, Type
+from graphc.ir.types import SequenceType, TensorType, Type, type_of
 
 region_op("If")
 LOOP = region_op("Loop", attrs={"captures": 0})
@@ -105,8 +105,6 @@ def _run_loop(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
 
 def _no_rows(region: Region, arguments: Sequence[Any], count: int) -> list[np.ndarray]:
     """The last `count` results of a body that never ran, stacked: arrays of length 0."""
-    from graphc.ir.interp import type_of
-
     typed = clone_region(region)
     types = [None if a is None else type_of(a) for a in arguments]
     _type_region(typed, types)

@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from graphc.ir import scalar_ops
+from graphc.ir import dtypes, scalar_ops
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.scalar_ops import TABLE, ScalarOp
 
@@ -184,8 +184,6 @@ class Const(Expr):
 
 
 def _natural(value) -> DType:
-    from graphc.ir import dtypes
-
     if isinstance(value, (bool, np.bool_)):
         return boolean
     if isinstance(value, np.generic):

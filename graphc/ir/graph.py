@@ -12,17 +12,15 @@ that refer to the value, and each op of a region knows its region.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphc.errors import InternalError
 from graphc.ir import dtypes
 from graphc.ir.expr import Sym
+from graphc.ir.opdef import CONSTANT, YIELD, OpDef
 from graphc.ir.types import TensorType, Type
-
-if TYPE_CHECKING:
-    from graphc.ir.opdef import OpDef
 
 PHASES = (
     "imported", "typed", "canonical", "laid_out", "fused", "lowered", "planned", "emitted",
@@ -168,8 +166,6 @@ class Region:
     """Parameters, ops in execution order, and results (the operands of the terminator)."""
 
     def __init__(self, params: Iterable[Value] = ()):
-        from graphc.ir.opdef import YIELD
-
         self.params: list[Value] = list(params)
         self.ops: list[Op] = []
         self.owner: Op | None = None
@@ -340,8 +336,6 @@ def clone_graph(graph: Graph) -> Graph:
 
 def constant_op(array: np.ndarray, name: str = "", loc: tuple[str, ...] = ()) -> Op:
     """A Constant op that holds `array` (its output typed)."""
-    from graphc.ir.opdef import CONSTANT
-
     array = np.asarray(array)
     op = Op(CONSTANT, (), {"value": array}, loc=loc)
     op.output.type = TensorType(dtypes.of(array.dtype), tuple(map(int, array.shape)))

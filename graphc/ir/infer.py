@@ -20,7 +20,7 @@ from graphc.errors import (
 )
 from graphc.ir import opdef
 from graphc.ir.expr import Expr
-from graphc.ir.graph import Graph, Op, Region, Value
+from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.opdef import Arguments, bind, bind_attrs
 from graphc.ir.types import TensorType, Type
 
@@ -144,8 +144,6 @@ def _expand(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
         if value is None:
             values.append(None)
         elif value.constant is not None and value.constant.size <= 64:
-            from graphc.ir.graph import constant_op
-
             values.append(graph.append(constant_op(value.constant)).output)
             graph.add_param(value.type)  # keeps the numbering of parameters
         else:

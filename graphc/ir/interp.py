@@ -30,11 +30,13 @@ from graphc.ir.expr import (
     Sym,
     free_indices,
     substitute,
+    walk,
 )
-from graphc.ir.graph import Graph, Op, Region, Value
+from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.infer import blaming, expand, infer_op, op_body
+from graphc.ir.opdef import bind
 from graphc.ir.simplify import simplify, to_poly
-from graphc.ir.types import SequenceType, TensorType
+from graphc.ir.types import type_of
 
 CHUNK = 1 << 25  # elements of the largest intermediate array
 
@@ -121,27 +123,12 @@ def concrete(op: Op, arguments: Sequence[Any]) -> Op:
 def _value_of(argument: Any, known: bool) -> Value:
     if isinstance(argument, np.ndarray):
         if known or argument.size <= 64:
-            from graphc.ir.graph import constant_op
-
             return constant_op(argument).output
         return Value(type_of(argument))
     return Value(type_of(argument))
 
 
-def type_of(value: Any):
-    """The type of an actual value."""
-    from graphc.ir import dtypes
-
-    if isinstance(value, list):
-        element = type_of(value[0]) if value else TensorType(dtypes.f32, None)
-        return SequenceType(element)
-    array = np.asarray(value)
-    return TensorType(dtypes.of(array.dtype), tuple(map(int, array.shape)))
-
-
 def _run_host(op: Op, arguments: Sequence[Any]) -> list[Any]:
-    from graphc.ir.opdef import bind
-
     assert op.defn.function is not None
     types = [None if a is None else type_of(a) for a in arguments]
     with blaming(op):
@@ -189,8 +176,6 @@ def _rows_per_chunk(expr: Expr, shape: tuple[int, ...]) -> int:
 
 def _largest_reduction(expr: Expr) -> int:
     """Iterations of the largest reduction that einsum does not take."""
-    from graphc.ir.expr import walk
-
     sizes = [1]
     for node in walk(expr):
         if isinstance(node, Reduce):

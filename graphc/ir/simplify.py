@@ -27,6 +27,7 @@ from graphc.ir.expr import (
     Sym,
     as_expr,
     call,
+    free_indices,
     walk,
 )
 from graphc.ir.expr_text import to_text
@@ -456,8 +457,6 @@ def is_affine_in(node: Expr, index: Index) -> int | None:
 
 
 def _mentions(node: Expr, index: Index) -> bool:
-    from graphc.ir.expr import free_indices
-
     return index in free_indices(node)
 
 

@@ -10,8 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
+from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Const, Expr
 
@@ -177,3 +181,12 @@ def _broadcast_dim(dims: tuple[Dim, ...], shapes) -> Dim:
         shown = ", ".join(str(list(s)) for s in shapes)
         raise ModelError(f"shapes {shown} do not broadcast: {known[0]} against {known[1]}")
     return known[0] if known else others[0]
+
+
+def type_of(value: Any) -> Type:
+    """The type of an actual value: an array, or a list of them."""
+    if isinstance(value, list):
+        element = type_of(value[0]) if value else TensorType(dtypes.f32, None)
+        return SequenceType(element)
+    array = np.asarray(value)
+    return TensorType(dtypes.of(array.dtype), tuple(map(int, array.shape)))

@@ -27,6 +27,7 @@ from graphc.ir.control import ScanShape, split_captures, trips_of, truth
 from graphc.ir.expr import loads
 from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import infer_op, op_body
+from graphc.ir.interp import run_op
 from graphc.ir.types import TensorType
 
 LIMIT = 4096  # ops that an unrolled loop may have
@@ -130,8 +131,6 @@ def _contents(op: Op) -> list[np.ndarray] | None:
             return None
     if not all(_small(op.inputs[n]) for n in _operands_read(op)):
         return None
-    from graphc.ir.interp import run_op
-
     return run_op(op, [_stand_in(v) for v in op.inputs])
 
 

@@ -12,8 +12,10 @@ from graphc.errors import InternalError, ModelError
 from graphc.files import write_text
 from graphc.ir.compare import difference
 from graphc.ir.graph import Graph
+from graphc.ir.interp import interpret
 from graphc.passes.context import Context
 from graphc.passes.pass_manager import Hook, Pass, made_here
+from graphc.passes.rewriter import Rewrite
 
 
 class Verify(Hook):
@@ -52,8 +54,6 @@ class VerifyPlugins(Hook):
 
 def _foreign_rules(step: Pass) -> list[Callable[..., Any]]:
     """The functions of the rules that a pass applies and that are no part of graphc."""
-    from graphc.passes.rewriter import Rewrite
-
     rules = step.chosen() if isinstance(step, Rewrite) else []
     return [rule.function for rule in rules if not made_here(rule.function)]
 
@@ -124,8 +124,6 @@ class Compare(Hook):
                 raise InternalError(f"after pass {step} the results changed: {problem}")
 
     def outputs(self, graph: Graph) -> list[Any]:
-        from graphc.ir.interp import interpret
-
         return interpret(graph, self.inputs)
 
 

@@ -26,9 +26,10 @@ import numpy as np
 
 from graphc.backends.cache import DiskCache, cache_key, default_cache
 from graphc.backends.llvm_cpu.runtime import ALIGNMENT, Image, NativeModel, compile_program
-from graphc.backends.llvm_cpu.target import host_target
+from graphc.backends.llvm_cpu.target import default_threads, host_target
 from graphc.compiled import CompiledModel, Runnable, Spec
 from graphc.errors import ModelError, UnsupportedError
+from graphc.execution import natively
 from graphc.files import write_bytes
 from graphc.ir import dtypes
 from graphc.ir.expr import Sym
@@ -37,6 +38,7 @@ from graphc.ir.printer import print_graph, symbols_of
 from graphc.ir.program import Program
 from graphc.ir.type_parser import parse_type
 from graphc.ir.types import TensorType
+from graphc.passes.specialise import pin
 
 MAGIC = b"graphc\x00\x01"
 _HEAD = struct.Struct("<8sQ")
@@ -221,8 +223,6 @@ def _is_shape(key: Any) -> bool:
 
 def load(path: str | os.PathLike, threads: int | None = None) -> SavedModel:
     """A model that `save` wrote. ModelError if it is damaged or for another machine."""
-    from graphc.backends.llvm_cpu.target import default_threads
-
     try:
         with open(path, "rb") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -269,8 +269,6 @@ def write(graph: Graph, path: str | os.PathLike, settings: Any, **pins: Any) -> 
     """Compiles a graph for the CPU into a .gcm, .so or .o file (the last two with a header)."""
     from graphc.backends.llvm_cpu import aot
     from graphc.driver import compiler
-    from graphc.execution import natively
-    from graphc.passes.specialise import pin
 
     path = Path(path)
     model = CompiledModel(pin(graph, **pins), compiler("cpu", settings), natively)

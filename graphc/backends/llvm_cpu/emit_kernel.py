@@ -29,6 +29,7 @@ from graphc.ir.kernel import (
     While,
     bodies,
     exprs,
+    map_stmt,
     substitute_body,
 )
 from graphc.ir.simplify import simplify
@@ -286,8 +287,6 @@ def _at(stmt: For, value: int) -> Body:
 
 
 def _simplified(stmt: Stmt) -> Stmt:
-    from graphc.ir.kernel import map_stmt
-
     return map_stmt(stmt, simplify)
 
 

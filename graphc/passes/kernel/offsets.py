@@ -12,7 +12,19 @@ from dataclasses import dataclass, field, replace
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, Index, Load, Ref, free_indices, transform, walk
-from graphc.ir.kernel import Body, For, If, Kernel, Let, Stmt, Store, While, map_stmt
+from graphc.ir.kernel import (
+    Alloc,
+    Body,
+    For,
+    If,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    While,
+    map_stmt,
+    walk_stmts,
+)
 from graphc.ir.simplify import Poly, bounds_of_poly, from_poly, simplify, to_poly
 
 FEWEST = 2  # terms of outer loops, from which on they are worth a name
@@ -122,8 +134,6 @@ class _Offsets:
 
 def _names(kernel: Kernel):
     """Everything that is named in a kernel."""
-    from graphc.ir.kernel import Alloc, walk_stmts
-
     yield from kernel.params
     yield from kernel.sizes
     for stmt in walk_stmts(kernel.body):

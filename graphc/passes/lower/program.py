@@ -19,6 +19,7 @@ from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.collectives import Collectives
 from graphc.ir.expr import Index, Load
 from graphc.ir.graph import Graph, Op, Value
+from graphc.ir.imperative import SIZES, imperative_kernel
 from graphc.ir.kernel import Buffer, For, Kernel
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
@@ -261,8 +262,6 @@ class Lowering:
         return self.known[id(kernel)][1]
 
     def lower_imperative(self, op: Op) -> None:
-        from graphc.ir.imperative import SIZES, imperative_kernel
-
         kernel = flat_kernel(imperative_kernel(op, self.wanted.builder))
         values = {f"in{n}": v for n, v in enumerate(op.inputs) if v is not None}
         values.update((f"out{n}", v) for n, v in enumerate(op.outputs))

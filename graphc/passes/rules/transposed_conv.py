@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphc.ir.graph import Op, Value
+from graphc.ir.infer import arguments
 from graphc.passes.pattern import P, opt, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of, is_static
@@ -48,7 +49,6 @@ class Axis:
 
 
 def _axes(op: Op, x: Value, w: Value) -> list[Axis]:
-    from graphc.ir.infer import arguments
     from graphc.ir.ops.convolution import _transposed_axes
 
     bound = arguments(op)

@@ -11,7 +11,7 @@ import graphc
 from graphc.backends.cuda import machine_code as code
 from graphc.backends.cuda import nvcc, nvrtc
 from graphc.backends.cuda.gpu import image_for
-from graphc.backends.cuda.runtime import DriverMissing, driver, open_driver
+from graphc.backends.cuda.runtime import DriverMissing, bindings, driver, open_driver
 from graphc.errors import InternalError, ModelError, UnsupportedError
 
 GRAPH = """graph @g(%x: f32[9]) -> ? {
@@ -40,10 +40,10 @@ def without_driver(monkeypatch):
 @pytest.fixture
 def without_bindings(monkeypatch):
     """There is a driver library, but neither PyCUDA nor cuda-python."""
-    monkeypatch.setattr(driver, "library", lambda: None)
+    monkeypatch.setattr(bindings, "library", lambda: None)
     for name in ("pycuda", "pycuda.driver", "cuda", "cuda.bindings"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delenv(driver.CHOICE, raising=False)
+    monkeypatch.delenv(bindings.CHOICE, raising=False)
 
 
 def test_no_driver(without_driver):
@@ -68,17 +68,17 @@ def test_no_bindings(without_bindings):
 
 
 def test_one_of_the_bindings_is_chosen(without_bindings, monkeypatch):
-    monkeypatch.setenv(driver.CHOICE, "cuda-python")
+    monkeypatch.setenv(bindings.CHOICE, "cuda-python")
     with pytest.raises(DriverMissing) as error:
         open_driver()
     assert "pycuda" not in str(error.value)
-    monkeypatch.setenv(driver.CHOICE, "opencl")
+    monkeypatch.setenv(bindings.CHOICE, "opencl")
     with pytest.raises(DriverMissing, match="'opencl'; it can be pycuda or cuda-python"):
         open_driver()
 
 
 def test_the_second_is_tried_if_the_first_fails(without_bindings, monkeypatch):
-    monkeypatch.setattr(driver, "_open_cuda_python", lambda ordinal: f"GPU {ordinal}")
+    monkeypatch.setattr(bindings, "_open_cuda_python", lambda ordinal: f"GPU {ordinal}")
     assert open_driver(3) == "GPU 3"
 
 

@@ -10,8 +10,9 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.graph import clone_graph
-from graphc.ir.interp import interpret, type_of
+from graphc.ir.interp import interpret
 from graphc.ir.ops.attention import Band
+from graphc.ir.types import type_of
 from graphc.passes import run_pipeline
 
 rng = np.random.default_rng(11)

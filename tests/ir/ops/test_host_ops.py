@@ -7,9 +7,9 @@ from graphc.errors import ModelError, NeedsValue
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.graph import Op, Value
-from graphc.ir.interp import run_op, type_of
+from graphc.ir.interp import run_op
 from graphc.ir.opdef import lookup
-from graphc.ir.types import OptionalType, SequenceType, TensorType
+from graphc.ir.types import OptionalType, SequenceType, TensorType, type_of
 
 T = TensorType(dtypes.f32, (2,))
 

@@ -8,8 +8,9 @@ from graphc.ir import dtypes
 from graphc.ir.graph import Op, Value
 from graphc.ir.imperative import imperative_kernel, is_bounded
 from graphc.ir.infer import infer_op
-from graphc.ir.interp import concrete, run_op, type_of
+from graphc.ir.interp import concrete, run_op
 from graphc.ir.opdef import lookup
+from graphc.ir.types import type_of
 
 RNG = np.random.default_rng(7)
 

@@ -5,8 +5,9 @@ import pytest
 
 from graphc.errors import ModelError
 from graphc.ir.graph import Op, Value
-from graphc.ir.interp import run_op, type_of
+from graphc.ir.interp import run_op
 from graphc.ir.opdef import lookup
+from graphc.ir.types import type_of
 
 
 def run(name, *arguments, **attrs):

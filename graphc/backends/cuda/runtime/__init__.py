@@ -1,7 +1,8 @@
 """Launches a compiled model on a GPU. This package stands alone: it needs Python's own library,
 numpy, and one of PyCUDA and cuda-python, and is copied as it is beside the models it runs.
 
-    driver          what is asked of a GPU, and the choice between the two bindings
+    driver          what is asked of a GPU
+    bindings        the choice between the two sets of bindings
     pycuda_driver   through PyCUDA
     cuda_python     through NVIDIA's cuda-python
     arrays          arrays in the memory of a GPU, exchanged with other libraries without copies
@@ -10,7 +11,8 @@ numpy, and one of PyCUDA and cuda-python, and is copied as it is beside the mode
 """
 
 from .arrays import DeviceArray, adopt
-from .driver import Driver, DriverError, DriverMissing, open_driver
+from .bindings import open_driver
+from .driver import Driver, DriverError, DriverMissing
 from .model import Model
 
 __all__ = [

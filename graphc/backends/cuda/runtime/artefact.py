@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .driver import Driver, DriverMissing, open_driver
+from .bindings import open_driver
+from .driver import Driver, DriverMissing
 from .model import Model
 
 

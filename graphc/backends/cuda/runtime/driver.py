@@ -13,7 +13,6 @@ default stream. So arrays may come from, and go to, libraries that use that stre
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -21,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-CHOICE = "GRAPHC_CUDA_DRIVER"  # names the bindings to use
 LIBRARIES = ("libcuda.so.1", "libcuda.so", "nvcuda.dll")
 
 
@@ -160,40 +158,7 @@ class Driver:
         raise NotImplementedError
 
 
-# ---------------------------------------------------------------- which bindings
-
-
-def open_driver(ordinal: int = 0) -> Driver:
-    """A GPU of this machine, through PyCUDA or else cuda-python; DriverMissing says why not.
-
-    The variable GRAPHC_CUDA_DRIVER (pycuda, cuda-python) chooses one of them.
-    """
-    choice = os.environ.get(CHOICE, "")
-    bindings = {"pycuda": _open_pycuda, "cuda-python": _open_cuda_python}
-    if choice and choice not in bindings:
-        raise DriverMissing(f"{CHOICE} is {choice!r}; it can be {' or '.join(bindings)}")
-    library()
-    reasons = []
-    for name, attempt in bindings.items():
-        if choice not in ("", name):
-            continue
-        try:
-            return attempt(ordinal)
-        except DriverMissing as error:
-            reasons.append(f"{name}: {error}")
-    raise DriverMissing("no GPU can be used: " + "; ".join(reasons))
-
-
-def _open_pycuda(ordinal: int) -> Driver:
-    from .pycuda_driver import open_pycuda
-
-    return open_pycuda(ordinal)
-
-
-def _open_cuda_python(ordinal: int) -> Driver:
-    from .cuda_python import open_cuda_python
-
-    return open_cuda_python(ordinal)
+# ---------------------------------------------------------------- what is here
 
 
 @lru_cache(maxsize=1)
