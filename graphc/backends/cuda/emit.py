@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphc.backends.cfamily.names import comment, identifier
+from graphc.backends.cuda.device_math import DeviceSpeller, shorten
 from graphc.backends.cuda.instructions import instruction_text
 from graphc.backends.cuda.launches import Launch, launches
-from graphc.backends.cuda.narrow_math import DeviceSpeller
 from graphc.backends.cuda.printer import INDEX, LaunchPrinter, device_helpers
 from graphc.ir.kernel import Kernel
 from graphc.ir.program import Program, Slot, Step
@@ -73,7 +73,7 @@ def emit(program: Program) -> CudaSource:
     misplaced = {s.kernel for s in program.steps if any(x.offset % ALIGNMENT for x in s.slots)}
     for name, kernel in program.kernels.items():
         entries[name] = []
-        for launch in launches(_with_nodes(kernel, program)):
+        for launch in launches(shorten(_with_nodes(kernel, program))):
             function = identifier(launch.kernel.name, taken)
             taken.add(function)
             printer = LaunchPrinter(

@@ -13,7 +13,7 @@ import re
 from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
-from graphc.backends.cuda import narrow_math
+from graphc.backends.cuda import device_math
 from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS, TEMPLATES, VECTORS
 from graphc.backends.cuda.launches import KIB, Launch, alignment, shared_place
 from graphc.backends.cuda.machines import SHARED_LIMIT, WARP
@@ -40,10 +40,9 @@ def dialect(launch: Launch, restrict: bool) -> Dialect:
 def device_helpers(needed: set[str]) -> str:
     """The helper functions that kernels call, for the device, with its own instructions."""
     qualified = "[[maybe_unused]] static __device__ inline "
-    own = sorted(needed & narrow_math.FUNCTIONS.keys())
-    text = helper_text(needed.difference(own)).replace("static inline ", qualified)
-    functions = "".join(narrow_math.FUNCTIONS[name] + "\n" for name in own)
-    return _HELPER.sub(_on_device, text) + functions
+    others = needed - device_math.FUNCTIONS
+    text = helper_text(others).replace("static inline ", qualified)
+    return _HELPER.sub(_on_device, text) + device_math.functions_text(needed)
 
 
 _EXTREME = """\
