@@ -46,6 +46,28 @@ def by_key_head(b: Builder, x: Value, key_heads: int) -> Value:
     return b.Reshape(x, np.array((batch, key_heads, heads // key_heads * rows, size)))
 
 
+def raw_scores(b: Builder, q: Value, k: Value, scale: float) -> Value:
+    """scale * Q Kt of every query head: (batch, query heads, rows, columns)."""
+    batch, heads, rows, _ = q.tensor.static_shape
+    _, key_heads, columns, _ = k.tensor.static_shape
+    queries, keys = scaled(b, q, k, scale)
+    keys = b.Transpose(keys, perm=(0, 1, 3, 2))
+    scores = b.MatMul(by_key_head(b, queries, key_heads), keys)
+    if heads == key_heads:
+        return scores
+    return b.Reshape(scores, np.array((batch, heads, rows, columns)))
+
+
+def weighted_values(b: Builder, weights: Value, v: Value) -> Value:
+    """The values summed by weights: (batch, query heads, rows, size)."""
+    batch, heads, rows, _ = weights.tensor.static_shape
+    _, key_heads, _, size = v.tensor.static_shape
+    result = b.MatMul(by_key_head(b, weights, key_heads), v)
+    if heads == key_heads:
+        return result
+    return b.Reshape(result, np.array((batch, heads, rows, size)))
+
+
 @composite("Attention", outputs=None)
 def attention(
     b, q: Float, k: Float, v: Float, attn_mask: Any_ | None = None, past_key: Float | None = None,
@@ -64,14 +86,9 @@ def attention(
     past = past_key.tensor.dims[2] if past_key is not None else 0
     if past_key is not None:
         k, v = b.Concat(past_key, k, axis=2), b.Concat(past_value, v, axis=2)
-    dtype, (_, heads, rows, size) = q.tensor.dtype, q.tensor.static_shape
-    batch, key_heads, columns, _ = k.tensor.static_shape
-    scale = 1 / math.sqrt(size) if scale is None else scale
-    queries, keys = scaled(b, q, k, scale)
-    keys = b.Transpose(keys, perm=(0, 1, 3, 2))
-    scores = b.MatMul(by_key_head(b, queries, key_heads), keys)
-    if heads != key_heads:
-        scores = b.Reshape(scores, np.array((batch, heads, rows, columns)))
+    dtype, (_, _, rows, size) = q.tensor.dtype, q.tensor.static_shape
+    columns = k.tensor.dims[2]
+    scores = raw_scores(b, q, k, 1 / math.sqrt(size) if scale is None else scale)
     raw = scores
     if softcap:
         scores = b.Mul(b.Tanh(b.Div(scores, softcap)), softcap)
@@ -80,9 +97,7 @@ def attention(
     scores, may_be_empty = mask_scores(b, scores, band, attn_mask, nonpad_kv_seqlen)
     precise = dtypes.of(softmax_precision) if softmax_precision else dtype
     weights = convert(b, masked_softmax(b, convert(b, scores, precise), may_be_empty), dtype)
-    result = b.MatMul(by_key_head(b, weights, key_heads), v)
-    if heads != key_heads:
-        result = b.Reshape(result, np.array((batch, heads, rows, v.tensor.dims[3])))
+    result = weighted_values(b, weights, v)
     result = join_heads(b, result) if packed else result
     return result, k, v, (raw, capped, scores, weights)[qk_matmul_output_mode]
 

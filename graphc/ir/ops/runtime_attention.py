@@ -1,0 +1,259 @@
+"""ONNX Runtime's attention operators, of which its transformer optimisers make whole layers.
+
+Each is a graph of products, masks and softmax (attention.py). What masks hide differs: keys that a
+padding mask excludes get `mask_filter_value` added to their scores, so that a row of nothing but
+padding is still a mean; keys beyond a causal bound have no weight at all. Reference:
+docs/ContribOperators.md of ONNX Runtime, and its CPU kernels where that says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir.build import Builder
+from graphc.ir.dtypes import DType
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Float, Int, composite
+from graphc.ir.ops.attention import Band, join_heads, raw_scores, split_heads, weighted_values
+from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
+
+FILTERED = -10000.0  # what is added to the scores of padding
+QUERY, KEY, VALUE = range(3)
+
+
+def refuse(**given: Any) -> None:
+    """UnsupportedError if an operand or attribute that is not supported is there."""
+    for name, value in given.items():
+        if value is not None and not (isinstance(value, int) and value == 0):
+            raise UnsupportedError(f"{name} is not supported")
+
+
+def scale_of(scale: float | None, q: Value) -> float:
+    """The factor of the scores: 1 / sqrt(size of a head) unless it is given."""
+    return scale or 1 / math.sqrt(q.tensor.static_shape[-1])
+
+
+def causal_band(b: Builder, rows: int, columns: int, past: int) -> Value | None:
+    """Which keys each query may see, of which there are `past` before the first; None: all."""
+    band = Band(rows, columns, past, causal=True, left=-1, right=-1)
+    return band.allowed(b, None) if rows > 1 else None
+
+
+def among(b: Builder, scores: Value, visible: Value | None, other: float = -math.inf) -> Value:
+    """The scores of visible keys, `other` in place of the rest."""
+    if visible is None:
+        return scores
+    return b.Where(visible, scores, b.constant(other, scores.tensor.dtype))
+
+
+# ---------------------------------------------------------------- padding
+
+
+def padding(
+    b: Builder, mask: Value, batch: int, rows: int, columns: int, filtered: float, dtype: DType
+) -> Value:
+    """What a mask of either kind adds to scores: (batch, 1, 1 or rows, columns).
+
+    A mask over keys, or over queries and keys, is positive where they are attended. One of rank 1
+    holds where the keys of each sample end; where these begin follows, if it is twice as long
+    (otherwise what follows is of use to packed sequences only).
+    """
+    shape = mask.tensor.static_shape
+    if shape in ((batch, columns), (batch, rows, columns)):
+        keep = b.Greater(mask, 0)
+        keep = b.Reshape(keep, np.array((batch, 1, -1, columns)))
+    elif shape in ((batch,), (2 * batch,), (3 * batch + 2,)):
+        keep = _between(b, mask, batch, columns, has_starts=shape[0] == 2 * batch)
+    else:
+        raise UnsupportedError(
+            f"a mask of shape {list(shape)} for {batch} samples of {rows} queries and {columns} "
+            "keys is not supported"
+        )
+    return b.Where(keep, b.constant(0, dtype), b.constant(filtered, dtype))
+
+
+def _between(b: Builder, mask: Value, batch: int, columns: int, has_starts: bool) -> Value:
+    """Whether a key lies before the end, and from the start on, of its sample."""
+    key = b.constant(np.arange(columns, dtype=mask.tensor.dtype.np))
+
+    def bound(number: int) -> Value:
+        first = np.array([number * batch])
+        return b.Reshape(b.Slice(mask, first, first + batch), np.array((batch, 1, 1, 1)))
+
+    keep = b.Less(key, bound(0))
+    return b.And(keep, b.GreaterOrEqual(key, bound(1))) if has_starts else keep
+
+
+def _masked_attention(
+    b: Builder, q: Value, k: Value, v: Value, mask: Value | None, bias: Value | None, past: int,
+    scale: float | None, filtered: float, causal: int,
+) -> tuple[Value, Value]:  # fmt: skip
+    """Attention of (batch, heads, length, size), heads side by side again, and its scores."""
+    batch, _, rows, _ = q.tensor.static_shape
+    columns = k.tensor.dims[2]
+    scores = raw_scores(b, q, k, scale_of(scale, q))
+    if bias is not None:
+        scores = b.Add(scores, bias)
+    if mask is not None:
+        hidden = padding(b, mask, batch, rows, columns, filtered, scores.tensor.dtype)
+        scores = b.Add(scores, hidden)
+    visible = causal_band(b, rows, columns, past) if causal else None
+    weights = b.Softmax(among(b, scores, visible), axis=-1)
+    result = join_heads(b, weighted_values(b, weights, v))
+    if b.count <= 3:
+        return result, scores
+    lowest = -float(ml_dtypes.finfo(scores.tensor.dtype.np).max)
+    return result, among(b, scores, visible, lowest)
+
+
+# ---------------------------------------------------------------- Attention
+
+
+@composite("Attention", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
+def attention(
+    b, x: Float, weights: Float, bias: Float | None = None, mask_index: Int | None = None,
+    past: Float | None = None, attention_bias: Float | None = None,
+    past_sequence_length: Int | None = None, *, num_heads, do_rotary=0,
+    mask_filter_value=FILTERED, past_present_share_buffer=0, qkv_hidden_sizes=None,
+    rotary_embedding_dim=None, scale=None, unidirectional=0,
+):  # fmt: skip
+    """Attention of queries, keys and values that are x W + bias, side by side.
+
+    `past` holds keys and values that come before these: (2, batch, heads, length, size). The second
+    result is all of them.
+    """
+    refuse(
+        do_rotary=do_rotary, past_present_share_buffer=past_present_share_buffer,
+        past_sequence_length=past_sequence_length,
+    )  # fmt: skip
+    joint = b.MatMul(x, weights)
+    joint = joint if bias is None else b.Add(joint, bias)
+    width = joint.tensor.static_shape[-1]
+    sizes = qkv_hidden_sizes or (width // 3,) * 3
+    if len(sizes) != 3 or sum(sizes) != width:
+        raise ModelError(f"the weights have {width} columns, not those of {list(sizes)}")
+    parts = b.Split(joint, np.array(sizes), axis=-1, outputs=3)
+    q, k, v = (split_heads(b, part, num_heads) for part in parts)
+    length = 0
+    if past is not None:
+        length = past.tensor.static_shape[3]
+        k, v = (
+            b.Concat(b.Gather(past, np.array(n), axis=0), new, axis=2)
+            for n, new in enumerate((k, v))
+        )
+    result, _ = _masked_attention(
+        b, q, k, v, mask_index, attention_bias, length, scale, mask_filter_value, unidirectional
+    )
+    if b.count == 1:
+        return result
+    first = np.array([0])
+    return result, b.Concat(b.Unsqueeze(k, first), b.Unsqueeze(v, first), axis=0)
+
+
+# ---------------------------------------------------------------- MultiHeadAttention
+
+
+@composite("MultiHeadAttention", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
+def multi_head_attention(
+    b, query: Float, key: Float | None = None, value: Float | None = None,
+    bias: Float | None = None, key_padding_mask: Int | None = None,
+    attention_bias: Float | None = None, past_key: Float | None = None,
+    past_value: Float | None = None, past_sequence_length: Int | None = None,
+    cache_indirection: Int | None = None, *, num_heads, mask_filter_value=FILTERED, scale=None,
+    unidirectional=0,
+):  # fmt: skip
+    """Attention of given queries, keys and values, to each of which a part of the bias is added.
+
+    They are (batch, length, features), or packed as (batch, length, heads, 3 or 2, size); keys and
+    values of another sequence are (batch, heads, length, size). Further results are the keys and
+    values with those that came before, and the masked scores.
+    """
+    refuse(past_sequence_length=past_sequence_length, cache_indirection=cache_indirection)
+    query, key, value = _unpacked(b, query, key, value)
+    biases = _split_bias(b, bias, query, key, value)
+    q = split_heads(b, _plus(b, query, biases[QUERY]), num_heads)
+    if key.tensor.rank == 4:
+        if bias is not None or past_key is not None:
+            raise UnsupportedError("keys of rank 4 with a bias or past keys are not supported")
+        k, v = key, value
+    else:
+        k = split_heads(b, _plus(b, key, biases[KEY]), num_heads)
+        v = split_heads(b, _plus(b, value, biases[VALUE]), num_heads)
+    length = 0
+    if past_key is not None:
+        length = past_key.tensor.static_shape[2]
+        k, v = b.Concat(past_key, k, axis=2), b.Concat(past_value, v, axis=2)
+    result, scores = _masked_attention(
+        b, q, k, v, key_padding_mask, attention_bias, length, scale, mask_filter_value,
+        unidirectional,
+    )  # fmt: skip
+    return result, k, v, scores
+
+
+def _plus(b: Builder, x: Value, bias: Value | None) -> Value:
+    return x if bias is None else b.Add(x, bias)
+
+
+def _unpacked(
+    b: Builder, query: Value, key: Value | None, value: Value | None
+) -> tuple[Value, Value, Value]:
+    """Queries, keys and values on their own, features of all heads side by side."""
+    if query.tensor.rank == 5:
+        query, key, value = _members(b, query)
+    elif key is not None and key.tensor.rank == 5:
+        key, value = _members(b, key)
+    if key is None or value is None:
+        raise ModelError(f"keys and values are missing beside queries {query.type}")
+    return query, key, value
+
+
+def _members(b: Builder, packed: Value) -> list[Value]:
+    """(batch, length, heads, count, size) as `count` times (batch, length, heads * size)."""
+    batch, length, heads, count, size = packed.tensor.static_shape
+    flat = np.array((batch, length, heads * size))
+    parts = (b.Gather(packed, np.array(n), axis=3) for n in range(count))
+    return [b.Reshape(part, flat) for part in parts]
+
+
+def _split_bias(b: Builder, bias: Value | None, *parts: Value) -> Sequence[Value | None]:
+    """The biases of queries, keys and values, which lie side by side."""
+    if bias is None:
+        return (None, None, None)
+    sizes = np.array([part.tensor.static_shape[-1] for part in parts])
+    return b.Split(bias, sizes, axis=0, outputs=3)
+
+
+# ---------------------------------------------------------------- RotaryEmbedding
+
+
+@composite("RotaryEmbedding", domain=RUNTIME, traits=RUNTIME_TRAITS)
+def rotary_embedding(
+    b, x: Float, position_ids: Int, cos_cache: Float, sin_cache: Float, *, interleaved=0,
+    is_packed_batching=0, num_heads=0, rotary_embedding_dim=0, scale=1.0,
+):  # fmt: skip
+    """ONNX's RotaryEmbedding; one position is that of the first token of every sample.
+
+    `scale` is for caches that are extended, which nobody does, and `is_packed_batching` says how
+    samples lie; ONNX Runtime's CPU kernels look at neither.
+    """
+    shape = x.tensor.static_shape
+    if len(shape) not in (3, 4):
+        raise ModelError(f"takes an operand of rank 3 or 4, found {x.type}")
+    batch, length = shape[0], shape[-2]
+    if not num_heads and len(shape) == 3:
+        size = 2 * cos_cache.tensor.static_shape[-1]
+        num_heads = shape[2] // size
+    if position_ids.tensor.rank == 1:
+        first = b.Reshape(position_ids, np.array((1, 1)))
+        steps = np.arange(length, dtype=position_ids.tensor.dtype.np)
+        position_ids = b.Expand(b.Add(first, b.constant(steps)), np.array((batch, length)))
+    return b.RotaryEmbedding(
+        x, cos_cache, sin_cache, position_ids, interleaved=interleaved,
+        num_heads=num_heads if len(shape) == 3 else 0, rotary_embedding_dim=rotary_embedding_dim,
+    )  # fmt: skip

@@ -1,0 +1,190 @@
+"""ONNX Runtime's GroupQueryAttention, the attention of generated text, with its cache.
+
+The cache of a sample holds `past` keys, then the new ones: past is 0 for a prompt, which is told by
+as many queries as there are tokens in all, and otherwise seqlens_k + 1 - queries. Samples may
+differ in it, so it is data, and only what follows from total_sequence_length is known when a graph
+is compiled. Reference: docs/ContribOperators.md of ONNX Runtime, and its CPU kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir import dtypes
+from graphc.ir.build import Builder
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Any_, Float, Int, Known, composite
+from graphc.ir.ops.attention import Band, join_heads, raw_scores, split_heads, weighted_values
+from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, scalar_of
+from graphc.ir.ops.runtime_attention import among, refuse, scale_of
+
+NO_SCORES, RAW_SCORES, WEIGHTS = range(3)
+
+
+@composite("GroupQueryAttention", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
+def group_query_attention(
+    b, query: Float, key: Float | None, value: Float | None, past_key: Any_ | None,
+    past_value: Any_ | None, seqlens_k: Int, total_sequence_length: Known(Int),
+    cos_cache: Float | None = None, sin_cache: Float | None = None,
+    position_ids: Int | None = None, attention_bias: Float | None = None,
+    head_sink: Float | None = None, k_scale: Float | None = None, v_scale: Float | None = None,
+    q_norm_weight: Float | None = None, k_norm_weight: Float | None = None, *, num_heads,
+    kv_num_heads, causal=1, do_rotary=0, k_quant_type="NONE", kv_cache_bit_width=0,
+    local_window_size=-1, qk_norm_epsilon=1e-6, qk_output=NO_SCORES, rotary_interleaved=0,
+    scale=None, sliding_window_cache=0, smooth_softmax=-1, softcap=0.0, v_quant_type="NONE",
+):  # fmt: skip
+    """Attention in which several heads of queries share one of keys and values.
+
+    Further results are the keys and values with those of the cache, (batch, heads, length, size),
+    and the scores or weights. A window makes the last `local_window_size` keys visible. A sink is
+    the score of one more key, whose value is 0. Queries beyond the end of a sample are undefined.
+    """
+    refuse(
+        k_scale=k_scale, v_scale=v_scale, sliding_window_cache=sliding_window_cache,
+        kv_cache_bit_width=kv_cache_bit_width,
+    )  # fmt: skip
+    if {k_quant_type, v_quant_type} != {"NONE"}:
+        raise UnsupportedError("quantised caches are not supported")
+    q, k, v = _heads(b, query, key, value, num_heads, kv_num_heads)
+    if (q_norm_weight is None) != (k_norm_weight is None):
+        raise ModelError("q_norm_weight and k_norm_weight go together, found one of them")
+    if q_norm_weight is not None:
+        q = b.RMSNormalization(q, q_norm_weight, epsilon=qk_norm_epsilon)
+        k = b.RMSNormalization(k, k_norm_weight, epsilon=qk_norm_epsilon)
+    cache = _cache(b, seqlens_k, scalar_of(total_sequence_length, "total_sequence_length"), q)
+    if do_rotary:
+        if cos_cache is None or sin_cache is None:
+            raise ModelError("do_rotary needs cos_cache and sin_cache")
+        where = cache.positions(b, position_ids)
+        rotated = 2 * cos_cache.tensor.static_shape[-1]
+        q, k = (
+            b.RotaryEmbedding(
+                x, cos_cache, sin_cache, where, interleaved=rotary_interleaved,
+                rotary_embedding_dim=0 if rotated == x.tensor.dims[-1] else rotated,
+            )
+            for x in (q, k)
+        )  # fmt: skip
+    k, v = cache.extended(b, past_key, k), cache.extended(b, past_value, v)
+    scores = raw_scores(b, q, k, scale_of(scale, q))
+    if softcap:
+        scores = b.Mul(b.Tanh(b.Div(scores, softcap)), softcap)
+    if attention_bias is not None:
+        scores = b.Add(scores, _widened(b, attention_bias, scores.tensor.static_shape[-1]))
+    scores = among(b, scores, cache.visible(b, bool(causal), local_window_size, scores))
+    weights = _weights(b, scores, _sink(b, head_sink, smooth_softmax, scores))
+    result = join_heads(b, weighted_values(b, weights, v))
+    return result, k, v, weights if qk_output == WEIGHTS else scores
+
+
+def _heads(
+    b: Builder, query: Value, key: Value | None, value: Value | None, heads: int, key_heads: int
+) -> tuple[Value, Value, Value]:
+    """Queries, keys and values as (batch, heads, length, size); those without keys are packed."""
+    if key is None or value is None:
+        packed = split_heads(b, query, heads + 2 * key_heads)
+        sizes = np.array((heads, key_heads, key_heads))
+        return b.Split(packed, sizes, axis=1, outputs=3)
+    return (
+        split_heads(b, query, heads),
+        split_heads(b, key, key_heads),
+        split_heads(b, value, key_heads),
+    )
+
+
+@dataclass
+class _Cache:
+    """Where the new keys of each sample belong. `past` and `total` are (batch, 1, 1, 1); a `past`
+    of None is 0. `length` is what the cache holds at least."""
+
+    batch: int
+    rows: int
+    length: int
+    past: Value | None
+    total: Value
+
+    def positions(self, b: Builder, given: Value | None) -> Value:
+        """The positions of the queries: (batch, rows). Of those given for a prompt only the very
+        first counts."""
+        if given is not None and self.past is not None:
+            return given
+        steps = b.constant(np.broadcast_to(np.arange(self.rows), (self.batch, self.rows)).copy())
+        if given is not None:
+            zero, one = np.array([0, 0]), np.array([1, 1])
+            return b.Add(b.Slice(given, zero, one, np.array([0, 1])), steps)
+        if self.past is None:
+            return steps
+        return b.Add(b.Reshape(self.past, np.array((self.batch, 1))), steps)
+
+    def extended(self, b: Builder, past: Value | None, new: Value) -> Value:
+        """The keys or values in the cache with the new ones, zeros beyond them."""
+        if past is not None and past.tensor.dtype is not new.tensor.dtype:
+            raise UnsupportedError(f"a cache of {past.tensor.dtype} is not supported")
+        held = 0 if past is None else past.tensor.static_shape[2]
+        length = max(held, self.length)
+        if self.past is None:
+            return _lengthened(b, new, length)
+        if past is None:
+            raise ModelError("queries after the first need past_key and past_value")
+        start = b.Reshape(self.past, np.array((self.batch,)))
+        return b.TensorScatter(_lengthened(b, past, length), new, start, axis=2)
+
+    def visible(self, b: Builder, causal: bool, window: int, scores: Value) -> Value:
+        """Which keys each query may see."""
+        columns = scores.tensor.static_shape[-1]
+        left = window - 1 if window > 0 else -1
+        band = Band(self.rows, columns, 0, causal, left, -1)
+        if not band.is_full:
+            return band.allowed(b, self.past)
+        return b.Less(b.constant(np.arange(columns)), self.total)
+
+
+def _cache(b: Builder, seqlens: Value, length: int, q: Value) -> _Cache:
+    batch, _, rows, _ = q.tensor.static_shape
+    if length < rows:
+        raise ModelError(f"total_sequence_length is {length}, there are {rows} queries")
+    last = b.Reshape(b.Cast(seqlens, to=dtypes.i64.onnx), np.array((-1, 1, 1, 1)))
+    if last.tensor.dims[0] != batch:
+        raise ModelError(f"seqlens_k holds {last.tensor.dims[0]} lengths for {batch} samples")
+    total = b.Add(last, 1)
+    past = None if rows == length else b.Sub(total, rows)
+    return _Cache(batch, rows, length, past, total)
+
+
+def _lengthened(b: Builder, x: Value, length: int) -> Value:
+    """x with zeros behind its keys, `length` in all."""
+    batch, heads, held, size = x.tensor.static_shape
+    if held == length:
+        return x
+    return b.Concat(x, b.constant(np.zeros((batch, heads, length - held, size), x.tensor.dtype.np)),
+                    axis=2)  # fmt: skip
+
+
+def _widened(b: Builder, bias: Value, columns: int) -> Value:
+    """A bias of scores for as many keys as the cache holds; more are not visible."""
+    outer = bias.tensor.static_shape[:-1]
+    missing = columns - bias.tensor.static_shape[-1]
+    if missing <= 0:
+        return bias
+    return b.Concat(bias, b.constant(np.zeros((*outer, missing), bias.tensor.dtype.np)), axis=-1)
+
+
+def _sink(b: Builder, head_sink: Value | None, smooth: int, scores: Value) -> Value | None:
+    """The score of the key without a value: (heads, 1, 1), or 0; None if there is none."""
+    if head_sink is not None:
+        return b.Reshape(head_sink, np.array((-1, 1, 1)))
+    return b.constant(0, scores.tensor.dtype) if smooth == 1 else None
+
+
+def _weights(b: Builder, scores: Value, sink: Value | None) -> Value:
+    """Softmax of scores and the sink, without the sink's. If that exceeds the scores so much that
+    its exponential is infinite, the weights are 0, as they should be."""
+    if sink is None:
+        return b.Softmax(scores, axis=-1)
+    last = np.array([-1])
+    largest = b.ReduceMax(scores, last, keepdims=1)
+    powers = b.Exp(b.Sub(scores, largest))
+    total = b.Add(b.ReduceSum(powers, last, keepdims=1), b.Exp(b.Sub(sink, largest)))
+    return b.Div(powers, total)
