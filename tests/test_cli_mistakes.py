@@ -11,6 +11,7 @@ from commands import DIGITS, make, ok, refused, relu, save
 from onnx import TensorProto, helper, numpy_helper
 
 from graphc.passes.pass_manager import PASSES
+from graphc.passes.rewriter import RULES
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -210,6 +211,38 @@ def test_passes_with_mistakes(capsys, tmp_path, number, body, told):
         assert f"pass mistaken{number}" in message and told in message
     finally:
         PASSES.pop(f"mistaken{number}", None)
+
+
+RULE_WITH_A_MISTAKE = """
+from graphc.passes import P, rule, var
+
+@rule("mistaken", P.Relu(var("x")))
+def bend(rw, relu, x):
+    return {0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ("rw.Greater(x, 0)", "by bool["),
+        ("rw.Add(x, relu)", "not 'Op'"),
+        ("3", "gave 3 for a value"),
+        ("[]", "replaced too few results"),
+        ("x.no_such_thing", "AttributeError"),
+        ("rw.Relu(x)", "rewriting does not end"),
+    ],
+)
+def test_rules_with_mistakes(capsys, tmp_path, made, told):
+    """The message names the rule, its function and the file they are in."""
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(RULE_WITH_A_MISTAKE.replace("{0}", made))
+    try:
+        message = refused(capsys, "compile", DIGITS, "--dim", "N=1", "--plugin", plugin)
+        assert "rule mistaken" in message and told in message
+        assert "by bend of plugin.py" in message
+    finally:
+        RULES.pop("mistaken", None)
 
 
 def test_outputs_that_cannot_be_written(capsys, tmp_path):

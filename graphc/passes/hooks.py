@@ -14,7 +14,7 @@ from graphc.ir.compare import difference
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
 from graphc.passes.context import Context
-from graphc.passes.pass_manager import Hook, Pass, made_here
+from graphc.passes.pass_manager import Hook, Pass, file_of, made_here
 from graphc.passes.rewriter import Rewrite
 
 
@@ -47,7 +47,7 @@ class VerifyPlugins(Hook):
         except InternalError as error:
             names = ", ".join(each.__name__ for each in makers)
             raise ModelError(
-                f"after pass {step}: the graph breaks a rule, by {names} of {_file(makers[0])}: "
+                f"after pass {step}: the graph breaks a rule, by {names} of {file_of(makers[0])}: "
                 f"{error}"
             ) from error
 
@@ -56,11 +56,6 @@ def _foreign_rules(step: Pass) -> list[Callable[..., Any]]:
     """The functions of the rules that a pass applies and that are no part of graphc."""
     rules = step.chosen() if isinstance(step, Rewrite) else []
     return [rule.function for rule in rules if not made_here(rule.function)]
-
-
-def _file(maker: Callable[..., Any]) -> str:
-    code = getattr(getattr(maker, "run", maker), "__code__", None)
-    return Path(code.co_filename).name if code else maker.__module__
 
 
 class Timings(Hook):

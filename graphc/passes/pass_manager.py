@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -83,6 +83,12 @@ def _option_text(value: Any) -> str:
 def made_here(thing: object) -> bool:
     """Whether a function or a class is part of graphc itself, and not of a plugin."""
     return getattr(thing, "__module__", "").startswith("graphc.")
+
+
+def file_of(maker: Callable[..., Any]) -> str:
+    """The name of the file that a pass or the function of a rule is from."""
+    code = getattr(getattr(maker, "run", maker), "__code__", None)
+    return Path(code.co_filename).name if code else maker.__module__
 
 
 # ---------------------------------------------------------------- registry

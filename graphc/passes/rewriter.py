@@ -19,16 +19,16 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from graphc.errors import GraphcError, InternalError
+from graphc.errors import GraphcError, InternalError, ModelError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.passes.context import Context
 from graphc.passes.fold import Contents, FoldPolicy
 from graphc.passes.infer_types import become_constants
-from graphc.passes.pass_manager import Pass, register_pass
+from graphc.passes.pass_manager import Pass, file_of, made_here, register_pass
 from graphc.passes.pattern import Match, OpPattern, attribute
 
 FEW = 8  # uses of a value up to which rules may look at them: all its users are near a change
@@ -49,6 +49,13 @@ class Rule:
     def equation(self) -> str:
         return inspect.getdoc(self.function) or ""
 
+    def error(self, fault: str) -> GraphcError:
+        """What to raise if the rule has a fault: whoever wrote it can mend one of a plugin."""
+        text = f"rule {self.name}{fault}"
+        if made_here(self.function):
+            return InternalError(text)
+        return ModelError(f"{text} (by {self.function.__name__} of {file_of(self.function)})")
+
 
 RULES: dict[str, Rule] = {}
 
@@ -60,12 +67,13 @@ def rule(name: str, pattern: OpPattern, group: str = "canonical") -> Callable:
         parameters = list(inspect.signature(function).parameters)[1:]
         variables = set(pattern.names())
         ops = [p for p in parameters if p not in variables]
+        made = Rule(name, pattern, function, group, len(ops))
         if parameters[: len(ops)] != ops:
-            raise InternalError(f"rule {name}: its ops must come before its variables")
+            raise made.error(": its ops must come before its variables")
         missing = variables - set(parameters)
         if missing:
-            raise InternalError(f"rule {name}: variable {sorted(missing)[0]} is no parameter")
-        RULES[name] = Rule(name, pattern, function, group, len(ops))
+            raise made.error(f": variable {sorted(missing)[0]} is no parameter")
+        RULES[name] = made
         return function
 
     return declare
@@ -130,7 +138,11 @@ class Rewriter(Builder):
         found = self.this.function(self, *(ops[skip:] if skip >= 0 else ops), **self.match.values)
         if found is None:
             return None
-        return list(found) if isinstance(found, (list, tuple)) else [found]
+        results = list(found) if isinstance(found, (list, tuple)) else [found]
+        for each in results:
+            if not isinstance(each, Value):
+                raise TypeError(f"gave {each!r} for a value")
+        return results
 
 
 # ---------------------------------------------------------------- the driver
@@ -172,9 +184,15 @@ class _Driver:
             if op.region is not None and not self.ctx.exhausted:
                 self.visit(op)
             if self.ctx.rewrites - start > budget:
-                recent = ", ".join(r.rule for r in self.ctx.diagnostics.log[-6:])
-                raise InternalError(f"rewriting does not end; the last rules were {recent}")
+                self.refuse_endless([r.rule for r in self.ctx.diagnostics.log[-6:]])
         return self.changed
+
+    def refuse_endless(self, recent: list[str]) -> NoReturn:
+        """ModelError, or InternalError, saying which rules have gone on for too long."""
+        foreign = (RULES[n] for n in recent if n in RULES and not made_here(RULES[n].function))
+        fault = f"rewriting does not end; the last rules were {', '.join(recent)}"
+        suspect = next(foreign, None)
+        raise InternalError(fault) if suspect is None else suspect.error(f": {fault}")
 
     def visit(self, op: Op) -> None:
         if not any(v.uses for v in op.outputs):
@@ -211,8 +229,13 @@ class _Driver:
             results = rewriter.apply()
         except (GraphcError, TypeError, ValueError) as error:
             if all(map(_is_static, match.ops)):
-                raise InternalError(f"rule {each.name} at {root.where()}: {error}") from error
+                raise each.error(f" at {root.where()}: {error}") from error
             results = rewriter.skip(f"its shapes are not static: {error}")
+        except Exception as error:
+            if made_here(each.function):
+                raise
+            what = f"{type(error).__name__}: {error}"
+            raise each.error(f" at {root.where()}: {what}") from error
         made = rewriter.made
         if results is None or not _may_replace(root, results):
             self.remove_dead(made)
@@ -227,12 +250,10 @@ class _Driver:
     def substitute(self, root: Op, results: list[Value], each: Rule) -> None:
         """Replaces the results of the root, and queues what is near."""
         if len(results) < len(root.outputs) and any(v.uses for v in root.outputs[len(results) :]):
-            raise InternalError(f"rule {each.name} replaced too few results of {root.where()}")
+            raise each.error(f" at {root.where()}: replaced too few results")
         for old, new in zip(root.outputs, results):
             if old.uses and old.type != new.type:
-                raise InternalError(
-                    f"rule {each.name} at {root.where()}: replaced {old.type} by {new.type}"
-                )
+                raise each.error(f" at {root.where()}: replaced {old.type} by {new.type}")
             if new.producer is not None and not new.name:
                 new.name = old.name
             for user in old.users:

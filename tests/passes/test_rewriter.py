@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graphc.errors import InternalError
+from graphc.errors import ModelError
 from graphc.ir.graph import clone_graph
 from graphc.ir.interp import interpret
 from graphc.ir.parser import parse_graph
@@ -109,7 +109,7 @@ def test_rules_that_undo_each_other_are_caught(scratch_rules):
         return rw.Mul(x, y) if op.name == "Add" else rw.Add(x, y)
 
     graph = graph_of("%y = Add(%x, %z) : f32[4]")
-    with pytest.raises(InternalError, match="does not end; the last rules were to-and-fro"):
+    with pytest.raises(ModelError, match="does not end; the last rules were to-and-fro"):
         apply_rules(graph, [RULES["to-and-fro"]], Context(fuel=None))
 
 
@@ -120,14 +120,14 @@ def test_a_rule_must_keep_types(scratch_rules):
         return rw.Greater(x, 0)
 
     graph = graph_of("%y = Relu(%x) : f32[4]")
-    with pytest.raises(InternalError, match=r"wrong-type at Relu: replaced f32\[4\] by bool\[4\]"):
+    with pytest.raises(ModelError, match=r"wrong-type at Relu: replaced f32\[4\] by bool\[4\]"):
         apply_rules(graph, [RULES["wrong-type"]], Context(fuel=None))
 
 
 def test_parameters_must_name_the_variables():
-    with pytest.raises(InternalError, match="variable y is no parameter"):
+    with pytest.raises(ModelError, match="variable y is no parameter"):
         rule("bad", P.Add(x, y))(lambda rw, op, x: x)
-    with pytest.raises(InternalError, match="ops must come before its variables"):
+    with pytest.raises(ModelError, match="ops must come before its variables"):
         rule("bad", P.Add(x, y))(lambda rw, x, y, op: x)
 
 
