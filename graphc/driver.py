@@ -17,6 +17,7 @@ from graphc.passes import Context, Hook, PassManager, parse_pipeline
 from graphc.passes.hooks import usual_hooks
 from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.lower import Conventions, Strategy, lower
+from graphc.passes.lower.placeable import check_placeable, check_typed
 from graphc.passes.pass_manager import Pass, made_here, reached
 from graphc.passes.precision import PRECISIONS
 from graphc.passes.rewriter import RULES
@@ -204,14 +205,12 @@ def to_program(
     settings: Settings | None = None,
     passes: str = OPTIMISING,
     wanted: Conventions | None = None,
-    check: Callable[[Graph], None] | None = None,
 ) -> Program:
-    """A typed static graph, optimised and lowered as its target wants it. `check` may refuse the
-    optimised graph."""
+    """A typed static graph, optimised and lowered as its target wants it. UnsupportedError names
+    what cannot run without a host."""
     with within_limits():
         graph = optimise(graph, settings, passes)
-        if check is not None:
-            check(graph)
+        check_placeable(graph)
         program = lower(graph, strategies, graph.name, wanted)
     if settings is not None and settings.observe is not None:
         settings.observe(program)
@@ -243,7 +242,6 @@ def micro_program(
     as `Conventions` has it, `opt` one of micro_c.goals."""
     from graphc.backends.micro_c.cpus import cpu_of
     from graphc.backends.micro_c.goals import SIZE, finished, goal_of
-    from graphc.backends.micro_c.placeable import check_placeable, check_typed
     from graphc.backends.micro_c.quantisation import quantisation
     from graphc.backends.micro_c.strategies import strategies
 
@@ -252,7 +250,7 @@ def micro_program(
     parameters = quantisation(graph)
     program = to_program(
         graph, strategies(cpu, small=goal is SIZE), settings, PIPELINES["c"],
-        Conventions(resident, in_order=True), check_placeable,
+        Conventions(resident, in_order=True),
     )  # fmt: skip
     return replace(finished(program, cpu_of(cpu), goal), quantisation=parameters)
 

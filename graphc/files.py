@@ -56,9 +56,10 @@ def atomic(path: str | os.PathLike) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
+def atomic_folder(path: str | os.PathLike, stale: str = "") -> Iterator[Path]:
     """Yields a temporary folder beside `path`. If the body succeeds its files go to the folder
-    `path`, which is made if need be, with those above it; files of other names there stay."""
+    `path`, which is made if need be, with those above it; files of other names there stay, unless
+    they match the pattern `stale`."""
     final = Path(path)
     if final.exists() and not final.is_dir():
         raise ModelError(f"{final}: is a file; a folder is needed")
@@ -70,6 +71,8 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
     ):
         temporary = Path(name)
         yield temporary
+        for file in final.glob(stale) if stale else ():
+            file.unlink()
         for file in (path for path in sorted(temporary.rglob("*")) if path.is_file()):
             place = final / file.relative_to(temporary)
             place.parent.mkdir(parents=True, exist_ok=True)

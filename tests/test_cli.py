@@ -240,8 +240,11 @@ def test_a_folder_for_gpus(capsys, tmp_path, monkeypatch):
     code, _, err = graphc(capsys, "compile", DIGITS, *pins, "-o", tmp_path / "gpu")
     assert code == 0 and "no machine code is made" in err and "nvidia-cuda-nvrtc" in err
     assert (tmp_path / "gpu" / "graphc_cuda" / "driver.py").is_file()
-    assert not list((tmp_path / "gpu").glob("*.cubin"))
+    (tmp_path / "gpu" / "kernels.sm_80.cubin").touch()  # of an earlier compilation
+    (tmp_path / "gpu" / "notes.txt").touch()
     assert code == graphc(capsys, "compile", DIGITS, *pins, "-o", tmp_path / "gpu")[0]
+    assert not list((tmp_path / "gpu").glob("*.cubin"))
+    assert (tmp_path / "gpu" / "notes.txt").is_file()
     assert "compiled for cuda" in ok(capsys, "compile", DIGITS, *pins)
     assert "--arch: goes with" in refused(capsys, "compile", DIGITS, "--arch", "sm_80")
     assert "expected sm_80,sm_90" in refused(capsys, "compile", DIGITS, *pins, "--arch", "80")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def write_folder(model: Model, args: argparse.Namespace, settings: Settings) -> None:
     """Writes the folder; where there is no compiler, without machine code, which is noted."""
     from graphc.backends.cuda import emit
-    from graphc.backends.cuda.bundle import bundle_files
+    from graphc.backends.cuda.bundle import CODE, bundle_files
     from graphc.backends.cuda.machine_code import MISSING, architectures
     from graphc.backends.cuda.machines import DEFAULT_ARCHS
     from graphc.cli.emit import program
@@ -29,7 +29,7 @@ def write_folder(model: Model, args: argparse.Namespace, settings: Settings) -> 
         wanted = []
     source = emit(program(model, "cuda", settings))
     files = bundle_files(source, wanted, Path(args.model).stem)
-    with atomic_folder(args.output) as temporary:
+    with atomic_folder(args.output, stale=f"{CODE}*") as temporary:
         for name, contents in files.items():
             (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_bytes(contents)

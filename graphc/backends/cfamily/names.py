@@ -26,6 +26,12 @@ int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t uintptr_t size
 isnan isinf acos acosh asin asinh atan atanh ceil copysign cos cosh erf exp fabs floor fmod log pow
 rint sin sinh sqrt tan tanh trunc
 """
+_HEADERS = """
+assert complex ctype cuda errno fenv float inttypes iso646 limits locale math setjmp signal stdarg
+stdbool stddef stdint stdio stdlib string tgmath time wchar wctype
+"""
+_CMAKE_TARGETS = "all clean depend edit_cache help install package rebuild_cache test"
+_NO_BUNDLES = frozenset(f"{_HEADERS} {_CMAKE_TARGETS}".split())
 _RESERVED = frozenset(w + f for w in _RESERVED_WORDS.split() for f in ("", "f"))
 _HELPER = re.compile(rf"\w+_(?:{'|'.join(dtypes.BY_NAME)}|narrow|odd|bits)\Z")
 
@@ -44,6 +50,15 @@ def identifier(name: str, taken: Iterable[str] = ()) -> str:
         count += 1
         unique = f"{plain}_{count}"
     return unique
+
+
+def bundle_name(name: str, taken: Iterable[str] = ()) -> str:
+    """What the files and symbols of a model begin with: like `name`, an identifier, not in `taken`.
+    NAME.h hides no header of C's library or CUDA's, and CMake may call a library so."""
+    plain = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9]", "_", name)).strip("_")[:40].strip("_")
+    if not plain or plain.lower() in _NO_BUNDLES or plain in taken:
+        plain = f"{plain}_model".strip("_")
+    return prefix(plain)
 
 
 def comment(text: str) -> str:

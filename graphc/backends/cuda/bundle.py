@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from graphc.backends.cfamily.names import identifier
+from graphc.backends.cfamily.names import bundle_name
 from graphc.backends.cuda import runtime
 from graphc.backends.cuda.emit import CudaSource
 from graphc.backends.cuda.launcher import cpp_files, python_files
@@ -33,6 +33,7 @@ from graphc.backends.cuda.schedule import schedule
 from graphc.ir import dtypes
 
 ALIGNMENT = 256  # of constants, as memory comes from the driver
+CODE = "kernels.sm_"  # what the names of machine code begin with
 PACKAGE = "graphc_cuda"  # what the runtime is called beside a model
 
 
@@ -41,7 +42,7 @@ def bundle_files(source: CudaSource, archs: Sequence[str] = (), name: str = "") 
 
     `name` prefixes files and functions (default: the program's).
     """
-    name = identifier(name or source.program.name, taken=["graphc_model"])
+    name = bundle_name(name or source.program.name, taken=["graphc_model"])
     plan, weights = launch_plan(source)
     files = {
         "kernels.cu": source.text.encode(),
@@ -59,7 +60,11 @@ def bundle_files(source: CudaSource, archs: Sequence[str] = (), name: str = "") 
 
 
 def launch_plan(source: CudaSource) -> tuple[dict[str, Any], bytes]:
-    """The launch plan with everything that a launcher needs, and the weights in one piece."""
+    """The launch plan with everything that a launcher needs, and the weights in one piece.
+
+    The `true_shape` of an output whose shape depends on data: the number of the output that holds
+    it, and its first element there.
+    """
     plan = source.plan()
     weights, offsets = _weights(source.program.constants)
     plan["weights_bytes"] = len(weights)
@@ -67,6 +72,8 @@ def launch_plan(source: CudaSource) -> tuple[dict[str, Any], bytes]:
         entry["offset"] = offset
     for entry in (*plan["inputs"], *plan["outputs"]):
         entry["numpy"] = dtypes.of(entry["dtype"]).np.name
+    for number, (position, cell) in source.program.true_sizes.items():
+        plan["outputs"][number]["true_shape"] = {"output": position, "first": cell}
     planned = schedule(source.steps)
     plan["streams"] = planned.count
     for launch, after, stream in zip(plan["launches"], planned.after, planned.streams):

@@ -13,14 +13,13 @@ that it may run from several threads with an arena each. The text depends on the
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from graphc.backends.cfamily.names import prefix
+from graphc.backends.cfamily.names import bundle_name
 from graphc.backends.micro_c import documents, header, self_test, source, weights
 from graphc.backends.micro_c.boards import BOARDS, firmware_files
 from graphc.backends.micro_c.cpus import DEFAULT, cpu_of
@@ -112,21 +111,3 @@ def write_files(files: Files, folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(contents.encode() if isinstance(contents, str) else contents)
-
-
-STANDARD_HEADERS = frozenset(
-    f"{name}.h"
-    for name in (
-        "assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits",
-        "locale", "math", "setjmp", "signal", "stdarg", "stdbool", "stddef", "stdint", "stdio",
-        "stdlib", "string", "tgmath", "time", "wchar", "wctype",
-    )
-)  # fmt: skip
-
-
-def bundle_name(name: str) -> str:
-    """A C identifier to prefix everything with; NAME.h must hide no header of the C library."""
-    plain = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9]", "_", name)).strip("_")[:40].strip("_")
-    if not plain or f"{plain.lower()}.h" in STANDARD_HEADERS:
-        plain = f"{plain}_model".strip("_")
-    return prefix(plain)

@@ -121,7 +121,10 @@ class Lowering:
             self.lower_imperative(op)
             return
         if op.defn.form not in ("elementwise", "indexed") and op.name != "fused":
-            raise UnsupportedError(f"{op.where()}: {op.defn.form} operators have no kernel")
+            raise UnsupportedError(
+                f"{op.where()}: {op.defn.form} operators have no kernel; the passes of the target "
+                "take them apart"
+            )
         whole, names = computation(op), input_names(op)
         made = [
             output for output, value in zip(whole.outputs, op.outputs)

@@ -119,6 +119,26 @@ def test_the_script_says_which_input_is_wrong(here):
     assert all(line.startswith(start) for line, start in zip(found, expected)), found
 
 
+NONZERO = """graph @found(%x: f32[4,3]) -> ? {
+  %y = NonZero(%x)
+  return %y
+}"""
+
+
+def test_outputs_that_depend_on_data_are_cut(tmp_path):
+    """The header says which part of them counts; the script gives that part alone."""
+    here = folder(tmp_path, graph=NONZERO)
+    told = "y: i64[2,12] at most, of it the leading corner [sizes0[0], sizes0[1]]"
+    assert told in (here / "net.h").read_text() and told in (here / "README.md").read_text()
+    code = (
+        "import json, numpy, run_net\n"
+        "class M: plan = json.load(open('plan.json'))\n"
+        "outputs = [numpy.arange(24).reshape(2, 12), numpy.array([2, 3])]\n"
+        "print(run_net.results(M, outputs)['y'].tolist())\n"
+    )
+    assert run(sys.executable, "-c", code, cwd=here).stdout == "[[0, 1, 2], [12, 13, 14]]\n"
+
+
 @needs_compiler
 @needs_nvcc
 def test_the_host_compiler_takes_the_launcher(here):
@@ -128,7 +148,7 @@ def test_the_host_compiler_takes_the_launcher(here):
         built("g++", *WARNINGS, f"-I{include}", "-fsyntax-only", source, cwd=here)
 
 
-HOSTILE = 'a"b\\\n??/|\u00e9\U0001f600'
+HOSTILE = 'a"b\\\n??/|\u00e9\U0001f600\u202e'
 
 
 def renamed(name: str) -> CudaSource:
@@ -160,6 +180,8 @@ def test_names_break_nothing(tmp_path, name):
     (tmp_path / "says.cpp").write_text(code)
     built("g++", *WARNINGS, "says.cpp", "-o", "says", cwd=tmp_path)
     assert run(tmp_path / "says", cwd=tmp_path).stdout == name
+    for path in files:
+        assert "\u202e" not in (tmp_path / path).read_bytes().decode(errors="replace"), path
     rows = [line for line in files["README.md"].decode().splitlines() if line.startswith("|")]
     assert len(rows) == 4 and all(row.endswith("|") for row in rows)
 
@@ -180,7 +202,8 @@ def test_outputs_may_have_any_name(here):
 def test_cmake_builds_a_program(here):
     """Without a GPU the program says so."""
     arch = chosen_architectures()[-1].removeprefix("sm_")
-    built("cmake", "-S", ".", "-B", "build", f"-DCMAKE_CUDA_ARCHITECTURES={arch}",
+    built("cmake", "-S", ".", "-B", "build", "-DCMAKE_CUDA_FLAGS=-Werror=all-warnings",
+          f"-DCMAKE_CUDA_ARCHITECTURES={arch}",
           f"-DCMAKE_CUDA_COMPILER={toolkit(find_nvcc()) / 'bin' / 'nvcc'}", cwd=here)  # fmt: skip
     built("cmake", "--build", "build", cwd=here)
     program = here / "build" / "net_example"

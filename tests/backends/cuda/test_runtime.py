@@ -354,6 +354,13 @@ def test_a_folder_is_loaded(tmp_path):
     model = load(tmp_path, driver=FakeDriver())
     inputs = inputs_of(source.program)
     check(model.run(inputs)[0], inputs)
+    (tmp_path / "weights.bin").write_bytes(weights[:-1])
+    with pytest.raises(ValueError, match=f"weights.bin holds {len(weights) - 1} bytes, expected"):
+        load(tmp_path, driver=FakeDriver())
+    for text, message in (("{", "plan.json is damaged"), ("{}", "plan.json is no launch plan")):
+        (tmp_path / "plan.json").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path, driver=FakeDriver())
 
 
 def test_code_is_chosen_by_architecture(tmp_path):

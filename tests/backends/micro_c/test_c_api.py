@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from graphc import driver
+from graphc.backends.cfamily.names import bundle_name
 from graphc.backends.micro_c import BundleOptions, write_bundle
-from graphc.backends.micro_c.bundle import bundle_name
 from graphc.backends.micro_c.cpus import CPUS
 from graphc.backends.micro_c.halves import half_weights
 from graphc.errors import UnsupportedError
@@ -259,9 +259,10 @@ def test_hostile_names(language, tmp_path):
 
 
 def test_names_of_files_hide_no_header_of_c():
-    names = ("math", "Float", "", "日本", "3d", "while", "a" * 99, "x_f32")
+    names = ("math", "Float", "", "日本", "3d", "while", "a" * 99, "x_f32", "test")
     assert [bundle_name(name) for name in names] == [
         "math_model", "Float_model", "model", "model", "v3d", "while", "a" * 40, "x_f32",
+        "test_model",
     ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graphc.backends.cuda.launcher.python import interface
+from graphc.backends.cuda.launcher.python import inputs, outputs
 from graphc.backends.cuda.machines import DEFAULT_ARCHS
 from graphc.ir import dtypes
 
@@ -112,10 +112,10 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES {archs})
 endif()
 project({name} LANGUAGES CXX CUDA)
-set(CMAKE_CXX_STANDARD 11)
 
 find_package(CUDAToolkit REQUIRED)
 add_library({name} STATIC {name}.cpp {name}_kernels.cu)
+target_compile_features({name} PUBLIC cxx_std_11 PRIVATE cuda_std_17)
 target_include_directories({name} PUBLIC ${{CMAKE_CURRENT_SOURCE_DIR}})
 target_link_libraries({name} PUBLIC CUDA::cudart)
 
@@ -128,9 +128,9 @@ def cpp_files(name: str, plan: Mapping[str, Any], archs: Sequence[str] = ()) -> 
     """Texts by file name; the build makes code for those architectures by default."""
     functions = sorted({launch["function"] for launch in plan["launches"]})
     listed = [
-        f"//     {'in' if kind == 'inputs' else 'out'}  {interface(entry)}"
-        for kind in ("inputs", "outputs")
-        for entry in plan[kind]
+        f"//     {side}  {text}"
+        for side, texts in (("in", inputs(plan)), ("out", outputs(plan)))
+        for text in texts
     ]
     defines = "\n".join(f"#define {each} {name}_{each}" for each in functions)
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ README = """\
 Needs numpy, and PyCUDA (`pip install pycuda`) or NVIDIA's bindings (`pip install cuda-python`).
 
 ```
-python run_{name}.py --input {first} -o outputs.npz
+python run_{name}.py{given} -o outputs.npz
 ```
 
 or `import run_{name}; model = run_{name}.load(); outputs = model.run([...])`.
@@ -52,27 +52,49 @@ build/{name}_example weights.bin
 
 def python_files(name: str, plan: Mapping[str, Any]) -> dict[str, str]:
     """Texts by file name."""
-    first = plan["inputs"][0]["name"] if plan["inputs"] else "x"
+    printable = (x["name"] for x in plan["inputs"] if x["name"].isprintable())
+    file = shlex.quote(f"{next(printable, 'NAME')}=x.npy")
     readme = README.format(
         name=name,
         launches=len(plan["launches"]),
         weights=plan["weights_bytes"],
         arena=plan["arena_bytes"],
-        inputs="; ".join(map(_cell, plan["inputs"])) or "none",
-        outputs="; ".join(map(_cell, plan["outputs"])) or "none",
-        first=shlex.quote(f"{first}=x.npy"),
+        inputs=_cell(inputs(plan)),
+        outputs=_cell(outputs(plan)),
+        given=f" --input {file}" if plan["inputs"] else "",
     )
     script = SCRIPT.read_text().replace("run_NAME", f"run_{name}")
     return {f"run_{name}.py": script, "README.md": readme}
 
 
-def interface(entry: Mapping[str, Any]) -> str:
-    """An input or output: `x: f32[1,784]`, on one line whatever its name."""
+def inputs(plan: Mapping[str, Any]) -> list[str]:
+    """Each input: `x: f32[1,784]`, on one line whatever its name."""
+    return [_interface(entry) for entry in plan["inputs"]]
+
+
+def outputs(plan: Mapping[str, Any]) -> list[str]:
+    """Each output; of one whose shape depends on data, also which part is the result."""
+    texts = []
+    for entry in plan["outputs"]:
+        text = _interface(entry)
+        if "true_shape" in entry:
+            sizes, first = (entry["true_shape"][key] for key in ("output", "first"))
+            where = _name(plan["outputs"][sizes])
+            extents = (f"{where}[{first + n}]" for n in range(len(entry["shape"])))
+            text += f" at most, of it the leading corner [{', '.join(extents)}]"
+        texts.append(text)
+    return texts
+
+
+def _interface(entry: Mapping[str, Any]) -> str:
+    return f"{_name(entry)}: {entry['dtype']}[{','.join(map(str, entry['shape']))}]"
+
+
+def _name(entry: Mapping[str, Any]) -> str:
     name = entry["name"]
-    name = name if name.isprintable() else json.dumps(name, ensure_ascii=False)
-    return f"{name}: {entry['dtype']}[{','.join(map(str, entry['shape']))}]"
+    return name if name.isprintable() else json.dumps(name)
 
 
-def _cell(entry: Mapping[str, Any]) -> str:
-    """The same in a table."""
-    return interface(entry).replace("|", "\\|")
+def _cell(texts: Sequence[str]) -> str:
+    """Inputs or outputs in a table."""
+    return "; ".join(texts).replace("|", "\\|") or "none"

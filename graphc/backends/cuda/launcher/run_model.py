@@ -63,6 +63,18 @@ def read(path: str) -> np.ndarray:
     return found
 
 
+def results(model: Model, outputs: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs by name, those whose shapes depend on data cut to what they came to."""
+    found = {}
+    for entry, value in zip(model.plan["outputs"], outputs):
+        if "true_shape" in entry:
+            sizes, first = (entry["true_shape"][key] for key in ("output", "first"))
+            extents = outputs[sizes][first : first + value.ndim]
+            value = value[tuple(slice(extent) for extent in extents)]
+        found[entry["name"]] = value
+    return found
+
+
 def save(path: str, arrays: dict[str, np.ndarray]) -> None:
     """As numpy.savez, which cannot take every name."""
     with zipfile.ZipFile(path, "w") as file:
@@ -94,10 +106,10 @@ def main() -> int:
     except (DriverMissing, DriverError, OSError, ValueError) as error:
         print(f"{Path(__file__).name}: {error}", file=sys.stderr)
         return 1
-    names = [spec.name for spec in model.outputs]
+    named = results(model, outputs)
     if args.output:
-        save(args.output, dict(zip(names, outputs)))
-    for name, value in zip(names, outputs):
+        save(args.output, named)
+    for name, value in named.items():
         print(f"{name}: {value.dtype.name}{list(value.shape)}", *value.reshape(-1)[:4])
     return 0
 

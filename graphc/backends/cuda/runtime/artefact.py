@@ -6,6 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +14,40 @@ from .bindings import open_driver
 from .driver import Driver, DriverMissing
 from .model import Model
 
+PARTS = {
+    "name",
+    "inputs",
+    "outputs",
+    "constants",
+    "launches",
+    "streams",
+    "arena_bytes",
+    "weights_bytes",
+}
+
 
 def load(folder: str | os.PathLike, device: int = 0, driver: Driver | None = None) -> Model:
-    """The model in a folder, on a GPU. DriverMissing if no GPU, or no code for it, is there."""
+    """The model in a folder, on a GPU. DriverMissing if no GPU, or no code for it, is there;
+    ValueError names a file that is damaged."""
     path = Path(folder)
-    driver = driver or open_driver(device)
-    plan = json.loads((path / "plan.json").read_text())
+    plan = _plan(path / "plan.json")
     weights = np.fromfile(path / "weights.bin", np.uint8)
+    if weights.size != plan["weights_bytes"]:
+        wanted = plan["weights_bytes"]
+        raise ValueError(f"{path / 'weights.bin'} holds {weights.size} bytes, expected {wanted}")
+    driver = driver or open_driver(device)
     return Model(plan, weights, code_for(path, driver.arch), driver)
+
+
+def _plan(path: Path) -> dict[str, Any]:
+    """What a file says is to be launched."""
+    try:
+        plan = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(plan, dict) or not plan.keys() >= PARTS:
+        raise ValueError(f"{path} is no launch plan: it lacks some of {', '.join(sorted(PARTS))}")
+    return plan
 
 
 def code_for(folder: Path, arch: str) -> bytes:

@@ -1,8 +1,8 @@
 """What cannot run without a host, refused by name: the ONNX node, and what to do about it.
 
-Everything a microcontroller computes is a tensor of numbers or booleans whose shape is known when
-it is compiled. What is not (strings, sequences, optionals, sizes that depend on data, control flow
-that was not resolved) is found before anything is lowered.
+Everything a program computes is a tensor of numbers or booleans whose shape is known when it is
+compiled. What is not (strings, sequences, optionals, sizes that depend on data, control flow that
+was not resolved) is found before anything is lowered.
 """
 
 from __future__ import annotations
@@ -17,19 +17,15 @@ REGIONS = ("fused",)
 
 def check_typed(graph: Graph) -> None:
     """UnsupportedError if a typed graph has inputs, outputs or ops that no pass can help."""
-    for value in graph.params:
-        _check_value(value, "input")
-    for name, value in graph.named_results():
-        maker = value.producer
-        where = maker.where() if maker is not None and maker.name != "Constant" else "output"
-        _check_value(value, f"{where}, output {name!r}" if where != "output" else "output")
+    _check_interface(graph)
     for op in graph.ops:
         if op.defn.form == "host":
             raise UnsupportedError(f"{op.where()}: {_why(op)}")
 
 
 def check_placeable(graph: Graph) -> None:
-    """UnsupportedError if an optimised graph cannot be made C for a microcontroller."""
+    """UnsupportedError if an optimised graph cannot be made a program."""
+    _check_interface(graph)
     for op in graph.ops:
         if op.name == "Constant":
             continue
@@ -37,6 +33,15 @@ def check_placeable(graph: Graph) -> None:
             raise UnsupportedError(f"{op.where()}: {_why(op)}")
         for value in op.outputs:
             _check_value(value, op.where())
+
+
+def _check_interface(graph: Graph) -> None:
+    for value in graph.params:
+        _check_value(value, "input")
+    for name, value in graph.named_results():
+        maker = value.producer
+        where = maker.where() if maker is not None and maker.name != "Constant" else "output"
+        _check_value(value, f"{where}, output {name!r}" if where != "output" else "output")
 
 
 def _why(op: Op) -> str:
@@ -67,7 +72,7 @@ def _problem(value: Value) -> str:
         return "has no type that is known when it is compiled; a program without a host needs it"
     if type.dtype.kind in ("string", "complex"):
         kind = "strings" if type.dtype.kind == "string" else "complex numbers"
-        return f"is {type}: there are no {kind} in C99 code; convert it to numbers beforehand"
+        return f"is {type}: compiled code has no {kind}; convert it to real numbers beforehand"
     if not type.is_static:
         return f"is {type}: its size depends on data; fix it with --shape, --dim or --set"
     return ""

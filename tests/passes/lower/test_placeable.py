@@ -1,0 +1,45 @@
+"""What no program can hold is refused by the name of its node, whatever the form asked for."""
+
+import pytest
+
+from graphc.driver import PROGRAMS, c_program
+from graphc.errors import UnsupportedError
+from graphc.ir.parser import parse_graph
+from graphc.passes.specialise import specialise
+
+LOOP = """graph @g(%n: i64[], %go: bool[], %x: f32[3]) -> ? {
+  %y = Loop(%n, %go, %x) {
+    ^(%i: i64[], %k: bool[], %v: f32[3])
+    %t = Tanh(%v)
+    yield %k, %t
+  }  loc("again")
+  return %y
+}"""
+SEQUENCE = """graph @g(%x: f32[4,3]) -> ? {
+  %s = SplitToSequence(%x)  loc("split")
+  return %s
+}"""
+STRINGS = """graph @g(%s: string[3]) -> ? {
+  %t = StringConcat(%s, %s)
+  return %t
+}"""
+COMPLEX = """graph @g(%x: c64[3]) -> ? {
+  %y = Identity(%x)
+  return %y
+}"""
+
+
+@pytest.mark.parametrize("target", ["cpu", "c", "cuda", "plain"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LOOP, r'Loop "again": its branch or trip count depends on data.*--set'),
+        (SEQUENCE, r"'s' is seq<f32\[1,3\]>: sequences need a host"),
+        (STRINGS, "'s' is string.*compiled code has no strings"),
+        (COMPLEX, "'x' is c64.*compiled code has no complex numbers"),
+    ],
+)
+def test_what_needs_a_host_is_refused(target, text, message):
+    graph = specialise(parse_graph(text))
+    with pytest.raises(UnsupportedError, match=message):
+        {**PROGRAMS, "plain": c_program}[target](graph, None)
