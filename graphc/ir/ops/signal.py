@@ -1,8 +1,9 @@
-"""Signals: Fourier transforms as matrix products, window functions, the mel scale.
+"""Signals: Fourier transforms, window functions, the mel scale.
 
-A transform of length n along an axis is one product with a constant matrix whose rows are the
-(real, imaginary) inputs and whose columns are the (real, imaginary) outputs; a short-time transform
-is the same matrix, times the window, as the filters of a strided convolution.
+A short transform along an axis is one product with a constant matrix whose rows are the (real,
+imaginary) inputs and whose columns are the (real, imaginary) outputs; a short-time transform is the
+same matrix, times the window, as the filters of a strided convolution. Longer ones are fast (see
+fourier.py).
 """
 
 from __future__ import annotations
@@ -17,36 +18,15 @@ from graphc.ir.build import Builder
 from graphc.ir.expr import Expr, cast, cos, sin
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, Known, Number, composite, op
+from graphc.ir.ops.activation_composites import convert
+from graphc.ir.ops.fourier import (
+    Transform,
+    fourier_matrix,
+    half_spectrum_matrix,
+    is_direct,
+    mirrored,
+)
 from graphc.ir.ops.helpers import check_table, normal_axis
-
-
-def fourier_matrix(length: int, rows: int, columns: int, parts: int, inverse: bool) -> np.ndarray:
-    """(rows, parts, columns, 2): what input `n` (real, then imaginary part) adds to output `k`.
-
-    exp(-2 pi j k n / length), or its conjugate / length for the inverse. Angles are reduced
-    modulo a full turn in integers, so that they are exact for any length.
-    """
-    check_table(rows, columns, 2, parts)
-    turns = np.outer(np.arange(rows), np.arange(columns)) % length / length
-    cosine, sine = np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)
-    if inverse:
-        cosine, sine = cosine / length, -sine / length
-    of_real = np.stack([cosine, -sine], axis=-1)
-    of_imaginary = np.stack([sine, cosine], axis=-1)
-    return np.stack([of_real, of_imaginary][:parts], axis=1)
-
-
-def half_spectrum_matrix(length: int, rows: int) -> np.ndarray:
-    """(rows, 2, length, 1): a real signal from the first half of its spectrum.
-
-    Bins other than the first and (of even lengths) the last stand for their mirror images too.
-    """
-    whole = fourier_matrix(length, rows, length, 2, inverse=True)
-    mirrored = np.full((rows, 1, 1, 1), 2.0)
-    mirrored[0] = 1
-    if length % 2 == 0 and rows == length // 2 + 1:
-        mirrored[-1] = 1
-    return (whole * mirrored)[..., :1]
 
 
 @composite("DFT")
@@ -66,19 +46,38 @@ def dft(
     to_real = bool(inverse and onesided)
     default = 2 * (found - 1) if to_real else found
     length = default if dft_length is None else int(dft_length.item())
+    check_table(max(length, 0), 2)
     half = length // 2 + 1
     used = min(found, half if to_real else length)
-    if to_real:
-        matrix = half_spectrum_matrix(length, used)[:, :parts]
-    else:
-        columns = half if onesided else length
-        matrix = fourier_matrix(length, used, columns, parts, bool(inverse))
+    columns = half if onesided and not to_real else length
     order = [d for d in range(rank - 1) if d != where] + [where, rank - 1]
     moved = b.Transpose(x, perm=order)
     if used < found:
         moved = b.Slice(moved, np.array([0]), np.array([used]), np.array([rank - 2]))
-    result = _multiply(b, moved, matrix)
+    if not is_direct(length):
+        result = _fast(b, moved, Transform(length, bool(inverse), columns, 1 if to_real else 2))
+    elif to_real:
+        result = _multiply(b, moved, half_spectrum_matrix(length, used)[:, :parts])
+    else:
+        matrix = fourier_matrix(length, used, columns, parts, bool(inverse))
+        result = _multiply(b, moved, matrix)
     return b.Transpose(result, perm=[order.index(d) for d in range(rank)])
+
+
+def _fast(b: Builder, x: Value, transform: Transform) -> Value:
+    """The transform of x (..., up to its length, parts), or the real signal whose spectrum begins
+    with x, in float32 at least."""
+    *outer, used, parts = x.tensor.static_shape
+    dtype = x.tensor.dtype
+    wide = convert(b, x, dtype.compute)
+    if transform.parts == 1:  # bins stand for their mirror images too, whose imaginary part differs
+        wide = b.Mul(wide, b.constant(mirrored(transform.length, used)[:, None], dtype.compute))
+    flat = b.Reshape(wide, np.array((math.prod(outer), used, parts)))
+    if used < transform.length:
+        flat = b.Pad(flat, np.array([0, 0, 0, 0, transform.length - used, 0]))
+    result = transform.of(b, flat)
+    shape = np.array((*outer, transform.columns, transform.parts))
+    return convert(b, b.Reshape(result, shape), dtype)
 
 
 def _multiply(b: Builder, x: Value, matrix: np.ndarray) -> Value:
@@ -102,15 +101,34 @@ def stft(
     else:
         length = samples if window is None else window.tensor.static_shape[0]
     bins = length // 2 + 1 if onesided else length
+    step = int(frame_step.item())
+    check_table(max(length, 0), 2)
+    if not is_direct(length):
+        frames = b.op("Frames", signal, domain="graphc", length=length, step=step)
+        if window is not None:
+            frames = b.Mul(frames, b.Unsqueeze(window, np.array([1])))
+        return _fast(b, frames, Transform(length, False, bins))
     matrix = fourier_matrix(length, length, bins, parts, inverse=False)
     dtype = signal.tensor.dtype
     filters = b.constant(matrix.transpose(2, 3, 1, 0).reshape(2 * bins, parts, length), dtype)
     if window is not None:
         filters = b.Mul(filters, window)
-    step = int(frame_step.item())
     spectra = b.Conv(b.Transpose(signal, perm=(0, 2, 1)), filters, strides=(step,))
     split = b.Reshape(spectra, np.array((batch, bins, 2, -1)))
     return b.Transpose(split, perm=(0, 3, 1, 2))
+
+
+def _frames_shape(signal, *, length, step):
+    batch, samples, parts = signal.shape
+    if step < 1 or length < 1 or samples < length:
+        raise ModelError(f"no frames of {length} samples, {step} apart, in {samples} samples")
+    return (batch, (samples - length) // step + 1, length, parts)
+
+
+@op("Frames", infer=_frames_shape, domain="graphc")
+def frames(i, signal: Number, *, length, step):
+    """Pieces of `length` samples of (batch, samples, parts), whose starts are `step` apart."""
+    return signal[i[0], i[1] * step + i[2], i[3]]
 
 
 # ---------------------------------------------------------------- windows
