@@ -8,11 +8,11 @@ from graphc.ir.parser import parse_graph
 from graphc.passes.specialise import specialise
 
 LOOP = """graph @g(%n: i64[], %go: bool[], %x: f32[3]) -> ? {
-  %y = Loop(%n, %go, %x) {
+  %y = Loop(%n, %go, %x) loc("again") {
     ^(%i: i64[], %k: bool[], %v: f32[3])
     %t = Tanh(%v)
     yield %k, %t
-  }  loc("again")
+  }
   return %y
 }"""
 SEQUENCE = """graph @g(%x: f32[4,3]) -> ? {
