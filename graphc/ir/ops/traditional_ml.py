@@ -10,16 +10,19 @@ import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.dtypes import f32, i64
-from graphc.ir.expr import Expr, isnan, select
 from graphc.ir.opdef import Any_, Int, Number, composite, op
-from graphc.ir.ops.helpers import wrap_index, zero
+from graphc.ir.ops.helpers import wrap_index
 from graphc.ir.types import Dim
 
 DOMAIN = "ai.onnx.ml"
 
 
+def _as_type(b, x, dtype):
+    return x if x.tensor.dtype is dtype else b.Cast(x, to=dtype.onnx)
+
+
 def _float32(b, x):
-    return x if x.tensor.dtype is f32 else b.Cast(x, to=f32.onnx)
+    return _as_type(b, x, f32)
 
 
 def _row_features(x) -> Dim:
@@ -82,42 +85,37 @@ def normalizer(b, x: Number, *, norm: str = "MAX"):
     return b.Div(values, b.Where(vanishes, b.constant(1, f32), divisor))
 
 
-@op("Imputer", domain=DOMAIN)
+@composite("Imputer", domain=DOMAIN)
 def imputer(
-    i, x: Number, *, imputed_value_floats=None, imputed_value_int64s=None,
+    b, x: Number, *, imputed_value_floats=None, imputed_value_int64s=None,
     replaced_value_float: float = 0.0, replaced_value_int64: int = 0,
 ):  # fmt: skip
     """x with one value (or NaN) replaced, by one value or by one per feature."""
-    values = imputed_value_floats if x.dtype.is_float else imputed_value_int64s
-    replaced = replaced_value_float if x.dtype.is_float else replaced_value_int64
-    if not values or len(values) not in (1, x.shape[-1]):
-        raise ModelError(f"imputed values {values} do not fit {x.shape[-1]} features")
-    element = x[i]
-    missing = isnan(element) if replaced != replaced else element.eq(replaced)
-    result = element
-    for feature, value in enumerate(values):
-        here = missing if len(values) == 1 else missing & i[-1].eq(feature)
-        result = select(here, value, result)
-    return result
+    dtype = x.tensor.dtype
+    values = imputed_value_floats if dtype.is_float else imputed_value_int64s
+    replaced = replaced_value_float if dtype.is_float else replaced_value_int64
+    features = x.tensor.dims[-1] if x.tensor.rank else 1
+    if not values or len(values) not in (1, features):
+        raise ModelError(f"{len(values or ())} imputed values do not fit {features} features")
+    missing = b.IsNaN(x) if replaced != replaced else b.Equal(x, b.constant(replaced, dtype))
+    fill = np.asarray(values if len(values) > 1 else values[0], dtype.np)
+    return b.Where(missing, b.constant(fill), x)
 
 
-def _encoded_shape(x, *, cats_int64s, cats_strings):
-    return (*x.shape, len(cats_int64s or cats_strings or ()))
-
-
-@op("OneHotEncoder", infer=_encoded_shape, domain=DOMAIN)
-def one_hot_encoder(i, x: Any_, *, cats_int64s=None, cats_strings=None, zeros: int = 1):
+@composite("OneHotEncoder", domain=DOMAIN)
+def one_hot_encoder(b, x: Any_, *, cats_int64s=None, cats_strings=None, zeros: int = 1):
     """1 at the category that the element equals, 0 elsewhere; unknown ones give only zeros."""
     if not zeros:
         raise UnsupportedError("zeros=0, which rejects unknown categories, is not supported")
-    element = x[i[:-1]]
-    if x.dtype.is_number:
-        element = element.cast(i64)
-    result: Expr = zero(f32)
-    for position, category in enumerate(cats_int64s or cats_strings or ()):
-        found = element.eq(category) & i[-1].eq(position)
-        result = select(found, 1, result)
-    return result
+    dtype = x.tensor.dtype
+    if dtype.is_number:
+        wanted, items = np.asarray(cats_int64s or (), np.int64), _as_type(b, x, i64)
+    elif dtype.kind == "string":
+        wanted, items = np.asarray(cats_strings or (), object), x
+    else:
+        raise ModelError(f"takes numbers or strings, found {x.type}")
+    equal = b.Equal(b.Unsqueeze(items, np.array([-1])), b.constant(wanted))
+    return b.Cast(equal, to=f32.onnx)
 
 
 @composite("FeatureVectorizer", domain=DOMAIN)

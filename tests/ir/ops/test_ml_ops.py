@@ -7,12 +7,16 @@ import random
 import numpy as np
 import onnxruntime
 import pytest
+from every_target import agree_everywhere
 from onnx import TensorProto, helper
 from single_op import run_op
 
 from graphc.errors import ModelError
 from graphc.frontend.onnx_import import import_onnx
+from graphc.ir import dtypes
+from graphc.ir.build import Builder, new_graph
 from graphc.ir.interp import interpret
+from graphc.ir.types import TensorType
 
 ML = "ai.onnx.ml"
 onnxruntime.set_default_logger_severity(3)
@@ -75,10 +79,30 @@ def test_imputer():
 def test_encoders_and_selectors():
     agree_ml("OneHotEncoder", LABELS, cats_int64s=[-1, 0, 2])
     agree_ml("OneHotEncoder", X, cats_int64s=[-1, 0, 2])
+    words = np.array([["b", "?"], ["a", "b"]], object)
+    agree_ml("OneHotEncoder", words, cats_strings=["a", "c", "b"])
     agree_ml("FeatureVectorizer", X, X[:, :2], inputdimensions=[3, 2])
     agree_ml("ArrayFeatureExtractor", X, np.array([[2, 0]]))
     agree_ml("ArrayFeatureExtractor", X[1], np.array([2, 0]))
     agree_ml("Binarizer", X, threshold=0.2)
+
+
+def test_ten_thousand_categories_and_features():
+    """Expressions do not grow with them."""
+    categories = np.random.default_rng(3).permutation(30_000)[:10_000]
+    ids = np.arange(0, 30_000, 6007).reshape(1, -1)
+    agree_ml("OneHotEncoder", ids, cats_int64s=categories.tolist())
+    holes = np.where(categories % 3, categories, np.nan).astype(np.float32)[None]
+    agree_ml("Imputer", holes, imputed_value_floats=categories.tolist(),
+             replaced_value_float=float("nan"))  # fmt: skip
+
+    graph = new_graph(x=TensorType(dtypes.i64, ids.shape))
+    made = Builder(graph).op(
+        "OneHotEncoder", *graph.params, domain="ai.onnx.ml", cats_int64s=categories.tolist()
+    )
+    graph.set_results([made])
+    graph.phase = "typed"
+    agree_everywhere(graph, [ids], [(ids[..., None] == categories).astype(np.float32)])
 
 
 # ---------------------------------------------------------------- linear models
