@@ -93,7 +93,7 @@ def test_ten_thousand_categories_and_features():
     ids = np.arange(0, 30_000, 6007).reshape(1, -1)
     agree_ml("OneHotEncoder", ids, cats_int64s=categories.tolist())
     holes = np.where(categories % 3, categories, np.nan).astype(np.float32)[None]
-    agree_ml("Imputer", holes, imputed_value_floats=categories.tolist(),
+    agree_ml("Imputer", holes, imputed_value_floats=[float(c) for c in categories],
              replaced_value_float=float("nan"))  # fmt: skip
 
     graph = new_graph(x=TensorType(dtypes.i64, ids.shape))
