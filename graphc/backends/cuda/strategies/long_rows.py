@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.online_normalizer import find_normalizer
+from graphc.backends.cuda.strategies.one_pass import find_one_pass
 from graphc.backends.cuda.strategies.parts import cut_evenly, in_parts, restricted
 from graphc.backends.cuda.strategies.rows import plan_of
 from graphc.ir.dtypes import i64
@@ -100,16 +100,16 @@ def lower_long_rows(computation: Computation, gpu: Machine, lower: Lower) -> Low
         return "long rows: no long reductions of few rows"
     merged, rows = _in_one_pass(merged, cuts[0])
     exprs = [o.expr for o in merged.outputs]
-    normalizer = find_normalizer(rows.reductions[0], exprs) if len(rows.reductions) == 1 else None
-    if normalizer is not None:
-        rows = RowReductions(rows.indices, [normalizer.largest, normalizer.total])
+    one_pass = find_one_pass(rows.reductions[0], exprs) if len(rows.reductions) == 1 else None
+    if one_pass is not None:
+        rows = RowReductions(rows.indices, [one_pass.first, one_pass.second])
     reductions = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
     is_alone = len(reductions) == len(rows.reductions)
     if is_alone and rows.count == math.prod(extents):
         cut = cut_evenly(merged, rows.reductions[0], rows.parts(gpu))
         if cut.parts < 2:
             return "long rows: no index of the reduction divides into parts"
-        return in_parts(merged, rows.reductions, cut, rows.are_along_memory, normalizer)
+        return in_parts(merged, rows.reductions, cut, rows.are_along_memory, one_pass)
     problem = _is_filling(merged, rows, gpu)
     return problem or _apart(merged, rows, lower)
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from graphc.backends.cuda.strategies.online_normalizer import Normalizer, rescaled
+from graphc.backends.cuda.strategies.one_pass import OnePass
 from graphc.backends.cuda.strategies.operands import stride
 from graphc.backends.cuda.strategies.rows import lower_rows
 from graphc.ir.expr import Call, Expr, Index, Reduce, cast, loads, substitute
@@ -66,19 +66,19 @@ def in_parts(
     holes: Sequence[Reduce],
     cut: Cut,
     are_last: bool,
-    normalizer: Normalizer | None = None,
+    one_pass: OnePass | None = None,
 ) -> Lowered:
     """The kernel that brings together partial results of all reductions of a computation, which
-    have the same axes or are those of a `normalizer`. Parts are the last dimension of these
+    have the same axes or are those of `one_pass`. Parts are the last dimension of these
     results, or else the first."""
     first = whole.outputs[0]
     part = Index("part", cut.parts)
     index = (*first.index, part) if are_last else (part, *first.index)
     extents = tuple(x.count for x in index)
-    if normalizer is None:
+    if one_pass is None:
         partials = [_partial(hole, cut, part) for hole in holes]
     else:
-        partials = _normalizer_partials(normalizer, cut, part)
+        partials = _partials_of(one_pass, cut, part)
     outputs = [
         Output(Buffer(f"parts{n or ''}_of_{first.buffer.name}", x.dtype, extents, "out"), index, x)
         for n, x in enumerate(partials)
@@ -87,11 +87,11 @@ def in_parts(
     preparation = restricted(replace(whole, outputs=tuple(outputs), label=label))
     buffers = [replace(o.buffer, access="in") for o in outputs]
     found = [buffer[index] for buffer in buffers]
-    if normalizer is None:
+    if one_pass is None:
         own = (Reduce(hole.op, x, (part,)) for hole, x in zip(holes, found))
         totals = {hole: _total(hole, cut, total) for hole, total in zip(holes, own)}
     else:
-        totals = _normalizer_totals(normalizer, cut, part, found)
+        totals = _totals_of(one_pass, cut, part, found)
     rest = tuple(replace(o, expr=substitute(o.expr, totals)) for o in whole.outputs)
     final = restricted(replace(whole, inputs=(*whole.inputs, *buffers), outputs=rest))
     lowered = lower_rows(final, "total")
@@ -101,32 +101,39 @@ def in_parts(
     return replace(lowered, prepare=[preparation], temporaries=buffers, flops=flops, inplace=[])
 
 
-def _normalizer_partials(normalizer: Normalizer, cut: Cut, part: Index) -> list[Reduce]:
-    """The largest element of a part, and the sum of exponentials below it."""
-    largest = _partial(normalizer.largest, cut, part, normalizer.largest.body)
-    total = normalizer.total
-    term = substitute(total.term, {normalizer.shift: largest})
-    return [largest, _partial(total, _of(total, normalizer, cut), part, term)]
+def _partials_of(one_pass: OnePass, cut: Cut, part: Index) -> list[Reduce]:
+    """Both results of a part, the second relative to the first."""
+    first, second = one_pass.first, one_pass.second
+    own = _partial(first, cut, part, first.body)
+    shift = one_pass.shifted_by(own, _elements(first, cut))
+    term = substitute(second.term, {one_pass.shift: shift})
+    return [own, _partial(second, _of_second(one_pass, cut), part, term)]
 
 
-def _of(reduction: Reduce, normalizer: Normalizer, cut: Cut) -> Cut:
-    """The same cut of the axes of another reduction."""
-    return replace(cut, axis=reduction.axes[normalizer.largest.axes.index(cut.axis)])
+def _elements(reduction: Reduce, cut: Cut) -> int:
+    """Those of a part."""
+    return math.prod(cut.length if a is cut.axis else a.count for a in reduction.axes)
 
 
-def _normalizer_totals(
-    normalizer: Normalizer, cut: Cut, part: Index, found: Sequence[Expr]
+def _of_second(one_pass: OnePass, cut: Cut) -> Cut:
+    """The same cut of the axes of the second reduction."""
+    return replace(cut, axis=one_pass.second.axes[one_pass.first.axes.index(cut.axis)])
+
+
+def _totals_of(
+    one_pass: OnePass, cut: Cut, part: Index, found: Sequence[Expr]
 ) -> dict[Reduce, Expr]:
     """The same of all parts."""
-    largest, total = normalizer.largest, normalizer.total
+    first, second, elements = one_pass.first, one_pass.second, _elements(one_pass.first, cut)
     other = Index("other_part", cut.parts)
     each = substitute(found[0], {part: other})
-    most = _total(largest, cut, Reduce("max", each, (other,)))
-    own, whole = cast(found[0], total.dtype.compute), cast(most, total.dtype.compute)
-    sum_ = Reduce("sum", rescaled(found[1], own, whole), (part,))
-    below = Reduce(total.op, substitute(total.body, {normalizer.shift: most}), total.axes)
-    all_ = _total(below, _of(total, normalizer, cut), sum_)
-    return {total: normalizer.finished(whole, all_), largest: most}
+    result = _total(first, cut, Reduce(first.op, each, (other,)))
+    own, whole = (cast(x, second.dtype.compute) for x in (found[0], result))
+    sum_ = Reduce("sum", one_pass.moved(found[1], own, whole, elements), (part,))
+    shift = one_pass.shifted_by(result, one_pass.elements)
+    left = Reduce(second.op, substitute(second.body, {one_pass.shift: shift}), second.axes)
+    all_ = _total(left, _of_second(one_pass, cut), sum_)
+    return {second: one_pass.finished(whole, all_), first: result}
 
 
 def restricted(computation: Computation) -> Computation:

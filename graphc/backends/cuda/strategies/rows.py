@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from graphc.backends.cuda.machines import WARP
-from graphc.backends.cuda.strategies.online_normalizer import (
+from graphc.backends.cuda.strategies.one_pass import (
     Normalizer,
-    find_normalizer,
+    OnePass,
+    find_one_pass,
     rescaled,
 )
 from graphc.backends.cuda.strategies.row_plans import BLOCK, Rows, outermost, plan_rows
@@ -37,7 +38,7 @@ from graphc.backends.cuda.strategies.sweeps import (
     placed,
 )
 from graphc.backends.cuda.strategies.vectors import each_neighbour, store_points
-from graphc.ir.dtypes import DType, boolean, i64
+from graphc.ir.dtypes import DType, boolean, f32, i64
 from graphc.ir.expr import (
     Const,
     Expr,
@@ -199,21 +200,26 @@ class RowNest(Nest):
         if bound != self.row_bound:
             return super().resolve_group(ready, exprs, bound, per_lane)
         self.unresolved = exprs
-        found = find_normalizer(ready[0], exprs)
+        found = find_one_pass(ready[0], exprs)
         if found is None or not self._is_long(ready[0]):
             return super().resolve_group(ready, exprs, bound, per_lane)
-        largest, total = self._normalizer(found)
-        return [substitute(e, {found.total: total, found.largest: largest}) for e in exprs]
+        if isinstance(found, Normalizer):
+            results = self._normalizer(found)
+        else:
+            results = self._moments(found)
+        known: dict[Expr, Expr] = dict(zip((found.first, found.second), results))
+        return [substitute(e, known) for e in exprs]
 
     def _is_long(self, reduction: Reduce) -> bool:
-        """Whether every pass over what is reduced reads it again."""
+        """Whether every pass over what is reduced reads it again, several steps at a time."""
         assert self.plan is not None
         is_shared = self.plan.are_columns or self.plan.threads > 1
-        return is_shared and not self._over(reduction.axes).is_held
+        sweep = self._over(reduction.axes)
+        return is_shared and not sweep.is_held and sweep.steps > sweep.together
 
-    def _normalizer(self, normalizer: Normalizer) -> tuple[Expr, Expr]:
+    def _normalizer(self, normalizer: Normalizer) -> list[Expr]:
         """A largest element and the sum of exponentials below it, in one pass."""
-        largest, total = normalizer.largest, normalizer.total
+        largest, total = normalizer.first, normalizer.second
         sweep = self._over(largest.axes)
         place = self._place(sweep)
         most, found = self._total(largest, sweep), self._total(total, sweep)
@@ -233,10 +239,43 @@ class RowNest(Nest):
         whole = self._across(largest, self._copy(most, sweep), sweep)
         self._rescale(sweep, found, most, whole)
         found = self._across(total, found, sweep)
-        sum_ = normalizer.finished(whole[place], found[place])
-        results = [cast(whole[place], largest.dtype), cast(sum_, total.dtype)]
-        first, second = results if place else [self.k.let(x) for x in results]
-        return first, second
+        return self._results(normalizer, whole, found, sweep)
+
+    def _moments(self, moments: OnePass) -> list[Expr]:
+        """A sum, and the sum of squares about the mean, in one pass: both about the mean of what
+        a thread reads first."""
+        first, second, sweep = moments.first, moments.second, self._over(moments.first.axes)
+        place, together = self._place(sweep), sweep.together * sweep.per_step
+        centre, total, squares = (self._total(first, sweep) for _ in range(3))
+        with self.sweeper.chunks(sweep, placed([first.term], first.axes)) as (chunk, each):
+            bound = self.row_bound | sweep.loops | {chunk}
+            with self.k.when(chunk.eq(0)), each() as x, each_neighbour(self.k, sweep.neighbour):
+                (value,) = self.resolve(x, bound, False)
+                self.k.store(centre, place, centre[place] + simplify(value) * (1 / together))
+            with each() as x, each_neighbour(self.k, sweep.neighbour):
+                (value,) = self.resolve(x, bound, False)
+                apart = self.k.let(simplify(value) - centre[place])
+                self.k.store(total, place, total[place] + apart)
+                self.k.store(squares, place, squares[place] + apart * apart)
+        count = cast(sweep.steps_of_lane * sweep.per_step, f32)
+        whole = self._copy(total, sweep)
+        with each_neighbour(self.k, sweep.neighbour if place else ZERO):
+            self.k.store(whole, place, whole[place] + centre[place] * count)
+        whole = self._across(first, whole, sweep)
+        with each_neighbour(self.k, sweep.neighbour if place else ZERO):
+            apart = self.k.let(centre[place] - moments.shifted_by(whole[place], moments.elements))
+            more = apart * (total[place] * 2 + apart * count)
+            self.k.store(squares, place, squares[place] + more)
+        return self._results(moments, whole, self._across(second, squares, sweep), sweep)
+
+    def _results(
+        self, one_pass: OnePass, first: Buffer, second: Buffer, sweep: Sweep
+    ) -> list[Expr]:
+        """Two reductions of rows, by names where a thread has one row."""
+        place = self._place(sweep)
+        finished = one_pass.finished(first[place], second[place])
+        results = [cast(first[place], one_pass.first.dtype), cast(finished, one_pass.second.dtype)]
+        return results if place else [self.k.let(x) for x in results]
 
     def _copy(self, source: Buffer, sweep: Sweep) -> Buffer:
         """The results of rows in variables of their own."""

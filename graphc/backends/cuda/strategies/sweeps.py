@@ -85,6 +85,20 @@ class Sweep:
         """The element."""
         return simplify(self.first(chunk) + self.neighbour)
 
+    @property
+    def per_step(self) -> int:
+        """Elements of a row that a thread takes in a step."""
+        return self.vector
+
+    @property
+    def steps_of_lane(self) -> Expr:
+        """The steps in which a thread has elements, from the first on."""
+        each = self.threads * self.per_step
+        if self.start is ZERO and self.extent % each == 0:
+            return Const(self.steps, i64)
+        left = self.extent - self.start - self.lane * self.per_step
+        return simplify((left + each - 1) // each)
+
     def cell(self, neighbour: Expr) -> Expr:
         """Which of a thread's registers has an element."""
         return simplify(self.step * self.vector + neighbour)
@@ -101,6 +115,11 @@ class Columns(Sweep):
     def at(self, chunk: Expr) -> Expr:
         """The element."""
         return self.first(chunk)
+
+    @property
+    def per_step(self) -> int:
+        """Elements of a row that a thread takes in a step."""
+        return 1
 
 
 def over(extent: int, threads: int, vector: int, lane: Expr) -> Sweep:
