@@ -110,6 +110,7 @@ def test_an_array_of_a_gpu_for_a_cpu():
         ({"shapes": {"image": 4}}, "a tuple of integers, found 4"),
         ({"dims": {"N": "4"}}, "an integer or a pair, found '4'"),
         ({"dims": {"N": (8, 1)}}, "nothing is within 8..1"),
+        ({"dims": {"N": 1 << 64}}, "'N' is from 0 to 2\\^46, found 18446744073709551616"),
         ({"threads": 0}, "positive"),
         ({"nonsense": 1}, "no option 'nonsense'"),
         ({"passes": "nonsense"}, "no pass or rule"),

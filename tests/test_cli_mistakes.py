@@ -40,7 +40,9 @@ def external(location: str) -> onnx.ModelProto:
         ["compile", DIGITS, "--threads", "0"],
         ["compile", DIGITS, "--set", "image"],
         ["compile", DIGITS, "--stop-after", "never"],
+        ["compile", DIGITS, "-o", ""],
         ["verify", DIGITS, "--rtol", "-1"],
+        ["run", DIGITS, "--seed", "-1"],
         ["opt", DIGITS],
     ],
 )
@@ -56,6 +58,7 @@ def test_options_that_cannot_be_read(capsys, argv):
         (["compile", "--shape", "image=8,8"], "rank 4"),
         (["compile", "--dim", "M=4"], "no dimension 'M'"),
         (["compile", "--dim", "M=1..4"], "no dimension 'M'"),
+        (["compile", "--dim", "N=99999999999999999999"], "from 0 to 2^46"),
         (["compile", "--set", "sr=16000"], "no such input"),
         (["compile", "--set", "image=@missing.npy"], "missing.npy"),
         (["compile", "--set", "image=word"], "cannot be"),

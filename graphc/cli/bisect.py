@@ -57,9 +57,11 @@ def run(args: argparse.Namespace) -> int:
     feeds = model.feeds(args.seed)
     graph = model.pinned()
 
+    as_it_is = driver.settings(args.threads, {**gpu_options(args), "passes": ""})
+    compile_static = driver.compiler(args.target, as_it_is)
+
     def execute(rewritten: Graph, inputs: Sequence[Any]) -> list[Any]:
-        as_it_is = driver.settings(args.threads, {**gpu_options(args), "passes": ""})
-        return driver.compiler(args.target, as_it_is)(rewritten)(inputs)
+        return compile_static(rewritten)(inputs)
 
     with progress(f"bisecting the rewrites of {model.path.name}"):
         inputs = [feeds[p.name] for p in graph.params]

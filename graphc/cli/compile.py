@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from graphc.cli.cuda import write_folder
 from graphc.cli.firmware import add_bundle, check_unused, write_sources
-from graphc.cli.options import add_model, add_passes, add_target, command, examples, gpu_options
+from graphc.cli.options import (
+    add_model,
+    add_passes,
+    add_target,
+    command,
+    examples,
+    filename,
+    gpu_options,
+)
 from graphc.cli.resume import PHASES as RESUMABLE
 from graphc.errors import ModelError, UnsupportedError
 
@@ -64,7 +72,9 @@ def add(commands: Any) -> None:
     parser = command(commands, "compile", run, SUMMARY, EPILOG)
     add_model(parser)
     add_target(parser)
-    parser.add_argument("-o", "--output", metavar="OUT", help="where the result goes")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", type=filename, help="where the result goes"
+    )
     parser.add_argument("--emit", choices=FORMS, help="the form to print or write")
     parser.add_argument("--stop-after", choices=PHASES, metavar="PHASE",
                         help=f"print what there is after a phase: {', '.join(PHASES)}")  # fmt: skip
@@ -74,7 +84,9 @@ def add(commands: Any) -> None:
                         "written by hand or goes back to an earlier phase")  # fmt: skip
     add_bundle(parser)
     add_passes(parser)
-    parser.add_argument("--dump-to", metavar="DIR", help="write the graph after every pass")
+    parser.add_argument(
+        "--dump-to", metavar="DIR", type=filename, help="write the graph after every pass"
+    )
     parser.add_argument(
         "--explain", metavar="RULE", action="append", default=[],
         help="tell where a rewrite rule fired, and where it did not and why; repeatable",

@@ -11,7 +11,9 @@ from graphc.cli.options import (
     add_target,
     command,
     examples,
+    filename,
     gpu_options,
+    natural,
     positive,
     target_options,
 )
@@ -55,12 +57,12 @@ def add(commands: Any) -> None:
                         help=f"every node and every step, not just the {TOP} longest")  # fmt: skip
     parser.add_argument("--machine", metavar="GFLOPS,GB/S[,CACHE]",
                         help="peak and bandwidths (default: this machine's, measured)")  # fmt: skip
-    parser.add_argument("--svg", metavar="OUT.svg",
+    parser.add_argument("--svg", metavar="OUT.svg", type=filename,
                         help="draw the arena over time: steps, offsets, tensors")  # fmt: skip
     parser.add_argument("--accesses", metavar="BLOCKS", type=positive, nargs="?", const=4,
                         help="what the memory accesses of a GPU's kernels cost, from so many "
                         "blocks of each (default: 4)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0,
+    parser.add_argument("--seed", type=natural, default=0,
                         help="of the inputs, where shapes depend on them (default: 0)")  # fmt: skip
 
 

@@ -7,7 +7,15 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.options import add_feeds, add_model, add_passes, add_tolerance, command, examples
+from graphc.cli.options import (
+    add_feeds,
+    add_model,
+    add_passes,
+    add_tolerance,
+    command,
+    examples,
+    filename,
+)
 from graphc.errors import ModelError
 
 if TYPE_CHECKING:
@@ -38,7 +46,7 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = command(commands, "opt", run, SUMMARY, EPILOG)
     add_model(parser)
-    parser.add_argument("-o", "--output", metavar="OUT.onnx", required=True,
+    parser.add_argument("-o", "--output", metavar="OUT.onnx", type=filename, required=True,
                         help="where the model goes")  # fmt: skip
     add_passes(parser)
     parser.add_argument("--verify", action="store_true", help="compare the two in ONNX Runtime")

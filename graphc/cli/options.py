@@ -103,7 +103,7 @@ def add_feeds(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", metavar="NAME=FILE.npy", action="append", default=[],
                         help="contents of an input; or FILE.npz for all of them; inputs that are "
                         "not given are random; repeatable")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
+    parser.add_argument("--seed", type=natural, default=0, help="of random inputs (default: 0)")
 
 
 def add_tolerance(parser: argparse.ArgumentParser, narrow: bool = False) -> None:
@@ -138,6 +138,13 @@ def pair(text: str) -> tuple[str, str]:
     if not found or not name:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text!r}")
     return name, rest
+
+
+def filename(text: str) -> str:
+    """The name of a file or folder to write."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected the name of a file, found ''")
+    return text
 
 
 def positive(text: str) -> int:

@@ -13,6 +13,7 @@ from graphc.cli.options import (
     add_target,
     command,
     examples,
+    filename,
     target_options,
 )
 from graphc.errors import ModelError
@@ -37,7 +38,9 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_target(parser, INTERPRETER)
     add_feeds(parser)
-    parser.add_argument("-o", "--output", metavar="OUT.npz", help="where the outputs go")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT.npz", type=filename, help="where the outputs go"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from graphc.ir import dtypes, opdef
 from graphc.ir.expr import Const, Expr, Sym, substitute
 from graphc.ir.graph import Graph, Op, Value, clone_graph, constant_op
 from graphc.ir.simplify import simplify
-from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
+from graphc.ir.types import MAX_ELEMENTS, OptionalType, SequenceType, TensorType, Type
 from graphc.passes.context import Context
 from graphc.passes.dce import remove_dead
 from graphc.passes.fold import FoldPolicy
@@ -127,6 +127,8 @@ def _check_pins(shapes: Shapes, dims: Mapping[str, Any]) -> None:
             raise ModelError(f"dimension {name!r} is an integer or a pair, found {extent!r}")
         if pair[0] > pair[1]:
             raise ModelError(f"dimension {name!r}: nothing is within {pair[0]}..{pair[1]}")
+        if pair[0] < 0 or pair[1] > MAX_ELEMENTS:
+            raise ModelError(f"dimension {name!r} is from 0 to 2^46, found {extent}")
 
 
 def _bound(graph: Graph, name: str, lo: int, hi: int) -> None:
