@@ -132,13 +132,7 @@ def attention(
         do_rotary=do_rotary, past_present_share_buffer=past_present_share_buffer,
         past_sequence_length=past_sequence_length,
     )  # fmt: skip
-    joint = b.MatMul(x, weights)
-    joint = joint if bias is None else b.Add(joint, bias)
-    width = joint.tensor.static_shape[-1]
-    sizes = qkv_hidden_sizes or (width // 3,) * 3
-    if len(sizes) != 3 or sum(sizes) != width:
-        raise ModelError(f"the weights have {width} columns, not those of {list(sizes)}")
-    parts = b.Split(joint, np.array(sizes), axis=-1, outputs=3)
+    parts = _projected(b, x, weights, bias, qkv_hidden_sizes)
     q, k, v = (split_heads(b, part, num_heads) for part in parts)
     length = 0
     if past is not None:
@@ -154,6 +148,21 @@ def attention(
         return result
     first = np.array([0])
     return result, b.Concat(b.Unsqueeze(k, first), b.Unsqueeze(v, first), axis=0)
+
+
+def _projected(
+    b: Builder, x: Value, weights: Value, bias: Value | None, sizes: Sequence[int] | None
+) -> list[Value]:
+    """Queries, keys and values: a product each, which targets may make one of again."""
+    width = weights.tensor.static_shape[-1]
+    sizes = sizes or (width // 3,) * 3
+    if len(sizes) != 3 or sum(sizes) != width:
+        raise ModelError(f"the weights have {width} columns, not those of {list(sizes)}")
+    columns = b.Split(weights, np.array(sizes), axis=-1, outputs=3)
+    products = [b.MatMul(x, part) for part in columns]
+    if bias is None:
+        return products
+    return list(map(b.Add, products, b.Split(bias, np.array(sizes), axis=0, outputs=3)))
 
 
 # ---------------------------------------------------------------- MultiHeadAttention
