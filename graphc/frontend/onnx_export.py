@@ -2,9 +2,10 @@
 
 Every value gets a name that is unique in the whole model, its own where it is free: ONNX does not
 let sub-graphs reuse names from outside. Captures turn back into references to outer names, fused
-regions into their ops, copies to another layout into nothing (ONNX has none). The model is stamped
-with the lowest opset that gives every node its present meaning (`opsets`), so that runtimes
-which lag behind can read it, and goes through onnx.checker before it is returned.
+regions into their ops, copies to another layout into nothing (ONNX has none). Operators of ONNX
+Runtime that are no graphs of ONNX's own stay nodes of its domain. The model is stamped with the
+lowest opset that gives every node its present meaning (`opsets`), so that runtimes which lag behind
+can read it, and goes through onnx.checker before it is returned.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from graphc.frontend.proto import attribute_proto, tensor_proto, type_proto
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import expand
+from graphc.ir.ops.helpers import RUNTIME
 from graphc.ir.types import TensorType, Type
 
 EXTERNAL = 3 << 29  # bytes of constants above which they go to a file beside the model
@@ -140,6 +142,8 @@ class _Exporter:
             self._known(op, proto, arrays)
         elif op.defn.form == "composite":
             self._expand(op, proto, arrays)
+        elif op.defn.domain == RUNTIME:
+            self._node(op, proto, arrays)
         else:
             raise UnsupportedError(f"{op.where()}: {op.defn.full_name} has no counterpart in ONNX")
 

@@ -46,23 +46,24 @@ def stamp(domain: str, nodes: Iterable[NodeProto]) -> int:
 
 
 def attribute_kinds(op: Op) -> dict[str, int]:
-    """The kinds of the attributes that ONNX knows of an op."""
+    """The kinds of the attributes that ONNX knows of an op; none if it does not know the op."""
     found = schema(op)
-    assert found is not None
+    if found is None:
+        return {}
     return {name: int(a.type) for name, a in found.attributes.items()}  # type: ignore[call-overload]
 
 
 def optional_outputs(op: Op) -> set[int]:
     """The numbers of the outputs that a node may leave out."""
     found: Any = schema(op)
-    kinds = [output.option.name for output in found.outputs]
+    kinds = [output.option.name for output in found.outputs] if found else []
     return {n for n, kind in enumerate(kinds) if kind == "Optional"}
 
 
 def body_defaults(op: Op) -> dict[str, Any]:
     """Defaults to write out: ONNX looks into a fixed function body without filling them in."""
     found: Any = schema(op)
-    return defaults(found) if found.has_function else {}
+    return defaults(found) if found and found.has_function else {}
 
 
 def lowest(nodes: Iterable[NodeProto]) -> int:

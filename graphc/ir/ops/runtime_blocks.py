@@ -1,0 +1,175 @@
+"""ONNX Runtime's operators on weights quantised in blocks of rows, several to a byte.
+
+A weight is (code - zero point) * scale, with a scale and a zero point for every `block_size`
+weights of a row. Codes of less than 8 bits share bytes, the first in the lowest bits. Codes are
+unpacked where they are read: in memory they stay packed. Reference: docs/ContribOperators.md of
+ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir import dtypes
+from graphc.ir.expr import Const, Expr, as_expr, reduce, select
+from graphc.ir.opdef import Any_, Float, Int, Operand, axes, op
+from graphc.ir.ops.helpers import RUNTIME, inside, normal_axis, replaced
+
+WIDTHS = (2, 4, 8)  # bits of a code
+
+
+def _check_bits(bits: int, block_size: int) -> int:
+    """Codes per byte."""
+    if bits not in WIDTHS:
+        raise UnsupportedError(f"weights of {bits} bits are none of {WIDTHS}")
+    if block_size < 16 or block_size & (block_size - 1):
+        raise ModelError(f"block_size must be a power of two from 16 on, found {block_size}")
+    return 8 // bits
+
+
+def _code(byte: Expr, place, bits: int) -> Expr:
+    """The code at a place (an index) in a byte, as an i32."""
+    if bits == 8:
+        return byte.cast(dtypes.i32)
+    shift = as_expr(place, dtypes.i64).cast(dtypes.i32) * bits
+    return (byte.cast(dtypes.i32) >> shift) & ((1 << bits) - 1)
+
+
+def _weight(code: Expr, zero: Expr, scale: Expr) -> Expr:
+    """(code - zero) * scale, in the type of the scale."""
+    wide = scale.dtype.compute
+    value = (code - zero).cast(wide) if zero.dtype is dtypes.i32 else code.cast(wide) - zero
+    return (value * scale.cast(wide)).cast(scale.dtype)
+
+
+# ---------------------------------------------------------------- MatMulNBits
+
+
+def _product_shape(
+    x, codes, scales, zero_points=None, g_idx=None, bias=None, *, K, N, bits, block_size,  # noqa: N803
+    weight_prepacked,
+):  # fmt: skip
+    per_byte = _check_bits(bits, block_size)
+    if g_idx is not None or weight_prepacked:
+        raise UnsupportedError("g_idx and weights that are packed for a GPU are not supported")
+    if not x.rank or x.shape[-1] != K:
+        raise ModelError(f"takes rows of K = {K} elements, found {x.type}")
+    blocks = -(-K // block_size)
+    given = [("B", codes, N * blocks * (block_size // per_byte)), ("scales", scales, N * blocks)]
+    if zero_points is not None:
+        packed = zero_points.dtype is dtypes.u8
+        given.append(
+            ("zero_points", zero_points, N * (-(-blocks // per_byte) if packed else blocks))
+        )
+    if bias is not None:
+        given.append(("bias", bias, N))
+    for name, operand, size in given:
+        if operand.size != size:
+            raise ModelError(f"{name} must hold {size} elements, found {operand.type}")
+    return (*x.shape[:-1], N)
+
+
+@op("MatMulNBits", domain=RUNTIME, infer=_product_shape)
+def matmul_nbits(
+    i, x: Float, codes: Int, scales: Float, zero_points: Any_ | None = None,
+    g_idx: Int | None = None, bias: Float | None = None, *, K, N, block_size, accuracy_level=0,  # noqa: N803
+    bits=4, weight_prepacked=0,
+):  # fmt: skip
+    """x W' + bias, W (N, K) in blocks of `block_size` along K.
+
+    Zero points are packed as the codes of a row are, or floats; without them 2^(bits - 1) is one.
+    `accuracy_level` lets others round x to 8 bits; here it never is.
+    """
+    per_byte, blocks = 8 // bits, -(-K // block_size)
+    block, byte, place = axes(blocks, block_size // per_byte, per_byte)
+    row, column = i[:-1], i[-1]
+    k = block * block_size + byte * per_byte + place
+    factor = x[(*row, k)] if blocks * block_size == K else select(k < K, x[(*row, k)], 0)
+    code = _code(
+        codes.flat((column * blocks + block) * (block_size // per_byte) + byte), place, bits
+    )
+    at = column * blocks + block
+    zero = _zero_point(zero_points, column, block, blocks, bits)
+    weight = _weight(code, zero, scales.flat(at))
+    total = reduce("sum", factor * weight.cast(x.dtype), (block, byte, place))
+    return total if bias is None else total + bias[(column,)]
+
+
+def _zero_point(zero_points: Operand | None, column, block, blocks: int, bits: int) -> Expr:
+    """The zero point of a block of a column."""
+    if zero_points is None:
+        return Const(1 << (bits - 1), dtypes.i32)
+    if zero_points.dtype is not dtypes.u8:
+        return zero_points.flat(column * blocks + block).cast(zero_points.dtype.compute)
+    per_byte = 8 // bits
+    byte = zero_points.flat(column * -(-blocks // per_byte) + block // per_byte)
+    return _code(byte, block % per_byte, bits)
+
+
+# ---------------------------------------------------------------- GatherBlockQuantized
+
+
+class _Blocks:
+    """How a quantised table lies: its logical shape, and which scale belongs to an element."""
+
+    def __init__(self, codes, scales, bits: int, block_size: int, quantize_axis: int):
+        self.codes, self.scales, self.bits, self.block_size = codes, scales, bits, block_size
+        packed = codes.dtype is dtypes.u8
+        self.per_byte = _check_bits(bits, block_size) if packed else 1
+        self.axis = normal_axis(quantize_axis, codes.rank, "quantize_axis")
+        self.shape = (*codes.shape[:-1], codes.shape[-1] * self.per_byte)
+        blocks = -(-self.shape[self.axis] // block_size)
+        expected = replaced(self.shape, self.axis, blocks)
+        if scales.shape != expected:
+            raise ModelError(f"scales must be {list(expected)}, found {scales.type}")
+
+    def parameter(self, index: tuple) -> tuple:
+        """The index of the scale of an element."""
+        return replaced(index, self.axis, index[self.axis] // self.block_size)
+
+    def code(self, operand: Operand, index: tuple) -> Expr:
+        """The code, or the zero point, at a logical index of an operand that is packed alike."""
+        if self.per_byte == 1:
+            return operand[index].cast(dtypes.i32)
+        byte = operand[(*index[:-1], index[-1] // self.per_byte)]
+        return _code(byte, index[-1] % self.per_byte, self.bits)
+
+    def zero_point(self, zero_points: Operand | None, index: tuple) -> Expr:
+        if zero_points is not None:
+            return self.code(zero_points, self.parameter(index))
+        middle = 1 << (self.bits - 1) if self.codes.dtype is dtypes.u8 else 0
+        return Const(middle, dtypes.i32)
+
+
+def _gathered_shape(
+    codes, indices, scales, zero_points=None, *, bits, block_size, gather_axis, quantize_axis
+):
+    if not codes.dtype.is_integer:
+        raise UnsupportedError(f"tables of {codes.dtype} are not supported")
+    shape = _Blocks(codes, scales, bits, block_size, quantize_axis).shape
+    axis = normal_axis(gather_axis, codes.rank, "gather_axis")
+    if axis == len(shape) - 1 and shape != codes.shape:
+        raise ModelError("the axis along which codes share bytes cannot be gathered from")
+    return (*shape[:axis], *indices.shape, *shape[axis + 1 :])
+
+
+@op("GatherBlockQuantized", domain=RUNTIME, infer=_gathered_shape)
+def gather_block_quantized(
+    i, codes: Any_, indices: Int, scales: Float, zero_points: Int | None = None, *, bits=4,
+    block_size=128, gather_axis=0, quantize_axis=1,
+):  # fmt: skip
+    """Gather from a table quantised in blocks along `quantize_axis`.
+
+    Indices that are out of range give zeros. Codes of type u8 have `bits` bits each, packed along
+    the last axis; those of other types are elements of their own.
+    """
+    blocks = _Blocks(codes, scales, bits, block_size, quantize_axis)
+    axis = normal_axis(gather_axis, codes.rank)
+    end, extent = axis + indices.rank, blocks.shape[axis]
+    index = indices[i[axis:end]].cast(dtypes.i64)
+    position = select(index < 0, index + extent, index)
+    within = inside(position, extent)
+    at = (*i[:axis], select(within, position, 0), *i[end:])
+    weight = _weight(
+        blocks.code(codes, at), blocks.zero_point(zero_points, at), scales[blocks.parameter(at)]
+    )
+    return select(within, weight, 0)
