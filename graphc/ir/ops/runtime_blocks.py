@@ -83,7 +83,9 @@ def matmul_nbits(
     block, byte, place = axes(blocks, block_size // per_byte, per_byte)
     row, column = i[:-1], i[-1]
     k = block * block_size + byte * per_byte + place
-    factor = x[(*row, k)] if blocks * block_size == K else select(k < K, x[(*row, k)], 0)
+    factor: Expr = x[row + (k,)]
+    if blocks * block_size != K:
+        factor = select(k < K, factor, 0)
     code = _code(
         codes.flat((column * blocks + block) * (block_size // per_byte) + byte), place, bits
     )
@@ -130,7 +132,7 @@ class _Blocks:
         """The code, or the zero point, at a logical index of an operand that is packed alike."""
         if self.per_byte == 1:
             return operand[index].cast(dtypes.i32)
-        byte = operand[(*index[:-1], index[-1] // self.per_byte)]
+        byte = operand[index[:-1] + (index[-1] // self.per_byte,)]
         return _code(byte, index[-1] % self.per_byte, self.bits)
 
     def zero_point(self, zero_points: Operand | None, index: tuple) -> Expr:
@@ -165,7 +167,7 @@ def gather_block_quantized(
     blocks = _Blocks(codes, scales, bits, block_size, quantize_axis)
     axis = normal_axis(gather_axis, codes.rank)
     end, extent = axis + indices.rank, blocks.shape[axis]
-    index = indices[i[axis:end]].cast(dtypes.i64)
+    index = indices[tuple(i[axis:end])].cast(dtypes.i64)
     position = select(index < 0, index + extent, index)
     within = inside(position, extent)
     at = (*i[:axis], select(within, position, 0), *i[end:])
