@@ -7,6 +7,7 @@ import pytest
 
 from graphc.analysis import report
 from graphc.analysis.cost import Cost, expr_flops, kernel_flops, op_cost
+from graphc.analysis.gpus import gpu_machine
 from graphc.analysis.memory import arena_use, picture
 from graphc.analysis.roofline import Machine, measure_machine, parse_machine
 from graphc.analysis.text import duration, nbytes, quantity, table
@@ -102,6 +103,22 @@ def test_machines_in_text():
     for text in ("", "1", "1,2,3,4", "0,1", "-1,1", "nan,1", "inf,1", "fast,1"):
         with pytest.raises(ModelError):
             parse_machine(text)
+
+
+def test_machines_of_gpus():
+    """Peaks of data sheets: A100 19.5 and 312 TFLOP/s (f16), H100 989."""
+    old, new = gpu_machine(), gpu_machine("sm_90a,sm_80")
+    assert old.name == "NVIDIA A100 (sm_80)" and old.flops == pytest.approx(19.5e12, rel=0.01)
+    assert old.using(["commit_copies", "mma_f16"]).flops == pytest.approx(312e12, rel=0.01)
+    assert old.using(["mma_s8"]).flops == pytest.approx(624e12, rel=0.01)
+    assert old.using(["commit_copies"]) == old
+    assert new.using(["wgmma_f16_n256"]) == new  # not on the second
+    new = gpu_machine("sm_90a")
+    assert new.using(["wgmma_f16_n256"]).flops == pytest.approx(989e12, rel=0.01)
+    assert new.using(["wgmma_tf32_held_n64"]).flops == pytest.approx(495e12, rel=0.01)
+    cost = Cost(10**12, 40 << 20)
+    assert old.bound(Cost(1, 40 << 20)) == "cache" and old.bound(Cost(1, 1 << 30)) == "memory"
+    assert old.using(["mma_f16"]).seconds(cost) < old.seconds(cost) / 10
 
 
 def test_this_machine():

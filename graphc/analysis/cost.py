@@ -16,7 +16,7 @@ from graphc.ir.expr import Call, Expr, Load, Reduce
 from graphc.ir.graph import Op, Region
 from graphc.ir.imperative import imperative_kernel
 from graphc.ir.infer import expand, op_body
-from graphc.ir.kernel import Body, For, If, Kernel, Let, Store, While
+from graphc.ir.kernel import Body, For, If, Intrin, Kernel, Let, Store, While, walk_stmts
 from graphc.ir.types import TensorType
 from graphc.passes.structure import has_body
 
@@ -124,6 +124,11 @@ def _body_flops(body: Body) -> int:
         elif isinstance(stmt, While):
             total += _body_flops(stmt.body)
     return total
+
+
+def instructions(kernel: Kernel) -> set[str]:
+    """The names of the instructions that a kernel uses."""
+    return {stmt.name for stmt in walk_stmts(kernel.body) if isinstance(stmt, Intrin)}
 
 
 # ---------------------------------------------------------------- bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphc.analysis.cost import Cost, kernel_flops, op_cost
+from graphc.analysis.cost import Cost, instructions, kernel_flops, op_cost
 from graphc.analysis.memory import ArenaUse, arena_use, picture
 from graphc.analysis.roofline import Machine
 from graphc.analysis.text import duration, nbytes, quantity, table
@@ -31,11 +31,12 @@ class StepCost:
 def step_costs(program: Program, machine: Machine) -> list[StepCost]:
     """The steps of a program, in order."""
     flops = {name: kernel_flops(kernel) for name, kernel in program.kernels.items()}
+    machines = {n: machine.using(instructions(kernel)) for n, kernel in program.kernels.items()}
     found = []
     for step in program.steps:
         cost = Cost(step.flops or flops[step.kernel], step.nbytes)
-        name = layers(step.loc) or step.kernel
-        found.append(StepCost(name, step.kernel, cost, machine.bound(cost), machine.seconds(cost)))
+        name, own = layers(step.loc) or step.kernel, machines[step.kernel]
+        found.append(StepCost(name, step.kernel, cost, own.bound(cost), own.seconds(cost)))
     return found
 
 
@@ -126,12 +127,21 @@ def _by_bound(costs: list[StepCost], total: float) -> str:
     return f"{len(costs)} steps take at least {duration(total)}: {', '.join(parts)}"
 
 
-def machine_text(machine: Machine) -> str:
-    """The numbers of a machine."""
+def machine_text(machine: Machine, programs: Sequence[Program] = ()) -> str:
+    """The name and the numbers of a machine, with the peak of what some programs use of its
+    special instructions."""
+    kernels = [kernel for program in programs for kernel in program.kernels.values()]
+    peak = max((machine.using(instructions(kernel)).flops for kernel in kernels), default=0.0)
+    special = f", by special instructions {_rate(peak)}" if peak > machine.flops else ""
     return (
-        f"{machine.flops / 1e9:.4g} GFLOP/s, memory {machine.bandwidth / 1e9:.3g} GB/s, "
-        f"cache {machine.cache_bandwidth / 1e9:.3g} GB/s, {duration(machine.overhead)} a step"
+        f"{machine.name or 'a machine'} with {_rate(machine.flops)}{special}, "
+        f"memory {machine.bandwidth / 1e9:.4g} GB/s, "
+        f"cache {machine.cache_bandwidth / 1e9:.4g} GB/s, {duration(machine.overhead)} a step"
     )
+
+
+def _rate(flops: float) -> str:
+    return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
 
 
 # ---------------------------------------------------------------- memory

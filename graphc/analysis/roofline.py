@@ -1,14 +1,16 @@
 """How long a step takes at the least on a machine: the roofline model.
 
 A step takes its operations at peak speed, or its bytes at full bandwidth, whichever is longer, and
-a fixed time to be started. Steps whose bytes fit into the cache get the cache's bandwidth.
+a fixed time to be started. Steps whose bytes fit into the cache get the cache's bandwidth; those
+that multiply by special instructions, these instructions' peak.
 (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009.)
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from graphc.analysis.cost import Cost
 from graphc.errors import ModelError
@@ -19,12 +21,22 @@ OVERHEAD = 0.5e-6  # seconds to start a step
 
 @dataclass(frozen=True)
 class Machine:
-    """Peak operations/s, bytes/s from memory and from the cache, and seconds to start a step."""
+    """Peak operations/s, bytes/s from memory and from the cache, seconds to start a step, bytes of
+    the cache, and the peak operations/s of instructions that have one of their own. `name` is
+    empty if nothing but these numbers is known."""
 
     flops: float
     bandwidth: float
     cache_bandwidth: float
     overhead: float = OVERHEAD
+    cache: int = CACHE
+    instructions: Mapping[str, float] = field(default_factory=dict)
+    name: str = ""
+
+    def using(self, instructions: Iterable[str]) -> Machine:
+        """The same for steps that use some instructions."""
+        peaks = (self.instructions[name] for name in instructions if name in self.instructions)
+        return replace(self, flops=max(peaks, default=self.flops))
 
     def seconds(self, cost: Cost) -> float:
         """The least time of a step."""
@@ -37,13 +49,13 @@ class Machine:
             return "overhead"
         if compute >= transfer:
             return "compute"
-        return "cache" if cost.nbytes <= CACHE else "memory"
+        return "cache" if cost.nbytes <= self.cache else "memory"
 
     def _compute(self, cost: Cost) -> float:
         return cost.flops / self.flops
 
     def _transfer(self, cost: Cost) -> float:
-        within = cost.nbytes <= CACHE
+        within = cost.nbytes <= self.cache
         return cost.nbytes / (self.cache_bandwidth if within else self.bandwidth)
 
 

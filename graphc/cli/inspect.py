@@ -20,6 +20,7 @@ from graphc.cli.options import (
 from graphc.errors import ModelError
 
 if TYPE_CHECKING:
+    from graphc.analysis.roofline import Machine
     from graphc.cli.models import Model
     from graphc.ir.graph import Graph
     from graphc.ir.program import Program
@@ -29,8 +30,9 @@ Tells what is in a model and where its time goes. Operators with their operation
 operations per byte; the steps the model is compiled to, with the least time each can take on this
 machine by the roofline (operations at peak speed, or bytes at full bandwidth) and what bounds it;
 and the memory plan. Open dimensions count as 1. With --target c the steps are those of a
-microcontroller, and with --target cuda those of a GPU: give its peaks with --machine. --accesses
-then runs some blocks of every kernel in the simulator and tells what their accesses cost: bytes
+microcontroller: give its peaks with --machine. With --target cuda they are those of a GPU of
+--arch, whose peaks (those of matrix cores for kernels that use them) are known; --accesses then
+runs some blocks of every kernel in the simulator and tells what their accesses cost: bytes
 that are moved and not used, how far the accesses of a warp are coalesced (the fewest sectors of
 global memory they need, of those they touch), and bank conflicts (the wavefronts of shared memory
 they need beyond the fewest), with the worst accesses one by one."""
@@ -56,7 +58,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--all", action="store_true",
                         help=f"every node and every step, not just the {TOP} longest")  # fmt: skip
     parser.add_argument("--machine", metavar="GFLOPS,GB/S[,CACHE]",
-                        help="peak and bandwidths (default: this machine's, measured)")  # fmt: skip
+                        help="peak and bandwidths (default: this machine's, measured; a GPU's, "
+                        "as its architecture has them)")  # fmt: skip
     parser.add_argument("--svg", metavar="OUT.svg", type=filename,
                         help="draw the arena over time: steps, offsets, tensors")  # fmt: skip
     parser.add_argument("--accesses", metavar="BLOCKS", type=positive, nargs="?", const=4,
@@ -74,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.accesses and args.target != "cuda":
         raise ModelError(f"--accesses is for --target cuda, found --target {args.target}")
-    machine = roofline.parse_machine(args.machine) if args.machine else None
+    machine = _machine(args)
     model = open_model(args)
     model.close()
     graph, programs = _compiled(model, args)
@@ -88,13 +91,23 @@ def run(args: argparse.Namespace) -> int:
     if args.all:
         print("\n" + report.nodes(graph))
     target = f"c ({args.cpu})" if args.target == "c" else args.target
-    print(f"\ncompiled for {target}; least times of a machine with {report.machine_text(machine)}")
+    text = report.machine_text(machine, programs)
+    print(f"\ncompiled for {target}; least times of {text}")
     for program in programs:
         print("\n" + report.steps(program, machine, None if args.all else TOP))
         print("\n" + report.memory(program))
         if args.accesses:
             print("\n" + _accesses(model, program, args))
     return 0
+
+
+def _machine(args: argparse.Namespace) -> Machine | None:
+    """The machine that is given or, for GPUs, known; None if this one is to be measured."""
+    from graphc.analysis import gpus, roofline
+
+    if args.machine:
+        return roofline.parse_machine(args.machine)
+    return gpus.gpu_machine(args.arch) if args.target == "cuda" else None
 
 
 def _accesses(model: Model, program: Program, args: argparse.Namespace) -> str:

@@ -21,7 +21,9 @@ class Machine:
     instruction of their own; what the blocks on a multiprocessor share: KiB of shared memory, of
     which one block may have `block_kib`, and threads; and what one does in a clock, about, if its
     blocks do it all the time: products of float32, products of 32-bit words on matrix cores, bytes
-    read from the second level of cache, and products of words by warp groups (0: it has none)."""
+    read from the second level of cache, and products of words by warp groups (0: it has none).
+    `gpu` is the one whose `clock` (GHz, boosted), `bandwidth` of memory (GB/s) and second level of
+    cache (MiB) these are, for rooflines."""
 
     arch: str
     multiprocessors: int
@@ -32,6 +34,10 @@ class Machine:
     float_rate: int
     core_rate: int
     cache_rate: int
+    gpu: str
+    clock: float
+    bandwidth: int
+    cache_mib: float
     group_rate: int = 0
 
     @property
@@ -46,6 +52,10 @@ class Machine:
         by_shared = self.kib * KIB // max(shared + kept, 1)
         return min(by_shared, self.threads // threads, REGISTERS // (threads * registers))
 
+    def peak(self, rate: int) -> float:
+        """How many in a second, if a multiprocessor does so many in a clock."""
+        return rate * self.multiprocessors * self.clock * 1e9
+
     def rounds(self, blocks: int) -> int:
         """How many times the GPU is filled, one block to a multiprocessor."""
         return -(-blocks // self.multiprocessors)
@@ -59,15 +69,15 @@ FULL = 1 << 17  # threads that fill a GPU
 SHARED_LIMIT = 227 * KIB  # bytes of shared memory that a block may have on some GPU
 REGISTERS = 1 << 16  # of a multiprocessor
 MACHINES = (
-    Machine("sm_70", 80, (), 96, 96, 2048, 64, 64, 18),
-    Machine("sm_75", 68, TURING, 64, 64, 1024, 64, 256, 16),
-    Machine("sm_80", 108, AMPERE, 164, 163, 2048, 64, 512, 32),
-    Machine("sm_86", 84, AMPERE, 100, 99, 1536, 128, 256, 16),
-    Machine("sm_89", 128, AMPERE, 100, 99, 1536, 128, 256, 16),
-    Machine("sm_90", 132, AMPERE, 228, 227, 2048, 128, 640, 36),
-    Machine("sm_90a", 132, AMPERE, 228, 227, 2048, 128, 640, 36, 1024),
-    Machine("sm_100", 148, AMPERE, 228, 227, 2048, 128, 512, 28),
-    Machine("sm_120", 170, AMPERE, 100, 99, 1536, 128, 256, 16),
+    Machine("sm_70", 80, (), 96, 96, 2048, 64, 64, 18, "V100", 1.53, 900, 6),
+    Machine("sm_75", 68, TURING, 64, 64, 1024, 64, 256, 16, "RTX 2080 Ti", 1.55, 616, 5.5),
+    Machine("sm_80", 108, AMPERE, 164, 163, 2048, 64, 512, 32, "A100", 1.41, 2039, 40),
+    Machine("sm_86", 84, AMPERE, 100, 99, 1536, 128, 256, 16, "RTX A6000", 1.8, 768, 6),
+    Machine("sm_89", 128, AMPERE, 100, 99, 1536, 128, 256, 16, "RTX 4090", 2.52, 1008, 72),
+    Machine("sm_90", 132, AMPERE, 228, 227, 2048, 128, 640, 36, "H100", 1.83, 3350, 50),
+    Machine("sm_90a", 132, AMPERE, 228, 227, 2048, 128, 640, 36, "H100", 1.83, 3350, 50, 1024),
+    Machine("sm_100", 148, AMPERE, 228, 227, 2048, 128, 512, 28, "B200", 1.85, 8000, 126),
+    Machine("sm_120", 170, AMPERE, 100, 99, 1536, 128, 256, 16, "RTX 5090", 2.41, 1792, 96),
 )
 DEFAULT_ARCH = "sm_80"
 DEFAULT_ARCHS = ("sm_80", "sm_90")  # that machine code is made for
