@@ -72,9 +72,10 @@ def model_of(graph: onnx.GraphProto, opset: int, ir_version: int, producer: str)
     )
 
 
-def save(model: onnx.ModelProto, file: str) -> pathlib.Path:
-    """Check the model and write it beside the manifest."""
-    onnx.checker.check_model(model)
+def save(model: onnx.ModelProto, file: str, is_onnx: bool = True) -> pathlib.Path:
+    """Check the model, if all its operators are ONNX's, and write it beside the manifest."""
+    if is_onnx:
+        onnx.checker.check_model(model)
     path = HERE / file
     path.write_bytes(model.SerializeToString(deterministic=True))
     return path
