@@ -3,9 +3,9 @@
 Every value gets a name that is unique in the whole model, its own where it is free: ONNX does not
 let sub-graphs reuse names from outside. Captures turn back into references to outer names, fused
 regions into their ops, copies to another layout into nothing (ONNX has none). Operators of ONNX
-Runtime that are no graphs of ONNX's own stay nodes of its domain. The model is stamped with the
-lowest opset that gives every node its present meaning (`opsets`), so that runtimes which lag behind
-can read it, and goes through onnx.checker before it is returned.
+Runtime's domain stay nodes of that domain, unless a pass has decomposed them. The model is stamped
+with the lowest opset that gives every node its present meaning (`opsets`), so that runtimes which
+lag behind can read it, and goes through onnx.checker before it is returned.
 """
 
 from __future__ import annotations
@@ -140,10 +140,10 @@ class _Exporter:
             self.name_of[op.output] = self.name_of[op.inputs[0]]
         elif opsets.schema(op) is not None:
             self._known(op, proto, arrays)
-        elif op.defn.form == "composite":
-            self._expand(op, proto, arrays)
         elif op.defn.domain == RUNTIME:
             self._node(op, proto, arrays)
+        elif op.defn.form == "composite":
+            self._expand(op, proto, arrays)
         else:
             raise UnsupportedError(f"{op.where()}: {op.defn.full_name} has no counterpart in ONNX")
 

@@ -315,6 +315,13 @@ def _softmax(node: Node) -> None:
     node.finish.append(restore)
 
 
+@since(EVERY, "SimplifiedLayerNormalization")
+def _simplified_layer_norm(node: Node) -> None:
+    """ONNX Runtime's name, in ONNX's domain, of what opset 23 has; a second output is its own."""
+    if not node.output_wanted(1):
+        node.op_type = "RMSNormalization"
+
+
 # ---------------------------------------------------------------- resampling
 
 
