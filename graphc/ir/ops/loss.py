@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, cast, maximum, minimum, reduce, select
 from graphc.ir.opdef import Float, Int, Operand, axes, composite, op
 from graphc.ir.window import TRUE
+
+REDUCTIONS = ("none", "sum", "mean")
 
 
 def _loss_shape(x, target, weight=None, *, reduction):
@@ -14,10 +18,14 @@ def _loss_shape(x, target, weight=None, *, reduction):
         raise ModelError(f"scores must have rank 2 or more, found {x.type}")
     if weight is not None and weight.shape != x.shape[1:2]:
         raise ModelError(f"found weight {weight.type} for {x.shape[1]} classes")
-    if reduction not in ("none", "sum", "mean"):
-        raise ModelError(f"reduction {reduction!r} is not one of none, sum, mean")
     if target.shape != (x.shape[0], *x.shape[2:]):
         raise ModelError(f"labels of shape {list(target.shape)} for scores {list(x.shape)}")
+    return _reduced_shape(target, reduction)
+
+
+def _reduced_shape(target, reduction: str):
+    if reduction not in REDUCTIONS:
+        raise ModelError(f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}")
     return target.shape if reduction == "none" else ()
 
 
@@ -27,24 +35,45 @@ def negative_log_likelihood_loss(
 ):
     """-x at the labelled class times its weight; summed, or averaged by the weights' sum."""
     where = i if reduction == "none" else axes(*target.shape)
+    at = (where[0], _label(target, where, x.shape[1]), *where[1:])
+    return _reduced(x[at], where, target, weight, ignore_index, reduction)
+
+
+def _labelled_shape(x, target, weight=None, *, reduction):
+    return _reduced_shape(target, reduction)
+
+
+@op("LabelledLoss", infer=_labelled_shape, domain="graphc")
+def labelled_loss(
+    i, x: Float, target: Int, weight: Float | None = None, *, ignore_index=None,
+    reduction="mean",
+):  # fmt: skip
+    """The same, of x at the labelled classes alone: x has the shape of the labels."""
+    where = i if reduction == "none" else axes(*target.shape)
+    return _reduced(x[tuple(where)], where, target, weight, ignore_index, reduction)
+
+
+def _reduced(score: Expr, where, target: Operand, weight, ignore_index, reduction: str) -> Expr:
+    """The loss of labelled samples that have a score at `where`, or of all of them."""
     counts = _counts(target, where, ignore_index)
-    share: Expr = Const(1, x.dtype) if weight is None else weight[_label(target, where, x)]
-    at = (where[0], _label(target, where, x), *where[1:])
-    loss = -x[at] * share
-    loss, share = select(counts, loss, 0), select(counts, share, 0)
+    share: Expr = Const(1, score.dtype)
+    if weight is not None:
+        share = weight[_label(target, where, weight.shape[0])]
+    loss = select(counts, -score * share, 0)
+    share = select(counts, share, 0)
     if reduction == "none":
         return loss
     total = reduce("sum", loss, where)
     if reduction == "sum":
         return total
     if isinstance(share, Const):
-        return total / cast(Const(1, i64) * target.size, x.dtype)
+        return total / cast(Const(1, i64) * target.size, score.dtype)
     return total / reduce("sum", share, where)
 
 
-def _label(target: Operand, where, x: Operand) -> Expr:
+def _label(target: Operand, where, classes) -> Expr:
     """The label, kept inside the classes so that an ignored one reads no foreign memory."""
-    return minimum(maximum(cast(target[tuple(where)], i64), 0), x.shape[1] - 1)
+    return minimum(maximum(cast(target[tuple(where)], i64), 0), classes - 1)
 
 
 def _counts(target: Operand, where, ignore_index) -> Expr:
@@ -59,9 +88,24 @@ def softmax_cross_entropy_loss(
     b, scores: Float, labels: Int, weights: Float | None = None, *, ignore_index=None,
     reduction="mean",
 ):  # fmt: skip
-    """The negative log likelihood of the labels under softmax(scores); also log(softmax)."""
-    log_prob = b.LogSoftmax(scores, axis=1)
-    loss = b.NegativeLogLikelihoodLoss(
-        log_prob, labels, weights, ignore_index=ignore_index, reduction=reduction
-    )
-    return loss, log_prob
+    """The negative log likelihood of the labels under softmax(scores); also log(softmax).
+
+    The loss needs the latter at the labels alone, so it is computed there: if that output is not
+    used, nothing as large as the scores is stored.
+    """
+    shape = (scores.tensor.dims[0], *scores.tensor.dims[2:])
+    if scores.tensor.rank < 2 or labels.tensor.dims != shape:
+        raise ModelError(f"labels {labels.type} do not fit scores {scores.type}")
+    if weights is not None and weights.tensor.dims != scores.tensor.dims[1:2]:
+        raise ModelError(f"found weight {weights.type} for {scores.tensor.dims[1]} classes")
+    classes = np.array([1])
+    largest = b.ReduceMax(scores, classes, keepdims=1)
+    shifted = b.Sub(scores, largest)
+    logarithm = b.Log(b.ReduceSum(b.Exp(shifted), classes, keepdims=1))
+    chosen = b.GatherElements(scores, b.Unsqueeze(labels, classes), axis=1)
+    likelihood = b.Squeeze(b.Sub(b.Sub(chosen, largest), logarithm), classes)
+    loss = b.op(
+        "LabelledLoss", likelihood, labels, weights, domain="graphc", ignore_index=ignore_index,
+        reduction=reduction,
+    )  # fmt: skip
+    return loss, b.Sub(shifted, logarithm)

@@ -40,7 +40,13 @@ from graphc.passes.lower.computation import (
 )
 from graphc.passes.lower.guards import guard_atoms
 from graphc.passes.lower.pieces import segments, turned_constants
-from graphc.passes.lower.reductions import NestOptions, Reductions, element_bytes, ready_reductions
+from graphc.passes.lower.reductions import (
+    NestOptions,
+    Reductions,
+    element_bytes,
+    ready_reductions,
+    strides_small,
+)
 from graphc.passes.lower.spaces import (
     drop_units,
     flatten_loads,
@@ -115,6 +121,8 @@ class Nest(Reductions):
         if not indices:
             self.store_points(self.resolved(points, frozenset()))
             return
+        if self._reduces_along_memory(points, indices[-1]):
+            indices = [*indices, Index("one", 1)]
         *rows, last = indices
         hoisted = self._row_depth(rows, last, points)
         if not rows:
@@ -255,6 +263,20 @@ class Nest(Reductions):
             isinstance(node, Reduce) and last in free_indices(node)
             for point in points
             for node in walk(point.expr)
+        )
+
+    def _reduces_along_memory(self, points: list[Point], last: Index) -> bool:
+        """Whether every reduction for an element runs along memory, where neighbouring elements'
+        are apart: each element is a row of its own then."""
+        reductions = {
+            node
+            for point in points
+            for node in walk(point.expr)
+            if isinstance(node, Reduce) and last in free_indices(node)
+        }
+        return bool(reductions) and all(
+            self.horizontal_lanes([r], r.axes[-1]) > 1 and not strides_small(r.body, last)
+            for r in reductions
         )
 
     def _tile(self, extent: int) -> int:

@@ -80,7 +80,7 @@ class Reductions:
         axes = list(group[0].axes)
         if any(a.extent == 0 for a in axes):
             return [r.identity for r in group]
-        lanes = 1 if per_lane else self._horizontal_lanes(group, axes[-1])
+        lanes = 1 if per_lane else self.horizontal_lanes(group, axes[-1])
         if lanes > 1:
             return self.horizontal(group, axes, lanes, bound)
         if not per_lane and (parts := in_parts(group)) is not None:
@@ -118,11 +118,11 @@ class Reductions:
             moved = [simplify(substitute(b, {axis: x})) for b in bodies]
             self._terms(group, moved, rest, bound | {x}, per_lane, targets)
 
-    def _horizontal_lanes(self, group: list[Reduce], axis: Index) -> int:
+    def horizontal_lanes(self, group: list[Reduce], axis: Index) -> int:
         if not self.options.vector_bytes:
             return 1
         lanes = self.options.lanes(element_bytes([r.body for r in group]))
-        contiguous = all(_strides_small(r.body, axis) for r in group)
+        contiguous = all(strides_small(r.body, axis) for r in group)
         return lanes if contiguous and axis.count >= lanes else 1  # type: ignore[arg-type]
 
     def horizontal(self, group, axes: list[Index], lanes: int, bound: frozenset) -> list[Expr]:
@@ -272,7 +272,7 @@ def element_bytes(exprs: list[Expr]) -> int:
     return max(sizes)
 
 
-def _strides_small(expr: Expr, axis: Index) -> bool:
+def strides_small(expr: Expr, axis: Index) -> bool:
     """Whether every load moves by 0 or 1 element along `axis`."""
     for node in walk(expr):
         if isinstance(node, Load):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from every_target import agree_everywhere
 from ort_compare import agree
 
+from graphc.driver import cpu_program, cuda_program, micro_program
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
@@ -280,6 +282,21 @@ def test_losses(reduction, weighted, ignore):
 def test_labels_must_fit_scores():
     with pytest.raises(ModelError, match="labels of shape"):
         run("NegativeLogLikelihoodLoss", floats(4, 5), np.zeros((3,), np.int64))
+    with pytest.raises(ModelError, match="labels .* do not fit scores"):
+        run("SoftmaxCrossEntropyLoss", floats(4, 5), np.zeros((3,), np.int64))
+
+
+def test_a_loss_stores_no_probabilities():
+    scores, labels = floats(16, 200), rng.integers(0, 200, 16)
+    graph = new_graph(x=type_of(scores), labels=type_of(labels))
+    graph.set_results([Builder(graph).SoftmaxCrossEntropyLoss(*graph.params)])
+    graph.phase = "typed"
+    for program in (cpu_program, cuda_program, micro_program):
+        assert program(clone_graph(graph)).arena_bytes < scores.nbytes / 4
+    powers = np.exp(scores.astype(np.float64))
+    likelihoods = powers[np.arange(16), labels] / powers.sum(axis=1)
+    expected = np.asarray(-np.log(likelihoods).mean(), np.float32)
+    agree_everywhere(graph, [scores, labels], [expected])
 
 
 # ---------------------------------------------------------------- state-space pieces

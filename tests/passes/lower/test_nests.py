@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from differential import build, check, floats, interpret_program, native, program_of
 
-from graphc.ir.kernel import Alloc, walk_stmts
+from graphc.ir.kernel import Alloc, For, walk_stmts
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -51,6 +51,21 @@ def test_reductions_over_any_axes(axes, op):
         return b.Sub(x, small), b.op(op, x, np.array(axes), keepdims=0)
 
     check(*build(function, x=x), (64, 0), interpreted=(64,))
+
+
+@pytest.mark.parametrize("shape", [(9, 40), (5, 3, 16), (4, 2, 3, 19), (70,)], ids=str)
+def test_reductions_along_memory_run_along_it(shape):
+    """Whatever the elements' own dims: no vector gathers from many rows."""
+
+    def function(b, x):
+        last = np.array([len(shape) - 1])
+        return b.ReduceMax(x, last, keepdims=0), b.ReduceMean(b.Mul(x, x), last, keepdims=1)
+
+    program = check(*build(function, x=floats(rng(4), *shape)), (0, 64), interpreted=(64,))
+    for kernel in program.kernels.values():
+        vectors = [s for s in walk_stmts(kernel.body) if isinstance(s, For) and s.kind == "vector"]
+        inside = [s for v in vectors for s in walk_stmts(v.body) if isinstance(s, (For, Alloc))]
+        assert vectors and not inside
 
 
 @pytest.mark.parametrize("count", [513, 6661, 6664, 262_147])
