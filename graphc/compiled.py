@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graphc.errors import LIMITS, ModelError, beyond_limits
+from graphc.errors import LIMITS, ModelError, UnsupportedError, beyond_limits
 from graphc.execution import CompileStatic, Executable, SpecialisedGraph, Target
 from graphc.ir.graph import Graph, Op
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
@@ -43,6 +43,12 @@ class Runnable:
 
     def execute(self, values: Sequence[Any]) -> list[Any]:
         raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError(
+            "a compiled model is no data that can be copied or pickled: hand on its model or graph "
+            "and compile that there, or a file of save(), which graphc.load reads"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         """run(...) with arrays by position or name."""
@@ -153,17 +159,32 @@ def checked(value: Any, spec: Spec) -> Any:
             "arrays of numpy"
         )
     try:
-        array = np.asarray(value)
-    except ValueError as error:  # lists of several lengths
+        array = _host_array(value)
+    except (ValueError, RuntimeError, BufferError) as error:  # as lists of several lengths
         raise ModelError(f"input {spec.name!r} is no array: {error}") from error
     if not array.dtype.isnative:
         array = array.astype(array.dtype.type)
     if array.dtype.kind in "US":
         array = array.astype(object)
     if array.dtype != type_.dtype.np and not isinstance(value, np.ndarray):
-        array = array if array.dtype.kind == "O" else array.astype(type_.dtype.np)
+        array = array if array.dtype.kind == "O" else _converted(array, spec)
     check_type(array, type_, spec.name)
     return array if array.dtype is spec.dtype else array.view(spec.dtype)
+
+
+def _host_array(value: Any) -> np.ndarray:
+    """An array of numpy, of the same memory if it is one of another library on the host."""
+    shared = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
+    return np.from_dlpack(value) if shared else np.asarray(value)
+
+
+def _converted(array: np.ndarray, spec: Spec) -> np.ndarray:
+    """Numbers that had no type of their own; ModelError if integers cannot hold them."""
+    with np.errstate(invalid="ignore"):
+        found = array.astype(spec.dtype)
+    if found.dtype.kind in "iu" and not np.array_equal(found, array):
+        raise ModelError(f"input {spec.name!r} takes {spec.dtype}, which cannot hold {array}")
+    return found
 
 
 def check_type(array: Any, type: TensorType, name: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +88,57 @@ def test_bad_feeds(feeds, message):
 def test_options_of_gpus_for_a_cpu(option):
     with pytest.raises(graphc.UnsupportedError, match=f"no {next(iter(option))}=.*'cuda' has"):
         graphc.compile(DIGITS, **option)
+
+
+SQUARE = """graph @g(%x: f32[2,3], %n: i64[2]) -> (f32[2,3], i64[2]) {
+  %y = Mul(%x, %x) : f32[2,3]
+  %m = Neg(%n) : i64[2]
+  return %y, %m
+}"""
+
+
+class Exchanged:
+    """An array of the host that other libraries take through DLPack alone."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("target", ["cpu", "c"])
+def test_arrays_as_they_come(target):
+    """Other orders, strides, byte orders and alignments, read-only memory, lists, DLPack."""
+    model = graphc.compile(graphc.parse(SQUARE), target, threads=1)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    spread = np.zeros((4, 9), np.float32)
+    spread[::2, ::3] = x
+    odd = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(2, 3)
+    forms = (np.asfortranarray(x), spread[::2, ::3], x.astype(">f4"), odd, x.tolist(), Exchanged(x))
+    for form in forms:
+        y, m = model.run([form, [1, 2]])
+        assert np.array_equal(y, x * x) and m.tolist() == [-1, -2]
+        assert y.flags.writeable and y.flags.owndata
+
+
+def test_numbers_that_integers_cannot_hold():
+    model = graphc.compile(graphc.parse(SQUARE), threads=1)
+    for wrong in ([1.5, 2], [float("nan"), 1], [1 << 63, 0]):
+        with pytest.raises(graphc.ModelError, match="'n' takes int64, which cannot hold"):
+            model.run([np.zeros((2, 3), np.float32), wrong])
+
+
+def test_what_can_be_pickled():
+    graph = graphc.import_onnx(DIGITS)
+    for other in (pickle.loads(pickle.dumps(graph)), copy.deepcopy(graph), copy.copy(graph)):
+        assert other == graph and other is not graph and other.ops[0] is not graph.ops[0]
+    for attempt in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(graphc.UnsupportedError, match="hand on its model or graph"):
+            attempt(graphc.compile(graph, threads=1))
 
 
 class OnTheDevice:

@@ -244,6 +244,16 @@ class Graph(Region):
         self.output_types: list[Type | None] = []
         self.phase = "imported"
 
+    def __deepcopy__(self, memo: Any) -> Graph:
+        return clone_graph(self)
+
+    def __reduce__(self) -> Any:
+        """As text and large constants, so that pickling does not recurse as deep as ops go."""
+        from graphc.ir.parser import parse_graph
+        from graphc.ir.printer import graph_constants
+
+        return parse_graph, (str(self), graph_constants(self))
+
     @property
     def inputs(self) -> list[Value]:
         return self.params

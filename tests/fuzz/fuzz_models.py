@@ -6,6 +6,9 @@
 Each model is imported, interpreted, and compiled and run on a target. Whatever is raised must be a
 ModelError or an UnsupportedError, and results must be those of the interpreter. Cases run in a
 child process of limited memory, so that a crash or a hang is a finding like any other.
+
+With --target texts they are attacked too (hostile.py), and nothing is run: what every target prints
+and puts into folders must hold nothing of a name outside of comments and strings.
 """
 
 from __future__ import annotations
@@ -24,10 +27,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from hostile import leaks
 from mutants import Mutant, make
 from worker import Worker
 
-from graphc.errors import GraphcError, InternalError
+from graphc import driver
+from graphc.backends import c99, cuda, micro_c
+from graphc.backends.cuda.bundle import bundle_files
+from graphc.backends.llvm_cpu.runtime import llvm_text
+from graphc.errors import GraphcError, InternalError, ModelError, UnsupportedError
 from graphc.feeds import open_dims, random_feeds
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.graph import Graph
@@ -78,11 +86,44 @@ def attempt(mutant: Mutant, seed: int, target: str) -> None:
     inputs = feeds_of(graph, mutant.inputs, seed)
     text = str(graph)
     expected = interpret(graph, inputs)
-    from graphc.driver import compile
-
-    found = compile(graph, target, threads=1).run(list(inputs))
+    found = driver.compile(graph, target, threads=1).run(list(inputs))
     if not any(name in text for name in RANDOM):
         compare(found, expected)
+
+
+def print_all(mutant: Mutant) -> None:
+    """Everything that targets print of a model; AssertionError if a name gets out. The last of
+    their refusals is raised."""
+    graph = import_onnx(mutant.data)
+    graph = pin(graph, dims=open_dims(graph))
+    refusal = None
+    for printed in (print_native, print_plain, print_firmware, print_cuda):
+        try:
+            for name, text in printed(graph).items():
+                found = leaks(text) if name.endswith((".c", ".h", ".cu", ".cpp")) else []
+                assert not found, f"{name}: {found[0][:200]!r}"
+        except (ModelError, UnsupportedError) as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
+
+
+def print_native(graph: Graph) -> dict[str, str]:
+    return {"model.ll": llvm_text(driver.cpu_program(driver.typed(graph)))}
+
+
+def print_plain(graph: Graph) -> dict[str, str]:
+    return {"model.c": c99.emit(driver.c_program(driver.typed(graph)))}
+
+
+def print_firmware(graph: Graph) -> dict[str, str]:
+    files = micro_c.bundle(driver.micro_program(driver.typed(graph)))
+    return {name: text for name, text in files.items() if isinstance(text, str)}
+
+
+def print_cuda(graph: Graph) -> dict[str, str]:
+    files = bundle_files(cuda.emit(driver.cuda_program(driver.typed(graph))))
+    return {name: files[name].decode() for name in files if name != "weights.bin"}
 
 
 def compare(found: Any, expected: Any) -> None:
@@ -106,13 +147,16 @@ def examine(seed: int, target: str = "cpu", tell: bool = False) -> list[str]:
     """Findings of one seed, a line each."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        mutant = make(seed)
+        mutant = make(seed, attack=target == "texts")
         label = f"{target} {seed} [{mutant.name} {' '.join(mutant.edits)}]"
         try:
             with np.errstate(all="ignore"):
-                attempt(mutant, seed, target)
+                if target == "texts":
+                    print_all(mutant)
+                else:
+                    attempt(mutant, seed, target)
         except MemoryError:
-            return []
+            return [f"{label}: MemoryError"] if target == "texts" else []
         except Exception as error:
             wanted = isinstance(error, GraphcError) and not isinstance(error, InternalError)
             if tell:
@@ -143,7 +187,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=None, help="number of cases")
     parser.add_argument("--minutes", type=float, default=None, help="stop after so long")
-    parser.add_argument("--target", default="cpu", help="cpu, c, ...")
+    parser.add_argument("--target", default="cpu", help="cpu, c, or texts")
     parser.add_argument("--print", action="store_true", help="print each model and its error")
     return parser.parse_args()
 
@@ -155,7 +199,7 @@ def main() -> int:
     until, done, findings = time.monotonic() + 60 * (args.minutes or 1e9), 0, 0
     while done < count and time.monotonic() < until:
         if args.print:
-            show(make(args.seed + done))
+            show(make(args.seed + done, attack=args.target == "texts"))
         for line in worker.examine(args.seed + done):
             findings += 1
             print(line, flush=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import hostile
 import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
@@ -47,14 +48,18 @@ def originals() -> list[Any]:
     return sorted((t for t in tests if t.model.ByteSize() < LARGEST_MODEL), key=lambda t: t.name)
 
 
-def make(seed: int) -> Mutant:
-    """The mutant of a seed."""
+def make(seed: int, attack: bool = False) -> Mutant:
+    """The mutant of a seed; one that attacks has an edit of hostile.py too."""
     rng = random.Random(seed)
     test = rng.choice(originals())
     model = ModelProto.FromString(test.model.SerializeToString())
     edits = []
-    for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
+    for _ in range(0 if attack and rng.random() < 0.7 else rng.choice((1, 1, 1, 2, 2, 3))):
         edit = rng.choice(EDITS)
+        edit(rng, model)
+        edits.append(edit.__name__)
+    if attack:
+        edit = rng.choice(hostile.EDITS)
         edit(rng, model)
         edits.append(edit.__name__)
     data = model.SerializeToString()

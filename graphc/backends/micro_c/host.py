@@ -124,7 +124,7 @@ def _checked(spec: tuple[str, Any], array: np.ndarray) -> np.ndarray:
     name, type = spec
     if array.dtype != type.dtype.np or array.shape != type.static_shape:
         raise ModelError(f"input {name} takes {type}, found {array.dtype}{list(array.shape)}")
-    return np.ascontiguousarray(array)
+    return np.require(array, requirements=["C_CONTIGUOUS", "ALIGNED"])
 
 
 def _pointers(arrays: Sequence[np.ndarray]) -> Any:

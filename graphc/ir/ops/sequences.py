@@ -11,6 +11,7 @@ import numpy as np
 from graphc.errors import ModelError, NeedsValue
 from graphc.ir import dtypes
 from graphc.ir.opdef import Any_, Int, Operand, host
+from graphc.ir.ops.helpers import normal_axis
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
 
 # ---------------------------------------------------------------- type rules
@@ -113,8 +114,10 @@ def sequence_erase(sequence: Any_, position: Int = None):
     return [*sequence[:where], *sequence[where + 1 :]]
 
 
-def _split_type(x, split=None):
+def _split_type(x, split=None, *, axis=0):
     """A sequence of tensors whose shapes are known once it has run."""
+    if x.shape is not None:
+        normal_axis(axis, len(x.shape))
     return SequenceType(TensorType(x.dtype, None))
 
 

@@ -73,7 +73,7 @@ def test_refused(name):
 
 
 def test_strings_say_what_to_do():
-    with pytest.raises(UnsupportedError, match="convert it to numbers beforehand"):
+    with pytest.raises(UnsupportedError, match="convert it to real numbers beforehand"):
         driver.micro_program(driver.typed(strings()))
 
 
