@@ -28,6 +28,7 @@ from graphc.ir.expr import loads
 from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import infer_op, op_body
 from graphc.ir.interp import run_op
+from graphc.ir.ops.long_recurrent import written_out
 from graphc.ir.types import TensorType
 
 LIMIT = 4096  # ops that an unrolled loop may have
@@ -201,8 +202,9 @@ def _is_straight(region: Region) -> bool:
 
 
 def _size(region: Region) -> int:
-    """The ops that a copy of a region has, with those inside; of branches, the larger counts."""
-    return sum(1 + max(map(_size, op.regions), default=0) for op in region.ops)
+    """The ops that a copy of a region has, with those inside; of branches, the larger counts. A
+    recurrent layer counts as its steps."""
+    return sum(1 + written_out(op) + max(map(_size, op.regions), default=0) for op in region.ops)
 
 
 def unroll_loop(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> bool:

@@ -4,7 +4,7 @@ When an op is reached its operands are typed and as constant as they will get. S
 arithmetic on shapes that exporters leave in graphs is gone by the time something depends on it:
 small constants are folded (fold.py), If on a constant is replaced by its branch, loops with a known
 number of trips are unrolled (control_flow.py), sequences of known structure are taken apart
-(sequences.py).
+(sequences.py), and recurrent layers of very many steps become loops.
 
 An op whose type depends on something that is not known stays untyped, and so does what follows
 from it; the rest is typed all the same. `needs` lists, in order, what would have to be known.
@@ -22,9 +22,11 @@ from graphc.errors import ModelError, NeedsValue, UnsupportedError
 from graphc.ir.control import split_captures
 from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import infer_op
+from graphc.ir.ops.long_recurrent import holds_loop
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 from graphc.passes import control_flow, sequences
 from graphc.passes.context import Context
+from graphc.passes.decompose import expand_in_place
 from graphc.passes.fold import Contents, FoldPolicy
 
 UNROLL_ANYWAY = 256  # ops that an unrolled loop may have although its types do not ask for it
@@ -88,6 +90,9 @@ class TypeInference:
                 self.make_constant(op, number)
         if self.retype or any(v.type is None for v in op.outputs):
             self.infer(op)
+        if self.may_rewrite and holds_loop(op):
+            expand_in_place(op)
+            return self.rewritten("decompose", op)
         results = self.known_results(op) if self.may_rewrite else None
         if results is None:
             return False

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM, unrolled over the sequence.
+"""RNN, GRU and LSTM, unrolled over the sequence; a very long one in pieces (long_recurrent.py).
 
 The input's share of every gate is one matrix product for all time steps; a step then is one Gemm
 that adds the state's share, and elementwise gates. The reverse direction walks the steps backwards.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +19,10 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, composite
-
-# Activations by lower-case name: defaults of alpha and beta (None: takes none), and a builder.
-MOST_STEPS = 1 << 13
+from graphc.ir.ops import long_recurrent
 
 Activation = Callable[[Builder, Value], Value]
+# Activations by lower-case name: defaults of alpha and beta (None: takes none), and a builder.
 _ACTIVATIONS: dict[str, tuple[tuple[float | None, float | None], Callable]] = {
     "relu": ((None, None), lambda b, x, *_: b.Relu(x)),
     "tanh": ((None, None), lambda b, x, *_: b.Tanh(x)),
@@ -178,11 +178,6 @@ class Recurrence:
         if self.layout:
             self.x = self.b.Transpose(self.x, perm=(1, 0, 2))
         self.sequence, self.batch, _ = self.x.tensor.static_shape
-        if self.sequence > MOST_STEPS:
-            raise UnsupportedError(
-                f"has {self.sequence} time steps, which are written out one by one; at most "
-                f"{MOST_STEPS} are possible: run it in parts, from the state of the part before"
-            )
 
     def initial(self, value: Value | None, direction: int) -> Value:
         """The (batch, hidden) state to start from; zeros if none is given."""
@@ -261,16 +256,28 @@ def unstack(b: Builder, value: Value) -> list[Value]:
 
 
 def recurrent(
-    b: Builder, x, w, r, bias, lengths, initial: Sequence[Value | None], peepholes, *,
+    b: Builder, name: str, x, w, r, bias, lengths, initial: Sequence[Value | None], peepholes, *,
     gates: int, step: Step, hidden_size, direction, activations, activation_alpha,
-    activation_beta, clip, layout, separate_biases=False,
+    activation_beta, clip, layout, separate_biases=False, **own_attrs,
 ):  # fmt: skip
-    """Runs one or two directions; returns Y, then the last value of each state."""
+    """Runs one or two directions; returns Y, then the last value of each state. `own_attrs` are
+    those that operators of this `name` alone have."""
     directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     if direction not in directions:
         raise ModelError(f"direction {direction!r} is none of {sorted(directions)}")
     ways = directions[direction]
     hidden = hidden_size or r.tensor.static_shape[2]
+    if long_recurrent.steps_of(x, layout) > long_recurrent.MOST_STEPS:
+        lists = (activations, activation_alpha or (), activation_beta or ())
+        own = [
+            {"direction": "reverse" if back else "forward", "hidden_size": hidden, "clip": clip,
+             **split, **own_attrs}
+            for back, split in zip(ways, _lists_of_ways(len(ways), *lists))
+        ]  # fmt: skip
+        return long_recurrent.in_pieces(
+            b, name, x, [w, r, bias], lengths, initial, peepholes, ways=own, layout=layout,
+            hidden=hidden,
+        )  # fmt: skip
     whole = Recurrence(b, x, _column(b, lengths), hidden, gates, layout)
     functions = activations_of(activations, activation_alpha, activation_beta)
     per_way = len(functions) // len(ways)
@@ -287,6 +294,25 @@ def recurrent(
     else:
         results = [whole.run(*each) for each in zip(layers, [step] * 2, states, ways)]
     return _collect(whole, results, len(initial))
+
+
+def _lists_of_ways(ways: int, names: Sequence[str], *values: Sequence[float]) -> list[dict]:
+    """The functions of each direction, and the alphas and betas that they take."""
+    found, each, left = [], len(names) // ways, [list(v) for v in values]
+    for way in range(ways):
+        own = names[way * each : (way + 1) * each]
+        split: dict[str, Any] = {"activations": tuple(own)}
+        for number, key in enumerate(("activation_alpha", "activation_beta")):
+            takers = [n for n in own if _defaults(n)[number] is not None]
+            split[key] = tuple(left[number][: len(takers)]) or None
+            left[number] = left[number][len(takers) :]
+        found.append(split)
+    return found
+
+
+def _defaults(name: str) -> tuple[float | None, float | None]:
+    row = _ACTIVATIONS.get(name.lower())
+    return row[0] if row is not None else (None, None)
 
 
 def _column(b: Builder, lengths: Value | None) -> Value | None:
@@ -367,7 +393,7 @@ def _names(given: Sequence[str] | None, default: tuple[str, ...], direction: str
     return names
 
 
-@composite("RNN", outputs=None)
+@composite("RNN", outputs=None, traits=("recurrent",))
 def rnn(
     b, x: Float, w: Float, r: Float, bias: Float | None = None, sequence_lens: Int | None = None,
     initial_h: Float | None = None, *, activation_alpha=None, activation_beta=None,
@@ -375,14 +401,14 @@ def rnn(
 ):  # fmt: skip
     """A simple recurrent layer: Y, and the last h."""
     return recurrent(
-        b, x, w, r, bias, sequence_lens, [initial_h], None, gates=1, step=rnn_step,
+        b, "RNN", x, w, r, bias, sequence_lens, [initial_h], None, gates=1, step=rnn_step,
         hidden_size=hidden_size, direction=direction,
         activations=_names(activations, ("Tanh",), direction), activation_alpha=activation_alpha,
         activation_beta=activation_beta, clip=clip, layout=layout,
     )  # fmt: skip
 
 
-@composite("GRU", outputs=None)
+@composite("GRU", outputs=None, traits=("recurrent",))
 def gru(
     b, x: Float, w: Float, r: Float, bias: Float | None = None, sequence_lens: Int | None = None,
     initial_h: Float | None = None, *, activation_alpha=None, activation_beta=None,
@@ -391,16 +417,17 @@ def gru(
 ):  # fmt: skip
     """A gated recurrent layer: Y, and the last h."""
     return recurrent(
-        b, x, w, r, bias, sequence_lens, [initial_h], None, gates=3,
+        b, "GRU", x, w, r, bias, sequence_lens, [initial_h], None, gates=3,
         step=gru_reset_after_step if linear_before_reset else gru_step,
         hidden_size=hidden_size, direction=direction,
         activations=_names(activations, ("Sigmoid", "Tanh"), direction),
         activation_alpha=activation_alpha, activation_beta=activation_beta, clip=clip,
         layout=layout, separate_biases=bool(linear_before_reset),
+        linear_before_reset=linear_before_reset,
     )  # fmt: skip
 
 
-@composite("LSTM", outputs=None)
+@composite("LSTM", outputs=None, traits=("recurrent",))
 def lstm(
     b, x: Float, w: Float, r: Float, bias: Float | None = None, sequence_lens: Int | None = None,
     initial_h: Float | None = None, initial_c: Float | None = None, p: Float | None = None, *,
@@ -409,10 +436,10 @@ def lstm(
 ):  # fmt: skip
     """A long short-term memory layer: Y, the last h and the last cell."""
     return recurrent(
-        b, x, w, r, bias, sequence_lens, [initial_h, initial_c], p, gates=4,
+        b, "LSTM", x, w, r, bias, sequence_lens, [initial_h, initial_c], p, gates=4,
         step=lstm_coupled_step if input_forget else lstm_step,
         hidden_size=hidden_size, direction=direction,
         activations=_names(activations, ("Sigmoid", "Tanh", "Tanh"), direction),
         activation_alpha=activation_alpha, activation_beta=activation_beta, clip=clip,
-        layout=layout,
+        layout=layout, input_forget=input_forget,
     )  # fmt: skip

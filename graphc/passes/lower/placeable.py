@@ -45,6 +45,11 @@ def _check_interface(graph: Graph) -> None:
 
 
 def _why(op: Op) -> str:
+    if op.name == "Scan":
+        return (
+            "it has too many steps to be written out, and a program without a host has no loops; "
+            "run the model on parts of the sequence, each from the state of the one before"
+        )
     if op.regions:
         return (
             "its branch or trip count depends on data, and a program without a host has no control "

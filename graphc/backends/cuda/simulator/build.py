@@ -28,6 +28,7 @@ FLAGS = (
 )  # fmt: skip
 ORDERS = (0, 1)  # ascending and descending; larger numbers seed shuffled orders
 POISON = 0xFF
+ALIGNMENT = 16  # bytes of the widest vector
 
 Runner = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
@@ -90,7 +91,7 @@ class Run:
                 ctypes.memset(array.ctypes.data, POISON, array.nbytes)
         for space, arrays in (("input", _checked(source, inputs)), ("const", program.constants)):
             for number, array in enumerate(arrays):
-                self.memory[space, number] = np.ascontiguousarray(array)
+                self.memory[space, number] = _as_copied(array)
 
     def outputs(self) -> list[np.ndarray]:
         """The results of all launches."""
@@ -124,6 +125,12 @@ class Run:
         """Where the written bytes of a slot are marked; None for inputs and constants."""
         marks = self.defined.get((slot.space, slot.index))
         return None if marks is None else marks.ctypes.data + slot.offset
+
+
+def _as_copied(array: np.ndarray) -> np.ndarray:
+    """An array as a device has its copy: contiguous, and where any vector may begin."""
+    array = np.ascontiguousarray(array)
+    return array.copy() if array.ctypes.data % ALIGNMENT else array
 
 
 def _bounded_outputs(source: CudaSource) -> set[int]:
