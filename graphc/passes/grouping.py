@@ -3,7 +3,8 @@
 A group grows from an anchor (a contraction, a window, a row reduction) or from a map:
 
 * epilogue: an op that reads the group's values at its own index, over the same space, joins; so
-  does a transposition that is a view, after which the space is that of the view;
+  does a transposition that is a view, after which the space is that of the view, and, after rows,
+  if the target asks for it, other dims in the same order;
 * row group: a reduction over trailing dims (over any dims, if the target asks for it) joins the map
   it reads, and ops over the rows' values join after it (softmax, layer norm), whether they are per
   element or per row;
@@ -17,6 +18,7 @@ spaces (values that leave a group must share one shape, or the kernel would be c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -262,16 +264,26 @@ class Grouping:
     def views(self, op: Op, group: Group) -> bool:
         """A view of what the group computes, read by nobody else: the same memory, whose elements
         from now on go by other indices."""
-        if not structure.is_view(op):
+        rows = self.viewed_rows(op, group)
+        if rows is None:
             return False
+        group.space, group.rows = space_of(op.output), rows
+        return True
+
+    def viewed_rows(self, op: Op, group: Group) -> frozenset[int] | None:
+        """The rows of a group in a view of it; None if `op` is none that may join."""
+        is_view = structure.is_view(op)
+        if not is_view and not (self.columns and group.rows and structure.keeps_order(op)):
+            return None
         _, value = structure.moved(op)
         if not is_only_read_by(op, value, self.region) or space_of(value) != group.space:
-            return False
-        if op.output.tensor.rank != value.tensor.rank and self.leaves(group, value):
-            return False
-        group.space = space_of(op.output)
-        group.rows = _viewed_rows(group.rows, value.tensor.rank, op.output.tensor.rank)
-        return True
+            return None
+        before, after = value.tensor.dims, op.output.tensor.dims
+        if (len(before) != len(after) or not is_view) and self.leaves(group, value):
+            return None
+        if is_view:
+            return _viewed_rows(group.rows, len(before), len(after))
+        return _rows_of_dims(group.rows, value.tensor.static_shape, op.output.tensor.static_shape)
 
     def leaves(self, group: Group, besides: Value) -> bool:
         """Whether another value of the group is read outside of it."""
@@ -370,3 +382,20 @@ def _viewed_rows(rows: frozenset[int], rank: int, new: int) -> frozenset[int]:
     """The dims of rows in a view of another rank: trailing ones stay so; others are none there."""
     trailing = rows == frozenset(range(rank - len(rows), rank))
     return frozenset(d + new - rank if trailing else new for d in rows)
+
+
+def _rows_of_dims(
+    rows: frozenset[int], before: tuple[int, ...], after: tuple[int, ...]
+) -> frozenset[int] | None:
+    """Rows in a view of other extents: trailing dims, or none if a dim is parts of several rows
+    (channels of groups); None if rows are not contiguous, or not whole parts of a dim."""
+    if rows != frozenset(range(len(before) - len(rows), len(before))):
+        return None
+    length, first = math.prod(before[d] for d in rows), len(after)
+    while first and math.prod(after[first:]) < length:
+        first -= 1
+    inside = math.prod(after[first:])
+    if inside == length:
+        return frozenset(range(first, len(after)))
+    part = math.prod(after[first + 1 :])
+    return frozenset({len(after)}) if inside % length == length % part == 0 else None

@@ -29,7 +29,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
-from graphc.ir.simplify import simplify
+from graphc.ir.simplify import flatten_index, simplify
 from graphc.ir.types import Layout, TensorType
 
 DEQUANTISING = 8  # cost of a conversion that readers repeat
@@ -124,6 +124,21 @@ def _is_dequantising(op: Op, body: Expr) -> bool:
     assert value is not None
     smaller = value.tensor.dtype.size < op.output.tensor.dtype.size
     return smaller and value.tensor.dims == op.output.tensor.dims and pointwise(op, wide[0])
+
+
+def keeps_order(op: Op) -> bool:
+    """A movement to dims of other extents, in row-major order as before."""
+    if not is_movement(op):
+        return False
+    (_, source), result = moved(op), op.output.tensor
+    if source.tensor.layout or result.layout or source.tensor.dtype is not result.dtype:
+        return False
+    if not all(isinstance(x, int) for x in (*source.tensor.dims, *result.dims)):
+        return False
+    load = op_body(op)
+    assert isinstance(load, Load)
+    before = flatten_index(load.index, source.tensor.static_shape)
+    return before is flatten_index(own_index(op.output), result.static_shape)
 
 
 def moved(op: Op) -> tuple[int, Value]:

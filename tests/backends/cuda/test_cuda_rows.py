@@ -174,3 +174,47 @@ def test_what_is_no_number(operator, shape, axis, fill):
 def test_long_rows_have_several_vectors_on_their_way():
     text = many("sum", "f16", 1 << 17)
     assert "step4 < 4" in text and "chunk" in text
+
+
+GROUPS = [("2,6,5,7", 2), ("1,32,64,8", 4), ("2,40,3,3", 4), ("3,12,2,3,4", 3), ("2,64,1,1", 2)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("shape, groups", GROUPS)
+def test_channels_of_groups_are_one_kernel(shape, groups, dtype):
+    """Channels are scaled in the kernel of the groups, also where models reshape between both."""
+    channels = shape.split(",")[1]
+    head = f"""graph @g(%x: {dtype}[{shape}], %s: {dtype}[{channels}], %z: {dtype}[{shape}]) -> ? {{
+"""
+    end = "  %w = Swish(%y)\n  %r = Add(%w, %z)\n  return %r\n}"
+    whole = f"  %y = GroupNormalization(%x, %s, %s) {{num_groups={groups}}}\n"
+    ones = ",".join("1" for _ in shape.split(",")[2:])
+    parts = f"""  const %a : i64[3] = [0, {groups}, -1]
+  const %o : {dtype}[{groups}] = [{", ".join(["1.0"] * groups)}]
+  const %n : {dtype}[{groups}] = [{", ".join(["0.0"] * groups)}]
+  const %b : i64[{shape.count(",") + 1}] = [{shape}]
+  const %c : i64[{shape.count(",")}] = [{channels},{ones}]
+  %d = Reshape(%x, %a)
+  %e = InstanceNormalization(%d, %o, %n)
+  %f = Reshape(%e, %b)
+  %h = Reshape(%s, %c)
+  %i = Mul(%f, %h)
+  %y = Add(%i, %h)
+"""
+    for body in (whole, parts):
+        text = head + body + end
+        assert len(cuda_of(text).steps) == 1
+        check(text, 2 * TOLERANCE[dtype])
+
+
+def test_groups_of_few_rows_are_cut():
+    text = """graph @g(%x: f32[1,32,256,256], %s: f32[32]) -> ? {
+  %y = GroupNormalization(%x, %s, %s) {num_groups=2}
+  return %y
+}"""
+    assert [step.function.split("_")[0] for step in cuda_of(text).steps] == [
+        "rows",
+        "total",
+        "nest",
+    ]

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.one_pass import find_one_pass
 from graphc.backends.cuda.strategies.parts import cut_evenly, in_parts, restricted
+from graphc.backends.cuda.strategies.row_plans import by_groups
 from graphc.backends.cuda.strategies.rows import plan_of
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
@@ -88,6 +89,7 @@ class RowReductions:
 def lower_long_rows(computation: Computation, gpu: Machine, lower: Lower) -> Lowered | str:
     """The kernel of what is left when reductions have kernels of their own, by `lower`; or the
     kernel that brings the parts of a reduction together; or why neither is a gain."""
+    computation = by_groups(computation)
     extents = computation.outputs[0].extents
     if any(o.extents != extents for o in computation.outputs) or 0 in extents:
         return "long rows: outputs have different shapes, or no elements"

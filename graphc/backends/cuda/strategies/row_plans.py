@@ -8,14 +8,28 @@ another have elements that are, rows are *columns*.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import FULL, WARP
 from graphc.backends.cuda.strategies.sweeps import AHEAD, HELD
 from graphc.backends.cuda.strategies.vectors import BYTES
-from graphc.ir.expr import Expr, Index, Load, Reduce, free_indices, loads, walk
-from graphc.ir.simplify import is_affine_in
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    free_indices,
+    loads,
+    substitute,
+    walk,
+)
+from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
+from graphc.passes.lower.computation import Computation, Output, flat_buffer
 from graphc.passes.lower.nest import Point
+from graphc.passes.lower.spaces import flatten_loads, shapes_of
 
 BLOCK = 128  # threads of a block whose rows belong to warps or parts of them
 SHORT_ROW = 1024  # elements that a warp reduces by itself
@@ -88,6 +102,57 @@ def plan_rows(indices: list[Index], points: list[Point]) -> Rows | str:
     vector = _vector(points, points, {*(r.axes[-1] for r in own), *inner[-1:]})
     count = math.prod(x.count for x in rows)
     return Rows(rows, inner, _threads(max(depth, width), vector, count), vector=vector)
+
+
+def by_groups(computation: Computation) -> Computation:
+    """The same over rows and places in them, if that is how reductions see the place of an element:
+    by a quotient, like those of groups on channels."""
+    first = computation.outputs[0]
+    if not any(_divides(r, first.index) for r in _reductions(computation.outputs)):
+        return computation
+    place = Index("place", math.prod(first.extents))
+    own = dict(zip(first.index, unflatten_index(place, first.extents)))
+    shapes = shapes_of(computation.inputs)
+    flat = [
+        replace(o, expr=simplify(flatten_loads(substitute(o.expr, own), shapes)))
+        for o in computation.outputs
+    ]
+    size = _row_length(_reductions(flat), place)
+    if size == 1:
+        return computation
+    index = (Index("row", place.count // size), Index("inside", size))
+    at = {place: index[0] * size + index[1]}
+    shape = tuple(x.count for x in index)
+    outputs = tuple(
+        Output(replace(o.buffer, shape=shape), index, simplify(substitute(o.expr, at)))
+        for o in flat
+    )
+    inputs = tuple(map(flat_buffer, computation.inputs))
+    return replace(computation, inputs=inputs, outputs=outputs)
+
+
+def _reductions(outputs: Iterable[Output]) -> set[Reduce]:
+    return {n for o in outputs for n in walk(o.expr) if isinstance(n, Reduce)}
+
+
+def _divides(reduction: Reduce, index: Sequence[Index]) -> bool:
+    """Whether a reduction sees quotients of indices."""
+    return any(
+        isinstance(n, Call) and n.op.name == "floordiv" and free_indices(n) & {*index}
+        for n in walk(reduction)
+    )
+
+
+def _row_length(reductions: set[Reduce], place: Index) -> int:
+    """By what reductions divide a place, of which they see no more than the quotient; else 1."""
+    nodes = {n for r in reductions for n in walk(r) if place in n.children}
+    if not all(isinstance(n, Call) and n.op.name == "floordiv" for n in nodes):
+        return 1
+    divisors = {n.children[1] for n in nodes}
+    divisor = next(iter(divisors), None)
+    if len(divisors) != 1 or not isinstance(divisor, Const) or place.count % divisor.value:
+        return 1
+    return divisor.value
 
 
 def outermost(exprs: list[Expr]) -> list[Reduce]:

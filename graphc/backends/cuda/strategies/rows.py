@@ -28,7 +28,7 @@ from graphc.backends.cuda.strategies.one_pass import (
     find_one_pass,
     rescaled,
 )
-from graphc.backends.cuda.strategies.row_plans import BLOCK, Rows, outermost, plan_rows
+from graphc.backends.cuda.strategies.row_plans import BLOCK, Rows, by_groups, outermost, plan_rows
 from graphc.backends.cuda.strategies.sweeps import (
     ZERO,
     Columns,
@@ -61,7 +61,7 @@ def lower_rows(computation: Computation, name: str = "rows") -> Lowered | str:
     """The kernel of row reductions, or the reason why the computation has none."""
     if any(o.extents != computation.outputs[0].extents for o in computation.outputs):
         return "rows: outputs have different shapes"
-    nest = RowNest(computation, NestOptions(flat=True))
+    nest = RowNest(by_groups(computation), NestOptions(flat=True))
     kernel = nest.kernel(name)
     if nest.problem:
         return f"rows: {nest.problem}"
