@@ -33,7 +33,8 @@ def cuda_passes(precision: str = "f32") -> str:
     """The pipeline of GPUs, for contractions in this precision."""
     return (
         "integers{floats=true}, canonicalise, rewrite{group=lowering}, decompose{batched=true},"
-        " fold, canonicalise, cse, rewrite{group=products}, merge-products,"
+        " fold, canonicalise, cse, rewrite{group=products}, rewrite{group=parts},"
+        " merge-products,"
         f" precision{{type={precision}}}, dce, layout,"
         " fuse{widening=true, columns=true}, fuse-attention, fuse-gates, fuse-siblings"
     )

@@ -96,14 +96,15 @@ def _heads(
 
 @dataclass
 class _Cache:
-    """Where the new keys of each sample belong. `past` and `total` are (batch, 1, 1, 1); a `past`
-    of None is 0. `length` is what the cache holds at least."""
+    """Where the new keys of each sample belong. `past`, their number, and `last`, the position of
+    the last new one, are (batch, 1, 1, 1); a `past` of None is 0. `length` is what the cache holds
+    at least."""
 
     batch: int
     rows: int
     length: int
     past: Value | None
-    total: Value
+    last: Value
 
     def positions(self, b: Builder, given: Value | None) -> Value:
         """The positions of the queries: (batch, rows). Of those given for a prompt only the very
@@ -138,7 +139,7 @@ class _Cache:
         band = Band(self.rows, columns, 0, causal, left, -1)
         if not band.is_full:
             return band.allowed(b, self.past)
-        return b.Less(b.constant(np.arange(columns)), self.total)
+        return b.LessOrEqual(b.constant(np.arange(columns)), self.last)
 
 
 def _cache(b: Builder, seqlens: Value, length: int, q: Value) -> _Cache:
@@ -148,9 +149,8 @@ def _cache(b: Builder, seqlens: Value, length: int, q: Value) -> _Cache:
     last = b.Reshape(b.Cast(seqlens, to=dtypes.i64.onnx), np.array((-1, 1, 1, 1)))
     if last.tensor.dims[0] != batch:
         raise ModelError(f"seqlens_k holds {last.tensor.dims[0]} lengths for {batch} samples")
-    total = b.Add(last, 1)
-    past = None if rows == length else b.Sub(total, rows)
-    return _Cache(batch, rows, length, past, total)
+    past = b.Add(last, 1 - rows) if rows > 1 else last
+    return _Cache(batch, rows, length, None if rows == length else past, last)
 
 
 def _lengthened(b: Builder, x: Value, length: int) -> Value:

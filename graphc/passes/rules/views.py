@@ -9,6 +9,7 @@ from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import ints, inverse, is_static, permutation, shape_of
 from graphc.passes.rules.operands import MOST
+from graphc.passes.structure import is_movement
 
 x, shape, y, indices, data = var("x shape y indices data")
 
@@ -129,6 +130,18 @@ def split_of_concat(rw, concat, split, parts, y):
     if [v.type for v in split.outputs] != [v.type for v in parts]:
         return rw.skip("the parts are not the same")
     return parts
+
+
+@rule("split-to-slices", P.Split(x, opt(y)), group="parts")
+def split_to_slices(rw, split, x, y):
+    """split(x) == x[..a], x[a..b], ..   for an x that is moved only: whoever reads a part then
+    moves it from where it was computed."""
+    if x.producer is None or not is_movement(x.producer):
+        return rw.skip("it splits what is computed, which may be part of that")
+    axis = rw.attr(split, "axis") % x.tensor.rank
+    extents = [shape_of(part)[axis] for part in split.outputs]
+    starts = np.cumsum([0, *extents[:-1]])
+    return [sliced(rw, x, axis, int(a), n) for a, n in zip(starts, extents, strict=True)]
 
 
 @rule("slice-of-concat", P.Slice(P.Concat(rest("parts")), rest("bounds")))
