@@ -3,7 +3,7 @@
 Scalar bodies are evaluated on whole arrays: each index in scope becomes an array axis, loads become
 views of the operand where their indices are affine (sliding windows) and numpy indexing elsewhere,
 and reductions reduce the trailing axes. An out-of-range index, legal in the branch a `select` does
-not take, reads some element or zero. A sum of products is evaluated by einsum over the two factors,
+not take, reads some element or zero. A sum of products is evaluated by einsum over the factors,
 which makes convolutions of real models feasible. Large outputs are computed in slices so that
 memory stays bounded. It judges every backend, and is itself judged by ONNX Runtime.
 """
@@ -11,7 +11,7 @@ memory stays bounded. It judges every backend, and is itself judged by ONNX Runt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -184,17 +184,28 @@ def _largest_reduction(expr: Expr) -> int:
     return max(sizes)
 
 
-def factors(node: Reduce) -> tuple[Expr, Expr] | None:
-    """The two factors of a sum of products, if each depends on only some of the indices."""
-    inner = node.body
-    casts: list[Call] = []
-    if not (node.op == "sum" and isinstance(inner, Call) and inner.op.name == "mul" and not casts):
+def factors(node: Reduce) -> tuple[Expr, ...] | None:
+    """The factors of a sum of products, if each depends on only some of the indices. More than two
+    of narrow floats are not taken apart, as they are rounded in between."""
+    if node.op != "sum" or not (isinstance(node.body, Call) and node.body.op.name == "mul"):
         return None
-    a, b = inner.args
-    used_a, used_b = free_indices(a), free_indices(b)
-    if not (used_a - used_b and used_b - used_a):
+    found = node.body.args
+    if node.dtype.compute is node.dtype:
+        found = tuple(_multiplied(node.body))
+    used = [free_indices(x) for x in found]
+    every = frozenset().union(*used)
+    if len(found) == 2 and not (used[0] - used[1] and used[1] - used[0]):
         return None
-    return (a, b) if all(x in used_a | used_b for x in node.axes) else None
+    return found if all(x != every for x in used) and every.issuperset(node.axes) else None
+
+
+def _multiplied(node: Expr) -> Iterator[Expr]:
+    """The factors of a product."""
+    if isinstance(node, Call) and node.op.name == "mul":
+        for part in node.args:
+            yield from _multiplied(part)
+    else:
+        yield node
 
 
 class _Evaluator:
@@ -328,9 +339,9 @@ class _Evaluator:
     def _reduce(self, node: Reduce, scope: tuple[Index, ...]) -> np.ndarray:
         if any(a.extent == 0 for a in node.axes):
             return np.asarray(node.identity.value, node.dtype.np)
-        pair = factors(node)
-        if pair and node.dtype.is_number:
-            return self._contract(node, pair, scope)
+        found = factors(node)
+        if found and node.dtype.is_number:
+            return self._contract(node, found, scope)
         inner = scope + node.axes
         value = self.run(node.term, inner)
         value = _with_rank(value, len(inner))
@@ -352,11 +363,11 @@ class _Evaluator:
             out = ufunc.reduce(wide, axis=where, dtype=None if logical else dtype.compute.np)
         return np.asarray(out).astype(dtype.np)
 
-    def _contract(self, node: Reduce, pair, scope: tuple[Index, ...]) -> np.ndarray:
+    def _contract(self, node: Reduce, found, scope: tuple[Index, ...]) -> np.ndarray:
         operands: list[Any] = []
         everything = scope + node.axes
         number = {x: n for n, x in enumerate(everything)}
-        for factor in pair:
+        for factor in found:
             own = tuple(x for x in everything if x in free_indices(factor))
             value = np.broadcast_to(self.run(factor, own), tuple(x.count for x in own))
             operands += [value.astype(_accumulator(node.dtype)), [number[x] for x in own]]

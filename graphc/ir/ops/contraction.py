@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce as fold
+from itertools import combinations
 
 import numpy as np
 
@@ -169,6 +174,55 @@ def _labels(term: str, rank: int, equation: str) -> list[str]:
 def _expand(term: str, ellipsis: list[str]) -> list[str]:
     before, dots, after = term.partition("...")
     return [*before, *(ellipsis if dots else []), *after]
+
+
+@dataclass(frozen=True)
+class PairedTerms:
+    """A product of two operands, by their positions among those left, and its equation. The result
+    becomes the last of those left."""
+
+    left: int
+    right: int
+    equation: str
+
+
+def in_pairs(plan: EinsumPlan) -> list[PairedTerms] | str:
+    """Products of two operands each that give an Einsum of more, or why one sum is better. The next
+    pair is always the one whose result is the smallest, compared with what it is made of."""
+    names = dict(zip(plan.extents, string.ascii_letters))
+    if len(names) < len(plan.extents):
+        return f"{len(plan.extents)} labels are more than there are letters"
+    terms = [tuple(term) for term in plan.inputs]
+    steps, products = [], 0
+    while len(terms) > 1:
+        found = min(_pairs(plan, terms), key=lambda pair: pair[:2])
+        _, space, left, right, result = found
+        texts = ["".join(names[x] for x in t) for t in (terms[left], terms[right], result)]
+        steps.append(PairedTerms(left, right, f"{texts[0]},{texts[1]}->{texts[2]}"))
+        terms = [t for n, t in enumerate(terms) if n not in (left, right)] + [result]
+        products += space
+    if products >= math.prod(plan.extents.values()):
+        return "one sum takes no more products"
+    return steps
+
+
+def _pairs(plan: EinsumPlan, terms: list[tuple[str, ...]]) -> Iterator[tuple]:
+    """Of each two terms: what their product gains in size, how many products it takes, their
+    positions, and the labels of the result."""
+    uses = Counter(x for term in terms for x in set(term))
+    sizes: dict[str, int] = {x: int(extent) for x, extent in plan.extents.items()}  # type: ignore
+
+    def size(labels: Iterable[str]) -> int:
+        return math.prod(sizes[x] for x in set(labels))
+
+    for (m, left), (n, right) in combinations(enumerate(terms), 2):
+        both = tuple(dict.fromkeys((*left, *right)))
+        result = tuple(plan.output)
+        if len(terms) > 2:
+            result = tuple(
+                x for x in both if x in plan.output or uses[x] > (x in left) + (x in right)
+            )
+        yield size(result) - size(left) - size(right), size(both), m, n, result
 
 
 def _einsum_shape(*operands, equation):

@@ -1,9 +1,10 @@
 """Operators with very many operands are taken apart: a kernel has a parameter for each, and both
-compilers and launches take only so many.
+compilers and launches take only so many. Products of more than two are, where that saves work.
 """
 
 from __future__ import annotations
 
+from graphc.ir.ops.contraction import EinsumPlan, in_pairs
 from graphc.passes.pattern import P, rest
 from graphc.passes.rewriter import rule
 
@@ -42,6 +43,25 @@ def many_parts(rw, op, parts):
         return None
     axis = rw.attr(op, "axis")
     return rw.Concat(*_joined(rw, "Concat", parts, axis=axis), axis=axis)
+
+
+@rule("paired-products", P.Einsum(rest("operands")), group=GROUP)
+def paired_products(rw, op, operands):
+    """sum(a * b * c) == sum(sum(a * b) * c), where the inner sum is over what only a and b have.
+    Narrow floats are multiplied as float32, and rounded once."""
+    if len(operands) < 3:
+        return None
+    plan = EinsumPlan(rw.attr(op, "equation"), [x.tensor.static_shape for x in operands])
+    steps = in_pairs(plan)
+    if isinstance(steps, str):
+        return rw.skip(steps)
+    dtype = op.output.tensor.dtype
+    wide = dtype.compute
+    left = [x if wide is dtype else rw.Cast(x, to=wide.onnx) for x in operands]
+    for step in steps:
+        product = rw.Einsum(left[step.left], left[step.right], equation=step.equation)
+        left = [x for n, x in enumerate(left) if n not in (step.left, step.right)] + [product]
+    return left[0] if wide is dtype else rw.Cast(left[0], to=dtype.onnx)
 
 
 def _joined(rw, name, operands, **attrs):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import string
+
 import numpy as np
 import pytest
+from every_target import agree_everywhere
 from ort_compare import agree, run_both
 from single_op import run_op
 
@@ -205,6 +208,26 @@ PRODUCTS = [
 @pytest.mark.parametrize("a, b", PRODUCTS)
 def test_matmul(a, b):
     agree("MatMul", floats(*a), floats(*b))
+
+
+@pytest.mark.parametrize("count, size", [(8, 5), (51, 2)])
+def test_chains_of_products(count, size):
+    """One sum over all labels would take size ** (count - 1) steps for an element."""
+    letters = string.ascii_letters
+    terms = ",".join(letters[n : n + 2] for n in range(count))
+    equation = f"{terms}->{letters[0]}{letters[count]}"
+    matrices = [floats(size, size) for _ in range(count)]
+    graph = new_graph(**{f"x{n}": TensorType(dtypes.f32, m.shape) for n, m in enumerate(matrices)})
+    graph.set_results([Builder(graph).Einsum(*graph.params, equation=equation)])
+    graph.phase = "typed"
+    expected = np.linalg.multi_dot([m.astype(np.float64) for m in matrices]).astype(np.float32)
+    agree_everywhere(graph, matrices, [expected])
+
+
+def test_sums_of_three_factors():
+    agree("Einsum", floats(2, 3, 4), floats(4, 5), floats(2, 5), equation="bij,jk,bk->ik")
+    agree("Einsum", floats(4, 4), floats(4, 5), floats(5, 5), equation="ii,ij,jj->i")
+    agree("Einsum", floats(3, 1), floats(3, 5), floats(5, 2), equation="ij,ij,jk->ik")
 
 
 def test_gemm():
