@@ -12,7 +12,7 @@ from graphc.ir.expr import as_expr
 from graphc.ir.interp import interpret
 from graphc.ir.kernel import For, walk_stmts
 from graphc.ir.simplify import bounds
-from tests.backends.cuda.cuda_programs import graph_of, needs_compiler
+from tests.backends.cuda.cuda_programs import bank_conflicts, graph_of, needs_compiler
 
 pytestmark = needs_compiler
 RNG = np.random.default_rng(3)
@@ -140,6 +140,15 @@ def test_first_in_order(shape, wanted, axis, dtype):
     values, indices = run(x)
     np.testing.assert_array_equal(indices, order)
     np.testing.assert_array_equal(values, np.take_along_axis(x, order, axis))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("shape", [(3, 2048), (5, 77), (400, 1000)])
+def test_sorting_has_no_bank_conflicts(shape, dtype):
+    body = "const %k : i64[1] = [7]\n  %y0, %y1 = TopK(%x0, %k)"
+    text = graph(body, f"{dtype}[{','.join(map(str, shape))}]", outputs=2)
+    found = bank_conflicts(cuda_program(graph_of(text)), "TopK")
+    assert found and max(found.values()) == 0
 
 
 @pytest.mark.parametrize("wanted", [1, 50, 128256])

@@ -7,6 +7,9 @@ done again. If they are many, runs are merged two by two: an item's place is its
 run plus the number of items of the other one that come before, which a binary search finds. Items
 are compared by value and position, so that no two are equal and every order gives one result.
 Where a part ends beyond the line, items that come after all others take the places.
+
+The lower slots of neighbouring pairs have half of the banks of shared memory, and the higher ones
+the other half. So one half of a warp accesses lower slots while the other accesses higher ones.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ LEAST = 16  # items of a line that are worth several threads
 SLOTS = 2048  # items that a block sorts of one line
 SHORT_SLOTS = 1024  # the same of several lines
 THREADS = 512  # of a block
+BANKS = 5  # slots that are less than 2 ** 5 apart share banks with those of other threads
+HALF = 4  # the bit of a thread's number that tells the halves of a warp apart
 MANY_BLOCKS = 256  # from which blocks take several lines each
 
 Item = tuple[Expr, Expr]
@@ -197,8 +202,11 @@ def _network(
             mask = (one << shift) - 1
             start, inside = (pair >> shift) << (shift + 1), pair & mask
             end = start + mask + one + (mask - inside if mirrored else inside)
+            turned = k.let((shift < BANKS) & ((pair >> HALF) & one).eq(1))
             low, high = (known(k, x, block.slots) for x in (start + inside, end))
-            _exchange(k, held, low, high, what)
+            slots = select(turned, high, low), select(turned, low, high)
+            first, second = (known(k, x, block.slots) for x in slots)
+            _exchange(k, held, first, second, turned, what)
         k.emit(Barrier())
 
     with k.loop(block.size.bit_length() - 1) as stage:
@@ -208,14 +216,14 @@ def _network(
 
 
 def _exchange(
-    k: Collectives, held: tuple[Buffer, ...], low: Expr, high: Expr, what: Leaders
+    k: Collectives, held: tuple[Buffer, ...], first: Expr, second: Expr, turned: Expr, what: Leaders
 ) -> None:
-    """Puts two slots into order."""
-    a, b = ((k.let(held[0][x]), k.let(held[1][x])) for x in (low, high))
-    with k.when(what.precedes(b, a)):
+    """Puts two slots into order, the first of which is the higher one where they are turned."""
+    a, b = ((k.let(held[0][x]), k.let(held[1][x])) for x in (first, second))
+    with k.when(what.precedes(b, a) ^ turned):
         for buffer, left, right in zip(held, b, a):
-            k.store(buffer, low, left)
-            k.store(buffer, high, right)
+            k.store(buffer, first, left)
+            k.store(buffer, second, right)
 
 
 # ---------------------------------------------------------------- runs
