@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Expr, as_expr, call, cast, ceil, floor, maximum, minimum, reduce, select
+from graphc.ir.expr import Expr, as_expr, call, cast, ceil, floor, maximum, minimum, select
 from graphc.ir.kernel import Buffer, KernelBuilder
-from graphc.ir.opdef import Float, Int, axes, imperative, op
+from graphc.ir.opdef import Float, Int, imperative
 from graphc.ir.ops.helpers import wrap_index
 from graphc.ir.types import TensorType
 
 
-def _max_roi_shape(x, rois, *, pooled_shape):
+def _max_roi_type(x, rois, *, pooled_shape):
     if x.rank != 4 or rois.rank != 2 or rois.shape[1] != 5 or len(pooled_shape) != 2:
         raise ModelError(
             f"takes images [N, C, H, W], regions [count, 5] and a pooled_shape of two, "
             f"found {x.type}, {rois.type} and {list(pooled_shape)}"
         )
-    return (rois.shape[0], x.shape[1], *pooled_shape)
+    return TensorType(x.dtype, (rois.shape[0], x.shape[1], *pooled_shape))
 
 
 def _bin(o, first: Expr, last: Expr, bins: int, extent) -> tuple[Expr, Expr]:
@@ -31,25 +31,27 @@ def _bin(o, first: Expr, last: Expr, bins: int, extent) -> tuple[Expr, Expr]:
     return first_element, after_last
 
 
-@op("MaxRoiPool", infer=_max_roi_shape)
-def max_roi_pool(i, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
+@imperative("MaxRoiPool", infer=_max_roi_type)
+def max_roi_pool(k, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
     """Largest element of each bin of each region; 0 in empty bins.
 
     A region is (image, x1, y1, x2, y2); corners are scaled and rounded half up, both included.
     """
-    n, c, *where = i
-    x1, y1, x2, y2 = (floor(rois[n, k] * spatial_scale + 0.5) for k in range(1, 5))
-    (top, bottom), (left, right) = (
-        _bin(o, first, last, bins, extent)
-        for o, first, last, bins, extent in zip(
-            where, (y1, x1), (y2, x2), pooled_shape, x.shape[2:]
+    (y,) = k.outputs
+    with k.loops(*y.shape, kind="parallel") as (region, channel, *where):
+        x1, y1, x2, y2 = (floor(rois[region, n] * spatial_scale + 0.5) for n in range(1, 5))
+        (top, bottom), (left, right) = (
+            tuple(map(k.let, _bin(o, first, last, bins, extent)))
+            for o, first, last, bins, extent in zip(
+                where, (y1, x1), (y2, x2), pooled_shape, x.shape[2:]
+            )
         )
-    )
-    h, w = axes(*x.shape[2:])
-    inside = (h >= top) & (h < bottom) & (w >= left) & (w < right)
-    value = x[wrap_index(rois[n, 0], x.shape[0]), c, h, w]
-    largest = reduce("max", select(inside, value, x.dtype.min), (h, w))
-    return select((bottom > top) & (right > left), largest, 0)
+        image = k.let(wrap_index(rois[region, 0], x.shape[0]))
+        largest = k.var(x.dtype, x.dtype.min)
+        with k.loop(maximum(bottom - top, 0)) as h, k.loop(maximum(right - left, 0)) as w:
+            k.store(largest, (), maximum(largest[()], x[image, channel, top + h, left + w]))
+        filled = (bottom > top) & (right > left)
+        k.store(y, (region, channel, *where), select(filled, largest[()], 0))
 
 
 # ---------------------------------------------------------------- RoiAlign

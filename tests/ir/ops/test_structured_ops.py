@@ -198,6 +198,19 @@ def test_regions_of_interest():
     agree("MaxRoiPool", x, rois, pooled_shape=[3, 2], spatial_scale=0.7)
 
 
+def test_regions_that_leave_the_image_or_lie_in_it_wholly():
+    x = floats(2, 3, 20, 17)
+    corners = rng.uniform(-5, 40, (9, 2))
+    boxes = np.concatenate([corners, corners + rng.uniform(0, 30, (9, 2))], axis=1)
+    rois = np.concatenate([rng.integers(0, 2, (9, 1)), boxes], axis=1).astype(np.float32)
+    attrs = {"pooled_shape": (3, 2), "spatial_scale": 0.5}
+    agree("MaxRoiPool", x, rois, **attrs)
+    graph = new_graph(x=TensorType(dtypes.f32, x.shape), rois=TensorType(dtypes.f32, rois.shape))
+    graph.set_results([Builder(graph).MaxRoiPool(*graph.params, **attrs)])
+    graph.phase = "typed"
+    agree_everywhere(graph, [x, rois], [run_op("MaxRoiPool", x, rois, **attrs)])
+
+
 # ---------------------------------------------------------------- contractions
 
 PRODUCTS = [
