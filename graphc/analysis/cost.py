@@ -1,9 +1,7 @@
 """Operations and bytes of typed ops and of kernels, read off their bodies.
 
-An operation is one arithmetic operation or comparison on data: a multiply-add counts two, exp and
-the like one. Index arithmetic (64-bit integers), choices, conversions and copies count nothing.
-Bytes are those an op must move at the least: the parts of its operands that it reads, each once,
-and its results.
+Operations are those of ir/operations.py. Bytes are those an op must move at the least: the parts of
+its operands that it reads, each once, and its results.
 """
 
 from __future__ import annotations
@@ -11,16 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from graphc.ir.dtypes import boolean, i64
-from graphc.ir.expr import Call, Expr, Load, Reduce
+from graphc.ir.expr import Expr, Load, Reduce
 from graphc.ir.graph import Op, Region
 from graphc.ir.imperative import imperative_kernel
 from graphc.ir.infer import expand, op_body
-from graphc.ir.kernel import Body, For, If, Intrin, Kernel, Let, Store, While, walk_stmts
+from graphc.ir.kernel import Intrin, Kernel, walk_stmts
+from graphc.ir.operations import kernel_operations, operations
 from graphc.ir.types import TensorType
 from graphc.passes.structure import has_body
-
-FREE = frozenset(("select", "cast", "cast_sat", "bitcast"))
 
 
 @dataclass(frozen=True)
@@ -52,15 +48,12 @@ def op_cost(op: Op) -> Cost:
 def op_flops(op: Op) -> int:
     """Operations of an op. Bodies of control flow count once, whatever the trip count."""
     if has_body(op):
-        return sum(
-            v.tensor.size * expr_flops(op_body(op, n))
-            for n, v in enumerate(op.outputs)
-            if v.tensor.is_static
-        )
+        static = [n for n, v in enumerate(op.outputs) if v.tensor.is_static]
+        return operations(op_body(op, n) for n in static)
     if op.defn.form == "composite" and _is_typed(op):
         return region_flops(expand(op)[0])
     if op.defn.form == "imperative" and _is_typed(op):
-        return kernel_flops(imperative_kernel(op))
+        return kernel_operations(imperative_kernel(op))
     return sum(region_flops(region) for region in op.regions)
 
 
@@ -72,58 +65,6 @@ def region_flops(region: Region) -> int:
 def _is_typed(op: Op) -> bool:
     values = [v for v in (*op.inputs, *op.outputs) if v is not None]
     return all(isinstance(v.type, TensorType) and v.type.is_static for v in values)
-
-
-def expr_flops(root: Expr) -> int:
-    """Operations of evaluating an expression once; what it shares is evaluated once."""
-    return sum(_own_flops(node) for node in _evaluated(root))
-
-
-def _own_flops(node: Expr) -> int:
-    if isinstance(node, Reduce):
-        return _trips(node) * (expr_flops(node.body) + 1)
-    if not isinstance(node, Call) or node.op.name in FREE:
-        return 0
-    if any(a.dtype is i64 or a.dtype is boolean for a in node.args):
-        return 0
-    return 2 if node.op.name == "fma" else 1
-
-
-def _evaluated(root: Expr) -> list[Expr]:
-    """The distinct nodes evaluated at one point: not what is inside loads or reductions."""
-    seen = {root: None}
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if not isinstance(node, (Load, Reduce)):
-            new = [c for c in node.children if c not in seen]
-            seen.update(dict.fromkeys(new))
-            stack.extend(new)
-    return list(seen)
-
-
-def _trips(node: Reduce) -> int:
-    return math.prod(a.extent if isinstance(a.extent, int) else 1 for a in node.axes)
-
-
-def kernel_flops(kernel: Kernel) -> int:
-    """Operations of a kernel. Loops of unknown extent count their width, or one iteration."""
-    return _body_flops(kernel.body)
-
-
-def _body_flops(body: Body) -> int:
-    total = 0
-    for stmt in body:
-        if isinstance(stmt, For):
-            extent = stmt.extent if isinstance(stmt.extent, int) else max(stmt.width, 1)
-            total += extent * _body_flops(stmt.body)
-        elif isinstance(stmt, (Let, Store)):
-            total += expr_flops(stmt.value)
-        elif isinstance(stmt, If):
-            total += max(_body_flops(stmt.then), _body_flops(stmt.orelse))
-        elif isinstance(stmt, While):
-            total += _body_flops(stmt.body)
-    return total
 
 
 def instructions(kernel: Kernel) -> set[str]:
@@ -168,3 +109,20 @@ def _count_loads(root: Expr, times: int, found: dict[int, int]) -> None:
             found[int(node.source)] = found.get(int(node.source), 0) + times
             for index in node.index:
                 _count_loads(index, times, found)
+
+
+def _evaluated(root: Expr) -> list[Expr]:
+    """The distinct nodes evaluated at one point: not what is inside loads or reductions."""
+    seen = {root: None}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, (Load, Reduce)):
+            new = [c for c in node.children if c not in seen]
+            seen.update(dict.fromkeys(new))
+            stack.extend(new)
+    return list(seen)
+
+
+def _trips(node: Reduce) -> int:
+    return math.prod(a.extent if isinstance(a.extent, int) else 1 for a in node.axes)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphc.analysis.cost import Cost, instructions, kernel_flops, op_cost
+from graphc.analysis.cost import Cost, instructions, op_cost
 from graphc.analysis.memory import ArenaUse, arena_use, picture
 from graphc.analysis.roofline import Machine
 from graphc.analysis.text import duration, nbytes, quantity, table
 from graphc.ir.graph import Graph, Op
+from graphc.ir.operations import kernel_operations
 from graphc.ir.program import Program
 from graphc.ir.types import TensorType
 
@@ -30,7 +31,7 @@ class StepCost:
 
 def step_costs(program: Program, machine: Machine) -> list[StepCost]:
     """The steps of a program, in order."""
-    flops = {name: kernel_flops(kernel) for name, kernel in program.kernels.items()}
+    flops = {name: kernel_operations(kernel) for name, kernel in program.kernels.items()}
     machines = {n: machine.using(instructions(kernel)) for n, kernel in program.kernels.items()}
     found = []
     for step in program.steps:

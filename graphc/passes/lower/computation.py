@@ -10,7 +10,8 @@ are renamed by the position of their op, so that no two nested reductions share 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +27,7 @@ from graphc.ir.expr import (
     Reduce,
     cast,
     cost,
+    free_indices,
     loads,
     transform,
     walk,
@@ -34,6 +36,7 @@ from graphc.ir.expr import substitute as substitute_expr
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
 from graphc.ir.kernel import Buffer, Kernel
+from graphc.ir.operations import operations
 from graphc.ir.simplify import flatten_index, simplify
 from graphc.ir.types import TensorType
 
@@ -234,7 +237,8 @@ class Lowered:
     The outputs of `prepare`, in order, are the first of `temporaries`, which later preparations may
     read; a preparation that reads only constants is done at compile time. Other temporaries are
     filled by the kernels of `before`, which run after the preparations, in order. `inplace` lists
-    (output, input) buffers that may share their memory.
+    (output, input) buffers that may share their memory. `flops`, and `read`, at most how many
+    elements of a buffer are read, where that is known, are for rooflines.
     """
 
     kernel: Kernel
@@ -243,19 +247,26 @@ class Lowered:
     before: list[Kernel] = field(default_factory=list)
     inplace: list[tuple[str, str]] = field(default_factory=list)
     flops: int = 0
+    read: Mapping[str, int] = field(default_factory=dict)
+
+
+def elements_read(part: Computation) -> Mapping[str, int]:
+    """At most how many elements of each input a computation reads: of a table, as many as are
+    looked up."""
+    found: Counter[str] = Counter()
+    for load in dict.fromkeys(x for o in part.outputs for x in loads(o.expr)):
+        found[str(load.source)] += math.prod(x.count for x in free_indices(load))
+    return found
 
 
 def multiply_adds(part: Computation) -> int:
     """The products that the sums of products of a computation add."""
-    total = 0
-    for output in part.outputs:
-        sums = (n for n in walk(output.expr) if isinstance(n, Reduce) and n.op == "sum")
-        each = sum(
-            math.prod(a.count for a in node.axes) for node in sums
-            if isinstance(node.body, Call) and node.body.op.name == "mul"
-        )  # fmt: skip
-        total += each * math.prod(output.buffer.shape)
-    return total
+    sums = (n for o in part.outputs for n in walk(o.expr) if isinstance(n, Reduce))
+    return sum(
+        math.prod(x.count for x in (*free_indices(node), *node.axes))
+        for node in dict.fromkeys(sums)
+        if node.op == "sum" and isinstance(node.body, Call) and node.body.op.name == "mul"
+    )
 
 
 def in_place(part: Computation) -> list[tuple[str, str]]:
@@ -279,6 +290,11 @@ def in_place(part: Computation) -> list[tuple[str, str]]:
     return found
 
 
+def flops(part: Computation) -> int:
+    """The arithmetic operations of a computation, for rooflines."""
+    return operations(o.expr for o in part.outputs)
+
+
 def work(part: Computation) -> int:
-    """Roughly the operations done, for deciding whether threads pay."""
+    """Roughly what a computation takes, in multiply-adds, for deciding when it is done."""
     return sum(math.prod(o.extents) * min(cost(o.expr), 1 << 20) for o in part.outputs)

@@ -34,9 +34,9 @@ from graphc.passes.lower.computation import (
     Computation,
     Lowered,
     flat_buffer,
+    flops,
     in_place,
     loop_indices,
-    work,
 )
 from graphc.passes.lower.guards import guard_atoms
 from graphc.passes.lower.pieces import segments, turned_constants
@@ -61,13 +61,13 @@ RECOMPUTE_COST = 8  # a value cheaper than this is computed again rather than ke
 
 def lower_nest(computation: Computation, options: NestOptions, name: str = "nest") -> Lowered:
     """The kernel of a computation whose outputs share one iteration space."""
-    flops, inplace = work(computation), in_place(computation)
+    count, inplace = flops(computation), in_place(computation)
     prepare: list[Computation] = []
     temporaries: list[Buffer] = []
     if options.vector_bytes:
         computation, prepare, temporaries = turned_constants(computation)
     kernel = Nest(computation, options).kernel(name)
-    return Lowered(kernel, prepare, temporaries, inplace=inplace, flops=flops)
+    return Lowered(kernel, prepare, temporaries, inplace=inplace, flops=count)
 
 
 @dataclass

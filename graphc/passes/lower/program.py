@@ -30,6 +30,7 @@ from graphc.passes.lower.computation import (
     Lowered,
     Output,
     computation,
+    elements_read,
     input_names,
     multiply_adds,
     physical_buffer,
@@ -154,7 +155,8 @@ class Lowering:
         params = {b.name: b for access in ("in", "out") for each in lowered
                   for b in each.kernel.params if b.access == access}  # fmt: skip
         kernel = replace(lowered[0].kernel, params=tuple(params.values()), body=body)
-        return Lowered(kernel, flops=sum(each.flops for each in lowered))
+        read = sum((Counter(each.read) for each in lowered), Counter())
+        return Lowered(kernel, flops=sum(each.flops for each in lowered), read=read)
 
     def is_view(self, part: Computation, output: Value, names: dict[str, Value]) -> bool:
         """Whether the computation of an output is a piece of an operand, and so needs no kernel."""
@@ -185,8 +187,9 @@ class Lowering:
     def choose(self, part: Computation) -> Lowered:
         """The first strategy's answer; equal computations (layer after layer) are lowered once."""
         if part not in self.chosen:
-            lowered = self._choose(part)
-            self.chosen[part] = replace(lowered, kernel=without_unread_inputs(lowered.kernel))
+            lowered, read = self._choose(part), elements_read(part)
+            kernel = without_unread_inputs(lowered.kernel)
+            self.chosen[part] = replace(lowered, kernel=kernel, read=read)
         return self.chosen[part]
 
     def _choose(self, part: Computation) -> Lowered:
@@ -236,7 +239,8 @@ class Lowering:
         )  # fmt: skip
         overlaps = self.overlaps(kernel, places)
         self.calls.append(Call(
-            kernel.name, arguments, reads, writes, op.loc, lowered.flops, macs, pairs, overlaps
+            kernel.name, arguments, reads, writes, op.loc, lowered.flops, macs, pairs, overlaps,
+            tuple(lowered.read.get(b.name) for b in lowered.kernel.params),
         ))  # fmt: skip
 
     def overlaps(self, kernel: Kernel, places: dict[str, str]) -> tuple[tuple[str, str, int], ...]:
@@ -332,7 +336,7 @@ class Lowering:
         steps = []
         for call in (self.calls[n] for n in arena.order):
             slots = tuple(arena.slot(self.storages[a], renumber) for a in call.arguments)
-            nbytes = sum(s.elements * s.dtype.size for s in slots)
+            nbytes = _moved(slots, call.touched)
             steps.append(Step(call.kernel, slots, call.loc, call.flops, nbytes, call.macs))
         kernels = {k.name: k for k in self.kernels.values()}
         return Program(
@@ -353,6 +357,13 @@ class Lowering:
         named = [("input", n, self.storages.of_value[v]) for n, v in enumerate(self.graph.params)]
         named += [("output", n, name) for n, name in enumerate(self.results)]
         return {(side, n): arena.slot(self.storages[s], {}) for side, n, s in named}
+
+
+def _moved(slots: Sequence[Slot], touched: Sequence[int | None]) -> int:
+    """The bytes that a call reads and writes at the least."""
+    most = touched or [None] * len(slots)
+    elements = (s.elements if n is None else min(n, s.elements) for s, n in zip(slots, most))
+    return sum(n * s.dtype.size for n, s in zip(elements, slots))
 
 
 def lower(

@@ -41,7 +41,8 @@ class Storage:
 @dataclass
 class Call:
     """A kernel call on storages by name; `inplace` lists (output, input) that may coincide, and
-    `overlaps` (output, input, bytes) that may overlap if they start at most that far apart."""
+    `overlaps` (output, input, bytes) that may overlap if they start at most that far apart;
+    `touched` says at most how many elements of each argument are read or written, where known."""
 
     kernel: str
     arguments: tuple[str, ...]
@@ -52,6 +53,7 @@ class Call:
     macs: int = 0
     inplace: tuple[tuple[str, str], ...] = ()
     overlaps: tuple[tuple[str, str, int], ...] = ()
+    touched: tuple[int | None, ...] = ()
 
 
 @dataclass

@@ -34,7 +34,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import For, Let
 from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
-from graphc.passes.lower.computation import Computation, Lowered, in_place, work
+from graphc.passes.lower.computation import Computation, Lowered, flops, in_place
 from graphc.passes.lower.nest import Nest, NestOptions, Point
 
 LARGE = 1 << 16  # elements from which a GPU has threads enough without one for each
@@ -47,7 +47,7 @@ SECTOR = 32  # bytes of memory that move together
 def lower_flat(computation: Computation) -> Lowered:
     """The kernel of any computation whose outputs share one iteration space."""
     kernel = FlatNest(computation, NestOptions(flat=True)).kernel("nest")
-    return Lowered(kernel, inplace=in_place(computation), flops=work(computation))
+    return Lowered(kernel, inplace=in_place(computation), flops=flops(computation))
 
 
 class FlatNest(Nest):

@@ -52,7 +52,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Alloc, Barrier, Buffer, For, Intrin, Kernel, Let
 from graphc.ir.simplify import simplify, unflatten_index
-from graphc.passes.lower.computation import Computation, Lowered, in_place, work
+from graphc.passes.lower.computation import Computation, Lowered, flops, in_place
 from graphc.passes.lower.nest import Nest, NestOptions, Point
 from graphc.passes.lower.reductions import combined
 
@@ -65,7 +65,7 @@ def lower_rows(computation: Computation, name: str = "rows") -> Lowered | str:
     kernel = nest.kernel(name)
     if nest.problem:
         return f"rows: {nest.problem}"
-    return Lowered(kernel, inplace=in_place(computation), flops=work(computation))
+    return Lowered(kernel, inplace=in_place(computation), flops=flops(computation))
 
 
 def plan_of(computation: Computation) -> Rows | str:
