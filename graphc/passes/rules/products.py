@@ -1,0 +1,179 @@
+"""Products of channels are taken where there is least to multiply.
+
+A convolution of single positions multiplies the channels of each by a matrix, and a resize mixes
+positions, each channel alone; both are linear, so they change places: heads of segmentation and
+detection networks that enlarge several maps, join and multiply them multiply the small maps. And
+two products in a row are one by the product of their matrices, if that is the smaller one. Rounding
+order changes, nothing else: products of weights are computed once, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphc.ir.graph import Op, Value
+from graphc.passes.pattern import P, const, opt, var
+from graphc.passes.rewriter import Rewriter, rule
+from graphc.passes.rules.facts import array_of, is_static, permutation, shape_of
+from graphc.passes.rules.views import reshaped
+from graphc.passes.rules.weights import is_shared
+
+x, w, b, s, u, v = var("x w b s u v")
+c = const("c")
+GROUP = "lowering"
+WIDE = (np.float32, np.float64)
+WIDENING = 2  # times the channels that a resize may have more than before
+WORTH = 8  # products saved of an element that is enlarged, at least: what mixing positions takes
+
+
+def _matrix(rw: Rewriter, conv: Op, w: Value) -> np.ndarray | None:
+    """The weights of a convolution of single positions, (outputs, inputs); None if it is none."""
+    weights = array_of(w)
+    if weights is None or weights.dtype not in WIDE:
+        return rw.skip("the weights are no constants of float32 or wider")
+    rank = weights.ndim - 2
+    is_alone = weights.shape[2:] == (1,) * rank and (rw.attr(conv, "group") or 1) == 1
+    moves = any(n != 1 for n in rw.attr(conv, "strides") or ()) or any(rw.attr(conv, "pads") or ())
+    if not is_alone or moves:
+        return rw.skip("it is no product of the channels of each position")
+    return weights.reshape(weights.shape[:2])
+
+
+def _joined(x: Value) -> list[Value]:
+    """What a value, which nobody else reads, joins along channels; else the value itself."""
+    concat = x.producer
+    if concat is None or concat.name != "Concat" or len(x.uses) != 1:
+        return [x]
+    along_channels = concat.attrs["axis"] % x.tensor.rank == 1
+    return [part for part in concat.inputs if part is not None] if along_channels else [x]
+
+
+def _enlarged(part: Value, outputs: int) -> Op | None:
+    """The resize that makes a value of a smaller one, if products in front of it are fewer."""
+    resize = part.producer
+    if resize is None or resize.name != "Resize" or len(part.uses) != 1:
+        return None
+    small, large = shape_of(resize.inputs[0]), shape_of(part)  # type: ignore[arg-type]
+    saved = large[1] * (1 - math.prod(small[2:]) / max(math.prod(large[2:]), 1))
+    is_linear = resize.attrs.get("coordinate_transformation_mode") != "tf_crop_and_resize"
+    is_spatial = small[:2] == large[:2] and is_linear
+    return resize if is_spatial and saved >= WORTH and outputs <= WIDENING * large[1] else None
+
+
+def _resized(rw: Rewriter, resize: Op, small: Value) -> Value | None:
+    """The same resize of a value with other channels; None if its sizes are not known."""
+    _, _, scales, sizes = (*resize.inputs, None, None, None)[:4]
+    if sizes is None:
+        return rw.op("Resize", small, None, scales, **resize.attrs)
+    wanted = array_of(sizes)
+    if wanted is None:
+        return None
+    axes = resize.attrs.get("axes")
+    if axes is None:
+        wanted = np.array([*shape_of(small)[:2], *wanted[2:]], np.int64)
+    elif any(axis % small.tensor.rank < 2 for axis in axes):
+        return None
+    return rw.op("Resize", small, None, None, rw.constant(wanted), **resize.attrs)
+
+
+@rule("conv-before-resize", P.Conv(x, w, opt(b)), group=GROUP)
+def conv_before_resize(rw, conv, x, w, b):
+    """W concat(x, resize(y), ..) + b == resize(Wy y) + .. + (Wx x + b)   at single positions."""
+    parts = _joined(x)
+    if not all(map(is_static, (x, conv.output, *parts))):
+        return rw.skip("shapes are not static")
+    outputs = shape_of(conv.output)[1]
+    resizes = [_enlarged(part, outputs) for part in parts]
+    if not any(resizes):
+        return None
+    matrix = _matrix(rw, conv, w)
+    if matrix is None or is_shared(w):
+        return None
+    terms, rest, own = [], [], []
+    for part, resize, weights in zip(parts, resizes, _columns(matrix, parts)):
+        if resize is None:
+            rest.append(part)
+            own.append(weights)
+            continue
+        term = _resized(rw, resize, _product(rw, conv, resize.inputs[0], weights))
+        if term is None:
+            return rw.skip("the sizes of a resize are not constant")
+        terms.append(term)
+    if rest:
+        whole = rest[0] if len(rest) == 1 else rw.Concat(*rest, axis=1)
+        terms.append(_product(rw, conv, whole, np.concatenate(own, 1), b))
+    elif b is not None:
+        terms.append(reshaped(rw, b, (1, outputs, *(1,) * (x.tensor.rank - 2))))
+    total = terms[-1]
+    for term in terms[-2::-1]:
+        total = rw.Add(total, term)
+    return total
+
+
+def _columns(matrix: np.ndarray, parts: Sequence[Value]) -> list[np.ndarray]:
+    """The columns of a matrix that multiply each part."""
+    ends = np.cumsum([shape_of(part)[1] for part in parts])
+    return np.split(matrix, ends[:-1], axis=1)
+
+
+def _product(rw: Rewriter, conv: Op, x: Value, matrix: np.ndarray, b: Value | None = None) -> Value:
+    """A convolution of single positions by a matrix."""
+    weights = matrix.reshape(*matrix.shape, *(1,) * (x.tensor.rank - 2))
+    return rw.op("Conv", x, rw.constant(np.ascontiguousarray(weights)), b, **conv.attrs)
+
+
+@rule("conv-of-tokens", P.Conv(P.Reshape(P.Transpose(x), s), w, opt(b)), group=GROUP)
+def conv_of_tokens(rw, transpose, reshape, conv, x, s, w, b):
+    """W reshape(transpose(x)) + b == transpose(reshape(x W' + b))   for x of (batch, position,
+    channel)."""
+    if x.tensor.rank != 3 or permutation(transpose) != (0, 2, 1):
+        return rw.skip("it transposes no positions and channels")
+    if not is_static(conv.output) or shape_of(reshape.output)[:2] != shape_of(x)[::2]:
+        return rw.skip("the reshape does more than fold positions")
+    matrix = _matrix(rw, conv, w)
+    if matrix is None:
+        return None
+    product = rw.MatMul(x, rw.constant(np.ascontiguousarray(matrix.T)))
+    if b is not None:
+        product = rw.Add(product, b)
+    batch, channels, *space = shape_of(conv.output)
+    image = reshaped(rw, product, (batch, *space, channels))
+    return rw.Transpose(image, perm=[0, len(space) + 1, *range(1, len(space) + 1)])
+
+
+@rule("product-of-product", P.MatMul(P.MatMul(x, u).only_use(), v), group=GROUP)
+def product_of_product(rw, first, second, x, u, v):
+    """(x U) V == x (U V)   if that is less work."""
+    return _in_one(rw, x, u, None, v)
+
+
+@rule("product-of-affine", P.MatMul(P.Add(P.MatMul(x, u).only_use(), c).only_use().commutes(), v),
+      group=GROUP)  # fmt: skip
+def product_of_affine(rw, first, add, second, x, u, c, v):
+    """(x U + c) V == x (U V) + c V   if that is less work."""
+    return _in_one(rw, x, u, c, v)
+
+
+def _in_one(rw: Rewriter, x: Value, u: Value, c: Value | None, v: Value) -> Value | None:
+    left, right, term = array_of(u), array_of(v), array_of(c)
+    if left is None or right is None or left.ndim != 2 or right.ndim != 2:
+        return rw.skip("a matrix is not constant")
+    if left.dtype not in WIDE:
+        return rw.skip("the matrices are not of float32 or wider")
+    if is_shared(u) or is_shared(v):
+        return rw.skip("the weights are large and have other users")
+    inputs, middle, outputs = *left.shape, right.shape[1]
+    if inputs * outputs >= inputs * middle + middle * outputs:
+        return rw.skip("it is no less work")
+    if term is not None and term.shape not in ((middle,), (1,), ()):
+        return rw.skip("the constant differs between rows")
+    with np.errstate(all="ignore"):
+        whole = left.astype(np.float64) @ right
+        shift = None if term is None else np.broadcast_to(term, middle).astype(np.float64) @ right
+    if not (np.isfinite(whole).all() and (shift is None or np.isfinite(shift).all())):
+        return rw.skip("a factor is not finite")
+    product = rw.MatMul(x, rw.constant(whole.astype(left.dtype)))
+    return product if shift is None else rw.Add(product, rw.constant(shift.astype(left.dtype)))
