@@ -2,8 +2,8 @@
 
 An operator says what is wanted: values that run along lines, the elements for which a condition
 holds, the first elements in some order, updates of places that elements name, items that do not
-clash. `Collectives` builds it for one thread, element after element; this is what it means. Targets
-of many threads build the same results in ways of their own.
+clash, matrices that are eliminated. `Collectives` builds it for one thread, element after element;
+this is what it means. Targets of many threads build the same results in ways of their own.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from graphc.ir.dtypes import DType, boolean, i64
+from graphc.ir.elimination import determinant
 from graphc.ir.expr import REDUCTIONS, Const, Expr, call, identity_of
 from graphc.ir.heap import Heap, swap_in
 from graphc.ir.kernel import Buffer, KernelBuilder
 
 Place = tuple[Expr, ...]
+SMALL_MATRIX = 1 << 12  # bytes that a thread has on its stack
+
+
+def _element_of(matrix: Place, row: Expr, column: Expr) -> Place:
+    return (*matrix, row, column)
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,18 @@ class Picked:
     finish: Callable[[Expr], None]
 
 
+@dataclass(frozen=True)
+class Eliminated:
+    """Square matrices of `size` rows, one for each index of `lines`, whose `element` of a row and a
+    column has type `dtype`. `put` gets the determinant of each, by Gaussian elimination."""
+
+    lines: tuple[int, ...]
+    size: int
+    dtype: DType
+    element: Callable[[Place, Expr, Expr], Expr]
+    put: Callable[[Place, Expr], None]
+
+
 class Collectives(KernelBuilder):
     """Builds kernels of operators for one thread, or one for each line."""
 
@@ -133,6 +151,19 @@ class Collectives(KernelBuilder):
                 self.store(value, (), what.combined(value[()], what.element(line, j)))
                 if not what.exclusive:
                     what.put(line, j, value[()])
+
+    def eliminated(self, what: Eliminated) -> None:
+        """A copy of each matrix, on the stack if it is small."""
+        size, stays = what.size, what.size**2 * what.dtype.size <= SMALL_MATRIX
+        shape = (size, size)
+        if not stays:
+            matrices = self.alloc(what.dtype, (*what.lines, *shape), "scratch")
+        with self.loops(*what.lines, kind="parallel") as line:
+            matrix = self.alloc(what.dtype, shape) if stays else matrices
+            at = partial(_element_of, () if stays else line)
+            with self.loops(*shape) as (row, column):
+                self.store(matrix, at(row, column), what.element(line, row, column))
+            what.put(line, determinant(self, matrix, at, size))
 
     def kept(self, what: Kept) -> None:
         """Counts positions one after the other."""

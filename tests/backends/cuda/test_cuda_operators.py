@@ -258,3 +258,23 @@ def test_classes_are_drawn_as_on_one_thread():
     text = graph("%y0 = Multinomial(%x0) {sample_size=9, seed=2.0, dtype=7}", "f32[3,700]")
     x = RNG.standard_normal((3, 700)).astype(np.float32)
     np.testing.assert_array_equal(simulated(text)(x)[0], interpret(graph_of(text), [x])[0])
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 16), (37, 37), (1, 3, 70, 70)], ids=str)
+def test_determinants(shape):
+    x = RNG.standard_normal(shape).astype(np.float32) / np.float32(shape[-1] ** 0.5 / 1.6)
+    text = graph("%y0 = Det(%x0)", f"f32[{','.join(map(str, shape))}]")
+    expected = np.linalg.det(x.astype(np.float64))
+    np.testing.assert_allclose(simulated(text)(x)[0], expected, rtol=1e-4)
+
+
+def test_determinants_of_singular_matrices_and_of_nan():
+    x = RNG.standard_normal((4, 20, 20)).astype(np.float32)
+    x[0], x[1, 5], x[2, :, 7], x[3, 4, 4] = 0, 0, 0, np.nan
+    found = simulated(graph("%y0 = Det(%x0)", "f32[4,20,20]"))(x)[0]
+    np.testing.assert_array_equal(found, [0, 0, 0, np.nan])
+
+
+def test_no_thread_eliminates_a_large_matrix():
+    (step, *others) = emit(cuda_program(graph_of(graph("%y0 = Det(%x0)", "f32[500,500]")))).steps
+    assert not others and step.block == 512

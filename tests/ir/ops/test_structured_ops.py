@@ -10,12 +10,15 @@ from every_target import agree_everywhere
 from ort_compare import agree, run_both
 from single_op import run_op
 
+from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program
+from graphc.driver import cpu_program
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.expr import Reduce, walk
 from graphc.ir.expr_text import to_text
 from graphc.ir.infer import op_body
+from graphc.ir.kernel import Alloc, walk_stmts
 from graphc.ir.types import TensorType
 
 rng = np.random.default_rng(7)
@@ -311,6 +314,18 @@ def test_affine_grid():
 def test_determinant_needs_pivots():
     x = np.array([[[0, 2, 1], [1, 0, 3], [4, 1, 0]], [[1, 2, 3], [2, 4, 6], [1, 0, 1]]])
     agree("Det", x.astype(np.float32))
+
+
+def test_determinants_of_matrices_that_no_stack_holds():
+    graph = new_graph(x=TensorType(dtypes.f32, (2, 1100, 1100)))
+    graph.set_results([Builder(graph).Det(*graph.params)])
+    graph.phase = "typed"
+    program = cpu_program(graph)
+    (kernel,) = program.kernels.values()
+    assert not any(isinstance(s, Alloc) and s.buffer.size > 1 for s in walk_stmts(kernel.body))
+    x = np.eye(1100, dtype=np.float32) + floats(2, 1100, 1100) / 300
+    found = NativeModel(compile_program(program), 1)([x])[0]
+    np.testing.assert_allclose(found, np.linalg.det(x.astype(np.float64)), rtol=1e-4)
 
 
 # ---------------------------------------------------------------- signals

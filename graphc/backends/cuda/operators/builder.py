@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 
-from graphc.backends.cuda.operators import picking, scans, scatter, sorting
+from graphc.backends.cuda.operators import elimination, picking, scans, scatter, sorting
 from graphc.backends.cuda.operators.grids import scratch
 from graphc.ir.collectives import (
     Collectives,
+    Eliminated,
     Kept,
     Leaders,
     Picked,
@@ -44,6 +45,12 @@ class GridBuilder(Collectives):
             scatter.scattered(self, what)
         else:
             super().scattered(what)
+
+    def eliminated(self, what: Eliminated) -> None:
+        if elimination.is_worth_it(what):
+            elimination.eliminated(self, what)
+        else:
+            super().eliminated(what)
 
     def picked(self, what: Picked) -> None:
         picking.picked(self, what)
