@@ -230,6 +230,8 @@ def rotary_embedding(
     else:
         size, (batch, token, _) = x.shape[2] // num_heads, i
     rotated = rotary_embedding_dim or size
+    if rotated % 2 or not 0 < rotated <= size:
+        raise ModelError(f"turns pairs of up to {size} features, found {rotated} features")
     half = rotated // 2
     feature = i[-1] % size if x.rank == 3 else i[-1]
     if interleaved:

@@ -167,6 +167,8 @@ def test_rotation_keeps_lengths_and_relative_angles(interleaved, dim):
     np.testing.assert_allclose(
         (y[:, 0, 0] * y[:, 1, 0]).sum(), (later[:, 0, 0] * later[:, 1, 0]).sum(), rtol=1e-4
     )
+    with pytest.raises(ModelError, match="pairs of up to 3 features, found [34]"):
+        run("RotaryEmbedding", x[..., :3], *caches, where, **attrs)
 
 
 # ---------------------------------------------------------------- recurrent layers
