@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from graphc.errors import UnsupportedError
+from graphc.ir import dtypes
 from graphc.ir.graph import Graph
 
 Run = Callable[[Mapping[str, Any]], list[Any]]
@@ -43,7 +44,24 @@ def onnxruntime(source: str | os.PathLike | bytes | Graph, threads: int | None =
     session = _declining(
         lambda: ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     )
-    return lambda feeds: _declining(lambda: session.run(None, dict(feeds)))
+    types = [output.type for output in session.get_outputs()]
+
+    def run(feeds: Mapping[str, Any]) -> list[Any]:
+        found = _declining(lambda: session.run(None, dict(feeds)))
+        return [_of_type(value, type) for value, type in zip(found, types, strict=True)]
+
+    return run
+
+
+def _of_type(value: Any, type: str) -> Any:
+    """An output with the elements that its type names: ONNX Runtime gives floats of 8 bits as
+    bytes."""
+    if not type.startswith("tensor(float8"):
+        return value
+    floats = {
+        f"tensor({each.np.name.replace('_', '')})": each.np for each in dtypes.BY_NAME.values()
+    }
+    return value.view(floats[type])
 
 
 def _declining(action: Callable[[], Any]) -> Any:
@@ -52,4 +70,7 @@ def _declining(action: Callable[[], Any]) -> Any:
         return action()
     except Exception as error:
         message = " ".join(str(error).split())
-        raise UnsupportedError(f"ONNX Runtime cannot run this model: {message[:300]}") from error
+        raise UnsupportedError(
+            f"ONNX Runtime cannot run this model (compare with --against interpreter): "
+            f"{message[:300]}"
+        ) from error

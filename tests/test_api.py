@@ -288,3 +288,12 @@ def test_random_feeds():
     assert np.array_equal(feeds["x"], again["x"]) and not np.array_equal(feeds["x"], other["x"])
     with pytest.raises(graphc.ModelError, match="shape"):
         random_feeds(graph)
+
+
+def test_onnxruntime_gives_small_floats_as_bytes():
+    graph = graphc.parse("""graph @g(%x: f32[3]) -> ? {
+  %y = Cast(%x) {to=f8e4m3fn}
+  return %y
+}""")
+    feeds = {"x": np.array([1, -2, 0.3], np.float32)}
+    assert compare("y", onnxruntime(graph)(feeds)[0], interpreter(graph)(feeds)[0]).within(0)

@@ -77,8 +77,8 @@ def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
                         "are kept in the disk cache")  # fmt: skip
     parser.add_argument("--arch", metavar="SM,SM", type=archs,
                         help="plan kernels for these GPUs, the first above all (default: the GPU "
-                        "at hand, or sm_80; sm_90a: Hopper alone, with its own instructions)"
-                        )  # fmt: skip
+                        "at hand, or sm_80, and code for sm_90 too in a folder; sm_90a: Hopper "
+                        "alone, with its own instructions)")  # fmt: skip
 
 
 def target_options(args: argparse.Namespace) -> dict[str, Any]:

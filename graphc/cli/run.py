@@ -57,11 +57,11 @@ def run(args: argparse.Namespace) -> int:
 def _run_model(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
     """Compiles and runs; names of the outputs, and the outputs."""
     from graphc.cli.models import open_model
-    from graphc.cli.runs import contender
+    from graphc.cli.runs import results
 
     model = open_model(args)
     feeds = model.feeds(args.seed)
-    outputs = contender(model, args.target, **target_options(args))(feeds)
+    outputs = results(model, args.target, feeds, **target_options(args))
     return model.graph.output_names, outputs
 
 

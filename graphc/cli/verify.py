@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from graphc.analysis.text import table
     from graphc.cli.models import open_model
-    from graphc.cli.runs import contender
+    from graphc.cli.runs import contender, results
     from graphc.ir.compare import agreements
 
     if args.target != "c":
@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
     if args.target == "c":
         found = run_code(model, feeds, args)
     else:
-        found = contender(model, args.target, **target_options(args))(feeds)
+        found = results(model, args.target, feeds, **target_options(args))
     allowed = rtol(args)
-    results = agreements(model.graph.output_names, found, expected)
+    compared = agreements(model.graph.output_names, found, expected)
     rows = [("output", "error", "")]
     failed = []
-    for each, value in zip(results, expected):
+    for each, value in zip(compared, expected):
         within = each.within(max(allowed, _unit(value)))
         rows.append((each.name, f"{each.error:.2g}", "ok" if within else f"differs {each.problem}"))
         failed += [] if within else [each.name]
@@ -88,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
     target += f" in {args.precision}" if args.precision != "f32" else ""
     summary = f"{target} against {args.against}, rtol {allowed:g}"
     if failed:
-        print(f"FAILED: {summary}: {len(failed)} of {len(results)} outputs differ")
+        print(f"FAILED: {summary}: {len(failed)} of {len(compared)} outputs differ")
         return 1
-    print(f"passed: {summary}: {len(results)} outputs agree")
+    print(f"passed: {summary}: {len(compared)} outputs agree")
     return 0
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 
-from graphc.errors import InternalError
+from graphc.errors import ModelError
+from graphc.ir import dtypes
 from graphc.ir.expr import Sym
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
 
@@ -34,20 +35,27 @@ def _dim(dim: Any) -> int | str | None:
 
 
 def attribute_proto(name: str, value: Any, kinds: dict[str, int], where: str) -> AttributeProto:
-    """An attribute, of the kind that `kinds` (from the schema) asks for where it is ambiguous."""
+    """An attribute, of the kind that `kinds` (from the schema) asks for where it is ambiguous;
+    ModelError if it has none of that name or kind."""
     kind = kinds.get(name)
     if kind is None and kinds:
-        raise InternalError(f"{where}: attribute {name!r} does not exist in ONNX")
+        raise ModelError(f"{where}: attribute {name!r} does not exist in ONNX")
     if isinstance(value, np.ndarray):
         value = tensor_proto(value)
     elif isinstance(value, (TensorType, SequenceType, OptionalType)):
         value = type_proto(value)
+    elif isinstance(value, dtypes.DType):
+        value = value.onnx
     elif isinstance(value, (bool, np.bool_)):
         value = int(value)
     elif isinstance(value, tuple):
         value = [tensor_proto(v) if isinstance(v, np.ndarray) else v for v in value]
-    if kind == _KINDS.FLOAT:
-        value = float(value)
-    elif kind == _KINDS.FLOATS:
-        value = [float(v) for v in value]
-    return helper.make_attribute(name, value, attr_type=kind)
+    try:
+        if kind == _KINDS.FLOAT:
+            value = float(value)
+        elif kind == _KINDS.FLOATS:
+            value = [float(v) for v in value]
+        return helper.make_attribute(name, value, attr_type=kind)
+    except (TypeError, ValueError, AssertionError) as error:
+        wanted = AttributeProto.AttributeType.Name(kind or 0).lower()
+        raise ModelError(f"{where}: attribute {name!r} is {value!r}, expected {wanted}") from error

@@ -16,6 +16,7 @@ from graphc.ir import dtypes, opdef
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.graph import Graph, Op, Region
 from graphc.ir.interp import interpret
+from graphc.ir.parser import parse_graph
 from graphc.ir.types import Layout, TensorType
 from graphc.passes import run_pipeline
 from graphc.passes.specialise import specialise
@@ -195,6 +196,23 @@ def test_symbolic_dims_and_dtypes_survive():
 def test_the_lowest_opset_that_has_the_operator(op, attrs, least):
     made = export_onnx(import_onnx(single(op, {"x": X}, opset=28, **attrs)))
     assert [entry.version for entry in made.opset_import] == [least]
+
+
+@pytest.mark.parametrize(
+    ("attrs", "message"),
+    [
+        ("to=[1, 2]", r"Cast: attribute 'to' is \[1, 2\], expected int"),
+        ('to="f32"', "attribute 'to' is 'f32', expected int"),
+        ("to=1.5", "attribute 'to' is 1.5, expected int"),
+        ("to=1, axis=1", "attribute 'axis' does not exist in ONNX"),
+    ],
+)
+def test_attributes_that_onnx_does_not_have(attrs, message):
+    graph = parse_graph(
+        f"graph @g(%x: f32[3]) -> ? {{\n  %y = Cast(%x) {{{attrs}}}\n  return %y\n}}"
+    )
+    with pytest.raises(ModelError, match=message):
+        export_onnx(graph)
 
 
 # ---------------------------------------------------------------- files
