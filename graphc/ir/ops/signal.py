@@ -139,9 +139,12 @@ def _window_shape(size):
 
 
 def _angle(i, size: np.ndarray, periodic: int) -> Expr:
-    """2 pi n / N, where a periodic window has N = size and a symmetric one N = size - 1."""
+    """2 pi n / N, where a periodic window has N = size and a symmetric one N = size - 1.
+
+    In float64: what is nearly zero at the ends of a window is the rest of terms that cancel.
+    """
     count = int(size.item()) - (0 if periodic else 1)
-    return cast(i[0], dtypes.f32) * (2 * math.pi / max(count, 1))
+    return cast(i[0], dtypes.f64) * (2 * math.pi / max(count, 1))
 
 
 @op("HannWindow", infer=_window_shape)

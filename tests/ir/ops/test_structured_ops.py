@@ -358,6 +358,15 @@ def test_stft():
     agree("STFT", floats(1, 40, 2), np.int64(5), None, np.int64(12), onesided=0, tolerance=1e-4)
 
 
+@pytest.mark.parametrize("kind, tolerance", [(1, 4e-8), (11, 1e-15)])
+@pytest.mark.parametrize("periodic", [0, 1])
+def test_windows_are_exact_to_the_last_digits(kind, tolerance, periodic):
+    size, count = np.int64(1000), 1000 + periodic
+    for name, window in (("Hann", np.hanning), ("Blackman", np.blackman)):
+        found = run_op(f"{name}Window", size, periodic=periodic, output_datatype=kind)
+        np.testing.assert_allclose(found, window(count)[:1000], atol=tolerance, rtol=0)
+
+
 def test_windows_and_mel_scale():
     for name in ("HannWindow", "HammingWindow", "BlackmanWindow"):
         for periodic in (0, 1):
