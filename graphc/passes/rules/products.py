@@ -2,8 +2,9 @@
 
 A convolution of single positions multiplies the channels of each by a matrix, and a resize mixes
 positions, each channel alone; both are linear, so they change places: heads of segmentation and
-detection networks that enlarge several maps, join and multiply them multiply the small maps. And
-two products in a row are one by the product of their matrices, if that is the smaller one. Rounding
+detection networks that enlarge several maps, join and multiply them multiply the small maps. So do
+products whose results are averaged over windows (transitions of DenseNet): they come after. And two
+products in a row are one by the product of their matrices, if that is the smaller one. Rounding
 order changes, nothing else: products of weights are computed once, in float64.
 """
 
@@ -123,6 +124,25 @@ def _product(rw: Rewriter, conv: Op, x: Value, matrix: np.ndarray, b: Value | No
     """A convolution of single positions by a matrix."""
     weights = matrix.reshape(*matrix.shape, *(1,) * (x.tensor.rank - 2))
     return rw.op("Conv", x, rw.constant(np.ascontiguousarray(weights)), b, **conv.attrs)
+
+
+@rule("conv-after-pool", P.one_of("AveragePool", "GlobalAveragePool")(
+    P.Conv(x, w, opt(b)).only_use()), group=GROUP)  # fmt: skip
+def conv_after_pool(rw, conv, pool, x, w, b):
+    """mean(W x + b) == W mean(x) + b   at single positions."""
+    if not (is_static(x) and is_static(pool.output)):
+        return rw.skip("shapes are not static")
+    outputs, *large = shape_of(conv.output)[1:]
+    if outputs < WORTH or math.prod(shape_of(pool.output)[2:]) >= math.prod(large):
+        return rw.skip("products would not be fewer")
+    is_padded = any(rw.attr(pool, "pads") or ()) if pool.name == "AveragePool" else False
+    if is_padded or pool.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        return rw.skip("windows are padded")
+    if pool.attrs.get("ceil_mode"):
+        return rw.skip("windows may end outside")
+    if _matrix(rw, conv, w) is None:
+        return None
+    return rw.op("Conv", rw.op(pool.name, x, **pool.attrs), w, b, **conv.attrs)
 
 
 @rule("conv-of-tokens", P.Conv(P.Reshape(P.Transpose(x), s), w, opt(b)), group=GROUP)
