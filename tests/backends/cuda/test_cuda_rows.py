@@ -218,3 +218,21 @@ def test_groups_of_few_rows_are_cut():
         "total",
         "nest",
     ]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "operator, dtype, length",
+    [("softmax", "f16", 50257), ("softmax", "f32", 36866), ("logarithm", "bf16", 33003),
+     ("largest", "i8", 70003), ("sum", "f16", 40004)])  # fmt: skip
+def test_long_rows_that_start_anywhere_are_read_by_words(operator, dtype, length):
+    made = check(rows(operator, dtype, 133, length), TOLERANCE[dtype])
+    vector = {"f32": 4, "i8": 16}.get(dtype, 8)
+    reads = re.findall(r"load_vector\(in0.*", made)
+    assert reads and all(read.count("],") == vector for read in reads)
+
+
+def test_what_lies_otherwise_is_read_by_elements():
+    made = cuda_of(rows("rms_norm", "f16", 133, 40001)).text
+    assert "load_vector(in0" in made and "load_vector(in1" not in made
+    assert "store_vector(out" not in made

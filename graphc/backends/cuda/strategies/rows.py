@@ -32,6 +32,8 @@ from graphc.backends.cuda.strategies.row_plans import BLOCK, Rows, by_groups, ou
 from graphc.backends.cuda.strategies.sweeps import (
     ZERO,
     Columns,
+    Ends,
+    Make,
     Sweep,
     Sweeper,
     over,
@@ -47,6 +49,7 @@ from graphc.ir.expr import (
     Ref,
     cast,
     free_indices,
+    loads,
     minimum,
     substitute,
 )
@@ -91,6 +94,8 @@ class RowNest(Nest):
     problem: str = ""
     shared: list[Buffer] = field(default_factory=list)
     plan: Rows | None = None
+    row: Expr = ZERO
+    words: dict[int, Ref] = field(default_factory=dict)  # the first one in a row, by its length
     row_bound: frozenset = frozenset()
     lane_of_row: Expr = Const(0, i64)
     column: Expr = Const(0, i64)  # of the columns of a block
@@ -170,19 +175,20 @@ class RowNest(Nest):
         assert self.plan is not None
         extents = tuple(x.count for x in self.plan.rows)
         points = self._at(points, dict(zip(self.plan.rows, unflatten_index(row, extents))))
-        self.row_bound = bound
+        self.row, self.row_bound = row, bound
         points = self.resolved(points, bound)
         inner = self.plan.inner
-        sweep = self._over(inner, alone=bool(outermost([p.expr for p in points])))
+        whole = self._over(inner, alone=bool(outermost([p.expr for p in points])))
         make = placed([p.expr for p in points], inner)
-        with self.sweeper.elements(sweep, make, lambda at: []) as (at, exprs, more):
-            place = placed([p.offset for p in points], inner)(at)
-            moved = [Point(p.output, o, e) for p, o, e in zip(points, place, exprs)]
-            if isinstance(self.stores_if, Const):
-                store_points(self.k, self.resolved(moved, bound | more), sweep.neighbour)
-            else:
-                with self.k.when(self.stores_if):
+        places = placed([p.offset for p in points], inner)
+        for sweep in self._in_words(whole, make, places):
+            with self.sweeper.elements(sweep, make, lambda at: []) as (at, exprs, more):
+                moved = [Point(p.output, o, e) for p, o, e in zip(points, places(at), exprs)]
+                if isinstance(self.stores_if, Const):
                     store_points(self.k, self.resolved(moved, bound | more), sweep.neighbour)
+                else:
+                    with self.k.when(self.stores_if):
+                        store_points(self.k, self.resolved(moved, bound | more), sweep.neighbour)
 
     def _over(self, indices: Sequence[Index], alone: bool = False) -> Sweep:
         """How the threads of a row go over its elements; `alone`: one at a time."""
@@ -193,6 +199,30 @@ class RowNest(Nest):
             return Columns(extent, self.plan.threads, self.plan.vector, self.lane_of_row, steps)
         vector = 1 if alone else math.gcd(extent, self.plan.vector)
         return over(extent, self.plan.threads, vector, self.lane_of_row)
+
+    def _in_words(self, sweep: Sweep, make: Make, places: Make = lambda at: []) -> list[Sweep]:
+        """The sweep; or the words of a long row and its ends, if it has no whole number of words,
+        and all that is read and stored (at `places`) lies as the row does."""
+        assert self.plan is not None
+        word, length = self.plan.vector, sweep.extent
+        is_long = not isinstance(sweep, Columns) and self.plan.threads > WARP and not sweep.is_held
+        if not is_long or sweep.vector == word:
+            return [sweep]
+        at = Index("at", length)
+        read = [x for e in make(at) for x in loads(e) if at in free_indices(x)]
+        apart = (simplify(x - (self.row * length + at))
+                 for x in (*places(at), *(x.index[0] for x in read)))  # fmt: skip
+        if not all(isinstance(x, Const) and x.value % word == 0 for x in apart):
+            return [sweep]
+        if length not in self.words:
+            last = self.plan.count * length // word + 1
+            self.words[length] = Ref(self.k.fresh("word"), i64, 0, last)
+            first = simplify((self.row * length + (word - 1)) // word)
+            self.k.emit(Let(self.words[length], first))
+        start = simplify(self.words[length] * word - self.row * length)
+        threads, steps = sweep.threads, -(-length // (sweep.threads * word))
+        words = Sweep(length, threads, word, sweep.lane, steps, start)
+        return [words, Ends(length, threads, 1, sweep.lane, 1, start, word)]
 
     # ---------------------------------------------------------------- reductions
 
@@ -225,17 +255,18 @@ class RowNest(Nest):
         most, found = self._total(largest, sweep), self._total(total, sweep)
         mark = Ref(self.k.fresh("most"), largest.dtype)
         make = placed([largest.term, normalizer.term(mark)], largest.axes)
-        with self.sweeper.chunks(sweep, make) as (chunk, each):
-            bound = self.row_bound | sweep.loops | {chunk}
-            new = self._copy(most, sweep)
-            with each() as (value, _), each_neighbour(self.k, sweep.neighbour):
-                (value,) = self.resolve([value], bound, False)
-                self.k.store(new, place, combined(largest, new[place], simplify(value)))
-            self._rescale(sweep, found, most, new)
-            with each() as (_, term), each_neighbour(self.k, sweep.neighbour):
-                self.k.emit(Let(mark, cast(most[place], mark.dtype)))
-                (term,) = self.resolve([term], bound, False)
-                self.k.store(found, place, combined(total, found[place], simplify(term)))
+        for part in self._in_words(sweep, make):
+            with self.sweeper.chunks(part, make) as (chunk, each):
+                bound = self.row_bound | part.loops | {chunk}
+                new = self._copy(most, sweep)
+                with each() as (value, _), each_neighbour(self.k, part.neighbour):
+                    (value,) = self.resolve([value], bound, False)
+                    self.k.store(new, place, combined(largest, new[place], simplify(value)))
+                self._rescale(sweep, found, most, new)
+                with each() as (_, term), each_neighbour(self.k, part.neighbour):
+                    self.k.emit(Let(mark, cast(most[place], mark.dtype)))
+                    (term,) = self.resolve([term], bound, False)
+                    self.k.store(found, place, combined(total, found[place], simplify(term)))
         whole = self._across(largest, self._copy(most, sweep), sweep)
         self._rescale(sweep, found, most, whole)
         found = self._across(total, found, sweep)
@@ -312,13 +343,14 @@ class RowNest(Nest):
         place = self._place(sweep)
         totals = [self._total(r, sweep) for r in group]
         make = placed([r.term for r in group], axes)
-        later = partial(self._later, sweep)
-        with (
-            self.sweeper.elements(sweep, make, later) as (_, exprs, more),
-            each_neighbour(self.k, sweep.neighbour),
-        ):
-            for r, total, term in zip(group, totals, self.resolve(exprs, bound | more, False)):
-                self.k.store(total, place, combined(r, total[place], simplify(term)))
+        for part in self._in_words(sweep, make):
+            later = partial(self._later, part)
+            with (
+                self.sweeper.elements(part, make, later) as (_, exprs, more),
+                each_neighbour(self.k, part.neighbour),
+            ):
+                for r, total, term in zip(group, totals, self.resolve(exprs, bound | more, False)):
+                    self.k.store(total, place, combined(r, total[place], simplify(term)))
         wholes = [self._across(r, total, sweep) for r, total in zip(group, totals)]
         results = [cast(x[place], r.dtype) for r, x in zip(group, wholes)]
         return results if place else [self.k.let(x) for x in results]

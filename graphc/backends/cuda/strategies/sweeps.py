@@ -6,7 +6,8 @@ so a thread reads and writes `vector` neighbours at once, and threads next to on
 next to one another. Where a thread has few elements, all steps are unrolled and what they read, or
 compute at a cost, stays in registers for the passes over the row that follow: memory is read once.
 Longer rows take a few steps at a time. Either way all loads of such steps are on their way before
-the first value is used, which is what keeps memory busy.
+the first value is used, which is what keeps memory busy. Long rows that start anywhere, not just at
+words of 16 bytes, are swept by the words inside of them, and then element by element at their ends.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from graphc.ir.expr import (
     Load,
     Reduce,
     free_indices,
+    select,
     substitute,
     walk,
 )
@@ -44,7 +46,8 @@ Each = Callable[[], AbstractContextManager[list[Expr]]]
 @dataclass(frozen=True)
 class Sweep:
     """How `threads` go over the elements from `start` on, `vector` neighbours at a time, in so many
-    `steps`; `lane` is the thread. There are `extent` elements, a multiple of the neighbours."""
+    `steps`; `lane` is the thread. There are `extent` elements; if they are no multiple of the
+    neighbours, those that are left are not swept."""
 
     extent: int
     threads: int
@@ -99,6 +102,12 @@ class Sweep:
         left = self.extent - self.start - self.lane * self.per_step
         return simplify((left + each - 1) // each)
 
+    def has(self, chunk: Expr) -> Expr:
+        """Whether there are elements in a step."""
+        first = self.first(chunk)
+        last = first if self.start is ZERO else first + (self.vector - 1)
+        return simplify(last < self.extent)
+
     def cell(self, neighbour: Expr) -> Expr:
         """Which of a thread's registers has an element."""
         return simplify(self.step * self.vector + neighbour)
@@ -122,6 +131,19 @@ class Columns(Sweep):
         return 1
 
 
+@dataclass(frozen=True)
+class Ends(Sweep):
+    """The elements before `start` and those after the last word, one for each of the first threads;
+    they are fewer than those of two words."""
+
+    word: int = 1
+
+    def first(self, chunk: Expr) -> Expr:
+        """The element."""
+        words = (self.extent - self.start) // self.word * self.word
+        return self.lane + select(self.lane < self.start, 0, simplify(words))
+
+
 def over(extent: int, threads: int, vector: int, lane: Expr) -> Sweep:
     """How the threads of a row go over all of it."""
     return Sweep(extent, threads, vector, lane, -(-extent // (threads * vector)))
@@ -130,11 +152,11 @@ def over(extent: int, threads: int, vector: int, lane: Expr) -> Sweep:
 @dataclass
 class Sweeper:
     """Emits passes over the elements of rows, which read `inputs`. Registers have the values at an
-    element that are `held`, for `rows` of some extents, and what is `constant` for all elements."""
+    element that are `held`, for each sweep over `rows`, and what is `constant` for all elements."""
 
     k: KernelBuilder
     inputs: frozenset[str]
-    rows: dict[int, dict[Expr, Buffer]] = field(default_factory=dict)
+    rows: dict[Sweep, dict[Expr, Buffer]] = field(default_factory=dict)
     constant: dict[Expr, Expr] = field(default_factory=dict)
     held: dict[Expr, Buffer] = field(default_factory=dict)
 
@@ -146,7 +168,7 @@ class Sweeper:
         it, in terms of registers, and the loops around it. The loop over neighbours is the
         caller's. What `later` gives for the element is computed in other passes."""
         if sweep.is_held:
-            self.held = self.rows.setdefault(sweep.extent, {})
+            self.held = self.rows.setdefault(sweep, {})
             exprs, others = self._prepared(sweep, ZERO, make), self._prepared(sweep, ZERO, later)
             with self._steps(sweep, ZERO, exprs, self._shared(sweep, exprs, others)) as found:
                 yield sweep.at(ZERO), found, sweep.loops
@@ -269,7 +291,7 @@ class Sweeper:
     @contextmanager
     def _each(self, sweep: Sweep, chunk: Expr) -> Iterator[None]:
         """The steps that are unrolled, as far as there are elements."""
-        inside = simplify(sweep.first(chunk) < sweep.extent)
+        inside = sweep.has(chunk)
         with self.k.block() as body:
             if isinstance(inside, Const):
                 yield
