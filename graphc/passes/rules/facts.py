@@ -106,3 +106,31 @@ def is_nonnegative(value: Value | None, depth: int = DEPTH) -> bool:
     if op.name in ("Add", "Mul"):
         return all(is_nonnegative(v, depth - 1) for v in op.inputs)
     return False
+
+
+_BOUNDED = frozenset(("Sigmoid", "Tanh", "Softmax", "Erf", "HardSigmoid", "Softsign", "Sin", "Cos"))
+_NORMALISED = frozenset((
+    "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization",
+))  # fmt: skip
+_AS_FINITE = frozenset((
+    "Identity", "Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Flatten", "Expand",
+    "Relu", "Neg", "Abs",
+))  # fmt: skip
+
+
+def is_never_infinite(value: Value | None, depth: int = DEPTH) -> bool:
+    """Whether no element can be infinite (NaN is possible). What is normalised is at most as large
+    as the root of how much it is over, times a constant; an infinity makes all of it NaN."""
+    if value is None or depth == 0:
+        return False
+    array = array_of(value)
+    if array is not None:
+        return array.dtype.kind in "fV" and not np.isinf(array.astype(np.float64)).any()
+    op = value.producer
+    if op is None:
+        return False
+    if op.name in _NORMALISED:
+        return value is op.outputs[0] and all(is_never_infinite(v, 1) for v in op.inputs[1:] if v)
+    if op.name in _AS_FINITE:
+        return is_never_infinite(op.inputs[0], depth - 1)
+    return op.name in _BOUNDED

@@ -4,8 +4,9 @@ A convolution of single positions multiplies the channels of each by a matrix, a
 positions, each channel alone; both are linear, so they change places: heads of segmentation and
 detection networks that enlarge several maps, join and multiply them multiply the small maps. So do
 products whose results are averaged over windows (transitions of DenseNet): they come after. And two
-products in a row are one by the product of their matrices, if that is the smaller one. Rounding
-order changes, nothing else: products of weights are computed once, in float64.
+products in a row are one by the product of their matrices, if that is the smaller one; products of
+weights are computed once, in float64. Rounding order changes, nothing else: where two products make
+NaN of an infinity, by a difference of infinities, one would not, so there must be none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from graphc.ir.graph import Op, Value
 from graphc.passes.pattern import P, const, opt, var
 from graphc.passes.rewriter import Rewriter, rule
-from graphc.passes.rules.facts import array_of, is_static, permutation, shape_of
+from graphc.passes.rules.facts import array_of, is_never_infinite, is_static, permutation, shape_of
 from graphc.passes.rules.views import reshaped
 from graphc.passes.rules.weights import is_shared
 
@@ -183,6 +184,8 @@ def _in_one(rw: Rewriter, x: Value, u: Value, c: Value | None, v: Value) -> Valu
         return rw.skip("a matrix is not constant")
     if left.dtype not in WIDE:
         return rw.skip("the matrices are not of float32 or wider")
+    if not is_never_infinite(x):
+        return rw.skip("an operand may be infinite")
     if is_shared(u) or is_shared(v):
         return rw.skip("the weights are large and have other users")
     inputs, middle, outputs = *left.shape, right.shape[1]
