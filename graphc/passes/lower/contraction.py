@@ -16,6 +16,7 @@ from graphc.ir.expr import (
     Call,
     Expr,
     Index,
+    Load,
     Reduce,
     free_indices,
     loads,
@@ -135,3 +136,14 @@ def _classify(computation, indices, offset, exprs, hole: Reduce, min_depth: int)
     return Match(
         computation, indices, offset, exprs, hole, a, b, outer, rows, cols, list(hole.axes)
     )
+
+
+def is_below_a_byte(factor: Expr, computation: Computation) -> bool:
+    """Whether a factor is made of constants that together take fewer bytes than it has elements: of
+    several codes to a byte, which are not to be stored apart."""
+    sources = {x.source for x in loads(factor)}
+    if isinstance(factor, Load) or not sources <= computation.constants:
+        return False
+    elements = math.prod(x.count for x in free_indices(factor))
+    read = (b for b in computation.inputs if b.name in sources)
+    return sum(b.dtype.size * math.prod(b.shape) for b in read) < elements

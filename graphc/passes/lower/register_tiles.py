@@ -1,7 +1,9 @@
 """Contractions in tiles of registers, for machines with vectors: a strategy.
 
 * `b` is packed in panels [outer..., n / NR, k, NR], at compile time if it is constant, unless its
-  rows are contiguous in n already;
+  rows are contiguous in n already. What is made of constants that take less than a byte per element
+  (several codes to a byte, and scales) stays so: each constant has panels, and elements are
+  computed where they are multiplied;
 * `a` is read element by element and broadcast, so it needs no packing; a guarded load of a window
   (a padded convolution) is first copied into a padded buffer, other expressions into a plain one;
 * a micro-kernel keeps MR x NR sums in registers over all of k, and the epilogue (bias, activation,
@@ -40,7 +42,7 @@ from graphc.passes.lower.computation import (
     Lowered,
     flat_buffer,
 )
-from graphc.passes.lower.contraction import Match, match_contraction
+from graphc.passes.lower.contraction import Match, is_below_a_byte, match_contraction
 from graphc.passes.lower.spaces import (
     balanced_tiles,
     flatten_loads,
@@ -75,8 +77,7 @@ def lower_register_tiles(computation: Computation, options: RegisterTileOptions)
         return problem
     _order_depth(match)
     plan = _plan(match, options)
-    _prepare_columns(match, plan)
-    return _Emitter(match, plan, options).lowered()
+    return _Emitter(match, plan, options, _prepare_columns(match, plan)).lowered()
 
 
 # ---------------------------------------------------------------- the row operand
@@ -183,28 +184,57 @@ def _contiguous_columns(match: Match) -> bool:
     return separable and is_affine_in(flat.index[0], match.cols[0]) == 1
 
 
-def _prepare_columns(match: Match, plan: _Plan) -> None:
-    """Replaces `b` by a flat load over `column` (an index of all columns) and the depth."""
+@dataclass(frozen=True)
+class _Panels:
+    """Where a part of `b` lies: `buffer` is [outer..., panel, depth..., lane], over those outer and
+    summed indices that the part depends on."""
+
+    part: Expr
+    buffer: Buffer
+    outer: list[Index]
+    depth: list[Index]
+
+    def element(self, at: dict, panel: Expr, lane: Expr) -> Load:
+        """The part at a lane of a panel."""
+        place = (*(at[x] for x in self.outer), panel, *(at[k] for k in self.depth), lane)
+        return Load(self.buffer.name, (flatten_index(place, self.buffer.shape),), self.part.dtype)
+
+
+def _prepare_columns(match: Match, plan: _Plan) -> list[_Panels]:
+    """Packs `b`, whole or in parts; reads it in place if the plan says so."""
     if not plan.packed:
         match.b = flatten_loads(match.b, match.shapes)
-        return
-    used = free_indices(match.b)
+        return []
+    if not is_below_a_byte(match.b, match.computation):
+        return [_packed(match, plan, match.b, match.depth, "panels")]
+    parts = sorted(loads(match.b), key=lambda x: x.source)
+    depth = [[k for k in match.depth if k in free_indices(x)] for x in parts]
+    return [
+        _packed(match, plan, part, deep, f"panels{n}")
+        for n, (part, deep) in enumerate(zip(parts, depth))
+    ]
+
+
+def _packed(match: Match, plan: _Plan, part: Expr, depth: list[Index], name: str) -> _Panels:
+    """Asks for panels of a part of `b`."""
+    used = free_indices(part)
     outer = [x for x in match.outer if x in used]
     panels = -(-plan.columns // plan.panel)
-    deep = tuple(k.count for k in match.depth)
+    deep = tuple(k.count for k in depth)
     shape = (*(x.count for x in outer), panels, *deep, plan.panel)
     index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
     panel, lane = index[len(outer)], index[-1]
     column = panel * plan.panel + lane
     mapping: dict[Expr, Expr] = dict(
-        zip((*outer, *match.depth), (*index[: len(outer)], *index[len(outer) + 1 : -1]))
+        zip((*outer, *depth), (*index[: len(outer)], *index[len(outer) + 1 : -1]))
     )
     mapping.update(zip(match.cols, unflatten_index(column, tuple(x.extent for x in match.cols))))
-    contents = simplify(substitute(match.b, mapping))
+    contents = simplify(substitute(part, mapping))
     if plan.columns % plan.panel:
         contents = select(column < plan.columns, contents, Const(0, contents.dtype))
-    buffer = Buffer("panels", match.b.dtype, shape)
-    match.add(buffer, index, simplify(contents), f"panels of {match.computation.label}")
+    buffer = Buffer(name, part.dtype, shape)
+    match.add(buffer, index, simplify(contents), f"{name} of {match.computation.label}")
+    return _Panels(part, buffer, outer, depth)
 
 
 # ---------------------------------------------------------------- emission
@@ -213,8 +243,10 @@ def _prepare_columns(match: Match, plan: _Plan) -> None:
 class _Emitter:
     """Emits the loops of a planned contraction."""
 
-    def __init__(self, match: Match, plan: _Plan, options: RegisterTileOptions):
-        self.match, self.plan, self.options = match, plan, options
+    def __init__(
+        self, match: Match, plan: _Plan, options: RegisterTileOptions, panels: list[_Panels]
+    ):
+        self.match, self.plan, self.options, self.packed = match, plan, options, panels
         self.k = KernelBuilder()
         self.column = Index("column", plan.columns)
         self._flatten()
@@ -238,9 +270,14 @@ class _Emitter:
         if not self.plan.packed:
             depth, (a, b) = merge_adjacent(depth, [self.a, self.b])
             self.a, self.b = a, b
-        else:
+        elif self._is_whole:
             depth, (self.a,) = merge_adjacent(depth, [self.a])
         self.depth = depth
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether `b` is one tensor of panels."""
+        return [x.part for x in self.packed] == [self.match.b]
 
     def lowered(self) -> Lowered:
         match = self.match
@@ -256,8 +293,7 @@ class _Emitter:
             self._panels_outside(outer, tiled, segments, panels)
         outputs = [flat_buffer(o.buffer) for o in match.computation.outputs]
         used = {x.source for e in (self.a, self.b, *self.exprs) for x in loads(e)}
-        if self.plan.packed:
-            used.add("panels")
+        used.update(x.buffer.name for x in self.packed)
         inputs = [b for b in match.computation.inputs if b.name in used]
         params = [flat_buffer(b) for b in (*inputs, *match.temporaries)] + outputs
         work = math.prod(x.count for x in match.indices) * self.plan.depth * 2
@@ -357,7 +393,7 @@ class _Emitter:
 
     def _sum(self, sums, fixed, tiled, row, size, panel, pieces, depth, at) -> None:
         if depth:
-            with self.k.loop(depth[0].extent) as x:
+            with self.k.loop(depth[0].extent, self._kind_of(depth[0])) as x:
                 inner = {**at, depth[0]: x}
                 self._sum(sums, fixed, tiled, row, size, panel, pieces, depth[1:], inner)
             return
@@ -376,13 +412,29 @@ class _Emitter:
         if not self.plan.packed:
             column = panel * self.plan.panel + j + v
             return simplify(substitute(self.b, {**where, self.column: column}))
-        used = free_indices(self.match.b)
-        outer = tuple(where[x] for x in self.match.outer if x in used)
-        front = self.match.temporaries[-1].shape[: len(outer) + 1]
-        shape = (*front, self.plan.depth, self.plan.panel)
+        if self._is_whole:
+            return self._whole_element(where, panel, v + j, at)
+        cols = self.match.cols
+        column = unflatten_index(panel * self.plan.panel + j + v, tuple(x.extent for x in cols))
+        mapping: dict[Expr, Expr] = {**where, **dict(zip(cols, column))}
+        mapping.update((x.part, x.element(where, panel, v + j)) for x in self.packed)
+        return simplify(substitute(self.match.b, mapping))
+
+    def _kind_of(self, depth: Index) -> str:
+        """The loop over a summed index: written out, if it says where in a byte a code lies."""
+        if self._is_whole or not self.packed or any(depth in x.depth for x in self.packed):
+            return "serial"
+        return "unroll"
+
+    def _whole_element(self, where: dict, panel: Expr, lane: Expr, at: dict) -> Expr:
+        """The element of `b` that is packed whole, whose summed indices may have been merged."""
+        (packed,) = self.packed
+        outer = tuple(where[x] for x in packed.outer)
+        shape = (*packed.buffer.shape[: len(outer) + 1], self.plan.depth, self.plan.panel)
         deep = flatten_index(tuple(at[k] for k in self.depth), tuple(k.extent for k in self.depth))
-        offset = flatten_index((*outer, panel, deep, v + j), shape)
-        return Load("panels", (offset,), self.match.b.dtype)
+        return Load(
+            "panels", (flatten_index((*outer, panel, deep, lane), shape),), packed.part.dtype
+        )
 
     def _finish(self, cell: Expr, at: dict, panel: Expr, j: int, v: Expr) -> None:
         """The epilogue of one vector of sums, stored."""

@@ -76,11 +76,23 @@ def test_narrow_products_stay_nodes_when_exported():
     assert [len(t.raw_data) for t in exported.graph.initializer] == [8 * 4 * 8, 8 * 4 * 4]
 
 
-def test_a_gpu_reads_rows_of_packed_weights():
-    operands, attrs = weights(64, 256, 32, 4, "packed")
-    proto = runtime_model("MatMulNBits", [floats(1, 256), *operands], attrs, constants={1, 2, 3})
-    program = driver.cuda_program(driver.typed(proto))
-    assert sum(array.nbytes for array in program.constants) <= sum(x.nbytes for x in operands)
+@pytest.mark.parametrize("target", ["cpu", "c", "cuda"])
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("bits", [2, 4])
+def test_weights_stay_packed(bits, rows, target):
+    operands, attrs = weights(64, 256, 32, bits, "packed")
+    given = [floats(rows, 256), *operands]
+    proto = runtime_model("MatMulNBits", given, attrs, constants={1, 2, 3})
+    program = driver.PROGRAMS[target](driver.typed(proto), None)
+    spare = 64 * 8  # bytes: one processor's vectors take whole bytes of zero points
+    assert sum(x.nbytes for x in program.constants) <= sum(x.nbytes for x in operands) + spare
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 37), (3, 37), (20, 51), (70, 16)])
+def test_compiled_products(rows, columns):
+    operands, attrs = weights(columns, 70, 32, 4, "packed")
+    check("MatMulNBits", floats(rows, 70), *operands, None, floats(columns),
+          constants={1, 2, 3, 5}, compiled=True, **attrs)  # fmt: skip
 
 
 @pytest.mark.parametrize("change, error", [

@@ -3,7 +3,8 @@ time, and what copies can bring once it has been converted.
 
 Weights of convolutions are stored with their windows last, and the depth of a contraction goes over
 channels last. As they are, they would be gathered element by element, each from a sector of its
-own; so they become rows along the depth, from which chunks of 16 bytes are read.
+own; so they become rows along the depth, from which chunks of 16 bytes are read. What takes less
+than a byte per element stays as it is, and is computed where it is fetched.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import flatten_index, simplify, unflatten_index
-from graphc.passes.lower.contraction import Match
+from graphc.passes.lower.contraction import Match, is_below_a_byte
 from graphc.passes.lower.spaces import flatten_loads
 
 
@@ -37,7 +38,11 @@ def lay_out_constant(match: Match, kind: Kind, across: bool = False) -> bool:
     operand = Operand(flat, match.cols, match.depth)
     words = Words(operand, kind)
     fits = words.copies() or (across and words.contiguous(match.cols))
-    if not sources <= match.computation.constants or fits:
+    if (
+        not sources <= match.computation.constants
+        or fits
+        or is_below_a_byte(match.b, match.computation)
+    ):
         return False
     used = free_indices(match.b)
     outer = [x for x in match.outer if x in used]

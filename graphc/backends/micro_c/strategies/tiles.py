@@ -42,6 +42,7 @@ from graphc.ir.expr import (
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
+from graphc.passes.lower.contraction import is_below_a_byte
 from graphc.passes.lower.guards import trim
 from graphc.passes.lower.spaces import (
     merge_adjacent,
@@ -78,6 +79,8 @@ def lower_tiles(computation: Computation, options: TileOptions) -> Lowered | str
     match = match_product(computation, options.min_depth)
     if isinstance(match, str):
         return f"tiles: {match}"
+    if is_below_a_byte(match.b, computation):
+        return "tiles: weights that share bytes would be stored apart"
     return _Emitter(match, options).lowered()
 
 
