@@ -7,7 +7,7 @@ without branches. `shorten` puts them where they do no harm:
 
 * Where erf or tanh is added to 1, what counts is the sum, and 1 + erf(-t) = 2**(t p(t)) with a
   polynomial p: within 2**-22, and nearer where the sum is small. 1 + tanh(x) is
-  2 / (1 + exp(-2 x)).
+  2 / (1 + exp(-2 x)). A constant that x is multiplied by joins the others.
 * a / (1 + exp(x)) is a product with an inverse. The sum is scaled, so that no inverse is below the
   normal numbers of float32, where `rcp.approx.ftz` gives 0.
 * What is rounded to f16 or bf16 needs 11 or 8 digits. That is so for the operands of the rounding,
@@ -93,7 +93,10 @@ _BODIES = {  # parameters and statements
     "erf_plus_1_f32": ("x", _erf(_ERFC_F32, _SUM)),
     "erf_plus_1_narrow": ("x", _erf(_ERFC_NARROW, _SUM)),
     "erf_narrow": ("x", _erf(_ERF_NARROW, _ALONE)),
-    "tanh_plus_1": ("x", "    return inverse(0.5f + 0.5f * power_of_2(x * -2.88539008f));"),
+    "tanh_plus_1": (
+        "x, scale",
+        "    return inverse(0.5f + 0.5f * power_of_2(x * (scale * -2.88539008f)));",
+    ),
     "tanh_narrow": ("x", _TANH),
 }  # fmt: skip
 _INSTRUCTIONS = {  # and what the host has instead
@@ -200,11 +203,20 @@ def _of_sum(node: Call, kind: DType | None) -> Expr | None:
     if (x := _added_to_1(node, "erf")) is not None:
         return _call(f"erf_plus_1_{'narrow' if kind else 'f32'}", x)
     if (x := _added_to_1(node, "tanh")) is not None:
-        return _call("tanh_plus_1", x)
+        return _call("tanh_plus_1", *_scaled(x))
     if node.op.name == "div" and (x := _added_to_1(node.args[1], "exp")) is not None:
         gate = _call(f"logistic_{kind or f32}", x)
         return fold_call(TABLE["mul"], (node.args[0], gate), f32)
     return None
+
+
+def _scaled(x: Expr) -> tuple[Expr, Expr]:
+    """A value as the product of another one and a positive constant."""
+    if isinstance(x, Call) and x.op.name == "mul":
+        for value, scale in (x.args, x.args[::-1]):
+            if isinstance(scale, Const) and scale.value > 0:
+                return value, scale
+    return x, Const(1.0, x.dtype)
 
 
 def _added_to_1(node: Expr, function: str) -> Expr | None:
