@@ -43,6 +43,7 @@ from graphc.passes.lower.computation import (
     flat_buffer,
 )
 from graphc.passes.lower.contraction import Match, is_below_a_byte, match_contraction
+from graphc.passes.lower.reductions import strides_small
 from graphc.passes.lower.spaces import (
     balanced_tiles,
     flatten_loads,
@@ -51,6 +52,7 @@ from graphc.passes.lower.spaces import (
 from graphc.passes.lower.window import padded_window
 
 PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
+FEW_ROWS = 8  # that do not make up for panels made at run time
 LONG_EPILOGUE = 24  # cost of an epilogue beyond which it is not repeated for every row of a tile
 
 
@@ -72,12 +74,29 @@ def lower_register_tiles(computation: Computation, options: RegisterTileOptions)
     match = match_contraction(computation, options.min_depth)
     if isinstance(match, str):
         return match
+    if _runs_along_memory(match, options):
+        return "contraction: few rows, and columns that run along memory in the depth"
     problem = _prepare_rows(match)
     if problem:
         return problem
     _order_depth(match)
     plan = _plan(match, options)
     return _Emitter(match, plan, options, _prepare_columns(match, plan)).lowered()
+
+
+def _runs_along_memory(match: Match, options: RegisterTileOptions) -> bool:
+    """Whether there are few rows, and both factors run along memory in the depth: each sum is best
+    taken there. Panels of `b`, unless they are made at compile time, take longer to make."""
+    b, deepest = match.b, match.depth[-1]
+    if not isinstance(b, Load) or b.source in match.computation.constants:
+        return False
+    if math.prod(x.count for x in match.rows) > FEW_ROWS:
+        return False
+    flat = flatten_loads(b, match.shapes)
+    assert isinstance(flat, Load)
+    long_enough = deepest.count * b.dtype.size >= options.vector_bytes
+    along = is_affine_in(flat.index[0], deepest) == 1 and strides_small(match.hole.body, deepest)
+    return long_enough and along
 
 
 # ---------------------------------------------------------------- the row operand

@@ -70,6 +70,19 @@ def test_vectors_on_either_side():
     check(*build(lambda b, x, y: b.MatMul(x, y), x=v, y=v))
 
 
+@pytest.mark.parametrize("rows, kind", [(1, "nest"), (3, "nest"), (20, "contract")])
+def test_few_rows_need_no_panels(rows, kind):
+    """Queries of one step, or a matrix times a vector."""
+    q, keys = floats(rng(), 2, rows, 40), floats(rng(1), 2, 11, 40)
+
+    def function(b, q, keys):
+        return b.Relu(b.MatMul(q, b.Transpose(keys, perm=(0, 2, 1))))
+
+    graph, inputs = build(function, q=q, keys=keys)
+    program = check(graph, inputs, (0, 64), interpreted=(64,))
+    assert (program.arena_bytes == 0) == (kind == "nest") and kind in used(graph)
+
+
 def test_epilogue_with_several_results():
     """Bias, residual and activation join the product; both sums leave the kernel."""
     r = rng(5)
