@@ -66,16 +66,16 @@ def padding(
     """
     shape = mask.tensor.static_shape
     if shape in ((batch, columns), (batch, rows, columns)):
-        keep = b.Greater(mask, 0)
-        keep = b.Reshape(keep, np.array((batch, 1, -1, columns)))
-    elif shape in ((batch,), (2 * batch,), (3 * batch + 2,)):
+        kept = b.Cast(b.Clip(mask, 0, 1), to=dtype.onnx)  # of no smaller type in between
+        hidden = b.Mul(b.Sub(b.constant(1, dtype), kept), filtered)
+        return b.Reshape(hidden, np.array((batch, 1, -1, columns)))
+    if shape in ((batch,), (2 * batch,), (3 * batch + 2,)):
         keep = _between(b, mask, batch, columns, has_starts=shape[0] == 2 * batch)
-    else:
-        raise UnsupportedError(
-            f"a mask of shape {list(shape)} for {batch} samples of {rows} queries and {columns} "
-            "keys is not supported"
-        )
-    return b.Where(keep, b.constant(0, dtype), b.constant(filtered, dtype))
+        return b.Where(keep, b.constant(0, dtype), b.constant(filtered, dtype))
+    raise UnsupportedError(
+        f"a mask of shape {list(shape)} for {batch} samples of {rows} queries and {columns} keys "
+        "is not supported"
+    )
 
 
 def _between(b: Builder, mask: Value, batch: int, columns: int, has_starts: bool) -> Value:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from runtime_compare import check, runtime_model
 
+from graphc import driver
 from graphc.errors import ModelError, UnsupportedError
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.interp import interpret
@@ -79,6 +80,19 @@ def test_attention_refuses_what_it_does_not_do():
     graph = import_onnx(runtime_model("Attention", masked, {"num_heads": HEADS}))
     with pytest.raises(UnsupportedError, match=r"mask of shape \[2, 1, 9, 9\]"):
         interpret(graph, masked)
+
+
+def test_a_gpu_fuses_all_but_the_projections_and_the_mask():
+    operands = [
+        floats(1, 64, 128),
+        floats(128, 3 * 128),
+        floats(3 * 128),
+        np.ones((1, 64), np.int32),
+    ]
+    proto = runtime_model("Attention", operands, {"num_heads": 2}, constants={1, 2})
+    kernels = [call.kernel for call in driver.cuda_program(driver.typed(proto)).steps]
+    assert [name.split("_")[0] for name in kernels if "attention" in name] == ["attention"]
+    assert len(kernels) == 3
 
 
 # ---------------------------------------------------------------- MultiHeadAttention
