@@ -133,7 +133,19 @@ def attention(
         past_sequence_length=past_sequence_length,
     )  # fmt: skip
     parts = _projected(b, x, weights, bias, qkv_hidden_sizes)
-    q, k, v = (split_heads(b, part, num_heads) for part in parts)
+    return _self_attention(
+        b, parts, num_heads, mask_index, past, attention_bias, scale, mask_filter_value,
+        unidirectional,
+    )  # fmt: skip
+
+
+def _self_attention(
+    b: Builder, parts: Sequence[Value], heads: int, mask: Value | None, past: Value | None,
+    bias: Value | None, scale: float | None, filtered: float, causal: int,
+) -> Value | tuple[Value, Value]:  # fmt: skip
+    """Attention of queries, keys and values after `past`; with all keys and values if these are
+    asked for."""
+    q, k, v = (split_heads(b, part, heads) for part in parts)
     length = 0
     if past is not None:
         length = past.tensor.static_shape[3]
@@ -141,13 +153,38 @@ def attention(
             b.Concat(b.Gather(past, np.array(n), axis=0), new, axis=2)
             for n, new in enumerate((k, v))
         )
-    result, _ = _masked_attention(
-        b, q, k, v, mask_index, attention_bias, length, scale, mask_filter_value, unidirectional
-    )
+    result, _ = _masked_attention(b, q, k, v, mask, bias, length, scale, filtered, causal)
     if b.count == 1:
         return result
     first = np.array([0])
     return result, b.Concat(b.Unsqueeze(k, first), b.Unsqueeze(v, first), axis=0)
+
+
+@composite("QAttention", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
+def quantised_attention(
+    b, x: Int, weights: Int, bias: Float, x_scale: Float, weight_scale: Float,
+    mask_index: Int | None = None, x_zero: Int | None = None, weight_zero: Int | None = None,
+    past: Float | None = None, *, num_heads, do_rotary=0, mask_filter_value=FILTERED,
+    past_present_share_buffer=0, scale=None, unidirectional=0,
+):  # fmt: skip
+    """Attention of 8-bit x and weights, whose scale and zero point may be per column."""
+    refuse(do_rotary=do_rotary, past_present_share_buffer=past_present_share_buffer)
+    width = weights.tensor.static_shape[-1]
+    columns = [_thirds(b, v, width) for v in (weights, weight_scale, weight_zero, bias)]
+    parts = [
+        b.MatMulIntegerToFloat(x, w, x_scale, step, x_zero, zero, added, domain=RUNTIME)
+        for w, step, zero, added in zip(*columns, strict=True)
+    ]
+    return _self_attention(
+        b, parts, num_heads, mask_index, past, None, scale, mask_filter_value, unidirectional
+    )
+
+
+def _thirds(b: Builder, x: Value | None, width: int) -> Sequence[Value | None]:
+    """The columns of queries, keys and values; what has no columns serves all."""
+    if x is None or x.tensor.size == 1:
+        return (x, x, x)
+    return b.Split(x, np.array((width // 3,) * 3), axis=-1, outputs=3)
 
 
 def _projected(

@@ -1,4 +1,4 @@
-"""ONNX Runtime's normalisations: of a sum of residuals, and of a sum of embeddings.
+"""ONNX Runtime's normalisations: of sums of residuals, of embeddings, of groups of channels.
 
 Each is a graph of ONNX's operators (see runtime_fused.py). SimplifiedLayerNormalization, which is
 RMSNormalization with a second result, is of ONNX's own domain though ONNX does not know it.
@@ -16,6 +16,7 @@ from graphc.ir.opdef import Float, Int, composite
 from graphc.ir.ops.activation_composites import axis_of, convert
 from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
 from graphc.ir.ops.normalization import inverse_root
+from graphc.ir.ops.runtime_fused import with_channels_second
 
 
 @composite("SimplifiedLayerNormalization", outputs=None)
@@ -100,3 +101,45 @@ def _positions(b: Builder, table: Value, positions: Value | None, length: int) -
     if isinstance(rows, int) and rows < length:
         raise ModelError(f"position_embedding has {rows} rows, {length} words need one each")
     return b.Slice(table, np.array([0]), np.array([length]), np.array([0]))
+
+
+# ---------------------------------------------------------------- groups of channels
+
+_PLAIN, _SILU = range(2)
+
+
+@composite("GroupNorm", domain=RUNTIME, traits=RUNTIME_TRAITS)
+def group_norm(
+    b, x: Float, gamma: Float, beta: Float, *, activation, groups, channels_last=1, epsilon=1e-5
+):
+    """GroupNormalization, of channels that are last or second, and Swish if `activation` is 1."""
+    if activation not in (_PLAIN, _SILU):
+        raise ModelError(f"activation must be 0 or 1, found {activation}")
+
+    def normal(value: Value) -> Value:
+        wide = convert(b, value, gamma.tensor.dtype)
+        return b.GroupNormalization(wide, gamma, beta, num_groups=groups, epsilon=epsilon)
+
+    result = with_channels_second(b, x, normal) if channels_last else normal(x)
+    result = convert(b, result, x.tensor.dtype)
+    return b.Swish(result) if activation == _SILU else result
+
+
+@composite("SkipGroupNorm", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
+def skip_group_norm(
+    b, x: Float, gamma: Float, beta: Float, skip: Float, bias: Float | None = None, *,
+    activation, groups, channels_last=1, epsilon=1e-5,
+):  # fmt: skip
+    """GroupNorm of x + skip + bias, and that sum. A skip of rank 2 is the same everywhere."""
+    channels = x.tensor.static_shape[-1 if channels_last else 1]
+    one = (1, 1, channels) if channels_last else (channels, 1, 1)
+    if skip.tensor.rank == 2:
+        skip = b.Reshape(skip, np.array((-1, *one)))
+    total = b.Add(x, skip)
+    if bias is not None:
+        total = b.Add(total, b.Reshape(bias, np.array(one)))
+    result = group_norm(
+        b, total, gamma, beta, activation=activation, groups=groups,
+        channels_last=channels_last, epsilon=epsilon,
+    )  # fmt: skip
+    return result, total

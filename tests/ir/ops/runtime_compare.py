@@ -43,7 +43,8 @@ def runtime_model(
     node = helper.make_node(kind, names, results, domain=domain, **attrs)
     outs = [helper.make_empty_tensor_value_info(y) for y in results if y]
     if kind.endswith("Attention"):  # the types of whose results ONNX Runtime does not infer
-        floats = helper.make_tensor_type_proto(infos[0].type.tensor_type.elem_type, None)
+        first = next(x for x in operands if x is not None and x.dtype.kind == "f")
+        floats = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(first.dtype), None)
         for out in outs:
             out.type.CopyFrom(floats)
     graph = helper.make_graph([node], "g", infos, outs, initialisers)

@@ -82,6 +82,20 @@ def test_attention_refuses_what_it_does_not_do():
         interpret(graph, masked)
 
 
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("past", [False, True])
+def test_quantised_attention(past, columns):
+    codes = [RANDOM.integers(0, 256, shape).astype(np.uint8) for shape in
+             ((BATCH, ROWS, 6), (6, 3 * HIDDEN))]  # fmt: skip
+    steps = np.asarray(RANDOM.uniform(0.01, 0.02, 3 * HIDDEN if columns else ()), np.float32)
+    zero = np.full(3 * HIDDEN if columns else (), 127, np.uint8)
+    before = floats(2, BATCH, HEADS, PAST, SIZE) if past else None
+    mask = key_masks(ROWS + (PAST if past else 0))["keys"]
+    check("QAttention", *codes, floats(3 * HIDDEN), np.array(0.02, np.float32), steps, mask,
+          np.array(120, np.uint8), zero, before, outputs=(True, past), constants={1, 4, 7},
+          num_heads=HEADS, unidirectional=1)  # fmt: skip
+
+
 def test_a_gpu_fuses_all_but_the_projections_and_the_mask():
     operands = [
         floats(1, 64, 128),

@@ -192,3 +192,28 @@ def test_too_few_positions_are_refused():
     graph = import_onnx(runtime_model("EmbedLayerNormalization", operands, {}))
     with pytest.raises(ModelError, match="has 4 rows, 5 words"):
         interpret(graph, [x for x in operands if x is not None])
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("activation", [0, 1])
+def test_group_norm(activation, last):
+    x, gamma, beta = floats(2, 4, 3, 8), floats(8), floats(8)
+    skip, bias = floats(2, 8), floats(8)
+
+    def expected(x: np.ndarray) -> np.ndarray:
+        parts = x.reshape(2, 12, 2, 4)
+        centred = parts - parts.mean((1, 3), keepdims=True)
+        root = np.sqrt((centred**2).mean((1, 3), keepdims=True) + np.float32(1e-3))
+        y = (centred / root).reshape(x.shape) * gamma + beta
+        return y / (1 + np.exp(-y)) if activation else y
+
+    def laid(x: np.ndarray) -> np.ndarray:
+        return x if last else x.transpose(0, 3, 1, 2)
+
+    options = {"activation": activation, "channels_last": last, "groups": 2, "epsilon": 1e-3}
+    check("GroupNorm", laid(x), gamma, beta, expected=[laid(expected(x))], **options)
+    total = x + skip[:, None, None] + bias
+    check("SkipGroupNorm", laid(x), gamma, beta, skip, bias, outputs=(True, True),
+          expected=[laid(expected(total)), laid(total)], **options)  # fmt: skip
+    check("SkipGroupNorm", laid(x), gamma, beta, laid(x),
+          expected=[laid(expected(x + x))], **options)  # fmt: skip
