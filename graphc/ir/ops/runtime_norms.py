@@ -77,17 +77,24 @@ def embed_layer_normalization(
     Also, per sample, how many of its words the mask has as 1 (0 without a mask), and the sum.
     Positions are 0, 1, .. unless they are given.
     """
-    batch, length = words.tensor.static_shape
+    _, length = words.tensor.static_shape
     if (segments is None) != (segment_table is None):
         raise ModelError("segment_ids and segment_embedding go together, found one of them")
     total = b.Add(b.Gather(word_table, words), _positions(b, position_table, positions, length))
     if segments is not None:
         total = b.Add(total, b.Gather(segment_table, segments))
+    return _normal_and_count(b, total, gamma, beta, mask, epsilon)
+
+
+def _normal_and_count(
+    b: Builder, total: Value, gamma: Value, beta: Value, mask: Value | None, epsilon: float
+) -> Value | tuple[Value, Value, Value]:
+    """A sum of embeddings normalised, how many ones the mask of each sample has, and the sum."""
     normal = b.LayerNormalization(total, gamma, beta, epsilon=epsilon)
     if b.count == 1:
         return normal
     if mask is None:
-        count = b.constant(np.zeros(batch, np.int32))
+        count = b.constant(np.zeros(total.tensor.static_shape[0], np.int32))
     else:
         ones = b.Cast(b.Equal(mask, 1), to=dtypes.i32.onnx)
         count = b.ReduceSum(ones, np.array([1]), keepdims=0)
@@ -101,6 +108,29 @@ def _positions(b: Builder, table: Value, positions: Value | None, length: int) -
     if isinstance(rows, int) and rows < length:
         raise ModelError(f"position_embedding has {rows} rows, {length} words need one each")
     return b.Slice(table, np.array([0]), np.array([length]), np.array([0]))
+
+
+@composite("QEmbedLayerNormalization", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
+def quantised_embed_layer_normalization(
+    b, words: Int, segments: Int | None, word_table: Int, position_table: Int,
+    segment_table: Int | None, gamma: Int, beta: Int, mask: Int | None, word_scale: Float,
+    position_scale: Float, segment_scale: Float | None, gamma_scale: Float, beta_scale: Float,
+    word_zero: Int, position_zero: Int, segment_zero: Int | None, gamma_zero: Int, beta_zero: Int,
+    *, epsilon=1e-12,
+):  # fmt: skip
+    """EmbedLayerNormalization of 8-bit tables, whose rows are dequantised once they are found."""
+    _, length = words.tensor.static_shape
+    found = b.Gather(word_table, words), _positions(b, position_table, None, length)
+    total = b.Add(
+        b.DequantizeLinear(found[0], word_scale, word_zero),
+        b.DequantizeLinear(found[1], position_scale, position_zero),
+    )
+    if segments is not None:
+        kind = b.Gather(segment_table, segments)
+        total = b.Add(total, b.DequantizeLinear(kind, segment_scale, segment_zero))
+    gain = b.DequantizeLinear(gamma, gamma_scale, gamma_zero)
+    shift = b.DequantizeLinear(beta, beta_scale, beta_zero)
+    return _normal_and_count(b, total, gain, shift, mask, epsilon)
 
 
 # ---------------------------------------------------------------- groups of channels

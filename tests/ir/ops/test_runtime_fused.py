@@ -186,6 +186,26 @@ def test_embed_layer_normalization(segments, positions):
     check("EmbedLayerNormalization", *operands, None, where, outputs=(True, True), epsilon=1e-2)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("segments", [False, True])
+def test_quantised_embed_layer_normalization(segments, masked):
+    def bytes_of(*shape: int) -> np.ndarray:
+        return RANDOM.integers(0, 256, shape).astype(np.uint8)
+
+    words = RANDOM.integers(0, 20, (2, 5)).astype(np.int32)
+    kinds = RANDOM.integers(0, 2, (2, 5)).astype(np.int32)
+    tables = [bytes_of(20, 8), bytes_of(9, 8), bytes_of(2, 8), bytes_of(8), bytes_of(8)]
+    steps = [np.array(x, np.float32) for x in RANDOM.uniform(0.01, 0.02, 5)]
+    zeros = [np.array(x, np.uint8) for x in (120, 130, 110, 0, 128)]
+    groups = [tables, steps, zeros]
+    if not segments:
+        groups = [[None if n == 2 else x for n, x in enumerate(group)] for group in groups]
+    mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32) if masked else None
+    operands = [words, kinds if segments else None, *groups[0], mask, *groups[1], *groups[2]]
+    known = {n for n in range(8, len(operands)) if operands[n] is not None}
+    check("QEmbedLayerNormalization", *operands, outputs=(True, True), constants=known)
+
+
 def test_too_few_positions_are_refused():
     words = np.zeros((2, 5), np.int32)
     operands = [words, None, floats(20, 8), floats(4, 8), None, floats(8), floats(8)]
