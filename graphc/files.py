@@ -37,20 +37,27 @@ def writing(path: Path) -> Iterator[None]:
 def atomic(path: str | os.PathLike) -> Iterator[Path]:
     """Yields a temporary path in the same folder; renamed to `path` if the body succeeds.
 
-    Of nested ones, neither file appears unless both bodies succeed.
+    Of nested ones, neither file appears unless both bodies succeed. Devices and pipes are not
+    replaced, but written to.
     """
     final = Path(path)
     check_folder(final)
+    is_device = final.exists() and not final.is_file()
     with writing(final):
         handle, name = tempfile.mkstemp(
-            prefix=f".{final.name[:100]}.", suffix=final.suffix, dir=final.parent
+            prefix=f".{final.name[:100]}.",
+            suffix=final.suffix,
+            dir=None if is_device else final.parent,
         )
         os.close(handle)
         temporary = Path(name)
         try:
             yield temporary
-            temporary.chmod(0o666 & ~_umask())
-            os.replace(temporary, final)
+            if is_device:
+                final.write_bytes(temporary.read_bytes())
+            else:
+                temporary.chmod(0o666 & ~_umask())
+                os.replace(temporary, final)
         finally:
             temporary.unlink(missing_ok=True)
 

@@ -59,6 +59,20 @@ def test_names_that_the_terminal_cannot_show(tmp_path):
 # ---------------------------------------------------------------- whole files
 
 
+def test_pipes_and_devices_are_written_to(tmp_path):
+    """Not replaced by a file of their name."""
+    pipe = tmp_path / "m.npz"
+    os.mkfifo(pipe)
+    argv = [sys.executable, "-m", "graphc", "run", DIGITS, "--dim", "N=1", "-o", pipe]
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        done = subprocess.run(argv, capture_output=True, text=True)
+        if done.returncode:
+            reader.kill()
+        assert done.returncode == 0, done.stderr
+        assert reader.communicate()[0].startswith(b"PK")
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+
+
 def test_files_are_whole_or_not_there(tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("before")

@@ -43,6 +43,8 @@ def external(location: str) -> onnx.ModelProto:
         ["compile", DIGITS, "-o", ""],
         ["verify", DIGITS, "--rtol", "-1"],
         ["run", DIGITS, "--seed", "-1"],
+        ["bench", DIGITS, "--seconds", "-1"],
+        ["bench", DIGITS, "--seconds", "inf"],
         ["opt", DIGITS],
     ],
 )
@@ -59,6 +61,8 @@ def test_options_that_cannot_be_read(capsys, argv):
         (["compile", "--dim", "M=4"], "no dimension 'M'"),
         (["compile", "--dim", "M=1..4"], "no dimension 'M'"),
         (["compile", "--dim", "N=99999999999999999999"], "from 0 to 2^46"),
+        (["compile", "--dim", "N=1", "--dim", "N=2"], "--dim N: is both 1 and 2"),
+        (["compile", "--shape", "image=1,2", "--shape", "image=1"], "is both (1, 2) and (1,)"),
         (["compile", "--set", "sr=16000"], "no such input"),
         (["compile", "--set", "image=@missing.npy"], "missing.npy"),
         (["compile", "--set", "image=word"], "cannot be"),

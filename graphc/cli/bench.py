@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from graphc.cli.options import add_feeds, add_model, add_target, command, examples, target_options
+from graphc.cli.options import (
+    add_feeds,
+    add_model,
+    add_target,
+    command,
+    examples,
+    nonnegative,
+    target_options,
+)
 
 SUMMARY = """\
 Times a model next to ONNX Runtime. The two run in turn, in one process and on the same inputs; the
@@ -26,7 +34,7 @@ def add(commands: Any) -> None:
     add_target(parser)
     parser.add_argument("--against", choices=("onnxruntime", "none"), default="onnxruntime",
                         help="the peer (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--seconds", type=float, default=5.0, metavar="S",
+    parser.add_argument("--seconds", type=nonnegative, default=5.0, metavar="S",
                         help="how long to measure (default: 5)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     add_feeds(parser)

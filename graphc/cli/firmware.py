@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.options import BOARDS, CPUS, GOALS, PACKAGES, tolerance
+from graphc.cli.options import BOARDS, CPUS, GOALS, PACKAGES, nonnegative
 from graphc.errors import ModelError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def add_bundle(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--with-test", action="store_true",
         help="add a test on random inputs, with the outputs of ONNX Runtime")  # fmt: skip
-    add("--tolerance", metavar="T", type=tolerance,
+    add("--tolerance", metavar="T", type=nonnegative,
         help="the largest error the test accepts, in units of an output (default: 1 for "
         "integers of 8 bits; of floats 1e-3 of the range, 1e-2 with --weights f16)")  # fmt: skip
     add_code(group)

@@ -84,13 +84,23 @@ def open_model(args: argparse.Namespace) -> Model:
         graph = read_graph(path)
     types = {p.name: p.type for p in graph.params}
     values = {}
-    for name, text in args.set:
+    for name, text in once("--set", args.set).items():
         if name not in types:
             raise ModelError(f"--set {name}: there is no such input; the inputs are {list(types)}")
         values[name] = constant(name, text, types[name])
-    model = Model(path, graph, dict(args.shape), dict(args.dim), values)
+    shapes, dims = once("--shape", args.shape), once("--dim", args.dim)
+    model = Model(path, graph, shapes, dims, values)
     model.read_inputs(getattr(args, "input", []))
     return model
+
+
+def once(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """What an option says by name; ModelError if it says two things of one name."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if found.setdefault(name, value) != value:
+            raise ModelError(f"{option} {name}: is both {found[name]} and {value}")
+    return found
 
 
 def read_graph(path: Path) -> Graph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -110,7 +111,7 @@ def add_tolerance(parser: argparse.ArgumentParser, narrow: bool = False) -> None
     """How far outputs may be from the reference's; `narrow`: it depends on --precision."""
     default = "1e-4, or 1e-2 for a --precision below f32" if narrow else "1e-4"
     parser.add_argument(
-        "--rtol", type=tolerance, default=None if narrow else 1e-4, metavar="R",
+        "--rtol", type=nonnegative, default=None if narrow else 1e-4, metavar="R",
         help=f"largest error, relative to an output's range (default: {default})",
     )  # fmt: skip
 
@@ -170,13 +171,13 @@ def archs(text: str) -> str:
     return ",".join(dict.fromkeys(found))
 
 
-def tolerance(text: str) -> float:
+def nonnegative(text: str) -> float:
     """A number of at least zero."""
     try:
         found = float(text)
     except ValueError:
         found = -1.0
-    if not found >= 0:
+    if not 0 <= found < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number of at least 0, found {text!r}")
     return found
 
