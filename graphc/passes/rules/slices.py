@@ -1,0 +1,130 @@
+"""Only what is asked for is computed: slices of rows go in front of products.
+
+Classifiers read one row of what the last layer of a transformer gives, so one row of its products,
+normalisations and queries is all that is needed. A slice goes in front of an op whose results along
+the axis are made of its operands' elements at the same place, if that goes on to a product, which
+then has fewer rows. What is computed of the rows that are left does not change.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphc.ir.graph import Op, Value
+from graphc.passes.pattern import P, attribute, rest, var
+from graphc.passes.rewriter import rule
+from graphc.passes.rules.facts import is_static, permutation, shape_of
+from graphc.passes.rules.views import simple_cut, sliced
+
+x = var("x")
+Cut = tuple[int, int, int]  # axis, first row, number of rows
+SHARE = 2  # times as many rows as are asked for are worth it
+DEPTH = 24  # ops followed to a product
+NORMALISATIONS = ("LayerNormalization", "RMSNormalization")
+
+
+@rule("slice-before-op", P.Slice(x, rest("bounds")), group="lowering")
+def slice_before_op(rw, op, x, bounds):
+    """f(y, c)[a..b] == f(y[a..b], c)   along an axis that f leaves alone."""
+    cut = simple_cut(op)
+    producer = x.producer
+    if cut is None or producer is None or not all(map(is_static, _operands(producer))):
+        return None
+    axis, start, count = cut
+    dims = _cut_dims(producer, axis)
+    if dims is None or count * SHARE > shape_of(x)[axis]:
+        return None
+    if not _is_only_cut(x, cut):
+        return rw.skip("others read more rows")
+    if not _has_fewer_rows(producer, cut):
+        return rw.skip("no product has fewer rows")
+    rw.loc = producer.loc
+    operands = [
+        value if value is None or dim is None else sliced(rw, value, dim, start, count)
+        for value, dim in zip(producer.inputs, dims)
+    ]
+    if producer.name == "Reshape":
+        operands[1] = rw.constant(np.array(shape_of(op.output), np.int64))
+    return rw.op(producer.name, *operands, **producer.attrs)
+
+
+def _operands(op: Op) -> list[Value]:
+    return [value for value in op.inputs if value is not None]
+
+
+def _has_fewer_rows(op: Op, cut: Cut, depth: int = DEPTH) -> bool:
+    """Whether a cut goes in front of an op, and on until it takes rows of a product."""
+    dims = _cut_dims(op, cut[0])
+    if dims is None or depth == 0:
+        return False
+    if op.name in ("MatMul", "Gemm") and dims[0] is not None:
+        return True
+    for value, dim in zip(op.inputs, dims):
+        if value is None or dim is None or value.producer is None:
+            continue
+        own = (dim, *cut[1:])
+        if _is_only_cut(value, own, op) and _has_fewer_rows(value.producer, own, depth - 1):
+            return True
+    return False
+
+
+def _is_only_cut(value: Value, cut: Cut, reader: Op | None = None) -> bool:
+    """Whether nothing but a part of a value is read, by slices or by ops in front of which slices
+    go, such as `reader`."""
+    return all(user is reader or _cuts(user, cut, value) for user in value.users)
+
+
+def _cuts(user: Op, cut: Cut, value: Value) -> bool:
+    if user.name == "Slice":
+        return simple_cut(user) == cut
+    dims = _cut_dims(user, cut[0])
+    if dims is None or any(d != cut[0] for v, d in zip(user.inputs, dims) if v is value):
+        return False
+    after = user.output.users
+    return bool(after) and all(u.name == "Slice" and simple_cut(u) == cut for u in after)
+
+
+def _cut_dims(op: Op, axis: int) -> list[int | None] | None:
+    """Which dim of each operand a slice of the only result along an axis takes a part of (None: it
+    takes all of it); None if results there need more than that."""
+    if len(op.outputs) != 1 or not is_static(op.output) or op.regions:
+        return None
+    rank, inputs = op.output.tensor.rank, op.inputs
+    if op.defn.form == "elementwise":
+        return [_aligned(value, axis, rank) for value in inputs]
+    if op.name == "MatMul":
+        return _dims_of_matmul(op, axis)
+    if op.name == "Gemm":
+        is_row = axis == 0 and not attribute(op, "transA")
+        return [0, None, *(_aligned(value, 0, 2) for value in inputs[2:])] if is_row else None
+    if op.name in NORMALISATIONS:
+        first = attribute(op, "axis") % rank
+        small = all(value.tensor.rank <= rank - first for value in inputs[1:] if value is not None)
+        return [axis, *[None] * (len(inputs) - 1)] if axis < first and small else None
+    if op.name in ("Softmax", "LogSoftmax"):
+        return [axis] if attribute(op, "axis") % rank != axis else None
+    if op.name == "Transpose":
+        return [permutation(op)[axis]]
+    if op.name == "Reshape":
+        same = shape_of(inputs[0])[: axis + 1] == shape_of(op.output)[: axis + 1]  # type: ignore[arg-type]
+        return [axis, None] if same else None
+    return None
+
+
+def _dims_of_matmul(op: Op, axis: int) -> list[int | None] | None:
+    """Rows of the first operand, or matrices of both."""
+    rank = op.output.tensor.rank
+    ranks = [value.tensor.rank for value in _operands(op)]
+    if min(ranks) < 2 or axis == rank - 1:
+        return None
+    if axis == rank - 2:
+        return [ranks[0] - 2, None]
+    return [_aligned(value, axis, rank) for value in op.inputs]
+
+
+def _aligned(value: Value | None, axis: int, rank: int) -> int | None:
+    """The dim of a broadcast operand that lies at an axis of the result, if it is longer than 1."""
+    if value is None:
+        return None
+    dim = axis - (rank - value.tensor.rank)
+    return dim if dim >= 0 and shape_of(value)[dim] != 1 else None
