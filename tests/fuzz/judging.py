@@ -190,9 +190,18 @@ def judgeable(graph: Graph) -> list[int]:
     good = {p for p in graph.params if is_common(p)}
     for op in graph.ops:
         known = all(v is None or v in good for v in op.inputs)
-        if known and FOREIGN not in op.loc and all(map(is_common, op.outputs)):
+        foreign = FOREIGN in op.loc or has_gaps(op)
+        if known and not foreign and all(map(is_common, op.outputs)):
             good.update(op.outputs)
     return [n for n, value in enumerate(graph.results) if value in good]
+
+
+def has_gaps(op: Op) -> bool:
+    """Whether padding is to be found for windows smaller than their strides: ONNX Runtime takes a
+    negative number, and starts in the middle, or refuses."""
+    padded = str(op.attrs.get("auto_pad", "")).startswith("SAME")
+    pairs = zip(op.attrs.get("kernel_shape", ()), op.attrs.get("strides", ()))
+    return padded and any(extent < stride for extent, stride in pairs)
 
 
 def is_common(value: Value) -> bool:
