@@ -21,7 +21,7 @@ from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.attention_cores import CORE_TILES, lower_attention_cores
+from graphc.backends.cuda.strategies.attention.cores import CORE_TILES, lower_attention_cores
 from graphc.driver import Settings, cuda_passes, cuda_program, optimise
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower

@@ -20,10 +20,10 @@ from graphc.backends.cuda.nvcc import compile_cuda, find_nvcc
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.simulator.profile import profile
 from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.costs import Problem, ranked
-from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
-from graphc.backends.cuda.strategies.panels import Panel
-from graphc.backends.cuda.strategies.warps import SIDES, SLICES, WARP_TILES, WarpTile
+from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
+from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
+from graphc.backends.cuda.strategies.contraction.panels import Panel
+from graphc.backends.cuda.strategies.contraction.warps import SIDES, SLICES, WARP_TILES, WarpTile
 from graphc.driver import Settings, cuda_passes, cuda_program, optimise
 from graphc.ir.interp import interpret
 from graphc.ir.program import Program

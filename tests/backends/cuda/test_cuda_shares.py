@@ -12,10 +12,10 @@ from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.simulator.profile import profile
 from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.costs import Problem, ranked
-from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
-from graphc.backends.cuda.strategies.tiles import TILES, Tile, lower_shared_tiles
-from graphc.backends.cuda.strategies.warps import SHARED_SIDES, WARP_TILES, WarpTile
+from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
+from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
+from graphc.backends.cuda.strategies.contraction.tiles import TILES, Tile, lower_shared_tiles
+from graphc.backends.cuda.strategies.contraction.warps import SHARED_SIDES, WARP_TILES, WarpTile
 from graphc.driver import Settings, cuda_passes, cuda_program, optimise
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower

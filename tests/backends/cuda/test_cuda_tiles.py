@@ -20,8 +20,8 @@ from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.simulator.profile import profile
 from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.costs import Problem, ranked
-from graphc.backends.cuda.strategies.tiles import TILES, Tile, lower_shared_tiles
+from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
+from graphc.backends.cuda.strategies.contraction.tiles import TILES, Tile, lower_shared_tiles
 from graphc.driver import cuda_passes, cuda_program, optimise
 from graphc.ir.interp import interpret
 from graphc.ir.program import Program

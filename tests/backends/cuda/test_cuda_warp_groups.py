@@ -12,10 +12,14 @@ from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import architectures, compile_cuda, find_nvcc
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.costs import Problem, ranked
-from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
-from graphc.backends.cuda.strategies.warpgroups import GROUP_SIDES, GROUP_TILES, GroupTile
-from graphc.backends.cuda.strategies.warps import WARP_TILES
+from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
+from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
+from graphc.backends.cuda.strategies.contraction.warpgroups import (
+    GROUP_SIDES,
+    GROUP_TILES,
+    GroupTile,
+)
+from graphc.backends.cuda.strategies.contraction.warps import WARP_TILES
 from graphc.driver import Settings, cuda_passes, cuda_program, optimise
 from graphc.errors import InternalError
 from graphc.ir.interp import interpret

@@ -19,9 +19,9 @@ from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import find_nvcc
 from graphc.backends.cuda.runtime import DeviceArray, DriverMissing, open_driver
 from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
-from graphc.backends.cuda.strategies.warpgroups import GROUP_SIDES, GroupTile
-from graphc.backends.cuda.strategies.warps import SHARED_SIDES, SIDES, SLICES, WarpTile
+from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
+from graphc.backends.cuda.strategies.contraction.warpgroups import GROUP_SIDES, GroupTile
+from graphc.backends.cuda.strategies.contraction.warps import SHARED_SIDES, SIDES, SLICES, WarpTile
 from graphc.driver import cuda_passes, cuda_program, optimise, typed
 from graphc.feeds import random_feeds
 from graphc.ir.compare import agreements

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from graphc.backends.cuda.machines import DEFAULT_ARCH, machine
-from graphc.backends.cuda.strategies.attention import lower_attention
-from graphc.backends.cuda.strategies.attention_cores import lower_attention_cores
-from graphc.backends.cuda.strategies.attention_few import lower_attention_few
-from graphc.backends.cuda.strategies.costs import Choose, take_first
+from graphc.backends.cuda.strategies.attention.cores import lower_attention_cores
+from graphc.backends.cuda.strategies.attention.few import lower_attention_few
+from graphc.backends.cuda.strategies.attention.plain import lower_attention
+from graphc.backends.cuda.strategies.contraction.costs import Choose, take_first
+from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
+from graphc.backends.cuda.strategies.contraction.split import lower_split
+from graphc.backends.cuda.strategies.contraction.tiles import lower_shared_tiles
 from graphc.backends.cuda.strategies.flat import lower_flat
-from graphc.backends.cuda.strategies.matrix_cores import lower_matrix_cores
-from graphc.backends.cuda.strategies.rows import lower_rows
-from graphc.backends.cuda.strategies.split import lower_split
-from graphc.backends.cuda.strategies.tiles import lower_shared_tiles
+from graphc.backends.cuda.strategies.rows.nest import lower_rows
 from graphc.backends.cuda.strategies.windows import lower_windows
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.program import Strategy

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from graphc.backends.cuda.machines import FULL, WARP
-from graphc.backends.cuda.strategies.sweeps import HELD, Sweep, Sweeper, placed
+from graphc.backends.cuda.strategies.rows.sweeps import HELD, Sweep, Sweeper, placed
 from graphc.backends.cuda.strategies.vectors import BYTES, compute_points, store_points
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.blocks import wide_sums
+from graphc.backends.cuda.strategies.contraction.blocks import wide_sums
 from graphc.backends.cuda.strategies.vectors import compute_points, each_neighbour, read_neighbours
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (

@@ -24,8 +24,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import WARP
-from graphc.backends.cuda.strategies.operands import Operand, strided
-from graphc.backends.cuda.strategies.words import CHUNK, Kind, Words, before_rounding
+from graphc.backends.cuda.strategies.contraction.operands import Operand, strided
+from graphc.backends.cuda.strategies.contraction.words import CHUNK, Kind, Words, before_rounding
 from graphc.ir.dtypes import f32, i64, u32
 from graphc.ir.expr import Const, Expr, Load, call
 from graphc.ir.kernel import Buffer, Intrin, KernelBuilder, Store

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from graphc.backends.cuda.machines import WARP
-from graphc.backends.cuda.strategies.operands import Operand
+from graphc.backends.cuda.strategies.contraction.operands import Operand
 from graphc.backends.cuda.strategies.vectors import compute_points
 from graphc.ir.dtypes import bf16, f16, f32, i32, i64
 from graphc.ir.expr import Call, Const, Expr, as_expr, call, cast, select, substitute

@@ -2,7 +2,7 @@
 
 A block of 16 x 16 threads holds its rows of the first operand in shared memory and goes over the
 keys once. For each tile of keys it computes products in registers, leaves the weights in shared
-memory (see attention_blocks.py), and multiplies them by the tile's values, which take the place of
+memory (see blocks.py), and multiplies them by the tile's values, which take the place of
 the keys.
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import Machine, fastest
-from graphc.backends.cuda.strategies.attention_blocks import AttentionBlocks, padded
-from graphc.backends.cuda.strategies.operands import Operand, strided
+from graphc.backends.cuda.strategies.attention.blocks import AttentionBlocks, padded
+from graphc.backends.cuda.strategies.contraction.operands import Operand, strided
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import Expr, call, cast
 from graphc.ir.kernel import Barrier, Buffer

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import WARP, Machine
-from graphc.backends.cuda.strategies.panels import STEP
-from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
+from graphc.backends.cuda.strategies.contraction.panels import STEP
+from graphc.backends.cuda.strategies.contraction.sliced import SlicedContraction, SlicedTile
 from graphc.ir.dtypes import i64, u32
 from graphc.ir.expr import Const, Expr, Load, Ref
 from graphc.ir.kernel import Intrin, Let

@@ -9,8 +9,8 @@ than a byte per element stays as it is, and is computed where it is fetched.
 
 from __future__ import annotations
 
-from graphc.backends.cuda.strategies.operands import Operand
-from graphc.backends.cuda.strategies.words import Kind, Words, padded_depth
+from graphc.backends.cuda.strategies.contraction.operands import Operand
+from graphc.backends.cuda.strategies.contraction.words import Kind, Words, padded_depth
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import WARP, Machine
-from graphc.backends.cuda.strategies.blocks import BlockedContraction, FlatContraction
-from graphc.backends.cuda.strategies.costs import Block, exchanged
-from graphc.backends.cuda.strategies.laid_out import whole_depth
-from graphc.backends.cuda.strategies.panels import Crew, Panel
-from graphc.backends.cuda.strategies.words import Kind, padded_depth
+from graphc.backends.cuda.strategies.contraction.blocks import BlockedContraction, FlatContraction
+from graphc.backends.cuda.strategies.contraction.costs import Block, exchanged
+from graphc.backends.cuda.strategies.contraction.laid_out import whole_depth
+from graphc.backends.cuda.strategies.contraction.panels import Crew, Panel
+from graphc.backends.cuda.strategies.contraction.words import Kind, padded_depth
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr
 from graphc.ir.kernel import Barrier, Intrin

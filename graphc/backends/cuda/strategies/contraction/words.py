@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphc.backends.cuda.strategies.operands import Operand
+from graphc.backends.cuda.strategies.contraction.operands import Operand
 from graphc.ir.dtypes import DType, bf16, f16, f32, i8, i32, i64, u8, u16, u32
 from graphc.ir.expr import (
     Call,

@@ -24,14 +24,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import WARP, Machine
-from graphc.backends.cuda.strategies.blocks import (
+from graphc.backends.cuda.strategies.contraction.blocks import (
     BlockedContraction,
     FlatContraction,
     flattened,
     sort_depth,
     wide_sums,
 )
-from graphc.backends.cuda.strategies.costs import (
+from graphc.backends.cuda.strategies.contraction.costs import (
     PARTS,
     SHARED_RATE,
     Block,
@@ -41,9 +41,9 @@ from graphc.backends.cuda.strategies.costs import (
     ranked,
     take_first,
 )
-from graphc.backends.cuda.strategies.laid_out import lay_out_constant, whole_depth
-from graphc.backends.cuda.strategies.operands import Operand
-from graphc.backends.cuda.strategies.words import Kind, Words, padded_depth
+from graphc.backends.cuda.strategies.contraction.laid_out import lay_out_constant, whole_depth
+from graphc.backends.cuda.strategies.contraction.operands import Operand
+from graphc.backends.cuda.strategies.contraction.words import Kind, Words, padded_depth
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Expr, call
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import FULL, WARP
-from graphc.backends.cuda.strategies.sweeps import AHEAD, HELD
+from graphc.backends.cuda.strategies.rows.sweeps import AHEAD, HELD
 from graphc.backends.cuda.strategies.vectors import BYTES
 from graphc.ir.expr import (
     Call,

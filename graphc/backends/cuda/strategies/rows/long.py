@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.one_pass import find_one_pass
-from graphc.backends.cuda.strategies.parts import cut_evenly, in_parts, restricted
-from graphc.backends.cuda.strategies.row_plans import by_groups
-from graphc.backends.cuda.strategies.rows import plan_of
+from graphc.backends.cuda.strategies.rows.nest import plan_of
+from graphc.backends.cuda.strategies.rows.one_pass import find_one_pass
+from graphc.backends.cuda.strategies.rows.parts import cut_evenly, in_parts, restricted
+from graphc.backends.cuda.strategies.rows.plans import by_groups
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Const,

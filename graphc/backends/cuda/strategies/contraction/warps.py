@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import SHARED_LIMIT, WARP, Machine
-from graphc.backends.cuda.strategies.panels import STEP, Panel
-from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
+from graphc.backends.cuda.strategies.contraction.panels import STEP, Panel
+from graphc.backends.cuda.strategies.contraction.sliced import SlicedContraction, SlicedTile
 from graphc.ir.dtypes import i64, u32
 from graphc.ir.expr import Const, Expr
 from graphc.ir.kernel import Buffer, Intrin

@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from graphc.backends.cuda.machines import WARP
-from graphc.backends.cuda.strategies.one_pass import (
+from graphc.backends.cuda.strategies.rows.one_pass import (
     Normalizer,
     OnePass,
     find_one_pass,
     rescaled,
 )
-from graphc.backends.cuda.strategies.row_plans import BLOCK, Rows, by_groups, outermost, plan_rows
-from graphc.backends.cuda.strategies.sweeps import (
+from graphc.backends.cuda.strategies.rows.plans import BLOCK, Rows, by_groups, outermost, plan_rows
+from graphc.backends.cuda.strategies.rows.sweeps import (
     ZERO,
     Columns,
     Ends,

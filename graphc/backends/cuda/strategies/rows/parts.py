@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from graphc.backends.cuda.strategies.one_pass import OnePass
-from graphc.backends.cuda.strategies.operands import stride
-from graphc.backends.cuda.strategies.rows import lower_rows
+from graphc.backends.cuda.strategies.contraction.operands import stride
+from graphc.backends.cuda.strategies.rows.nest import lower_rows
+from graphc.backends.cuda.strategies.rows.one_pass import OnePass
 from graphc.ir.expr import Call, Expr, Index, Reduce, cast, loads, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from graphc.backends.cuda.strategies.operands import Operand, stride
-from graphc.backends.cuda.strategies.shares import Shares
+from graphc.backends.cuda.strategies.contraction.operands import Operand, stride
+from graphc.backends.cuda.strategies.contraction.shares import Shares
 from graphc.backends.cuda.strategies.vectors import are_neighbours, loaded
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (

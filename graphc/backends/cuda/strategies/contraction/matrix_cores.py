@@ -10,14 +10,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.blocks import flattened, sort_depth, wide_sums
-from graphc.backends.cuda.strategies.costs import Choose, Problem, ranked, take_first
-from graphc.backends.cuda.strategies.laid_out import lay_out_constant, store_narrow
-from graphc.backends.cuda.strategies.sliced import SlicedContraction, SlicedTile
-from graphc.backends.cuda.strategies.warpgroups import GROUP_TILES, GroupTile, WarpGroups
-from graphc.backends.cuda.strategies.warps import WARP_TILES, Warps
-from graphc.backends.cuda.strategies.words import KINDS, Kind, narrow
-from graphc.backends.cuda.strategies.zero_points import take_zero_points
+from graphc.backends.cuda.strategies.contraction.blocks import flattened, sort_depth, wide_sums
+from graphc.backends.cuda.strategies.contraction.costs import Choose, Problem, ranked, take_first
+from graphc.backends.cuda.strategies.contraction.laid_out import lay_out_constant, store_narrow
+from graphc.backends.cuda.strategies.contraction.sliced import SlicedContraction, SlicedTile
+from graphc.backends.cuda.strategies.contraction.warpgroups import (
+    GROUP_TILES,
+    GroupTile,
+    WarpGroups,
+)
+from graphc.backends.cuda.strategies.contraction.warps import WARP_TILES, Warps
+from graphc.backends.cuda.strategies.contraction.words import KINDS, Kind, narrow
+from graphc.backends.cuda.strategies.contraction.zero_points import take_zero_points
 from graphc.ir.dtypes import f32, i32
 from graphc.ir.kernel import Kernel
 from graphc.passes.lower.computation import Computation, Lowered

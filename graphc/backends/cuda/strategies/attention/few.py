@@ -7,7 +7,7 @@ keep maxima, totals and sums of their own, which shared memory brings together i
 
 Where there are too few blocks to fill a GPU, the keys are cut into parts with a block each, whose
 maxima, totals and sums a second kernel brings together (T. Dao et al., Flash-Decoding, 2023).
-Memory is linear in the number of parts, which the GPU bounds. See attention_blocks.py.
+Memory is linear in the number of parts, which the GPU bounds. See blocks.py.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import math
 from dataclasses import replace
 
 from graphc.backends.cuda.machines import WARP, Machine
-from graphc.backends.cuda.strategies.attention_blocks import (
+from graphc.backends.cuda.strategies.attention.blocks import (
     NOTHING,
     AttentionBlocks,
     padded,
 )
-from graphc.backends.cuda.strategies.operands import Operand, strided
-from graphc.backends.cuda.strategies.rows import lower_rows
+from graphc.backends.cuda.strategies.contraction.operands import Operand, strided
+from graphc.backends.cuda.strategies.rows.nest import lower_rows
 from graphc.backends.cuda.strategies.vectors import BYTES, loaded
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import (

@@ -14,9 +14,9 @@ import math
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import WARP, Machine, fastest
-from graphc.backends.cuda.strategies.attention_blocks import AttentionBlocks, padded
-from graphc.backends.cuda.strategies.panels import STEP, Crew, Panel
-from graphc.backends.cuda.strategies.words import KINDS, Kind, narrow
+from graphc.backends.cuda.strategies.attention.blocks import AttentionBlocks, padded
+from graphc.backends.cuda.strategies.contraction.panels import STEP, Crew, Panel
+from graphc.backends.cuda.strategies.contraction.words import KINDS, Kind, narrow
 from graphc.ir.dtypes import f32, i64, u32
 from graphc.ir.expr import Const, Expr, Load, bitcast
 from graphc.ir.kernel import Barrier, Buffer, Intrin

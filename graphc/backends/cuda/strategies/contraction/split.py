@@ -11,10 +11,10 @@ a contraction as any other and a loop over its results.
 from __future__ import annotations
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.blocks import wide_sums
-from graphc.backends.cuda.strategies.long_rows import IDLE, LONG, PART, Lower, lower_long_rows
-from graphc.backends.cuda.strategies.parts import cut_evenly, in_parts
-from graphc.backends.cuda.strategies.rows import lower_rows
+from graphc.backends.cuda.strategies.contraction.blocks import wide_sums
+from graphc.backends.cuda.strategies.rows.long import IDLE, LONG, PART, Lower, lower_long_rows
+from graphc.backends.cuda.strategies.rows.nest import lower_rows
+from graphc.backends.cuda.strategies.rows.parts import cut_evenly, in_parts
 from graphc.ir.dtypes import f32, f64, i32
 from graphc.ir.expr import Reduce, walk
 from graphc.passes.lower.computation import Computation, Lowered
@@ -29,7 +29,7 @@ THIN_PART = 64  # products of a part, at least, where there are few rows or few 
 
 def lower_split(computation: Computation, gpu: Machine, lower: Lower) -> Lowered | str:
     """The kernel that adds up partial sums, after one that computes them; or why it is no gain.
-    Of other reductions of few rows likewise (long_rows.py), with what is left lowered by `lower`.
+    Of other reductions of few rows likewise (rows/long.py), with what is left lowered by `lower`.
     """
     match = match_contraction(wide_sums(computation), PART, (f32, f64, i32))
     if isinstance(match, str):

@@ -1,0 +1,1 @@
+"""Row reductions: softmax, normalisations and sums, by threads that share rows."""
