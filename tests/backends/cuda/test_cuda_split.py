@@ -39,7 +39,8 @@ GRAPHS = {
     "images": """graph @g(%x: f32[2,12,91,69]) -> ? {
   const %w : f32[37,12,1,1] = random(seed=1)
   %c = Conv(%x, %w)
-  %y = GlobalAveragePool(%c)
+  %r = Relu(%c)
+  %y = GlobalAveragePool(%r)
   return %y
 }""",
     "patches": """graph @g(%x: f32[1,32,32,32]) -> ? {
