@@ -56,17 +56,11 @@ def group_query_attention(
         k = b.RMSNormalization(k, k_norm_weight, epsilon=qk_norm_epsilon)
     cache = _cache(b, seqlens_k, scalar_of(total_sequence_length, "total_sequence_length"), q)
     if do_rotary:
-        if cos_cache is None or sin_cache is None:
-            raise ModelError("do_rotary needs cos_cache and sin_cache")
         where = cache.positions(b, position_ids)
-        rotated = 2 * cos_cache.tensor.static_shape[-1]
         q, k = (
-            b.RotaryEmbedding(
-                x, cos_cache, sin_cache, where, interleaved=rotary_interleaved,
-                rotary_embedding_dim=0 if rotated == x.tensor.dims[-1] else rotated,
-            )
+            _rotated(b, x, cos_cache, sin_cache, where, cache.length, rotary_interleaved)
             for x in (q, k)
-        )  # fmt: skip
+        )
     k, v = cache.extended(b, past_key, k), cache.extended(b, past_value, v)
     scores = raw_scores(b, q, k, scale_of(scale, q))
     if softcap:
@@ -92,6 +86,22 @@ def _heads(
         split_heads(b, key, key_heads),
         split_heads(b, value, key_heads),
     )
+
+
+def _rotated(
+    b: Builder, x: Value, cos_cache: Value | None, sin_cache: Value | None, where: Value,
+    length: int, interleaved: int,
+) -> Value:  # fmt: skip
+    """x turned by its positions, of which there are `length` in all."""
+    if cos_cache is None or sin_cache is None:
+        raise ModelError("do_rotary needs cos_cache and sin_cache")
+    held, pairs = cos_cache.tensor.static_shape
+    if held < length:
+        raise ModelError(f"cos_cache has {held} rows, there are {length} positions")
+    return b.RotaryEmbedding(
+        x, cos_cache, sin_cache, where, interleaved=interleaved,
+        rotary_embedding_dim=0 if 2 * pairs == x.tensor.dims[-1] else 2 * pairs,
+    )  # fmt: skip
 
 
 @dataclass

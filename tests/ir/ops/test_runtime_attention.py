@@ -254,6 +254,13 @@ def test_rotated_by_given_positions(past):
           **GROUP)  # fmt: skip
 
 
+def test_positions_without_an_angle_are_refused():
+    with pytest.raises(ModelError, match="cos_cache has 16 rows, there are 17 positions"):
+        check("GroupQueryAttention", *grouped(1), *cache(16), *lengths(16, total=17),
+              floats(16, 16), floats(16, 16), constants={TOTAL}, expected=[], do_rotary=1,
+              **GROUP)  # fmt: skip
+
+
 def test_packed_queries():
     q, k, v = grouped(3)
     check("GroupQueryAttention", np.concatenate([q, k, v], -1), None, None, *cache(4),
