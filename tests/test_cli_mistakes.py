@@ -256,3 +256,16 @@ def test_outputs_that_cannot_be_written(capsys, tmp_path):
     refused(capsys, "compile", DIGITS, "--dim", "N=1", "-o", tmp_path / "missing" / "m.ll")
     (tmp_path / "m.ll").mkdir()
     refused(capsys, "compile", DIGITS, "--dim", "N=1", "-o", tmp_path / "m.ll")
+
+
+@pytest.mark.parametrize("output", ["m.so", "m.gcm", "m.ll", "m.cu", "gpu"])
+def test_what_needs_a_host_is_named(capsys, tmp_path, output):
+    words = make(
+        [helper.make_node("StringConcat", ["x", "x"], ["y"], name="twice")],
+        inputs=[("x", TensorProto.STRING, (2,))],
+        outputs=[("y", TensorProto.STRING, (2,))],
+    )
+    argv = [save(tmp_path / "m.onnx", words), "-o", tmp_path / output]
+    target = ["--target", "cuda"] if output == "gpu" else []
+    told = refused(capsys, "compile", *argv, *target)
+    assert "'x' is string[2]: compiled code has no strings" in told

@@ -251,19 +251,20 @@ def _write_native(model: Model, path: Path, settings: Settings) -> None:
     from graphc import driver
     from graphc.backends.llvm_cpu import aot
     from graphc.backends.llvm_cpu.runtime import NativeModel
-    from graphc.cli.emit import check_closed
+    from graphc.cli.emit import check_closed, program
     from graphc.files import check_folder
 
     check_folder(path)
     check_closed(model.pinned())
     compiled = driver.compile(model.graph, "cpu", **model.pins(), **vars(settings))
-    if path.suffix == ".gcm":
-        compiled.save(path)
-        return
     parts = [part for _, part in compiled.executables()]
     if len(parts) != 1 or not isinstance(parts[0], NativeModel):
+        program(model, "cpu", settings)  # its refusal names the node that needs the host
         raise UnsupportedError(f"-o {path}: parts of this model run on the host, in Python")
-    aot.build(parts[0].image, path)
+    if path.suffix == ".gcm":
+        compiled.save(path)
+    else:
+        aot.build(parts[0].image, path)
 
 
 def _report(model: Model, args: argparse.Namespace, settings: Settings) -> None:
