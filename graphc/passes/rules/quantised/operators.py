@@ -1,7 +1,7 @@
 """Operators on quantised values (QLinearConv and the like), as q(op(d(x), d(w))).
 
 The graphs that the rules of this package recognise. Those of ONNX Runtime's domain are defined in
-these terms anyhow (graphc.ir.ops.runtime_quantised).
+these terms anyhow (graphc.ir.ops.onnxruntime.quantised).
 """
 
 from __future__ import annotations

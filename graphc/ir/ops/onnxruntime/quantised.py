@@ -19,7 +19,7 @@ from graphc.errors import ModelError
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Bool, Float, Int, Number, composite
 from graphc.ir.ops.helpers import RUNTIME, normal_axis
-from graphc.ir.ops.runtime_fused import with_channels_second
+from graphc.ir.ops.onnxruntime.fused import with_channels_second
 
 TRAITS = ("quantised",)
 BY_AXIS = 13  # from this version on, a softmax is along one axis

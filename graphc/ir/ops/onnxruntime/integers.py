@@ -1,6 +1,6 @@
 """ONNX Runtime's products of 8-bit integers that give floats.
 
-Each is ONNX's MatMulInteger, scaled (see runtime_fused.py).
+Each is ONNX's MatMulInteger, scaled (see fused.py).
 """
 
 from __future__ import annotations

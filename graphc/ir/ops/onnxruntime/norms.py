@@ -1,6 +1,6 @@
 """ONNX Runtime's normalisations: of sums of residuals, of embeddings, of groups of channels.
 
-Each is a graph of ONNX's operators (see runtime_fused.py). SimplifiedLayerNormalization, which is
+Each is a graph of ONNX's operators (see fused.py). SimplifiedLayerNormalization, which is
 RMSNormalization with a second result, is of ONNX's own domain though ONNX does not know it.
 """
 
@@ -16,7 +16,7 @@ from graphc.ir.opdef import Float, Int, composite
 from graphc.ir.ops.activation_composites import axis_of, convert
 from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
 from graphc.ir.ops.normalization import inverse_root
-from graphc.ir.ops.runtime_fused import with_channels_second
+from graphc.ir.ops.onnxruntime.fused import with_channels_second
 
 
 @composite("SimplifiedLayerNormalization", outputs=None)

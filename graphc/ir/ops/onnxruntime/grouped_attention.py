@@ -19,7 +19,7 @@ from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Float, Int, Known, composite
 from graphc.ir.ops.attention import Band, join_heads, raw_scores, split_heads, weighted_values
 from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, scalar_of
-from graphc.ir.ops.runtime_attention import among, refuse, scale_of
+from graphc.ir.ops.onnxruntime.attention import among, refuse, scale_of
 
 NO_SCORES, RAW_SCORES, WEIGHTS = range(3)
 

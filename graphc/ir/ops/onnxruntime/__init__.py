@@ -1,0 +1,7 @@
+"""ONNX Runtime's own operators (domain com.microsoft), one module per family."""
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
