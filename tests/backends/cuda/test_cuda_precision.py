@@ -111,7 +111,8 @@ def test_what_is_only_chosen_among_and_multiplied_is_stored_narrow():
       %c = Conv(%b, %v) {pads=[1,1,1,1]}
       %d = Concat(%c, %a) {axis=1}
       %e = Conv(%d, %u)
-      %y = GlobalAveragePool(%e)
+      %f = Sigmoid(%e)
+      %y = GlobalAveragePool(%f)
       return %y
     }"""
     source = emit(cuda_program(graph_of(text), Settings(precision="bf16")))
