@@ -138,6 +138,12 @@ def test_this_machine():
     assert one.flops > one.bandwidth / 4
 
 
+def test_processor_time_that_stands_still(monkeypatch):
+    monkeypatch.setattr("graphc.analysis.peaks.time.thread_time", lambda: 1.0)
+    found = measure_machine(1)
+    assert found.flops > 0 and 1e7 < found.cache_bandwidth < 1e14
+
+
 # ---------------------------------------------------------------- memory
 
 

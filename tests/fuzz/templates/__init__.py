@@ -12,6 +12,7 @@ from templates import (  # noqa: F401  (each registers its templates)
     layers_control,
     layers_norms,
     layers_picking,
+    layers_places,
     layers_products,
     layers_quantised,
     layers_recurrent,
