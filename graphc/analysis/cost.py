@@ -6,15 +6,13 @@ its operands that it reads, each once, and its results.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from graphc.ir.expr import Expr, Load, Reduce
 from graphc.ir.graph import Op, Region
 from graphc.ir.imperative import imperative_kernel
 from graphc.ir.infer import expand, op_body
 from graphc.ir.kernel import Intrin, Kernel, walk_stmts
-from graphc.ir.operations import kernel_operations, operations
+from graphc.ir.operations import elements_read, kernel_operations, operations
 from graphc.ir.types import TensorType
 from graphc.passes.structure import has_body
 
@@ -81,48 +79,13 @@ def op_bytes(op: Op) -> int:
     for value in op.outputs:
         if isinstance(value.type, TensorType) and value.type.is_static:
             total += value.type.nbytes
-    read = _elements_read(op) if has_body(op) else {}
+    static = [n for n, v in enumerate(op.outputs) if v.tensor.is_static] if has_body(op) else []
+    read = elements_read(op_body(op, n) for n in static)
     operands = dict.fromkeys(v for v in op.inputs if v is not None)
     for value in operands:
         if not isinstance(value.type, TensorType) or not value.type.is_static:
             continue
         numbers = [n for n, v in enumerate(op.inputs) if v is value]
-        wanted = sum(read.get(n, 0) for n in numbers) if has_body(op) else value.type.size
+        wanted = sum(read[str(n)] for n in numbers) if has_body(op) else value.type.size
         total += min(wanted, value.type.size) * value.type.dtype.size
     return total
-
-
-def _elements_read(op: Op) -> dict[int, int]:
-    """For each operand, the most elements that its loads can reach."""
-    found: dict[int, int] = {}
-    for n, value in enumerate(op.outputs):
-        if value.tensor.is_static:
-            _count_loads(op_body(op, n), value.tensor.size, found)
-    return found
-
-
-def _count_loads(root: Expr, times: int, found: dict[int, int]) -> None:
-    for node in _evaluated(root):
-        if isinstance(node, Reduce):
-            _count_loads(node.body, times * _trips(node), found)
-        elif isinstance(node, Load):
-            found[int(node.source)] = found.get(int(node.source), 0) + times
-            for index in node.index:
-                _count_loads(index, times, found)
-
-
-def _evaluated(root: Expr) -> list[Expr]:
-    """The distinct nodes evaluated at one point: not what is inside loads or reductions."""
-    seen = {root: None}
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if not isinstance(node, (Load, Reduce)):
-            new = [c for c in node.children if c not in seen]
-            seen.update(dict.fromkeys(new))
-            stack.extend(new)
-    return list(seen)
-
-
-def _trips(node: Reduce) -> int:
-    return math.prod(a.extent if isinstance(a.extent, int) else 1 for a in node.axes)

@@ -1,4 +1,4 @@
-"""Arithmetic operations of expressions and of kernels, as rooflines count them.
+"""Arithmetic operations and reads of expressions and of kernels, as rooflines count them.
 
 An operation is one arithmetic operation or comparison on data: a multiply-add counts two, exp and
 the like one. Index arithmetic (64-bit integers), choices, conversions and copies count nothing.
@@ -7,10 +7,11 @@ the like one. Index arithmetic (64-bit integers), choices, conversions and copie
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 from graphc.ir.dtypes import boolean, i64
-from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, walk
+from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, loads, walk
 from graphc.ir.kernel import Body, For, If, Kernel, Let, Store, While
 
 FREE = frozenset(("select", "cast", "cast_sat", "bitcast"))
@@ -21,6 +22,15 @@ def operations(exprs: Iterable[Expr], fixed: frozenset[Index] = frozenset()) -> 
     ones, each value once: what does not depend on an index is not computed again for it."""
     nodes = dict.fromkeys(node for expr in exprs for node in walk(expr))
     return sum(_own(node) * _points(free_indices(node) - fixed) for node in nodes)
+
+
+def elements_read(exprs: Iterable[Expr]) -> Counter[str]:
+    """At most how many elements of each source expressions read, for all values of their indices:
+    of a table, as many as are looked up."""
+    found: Counter[str] = Counter()
+    for load in dict.fromkeys(x for expr in exprs for x in loads(expr)):
+        found[str(load.source)] += math.prod(x.count for x in free_indices(load))
+    return found
 
 
 def _own(node: Expr) -> int:

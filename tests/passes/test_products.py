@@ -72,3 +72,17 @@ def test_averages():
     made = model(nodes, {"w": weights(12, 16, 1, 1), "b": weights(12)}, inputs, [1, 12, 3, 4])
     assert convolved(optimise(typed(made))) == [(1, 12, 3, 4)]
     check(made, inputs)
+
+
+def test_slices_of_values_that_ops_read_twice():
+    """What is above a slice is looked at once, not once for every way that leads there."""
+    squares = "\n".join(f"%v{n + 1} = Mul(%v{n}, %v{n})" for n in range(40))
+    graph = graphc.parse(f"""graph @g(%v0: f32[8,4]) -> ? {{
+      const %a : i64[1] = [0]
+      const %b : i64[1] = [1]
+      {squares}
+      %y = Slice(%v40, %a, %b, %a)
+      return %y
+    }}""")
+    (found,) = graphc.compile(graph, threads=1).run([np.ones((8, 4), np.float32)])
+    np.testing.assert_array_equal(found, np.ones((1, 4), np.float32))

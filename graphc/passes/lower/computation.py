@@ -10,7 +10,6 @@ are renamed by the position of their op, so that no two nested reductions share 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -248,15 +247,6 @@ class Lowered:
     inplace: list[tuple[str, str]] = field(default_factory=list)
     flops: int = 0
     read: Mapping[str, int] = field(default_factory=dict)
-
-
-def elements_read(part: Computation) -> Mapping[str, int]:
-    """At most how many elements of each input a computation reads: of a table, as many as are
-    looked up."""
-    found: Counter[str] = Counter()
-    for load in dict.fromkeys(x for o in part.outputs for x in loads(o.expr)):
-        found[str(load.source)] += math.prod(x.count for x in free_indices(load))
-    return found
 
 
 def multiply_adds(part: Computation) -> int:

@@ -21,6 +21,7 @@ from graphc.ir.expr import Index, Load
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.imperative import SIZES, imperative_kernel
 from graphc.ir.kernel import Buffer, For, Kernel
+from graphc.ir.operations import elements_read
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
 from graphc.ir.verify_kernel import verify_program
@@ -30,7 +31,6 @@ from graphc.passes.lower.computation import (
     Lowered,
     Output,
     computation,
-    elements_read,
     input_names,
     multiply_adds,
     physical_buffer,
@@ -187,7 +187,7 @@ class Lowering:
     def choose(self, part: Computation) -> Lowered:
         """The first strategy's answer; equal computations (layer after layer) are lowered once."""
         if part not in self.chosen:
-            lowered, read = self._choose(part), elements_read(part)
+            lowered, read = self._choose(part), elements_read(o.expr for o in part.outputs)
             kernel = without_unread_inputs(lowered.kernel)
             self.chosen[part] = replace(lowered, kernel=kernel, read=read)
         return self.chosen[part]

@@ -59,7 +59,7 @@ def _has_fewer_rows(op: Op, cut: Cut, depth: int = DEPTH) -> bool:
         return False
     if op.name in ("MatMul", "Gemm") and dims[0] is not None:
         return True
-    for value, dim in zip(op.inputs, dims):
+    for value, dim in dict.fromkeys(zip(op.inputs, dims)):  # once, whichever operands it is
         if value is None or dim is None or value.producer is None:
             continue
         own = (dim, *cut[1:])

@@ -77,12 +77,7 @@ class _Block:
         k.store(self.values, g.thread, value[()])
         k.store(self.rows, g.thread, row[()])
         k.emit(Barrier())
-        half = g.threads // 2
-        while half:
-            with k.when(g.thread < half):
-                self._better_of(g.thread, g.thread + half)
-            k.emit(Barrier())
-            half //= 2
+        g.tournament(self._better_of)
         found = k.let(self.rows[ZERO])
         return k.let(self._or_step(found, step))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, Index, Ref, cast
-from graphc.ir.kernel import Alloc, Buffer, For, KernelBuilder, Let
+from graphc.ir.kernel import Alloc, Barrier, Buffer, For, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
 
 
@@ -40,6 +40,16 @@ class Grid:
             within(self.k, step * self.threads + self.thread, count) as thing,
         ):
             yield thing
+
+    def tournament(self, meet: Callable[[Expr, Expr], None]) -> None:
+        """Brings what all threads share together in the place of the first, two by two: `meet`
+        gets the place of a thread, which it keeps, and that of another one."""
+        half = self.threads // 2
+        while half:
+            with self.k.when(self.thread < half):
+                meet(self.thread, self.thread + half)
+            self.k.emit(Barrier())
+            half //= 2
 
 
 @contextmanager

@@ -95,17 +95,14 @@ class _Group:
     def _best_of_all(self) -> Expr:
         """The best of what the threads have shared."""
         k = self.k
-        half = self.g.threads // 2
-        while half:
-            with k.when(self.g.thread < half):
-                mine, theirs = ((self.scores[at], self.items[at]) for at in (
-                    self.g.thread, self.g.thread + half
-                ))  # fmt: skip
-                with k.when(self._precedes(theirs, mine)):
-                    k.store(self.scores, self.g.thread, theirs[0])
-                    k.store(self.items, self.g.thread, theirs[1])
-            k.emit(Barrier())
-            half //= 2
+
+        def meet(own: Expr, other: Expr) -> None:
+            mine, theirs = ((self.scores[at], self.items[at]) for at in (own, other))
+            with k.when(self._precedes(theirs, mine)):
+                k.store(self.scores, own, theirs[0])
+                k.store(self.items, own, theirs[1])
+
+        self.g.tournament(meet)
         best = k.let(self.items[ZERO])
         k.emit(Barrier())
         return best
