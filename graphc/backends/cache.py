@@ -103,6 +103,18 @@ class DiskCache:
             os.utime(path)  # the mark of use that eviction goes by
         return view
 
+    def holds(self, key: str, size: int) -> bool:
+        """Whether there is an entry of so many bytes, which counts as its use; unread, it may be
+        damaged."""
+        path = self._path(key)
+        try:
+            found = path.stat().st_size == _HEADER.size + size
+            if found:
+                os.utime(path)
+        except OSError:
+            return False
+        return found
+
     def put(self, key: str, data: bytes | bytearray | memoryview) -> bool:
         """Stores an entry, replacing any of the same key. False if it could not be kept."""
         size = memoryview(data).nbytes

@@ -190,3 +190,9 @@ def test_directory_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert C.default_directory() == tmp_path / ".cache" / "graphc"
+
+
+def test_whether_there_is_an_entry(cache):
+    assert not cache.holds(cache_key("a"), 3)
+    cache.put(cache_key("a"), b"abc")
+    assert cache.holds(cache_key("a"), 3) and not cache.holds(cache_key("a"), 4)

@@ -8,6 +8,9 @@ The header lists per image its types, the size of its arena, and where its code 
 Constants are not copied at loading: they are views of the mapped file. Everything in the header is
 checked against the size of the file, and the code against its digest; but code is code: load only
 files you trust.
+
+In the compilation cache the large constants of an image are an entry of their own, by their
+contents, so that what is compiled from one model for many shapes keeps its weights once.
 """
 
 from __future__ import annotations
@@ -42,14 +45,23 @@ from graphc.passes.specialise import pin
 
 MAGIC = b"graphc\x00\x01"
 _HEAD = struct.Struct("<8sQ")
+SHARED_BYTES = 1 << 18  # of constants that the cache keeps apart: weights rather than tables
 Shapes = tuple[tuple[int, ...], ...]
+Place = tuple[str, int, int]
+"""Where a constant is kept elsewhere: under which name, and there its offset and size."""
 
 
 # ---------------------------------------------------------------- containers
 
 
-def pack(images: Mapping[Shapes, Image], interface: Mapping[str, Any]) -> bytearray:
-    """The bytes of a container. `interface` is kept as it is (JSON)."""
+def pack(
+    images: Mapping[Shapes, Image],
+    interface: Mapping[str, Any],
+    elsewhere: Mapping[int, Place] | None = None,
+) -> bytearray:
+    """The bytes of a container. `interface` is kept as it is (JSON); constants that are kept
+    elsewhere, by their `id`, are left out."""
+    places = elsewhere or {}
     parts: list[memoryview] = []
     size = 0
 
@@ -72,7 +84,7 @@ def pack(images: Mapping[Shapes, Image], interface: Mapping[str, Any]) -> bytear
             "code": add(image.code),
             "digest": hashlib.sha256(image.code).hexdigest(),
             "constants": [
-                [dtypes.of(c.dtype).name, list(c.shape), *add(_bytes_of(c))]
+                [dtypes.of(c.dtype).name, list(c.shape), *(places.get(id(c)) or add(_bytes_of(c)))]
                 for c in image.constants
             ],
         }
@@ -94,10 +106,17 @@ def _aligned(size: int) -> int:
 
 
 class Container:
-    """A container read from memory, which stays in use as long as its images do."""
+    """A container read from memory, which stays in use as long as its images do. `find` gives the
+    bytes that are kept elsewhere under a name, or None."""
 
-    def __init__(self, data: memoryview, where: str):
-        self.data, self.where = data, where
+    def __init__(
+        self,
+        data: memoryview,
+        where: str,
+        find: Callable[[str], memoryview | None] = lambda name: None,
+    ):
+        self.data, self.where, self.find = data, where, find
+        self.found: dict[str, memoryview] = {}
         try:
             magic, size = _HEAD.unpack_from(data)
             if magic != MAGIC:
@@ -140,11 +159,22 @@ class Container:
             raise ModelError(f"{self.where} is damaged: a part lies outside the file")
         return self.data[begin : begin + size]
 
-    def constant(self, dtype: str, shape: list[int], offset: int, size: int) -> np.ndarray:
-        type = dtypes.of(dtype)
+    def constant(self, dtype: str, shape: list[int], *place: Any) -> np.ndarray:
+        """A constant: `place` is offset and size, after a name if it is kept elsewhere."""
+        type, (*name, offset, size) = dtypes.of(dtype), place
         if min(shape, default=0) < 0 or math.prod(shape) * type.size != size:
             raise ModelError(f"{self.where} is damaged: a constant has the wrong size")
-        return np.frombuffer(self.part(offset, size), type.np).reshape(shape)
+        data = self.kept(name[0])[offset : offset + size] if name else self.part(offset, size)
+        return np.frombuffer(data, type.np).reshape(shape)
+
+    def kept(self, name: str) -> memoryview:
+        """What is kept elsewhere under a name."""
+        if name not in self.found:
+            data = self.find(name)
+            if data is None:
+                raise ModelError(f"{self.where} is damaged: {name} is missing")
+            self.found[name] = data
+        return self.found[name]
 
 
 def _interface(entries: list) -> tuple[tuple[str, TensorType], ...]:
@@ -250,8 +280,27 @@ def cached_image(graph: Graph, options: str, make: Callable[[], Program]) -> Ima
         return found
     image = compile_program(make())
     if cache is not None:
-        cache.put(key, pack({(): image}, {}))
+        cache.put(key, pack({(): image}, {}, _kept(cache, image.constants)))
     return image
+
+
+def _kept(cache: DiskCache, constants: Sequence[np.ndarray]) -> dict[int, Place]:
+    """Where the cache keeps large constants: in one entry, in the order of their digests."""
+    large = [c for c in constants if c.nbytes >= SHARED_BYTES]
+    digests = {id(c): hashlib.sha256(_bytes_of(c)).hexdigest() for c in large}
+    by_digest = {digests[id(c)]: _bytes_of(c) for c in large}
+    places: dict[str, Place] = {}
+    parts: list[memoryview | bytes] = []
+    size = 0
+    key = cache_key("constants", *sorted(by_digest))
+    for digest in sorted(by_digest):
+        data = by_digest[digest]
+        places[digest] = (key, size, data.nbytes)
+        parts += [data, bytes(_aligned(data.nbytes) - data.nbytes)]
+        size += _aligned(data.nbytes)
+    if not large or not (cache.holds(key, size) or cache.put(key, b"".join(parts))):
+        return {}
+    return {number: places[digest] for number, digest in digests.items()}
 
 
 def _cached(cache: DiskCache, key: str) -> Image | None:
@@ -259,7 +308,7 @@ def _cached(cache: DiskCache, key: str) -> Image | None:
     if data is None:
         return None
     try:
-        (image,) = Container(data, "cache entry").images().values()
+        (image,) = Container(data, "cache entry", cache.get_mapped).images().values()
     except (ModelError, ValueError):
         return None
     return image

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import graphc
+from graphc import dsl
 from graphc.backends.llvm_cpu import artifact, runtime
 from graphc.errors import ModelError, UnsupportedError
 
@@ -96,6 +97,42 @@ def test_the_second_compilation_comes_from_the_cache(tmp_path, monkeypatch):
     again = graphc.compile(DIGITS, shapes={"image": x.shape}, threads=1).run([x])[0]
     assert len(calls) == 2
     np.testing.assert_array_equal(results[0], again)
+
+
+WEIGHT = np.random.default_rng(1).standard_normal((256, 512)).astype(np.float32)
+
+
+@dsl.graph
+def large(x: dsl.f32["N: 1..64", 256]):
+    return dsl.Relu(x @ WEIGHT)
+
+
+def product(rows: int) -> np.ndarray:
+    """What a product with a large weight gives for so many rows."""
+    return graphc.compile(large, threads=1).run([np.ones((rows, 256), np.float32)])[0]
+
+
+def test_weights_are_kept_once_for_all_shapes(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAPHC_CACHE_DIR", str(tmp_path))
+    calls = []
+    real = artifact.compile_program
+    monkeypatch.setattr(artifact, "compile_program", lambda p: calls.append(p) or real(p))
+
+    def sizes() -> list[int]:
+        return [e.stat().st_size for e in tmp_path.rglob("*") if e.is_file()]
+
+    results = [product(rows) for rows in (1, 2, 3, 1, 2, 3)]
+    assert len(calls) == 3 and len([s for s in sizes() if s > artifact.SHARED_BYTES]) == 1
+    for rows, (first, second) in enumerate(zip(results, results[3:]), 1):
+        assert first.shape == (rows, 512)
+        np.testing.assert_array_equal(first, second)
+    (kept,) = [e for e in tmp_path.rglob("*") if e.is_file() and e.stat().st_size == max(sizes())]
+    kept.write_bytes(kept.read_bytes()[:-1] + b"?")  # damaged: a miss, and written again
+    np.testing.assert_array_equal(product(1), results[0])
+    np.testing.assert_array_equal(product(2), results[1])
+    assert len(calls) == 4
+    np.testing.assert_array_equal(product(1), results[0])
+    assert len(calls) == 4
 
 
 PROGRAM = """#include "net.h"
