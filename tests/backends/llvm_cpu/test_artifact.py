@@ -103,7 +103,7 @@ WEIGHT = np.random.default_rng(1).standard_normal((256, 512)).astype(np.float32)
 
 
 @dsl.graph
-def large(x: dsl.f32["N: 1..64", 256]):
+def large(x: dsl.f32["N: 1..64", 256]):  # noqa: F722
     return dsl.Relu(x @ WEIGHT)
 
 
