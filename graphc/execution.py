@@ -9,11 +9,13 @@ its own.
 
 Inputs that take ever new values are bound no more: then what depends on their contents is a later
 part. Inner graphs (the rest of a plan, the bodies of loops) that meet ever new shapes are
-interpreted instead of compiled. So no model compiles without end.
+interpreted instead of compiled. So no model compiles without end. A warning says when one keeps
+meeting new shapes.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +46,7 @@ MAX_BOUND_FLOATS = 16  # other numbers: the scales of a Resize, not data
 MAX_CONTENTS = 8  # for so many contents per shapes
 MAX_SPECIALISATIONS = 64  # the least recently used executable is dropped beyond this
 MAX_INNER_CONTENTS = 4  # as MAX_CONTENTS, for inner graphs
+MANY = 8  # shapes that a model is compiled for until a warning says so
 MAX_INNER = 16  # shapes or contents for which an inner graph is compiled
 
 Executable = Callable[[Sequence[Any]], list[Any]]
@@ -71,6 +74,7 @@ class SpecialisedGraph:
         self._binds = True
         self._contents: dict[tuple, int] = {}  # how many contents were met, by shapes
         self._cache: OrderedDict[tuple, Executable] = OrderedDict()
+        self._met: list[tuple] = []  # the first MANY shapes
         self._lock = RLock()
 
     def run(self, values: Sequence[Any]) -> list[Any]:
@@ -126,9 +130,28 @@ class SpecialisedGraph:
             self._count_contents(values)
             found = self._build(values)
             self._cache[self._key(values)] = found
+            self._count_shapes(values)
             if len(self._cache) > MAX_SPECIALISATIONS:
                 self._cache.popitem(last=False)
             return found
+
+    def _count_shapes(self, values: Sequence[Any]) -> None:
+        """Warns once if many were met; says which inputs they are of."""
+        shapes = self._shapes(values)
+        if self.inner or len(self._met) >= MANY or shapes in self._met:
+            return
+        self._met.append(shapes)
+        if len(self._met) < MANY:
+            return
+        first = next(n for n, each in enumerate(zip(*self._met)) if len(set(each)) > 1)
+        shown = ", ".join(str(met[first]) for met in self._met[:3])
+        warnings.warn(
+            f"the model has been compiled for {MANY} shapes; input {self._names[first]!r} had "
+            f"{shown}, ...: better pad inputs to a few shapes (decoders with a cache: "
+            "docs/generation.md)",
+            RuntimeWarning,
+            stacklevel=5,  # whoever calls run()
+        )
 
     def _count_contents(self, values: Sequence[Any]) -> None:
         """Gives up binding inputs once they have had too many contents."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -81,6 +83,20 @@ def test_one_executable_per_shape():
     for size in (3, 5, 3, 5):
         check(model, f32(size))
     assert len(model.parts) == 2
+
+
+def test_ever_new_shapes_make_a_warning():
+    model = compiled("graph @g(%x: f32[N]) -> ? where N: 1.. {\n  %y = Exp(%x)\n  return %y\n}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in range(1, execution.MANY):
+            model.run([np.ones(n, np.float32)])
+    said = r"compiled for 8 shapes; input 'x' had \(1,\), \(2,\), \(3,\), ...: better pad"
+    with pytest.warns(RuntimeWarning, match=said):
+        model.run([np.ones(20, np.float32)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.run([np.ones(21, np.float32)])
 
 
 def test_contents_that_decide_shapes_are_bound():
