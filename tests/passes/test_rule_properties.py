@@ -147,3 +147,32 @@ def test_arithmetic_on_special_values(seed):
         values.append(random_arithmetic(rng, b, values))
     graph.set_results(values[-2:])
     check(graph, [SPECIAL], "canonicalise, cse, dce", 0)
+
+
+def random_padded_conv(rng):
+    """A convolution with more padding than its taps need, or taps that are far apart."""
+    rank = int(rng.integers(1, 4))
+    extents, kernel = (tuple(map(int, rng.integers(1, 6, rank))) for _ in range(2))
+    graph, b, x = started(1, 2, *extents)
+    weights = rng.standard_normal((3, 2, *kernel)).astype(np.float32)
+    graph.set_results([
+        b.Conv(
+            x, weights, strides=tuple(map(int, rng.integers(1, 3, rank))),
+            dilations=tuple(map(int, rng.integers(1, 7, rank))),
+            pads=tuple(map(int, rng.integers(0, 9, 2 * rank))),
+        )
+    ])  # fmt: skip
+    return graph
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_taps_in_padding(seed):
+    rng = np.random.default_rng(seed)
+    while True:
+        try:
+            graph = random_padded_conv(rng)
+            break
+        except ModelError:  # the window does not fit
+            continue
+    x = rng.standard_normal(graph.params[0].type.shape).astype(np.float32)
+    check(graph, [x], "taps-in-padding, fold, dce", 1e-5)

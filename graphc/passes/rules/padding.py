@@ -6,6 +6,7 @@ import numpy as np
 
 from graphc.ir.graph import Op
 from graphc.ir.types import broadcast
+from graphc.ir.window import WindowAxis, make_window
 from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of, ints, is_normal, is_static
@@ -42,15 +43,15 @@ def _spatial_pads(rw: Rewriter, pad: Op, user: Op) -> tuple[int, ...] | None:
     return tuple(a + b for a, b in zip((*before[2:], *after[2:]), own))
 
 
-def _window_attrs(op: Op, pads: tuple[int, ...]) -> dict:
-    return {**{k: v for k, v in op.attrs.items() if k != "auto_pad"}, "pads": pads}
+def _window_attrs(attrs: dict, pads: tuple[int, ...]) -> dict:
+    return {**{k: v for k, v in attrs.items() if k != "auto_pad"}, "pads": pads}
 
 
 @rule("pad-into-conv", P.Conv(PADDED, w, opt(b)))
 def pad_into_conv(rw, pad, conv, x, amounts, fill, axes, w, b):
     """conv(pad(x, a), w, pads p) == conv(x, w, pads a + p) for zeros around the spatial axes."""
     pads = _spatial_pads(rw, pad, conv)
-    return None if pads is None else rw.Conv(x, w, b, **_window_attrs(conv, pads))
+    return None if pads is None else rw.Conv(x, w, b, **_window_attrs(conv.attrs, pads))
 
 
 @rule("pad-into-average-pool", P.AveragePool(PADDED))
@@ -62,7 +63,38 @@ def pad_into_average_pool(rw, pad, pool, x, amounts, fill, axes):
     pads = _spatial_pads(rw, pad, pool)
     if pads is None:
         return None
-    return rw.AveragePool(x, **{**_window_attrs(pool, pads), "count_include_pad": 1})
+    return rw.AveragePool(x, **{**_window_attrs(pool.attrs, pads), "count_include_pad": 1})
+
+
+@rule("taps-in-padding", P.Conv(x, w, opt(b)))
+def taps_in_padding(rw, conv, x, w, b):
+    """conv(x, w) == conv(x, w without taps that read zeros of the padding at every position)."""
+    weights = array_of(w)
+    if weights is None or not is_static(x):
+        return rw.skip("the weights are not constant")
+    given = {k: rw.attr(conv, k) for k in ("auto_pad", "dilations", "pads", "strides")}
+    window = make_window(x.tensor.dims[2:], weights.shape[2:], crops=False, **given)
+    kept = [_live_taps(axis) for axis in window]
+    if all(len(taps) == axis.kernel for taps, axis in zip(kept, window)):
+        return rw.skip("every tap reads elements of the input")
+    if not np.isfinite(weights).all() or is_shared(w):
+        return rw.skip("weights are not finite, or large and have other users")
+    begin = [axis.begin - taps.start * axis.dilation for taps, axis in zip(kept, window)]
+    end = [axis.end - (axis.kernel - taps.stop) * axis.dilation for taps, axis in zip(kept, window)]
+    part = (..., *(slice(taps.start, taps.stop) for taps in kept))
+    attrs = {k: v for k, v in conv.attrs.items() if k != "kernel_shape"}
+    return rw.Conv(x, rw.constant(weights[part]), b, **_window_attrs(attrs, (*begin, *end)))
+
+
+def _live_taps(axis: WindowAxis) -> range:
+    """The taps from the first to the last that reads an element of the input somewhere, and those
+    before and after without which the padding would be negative."""
+    live, step = axis.trimmed(), axis.dilation
+    static = (axis.kernel, live.kernel, axis.begin, axis.end, live.begin)
+    taps, left, begin, end, live_begin = (n for n in static if isinstance(n, int))
+    before = (begin - live_begin) // step
+    after = taps - left - before
+    return range(min(before, begin // step), taps - min(after, end // step))
 
 
 @rule("expand-operand", P.one_of(*BINARY)(rest("operands")))
