@@ -17,7 +17,7 @@ pass, as suits inference shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from graphc.ir.dtypes import i64
@@ -52,6 +52,7 @@ from graphc.passes.lower.spaces import (
 from graphc.passes.lower.window import padded_window
 
 PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
+LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns
 FEW_ROWS = 8  # that do not make up for panels made at run time
 LONG_EPILOGUE = 24  # cost of an epilogue beyond which it is not repeated for every row of a tile
 
@@ -306,10 +307,12 @@ class _Emitter:
         panels = self._panels()
         batch = math.prod(x.count for x in outer)
         tiles = sum(count for _, count, _ in segments)
-        if batch >= 4 or batch * tiles >= 16 * len(panels):
+        if self._are_large():
+            self._panels_outside(match.outer, outer_rows, tiled, segments, panels)
+        elif batch >= 4 or batch * tiles >= 16 * len(panels):
             self._rows_outside(outer, tiled, segments, panels)
         else:
-            self._panels_outside(outer, tiled, segments, panels)
+            self._panels_outside(outer, [], tiled, segments, panels)
         outputs = [flat_buffer(o.buffer) for o in match.computation.outputs]
         used = {x.source for e in (self.a, self.b, *self.exprs) for x in loads(e)}
         used.update(x.buffer.name for x in self.packed)
@@ -319,6 +322,11 @@ class _Emitter:
         kernel = Kernel("contract", tuple(params), self.k.body(), match.computation.label)
         inplace = _in_place(self, inputs)
         return Lowered(kernel, match.prepare, match.temporaries, flops=work, inplace=inplace)
+
+    def _are_large(self) -> bool:
+        """Whether all columns are more than caches hold: they should come from memory once."""
+        elements = self.plan.columns * self.plan.depth
+        return elements * self.match.hole.dtype.size > LARGE_COLUMNS * self.options.l2_bytes
 
     def _panels(self) -> list[Segment]:
         """Segments (first panel, count, columns in each)."""
@@ -334,38 +342,39 @@ class _Emitter:
             block = max(1, min(count, self.options.l2_bytes // 2 // max(1, size * row_bytes)))
             while count % block:
                 block -= 1
-            for fixed, at, part in self._parallel(outer, count // block, panels):
+            for fixed, at, part in self._parallel(outer, count // block, [], panels):
                 for (first, _, width), own, each in part:
                     with self.k.loop(each) as n, self.k.loop(block) as t:
                         row = (at * block + t) * size + start
                         self._tile(fixed, tiled, row, size, own + n + first, width)
 
-    def _panels_outside(self, outer, tiled, segments, panels) -> None:
-        """Parallel over outer indices and panels; all row tiles for each panel, or, where the
-        panels are few, a group of tiles."""
+    def _panels_outside(self, outer, inner, tiled, segments, panels) -> None:
+        """Parallel over outer indices, panels and inner indices; all row tiles for each panel, or,
+        where the panels are few, a group of tiles."""
         for first, number, width in panels:
-            for fixed, n, part in self._parallel(outer, number, segments):
+            for fixed, n, part in self._parallel(outer, number, inner, segments):
                 for (start, _, size), own, each in part:
                     with self.k.loop(each) as t:
                         row = (own + t) * size + start
                         self._tile(fixed, tiled, row, size, n + first, width)
 
     def _parallel(
-        self, outer: list[Index], number: int, segments: list[Segment]
+        self, outer: Sequence[Index], number: int, inner: list[Index], segments: list[Segment]
     ) -> Iterator[tuple[dict, Expr, list[tuple[Segment, Expr, int]]]]:
-        """Loops over outer indices and so many other pieces, each of which does all segments, or,
-        where pieces are few, a group of one. Yields the outer indices, the piece, and its segments,
-        each with the first of its items to do and their number."""
-        batch = math.prod(x.count for x in outer)
+        """Loops over outer indices, so many pieces, and inner indices. Each does all segments, or,
+        where they are few, a group of one. Yields the indices, the piece, and its segments, each
+        with the first of its items to do and their number."""
+        batch = math.prod(x.count for x in (*outer, *inner))
         few = batch * number < PARALLEL_PIECES
         for part in [[segment] for segment in segments] if few else [segments]:
             groups = _pieces(part[0][1], batch * number) if few else 1
-            extents = (*(x.count for x in outer), number, groups)
+            extents = (*(x.count for x in outer), number, *(x.count for x in inner), groups)
             with self.k.loop(math.prod(extents), "parallel", name="p") as p:
-                *front, piece, group = unflatten_index(p, extents)
+                *front, group = unflatten_index(p, extents)
+                piece = front.pop(len(outer))
                 each = [segment[1] // groups for segment in part]
                 own = [(segment, group * n, n) for segment, n in zip(part, each)]
-                yield dict(zip(outer, front)), piece, own
+                yield dict(zip((*outer, *inner), front)), piece, own
 
     # ---------------------------------------------------------------- the micro-kernel
 

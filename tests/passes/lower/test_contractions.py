@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from differential import build, check, floats, program_of
 
+from graphc.ir.printer import print_kernel
+from graphc.passes.lower import register_tiles
 from graphc.passes.lower.spaces import balanced_tiles
 
 
@@ -180,3 +182,27 @@ def test_indices_and_loops_of_equal_extent():
     w, c = floats(rng(12), 2, 17), floats(rng(13), 16, 2)
     graph, inputs = build(lambda b, x: b.Gemm(b.Tanh(x), w, c, transB=1), x=floats(rng(14), 16, 17))
     check(graph, inputs, (64, 32, 16, 0), interpreted=(64, 32, 16, 0))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_columns_beyond_the_caches(monkeypatch, seed):
+    """Panels outside, rows of the image inside: as if no cache held any columns."""
+    graph, inputs = random_convolution(seed)
+    monkeypatch.setattr(register_tiles, "LARGE_COLUMNS", 0)
+    check(graph, inputs)
+
+
+def test_rows_of_the_image_are_inside_columns_beyond_the_caches(monkeypatch):
+    w = floats(rng(1), 96, 8, 3, 3)
+    graph, _ = build(lambda b, x: b.Conv(x, w, pads=[1] * 4), x=floats(rng(2), 1, 8, 5, 6))
+    rows, panels = "p // 2", "p // 5"  # of an image of 5 rows, and 2 panels of 48 columns
+    assert rows in contraction_of(graph) and panels not in contraction_of(graph)
+    monkeypatch.setattr(register_tiles, "LARGE_COLUMNS", 0)
+    assert panels in contraction_of(graph) and rows not in contraction_of(graph)
+
+
+def contraction_of(graph) -> str:
+    """The text of the only contraction's kernel."""
+    kernels = program_of(graph).kernels.items()
+    (kernel,) = [kernel for name, kernel in kernels if name.startswith("contract")]
+    return print_kernel(kernel)
