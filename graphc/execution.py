@@ -8,9 +8,10 @@ compiled parts and host ops in turn, and what could not be typed yet last, as a 
 its own.
 
 Inputs that take ever new values are bound no more: then what depends on their contents is a later
-part. Inner graphs (the rest of a plan, the bodies of loops) that meet ever new shapes are
-interpreted instead of compiled. So no model compiles without end. A warning says when one keeps
-meeting new shapes.
+part. So it is from the start if it takes more to compute than arithmetic on shapes does. Inner
+graphs (the rest of a plan, the bodies of loops) that meet ever new shapes are interpreted instead
+of compiled, unless that would take longer. So no model compiles without end. A warning says when
+one keeps meeting new shapes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.imperative import corner, is_bounded, true_shapes
 from graphc.ir.interp import interpret, run_op
 from graphc.ir.types import TensorType, Type, type_of
-from graphc.passes.fold import FoldPolicy
+from graphc.passes.fold import FoldPolicy, is_static, work_of
 from graphc.passes.partition import (
     crossing,
     opened,
@@ -39,15 +40,17 @@ from graphc.passes.partition import (
     partition,
     region_graph,
 )
-from graphc.passes.specialise import needed_inputs, specialise
+from graphc.passes.specialise import needed_inputs, ops_before, specialise
 
 MAX_BOUND_ELEMENTS = 1024  # integers in an input that may be specialised on by value
 MAX_BOUND_FLOATS = 16  # other numbers: the scales of a Resize, not data
+MAX_BOUND_WORK = 1 << 20  # scalar operations between inputs bound by value and what needs them
 MAX_CONTENTS = 8  # for so many contents per shapes
 MAX_SPECIALISATIONS = 64  # the least recently used executable is dropped beyond this
 MAX_INNER_CONTENTS = 4  # as MAX_CONTENTS, for inner graphs
 MANY = 8  # shapes that a model is compiled for until a warning says so
 MAX_INNER = 16  # shapes or contents for which an inner graph is compiled
+MAX_INTERPRETED = 1 << 26  # scalar operations of a graph that is faster interpreted than compiled
 
 Executable = Callable[[Sequence[Any]], list[Any]]
 CompileStatic = Callable[[Graph], Executable]
@@ -73,6 +76,7 @@ class SpecialisedGraph:
         self._bound: list[int] = []  # inputs specialised on by value, in order found
         self._binds = True
         self._contents: dict[tuple, int] = {}  # how many contents were met, by shapes
+        self._work = 0  # scalar operations of the largest specialisation
         self._cache: OrderedDict[tuple, Executable] = OrderedDict()
         self._met: list[tuple] = []  # the first MANY shapes
         self._lock = RLock()
@@ -125,7 +129,7 @@ class SpecialisedGraph:
             found = self._cache.get(self._key(values))
             if found is not None:
                 return found
-            if self.inner and len(self._cache) >= MAX_INNER:
+            if self._is_interpreted():
                 return lambda given: interpret(self.graph, _on_host(given))
             self._count_contents(values)
             found = self._build(values)
@@ -134,6 +138,11 @@ class SpecialisedGraph:
             if len(self._cache) > MAX_SPECIALISATIONS:
                 self._cache.popitem(last=False)
             return found
+
+    def _is_interpreted(self) -> bool:
+        """Whether this is an inner graph that has been compiled often enough."""
+        often = self.inner and len(self._cache) >= MAX_INNER
+        return often and self._work <= MAX_INTERPRETED
 
     def _count_shapes(self, values: Sequence[Any]) -> None:
         """Warns once if many were met; says which inputs they are of."""
@@ -175,6 +184,7 @@ class SpecialisedGraph:
                     continue
                 assert isinstance(error.graph, Graph)
                 graph = error.graph
+            self._work = max(self._work, sum(map(_work_of, graph.ops)))
             return plan(graph, self.target)
 
     def _typed(self, values: Sequence[Any]) -> Graph:
@@ -190,6 +200,8 @@ class SpecialisedGraph:
     def _bind(self, need: NeedsValue, graph: Any, values: Sequence[Any]) -> bool:
         """Specialises on the inputs that a needed value comes from too, if possible."""
         if not self._binds or not isinstance(need.value, Value) or not need.contents:
+            return False
+        if sum(map(_work_of, ops_before(need.value))) > MAX_BOUND_WORK:
             return False
         wanted = [p.index for p in needed_inputs(graph, need.value)]
         new = [n for n in wanted if n not in self._bound]
@@ -226,6 +238,11 @@ def _bindable(value: Any) -> bool:
     if value.dtype.kind in "iub":
         return value.size <= MAX_BOUND_ELEMENTS
     return value.size <= MAX_BOUND_FLOATS and value.ndim <= 1
+
+
+def _work_of(op: Op) -> int:
+    """Scalar operations of an op, as far as its types are known."""
+    return work_of(op) if op.name != "Constant" and is_static(op) else 0
 
 
 # ---------------------------------------------------------------- plans

@@ -125,6 +125,39 @@ def test_contents_that_keep_changing_are_not_bound_for_ever():
     assert len(model.parts) <= made + 1 + execution.MAX_INNER_CONTENTS + execution.MAX_INNER
 
 
+COUNTED = """graph @g(%x: f32[40], %s: i64[1]) -> ? {
+  const %zero : i64[1] = [0]
+  const %one : i64[1] = [1]
+  %n = Add(%s, %one)
+  %m = Mul(%n, %n)
+  %h = Tanh(%x)
+  %w = Slice(%h, %zero, %m)
+  %y = Exp(%w)
+  return %y
+}"""
+
+
+def test_contents_from_which_much_is_computed_are_not_bound(monkeypatch):
+    """What a network makes of its inputs is no arithmetic on shapes."""
+    for limit, made in ((1, 1), (1000, 3)):
+        monkeypatch.setattr(execution, "MAX_BOUND_WORK", limit)
+        model = compiled(COUNTED)
+        for n in (1, 2, 3):
+            check(model, f32(40), np.array([n], np.int64))
+        assert len(model.executables()) == made
+
+
+def test_large_inner_graphs_are_always_compiled(monkeypatch):
+    monkeypatch.setattr(execution, "MAX_BOUND_WORK", 1)
+    monkeypatch.setattr(execution, "MAX_INNER", 2)
+    for limit, parts in ((1000, 3), (1, 6)):
+        monkeypatch.setattr(execution, "MAX_INTERPRETED", limit)
+        model = compiled(COUNTED)
+        for n in range(5):
+            check(model, f32(40), np.array([n], np.int64))
+        assert len(model.parts) == parts
+
+
 def test_prepare_compiles_static_models_only():
     static = compiled("graph @g(%x: f32[3]) -> ? {\n  %y = Exp(%x)\n  return %y\n}")
     assert static.prepare() and len(static.parts) == 1

@@ -305,17 +305,28 @@ class _Binding:
 
 def needed_inputs(graph: Graph, value: Value) -> list[Value]:
     """The inputs that the contents of `value` depend on (not just through their shapes)."""
-    seen: set[Value] = set()
+    seen = _before(value)
+    return [param for param in graph.params if param in seen]
+
+
+def ops_before(value: Value) -> list[Op]:
+    """The ops that the contents of `value` take."""
+    return list(dict.fromkeys(v.producer for v in _before(value) if v.producer is not None))
+
+
+def _before(value: Value) -> dict[Value, None]:
+    """A value, and those whose contents its own depend on."""
+    seen: dict[Value, None] = {}
     stack = [value]
     while stack:
         current = stack.pop()
         if current in seen:
             continue
-        seen.add(current)
+        seen[current] = None
         producer = current.producer
         if producer is not None and producer.name not in ("Shape", "Size"):
             stack.extend(v for v in producer.inputs if v is not None)
-    return [param for param in graph.params if param in seen]
+    return seen
 
 
 # ---------------------------------------------------------------- passes
