@@ -1,20 +1,24 @@
 """Chooses how each value is stored: the layout in its type.
 
 A contraction with constant weights wants the dims it shares with the weights (the output channels)
-innermost, so that its sums are vectors over them: a convolution stores N, spatial dims, C. Such
-layouts then spread: an operator of the same rank keeps its operand's layout, and a pure data
-movement takes the layout that makes it a view where there is one. A transposition that only puts
-the channels of images (rank 4 or more) before the spatial dims leaves them last. Operators written
-for row-major memory (imperative, control flow, host) get a row-major copy. Nothing else changes:
-index maps are adapted to layouts when kernels are made, so any choice is correct.
+innermost, so that its sums are vectors over them: a convolution stores N, spatial dims, C. Where
+these are few, and the other factor runs along memory in a dim of the result, sums are vectors over
+that one, and nothing moves. Layouts then spread: an operator of the same rank keeps its operand's
+layout, and a pure data movement takes the layout that makes it a view where there is one. A
+transposition that only puts the channels of images (rank 4 or more) before the spatial dims leaves
+them last. Operators written for row-major memory (imperative, control flow, host) get a row-major
+copy. Nothing else changes: index maps are adapted to layouts when kernels are made, so any choice
+is correct.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.ir import opdef
-from graphc.ir.expr import Call, Load, Reduce, free_indices, loads, walk
+from graphc.ir.expr import Call, Expr, Load, Reduce, free_indices, loads, walk
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.types import Layout, TensorType
@@ -24,6 +28,7 @@ from graphc.passes.lower.computation import computation
 from graphc.passes.lower.views import view_of
 from graphc.passes.pass_manager import Pass, register_pass
 
+FEW = 16  # channels: no more than a vector has elements
 IMAGE = 4  # the least rank of images
 
 
@@ -82,15 +87,26 @@ def _weights_last(op: Op, output: int) -> Layout | None:
         body = r.body
         if r.op != "sum" or not (isinstance(body, Call) and body.op.name == "mul"):
             continue
-        index = structure.own_index(op.outputs[output])
+        index, dims = structure.own_index(op.outputs[output]), op.outputs[output].tensor.dims
         for factor in body.args:
             if not loads(factor) or not all(_is_constant(op, x) for x in loads(factor)):
                 continue
             last = [d for d, x in enumerate(index) if x in free_indices(factor)]
             if last and index[-1] not in free_indices(factor):
+                (data,) = (x for x in body.args if x is not factor)
+                if math.prod(dims[d] for d in last) <= FEW and _runs_along(op, data, index):
+                    continue
                 rest = [d for d in range(len(index)) if d not in last]
                 return Layout((*rest, *last))
     return None
+
+
+def _runs_along(op: Op, data: Expr, index: Sequence[Expr]) -> bool:
+    """Whether a factor is a row-major value whose last dim is the last of the result."""
+    if not isinstance(data, Load) or data.index[-1:] != (index[-1],):
+        return False
+    value = op.inputs[int(data.source)]
+    return value is not None and value.tensor.layout is None
 
 
 def _is_constant(op: Op, load: Load) -> bool:

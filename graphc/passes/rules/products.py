@@ -5,14 +5,16 @@ positions, each channel alone; both are linear, so they change places: heads of 
 detection networks that enlarge several maps, join and multiply them multiply the small maps. So do
 products whose results are averaged over windows (transitions of DenseNet): they come after. And two
 products in a row are one by the product of their matrices, if that is the smaller one; products of
-weights are computed once, in float64. Rounding order changes, nothing else: where two products make
-NaN of an infinity, by a difference of infinities, one would not, so there must be none.
+weights are computed once, in float64. Few channels are mixed in front of large maps. Rounding order
+changes, nothing else: where two products make NaN of an infinity, by a difference of infinities,
+one would not, so there must be none.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,8 @@ c = const("c")
 GROUP = "lowering"
 WIDE = (np.float32, np.float64)
 WIDENING = 2  # times the channels that a resize may have more than before
+MIXED = P.MatMul(P.Transpose(x).only_use(), w).only_use()
+FEW = 16  # channels: no more than a vector has elements
 WORTH = 8  # products saved of an element that is enlarged, at least: what mixing positions takes
 
 
@@ -163,6 +167,39 @@ def conv_of_tokens(rw, transpose, reshape, conv, x, s, w, b):
     batch, channels, *space = shape_of(conv.output)
     image = reshaped(rw, product, (batch, *space, channels))
     return rw.Transpose(image, perm=[0, len(space) + 1, *range(1, len(space) + 1)])
+
+
+@rule("mixed-maps", P.Transpose(MIXED), group=GROUP)
+def mixed_maps(rw, before, product, after, x, w):
+    """transpose(transpose(x) W) == W' x   for few channels in front of what is large."""
+    return _mixed(rw, before, after, x, w, None)
+
+
+@rule("mixed-maps-and-term", P.Transpose(P.Add(MIXED, c).only_use().commutes()), group=GROUP)
+def mixed_maps_and_term(rw, before, product, add, after, x, w, c):
+    """transpose(transpose(x) W + c) == W' x + c'   for few channels in front of what is large."""
+    return _mixed(rw, before, after, x, w, c)
+
+
+def _mixed(rw: Rewriter, before: Op, after: Op, x: Value, w: Value, c: Value | None) -> Any:
+    """The product of a small matrix and rows that run along memory: where channels are few, as
+    heads of attention are, a transposition would leave rows too short for vectors."""
+    rank = x.tensor.rank
+    to_end, back = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
+    if rank < 3 or permutation(before) != to_end or permutation(after) != back:
+        return rw.skip("the channels do not move to the end and back")
+    weights, term = array_of(w), array_of(c)
+    if weights is None or weights.ndim != 2 or max(weights.shape) > FEW or not is_static(x):
+        return rw.skip("the channels are not few, or not multiplied by a constant matrix")
+    outputs = weights.shape[1]
+    if c is not None and (term is None or term.shape not in ((outputs,), (1,), ())):
+        return rw.skip("the term is no constant per channel")
+    batch, channels, *space = shape_of(x)
+    rows = reshaped(rw, x, (batch, channels, math.prod(space)))
+    product = rw.MatMul(rw.constant(np.ascontiguousarray(weights.T)), rows)
+    if term is not None:
+        product = rw.Add(product, rw.constant(term.reshape(-1, 1)))
+    return reshaped(rw, product, (batch, outputs, *space))
 
 
 @rule("product-of-product", P.MatMul(P.MatMul(x, u).only_use(), v), group=GROUP)
