@@ -56,6 +56,21 @@ def test_weights_grow_only_as_the_policy_says(growth, left):
     assert names(graph) == left
 
 
+TABLE = """graph @g(%x: f32[2,64]) -> f32[2,64] phase typed {
+  const %p : f32[64,64] = random(seed=1)
+  const %w : f32[64,64] = random(seed=2)
+  %k = MatMul(%p, %w) : f32[64,64]
+  %y = MatMul(%x, %k) : f32[2,64]
+  return %y
+}"""
+
+
+@pytest.mark.parametrize("work, left", [(16383, ["MatMul", "MatMul"]), (16384, ["MatMul"])])
+def test_sums_of_products_are_cheap_to_evaluate(work, left):
+    """64^3 products count as 64^3 / 16 operations."""
+    assert names(passed(TABLE, "fold,dce", fold_policy=FoldPolicy(work=work))) == left
+
+
 def test_empty_results_are_constants():
     graph = passed(
         """graph @g(%x: f32[0,3]) -> f32[0,3] phase typed {
