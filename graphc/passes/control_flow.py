@@ -207,6 +207,15 @@ def _size(region: Region) -> int:
     return sum(1 + written_out(op) + max(map(_size, op.regions), default=0) for op in region.ops)
 
 
+def never_runs(op: Op) -> bool:
+    """Whether a Loop is known to have no trips: its body need not even fit its operands then, as
+    where each trip takes a row of something that has none."""
+    count, condition = (None if v is None else v.constant for v in op.inputs[:2])
+    return (count is not None and trips_of(count) <= 0) or (
+        condition is not None and not truth(condition)
+    )
+
+
 def unroll_loop(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> bool:
     """One copy of the body per trip, as long as trip count and conditions are constants.
 

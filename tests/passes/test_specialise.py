@@ -243,3 +243,26 @@ def test_wild_models_keep_their_results(case):
     assert not left, "shape arithmetic is gone"
     run_pipeline(typed, CANONICAL)
     assert difference(interpret(typed, inputs), expected, 1e-4) is None
+
+
+ROWS = """graph @g(%x: f32[N]) -> ? where N: 0.. {
+  const %axis : i64[1] = [0]
+  const %start : f32[] = 1.0
+  %s = Shape(%x)
+  %n = Squeeze(%s, %axis)
+  %y = Loop(%n, _, %start, %x) {captures=1} {
+    ^(%i: i64[], %go: bool[], %sum: f32[], %all: f32[N])
+    %row = Gather(%all, %i)
+    %new = Add(%sum, %row)
+    yield %go, %new
+  }
+  return %y
+}"""
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_loops_over_no_rows_need_none(rows):
+    x = np.arange(rows, dtype=np.float32)
+    graph = specialise(parse_graph(ROWS), {"x": x.shape})
+    assert "Loop" not in names(graph)
+    assert interpret(graph, [x])[0] == 1 + x.sum()
