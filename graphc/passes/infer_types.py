@@ -187,7 +187,7 @@ class TypeInference:
         known = all([self.make_constant(op, n) for n in decisive])
         if op.name == "If" and known and self.may_rewrite:
             return control_flow.inline_if(op) and self.rewritten("inline-if", op)
-        if op.name == "Loop" and known and self.may_rewrite and control_flow.never_runs(op):
+        if op.name == "Loop" and self.may_rewrite and control_flow.never_runs(op):
             if control_flow.unroll_loop(op):
                 return self.rewritten("unroll", op)
         self.sink_constants(op)
