@@ -26,7 +26,7 @@ from graphc.passes.dce import remove_dead
 
 SLOW_SECONDS = 15.0  # of processor time: a finding, although the results are right
 ROUNDING = {"float64": 2.0**-50, "float32": 2.0**-21, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-SAMPLES = 3  # runs with noise
+SAMPLES = 4  # runs with noise, every second the opposite of the one before: a tie goes both ways
 SPREAD = 20.0  # roundings allowed per rounding of noise
 # A fast Fourier transform's error is relative to its largest result, not to each (Higham, "Accuracy
 # and Stability of Numerical Algorithms", chapter 24); by the definition it may be zero.
@@ -212,9 +212,22 @@ def is_common(value: Value) -> bool:
 # ---------------------------------------------------------------- noise
 
 
-def noisy(case: Case, seed: int, limits: Tolerance = OURS) -> list[Any]:
+class Directions:
+    """Random numbers of 1/2..1 (of equal size, they would cancel too often) with random signs;
+    those of an odd `number` are the opposite of those of the even one before."""
+
+    def __init__(self, number: int):
+        self.rng = np.random.default_rng(number // 2)
+        self.first = -1.0 if number % 2 else 1.0
+
+    def __call__(self, shape: tuple[int, ...]) -> np.ndarray:
+        signs = self.rng.choice([-1.0, 1.0], shape)
+        return self.first * signs * self.rng.uniform(0.5, 1.0, shape)
+
+
+def noisy(case: Case, number: int, limits: Tolerance = OURS) -> list[Any]:
     """What the interpreter makes of a case if all but constants moves by a few roundings."""
-    rng = np.random.default_rng(seed)
+    directions = Directions(number)
     values: dict[Value, Any] = dict(zip(case.graph.params, case.inputs))
     for op in case.graph.ops:
         operands = [None if v is None else values[v] for v in op.inputs]
@@ -222,14 +235,14 @@ def noisy(case: Case, seed: int, limits: Tolerance = OURS) -> list[Any]:
             results = run_op(op, operands)
         else:
             fixed = [v is None or v.constant is not None for v in op.inputs]
-            moved = [x if still else jiggled(x, rng) for x, still in zip(operands, fixed)]
+            moved = [x if still else jiggled(x, directions) for x, still in zip(operands, fixed)]
             if multiplies(op) and limits.precision in FACTORS:
-                moved = [shortened(x, rng, *FACTORS[limits.precision]) for x in moved]
+                moved = [shortened(x, directions, *FACTORS[limits.precision]) for x in moved]
             together = limits.together.get(op.name)
-            results = [jiggled(y, rng, together) for y in run_op(op, moved)]
+            results = [jiggled(y, directions, together) for y in run_op(op, moved)]
             if (op.name in REPEATED or op.regions) and limits.precision in FACTORS:
                 rounding = 2.0 ** -FACTORS[limits.precision][0]
-                results = [jiggled(y, rng, 0.0, rounding) for y in results]
+                results = [jiggled(y, directions, 0.0, rounding) for y in results]
         values.update(zip(op.outputs, results))
     return [values[v] for v in case.graph.results]
 
@@ -241,7 +254,7 @@ def multiplies(op: Op) -> bool:
 
 
 def jiggled(
-    x: Any, rng: np.random.Generator, together: float | None = None, rounding: float | None = None
+    x: Any, directions: Directions, together: float | None = None, rounding: float | None = None
 ) -> Any:
     """`x` with every element a rounding off (by default that of its type): its own, or one of the
     largest and of `together`."""
@@ -250,14 +263,14 @@ def jiggled(
         return x
     rounding = rounding or usual
     with np.errstate(all="ignore"):
-        exact, step = x.astype(np.float64), rounding * rng.choice([-1.0, 1.0], x.shape)
+        exact, step = x.astype(np.float64), rounding * directions(x.shape)
         finite = np.abs(exact[np.isfinite(exact)])
         sizes = exact if together is None else finite.max(initial=together)
         moved = np.where(np.isfinite(exact), exact + step * sizes, exact)
         return np.asarray(moved).astype(x.dtype)
 
 
-def shortened(x: Any, rng: np.random.Generator, bits: int, largest: float, least: float) -> Any:
+def shortened(x: Any, directions: Directions, bits: int, largest: float, least: float) -> Any:
     """`x`, if it is of float32, with what does not fit so many bits a rounding to them off."""
     if not isinstance(x, np.ndarray) or x.dtype != np.float32:
         return x
@@ -265,7 +278,7 @@ def shortened(x: Any, rng: np.random.Generator, bits: int, largest: float, least
         exact = x.astype(np.float64)
         step = np.maximum(np.exp2(np.floor(np.log2(np.abs(exact))) + 1 - bits), least)
         moves = np.isfinite(x) & (exact != 0) & (exact / step % 1 != 0)
-        moved = np.where(moves, exact + 0.5 * step * rng.choice([-1.0, 1.0], x.shape), exact)
+        moved = np.where(moves, exact + 0.5 * step * directions(x.shape), exact)
         return np.where(np.abs(moved) > largest, moved * np.inf, moved).astype(np.float32)
 
 
