@@ -19,12 +19,13 @@ from graphc.ir.expr import (
     Load,
     Reduce,
     free_indices,
+    loads,
     substitute,
     transform,
     walk,
 )
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import flatten_index, simplify, unflatten_index
+from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
 
 
 def count(indices: Iterable[Index]) -> int:
@@ -101,15 +102,26 @@ def drop_units(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index], li
 
 
 def merge_reductions(expr: Expr) -> Expr:
-    """Merges the axes of every Reduce wherever addressing allows; loads must be flat."""
+    """Merges the axes of every Reduce wherever addressing allows; loads must be flat. Axes of least
+    and largest values, whose order does not matter, first take the order they have in memory."""
 
     def visit(node: Expr) -> Expr | None:
-        if not isinstance(node, Reduce) or len(node.axes) < 2:
+        if not isinstance(node, Reduce):
             return None
-        axes, (body,) = merge_adjacent(list(node.axes), [node.body])
-        return Reduce(node.op, body, tuple(axes)) if len(axes) < len(node.axes) else None
+        axes, bodies = list(node.axes), [node.body]
+        if node.op in ("min", "max"):
+            axes, bodies = split_divided(axes, bodies)
+            axes.sort(key=lambda axis: -_longest_stride(bodies[0], axis))
+        axes, (body,) = merge_adjacent(axes, bodies)
+        return Reduce(node.op, body, tuple(axes)) if axes != list(node.axes) else None
 
     return transform(expr, visit)
+
+
+def _longest_stride(expr: Expr, index: Index) -> int:
+    """The largest step in memory that an index makes; 0 if none is known."""
+    steps = (is_affine_in(x.index[0], index) for x in loads(expr) if len(x.index) == 1)
+    return max((abs(step) for step in steps if step is not None), default=0)
 
 
 def split_divided(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index], list[Expr]]:
