@@ -286,6 +286,9 @@ class ScalarEmitter:
         a = self.convert("cast", a, a.dtype.compute, lanes)
         unsigned = dtype.kind == "uint" and dtype.bits >= 32
         middle = dtype if dtype.bits >= 32 else i32
+        if lanes > 1:
+            whole = self._saturated(a, middle, "fptoui" if unsigned else "fptosi", lanes)
+            return self._int_to_int(whole, dtype, lanes)
         name = f"llvm.fpto{'ui' if unsigned else 'si'}.sat"
         target = spell.register_type(middle)
         kind = spell.vector_of(target, lanes)
@@ -293,6 +296,21 @@ class ScalarEmitter:
         self.declare(f"declare {kind} @{full}({a.type})")
         whole = self.op(f"call {kind} @{full}({a.type} {a.text})", middle, lanes)
         return self._int_to_int(whole, dtype, lanes)
+
+    def _saturated(self, a: Typed, dtype: DType, word: str, lanes: int) -> Typed:
+        """Lanes of floats to integers; what is beyond becomes the nearest one, NaN 0. LLVM takes
+        vectors apart for its own saturating conversion."""
+        ends = float(dtype.min), float(dtype.max + 1)  # powers of two, or 0
+        low, high = (self.splat(Typed(spell.literal(x, a.dtype), a.dtype), lanes) for x in ends)
+        below = self.op(f"fcmp olt {a.type} {a.text}, {low.text}", boolean, lanes)
+        inside = self.op(f"fcmp olt {a.type} {a.text}, {high.text}", boolean, lanes)
+        above = self.op(f"fcmp oge {a.type} {a.text}, {high.text}", boolean, lanes)
+        zero = Typed("zeroinitializer", a.dtype, lanes)
+        tame = self._pick(inside, self._pick(below, low, a), zero)
+        whole = self._change(word, tame, dtype, lanes)
+        return self._pick(
+            above, Typed(self._const(int(dtype.max), dtype, lanes), dtype, lanes), whole
+        )
 
     def _int_to_float(self, how: str, a: Typed, dtype: DType, lanes: int) -> Typed:
         word = "uitofp" if a.dtype.kind == "uint" else "sitofp"
