@@ -42,12 +42,12 @@ def cuda_passes(precision: str = "f32") -> str:
 
 GPU_OPTIONS = ("device", "simulate", "precision", "arch", "tune")
 PIPELINES = {
-    "cpu": OPTIMISING,
+    "cpu": f"integers{{floats=true}}, {OPTIMISING}",
     "c": f"integers, {OPTIMISING}",
     "plain": SIMPLE,
     "cuda": cuda_passes(),
 }
-POLICIES = {t: KEEP_INTEGERS for t in ("c", "cuda", "onnx")}
+POLICIES = {t: KEEP_INTEGERS for t in ("cpu", "c", "cuda", "onnx")}
 """Of folding while graphs are specialised; "onnx" is a graph that is written as a model again."""
 
 

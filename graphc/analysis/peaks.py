@@ -1,7 +1,7 @@
 """What one thread can do at most: multiply-adds from registers, and copies, each measured alone.
 
-A library's matrix product is no peak: models may beat it. The loop here does nothing but multiply
-and add vectors of float32 that stay in registers, in more independent chains than units are deep.
+A library's matrix product is no peak: models may beat it. The loops here do nothing but multiply
+and add vectors that stay in registers, in more independent chains than units are deep.
 Copies are those of the C library. The least time of some runs counts, in the thread's own processor
 time, so that a busy machine does not look slow.
 """
@@ -11,10 +11,13 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
+from graphc.backends.llvm_cpu.emit_dots import has_vnni
 from graphc.backends.llvm_cpu.jit import compile_module, load_object
+from graphc.backends.llvm_cpu.spell import vector_of
 from graphc.backends.llvm_cpu.target import host_target
 
 CHAINS = 12  # independent sums: above latency times units on today's processors
@@ -28,9 +31,21 @@ MOST_AT_ONCE = 1000  # runs
 def multiply_add_peak() -> float:
     """Float32 operations per second; a multiply-add counts two."""
     lanes = host_target().lanes(4)
-    library = load_object(compile_module(_kernel(lanes)), ["peak"])
-    run = library.function("peak", ctypes.c_float, ctypes.c_int64)
-    return 2 * lanes * CHAINS * TRIPS / _least_seconds(lambda: run(TRIPS))
+    name = f"llvm.fma.v{lanes}f32" if lanes > 1 else "llvm.fma.f32"
+    unit = _Unit("float", lanes, name, "{some}, {some}, {sum}", "0.5", "fadd")
+    return 2 * lanes * _chains_per_second(unit)
+
+
+def byte_product_peak() -> float | None:
+    """Operations per second where four products of bytes are one instruction (dot4); None where
+    they are several. A product that is added counts two."""
+    host = host_target()
+    lanes = host.lanes(4)
+    if not has_vnni(host.features, lanes):
+        return None
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+    unit = _Unit("i32", lanes, name, "{sum}, {some}, {some}", "1", "add")
+    return 8 * lanes * _chains_per_second(unit)
 
 
 def copy_bandwidths() -> tuple[float, float]:
@@ -62,26 +77,48 @@ def _least_seconds(action: Callable[[], object]) -> float:
     return min((each for each in taken if each > 0), default=mean)
 
 
-def _kernel(lanes: int) -> str:
-    vector = f"<{lanes} x float>" if lanes > 1 else "float"
-    fma = f"llvm.fma.v{lanes}f32" if lanes > 1 else "llvm.fma.f32"
-    some = f"<{', '.join(['float 0.5'] * lanes)}>" if lanes > 1 else "0.5"
+@dataclass(frozen=True)
+class _Unit:
+    """An instruction that adds to sums, its intrinsic and operands; `some` is an operand."""
+
+    element: str
+    lanes: int
+    intrinsic: str
+    operands: str
+    some: str
+    add: str
+
+    @property
+    def vector(self) -> str:
+        return vector_of(self.element, self.lanes)
+
+    @property
+    def filled(self) -> str:
+        items = ", ".join([f"{self.element} {self.some}"] * self.lanes)
+        return f"<{items}>" if self.lanes > 1 else self.some
+
+
+def _chains_per_second(unit: _Unit) -> float:
+    """Instructions per second."""
+    library = load_object(compile_module(_kernel(unit)), ["peak"])
+    run = library.function("peak", None, ctypes.c_int64, ctypes.c_void_p)
+    result = np.empty(unit.lanes, np.int32)
+    return CHAINS * TRIPS / _least_seconds(lambda: run(TRIPS, result.ctypes.data))
+
+
+def _kernel(unit: _Unit) -> str:
+    vector, some = unit.vector, f"{unit.vector} {unit.filled}"
     chains = range(CHAINS)
-    starts = [f"  %s{n} = phi {vector} [ {some}, %entry ], [ %t{n}, %loop ]" for n in chains]
-    steps = [
-        f"  %t{n} = call {vector} @{fma}({vector} %s{n}, {vector} {some}, {vector} {some})"
-        for n in chains
-    ]
-    sums = [f"  %u0 = fadd {vector} %t0, {some}"]
-    sums += [f"  %u{n} = fadd {vector} %u{n - 1}, %t{n}" for n in chains if n]
-    last = f"%u{CHAINS - 1}"
-    if lanes > 1:
-        sums.append(f"  %result = extractelement {vector} {last}, i64 0")
-        last = "%result"
+    operands = [unit.operands.format(some=some, sum=f"{vector} %s{n}") for n in chains]
+    sums = [f"  %u0 = {unit.add} {vector} %t0, %t0"]
+    sums += [f"  %u{n} = {unit.add} {vector} %u{n - 1}, %t{n}" for n in chains if n]
     return "\n".join([
-        f"declare {vector} @{fma}({vector}, {vector}, {vector})",
-        "define float @peak(i64 %trips) {", "entry:", "  br label %loop", "loop:",
-        "  %i = phi i64 [ 0, %entry ], [ %next, %loop ]", *starts, *steps,
+        f"declare {vector} @{unit.intrinsic}({vector}, {vector}, {vector})",
+        "define void @peak(i64 %trips, ptr %result) {", "entry:", "  br label %loop", "loop:",
+        "  %i = phi i64 [ 0, %entry ], [ %next, %loop ]",
+        *(f"  %s{n} = phi {vector} [ {unit.filled}, %entry ], [ %t{n}, %loop ]" for n in chains),
+        *(f"  %t{n} = call {vector} @{unit.intrinsic}({operands[n]})" for n in chains),
         "  %next = add i64 %i, 1", "  %more = icmp slt i64 %next, %trips",
-        "  br i1 %more, label %loop, label %done", "done:", *sums, f"  ret float {last}", "}",
+        "  br i1 %more, label %loop, label %done", "done:", *sums,
+        f"  store {vector} %u{CHAINS - 1}, ptr %result, align 4", "  ret void", "}",
     ])  # fmt: skip

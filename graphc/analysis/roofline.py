@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from graphc.analysis.cost import Cost
 from graphc.errors import ModelError
+from graphc.ir.instructions import DOT4
 
 CACHE = 1 << 20  # bytes a step may touch and still find in the cache
 OVERHEAD = 0.5e-6  # seconds to start a step
@@ -77,11 +78,14 @@ def measure_machine(threads: int = 1) -> Machine:
     The peak is that of one thread times `threads`, the cache's bandwidth too; that of the memory is
     one thread's.
     """
-    from graphc.analysis.peaks import copy_bandwidths, multiply_add_peak  # loads LLVM
+    from graphc.analysis import peaks  # loads LLVM
 
     cores = min(threads, _cores())
-    memory, cache = copy_bandwidths()
-    return Machine(cores * multiply_add_peak(), memory, cores * cache)
+    memory, cache = peaks.copy_bandwidths()
+    products = peaks.byte_product_peak()
+    own = {} if products is None else {DOT4: cores * products}
+    flops = cores * peaks.multiply_add_peak()
+    return Machine(flops, memory, cores * cache, instructions=own)
 
 
 def _cores() -> int:

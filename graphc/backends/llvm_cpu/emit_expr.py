@@ -243,7 +243,10 @@ class ExprEmitter(ScalarEmitter):
         return self._from_memory(got, dtype, lanes)
 
     def store(self, storage: Storage, offset: Expr, value: Expr) -> None:
-        result = self.value(value)
+        self.put(storage, offset, self.value(value))
+
+    def put(self, storage: Storage, offset: Expr, result: Typed) -> None:
+        """Stores a value, in each lane its own element."""
         if storage.lanes > 1:
             pointer = self.element_pointer(storage, self.value(offset))
             self._write(storage, pointer, self.splat(result, storage.lanes))

@@ -12,16 +12,19 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from graphc.backends.llvm_cpu import spell
+from graphc.backends.llvm_cpu.emit_dots import emit_dot4
 from graphc.backends.llvm_cpu.emit_expr import ExprEmitter, Storage
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr, walk
+from graphc.ir.instructions import DOT4
 from graphc.ir.kernel import (
     Alloc,
     Body,
     For,
     If,
+    Intrin,
     Kernel,
     Let,
     Stmt,
@@ -51,8 +54,10 @@ class Phase:
 
 @dataclass
 class Declarations:
-    """Declarations of intrinsics and C functions that a module needs, each once."""
+    """Declarations of intrinsics and C functions that a module needs, each once; `features` are
+    those of the CPU, which say what intrinsics there are."""
 
+    features: frozenset[str] = frozenset()
     lines: dict[str, None] = field(default_factory=dict)
 
     def add(self, text: str) -> None:
@@ -119,6 +124,7 @@ class _Function:
             for n, b in enumerate(kernel.params)
         }
         self.expr = ExprEmitter(self.line, self.fresh, declarations.add, storage)
+        self.features = declarations.features
 
     def line(self, text: str) -> None:
         self.lines.append("  " + text)
@@ -176,6 +182,11 @@ class _Function:
     def store(self, stmt: Store) -> None:
         (offset,) = stmt.index or (Const(0, i64),)
         self.expr.store(self.expr.storage[stmt.buffer], offset, stmt.value)
+
+    def intrinsic(self, stmt: Intrin) -> None:
+        if stmt.name != DOT4:
+            raise InternalError(f"CPUs have no instruction {stmt.name}")
+        emit_dot4(self.expr, stmt, self.features)
 
     def alloc(self, stmt: Alloc) -> None:
         buffer = stmt.buffer
@@ -293,6 +304,7 @@ def _simplified(stmt: Stmt) -> Stmt:
 _EMIT: dict[type, Callable] = {
     Let: _Function.let,
     Store: _Function.store,
+    Intrin: _Function.intrinsic,
     Alloc: _Function.alloc,
     For: _Function.loop,
     If: _Function.branch,

@@ -27,9 +27,9 @@ PART = 256  # steps of one function
 _ARGUMENTS = ("inputs", "outputs", "arena", "consts", "pool")
 
 
-def emit_program(program: Program) -> str:
-    """The LLVM IR of a program."""
-    declarations = Declarations()
+def emit_program(program: Program, features: frozenset[str] = frozenset()) -> str:
+    """The LLVM IR of a program, for a CPU that has these features (LLVM's names)."""
+    declarations = Declarations(features)
     phases: dict[str, list[Phase]] = {}
     texts: list[str] = []
     for kernel in program.kernels.values():

@@ -48,16 +48,16 @@ class Image:
     arena_bytes: int
 
 
-def llvm_text(program: Program) -> str:
+def llvm_text(program: Program, target: HostTarget | None = None) -> str:
     """The LLVM IR of a program."""
     prepared = {n: prepare_kernel(k, LACKS) for n, k in program.kernels.items()}
-    return emit_program(replace(program, kernels=prepared))
+    return emit_program(replace(program, kernels=prepared), (target or host_target()).features)
 
 
 def compile_program(program: Program, target: HostTarget | None = None) -> Image:
     """Machine code for a program; from the disk cache if equal code was compiled before."""
     target = target or host_target()
-    code = cached_object(llvm_text(program), target, default_cache(), PIPELINE)
+    code = cached_object(llvm_text(program, target), target, default_cache(), PIPELINE)
     return Image(
         program.name, target.key, code, tuple(program.inputs), tuple(program.outputs),
         tuple(aligned(c) for c in program.constants), program.arena_bytes,

@@ -1,13 +1,12 @@
 """Instructions that kernels for microcontrollers may name, their meaning, and their C.
 
-    dot4(sum, a, w, centre)    sum += (a[0] - centre) * w[0] + ... + (a[3] - centre) * w[3]
+    dot4(sum, a, w, centre)    see graphc/ir/instructions.py
     dot16(sum, x, w, count)    sum += x[0] * w[0] + ... + x[count - 1] * w[count - 1]
     sum16(sum, w, count)       sum += w[0] + ... + w[count - 1]
 
-`sum` is a scalar variable of type i32, `a` and `w` are loads of the first of four consecutive
-elements (`a` int8 or uint8, `w` int8), `centre` is a constant within -256..255. On cores with the
-Arm DSP extension four bytes are widened to two pairs of 16 bits, the centre being subtracted on
-the way, and two instructions do two products each. Everywhere else it is four products.
+The `sum` of all is a scalar variable of type i32. On cores with the Arm DSP extension the four
+bytes of dot4 are widened to two pairs of 16 bits, the centre being subtracted on the way, and two
+instructions do two products each. Everywhere else it is four products.
 
 In dot16 and sum16 `x` and `w` are loads of the first of sixteen int8 in registers (vectors.py), the
 last stored by a vector loop over `count` lanes: the rest are 0. They are one instruction of the
@@ -28,13 +27,12 @@ from graphc.backends.micro_c.measure import operators
 from graphc.backends.micro_c.mve import NAMES, definitions
 from graphc.backends.micro_c.vectors import BYTES, VectorPrinter
 from graphc.errors import InternalError
-from graphc.ir.dtypes import i8, i32, i64, u8
+from graphc.ir.dtypes import i8, i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr
+from graphc.ir.instructions import DOT4, meaning_of_dot4
 from graphc.ir.kernel import Body, Buffer, For, If, Intrin, Kernel, Stmt, Store, While
-from graphc.ir.simplify import simplify
 
-DOT4, DOT16, SUM16 = "dot4", "dot16", "sum16"
-LANES = 4
+DOT16, SUM16 = "dot16", "sum16"
 
 LIMIT_TEXT = """\
 /* x kept within low..high. */
@@ -91,13 +89,6 @@ PRAGMA = """\
 """
 
 
-def dot4(total: Load, a: Load, w: Load, centre: int) -> Intrin:
-    """The statement; the types must be those of the module's text."""
-    if total.dtype is not i32 or a.dtype not in (i8, u8) or w.dtype is not i8:
-        raise InternalError(f"dot4 of {total.dtype}, {a.dtype} and {w.dtype}")
-    return Intrin(DOT4, (total, a, w, Const(centre, i32)))
-
-
 def dot16(total: Load, x: Buffer, w: Buffer, count: Expr | int = BYTES) -> Intrin:
     """The statement, of two registers."""
     return Intrin(DOT16, (total, _first(x), _first(w), as_expr(count, i64)))
@@ -130,14 +121,7 @@ def _meaning(stmt: Stmt) -> Body:
         return (replace(stmt, then=_plain(stmt.then), orelse=_plain(stmt.orelse)),)
     if not isinstance(stmt, Intrin):
         return (stmt,)
-    if stmt.name in (DOT16, SUM16):
-        return (_fold(stmt),)
-    total, a, w, centre = stmt.args
-    assert stmt.name == DOT4 and isinstance(total, Load)
-    value: Expr = total
-    for lane in range(LANES):
-        value = value + (_lane(a, lane).cast(i32) - centre) * _lane(w, lane).cast(i32)
-    return (Store(total.source, (), value),)
+    return (_fold(stmt) if stmt.name in (DOT16, SUM16) else meaning_of_dot4(stmt),)
 
 
 def _fold(stmt: Intrin) -> Stmt:
@@ -150,11 +134,6 @@ def _fold(stmt: Intrin) -> Stmt:
         assert isinstance(register, Load)
         value = value * Load(register.source, (lane,), i8).cast(i32)
     return For(lane, (Store(total.source, (), total + value),))
-
-
-def _lane(load: Expr, lane: int) -> Load:
-    assert isinstance(load, Load)
-    return Load(load.source, (simplify(load.index[0] + lane),), load.dtype)
 
 
 # ---------------------------------------------------------------- printing

@@ -4,8 +4,9 @@
   rows are contiguous in n already. What is made of constants that take less than a byte per element
   (several codes to a byte, and scales) stays so: each constant has panels, and elements are
   computed where they are multiplied;
-* `a` is read element by element and broadcast, so it needs no packing; a guarded load of a window
-  (a padded convolution) is first copied into a padded buffer, other expressions into a plain one;
+* `a` is read element by element and broadcast, so it needs no packing (row_operand.py);
+* bytes whose products are summed as int32 are multiplied four by four (dot4 of
+  graphc/ir/instructions.py); what their zero points add is left to the epilogue (zero_points.py);
 * a micro-kernel keeps MR x NR sums in registers over all of k, and the epilogue (bias, activation,
   residual) is applied to them on their way to memory.
 
@@ -20,7 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from graphc.ir.dtypes import i64
+from graphc.ir.dtypes import f32, f64, i32, i64
 from graphc.ir.expr import (
     Const,
     Expr,
@@ -35,8 +36,9 @@ from graphc.ir.expr import (
     substitute,
     walk,
 )
+from graphc.ir.instructions import LANES, dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
-from graphc.ir.simplify import flatten_index, is_affine_in, simplify, to_poly, unflatten_index
+from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
 from graphc.passes.lower.computation import (
     Computation,
     Lowered,
@@ -44,17 +46,22 @@ from graphc.passes.lower.computation import (
 )
 from graphc.passes.lower.contraction import Match, is_below_a_byte, match_contraction
 from graphc.passes.lower.reductions import strides_small
+from graphc.passes.lower.row_operand import (
+    CENTRES,
+    prepare_rows,
+    separable,
+    take_quads,
+)
 from graphc.passes.lower.spaces import (
     balanced_tiles,
     flatten_loads,
     merge_adjacent,
 )
-from graphc.passes.lower.window import padded_window
 
 PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
 LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns
 FEW_ROWS = 8  # that do not make up for panels made at run time
-LONG_EPILOGUE = 24  # cost of an epilogue beyond which it is not repeated for every row of a tile
+LONG_EPILOGUE = 24  # cost, per product of a step, beyond which it is not repeated for every row
 
 
 @dataclass(frozen=True)
@@ -72,16 +79,15 @@ Segment = tuple[int, int, int]  # of panels or row tiles: the first, how many, t
 
 def lower_register_tiles(computation: Computation, options: RegisterTileOptions) -> Lowered | str:
     """The kernel of a contraction, or the reason why the computation is not one."""
-    match = match_contraction(computation, options.min_depth)
+    match = match_contraction(computation, options.min_depth, (f32, f64, i32))
     if isinstance(match, str):
         return match
     if _runs_along_memory(match, options):
         return "contraction: few rows, and columns that run along memory in the depth"
-    problem = _prepare_rows(match)
-    if problem:
-        return problem
-    _order_depth(match)
-    plan = _plan(match, options)
+    quad = take_quads(match) if match.hole.dtype is i32 else prepare_rows(match)
+    if isinstance(quad, str):
+        return quad
+    plan = _plan(match, options, quad)
     return _Emitter(match, plan, options, _prepare_columns(match, plan)).lowered()
 
 
@@ -100,64 +106,13 @@ def _runs_along_memory(match: Match, options: RegisterTileOptions) -> bool:
     return long_enough and along
 
 
-# ---------------------------------------------------------------- the row operand
-
-
-def _prepare_rows(match: Match) -> str:
-    """Makes `a` a flat load whose offset separates rows from depth; a reason if it cannot."""
-    if not isinstance(match.a, Load):
-        window = padded_window(match.a, "rows", match.computation)
-        if window is not None:
-            buffer, index, contents, access = window
-            match.add(buffer, index, contents, f"pad of {match.computation.label}")
-            match.a = access
-    if isinstance(match.a, Load):
-        flat = flatten_loads(match.a, match.shapes)
-        assert isinstance(flat, Load)
-        if _separable(flat.index[0], set(match.depth)):
-            match.a = flat
-            return ""
-    return _copy_rows(match)
-
-
-def _copy_rows(match: Match) -> str:
-    used = free_indices(match.a)
-    own = [x for x in match.indices if x in used] + [x for x in match.depth if x in used]
-    shape = tuple(x.count for x in own)
-    if math.prod(shape) > 1 << 26:
-        return f"contraction: the row operand would take a copy of shape {list(shape)}"
-    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
-    contents = substitute(match.a, dict(zip(own, index)))
-    buffer = Buffer("rows", match.a.dtype, shape)
-    match.add(buffer, index, contents, f"operand of {match.computation.label}")
-    match.a = flatten_loads(buffer[tuple(own)], match.shapes)
-    return ""
-
-
-def _separable(offset: Expr, depth: set[Index]) -> bool:
-    """Whether an offset is f(rows, outer) + g(depth)."""
-    for atoms in to_poly(simplify(offset)):
-        used = frozenset().union(*(free_indices(x) for x in atoms)) if atoms else frozenset()
-        if used & depth and used - depth:
-            return False
-    return True
-
-
-def _order_depth(match: Match) -> None:
-    """Sorts the summed indices so that the innermost moves least in `a`."""
-    assert isinstance(match.a, Load)
-    offset = match.a.index[0]
-    strides = {k: is_affine_in(offset, k) for k in match.depth}
-    if all(s is not None for s in strides.values()):
-        match.depth.sort(key=lambda k: -abs(strides[k] or 0))
-
-
 # ---------------------------------------------------------------- tiles
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Tile sizes: `vectors` of `lanes` make a panel of columns; `row_tile` rows at a time."""
+    """Tile sizes: `vectors` of `lanes` make a panel of columns; `row_tile` rows at a time. `quad`
+    is the index of bytes, if they are multiplied four by four."""
 
     lanes: int
     vectors: int
@@ -165,13 +120,19 @@ class _Plan:
     columns: int
     depth: int
     packed: bool
+    quad: Index | None
 
     @property
     def panel(self) -> int:
         return self.lanes * self.vectors
 
+    @property
+    def together(self) -> int:
+        """Products that are one step of the depth."""
+        return 1 if self.quad is None else LANES
 
-def _plan(match: Match, options: RegisterTileOptions) -> _Plan:
+
+def _plan(match: Match, options: RegisterTileOptions, quad: Index | None) -> _Plan:
     lanes = max(1, options.vector_bytes // match.hole.dtype.size)
     columns = math.prod(x.count for x in match.cols)
     depth = math.prod(x.count for x in match.depth)
@@ -179,7 +140,8 @@ def _plan(match: Match, options: RegisterTileOptions) -> _Plan:
     rows = merged[-1].count if merged else 1
     vectors = _vectors(rows, -(-columns // lanes), options.registers)
     row_tile = max(1, min((options.registers - vectors - 1) // vectors, rows))
-    return _Plan(lanes, vectors, row_tile, columns, depth, not _contiguous_columns(match))
+    packed = quad is not None or not _contiguous_columns(match)
+    return _Plan(lanes, vectors, row_tile, columns, depth, packed, quad)
 
 
 def _vectors(rows: int, needed: int, registers: int) -> int:
@@ -200,8 +162,8 @@ def _contiguous_columns(match: Match) -> bool:
         return False
     flat = flatten_loads(b, match.shapes)
     assert isinstance(flat, Load)
-    separable = _separable(flat.index[0], set(match.depth))
-    return separable and is_affine_in(flat.index[0], match.cols[0]) == 1
+    apart = separable(flat.index[0], set(match.depth))
+    return apart and is_affine_in(flat.index[0], match.cols[0]) == 1
 
 
 @dataclass(frozen=True)
@@ -225,7 +187,7 @@ def _prepare_columns(match: Match, plan: _Plan) -> list[_Panels]:
     if not plan.packed:
         match.b = flatten_loads(match.b, match.shapes)
         return []
-    if not is_below_a_byte(match.b, match.computation):
+    if plan.quad is not None or not is_below_a_byte(match.b, match.computation):
         return [_packed(match, plan, match.b, match.depth, "panels")]
     parts = sorted(loads(match.b), key=lambda x: x.source)
     depth = [[k for k in match.depth if k in free_indices(x)] for x in parts]
@@ -236,18 +198,20 @@ def _prepare_columns(match: Match, plan: _Plan) -> list[_Panels]:
 
 
 def _packed(match: Match, plan: _Plan, part: Expr, depth: list[Index], name: str) -> _Panels:
-    """Asks for panels of a part of `b`."""
+    """Asks for panels of a part of `b`; bytes that are multiplied four by four lie together."""
     used = free_indices(part)
     outer = [x for x in match.outer if x in used]
     panels = -(-plan.columns // plan.panel)
     deep = tuple(k.count for k in depth)
-    shape = (*(x.count for x in outer), panels, *deep, plan.panel)
+    bytes_of = () if plan.quad is None else (LANES,)
+    shape = (*(x.count for x in outer), panels, *deep, plan.panel, *bytes_of)
     index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
-    panel, lane = index[len(outer)], index[-1]
-    column = panel * plan.panel + lane
-    mapping: dict[Expr, Expr] = dict(
-        zip((*outer, *depth), (*index[: len(outer)], *index[len(outer) + 1 : -1]))
-    )
+    lane = len(outer) + 1 + len(deep)
+    panel, inner = index[len(outer)], index[len(outer) + 1 : lane]
+    column = panel * plan.panel + index[lane]
+    mapping: dict[Expr, Expr] = dict(zip((*outer, *depth), (*index[: len(outer)], *inner)))
+    if plan.quad is not None:
+        mapping[plan.quad] = inner[-1] * LANES + index[-1]
     mapping.update(zip(match.cols, unflatten_index(column, tuple(x.extent for x in match.cols))))
     contents = simplify(substitute(part, mapping))
     if plan.columns % plan.panel:
@@ -318,7 +282,8 @@ class _Emitter:
         used.update(x.buffer.name for x in self.packed)
         inputs = [b for b in match.computation.inputs if b.name in used]
         params = [flat_buffer(b) for b in (*inputs, *match.temporaries)] + outputs
-        work = math.prod(x.count for x in match.indices) * self.plan.depth * 2
+        steps = self.plan.depth * self.plan.together
+        work = math.prod(x.count for x in match.indices) * steps * 2
         kernel = Kernel("contract", tuple(params), self.k.body(), match.computation.label)
         inplace = _in_place(self, inputs)
         return Lowered(kernel, match.prepare, match.temporaries, flops=work, inplace=inplace)
@@ -392,7 +357,7 @@ class _Emitter:
                 with self._lanes(count) as v:
                     self.k.store(sums, simplify(v + (t * self.plan.panel + j)), Const(0, dtype))
         self._sum(sums, fixed, tiled, row, size, panel, pieces, list(self.depth), {})
-        if size > 1 and sum(map(cost, self.exprs)) > LONG_EPILOGUE:
+        if size > 1 and sum(map(cost, self.exprs)) > LONG_EPILOGUE // self.plan.together:
             self._finish_in_a_loop(sums, fixed, tiled, row, size, panel, pieces)
             return
         for t in range(size):
@@ -434,7 +399,14 @@ class _Emitter:
                 with self._lanes(count) as v:
                     b = self._column_element(where, panel, j, v, at)
                     cell = simplify(v + (t * self.plan.panel + j))
-                    self.k.store(sums, cell, call("fma", a, b, sums[cell]))
+                    self._multiply(sums, cell, a, b)
+
+    def _multiply(self, sums: Buffer, cell: Expr, a: Expr, b: Expr) -> None:
+        if self.plan.quad is None:
+            self.k.store(sums, cell, call("fma", a, b, sums[cell]))
+            return
+        assert isinstance(a, Load) and isinstance(b, Load)
+        self.k.emit(dot4(sums[cell], a, b, CENTRES.get(a.dtype, 0)))
 
     def _column_element(self, where: dict, panel: Expr, j: int, v: Expr, at: dict) -> Expr:
         if not self.plan.packed:
@@ -460,9 +432,8 @@ class _Emitter:
         outer = tuple(where[x] for x in packed.outer)
         shape = (*packed.buffer.shape[: len(outer) + 1], self.plan.depth, self.plan.panel)
         deep = flatten_index(tuple(at[k] for k in self.depth), tuple(k.extent for k in self.depth))
-        return Load(
-            "panels", (flatten_index((*outer, panel, deep, lane), shape),), packed.part.dtype
-        )
+        place = flatten_index((*outer, panel, deep, lane), shape) * self.plan.together
+        return Load("panels", (simplify(place),), packed.part.dtype)
 
     def _finish(self, cell: Expr, at: dict, panel: Expr, j: int, v: Expr) -> None:
         """The epilogue of one vector of sums, stored."""

@@ -13,8 +13,10 @@ from graphc.ir.simplify import bounds, simplify, to_poly
 from graphc.passes.lower.computation import Computation
 
 
-def padded_window(expr: Expr, name: str, computation: Computation):
-    """(buffer, its index, its contents, the load that replaces `expr`), or None if no window."""
+def padded_window(expr: Expr, name: str, computation: Computation, spare: int = 0):
+    """(buffer, its index, its contents, the load that replaces `expr`), or None if no window. The
+    last extent of the buffer has so much to spare, which is filled like all that is outside.
+    """
     if not (isinstance(expr, Call) and expr.op.name == "select"):
         return None
     condition, load, other = expr.args
@@ -30,13 +32,16 @@ def padded_window(expr: Expr, name: str, computation: Computation):
             low, high = 0, int(extent) - 1
         elif not _exact_bounds(where) or high - low > 1 << 24:
             return None
-        shape.append(int(high - low + 1))
+        exact = int(high - low + 1)
+        shape.append(exact + spare if dim == len(load.index) - 1 else exact)
         index = Index(f"i{dim}", shape[-1])
         positions.append((index, index + int(low)))
         access.append(simplify(where - int(low)))
     moved = _move_condition(condition, list(load.index), [p for _, p in positions])
     if moved is None:
         return None
+    if spare:
+        moved = moved & (positions[-1][0] < exact)
     contents = select(moved, Load(load.source, tuple(p for _, p in positions), load.dtype), other)
     buffer = Buffer(name, load.dtype, tuple(shape))
     return buffer, tuple(i for i, _ in positions), simplify(contents), buffer[tuple(access)]

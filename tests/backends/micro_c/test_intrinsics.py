@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graphc.backends.micro_c.intrinsics import dot4, in_plain_loops
+from graphc.backends.micro_c.intrinsics import in_plain_loops
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i8, i32
 from graphc.ir.expr import Const
+from graphc.ir.instructions import dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.kernel_interp import run_kernel
 

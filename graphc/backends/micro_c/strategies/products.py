@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from graphc.backends.micro_c.intrinsics import LANES
 from graphc.ir.dtypes import f32, i8, i32, i64, u8
 from graphc.ir.expr import (
     Call,
@@ -27,6 +26,7 @@ from graphc.ir.expr import (
     substitute,
     walk,
 )
+from graphc.ir.instructions import LANES
 from graphc.ir.simplify import flatten_index, is_affine_in, simplify
 from graphc.passes.lower.computation import Computation
 from graphc.passes.lower.guards import guard_atoms

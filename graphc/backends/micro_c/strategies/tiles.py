@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from graphc.backends.micro_c.intrinsics import LANES, dot4
 from graphc.backends.micro_c.strategies.products import (
     ProductMatch,
     centred_byte,
@@ -39,6 +38,7 @@ from graphc.ir.expr import (
     loads,
     substitute,
 )
+from graphc.ir.instructions import LANES, dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer

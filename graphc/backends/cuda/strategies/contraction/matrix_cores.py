@@ -21,12 +21,12 @@ from graphc.backends.cuda.strategies.contraction.warpgroups import (
 )
 from graphc.backends.cuda.strategies.contraction.warps import WARP_TILES, Warps
 from graphc.backends.cuda.strategies.contraction.words import KINDS, Kind, narrow
-from graphc.backends.cuda.strategies.contraction.zero_points import take_zero_points
 from graphc.ir.dtypes import f32, i32
 from graphc.ir.kernel import Kernel
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.contraction import Match, match_contraction
 from graphc.passes.lower.spaces import count
+from graphc.passes.lower.zero_points import take_zero_points
 
 MIN_DEPTH = 16  # products to sum
 MIN_ROWS, MIN_COLUMNS = 8, 8  # below which a fragment is mostly empty

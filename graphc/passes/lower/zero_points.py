@@ -12,15 +12,18 @@ Integer-Arithmetic-Only Inference (2018).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from graphc.ir.dtypes import i8, i32, u8
+from graphc.ir.dtypes import DType, i8, i32, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Reduce, cast, free_indices, select, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.contraction import Match
 
 BYTES = (i8, u8)
+NO_CENTRES: Mapping[DType, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -63,33 +66,41 @@ def _is_zero(expr: Expr) -> bool:
     return isinstance(expr, Const) and expr.value == 0
 
 
-def take_zero_points(match: Match) -> bool:
-    """Makes both factors of a match bytes, and the sum what it was; whether that can be done."""
+def take_zero_points(
+    match: Match, centres: Mapping[DType, int] = NO_CENTRES, signed: bool = False
+) -> bool:
+    """Makes both factors of a match bytes, and the sum what it was; whether that can be done.
+    `centres` are what the multiplication itself subtracts from bytes of `a`, by their type; with
+    `signed` the bytes of `b` become int8."""
     a, b = centred(match.a), centred(match.b)
     if a is None or b is None:
         return False
     deep = set(match.depth)
     if any(deep & free_indices(x.zero) for x in (a, b)):
         return False
+    if signed and b.byte.dtype is u8:
+        b = Centred(cast(cast(b.byte, i32) - 128, i8), simplify(b.zero - 128))
+    centre = centres.get(a.byte.dtype, 0)
+    first, second = simplify(cast(a.byte, i32) - centre), cast(b.byte, i32)
+    x, y = simplify(a.zero - centre), b.zero
     total: Expr = match.hole
-    if not a.is_plain:
-        total = total - _sum_of(match, b.byte, a.zero, "column_sums")
-    if not b.is_plain:
-        total = total - _sum_of(match, a.byte, b.zero, "row_sums")
-    if not a.is_plain and not b.is_plain:
-        count = math.prod(x.count for x in match.depth)
-        total = total + a.zero * b.zero * count
-    match.a, match.b = cast(a.byte, i32), cast(b.byte, i32)
+    if not _is_zero(x):
+        total = total - _sum_of(match, second, x, "column_sums")
+    if not _is_zero(y):
+        total = total - _sum_of(match, first, y, "row_sums")
+    if not _is_zero(x) and not _is_zero(y):
+        total = total + x * y * math.prod(k.count for k in match.depth)
+    match.a, match.b = cast(a.byte, i32), second
     match.exprs = [substitute(e, {match.hole: total}) for e in match.exprs]
     return True
 
 
-def _sum_of(match: Match, byte: Expr, zero: Expr, name: str) -> Expr:
+def _sum_of(match: Match, factor: Expr, zero: Expr, name: str) -> Expr:
     """A zero point times the sums of a factor over the depth, which are computed before."""
-    used = free_indices(byte) - set(match.depth)
+    used = free_indices(factor) - set(match.depth)
     own = [x for x in match.indices if x in used]
     index = tuple(Index(f"i{n}", x.count) for n, x in enumerate(own))
-    total = Reduce("sum", cast(byte, i32), tuple(match.depth))
+    total = Reduce("sum", factor, tuple(match.depth))
     if isinstance(zero, Const):
         total, zero = total * zero, Const(1, i32)  # type: ignore[assignment]
     buffer = Buffer(name, i32, tuple(x.count for x in own))

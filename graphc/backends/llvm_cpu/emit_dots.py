@@ -1,0 +1,145 @@
+"""dot4 (graphc/ir/instructions.py) as LLVM IR: four products of bytes added to the sum of a lane.
+
+* Where x86 has VNNI it is one instruction, which multiplies unsigned bytes by signed ones. Bytes
+  less their centre are unsigned if they are uint8 less 0, or int8 less -128: the bits are then
+  those of the byte, the highest flipped.
+* Other x86 multiplies pairs of 16 bits: bytes at even and at odd places are widened apart.
+* Elsewhere it is four products.
+
+Lanes that fill no register of x86 are computed in the next larger one.
+"""
+
+from __future__ import annotations
+
+from graphc.backends.llvm_cpu.emit_expr import ExprEmitter
+from graphc.backends.llvm_cpu.spell import Typed, vector_of
+from graphc.errors import InternalError
+from graphc.ir.dtypes import DType, i16, i32, u8
+from graphc.ir.expr import Const, Load
+from graphc.ir.instructions import LANES
+from graphc.ir.kernel import Intrin
+
+FLIP = 0x80808080 - (1 << 32)  # the highest bit of each byte
+PAIRS = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd",
+         16: "llvm.x86.avx512.pmaddw.d.512"}  # fmt: skip
+NEEDED = {4: "sse2", 8: "avx2", 16: "avx512bw"}
+
+
+def emit_dot4(e: ExprEmitter, stmt: Intrin, features: frozenset[str]) -> None:
+    """Emits the statement for a CPU that has these features."""
+    total, a, w, centre = stmt.args
+    assert isinstance(total, Load) and isinstance(a, Load) and isinstance(centre, Const)
+    assert isinstance(w, Load)
+    lanes = e.lanes if e.vector is not None else 1
+    start = e.splat(e.value(total), lanes)
+    word, words = _words(e, a, 1), _words(e, w, lanes)
+    width = _width(features, lanes)
+    if width == 0:
+        result = _Dot(e, a.dtype, centre.value, lanes).plain(start, word, words)
+    else:
+        dot = _Dot(e, a.dtype, centre.value, width)
+        fused = dot.is_unsigned and has_vnni(features, width)
+        form = dot.fused if fused else dot.paired
+        whole = form(_resized(e, start, width), word, _resized(e, words, width))
+        result = _resized(e, whole, lanes)
+    e.put(e.storage[total.source], total.index[0], result)
+
+
+def _width(features: frozenset[str], lanes: int) -> int:
+    """The lanes of the smallest register that multiplies pairs and has so many; 0 if none does."""
+    return next((n for n in PAIRS if 1 < lanes <= n and NEEDED[n] in features), 0)
+
+
+def has_vnni(features: frozenset[str], width: int) -> bool:
+    """Whether x86 multiplies bytes four at a time in registers of so many lanes."""
+    wide = "avx512vnni" in features and (width == 16 or width < 16 and "avx512vl" in features)
+    return wide or "avxvnni" in features and 4 <= width <= 8
+
+
+def _words(e: ExprEmitter, load: Load, lanes: int) -> Typed:
+    """Four bytes for each lane, as int32."""
+    pointer, stride = e.address(e.storage[load.source], load.index[0])
+    if stride != (LANES if lanes > 1 else 0):
+        raise InternalError(f"the bytes of {load} are not where dot4 takes them")
+    return e.op(f"load {vector_of('i32', lanes)}, ptr {pointer}, align 1", i32, lanes)
+
+
+def _resized(e: ExprEmitter, x: Typed, lanes: int) -> Typed:
+    """The first lanes of x; what it has not is undefined."""
+    if x.lanes == lanes:
+        return x
+    places = [str(n) if n < x.lanes else "poison" for n in range(lanes)]
+    picks = ", ".join(f"i32 {place}" for place in places)
+    text = f"shufflevector {x.type} {x.text}, {x.type} poison, <{lanes} x i32> <{picks}>"
+    return e.op(text, x.dtype, lanes)
+
+
+class _Dot:
+    """The forms of the instruction in `lanes`; bytes of `a` have this type and centre."""
+
+    def __init__(self, e: ExprEmitter, dtype: DType, centre: int, lanes: int):
+        self.e, self.dtype, self.centre, self.lanes = e, dtype, centre, lanes
+
+    @property
+    def is_unsigned(self) -> bool:
+        return self.centre == (0 if self.dtype is u8 else -128)
+
+    # ---------------------------------------------------------------- forms
+
+    def fused(self, start: Typed, word: Typed, words: Typed) -> Typed:
+        """vpdpbusd."""
+        a = self.e.splat(word, self.lanes)
+        if self.dtype is not u8:
+            a = self._each("xor", a, FLIP)
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+        self.e.declare(f"declare {start.type} @{name}({start.type}, {start.type}, {start.type})")
+        args = ", ".join(f"{x.type} {x.text}" for x in (start, a, words))
+        return self.e.op(f"call {start.type} @{name}({args})", i32, self.lanes)
+
+    def paired(self, start: Typed, word: Typed, words: Typed) -> Typed:
+        """Two pmaddwd."""
+        a, w = self._halves(self.e.splat(word, self.lanes)), self._halves(words)
+        name, half = PAIRS[self.lanes], w.type
+        self.e.declare(f"declare {start.type} @{name}({half}, {half})")
+        for odd in (False, True):
+            x, y = self._byte(a, odd, self.dtype is u8), self._byte(w, odd, False)
+            if self.centre:
+                x = self._each("sub", x, self.centre)
+            text = f"call {start.type} @{name}({half} {x.text}, {half} {y.text})"
+            pairs = self.e.op(text, i32, self.lanes)
+            start = self.e.op(f"add {start.type} {start.text}, {pairs.text}", i32, self.lanes)
+        return start
+
+    def plain(self, start: Typed, word: Typed, words: Typed) -> Typed:
+        """Four products."""
+        a = self.e.splat(word, self.lanes)
+        for place in range(LANES):
+            x, y = self._extended(a, place, self.dtype is u8), self._extended(words, place, False)
+            x = self._each("sub", x, self.centre)
+            product = self.e.op(f"mul {x.type} {x.text}, {y.text}", i32, self.lanes)
+            start = self.e.op(f"add {x.type} {start.text}, {product.text}", i32, self.lanes)
+        return start
+
+    # ---------------------------------------------------------------- bytes
+
+    def _halves(self, x: Typed) -> Typed:
+        kind = vector_of("i16", 2 * x.lanes)
+        return self.e.op(f"bitcast {x.type} {x.text} to {kind}", i16, 2 * x.lanes)
+
+    def _byte(self, x: Typed, odd: bool, unsigned: bool) -> Typed:
+        """One byte of each 16 bits, as 16 bits."""
+        if not odd:
+            x = self._each("shl", x, 8)
+        return self._each("lshr" if unsigned else "ashr", x, 8)
+
+    def _extended(self, x: Typed, place: int, unsigned: bool) -> Typed:
+        """One byte of each 32 bits, as 32 bits."""
+        x = self._each("shl", x, 8 * (LANES - 1 - place))
+        return self._each("lshr" if unsigned else "ashr", x, 24)
+
+    def _each(self, word: str, x: Typed, number: int) -> Typed:
+        """An operation with the same number in every lane."""
+        if number == 0:
+            return x
+        other = self.e.splat(Typed(str(number), x.dtype), x.lanes)
+        return self.e.op(f"{word} {x.type} {x.text}, {other.text}", x.dtype, x.lanes)

@@ -1,0 +1,176 @@
+"""The operand of rows of a contraction: a flat load whose offset separates rows from depth.
+
+A guarded load of a window (a padded convolution) is first copied into a padded buffer, whatever
+else is no such load into a plain one. Of sums of products of bytes, four neighbouring bytes along
+the depth are taken at once (`take_quads`): the depth is made up to a multiple of four, with weights
+that are 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from graphc.ir.dtypes import i8, i64
+from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, select, substitute
+from graphc.ir.instructions import LANES
+from graphc.ir.kernel import Buffer
+from graphc.ir.simplify import bounds, is_affine_in, simplify, to_poly
+from graphc.passes.lower.contraction import Match
+from graphc.passes.lower.spaces import flatten_loads
+from graphc.passes.lower.window import padded_window
+from graphc.passes.lower.zero_points import take_zero_points
+
+LARGEST_COPY = 1 << 26  # elements
+CENTRES = {i8: -128}  # of bytes of `a`, which the multiplication takes into account
+
+
+def prepare_rows(match: Match) -> None | str:
+    """Makes `a` a flat load whose offset separates rows from depth, the innermost summed index the
+    one that moves least in it; a reason if it cannot."""
+    access = _access(match)
+    if access is None:
+        problem = _copy_rows(match, match.depth[-1], match.depth[-1])
+        if problem:
+            return problem
+    else:
+        match.a = access.taken(match)
+    _order_depth(match)
+    return None
+
+
+def take_quads(match: Match) -> Index | str:
+    """Makes both factors of a sum of int32 bytes, `b` signed, and `a` a flat load of the first of
+    four neighbours, which the last summed index counts. Returns the index of single bytes, which
+    `b` still has, or why it cannot be done."""
+    if not take_zero_points(match, CENTRES, signed=True):
+        return "contraction: factors of integers that are no bytes"
+    match.a, match.b = _byte(match.a), _byte(match.b)
+    found = _access_along(match)
+    if found is None:
+        along = max(reversed(match.depth), key=lambda k: k.count)
+        longer = _longer(along)
+        problem = _copy_rows(match, along, longer)
+        if problem:
+            return problem
+    else:
+        access, along = found
+        longer = _longer(along)
+        match.a = substitute(access.taken(match), {along: longer})
+    if longer is not along:
+        inside = substitute(match.b, {along: call("min", longer, Const(along.count - 1, i64))})
+        match.b = select(longer < along.count, inside, Const(0, match.b.dtype))
+    quad = Index(f"{along.name}_quad", longer.count // LANES)
+    match.a = simplify(substitute(match.a, {longer: quad * LANES}))
+    match.depth = [*(k for k in match.depth if k is not along)]
+    _order_depth(match)
+    match.depth.append(quad)
+    return longer
+
+
+def _byte(factor: Expr) -> Expr:
+    assert isinstance(factor, Call) and factor.op.name == "cast"
+    return factor.args[0]
+
+
+def _longer(index: Index) -> Index:
+    """The same index, made up to a multiple of four."""
+    return Index(index.name, -(-index.count // LANES) * LANES)
+
+
+@dataclass(frozen=True)
+class _Access:
+    """`a` as a load of an input, or of a padded `copy` of what is read of it: its buffer, index and
+    contents. `flat` is the same load in one dimension, `width` the extent of the last one."""
+
+    load: Load
+    flat: Load
+    width: int
+    copy: tuple[Buffer, tuple[Index, ...], Expr] | None
+
+    def taken(self, match: Match) -> Load:
+        """The flat load; asks for the copy."""
+        if self.copy is not None:
+            match.add(*self.copy, f"pad of {match.computation.label}")
+        return self.flat
+
+    def along(self, depth: list[Index]) -> Index | None:
+        """The summed index along which bytes are neighbours that wastes the fewest products when
+        they are read four by four."""
+        last = simplify(self.load.index[-1])
+        found = [k for k in depth if is_affine_in(last, k) == 1]
+        return max(found, key=lambda k: (k.count / _longer(k).count, k.count), default=None)
+
+    def missing(self, index: Index) -> int:
+        """Elements by which the last extent is too small for an index made up to fours."""
+        end = bounds(simplify(self.load.index[-1]))[1] + _longer(index).count - index.count
+        return int(max(0, end + 1 - self.width))
+
+
+def _access(match: Match, spare: int = 0) -> _Access | None:
+    """`a` as it lies in memory, or in a padded copy whose last extent has so much to spare; None if
+    that does not separate rows from depth."""
+    load, copy, shapes = match.a, None, match.shapes
+    if not isinstance(load, Load):
+        window = padded_window(load, "rows", match.computation, spare)
+        if window is None:
+            return None
+        buffer, index, contents, load = window
+        copy, shapes = (buffer, index, contents), {**shapes, buffer.name: buffer.shape}
+    flat = flatten_loads(load, shapes)
+    assert isinstance(load, Load) and isinstance(flat, Load)
+    if not separable(flat.index[0], set(match.depth)):
+        return None
+    return _Access(load, flat, int(shapes[load.source][-1]), copy)
+
+
+def _access_along(match: Match) -> tuple[_Access, Index] | None:
+    """`a` in memory with an index to read bytes four by four along; None if that cannot be."""
+    access = _access(match)
+    index = None if access is None else access.along(match.depth)
+    if access is None or index is None:
+        return None
+    spare = access.missing(index)
+    if spare and access.copy is None:
+        return None
+    wider = _access(match, spare) if spare else access
+    return None if wider is None else (wider, index)
+
+
+def _copy_rows(match: Match, last: Index, longer: Index) -> str:
+    """Copies `a` into rows that run along the depth; index `last` is made up to `longer`, and runs
+    along memory."""
+    used = free_indices(match.a)
+    own = [x for x in (*match.indices, *match.depth) if x in used and x is not last]
+    places = [*own, *([longer] if last in used else [])]
+    shape = tuple(x.count for x in places)
+    if math.prod(shape) > LARGEST_COPY:
+        return f"contraction: the row operand would take a copy of shape {list(shape)}"
+    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
+    mapping: dict[Expr, Expr] = dict(zip(own, index))
+    if last in used:
+        end = Const(last.count - 1, i64)
+        mapping[last] = index[-1] if last is longer else call("min", index[-1], end)
+    buffer = Buffer("rows", match.a.dtype, shape)
+    contents = substitute(match.a, mapping)
+    match.add(buffer, index, contents, f"operand of {match.computation.label}")
+    match.a = flatten_loads(buffer[tuple(places)], match.shapes)
+    return ""
+
+
+def separable(offset: Expr, depth: set[Index]) -> bool:
+    """Whether an offset is f(rows, outer) + g(depth)."""
+    for atoms in to_poly(simplify(offset)):
+        used = frozenset().union(*(free_indices(x) for x in atoms)) if atoms else frozenset()
+        if used & depth and used - depth:
+            return False
+    return True
+
+
+def _order_depth(match: Match) -> None:
+    """Sorts the summed indices so that the innermost moves least in `a`."""
+    assert isinstance(match.a, Load)
+    offset = match.a.index[0]
+    strides = {k: is_affine_in(offset, k) for k in match.depth}
+    if all(s is not None for s in strides.values()):
+        match.depth.sort(key=lambda k: -abs(strides[k] or 0))
