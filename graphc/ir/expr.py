@@ -32,9 +32,12 @@ _interned: WeakValueDictionary = WeakValueDictionary()
 class Expr:
     """Base of all nodes. Compare with `is`; use `a.eq(b)` for an expression that compares."""
 
-    __slots__ = ("dtype", "_free", "_text", "_bounds", "_simple", "_weight", "__weakref__")
+    __slots__ = (
+        "dtype", "_free", "_called", "_text", "_bounds", "_simple", "_weight", "__weakref__",
+    )  # fmt: skip
     dtype: DType
     _free: frozenset[Index] | None  # what the functions below have found, once asked
+    _called: frozenset[str] | None
     _text: str | None
     _bounds: tuple[float, float] | None
     _simple: Expr | None
@@ -145,7 +148,8 @@ def _intern(cls, key: tuple, fill: Callable[[Expr], None]) -> Expr:
     node = _interned.get(key)
     if node is None:
         node = object.__new__(cls)
-        node._free = node._text = node._bounds = node._simple = node._weight = None
+        node._free = node._called = node._text = None
+        node._bounds = node._simple = node._weight = None
         fill(node)
         _interned[key] = node
     return node
@@ -507,8 +511,12 @@ def walk(root: Expr) -> Iterator[Expr]:
             yield node
         elif node not in seen:
             seen.add(node)
+            children = node.children
+            if not children:
+                yield node
+                continue
             stack.append((node, True))
-            stack.extend((c, False) for c in reversed(node.children))
+            stack.extend([(c, False) for c in reversed(children)])
 
 
 def transform(root: Expr, rewrite: Callable[[Expr], Expr | None]) -> Expr:
@@ -516,11 +524,8 @@ def transform(root: Expr, rewrite: Callable[[Expr], Expr | None]) -> Expr:
     done: dict[Expr, Expr] = {}
     for node in walk(root):
         children = node.children
-        new = tuple(done[c] for c in children)
-        if any(a is not b for a, b in zip(new, children)):
-            result = node.rebuild(new)
-        else:
-            result = node
+        new = tuple([done[c] for c in children])
+        result = node if new == children else node.rebuild(new)
         new_result = rewrite(result)
         done[node] = result if new_result is None else new_result
     return done[root]
@@ -549,6 +554,14 @@ def substitute(root: Expr, mapping: Mapping[Any, Expr]) -> Expr:
 def loads(root: Expr) -> list[Load]:
     """The distinct Loads below `root`, in a fixed order."""
     return [n for n in walk(root) if isinstance(n, Load)]
+
+
+def called(root: Expr) -> frozenset[str]:
+    """The names of the scalar operations in `root`: what it can be spared to be rewritten for."""
+    if root._called is None:
+        found = frozenset().union(*(called(c) for c in root.children))
+        root._called = found | {root.op.name} if isinstance(root, Call) else found
+    return root._called
 
 
 def free_indices(root: Expr) -> frozenset[Index]:

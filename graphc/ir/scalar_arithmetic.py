@@ -11,7 +11,20 @@ They give what numpy gives (npy_divmod), bit for bit.
 from __future__ import annotations
 
 from graphc.ir.dtypes import boolean, f32, i8, u8
-from graphc.ir.expr import Call, Const, Expr, absolute, bitcast, call, cast, select, transform
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    absolute,
+    bitcast,
+    call,
+    called,
+    cast,
+    select,
+    transform,
+)
+
+EXPANDED = ("mod", "floordiv", "pow", "bitcast")
 
 
 def float_mod(a: Expr, b: Expr) -> Expr:
@@ -73,6 +86,8 @@ def _inverse_pow(base: Expr, even: Expr) -> Expr:
 
 def expand_arithmetic(root: Expr) -> Expr:
     """Replaces the operations named above; narrow floats are widened to float32 once."""
+    if called(root).isdisjoint(EXPANDED):
+        return root
 
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Call):

@@ -11,7 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from graphc.ir.dtypes import f32, i32
-from graphc.ir.expr import Call, Const, Expr, absolute, bitcast, call, cast, select, transform
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    absolute,
+    bitcast,
+    call,
+    called,
+    cast,
+    select,
+    transform,
+)
 
 MAGIC = 12582912.0  # 1.5 * 2**23: adding it leaves an integer in the low bits
 
@@ -124,6 +135,8 @@ POLYNOMIALS: dict[str, Callable[[Expr], Expr]] = {
 
 def expand_math(root: Expr, functions: dict[str, Callable[[Expr], Expr]] = POLYNOMIALS) -> Expr:
     """Replaces those functions of float32 (and of narrower floats, computed in float32)."""
+    if called(root).isdisjoint(functions):
+        return root
 
     def visit(node: Expr) -> Expr | None:
         if not (isinstance(node, Call) and node.op.name in functions):
@@ -138,6 +151,8 @@ def expand_math(root: Expr, functions: dict[str, Callable[[Expr], Expr]] = POLYN
 
 def sign_as_select(root: Expr) -> Expr:
     """sign(x) by comparisons: NaN stays, and so does a zero's value."""
+    if "sign" not in called(root):
+        return root
 
     def visit(node: Expr) -> Expr | None:
         if isinstance(node, Call) and node.op.name == "sign":

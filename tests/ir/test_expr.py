@@ -18,6 +18,7 @@ from graphc.ir.expr import (
     Sym,
     bitcast,
     call,
+    called,
     cast,
     cost,
     free_indices,
@@ -45,6 +46,14 @@ def test_equal_structure_is_the_same_object():
     assert Load("x", (I, J), f32) is X
     assert Reduce("sum", X, (I,)) is Reduce("sum", X, (I,))
     assert Sym("N", 1, 8) is Sym("N", 1, 8)
+
+
+def test_operations_that_an_expression_calls():
+    rows = Reduce("sum", call("exp", X) * 2.0, (I,))
+    assert called(rows) == {"exp", "mul"}
+    assert called(maximum(rows, 0.0)) == {"exp", "mul", "max"}
+    assert called(X) == called(Const(1, f32)) == frozenset()
+    assert called(Load("x", (I % 3, J), f32)) == {"mod"}
 
 
 def test_different_structure_is_not():
