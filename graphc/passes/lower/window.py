@@ -7,7 +7,7 @@ where `padded` covers every y that occurs and holds 0 (or whatever the other bra
 from __future__ import annotations
 
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Call, Const, Expr, Index, Load, select
+from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, select
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import bounds, simplify, to_poly
 from graphc.passes.lower.computation import Computation
@@ -20,7 +20,7 @@ def padded_window(expr: Expr, name: str, computation: Computation, spare: int = 
     if not (isinstance(expr, Call) and expr.op.name == "select"):
         return None
     condition, load, other = expr.args
-    if not isinstance(load, Load) or not isinstance(other, Const):
+    if not isinstance(load, Load) or free_indices(other):
         return None
     source = computation.input(load.source)
     positions, access = [], []

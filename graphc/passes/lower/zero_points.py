@@ -37,15 +37,25 @@ class Centred:
     def is_plain(self) -> bool:
         return isinstance(self.zero, Const) and self.zero.value == 0
 
+    @property
+    def padding(self) -> Expr | None:
+        """The zero point as a byte, if it is the same everywhere."""
+        zero = self.zero
+        if isinstance(zero, Const):
+            return Const(zero.value, self.byte.dtype)
+        if free_indices(zero) or not isinstance(zero, Call) or zero.op.name != "cast":
+            return None
+        return zero.args[0] if zero.args[0].dtype is self.byte.dtype else None
+
 
 def centred(expr: Expr) -> Centred | None:
     """A factor of int32 as a byte less a zero point; None if it is none."""
     if isinstance(expr, Call) and expr.op.name == "select":
         guard, value, other = expr.args
         inner = centred(value)
-        if inner is None or not _is_zero(other) or not isinstance(inner.zero, Const):
+        padding = None if inner is None else inner.padding
+        if inner is None or padding is None or not _is_zero(other):
             return None
-        padding = Const(inner.zero.value, inner.byte.dtype)
         return Centred(select(guard, inner.byte, padding), inner.zero)
     if not isinstance(expr, Call) or expr.dtype is not i32:
         return None

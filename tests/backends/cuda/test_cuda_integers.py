@@ -36,6 +36,11 @@ ODD_CONVOLUTION = """graph @g(%x: {a}[2,3,9,14]) -> ? {{
   %y = ConvInteger(%x, %w, %z) {{pads=[1,0,1,1]}}
   return %y
 }}"""
+PADDED = """graph @g(%x: {a}[1,16,9,11], %z: {a}[]) -> ? {{
+  const %w : {b}[24,16,3,3] = random(seed=1)
+  %y = ConvInteger(%x, %w, %z) {{pads=[1,1,1,1]}}
+  return %y
+}}"""
 PRODUCT = """graph @g(%x: {a}[3,20,37], %w: {b}[3,37,30], %u: {a}[], %v: {b}[]) -> ? {{
   %y = MatMulInteger(%x, %w, %u, %v)
   return %y
@@ -49,7 +54,7 @@ CONSTANT = """graph @g(%x: {a}[20,37]) -> ? {{
 }}"""
 OPERATORS = {
     "convolution": CONVOLUTION, "odd_convolution": ODD_CONVOLUTION, "product": PRODUCT,
-    "constant": CONSTANT,
+    "constant": CONSTANT, "padded": PADDED,
 }  # fmt: skip
 GRAPHS = {
     f"{name}-{a}-{b}": text.format(a=a, b=b)

@@ -124,3 +124,14 @@ def test_every_form_of_the_instruction(target, x_type):
     (found,) = NativeModel(compile_program(program, cpu), 1)(arrays)
     np.testing.assert_array_equal(found, expected[0])
     np.testing.assert_array_equal(interpret_program(program, arrays)[0], expected[0])
+
+
+def test_padding_known_at_run_time():
+    """A window reaches into the zero point that a quantiser has just computed."""
+    rng = np.random.default_rng(9)
+    x, w = bytes_of(rng, np.uint8, 1, 6, 8, 7), bytes_of(rng, np.int8, 10, 6, 3, 3)
+    xz = np.array(201, np.uint8)
+    graph, arrays = build(
+        lambda b, x, xz: b.ConvInteger(x, b.constant(w), xz, pads=[1, 1, 1, 1]), x=x, xz=xz
+    )
+    exact(graph, arrays)
