@@ -68,6 +68,16 @@ def test_a_cache_of_fixed_length(page, file, how, compilations):
     assert len(model.executables()) == compilations
 
 
+def test_saved_models_generate(page, tmp_path):
+    path = HERE / "models_wild" / "decoder_rotary.onnx"
+    model = graphc.compile(path, threads=1)
+    tokens = page["generate"](model, PROMPT, COUNT, CAPACITY)
+    model.save(tmp_path / "decoder.gcm")
+    assert (
+        page["generate"](graphc.load(tmp_path / "decoder.gcm"), PROMPT, COUNT, CAPACITY) == tokens
+    )
+
+
 def test_a_shared_buffer():
     """GroupQueryAttention: the cache is as long as the mask, and what is given back goes in."""
     path = HERE / "models_wild" / "genai_style.onnx"
