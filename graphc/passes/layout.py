@@ -145,7 +145,7 @@ def _movement_layout(op: Op, value: Value) -> Layout | None:
     for layout in (None, last, _permuted(body, source, value)):
         if _is_view(op, value, layout):
             return layout
-    return source.tensor.layout if source.tensor.rank == rank and _keeps_order(body) else None
+    return source.tensor.layout if source.tensor.rank == rank and _runs_in_order(body) else None
 
 
 def _is_view(op: Op, value: Value, layout: Layout | None) -> bool:
@@ -166,7 +166,7 @@ def _permuted(body: Load, source: Value, value: Value) -> Layout | None:
     return Layout(tuple(own.index(body.index[d]) for d in layout.order))  # type: ignore[arg-type]
 
 
-def _keeps_order(body: Load) -> bool:
+def _runs_in_order(body: Load) -> bool:
     """Slices and the like: each position depends on the output index of the same dim only."""
     return all(
         {x.name for x in free_indices(where)} <= {f"i{d}"} for d, where in enumerate(body.index)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -39,19 +38,28 @@ _ACTIVATIONS: dict[str, tuple[tuple[float | None, float | None], Callable]] = {
 
 
 def activations_of(names: Sequence[str], alphas, betas) -> list[Activation]:
-    """The functions by name; alpha and beta lists are consumed by those that take one, in order."""
+    """The functions by name, with their parameters."""
+    taken = _with_parameters(names, alphas, betas)
+    return [_bound(_ACTIVATIONS[name.lower()][1], alpha, beta) for name, alpha, beta in taken]
+
+
+def _with_parameters(
+    names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None
+) -> list[tuple[str, float | None, float | None]]:
+    """Names of functions, each with its alpha and beta; None if it takes none. The lists are
+    consumed by those that take one, in order."""
     alpha_left, beta_left = list(alphas or ()), list(betas or ())
     found = []
     for name in names:
         row = _ACTIVATIONS.get(name.lower())
         if row is None:
             raise UnsupportedError(f"activation {name!r} is none of {sorted(_ACTIVATIONS)}")
-        (alpha, beta), build = row
+        alpha, beta = row[0]
         if alpha is not None and alpha_left:
             alpha = alpha_left.pop(0)
         if beta is not None and beta_left:
             beta = beta_left.pop(0)
-        found.append(_bound(build, alpha, beta))
+        found.append((name, alpha, beta))
     return found
 
 
@@ -268,7 +276,7 @@ def recurrent(
     ways = directions[direction]
     hidden = hidden_size or r.tensor.static_shape[2]
     if long_recurrent.steps_of(x, layout) > long_recurrent.MOST_STEPS:
-        lists = (activations, activation_alpha or (), activation_beta or ())
+        lists = (activations, activation_alpha, activation_beta)
         own = [
             {"direction": "reverse" if back else "forward", "hidden_size": hidden, "clip": clip,
              **split, **own_attrs}
@@ -296,23 +304,20 @@ def recurrent(
     return _collect(whole, results, len(initial))
 
 
-def _lists_of_ways(ways: int, names: Sequence[str], *values: Sequence[float]) -> list[dict]:
-    """The functions of each direction, and the alphas and betas that they take."""
-    found, each, left = [], len(names) // ways, [list(v) for v in values]
-    for way in range(ways):
-        own = names[way * each : (way + 1) * each]
-        split: dict[str, Any] = {"activations": tuple(own)}
-        for number, key in enumerate(("activation_alpha", "activation_beta")):
-            takers = [n for n in own if _defaults(n)[number] is not None]
-            split[key] = tuple(left[number][: len(takers)]) or None
-            left[number] = left[number][len(takers) :]
-        found.append(split)
-    return found
-
-
-def _defaults(name: str) -> tuple[float | None, float | None]:
-    row = _ACTIVATIONS.get(name.lower())
-    return row[0] if row is not None else (None, None)
+def _lists_of_ways(
+    ways: int, names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None
+) -> list[dict]:
+    """The attributes that say which functions each direction has."""
+    taken = _with_parameters(names, alphas, betas)
+    each = len(names) // ways
+    return [
+        {
+            "activations": tuple(name for name, _, _ in own),
+            "activation_alpha": tuple(x for _, x, _ in own if x is not None) or None,
+            "activation_beta": tuple(x for _, _, x in own if x is not None) or None,
+        }
+        for own in (taken[way * each : (way + 1) * each] for way in range(ways))
+    ]
 
 
 def _column(b: Builder, lengths: Value | None) -> Value | None:
