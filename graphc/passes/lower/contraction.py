@@ -131,8 +131,8 @@ def _classify(computation, indices, offset, exprs, hole: Reduce, min_depth: int)
     rest = indices[: len(indices) - len(cols)]
     rows = [x for x in rest if x in in_a and x not in in_b]
     outer = [x for x in rest if x not in rows]
-    if math.prod(x.count for x in cols) < 4 and math.prod(x.count for x in rows) > 4:
-        return "contraction: fewer than 4 columns"
+    if math.prod(x.count for x in cols) == 1 and math.prod(x.count for x in rows) > 4:
+        return "contraction: a single column"
     return Match(
         computation, indices, offset, exprs, hole, a, b, outer, rows, cols, list(hole.axes)
     )

@@ -206,3 +206,16 @@ def contraction_of(graph) -> str:
     kernels = program_of(graph).kernels.items()
     (kernel,) = [kernel for name, kernel in kernels if name.startswith("contract")]
     return print_kernel(kernel)
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+def test_few_columns(columns):
+    """Images have three channels, flows two."""
+    w = floats(rng(3), columns, 6, 3, 3)
+    graph, inputs = build(lambda b, x: b.Conv(x, w, pads=[1] * 4), x=floats(rng(4), 1, 6, 7, 5))
+    assert "contract" in used(graph)
+    check(graph, inputs)
+    matrix = floats(rng(5), 20, columns)
+    graph, inputs = build(lambda b, x: b.MatMul(x, matrix), x=floats(rng(6), 9, 20))
+    assert "contract" in used(graph)
+    check(graph, inputs)
