@@ -102,16 +102,15 @@ def drop_units(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index], li
 
 
 def merge_reductions(expr: Expr) -> Expr:
-    """Merges the axes of every Reduce wherever addressing allows; loads must be flat. Axes of least
-    and largest values, whose order does not matter, first take the order they have in memory."""
+    """Merges the axes of every Reduce wherever addressing allows; loads must be flat. They first
+    take the order that they have in memory, which may round sums otherwise, but as well."""
 
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Reduce):
             return None
         axes, bodies = list(node.axes), [node.body]
-        if node.op in ("min", "max"):
-            axes, bodies = split_divided(axes, bodies)
-            axes.sort(key=lambda axis: -_longest_stride(bodies[0], axis))
+        axes, bodies = split_divided(axes, bodies)
+        axes.sort(key=lambda axis: -_longest_stride(bodies[0], axis))
         axes, (body,) = merge_adjacent(axes, bodies)
         return Reduce(node.op, body, tuple(axes)) if axes != list(node.axes) else None
 
