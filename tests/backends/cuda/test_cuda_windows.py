@@ -36,16 +36,16 @@ DEPTHWISE = """graph @g(%x: {t}[2,24,13,11]) -> ? {{
 }}"""
 STRIDED = """graph @g(%x: f32[1,10,17,9]) -> ? {
   const %w : f32[10,1,5,3] = random(seed=1)
-  const %p : f32[10,10,1,1] = random(seed=3)
-  %n = Conv(%x, %p)
+  const %p : f32[10,10,1,3] = random(seed=3)
+  %n = Conv(%x, %p) {pads=[0,1,0,1]}
   %c = Conv(%n, %w) {group=10, pads=[2,0,1,3], strides=[2,3], dilations=[1,2]}
   %y = Mul(%c, %c)
   return %y
 }"""
 LARGE_WINDOW = """graph @g(%x: f32[1,8,9,15]) -> ? {
   const %w : f32[8,1,7,7] = random(seed=1)
-  const %p : f32[8,8,1,1] = random(seed=3)
-  %n = Conv(%x, %p)
+  const %p : f32[8,8,1,3] = random(seed=3)
+  %n = Conv(%x, %p) {pads=[0,1,0,1]}
   %y = Conv(%n, %w) {group=8, pads=[3,3,3,3]}
   return %y
 }"""
@@ -73,8 +73,8 @@ SEQUENCE = """graph @g(%x: f32[2,20,31]) -> ? {
 }"""
 VOLUME = """graph @g(%x: f32[1,4,5,6,7]) -> ? {
   const %w : f32[4,1,3,2,3] = random(seed=1)
-  const %p : f32[4,4,1,1,1] = random(seed=3)
-  %n = Conv(%x, %p)
+  const %p : f32[4,4,1,1,3] = random(seed=3)
+  %n = Conv(%x, %p) {pads=[0,0,1,0,0,1]}
   %y = Conv(%n, %w) {group=4, pads=[1,1,1,1,0,1]}
   return %y
 }"""
@@ -92,14 +92,14 @@ BYTES = """graph @g(%x: i8[1,16,9,7]) -> ? {
   return %y
 }"""
 LARGEST = """graph @g(%x: f32[2,12,15,13]) -> ? {
-  const %w : f32[12,12,1,1] = random(seed=1)
-  %c = Conv(%x, %w)
+  const %w : f32[12,12,1,3] = random(seed=1)
+  %c = Conv(%x, %w) {pads=[0,1,0,1]}
   %y = MaxPool(%c) {kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]}
   return %y
 }"""
 MEAN = """graph @g(%x: f32[1,12,11,9]) -> ? {
-  const %w : f32[12,12,1,1] = random(seed=1)
-  %c = Conv(%x, %w)
+  const %w : f32[12,12,1,3] = random(seed=1)
+  %c = Conv(%x, %w) {pads=[0,1,0,1]}
   %y = AveragePool(%c) {kernel_shape=[2,3], strides=[2,1], pads=[1,1,0,1]}
   return %y
 }"""
