@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from graphc import driver
 from graphc.errors import ModelError
 from graphc.feeds import random_feeds
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.graph import Graph
-from graphc.passes.specialise import pin, specialise
 
 OPEN_DIMS = {"batch": 1, "seq": 64}  # extents of dimensions left open, by a part of their name
 
@@ -55,7 +55,7 @@ def load(path: Path) -> tuple[onnx.ModelProto, Graph, dict[str, np.ndarray]]:
         name: next((size for part, size in OPEN_DIMS.items() if part in name.lower()), 1)
         for name in graph.symbols
     }
-    graph = specialise(pin(graph, dims=dims))
+    graph = driver.typed(graph, dims=dims)
     return model, graph, random_feeds(graph)
 
 
