@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphc.backends.llvm_cpu.emit_dots import has_vnni
+from graphc.backends.llvm_cpu.emit_dots import has_vnni, vnni_intrinsic
 from graphc.backends.llvm_cpu.jit import compile_module, load_object
 from graphc.backends.llvm_cpu.spell import vector_of
 from graphc.backends.llvm_cpu.target import host_target
@@ -43,8 +43,7 @@ def byte_product_peak() -> float | None:
     lanes = host.lanes(4)
     if not has_vnni(host.features, lanes):
         return None
-    name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
-    unit = _Unit("i32", lanes, name, "{sum}, {some}, {some}", "1", "add")
+    unit = _Unit("i32", lanes, vnni_intrinsic(lanes), "{sum}, {some}, {some}", "1", "add")
     return 8 * lanes * _chains_per_second(unit)
 
 

@@ -37,6 +37,15 @@ def check(graph, inputs, pipeline: str, tolerance: float):
         assert (nan | same).all()
 
 
+def first_valid(make, rng):
+    """The first graph made that has a type."""
+    while True:
+        try:
+            return make(rng)
+        except ModelError:
+            continue
+
+
 def random_transposed_conv(rng):
     rank = int(rng.integers(1, 3))
     group = int(rng.integers(1, 3))
@@ -66,12 +75,7 @@ def random_transposed_conv(rng):
 @pytest.mark.parametrize("seed", range(60))
 def test_transposed_convolutions(seed):
     rng = np.random.default_rng(seed)
-    while True:
-        try:
-            graph = random_transposed_conv(rng)
-            break
-        except ModelError:  # padding ate everything
-            continue
+    graph = first_valid(random_transposed_conv, rng)  # padding ate everything in others
     x = rng.standard_normal(graph.params[0].type.shape).astype(np.float32)
     check(graph, [x], "rewrite{group=lowering}, fold, dce", 1e-5)
 
@@ -168,11 +172,6 @@ def random_padded_conv(rng):
 @pytest.mark.parametrize("seed", range(60))
 def test_taps_in_padding(seed):
     rng = np.random.default_rng(seed)
-    while True:
-        try:
-            graph = random_padded_conv(rng)
-            break
-        except ModelError:  # the window does not fit
-            continue
+    graph = first_valid(random_padded_conv, rng)  # the window does not fit in others
     x = rng.standard_normal(graph.params[0].type.shape).astype(np.float32)
     check(graph, [x], "taps-in-padding, fold, dce", 1e-5)

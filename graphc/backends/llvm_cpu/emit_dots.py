@@ -56,6 +56,11 @@ def has_vnni(features: frozenset[str], width: int) -> bool:
     return wide or "avxvnni" in features and 4 <= width <= 8
 
 
+def vnni_intrinsic(lanes: int) -> str:
+    """What multiplies them: (sums, unsigned bytes, signed bytes), all as int32."""
+    return f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+
+
 def _words(e: ExprEmitter, load: Load, lanes: int) -> Typed:
     """Four bytes for each lane, as int32."""
     pointer, stride = e.address(e.storage[load.source], load.index[0])
@@ -91,7 +96,7 @@ class _Dot:
         a = self.e.splat(word, self.lanes)
         if self.dtype is not u8:
             a = self._each("xor", a, FLIP)
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+        name = vnni_intrinsic(self.lanes)
         self.e.declare(f"declare {start.type} @{name}({start.type}, {start.type}, {start.type})")
         args = ", ".join(f"{x.type} {x.text}" for x in (start, a, words))
         return self.e.op(f"call {start.type} @{name}({args})", i32, self.lanes)

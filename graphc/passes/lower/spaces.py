@@ -108,8 +108,7 @@ def merge_reductions(expr: Expr) -> Expr:
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Reduce):
             return None
-        axes, bodies = list(node.axes), [node.body]
-        axes, bodies = split_divided(axes, bodies)
+        axes, bodies = split_divided(list(node.axes), [node.body])
         axes.sort(key=lambda axis: -_longest_stride(bodies[0], axis))
         axes, (body,) = merge_adjacent(axes, bodies)
         return Reduce(node.op, body, tuple(axes)) if axes != list(node.axes) else None

@@ -35,7 +35,7 @@ class Centred:
 
     @property
     def is_plain(self) -> bool:
-        return isinstance(self.zero, Const) and self.zero.value == 0
+        return _is_zero(self.zero)
 
     @property
     def padding(self) -> Expr | None:
