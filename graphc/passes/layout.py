@@ -28,7 +28,6 @@ from graphc.passes.lower.computation import computation
 from graphc.passes.lower.views import view_of
 from graphc.passes.pass_manager import Pass, register_pass
 
-FEW = 16  # channels: no more than a vector has elements
 IMAGE = 4  # the least rank of images
 
 
@@ -94,7 +93,9 @@ def _weights_last(op: Op, output: int) -> Layout | None:
             last = [d for d, x in enumerate(index) if x in free_indices(factor)]
             if last and index[-1] not in free_indices(factor):
                 (data,) = (x for x in body.args if x is not factor)
-                if math.prod(dims[d] for d in last) <= FEW and _runs_along(op, data, index):
+                if math.prod(dims[d] for d in last) <= structure.FEW_CHANNELS and _runs_along(
+                    op, data, index
+                ):
                     continue
                 rest = [d for d in range(len(index)) if d not in last]
                 return Layout((*rest, *last))

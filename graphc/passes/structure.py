@@ -34,6 +34,7 @@ from graphc.ir.types import Layout, TensorType
 
 DEQUANTISING = 8  # cost of a conversion that readers repeat
 CONVERSIONS = ("cast", "bitcast")
+FEW_CHANNELS = 16  # no more than a vector has elements
 ON_BITS = ("band", "add", "eq", "select")  # of integers
 
 

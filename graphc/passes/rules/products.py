@@ -24,6 +24,7 @@ from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of, is_never_infinite, is_static, permutation, shape_of
 from graphc.passes.rules.views import reshaped
 from graphc.passes.rules.weights import is_shared
+from graphc.passes.structure import FEW_CHANNELS
 
 x, w, b, s, u, v = var("x w b s u v")
 c = const("c")
@@ -31,7 +32,6 @@ GROUP = "lowering"
 WIDE = (np.float32, np.float64)
 WIDENING = 2  # times the channels that a resize may have more than before
 MIXED = P.MatMul(P.Transpose(x).only_use(), w).only_use()
-FEW = 16  # channels: no more than a vector has elements
 WORTH = 8  # products saved of an element that is enlarged, at least: what mixing positions takes
 
 
@@ -189,7 +189,12 @@ def _mixed(rw: Rewriter, before: Op, after: Op, x: Value, w: Value, c: Value | N
     if rank < 3 or permutation(before) != to_end or permutation(after) != back:
         return rw.skip("the channels do not move to the end and back")
     weights, term = array_of(w), array_of(c)
-    if weights is None or weights.ndim != 2 or max(weights.shape) > FEW or not is_static(x):
+    if (
+        weights is None
+        or weights.ndim != 2
+        or max(weights.shape) > FEW_CHANNELS
+        or not is_static(x)
+    ):
         return rw.skip("the channels are not few, or not multiplied by a constant matrix")
     outputs = weights.shape[1]
     if c is not None and (term is None or term.shape not in ((outputs,), (1,), ())):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from graphc.ir.dtypes import f32, i8, i32, i64, u8
+from graphc.ir.dtypes import f32, i32, i64
 from graphc.ir.expr import (
     Call,
     Const,
@@ -37,6 +37,7 @@ from graphc.passes.lower.spaces import (
     shapes_of,
     split_divided,
 )
+from graphc.passes.lower.zero_points import centred
 
 MOST_ROWS = 1 << 16  # of an index that is searched for its interior
 
@@ -146,16 +147,10 @@ def _ordered(hole: Reduce, a: Expr, row: Index | None) -> list[Index]:
 
 def centred_byte(factor: Expr) -> tuple[Load, int] | None:
     """(load, centre) of a byte less a constant, widened to i32."""
-    centre = 0
-    if isinstance(factor, Call) and factor.op.name == "sub":
-        factor, constant = factor.args
-        if not isinstance(constant, Const):
-            return None
-        centre = int(constant.value)
-    if not (isinstance(factor, Call) and factor.op.name == "cast"):
+    found = centred(factor)
+    if found is None or not isinstance(found.byte, Load) or not isinstance(found.zero, Const):
         return None
-    (load,) = factor.args
-    return (load, centre) if isinstance(load, Load) and load.dtype in (i8, u8) else None
+    return found.byte, int(found.zero.value)
 
 
 def interior(row: Index, hole: Reduce) -> tuple[int, int]:
