@@ -1,7 +1,7 @@
 """The operand of rows of a contraction: a flat load whose offset separates rows from depth.
 
-A guarded load of a window (a padded convolution) is first copied into a padded buffer, whatever
-else is no such load into a plain one. Of sums of products of bytes, four neighbouring bytes along
+What is no such load is first copied: windows (a padded convolution's) into a buffer of positions,
+whatever else into rows. Of sums of products of bytes, four neighbouring bytes along
 the depth are taken at once (`take_quads`): the depth is made up to a multiple of four, with weights
 that are 0.
 """
@@ -18,7 +18,7 @@ from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import bounds, is_affine_in, simplify, to_poly
 from graphc.passes.lower.contraction import Match
 from graphc.passes.lower.spaces import flatten_loads
-from graphc.passes.lower.window import padded_window
+from graphc.passes.lower.window import Window, window
 from graphc.passes.lower.zero_points import take_zero_points
 
 LARGEST_COPY = 1 << 26  # elements
@@ -80,18 +80,23 @@ def _longer(index: Index) -> Index:
 
 @dataclass(frozen=True)
 class _Access:
-    """`a` as a load of an input, or of a padded `copy` of what is read of it: its buffer, index and
-    contents. `flat` is the same load in one dimension, `width` the extent of the last one."""
+    """`a` as a load of an input, or of a `copy` of what is read of it. `flat` is the same load in
+    one dimension, `width` the extent of the last one."""
 
     load: Load
     flat: Load
     width: int
-    copy: tuple[Buffer, tuple[Index, ...], Expr] | None
+    copy: Window | None
 
     def taken(self, match: Match) -> Load:
         """The flat load; asks for the copy."""
         if self.copy is not None:
-            match.add(*self.copy, f"pad of {match.computation.label}")
+            match.add(
+                self.copy.buffer,
+                self.copy.index,
+                self.copy.contents,
+                f"window of {match.computation.label}",
+            )
         return self.flat
 
     def along(self, depth: list[Index]) -> Index | None:
@@ -108,20 +113,21 @@ class _Access:
 
 
 def _access(match: Match, spare: int = 0) -> _Access | None:
-    """`a` as it lies in memory, or in a padded copy whose last extent has so much to spare; None if
+    """`a` as it lies in memory, or in a window whose last extent has so much to spare; None if
     that does not separate rows from depth."""
-    load, copy, shapes = match.a, None, match.shapes
-    if not isinstance(load, Load):
-        window = padded_window(load, "rows", match.computation, spare)
-        if window is None:
-            return None
-        buffer, index, contents, load = window
-        copy, shapes = (buffer, index, contents), {**shapes, buffer.name: buffer.shape}
-    flat = flatten_loads(load, shapes)
-    assert isinstance(load, Load) and isinstance(flat, Load)
-    if not separable(flat.index[0], set(match.depth)):
-        return None
-    return _Access(load, flat, int(shapes[load.source][-1]), copy)
+    if isinstance(match.a, Load):
+        access = _loaded(match, match.a, None)
+        if separable(access.flat.index[0], set(match.depth)):
+            return access
+    copy = window(match.a, "rows", match.computation, spare)
+    return None if copy is None else _loaded(match, copy.load, copy)
+
+
+def _loaded(match: Match, load: Load, copy: Window | None) -> _Access:
+    shape = match.shapes[load.source] if copy is None else copy.buffer.shape
+    flat = flatten_loads(load, {load.source: shape})
+    assert isinstance(flat, Load)
+    return _Access(load, flat, int(shape[-1]), copy)
 
 
 def _access_along(match: Match) -> tuple[_Access, Index] | None:

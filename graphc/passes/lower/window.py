@@ -1,84 +1,142 @@
-"""Padded windows: guarded loads of a convolution or pooling, turned into loads of a padded copy.
+"""Windows: what a convolution reads of neighbouring positions, computed once for each position.
 
-A load `select(0 <= y and y < H, x[n, y - p, c], 0)` with y = oy * s + ky becomes `padded[n, y, c]`,
-where `padded` covers every y that occurs and holds 0 (or whatever the other branch is) outside.
+An expression in which two indices only occur in one sum, `y = oy * stride + ky`, is a function of
+that position, which many pairs of them share: `f(oy * stride + ky, c)` becomes
+`copy[oy * stride + ky, c]`, where `copy` holds f of every position. f is the guarded load of a
+convolution that is padded, a load from a mirrored or enlarged image (`y // 2`), or arithmetic.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, select
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    free_indices,
+    loads,
+    select,
+    substitute,
+)
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import bounds, simplify, to_poly
+from graphc.ir.simplify import bounds, from_poly, simplify, to_poly
 from graphc.passes.lower.computation import Computation
 
+Sum = frozenset[tuple[Index, int]]  # indices and what each is multiplied by
+LONGEST = 1 << 24  # extent of a dimension
 
-def padded_window(expr: Expr, name: str, computation: Computation, spare: int = 0):
-    """(buffer, its index, its contents, the load that replaces `expr`), or None if no window. The
-    last extent of the buffer has so much to spare, which is filled like all that is outside.
+
+@dataclass(frozen=True)
+class Window:
+    """A buffer of `contents` at `index`; `load` from it stands for the expression."""
+
+    buffer: Buffer
+    index: tuple[Index, ...]
+    contents: Expr
+    load: Load
+
+
+def window(expr: Expr, name: str, computation: Computation, spare: int = 0) -> Window | None:
+    """`expr` as a load from a buffer with a dimension for each position, in the order in which they
+    lie in memory; None if no indices share one. The last extent has so much to spare, for zeros.
     """
-    if not (isinstance(expr, Call) and expr.op.name == "select"):
+    expr = simplify(expr)
+    sums = _in_order_of_memory(_positions(expr), expr, computation)
+    if all(len(part) == 1 for part in sums):
         return None
-    condition, load, other = expr.args
-    if not isinstance(load, Load) or free_indices(other):
+    index, access, inverse = [], [], {}
+    for n, part in enumerate(sums):
+        position = from_poly({(x,): times for x, times in part})
+        low, high = (int(x) for x in bounds(position))
+        index.append(Index(f"i{n}", high - low + 1 + spare * (n == len(sums) - 1)))
+        access.append(simplify(position - low))
+        inverse.update(_inverse(part, index[-1] + low))
+    if max(x.count for x in index) > LONGEST:
         return None
-    source = computation.input(load.source)
-    positions, access = [], []
-    shape: list[int] = []
-    for dim, (where, extent) in enumerate(zip(load.index, source.shape)):
-        where = simplify(where)
-        low, high = bounds(where)
-        if low >= 0 and high < int(extent):
-            low, high = 0, int(extent) - 1
-        elif not _exact_bounds(where) or high - low > 1 << 24:
-            return None
-        exact = int(high - low + 1)
-        shape.append(exact + spare if dim == len(load.index) - 1 else exact)
-        index = Index(f"i{dim}", shape[-1])
-        positions.append((index, index + int(low)))
-        access.append(simplify(where - int(low)))
-    moved = _move_condition(condition, list(load.index), [p for _, p in positions])
-    if moved is None:
-        return None
+    contents = substitute(expr, inverse)
     if spare:
-        moved = moved & (positions[-1][0] < exact)
-    contents = select(moved, Load(load.source, tuple(p for _, p in positions), load.dtype), other)
-    buffer = Buffer(name, load.dtype, tuple(shape))
-    return buffer, tuple(i for i, _ in positions), simplify(contents), buffer[tuple(access)]
+        contents = select(index[-1] < index[-1].count - spare, contents, Const(0, expr.dtype))
+    buffer = Buffer(name, expr.dtype, tuple(x.count for x in index))
+    return Window(buffer, tuple(index), simplify(contents), buffer[tuple(access)])
 
 
-def _exact_bounds(where: Expr) -> bool:
-    """Whether every position between the bounds is meant: the guard then covers what lies outside.
+def _inverse(part: Sum, position: Expr) -> dict[Expr, Expr]:
+    """Values of the indices that add up to a position. They may lie outside of the indices' ranges:
+    what depends on their sum alone does not see it."""
+    chosen = min((x for x, times in part if times == 1), key=lambda x: x.name)
+    return {x: position if x is chosen else Const(0, i64) for x, _ in part}
 
-    True for sums of multiples of indices, not for positions chosen by a select (reflection).
-    """
-    return all(isinstance(x, Index) for atoms in to_poly(where) for x in atoms)
+
+def _positions(expr: Expr) -> list[Sum]:
+    """The sums that `expr` is a function of. An index that occurs in several different ones, or in
+    one that skips numbers, is a position by itself."""
+    found = list(dict.fromkeys(_sums(expr)))
+    shared = {x for part in found for x, _ in part if sum(x in dict(p) for p in found) > 1}
+    whole = [p for p in found if _is_dense(p) and not shared & dict(p).keys()]
+    taken = {x for part in whole for x, _ in part}
+    alone = sorted(free_indices(expr) - taken, key=lambda x: x.name)
+    return [*whole, *(frozenset({(x, 1)}) for x in alone)]
 
 
-def _move_condition(condition: Expr, old: list[Expr], new: list[Expr]) -> Expr | None:
-    """The condition with each load index replaced by its new position; None if it depends on
-    anything else."""
-    if isinstance(condition, Const):
-        return condition
-    if not isinstance(condition, Call):
-        return None
-    if condition.op.rule == "logic":
-        parts = [_move_condition(a, old, new) for a in condition.args]
-        if any(p is None for p in parts):
-            return None
-        return condition.rebuild(parts)  # type: ignore[arg-type]
-    if condition.op.rule != "compare" or condition.args[0].dtype is not i64:
-        return None
-    left, right = condition.args
-    difference = to_poly(simplify(left - right))
-    for before, after in zip(old, new):
-        poly = to_poly(simplify(before))
-        for sign in (1, -1):
-            rest = dict(difference)
-            for atoms, value in poly.items():
-                rest[atoms] = rest.get(atoms, 0) - sign * value
-            rest = {k: v for k, v in rest.items() if v}
-            if all(k == () for k in rest) and any(poly):
-                moved = after * sign + rest.get((), 0)
-                return condition.rebuild((simplify(moved), Const(0, i64)))
+def _sums(expr: Expr) -> Iterator[Sum]:
+    """The sums of indices in index arithmetic and in comparisons, each divided by what all its
+    multiples have in common."""
+    waiting, seen = [expr], set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        poly = _poly(node)
+        if poly is None or (node,) in poly and not isinstance(node, Index):
+            waiting += node.children
+            continue
+        linear = {
+            atoms[0]: times
+            for atoms, times in poly.items()
+            if len(atoms) == 1 and isinstance(atoms[0], Index)
+        }
+        if linear:
+            common = math.gcd(*linear.values())
+            sign = 1 if max(linear.values()) > 0 else -1
+            yield frozenset((x, sign * times // common) for x, times in linear.items())
+        waiting += [x for atoms in poly for x in atoms if atoms != (x,) or x not in linear]
+
+
+def _poly(node: Expr) -> dict[tuple[Expr, ...], int] | None:
+    """The polynomial of index arithmetic, or of the difference that is compared with 0."""
+    if isinstance(node, (Call, Index)) and node.dtype is i64:
+        return to_poly(node)
+    if isinstance(node, Call) and node.op.rule == "compare" and node.args[0].dtype is i64:
+        return to_poly(node.args[0] - node.args[1])
     return None
+
+
+def _is_dense(part: Sum) -> bool:
+    """Whether a sum takes every number between its bounds, and one index is taken once."""
+    reach = 0
+    for x, times in sorted(part, key=lambda term: abs(term[1])):
+        if abs(times) > reach + 1:
+            return False
+        reach += abs(times) * (x.count - 1)
+    return any(times == 1 for _, times in part)
+
+
+def _in_order_of_memory(sums: list[Sum], expr: Expr, computation: Computation) -> list[Sum]:
+    """Sorted by where the largest tensor that is read has them."""
+    largest = max(
+        loads(expr), key=lambda x: math.prod(computation.input(x.source).shape), default=None
+    )
+    index = largest.index if largest is not None else ()
+
+    def dimension(part: Sum) -> int:
+        own = dict(part).keys()
+        return next((d for d, where in enumerate(index) if own & free_indices(where)), -1)
+
+    return sorted(sums, key=lambda part: (dimension(part), sorted(x.name for x, _ in part)))

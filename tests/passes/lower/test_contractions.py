@@ -158,7 +158,7 @@ def test_convolutions(seed):
 
 
 def test_convolution_of_a_reflection():
-    """Positions chosen by a select are no window: what is read must stay inside."""
+    """What is read of a reflection that is padded with zeros once more must stay inside."""
     w = floats(rng(8), 5, 7, 1, 3)
 
     def function(b, x):
@@ -166,6 +166,35 @@ def test_convolution_of_a_reflection():
         return b.Conv(padded, w, pads=[0, 2, 0, 2])
 
     check(*build(function, x=floats(rng(9), 1, 5, 9, 15)), (64, 0), interpreted=(64, 0))
+
+
+IMAGES = {
+    "reflected": lambda b, x: b.Pad(x, np.array([0, 0, 1, 1, 0, 0, 1, 1]), mode="reflect"),
+    "clamped": lambda b, x: b.Pad(x, np.array([0, 0, 2, 1, 0, 0, 0, 1]), mode="edge"),
+    "enlarged": lambda b, x: b.Resize(
+        x,
+        None,
+        np.array([1, 1, 2, 2], np.float32),
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    ),
+    "of blocks": lambda b, x: b.DepthToSpace(x, blocksize=2),
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize("pads", [0, 1])
+def test_convolutions_of_images_made_by_moving(kind, pads):
+    """The image is made once, not once for every tap."""
+    w = floats(rng(10), 20, 2 if kind == "of blocks" else 8, 3, 3)
+    graph, inputs = build(
+        lambda b, x: b.Conv(b.Relu(IMAGES[kind](b, b.Exp(x))), w, pads=[pads] * 4),
+        x=floats(rng(11), 1, 8, 6, 7),
+    )
+    check(graph, inputs, (64, 0), interpreted=(64,))
+    labels = [kernel.comment.split()[0] for kernel in program_of(graph).kernels.values()]
+    assert "operand" not in labels
 
 
 def test_convolution_whose_kernel_is_taller_than_the_image():

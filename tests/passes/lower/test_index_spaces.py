@@ -19,7 +19,7 @@ from graphc.passes.lower.computation import Computation, Output, computation, lo
 from graphc.passes.lower.guards import guard_atoms, trim
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.views import view_of
-from graphc.passes.lower.window import padded_window
+from graphc.passes.lower.window import window
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -155,48 +155,71 @@ def test_a_guard_on_other_indices_is_kept():
     assert trim([Reduce("sum", body, (k,))], [body], k, frozenset()) is None
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_padded_windows(seed):
-    """Loads of the padded copy give what the guarded loads gave."""
+def padded(position: Expr, extent: int) -> tuple[Expr, Expr]:
+    return call("and", Const(0, i64) <= position, position < extent), position
+
+
+def mirrored(position: Expr, extent: int) -> tuple[Expr, Expr]:
+    beyond = select(position > extent - 1, (extent - 1) * 2 - position, position)
+    return Const(True, boolean), select(position < 0, -position, beyond)
+
+
+def enlarged(position: Expr, extent: int) -> tuple[Expr, Expr]:
+    return call("and", Const(0, i64) <= position, position < 2 * extent), position // 2
+
+
+KINDS = (padded, mirrored, enlarged)
+
+
+@pytest.mark.parametrize("seed", range(36))
+def test_windows(seed):
+    """Loads from the copy give what the expression gave, of images that are padded, mirrored or
+    enlarged; what is to spare holds zeros."""
     r = rng(seed)
-    strides, dilations = r.integers(1, 4, 2), r.integers(1, 3, 2)
-    pads, taps = r.integers(0, 3, 4), r.integers(1, 4, 2)
-    extents = [int(n) for n in r.integers(4, 9, 2)]
-    outs = [
-        max(
-            1, int((e + pads[d] + pads[d + 2] - (taps[d] - 1) * dilations[d] - 1) // strides[d] + 1)
+    extents, kinds = [int(n) for n in r.integers(6, 9, 2)], (KINDS[seed % 3], KINDS[seed // 3 % 3])
+    space, where, guard = [Index("c", 2)], [], Const(True, boolean)
+    for d, (extent, kind) in enumerate(zip(extents, kinds)):
+        most = 1 if kind is enlarged else 2  # (2 * o + k) // 2 is o + k // 2, no such sum
+        stride, dilation, taps = (
+            int(n) for n in r.integers((1, 1, 2), (most, most, 3), endpoint=True)
         )
-        for d, e in enumerate(extents)
-    ]
-    space = indices(2, outs[0], outs[1], int(taps[0]), int(taps[1]))
-    c, *rest = space
-    at = [
-        rest[d] * int(strides[d]) + rest[d + 2] * int(dilations[d]) - int(pads[d]) for d in range(2)
-    ]
-    tests = [t for y, e in zip(at, extents) for t in (Const(0, i64) <= y, y < e)]
-    guard = tests[0]
-    for test in tests[1:]:
-        guard = call("and", guard, test)
-    source = Buffer("x", f32, (2, *extents), "in")
-    expr = select(simplify(guard), Load("x", (c, *at), f32), Const(0.5, f32))
-    if isinstance(expr, Load):
-        return
+        pad, whole = int(r.integers(3)), extent * (2 if kind is enlarged else 1)
+        o = Index(f"o{d}", (whole + 2 * pad - (taps - 1) * dilation - 1) // stride + 1)
+        k = Index(f"k{d}", taps)
+        space += [o, k]
+        inside, at = kind(o * stride + k * dilation - pad, extent)
+        guard, where = call("and", guard, inside), [*where, at]
+    load = Load("x", (space[0], *where), f32)
+    expr = select(guard, load * 2.0, Const(0.5, f32))
     data = floats(r, 2, *extents)
-    whole = Computation((source,), (), frozenset(), "test")
-    window = padded_window(expr, "padded", whole)
-    assert window is not None
-    buffer, index, contents, access = window
-    padded = values(contents, list(index), {"x": data}).reshape(buffer.shape)
-    found = values(access, space, {"padded": padded})
-    assert np.array_equal(found, values(expr, space, {"x": data}))
+    whole = Computation((Buffer("x", f32, (2, *extents), "in"),), (), frozenset(), "test")
+    spare = int(r.integers(3))
+    found = window(expr, "copy", whole, spare)
+    assert found is not None
+    copy = values(found.contents, list(found.index), {"x": data}).reshape(found.buffer.shape)
+    assert not spare or not copy[..., -spare:].any()
+    result = values(found.load, space, {"copy": copy})
+    assert np.array_equal(result, values(expr, space, {"x": data}))
 
 
-def test_a_window_of_chosen_positions_is_none():
-    k = Index("k", 7)
+def test_a_window_holds_each_position_once():
+    y, ky, c = Index("y", 6), Index("ky", 3), Index("c", 4)
+    whole = Computation((Buffer("x", f32, (4, 5), "in"),), (), frozenset(), "test")
+    inside, at = padded(y + ky - 1, 5)
+    found = window(select(inside, Load("x", (at, c), f32), Const(0.0, f32)), "copy", whole)
+    assert found is not None and found.buffer.shape == (8, 4)
+    skipping, at = padded(y * 4 + ky - 1, 22)  # every fourth is not read
+    expr = select(skipping, Load("x", (at, c), f32), Const(0.0, f32))
+    assert window(expr, "copy", whole) is None
+
+
+def test_positions_that_are_not_shared_make_no_window():
+    k, o = Index("k", 7), Index("o", 3)
+    whole = Computation((Buffer("x", f32, (5, 3), "in"),), (), frozenset(), "test")
     where = select(k > 4, Const(8, i64) - k, k)
-    expr = select(Const(0, i64) <= Index("o", 3) - 1, Load("x", (where,), f32), Const(0.0, f32))
-    whole = Computation((Buffer("x", f32, (5,), "in"),), (), frozenset(), "test")
-    assert padded_window(expr, "padded", whole) is None
+    assert window(Load("x", (where, o), f32), "copy", whole) is None
+    apart = select(o > 0, Load("x", (o + k, Const(0, i64)), f32), Const(0.0, f32))
+    assert window(apart, "copy", whole) is None
 
 
 # ---------------------------------------------------------------- views
