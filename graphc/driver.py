@@ -220,9 +220,9 @@ def to_program(
 
 def cpu_program(graph: Graph, settings: Settings | None = None) -> Program:
     """A typed static graph as the CPU runs it."""
-    from graphc.backends.llvm_cpu.strategies import strategies
+    from graphc.backends.llvm_cpu.strategies import conventions, strategies
 
-    return to_program(graph, strategies(), settings, PIPELINES["cpu"])
+    return to_program(graph, strategies(), settings, PIPELINES["cpu"], conventions())
 
 
 def c_program(graph: Graph, settings: Settings | None = None) -> Program:

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from graphc.ir.dtypes import DType, boolean, i64
+from graphc.ir.dtypes import DType, i64
 from graphc.ir.elimination import determinant
 from graphc.ir.expr import REDUCTIONS, Const, Expr, call, identity_of
 from graphc.ir.heap import Heap, swap_in
 from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.picking import Picked, Picking, Place
 
-Place = tuple[Expr, ...]
 SMALL_MATRIX = 1 << 12  # bytes that a thread has on its stack
 
 
@@ -109,24 +109,6 @@ class Scattered:
 
 
 @dataclass(frozen=True)
-class Picked:
-    """Of each group, in turn, at most `limit` of `count` items, those of larger scores first, of
-    equal ones those that come first. Items are picked that take part and do not clash with one
-    picked before. `put` gets the row, numbered through all groups, of an item of a group, `item_at`
-    gives the item of a row, and `finish` gets how many rows there are."""
-
-    groups: tuple[int, ...]
-    count: int
-    limit: int
-    takes_part: Callable[[Place, Expr], Expr]
-    score: Callable[[Place, Expr], Expr]
-    clash: Callable[[Place, Expr, Expr], Expr]
-    put: Callable[[Expr, Place, Expr], None]
-    item_at: Callable[[Expr], Expr]
-    finish: Callable[[Expr], None]
-
-
-@dataclass(frozen=True)
 class Eliminated:
     """Square matrices of `size` rows, one for each index of `lines`, whose `element` of a row and a
     column has type `dtype`. `put` gets the determinant of each, by Gaussian elimination."""
@@ -211,42 +193,5 @@ class Collectives(KernelBuilder):
                 what.update(self, at, where, inner)
 
     def picked(self, what: Picked) -> None:
-        """Goes through the items of a group in order, and those that were picked before."""
-        selected = self.var(i64, 0)
-        if what.limit:
-            order = self.alloc(i64, (what.count,))
-            with self.loops(*what.groups) as group:
-                self._pick(what, order, self._ranked(what, order, group), group, selected)
-        what.finish(selected[()])
-
-    def _ranked(self, what: Picked, order: Buffer, group: Place) -> Expr:
-        """Fills `order` with the items that take part, best first; returns how many."""
-        found = self.var(i64, 0)
-        with self.loop(what.count) as item, self.when(what.takes_part(group, item)):
-            self.store(order, found[()], item)
-            self.store(found, (), found[()] + 1)
-
-        def precedes(p: Expr, q: Expr) -> Expr:
-            a, b = self.let(order[p]), self.let(order[q])
-            left, right = self.let(what.score(group, a)), self.let(what.score(group, b))
-            return (left > right) | (left.eq(right) & (a < b))
-
-        candidates = self.let(found[()])
-        Heap(self, precedes, swap_in(self, order, lambda slot: (slot,))).sort(candidates)
-        return candidates
-
-    def _pick(
-        self, what: Picked, order: Buffer, candidates: Expr, group: Place, selected: Buffer
-    ) -> None:
-        start = self.let(selected[()])
-        with self.loop(candidates) as j, self.when(selected[()] - start < what.limit):
-            item = self.let(order[j])
-            alone, other = self.var(boolean, True), self.var(i64, start)
-            with self.repeat(alone[()] & (other[()] < selected[()])):
-                better = self.let(what.item_at(other[()]))
-                self.store(alone, (), ~what.clash(group, item, better))
-                self.store(other, (), other[()] + 1)
-            with self.when(alone[()]):
-                row = self.let(selected[()])
-                what.put(row, group, item)
-                self.store(selected, (), row + 1)
+        """Item after item."""
+        Picking(self, what).run()

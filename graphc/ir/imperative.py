@@ -18,7 +18,7 @@ output is the leading corner of the buffer: `true_shapes` says how large.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from graphc.ir.types import Shape, TensorType
 SIZES = "sizes"
 
 
-def imperative_kernel(op: Op, builder: type[Collectives] = Collectives) -> Kernel:
+def imperative_kernel(op: Op, builder: Callable[..., Collectives] = Collectives) -> Kernel:
     """The kernel of a typed imperative op with static shapes, as a target builds it.
 
     Parameters: the operands that are neither Known nor omitted, the outputs, then `sizes` for a

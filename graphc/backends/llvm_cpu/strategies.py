@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from graphc.backends.llvm_cpu.target import host_target
+from graphc.passes.lower.lanes import LaneBuilder
 from graphc.passes.lower.nest import NestOptions
-from graphc.passes.lower.program import Strategy
+from graphc.passes.lower.program import Conventions, Strategy
 from graphc.passes.lower.register_tiles import RegisterTileOptions, lower_register_tiles
 from graphc.passes.lower.strategies import nest_strategy
 
@@ -14,8 +16,20 @@ from graphc.passes.lower.strategies import nest_strategy
 def strategies(vector_bytes: int | None = None, registers: int | None = None) -> Sequence[Strategy]:
     """Contractions where they match, loop nests elsewhere; sizes default to the host's."""
     host = host_target()
-    vector_bytes = host.vector_bits // 8 if vector_bytes is None else vector_bytes
+    vector_bytes = _own_vectors() if vector_bytes is None else vector_bytes
     registers = host.vector_registers if registers is None else registers
     contraction = RegisterTileOptions(vector_bytes, registers, host.l2_bytes)
     nest = NestOptions(vector_bytes=vector_bytes)
     return [lambda c: lower_register_tiles(c, contraction), nest_strategy(nest)]
+
+
+def conventions(vector_bytes: int | None = None) -> Conventions:
+    """What the CPU asks of programs; the size of vectors defaults to the host's."""
+    vector_bytes = _own_vectors() if vector_bytes is None else vector_bytes
+    if not vector_bytes:
+        return Conventions()
+    return Conventions(builder=partial(LaneBuilder, vector_bytes=vector_bytes))
+
+
+def _own_vectors() -> int:
+    return host_target().vector_bits // 8

@@ -122,7 +122,7 @@ def non_max_suppression(
 
     k.picked(Picked(
         (batch, classes), count, min(count, _limit(max_output)), takes_part, score,
-        lambda group, box, better: overlap.above(group[0], box, better),
+        (boxes.dtype,) * 5, lambda group, box: overlap.traits(group[0], box), overlap.above,
         put, lambda row: rows[row, 2], finish,
     ))  # fmt: skip
 
@@ -139,22 +139,21 @@ class _Overlap:
     def __init__(self, k: KernelBuilder, boxes: Buffer, center: int, threshold: Expr):
         self.k, self.boxes, self.center, self.threshold = k, boxes, center, threshold
 
-    def corners(self, image: Expr, box: Expr) -> tuple[Expr, Expr, Expr, Expr]:
-        """low y, low x, high y, high x (corners may be given in any order)."""
+    def traits(self, image: Expr, box: Expr) -> Place:
+        """low y, low x, high y, high x (corners may be given in any order), and the area."""
+        low_y, low_x, high_y, high_x = map(self.k.let, self._corners(image, box))
+        return low_y, low_x, high_y, high_x, self.k.let((high_y - low_y) * (high_x - low_x))
+
+    def _corners(self, image: Expr, box: Expr) -> Place:
         a, b, c, d = (self.k.let(self.boxes[image, box, n]) for n in range(4))
         if self.center:  # x, y of the centre, width, height
             return b - d / 2, a - c / 2, b + d / 2, a + c / 2
         return minimum(a, c), minimum(b, d), maximum(a, c), maximum(b, d)
 
-    def above(self, image: Expr, first: Expr, second: Expr) -> Expr:
+    def above(self, one: Place, two: Place) -> Expr:
         k = self.k
-        one, two = self.corners(image, first), self.corners(image, second)
         height = k.let(minimum(one[2], two[2]) - maximum(one[0], two[0]))
         width = k.let(minimum(one[3], two[3]) - maximum(one[1], two[1]))
         shared = k.let(select((height > 0) & (width > 0), height * width, 0))
-        total = k.let(_area(one) + _area(two) - shared)
+        total = k.let(one[4] + two[4] - shared)
         return (total > 0) & (shared / total > self.threshold)
-
-
-def _area(box: tuple[Expr, Expr, Expr, Expr]) -> Expr:
-    return (box[2] - box[0]) * (box[3] - box[1])

@@ -66,7 +66,7 @@ class Conventions:
     alignment: int = 1
     in_order: bool = False
     joined: bool = False
-    builder: type[Collectives] = Collectives
+    builder: Callable[..., Collectives] = Collectives
 
 
 @dataclass

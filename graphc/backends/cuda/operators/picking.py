@@ -13,7 +13,7 @@ from graphc.backends.cuda.machines import WARP
 from graphc.backends.cuda.operators.grids import ZERO, Grid, grid, known, scratch
 from graphc.ir.collectives import Collectives, Kept, Picked, Place
 from graphc.ir.dtypes import boolean, i64
-from graphc.ir.expr import Const, Expr, isnan
+from graphc.ir.expr import Const, Expr, maximum
 from graphc.ir.kernel import Barrier, Buffer
 from graphc.ir.simplify import unflatten_index
 
@@ -69,12 +69,14 @@ class _Group:
         It is `none` if there is no such item."""
         k, what = self.k, self.what
         best, score = k.var(i64, self.none), k.var(self.scores.dtype, Const(0, self.scores.dtype))
+        last = known(k, maximum(chosen, 0), what.count)
+        theirs = what.traits(self.group, last)
         with self.g.shares(what.count) as item:
             place = (self.g.block, item)
             with k.when(self.left[place]):
                 with k.when(chosen >= 0):
-                    last = known(k, chosen, what.count)
-                    clashes = item.eq(last) | what.clash(self.group, item, last)
+                    clashes = what.clash(what.traits(self.group, item), theirs)
+                    clashes = item.eq(last) | clashes
                     k.store(self.left, place, ~clashes)
                 with k.when(self.left[place]):
                     mine = k.let(what.score(self.group, item))
@@ -87,10 +89,7 @@ class _Group:
 
     def _precedes(self, a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> Expr:
         """Whether an item, a score and a number, is better than another one, which may be none."""
-        ahead = (a[0] > b[0]) | (isnan(b[0]) & ~isnan(a[0]))
-        level = ~(b[0] > a[0]) & ~(isnan(a[0]) & ~isnan(b[0]))
-        ranked = ahead | (level & (a[1] < b[1]))
-        return a[1].ne(self.none) & (b[1].eq(self.none) | ranked)
+        return a[1].ne(self.none) & (b[1].eq(self.none) | self.what.precedes(a, b))
 
     def _best_of_all(self) -> Expr:
         """The best of what the threads have shared."""

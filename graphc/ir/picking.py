@@ -1,0 +1,111 @@
+"""Items picked one after the other, each of which drives others out, by one thread.
+
+Those that take part are a heap, from which the best one left is taken until enough are picked, so
+nothing is sorted that nobody asks for. It is compared with those of its group that were picked
+before, whose traits are told again each time: memory holds a number per item, and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from graphc.ir.dtypes import DType, boolean, i64
+from graphc.ir.expr import Const, Expr, isnan
+from graphc.ir.heap import Heap, swap_in
+from graphc.ir.kernel import Buffer, KernelBuilder
+
+Place = tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Of each group, in turn, at most `limit` of `count` items, those of larger scores first, of
+    equal ones those that come first. Items are picked that take part and do not clash with one
+    picked before, which the `traits` of both decide, values of types `kinds`: first those of the
+    later one. `put` gets the row, numbered through all groups, of an item of a group, `item_at`
+    gives the item of a row, and `finish` gets how many rows there are."""
+
+    groups: tuple[int, ...]
+    count: int
+    limit: int
+    takes_part: Callable[[Place, Expr], Expr]
+    score: Callable[[Place, Expr], Expr]
+    kinds: tuple[DType, ...]
+    traits: Callable[[Place, Expr], Place]
+    clash: Callable[[Place, Place], Expr]
+    put: Callable[[Expr, Place, Expr], None]
+    item_at: Callable[[Expr], Expr]
+    finish: Callable[[Expr], None]
+
+    def precedes(self, a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> Expr:
+        """Whether one item, a score and its number, is better than another one. NaN is worst."""
+        ahead = (a[0] > b[0]) | (isnan(b[0]) & ~isnan(a[0]))
+        level = ~(b[0] > a[0]) & ~(isnan(a[0]) & ~isnan(b[0]))
+        return ahead | (level & (a[1] < b[1]))
+
+
+class Picking:
+    """Picks the items of all groups; `selected` counts them."""
+
+    def __init__(self, k: KernelBuilder, what: Picked):
+        self.k, self.what = k, what
+        self.selected = k.var(i64, 0)
+
+    def run(self) -> None:
+        k, what = self.k, self.what
+        if what.limit:
+            left = k.alloc(i64, (what.count,))
+            with k.loops(*what.groups) as group:
+                self._pick(group, left)
+        what.finish(self.selected[()])
+
+    def _pick(self, group: Place, left: Buffer) -> None:
+        """The items of a group; `left` is where those stand that are in the running."""
+        k, what = self.k, self.what
+        start, number = k.let(self.selected[()]), k.var(i64, self._candidates(group, left))
+        heap = Heap(k, self._follows(group, left), swap_in(k, left, lambda slot: (slot,)))
+        heap.build(k.let(number[()]))
+        with k.repeat((number[()] > 0) & (self.selected[()] - start < what.limit)):
+            item, last = k.let(left[Const(0, i64)]), k.let(number[()] - 1)
+            k.store(left, 0, left[last])
+            k.store(number, (), last)
+            heap.sift(0, last)
+            mine = what.traits(group, item)
+            with k.when(~self.clashes(group, mine, start)):
+                row = k.let(self.selected[()])
+                what.put(row, group, item)
+                self.remember(row - start, mine)
+                k.store(self.selected, (), row + 1)
+
+    def _candidates(self, group: Place, left: Buffer) -> Expr:
+        """Fills `left` with the items that take part; returns how many."""
+        k, found = self.k, self.k.var(i64, 0)
+        with k.loop(self.what.count) as item, k.when(self.what.takes_part(group, item)):
+            k.store(left, found[()], item)
+            k.store(found, (), found[()] + 1)
+        return k.let(found[()])
+
+    def _follows(self, group: Place, left: Buffer) -> Callable[[Expr, Expr], Expr]:
+        """Whether what is at one slot comes after what is at another: the best is on top."""
+        k, what = self.k, self.what
+
+        def follows(p: Expr, q: Expr) -> Expr:
+            a, b = k.let(left[p]), k.let(left[q])
+            one, two = k.let(what.score(group, a)), k.let(what.score(group, b))
+            return what.precedes((two, b), (one, a))
+
+        return follows
+
+    def clashes(self, group: Place, mine: Place, start: Expr) -> Expr:
+        """Whether an item clashes with one in a row from `start` on."""
+        k, what = self.k, self.what
+        alone, other = k.var(boolean, True), k.var(i64, start)
+        with k.repeat(alone[()] & (other[()] < self.selected[()])):
+            better = k.let(what.item_at(other[()]))
+            k.store(alone, (), ~what.clash(mine, what.traits(group, better)))
+            k.store(other, (), other[()] + 1)
+        return ~alone[()]
+
+    def remember(self, number: Expr, mine: Place) -> None:
+        """Takes note of the traits of an item that has this number among those of its group."""
