@@ -63,7 +63,8 @@ class Match:
     def add(self, buffer: Buffer, index: tuple[Index, ...], expr: Expr, label: str) -> None:
         """Asks for a temporary filled with `expr`."""
         used = {x.source for x in loads(expr)}
-        inputs = tuple(b for b in (*self.computation.inputs,) if b.name in used)
+        known = (*self.computation.inputs, *self.temporaries)
+        inputs = tuple(b for b in known if b.name in used)
         constants = self.computation.constants
         output = Output(Buffer(buffer.name, buffer.dtype, buffer.shape, "out"), index, expr)
         self.temporaries.append(buffer)

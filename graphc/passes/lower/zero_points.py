@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from graphc.ir.dtypes import DType, i8, i32, u8
-from graphc.ir.expr import Call, Const, Expr, Index, Reduce, cast, free_indices, select, substitute
+from graphc.ir.expr import Call, Const, Expr, Index, cast, free_indices, select, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.contraction import Match
+from graphc.passes.lower.window_sums import sum_over_depth
 
 BYTES = (i8, u8)
 NO_CENTRES: Mapping[DType, int] = MappingProxyType({})
@@ -91,28 +92,27 @@ def take_zero_points(
     if signed and b.byte.dtype is u8:
         b = Centred(cast(cast(b.byte, i32) - 128, i8), simplify(b.zero - 128))
     centre = centres.get(a.byte.dtype, 0)
-    first, second = simplify(cast(a.byte, i32) - centre), cast(b.byte, i32)
     x, y = simplify(a.zero - centre), b.zero
     total: Expr = match.hole
     if not _is_zero(x):
-        total = total - _sum_of(match, second, x, "column_sums")
+        total = total - _times_sums(match, b.byte, 0, x, "column_sums")
     if not _is_zero(y):
-        total = total - _sum_of(match, first, y, "row_sums")
+        total = total - _times_sums(match, a.byte, centre, y, "row_sums")
     if not _is_zero(x) and not _is_zero(y):
         total = total + x * y * math.prod(k.count for k in match.depth)
-    match.a, match.b = cast(a.byte, i32), second
+    match.a, match.b = cast(a.byte, i32), cast(b.byte, i32)
     match.exprs = [substitute(e, {match.hole: total}) for e in match.exprs]
     return True
 
 
-def _sum_of(match: Match, factor: Expr, zero: Expr, name: str) -> Expr:
-    """A zero point times the sums of a factor over the depth, which are computed before."""
-    used = free_indices(factor) - set(match.depth)
+def _times_sums(match: Match, byte: Expr, centre: int, zero: Expr, name: str) -> Expr:
+    """A zero point times the sums over the depth of bytes less a centre, computed before."""
+    used = free_indices(byte) - set(match.depth)
     own = [x for x in match.indices if x in used]
     index = tuple(Index(f"i{n}", x.count) for n, x in enumerate(own))
-    total = Reduce("sum", factor, tuple(match.depth))
+    total = sum_over_depth(match, byte, lambda x: simplify(cast(x, i32) - centre))
     if isinstance(zero, Const):
-        total, zero = total * zero, Const(1, i32)  # type: ignore[assignment]
+        total, zero = total * zero, Const(1, i32)
     buffer = Buffer(name, i32, tuple(x.count for x in own))
     contents = simplify(substitute(total, dict(zip(own, index))))
     match.add(buffer, index, contents, f"{name} of {match.computation.label}")

@@ -135,3 +135,28 @@ def test_padding_known_at_run_time():
         lambda b, x, xz: b.ConvInteger(x, b.constant(w), xz, pads=[1, 1, 1, 1]), x=x, xz=xz
     )
     exact(graph, arrays)
+
+
+WINDOWS = {
+    "padded": ((1, 64, 16, 16), (8, 64, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "strided": ((1, 200, 23, 22), (5, 200, 3, 3), {"pads": [1, 0, 0, 1], "strides": [2, 2]}),
+    "dilated": ((1, 72, 15, 17), (6, 72, 3, 3), {"dilations": [1, 2], "pads": [0, 2, 1, 2]}),
+    "not padded": ((2, 64, 14, 15), (7, 64, 3, 2), {}),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+@pytest.mark.parametrize("x_type, w_type", [("u8", "u8"), ("i8", "i8"), ("i8", "u8")])
+def test_sums_of_windows_are_taken_in_two_steps(case, x_type, w_type):
+    """Zero points of weights take the sums of windows: over channels once, then of these."""
+    rng = np.random.default_rng(13)
+    shape, weights, attributes = WINDOWS[case]
+    x, w = bytes_of(rng, TYPES[x_type], *shape), bytes_of(rng, TYPES[w_type], *weights)
+    zeros = np.array(77, TYPES[x_type]), np.array(5, TYPES[w_type])
+
+    def function(b, x):
+        return b.ConvInteger(x, b.constant(w), *map(b.constant, zeros), **attributes)
+
+    graph, arrays = build(function, x=x)
+    program = check(graph, arrays, machines=(64,), interpreted=(), tolerance=0)
+    assert any("point_sums" in kernel.comment for kernel in program.kernels.values())

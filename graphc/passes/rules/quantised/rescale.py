@@ -19,6 +19,8 @@ from graphc.passes.rules.quantised.values import Target
 MULTIPLIER_BITS = 31
 LARGEST_SUM = (1 << 31) - 1
 LARGEST_SHIFT = 62
+WHOLE_NUMBERS = np.arange(1, 4096)
+TOGETHER = 8  # multipliers tried at a time: what fits into a cache
 
 
 def fixed_point(factors: np.ndarray) -> tuple[np.ndarray, int] | None:
@@ -43,9 +45,15 @@ def gives_halves(multipliers: np.ndarray, shift: int) -> bool:
     (Often: one of the first 4095 in 512, for all multipliers together.)
     """
     by = np.unique(np.abs(multipliers.reshape(-1).astype(np.int64)))
-    values, half = by[:, None] * np.arange(1, 4096), 1 << shift - 1
-    near = np.abs((values & ((1 << shift) - 1)) - half) <= half >> NEAR + 1
-    return bool(near.mean() >= 1 / 512)
+    half = 1 << shift - 1
+    near = half >> NEAR + 1
+    found = 0
+    for start in range(0, by.size, TOGETHER):
+        values = np.multiply.outer(by[start : start + TOGETHER], WHOLE_NUMBERS)
+        values += near - half
+        values &= (1 << shift) - 1
+        found += np.count_nonzero(values <= 2 * near)
+    return bool(found >= by.size * WHOLE_NUMBERS.size / 512)
 
 
 def along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
