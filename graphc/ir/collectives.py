@@ -152,7 +152,7 @@ class Collectives(KernelBuilder):
         found = self.var(i64, 0)
         with self.loops(*what.extents) as where, self.when(what.holds(where)):
             place = self.let(found[()])
-            with self.loops(*what.rest) as inner:
+            with self.loops(*what.rest, kind="parallel") as inner:
                 what.put(where, place, inner)
             self.store(found, (), place + 1)
         what.finish(found[()])
@@ -189,7 +189,7 @@ class Collectives(KernelBuilder):
         """Update after update."""
         with self.loops(*what.extents) as where:
             at, inside = what.place(where)
-            with self.when(inside), self.loops(*what.rest) as inner:
+            with self.when(inside), self.loops(*what.rest, kind="parallel") as inner:
                 what.update(self, at, where, inner)
 
     def picked(self, what: Picked) -> None:

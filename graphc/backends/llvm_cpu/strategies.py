@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from graphc.backends.llvm_cpu.target import host_target
-from graphc.passes.lower.lanes import LaneBuilder
+from graphc.passes.lower.lane_builder import LaneBuilder
 from graphc.passes.lower.nest import NestOptions
 from graphc.passes.lower.program import Conventions, Strategy
 from graphc.passes.lower.register_tiles import RegisterTileOptions, lower_register_tiles
@@ -28,7 +28,8 @@ def conventions(vector_bytes: int | None = None) -> Conventions:
     vector_bytes = _own_vectors() if vector_bytes is None else vector_bytes
     if not vector_bytes:
         return Conventions()
-    return Conventions(builder=partial(LaneBuilder, vector_bytes=vector_bytes))
+    builder = partial(LaneBuilder, vector_bytes=vector_bytes)
+    return Conventions(vector_bytes=vector_bytes, builder=builder)
 
 
 def _own_vectors() -> int:

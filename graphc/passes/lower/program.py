@@ -37,6 +37,7 @@ from graphc.passes.lower.computation import (
     work,
 )
 from graphc.passes.lower.kernels import flat_kernel, without_unread_inputs
+from graphc.passes.lower.lanes import in_lanes
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.overlap import distances
 from graphc.passes.lower.pieces import restricted, split_outputs
@@ -59,13 +60,14 @@ class Conventions:
     instead. `in_order`: loops run in order, whatever their kind allows; outputs may then overlap
     inputs that are still being read, which the verifier judges by playing the accesses through.
     `joined`: loops over outputs of different shapes that one op has are one kernel. `builder` makes
-    imperative kernels.
+    imperative kernels, whose parallel loops become vectors of `vector_bytes`, unless that is 0.
     """
 
     resident: bool = False
     alignment: int = 1
     in_order: bool = False
     joined: bool = False
+    vector_bytes: int = 0
     builder: Callable[..., Collectives] = Collectives
 
 
@@ -270,6 +272,8 @@ class Lowering:
 
     def lower_imperative(self, op: Op) -> None:
         kernel = flat_kernel(imperative_kernel(op, self.wanted.builder))
+        if self.wanted.vector_bytes:
+            kernel = in_lanes(kernel, self.wanted.vector_bytes)
         values = {f"in{n}": v for n, v in enumerate(op.inputs) if v is not None}
         values.update((f"out{n}", v) for n, v in enumerate(op.outputs))
         places = {

@@ -1,0 +1,56 @@
+"""What imperative operators do in vectors is what they do element after element."""
+
+import numpy as np
+import pytest
+from differential import build, check, program_of
+
+RNG = np.random.default_rng(5)
+
+
+def boxes_of(count: int, odd: float | None = None) -> np.ndarray:
+    """Boxes on a coarse grid, many of them equal or empty; some coordinates are `odd`."""
+    boxes = RNG.integers(0, 12, (2, count, 4)).astype(np.float32)
+    if odd is not None:
+        boxes[RNG.random(boxes.shape) < 0.02] = odd
+    return boxes
+
+
+def suppressed(boxes, scores, limit=1000, overlap=0.3, least=0.2, **attrs):
+    constants = np.int64(limit), np.float32(overlap), np.float32(least)
+    return build(
+        lambda b, x, s: b.NonMaxSuppression(x, s, *map(b.constant, constants), **attrs),
+        boxes=boxes, scores=scores,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", [None, float("nan"), float("inf"), -3.0])
+@pytest.mark.parametrize("center", [0, 1])
+def test_boxes_are_compared_with_vectors_of_others(odd, center):
+    scores = np.round(RNG.random((2, 2, 150)), 1).astype(np.float32)
+    graph, inputs = suppressed(boxes_of(150, odd), scores, center_point_box=center)
+    check(graph, inputs, (64, 32, 16, 0))
+
+
+def test_scores_that_are_no_numbers_come_last():
+    scores = np.round(RNG.random((2, 1, 150)), 1).astype(np.float32)
+    scores[RNG.random(scores.shape) < 0.2] = np.nan
+    boxes = boxes_of(150)
+    graph, inputs = build(
+        lambda b, x, s: b.NonMaxSuppression(x, s, b.constant(np.int64(200))),
+        boxes=boxes, scores=scores,
+    )  # fmt: skip
+    check(graph, inputs)
+
+
+@pytest.mark.parametrize("limit", [1, 64, 65])
+def test_no_more_boxes_than_asked_for(limit):
+    scores = RNG.random((2, 1, 150)).astype(np.float32)
+    check(*suppressed(boxes_of(150), scores, limit, 1.0, 0.0))
+
+
+def test_traits_of_picked_boxes_lie_side_by_side():
+    graph, _ = suppressed(boxes_of(500), np.zeros((2, 1, 500), np.float32))
+    (kernel,) = program_of(graph, 64).kernels.values()
+    assert "vector" in str(kernel)
+    (plain,) = program_of(graph, 0).kernels.values()
+    assert "vector" not in str(plain)
