@@ -1,6 +1,6 @@
 """Windows: what a convolution reads of neighbouring positions, computed once for each position.
 
-An expression in which two indices only occur in one sum, `y = oy * stride + ky`, is a function of
+An expression in which two indices only occur as one sum, `y = oy * stride + ky`, is a function of
 that position, which many pairs of them share: `f(oy * stride + ky, c)` becomes
 `copy[oy * stride + ky, c]`, where `copy` holds f of every position. f is the guarded load of a
 convolution that is padded, a load from a mirrored or enlarged image (`y // 2`), or arithmetic.
@@ -44,49 +44,62 @@ class Window:
 
 def window(expr: Expr, name: str, computation: Computation, spare: int = 0) -> Window | None:
     """`expr` as a load from a buffer with a dimension for each position, in the order in which they
-    lie in memory; None if no indices share one. The last extent has so much to spare, for zeros.
+    lie in memory; None if no position is shared. The last extent has so much to spare, for zeros.
     """
     expr = simplify(expr)
     sums = _in_order_of_memory(_positions(expr), expr, computation)
-    if all(len(part) == 1 for part in sums):
+    written = [from_poly({(x,): times for x, times in part}) for part in sums]
+    lows, extents = [int(bounds(p)[0]) for p in written], [_extent(p) for p in written]
+    if math.prod(extents) >= math.prod(x.count for x in free_indices(expr)):
         return None
-    index, access, inverse = [], [], {}
-    for n, part in enumerate(sums):
-        position = from_poly({(x,): times for x, times in part})
-        low, high = (int(x) for x in bounds(position))
-        index.append(Index(f"i{n}", high - low + 1 + spare * (n == len(sums) - 1)))
-        access.append(simplify(position - low))
-        inverse.update(_inverse(part, index[-1] + low))
-    if max(x.count for x in index) > LONGEST:
+    if max(extents) > LONGEST:
         return None
-    contents = substitute(expr, inverse)
+    exact = extents[-1]
+    extents[-1] += spare
+    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(extents))
+    contents = substitute(expr, _inverse(sums, [i + low for i, low in zip(index, lows)]))
     if spare:
-        contents = select(index[-1] < index[-1].count - spare, contents, Const(0, expr.dtype))
-    buffer = Buffer(name, expr.dtype, tuple(x.count for x in index))
-    return Window(buffer, tuple(index), simplify(contents), buffer[tuple(access)])
+        contents = select(index[-1] < exact, contents, Const(0, expr.dtype))
+    buffer = Buffer(name, expr.dtype, tuple(extents))
+    access = tuple(simplify(p - low) for p, low in zip(written, lows))
+    return Window(buffer, index, simplify(contents), buffer[access])
 
 
-def _inverse(part: Sum, position: Expr) -> dict[Expr, Expr]:
-    """Values of the indices that add up to a position. They may lie outside of the indices' ranges:
-    what depends on their sum alone does not see it."""
-    chosen = min((x for x, times in part if times == 1), key=lambda x: x.name)
-    return {x: position if x is chosen else Const(0, i64) for x, _ in part}
+def _extent(position: Expr) -> int:
+    low, high = bounds(position)
+    return int(high - low + 1)
+
+
+def _inverse(sums: list[Sum], positions: list[Expr]) -> dict[Expr, Expr]:
+    """Values of the indices that add up to the positions. They may lie outside of the indices'
+    ranges: what depends on their sums alone does not see it."""
+    values: dict[Expr, Expr] = {}
+    for part, position in zip(sums, positions):
+        chosen = min((x for x, times in part if times == 1), key=lambda x: x.name)
+        values.update({x: position if x is chosen else Const(0, i64) for x, _ in part})
+    return values
 
 
 def _positions(expr: Expr) -> list[Sum]:
-    """The sums that `expr` is a function of. An index that occurs in several different ones, or in
-    one that skips numbers, is a position by itself."""
-    found = list(dict.fromkeys(_sums(expr)))
-    shared = {x for part in found for x, _ in part if sum(x in dict(p) for p in found) > 1}
-    whole = [p for p in found if _is_dense(p) and not shared & dict(p).keys()]
-    taken = {x for part in whole for x, _ in part}
-    alone = sorted(free_indices(expr) - taken, key=lambda x: x.name)
-    return [*whole, *(frozenset({(x, 1)}) for x in alone)]
+    """The fewest sums that `expr` is a function of: indices share one if all index arithmetic has
+    multiples of them in the same proportion, and the sum does not skip numbers."""
+    terms = list(_linear_terms(expr))
+    shared: dict[tuple[int, ...], list[tuple[Index, int]]] = {}
+    for x in sorted(free_indices(expr), key=lambda x: x.name):
+        multiples = [linear.get(x, 0) for linear in terms]
+        first = next((times for times in multiples if times), 1)
+        common = math.copysign(math.gcd(*multiples) or 1, first)
+        shared.setdefault(tuple(int(m // common) for m in multiples), []).append((x, int(common)))
+    sums: list[Sum] = []
+    for group in shared.values():
+        common = math.gcd(*(times for _, times in group))
+        whole = frozenset((x, times // common) for x, times in group)
+        sums += [whole] if _is_dense(whole) else [frozenset({(x, 1)}) for x, _ in group]
+    return sums
 
 
-def _sums(expr: Expr) -> Iterator[Sum]:
-    """The sums of indices in index arithmetic and in comparisons, each divided by what all its
-    multiples have in common."""
+def _linear_terms(expr: Expr) -> Iterator[dict[Index, int]]:
+    """What indices are multiplied by in each sum of index arithmetic and in each comparison."""
     waiting, seen = [expr], set()
     while waiting:
         node = waiting.pop()
@@ -97,15 +110,9 @@ def _sums(expr: Expr) -> Iterator[Sum]:
         if poly is None or (node,) in poly and not isinstance(node, Index):
             waiting += node.children
             continue
-        linear = {
-            atoms[0]: times
-            for atoms, times in poly.items()
-            if len(atoms) == 1 and isinstance(atoms[0], Index)
-        }
+        linear = {a[0]: n for a, n in poly.items() if len(a) == 1 and isinstance(a[0], Index)}
         if linear:
-            common = math.gcd(*linear.values())
-            sign = 1 if max(linear.values()) > 0 else -1
-            yield frozenset((x, sign * times // common) for x, times in linear.items())
+            yield linear
         waiting += [x for atoms in poly for x in atoms if atoms != (x,) or x not in linear]
 
 

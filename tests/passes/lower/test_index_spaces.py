@@ -213,6 +213,22 @@ def test_a_window_holds_each_position_once():
     assert window(expr, "copy", whole) is None
 
 
+def test_positions_in_one_offset_are_told_apart():
+    """Rows and columns of an image that is a flat list: guards know them, the offset adds them."""
+    y, ky, x, kx = Index("y", 4), Index("ky", 3), Index("x", 6), Index("kx", 3)
+    whole = Computation((Buffer("x", f32, (4 * 6,), "in"),), (), frozenset(), "test")
+    (rows, at_y), (columns, at_x) = padded(y + ky - 1, 4), padded(x + kx - 1, 6)
+    load = Load("x", (at_y * 6 + at_x,), f32)
+    expr = select(call("and", rows, columns), load, Const(0.0, f32))
+    found = window(expr, "copy", whole)
+    assert found is not None and sorted(found.buffer.shape) == [6, 8]
+    data = floats(rng(0), 24)
+    copy = values(found.contents, list(found.index), {"x": data}).reshape(found.buffer.shape)
+    space = [y, ky, x, kx]
+    result = values(found.load, space, {"copy": copy})
+    assert np.array_equal(result, values(expr, space, {"x": data}))
+
+
 def test_positions_that_are_not_shared_make_no_window():
     k, o = Index("k", 7), Index("o", 3)
     whole = Computation((Buffer("x", f32, (5, 3), "in"),), (), frozenset(), "test")
