@@ -18,6 +18,7 @@ from graphc.ir.expr import REDUCTIONS, Const, Expr, call, identity_of
 from graphc.ir.heap import Heap, swap_in
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.picking import Picked, Picking, Place
+from graphc.ir.sampling import Sampled, sample_each
 
 SMALL_MATRIX = 1 << 12  # bytes that a thread has on its stack
 
@@ -195,3 +196,7 @@ class Collectives(KernelBuilder):
     def picked(self, what: Picked) -> None:
         """Item after item."""
         Picking(self, what).run()
+
+    def sampled(self, what: Sampled) -> None:
+        """Each element of the result by itself."""
+        sample_each(self, what)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Expr, as_expr, call, cast, ceil, floor, maximum, minimum, select
-from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.expr import Const, Expr, as_expr, call, cast, ceil, floor, maximum, minimum, select
+from graphc.ir.kernel import KernelBuilder
 from graphc.ir.opdef import Float, Int, imperative
 from graphc.ir.ops.helpers import wrap_index
+from graphc.ir.sampling import Bin, Place, Sampled, Tap
 from graphc.ir.types import TensorType
 
 
@@ -38,7 +41,9 @@ def max_roi_pool(k, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
     A region is (image, x1, y1, x2, y2); corners are scaled and rounded half up, both included.
     """
     (y,) = k.outputs
-    with k.loops(*y.shape, kind="parallel") as (region, channel, *where):
+
+    def largest(place: Place) -> Bin:
+        region, *where = place
         x1, y1, x2, y2 = (floor(rois[region, n] * spatial_scale + 0.5) for n in range(1, 5))
         (top, bottom), (left, right) = (
             tuple(map(k.let, _bin(o, first, last, bins, extent)))
@@ -47,11 +52,16 @@ def max_roi_pool(k, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
             )
         )
         image = k.let(wrap_index(rois[region, 0], x.shape[0]))
-        largest = k.var(x.dtype, x.dtype.min)
-        with k.loop(maximum(bottom - top, 0)) as h, k.loop(maximum(right - left, 0)) as w:
-            k.store(largest, (), maximum(largest[()], x[image, channel, top + h, left + w]))
-        filled = (bottom > top) & (right > left)
-        k.store(y, (region, channel, *where), select(filled, largest[()], 0))
+        filled = k.let((bottom > top) & (right > left))
+        return Bin(
+            (k.let(maximum(bottom - top, 0)), k.let(maximum(right - left, 0))),
+            lambda at: [Tap(image, (k.let(top + at[0]), k.let(left + at[1])))],
+            Const(x.dtype.min, x.dtype),
+            lambda old, values, _: maximum(old, values[0]),
+            lambda value: select(filled, value, 0),
+        )
+
+    k.sampled(Sampled(x, y, x.dtype, largest))
 
 
 # ---------------------------------------------------------------- RoiAlign
@@ -80,33 +90,45 @@ def roi_align(
     wide = x.dtype.compute
     half_pixel = coordinate_transformation_mode == "half_pixel"
     (y,) = k.outputs
-    with k.loops(*y.shape, kind="parallel") as (region, channel, row, column):
+    combined = _summed if mode == "avg" else _largest
+
+    def bin_of(place: Place) -> Bin:
+        region, *where = place
         sides = []
-        for axis, (o, bins) in enumerate(((row, output_height), (column, output_width))):
+        for axis, (o, bins) in enumerate(zip(where, (output_height, output_width))):
             corners = [
                 cast(rois[region, 1 - axis + 2 * end], wide) * spatial_scale - 0.5 * half_pixel
                 for end in (0, 1)
             ]
             sides.append(_bin_samples(k, corners, o, bins, sampling_ratio, half_pixel))
-        (top, height, down), (left, width, across) = sides
-        result = k.var(wide, 0)
-        is_first = k.var(i64, 1)
-        with k.loop(down) as p, k.loop(across) as q:
-            at_row = k.let(top + (cast(p, wide) + 0.5) * height / cast(down, wide))
-            at_column = k.let(left + (cast(q, wide) + 0.5) * width / cast(across, wide))
-            image = wrap_index(batch_indices[region], x.shape[0])
-            terms = _neighbours(k, x, (image, channel), (at_row, at_column))
-            if mode == "avg":
-                k.store(result, (), result[()] + terms[0] + terms[1] + terms[2] + terms[3])
-            else:
-                best = k.let(maximum(maximum(terms[0], terms[1]), maximum(terms[2], terms[3])))
-                with k.when(is_first[()].eq(1) | (best > result[()])):
-                    k.store(result, (), best)
-                k.store(is_first, (), 0)
-        value = result[()]
-        if mode == "avg":
-            value = value / cast(maximum(down * across, 1), wide)
-        k.store(y, (region, channel, row, column), cast(value, x.dtype))
+        image = k.let(wrap_index(batch_indices[region], x.shape[0]))
+        down, across = counts = tuple(count for _, _, count in sides)
+        number = k.let(cast(maximum(down * across, 1), wide))
+
+        def taps(sample: Place) -> list[Tap]:
+            at = (
+                k.let(start + (cast(n, wide) + 0.5) * size / cast(count, wide))
+                for n, (start, size, count) in zip(sample, sides)
+            )
+            return _neighbours(k, image, x.shape[2:], tuple(at))
+
+        return Bin(
+            counts, taps, Const(0, wide), combined,
+            lambda value: value / number if mode == "avg" else value,
+        )  # fmt: skip
+
+    k.sampled(Sampled(x, y, wide, bin_of))
+
+
+def _summed(old: Expr, values: Sequence[Expr], _: Place) -> Expr:
+    return old + values[0] + values[1] + values[2] + values[3]
+
+
+def _largest(old: Expr, values: Sequence[Expr], sample: Place) -> Expr:
+    """The largest so far, which starts with the first sample, be it NaN."""
+    best = maximum(maximum(values[0], values[1]), maximum(values[2], values[3]))
+    first = sample[0].eq(0) & sample[1].eq(0)
+    return select(first | (best > old), best, old)
 
 
 def _bin_samples(
@@ -120,11 +142,11 @@ def _bin_samples(
     return k.let(start + cast(o, size.dtype) * size), size, count
 
 
-def _neighbours(k: KernelBuilder, x: Buffer, prefix: tuple, where: tuple) -> list[Expr]:
-    """The four weighted neighbours of a position; zeros more than 1 outside of the image."""
+def _neighbours(k: KernelBuilder, image: Expr, extents: tuple, where: tuple) -> list[Tap]:
+    """The four weighted neighbours of a position; weights are 0 where it is more than 1 outside."""
     inside = None
     per_axis = []
-    for position, extent in zip(where, x.shape[2:]):
+    for position, extent in zip(where, extents):
         near = (position >= -1.0) & (position <= float(extent))
         inside = near if inside is None else inside & near
         clamped = k.let(minimum(maximum(position, 0), float(extent - 1)))
@@ -134,7 +156,5 @@ def _neighbours(k: KernelBuilder, x: Buffer, prefix: tuple, where: tuple) -> lis
         per_axis.append(((low, 1 - weight), (high, weight)))
     rows, columns = per_axis
     return [
-        k.let(select(inside, cast(x[prefix + (r, c)], wr.dtype) * (wr * wc), 0))
-        for r, wr in rows
-        for c, wc in columns
+        Tap(image, (r, c), k.let(select(inside, wr * wc, 0))) for r, wr in rows for c, wc in columns
     ]

@@ -1,19 +1,24 @@
 """Builds kernels of operators for a processor with vectors.
 
 Picking keeps the traits of what was picked, an array for each, and compares an item with a vector
-of those at a time.
+of those at a time. What takes elements from all channels of an image at the same positions has the
+channels lie side by side first.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from graphc.ir.collectives import Collectives
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Const, Expr, select
+from graphc.ir.kernel import Buffer
 from graphc.ir.picking import Picked, Picking, Place
+from graphc.ir.sampling import Sampled
 
 CHAINS = 4  # vectors of items that are looked at before it is asked whether one clashes
+READ = 16  # elements of each channel that a place reads, about
 
 
 @dataclass
@@ -22,9 +27,73 @@ class LaneBuilder(Collectives):
 
     vector_bytes: int = 16
 
+    def sampled(self, what: Sampled) -> None:
+        lanes = self.vector_bytes // what.x.dtype.size
+        if _is_worth_it(what, lanes):
+            sample_side_by_side(self, what, lanes)
+        else:
+            super().sampled(what)
+
     def picked(self, what: Picked) -> None:
         size = max((kind.size for kind in what.kinds), default=1)
         LanePicking(self, what, max(2, self.vector_bytes // size)).run()
+
+
+def _is_worth_it(what: Sampled, lanes: int) -> bool:
+    """Whether more is read than the images have, and whole vectors of channels are."""
+    images, channels, *extents = what.x.shape
+    pixels = images * math.prod(extents)
+    return channels >= lanes and math.prod(what.places) * READ >= pixels > 0
+
+
+def sample_side_by_side(k: Collectives, what: Sampled, lanes: int) -> None:
+    """All channels of a place at a time, in a copy of the images whose last dim they are."""
+    x = _with_channels_last(k, what.x, lanes)
+    with k.loop(what.places[0], "parallel") as first:
+        _sample_all(k, what, x, first)
+
+
+def _with_channels_last(k: Collectives, x: Buffer, lanes: int) -> Buffer:
+    """The images [N, H, W, C]. As many channels at a time as a vector holds: what is read for an
+    element is in the cache for those that follow it in its row."""
+    images, channels, height, width = x.shape
+    copy = k.alloc(x.dtype, (images, height, width, channels), "scratch", "pixels")
+    with k.loops(images, height, kind="parallel") as (image, row):
+        with k.loop(channels // lanes) as part:
+            _copy_lanes(k, x, copy, (image, row), part * lanes, lanes)
+        if channels % lanes:
+            _copy_lanes(k, x, copy, (image, row), channels // lanes * lanes, channels % lanes)
+    return copy
+
+
+def _copy_lanes(
+    k: Collectives, x: Buffer, copy: Buffer, where: Place, start: Expr | int, lanes: int
+) -> None:
+    """So many channels of a row."""
+    image, row = where
+    with k.loop(x.shape[-1]) as column, k.loop(lanes, "vector", width=lanes) as lane:
+        channel = start + lane
+        k.store(copy, (image, row, column, channel), x[image, channel, row, column])
+
+
+def _sample_all(k: Collectives, what: Sampled, x: Buffer, first: Expr) -> None:
+    """All places with this first index; `values` are those of a place's channels."""
+    values = k.alloc(what.wide, (what.channels,))
+    with k.loops(*what.places[1:]) as others:
+        place = (first, *others)
+        made = what.bin(place)
+        with k.loop(what.channels, "parallel") as channel:
+            k.store(values, channel, made.start)
+        with k.loops(*made.samples) as sample:
+            taps = made.taps(sample)
+            with k.loop(what.channels, "parallel") as channel:
+                places = [(t.image, *t.position, channel) for t in taps]
+                read = [k.let(t.value(x[at], what.wide)) for t, at in zip(taps, places)]
+                k.store(values, channel, made.combined(values[channel], read, sample))
+        with k.loop(what.channels, "parallel") as channel:
+            k.store(values, channel, made.finish(values[channel]))
+        with k.loop(what.channels) as channel:
+            what.put(k, place, channel, values[channel])
 
 
 class LanePicking(Picking):

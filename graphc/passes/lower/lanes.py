@@ -44,9 +44,11 @@ def in_lanes(kernel: Kernel, vector_bytes: int) -> Kernel:
 
 
 def _in_lanes(body: Body, sizes: dict[str, int], vector_bytes: int) -> Body:
-    """`sizes` are those of the elements of the kernel's parameters."""
+    """`sizes` are those of the elements of parameters and of arrays."""
     made: list[Stmt] = []
     for stmt in body:
+        if isinstance(stmt, Alloc) and stmt.buffer.shape:
+            sizes = {**sizes, stmt.buffer.name: stmt.buffer.dtype.size}
         if isinstance(stmt, For) and stmt.kind in ("vector", "unroll"):
             made.append(stmt)
             continue

@@ -54,3 +54,48 @@ def test_traits_of_picked_boxes_lie_side_by_side():
     assert "vector" in str(kernel)
     (plain,) = program_of(graph, 0).kernels.values()
     assert "vector" not in str(plain)
+
+
+# ---------------------------------------------------------------- regions of images
+
+
+def regions(count: int, size: float) -> np.ndarray:
+    """Corners of regions, some of which reach beyond images of this size."""
+    low = RNG.random((count, 2)) * size - 3
+    return np.concatenate([low, low + RNG.random((count, 2)) * size], 1).astype(np.float32)
+
+
+def images(channels: int) -> np.ndarray:
+    return RNG.standard_normal((2, channels, 9, 13)).astype(np.float32)
+
+
+@pytest.mark.parametrize("channels", [16, 21, 3])
+@pytest.mark.parametrize("mode, ratio", [("avg", 0), ("avg", 2), ("max", 0), ("max", 3)])
+def test_channels_of_regions_lie_side_by_side(channels, mode, ratio):
+    graph, inputs = build(
+        lambda b, x, r, n: b.RoiAlign(
+            x, r, n, output_height=3, output_width=4, mode=mode, sampling_ratio=ratio
+        ),
+        x=images(channels), r=regions(6, 12), n=np.array([0, 1, 1, 0, 1, 0]),
+    )  # fmt: skip
+    check(graph, inputs, (64, 32, 0))
+    copied = [b for k in program_of(graph).kernels.values() for b in k.params if b.name == "pixels"]
+    assert bool(copied) == (channels >= 16)
+
+
+def test_largest_of_regions():
+    rois = np.concatenate([RNG.integers(0, 2, (5, 1)), regions(5, 12)], 1).astype(np.float32)
+    graph, inputs = build(
+        lambda b, x, r: b.MaxRoiPool(x, r, pooled_shape=[4, 3], spatial_scale=0.8),
+        x=images(19), r=rois,
+    )  # fmt: skip
+    check(graph, inputs, (64, 32, 0))
+
+
+def test_few_regions_are_not_worth_a_copy():
+    graph, _ = build(
+        lambda b, x, r, n: b.RoiAlign(x, r, n, output_height=1, output_width=1),
+        x=images(16), r=regions(1, 12), n=np.array([0]),
+    )  # fmt: skip
+    (kernel,) = program_of(graph).kernels.values()
+    assert "pixels" not in [b.name for b in kernel.params]
