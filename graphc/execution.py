@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import InternalError, NeedsValue
-from graphc.ir import control, dtypes
+from graphc.ir import dtypes
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.imperative import corner, is_bounded, true_shapes
 from graphc.ir.interp import interpret, run_op
+from graphc.ir.ops import control
 from graphc.ir.types import TensorType, Type, type_of
 from graphc.passes.fold import FoldPolicy, is_static, work_of
 from graphc.passes.partition import (
@@ -386,7 +387,7 @@ class HostOp:
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         values = _on_host(values)
         if self.op.defn.form == "region":
-            results = control.RUN[self.op.name](self.op, values, self._run_region)
+            results = control.run(self.op, values, self._run_region)
         else:
             results = run_op(self.op, values)
         for type, value in zip(self.types, results):

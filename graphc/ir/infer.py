@@ -15,7 +15,6 @@ from graphc.errors import (
     InternalError,
     ModelError,
     NeedsValue,
-    UnsupportedError,
     beyond_limits,
 )
 from graphc.ir import opdef
@@ -173,13 +172,9 @@ def _infer_core(op: Op) -> list[Type]:
 
 
 def _infer_region_op(op: Op) -> list[Type]:
-    from graphc.ir.control import REGION_INFER
-
+    assert op.defn.infer is not None
     bind_attrs(op.defn, op.attrs)
-    rule = REGION_INFER.get(op.name)
-    if rule is None:
-        raise UnsupportedError("has no type rule")
-    return rule(op)
+    return op.defn.infer(op)
 
 
 def infer_region(region: Region) -> None:

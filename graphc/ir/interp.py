@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import InternalError, ModelError
-from graphc.ir import control, scalar_ops
+from graphc.ir import scalar_ops
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import (
     Call,
@@ -34,7 +34,9 @@ from graphc.ir.expr import (
 )
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.infer import blaming, expand, infer_op, op_body
+from graphc.ir.kernel_interp import run_imperative
 from graphc.ir.opdef import bind
+from graphc.ir.ops import control
 from graphc.ir.simplify import simplify, to_poly
 from graphc.ir.types import type_of
 
@@ -87,7 +89,7 @@ def run_op(op: Op, arguments: Sequence[Any]) -> list[Any]:
     if op.name == "fused":
         return run_region(op.regions[0], arguments)
     if form == "region":
-        return control.RUN[op.name](op, arguments, run_region)
+        return control.run(op, arguments, run_region)
     if form == "host":
         return _run_host(op, arguments)
     bound = concrete(op, arguments)
@@ -96,8 +98,6 @@ def run_op(op: Op, arguments: Sequence[Any]) -> list[Any]:
         return run_region(graph, [None if v is None else v for v in _params(graph, arguments)])
     infer_op(bound)
     if form == "imperative":
-        from graphc.ir.kernel_interp import run_imperative
-
         return run_imperative(bound, arguments)
     return [_run_body(bound, k, arguments) for k in range(len(bound.outputs))]
 

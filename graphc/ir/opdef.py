@@ -2,24 +2,27 @@
 
 A definition is a Python function under one of five decorators. Positional parameters after the
 first are operands, annotated with the element types they take; keyword-only parameters are
-attributes with their defaults. `Known(...)` marks an operand whose contents decide the output's
-type (Reshape's shape): the function receives them as a numpy array.
+attributes with their defaults; `**attrs: SHARED` declares those of a dict that several operators
+share. `Known(...)` marks an operand whose contents decide the output's type (Reshape's shape): the
+function receives them as a numpy array.
 
     @op(...)          def f(i, x: Float, *, alpha=1.0): return expr    scalar body over indices
     @composite(...)   def f(b, x: Float, ...): return b.Exp(x)         a graph of other operators
     @imperative(...)  def f(k, x, ...): with k.loop(...)               kernel IR, any backend
     @host(...)        def f(x, ...): return numpy arrays               strings, sequences, images
-    region_op(name)                                                    If, Loop, Scan, SequenceMap
+    region_op(name, run=..., infer=...)                                If, Loop, Scan, SequenceMap
 
 The scalar body runs on symbols. `i` is the output index (a tuple of Index with `.shape` and
 `.output`, the number of the output asked for); `x[i]` broadcasts as numpy does, `x[a, b]` is a
 plain load. Without `infer`, the output shape is the broadcast of the operands' shapes. With it,
-`infer` takes the operands (`.shape`, `.rank`, `.dtype`) and those attributes it names, and returns
-a shape (tuple), or a list of shapes for several outputs.
+`infer` takes the operands (`.shape`, `.rank`, `.dtype`) and those attributes it names, or has in
+`**attrs: SHARED` (all that it does not name, in `**attrs`), and returns a shape (tuple), or a list
+of shapes for several outputs.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -126,8 +129,7 @@ def lookup(name: str, domain: str = "") -> OpDef:
 
 def find(name: str, domain: str = "") -> OpDef | None:
     """The definition of an operator, or None."""
-    import graphc.ir.control  # noqa: F401
-    import graphc.ir.ops  # noqa: F401  (these register the operators on first use)
+    import graphc.ir.ops  # noqa: F401  (registers the operators, which need this module)
 
     return REGISTRY.get(("" if domain == "ai.onnx" else domain, name))
 
@@ -156,6 +158,9 @@ def _make(name: str, form: str, function: Callable, skip: int, **options) -> OpD
             if parameter.default is parameter.empty:
                 attrs[parameter.name] = None
                 required.add(parameter.name)
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            attrs |= parameter.annotation
             continue
         accepts = parameter.annotation if parameter.annotation is not parameter.empty else Any_
         variadic = parameter.kind is parameter.VAR_POSITIONAL
@@ -374,15 +379,25 @@ def bind_attrs(defn: OpDef, attrs: dict[str, Any]) -> dict[str, Any]:
     return {**defn.attrs, **attrs}
 
 
+@functools.cache
+def _named_by(rule: Callable) -> tuple[frozenset[str], bool]:
+    """The parameters of a shape rule, and whether it takes all other attributes besides."""
+    parameters = inspect.signature(rule).parameters
+    others = [p for p in parameters.values() if p.kind is p.VAR_KEYWORD]
+    if not others or others[0].annotation is inspect.Parameter.empty:
+        return frozenset(parameters), bool(others)
+    shared = inspect.signature(rule, eval_str=True).parameters[others[0].name].annotation
+    return frozenset({*parameters, *shared}), False
+
+
 def infer_shapes(defn: OpDef, arguments: Arguments, count: int) -> list:
     """What the definition's `infer` says of each output: shapes, or Types."""
     if defn.infer is None:
         operands = [a for a in arguments.positional if isinstance(a, Operand)]
         return [broadcast(*(a.shape for a in operands))] * count
-    accepted = inspect.signature(defn.infer).parameters
-    anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    keywords = {k: v for k, v in arguments.keywords.items() if anything or k in accepted}
-    if "count" in accepted:
+    names, all_others = _named_by(defn.infer)
+    keywords = {k: v for k, v in arguments.keywords.items() if all_others or k in names}
+    if "count" in names:
         keywords["count"] = count
     result = defn.infer(*arguments.positional, **keywords)
     return result if isinstance(result, list) else [result] * max(count, 1)
@@ -424,9 +439,12 @@ def unguarded_loads(expr: Expr) -> Iterator[Load]:
             stack.extend(node.children)
 
 
-def region_op(name: str, *, attrs: dict[str, Any] | None = None, domain: str = "") -> OpDef:
-    """Declares an operator with sub-graphs. Operands after the declared ones are captures."""
+def region_op(
+    name: str, *, run: Callable, infer: Callable, attrs: dict[str, Any] | None = None
+) -> OpDef:
+    """Declares an operator with sub-graphs. Operands after the declared ones are captures.
+
+    `run(op, arguments, run_region)` gives its results, `infer(op)` their types.
+    """
     params = (Param("operands", Any_, "variadic"),)
-    return register(
-        OpDef(name, "region", domain=domain, params=params, attrs=dict(attrs or {}), outputs=None)
-    )
+    return register(OpDef(name, "region", run, infer, "", params, dict(attrs or {}), outputs=None))

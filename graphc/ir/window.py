@@ -14,9 +14,13 @@ from graphc.errors import ModelError
 from graphc.ir.dtypes import boolean
 from graphc.ir.expr import Const, Expr, Index, as_expr, maximum, minimum
 from graphc.ir.simplify import simplify
-from graphc.ir.types import Dim
+from graphc.ir.types import Dim, Shape
 
 TRUE = Const(True, boolean)
+WINDOW = {"auto_pad": "NOTSET", "dilations": None, "pads": None, "strides": None}
+"""The attributes that place a window, which convolutions and poolings have in common."""
+POOL = {**WINDOW, "ceil_mode": 0}
+"""Those of poolings."""
 
 
 def dim(value) -> Dim:
@@ -124,6 +128,12 @@ def make_window(
         )
         for a in range(rank)
     )  # fmt: skip
+
+
+def pooled_shape(x, *, kernel_shape: Sequence[Dim], **attrs: POOL) -> Shape:  # type: ignore[valid-type]
+    """The shape of what windows over the spatial axes of x give: batch, channels, positions."""
+    window = make_window(x.shape[2:], kernel_shape, **attrs)
+    return (*x.shape[:2], *(axis.out for axis in window))
 
 
 def per_axis(name: str, values: Sequence[int] | None, count: int, default: int) -> tuple[int, ...]:

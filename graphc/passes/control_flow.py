@@ -23,11 +23,11 @@ import numpy as np
 
 from graphc.errors import NeedsValue
 from graphc.ir import opdef
-from graphc.ir.control import ScanShape, split_captures, trips_of, truth
 from graphc.ir.expr import loads
 from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import infer_op, op_body
 from graphc.ir.interp import run_op
+from graphc.ir.ops.control import ScanShape, split_captures, trips_of, truth
 from graphc.ir.ops.long_recurrent import written_out
 from graphc.ir.types import TensorType
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphc.ir.control import split_captures
 from graphc.ir.graph import Graph, Op, Region
+from graphc.ir.ops.control import split_captures
 from graphc.passes.context import Context
 from graphc.passes.pass_manager import Pass, register_pass
 

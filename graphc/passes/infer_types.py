@@ -19,9 +19,9 @@ from itertools import zip_longest
 import numpy as np
 
 from graphc.errors import ModelError, NeedsValue, UnsupportedError
-from graphc.ir.control import split_captures
 from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import infer_op
+from graphc.ir.ops.control import split_captures
 from graphc.ir.ops.long_recurrent import holds_loop
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 from graphc.passes import control_flow, sequences

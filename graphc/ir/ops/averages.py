@@ -24,9 +24,9 @@ from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Expr, absolute, cast, maximum, minimum, select
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.opdef import Int, imperative
-from graphc.ir.ops.fixed_point import DOMAIN, window_sum_shape
+from graphc.ir.ops.fixed_point import DOMAIN
 from graphc.ir.types import TensorType
-from graphc.ir.window import WindowAxis, guard, make_window, positions
+from graphc.ir.window import POOL, WindowAxis, guard, make_window, pooled_shape, positions
 
 DIGITS = 24  # significant bits of float32
 FIRST, SECOND = 11, 18  # bits kept below the unit by the first quotient, and more by the second
@@ -35,19 +35,15 @@ FRACTION, CLOSE = 24, 12  # bits of a quotient below the unit, and those that ma
 FARTHEST = (-12, 1)  # exponents of sx / sy for which no step overflows
 
 
-def _average_type(x, _, *, to, kernel_shape, auto_pad, dilations, pads, strides, ceil_mode):
-    shape = window_sum_shape(
-        x, kernel_shape=kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
-        strides=strides, ceil_mode=ceil_mode,
-    )  # fmt: skip
-    return TensorType(dtypes.of(to), shape)
+def _average_type(x, _, *, to, kernel_shape, **attrs: POOL):
+    return TensorType(dtypes.of(to), pooled_shape(x, kernel_shape=kernel_shape, **attrs))
 
 
 @imperative("RoundedAverage", domain=DOMAIN, infer=_average_type)
 def rounded_average(
     k, x: Int, total: Int, *, kernel_shape, x_mantissa: int, mantissa: int, exponent: int,
     x_zero_point: int, zero_point: int, added: int, low: int, high: int, to: int,
-    auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None, pads=None, strides=None,
+    count_include_pad=0, **attrs: POOL,
 ):  # fmt: skip
     """The mean of x - x_zero_point over each window times sx / sy, rounded, plus zero_point.
 
@@ -55,10 +51,7 @@ def rounded_average(
     sx / sy is their quotient times 2**exponent. `added` is the zero point that is added to floats,
     0 if none is.
     """
-    window = make_window(
-        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
-        strides=strides, ceil_mode=ceil_mode,
-    )  # fmt: skip
+    window = make_window(x.shape[2:], kernel_shape, **attrs)
     (out,) = k.outputs
     dtype = dtypes.of(to)
     with k.loops(*out.shape) as where:

@@ -16,11 +16,23 @@ from graphc.ir.dtypes import i32
 from graphc.ir.expr import Expr, as_expr, maximum, minimum, reduce, select
 from graphc.ir.opdef import Float, Int, Operand, axes, composite, op
 from graphc.ir.simplify import simplify
-from graphc.ir.window import TRUE, WindowAxis, dim, guard, make_window, per_axis, positions
+from graphc.ir.window import (
+    TRUE,
+    WINDOW,
+    WindowAxis,
+    dim,
+    guard,
+    make_window,
+    per_axis,
+    positions,
+)
+
+CONV = {**WINDOW, "group": 1, "kernel_shape": None}
+"""The attributes of convolutions."""
 
 
 def conv_window(
-    x: Operand, w: Operand, kernel_shape, group: int, **attrs
+    x: Operand, w: Operand, *, group: int, kernel_shape=None, **attrs
 ) -> tuple[WindowAxis, ...]:
     """The window of a convolution, after checking its operands against each other."""
     if x.rank < 3 or w.rank != x.rank:
@@ -38,13 +50,9 @@ def conv_window(
     return make_window(x.shape[2:], w.shape[2:], crops=False, **attrs)
 
 
-def conv_shape(x, w, *_, auto_pad, dilations, group, kernel_shape, pads, strides):
+def conv_shape(x, w, *_, **attrs):
     """N, output channels, and one extent per window axis."""
-    window = conv_window(
-        x, w, kernel_shape, group,
-        auto_pad=auto_pad, dilations=dilations, pads=pads, strides=strides,
-    )  # fmt: skip
-    return (x.shape[0], w.shape[0], *(axis.out for axis in window))
+    return (x.shape[0], w.shape[0], *(axis.out for axis in conv_window(x, w, **attrs)))
 
 
 def group_channel(oc, ic, w: Operand, group: int):
@@ -56,8 +64,9 @@ def group_channel(oc, ic, w: Operand, group: int):
     return own_group if w.shape[1] == 1 else own_group * w.shape[1] + ic
 
 
-def _convolve(i, x: Operand, w: Operand, window, group: int, load_x, load_w) -> Expr:
+def _convolve(i, x: Operand, w: Operand, load_x, load_w, **attrs) -> Expr:
     """The sum over channels and taps; `load_x(index)`, `load_w(index)` give the factors."""
+    window, group = conv_window(x, w, **attrs), attrs["group"]
     n, oc, *where = i
     ic, *taps = axes(w.shape[1], *w.shape[2:])
     factor = load_x((n, group_channel(oc, ic, w, group), *positions(window, where, taps)))
@@ -68,29 +77,18 @@ def _convolve(i, x: Operand, w: Operand, window, group: int, load_x, load_w) -> 
 
 
 @op("Conv", infer=conv_shape)
-def conv(
-    i, x: Float, w: Float, b: Float | None = None, *, auto_pad="NOTSET", dilations=None, group=1,
-    kernel_shape=None, pads=None, strides=None,
-):  # fmt: skip
+def conv(i, x: Float, w: Float, b: Float | None = None, **attrs: CONV):
     """Sum over input channels and window taps of x * w, plus a bias per output channel."""
-    window = conv_window(
-        x, w, kernel_shape, group,
-        auto_pad=auto_pad, dilations=dilations, pads=pads, strides=strides,
-    )  # fmt: skip
-    total = _convolve(i, x, w, window, group, x.__getitem__, w.__getitem__)
+    total = _convolve(i, x, w, x.__getitem__, w.__getitem__, **attrs)
     return total if b is None else total + b[i[1]]
 
 
 @op("ConvInteger", infer=conv_shape)
 def conv_integer(
-    i, x: Int, w: Int, x_zero_point: Int | None = None, w_zero_point: Int | None = None, *,
-    auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
+    i, x: Int, w: Int, x_zero_point: Int | None = None, w_zero_point: Int | None = None,
+    **attrs: CONV,
 ):  # fmt: skip
     """Convolution of 8-bit integers less their zero points, in int32; padding counts as zero."""
-    window = conv_window(
-        x, w, kernel_shape, group,
-        auto_pad=auto_pad, dilations=dilations, pads=pads, strides=strides,
-    )  # fmt: skip
 
     def load_x(index):
         return centred(x, index, x_zero_point)
@@ -98,7 +96,7 @@ def conv_integer(
     def load_w(index):
         return centred(w, index, w_zero_point, axis=0)
 
-    return _convolve(i, x, w, window, group, load_x, load_w)
+    return _convolve(i, x, w, load_x, load_w, **attrs)
 
 
 def centred(x: Operand, index: tuple, zero_point: Operand | None, axis: int = 0) -> Expr:
@@ -114,14 +112,10 @@ def centred(x: Operand, index: tuple, zero_point: Operand | None, axis: int = 0)
 @composite("QLinearConv")
 def qlinear_conv(
     b, x: Int, x_scale: Float, x_zero_point: Int, w: Int, w_scale: Float, w_zero_point: Int,
-    y_scale: Float, y_zero_point: Int, bias: Int | None = None, *, auto_pad="NOTSET",
-    dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
+    y_scale: Float, y_zero_point: Int, bias: Int | None = None, **attrs: CONV,
 ):  # fmt: skip
     """Integer convolution, its sum scaled by x_scale * w_scale / y_scale and rounded."""
-    total = b.ConvInteger(
-        x, w, x_zero_point, w_zero_point, auto_pad=auto_pad, dilations=dilations, group=group,
-        kernel_shape=kernel_shape, pads=pads, strides=strides,
-    )  # fmt: skip
+    total = b.ConvInteger(x, w, x_zero_point, w_zero_point, **attrs)
     spatial = (1,) * (x.tensor.rank - 2)
     if bias is not None:
         total = b.Add(total, b.Reshape(bias, np.array((1, -1, *spatial))))
@@ -143,24 +137,25 @@ def requantize(b, total, scale, zero_point):
 # ---------------------------------------------------------------- transposed
 
 
-def _transposed_axes(x, w, attrs: dict) -> tuple[WindowAxis, ...]:
+def transposed_window(
+    x, w, *, auto_pad, dilations, output_padding, output_shape, pads, strides, **_
+) -> tuple[WindowAxis, ...]:
     """Per axis, the window whose forward convolution this transposes: extent is *our* output."""
     if x.rank < 3 or w.rank != x.rank:
         raise ModelError(f"takes x and w of equal rank 3 or more, found {x.rank} and {w.rank}")
     if x.shape[1] != w.shape[0]:
         raise ModelError(f"input has {x.shape[1]} channels, weight expects {w.shape[0]}")
     rank = x.rank - 2
-    strides = per_axis("strides", attrs["strides"], rank, 1)
-    dilations = per_axis("dilations", attrs["dilations"], rank, 1)
-    extra = per_axis("output_padding", attrs["output_padding"], rank, 0)
-    pads = per_axis("pads", attrs["pads"], 2 * rank, 0)
-    wanted = attrs["output_shape"]
-    wanted = tuple(wanted)[-rank:] if wanted else (None,) * rank
+    strides = per_axis("strides", strides, rank, 1)
+    dilations = per_axis("dilations", dilations, rank, 1)
+    extra = per_axis("output_padding", output_padding, rank, 0)
+    pads = per_axis("pads", pads, 2 * rank, 0)
+    wanted = tuple(output_shape)[-rank:] if output_shape else (None,) * rank
     return tuple(
         _transposed_axis(
             WindowAxis(0, w.shape[2 + a], strides[a], dilations[a], pads[a], pads[a + rank],
                        x.shape[2 + a]),
-            extra[a], wanted[a], attrs["auto_pad"],
+            extra[a], wanted[a], auto_pad,
         )
         for a in range(rank)
     )  # fmt: skip
@@ -181,21 +176,19 @@ def _transposed_axis(axis: WindowAxis, extra: int, wanted, auto_pad: str) -> Win
 
 
 def _transposed_shape(x, w, *_, group, **attrs):
-    window = _transposed_axes(x, w, attrs)
+    window = transposed_window(x, w, **attrs)
     return (x.shape[0], w.shape[1] * group, *(axis.extent for axis in window))
 
 
 @op("ConvTranspose", infer=_transposed_shape)
 def conv_transpose(
-    i, x: Float, w: Float, b: Float | None = None, *, auto_pad="NOTSET", dilations=None, group=1,
-    kernel_shape=None, output_padding=None, output_shape=None, pads=None, strides=None,
+    i, x: Float, w: Float, b: Float | None = None, *, group=1, output_padding=None,
+    output_shape=None, kernel_shape=None, **attrs: WINDOW,
 ):  # fmt: skip
     """The gradient of Conv with respect to its input: tap k of x[p] lands on p*s + k*d - begin."""
-    window = _transposed_axes(
-        x, w,
-        {"auto_pad": auto_pad, "dilations": dilations, "output_padding": output_padding,
-         "output_shape": output_shape, "pads": pads, "strides": strides},
-    )  # fmt: skip
+    window = transposed_window(
+        x, w, output_padding=output_padding, output_shape=output_shape, **attrs
+    )
     n, oc, *where = i
     (ic,), taps = axes(x.shape[1] // group), axes(*w.shape[2:], name="t")
     own = oc if group == 1 else oc % w.shape[1]

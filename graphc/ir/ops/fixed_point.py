@@ -14,7 +14,7 @@ from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Expr, cast, maximum, minimum, reduce, select
 from graphc.ir.opdef import Int, Number, Operand, axes, op
 from graphc.ir.ops.helpers import normal_axis, only_element, replaced
-from graphc.ir.window import TRUE, guard, make_window, positions
+from graphc.ir.window import POOL, TRUE, guard, make_window, pooled_shape, positions
 
 DOMAIN = "graphc"
 UP, TO_EVEN, TO_ODD = 0, 1, 2  # what becomes of halves
@@ -95,25 +95,10 @@ def rescaled_sum(
     return _limited(_shifted(total, shift, even), low, high, to)
 
 
-def window_sum_shape(x, *, kernel_shape, auto_pad, dilations, pads, strides, ceil_mode):
-    """The shape of what a window gives for x."""
-    window = make_window(
-        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
-        strides=strides, ceil_mode=ceil_mode,
-    )  # fmt: skip
-    return (*x.shape[:2], *(axis.out for axis in window))
-
-
-@op("WindowSum", domain=DOMAIN, infer=window_sum_shape)
-def window_sum(
-    i, x: Int, *, kernel_shape, zero_point: int, auto_pad="NOTSET", ceil_mode=0, dilations=None,
-    pads=None, strides=None,
-):  # fmt: skip
+@op("WindowSum", domain=DOMAIN, infer=pooled_shape)
+def window_sum(i, x: Int, *, kernel_shape, zero_point: int, **attrs: POOL):
     """The sum of x - zero_point over each window, in int32; padding counts as nothing."""
-    window = make_window(
-        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
-        strides=strides, ceil_mode=ceil_mode,
-    )  # fmt: skip
+    window = make_window(x.shape[2:], kernel_shape, **attrs)
     window = tuple(axis.trimmed() for axis in window)
     taps = axes(*(axis.kernel for axis in window))
     value = x[i[:2] + positions(window, i[2:], taps)].cast(i32) - zero_point

@@ -160,7 +160,10 @@ def affine_grid(i, theta: Float, size: Known(Int), *, align_corners=0):
 def _deform_conv_shape(
     x, w, offset, b=None, mask=None, *, dilations, group, kernel_shape, offset_group, pads, strides
 ):
-    window = conv_window(x, w, kernel_shape, group, pads=pads, strides=strides, dilations=dilations)
+    window = conv_window(
+        x, w, group=group, kernel_shape=kernel_shape, pads=pads, strides=strides,
+        dilations=dilations,
+    )  # fmt: skip
     if offset_group < 1 or x.shape[1] % offset_group:
         raise ModelError(f"{x.shape[1]} channels do not divide into {offset_group} offset groups")
     out = tuple(axis.out for axis in window)

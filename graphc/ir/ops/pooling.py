@@ -19,19 +19,19 @@ from graphc.ir.expr import (
     sqrt,
 )
 from graphc.ir.opdef import Float, Number, Operand, axes, linear, op
-from graphc.ir.window import TRUE, WindowAxis, guard, make_window, positions
+from graphc.ir.window import (
+    POOL,
+    TRUE,
+    WindowAxis,
+    guard,
+    make_window,
+    pooled_shape,
+    positions,
+)
 
 
-def _pool_shape(x, *, kernel_shape, auto_pad, dilations, pads, strides, ceil_mode=0):
-    window = make_window(
-        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
-        strides=strides, ceil_mode=ceil_mode,
-    )  # fmt: skip
-    return (*x.shape[:2], *(axis.out for axis in window))
-
-
-def _max_pool_shape(x, *, count, storage_order, **attrs):
-    return [_pool_shape(x, **attrs)] * count
+def _max_pool_shape(x, *, count, kernel_shape, **attrs: POOL):
+    return [pooled_shape(x, kernel_shape=kernel_shape, **attrs)] * count
 
 
 def _pool(name: str, x: Operand, i, window: Sequence[WindowAxis], term, otherwise) -> Expr:
@@ -49,15 +49,9 @@ def _tap(x: Operand, i, window: Sequence[WindowAxis], taps, otherwise: Const) ->
 
 
 @op("MaxPool", infer=_max_pool_shape, outputs=None)
-def max_pool(
-    i, x: Number, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, dilations=None, pads=None,
-    storage_order=0, strides=None,
-):  # fmt: skip
+def max_pool(i, x: Number, *, kernel_shape, storage_order=0, **attrs: POOL):
     """The largest element of each window; second output: its offset in x (see `_position`)."""
-    window = make_window(
-        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
-        strides=strides, ceil_mode=ceil_mode,
-    )  # fmt: skip
+    window = make_window(x.shape[2:], kernel_shape, **attrs)
     largest = _pool("max", x, i, window, lambda v: v, x.dtype.min)
     if i.output == 0:
         return largest
@@ -84,16 +78,10 @@ def _position(i, x: Operand, window, largest: Expr, *, column_major: bool) -> Ex
     return reduce("min", found if inside is TRUE else select(inside, found, nowhere), taps)
 
 
-@op("AveragePool", infer=_pool_shape)
-def average_pool(
-    i, x: Float, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0,
-    dilations=None, pads=None, strides=None,
-):  # fmt: skip
+@op("AveragePool", infer=pooled_shape)
+def average_pool(i, x: Float, *, kernel_shape, count_include_pad=0, **attrs: POOL):
     """The mean of each window, over the elements inside x (or inside its padding too)."""
-    window = make_window(
-        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
-        strides=strides, ceil_mode=ceil_mode,
-    )  # fmt: skip
+    window = make_window(x.shape[2:], kernel_shape, **attrs)
     total = _pool("sum", x, i, window, lambda v: v, 0)
     counts = [a.count(o, padded=bool(count_include_pad)) for a, o in zip(window, i[2:])]
     return total / cast(math.prod(counts, start=as_expr(1, i64)), x.dtype)
@@ -109,16 +97,10 @@ def root(x: Expr, p: float) -> Expr:
     return x if p == 1 else sqrt(x) if p == 2 else x ** (1 / p)
 
 
-@op("LpPool", infer=_pool_shape)
-def lp_pool(
-    i, x: Float, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, dilations=None, p=2, pads=None,
-    strides=None,
-):  # fmt: skip
+@op("LpPool", infer=pooled_shape)
+def lp_pool(i, x: Float, *, kernel_shape, p=2, **attrs: POOL):
     """The p-norm of each window; padding counts as zero."""
-    window = make_window(
-        x.shape[2:], kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads,
-        strides=strides, ceil_mode=ceil_mode,
-    )  # fmt: skip
+    window = make_window(x.shape[2:], kernel_shape, **attrs)
     return root(_pool("sum", x, i, window, lambda v: power(v, p), 0), p)
 
 

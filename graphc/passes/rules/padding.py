@@ -6,7 +6,7 @@ import numpy as np
 
 from graphc.ir.graph import Op
 from graphc.ir.types import broadcast
-from graphc.ir.window import WindowAxis, make_window
+from graphc.ir.window import WINDOW, WindowAxis, make_window
 from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of, ints, is_normal, is_static
@@ -72,7 +72,7 @@ def taps_in_padding(rw, conv, x, w, b):
     weights = array_of(w)
     if weights is None or not is_static(x):
         return rw.skip("the weights are not constant")
-    given = {k: rw.attr(conv, k) for k in ("auto_pad", "dilations", "pads", "strides")}
+    given = {k: rw.attr(conv, k) for k in WINDOW}
     window = make_window(x.tensor.dims[2:], weights.shape[2:], crops=False, **given)
     kept = [_live_taps(axis) for axis in window]
     if all(len(taps) == axis.kernel for taps, axis in zip(kept, window)):

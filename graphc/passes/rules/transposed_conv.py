@@ -19,6 +19,7 @@ import numpy as np
 
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import arguments
+from graphc.ir.ops.convolution import transposed_window
 from graphc.passes.pattern import P, opt, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of, is_static
@@ -49,10 +50,8 @@ class Axis:
 
 
 def _axes(op: Op, x: Value, w: Value) -> list[Axis]:
-    from graphc.ir.ops.convolution import _transposed_axes
-
     bound = arguments(op)
-    window = _transposed_axes(bound.positional[0], bound.positional[1], bound.keywords)
+    window = transposed_window(bound.positional[0], bound.positional[1], **bound.keywords)
     return [
         Axis(extent, w.tensor.static_shape[2 + n], axis.stride, axis.dilation,
              int(axis.begin), int(axis.extent))  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Number, composite
 from graphc.ir.ops.activation_composites import axis_of
+from graphc.ir.ops.convolution import CONV
 from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
 
 # ---------------------------------------------------------------- activations
@@ -168,14 +169,10 @@ def fused_gemm(
 @composite("FusedConv", domain=RUNTIME, traits=RUNTIME_TRAITS)
 def fused_conv(
     b, x: Float, w: Float, bias: Float | None = None, z: Float | None = None, *,
-    activation=None, activation_params=None, auto_pad="NOTSET", dilations=None, group=1,
-    kernel_shape=None, pads=None, strides=None,
+    activation=None, activation_params=None, **attrs: CONV,
 ):  # fmt: skip
     """The activation of ONNX's Conv plus z."""
-    result = b.Conv(
-        x, w, bias, auto_pad=auto_pad, dilations=dilations, group=group,
-        kernel_shape=kernel_shape, pads=pads, strides=strides,
-    )  # fmt: skip
+    result = b.Conv(x, w, bias, **attrs)
     if z is not None:
         result = b.Add(result, z)
     return _activated_by_list(b, result, activation, activation_params)
@@ -191,29 +188,16 @@ def with_channels_second(b: Builder, x: Value, function: Callable[[Value], Value
 @composite("NhwcFusedConv", domain=RUNTIME, traits=RUNTIME_TRAITS)
 def nhwc_fused_conv(
     b, x: Float, w: Float, bias: Float | None = None, z: Float | None = None, *,
-    activation=None, activation_params=None, auto_pad="NOTSET", dilations=None, group=1,
-    kernel_shape=None, pads=None, strides=None,
+    activation=None, activation_params=None, **attrs: CONV,
 ):  # fmt: skip
     """FusedConv of x, z and a result with the channels last; the weights are as ever."""
-    result = with_channels_second(
-        b, x,
-        lambda v: b.Conv(
-            v, w, bias, auto_pad=auto_pad, dilations=dilations, group=group,
-            kernel_shape=kernel_shape, pads=pads, strides=strides,
-        ),
-    )  # fmt: skip
+    result = with_channels_second(b, x, lambda v: b.Conv(v, w, bias, **attrs))
     if z is not None:
         result = b.Add(result, z)
     return _activated_by_list(b, result, activation, activation_params)
 
 
 @composite("NhwcConv", domain=RUNTIME, traits=RUNTIME_TRAITS)
-def nhwc_conv(
-    b, x: Float, w: Float, bias: Float | None = None, *, auto_pad="NOTSET", dilations=None,
-    group=1, kernel_shape=None, pads=None, strides=None,
-):  # fmt: skip
+def nhwc_conv(b, x: Float, w: Float, bias: Float | None = None, **attrs: CONV):
     """ONNX's Conv of x and a result with the channels last."""
-    return nhwc_fused_conv(
-        b, x, w, bias, auto_pad=auto_pad, dilations=dilations, group=group,
-        kernel_shape=kernel_shape, pads=pads, strides=strides,
-    )  # fmt: skip
+    return nhwc_fused_conv(b, x, w, bias, **attrs)

@@ -16,7 +16,7 @@ from graphc.ir.expr import as_expr
 from graphc.ir.graph import Op, Value
 from graphc.ir.ops.averages import DIGITS, FARTHEST, LARGEST_WINDOW
 from graphc.ir.ops.fixed_point import DOMAIN
-from graphc.ir.window import WindowAxis, make_window
+from graphc.ir.window import POOL, WindowAxis, make_window
 from graphc.passes.pattern import attribute
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.facts import ints
@@ -110,9 +110,8 @@ def _tied_average(rw: Rewriter, pool: Op, x: Quantised, after: Activated) -> Val
 
 def _counts(op: Op, shape: tuple[int, ...]) -> np.ndarray:
     """How many elements count at each position: [1, 1, rows...]."""
-    names = ("kernel_shape", "auto_pad", "ceil_mode", "dilations", "pads", "strides")
-    geometry = {name: attribute(op, name) for name in names}
-    window = make_window(shape[2:], geometry.pop("kernel_shape"), **geometry)
+    given = {name: attribute(op, name) for name in POOL}
+    window = make_window(shape[2:], attribute(op, "kernel_shape"), **given)
     padded = bool(attribute(op, "count_include_pad"))
     total = np.ones((1,), np.int64)
     for axis in window:

@@ -1,8 +1,8 @@
 """Control flow: If, Loop, Scan and SequenceMap, whose bodies are regions.
 
 Operands are those ONNX declares, then one per captured outer value; each region has the parameters
-ONNX declares, then one per capture. `RUN` runs an op given a way to run a region; `REGION_INFER`
-types its results where the shapes do not depend on data:
+ONNX declares, then one per capture. An op runs given a way to run a region; its results are typed
+where the shapes do not depend on data:
 
     If           one branch if the condition is constant; otherwise both must have equal types
     Loop         loop-carried types must not change; scan outputs need a known number of trips
@@ -25,21 +25,6 @@ from graphc.ir.graph import Op, Region, Value, clone_region
 from graphc.ir.infer import infer_region
 from graphc.ir.opdef import region_op
 from graphc.ir.types import SequenceType, TensorType, Type, type_of
-
-region_op("If")
-LOOP = region_op("Loop", attrs={"captures": 0})
-region_op(
-    "Scan",
-    attrs={
-        "num_scan_inputs": None,
-        "scan_input_axes": None,
-        "scan_input_directions": None,
-        "scan_output_axes": None,
-        "scan_output_directions": None,
-        "captures": 0,
-    },
-)
-region_op("SequenceMap", attrs={"captures": 0})
 
 MAX_TRIPS = 1 << 31  # a Loop without a trip count stops on its condition
 
@@ -75,6 +60,12 @@ def _element(value: Any, what: str) -> Any:
     if np.size(value) != 1:
         raise ModelError(f"{what} holds one element, found shape {list(np.shape(value))}")
     return np.asarray(value).reshape(-1)[0]
+
+
+def run(op: Op, arguments: Sequence[Any], run_region: Callable) -> list[Any]:
+    """The results of an op on actual values, given what runs a region on actual values."""
+    assert op.defn.function is not None
+    return op.defn.function(op, arguments, run_region)
 
 
 def _run_if(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
@@ -173,14 +164,6 @@ def _run_sequence_map(op: Op, arguments: Sequence[Any], run: Callable) -> list[A
         items = [x[n] if isinstance(x, list) else x for x in own]
         results.append(run(op.regions[0], [*items, *captures]))
     return [[r[k] for r in results] for k in range(len(op.outputs))]
-
-
-RUN: dict[str, Callable] = {
-    "If": _run_if,
-    "Loop": _run_loop,
-    "Scan": _run_scan,
-    "SequenceMap": _run_sequence_map,
-}
 
 
 # ---------------------------------------------------------------- types
@@ -316,9 +299,21 @@ def _infer_sequence_map(op: Op) -> list[Type]:
     return [SequenceType(t) for t in results]
 
 
-REGION_INFER: dict[str, Callable[[Op], list[Type]]] = {
-    "If": _infer_if,
-    "Loop": _infer_loop,
-    "Scan": _infer_scan,
-    "SequenceMap": _infer_sequence_map,
-}
+# ---------------------------------------------------------------- operators
+
+region_op("If", run=_run_if, infer=_infer_if)
+region_op("Loop", run=_run_loop, infer=_infer_loop, attrs={"captures": 0})
+region_op(
+    "Scan",
+    run=_run_scan,
+    infer=_infer_scan,
+    attrs={
+        "num_scan_inputs": None,
+        "scan_input_axes": None,
+        "scan_input_directions": None,
+        "scan_output_axes": None,
+        "scan_output_directions": None,
+        "captures": 0,
+    },
+)
+region_op("SequenceMap", run=_run_sequence_map, infer=_infer_sequence_map, attrs={"captures": 0})
