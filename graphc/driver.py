@@ -14,11 +14,11 @@ from graphc.execution import CompileStatic, Executable, natively
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
+from graphc.passes.base import Pass, made_here
 from graphc.passes.hooks import usual_hooks
 from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.lower import Conventions, Strategy, lower
 from graphc.passes.lower.placeable import check_placeable, check_typed
-from graphc.passes.pass_manager import Pass, made_here, reached
 from graphc.passes.precision import PRECISIONS
 from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, specialise
@@ -194,7 +194,7 @@ def optimise(
     hooks = [*usual_hooks(settings.context), *settings.hooks]
     manager = PassManager(settings.passes if settings.passes is not None else passes, hooks)
     for step in manager.remaining(graph):
-        if until and reached(graph, until):
+        if until and graph.reached(until):
             break
         manager.step(step, graph, settings.context)
     return graph

@@ -21,6 +21,7 @@ from graphc.cli.options import (
 )
 from graphc.cli.resume import PHASES as RESUMABLE
 from graphc.errors import ModelError, UnsupportedError
+from graphc.ir.phases import PHASES
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from graphc.ir.program import Program
 
 FORMS = ("ir", "kernel", "program", "llvm", "asm", "c", "cuda")
-PHASES = ("imported", "typed", "canonical", "laid_out", "fused", "lowered", "planned", "emitted")
 SUFFIXES = {".gir": "ir", ".ll": "llvm", ".s": "asm", ".c": "c", ".cu": "cuda"}
 NATIVE = {"cpu": "llvm", "c": "c", "cuda": "cuda"}  # the form that is compiled by others
 ARTIFACTS = (".so", ".o", ".gcm")

@@ -86,7 +86,7 @@ def _typed(model: Model, passes: str | Any) -> Graph:
     """The graph with static types, or, if dimensions are open, typed as far as that goes."""
     from graphc.cli.emit import typed
     from graphc.driver import POLICIES
-    from graphc.passes.pass_manager import parse_pipeline
+    from graphc.passes.pipeline import parse_pipeline
     from graphc.passes.specialise import has_static_inputs, type_symbolically
 
     pinned = model.pinned()

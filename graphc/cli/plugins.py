@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graphc.errors import GraphcError, ModelError
-from graphc.passes.pass_manager import PASSES, PHASES, parse_pipeline
+from graphc.ir.phases import PHASES
+from graphc.passes.base import PASSES
+from graphc.passes.pipeline import parse_pipeline
 
 
 def load_plugins(paths: Sequence[str]) -> list[str]:

@@ -20,12 +20,8 @@ from graphc.errors import InternalError
 from graphc.ir import dtypes
 from graphc.ir.expr import Sym
 from graphc.ir.opdef import CONSTANT, YIELD, OpDef
+from graphc.ir.phases import PHASES
 from graphc.ir.types import TensorType, Type
-
-PHASES = (
-    "imported", "typed", "canonical", "laid_out", "fused", "lowered", "planned", "emitted",
-)  # fmt: skip
-
 
 NEAR = 512  # places around the last known one where an op is looked for before all are numbered
 
@@ -233,7 +229,7 @@ class Graph(Region):
 
     `output_names` are the names of the outputs for the user (the SSA name of a result may differ,
     e.g. when one value is returned twice). `symbols` are its dimension symbols. `phase` is one
-    of PHASES.
+    of `phases.PHASES`.
     """
 
     def __init__(self, name: str = "main", params: Iterable[Value] = ()):
@@ -243,6 +239,15 @@ class Graph(Region):
         self.output_names: list[str] = []
         self.output_types: list[Type | None] = []
         self.phase = "imported"
+
+    def reached(self, phase: str) -> bool:
+        """Whether it is in this phase or a later one."""
+        return PHASES.index(self.phase) >= PHASES.index(phase)
+
+    @property
+    def is_optimised(self) -> bool:
+        """Whether passes have taken it beyond the phase `typed`."""
+        return self.phase != "typed" and self.reached("typed")
 
     def __deepcopy__(self, memo: Any) -> Graph:
         return clone_graph(self)

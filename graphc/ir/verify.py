@@ -17,9 +17,10 @@ import numpy as np
 from graphc.errors import GraphcError, InternalError, NeedsValue, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.expr import Expr
-from graphc.ir.graph import PHASES, Graph, Op, Region, Value
+from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import output_types
 from graphc.ir.opdef import YIELD, bind_attrs
+from graphc.ir.phases import PHASES
 from graphc.ir.simplify import simplify
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
 
@@ -34,12 +35,8 @@ def verify(graph: Graph) -> None:
 class _Verifier:
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.level = PHASES.index(graph.phase)
         self.uses: dict[Value, dict[tuple[Op, int], None]] = {}
         self.regions: dict[Value, Region] = {}
-
-    def reached(self, phase: str) -> bool:
-        return self.level >= PHASES.index(phase)
 
     def run(self) -> None:
         graph = self.graph
@@ -133,7 +130,7 @@ class _Verifier:
             self.region(region)
         self.region_signature(op)
         self.layouts(op)
-        if self.reached("typed"):
+        if self.graph.reached("typed"):
             self.types(op)
 
     def arity(self, op: Op) -> None:
@@ -159,7 +156,7 @@ class _Verifier:
             self.fail(op, str(error))
         if op.name == "Constant":
             self.constant(op)
-        if op.name == "fused" and not self.reached("fused"):
+        if op.name == "fused" and not self.graph.reached("fused"):
             self.fail(op, f"a graph of phase {self.graph.phase} holds no fused ops")
 
     def constant(self, op: Op) -> None:
@@ -190,7 +187,7 @@ class _Verifier:
     # ------------------------------------------------------------ types
 
     def layouts(self, op: Op) -> None:
-        if self.reached("laid_out"):
+        if self.graph.reached("laid_out"):
             return
         for value in op.outputs:
             if isinstance(value.type, TensorType) and value.type.layout is not None:

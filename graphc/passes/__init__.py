@@ -16,17 +16,11 @@ from graphc.passes import (  # noqa: F401  (register)
     rules,
     specialise,
 )  # fmt: skip
+from graphc.passes.base import Hook, Pass, register_pass
 from graphc.passes.context import Context
-from graphc.passes.pass_manager import (
-    Hook,
-    Pass,
-    PassManager,
-    make_pass,
-    parse_pipeline,
-    register_pass,
-    run_pipeline,
-)
+from graphc.passes.pass_manager import PassManager, run_pipeline
 from graphc.passes.pattern import P, const, opt, rest, var
+from graphc.passes.pipeline import make_pass, parse_pipeline
 from graphc.passes.rewriter import Rule, rule
 
 __all__ = [

@@ -18,7 +18,7 @@ from graphc.ir.compare import difference
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.interp import interpret
 from graphc.passes.context import Context, Rewrite
-from graphc.passes.pass_manager import PassManager, reached
+from graphc.passes.pass_manager import PassManager
 from graphc.passes.specialise import specialise
 
 Execute = Callable[[Graph, Sequence[Any]], list[Any]]
@@ -52,7 +52,7 @@ def bisect(
     `execute` runs a rewritten graph (by default the interpreter). None if all outputs are right.
     """
     expected = interpret(graph, inputs)
-    start = graph if reached(graph, "typed") else _specialised(graph, inputs)
+    start = graph if graph.reached("typed") else _specialised(graph, inputs)
 
     def attempt(rewrites: int) -> tuple[str | None, Context, Graph]:
         copy = clone_graph(start)

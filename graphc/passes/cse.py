@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from graphc.ir.graph import Graph, Op, Region, same_array
+from graphc.passes.base import Pass, register_pass
 from graphc.passes.context import Context
-from graphc.passes.pass_manager import Pass, register_pass
 
 
 def attribute_key(value: Any) -> Any:

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from graphc.ir.expr import Reduce, walk
 from graphc.ir.graph import Graph, Op
 from graphc.passes import structure
+from graphc.passes.base import Pass, register_pass
 from graphc.passes.context import Context
 from graphc.passes.grouping import WIDEST
 from graphc.passes.lower.computation import computation
 from graphc.passes.lower.pieces import restricted
 from graphc.passes.lower.views import view_of
 from graphc.passes.merge_groups import merged_group, replace_group, sort_ops
-from graphc.passes.pass_manager import Pass, register_pass
 
 RULE = "fuse-siblings"
 MOST = 4  # ops that become one

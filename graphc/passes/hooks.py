@@ -13,8 +13,9 @@ from graphc.files import write_text
 from graphc.ir.compare import difference
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
+from graphc.ir.verify import verify
+from graphc.passes.base import Hook, Pass, file_of, made_here
 from graphc.passes.context import Context
-from graphc.passes.pass_manager import Hook, Pass, file_of, made_here
 from graphc.passes.rewriter import Rewrite
 
 
@@ -22,8 +23,6 @@ class Verify(Hook):
     """Checks the graph's invariants after each pass; the error names the pass."""
 
     def after(self, step: Pass, graph: Graph, ctx: Context, changed: bool) -> None:
-        from graphc.ir.verify import verify
-
         try:
             verify(graph)
         except InternalError as error:
@@ -35,8 +34,6 @@ class VerifyPlugins(Hook):
     apply rules that are none. ModelError names them: whoever wrote them can mend it."""
 
     def after(self, step: Pass, graph: Graph, ctx: Context, changed: bool) -> None:
-        from graphc.ir.verify import verify
-
         makers: Sequence[Callable[..., Any]] = [type(step)]
         if made_here(type(step)):
             makers = _foreign_rules(step) if changed else []

@@ -22,11 +22,11 @@ from graphc.ir.expr import Const, Expr, Sym, substitute
 from graphc.ir.graph import Graph, Op, Value, clone_graph, constant_op
 from graphc.ir.simplify import simplify
 from graphc.ir.types import MAX_ELEMENTS, OptionalType, SequenceType, TensorType, Type
+from graphc.passes.base import Pass, register_pass
 from graphc.passes.context import Context
 from graphc.passes.dce import remove_dead
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.infer_types import Need, TypeInference
-from graphc.passes.pass_manager import Pass, is_optimised, register_pass
 
 Shapes = Mapping[str, Any]
 
@@ -51,7 +51,7 @@ def specialise(
     result = clone_graph(graph)
     binding = _Binding(result, dict(shapes or {}), dict(values or {}), dict(dims or {}))
     binding.apply()
-    if is_optimised(graph) and not graph.symbols:
+    if graph.is_optimised and not graph.symbols:
         return result
     walk = TypeInference(policy, members=binding.members)
     walk.region(result)

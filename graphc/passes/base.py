@@ -1,0 +1,93 @@
+"""What a pass is: its base class, that of the hooks around it, and where passes are registered.
+
+A pass is a dataclass: a name, the phase it requires and the one it ensures, options as fields, and
+`run(graph, ctx) -> changed`, which edits the graph in place. Verifying, timing, dumping and
+comparing results are hooks of the manager, never code in a pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from graphc.errors import InternalError
+from graphc.ir.graph import Graph
+from graphc.passes.context import Context
+
+
+@dataclass
+class Pass:
+    """Base of all passes; subclasses are dataclasses whose fields are the pass's options.
+
+    `requires` is the phase the graph must have reached; `ensures`, if set, the one it is in
+    afterwards (a graph never goes back to an earlier phase). `symbolic` passes take graphs whose
+    types hold symbols, or are not known.
+    """
+
+    name: ClassVar[str] = ""
+    requires: ClassVar[str] = "imported"
+    ensures: ClassVar[str | None] = None
+    symbolic: ClassVar[bool] = False
+
+    def run(self, graph: Graph, ctx: Context) -> bool:
+        """Edits the graph; returns whether anything changed."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        options = [
+            f"{f.name}={_option_text(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)
+            if f.repr and getattr(self, f.name) != _default(f)
+        ]
+        return self.name + (f"{{{', '.join(options)}}}" if options else "")
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _option_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_option_text, value))}]"
+    return str(value)
+
+
+def made_here(thing: object) -> bool:
+    """Whether a function or a class is part of graphc itself, and not of a plugin."""
+    return getattr(thing, "__module__", "").startswith("graphc.")
+
+
+def file_of(maker: Callable[..., Any]) -> str:
+    """The name of the file that a pass or the function of a rule is from."""
+    code = getattr(getattr(maker, "run", maker), "__code__", None)
+    return Path(code.co_filename).name if code else maker.__module__
+
+
+class Hook:
+    """What a manager calls around each pass."""
+
+    def before(self, step: Pass, graph: Graph, ctx: Context) -> None:
+        """Called before a pass runs."""
+
+    def after(self, step: Pass, graph: Graph, ctx: Context, changed: bool) -> None:
+        """Called after a pass has run."""
+
+
+# ---------------------------------------------------------------- registry
+
+PASSES: dict[str, type[Pass]] = {}
+
+
+def register_pass(cls: type[Pass]) -> type[Pass]:
+    """Makes a pass available to pipelines under its name (a class decorator)."""
+    if not cls.name:
+        raise InternalError(f"pass {cls.__name__} has no name")
+    PASSES[cls.name] = cls
+    return cls
