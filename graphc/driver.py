@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from graphc.compiled import CompiledModel, Runnable
+from graphc.compiled import CompiledModel
 from graphc.errors import ModelError, NeedsValue, UnsupportedError, within_limits
 from graphc.execution import CompileStatic, Executable, natively
 from graphc.ir.graph import Graph
@@ -22,6 +21,7 @@ from graphc.passes.lower.placeable import check_placeable, check_typed
 from graphc.passes.precision import PRECISIONS
 from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, specialise
+from graphc.runnable import Runnable
 
 SIMPLE = "decompose, fold, cse, dce"
 OPTIMISING = (
@@ -144,12 +144,9 @@ def compile(
 
 def load(path: str | os.PathLike, threads: int | None = None) -> Runnable:
     """A model that `CompiledModel.save` wrote, ready to run without being compiled again."""
-    return artifacts().load(path, threads)
+    from graphc.saved import load as load_saved  # loads LLVM
 
-
-def artifacts() -> Any:
-    """The module that saves and loads compiled models."""
-    return importlib.import_module("graphc.backends.llvm_cpu.artifact")
+    return load_saved(path, threads)
 
 
 def settings(threads: int | None, options: Mapping[str, Any]) -> Settings:

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto
 
 from graphc.errors import ModelError
+from graphc.frontend.scope import Scope
 from graphc.ir import opdef
 from graphc.ir.dtypes import DType, f32
 from graphc.ir.graph import Op, Value, constant_op
 from graphc.ir.types import TensorType
 
-if TYPE_CHECKING:
-    from graphc.frontend.onnx_import import Importer
-    from graphc.frontend.scope import Scope
-
 
 @dataclass
 class Node:
-    """One ONNX node in a scope. `outputs` are names, empty for those that nobody asked for."""
+    """One ONNX node in a scope. `outputs` are names, empty for those that nobody asked for; `build`
+    appends the ops of another node and gives its outputs."""
 
     op_type: str
     domain: str
@@ -35,7 +33,7 @@ class Node:
     graphs: dict[str, GraphProto]
     outputs: list[str]
     scope: Scope
-    importer: Importer
+    build: Callable[[Node], list[Value]]
     loc: tuple[str, ...]
     finish: list[Callable[[list[Value]], list[Value]]] = field(default_factory=list)
     overload: str = ""

@@ -252,7 +252,7 @@ class Importer:
             while outputs and not outputs[-1]:
                 outputs.pop()
         return Node(
-            proto.op_type, domain, version, inputs, attrs, graphs, outputs, scope, self,
+            proto.op_type, domain, version, inputs, attrs, graphs, outputs, scope, self.build,
             (name,), overload=proto.overload,
         )  # fmt: skip
 

@@ -387,9 +387,9 @@ def _scan(node: Node) -> None:
     if directions is not None:
         attrs["scan_input_directions"] = directions
     inner = Node(
-        "Scan", "", EVERY, params, attrs, node.graphs, node.outputs, outer, node.importer, node.loc
+        "Scan", "", EVERY, params, attrs, node.graphs, node.outputs, outer, node.build, node.loc
     )
-    outer.region.set_results(node.importer.build(inner))
+    outer.region.set_results(node.build(inner))
     captured = list(outer.captures)
     node.graphs = {}
     made = Op(

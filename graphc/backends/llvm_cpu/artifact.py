@@ -1,4 +1,4 @@
-"""Compiled models as files: saved, loaded without recompiling, and kept in the compilation cache.
+"""Compiled code in files: the format of saved models and of what the compilation cache keeps.
 
 A file is one container of `Image`s, one per specialisation:
 
@@ -18,30 +18,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import mmap
-import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graphc.backends.cache import DiskCache, cache_key, default_cache
-from graphc.backends.llvm_cpu.runtime import ALIGNMENT, Image, NativeModel, compile_program
-from graphc.backends.llvm_cpu.target import default_threads, host_target
-from graphc.compiled import CompiledModel, Runnable, Spec
-from graphc.errors import ModelError, UnsupportedError
-from graphc.execution import natively
-from graphc.files import write_bytes
+from graphc.backends.llvm_cpu.runtime import ALIGNMENT, Image, compile_program
+from graphc.backends.llvm_cpu.target import host_target
+from graphc.errors import ModelError
 from graphc.ir import dtypes
-from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph
-from graphc.ir.printer import print_graph, symbols_of
+from graphc.ir.printer import print_graph
 from graphc.ir.program import Program
 from graphc.ir.type_parser import parse_type
 from graphc.ir.types import TensorType
-from graphc.passes.specialise import pin
 
 MAGIC = b"graphc\x00\x01"
 _HEAD = struct.Struct("<8sQ")
@@ -187,86 +179,6 @@ def _interface(entries: list) -> tuple[tuple[str, TensorType], ...]:
     return tuple(found)
 
 
-# ---------------------------------------------------------------- saved models
-
-
-class SavedModel(Runnable):
-    """A model loaded from a file: runs for the shapes it was saved for."""
-
-    def __init__(self, container: Container, threads: int):
-        interface = container.interface
-        try:
-            symbols = {n: Sym(n, lo, hi) for n, (lo, hi) in interface["symbols"].items()}
-            inputs, outputs = (
-                [Spec(n, None if t is None else parse_type(t, symbols)) for n, t in entries]
-                for entries in (interface["inputs"], interface["outputs"])
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise container.damaged(error) from error
-        super().__init__(inputs, outputs)
-        self._models = {
-            shapes: NativeModel(image, threads) for shapes, image in container.images().items()
-        }
-
-    def execute(self, values: Sequence[Any]) -> list[Any]:
-        shapes = tuple([v.shape for v in values])
-        model = self._models.get(shapes)
-        if model is None:
-            known = ", ".join(str([list(s) for s in each]) for each in self._models)
-            raise UnsupportedError(
-                f"this file was saved for inputs of shapes {known}, found "
-                f"{[list(s) for s in shapes]}; compile the model again for these"
-            )
-        return model(values)
-
-
-def save(model: CompiledModel, path: str | os.PathLike) -> None:
-    """Writes every specialisation that `model` has. UnsupportedError if one needs the host."""
-    model.prepare()
-    images: dict[Shapes, Image] = {}
-    for shapes, executable in model.executables():
-        if not isinstance(executable, NativeModel):
-            raise UnsupportedError(
-                "only models for the CPU without parts on the host can be saved (for a GPU: "
-                "graphc compile --target cuda -o FOLDER)"
-            )
-        if len(shapes) != len(model.inputs) or not all(map(_is_shape, shapes)):
-            raise UnsupportedError(
-                "the model depends on the contents of its inputs: bind them (values=, --set)"
-            )
-        images[shapes] = executable.image
-    if not images:
-        raise UnsupportedError(
-            "nothing is compiled yet: fix the shapes of the inputs, or run the model first"
-        )
-    interface = {
-        "symbols": {n: [s.lo, s.hi] for n, s in symbols_of(model.graph).items()},
-        "inputs": [[s.name, None if s.type is None else str(s.type)] for s in model.inputs],
-        "outputs": [[s.name, None if s.type is None else str(s.type)] for s in model.outputs],
-    }
-    write_bytes(path, pack(images, interface))
-
-
-def _is_shape(key: Any) -> bool:
-    return isinstance(key, tuple) and all(isinstance(d, int) for d in key)
-
-
-def load(path: str | os.PathLike, threads: int | None = None) -> SavedModel:
-    """A model that `save` wrote. ModelError if it is damaged or for another machine."""
-    try:
-        with open(path, "rb") as file:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-    container = Container(data, str(path))
-    if container.target != host_target().key:
-        raise ModelError(
-            f"{path} was compiled for another machine ({container.target}); this one is "
-            f"{host_target().key}: compile the model here"
-        )
-    return SavedModel(container, threads or default_threads())
-
-
 # ---------------------------------------------------------------- the compilation cache
 
 
@@ -312,23 +224,3 @@ def _cached(cache: DiskCache, key: str) -> Image | None:
     except (ModelError, ValueError):
         return None
     return image
-
-
-def write(graph: Graph, path: str | os.PathLike, settings: Any, **pins: Any) -> None:
-    """Compiles a graph for the CPU into a .gcm, .so or .o file (the last two with a header)."""
-    from graphc.backends.llvm_cpu import aot
-    from graphc.driver import compiler
-
-    path = Path(path)
-    model = CompiledModel(pin(graph, **pins), compiler("cpu", settings), natively)
-    if path.suffix == ".gcm":
-        save(model, path)
-        return
-    model.prepare()
-    made = [executable for _, executable in model.executables()]
-    if len(made) != 1 or not isinstance(made[0], NativeModel):
-        raise UnsupportedError(
-            f"{path.suffix} files need a model all of whose shapes are fixed and none of whose "
-            "operators run on the host; pin shapes with --shape, --dim or --set"
-        )
-    aot.build(made[0].image, path)

@@ -11,7 +11,7 @@ import pytest
 
 import graphc
 from graphc import dsl
-from graphc.backends.llvm_cpu import artifact, runtime
+from graphc.backends.llvm_cpu import aot, artifact, runtime
 from graphc.errors import ModelError, UnsupportedError
 
 DIGITS = Path(__file__).parents[3] / "models" / "digits_cnn.onnx"
@@ -158,25 +158,17 @@ int main(int argc, char **argv)
 @needs_compiler
 @pytest.mark.parametrize("suffix", [".so", ".o"])
 def test_a_c_program(tmp_path, suffix):
-    from graphc.driver import Settings, load_graph
-
     x = images(2)
     library = tmp_path / f"net{suffix}"
-    artifact.write(load_graph(DIGITS), library, Settings(), shapes={"image": x.shape})
+    model = graphc.compile(DIGITS, shapes={"image": x.shape}, threads=1)
+    ((_, native),) = model.executables()
+    aot.build(native.image, library)
     (tmp_path / "main.c").write_text(PROGRAM)
     x.tofile(tmp_path / "x.bin")
     options = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]
     command = [compiler, *options, "main.c", str(library), "-o", "main", "-lm"]
     subprocess.run(command, cwd=tmp_path, check=True)
     subprocess.run(["./main", "x.bin", "y.bin"], cwd=tmp_path, check=True)
-    wanted = graphc.compile(DIGITS, threads=1).run([x])[0]
+    wanted = model.run([x])[0]
     found = np.fromfile(tmp_path / "y.bin", np.float32).reshape(wanted.shape)
     np.testing.assert_array_equal(found, wanted)
-
-
-def test_open_shapes_make_no_library(tmp_path):
-    from graphc.driver import Settings, load_graph
-
-    with pytest.raises(UnsupportedError, match="all of whose shapes are fixed"):
-        artifact.write(load_graph(DIGITS), tmp_path / "net.so", Settings())
-    assert not list(tmp_path.iterdir())

@@ -1,0 +1,151 @@
+"""A model that runs, as the user sees it: named inputs and outputs, checked against their types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from graphc.errors import LIMITS, ModelError, UnsupportedError, beyond_limits
+from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An input or output: its name and type; dims may be symbols, or unknown for outputs."""
+
+    name: str
+    type: Type | None
+
+    @cached_property
+    def dtype(self) -> np.dtype:
+        """The dtype of the arrays; object for strings, and for what is not a tensor."""
+        return self.type.dtype.np if isinstance(self.type, TensorType) else np.dtype(object)
+
+    @property
+    def shape(self) -> tuple | None:
+        return self.type.shape if isinstance(self.type, TensorType) else None
+
+
+class Runnable:
+    """What has named inputs and outputs and runs; `execute` takes checked values in order."""
+
+    def __init__(self, inputs: list[Spec], outputs: list[Spec]):
+        self.inputs, self.outputs = inputs, outputs
+        self._names = [spec.name for spec in inputs]
+
+    def execute(self, values: Sequence[Any]) -> list[Any]:
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError(
+            "a compiled model is no data that can be copied or pickled: hand on its model or graph "
+            "and compile that there, or a file of save(), which graphc.load reads"
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """run(...) with arrays by position or name."""
+        return self.run(kwargs if kwargs else args[0] if len(args) == 1 else list(args))
+
+    def run(self, feeds: Mapping[str, Any] | Sequence[Any] | np.ndarray) -> list[Any]:
+        """Outputs as numpy arrays (lists for sequences) for inputs by name or in order."""
+        try:
+            return self.execute(self._values(feeds))
+        except LIMITS as error:
+            raise beyond_limits(error) from error
+
+    def _values(self, feeds: Any) -> list[Any]:
+        if isinstance(feeds, Mapping):
+            names = self._names
+            if len(feeds) != len(names) or any(n not in feeds for n in names):
+                _explain_names(names, feeds)
+            feeds = [feeds[n] for n in names]
+        elif isinstance(feeds, np.ndarray):
+            feeds = [feeds]
+        elif not isinstance(feeds, Sequence):
+            raise ModelError(f"inputs are a dict or a list of arrays, found {type(feeds).__name__}")
+        if len(feeds) != len(self.inputs):
+            count = len(self.inputs)
+            raise ModelError(f"expected {count} inputs {self._names}, found {len(feeds)}")
+        return [
+            v if type(v) is np.ndarray and v.dtype is spec.dtype else self._checked(v, spec)
+            for v, spec in zip(feeds, self.inputs)
+        ]
+
+    def _checked(self, value: Any, spec: Spec) -> Any:
+        """A value as its declared type asks for."""
+        return checked(value, spec)
+
+
+# ---------------------------------------------------------------- values
+
+
+def checked(value: Any, spec: Spec) -> Any:
+    """An input as its declared type asks for; ModelError says what was required and found."""
+    type_ = spec.type
+    if isinstance(type_, OptionalType):
+        return None if value is None else checked(value, Spec(spec.name, type_.element))
+    if isinstance(type_, SequenceType):
+        if not isinstance(value, (list, tuple)):
+            found = type(value).__name__
+            raise ModelError(f"input {spec.name!r} takes a list of arrays, found {found}")
+        return [checked(v, Spec(spec.name, type_.element)) for v in value]
+    if type_ is None:
+        return value if isinstance(value, list) or value is None else np.asarray(value)
+    if value is None:
+        raise ModelError(f"input {spec.name!r} is required, found None")
+    if hasattr(value, "__cuda_array_interface__"):
+        raise ModelError(
+            f"input {spec.name!r} is in a GPU's memory; this model runs on the host and takes "
+            "arrays of numpy"
+        )
+    try:
+        array = _host_array(value)
+    except (ValueError, RuntimeError, BufferError) as error:  # as lists of several lengths
+        raise ModelError(f"input {spec.name!r} is no array: {error}") from error
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.type)
+    if array.dtype.kind in "US":
+        array = array.astype(object)
+    if array.dtype != type_.dtype.np and not isinstance(value, np.ndarray):
+        array = array if array.dtype.kind == "O" else _converted(array, spec)
+    check_type(array, type_, spec.name)
+    return array if array.dtype is spec.dtype else array.view(spec.dtype)
+
+
+def _host_array(value: Any) -> np.ndarray:
+    """An array of numpy, of the same memory if it is one of another library on the host."""
+    shared = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
+    return np.from_dlpack(value) if shared else np.asarray(value)
+
+
+def _converted(array: np.ndarray, spec: Spec) -> np.ndarray:
+    """Numbers that had no type of their own; ModelError if integers cannot hold them."""
+    with np.errstate(invalid="ignore"):
+        found = array.astype(spec.dtype)
+    if found.dtype.kind in "iu" and not np.array_equal(found, array):
+        raise ModelError(f"input {spec.name!r} takes {spec.dtype}, which cannot hold {array}")
+    return found
+
+
+def check_type(array: Any, type: TensorType, name: str) -> None:
+    """ModelError unless an array, in whatever memory, has the type of the input of this name."""
+    if array.dtype != type.dtype.np:
+        raise ModelError(f"input {name!r} takes {type.dtype.np}, found {array.dtype}")
+    shape = type.shape
+    if shape is not None and (
+        len(shape) != array.ndim
+        or any(isinstance(d, int) and d != e for d, e in zip(shape, array.shape))
+    ):
+        wanted = list(map(str, shape))
+        raise ModelError(f"input {name!r} takes shape {wanted}, found {array.shape}")
+
+
+def _explain_names(names: list[str], feeds: Mapping[str, Any]) -> None:
+    missing = [n for n in names if n not in feeds]
+    unknown = [n for n in feeds if n not in names]
+    parts = [f"missing {missing}"] * bool(missing) + [f"unknown {unknown}"] * bool(unknown)
+    raise ModelError(f"inputs are {names}: {', '.join(parts)}")
