@@ -23,7 +23,8 @@ import numpy as np
 import graphc
 import models
 from graphc.analysis.cost import Cost, op_cost
-from graphc.analysis.roofline import Machine, measure_machine
+from graphc.analysis.roofline import Machine
+from graphc.backends.llvm_cpu.roofline import measure_machine
 from graphc.bench import measure
 from graphc.errors import GraphcError
 from graphc.ir.compare import agreements

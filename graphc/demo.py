@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from graphc import driver
-from graphc.analysis import report, roofline
+from graphc.analysis import report
 from graphc.analysis.text import duration, nbytes, table
+from graphc.backends.llvm_cpu.roofline import measure_machine
 from graphc.bench import measure
 from graphc.compiled import CompiledModel
 from graphc.errors import GraphcError
@@ -41,7 +42,7 @@ def main() -> int:
     latency(model, reference, images, "all images")
     model, programs = compile_model(1)
     latency(model, reference, images[:1], "one image")
-    machine = roofline.measure_machine()
+    machine = measure_machine()
     print(f"\nWhere the time of one image goes, at least, with {report.machine_text(machine)}:\n")
     print(report.steps(programs[0], machine, TOP))
     print("\nHow memory is used:\n")

@@ -7,10 +7,11 @@ import pytest
 
 from graphc.analysis import report
 from graphc.analysis.cost import Cost, op_cost
-from graphc.analysis.gpus import gpu_machine
 from graphc.analysis.memory import arena_use, picture
-from graphc.analysis.roofline import Machine, measure_machine, parse_machine
+from graphc.analysis.roofline import Machine, parse_machine
 from graphc.analysis.text import duration, nbytes, quantity, table
+from graphc.backends.cuda.roofline import gpu_machine
+from graphc.backends.llvm_cpu.roofline import measure_machine
 from graphc.driver import c_program
 from graphc.errors import ModelError
 from graphc.ir.dtypes import f32, i64
@@ -139,7 +140,7 @@ def test_this_machine():
 
 
 def test_processor_time_that_stands_still(monkeypatch):
-    monkeypatch.setattr("graphc.analysis.peaks.time.thread_time", lambda: 1.0)
+    monkeypatch.setattr("graphc.backends.llvm_cpu.roofline.time.thread_time", lambda: 1.0)
     found = measure_machine(1)
     assert found.flops > 0 and 1e7 < found.cache_bandwidth < 1e14
 

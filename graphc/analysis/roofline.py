@@ -8,13 +8,11 @@ that multiply by special instructions, these instructions' peak.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from graphc.analysis.cost import Cost
 from graphc.errors import ModelError
-from graphc.ir.instructions import DOT4
 
 CACHE = 1 << 20  # bytes a step may touch and still find in the cache
 OVERHEAD = 0.5e-6  # seconds to start a step
@@ -70,25 +68,3 @@ def parse_machine(text: str) -> Machine:
         raise ModelError(f"a machine is GFLOPS,GB/S[,CACHE-GB/S], found {text!r}")
     flops, bandwidth = numbers[0] * 1e9, numbers[1] * 1e9
     return Machine(flops, bandwidth, numbers[2] * 1e9 if len(numbers) == 3 else 4 * bandwidth)
-
-
-def measure_machine(threads: int = 1) -> Machine:
-    """This machine, measured in about a fifth of a second (see peaks).
-
-    The peak is that of one thread times `threads`, the cache's bandwidth too; that of the memory is
-    one thread's.
-    """
-    from graphc.analysis import peaks  # loads LLVM
-
-    cores = min(threads, _cores())
-    memory, cache = peaks.copy_bandwidths()
-    products = peaks.byte_product_peak()
-    own = {} if products is None else {DOT4: cores * products}
-    flops = cores * peaks.multiply_add_peak()
-    return Machine(flops, memory, cores * cache, instructions=own)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -71,7 +71,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from graphc.analysis import report, roofline
+    from graphc.analysis import report
     from graphc.cli.models import open_model
     from graphc.cli.output import progress
 
@@ -84,8 +84,10 @@ def run(args: argparse.Namespace) -> int:
     if args.svg:
         _draw(programs, args.svg)
     if machine is None:
+        from graphc.backends.llvm_cpu.roofline import measure_machine  # loads LLVM
+
         with progress("measuring this machine"):
-            machine = roofline.measure_machine(args.threads or 1)
+            machine = measure_machine(args.threads or 1)
     print(report.summary(graph))
     print("\n" + report.operators(graph))
     if args.all:
@@ -103,17 +105,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _machine(args: argparse.Namespace) -> Machine | None:
     """The machine that is given or, for GPUs, known; None if this one is to be measured."""
-    from graphc.analysis import gpus, roofline
+    from graphc.analysis.roofline import parse_machine
+    from graphc.backends.cuda.roofline import gpu_machine
 
     if args.machine:
-        return roofline.parse_machine(args.machine)
-    return gpus.gpu_machine(args.arch) if args.target == "cuda" else None
+        return parse_machine(args.machine)
+    return gpu_machine(args.arch) if args.target == "cuda" else None
 
 
 def _accesses(model: Model, program: Program, args: argparse.Namespace) -> str:
     """What accesses cost, counted in the simulator on random inputs."""
-    from graphc.analysis.accesses import accesses
     from graphc.backends.cuda import emit
+    from graphc.backends.cuda.simulator.accesses import accesses
     from graphc.backends.cuda.simulator.profile import profile
     from graphc.cli.output import progress
 

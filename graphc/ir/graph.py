@@ -73,11 +73,12 @@ class Value:
 class Op:
     """One operation. `inputs` may hold None for an omitted optional operand.
 
-    `loc` names the ONNX nodes this op came from, through every rewrite.
+    `loc` names the ONNX nodes this op came from, through every rewrite. `memo` keeps what others
+    derive from the definition and the operands (its body); it is forgotten when these change.
     """
 
     __slots__ = (
-        "defn", "inputs", "outputs", "attrs", "regions", "loc", "region", "_memo", "_place",
+        "defn", "inputs", "outputs", "attrs", "regions", "loc", "region", "memo", "_place",
     )  # fmt: skip
 
     def __init__(
@@ -94,7 +95,7 @@ class Op:
         self.outputs = [Value(None, self, k) for k in range(outputs)]
         self.regions = list(regions)
         self.region: Region | None = None
-        self._memo: dict = {}
+        self.memo: dict = {}
         self._place = 0  # where it was last seen in its region: see Region.place
         for region in self.regions:
             region.owner = self
@@ -115,7 +116,7 @@ class Op:
         self.inputs.append(value)
         if value is not None:
             value.uses[self, len(self.inputs) - 1] = None
-        self._memo.clear()
+        self.memo.clear()
 
     def set_input(self, position: int, value: Value | None) -> None:
         old = self.inputs[position]
@@ -124,7 +125,7 @@ class Op:
         self.inputs[position] = value
         if value is not None:
             value.uses[self, position] = None
-        self._memo.clear()
+        self.memo.clear()
 
     def set_inputs(self, values: Sequence[Value | None]) -> None:
         """Replaces all operands."""
@@ -137,7 +138,7 @@ class Op:
             if value is not None:
                 del value.uses[self, position]
         self.inputs = []
-        self._memo.clear()
+        self.memo.clear()
 
     def erase(self) -> None:
         """Removes the op; its outputs must have no uses left."""

@@ -87,12 +87,12 @@ def arguments(op: Op) -> Arguments:
 def op_body(op: Op, output: int = 0) -> Expr:
     """The scalar body of an output of an elementwise or indexed op (see opdef.body)."""
     key = ("body", output)
-    found = op._memo.get(key)
+    found = op.memo.get(key)
     if found is None:
         value = op.outputs[output]
         shape = _shapes(op)[output] if value.type is None else value.tensor.dims
         found = opdef.body(op.defn, arguments(op), shape, output, len(op.outputs))
-        op._memo[key] = found
+        op.memo[key] = found
     return found
 
 
@@ -108,7 +108,7 @@ def _infer_body(op: Op) -> list[Type]:
         shape = shapes[k].dims if isinstance(shapes[k], TensorType) else tuple(shapes[k])
         checked = TensorType(opdef.dtypes.f32, shape)  # rejects negative dimensions
         expr = opdef.body(op.defn, bound, checked.dims, k, len(op.outputs))
-        op._memo["body", k] = expr
+        op.memo["body", k] = expr
         types.append(TensorType(expr.dtype, shape))
     return types
 

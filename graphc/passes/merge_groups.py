@@ -41,7 +41,7 @@ def merged_group(graph: Graph, group: Sequence[Op], name: str) -> Op:
             copy_ops(inner, region, mapping)
             mapping.update((out, mapping[r]) for out, r in zip(op.outputs, inner.results))
         else:
-            copy_op(op, region, mapping)._memo.update(op._memo)
+            copy_op(op, region, mapping).memo.update(op.memo)
     results = results_of(group, set(graph.results))
     region.set_results([mapping[v] for v in results])
     loc = tuple(dict.fromkeys(name for op in group for name in op.loc))

@@ -39,7 +39,7 @@ def clone_movement(graph: Graph, widening: bool = False) -> None:
         for user in op.output.users[1:]:
             copy = Op(op.defn, op.inputs, op.attrs, 1, (), op.loc)
             copy.output.type, copy.output.name = op.output.type, op.output.name
-            copy._memo.update(op._memo)
+            copy.memo.update(op.memo)
             graph.insert_before(op, copy)
             for position, value in enumerate(user.inputs):
                 if value is op.output:

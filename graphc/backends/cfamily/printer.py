@@ -259,17 +259,17 @@ class KernelPrinter:
             self.line(f"const {kind} {self.name(stmt.ref.name)} = {value};")
 
     def _store(self, stmt: Store) -> None:
-        buffer = self._buffer(stmt.buffer)
-        index = self._flat(buffer, stmt.index)
+        buffer = self.buffer(stmt.buffer)
+        index = self.flat(buffer, stmt.index)
         with self.scope(stmt.value, *index):
             value = self.stored(stmt.value, buffer.dtype)
-            self.line(f"{self._place(buffer, index)} = {value};")
+            self.line(f"{self.place(buffer, index)} = {value};")
 
     def stored(self, value: Expr, dtype: DType) -> str:
         """What to assign to an element of a type; an element of the same type is moved as it is."""
         if isinstance(value, Load) and value.dtype is dtype and dtype.bits >= 8:
-            buffer = self._buffer(value.source)
-            return self._place(buffer, self._flat(buffer, value.index))
+            buffer = self.buffer(value.source)
+            return self.place(buffer, self.flat(buffer, value.index))
         return self.spell.store(self.expr(value), dtype)
 
     def _alloc(self, stmt: Alloc) -> None:
@@ -319,12 +319,13 @@ class KernelPrinter:
 
     # ------------------------------------------------------------ memory
 
-    def _buffer(self, name: str) -> Buffer:
+    def buffer(self, name: str) -> Buffer:
+        """The buffer of this name that is in scope."""
         if name not in self.buffers:
             raise InternalError(f"kernel @{self.kernel.name}: unknown buffer {name}")
         return self.buffers[name]
 
-    def _flat(self, buffer: Buffer, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    def flat(self, buffer: Buffer, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """The row-major offset of an index (none for a scalar)."""
         if len(index) != buffer.rank:
             raise InternalError(f"kernel @{self.kernel.name}: {buffer.name}{list(index)}")
@@ -332,7 +333,8 @@ class KernelPrinter:
             return (flatten_index(index, buffer.shape),)
         return tuple(simplify(x) for x in index)
 
-    def _place(self, buffer: Buffer, index: tuple[Expr, ...]) -> str:
+    def place(self, buffer: Buffer, index: tuple[Expr, ...]) -> str:
+        """The element at an offset (see `flat`)."""
         name = self.name(buffer.name)
         if index:
             with self.offsets(True):
@@ -357,7 +359,7 @@ class KernelPrinter:
 
     def _operands(self, node: Expr) -> Sequence[Expr]:
         if isinstance(node, Load):
-            return self._flat(self._buffer(node.source), node.index)
+            return self.flat(self.buffer(node.source), node.index)
         return node.children
 
     def expr(self, node: Expr) -> Text:
@@ -389,8 +391,8 @@ class KernelPrinter:
         if isinstance(node, (Index, Ref, Sym)):
             return Text(self.name(node.name))
         if isinstance(node, Load):
-            buffer = self._buffer(node.source)
-            return self.spell.load(self._place(buffer, self._flat(buffer, node.index)), node.dtype)
+            buffer = self.buffer(node.source)
+            return self.spell.load(self.place(buffer, self.flat(buffer, node.index)), node.dtype)
         if isinstance(node, Call) and node.op.name == "select":
             return self._select(node)
         if isinstance(node, Call):

@@ -151,8 +151,8 @@ class Speller:
             result = infix("+", SUM, product, args[2])
         elif name in ("min", "max", "sign", "floordiv", "mod"):
             result = self.call(f"{name}_{wide}", *args)
-        elif name in _MATH:
-            result = function(_MATH[name] + suffix, *args)
+        elif name in MATH:
+            result = function(MATH[name] + suffix, *args)
         else:
             raise UnsupportedError(f"C cannot compute {name} of {node.dtype}")
         exact = name in ("min", "max", "abs") or wide is node.dtype
@@ -269,7 +269,7 @@ class Speller:
 
 _ARITHMETIC = {"add": ("+", SUM), "sub": ("-", SUM), "mul": ("*", PRODUCT), "div": ("/", PRODUCT)}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_MATH = {
+MATH = {
     "abs": "fabs", "floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc",
     "rem": "fmod", "asin": "asin", "acos": "acos", "atan": "atan",
     **{n: n for n in ("sqrt", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh",

@@ -204,8 +204,8 @@ class LaunchPrinter(KernelPrinter):
         self.instructions.add(stmt.name)
         place, *others = stmt.args
         assert isinstance(place, Load)
-        buffer = self._buffer(place.source)
-        with self.scope(*self._flat(buffer, place.index), *others):
+        buffer = self.buffer(place.source)
+        with self.scope(*self.flat(buffer, place.index), *others):
             texts = [self._operand(place), *(self.stored(x, buffer.dtype) for x in others)]
             self.line(f"{stmt.name}({', '.join(texts)});")
 
@@ -213,8 +213,8 @@ class LaunchPrinter(KernelPrinter):
         """An operand of an instruction; elements are places."""
         if not isinstance(node, Load):
             return str(self.expr(node))
-        buffer = self._buffer(node.source)
-        return self._place(buffer, self._flat(buffer, node.index))
+        buffer = self.buffer(node.source)
+        return self.place(buffer, self.flat(buffer, node.index))
 
     def _warp_reduction(self, stmt: Intrin) -> None:
         """A scalar variable becomes its reduction over the warp, or over each group of so many

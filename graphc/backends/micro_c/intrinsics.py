@@ -159,7 +159,7 @@ class MicroPrinter(VectorPrinter):
         assert isinstance(total, Load) and isinstance(a, Load) and isinstance(w, Load)
         self.functions.add(f"dot4_{a.dtype}")
         with self.scope(*a.index, *w.index):
-            places = [f"&{self._place(self._buffer(x.source), x.index)}" for x in (a, w)]
+            places = [f"&{self.place(self.buffer(x.source), x.index)}" for x in (a, w)]
             name = self.name(total.source)
             arguments = ", ".join([name, *places, str(self.expr(centre))])
             self.line(f"{name} = dot4_{a.dtype}({arguments});")

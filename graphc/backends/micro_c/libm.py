@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from graphc.backends.cfamily.spell import _MATH, Speller, Text, function
+from graphc.backends.cfamily.spell import MATH, Speller, Text, function
 from graphc.errors import UnsupportedError
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import Call
@@ -83,7 +83,7 @@ static inline float sqrt_own(float x)
 """
 OWN = {"trunc": (WHOLE,), "floor": (WHOLE, FLOOR), "ceil": (WHOLE, CEIL), "sqrt": (SQRT,)}
 CALLS = re.compile(
-    rf"\b(?:{'|'.join(sorted({*_MATH.values(), 'copysign', 'remainder'} - {'fabs'}))})f?\("
+    rf"\b(?:{'|'.join(sorted({*MATH.values(), 'copysign', 'remainder'} - {'fabs'}))})f?\("
 )
 
 

@@ -177,7 +177,7 @@ class _VectorLoop:
         return VECTORS[dtype, self.width]
 
     def _store(self, stmt: Store) -> None:
-        buffer = self.p._buffer(stmt.buffer)
+        buffer = self.p.buffer(stmt.buffer)
         with self.p.scope(stmt.value, *stmt.index):
             if stmt.buffer in self.p.vectors:
                 if stmt.index != (self.lane,) or self._kind(buffer.dtype) == "":
@@ -209,11 +209,11 @@ class _VectorLoop:
 
     def _pointer(self, buffer: Buffer, index: Sequence[Expr]) -> str:
         """The address of the first lane's element, if the others are its neighbours."""
-        (flat,) = self.p._flat(buffer, tuple(index)) or (Const(0, i64),)
+        (flat,) = self.p.flat(buffer, tuple(index)) or (Const(0, i64),)
         if is_affine_in(flat, self.lane) != 1:
             raise NotVectors(f"{buffer.name} is not accessed in order")
         start = simplify(substitute(flat, {self.lane: Const(0, i64)}))
-        return f"&{self.p._place(buffer, (start,))}"
+        return f"&{self.p.place(buffer, (start,))}"
 
     # ------------------------------------------------------------ expressions
 
@@ -257,7 +257,7 @@ class _VectorLoop:
         raise NotVectors(f"`{node}`")
 
     def _load(self, node: Load) -> str:
-        buffer = self.p._buffer(node.source)
+        buffer = self.p.buffer(node.source)
         if node.source in self.p.vectors:
             if node.index != (self.lane,):
                 raise NotVectors("another lane")
@@ -363,7 +363,7 @@ class _VectorLoop:
         if isinstance(inner, Call) and inner.op.name == "bxor" and inner.args[0].dtype is u8:
             load, middle = inner.args
             if isinstance(load, Load) and isinstance(middle, Const) and middle.value == 128:
-                loaded = self._loaded(self.p._buffer(load.source), load.index, "b", i8, "u8")
+                loaded = self._loaded(self.p.buffer(load.source), load.index, "b", i8, "u8")
                 signed = self.call("vreinterpretq_s8_u8", loaded)
                 return self.call("veorq_s8", signed, self.call("vdupq_n_s8", "-128"))
         raise NotVectors(f"a cast of `{inner}` to bytes")
@@ -371,7 +371,7 @@ class _VectorLoop:
     def _widened(self, inner: Expr) -> str:
         """Bytes as i32: loaded, or what has been kept within their limits."""
         if isinstance(inner, Load) and inner.source not in self.p.vectors:
-            buffer = self.p._buffer(inner.source)
+            buffer = self.p.buffer(inner.source)
             if inner.dtype is i8:
                 return self._loaded(buffer, inner.index, "b", i32)
             return self.call(

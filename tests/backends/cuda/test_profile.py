@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 from cuda_programs import cuda_of, inputs_of, needs_compiler
 
-from graphc.analysis.accesses import accesses
 from graphc.backends.cuda import CudaSource, emit
+from graphc.backends.cuda.simulator.accesses import accesses
 from graphc.backends.cuda.simulator.profile import KernelProfile, Traffic, profile
 from graphc.ir.kernel_parser import parse_kernel
 from graphc.ir.program import program_of

@@ -1,4 +1,4 @@
-"""What one thread can do at most: multiply-adds from registers, and copies, each measured alone.
+"""The roofline of this machine: what a thread can do at most, each kind of work measured alone.
 
 A library's matrix product is no peak: models may beat it. The loops here do nothing but multiply
 and add vectors that stay in registers, in more independent chains than units are deep.
@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphc.analysis.roofline import Machine
 from graphc.backends.llvm_cpu.emit_dots import has_vnni, vnni_intrinsic
 from graphc.backends.llvm_cpu.jit import compile_module, load_object
 from graphc.backends.llvm_cpu.spell import vector_of
-from graphc.backends.llvm_cpu.target import host_target
+from graphc.backends.llvm_cpu.target import default_threads, host_target
+from graphc.ir.instructions import DOT4
 
 CHAINS = 12  # independent sums: above latency times units on today's processors
 TRIPS = 500_000  # of the loop, in one run
@@ -26,6 +28,20 @@ LARGE, SMALL = 32 << 20, 128 << 10  # bytes copied: far above the caches, and we
 SECONDS = 0.05  # of measuring each
 MEASURABLE = 1e-3  # seconds that clocks tell apart well
 MOST_AT_ONCE = 1000  # runs
+
+
+def measure_machine(threads: int = 1) -> Machine:
+    """This machine, measured in about a fifth of a second.
+
+    The peak is that of one thread times `threads`, the cache's bandwidth too; that of the memory is
+    one thread's.
+    """
+    cores = min(threads, default_threads())
+    memory, cache = copy_bandwidths()
+    products = byte_product_peak()
+    own = {} if products is None else {DOT4: cores * products}
+    flops = cores * multiply_add_peak()
+    return Machine(flops, memory, cores * cache, instructions=own)
 
 
 def multiply_add_peak() -> float:

@@ -1,0 +1,131 @@
+"""Imports run one way, between modules and between rooms, those inside functions included."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = (  # a room imports from those in the lines above its own
+    "errors",
+    "files config ir memplan",
+    "passes frontend",
+    "feeds verify execution runnable bench analysis",
+    "backends.cache backends.cfamily",
+    "backends.c99 backends.micro_c backends.llvm_cpu backends.cuda",
+    "saved",
+    "compiled",
+    "driver",
+    "backend demo",
+    "cli",
+    "__main__",
+)
+LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}
+RETURNS = {  # imports inside functions that close a circle, each for a reason
+    ("ir.expr", "ir.expr_text"): "an expression prints itself",
+    ("ir.graph", "ir.parser"): "a graph is pickled as text",
+    ("ir.graph", "ir.printer"): "a graph prints itself",
+    ("ir.kernel", "ir.printer"): "a kernel prints itself",
+    ("ir.program", "ir.printer"): "a program prints itself",
+    ("ir.infer", "ir.build"): "the type of a composite is that of its body, typed as it is built",
+    ("ir.opdef", "ir.ops"): "who first looks up an operator has all of them registered",
+}
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """The modules by name. The face of the whole and the empty ones are none: they import nothing
+    before they are asked for it."""
+    found = {}
+    for path in sorted((ROOT / "graphc").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT / "graphc").with_suffix("").parts)
+        text = path.read_text()
+        if text and name != "__init__":
+            found[name] = ast.parse(text)
+    return found
+
+
+def imported(tree: ast.Module, package: str = "") -> Iterator[tuple[str, list[str]]]:
+    """What a module of a package imports, anywhere: modules, with names of theirs."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            near = ".".join(package.split(".")[: 1 - node.level or None]) if node.level else ""
+            name = ".".join(part for part in (near, node.module) if part)
+            yield name, [alias.name for alias in node.names]
+
+
+@cache
+def imports() -> set[tuple[str, str]]:
+    """(module, module it imports); what a package's __init__ registers counts as imported by it."""
+    modules, found = sources(), set()
+    for module, tree in modules.items():
+        for name, members in imported(tree, f"graphc.{module}".rpartition(".")[0]):
+            if name.split(".")[0] != "graphc":
+                continue
+            own = name.removeprefix("graphc").removeprefix(".")
+            inner = [f"{own}.{member}".removeprefix(".") for member in members]
+            found |= {(module, home(x)) for x in [i for i in inner if home(i)] or [own]}
+        if any(name == "pkgutil" for name, _ in imported(tree)):
+            package = module.removesuffix(".__init__")
+            found |= {
+                (module, other)
+                for other in modules
+                if other.removesuffix(".__init__").rpartition(".")[0] == package
+            }
+    return {(a, b) for a, b in found if b and a != b}
+
+
+def home(name: str) -> str:
+    """The file of a module or package; "" if there is none."""
+    return next((x for x in (name, f"{name}.__init__") if x in sources()), "")
+
+
+def room(module: str) -> str:
+    """The entry of ROOMS that a module belongs to."""
+    parts = module.split(".")
+    return ".".join(parts[: 2 if parts[0] == "backends" else 1])
+
+
+def short(module: str) -> str:
+    """A package by its own name."""
+    return module.removesuffix(".__init__")
+
+
+def test_rooms_import_from_those_below():
+    for module, other in sorted(imports()):
+        above, below = room(module), room(other)
+        assert above == below or LEVEL[below] < LEVEL[above], f"{module} imports {other}"
+
+
+def test_every_module_is_in_a_room():
+    assert {room(module) for module in sources()} == set(LEVEL)
+
+
+def test_no_import_closes_a_circle():
+    edges = {(short(a), short(b)) for a, b in imports()}
+    assert set(RETURNS) <= edges, "an exception that is needed no more"
+    below: dict[str, set[str]] = {}
+    for module, other in edges - set(RETURNS):
+        below.setdefault(module, set()).add(other)
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        if module not in done:
+            for other in sorted(below.get(module, ())):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in sorted(below):
+        visit(module, ())
+
+
+def test_no_module_takes_what_is_private_to_another():
+    for module, tree in sources().items():
+        for name, members in imported(tree):
+            private = [m for m in members if m.startswith("_") and not m.startswith("__")]
+            assert not (private and name.startswith("graphc")), f"{module}: {name} {private}"
