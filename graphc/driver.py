@@ -255,9 +255,9 @@ def micro_program(
 
 def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
     """A typed static graph as a GPU runs it."""
-    from graphc.backends.cuda.machines import DEFAULT_ARCH
+    from graphc.backends.cuda.machines import DEFAULT_ARCH, VECTOR_BYTES
     from graphc.backends.cuda.operators import GridBuilder
-    from graphc.backends.cuda.strategies import VECTOR_BYTES, strategies
+    from graphc.backends.cuda.strategies import strategies
 
     settings = settings or Settings()
     _check_types(graph)

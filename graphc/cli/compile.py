@@ -172,7 +172,7 @@ def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
 
 
 def _form(args: argparse.Namespace) -> str | None:
-    """What to emit, from --emit, --stop-after or the name of the output; None for an artefact."""
+    """What to emit, from --emit, --stop-after or the name of the output; None for an artifact."""
     suffix = Path(args.output).suffix if args.output else ""
     if args.stop_after is not None:
         implied = {"lowered": "kernel", "planned": "program", "emitted": NATIVE[args.target]}

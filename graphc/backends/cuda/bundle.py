@@ -63,7 +63,8 @@ def launch_plan(source: CudaSource) -> tuple[dict[str, Any], bytes]:
     """The launch plan with everything that a launcher needs, and the weights in one piece.
 
     The `true_shape` of an output whose shape depends on data: the number of the output that holds
-    it, and its first element there.
+    it, and its first element there. Launches `wait` for those on other streams; on those that are
+    `awaited` another stream waits.
     """
     plan = source.plan()
     weights, offsets = _weights(source.program.constants)
@@ -76,8 +77,10 @@ def launch_plan(source: CudaSource) -> tuple[dict[str, Any], bytes]:
         plan["outputs"][number]["true_shape"] = {"output": position, "first": cell}
     planned = schedule(source.steps)
     plan["streams"] = planned.count
-    for launch, after, stream in zip(plan["launches"], planned.after, planned.streams):
-        launch.update(after=list(after), stream=stream)
+    for number, launch in enumerate(plan["launches"]):
+        launch["stream"] = planned.streams[number]
+        launch["waits"] = planned.waits[number]
+        launch["awaited"] = number in planned.awaited
     return plan, weights
 
 

@@ -15,12 +15,12 @@ from graphc.backends.cfamily.names import comment, identifier
 from graphc.backends.cuda.device_math import DeviceSpeller, shorten
 from graphc.backends.cuda.instructions import instruction_text
 from graphc.backends.cuda.launches import Launch, launches
+from graphc.backends.cuda.machines import VECTOR_BYTES
 from graphc.backends.cuda.printer import INDEX, LaunchPrinter, device_helpers
 from graphc.ir.kernel import Kernel
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
 
-ALIGNMENT = 16  # bytes, of which buffers start at multiples
 MAX_NAMED = 4  # steps whose nodes are named before a kernel that many steps share
 INCLUDES = "#include <math.h>\n#include <stdint.h>\n"
 
@@ -70,7 +70,7 @@ def emit(program: Program) -> CudaSource:
     entries: dict[str, list[tuple[str, Launch]]] = {}
     taken: set[str] = set()
     aliased = {s.kernel for s in program.steps if _operands_coincide(program.kernels[s.kernel], s)}
-    misplaced = {s.kernel for s in program.steps if any(x.offset % ALIGNMENT for x in s.slots)}
+    misplaced = {s.kernel for s in program.steps if any(x.offset % VECTOR_BYTES for x in s.slots)}
     for name, kernel in program.kernels.items():
         entries[name] = []
         for launch in launches(shorten(_with_nodes(kernel, program))):

@@ -58,7 +58,8 @@ def image_for(text: str, arch: str) -> bytes:
     older = [name for name in known if name[-1].isdigit() and _number(name) < _number(arch)]
     if not older:
         raise UnsupportedError(
-            f"a GPU of {arch} is too old: the compiler here makes code from {known[0]} on"
+            f"a GPU of {arch} is too old: the compiler here makes code from {known[0]} on; an "
+            "older one may do for it (NVCC is the path of one)"
         )
     return machine_code(text, max(older, key=_number), "ptx")
 
@@ -87,8 +88,10 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except DriverError as error:
-        if "memory" in str(error).lower() and "illegal" not in str(error).lower():
-            raise UnsupportedError(f"the GPU has too little memory: {error}") from error
+        if "out of memory" in str(error).lower():
+            raise UnsupportedError(
+                f"the GPU has too little memory: {error}; free some, or compile for smaller shapes"
+            ) from error
         raise InternalError(str(error)) from error
     except ValueError as error:
         raise ModelError(str(error)) from error

@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
+from graphc.backends.cuda.machines import KIB, STATIC_SHARED, VECTOR_BYTES
 from graphc.backends.cuda.signatures import written
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
@@ -44,8 +45,6 @@ from graphc.ir.simplify import simplify, unflatten_index
 
 THREADS = 256  # of a block, where a kernel does not say
 MAX_BLOCKS = 1 << 16  # of a launch whose threads loop over elements
-STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel may declare on every architecture
-KIB = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,9 @@ def _is_shared(stmt: Stmt) -> TypeGuard[Alloc]:
 
 
 def alignment(buffer: Buffer) -> int:
-    """Of an array in shared memory: 16 bytes, or a KiB if it is so many whole ones, which products
-    of warp groups need of panels."""
-    return 16 if buffer.size * buffer.dtype.size % KIB else KIB
+    """Of an array in shared memory: that of vectors, or a KiB if it is so many whole ones, which
+    products of warp groups need of panels."""
+    return VECTOR_BYTES if buffer.size * buffer.dtype.size % KIB else KIB
 
 
 def shared_place(buffer: Buffer, end: int) -> int:

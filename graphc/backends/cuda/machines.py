@@ -64,6 +64,8 @@ class Machine:
 TURING = ("mma_f16", "mma_s8", "mma_u8", "mma_s8_u8", "mma_u8_s8")
 AMPERE = (*TURING, "mma_bf16", "mma_tf32")
 KIB = 1 << 10
+VECTOR_BYTES = 16  # what a thread reads or writes at once; operands start at multiples of it
+STATIC_SHARED = 48 * KIB  # bytes of shared memory that a kernel may declare on every architecture
 WARP = 32  # threads that go together
 FULL = 1 << 17  # threads that fill a GPU
 SHARED_LIMIT = 227 * KIB  # bytes of shared memory that a block may have on some GPU

@@ -15,8 +15,8 @@ from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
 from graphc.backends.cuda import device_math
 from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS, TEMPLATES, VECTORS
-from graphc.backends.cuda.launches import KIB, Launch, alignment, shared_place
-from graphc.backends.cuda.machines import SHARED_LIMIT, WARP
+from graphc.backends.cuda.launches import Launch, alignment, shared_place
+from graphc.backends.cuda.machines import KIB, SHARED_LIMIT, WARP
 from graphc.backends.cuda.signatures import WARP_REDUCTIONS, WARP_RUNNING, mismatch
 from graphc.ir import dtypes
 from graphc.ir.expr import Const, Expr, Index, Load, Ref, call

@@ -30,6 +30,20 @@ class Schedule:
         """The number of streams."""
         return max(self.streams, default=0) + 1
 
+    @property
+    def waits(self) -> list[list[int]]:
+        """Per launch, those on other streams that it must follow."""
+        return [
+            [other for other in after if self.streams[other] != stream]
+            for after, stream in zip(self.after, self.streams)
+        ]
+
+    @property
+    def awaited(self) -> set[int]:
+        """Launches that another stream waits for: the first one, at the end, for all the others."""
+        last = {stream: number for number, stream in enumerate(self.streams) if stream}
+        return {*last.values(), *(other for waits in self.waits for other in waits)}
+
 
 def schedule(steps: Sequence[LaunchStep]) -> Schedule:
     """The dependencies and streams of launches in order."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from graphc.backends.cuda.launches import STATIC_SHARED
+from graphc.backends.cuda.machines import STATIC_SHARED
 from graphc.backends.cuda.runtime import Driver, DriverError
 from graphc.backends.cuda.simulator.build import POISON, library_of
 from graphc.backends.cuda.simulator.translate import KERNEL, POINTER

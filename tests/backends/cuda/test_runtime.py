@@ -13,7 +13,7 @@ from graphc.backends.cuda import gpu
 from graphc.backends.cuda.bundle import launch_plan
 from graphc.backends.cuda.emit import emit
 from graphc.backends.cuda.runtime import DeviceArray, DriverError, Model, adopt
-from graphc.backends.cuda.runtime.artefact import code_for, load
+from graphc.backends.cuda.runtime.artifact import code_for, load
 from graphc.backends.cuda.runtime.driver import DriverMissing
 from graphc.backends.cuda.runtime.model import MAX_GRAPHS
 from graphc.driver import cuda_program
@@ -72,7 +72,7 @@ def test_a_missing_dependency_would_show():
     source = emit(cuda_program(graph_of(BRANCHES)))
     plan, weights = launch_plan(source)
     for launch in plan["launches"]:
-        launch["after"] = []
+        launch["waits"] = []
     with pytest.raises(AssertionError):
         for seed in range(10):
             model = Model(plan, weights, source.text.encode(), FakeDriver(seed))

@@ -198,20 +198,13 @@ def _tensors(kind: str, entries: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _launches(name: str, plan: Mapping[str, Any]) -> list[str]:
-    launches = plan["launches"]
     starts = [constant["offset"] for constant in plan["constants"]]
-    waits = [
-        [n for n in launch["after"] if launches[n]["stream"] != launch["stream"]]
-        for launch in launches
-    ]
-    last = {launch["stream"]: n for n, launch in enumerate(launches) if launch["stream"]}
-    awaited = {*last.values(), *(n for each in waits for n in each)}
     lines, rows = [], []
-    for number, launch in enumerate(launches):
+    for number, launch in enumerate(plan["launches"]):
         arguments = [_argument(a, starts) for a in launch["arguments"]]
         lines += _table("Argument", f"arguments_{number}", arguments)
-        lines += _table("int", f"waits_{number}", [str(n) for n in waits[number]])
-        rows.append(_row(name, number, launch, waits[number], number in awaited))
+        lines += _table("int", f"waits_{number}", [str(n) for n in launch["waits"]])
+        rows.append(_row(name, number, launch))
     return [*lines, *_table("Launch", "launches", rows)]
 
 
@@ -222,18 +215,14 @@ def _argument(argument: Mapping[str, Any], starts: list[int]) -> str:
     return f"{{Space::{SPACES[space]}, {index}, {offset}}}"
 
 
-def _row(name: str, number: int, launch: Mapping[str, Any], waits: list[int], awaited: bool) -> str:
+def _row(name: str, number: int, launch: Mapping[str, Any]) -> str:
     """One launch."""
-    function = launch["function"]
-    grid, block = (_three(launch[key]) for key in ("grid", "block"))
+    function, waits = launch["function"], launch["waits"]
+    grid, block = (f"{{{launch[key]}, 1, 1}}" for key in ("grid", "block"))
+    awaited = "true" if launch["awaited"] else "false"
     arguments = f"arguments_{number}" if launch["arguments"] else "nullptr"
     return (
         f'{{reinterpret_cast<const void *>({name}_{function}), "{function}", {grid}, {block}, '
-        f"{launch.get('shared', 0)}, {arguments}, {len(launch['arguments'])}, {launch['stream']}, "
-        f"{f'waits_{number}' if waits else 'nullptr'}, {len(waits)}, {str(awaited).lower()}}}"
+        f"{launch['shared']}, {arguments}, {len(launch['arguments'])}, {launch['stream']}, "
+        f"{f'waits_{number}' if waits else 'nullptr'}, {len(waits)}, {awaited}}}"
     )
-
-
-def _three(size: Any) -> str:
-    sizes = [size] if isinstance(size, int) else list(size)
-    return "{" + ", ".join(map(str, [*sizes, 1, 1][:3])) + "}"

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER))
 
 from graphc_cuda import DriverError, DriverMissing, Model, adopt  # noqa: E402
-from graphc_cuda.artefact import load as load_folder  # noqa: E402
+from graphc_cuda.artifact import load as load_folder  # noqa: E402
 
 __all__ = ["adopt", "load", "main"]
 

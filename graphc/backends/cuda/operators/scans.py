@@ -35,13 +35,13 @@ def is_worth_it(what: Running) -> bool:
 
 
 def running(k: Collectives, what: Running) -> None:
-    if _lies_along(k, what):
+    if _lies_along(what):
         _by_tiles(k, what)
     else:
         _by_parts(k, what)
 
 
-def _lies_along(k: Collectives, what: Running) -> bool:
+def _lies_along(what: Running) -> bool:
     """Whether neighbouring positions of a line are neighbours in memory, as far as they are read,
     or at least lines are not."""
     if math.prod(what.lines) == 1:

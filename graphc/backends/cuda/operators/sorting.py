@@ -141,7 +141,7 @@ def _sort(
 
         def each(extent: int, use: Callable[[Place, Expr, Expr], None]) -> None:
             """All of so many items of the lines; what are neighbours in memory, together."""
-            _each(k, g, block, extent, across, lambda own, n: within_lines(own, n, use))
+            _each(g, block, extent, across, lambda own, n: within_lines(own, n, use))
 
         def within_lines(own: Expr, n: Expr, use: Callable[[Place, Expr, Expr], None]) -> None:
             with within(k, first * block.together + own, lines) as line:
@@ -167,9 +167,8 @@ def _fill(k: Collectives, g: Grid, block: _Block, held: tuple[Buffer, ...], item
 
 
 def _each(
-    k: Collectives, g: Grid, block: _Block, extent: int, across: bool,
-    use: Callable[[Expr, Expr], None],
-) -> None:  # fmt: skip
+    g: Grid, block: _Block, extent: int, across: bool, use: Callable[[Expr, Expr], None]
+) -> None:
     """Every line of a block and every item below an extent, threads next to one another at what
     lies next to one another."""
     with g.shares(block.together * extent, "unroll") as at:

@@ -7,7 +7,7 @@ numpy, and one of PyCUDA and cuda-python, and is copied as it is beside the mode
     cuda_python     through NVIDIA's cuda-python
     arrays          arrays in the memory of a GPU, exchanged with other libraries without copies
     model           a launch plan with its weights and machine code, ready to run
-    artefact        the same from the files of a folder
+    artifact        the same from the files of a folder
 """
 
 from .arrays import DeviceArray, adopt

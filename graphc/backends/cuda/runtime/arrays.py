@@ -43,7 +43,7 @@ def element_type(name: str) -> np.dtype:
 
 class DeviceArray:
     """A contiguous array at `pointer` in the memory of a GPU. `owner` keeps the memory alive;
-    `release` is called when the array is dropped. `settled` is the number of a stream that must be
+    `release` is called when the array is dropped. `stream` is the number of a stream that must be
     done before the contents are read, None if they are in order with the legacy default stream."""
 
     def __init__(

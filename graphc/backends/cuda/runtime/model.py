@@ -62,6 +62,7 @@ class Launch:
     arguments: tuple[tuple[str, int, int], ...]  # space, number, offset in bytes
     stream: int
     waits: tuple[int, ...]  # launches on other streams that must be done
+    awaited: bool  # whether another stream waits for it
     where: str
 
 
@@ -96,7 +97,8 @@ class Model:
             self._launches = [_launch(driver, module, entry, plan) for entry in plan["launches"]]
             self._stream = self._memory.stream()
             self._branch_streams = [self._memory.stream(apart=True) for _ in range(plan["streams"])]
-            self._events = _events(self._memory, self._launches)
+            awaited = (n for n, launch in enumerate(self._launches) if launch.awaited)
+            self._events = {number: self._memory.event() for number in awaited}
             self._start = self._memory.event()
             self._timed = (self._memory.event(timed=True), self._memory.event(timed=True))
             self._arena = self._memory.allocate(plan["arena_bytes"])
@@ -321,7 +323,7 @@ class _HostSide:
 
 def _launch(driver: Driver, module: Any, entry: Mapping[str, Any], plan: Mapping) -> Launch:
     """A launch of the plan, with its function; DriverError names it."""
-    name, shared, stream = entry["function"], entry.get("shared", 0), entry["stream"]
+    name, shared = entry["function"], entry["shared"]
     nodes = ", ".join(entry["nodes"])
     where = f"kernel {name} (of {nodes})" if nodes else f"kernel {name}"
     starts = [constant["offset"] for constant in plan["constants"]]
@@ -329,27 +331,15 @@ def _launch(driver: Driver, module: Any, entry: Mapping[str, Any], plan: Mapping
         (a["space"], a["index"], a["offset"] + (starts[a["index"]] if a["space"] == "const" else 0))
         for a in entry["arguments"]
     )
-    waits = [n for n in entry["after"] if plan["launches"][n]["stream"] != stream]
     try:
         function = driver.function(module, name, shared)
     except DriverError as error:
         asks = f", which asks for {shared} bytes of shared memory" if shared else ""
         raise DriverError(f"{where}{asks}: {error}") from error
-    grid, block = (_three(entry[key]) for key in ("grid", "block"))
-    return Launch(function, grid, block, shared, arguments, stream, tuple(waits), where)
-
-
-def _three(size: Any) -> tuple[int, int, int]:
-    sizes = [size] if isinstance(size, int) else list(size)
-    x, y, z = [*sizes, 1, 1][:3]
-    return x, y, z
-
-
-def _events(memory: Memory, launches: Sequence[Launch]) -> dict[int, Any]:
-    """An event for every launch that another stream waits for."""
-    last = {launch.stream: number for number, launch in enumerate(launches) if launch.stream}
-    needed = {*last.values(), *(n for launch in launches for n in launch.waits)}
-    return {number: memory.event() for number in sorted(needed)}
+    return Launch(
+        function, (entry["grid"], 1, 1), (entry["block"], 1, 1), shared, arguments,
+        entry["stream"], tuple(entry["waits"]), entry["awaited"], where,
+    )  # fmt: skip
 
 
 @contextmanager

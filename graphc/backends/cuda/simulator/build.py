@@ -15,6 +15,7 @@ import numpy as np
 
 from graphc.backends.cfamily.hostcc import shared_library
 from graphc.backends.cuda.emit import CudaSource, LaunchStep
+from graphc.backends.cuda.machines import VECTOR_BYTES
 from graphc.backends.cuda.simulator.translate import translate
 from graphc.errors import InternalError, ModelError
 from graphc.ir.imperative import SIZES
@@ -28,7 +29,6 @@ FLAGS = (
 )  # fmt: skip
 ORDERS = (0, 1)  # ascending and descending; larger numbers seed shuffled orders
 POISON = 0xFF
-ALIGNMENT = 16  # bytes of the widest vector
 
 Runner = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
@@ -130,7 +130,7 @@ class Run:
 def _as_copied(array: np.ndarray) -> np.ndarray:
     """An array as a device has its copy: contiguous, and where any vector may begin."""
     array = np.ascontiguousarray(array)
-    return array.copy() if array.ctypes.data % ALIGNMENT else array
+    return array.copy() if array.ctypes.data % VECTOR_BYTES else array
 
 
 def _bounded_outputs(source: CudaSource) -> set[int]:

@@ -19,8 +19,6 @@ from graphc.backends.cuda.strategies.windows import lower_windows
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.program import Strategy
 
-VECTOR_BYTES = 16  # what threads read and write at once; operands start at multiples of it
-
 
 def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequence[Strategy]:
     """Attention, contractions, row reductions; for everything else a thread per output element.

@@ -17,9 +17,9 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from graphc.backends.cuda.machines import FULL, WARP
+from graphc.backends.cuda.machines import FULL, VECTOR_BYTES, WARP
 from graphc.backends.cuda.strategies.rows.sweeps import HELD, Sweep, Sweeper, placed
-from graphc.backends.cuda.strategies.vectors import BYTES, compute_points, store_points
+from graphc.backends.cuda.strategies.vectors import compute_points, store_points
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Const,
@@ -128,14 +128,14 @@ def _together(indices: list[Index], points: list[Point]) -> int:
     """How many neighbours take 16 bytes of the widest type that is read or written."""
     sizes = [x.output.dtype.size for x in points]
     sizes += [load.dtype.size for x in points for load in loads(x.expr)]
-    return math.gcd(max(1, BYTES // max(sizes)), indices[-1].count)
+    return math.gcd(max(1, VECTOR_BYTES // max(sizes)), indices[-1].count)
 
 
 def _steps(indices: list[Index], points: list[Point], together: int) -> int:
     """How many vectors a thread takes."""
     elements = math.prod(x.count for x in indices)
     read = {x for p in points for x in loads(p.expr) if free_indices(x) >= {*indices}}
-    size = together * sum(x.dtype.size for x in read) or BYTES
+    size = together * sum(x.dtype.size for x in read) or VECTOR_BYTES
     most = min(MOST_STEPS, HELD // together, elements // together // FULL)
     steps = 1
     while steps * 2 <= most and steps * size < AHEAD:

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+from graphc.backends.cuda.machines import VECTOR_BYTES
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute
 from graphc.ir.expr_text import to_text
 from graphc.ir.kernel import Buffer, For, Intrin, KernelBuilder
 from graphc.ir.simplify import simplify, to_poly
 from graphc.passes.lower.nest import Point
-
-BYTES = 16  # of an access
 
 T = TypeVar("T")
 
@@ -26,7 +25,7 @@ def are_neighbours(dtype: DType, offsets: Sequence[Expr]) -> bool:
     """Whether elements follow one another, the first at a multiple of how many there are, and one
     access may take them all."""
     count = len(offsets)
-    if count < 2 or dtype.bits < 8 or count * dtype.size > BYTES:
+    if count < 2 or dtype.bits < 8 or count * dtype.size > VECTOR_BYTES:
         return False
     first = simplify(offsets[0])
     is_aligned = all(factor % count == 0 for factor in to_poly(first).values())
@@ -126,5 +125,5 @@ def store_points(k: KernelBuilder, points: Sequence[Point], n: Expr) -> None:
 
 def _pieces(buffer: Buffer, values: Sequence[T]) -> list[Sequence[T]]:
     """What belongs to the elements of a buffer, by those that one access takes."""
-    count = max(1, BYTES // max(buffer.dtype.size, 1))
+    count = max(1, VECTOR_BYTES // max(buffer.dtype.size, 1))
     return [values[n : n + count] for n in range(0, len(values), count)]

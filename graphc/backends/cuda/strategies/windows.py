@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from graphc.backends.cuda.machines import Machine
+from graphc.backends.cuda.machines import VECTOR_BYTES, Machine
 from graphc.backends.cuda.strategies.contraction.blocks import wide_sums
 from graphc.backends.cuda.strategies.vectors import compute_points, each_neighbour, read_neighbours
 from graphc.ir.dtypes import i64
@@ -58,7 +58,6 @@ from graphc.passes.lower.nest import Point
 from graphc.passes.lower.reductions import combined
 from graphc.passes.lower.spaces import count, drop_units, flatten_loads, shapes_of, split_divided
 
-BYTES = 16  # that a thread reads at once
 MAX_CHANNELS = 8  # of a patch
 PATCHES = (1, 2, 4, 7, 8)  # outputs along a dimension
 MAX_SUMS = 48  # registers of a thread for sums
@@ -270,7 +269,7 @@ def _patches(found: Windows) -> Iterator[Patch]:
     channels = found.channels.count
     *outer, last = found.slides
     for wide in (1, 2, 4, 8):
-        if channels % wide or wide > min(MAX_CHANNELS, BYTES // size):
+        if channels % wide or wide > min(MAX_CHANNELS, VECTOR_BYTES // size):
             continue
         for columns in _lengths(last.index):
             yield Patch(1, columns, wide, len(outer))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from graphc.backends.cuda.machines import WARP, Machine
+from graphc.backends.cuda.machines import VECTOR_BYTES, WARP, Machine
 from graphc.backends.cuda.strategies.attention.blocks import (
     NOTHING,
     AttentionBlocks,
@@ -23,7 +23,7 @@ from graphc.backends.cuda.strategies.attention.blocks import (
 )
 from graphc.backends.cuda.strategies.contraction.operands import Operand, strided
 from graphc.backends.cuda.strategies.rows.nest import lower_rows
-from graphc.backends.cuda.strategies.vectors import BYTES, loaded
+from graphc.backends.cuda.strategies.vectors import loaded
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import (
     Const,
@@ -131,7 +131,7 @@ def _step(offset: Expr, index: Index) -> int:
 def _chunk(operand: Operand, along: int) -> int:
     """How many neighbours along an extent one access takes."""
     size = max((x.dtype.size for x in loads(operand.expr)), default=4)
-    return math.gcd(along, BYTES // size)
+    return math.gcd(along, VECTOR_BYTES // size)
 
 
 class _FewRows(AttentionBlocks):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graphc.backends.cuda.machines import Machine, fastest
+from graphc.backends.cuda.machines import STATIC_SHARED, Machine, fastest
 from graphc.backends.cuda.strategies.attention.blocks import AttentionBlocks, padded
 from graphc.backends.cuda.strategies.contraction.operands import Operand, strided
 from graphc.ir.dtypes import f32
@@ -23,7 +23,7 @@ from graphc.passes.lower.spaces import count
 
 SIDE = 16  # threads along rows, and along keys or columns
 WIDEST = 256  # depth and columns
-SHARED_FLOATS = (48 << 10) // 4
+SHARED_FLOATS = STATIC_SHARED // 4
 CHUNK = 8  # products between which the loop over them is not unrolled
 
 

@@ -118,7 +118,7 @@ class BlockedContraction:
             -(-self.a.count // self.block_rows),
             -(-self.b.count // self.block_columns),
         )
-        together = self._rows_together(*tiles)
+        together = self._rows_together(tiles[0])
         groups = (tiles[0] // together, tiles[1], together)
         extents = (*(x.count for x in outer), *groups)
         with self.k.loop(math.prod(extents), "block", name="block") as block:
@@ -136,9 +136,10 @@ class BlockedContraction:
         params = [flat_buffer(b) for b in (*inputs, *(o.buffer for o in computation.outputs))]
         return Kernel(name, tuple(params), self.k.body(), computation.label)
 
-    def _rows_together(self, rows: int, columns: int) -> int:
-        """How many blocks of a column follow one another: those that run at once should share as
-        much as they can of both operands, which is most where they cover a square."""
+    def _rows_together(self, rows: int) -> int:
+        """How many blocks of a column, which has `rows`, follow one another: those that run at
+        once should share as much as they can of both operands, which is most where they cover a
+        square."""
         side = math.sqrt(AT_ONCE * self.block_columns / self.block_rows)
         return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= max(side, 1))
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from graphc.backends.cuda.machines import WARP, Machine
+from graphc.backends.cuda.machines import VECTOR_BYTES, WARP, Machine
 from graphc.backends.cuda.strategies.contraction.blocks import (
     BlockedContraction,
     FlatContraction,
@@ -57,8 +57,7 @@ MIN_SIDE = 8  # rows and columns, below which a tile is mostly empty
 STAGES = 2  # slices in shared memory
 LANE_ROWS, LANE_COLUMNS = 4, 8
 BANKS = 32
-BYTES = 16  # of a vector
-FLOATS_AT_ONCE = BYTES // 4
+FLOATS_AT_ONCE = VECTOR_BYTES // 4
 LARGE_BLOCK = 256  # threads, of which two blocks have 128 registers each
 UNHIDDEN = 0.5  # of the time that operands take on their way, beside products
 OTHERS = 56  # registers of a thread beside sums and operands
@@ -259,7 +258,7 @@ class _Side:
         self.is_vector = is_float and self.words.contiguous(along)
         if not self.is_vector and operand.is_near_across:
             self.along_depth = False  # lanes keep their positions, and so most of their addresses
-        self.together = math.gcd(own, BYTES // tiles.dtype.size)
+        self.together = math.gcd(own, VECTOR_BYTES // tiles.dtype.size)
         row, stages = width, STAGES * tiles.tile.shares
         if self.along_depth:
             row = max(width, BANKS) if self.is_vector else width + PADDING

@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from graphc.backends.cuda.machines import FULL, WARP
+from graphc.backends.cuda.machines import FULL, VECTOR_BYTES, WARP
 from graphc.backends.cuda.strategies.rows.sweeps import AHEAD, HELD
-from graphc.backends.cuda.strategies.vectors import BYTES
 from graphc.ir.expr import (
     Call,
     Const,
@@ -182,7 +181,7 @@ def _vector(points: list[Point], stored: list[Point], along: set[Index]) -> int:
     stored for some of the points."""
     sizes = [x.dtype.size for p in points for x in loads(p.expr) if free_indices(x) & along]
     sizes += [p.output.dtype.size for p in stored if free_indices(p.offset) & along]
-    return max(1, BYTES // max(sizes, default=BYTES))
+    return max(1, VECTOR_BYTES // max(sizes, default=VECTOR_BYTES))
 
 
 def _threads(elements: int, vector: int, rows: int) -> int:
