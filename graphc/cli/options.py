@@ -124,7 +124,7 @@ def rtol(args: argparse.Namespace) -> float:
 def add_passes(parser: argparse.ArgumentParser) -> None:
     """The user's own pipeline and passes."""
     parser.add_argument("--passes", metavar="P,Q{option=value}",
-                        help="a pipeline in place of the target's own")  # fmt: skip
+                        help="a pipeline in place of the usual one")  # fmt: skip
     parser.add_argument("--plugin", metavar="FILE.py", action="append", default=[],
                         help="a file that registers passes or rules; its passes run before layouts "
                         "are chosen (or where --passes names them); repeatable")  # fmt: skip

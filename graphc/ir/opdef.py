@@ -146,21 +146,22 @@ FUSED = register(OpDef("fused", "core", attrs={"name": ""}, outputs=None))
 
 # ---------------------------------------------------------------- decorators
 
+REQUIRED = inspect.Parameter.empty
+"""In a dict of attributes that operators share: one that has no default."""
+
 
 def _make(name: str, form: str, function: Callable, skip: int, **options) -> OpDef:
-    params, attrs, required = [], {}, set()
+    params: list[Param] = []
+    attrs: dict[str, Any] = {}
+    required: set[str] = set()
     signature = inspect.signature(function, eval_str=True)
     for position, parameter in enumerate(signature.parameters.values()):
         if position < skip:
             continue
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            attrs[parameter.name] = parameter.default
-            if parameter.default is parameter.empty:
-                attrs[parameter.name] = None
-                required.add(parameter.name)
-            continue
-        if parameter.kind is parameter.VAR_KEYWORD:
-            attrs |= parameter.annotation
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
+            declared = _declared(name, parameter)
+            required |= {key for key, default in declared.items() if default is REQUIRED}
+            attrs |= {key: None if d is REQUIRED else d for key, d in declared.items()}
             continue
         accepts = parameter.annotation if parameter.annotation is not parameter.empty else Any_
         variadic = parameter.kind is parameter.VAR_POSITIONAL
@@ -175,6 +176,18 @@ def _make(name: str, form: str, function: Callable, skip: int, **options) -> OpD
             required_attrs=frozenset(required), doc=doc, **options,
         )
     )  # fmt: skip
+
+
+def _declared(name: str, parameter: inspect.Parameter) -> dict[str, Any]:
+    """The attributes that a parameter declares, with their defaults."""
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        return {parameter.name: parameter.default}
+    if not isinstance(parameter.annotation, dict):
+        raise ModelError(
+            f"operator {name}: **{parameter.name} declares the attributes of a dict: annotate it "
+            f"as **{parameter.name}: SHARED"
+        )
+    return parameter.annotation
 
 
 def op(name: str, *, infer=None, outputs: int | None = 1, domain: str = "", traits=()) -> Callable:

@@ -16,7 +16,7 @@ import numpy as np
 from graphc.errors import ModelError
 from graphc.ir.dtypes import DType, f32, f64, i64
 from graphc.ir.expr import Expr, call, isnan, select
-from graphc.ir.opdef import Bool, Float, Int, Number, composite, imperative
+from graphc.ir.opdef import REQUIRED, Bool, Float, Int, Number, composite, imperative
 from graphc.ir.ops.traditional_ml import DOMAIN, label_array, post_transformed
 from graphc.ir.types import TensorType
 
@@ -211,8 +211,22 @@ def _expand_members(forest: Forest, values) -> None:
 # ---------------------------------------------------------------- the older pair of operators
 
 
-def _forest_by_ids(nodes: dict, votes: tuple, targets: int) -> Forest:
+_NODES = ("treeids", "nodeids", "featureids", "modes", "truenodeids", "falsenodeids")
+NODES = {
+    **{f"nodes_{name}": REQUIRED for name in _NODES},
+    "nodes_values": None,
+    "nodes_values_as_tensor": None,
+    "nodes_missing_value_tracks_true": None,
+    "nodes_hitrates": None,
+    "nodes_hitrates_as_tensor": None,
+}
+"""The attributes of the nodes of all trees, an element each. How often nodes were met is not used.
+"""
+
+
+def _forest_by_ids(given: dict, values: np.ndarray, votes: tuple, targets: int) -> Forest:
     """A Forest from nodes named by (tree, node) ids, and votes (tree, node, target, weight)."""
+    nodes = {name: given[f"nodes_{name}"] for name in _NODES}
     count = len(nodes["treeids"])
     keys = list(zip(nodes["treeids"], nodes["nodeids"]))
     inner: dict[tuple[int, int], int] = {}
@@ -234,14 +248,14 @@ def _forest_by_ids(nodes: dict, votes: tuple, targets: int) -> Forest:
         return inner[key] if key in inner else -1 - leaf[key]
 
     rows = [n for n in range(count) if keys[n] in inner]
-    tracks = nodes["missing"] or [0] * count
+    tracks = given["nodes_missing_value_tracks_true"] or [0] * count
     unknown = {nodes["modes"][n] for n in rows} - set(_MODES)
     if unknown:
         raise ModelError(f"nodes_modes holds {sorted(unknown)[0]!r}")
     first = {tree: (tree, node) for tree, node in reversed(keys)}
     return Forest(
         [nodes["featureids"][n] for n in rows],
-        [float(nodes["values"][n]) for n in rows],
+        [float(values[n]) for n in rows],
         [_MODES[nodes["modes"][n]] for n in rows],
         [position(nodes["treeids"][n], nodes["truenodeids"][n]) for n in rows],
         [position(nodes["treeids"][n], nodes["falsenodeids"][n]) for n in rows],
@@ -258,26 +272,19 @@ def _either(as_floats, as_tensor):
 
 @composite("TreeEnsembleRegressor", domain=DOMAIN)
 def tree_ensemble_regressor(
-    b, x: Number, *, nodes_treeids, nodes_nodeids, nodes_featureids, nodes_modes,
-    nodes_truenodeids, nodes_falsenodeids, target_treeids, target_nodeids, target_ids,
-    nodes_values=None, nodes_values_as_tensor=None, target_weights=None,
+    b, x: Number, *, target_treeids, target_nodeids, target_ids, target_weights=None,
     target_weights_as_tensor=None, base_values=None, base_values_as_tensor=None,
-    nodes_missing_value_tracks_true=None, nodes_hitrates=None, nodes_hitrates_as_tensor=None,
     aggregate_function: str = "SUM", n_targets: int = 1, post_transform: str = "NONE",
+    **nodes: NODES,
 ):  # fmt: skip
     """The aggregated leaf weights of all trees for each row, as float32.
 
     A single target is not transformed, as in ONNX Runtime.
     """
-    values = _either(nodes_values, nodes_values_as_tensor)
-    nodes = {
-        "treeids": nodes_treeids, "nodeids": nodes_nodeids, "featureids": nodes_featureids,
-        "modes": nodes_modes, "truenodeids": nodes_truenodeids, "values": values,
-        "falsenodeids": nodes_falsenodeids, "missing": nodes_missing_value_tracks_true,
-    }  # fmt: skip
+    values = _either(nodes["nodes_values"], nodes["nodes_values_as_tensor"])
     weights = _either(target_weights, target_weights_as_tensor)
     votes = (target_treeids, target_nodeids, target_ids, weights)
-    forest = _forest_by_ids(nodes, votes, n_targets)
+    forest = _forest_by_ids(nodes, values, votes, n_targets)
     base = _either(base_values, base_values_as_tensor)
     scores = _aggregated(b, forest, x, aggregate_function, base, _compared_in(x, values))
     if n_targets > 1:
@@ -287,30 +294,23 @@ def tree_ensemble_regressor(
 
 @composite("TreeEnsembleClassifier", outputs=2, domain=DOMAIN)
 def tree_ensemble_classifier(
-    b, x: Number, *, nodes_treeids, nodes_nodeids, nodes_featureids, nodes_modes,
-    nodes_truenodeids, nodes_falsenodeids, class_treeids, class_nodeids, class_ids,
-    nodes_values=None, nodes_values_as_tensor=None, class_weights=None,
+    b, x: Number, *, class_treeids, class_nodeids, class_ids, class_weights=None,
     class_weights_as_tensor=None, base_values=None, base_values_as_tensor=None,
-    nodes_missing_value_tracks_true=None, nodes_hitrates=None, nodes_hitrates_as_tensor=None,
     classlabels_int64s=None, classlabels_strings=None, post_transform: str = "NONE",
+    **nodes: NODES,
 ):  # fmt: skip
     """The label with the largest sum of leaf weights of each row, and the sums of all labels.
 
     Two labels and weights for class 0 alone mean a binary decision: see `_two_classes`.
     """
-    values = _either(nodes_values, nodes_values_as_tensor)
-    nodes = {
-        "treeids": nodes_treeids, "nodeids": nodes_nodeids, "featureids": nodes_featureids,
-        "modes": nodes_modes, "truenodeids": nodes_truenodeids, "values": values,
-        "falsenodeids": nodes_falsenodeids, "missing": nodes_missing_value_tracks_true,
-    }  # fmt: skip
+    values = _either(nodes["nodes_values"], nodes["nodes_values_as_tensor"])
     labels = label_array(classlabels_int64s, classlabels_strings)
     weights = _either(class_weights, class_weights_as_tensor)
     base = _either(base_values, base_values_as_tensor)
     kind = _compared_in(x, values)
     single = len(labels) == 2 and set(class_ids) == {0}
     votes = (class_treeids, class_nodeids, class_ids, weights)
-    forest = _forest_by_ids(nodes, votes, 1 if single else len(labels))
+    forest = _forest_by_ids(nodes, values, votes, 1 if single else len(labels))
     scores = _aggregated(b, forest, x, "SUM", base, kind)
     if single:
         return _two_classes(b, scores, labels, post_transform, min(weights) >= 0)
