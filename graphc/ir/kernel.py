@@ -188,6 +188,15 @@ def walk_stmts(body: Body) -> Iterator[Stmt]:
             yield from walk_stmts(inner)
 
 
+def map_nested(stmt: Stmt, on_body: Callable[[Body], Body]) -> Stmt:
+    """The same statement with the statement lists nested directly in it rewritten."""
+    if isinstance(stmt, (For, While)):
+        return replace(stmt, body=on_body(stmt.body))
+    if isinstance(stmt, If):
+        return replace(stmt, then=on_body(stmt.then), orelse=on_body(stmt.orelse))
+    return stmt
+
+
 def map_body(body: Body, on_expr: Callable[[Expr], Expr]) -> Body:
     """The same statements with every expression rewritten."""
     return tuple(map_stmt(s, on_expr) for s in body)
@@ -265,7 +274,7 @@ def without_unread(body: Body) -> Body:
 
 def _without(body: Body, names: set[str]) -> Body:
     kept = (s for s in body if _defines(s) not in names)
-    return tuple(with_bodies(s, [_without(b, names) for b in bodies(s)]) for s in kept)
+    return tuple(map_nested(s, lambda inner: _without(inner, names)) for s in kept)
 
 
 def _defines(stmt: Stmt) -> str:
@@ -275,13 +284,6 @@ def _defines(stmt: Stmt) -> str:
     if isinstance(stmt, Alloc):
         return stmt.buffer.name
     return stmt.buffer if isinstance(stmt, Store) else ""
-
-
-def with_bodies(stmt: Stmt, inner: Sequence[Body]) -> Stmt:
-    """The same statement with other statements nested in it, in the order of `bodies`."""
-    if isinstance(stmt, (For, While)):
-        return replace(stmt, body=inner[0])
-    return replace(stmt, then=inner[0], orelse=inner[1]) if isinstance(stmt, If) else stmt
 
 
 # ---------------------------------------------------------------- building

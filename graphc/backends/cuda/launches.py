@@ -36,8 +36,8 @@ from graphc.ir.kernel import (
     Let,
     Stmt,
     Store,
-    While,
     exprs,
+    map_nested,
     substitute_body,
     walk_stmts,
 )
@@ -254,9 +254,5 @@ def _serial_stmt(stmt: Stmt) -> Stmt:
         ):
             raise InternalError("threads with barriers cannot be run by one thread")
         kind = "serial" if stmt.kind in ("parallel", "block", "thread") else stmt.kind
-        return replace(stmt, kind=kind, body=_serial(stmt.body))
-    if isinstance(stmt, While):
-        return replace(stmt, body=_serial(stmt.body))
-    if isinstance(stmt, If):
-        return replace(stmt, then=_serial(stmt.then), orelse=_serial(stmt.orelse))
-    return stmt
+        stmt = replace(stmt, kind=kind)
+    return map_nested(stmt, _serial)

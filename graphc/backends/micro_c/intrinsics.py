@@ -30,7 +30,7 @@ from graphc.errors import InternalError
 from graphc.ir.dtypes import i8, i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr
 from graphc.ir.instructions import DOT4, meaning_of_dot4
-from graphc.ir.kernel import Body, Buffer, For, If, Intrin, Kernel, Stmt, Store, While
+from graphc.ir.kernel import Body, Buffer, For, Intrin, Kernel, Stmt, Store, map_nested
 
 DOT16, SUM16 = "dot16", "sum16"
 
@@ -115,12 +115,8 @@ def _plain(body: Body) -> Body:
 
 
 def _meaning(stmt: Stmt) -> Body:
-    if isinstance(stmt, (For, While)):
-        return (replace(stmt, body=_plain(stmt.body)),)
-    if isinstance(stmt, If):
-        return (replace(stmt, then=_plain(stmt.then), orelse=_plain(stmt.orelse)),)
     if not isinstance(stmt, Intrin):
-        return (stmt,)
+        return (map_nested(stmt, _plain),)
     return (_fold(stmt) if stmt.name in (DOT16, SUM16) else meaning_of_dot4(stmt),)
 
 

@@ -16,14 +16,12 @@ from graphc.ir.expr import Expr, Ref
 from graphc.ir.kernel import (
     Alloc,
     Buffer,
-    For,
-    If,
     Kernel,
     Let,
     Stmt,
     Store,
-    While,
     map_body,
+    map_nested,
     walk_stmts,
 )
 from graphc.ir.narrow import BELOW_BYTES, Narrow
@@ -60,11 +58,6 @@ def lower_narrow(kernel: Kernel, narrow: Narrow) -> Kernel:
         return replace(buffer, dtype=narrow.storage(buffer.dtype))
 
     def rewrite(stmt: Stmt) -> Stmt:
-        if isinstance(stmt, (For, While)):
-            return replace(stmt, body=tuple(map(rewrite, stmt.body)))
-        if isinstance(stmt, If):
-            then, orelse = (tuple(map(rewrite, b)) for b in (stmt.then, stmt.orelse))
-            return replace(stmt, then=then, orelse=orelse)
         if isinstance(stmt, Let):
             ref, storage = stmt.ref, narrow.storage(stmt.ref.dtype)
             return Let(ref if storage is ref.dtype else Ref(ref.name, storage), stmt.value)
@@ -72,7 +65,7 @@ def lower_narrow(kernel: Kernel, narrow: Narrow) -> Kernel:
             return replace(stmt, value=narrow.stored(stmt.value, kinds[stmt.buffer]))
         if isinstance(stmt, Alloc):
             return replace(stmt, buffer=declare(stmt.buffer))
-        return stmt
+        return map_nested(stmt, lambda inner: tuple(map(rewrite, inner)))
 
     body = tuple(map(rewrite, map_body(kernel.body, narrow.lower)))
     return replace(kernel, params=tuple(map(declare, kernel.params)), body=body)

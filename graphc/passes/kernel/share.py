@@ -37,6 +37,7 @@ from graphc.ir.kernel import (
     Store,
     While,
     exprs,
+    map_nested,
     substitute_body,
     walk_stmts,
 )
@@ -96,15 +97,11 @@ def without_single_loops(kernel: Kernel) -> Kernel:
     bound = Counter(name for stmt in walk_stmts(kernel.body) for name in _bound(stmt))
 
     def inlined(stmt: Stmt) -> Body:
-        if isinstance(stmt, If):
-            return (replace(stmt, then=flat(stmt.then), orelse=flat(stmt.orelse)),)
-        if not isinstance(stmt, (For, While)):
-            return (stmt,)
-        body = flat(stmt.body)
-        alone = all(bound[name] == 1 for inner in body for name in _bound(inner))
-        if isinstance(stmt, For) and stmt.kind == "serial" and stmt.extent == 1 and alone:
-            return substitute_body(body, {stmt.var: Const(0, i64)})
-        return (replace(stmt, body=body),)
+        stmt = map_nested(stmt, flat)
+        if isinstance(stmt, For) and stmt.kind == "serial" and stmt.extent == 1:
+            if all(bound[name] == 1 for inner in stmt.body for name in _bound(inner)):
+                return substitute_body(stmt.body, {stmt.var: Const(0, i64)})
+        return (stmt,)
 
     def flat(body: Body) -> Body:
         return tuple(inner for stmt in body for inner in inlined(stmt))

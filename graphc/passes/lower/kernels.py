@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from graphc.ir.kernel import Alloc, Kernel, Store, buffers_read, map_body, walk_stmts
+from graphc.ir.kernel import Alloc, Kernel, Store, buffers_read, map_body, map_nested, walk_stmts
 from graphc.ir.simplify import flatten_index
 from graphc.passes.lower.spaces import flatten_loads
 
@@ -30,12 +30,7 @@ def flat_kernel(kernel: Kernel) -> Kernel:
             return replace(stmt, index=(flatten_index(stmt.index, ranked[stmt.buffer]),))
         if isinstance(stmt, Alloc) and len(stmt.buffer.shape) > 1:
             return replace(stmt, buffer=replace(stmt.buffer, shape=(math.prod(stmt.buffer.shape),)))
-        if hasattr(stmt, "body"):
-            return replace(stmt, body=tuple(map(flat, stmt.body)))
-        if hasattr(stmt, "then"):
-            then, orelse = tuple(map(flat, stmt.then)), tuple(map(flat, stmt.orelse))
-            return replace(stmt, then=then, orelse=orelse)
-        return stmt
+        return map_nested(stmt, lambda inner: tuple(map(flat, inner)))
 
     loads = {n: s for n, s in ranked.items() if s}
     body = map_body(kernel.body, lambda e: flatten_loads(e, loads))

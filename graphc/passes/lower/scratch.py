@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from graphc.ir.kernel import Alloc, Body, Buffer, For, If, Kernel, While, walk_stmts
+from graphc.ir.kernel import Alloc, Body, Buffer, For, Kernel, map_nested, walk_stmts
 
 MOST_LOCAL = 1 << 14  # bytes of an array on the stack
 
@@ -32,11 +32,8 @@ def _hoisted(body: Body, names: set[str], found: dict[str, Buffer]) -> Body:
         if isinstance(stmt, Alloc) and stmt.buffer.name in names and _is_for_arena(stmt):
             found[stmt.buffer.name] = replace(stmt.buffer, access="out")
             continue
-        if isinstance(stmt, While) or isinstance(stmt, For) and stmt.kind == "serial":
-            stmt = replace(stmt, body=_hoisted(stmt.body, names, found))
-        elif isinstance(stmt, If):
-            then, orelse = (_hoisted(b, names, found) for b in (stmt.then, stmt.orelse))
-            stmt = replace(stmt, then=then, orelse=orelse)
+        if not (isinstance(stmt, For) and stmt.kind != "serial"):
+            stmt = map_nested(stmt, lambda inner: _hoisted(inner, names, found))
         kept.append(stmt)
     return tuple(kept)
 
