@@ -26,9 +26,9 @@ from graphc.ir.kernel import (
     bodies,
     exprs,
     map_body,
+    map_nested,
     substitute_body,
     walk_stmts,
-    with_bodies,
 )
 from graphc.ir.simplify import is_affine_in, simplify
 
@@ -58,8 +58,7 @@ def _in_lanes(body: Body, sizes: dict[str, int], vector_bytes: int) -> Body:
             widest = max(sizes[name] for name in stored & sizes.keys())
             made += _vectors(stmt, vector_bytes // widest)
         else:
-            inner = [_in_lanes(b, sizes, vector_bytes) for b in bodies(stmt)]
-            made.append(with_bodies(stmt, inner))
+            made.append(map_nested(stmt, lambda inner: _in_lanes(inner, sizes, vector_bytes)))
     return tuple(made)
 
 
