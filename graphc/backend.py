@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from graphc import driver
 from graphc.errors import ModelError, UnsupportedError
+from graphc.frontend.onnx_import import import_onnx
 from graphc.ir import dtypes
+from graphc.ir.interp import interpret
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 
 TARGETS = {"CPU": "cpu", "C": "c", "CUDA": "cuda", "SIMULATOR": "cuda"}
@@ -68,13 +71,9 @@ class InterpreterRep(Rep):
     """A model run by the reference interpreter."""
 
     def __init__(self, model: Any):
-        from graphc.frontend.onnx_import import import_onnx
-
         self.graph = import_onnx(model)
 
     def run(self, inputs: Any, **options: Any) -> list[Any]:
-        from graphc.ir.interp import interpret
-
         params = self.graph.params
         values = as_list(inputs, [p.name for p in params])
         return interpret(self.graph, [as_value(v, p.type, p.name) for v, p in zip(values, params)])
@@ -84,8 +83,6 @@ class CompiledRep(Rep):
     """A model compiled for a target."""
 
     def __init__(self, model: Any, target: str, options: dict[str, Any]):
-        from graphc import driver
-
         self.model = driver.compile(model, target=target, **options)
         self.inputs = self.model.inputs
 

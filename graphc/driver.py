@@ -1,4 +1,7 @@
-"""The way through: from a model to something that runs, one readable pipeline per target."""
+"""The way through: from a model to something that runs, one readable pipeline per target.
+
+What belongs to a target is imported when it is asked for: each loads libraries of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from graphc.passes.hooks import usual_hooks
 from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.lower import Conventions, Strategy, lower
 from graphc.passes.lower.placeable import check_placeable, check_typed
+from graphc.passes.lower.strategies import plain_loops
 from graphc.passes.precision import PRECISIONS
 from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, specialise
@@ -52,7 +56,7 @@ POLICIES = {t: KEEP_INTEGERS for t in ("cpu", "c", "cuda", "onnx")}
 
 
 def _default_threads() -> int:
-    from graphc.backends.llvm_cpu.target import default_threads  # loads LLVM
+    from graphc.backends.llvm_cpu.target import default_threads
 
     return default_threads()
 
@@ -111,7 +115,7 @@ def load_graph(source: Any) -> Graph:
     """A Graph from a path, bytes, a ModelProto, or a Graph itself."""
     if isinstance(source, Graph):
         return source
-    from graphc.frontend.onnx_import import import_onnx
+    from graphc.frontend.onnx_import import import_onnx  # loads onnx
 
     return import_onnx(source)
 
@@ -144,7 +148,7 @@ def compile(
 
 def load(path: str | os.PathLike, threads: int | None = None) -> Runnable:
     """A model that `CompiledModel.save` wrote, ready to run without being compiled again."""
-    from graphc.saved import load as load_saved  # loads LLVM
+    from graphc.saved import load as load_saved
 
     return load_saved(path, threads)
 
@@ -224,8 +228,6 @@ def cpu_program(graph: Graph, settings: Settings | None = None) -> Program:
 
 def c_program(graph: Graph, settings: Settings | None = None) -> Program:
     """A typed static graph in plain loops, one kernel per operator, as it is printed in C."""
-    from graphc.passes.lower.strategies import plain_loops
-
     return to_program(graph, plain_loops(), settings, PIPELINES["plain"])
 
 

@@ -12,14 +12,13 @@ from typing import Any
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.graph import Graph
+from graphc.ir.interp import interpret
 
 Run = Callable[[Mapping[str, Any]], list[Any]]
 
 
 def interpreter(graph: Graph) -> Run:
     """Runs the graph as imported in the reference interpreter."""
-    from graphc.ir.interp import interpret
-
     return lambda feeds: interpret(graph, [feeds[p.name] for p in graph.params])
 
 
@@ -33,7 +32,7 @@ def onnxruntime(source: str | os.PathLike | bytes | Graph, threads: int | None =
             "--against interpreter"
         ) from error
     if isinstance(source, Graph):
-        from graphc.frontend.onnx_export import export_onnx
+        from graphc.frontend.onnx_export import export_onnx  # loads onnx
 
         return onnxruntime(export_onnx(source).SerializeToString(), threads)
     options = ort.SessionOptions()

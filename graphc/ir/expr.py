@@ -139,7 +139,7 @@ class Expr:
         raise TypeError(f"the truth of `{self}` is not known; use select(...) or add a bound")
 
     def __repr__(self) -> str:
-        from graphc.ir.expr_text import to_text
+        from graphc.ir.expr_text import to_text  # which is made of nodes
 
         return to_text(self)
 

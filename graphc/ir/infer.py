@@ -135,7 +135,7 @@ def expand(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
 
 
 def _expand(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
-    from graphc.ir.build import Builder
+    from graphc.ir.build import Builder  # which infers every op it adds
 
     graph = Graph(op.name)
     values: list[Value | None] = []

@@ -148,7 +148,7 @@ class Kernel:
     sizes: tuple[Sym, ...] = ()
 
     def __str__(self) -> str:
-        from graphc.ir.printer import print_kernel
+        from graphc.ir.printer import print_kernel  # which takes them apart
 
         return print_kernel(self)
 

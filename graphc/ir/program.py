@@ -74,7 +74,7 @@ class Program:
     true_sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        from graphc.ir.printer import print_program
+        from graphc.ir.printer import print_program  # which takes them apart
 
         return print_program(self)
 
