@@ -196,7 +196,7 @@ def narrow_helper(kind: str, dtype: DType) -> tuple[str, tuple[str, ...]]:
         top = float_text(float(ml_dtypes.finfo(dtype.np).max), dtypes.f32) + "f"
         return SATURATE.format(d=name, top=top), (f"round_{name}",)
     if dtype.is_integer:
-        return _integer(kind, dtype)
+        return _integer(dtype)
     if name == "f8e8m0":
         return (LOAD_E8M0, ("f32_of_bits",)) if kind == "load" else (STORE_E8M0, ("bits_of_f32",))
     if kind == "store":
@@ -206,7 +206,7 @@ def narrow_helper(kind: str, dtype: DType) -> tuple[str, tuple[str, ...]]:
     return _load(dtype, FORMATS[name]), ("decode_narrow",)
 
 
-def _integer(kind: str, dtype: DType) -> tuple[str, tuple[str, ...]]:
+def _integer(dtype: DType) -> tuple[str, tuple[str, ...]]:
     mask, half = (1 << dtype.bits) - 1, 1 << (dtype.bits - 1)
     template = WRAP_SIGNED if dtype.kind == "int" else WRAP_UNSIGNED
     return template.format(d=dtype.name, mask=mask, half=half), ()
