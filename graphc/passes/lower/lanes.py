@@ -9,6 +9,7 @@ that are read from all over are few next to what is computed of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeGuard
 
 from graphc.ir.dtypes import i64
@@ -58,7 +59,8 @@ def _in_lanes(body: Body, sizes: dict[str, int], vector_bytes: int) -> Body:
             widest = max(sizes[name] for name in stored & sizes.keys())
             made += _vectors(stmt, vector_bytes // widest)
         else:
-            made.append(map_nested(stmt, lambda inner: _in_lanes(inner, sizes, vector_bytes)))
+            nested = partial(_in_lanes, sizes=sizes, vector_bytes=vector_bytes)
+            made.append(map_nested(stmt, nested))
     return tuple(made)
 
 
