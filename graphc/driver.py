@@ -46,7 +46,7 @@ def cuda_passes(precision: str = "f32") -> str:
 
 GPU_OPTIONS = ("device", "simulate", "precision", "arch", "tune")
 PIPELINES = {
-    "cpu": f"integers{{floats=true}}, {OPTIMISING}",
+    "cpu": f"integers{{floats=true}}, {OPTIMISING}, fuse-reductions",
     "c": f"integers, {OPTIMISING}",
     "plain": SIMPLE,
     "cuda": cuda_passes(),

@@ -7,6 +7,7 @@ from graphc.passes import (  # noqa: F401  (register)
     fuse,
     fuse_attention,
     fuse_gates,
+    fuse_reductions,
     fuse_siblings,
     integers,
     layout,

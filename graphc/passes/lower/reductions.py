@@ -1,10 +1,11 @@
 """Reductions as loops: an expression over bound indices comes out with none left to compute.
 
 A reduction is a scalar accumulator in loops over its axes, whose bounds take over what they can of
-the guards inside (see guards.py); reductions over the same axes share loops. One along an axis that
-is contiguous in memory runs horizontally instead: vector accumulators, of which there are several
-so that latency is hidden, and then a tree over lanes. Where a scalar adds up many terms, it adds up
-sums of parts of them, whose rounding errors do not grow with the number of all terms.
+the guards inside (see guards.py); reductions over the same axes share loops, and so do those that
+read the same over axes of other names. One along an axis that is contiguous in memory runs
+horizontally instead: vector accumulators, of which there are several so that latency is hidden, and
+then a tree over lanes. Where a scalar adds up many terms, it adds up sums of parts of them, whose
+rounding errors do not grow with the number of all terms.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from graphc.ir.expr import (
     cast,
     fold_call,
     free_indices,
+    loads,
     select,
     substitute,
     walk,
@@ -70,9 +72,9 @@ class Reductions:
         return exprs
 
     def resolve_group(self, ready: list[Reduce], exprs, bound: frozenset, per_lane) -> list[Expr]:
-        """Emits the first of the ready reductions, and those over the same axes."""
-        group = [r for r in ready if r.axes == ready[0].axes]
-        mapping = dict(zip(group, self.reduction(group, bound, per_lane)))
+        """Emits the first of the ready reductions, and those that share its loops."""
+        group = sharing_loops(ready)
+        mapping = dict(zip(group, self.reduction(list(group.values()), bound, per_lane)))
         return [substitute(e, mapping) for e in exprs]
 
     def reduction(self, group: list[Reduce], bound: frozenset, per_lane: bool) -> list[Expr]:
@@ -233,6 +235,30 @@ def _part(r: Reduce, mapping: dict[Index, Expr], inside: Expr) -> Expr:
     if isinstance(term, Call) and term.op.name == "select" and term.args[2] is identity:
         return select(term.args[0] & inside, term.args[1], identity)
     return select(inside, term, identity)
+
+
+def sharing_loops(ready: list[Reduce]) -> dict[Reduce, Reduce]:
+    """Those of some reductions that are over the axes of the first, and those over axes of the same
+    extents that read what these read (the least and the largest of a tensor): what each is over
+    the axes of the first."""
+    axes = ready[0].axes
+    found = {each: each for each in ready if each.axes == axes}
+    read = {load for each in found for load in loads(each.body)}
+    for each in ready:
+        moved = each if each in found else _over(axes, each)
+        if moved is not None and not read.isdisjoint(loads(moved.body)):
+            found[each] = moved
+    return found
+
+
+def _over(axes: tuple[Index, ...], reduction: Reduce) -> Reduce | None:
+    """The same reduction over axes of other names; None if it has others, or these names inside."""
+    if [a.extent for a in axes] != [a.extent for a in reduction.axes]:
+        return None
+    if not set(axes).isdisjoint(walk(reduction.body)):
+        return None
+    body = substitute(reduction.body, dict(zip(reduction.axes, axes)))
+    return Reduce(reduction.op, body, axes)
 
 
 def ready_reductions(exprs: list[Expr], bound: frozenset) -> list[Reduce]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from differential import build, check, floats, interpret_program, native, program_of
 
+from graphc.ir.dtypes import i64
 from graphc.ir.kernel import Alloc, For, walk_stmts
 
 
@@ -66,6 +67,22 @@ def test_reductions_along_memory_run_along_it(shape):
         vectors = [s for s in walk_stmts(kernel.body) if isinstance(s, For) and s.kind == "vector"]
         inside = [s for v in vectors for s in walk_stmts(v.body) if isinstance(s, (For, Alloc))]
         assert vectors and not inside
+
+
+@pytest.mark.parametrize("shape, axis", [((40, 300), 1), ((40, 300), 0), ((8, 9, 11), 1)])
+def test_reductions_of_the_same_elements_read_them_once(shape, axis):
+    """The least, the largest and the sum of squares are taken in one kernel, in the same loops."""
+    x = floats(rng(), *shape)
+
+    def function(b, x):
+        along = b.constant([axis], i64)
+        kinds = (b.ReduceMin, b.ReduceMax, b.ReduceSumSquare)
+        return [kind(x, along, keepdims=0) for kind in kinds]
+
+    program = check(*build(function, x=x), machines=(16, 64, 0))
+    (kernel,) = program.kernels.values()
+    loops = [s for s in walk_stmts(kernel.body) if isinstance(s, For)]
+    assert len([s for s in loops if s.extent == shape[axis]]) == 1
 
 
 @pytest.mark.parametrize("count", [513, 6661, 6664, 262_147])

@@ -1,0 +1,104 @@
+"""Fuses reductions of the same values: the least and the largest of a tensor, say.
+
+What a reduction takes is the reading of its operand, so several that read the same elements for
+their results become one op, whose kernel reads them once. They have no other operands that are
+computed, so none of them waits for another.
+
+Windows, whose elements are read by several results, and sums of products, whose kernels are of
+another kind, are left alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphc.ir.expr import Expr, Index, Reduce, free_indices, loads, substitute, walk
+from graphc.ir.graph import Graph, Op, Value
+from graphc.passes import structure
+from graphc.passes.context import Context
+from graphc.passes.grouping import WIDEST, space_of
+from graphc.passes.lower.computation import computation, input_names
+from graphc.passes.merge_groups import merged_group, replace_group, sort_ops
+from graphc.passes.pass_manager import Pass, register_pass
+
+RULE = "fuse-reductions"
+MOST = 4  # ops that become one
+
+
+def fuse_reductions(graph: Graph, ctx: Context) -> bool:
+    """Merges reductions of the same values; whether there were any."""
+    groups: dict[tuple, list[Op]] = {}
+    for op in graph.ops:
+        if _reduces(op):
+            groups.setdefault((_read(op), space_of(op.outputs[0])), []).append(op)
+    changed = False
+    for group in [g for g in groups.values() if len(g) > 1]:
+        for alike in _alike(group):
+            if ctx.spend(RULE, alike[-1]):
+                replace_group(graph, alike, merged_group(graph, alike, "reductions"))
+                changed = True
+    if changed:
+        sort_ops(graph)
+    return changed
+
+
+def _reduces(op: Op) -> bool:
+    """Whether all results of an op are of one shape, smaller than what is read, by reductions."""
+    inner = [m for m in (op.regions[0].ops if op.regions else [op]) if m.name != "Constant"]
+    if any(not structure.has_body(m) or structure.is_contraction(m) for m in inner):
+        return False
+    largest = max((v.tensor.size for v in _read(op)), default=0)
+    if len({space_of(v) for v in op.outputs}) > 1 or op.outputs[0].tensor.size >= largest:
+        return False
+    return any(map(structure.reductions, inner))
+
+
+def _read(op: Op) -> frozenset[Value]:
+    """The operands that are computed."""
+    return frozenset(v for v in op.inputs if v is not None and v.constant is None)
+
+
+def _alike(group: list[Op]) -> list[list[Op]]:
+    """Groups of at most MOST ops that read the same elements, in the same order."""
+    found: dict[frozenset, list[Op]] = {}
+    for op in group:
+        read = _elements(op)
+        if read:
+            found.setdefault(read, []).append(op)
+    most = min(MOST, max(1, WIDEST // max(len(op.inputs) + len(op.outputs) for op in group)))
+    parts = (ops[n : n + most] for ops in found.values() for n in range(0, len(ops), most))
+    return [part for part in parts if len(part) > 1]
+
+
+def _elements(op: Op) -> frozenset[tuple[Value, tuple[Expr, ...]]]:
+    """The values that the reductions of an op read, and where: by the index of a result, and one
+    for each dim reduced. Nothing, if one of them is a window, or reads what is constant."""
+    whole, names = computation(op), input_names(op)
+    found = {n for o in whole.outputs for n in walk(o.expr) if isinstance(n, Reduce)}
+    elements = set()
+    for each in found:
+        axes = {axis: Index(f"k{n}", axis.extent) for n, axis in enumerate(each.axes)}
+        for load in loads(each.body):
+            mixed = any(_is_mixed(free_indices(p), each.axes) for p in load.index)
+            if mixed or names[load.source].constant is not None:
+                return frozenset()
+            place = tuple(substitute(p, axes) for p in load.index)
+            elements.add((names[load.source], place))
+    return frozenset(elements)
+
+
+def _is_mixed(indices: frozenset[Index], axes: tuple[Index, ...]) -> bool:
+    """Whether a position moves both with a result and with what is reduced to it."""
+    return not indices.isdisjoint(axes) and not indices <= set(axes)
+
+
+@register_pass
+@dataclass
+class FuseReductions(Pass):
+    """Makes one op of reductions of the same values."""
+
+    name = RULE
+    requires = "fused"
+
+    def run(self, graph: Graph, ctx: Context) -> bool:
+        return fuse_reductions(graph, ctx)
