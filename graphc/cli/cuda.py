@@ -15,7 +15,7 @@ def write_folder(model: Model, args: argparse.Namespace, settings: Settings) -> 
     """Writes the folder; where there is no compiler, without machine code, which is noted."""
     from graphc.backends.cuda import emit
     from graphc.backends.cuda.bundle import CODE, bundle_files
-    from graphc.backends.cuda.machine_code import MISSING, architectures
+    from graphc.backends.cuda.machine_code import architectures, missing
     from graphc.backends.cuda.machines import DEFAULT_ARCHS
     from graphc.cli.emit import program
     from graphc.cli.output import note
@@ -25,7 +25,7 @@ def write_folder(model: Model, args: argparse.Namespace, settings: Settings) -> 
     usual = [arch for arch in DEFAULT_ARCHS if arch in known]
     wanted = args.arch.split(",") if args.arch else usual
     if not known:
-        note(f"no machine code is made: {MISSING}")
+        note(f"no machine code is made: {missing()}")
         wanted = []
     source = emit(program(model, "cuda", settings))
     files = bundle_files(source, wanted, Path(args.model).stem)

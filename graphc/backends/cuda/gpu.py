@@ -8,7 +8,7 @@ from typing import Any
 
 from graphc.backends.cuda.bundle import launch_plan
 from graphc.backends.cuda.emit import emit
-from graphc.backends.cuda.machine_code import MISSING, architectures, machine_code
+from graphc.backends.cuda.machine_code import architectures, machine_code, missing
 from graphc.backends.cuda.runtime import (
     DeviceArray,
     Driver,
@@ -52,7 +52,7 @@ def image_for(text: str, arch: str) -> bytes:
     compiler does not know it yet."""
     known, wanted = architectures(), with_own_features(arch)
     if not known:
-        raise UnsupportedError(MISSING)
+        raise UnsupportedError(missing())
     if wanted in known:
         return machine_code(text, wanted)
     older = [name for name in known if name[-1].isdigit() and _number(name) < _number(arch)]

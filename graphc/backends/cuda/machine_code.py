@@ -15,10 +15,10 @@ from graphc.errors import ModelError, UnsupportedError
 
 FORMS = nvcc.FORMS
 COMPILER = "GRAPHC_CUDA_COMPILER"  # nvcc or nvrtc, where not what is found
-MISSING = (
-    "neither nvcc nor NVRTC was found: install CUDA's toolkit (or set NVCC to the path of nvcc), "
-    f"or {nvrtc.INSTALL}"
-)
+INSTALL = {
+    "nvcc": "install CUDA's toolkit (or set NVCC to the path of nvcc)",
+    "nvrtc": nvrtc.INSTALL,
+}
 
 
 def compiler() -> str | None:
@@ -28,6 +28,14 @@ def compiler() -> str | None:
     if choice not in ("", *found):
         raise ModelError(f"{COMPILER} is {choice!r}; it can be {' or '.join(found)}")
     return next((name for name in found if choice in ("", name) and found[name]()), None)
+
+
+def missing() -> str:
+    """What to say where there is no compiler."""
+    choice = os.environ.get(COMPILER)
+    if choice:
+        return f"{choice}, which {COMPILER} asks for, was not found: {INSTALL[choice]}"
+    return f"neither nvcc nor NVRTC was found: {', or '.join(INSTALL.values())}"
 
 
 def architectures() -> list[str]:
@@ -46,7 +54,7 @@ def machine_code(text: str, arch: str, form: str = "cubin") -> bytes:
     """
     name = compiler()
     if name is None:
-        raise UnsupportedError(MISSING)
+        raise UnsupportedError(missing())
     if form not in FORMS:
         raise ModelError(f"form {form!r} is none of {', '.join(FORMS)}")
     version = nvcc.nvcc_version() if name == "nvcc" else nvrtc.nvrtc_version()

@@ -110,6 +110,12 @@ def test_no_compiler(no_compiler):
             make("", "sm_80")
 
 
+def test_a_compiler_that_is_asked_for_is_not_there(monkeypatch, no_compiler):
+    monkeypatch.setenv(code.COMPILER, "nvrtc")
+    with pytest.raises(UnsupportedError, match=f"nvrtc, which {code.COMPILER} .* pip install"):
+        code.machine_code("", "sm_80")
+
+
 def test_a_compiler_is_chosen(monkeypatch, no_compiler):
     monkeypatch.setattr(nvrtc, "find_nvrtc", lambda: "libnvrtc.so")
     assert code.compiler() == "nvrtc"

@@ -81,7 +81,10 @@ class DeviceArray:
     def numpy(self) -> np.ndarray:
         """A copy in the memory of the host."""
         if self.driver is None:
-            raise TypeError("no model has taken this array yet: its device is not known")
+            raise TypeError(
+                "no model has taken this array yet, so that its device is not known: read it by "
+                "the library it is from"
+            )
         result = np.empty(self.shape, self.dtype)
         flat = result.reshape(-1).view(np.uint8)
         with self.driver.current():
@@ -165,7 +168,9 @@ def _check_contiguous(shape: tuple[int, ...], strides: Any, size: int) -> None:
     step = size
     for extent, stride in zip(reversed(shape), reversed(tuple(strides))):
         if extent != 1 and stride != step:
-            raise ValueError("an array on a GPU must be contiguous, in C's order")
+            raise ValueError(
+                "an array on a GPU must be contiguous, in C's order; hand on a copy that is"
+            )
         step *= extent
 
 

@@ -34,7 +34,10 @@ def load(folder: str | os.PathLike, device: int = 0, driver: Driver | None = Non
     weights = np.fromfile(path / "weights.bin", np.uint8)
     if weights.size != plan["weights_bytes"]:
         wanted = plan["weights_bytes"]
-        raise ValueError(f"{path / 'weights.bin'} holds {weights.size} bytes, expected {wanted}")
+        raise ValueError(
+            f"{path / 'weights.bin'} holds {weights.size} bytes, expected {wanted}: it is damaged, "
+            "or of another model; compile the model into this folder again"
+        )
     driver = driver or open_driver(device)
     return Model(plan, weights, code_for(path, driver.arch), driver)
 
