@@ -4,7 +4,8 @@ An `Image` is a program in machine code together with all that a run needs: type
 size of the arena. It is what is saved, cached and loaded. A `NativeModel` is an image linked into
 this process. Every call has a `_Frame` of its own, an array of pointers that the native code reads
 (inputs, outputs, arena, constants, thread pool), so calls from several threads may overlap; frames
-are reused, so a call allocates nothing but its outputs. The GIL is released while native code runs.
+are reused, so a call allocates nothing but its outputs, and of these large ones only where somebody
+still has those of the call before. The GIL is released while native code runs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from sys import getrefcount
 
 import numpy as np
 
@@ -77,6 +79,8 @@ class NativeModel:
             *map(_address, image.constants)
         )
         self._outputs = [(t.static_shape, t.dtype.np) for _, t in image.outputs]
+        sizes = (t.size * t.dtype.size for _, t in image.outputs)
+        self._large = {n for n, size in enumerate(sizes) if size >= LARGE}
         self._frames: list[_Frame] = []
 
     def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -94,7 +98,10 @@ class NativeModel:
                 held.append(array)  # until the call is over
             cells[cell] = _address(array)
             cell += 1
-        outputs = [np.empty(shape, dtype) for shape, dtype in self._outputs]
+        if self._large:
+            outputs = self._outputs_for(frame.kept)
+        else:
+            outputs = [np.empty(shape, dtype) for shape, dtype in self._outputs]
         for array in outputs:
             cells[cell] = _address(array)
             cell += 1
@@ -103,7 +110,22 @@ class NativeModel:
         frames.append(frame)
         return outputs
 
+    def _outputs_for(self, kept: dict[int, np.ndarray]) -> list[np.ndarray]:
+        """Arrays for outputs; large ones in the memory `kept` of the last call's, if nobody has
+        them."""
+        outputs = []
+        for n, (shape, dtype) in enumerate(self._outputs):
+            if n not in self._large:
+                outputs.append(np.empty(shape, dtype))
+                continue
+            if n not in kept or getrefcount(kept[n]) > UNSHARED:
+                kept[n] = np.empty(shape, dtype)
+            outputs.append(kept[n].view())
+        return outputs
 
+
+LARGE = 1 << 25  # bytes of an output from which on the system would have to clear all its pages
+UNSHARED = 2  # references to an array that only a frame has, while they are counted
 _INPUTS, _OUTPUTS, _ARENA, _CONSTANTS, _POOL, _FIRST = range(6)
 
 
@@ -116,6 +138,7 @@ class _Frame:
         self.cells = (ctypes.c_void_p * (_FIRST + inputs + outputs))()
         self.address = ctypes.addressof(self.cells)
         self.arena = empty_aligned(image.arena_bytes)
+        self.kept: dict[int, np.ndarray] = {}  # large outputs of the last call, by number
         pointer = ctypes.sizeof(ctypes.c_void_p)
         self.cells[_INPUTS] = self.address + _FIRST * pointer
         self.cells[_OUTPUTS] = self.address + (_FIRST + inputs) * pointer

@@ -14,6 +14,7 @@ from graphc.backends.llvm_cpu import runtime
 from graphc.backends.llvm_cpu.constants import shared
 from graphc.backends.llvm_cpu.emit_kernel import Phase, operations
 from graphc.backends.llvm_cpu.emit_program import MIN_RANGES, PARALLEL_WORK, RANGE_WORK, _grain
+from graphc.backends.llvm_cpu.runtime import LARGE
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
@@ -81,6 +82,21 @@ def test_outputs_are_fresh():
     for y, k in zip(first, kept):
         np.testing.assert_array_equal(y, k)
         assert y.flags.owndata and y.flags.writeable
+
+
+def test_large_outputs_take_the_place_of_those_that_are_gone():
+    graph = new_graph("main", x=TensorType(dtypes.f32, (LARGE // 4,)))
+    b = Builder(graph)
+    graph.set_results([b.Add(graph.params[0], graph.params[0]), b.ReduceSum(graph.params[0])])
+    graph.output_names = ["twice", "sum"]
+    model, x = graphc.compile(graph, threads=1), np.ones(LARGE // 4, np.float32)
+    first, part = model.run([x])[0], model.run([x])[0][5:7]
+    second = model.run([x * 2])[0]
+    assert not np.shares_memory(first, second) and not np.shares_memory(part.base, second)
+    assert first[0] == 2 and part.tolist() == [2, 2] and second[-1] == 4
+    place = second.ctypes.data
+    del second
+    assert model.run([x])[0].ctypes.data == place
 
 
 def test_no_elements_and_no_dims():
