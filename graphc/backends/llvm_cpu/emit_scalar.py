@@ -187,11 +187,21 @@ class ScalarEmitter:
         if positive and dtype is i64 and bounds(node.args[0])[0] >= 0:
             unsigned = True
         quotient = name in ("div", "floordiv")
+        if unsigned and dtype is i64 and isinstance(divisor, Const) and _fits_words(node, lanes):
+            return self._divide_words("udiv" if quotient else "urem", a, divisor.value)
         if unsigned:
             b, zero = self._nonzero(b, positive, lanes)
             word = "udiv" if quotient else "urem"
             return self._zeroed(self.op(f"{word} {a.type} {a.text}, {b.text}", dtype, lanes), zero)
         return self._signed_divide(name, a, b, positive, lanes)
+
+    def _divide_words(self, word: str, a: Typed, divisor: int) -> Typed:
+        """A division of i64 that fit 32 bits, of which vectors have products."""
+        low, wide = spell.vector_of("i32", a.lanes), a.type
+        short = self.op(f"trunc {wide} {a.text} to {low}", i32, a.lanes)
+        by = self._const(divisor, i32, a.lanes)
+        result = self.op(f"{word} {low} {short.text}, {by}", i32, a.lanes)
+        return self.op(f"zext {low} {result.text} to {wide}", i64, a.lanes)
 
     def _nonzero(self, b: Typed, positive: bool, lanes: int) -> tuple[Typed, Typed | None]:
         """A divisor that does not trap, and where it was zero."""
@@ -337,3 +347,9 @@ class ScalarEmitter:
         left = self.op(f"shl {a.type} {a.text}, {amount}", dtype, lanes)
         word = "ashr" if dtype.kind == "int" else "lshr"
         return self.op(f"{word} {a.type} {left.text}, {amount}", dtype, lanes)
+
+
+def _fits_words(node: Call, lanes: int) -> bool:
+    """Whether a dividend in lanes, which is known not to be negative, and a divisor fit i32."""
+    dividend, divisor = node.args
+    return lanes > 1 and bounds(dividend)[1] <= i32.max and bounds(divisor)[1] <= i32.max

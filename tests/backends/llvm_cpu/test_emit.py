@@ -187,6 +187,21 @@ def test_gathers(lanes):
     check(elementwise(exprs, {"x": f32, "n": i32}, LANES[lanes]), contents(f32, 1), n)
 
 
+@pytest.mark.parametrize(
+    "lanes, step, narrow", [(16, 7, True), (16, 1 << 28, False), (1, 7, False)]
+)
+def test_positions_are_divided_in_words_where_they_fit(lanes, step, narrow):
+    quotient, rest = (Buffer(n, i64, (48,), "out") for n in ("quotient", "rest"))
+    k = KernelBuilder()
+    with k.loop(48 // lanes) as i, k.loop(lanes, "vector") as v:
+        place = (i * lanes + v) * step + 23
+        k.store(quotient, i * lanes + v, place // 75)
+        k.store(rest, i * lanes + v, place % 75)
+    kernel = Kernel("k", (quotient, rest), k.body())
+    check(kernel)
+    assert ("udiv <16 x i32>" in llvm_text(program_of(kernel))) == narrow
+
+
 def test_scatter():
     x, out = Buffer("x", f32, (COUNT,), "in"), Buffer("out", f32, (2 * COUNT,), "out")
     k = KernelBuilder((out,))
