@@ -27,9 +27,9 @@ def conventions(vector_bytes: int | None = None) -> Conventions:
     """What the CPU asks of programs; the size of vectors defaults to the host's."""
     vector_bytes = _own_vectors() if vector_bytes is None else vector_bytes
     if not vector_bytes:
-        return Conventions()
+        return Conventions(numbers=True)
     builder = partial(LaneBuilder, vector_bytes=vector_bytes)
-    return Conventions(vector_bytes=vector_bytes, builder=builder)
+    return Conventions(vector_bytes=vector_bytes, numbers=True, builder=builder)
 
 
 def _own_vectors() -> int:

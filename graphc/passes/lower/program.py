@@ -39,6 +39,7 @@ from graphc.passes.lower.computation import (
 from graphc.passes.lower.kernels import flat_kernel, without_unread_inputs
 from graphc.passes.lower.lanes import in_lanes
 from graphc.passes.lower.materialise import materialise
+from graphc.passes.lower.numbers import Numbered, with_numbers_read
 from graphc.passes.lower.overlap import distances
 from graphc.passes.lower.pieces import restricted, split_outputs
 from graphc.passes.lower.scratch import with_scratch
@@ -61,6 +62,7 @@ class Conventions:
     inputs that are still being read, which the verifier judges by playing the accesses through.
     `joined`: loops over outputs of different shapes that one op has are one kernel. `builder` makes
     imperative kernels, whose parallel loops become vectors of `vector_bytes`, unless that is 0.
+    `numbers`: kernels read numbers in which alone they would differ, instead of holding them.
     """
 
     resident: bool = False
@@ -68,6 +70,7 @@ class Conventions:
     in_order: bool = False
     joined: bool = False
     vector_bytes: int = 0
+    numbers: bool = False
     builder: Callable[..., Collectives] = Collectives
 
 
@@ -90,8 +93,10 @@ class Lowering:
     chosen: dict[Computation, Lowered] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
     distances: dict[str, dict[tuple[str, str], int]] = field(default_factory=dict)
+    computed: dict[Op, Numbered] = field(default_factory=dict)
 
     def run(self) -> Program:
+        self.compose()
         for position, value in enumerate(self.graph.params):
             space = "arena" if self.wanted.resident else "input"
             name = self.storages.define(value, space, position)
@@ -103,6 +108,13 @@ class Lowering:
                 self.lower_op(op)
         self.finish_outputs()
         return self.program()
+
+    def compose(self) -> None:
+        """Finds what each op that is given by scalar bodies computes."""
+        ops = [op for op in self.graph.ops if op.name != "Constant" and _is_composed(op)]
+        found = list(map(computation, ops))
+        read = with_numbers_read(found) if self.wanted.numbers else list(map(Numbered, found))
+        self.computed = dict(zip(ops, read))
 
     def reserve_outputs(self) -> None:
         """Results made by a kernel are written straight into the caller's output, and so is what a
@@ -123,12 +135,12 @@ class Lowering:
         if op.defn.form == "imperative":
             self.lower_imperative(op)
             return
-        if op.defn.form not in ("elementwise", "indexed") and op.name != "fused":
+        if op not in self.computed:
             raise UnsupportedError(
                 f"{op.where()}: {op.defn.form} operators have no kernel; the passes of the target "
                 "take them apart"
             )
-        whole, names = computation(op), input_names(op)
+        whole, names = self.computed[op].computation, input_names(op)
         made = [
             output for output, value in zip(whole.outputs, op.outputs)
             if not self.is_view(restricted(whole, [output]), value, names)
@@ -137,13 +149,17 @@ class Lowering:
             return
         places = {o.buffer.name: self.storages.of(v) for o, v in zip(whole.outputs, op.outputs)}
         parts = split_outputs(restricted(whole, made))
-        used = {b.name: self.storages.of(names[b.name]) for part in parts for b in part.inputs}
+        read = {b.name: b for part in parts for b in part.inputs}
+        numbers = {n: array for n, array in self.computed[op].numbers.items() if n in read}
+        used = {n: self.storages.of(names[n]) for n in read if n not in numbers}
+        used.update((n, self.constant(read[n], array)) for n, array in numbers.items())
         loops = self.loops(parts) if self.wanted.joined else None
         if loops is not None:
             self.call(loops, {**used, **places}, op)
             return
         for part in parts:
-            known = {n: names[n].constant for n in part.constants if n in used}
+            known = {n: numbers[n] if n in numbers else names[n].constant
+                     for n in part.constants if n in used}  # fmt: skip
             self.lower_computation(part, {**used, **places}, known, op)
 
     def loops(self, parts: list[Computation]) -> Lowered | None:
@@ -225,9 +241,12 @@ class Lowering:
         """A constant that is computed now, unless it has been before."""
         key = output.expr, buffer.shape, tuple(id(known[n]) for n in sorted(given))
         if key not in self.packed:
-            number = self.storages.add_constant(materialise(output, given))
-            self.packed[key] = self.storages.temporary(buffer, "const", number)
+            self.packed[key] = self.constant(buffer, materialise(output, given))
         return self.packed[key]
+
+    def constant(self, buffer: Buffer, array: np.ndarray) -> str:
+        """The storage of a new constant."""
+        return self.storages.temporary(buffer, "const", self.storages.add_constant(array))
 
     def call(self, lowered: Lowered, places: dict[str, str], op: Op, macs: int = 0) -> None:
         kernel = self.shared(lowered.kernel)
@@ -361,6 +380,11 @@ class Lowering:
         named = [("input", n, self.storages.of_value[v]) for n, v in enumerate(self.graph.params)]
         named += [("output", n, name) for n, name in enumerate(self.results)]
         return {(side, n): arena.slot(self.storages[s], {}) for side, n, s in named}
+
+
+def _is_composed(op: Op) -> bool:
+    """Whether scalar bodies say what an op computes."""
+    return op.name == "fused" or op.defn.form in ("elementwise", "indexed")
 
 
 def _moved(slots: Sequence[Slot], touched: Sequence[int | None]) -> int:
