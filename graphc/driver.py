@@ -36,9 +36,9 @@ OPTIMISING = (
 def cuda_passes(precision: str = "f32") -> str:
     """The pipeline of GPUs, for contractions in this precision."""
     return (
-        "integers{floats=true}, canonicalise, rewrite{group=lowering}, decompose{batched=true},"
-        " fold, canonicalise, cse, rewrite{group=products}, rewrite{group=parts},"
-        " merge-products,"
+        "integers{floats=true}, rewrite{group=axes}, canonicalise, rewrite{group=lowering},"
+        " decompose{batched=true}, fold, canonicalise, cse, rewrite{group=products},"
+        " rewrite{group=parts}, merge-products,"
         f" precision{{type={precision}}}, dce, layout,"
         " fuse{widening=true, columns=true}, fuse-attention, fuse-gates, fuse-siblings"
     )
@@ -46,7 +46,7 @@ def cuda_passes(precision: str = "f32") -> str:
 
 GPU_OPTIONS = ("device", "simulate", "precision", "arch", "tune")
 PIPELINES = {
-    "cpu": f"integers{{floats=true}}, {OPTIMISING}, fuse-reductions",
+    "cpu": f"integers{{floats=true}}, rewrite{{group=axes}}, {OPTIMISING}, fuse-reductions",
     "c": f"integers, {OPTIMISING}",
     "plain": SIMPLE,
     "cuda": cuda_passes(),

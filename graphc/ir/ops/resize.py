@@ -173,9 +173,9 @@ class Interpolation:
 
     def wide_tap(self, axis: ResizeAxis, position: Rational, number: int) -> Tap:
         """When shrinking without aliases the kernel spans 1 / scale times as many elements."""
-        cubic = self.mode == "cubic"
-        kernel = cubic_weight(self.cubic_a) if cubic else linear_weight
-        first = math.floor(-(2 if cubic else 1) / axis.scale) + 1
+        kernel = cubic_weight(self.cubic_a) if self.mode == "cubic" else linear_weight
+        taps = reach(axis, self.mode, True)
+        first = 1 - taps // 2
         fraction = position.fraction(self.dtype)
 
         def weighed(k: Index) -> tuple[Expr, Expr]:
@@ -186,11 +186,19 @@ class Interpolation:
                 weight = select((where >= 0) & (where < axis.extent), weight, 0)
             return where, weight
 
-        (k,) = axes(2 - 2 * first, name=f"t{number}_")
-        (total_axis,) = axes(2 - 2 * first, name=f"s{number}_")
+        (k,) = axes(taps, name=f"t{number}_")
+        (total_axis,) = axes(taps, name=f"s{number}_")
         where, weight = weighed(k)
         total = reduce("sum", weighed(total_axis)[1], (total_axis,))
         return Tap(clamp(where, axis.extent), weight / total, (k,))
+
+
+def reach(axis: ResizeAxis, mode: str, antialias: bool) -> int:
+    """How many taps an interpolation has along an axis, `mode` linear or cubic."""
+    side = 2 if mode == "cubic" else 1
+    if antialias and axis.scale < 1:
+        side = -math.floor(-side / axis.scale)
+    return 2 * side
 
 
 def clamp(index: Expr, extent: int) -> Expr:
