@@ -61,6 +61,18 @@ def test_rows_are_reduced(operator, dtype, count, length):
     check(rows(operator, dtype, count, length), TOLERANCE[dtype])
 
 
+@needs_compiler
+@pytest.mark.parametrize("shape, scale", [((2, 4), 0.6), ((3, 9), 0.3), ((1, 40), 0.1)])
+def test_elements_of_rows_that_are_reductions_themselves(shape, scale):
+    """Weights depend on the place in a row alone; what they weigh, on the row too. Threads of a
+    row that have one element each do not share its sum."""
+    check(
+        f"graph @g(%x: f32[{shape[0]},{shape[1]}]) -> ? {{\n  const %s : f32[1] = [{scale}]\n"
+        '  %y = Resize(%x, _, %s) {mode="cubic", antialias=1, axes=[1]}\n  return %y\n}',
+        TOLERANCE["f32"],
+    )
+
+
 COLUMN_SUMS = """graph @g(%x: TYPE[LENGTH,COUNT]) -> ? {
   const %a : i64[1] = [0]
   %y = OPERATOR(%x, %a)

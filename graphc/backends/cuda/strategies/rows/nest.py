@@ -59,6 +59,8 @@ from graphc.passes.lower.computation import Computation, Lowered, flops, in_plac
 from graphc.passes.lower.nest import Nest, NestOptions, Point
 from graphc.passes.lower.reductions import combined
 
+ELEMENT = Index("element", 1)  # bound where one thread computes what belongs to an element of a row
+
 
 def lower_rows(computation: Computation, name: str = "rows") -> Lowered | str:
     """The kernel of row reductions, or the reason why the computation has none."""
@@ -183,12 +185,13 @@ class RowNest(Nest):
         places = placed([p.offset for p in points], inner)
         for sweep in self._in_words(whole, make, places):
             with self.sweeper.elements(sweep, make, lambda at: []) as (at, exprs, more):
+                own = bound | more | {ELEMENT}
                 moved = [Point(p.output, o, e) for p, o, e in zip(points, places(at), exprs)]
                 if isinstance(self.stores_if, Const):
-                    store_points(self.k, self.resolved(moved, bound | more), sweep.neighbour)
+                    store_points(self.k, self.resolved(moved, own), sweep.neighbour)
                 else:
                     with self.k.when(self.stores_if):
-                        store_points(self.k, self.resolved(moved, bound | more), sweep.neighbour)
+                        store_points(self.k, self.resolved(moved, own), sweep.neighbour)
 
     def _over(self, indices: Sequence[Index], alone: bool = False) -> Sweep:
         """How the threads of a row go over its elements; `alone`: one at a time."""
@@ -349,7 +352,9 @@ class RowNest(Nest):
                 self.sweeper.elements(part, make, later) as (_, exprs, more),
                 each_neighbour(self.k, part.neighbour),
             ):
-                for r, total, term in zip(group, totals, self.resolve(exprs, bound | more, False)):
+                for r, total, term in zip(
+                    group, totals, self.resolve(exprs, bound | more | {ELEMENT}, False)
+                ):
                     self.k.store(total, place, combined(r, total[place], simplify(term)))
         wholes = [self._across(r, total, sweep) for r, total in zip(group, totals)]
         results = [cast(x[place], r.dtype) for r, x in zip(group, wholes)]
