@@ -477,10 +477,12 @@ def reduce(op: str, body: Expr, axes: Sequence[Index]) -> Expr:
 
 
 def minimum(a, b) -> Expr:
+    """The lesser one; NaN if either is."""
     return call("min", a, b)
 
 
 def maximum(a, b) -> Expr:
+    """The greater one; NaN if either is."""
     return call("max", a, b)
 
 

@@ -107,6 +107,8 @@ class Alloc(Stmt):
 
 @dataclass(frozen=True)
 class If(Stmt):
+    """Runs `then` if the condition holds, else `orelse`."""
+
     condition: Expr
     then: Body
     orelse: Body = ()
@@ -203,6 +205,7 @@ def map_body(body: Body, on_expr: Callable[[Expr], Expr]) -> Body:
 
 
 def map_stmt(stmt: Stmt, f: Callable[[Expr], Expr]) -> Stmt:
+    """The same statement with every expression in it, and in what is nested in it, rewritten."""
     if isinstance(stmt, For):
         return _map_loop(stmt, f)
     if isinstance(stmt, Let):
@@ -229,6 +232,7 @@ def _map_loop(stmt: For, f: Callable[[Expr], Expr]) -> For:
 
 
 def substitute_body(body: Body, mapping: dict[Expr, Expr]) -> Body:
+    """The same statements with expressions replaced."""
     return map_body(body, lambda e: substitute(e, mapping))
 
 

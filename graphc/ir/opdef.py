@@ -135,6 +135,7 @@ def find(name: str, domain: str = "") -> OpDef | None:
 
 
 def register(defn: OpDef) -> OpDef:
+    """Makes a definition one that is found by name and domain, in place of any before."""
     REGISTRY[defn.domain, defn.name] = defn
     return defn
 

@@ -32,6 +32,7 @@ def _f(value: float) -> Const:
 
 
 def fma(a: Expr, b, c) -> Expr:
+    """a * b + c; whether the product is rounded is left open."""
     return call("fma", a, b, c)
 
 

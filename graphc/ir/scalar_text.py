@@ -112,6 +112,7 @@ def _int_to_f32(a: int) -> float:
 
 
 def f32_round(a: float) -> float:
+    """The nearest float32."""
     return c_float(a).value
 
 

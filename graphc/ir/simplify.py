@@ -353,6 +353,7 @@ def _bounds_of_type(dtype: DType) -> Bounds:
 
 
 def bounds_of_poly(poly: Poly) -> Bounds:
+    """The bounds of a polynomial, from those of its atoms."""
     lo: float = 0
     hi: float = 0
     for atoms, coefficient in poly.items():

@@ -53,6 +53,7 @@ class Group:
 
 
 def space_of(value: Value) -> tuple:
+    """The shape and layout of what is computed per element."""
     return (value.tensor.dims, value.tensor.layout)
 
 

@@ -177,6 +177,7 @@ def _keeps_its_place(value: object) -> bool:
 
 
 def own_index(value: Value) -> tuple[Index, ...]:
+    """The indices that the body of a value is over."""
     return tuple(Index(f"i{d}", extent) for d, extent in enumerate(value.tensor.dims))
 
 
@@ -208,6 +209,7 @@ def aligned(index: tuple[Index, ...], shape: tuple) -> tuple[Expr | None, ...]:
 
 
 def same_position(found: tuple[Expr, ...], wanted: tuple[Expr | None, ...]) -> bool:
+    """Whether a load is at wanted positions (None: any). The index of a dim of one element is 0."""
     return len(found) == len(wanted) and all(
         w is None or f is w or (isinstance(f, Const) and isinstance(w, Index) and w.extent == 1)
         for f, w in zip(found, wanted)

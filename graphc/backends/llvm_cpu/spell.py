@@ -28,6 +28,7 @@ def register_type(dtype: DType) -> str:
 
 
 def vector_of(element: str, lanes: int) -> str:
+    """The type of a vector; of one lane, the element itself."""
     return element if lanes == 1 else f"<{lanes} x {element}>"
 
 
@@ -97,4 +98,5 @@ def libm_name(name: str, element: str) -> str:
 
 
 def global_name(name: str) -> str:
+    """A name as LLVM takes it for functions and globals."""
     return "@" + "".join(c if c.isalnum() or c in "._" else "_" for c in name)

@@ -202,6 +202,7 @@ def linear_classifier(
 
 
 def label_array(ints, strings) -> np.ndarray:
+    """The labels of classes, whichever attribute gives them."""
     if not ints and not strings:
         raise ModelError("needs classlabels_ints or classlabels_strings")
     return np.asarray(ints, np.int64) if ints else np.asarray(strings, object)

@@ -56,6 +56,7 @@ def unflatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:
 
 
 def shapes_of(buffers: tuple[Buffer, ...]) -> dict[str, tuple]:
+    """The shapes of buffers by name."""
     return {b.name: b.shape for b in buffers}
 
 

@@ -53,6 +53,7 @@ def shape_of(value: Value) -> tuple[int, ...]:
 
 
 def is_static(value: Value) -> bool:
+    """Whether all dims are known."""
     return value.tensor.is_static
 
 

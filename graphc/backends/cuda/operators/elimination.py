@@ -21,10 +21,12 @@ THREADS = 512  # of a block
 
 
 def is_worth_it(what: Eliminated) -> bool:
+    """Whether one thread for each matrix would take long."""
     return what.size >= LEAST and math.prod(what.lines) > 0
 
 
 def eliminated(k: Collectives, what: Eliminated) -> None:
+    """A block for each matrix."""
     count = math.prod(what.lines)
     matrices = scratch(k, what.dtype, (count, what.size, what.size))
     threads = min(THREADS, max(WARP, 1 << (what.size * what.size // WARP).bit_length()))

@@ -21,6 +21,7 @@ THREADS = 1024  # of a block, at most
 
 
 def picked(k: Collectives, what: Picked) -> None:
+    """A block for each group; then what all groups have picked, one group after another."""
     groups = math.prod(what.groups)
     if groups * what.count * what.limit == 0:
         what.finish(ZERO)

@@ -35,6 +35,7 @@ def is_worth_it(what: Running) -> bool:
 
 
 def running(k: Collectives, what: Running) -> None:
+    """By tiles where lines lie along memory, else by parts."""
     if _lies_along(what):
         _by_tiles(k, what)
     else:

@@ -45,6 +45,8 @@ def is_worth_it(what: Leaders) -> bool:
 
 
 def leaders(k: Collectives, what: Leaders) -> None:
+    """Parts are sorted until one block can sort what they leave, or runs of many are merged."""
+
     def first(line: Place, j: Expr) -> Item:
         return what.item(line, j), cast(j, i32)
 
