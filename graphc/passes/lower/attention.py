@@ -34,8 +34,8 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer
 from graphc.ir.ops.casts import half_added, tf32_cut, tf32_rounded
-from graphc.ir.simplify import flatten_index, simplify
-from graphc.passes.lower.computation import Computation, loop_indices
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.computation import Computation
 from graphc.passes.lower.guards import conjuncts
 from graphc.passes.lower.spaces import drop_units, flatten_loads, shapes_of, split_divided
 
@@ -93,15 +93,14 @@ def match_attention(computation: Computation) -> Attention | str:
 
 
 def _match(computation: Computation) -> Attention:
-    first = computation.outputs[0]
-    if any(o.extents != first.extents for o in computation.outputs):
+    if not computation.has_one_space:
         raise _Mismatch("outputs have different shapes")
-    own = loop_indices(first.extents)
+    loops, offset, exprs = computation.over_loops()
     shapes = shapes_of(computation.inputs)
-    exprs = [_flat(o.expr, dict(zip(o.index, own)), shapes) for o in computation.outputs]
+    exprs = [simplify(flatten_loads(e, shapes)) for e in exprs]
     if not any(n.op == "max" for e in exprs for n in walk(e) if isinstance(n, Reduce)):
         raise _Mismatch("no maximum of scores")
-    indices, exprs = drop_units(list(own), [flatten_index(own, first.extents), *exprs])
+    indices, exprs = drop_units(loops, [offset, *exprs])
     indices, (offset, *exprs) = split_divided(indices, exprs)
     hole = _only_sum(exprs, "the outputs have")
     weight, value = _factors(hole)
@@ -135,10 +134,6 @@ def _match(computation: Computation) -> Attention:
         computation, offset, exprs, softmax, score, a, b, value,
         outer, rows, columns, key, list(product.axes),
     )  # fmt: skip
-
-
-def _flat(expr: Expr, mapping: dict, shapes: dict) -> Expr:
-    return simplify(flatten_loads(substitute(expr, mapping), shapes))
 
 
 def _plain(expr: Expr) -> Expr:

@@ -65,6 +65,17 @@ class Computation:
     def input(self, name: str) -> Buffer:
         return next(b for b in self.inputs if b.name == name)
 
+    @property
+    def has_one_space(self) -> bool:
+        """Whether all outputs have one shape."""
+        return len({o.extents for o in self.outputs}) == 1
+
+    def over_loops(self) -> tuple[list[Index], Expr, list[Expr]]:
+        """Loops over the one space of the outputs, where in memory their elements go, and these."""
+        loops = loop_indices(self.outputs[0].extents)
+        exprs = [substitute_expr(o.expr, dict(zip(o.index, loops))) for o in self.outputs]
+        return list(loops), flatten_index(loops, self.outputs[0].extents), exprs
+
 
 def physical_buffer(name: str, type: TensorType, access: str) -> Buffer:
     """The buffer of a tensor: its shape in memory order."""

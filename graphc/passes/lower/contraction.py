@@ -24,11 +24,9 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import flatten_index
 from graphc.passes.lower.computation import (
     Computation,
     Output,
-    loop_indices,
 )
 from graphc.passes.lower.spaces import (
     drop_units,
@@ -76,11 +74,9 @@ def match_contraction(
 ) -> Match | str:
     """The sum of products that a computation's outputs contain, or why it is no contraction of at
     least so many products in one of these types."""
-    first = computation.outputs[0]
-    if any(o.extents != first.extents for o in computation.outputs):
+    if not computation.has_one_space:
         return "contraction: outputs have different shapes"
-    own = loop_indices(first.extents)
-    exprs = [substitute(o.expr, dict(zip(o.index, own))) for o in computation.outputs]
+    loops, offset, exprs = computation.over_loops()
     sums = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
     if len(sums) != 1:
         return f"contraction: {len(sums)} reductions instead of one"
@@ -90,10 +86,9 @@ def match_contraction(
         return "contraction: not a sum of products"
     if hole.dtype not in types:
         return f"contraction: {hole.dtype} is not {' or '.join(t.name for t in types)}"
-    if not free_indices(hole) <= set(own):
+    if not free_indices(hole) <= set(loops):
         return "contraction: nested in another reduction"
-    offset = flatten_index(own, first.extents)
-    indices, (offset, *exprs) = drop_units(list(own), [offset, *exprs])
+    indices, (offset, *exprs) = drop_units(loops, [offset, *exprs])
     indices, (offset, *exprs) = split_divided(indices, [offset, *exprs])
     left = [n for e in exprs for n in walk(e) if isinstance(n, Reduce)]
     if not left:

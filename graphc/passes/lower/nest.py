@@ -26,7 +26,6 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer, Kernel
 from graphc.ir.simplify import (
-    flatten_index,
     simplify,
     unflatten_index,
 )
@@ -36,7 +35,6 @@ from graphc.passes.lower.computation import (
     flat_buffer,
     flops,
     in_place,
-    loop_indices,
 )
 from graphc.passes.lower.guards import guard_atoms
 from graphc.passes.lower.pieces import segments, turned_constants
@@ -83,14 +81,9 @@ class Nest(Reductions):
     """Emits the loops of one computation; strategies with other loops override parts of it."""
 
     def kernel(self, name: str) -> Kernel:
-        first = self.computation.outputs[0]
         shapes = shapes_of(self.computation.inputs)
-        own = loop_indices(first.extents)
-        indices, exprs = list(own), []
-        for output in self.computation.outputs:
-            mapping: dict[Expr, Expr] = dict(zip(output.index, own))
-            exprs.append(simplify(flatten_loads(substitute(output.expr, mapping), shapes)))
-        offset = flatten_index(own, first.extents)
+        indices, offset, exprs = self.computation.over_loops()
+        exprs = [simplify(flatten_loads(e, shapes)) for e in exprs]
         indices, (offset, *exprs) = drop_units(indices, [offset, *exprs])
         exprs = [merge_reductions(e) for e in exprs]
         outputs = [flat_buffer(o.buffer) for o in self.computation.outputs]
@@ -99,7 +92,7 @@ class Nest(Reductions):
             where, *parts = (simplify(substitute(e, mapping)) for e in (offset, *exprs))
             merged, (where, *parts) = merge_adjacent(pieces, [where, *parts])
             points = [Point(b, where, e) for b, e in zip(outputs, parts)]
-            if math.prod(first.extents) > 0:
+            if all(x.count for x in indices):
                 self.outer_loops(merged, points)
         params = (*map(flat_buffer, self.computation.inputs), *outputs)
         return Kernel(name, params, self.k.body(), self.computation.label)

@@ -52,7 +52,6 @@ from graphc.passes.lower.computation import (
     Lowered,
     Output,
     flat_buffer,
-    loop_indices,
 )
 from graphc.passes.lower.nest import Point
 from graphc.passes.lower.reductions import combined
@@ -138,13 +137,10 @@ def lower_windows(
 
 def match_windows(computation: Computation) -> Windows | str:
     """The sliding window that a computation is, or why it is none."""
-    first = computation.outputs[0]
-    if any(o.extents != first.extents for o in computation.outputs):
+    if not computation.has_one_space:
         return "window: outputs have different shapes"
-    own = loop_indices(first.extents)
-    exprs = [substitute(o.expr, dict(zip(o.index, own))) for o in computation.outputs]
-    offset = flatten_index(own, first.extents)
-    indices, (offset, *exprs) = drop_units(list(own), [offset, *exprs])
+    loops, offset, exprs = computation.over_loops()
+    indices, (offset, *exprs) = drop_units(loops, [offset, *exprs])
     exprs = [_without_unit_axes(e) for e in exprs]
     indices, (offset, *exprs) = split_divided(indices, [offset, *exprs])
     sums = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}

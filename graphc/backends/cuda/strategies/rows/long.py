@@ -91,7 +91,7 @@ def lower_long_rows(computation: Computation, gpu: Machine, lower: Lower) -> Low
     kernel that brings the parts of a reduction together; or why neither is a gain."""
     computation = by_groups(computation)
     extents = computation.outputs[0].extents
-    if any(o.extents != extents for o in computation.outputs) or 0 in extents:
+    if not computation.has_one_space or 0 in extents:
         return "long rows: outputs have different shapes, or no elements"
     if not any(isinstance(n, Reduce) for o in computation.outputs for n in walk(o.expr)):
         return "long rows: no reductions"

@@ -64,7 +64,7 @@ ELEMENT = Index("element", 1)  # bound where one thread computes what belongs to
 
 def lower_rows(computation: Computation, name: str = "rows") -> Lowered | str:
     """The kernel of row reductions, or the reason why the computation has none."""
-    if any(o.extents != computation.outputs[0].extents for o in computation.outputs):
+    if not computation.has_one_space:
         return "rows: outputs have different shapes"
     nest = RowNest(by_groups(computation), NestOptions(flat=True))
     kernel = nest.kernel(name)
