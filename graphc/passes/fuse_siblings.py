@@ -21,7 +21,6 @@ from graphc.passes.base import Pass, register_pass
 from graphc.passes.context import Context
 from graphc.passes.grouping import WIDEST
 from graphc.passes.lower.computation import computation
-from graphc.passes.lower.pieces import restricted
 from graphc.passes.lower.views import view_of
 from graphc.passes.merge_groups import merged_group, replace_group, sort_ops
 
@@ -73,7 +72,7 @@ def _is_small_map(op: Op) -> bool:
     whole = computation(op)
     if any(isinstance(n, Reduce) for o in whole.outputs for n in walk(o.expr)):
         return False
-    return all(view_of(restricted(whole, [o])) is None for o in whole.outputs)
+    return all(view_of(whole.restricted([o])) is None for o in whole.outputs)
 
 
 @register_pass

@@ -9,13 +9,12 @@ e8m0: halves up, and up from 2**-127 on).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import ml_dtypes
 
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
 from graphc.ir.literals import float_text
+from graphc.ir.narrow import FORMATS, Format
 
 BITS = """\
 static inline uint32_t bits_of_f32(float x)
@@ -152,39 +151,9 @@ static inline uint8_t wrap_{d}(int x)
 }}"""
 
 
-@dataclass(frozen=True)
-class Format:
-    """A binary float format: `top` is the code of the largest finite value, `over` what larger
-    values become, `nan` the code of NaN (None: the type has none and NaN becomes zero)."""
-
-    mantissa: int
-    bias: int
-    top: int
-    over: int
-    nan: int | None
-    one_zero: bool = False  # no negative zero; its code is NaN
-
-    @property
-    def tiny(self) -> str:
-        return f"0x1p{1 - self.bias - self.mantissa}f"
-
-
-FORMATS = {
-    "f16": Format(10, 15, 0x7BFF, 0x7C00, 0x7E00),
-    "bf16": Format(7, 127, 0x7F7F, 0x7F80, 0x7FC0),
-    "f8e4m3fn": Format(3, 7, 0x7E, 0x7F, 0x7F),
-    "f8e4m3fnuz": Format(3, 8, 0x7F, 0x80, 0x80, one_zero=True),
-    "f8e5m2": Format(2, 15, 0x7B, 0x7C, 0x7E),
-    "f8e5m2fnuz": Format(2, 16, 0x7F, 0x80, 0x80, one_zero=True),
-    "f6e2m3": Format(3, 1, 0x1F, 0x1F, None),
-    "f6e3m2": Format(2, 3, 0x1F, 0x1F, None),
-    "f4e2m1": Format(1, 1, 0x7, 0x7, None),
-}
-
-
 def has_negative_zero(dtype: DType) -> bool:
     """Whether negating a value of this narrow float gives another of it."""
-    return dtype.name in FORMATS and not FORMATS[dtype.name].one_zero
+    return dtype in FORMATS and FORMATS[dtype].kind != "fnuz"
 
 
 def narrow_helper(kind: str, dtype: DType) -> tuple[str, tuple[str, ...]]:
@@ -200,10 +169,10 @@ def narrow_helper(kind: str, dtype: DType) -> tuple[str, tuple[str, ...]]:
     if name == "f8e8m0":
         return (LOAD_E8M0, ("f32_of_bits",)) if kind == "load" else (STORE_E8M0, ("bits_of_f32",))
     if kind == "store":
-        return _store(dtype, FORMATS[name]), ("bits_of_f32", "encode_narrow")
+        return _store(dtype, FORMATS[dtype]), ("bits_of_f32", "encode_narrow")
     if name == "bf16":
         return LOAD_BF16, ("f32_of_bits",)
-    return _load(dtype, FORMATS[name]), ("decode_narrow",)
+    return _load(dtype, FORMATS[dtype]), ("decode_narrow",)
 
 
 def _integer(dtype: DType) -> tuple[str, tuple[str, ...]]:
@@ -213,34 +182,34 @@ def _integer(dtype: DType) -> tuple[str, tuple[str, ...]]:
 
 
 def _store(dtype: DType, format: Format) -> str:
-    if format.one_zero:
+    if format.kind == "fnuz":
         signed, nan = "code != 0u ? sign | code : 0u", f"{format.nan}u"
-    elif format.nan is None:
+    elif format.kind == "finite":
         signed, nan = "sign | code", f"sign ^ {1 << (dtype.bits - 1)}u"
     else:
         signed, nan = "sign | code", f"sign | {format.nan}u"
     return STORE.format(
         c=f"uint{dtype.size * 8}_t", d=dtype.name, shift=dtype.bits - 1, nan=nan, signed=signed,
-        mantissa=format.mantissa, bias=format.bias, top=format.top, over=format.over,
+        mantissa=format.mantissa, bias=format.bias, top=format.top, over=format.overflow,
     )  # fmt: skip
 
 
 def _load(dtype: DType, format: Format) -> str:
     sign = 1 << (dtype.bits - 1)
-    if format.one_zero:
+    if format.kind == "fnuz":
         special = f"    if (bits == {sign}u) {{\n        return NAN;\n    }}\n"
-    elif format.nan is None:
+    elif format.kind == "finite":
         special = ""
-    elif format.over == format.nan:
+    elif format.kind == "fn":
         special = f"    if (code == {format.nan}u) {{\n        value = NAN;\n    }}\n"
     else:
         special = (
             f"    if (code > {format.top}u) {{\n"
-            f"        value = code == {format.over}u ? INFINITY : NAN;\n    }}\n"
+            f"        value = code == {format.overflow}u ? INFINITY : NAN;\n    }}\n"
         )
     native, end = (NATIVE_F16, "#endif\n") if dtype is dtypes.f16 else ("", "")
     return LOAD.format(
         c=f"uint{dtype.size * 8}_t", d=dtype.name, mask=sign - 1, sign=sign,
-        mantissa=format.mantissa, bias=format.bias, tiny=format.tiny, special=special,
-        native=native, end=end,
+        mantissa=format.mantissa, bias=format.bias, special=special, native=native, end=end,
+        tiny=f"0x1p{1 - format.bias - format.mantissa}f",
     )  # fmt: skip

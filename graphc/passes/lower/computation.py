@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -64,6 +64,12 @@ class Computation:
 
     def input(self, name: str) -> Buffer:
         return next(b for b in self.inputs if b.name == name)
+
+    def restricted(self, outputs: Sequence[Output]) -> Computation:
+        """The computation of other outputs, less the inputs that these do not read."""
+        read = {x.source for o in outputs for x in loads(o.expr)}
+        inputs = tuple(b for b in self.inputs if b.name in read)
+        return replace(self, inputs=inputs, outputs=tuple(outputs))
 
     @property
     def has_one_space(self) -> bool:

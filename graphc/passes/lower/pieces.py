@@ -30,14 +30,7 @@ def split_outputs(computation: Computation) -> list[Computation]:
         groups.setdefault(output.extents, []).append(output)
     if len(groups) == 1:
         return [computation]
-    return [restricted(computation, outputs) for outputs in groups.values()]
-
-
-def restricted(computation: Computation, outputs: list[Output]) -> Computation:
-    """The computation of some of its outputs."""
-    used = {x.source for o in outputs for x in walk(o.expr) if isinstance(x, Load)}
-    inputs = tuple(b for b in computation.inputs if b.name in used)
-    return Computation(inputs, tuple(outputs), computation.constants, computation.label)
+    return [computation.restricted(outputs) for outputs in groups.values()]
 
 
 def segments(indices: list[Index], exprs: list[Expr]):

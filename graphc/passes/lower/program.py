@@ -41,7 +41,7 @@ from graphc.passes.lower.lanes import in_lanes
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.numbers import Numbered, with_numbers_read
 from graphc.passes.lower.overlap import distances
-from graphc.passes.lower.pieces import restricted, split_outputs
+from graphc.passes.lower.pieces import split_outputs
 from graphc.passes.lower.scratch import with_scratch
 from graphc.passes.lower.storages import Call, Storages
 from graphc.passes.lower.views import view_of, whole_source
@@ -143,12 +143,12 @@ class Lowering:
         whole, names = self.computed[op].computation, input_names(op)
         made = [
             output for output, value in zip(whole.outputs, op.outputs)
-            if not self.is_view(restricted(whole, [output]), value, names)
+            if not self.is_view(whole.restricted([output]), value, names)
         ]  # fmt: skip
         if not made:
             return
         places = {o.buffer.name: self.storages.of(v) for o, v in zip(whole.outputs, op.outputs)}
-        parts = split_outputs(restricted(whole, made))
+        parts = split_outputs(whole.restricted(made))
         read = {b.name: b for part in parts for b in part.inputs}
         numbers = {n: array for n, array in self.computed[op].numbers.items() if n in read}
         used = {n: self.storages.of(names[n]) for n in read if n not in numbers}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.rows.nest import plan_of
 from graphc.backends.cuda.strategies.rows.one_pass import find_one_pass
-from graphc.backends.cuda.strategies.rows.parts import cut_evenly, in_parts, restricted
+from graphc.backends.cuda.strategies.rows.parts import cut_evenly, in_parts
 from graphc.backends.cuda.strategies.rows.plans import by_groups
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
@@ -183,7 +183,7 @@ def _apart(computation: Computation, rows: RowReductions, lower: Lower) -> Lower
         buffer = Buffer(name, value.dtype, extents, "out")
         outputs.append(Output(buffer, rows.indices, value))
         known[value] = buffer[rows.indices]
-    preparation = restricted(replace(computation, outputs=tuple(outputs)))
+    preparation = computation.restricted(outputs)
     buffers = [replace(o.buffer, access="in") for o in outputs]
     rest = tuple(replace(o, expr=substitute(o.expr, known)) for o in computation.outputs)
     inputs = (*computation.inputs, *buffers)

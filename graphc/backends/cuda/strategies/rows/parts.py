@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from graphc.backends.cuda.strategies.contraction.operands import stride
 from graphc.backends.cuda.strategies.rows.nest import lower_rows
 from graphc.backends.cuda.strategies.rows.one_pass import OnePass
-from graphc.ir.expr import Call, Expr, Index, Reduce, cast, loads, substitute
+from graphc.ir.expr import Call, Expr, Index, Reduce, cast, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered, Output
@@ -84,7 +84,7 @@ def in_parts(
         for n, x in enumerate(partials)
     ]
     label = f"parts of {whole.label}"
-    preparation = restricted(replace(whole, outputs=tuple(outputs), label=label))
+    preparation = replace(whole.restricted(outputs), label=label)
     buffers = [replace(o.buffer, access="in") for o in outputs]
     found = [buffer[index] for buffer in buffers]
     if one_pass is None:
@@ -93,7 +93,7 @@ def in_parts(
     else:
         totals = _totals_of(one_pass, cut, part, found)
     rest = tuple(replace(o, expr=substitute(o.expr, totals)) for o in whole.outputs)
-    final = restricted(replace(whole, inputs=(*whole.inputs, *buffers), outputs=rest))
+    final = replace(whole, inputs=(*whole.inputs, *buffers)).restricted(rest)
     lowered = lower_rows(final, "total")
     if isinstance(lowered, str):
         lowered = lower_nest(final, NestOptions(flat=True), "total")
@@ -134,13 +134,6 @@ def _totals_of(
     left = Reduce(second.op, substitute(second.body, {one_pass.shift: shift}), second.axes)
     all_ = _total(left, _of_second(one_pass, cut), sum_)
     return {second: one_pass.finished(whole, all_), first: result}
-
-
-def restricted(computation: Computation) -> Computation:
-    """The same less the inputs that it does not read."""
-    read = {x.source for o in computation.outputs for x in loads(o.expr)}
-    inputs = tuple(b for b in computation.inputs if b.name in read)
-    return replace(computation, inputs=inputs)
 
 
 def _partial(hole: Reduce, cut: Cut, part: Index, term: Expr | None = None) -> Reduce:
