@@ -23,7 +23,7 @@ from graphc.errors import GraphcError, ModelError
 from graphc.frontend.dsl_infer import infer
 from graphc.ir import dtypes, opdef
 from graphc.ir.dtypes import DType
-from graphc.ir.graph import Graph, Op, Region, Value, constant_op
+from graphc.ir.graph import Op, Region, Value, constant_op
 from graphc.ir.opdef import OpDef, Param
 from graphc.ir.types import TensorType
 
@@ -78,14 +78,6 @@ def current() -> Frame:
     if not frames:
         raise ModelError("no graph is being built here; use @dsl.graph or `with dsl.building(...)`")
     return frames[-1]
-
-
-def outermost() -> Graph:
-    """The graph being built."""
-    current()
-    graph = _stack.get()[0].region
-    assert isinstance(graph, Graph)
-    return graph
 
 
 @contextmanager

@@ -436,14 +436,6 @@ def _decide(name: str, lo: float, hi: float) -> bool | None:
     return True if true else False if false else None
 
 
-def prove(condition: Expr) -> bool:
-    """Decides a comparison of dimensions; TypeError names what is missing if it cannot."""
-    result = simplify(condition)
-    if isinstance(result, Const):
-        return bool(result.value)
-    raise TypeError(f"cannot decide `{result}`: add bounds to its symbols (--dim NAME=lo..hi)")
-
-
 def is_affine_in(node: Expr, index: Index) -> int | None:
     """The constant stride of an i64 expression in `index`, or None if it is not affine in it."""
     stride = 0
@@ -482,5 +474,5 @@ def unflatten_index(offset: Expr, shape: tuple) -> tuple[Expr, ...]:
 
 
 __all__ = [
-    "bounds", "flatten_index", "is_affine_in", "prove", "simplify", "unflatten_index",
+    "bounds", "flatten_index", "is_affine_in", "simplify", "unflatten_index",
 ]  # fmt: skip

@@ -1,7 +1,6 @@
 """Control flow decided at compile time becomes straight-line code.
 
     inline_if            If with a constant condition: the branch taken
-    select_if            If with a condition from run time: both branches, and a Where per result
     unroll_loop          Loop whose conditions turn out constant: its body once per trip
     unroll_scan          Scan of static length: its body once per slice
     unroll_sequence_map  SequenceMap over SequenceConstruct: its body once per element
@@ -168,34 +167,6 @@ def inline_if(op: Op, skip: Skip = _silently) -> bool:
         return skip("the condition is not constant")
     inliner = Inliner(op)
     return inliner.finish(inliner.copy(op.regions[0 if truth(condition.constant) else 1], captures))
-
-
-def select_if(op: Op, skip: Skip = _silently) -> bool:
-    """If(c, a, b) == Where(c, a, b), result by result: both branches run, so both must be pure
-    tensor code of equal static types."""
-    (condition,), captures = split_captures(op)
-    if not all(_is_straight(region) for region in op.regions):
-        return skip("a branch has ops that cannot run in vain")
-    if not isinstance(condition.type, TensorType) or condition.type.shape is None:
-        return skip("the condition has no type yet")
-    inliner = Inliner(op)
-    then, orelse = (inliner.copy(region, captures) for region in op.regions)
-    for a, b in zip(then, orelse):
-        if a.type != b.type or not isinstance(a.type, TensorType) or not a.type.is_static:
-            inliner.undo()
-            return skip(f"its branches have types {a.type} and {b.type}")
-    if condition.type.rank:
-        condition = inliner.emit("Reshape", condition, np.zeros(0, np.int64))
-    return inliner.finish(
-        [a if a is b else inliner.emit("Where", condition, a, b) for a, b in zip(then, orelse)]
-    )
-
-
-def _is_straight(region: Region) -> bool:
-    return all(
-        op.defn.form not in ("region", "host") and "bounded" not in op.defn.traits
-        for op in region.ops
-    )
 
 
 # ---------------------------------------------------------------- Loop

@@ -15,7 +15,6 @@ from graphc.ir.simplify import (
     bounds,
     flatten_index,
     is_affine_in,
-    prove,
     simplify,
     unflatten_index,
 )
@@ -133,14 +132,6 @@ def test_rewrites(before, after):
 def test_undecided_comparison_stays():
     condition = call("lt", I, 4)
     assert simplify(condition) is condition
-
-
-def test_prove_names_the_symbol_that_needs_bounds():
-    batch = Sym("N", 1, 8)
-    assert prove(call("ge", batch, 1))
-    assert not prove(call("gt", batch, 8))
-    with pytest.raises(TypeError, match="N"):
-        prove(call("eq", batch, 4))
 
 
 def test_affine_strides():

@@ -55,11 +55,6 @@ def test_if_with_a_constant_condition(constant):
     assert [op.name for op in graph.ops if op.name != "Constant"] == ["Add" if constant else "Mul"]
 
 
-@pytest.mark.parametrize("condition", [True, False])
-def test_if_becomes_where(condition):
-    _same_after(_if_graph(), control_flow.select_if, X, np.bool_(condition))
-
-
 def test_if_keeps_a_condition_that_is_not_constant():
     reasons = []
     op = _control_op(_if_graph())

@@ -12,11 +12,6 @@ from graphc.passes.pattern import attribute
 DEPTH = 8  # producers followed when a sign is proved
 
 
-def normal(axis: int, rank: int) -> int:
-    """A possibly negative axis, counted from the front."""
-    return axis % rank if rank else 0
-
-
 def array_of(value: Value | None) -> np.ndarray | None:
     """The contents of a constant of numbers."""
     array = None if value is None else value.constant
