@@ -161,7 +161,7 @@ class Nest(Reductions):
             return
         first, *rest = inner
         extent = first.count
-        tile = self._tile(extent, len(points)) if tiled and not rest else 1
+        tile = self._tile(extent) if tiled and not rest else 1
         whole = extent // tile
         for start, count in self._peeled(points, first, tile, whole):
             with self.k.loop(count, "unroll" if count == 1 else "serial") as x:
@@ -272,9 +272,8 @@ class Nest(Reductions):
             for r in reductions
         )
 
-    def _tile(self, extent: int, outputs: int) -> int:
-        """Elements, with so many outputs each, whose accumulators stay in registers."""
-        best = min(max(self.options.tile // outputs, 1), extent)
+    def _tile(self, extent: int) -> int:
+        best = min(self.options.tile, extent)
         for tile in range(best + 2, best // 2, -1):
             if extent % tile == 0:
                 return tile
