@@ -177,14 +177,28 @@ class Collectives(KernelBuilder):
                 self.store(values, at(j), what.item(line, j))
                 self.store(indices, index_at(j), j)
             heap.build(what.wanted)
-            with self.loop(what.count - what.wanted) as j:
-                item = self.let(what.item(line, j + what.wanted))
-                last = self.let(values[at(Const(0, i64))])
-                with self.when(what.better(item, last)):
+
+            def offer(j: Expr) -> None:
+                item = self.let(what.item(line, j))
+                with self.when(what.better(item, self.let(values[at(Const(0, i64))]))):
                     self.store(values, at(Const(0, i64)), item)
-                    self.store(indices, index_at(Const(0, i64)), j + what.wanted)
+                    self.store(indices, index_at(Const(0, i64)), j)
                     heap.sift(0, what.wanted)
+
+            self.offered(what, line, lambda: values[at(Const(0, i64))], offer)
             heap.unwind(what.wanted)
+
+    def offered(
+        self,
+        what: Leaders,
+        line: Place,
+        last: Callable[[], Expr],
+        offer: Callable[[Expr], None],
+    ) -> None:
+        """Offers all items of a line but the first `wanted`, none of which is among the best so far
+        unless it is better than the `last` of these."""
+        with self.loop(what.count - what.wanted) as j:
+            offer(self.let(j + what.wanted))
 
     def scattered(self, what: Scattered) -> None:
         """Update after update."""

@@ -1,21 +1,24 @@
 """Builds kernels of operators for a processor with vectors.
 
 Picking keeps the traits of what was picked, an array for each, and compares an item with a vector
-of those at a time. What takes elements from all channels of an image at the same positions has the
-channels lie side by side first.
+of those at a time. Where the best items of a line are looked for, a vector is passed over in which
+none is better than those so far. What takes elements from all channels of an image at the same
+positions has the channels lie side by side first.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from graphc.ir.collectives import Collectives
+from graphc.ir.collectives import Collectives, Leaders
 from graphc.ir.dtypes import boolean, i64
-from graphc.ir.expr import Const, Expr, select
-from graphc.ir.kernel import Buffer
+from graphc.ir.expr import Const, Expr, Index, Load, free_indices, select
+from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.picking import Picked, Picking, Place
 from graphc.ir.sampling import Sampled
+from graphc.ir.simplify import is_affine_in
 
 CHAINS = 4  # vectors of items that are looked at before it is asked whether one clashes
 READ = 16  # elements of each channel that a place reads, about
@@ -27,6 +30,25 @@ class LaneBuilder(Collectives):
 
     vector_bytes: int = 16
 
+    def offered(
+        self, what: Leaders, line: Place, last: Callable[[], Expr], offer: Callable[[Expr], None]
+    ) -> None:
+        """A vector of items at a time, of which most have none that is better."""
+        lanes, rest = self.vector_bytes // what.worst.dtype.size, what.count - what.wanted
+        if not rest // lanes or not _lies_along(self, what, line):
+            super().offered(what, line, last, offer)
+            return
+        with self.loop(rest // lanes) as part:
+            start, worst = self.let(part * lanes + what.wanted), self.let(last())
+
+            def leads(lane: Expr) -> Expr:
+                return what.better(self.let(what.item(line, start + lane)), worst)
+
+            with self.when(any_lane(self, lanes, 1, leads)), self.loop(lanes) as j:
+                offer(self.let(start + j))
+        with self.loop(rest % lanes) as j:
+            offer(self.let(j + (what.count - rest % lanes)))
+
     def sampled(self, what: Sampled) -> None:
         lanes = self.vector_bytes // what.x.dtype.size
         if _is_worth_it(what, lanes):
@@ -37,6 +59,32 @@ class LaneBuilder(Collectives):
     def picked(self, what: Picked) -> None:
         size = max((kind.size for kind in what.kinds), default=1)
         LanePicking(self, what, max(2, self.vector_bytes // size)).run()
+
+
+def any_lane(k: KernelBuilder, lanes: int, vectors: int, holds: Callable[[Expr], Expr]) -> Expr:
+    """Whether something holds for one of the positions in so many vectors."""
+    some = k.alloc(boolean, (lanes,), "reg")
+    for number in range(vectors):
+        with k.loop(lanes, "vector", width=lanes) as lane:
+            found = k.let(holds(lane + number * lanes))
+            k.store(some, lane, some[lane] | found if number else found)
+    while lanes > 1:
+        half = lanes // 2
+        with k.loop(half, "vector", width=half) as lane:
+            k.store(some, lane, some[lane] | some[lane + half])
+        lanes = half
+    return k.let(some[Const(0, i64)])
+
+
+def _lies_along(k: Collectives, what: Leaders, line: Place) -> bool:
+    """Whether the items of a line are neighbours in memory."""
+    j = Index(k.fresh("item"), what.count)
+    with k.block():
+        item = what.item(line, j)
+    if not isinstance(item, Load):
+        return False
+    *outer, last = item.index
+    return is_affine_in(last, j) == 1 and not any(j in free_indices(x) for x in outer)
 
 
 def _is_worth_it(what: Sampled, lanes: int) -> bool:
@@ -119,17 +167,12 @@ class LanePicking(Picking):
 
     def _any_clashes(self, mine: Place, first: Expr, number: Expr) -> Expr:
         """Whether an item clashes with one of the next `step`, of which `number` are in all."""
-        k, lanes = self.k, self.lanes
-        some = k.alloc(boolean, (lanes,), "reg")
-        for chain in range(CHAINS):
-            with k.loop(lanes, "vector", width=lanes) as lane:
-                at = first + (lane + chain * lanes)
-                there = k.let(at < number)
-                theirs = tuple(k.let(select(there, buffer[at], 0)) for buffer in self.traits)
-                clash = k.let(self.what.clash(mine, theirs) & there)
-                k.store(some, lane, some[lane] | clash if chain else clash)
-        while lanes > 1:
-            lanes //= 2
-            with k.loop(lanes, "vector", width=lanes) as lane:
-                k.store(some, lane, some[lane] | some[lane + lanes])
-        return k.let(some[Const(0, i64)])
+        k = self.k
+
+        def clash(lane: Expr) -> Expr:
+            at = first + lane
+            there = k.let(at < number)
+            theirs = tuple(k.let(select(there, buffer[at], 0)) for buffer in self.traits)
+            return self.what.clash(mine, theirs) & there
+
+        return any_lane(k, self.lanes, CHAINS, clash)

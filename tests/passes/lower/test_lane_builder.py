@@ -99,3 +99,26 @@ def test_few_regions_are_not_worth_a_copy():
     )  # fmt: skip
     (kernel,) = program_of(graph).kernels.values()
     assert "pixels" not in [b.name for b in kernel.params]
+
+
+# ---------------------------------------------------------------- the best of many
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("wanted", [1, 5, 40])
+def test_vectors_without_a_leader_are_passed_over(wanted, largest, axis):
+    x = np.round(RNG.standard_normal((83, 83)), 1).astype(np.float32)
+    x[RNG.random(x.shape) < 0.05] = np.nan
+    x[:, 3] = np.nan
+    graph, inputs = build(
+        lambda b, x: b.TopK(x, b.constant(np.array([wanted])), axis=axis, largest=largest), x=x
+    )
+    check(graph, inputs, (64, 32, 0), interpreted=())
+    (kernel,) = program_of(graph).kernels.values()
+    assert ("vector" in str(kernel)) == (axis == 1)
+
+
+def test_leaders_of_narrow_integers():
+    x = RNG.integers(-128, 128, (3, 150)).astype(np.int8)
+    check(*build(lambda b, x: b.TopK(x, b.constant(np.array([7]))), x=x))
