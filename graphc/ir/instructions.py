@@ -2,20 +2,27 @@
 
     dot4(sum, a, w, centre)    sum += (a[0] - centre) * w[0] + ... + (a[3] - centre) * w[3]
 
+    transpose(tile, side)      tile[r * side + c] and tile[c * side + r] change places
+
 `sum` is an element of type i32 (sums wrap), `a` and `w` are loads of the first of four consecutive
 elements (`a` int8 or uint8, `w` int8), `centre` is a constant within -256..255. In a vector loop
-every lane has a sum and four elements of `w` of its own.
+every lane has a sum and four elements of `w` of its own. `tile` is a load of the first element of a
+local array of `side * side`, which stands outside of vector loops.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from graphc.errors import InternalError
-from graphc.ir.dtypes import i8, i32, u8
-from graphc.ir.expr import Const, Expr, Load
-from graphc.ir.kernel import Intrin, Store
+from graphc.ir.dtypes import i8, i32, i64, u8
+from graphc.ir.expr import Const, Expr, Load, Ref
+from graphc.ir.kernel import Body, Buffer, Intrin, Let, Stmt, Store
 from graphc.ir.simplify import simplify
 
 DOT4 = "dot4"
+TRANSPOSE = "transpose"
+NAMES = (DOT4, TRANSPOSE)
 LANES = 4
 
 
@@ -26,10 +33,37 @@ def dot4(total: Load, a: Load, w: Load, centre: int) -> Intrin:
     return Intrin(DOT4, (total, a, w, Const(centre, i32)))
 
 
-def meaning_of_dot4(stmt: Intrin) -> Store:
-    """The same in plain arithmetic."""
+def transpose(tile: Buffer, side: int) -> Intrin:
+    """The statement; the tile must have so many rows and columns."""
+    if tile.shape != (side * side,):
+        raise InternalError(f"transpose of {side} rows of an array of shape {list(tile.shape)}")
+    return Intrin(TRANSPOSE, (tile[0], Const(side, i64)))
+
+
+def meaning(stmt: Intrin) -> Body:
+    """The same in plain statements."""
+    if stmt.name == DOT4:
+        return (_meaning_of_dot4(stmt),)
+    if stmt.name == TRANSPOSE:
+        return tuple(_meaning_of_transpose(stmt))
+    raise InternalError(f"no instruction of several targets is named {stmt.name}")
+
+
+def _meaning_of_transpose(stmt: Intrin) -> Iterator[Stmt]:
+    first, side = stmt.args
+    assert isinstance(first, Load) and isinstance(side, Const)
+    for r in range(side.value):
+        for c in range(r):
+            here, there = (Const(n, i64) for n in (r * side.value + c, c * side.value + r))
+            kept = Ref(f"kept{r}_{c}", first.dtype)
+            yield Let(kept, Load(first.source, (here,), first.dtype))
+            yield Store(first.source, (here,), Load(first.source, (there,), first.dtype))
+            yield Store(first.source, (there,), kept)
+
+
+def _meaning_of_dot4(stmt: Intrin) -> Store:
     total, a, w, centre = stmt.args
-    assert stmt.name == DOT4 and isinstance(total, Load)
+    assert isinstance(total, Load)
     value: Expr = total
     for lane in range(LANES):
         value = value + (_lane(a, lane).cast(i32) - centre) * _lane(w, lane).cast(i32)

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import InternalError, UnsupportedError
+from graphc.ir import instructions
 from graphc.ir import kernel as kir
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, count_uses
 from graphc.ir.graph import Op
 from graphc.ir.imperative import corner, imperative_kernel, is_bounded, numel, true_shapes
-from graphc.ir.instructions import DOT4, meaning_of_dot4
 from graphc.ir.kernel import Barrier, Body, Buffer, For, If, Kernel, Let, Store, While
 from graphc.ir.scalar_text import HELPERS, literal, spell
 from graphc.ir.simplify import bounds, simplify
@@ -225,8 +225,8 @@ class _Writer:
         elif isinstance(stmt, Barrier):
             if self.in_threads:
                 self.line("yield")
-        elif isinstance(stmt, kir.Intrin) and stmt.name == DOT4:
-            self.store(meaning_of_dot4(stmt))
+        elif isinstance(stmt, kir.Intrin) and stmt.name in instructions.NAMES:
+            self.body(instructions.meaning(stmt))
         else:
             raise UnsupportedError(f"kernel {self.kernel.name}: cannot interpret {stmt}")
 

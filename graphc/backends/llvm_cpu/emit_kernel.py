@@ -14,11 +14,12 @@ from itertools import groupby
 from graphc.backends.llvm_cpu import spell
 from graphc.backends.llvm_cpu.emit_dots import emit_dot4
 from graphc.backends.llvm_cpu.emit_expr import ExprEmitter, Storage
+from graphc.backends.llvm_cpu.emit_transpose import emit_transpose
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr, walk
-from graphc.ir.instructions import DOT4
+from graphc.ir.instructions import DOT4, TRANSPOSE
 from graphc.ir.kernel import (
     Alloc,
     Body,
@@ -184,9 +185,12 @@ class _Function:
         self.expr.store(self.expr.storage[stmt.buffer], offset, stmt.value)
 
     def intrinsic(self, stmt: Intrin) -> None:
-        if stmt.name != DOT4:
+        if stmt.name == DOT4:
+            emit_dot4(self.expr, stmt, self.features)
+        elif stmt.name == TRANSPOSE:
+            emit_transpose(self.expr, stmt)
+        else:
             raise InternalError(f"CPUs have no instruction {stmt.name}")
-        emit_dot4(self.expr, stmt, self.features)
 
     def alloc(self, stmt: Alloc) -> None:
         buffer = stmt.buffer

@@ -29,7 +29,7 @@ from graphc.backends.micro_c.vectors import BYTES, VectorPrinter
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i8, i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr
-from graphc.ir.instructions import DOT4, meaning_of_dot4
+from graphc.ir.instructions import DOT4, meaning
 from graphc.ir.kernel import Body, Buffer, For, Intrin, Kernel, Stmt, Store, map_nested
 
 DOT16, SUM16 = "dot16", "sum16"
@@ -117,7 +117,7 @@ def _plain(body: Body) -> Body:
 def _meaning(stmt: Stmt) -> Body:
     if not isinstance(stmt, Intrin):
         return (map_nested(stmt, _plain),)
-    return (_fold(stmt) if stmt.name in (DOT16, SUM16) else meaning_of_dot4(stmt),)
+    return (_fold(stmt),) if stmt.name in (DOT16, SUM16) else meaning(stmt)
 
 
 def _fold(stmt: Intrin) -> Stmt:

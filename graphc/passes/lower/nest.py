@@ -52,6 +52,7 @@ from graphc.passes.lower.spaces import (
     merge_reductions,
     shapes_of,
 )
+from graphc.passes.lower.turned import TurnedLoads, load_tiles, split_off, turned_loads
 
 ROW_BUFFER_BYTES = 1 << 16  # the largest row kept on the stack
 RECOMPUTE_COST = 8  # a value cheaper than this is computed again rather than kept
@@ -114,6 +115,8 @@ class Nest(Reductions):
         if not indices:
             self.store_points(self.resolved(points, frozenset()))
             return
+        if self.turned_tiles(indices, points):
+            return
         if self._reduces_along_memory(points, indices[-1]):
             indices = [*indices, Index("one", 1)]
         *rows, last = indices
@@ -134,6 +137,39 @@ class Nest(Reductions):
             if hoisted is not None:
                 points = self.row_values(points, last, bound)
             self.inner_loops(inner, last, points, bound, tiled)
+
+    def turned_tiles(self, indices: list[Index], points: list[Point]) -> bool:
+        """All loops over the outputs if some loads are taken in tiles; False if none is."""
+        sizes = {b.name: b.size for b in self.computation.inputs}
+        turned = turned_loads(indices, [p.expr for p in points], self.options, sizes)
+        if turned is None:
+            return False
+        side, last = turned.side, turned.along
+        (down, below), (right, beside) = split_off(turned.across, side), split_off(last, side)
+        loops = [*(x for x in indices[:-1] if x is not turned.across), down, right]
+        with self.k.loop(math.prod(x.count for x in loops), "parallel", name="p") as p:
+            *rest, top, left = unflatten_index(p, tuple(x.count for x in loops))
+            mapping: dict[Expr, Expr] = dict(zip(loops, rest))
+            self._turned_tile(
+                self._at(points, mapping), turned.at(mapping), top * side, left * side
+            )
+        if beside is not None:
+            moved = self._at(points, {last: beside + right.count * side})
+            self.outer_loops([*indices[:-1], beside], moved)
+        if below is not None:
+            whole = Index(last.name, right.count * side)
+            moved = self._at(points, {turned.across: below + down.count * side, last: whole})
+            rows = [below if x is turned.across else x for x in indices[:-1]]
+            self.outer_loops([*rows, whole], moved)
+        return True
+
+    def _turned_tile(self, points: list[Point], turned: TurnedLoads, top: Expr, left: Expr) -> None:
+        tiles = load_tiles(self.k, turned, top, left)
+        for r in range(turned.side):
+            with self.k.loop(turned.side, "vector", width=turned.side) as v:
+                mapping: dict[Expr, Expr] = {x: t[v + r * turned.side] for x, t in tiles.items()}
+                read = [Point(p.output, p.offset, substitute(p.expr, mapping)) for p in points]
+                self.store_points(self._at(read, {turned.across: top + r, turned.along: left + v}))
 
     def one_dimension(self, last: Index, points: list[Point], hoisted: bool) -> None:
         if hoisted:

@@ -5,7 +5,8 @@ import pytest
 from differential import build, check, floats, interpret_program, native, program_of
 
 from graphc.ir.dtypes import i64
-from graphc.ir.kernel import Alloc, For, walk_stmts
+from graphc.ir.instructions import TRANSPOSE
+from graphc.ir.kernel import Alloc, For, Intrin, walk_stmts
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -140,6 +141,57 @@ def test_chains_of_movements(seed):
         return b.Mul(x, np.float32(2))
 
     check(*build(function, x=floats(r, 3, 5, 17)), (64, 0), interpreted=(64, 0))
+
+
+def tiles(program) -> int:
+    """How many tiles kernels transpose."""
+    stmts = [s for kernel in program.kernels.values() for s in walk_stmts(kernel.body)]
+    return sum(isinstance(s, Intrin) and s.name == TRANSPOSE for s in stmts)
+
+
+TURNS = [((16, 16), (1, 0)), ((33, 20), (1, 0)), ((3, 17, 40), (0, 2, 1)),
+         ((18, 5, 37), (2, 1, 0)), ((2, 16, 3, 35), (0, 3, 2, 1)), ((4, 19, 21), (2, 0, 1)),
+         ((5, 4, 3), (2, 1, 0))]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, order", TURNS, ids=str)
+def test_transpositions_in_tiles(shape, order):
+    data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    graph, inputs = build(lambda b, x: b.Transpose(x, perm=order), x=data)
+    check(graph, inputs, (64, 32, 16, 0), interpreted=(32,), tolerance=0)
+    large = min(shape[order[-1]], shape[-1]) >= 16
+    assert [tiles(program_of(graph, m)) > 0 for m in (64, 0)] == [large, False]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int8, np.bool_, np.int64])
+def test_element_types_of_tiles(dtype):
+    data = (np.arange(37 * 18).reshape(37, 18) % 113).astype(dtype)
+    graph, inputs = build(lambda b, x: b.Transpose(x, perm=[1, 0]), x=data)
+    program = check(graph, inputs, (0, 16, 32, 64), interpreted=(32,), tolerance=0)
+    assert tiles(program) == 1
+
+
+def test_transpositions_beside_what_runs_along():
+    """Of several operands those that lie across are turned, in what is computed of all."""
+    r = rng(3)
+    x, y, row = floats(r, 2, 19, 37), floats(r, 2, 37, 19), floats(r, 19)
+
+    def function(b, x, y, row):
+        turned = b.Transpose(x, perm=[0, 2, 1])
+        return b.Tanh(b.Add(b.Mul(turned, row), y)), b.Sub(turned, y)
+
+    graph, inputs = build(function, x=x, y=y, row=row)
+    program = check(graph, inputs, (64, 32, 16, 0), interpreted=(64, 32, 0))
+    assert tiles(program_of(graph)) == len(program.kernels)
+
+
+def test_guarded_loads_are_not_taken_in_tiles():
+    """A tile would read what lies outside."""
+    graph, inputs = build(
+        lambda b, x: b.Transpose(b.Pad(x, np.array([1, 2, 3, 0])), perm=[1, 0]),
+        x=floats(rng(4), 30, 20),
+    )
+    check(graph, inputs, (64, 32, 0), interpreted=(64, 32))
 
 
 def test_views_cost_nothing():

@@ -1,0 +1,85 @@
+"""Loads whose neighbours in memory lie across the vectors of a loop nest, taken in square tiles.
+
+Where the innermost dimension of the output is not the one in which a load moves by one element (a
+transposition, an image stored channels last that is wanted channels first), a vector of such loads
+touches as many cache lines as it has lanes. In a tile of as many rows as lanes, whole vectors are
+loaded along memory and the tile is transposed in registers: every cache line is touched once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from graphc.ir.expr import Expr, Index, Load, Reduce, loads, substitute, walk
+from graphc.ir.instructions import transpose
+from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.simplify import bounds, is_affine_in, simplify
+from graphc.passes.lower.reductions import NestOptions, element_bytes
+
+LARGEST_SIDE = 16  # of a tile, whose rows are held in registers
+SMALLEST_SIDE = 4
+MOST_LOADS = 2  # each has a tile
+
+
+@dataclass(frozen=True)
+class TurnedLoads:
+    """Loads from flat buffers that move by one element in the loop `across`, while outputs do in
+    the loop `along`; tiles have `side` rows and columns."""
+
+    loads: tuple[Load, ...]
+    across: Index
+    along: Index
+    side: int
+
+    def at(self, mapping: Mapping[Expr, Expr]) -> TurnedLoads:
+        """The same loads with other indices known."""
+        found = [simplify(substitute(load, mapping)) for load in self.loads]
+        return replace(self, loads=tuple(x for x in found if isinstance(x, Load)))
+
+
+def turned_loads(
+    indices: list[Index], exprs: Sequence[Expr], options: NestOptions, sizes: dict[str, int]
+) -> TurnedLoads | None:
+    """What is to be loaded in tiles, of expressions over a space whose last index runs along the
+    outputs; None if that is nothing. `sizes` are the elements of buffers: what is read under a
+    guard alone is no part of a tile."""
+    nodes = [node for e in exprs for node in walk(e)]
+    if not options.vector_bytes or any(isinstance(node, Reduce) for node in nodes):
+        return None
+    *rows, last = indices
+    side = min(LARGEST_SIDE, options.lanes(element_bytes(list(exprs))))
+    apart = [x for e in exprs for x in loads(e) if abs(is_affine_in(x.index[0], last) or 0) > 1]
+    for across in reversed(rows):
+        found = [x for x in dict.fromkeys(apart) if is_affine_in(x.index[0], across) == 1]
+        if not found or not SMALLEST_SIDE <= side <= min(across.count, last.count):
+            continue
+        if len(found) <= MOST_LOADS and all(_is_inside(x, sizes[x.source]) for x in found):
+            return TurnedLoads(tuple(found), across, last, side)
+    return None
+
+
+def _is_inside(load: Load, size: int) -> bool:
+    low, high = bounds(load.index[0])
+    return low >= 0 and high < size
+
+
+def split_off(index: Index, side: int) -> tuple[Index, Index | None]:
+    """The whole tiles along an index, and what is left, if anything is."""
+    whole, left = divmod(index.count, side)
+    return Index(index.name, whole), Index(index.name, left) if left else None
+
+
+def load_tiles(k: KernelBuilder, turned: TurnedLoads, top: Expr, left: Expr) -> dict[Load, Buffer]:
+    """Emits tiles whose first row and column are these; element [r * side + c] is what the load
+    gives at row r and column c."""
+    tiles = {}
+    for load in turned.loads:
+        tile = k.alloc(load.dtype, (turned.side * turned.side,))
+        for c in range(turned.side):
+            with k.loop(turned.side, "vector", width=turned.side) as v:
+                place = {turned.across: top + v, turned.along: left + c}
+                k.store(tile, (v + c * turned.side,), simplify(substitute(load, place)))
+        k.emit(transpose(tile, turned.side))
+        tiles[load] = tile
+    return tiles
