@@ -1,7 +1,6 @@
 """Instructions that kernels of several targets name in `Intrin` statements, and their meaning.
 
     dot4(sum, a, w, centre)    sum += (a[0] - centre) * w[0] + ... + (a[3] - centre) * w[3]
-
     transpose(tile, side)      tile[r * side + c] and tile[c * side + r] change places
 
 `sum` is an element of type i32 (sums wrap), `a` and `w` are loads of the first of four consecutive

@@ -19,7 +19,7 @@ from graphc.passes.base import Pass, register_pass
 from graphc.passes.context import Context
 from graphc.passes.grouping import WIDEST, space_of
 from graphc.passes.lower.computation import computation, input_names
-from graphc.passes.merge_groups import merged_group, replace_group, sort_ops
+from graphc.passes.merge_groups import merge_all
 
 RULE = "fuse-reductions"
 MOST = 4  # ops that become one
@@ -31,15 +31,9 @@ def fuse_reductions(graph: Graph, ctx: Context) -> bool:
     for op in graph.ops:
         if _reduces(op):
             groups.setdefault((_read(op), space_of(op.outputs[0])), []).append(op)
-    changed = False
-    for group in [g for g in groups.values() if len(g) > 1]:
-        for alike in _alike(group):
-            if ctx.spend(RULE, alike[-1]):
-                replace_group(graph, alike, merged_group(graph, alike, "reductions"))
-                changed = True
-    if changed:
-        sort_ops(graph)
-    return changed
+    several = [group for group in groups.values() if len(group) > 1]
+    alike = (part for group in several for part in _alike(group))
+    return merge_all(graph, ctx, RULE, alike, "reductions")
 
 
 def _reduces(op: Op) -> bool:

@@ -22,7 +22,7 @@ from graphc.passes.context import Context
 from graphc.passes.grouping import WIDEST
 from graphc.passes.lower.computation import computation
 from graphc.passes.lower.views import view_of
-from graphc.passes.merge_groups import merged_group, replace_group, sort_ops
+from graphc.passes.merge_groups import merge_all
 
 RULE = "fuse-siblings"
 MOST = 4  # ops that become one
@@ -31,17 +31,9 @@ LARGE = 1 << 22  # elements of a value whose kernel takes much longer than its l
 
 def fuse_siblings(graph: Graph, ctx: Context) -> bool:
     """Merges siblings; whether there were any."""
-    changed = False
-    for reader in list(graph.ops):
-        if reader.region is None:
-            continue
-        for group in _siblings(reader):
-            if ctx.spend(RULE, group[-1]):
-                replace_group(graph, group, merged_group(graph, group, "siblings"))
-                changed = True
-    if changed:
-        sort_ops(graph)
-    return changed
+    readers = (op for op in list(graph.ops) if op.region is not None)
+    siblings = (group for reader in readers for group in _siblings(reader))
+    return merge_all(graph, ctx, RULE, siblings, "siblings")
 
 
 def _siblings(reader: Op) -> list[list[Op]]:

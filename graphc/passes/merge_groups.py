@@ -6,11 +6,12 @@ operator's type, go into the region; all others are operands.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from graphc.errors import InternalError
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op, copy_op, copy_ops
 from graphc.ir.opdef import FUSED
+from graphc.passes.context import Context
 
 
 def results_of(group: Sequence[Op], returned: Collection[Value]) -> list[Value]:
@@ -49,6 +50,21 @@ def merged_group(graph: Graph, group: Sequence[Op], name: str) -> Op:
     for old, new in zip(results, merged.outputs):
         new.type, new.name = old.type, old.name
     return merged
+
+
+def merge_all(
+    graph: Graph, ctx: Context, rule: str, groups: Iterable[Sequence[Op]], name: str
+) -> bool:
+    """Makes one op of each group, each a rewrite of this rule; whether there were any. Groups are
+    asked for one after the other, so that a group may hold what those before it became."""
+    changed = False
+    for group in groups:
+        if ctx.spend(rule, group[-1]):
+            replace_group(graph, group, merged_group(graph, group, name))
+            changed = True
+    if changed:
+        sort_ops(graph)
+    return changed
 
 
 def _is_inlined(constant: Value, ops: set[Op]) -> bool:

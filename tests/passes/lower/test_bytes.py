@@ -80,12 +80,14 @@ def test_convolutions(case, x_type, w_type):
     shape, weights, attributes = CONVOLUTIONS[case]
     x, w = bytes_of(rng, TYPES[x_type], *shape), bytes_of(rng, TYPES[w_type], *weights)
     zeros = bytes_of(rng, TYPES[x_type]), np.array(0 if w_type == "i8" else 128, TYPES[w_type])
+    exact(*convolution(x, w, zeros, attributes))
 
-    def function(b, x):
-        return b.ConvInteger(x, b.constant(w), *map(b.constant, zeros), **attributes)
 
-    graph, arrays = build(function, x=x)
-    exact(graph, arrays)
+def convolution(x, w, zeros, attributes):
+    """Of x with constant weights and zero points."""
+    return build(
+        lambda b, x: b.ConvInteger(x, b.constant(w), *map(b.constant, zeros), **attributes), x=x
+    )
 
 
 def test_sums_wrap():
@@ -153,10 +155,6 @@ def test_sums_of_windows_are_taken_in_two_steps(case, x_type, w_type):
     shape, weights, attributes = WINDOWS[case]
     x, w = bytes_of(rng, TYPES[x_type], *shape), bytes_of(rng, TYPES[w_type], *weights)
     zeros = np.array(77, TYPES[x_type]), np.array(5, TYPES[w_type])
-
-    def function(b, x):
-        return b.ConvInteger(x, b.constant(w), *map(b.constant, zeros), **attributes)
-
-    graph, arrays = build(function, x=x)
+    graph, arrays = convolution(x, w, zeros, attributes)
     program = check(graph, arrays, machines=(64,), interpreted=(), tolerance=0)
     assert any("point_sums" in kernel.comment for kernel in program.kernels.values())
