@@ -14,7 +14,7 @@ from graphc.errors import ModelError
 from graphc.feeds import random_feeds
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.graph import Graph
-from graphc.ir.parser import parse_graph
+from graphc.ir.text.parser import parse_graph
 from graphc.passes.specialise import specialise
 
 MODELS = os.environ.get("GRAPHC_MODELS")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphc.frontend.onnx_import import import_onnx
     from graphc.ir.graph import Graph
     from graphc.ir.interp import interpret
-    from graphc.ir.parser import parse
+    from graphc.ir.text.parser import parse
 
 __version__ = "0.1.0"
 
@@ -38,7 +38,7 @@ _HOMES = {
     "import_onnx": "graphc.frontend.onnx_import",
     "interpret": "graphc.ir.interp",
     "load": "graphc.driver",
-    "parse": "graphc.ir.parser",
+    "parse": "graphc.ir.text.parser",
 }
 _MODULES = {"backend": "graphc.backend", "dsl": "graphc.frontend.dsl", "passes": "graphc.passes"}
 

@@ -28,7 +28,7 @@ import numpy as np
 from graphc.errors import InternalError, NeedsValue
 from graphc.ir import dtypes
 from graphc.ir.graph import Graph, Op, Region, Value
-from graphc.ir.imperative import corner, is_bounded, true_shapes
+from graphc.ir.imperative.lowering import corner, is_bounded, true_shapes
 from graphc.ir.interp import interpret, run_op
 from graphc.ir.ops import control
 from graphc.ir.types import TensorType, Type, type_of

@@ -18,8 +18,8 @@ from graphc.execution import Executable
 from graphc.files import write_bytes
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph
-from graphc.ir.printer import symbols_of
-from graphc.ir.type_parser import parse_type
+from graphc.ir.text.printer import symbols_of
+from graphc.ir.text.type_parser import parse_type
 from graphc.runnable import Runnable, Spec
 
 

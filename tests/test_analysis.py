@@ -18,7 +18,7 @@ from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Index, Load, exp, reduce, select
 from graphc.ir.graph import Graph
 from graphc.ir.operations import kernel_operations, operations
-from graphc.ir.parser import parse_graph
+from graphc.ir.text.parser import parse_graph
 from graphc.passes.specialise import specialise
 
 

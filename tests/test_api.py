@@ -203,7 +203,7 @@ def test_bounded_dimensions(samples):
 def test_text_round_trip(samples):
     graph = graphc.import_onnx(DIGITS)
     text = str(graph)
-    from graphc.ir.printer import graph_constants
+    from graphc.ir.text.printer import graph_constants
 
     again = graphc.parse(text, graph_constants(graph))
     assert again == graph and str(again) == text

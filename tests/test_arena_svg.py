@@ -11,7 +11,7 @@ from graphc import driver
 from graphc.analysis.arena_svg import LEFT, WIDTH, arena_svg
 from graphc.analysis.memory import arena_use
 from graphc.cli import main
-from graphc.ir.parser import parse_graph
+from graphc.ir.text.parser import parse_graph
 
 DIGITS = Path(__file__).parent.parent / "models" / "digits_cnn.onnx"
 SPACE = "{http://www.w3.org/2000/svg}"

@@ -14,7 +14,7 @@ from commands import graphc, make, ok, save
 from onnx import TensorProto, helper, numpy_helper
 
 from graphc.cli.app import parser
-from graphc.passes.base import PASSES
+from graphc.passes.manager.base import PASSES
 from graphc.passes.rewriter import RULES
 
 PLUGIN = """from graphc.passes import P, rule, var

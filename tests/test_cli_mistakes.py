@@ -10,7 +10,7 @@ import pytest
 from commands import DIGITS, make, ok, refused, relu, save
 from onnx import TensorProto, helper, numpy_helper
 
-from graphc.passes.base import PASSES
+from graphc.passes.manager.base import PASSES
 from graphc.passes.rewriter import RULES
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

@@ -18,9 +18,9 @@ from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
-from graphc.ir.parser import parse_graph
+from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import TensorType
-from graphc.passes.grouping import LONGEST
+from graphc.passes.fusion.grouping import LONGEST
 from graphc.passes.specialise import specialise
 
 

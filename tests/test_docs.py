@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphc.ir.opdef import REGISTRY
-from graphc.passes.base import PASSES
+from graphc.passes.manager.base import PASSES
 from graphc.passes.rewriter import RULES
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -22,8 +22,8 @@ from graphc.ir.expr import reduce, sin, sqrt
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
 from graphc.ir.opdef import Float, axes, op
-from graphc.ir.parser import parse_graph
-from graphc.ir.printer import graph_constants, print_graph
+from graphc.ir.text.parser import parse_graph
+from graphc.ir.text.printer import graph_constants, print_graph
 from graphc.passes.specialise import specialise
 
 DOMAIN = "test.new"

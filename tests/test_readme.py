@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from graphc.cli import main
-from graphc.passes.base import PASSES
+from graphc.passes.manager.base import PASSES
 from graphc.passes.rewriter import RULES
 
 ROOT = Path(__file__).parent.parent

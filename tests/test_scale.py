@@ -10,8 +10,8 @@ from graphc.backends.llvm_cpu.emit_program import PART, RUN, emit_program
 from graphc.driver import PROGRAMS, cpu_program
 from graphc.ir.graph import NEAR, Graph, Op, constant_op
 from graphc.ir.interp import interpret
-from graphc.ir.parser import parse_graph
-from graphc.passes.grouping import LARGEST, WIDEST
+from graphc.ir.text.parser import parse_graph
+from graphc.passes.fusion.grouping import LARGEST, WIDEST
 from graphc.passes.rules.operands import MOST
 
 X = np.linspace(-1, 1, 4, dtype=np.float32).reshape(1, 4)

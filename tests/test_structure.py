@@ -24,11 +24,11 @@ ROOMS = (  # a room imports from those in the lines above its own
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}
 RETURNS = {  # imports inside functions that close a circle, each for a reason
-    ("ir.expr", "ir.expr_text"): "an expression prints itself",
-    ("ir.graph", "ir.parser"): "a graph is pickled as text",
-    ("ir.graph", "ir.printer"): "a graph prints itself",
-    ("ir.kernel", "ir.printer"): "a kernel prints itself",
-    ("ir.program", "ir.printer"): "a program prints itself",
+    ("ir.expr", "ir.text.expr_printer"): "an expression prints itself",
+    ("ir.graph", "ir.text.parser"): "a graph is pickled as text",
+    ("ir.graph", "ir.text.printer"): "a graph prints itself",
+    ("ir.kernel", "ir.text.printer"): "a kernel prints itself",
+    ("ir.program", "ir.text.printer"): "a program prints itself",
     ("ir.infer", "ir.build"): "the type of a composite is that of its body, typed as it is built",
     ("ir.opdef", "ir.ops"): "who first looks up an operator has all of them registered",
 }

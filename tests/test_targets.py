@@ -19,8 +19,8 @@ from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.compare import agreements
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.interp import interpret
-from graphc.ir.parser import parse_graph
 from graphc.ir.program import Program
+from graphc.ir.text.parser import parse_graph
 from graphc.passes.specialise import specialise
 
 ROOT = Path(__file__).parents[1]

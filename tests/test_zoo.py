@@ -25,10 +25,10 @@ from graphc.feeds import random_feeds
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.compare import agreements
 from graphc.ir.graph import Graph
-from graphc.ir.parser import parse_graph
-from graphc.ir.printer import graph_constants, print_graph, print_program
 from graphc.ir.program import Program
-from graphc.ir.verify import verify as verify_graph
+from graphc.ir.text.parser import parse_graph
+from graphc.ir.text.printer import graph_constants, print_graph, print_program
+from graphc.ir.verify.graphs import verify as verify_graph
 from graphc.passes import Hook
 from graphc.passes.specialise import pin, specialise
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.ir.graph import Op, Region
-from graphc.ir.imperative import imperative_kernel
+from graphc.ir.imperative.lowering import imperative_kernel
 from graphc.ir.infer import expand, op_body
 from graphc.ir.kernel import Intrin, Kernel, walk_stmts
 from graphc.ir.operations import elements_read, kernel_operations, operations

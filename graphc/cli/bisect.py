@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from graphc.cli.compile import pipeline
     from graphc.cli.models import open_model
     from graphc.cli.output import progress
-    from graphc.passes.bisect import bisect
+    from graphc.passes.manager.bisect import bisect
 
     passes = pipeline(args)
     model = open_model(args)

@@ -160,7 +160,7 @@ def pipeline(args: argparse.Namespace, name: str | None = None) -> str:
 def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
     """Settings from --threads, --passes, --plugin and --dump-to."""
     from graphc.driver import settings
-    from graphc.passes.hooks import Dump
+    from graphc.passes.manager.hooks import Dump
 
     hooks = [Dump(args.dump_to)] if args.dump_to else []
     options = {
@@ -210,7 +210,7 @@ def _check_rules(names: list[str]) -> None:
 def _emit(model: Model, form: str, args: argparse.Namespace, settings: Settings) -> None:
     from graphc.cli import emit
     from graphc.cli.output import progress
-    from graphc.ir.printer import graph_constants, program_constants
+    from graphc.ir.text.printer import graph_constants, program_constants
 
     with progress(f"compiling {model.path.name} for {args.target}"):
         if form == "ir":

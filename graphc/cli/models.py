@@ -111,7 +111,7 @@ def read_graph(path: Path) -> Graph:
         from graphc.frontend.onnx_import import import_onnx
 
         return import_onnx(path)
-    from graphc.ir.parser import parse_graph
+    from graphc.ir.text.parser import parse_graph
 
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from graphc.driver import POLICIES, Settings, optimise
     from graphc.files import check_folder
     from graphc.frontend.onnx_export import export_onnx
-    from graphc.passes.context import Context
+    from graphc.passes.manager.context import Context
 
     check_folder(Path(args.output))
     own = load_plugins(args.plugin)
@@ -86,7 +86,7 @@ def _typed(model: Model, passes: str | Any) -> Graph:
     """The graph with static types, or, if dimensions are open, typed as far as that goes."""
     from graphc.cli.emit import typed
     from graphc.driver import POLICIES
-    from graphc.passes.pipeline import parse_pipeline
+    from graphc.passes.manager.pipeline import parse_pipeline
     from graphc.passes.specialise import has_static_inputs, type_symbolically
 
     pinned = model.pinned()

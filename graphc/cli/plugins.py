@@ -14,8 +14,8 @@ from pathlib import Path
 
 from graphc.errors import GraphcError, ModelError
 from graphc.ir.phases import PHASES
-from graphc.passes.base import PASSES
-from graphc.passes.pipeline import parse_pipeline
+from graphc.passes.manager.base import PASSES
+from graphc.passes.manager.pipeline import parse_pipeline
 
 
 def load_plugins(paths: Sequence[str]) -> list[str]:

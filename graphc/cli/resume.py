@@ -24,7 +24,7 @@ NATIVE = (".so", ".o")
 def graph_from(graph: Graph, phase: str, path: Path) -> Graph:
     """The graph as one of a phase; ModelError if it breaks a rule of that phase."""
     from graphc.ir.graph import clone_graph
-    from graphc.ir.verify import verify
+    from graphc.ir.verify.graphs import verify
 
     result = clone_graph(graph)
     result.phase = phase
@@ -46,7 +46,7 @@ def compile_program(args: argparse.Namespace, form: str | None) -> Program:
     """Makes what the arguments ask for of a planned program in text; the program."""
     from graphc.cli import emit
     from graphc.cli.output import progress
-    from graphc.ir.printer import program_constants
+    from graphc.ir.text.printer import program_constants
 
     pins = [name for name in ("shape", "dim", "set") if getattr(args, name)]
     if pins:
@@ -73,8 +73,8 @@ def compile_program(args: argparse.Namespace, form: str | None) -> Program:
 def read_program(path: Path) -> Program:
     """A program in text, checked; ModelError tells what is wrong with it."""
     from graphc.cli.models import constants_of
-    from graphc.ir.kernel_parser import parse_program
-    from graphc.ir.verify_kernel import verify_program
+    from graphc.ir.text.kernel_parser import parse_program
+    from graphc.ir.verify.kernels import verify_program
 
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")

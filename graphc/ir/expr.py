@@ -7,7 +7,7 @@ fold constants and identities as they go; `simplify.simplify` normalises index a
 
     Const(value)  Sym(name, lo, hi)  Index(name, extent)  Ref(name)      leaves
     Load(source, index)              element of a tensor or buffer named `source`
-    Call(op, args)                   a row of scalar_ops.TABLE
+    Call(op, args)                   a row of scalar.ops.TABLE
     Reduce(op, body, axes)           sum, prod, min, max, and, or over Index nodes
 """
 
@@ -22,9 +22,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from graphc.ir import dtypes, scalar_ops
+from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, boolean, i64
-from graphc.ir.scalar_ops import TABLE, ScalarOp
+from graphc.ir.scalar import ops as scalar_ops
+from graphc.ir.scalar.ops import TABLE, ScalarOp
 
 _interned: WeakValueDictionary = WeakValueDictionary()
 
@@ -139,7 +140,7 @@ class Expr:
         raise TypeError(f"the truth of `{self}` is not known; use select(...) or add a bound")
 
     def __repr__(self) -> str:
-        from graphc.ir.expr_text import to_text  # which is made of nodes
+        from graphc.ir.text.expr_printer import to_text  # which is made of nodes
 
         return to_text(self)
 

@@ -255,8 +255,8 @@ class Graph(Region):
 
     def __reduce__(self) -> Any:
         """As text and large constants, so that pickling does not recurse as deep as ops go."""
-        from graphc.ir.parser import parse_graph
-        from graphc.ir.printer import graph_constants  # which takes them apart
+        from graphc.ir.text.parser import parse_graph
+        from graphc.ir.text.printer import graph_constants  # which takes them apart
 
         return parse_graph, (str(self), graph_constants(self))
 
@@ -281,12 +281,12 @@ class Graph(Region):
         return list(zip(names, self.results))
 
     def __str__(self) -> str:
-        from graphc.ir.printer import print_graph  # which takes them apart
+        from graphc.ir.text.printer import print_graph  # which takes them apart
 
         return print_graph(self)
 
     def __eq__(self, other: object) -> bool:
-        from graphc.ir.printer import print_graph  # which takes them apart
+        from graphc.ir.text.printer import print_graph  # which takes them apart
 
         if not isinstance(other, Graph):
             return NotImplemented

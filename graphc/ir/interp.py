@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import InternalError, ModelError
-from graphc.ir import scalar_ops
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import (
     Call,
@@ -37,6 +36,7 @@ from graphc.ir.infer import blaming, expand, infer_op, op_body
 from graphc.ir.kernel_interp import run_imperative
 from graphc.ir.opdef import bind
 from graphc.ir.ops import control
+from graphc.ir.scalar import ops as scalar_ops
 from graphc.ir.simplify import simplify, to_poly
 from graphc.ir.types import type_of
 

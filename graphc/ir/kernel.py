@@ -150,7 +150,7 @@ class Kernel:
     sizes: tuple[Sym, ...] = ()
 
     def __str__(self) -> str:
-        from graphc.ir.printer import print_kernel  # which takes them apart
+        from graphc.ir.text.printer import print_kernel  # which takes them apart
 
         return print_kernel(self)
 

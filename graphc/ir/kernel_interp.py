@@ -1,7 +1,7 @@
 """The reference interpreter of kernel IR: each kernel becomes a Python function over flat lists.
 
 Scalars are Python ints, floats and bools, rounded or wrapped to their dtype after each operation as
-scalar_ops.py says; operations without a spelling here call that table. Every Load and Store whose
+scalar/ops.py says; operations without a spelling here call that table. Every Load and Store whose
 index is not provably in range is checked, and raises InternalError naming kernel, buffer and index.
 A `select` evaluates only the branch it takes. Loops of every kind run in order; the threads of a
 loop nest that holds barriers run in lockstep, as generators. Local arrays start poisoned (NaN, or a
@@ -28,9 +28,9 @@ from graphc.ir import kernel as kir
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, count_uses
 from graphc.ir.graph import Op
-from graphc.ir.imperative import corner, imperative_kernel, is_bounded, numel, true_shapes
+from graphc.ir.imperative.lowering import corner, imperative_kernel, is_bounded, numel, true_shapes
 from graphc.ir.kernel import Barrier, Body, Buffer, For, If, Kernel, Let, Store, While
-from graphc.ir.scalar_text import HELPERS, literal, spell
+from graphc.ir.scalar.python import HELPERS, literal, spell
 from graphc.ir.simplify import bounds, simplify
 
 INLINE = 160  # characters of an expression before it is given a temporary

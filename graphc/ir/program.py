@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from graphc.ir.dtypes import DType
-from graphc.ir.imperative import corner
+from graphc.ir.imperative.lowering import corner
 from graphc.ir.kernel import Kernel
 from graphc.ir.types import TensorType
 
@@ -58,7 +58,7 @@ class Program:
     where that is known, and `resident` where in the arena they lie, if the caller does not keep
     them: inputs are there before the first step, outputs after the last. By number, `true_sizes`
     tells of an output whose type has bounds for a shape: the output that holds its true sizes, and
-    its first cell there. The contents are the leading corner (imperative.py).
+    its first cell there. The contents are the leading corner (imperative/lowering.py).
     """
 
     name: str
@@ -74,7 +74,7 @@ class Program:
     true_sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        from graphc.ir.printer import print_program  # which takes them apart
+        from graphc.ir.text.printer import print_program  # which takes them apart
 
         return print_program(self)
 

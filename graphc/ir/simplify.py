@@ -30,7 +30,7 @@ from graphc.ir.expr import (
     free_indices,
     walk,
 )
-from graphc.ir.expr_text import to_text
+from graphc.ir.text.expr_printer import to_text
 
 Poly = dict[tuple[Expr, ...], int]  # atoms (sorted by text) -> coefficient; () is the constant
 Bounds = tuple[float, float]  # inclusive; +-inf when unknown

@@ -4,24 +4,19 @@ from graphc.passes import (  # noqa: F401  (register)
     cse,
     dce,
     decompose,
-    fuse,
-    fuse_attention,
-    fuse_gates,
-    fuse_reductions,
-    fuse_siblings,
+    fusion,
     integers,
     layout,
-    merge_products,
     precision,
     rewriter,
     rules,
     specialise,
 )  # fmt: skip
-from graphc.passes.base import Hook, Pass, register_pass
-from graphc.passes.context import Context
-from graphc.passes.pass_manager import PassManager, run_pipeline
+from graphc.passes.manager.base import Hook, Pass, register_pass
+from graphc.passes.manager.context import Context
+from graphc.passes.manager.manager import PassManager, run_pipeline
+from graphc.passes.manager.pipeline import make_pass, parse_pipeline
 from graphc.passes.pattern import P, const, opt, rest, var
-from graphc.passes.pipeline import make_pass, parse_pipeline
 from graphc.passes.rewriter import Rule, rule
 
 __all__ = [

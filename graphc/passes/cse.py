@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from graphc.ir.graph import Graph, Op, Region, same_array
-from graphc.passes.base import Pass, register_pass
-from graphc.passes.context import Context
+from graphc.passes.manager.base import Pass, register_pass
+from graphc.passes.manager.context import Context
 
 
 def attribute_key(value: Any) -> Any:

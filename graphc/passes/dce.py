@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from graphc.ir.graph import Graph, Op, Region
 from graphc.ir.ops.control import split_captures
-from graphc.passes.base import Pass, register_pass
-from graphc.passes.context import Context
+from graphc.passes.manager.base import Pass, register_pass
+from graphc.passes.manager.context import Context
 
 
 def remove_dead(region: Region) -> int:

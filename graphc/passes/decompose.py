@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from graphc.ir.graph import Graph, Op, Region, Value, copy_ops
 from graphc.ir.infer import expand
-from graphc.passes.base import Pass, register_pass
-from graphc.passes.context import Context
+from graphc.passes.manager.base import Pass, register_pass
+from graphc.passes.manager.context import Context
 
 
 def expand_in_place(op: Op, batched: bool = False) -> None:

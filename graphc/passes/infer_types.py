@@ -25,9 +25,9 @@ from graphc.ir.ops.control import split_captures
 from graphc.ir.ops.long_recurrent import holds_loop
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 from graphc.passes import control_flow, sequences
-from graphc.passes.context import Context
 from graphc.passes.decompose import expand_in_place
 from graphc.passes.fold import Contents, FoldPolicy
+from graphc.passes.manager.context import Context
 
 UNROLL_ANYWAY = 256  # ops that an unrolled loop may have although its types do not ask for it
 

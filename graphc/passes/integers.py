@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.ir.graph import Graph
-from graphc.passes.base import register_pass
-from graphc.passes.context import Context
 from graphc.passes.decompose import expand_in_place
 from graphc.passes.fold import FoldPolicy
+from graphc.passes.manager.base import register_pass
+from graphc.passes.manager.context import Context
 from graphc.passes.rewriter import RULES, Rewrite, apply_rules
 from graphc.passes.rules.quantised.inference import HAS_FLOATS
 from graphc.passes.rules.quantised.kernels import WHOLE_OPERATORS

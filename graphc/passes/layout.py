@@ -23,10 +23,10 @@ from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.types import Layout, TensorType
 from graphc.passes import structure
-from graphc.passes.base import Pass, register_pass
-from graphc.passes.context import Context
 from graphc.passes.lower.computation import computation
 from graphc.passes.lower.views import view_of
+from graphc.passes.manager.base import Pass, register_pass
+from graphc.passes.manager.context import Context
 
 IMAGE = 4  # the least rank of images
 

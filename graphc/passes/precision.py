@@ -35,8 +35,8 @@ from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.interp import run_op
 from graphc.ir.types import TensorType
 from graphc.passes import structure
-from graphc.passes.base import Pass, register_pass
-from graphc.passes.context import Context
+from graphc.passes.manager.base import Pass, register_pass
+from graphc.passes.manager.context import Context
 
 RULE = "precision"
 PRECISIONS = ("f32", "tf32", "f16", "bf16")

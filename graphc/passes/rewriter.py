@@ -25,10 +25,10 @@ from graphc.errors import GraphcError, InternalError, ModelError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
-from graphc.passes.base import Pass, file_of, made_here, register_pass
-from graphc.passes.context import Context
 from graphc.passes.fold import Contents, FoldPolicy
 from graphc.passes.infer_types import become_constants
+from graphc.passes.manager.base import Pass, file_of, made_here, register_pass
+from graphc.passes.manager.context import Context
 from graphc.passes.pattern import Match, OpPattern, attribute
 
 FEW = 8  # uses of a value up to which rules may look at them: all its users are near a change

@@ -22,11 +22,11 @@ from graphc.ir.expr import Const, Expr, Sym, substitute
 from graphc.ir.graph import Graph, Op, Value, clone_graph, constant_op
 from graphc.ir.simplify import simplify
 from graphc.ir.types import MAX_ELEMENTS, OptionalType, SequenceType, TensorType, Type
-from graphc.passes.base import Pass, register_pass
-from graphc.passes.context import Context
 from graphc.passes.dce import remove_dead
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.infer_types import Need, TypeInference
+from graphc.passes.manager.base import Pass, register_pass
+from graphc.passes.manager.context import Context
 
 Shapes = Mapping[str, Any]
 

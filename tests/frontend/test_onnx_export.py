@@ -16,7 +16,7 @@ from graphc.ir import dtypes, opdef
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.graph import Graph, Op, Region
 from graphc.ir.interp import interpret
-from graphc.ir.parser import parse_graph
+from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import Layout, TensorType
 from graphc.passes import run_pipeline
 from graphc.passes.specialise import specialise

@@ -32,7 +32,7 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.interp import evaluate
-from graphc.ir.scalar_ops import TABLE, apply
+from graphc.ir.scalar.ops import TABLE, apply
 
 I, J, K = Index("i0", 4), Index("i1", 3), Index("k", 5)  # noqa: E741
 X = Load("x", (I, J), f32)

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from graphc.errors import InternalError, UnsupportedError
-from graphc.ir import dtypes, scalar_ops
+from graphc.ir import dtypes
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Call, Const, Ref, cast, select
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel, KernelBuilder
 from graphc.ir.kernel_interp import python_source, run_kernel
+from graphc.ir.scalar import ops as scalar_ops
 
 
 def _run(build, *arrays, out_shape=(4,), out_dtype=f32):

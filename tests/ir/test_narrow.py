@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graphc.ir import dtypes, scalar_ops
+from graphc.ir import dtypes
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import Index, Load, bitcast, call, cast
 from graphc.ir.interp import evaluate
-from graphc.ir.narrow import FORMATS, SUB_BYTE, Narrow, decode, encode, storage_of
-from graphc.ir.scalar_arithmetic import expand_arithmetic
+from graphc.ir.scalar import ops as scalar_ops
+from graphc.ir.scalar.arithmetic import expand_arithmetic
+from graphc.ir.scalar.narrow import FORMATS, SUB_BYTE, Narrow, decode, encode, storage_of
 
 FLOATS = [*FORMATS, dtypes.f8e8m0]
 NAMES = [d.name for d in FLOATS]

@@ -7,7 +7,7 @@ import numpy as np
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import Index, Load
 from graphc.ir.interp import evaluate
-from graphc.ir.scalar_math import round_f32
+from graphc.ir.scalar.functions import round_f32
 
 
 def test_round_f32():

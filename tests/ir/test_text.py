@@ -5,24 +5,25 @@ import numpy as np
 import pytest
 
 from graphc.errors import ModelError
-from graphc.ir import dtypes, scalar_ops
+from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
-from graphc.ir.constant_parser import random_array
 from graphc.ir.expr import Call, Const, Index, Load, Ref, Sym, call, cast, reduce, select
-from graphc.ir.expr_parser import Scope, parse_expr
 from graphc.ir.graph import Graph, Op, Region, Value, clone_graph, constant_op, same_array
 from graphc.ir.kernel import KernelBuilder
-from graphc.ir.kernel_parser import parse_kernel, parse_program
 from graphc.ir.opdef import FUSED, lookup
-from graphc.ir.parser import parse, parse_graph
-from graphc.ir.printer import (
+from graphc.ir.scalar import ops as scalar_ops
+from graphc.ir.text.constant_parser import random_array
+from graphc.ir.text.expr_parser import Scope, parse_expr
+from graphc.ir.text.kernel_parser import parse_kernel, parse_program
+from graphc.ir.text.parser import parse, parse_graph
+from graphc.ir.text.printer import (
     graph_constants,
     print_graph,
     print_kernel,
     print_program,
     program_constants,
 )
-from graphc.ir.type_parser import parse_type
+from graphc.ir.text.type_parser import parse_type
 from graphc.ir.types import Layout, OptionalType, SequenceType, TensorType
 
 NUMERIC = [d for d in dtypes.BY_NAME.values() if d.is_number]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from graphc.ir.interp import interpret
-from graphc.ir.parser import parse_graph
+from graphc.ir.text.parser import parse_graph
 from graphc.passes import Context, run_pipeline
 from graphc.passes.fold import FoldPolicy
-from graphc.passes.hooks import difference
+from graphc.passes.manager.hooks import difference
 
 
 def names(region) -> list[str]:

@@ -12,8 +12,8 @@ from graphc.ir.build import Builder, new_graph
 from graphc.ir.dtypes import f32
 from graphc.ir.types import TensorType
 from graphc.passes import Context, Pass, PassManager, parse_pipeline, register_pass
-from graphc.passes.base import PASSES
-from graphc.passes.hooks import Compare, Dump, difference
+from graphc.passes.manager.base import PASSES
+from graphc.passes.manager.hooks import Compare, Dump, difference
 
 
 def small_graph():

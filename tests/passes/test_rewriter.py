@@ -11,9 +11,9 @@ import pytest
 from graphc.errors import ModelError
 from graphc.ir.graph import clone_graph
 from graphc.ir.interp import interpret
-from graphc.ir.parser import parse_graph
+from graphc.ir.text.parser import parse_graph
 from graphc.passes import Context, P, const, opt, parse_pipeline, rest, rule, run_pipeline, var
-from graphc.passes.bisect import bisect
+from graphc.passes.manager.bisect import bisect
 from graphc.passes.rewriter import RULES, apply_rules
 
 x, y, b = var("x y b")

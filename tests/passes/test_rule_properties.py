@@ -12,7 +12,7 @@ from graphc.ir.graph import clone_graph
 from graphc.ir.interp import interpret
 from graphc.ir.types import TensorType
 from graphc.passes import run_pipeline
-from graphc.passes.hooks import difference
+from graphc.passes.manager.hooks import difference
 
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.5], np.float32)
 

@@ -11,10 +11,10 @@ import pytest
 from graphc.errors import ModelError, NeedsValue
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.interp import interpret
-from graphc.ir.parser import parse_graph
+from graphc.ir.text.parser import parse_graph
 from graphc.passes import run_pipeline
 from graphc.passes.fold import FoldPolicy
-from graphc.passes.hooks import difference
+from graphc.passes.manager.hooks import difference
 from graphc.passes.specialise import needed_inputs, specialise
 
 WILD = Path(__file__).parent.parent / "models_wild"

@@ -25,20 +25,20 @@ import numpy as np
 import pytest
 
 from graphc.errors import GraphcError
-from graphc.ir.constant_parser import ConstantParser, random_array
 from graphc.ir.expr import Const, Expr, Sym, substitute, walk
 from graphc.ir.graph import Graph, Op, clone_graph
 from graphc.ir.interp import interpret
 from graphc.ir.kernel import Kernel
 from graphc.ir.kernel_interp import run_kernel
-from graphc.ir.parser import parse, parse_graph
-from graphc.ir.printer import graph_constants, print_graph, print_kernel
 from graphc.ir.simplify import simplify
+from graphc.ir.text.constant_parser import ConstantParser, random_array
+from graphc.ir.text.parser import parse, parse_graph
+from graphc.ir.text.printer import graph_constants, print_graph, print_kernel
 from graphc.ir.types import TensorType
-from graphc.ir.verify import verify
-from graphc.ir.verify_kernel import verify_kernel
+from graphc.ir.verify.graphs import verify
+from graphc.ir.verify.kernels import verify_kernel
 from graphc.passes import Context, PassManager, parse_pipeline
-from graphc.passes.hooks import Verify, difference
+from graphc.passes.manager.hooks import Verify, difference
 
 FOLDER = Path(__file__).parent
 MARK = re.compile(r"^// ---- (case|input|after|unchanged|declines|error): *(.*)$")

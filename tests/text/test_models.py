@@ -9,10 +9,10 @@ from programs import check_program
 from graphc.driver import compile
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.graph import Graph
-from graphc.ir.parser import parse_graph
-from graphc.ir.printer import graph_constants, print_graph
 from graphc.ir.program import Program
-from graphc.ir.verify import verify
+from graphc.ir.text.parser import parse_graph
+from graphc.ir.text.printer import graph_constants, print_graph
+from graphc.ir.verify.graphs import verify
 from graphc.passes import Hook
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 A name is an operation and an element type (`floordiv_i32`, `min_f32`), a conversion
 (`i32_of_f64`), or one of the conversions of narrow types. Everything here does exactly what
-scalar_ops.py says: integers wrap, dividing by zero gives 0, NaN is passed on.
+scalar/ops.py says: integers wrap, dividing by zero gives 0, NaN is passed on.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import ml_dtypes
 
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
-from graphc.ir.literals import float_text
-from graphc.ir.narrow import FORMATS, Format
+from graphc.ir.scalar.narrow import FORMATS, Format
+from graphc.ir.text.literals import float_text
 
 BITS = """\
 static inline uint32_t bits_of_f32(float x)

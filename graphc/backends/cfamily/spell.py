@@ -17,8 +17,8 @@ from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Call, Const, Expr
-from graphc.ir.literals import float_text
 from graphc.ir.simplify import bounds
+from graphc.ir.text.literals import float_text
 
 # Precedence levels of C, the tightest highest.
 TERNARY, OR, AND, BIT_OR, BIT_XOR, BIT_AND, EQUAL, RELATION, SHIFT, SUM, PRODUCT, UNARY, ATOM = (

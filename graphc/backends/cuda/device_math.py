@@ -30,7 +30,7 @@ from graphc.backends.cfamily.spell import Speller, Text
 from graphc.ir.dtypes import DType, bf16, f16, f32
 from graphc.ir.expr import Call, Const, Expr, fold_call, walk
 from graphc.ir.kernel import Kernel, map_body
-from graphc.ir.scalar_ops import TABLE, ScalarOp
+from graphc.ir.scalar.ops import TABLE, ScalarOp
 
 _INSTRUCTION = """\
 [[maybe_unused]] static __device__ inline float {name}(float x)

@@ -30,9 +30,9 @@ from graphc.backends.llvm_cpu.target import host_target
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.graph import Graph
-from graphc.ir.printer import print_graph
 from graphc.ir.program import Program
-from graphc.ir.type_parser import parse_type
+from graphc.ir.text.printer import print_graph
+from graphc.ir.text.type_parser import parse_type
 from graphc.ir.types import TensorType
 
 MAGIC = b"graphc\x00\x01"

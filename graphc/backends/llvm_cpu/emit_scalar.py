@@ -1,6 +1,6 @@
 """Operations on scalars or lanes, to LLVM IR text: arithmetic, comparisons and conversions.
 
-They take values that are already emitted. Semantics are those of graphc/ir/scalar_ops.py: integers
+They take values that are already emitted. Semantics are those of graphc/ir/scalar/ops.py: integers
 wrap, division by zero gives 0, conversions saturate.
 """
 

@@ -24,8 +24,8 @@ from graphc.backends.llvm_cpu.jit import cached_object, load_object
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
 from graphc.backends.llvm_cpu.target import HostTarget, host_target
 from graphc.ir.dtypes import bf16
-from graphc.ir.narrow import BELOW_BYTES
 from graphc.ir.program import Program
+from graphc.ir.scalar.narrow import BELOW_BYTES
 from graphc.ir.types import TensorType
 from graphc.passes.kernel.prepare import prepare_kernel
 

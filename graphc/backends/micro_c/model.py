@@ -20,7 +20,7 @@ from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.kernel import Kernel, map_body
 from graphc.ir.program import Program, Quantisation, Slot, Step
-from graphc.ir.scalar_math import POLYNOMIALS, expand_math, round_f32, sign_as_select
+from graphc.ir.scalar.functions import POLYNOMIALS, expand_math, round_f32, sign_as_select
 from graphc.ir.types import TensorType
 from graphc.passes.kernel.offsets import sum_offsets
 

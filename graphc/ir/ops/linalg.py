@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from graphc.errors import ModelError
-from graphc.ir.collectives import Eliminated, Place
 from graphc.ir.expr import Expr, cast
+from graphc.ir.imperative.collectives import Eliminated, Place
 from graphc.ir.opdef import Float, imperative
 from graphc.ir.types import TensorType
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, as_expr, call, cast, ceil, floor, maximum, minimum, select
+from graphc.ir.imperative.sampling import Bin, Place, Sampled, Tap
 from graphc.ir.kernel import KernelBuilder
 from graphc.ir.opdef import Float, Int, imperative
 from graphc.ir.ops.helpers import wrap_index
-from graphc.ir.sampling import Bin, Place, Sampled, Tap
 from graphc.ir.types import TensorType
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from graphc.errors import ModelError
-from graphc.ir.collectives import Collectives, Place, Running
 from graphc.ir.expr import Expr, cast
+from graphc.ir.imperative.collectives import Collectives, Place, Running
 from graphc.ir.kernel import Buffer
 from graphc.ir.opdef import Int, Known, Number, imperative
 

@@ -1,9 +1,10 @@
 """The last step before a kernel is printed: what a machine lacks is put in terms of what it has.
 
 After `prepare_kernel` no buffer, variable or expression has a type among those that the machine
-`lacks` (narrow.py says how elements are stored), and of the scalar operations only those remain
-that backends spell: modulo and powers are expanded, sign becomes comparisons, and the functions in
-`functions` become polynomials. A backend says what its machine lacks and spells the rest.
+`lacks` (ir/scalar/narrow.py says how elements are stored), and of the scalar operations only those
+remain that backends spell: modulo and powers are expanded, sign becomes comparisons, and the
+functions in `functions` become polynomials. A backend says what its machine lacks and spells the
+rest.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from graphc.ir.kernel import (
     map_nested,
     walk_stmts,
 )
-from graphc.ir.narrow import BELOW_BYTES, Narrow
-from graphc.ir.scalar_arithmetic import expand_arithmetic
-from graphc.ir.scalar_math import POLYNOMIALS, expand_math, sign_as_select
+from graphc.ir.scalar.arithmetic import expand_arithmetic
+from graphc.ir.scalar.functions import POLYNOMIALS, expand_math, sign_as_select
+from graphc.ir.scalar.narrow import BELOW_BYTES, Narrow
 
 Functions = Mapping[str, Callable[[Expr], Expr]]
 

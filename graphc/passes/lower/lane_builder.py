@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from graphc.ir.collectives import Collectives, Leaders
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Const, Expr, Index, Load, free_indices, select
+from graphc.ir.imperative.collectives import Collectives, Leaders
+from graphc.ir.imperative.picking import Picked, Picking, Place
+from graphc.ir.imperative.sampling import Sampled
 from graphc.ir.kernel import Buffer, KernelBuilder
-from graphc.ir.picking import Picked, Picking, Place
-from graphc.ir.sampling import Sampled
 from graphc.ir.simplify import is_affine_in
 
 CHAINS = 4  # vectors of items that are looked at before it is asked whether one clashes

@@ -16,15 +16,15 @@ import numpy as np
 
 from graphc import config
 from graphc.errors import InternalError, UnsupportedError
-from graphc.ir.collectives import Collectives
 from graphc.ir.expr import Index, Load
 from graphc.ir.graph import Graph, Op, Value
-from graphc.ir.imperative import SIZES, imperative_kernel
+from graphc.ir.imperative.collectives import Collectives
+from graphc.ir.imperative.lowering import SIZES, imperative_kernel
 from graphc.ir.kernel import Buffer, For, Kernel
 from graphc.ir.operations import elements_read
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
-from graphc.ir.verify_kernel import verify_program
+from graphc.ir.verify.kernels import verify_program
 from graphc.passes.lower.arena import Arena, plan_arena
 from graphc.passes.lower.computation import (
     Computation,

@@ -11,12 +11,12 @@ from graphc.backends.cfamily.names import comment, identifier
 from graphc.backends.cfamily.printer import Dialect, print_c
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
-from graphc.ir.constant_parser import random_array
 from graphc.ir.expr import Const, Expr, Index, Load, cast, select
 from graphc.ir.kernel import Buffer, For, Kernel, Store
 from graphc.ir.kernel_interp import run_kernel
-from graphc.ir.kernel_parser import parse_kernel, parse_program
 from graphc.ir.program import program_of
+from graphc.ir.text.constant_parser import random_array
+from graphc.ir.text.kernel_parser import parse_kernel, parse_program
 
 SAMPLES = Path(__file__).parents[2] / "text" / "kernels.gir"
 STRICT = (

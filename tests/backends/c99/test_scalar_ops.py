@@ -8,12 +8,13 @@ import pytest
 
 from graphc.backends.c99 import build
 from graphc.errors import UnsupportedError
-from graphc.ir import dtypes, scalar_ops
+from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, boolean
 from graphc.ir.expr import Call, Index, Load
 from graphc.ir.kernel import Buffer, For, Kernel, Store
 from graphc.ir.program import Program, Slot, Step
-from graphc.ir.scalar_ops import TABLE
+from graphc.ir.scalar import ops as scalar_ops
+from graphc.ir.scalar.ops import TABLE
 from graphc.ir.types import TensorType
 
 NUMBERS = [d for d in dtypes.BY_NAME.values() if d.is_number]

@@ -13,10 +13,10 @@ from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.nvcc import architectures, find_nvcc
 from graphc.backends.cuda.simulator.profile import profile
 from graphc.driver import cuda_program
-from graphc.ir.constant_parser import random_array
 from graphc.ir.graph import Graph
-from graphc.ir.parser import parse_graph
 from graphc.ir.program import Program
+from graphc.ir.text.constant_parser import random_array
+from graphc.ir.text.parser import parse_graph
 from graphc.passes.specialise import specialise
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

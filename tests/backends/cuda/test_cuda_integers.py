@@ -20,7 +20,7 @@ from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
 from graphc.driver import cuda_program, typed
 from graphc.ir.interp import interpret
-from graphc.ir.parser import parse_graph
+from graphc.ir.text.parser import parse_graph
 
 TINY = Path(__file__).parents[4] / "shared" / "models" / "mlperf_tiny"
 MODELS = sorted(TINY.glob("*int8_qdq.onnx")) or [TINY / "resnet8_cifar10_int8_qdq.onnx"]

@@ -10,8 +10,8 @@ from graphc.backends.cuda import emit
 from graphc.backends.cuda.launches import launches
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.errors import InternalError, UnsupportedError
-from graphc.ir.kernel_parser import parse_kernel
 from graphc.ir.program import program_of
+from graphc.ir.text.kernel_parser import parse_kernel
 
 SCALE = """kernel @scale(in x: f32[4,8], out y: f32[4,8]) {
   "y = 2 x"

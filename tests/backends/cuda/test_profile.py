@@ -9,8 +9,8 @@ from cuda_programs import cuda_of, inputs_of, needs_compiler
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.simulator.accesses import accesses
 from graphc.backends.cuda.simulator.profile import KernelProfile, Traffic, profile
-from graphc.ir.kernel_parser import parse_kernel
 from graphc.ir.program import program_of
+from graphc.ir.text.kernel_parser import parse_kernel
 
 pytestmark = needs_compiler
 

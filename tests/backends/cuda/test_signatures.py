@@ -7,8 +7,8 @@ from graphc.backends.cuda.instructions import FUNCTIONS, VECTORS
 from graphc.backends.cuda.printer import WARP_REDUCTIONS, WARP_RUNNING
 from graphc.backends.cuda.signatures import SIGNATURES, VARIADIC
 from graphc.errors import UnsupportedError
-from graphc.ir.kernel_parser import parse_kernel
 from graphc.ir.program import program_of
+from graphc.ir.text.kernel_parser import parse_kernel
 
 KERNEL = """kernel @k(in x: f32[64], in h: f16[64], out y: f32[64]) {
   block b < 2 {

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program, llvm_text
-from graphc.ir import dtypes, scalar_ops
+from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, boolean, f32, f64, i32, i64
 from graphc.ir.expr import Const, Expr, Index, Load, call, cast, reduce, select
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.program import program_of
+from graphc.ir.scalar import ops as scalar_ops
 
 COUNT = 64
 LANES = {"scalar": 1, "vector": 16}

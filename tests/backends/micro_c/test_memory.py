@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from graphc.errors import InternalError
-from graphc.ir.verify_kernel import verify_program
+from graphc.ir.verify.kernels import verify_program
 
 from bundles import micro_program, model_of, run_bundle  # isort: skip
 

@@ -10,7 +10,7 @@ from graphc import driver
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.types import TensorType
-from graphc.ir.verify_kernel import verify_kernel
+from graphc.ir.verify.kernels import verify_kernel
 
 from bundles import float_model, micro_program, run_bundle  # isort: skip
 

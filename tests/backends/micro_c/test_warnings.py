@@ -9,7 +9,7 @@ from graphc.backends.cfamily.printer import KernelPrinter
 from graphc.backends.cfamily.spell import Speller
 from graphc.backends.micro_c.model import DIALECT
 from graphc.ir.kernel import without_unread
-from graphc.ir.kernel_parser import parse_kernel
+from graphc.ir.text.kernel_parser import parse_kernel
 
 from bundles import STRICT, checked  # isort: skip
 

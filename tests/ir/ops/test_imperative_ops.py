@@ -6,7 +6,7 @@ import pytest
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.graph import Op, Value
-from graphc.ir.imperative import imperative_kernel, is_bounded
+from graphc.ir.imperative.lowering import imperative_kernel, is_bounded
 from graphc.ir.infer import infer_op
 from graphc.ir.interp import concrete, run_op
 from graphc.ir.opdef import lookup

@@ -16,9 +16,9 @@ from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.expr import Reduce, walk
-from graphc.ir.expr_text import to_text
 from graphc.ir.infer import op_body
 from graphc.ir.kernel import Alloc, walk_stmts
+from graphc.ir.text.expr_printer import to_text
 from graphc.ir.types import TensorType
 
 rng = np.random.default_rng(7)

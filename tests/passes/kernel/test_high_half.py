@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graphc.ir.kernel_interp import run_kernel
-from graphc.ir.kernel_parser import parse_kernel
+from graphc.ir.text.kernel_parser import parse_kernel
 from graphc.passes.kernel.high_half import use_high_halves
 
 TEXT = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from graphc.ir.kernel_interp import run_kernel
-from graphc.ir.kernel_parser import parse_kernel
-from graphc.ir.verify_kernel import verify_kernel
+from graphc.ir.text.kernel_parser import parse_kernel
+from graphc.ir.verify.kernels import verify_kernel
 from graphc.passes.kernel.offsets import sum_offsets
 
 KERNEL = """

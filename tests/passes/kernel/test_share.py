@@ -10,11 +10,11 @@ import pytest
 from graphc.errors import InternalError
 from graphc.ir.kernel import with_sizes
 from graphc.ir.kernel_interp import run_kernel
-from graphc.ir.kernel_parser import parse_kernel, parse_program
-from graphc.ir.printer import print_program
 from graphc.ir.program import Program, Slot, Step
+from graphc.ir.text.kernel_parser import parse_kernel, parse_program
+from graphc.ir.text.printer import print_program
 from graphc.ir.types import TensorType
-from graphc.ir.verify_kernel import verify_kernel, verify_program
+from graphc.ir.verify.kernels import verify_kernel, verify_program
 from graphc.passes.kernel.share import read_kernel, share_kernels, without_single_loops
 
 SUMS = """

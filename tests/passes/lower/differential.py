@@ -18,7 +18,7 @@ from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.compare import compare
 from graphc.ir.graph import Graph, clone_graph
-from graphc.ir.imperative import corner
+from graphc.ir.imperative.lowering import corner
 from graphc.ir.interp import interpret
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.program import Program

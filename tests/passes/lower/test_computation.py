@@ -5,7 +5,7 @@ import pytest
 
 from graphc import compile
 from graphc.ir.expr import loads
-from graphc.ir.parser import parse_graph
+from graphc.ir.text.parser import parse_graph
 from graphc.passes.lower.computation import computation
 
 

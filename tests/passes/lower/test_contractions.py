@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from differential import build, check, floats, program_of
 
-from graphc.ir.printer import print_kernel
+from graphc.ir.text.printer import print_kernel
 from graphc.passes.lower import register_tiles
 from graphc.passes.lower.spaces import balanced_tiles
 

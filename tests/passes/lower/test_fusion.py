@@ -12,7 +12,7 @@ from graphc.driver import OPTIMISING, optimise
 from graphc.ir.compare import compare
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.interp import interpret
-from graphc.ir.parser import parse_graph
+from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import Layout
 from graphc.passes import structure
 from graphc.passes.specialise import specialise

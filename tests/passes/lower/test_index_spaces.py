@@ -320,7 +320,7 @@ def test_composition_keeps_reductions_apart():
         return b.ReduceSum(b.Mul(b.ReduceMax(x, np.array([1]), keepdims=1), x), np.array([1]))
 
     graph, _ = build(function, x=x)
-    from graphc.passes.fuse import fuse
+    from graphc.passes.fusion.fuse import fuse
 
     fuse(graph)
     whole = computation(graph.results[0].producer)

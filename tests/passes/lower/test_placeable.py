@@ -4,7 +4,7 @@ import pytest
 
 from graphc.driver import PROGRAMS, c_program
 from graphc.errors import UnsupportedError
-from graphc.ir.parser import parse_graph
+from graphc.ir.text.parser import parse_graph
 from graphc.passes.specialise import specialise
 
 LOOP = """graph @g(%n: i64[], %go: bool[], %x: f32[3]) -> ? {

@@ -10,7 +10,9 @@ import math
 
 from graphc.backends.cuda.operators import elimination, picking, scans, scatter, sorting
 from graphc.backends.cuda.operators.grids import scratch
-from graphc.ir.collectives import (
+from graphc.ir.dtypes import i32, i64
+from graphc.ir.expr import Const, Expr, cast
+from graphc.ir.imperative.collectives import (
     Collectives,
     Eliminated,
     Kept,
@@ -20,8 +22,6 @@ from graphc.ir.collectives import (
     Running,
     Scattered,
 )
-from graphc.ir.dtypes import i32, i64
-from graphc.ir.expr import Const, Expr, cast
 from graphc.ir.simplify import flatten_index, unflatten_index
 
 

@@ -10,9 +10,9 @@ import math
 
 from graphc.backends.cuda.machines import WARP
 from graphc.backends.cuda.operators.grids import ZERO, Grid, grid, scratch
-from graphc.ir.collectives import Collectives, Eliminated
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, absolute, select
+from graphc.ir.imperative.collectives import Collectives, Eliminated
 from graphc.ir.kernel import Barrier, Buffer
 from graphc.ir.simplify import unflatten_index
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from graphc.backends.cuda.machines import FULL, WARP
 from graphc.backends.cuda.operators.grids import ZERO, Grid, grid, parts_of, scratch, within
-from graphc.ir.collectives import Collectives, Place, Running
 from graphc.ir.expr import Expr, Index, loads
+from graphc.ir.imperative.collectives import Collectives, Place, Running
 from graphc.ir.kernel import Barrier, Buffer, Intrin
 from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
 

@@ -13,9 +13,9 @@ from typing import TypeVar
 from graphc.backends.cuda.machines import VECTOR_BYTES
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute
-from graphc.ir.expr_text import to_text
 from graphc.ir.kernel import Buffer, For, Intrin, KernelBuilder
 from graphc.ir.simplify import simplify, to_poly
+from graphc.ir.text.expr_printer import to_text
 from graphc.passes.lower.nest import Point
 
 T = TypeVar("T")

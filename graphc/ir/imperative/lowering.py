@@ -23,10 +23,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from graphc.errors import InternalError
-from graphc.ir.collectives import Collectives
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Op
+from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.infer import blaming
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder, without_unread
 from graphc.ir.opdef import bind

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from graphc.ir import dtypes, opdef
-from graphc.ir.constant_parser import ConstantParser, Constants
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.kernel import Kernel
-from graphc.ir.kernel_parser import parse_kernel, parse_program
-from graphc.ir.lexer import unquote
 from graphc.ir.program import Program
+from graphc.ir.text.constant_parser import ConstantParser, Constants
+from graphc.ir.text.kernel_parser import parse_kernel, parse_program
+from graphc.ir.text.lexer import unquote
 from graphc.ir.types import Type
 
 

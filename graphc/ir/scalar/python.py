@@ -2,7 +2,7 @@
 
 Values are Python scalars that their dtype can hold: ints, floats, bools, complex numbers, strings.
 `spell` gives the text of one operation with the result wrapped or rounded to its dtype; operations
-without a spelling become a call of the table of scalar_ops.py on 0-d arrays, which is what defines
+without a spelling become a call of the table of ops.py on 0-d arrays, which is what defines
 all of them.
 """
 
@@ -15,10 +15,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from graphc.ir import dtypes, scalar_ops
+from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Call
-from graphc.ir.scalar_ops import TABLE
+from graphc.ir.scalar import ops as scalar_ops
+from graphc.ir.scalar.ops import TABLE
 from graphc.ir.simplify import bounds
 
 # ---------------------------------------------------------------- literals and rounding

@@ -25,9 +25,9 @@ from graphc.ir.expr import (
     as_expr,
     walk,
 )
-from graphc.ir.expr_text import PRECEDENCE
-from graphc.ir.lexer import Cursor, Token, unquote
-from graphc.ir.scalar_ops import TABLE, ScalarOp
+from graphc.ir.scalar.ops import TABLE, ScalarOp
+from graphc.ir.text.expr_printer import PRECEDENCE
+from graphc.ir.text.lexer import Cursor, Token, unquote
 
 Untyped = int | float  # a literal whose dtype is not decided yet
 _ADDITIVE = PRECEDENCE["bor"]  # the loosest level that needs no boolean

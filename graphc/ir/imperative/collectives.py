@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from graphc.ir.dtypes import DType, i64
-from graphc.ir.elimination import determinant
 from graphc.ir.expr import REDUCTIONS, Const, Expr, call, identity_of
-from graphc.ir.heap import Heap, swap_in
+from graphc.ir.imperative.elimination import determinant
+from graphc.ir.imperative.heap import Heap, swap_in
+from graphc.ir.imperative.picking import Picked, Picking, Place
+from graphc.ir.imperative.sampling import Sampled, sample_each
 from graphc.ir.kernel import Buffer, KernelBuilder
-from graphc.ir.picking import Picked, Picking, Place
-from graphc.ir.sampling import Sampled, sample_each
 
 SMALL_MATRIX = 1 << 12  # bytes that a thread has on its stack
 

@@ -19,7 +19,6 @@ from graphc.errors import InternalError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Expr, Sym, walk
-from graphc.ir.expr_text import to_text
 from graphc.ir.graph import Graph, Op, Region, Value, same_array
 from graphc.ir.kernel import (
     Alloc,
@@ -35,7 +34,9 @@ from graphc.ir.kernel import (
     Store,
     While,
 )
-from graphc.ir.literals import (
+from graphc.ir.program import Program, Slot, Step
+from graphc.ir.text.expr_printer import to_text
+from graphc.ir.text.literals import (
     INLINE_ELEMENTS,
     INLINE_WIDTH,
     array_text,
@@ -46,7 +47,6 @@ from graphc.ir.literals import (
     sigil_text,
     splat_text,
 )
-from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import Layout, TensorType, Type
 
 LINE = 100  # headers longer than this are broken into lines

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from graphc.ir.expr import Expr, Index, Reduce, free_indices, loads, substitute, walk
 from graphc.ir.graph import Graph, Op, Value
 from graphc.passes import structure
-from graphc.passes.base import Pass, register_pass
-from graphc.passes.context import Context
-from graphc.passes.grouping import WIDEST, space_of
+from graphc.passes.fusion.grouping import WIDEST, space_of
+from graphc.passes.fusion.merge import merge_all
 from graphc.passes.lower.computation import computation, input_names
-from graphc.passes.merge_groups import merge_all
+from graphc.passes.manager.base import Pass, register_pass
+from graphc.passes.manager.context import Context
 
 RULE = "fuse-reductions"
 MOST = 4  # ops that become one

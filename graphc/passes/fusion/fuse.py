@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.ir.graph import Graph
-from graphc.passes.base import Pass, register_pass
-from graphc.passes.context import Context
-from graphc.passes.grouping import Grouping
-from graphc.passes.merge_groups import merged_group, replace_group, sort_ops
-from graphc.passes.movements import clone_movement, raise_scalars
+from graphc.passes.fusion.grouping import Grouping
+from graphc.passes.fusion.merge import merged_group, replace_group, sort_ops
+from graphc.passes.fusion.movements import clone_movement, raise_scalars
+from graphc.passes.manager.base import Pass, register_pass
+from graphc.passes.manager.context import Context
 
 LONGEST_NAME = 60  # of a fused op, made of its ops' names
 

@@ -47,10 +47,10 @@ from graphc.ir.kernel import (
     While,
     with_sizes,
 )
-from graphc.ir.printer import slot_text, stmt_text
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.simplify import bounds, simplify, to_poly
-from graphc.ir.verify_overlap import overwrites
+from graphc.ir.text.printer import slot_text, stmt_text
+from graphc.ir.verify.overlap import overwrites
 
 KINDS = ("serial", "parallel", "unroll", "vector", "block", "thread")
 SCOPES = ("reg", "stack", "shared", "scratch")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import Const, Expr, isnan
-from graphc.ir.heap import Heap, swap_in
+from graphc.ir.imperative.heap import Heap, swap_in
 from graphc.ir.kernel import Buffer, KernelBuilder
 
 Place = tuple[Expr, ...]

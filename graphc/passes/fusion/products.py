@@ -19,9 +19,9 @@ import numpy as np
 from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Op, Value
 from graphc.passes import structure
-from graphc.passes.base import Pass, register_pass
-from graphc.passes.context import Context
-from graphc.passes.movements import raise_scalars
+from graphc.passes.fusion.movements import raise_scalars
+from graphc.passes.manager.base import Pass, register_pass
+from graphc.passes.manager.context import Context
 from graphc.passes.pattern import attribute
 from graphc.passes.rules.facts import array_of, channel_vector
 from graphc.passes.rules.weights import is_shared

@@ -18,7 +18,6 @@ from collections.abc import Callable
 import numpy as np
 
 from graphc.ir import dtypes
-from graphc.ir.constant_parser import ConstantParser, Constants
 from graphc.ir.expr import Index, Ref
 from graphc.ir.kernel import (
     Alloc,
@@ -35,6 +34,7 @@ from graphc.ir.kernel import (
     While,
 )
 from graphc.ir.program import Program, Slot, Step
+from graphc.ir.text.constant_parser import ConstantParser, Constants
 
 _LOOPS = {"for": "serial"} | {k: k for k in ("parallel", "unroll", "vector", "block", "thread")}
 _SPACES = ("input", "output", "const", "arena")

@@ -13,9 +13,9 @@ from graphc.files import write_text
 from graphc.ir.compare import difference
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
-from graphc.ir.verify import verify
-from graphc.passes.base import Hook, Pass, file_of, made_here
-from graphc.passes.context import Context
+from graphc.ir.verify.graphs import verify
+from graphc.passes.manager.base import Hook, Pass, file_of, made_here
+from graphc.passes.manager.context import Context
 from graphc.passes.rewriter import Rewrite
 
 

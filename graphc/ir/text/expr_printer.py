@@ -6,7 +6,7 @@ import math
 
 from graphc.ir.dtypes import DType, boolean, f32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, Ref, Sym
-from graphc.ir.literals import float_text, name_text, quote
+from graphc.ir.text.literals import float_text, name_text, quote
 
 PRECEDENCE = {
     **dict.fromkeys(("or", "xor"), 1), "and": 2,

@@ -17,8 +17,8 @@ from graphc.errors import GraphcError
 from graphc.ir.compare import difference
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.interp import interpret
-from graphc.passes.context import Context, Rewrite
-from graphc.passes.pass_manager import PassManager
+from graphc.passes.manager.context import Context, Rewrite
+from graphc.passes.manager.manager import PassManager
 from graphc.passes.specialise import specialise
 
 Execute = Callable[[Graph, Sequence[Any]], list[Any]]

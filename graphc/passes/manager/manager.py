@@ -9,10 +9,10 @@ from pathlib import Path
 from graphc.errors import GraphcError, InternalError, ModelError
 from graphc.ir.graph import Graph
 from graphc.ir.phases import PHASES
-from graphc.passes.base import Hook, Pass, made_here
-from graphc.passes.context import Context
-from graphc.passes.hooks import usual_hooks
-from graphc.passes.pipeline import parse_pipeline
+from graphc.passes.manager.base import Hook, Pass, made_here
+from graphc.passes.manager.context import Context
+from graphc.passes.manager.hooks import usual_hooks
+from graphc.passes.manager.pipeline import parse_pipeline
 
 
 class PassManager:

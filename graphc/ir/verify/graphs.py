@@ -4,7 +4,7 @@ Regions: a value is used only after its definition, in its own region; use lists
 know their region, and regions their op. Ops: operands, results, regions and attributes fit the
 definition. From the phase `typed` on: each op's types are those that inference finds again, unless
 they depend on data; from `laid_out` on values may have layouts, from `fused` on ops may be fused.
-Kernels and programs are verified by verify_kernel.
+Kernels and programs are verified by kernels.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.passes import structure
-from graphc.passes.context import Context
+from graphc.passes.manager.context import Context
 
 
 def is_for_readers(op: Op, widening: bool) -> bool:

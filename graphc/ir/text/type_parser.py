@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from graphc.errors import ModelError
 from graphc.ir.expr import Sym
-from graphc.ir.expr_parser import ExprParser
+from graphc.ir.text.expr_parser import ExprParser
 from graphc.ir.types import Layout, OptionalType, SequenceType, TensorType, Type
 
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from graphc.ir.expr import Reduce, walk
 from graphc.ir.graph import Graph, Op
 from graphc.passes import structure
-from graphc.passes.base import Pass, register_pass
-from graphc.passes.context import Context
-from graphc.passes.grouping import WIDEST
+from graphc.passes.fusion.grouping import WIDEST
+from graphc.passes.fusion.merge import merge_all
 from graphc.passes.lower.computation import computation
 from graphc.passes.lower.views import view_of
-from graphc.passes.merge_groups import merge_all
+from graphc.passes.manager.base import Pass, register_pass
+from graphc.passes.manager.context import Context
 
 RULE = "fuse-siblings"
 MOST = 4  # ops that become one

@@ -16,8 +16,8 @@ import numpy as np
 
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
-from graphc.ir.literals import nan_of_bits
-from graphc.ir.type_parser import TypeParser
+from graphc.ir.text.literals import nan_of_bits
+from graphc.ir.text.type_parser import TypeParser
 from graphc.ir.types import TensorType
 
 Constants = Mapping[str, np.ndarray]

@@ -3,7 +3,7 @@
 `Narrow(types).lower(expr)` gives an expression in which values of the narrow `types` occur only in
 storage form: a float as its code in a u8 or u16 (as ml_dtypes keeps it), an integer below a byte as
 its value in an i8 or u8. Loads are decoded where they are used; arithmetic is done in float32 (or
-8-bit integers) and brought back into the type after every operation, which is what scalar_ops says.
+8-bit integers) and brought back into the type after every operation, which is what ops.py says.
 Encoding rounds to nearest even, exactly as ml_dtypes does; both ways are branch-free arithmetic on
 32-bit integers, so that they vectorise.
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from graphc.ir.graph import Graph, Op
 from graphc.passes import structure
-from graphc.passes.base import Pass, register_pass
-from graphc.passes.context import Context
+from graphc.passes.fusion.merge import merged_group, replace_group
 from graphc.passes.lower.attention import Attention, match_attention
 from graphc.passes.lower.computation import computation
 from graphc.passes.lower.spaces import count
-from graphc.passes.merge_groups import merged_group, replace_group
+from graphc.passes.manager.base import Pass, register_pass
+from graphc.passes.manager.context import Context
 
 LONGEST = 5  # ops of a group, which two contractions enclose
 RULE = "fuse-attention"

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from graphc.errors import ModelError
-from graphc.passes.base import PASSES, Pass
+from graphc.passes.manager.base import PASSES, Pass
 from graphc.passes.rewriter import RULES, Rewrite
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from graphc.errors import InternalError
 from graphc.ir.graph import Graph
-from graphc.passes.context import Context
+from graphc.passes.manager.context import Context
 
 
 @dataclass

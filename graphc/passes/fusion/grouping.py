@@ -26,8 +26,8 @@ from graphc.ir.expr import cost, loads
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
 from graphc.passes import structure
-from graphc.passes.merge_groups import results_of
-from graphc.passes.movements import is_for_readers, is_only_read_by, is_scalar
+from graphc.passes.fusion.merge import results_of
+from graphc.passes.fusion.movements import is_for_readers, is_only_read_by, is_scalar
 
 CHEAP = 6  # cost per element up to which recomputing beats storing
 LONGEST = 64  # ops in a row in one group: their bodies become one expression, that deep

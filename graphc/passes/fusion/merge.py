@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from graphc.errors import InternalError
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op, copy_op, copy_ops
 from graphc.ir.opdef import FUSED
-from graphc.passes.context import Context
+from graphc.passes.manager.context import Context
 
 
 def results_of(group: Sequence[Op], returned: Collection[Value]) -> list[Value]:
