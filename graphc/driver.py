@@ -19,7 +19,7 @@ from graphc.passes import Context, Hook, PassManager, parse_pipeline
 from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.lower import Conventions, Strategy, lower
 from graphc.passes.lower.placeable import check_placeable, check_typed
-from graphc.passes.lower.strategies import plain_loops
+from graphc.passes.lower.strategies.plain import plain_loops
 from graphc.passes.manager.base import Pass, made_here
 from graphc.passes.manager.hooks import usual_hooks
 from graphc.passes.precision import PRECISIONS

@@ -15,7 +15,7 @@ from graphc.ir import opdef
 from graphc.ir.graph import Op
 from graphc.ir.infer import blaming
 from graphc.ir.kernel import Alloc, walk_stmts
-from graphc.passes.lower.scratch import MOST_LOCAL
+from graphc.passes.kernel.scratch import MOST_LOCAL
 
 MOST_BYTES = 256 << 20
 HUGE = [1 << 30, 1 << 40, 1 << 62]

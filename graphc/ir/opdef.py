@@ -32,9 +32,9 @@ import numpy as np
 
 from graphc.errors import InternalError, ModelError, NeedsValue, UnsupportedError
 from graphc.ir import dtypes
+from graphc.ir.addresses import flatten_index, unflatten_index
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce
-from graphc.ir.simplify import flatten_index, unflatten_index
 from graphc.ir.types import Shape, TensorType, Type, broadcast
 
 # ---------------------------------------------------------------- element type classes

@@ -25,9 +25,7 @@ from graphc.ir.expr import (
     Load,
     Ref,
     Sym,
-    as_expr,
     call,
-    free_indices,
     walk,
 )
 from graphc.ir.text.expr_printer import to_text
@@ -434,45 +432,3 @@ def _decide(name: str, lo: float, hi: float) -> bool | None:
     }
     true, false = tests[name]
     return True if true else False if false else None
-
-
-def is_affine_in(node: Expr, index: Index) -> int | None:
-    """The constant stride of an i64 expression in `index`, or None if it is not affine in it."""
-    stride = 0
-    for atoms, coefficient in to_poly(simplify(node)).items():
-        touching = [a for a in atoms if _mentions(a, index)]
-        if not touching:
-            continue
-        if len(atoms) != 1 or atoms[0] is not index:
-            return None
-        stride += coefficient
-    return stride
-
-
-def _mentions(node: Expr, index: Index) -> bool:
-    return index in free_indices(node)
-
-
-def flatten_index(index: tuple, shape: tuple) -> Expr:
-    """The row-major offset of a multi-dimensional index."""
-    offset: Expr = Const(0, i64)
-    for position, extent in zip(index, shape):
-        offset = offset * as_expr(extent, i64) + as_expr(position, i64)
-    return simplify(offset)
-
-
-def unflatten_index(offset: Expr, shape: tuple) -> tuple[Expr, ...]:
-    """The row-major multi-dimensional index of a flat offset that lies within `shape`."""
-    out: list[Expr] = []
-    for extent in reversed(shape[1:]):
-        extent = as_expr(extent, i64)
-        out.append(simplify(offset % extent))
-        offset = simplify(offset // extent)
-    if shape:
-        out.append(simplify(offset) if shape[0] != 1 else Const(0, i64))
-    return tuple(reversed(out))
-
-
-__all__ = [
-    "bounds", "flatten_index", "is_affine_in", "simplify", "unflatten_index",
-]  # fmt: skip

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
@@ -29,7 +30,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
-from graphc.ir.simplify import flatten_index, simplify
+from graphc.ir.simplify import simplify
 from graphc.ir.types import Layout, TensorType
 
 DEQUANTISING = 8  # cost of a conversion that readers repeat

@@ -8,16 +8,11 @@ import random
 import numpy as np
 import pytest
 
+from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index
 from graphc.ir.dtypes import boolean, i8, i64
 from graphc.ir.expr import Const, Expr, Index, Load, Sym, call, maximum, minimum, select
 from graphc.ir.interp import evaluate
-from graphc.ir.simplify import (
-    bounds,
-    flatten_index,
-    is_affine_in,
-    simplify,
-    unflatten_index,
-)
+from graphc.ir.simplify import bounds, simplify
 
 DIVISORS = (1, 2, 3, 4, 6, 8, 12)
 ODD_DIVISORS = (0, -1, -2, -3)

@@ -12,11 +12,10 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import helper
+from quantised_models import QuantisedModel
 
 from graphc import driver
 from graphc.ir.interp import interpret
-
-from quantised_models import QuantisedModel  # isort: skip
 
 IMAGE = (1, 8, 9, 10)
 BUILDS: dict[str, Callable[[QuantisedModel], str]] = {}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
+from quantised_models import QuantisedModel, convolution, dense, residual
 
 from graphc import driver
 from graphc.ir.interp import interpret
-
-from quantised_models import QuantisedModel, convolution, dense, residual  # isort: skip
 
 CASES = {
     "padded": lambda t: convolution(t, pads=[1, 1, 1, 1]),

@@ -27,6 +27,7 @@ from graphc.backends.cfamily.spell import (
 )
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir import dtypes
+from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, count_uses, loads, walk
 from graphc.ir.kernel import (
@@ -45,7 +46,7 @@ from graphc.ir.kernel import (
     exprs,
     walk_stmts,
 )
-from graphc.ir.simplify import flatten_index, simplify
+from graphc.ir.simplify import simplify
 
 SIZES = "sizes"  # the parameter
 WIDTH = 100  # function headers longer than this are broken into lines

@@ -22,6 +22,7 @@ from typing import TypeGuard
 from graphc.backends.cuda.machines import KIB, STATIC_SHARED, VECTOR_BYTES
 from graphc.backends.cuda.signatures import written
 from graphc.errors import InternalError
+from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, Index, Ref, walk
 from graphc.ir.kernel import (
@@ -41,7 +42,7 @@ from graphc.ir.kernel import (
     substitute_body,
     walk_stmts,
 )
-from graphc.ir.simplify import simplify, unflatten_index
+from graphc.ir.simplify import simplify
 
 THREADS = 256  # of a block, where a kernel does not say
 MAX_BLOCKS = 1 << 16  # of a launch whose threads loop over elements

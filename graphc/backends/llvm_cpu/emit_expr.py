@@ -14,9 +14,10 @@ from graphc.backends.llvm_cpu import spell
 from graphc.backends.llvm_cpu.emit_scalar import ScalarEmitter
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError
+from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import DType, boolean, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, free_indices, substitute, walk
-from graphc.ir.simplify import bounds, is_affine_in, simplify
+from graphc.ir.simplify import bounds, simplify
 
 
 @dataclass

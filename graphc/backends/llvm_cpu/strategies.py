@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from graphc.backends.llvm_cpu.lane_builder import LaneBuilder
 from graphc.backends.llvm_cpu.target import host_target
-from graphc.passes.lower.lane_builder import LaneBuilder
-from graphc.passes.lower.nest import NestOptions
 from graphc.passes.lower.program import Conventions, Strategy
-from graphc.passes.lower.register_tiles import RegisterTileOptions, lower_register_tiles
-from graphc.passes.lower.strategies import nest_strategy
+from graphc.passes.lower.strategies.nest import NestOptions
+from graphc.passes.lower.strategies.plain import nest_strategy
+from graphc.passes.lower.strategies.register_tiles import RegisterTileOptions, lower_register_tiles
 
 
 def strategies(vector_bytes: int | None = None, registers: int | None = None) -> Sequence[Strategy]:

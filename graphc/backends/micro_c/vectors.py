@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from graphc.backends.cfamily.printer import KernelPrinter
 from graphc.backends.micro_c.fixed_point import FixedPoint, range_of
 from graphc.backends.micro_c.mve import NAMES
+from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Load, Ref, free_indices, substitute, walk
 from graphc.ir.kernel import (
@@ -31,7 +32,7 @@ from graphc.ir.kernel import (
     exprs,
     walk_stmts,
 )
-from graphc.ir.simplify import is_affine_in, simplify
+from graphc.ir.simplify import simplify
 
 LANES, BYTES = 4, 16
 VECTORS = {(f32, LANES): "float32x4_t", (i32, LANES): "int32x4_t", (i8, BYTES): "int8x16_t"}

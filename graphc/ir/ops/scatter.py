@@ -14,13 +14,13 @@ import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
+from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, as_expr, call, cast, select
 from graphc.ir.imperative.collectives import Place, Scattered
 from graphc.ir.imperative.lowering import numel
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.opdef import Any_, Int, Known, imperative, op
-from graphc.ir.simplify import unflatten_index
 
 _COMBINE = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 _COMBINE_BOOL = {"add": "or", "max": "or", "mul": "and", "min": "and"}

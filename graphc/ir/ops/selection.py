@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, maximum, minimum, select
 from graphc.ir.imperative.collectives import Kept, Picked, Place
 from graphc.ir.imperative.lowering import store_size
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.opdef import Any_, Bool, Float, Int, Known, imperative
-from graphc.ir.simplify import unflatten_index
 from graphc.ir.types import TensorType
 
 

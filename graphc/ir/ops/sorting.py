@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import Const, Expr, as_expr, cast, isnan, maximum, minimum, select
 from graphc.ir.imperative.collectives import Collectives, Kept, Leaders, Place, Running
 from graphc.ir.imperative.lowering import numel, store_size
 from graphc.ir.kernel import Buffer
 from graphc.ir.opdef import Any_, Int, Known, Number, imperative
-from graphc.ir.simplify import unflatten_index
 from graphc.ir.types import TensorType
 
 

@@ -6,7 +6,7 @@ loops around every load and store. Nothing may be loaded after it has been store
 select or branch might skip counts as done, and a load in an instruction may read anything from its
 position on.
 
-Shares no code with the analysis that memory planning relies on (passes/lower/overlap.py).
+Shares no code with the analysis that memory planning relies on (passes/kernel/overlap.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fuses attention: a contraction, a row softmax and another contraction become one op.
 
 The three are groups that `fuse` made. They are merged if nobody else reads what lies between and
-the whole has the structure that `lower/attention.py` recognises. Without a strategy that takes it,
-the merged op would compute every score several times over, so this pass is for targets that have
-one.
+the whole has the structure that `lower/matching/attention.py` recognises. Without a strategy that
+takes it, the merged op would compute every score several times over, so this pass is for targets
+that have one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from graphc.ir.graph import Graph, Op
 from graphc.passes import structure
 from graphc.passes.fusion.merge import merged_group, replace_group
-from graphc.passes.lower.attention import Attention, match_attention
-from graphc.passes.lower.computation import computation
-from graphc.passes.lower.spaces import count
+from graphc.passes.lower.compose import computation
+from graphc.passes.lower.matching.attention import Attention, match_attention
+from graphc.passes.lower.transforms.spaces import count
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 

@@ -17,7 +17,7 @@ from graphc.ir.graph import Graph, Op, Value
 from graphc.passes import structure
 from graphc.passes.fusion.grouping import WIDEST, space_of
 from graphc.passes.fusion.merge import merge_all
-from graphc.passes.lower.computation import computation, input_names
+from graphc.passes.lower.compose import computation, input_names
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 

@@ -19,8 +19,8 @@ from graphc.ir.graph import Graph, Op
 from graphc.passes import structure
 from graphc.passes.fusion.grouping import WIDEST
 from graphc.passes.fusion.merge import merge_all
-from graphc.passes.lower.computation import computation
-from graphc.passes.lower.views import view_of
+from graphc.passes.lower.compose import computation
+from graphc.passes.lower.matching.views import view_of
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 

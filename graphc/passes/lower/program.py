@@ -25,26 +25,25 @@ from graphc.ir.operations import elements_read
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
 from graphc.ir.verify.kernels import verify_program
+from graphc.passes.kernel.flat import flat_kernel, without_unread_inputs
+from graphc.passes.kernel.lanes import in_lanes
+from graphc.passes.kernel.overlap import distances
+from graphc.passes.kernel.scratch import with_scratch
 from graphc.passes.lower.arena import Arena, plan_arena
+from graphc.passes.lower.compose import computation, input_names
 from graphc.passes.lower.computation import (
     Computation,
     Lowered,
     Output,
-    computation,
-    input_names,
     multiply_adds,
     physical_buffer,
     work,
 )
-from graphc.passes.lower.kernels import flat_kernel, without_unread_inputs
-from graphc.passes.lower.lanes import in_lanes
+from graphc.passes.lower.matching.views import view_of, whole_source
 from graphc.passes.lower.materialise import materialise
-from graphc.passes.lower.numbers import Numbered, with_numbers_read
-from graphc.passes.lower.overlap import distances
-from graphc.passes.lower.pieces import split_outputs
-from graphc.passes.lower.scratch import with_scratch
 from graphc.passes.lower.storages import Call, Storages
-from graphc.passes.lower.views import view_of, whole_source
+from graphc.passes.lower.transforms.numbers import Numbered, with_numbers_read
+from graphc.passes.lower.transforms.pieces import split_outputs
 
 PREPARED = 1 << 24  # operations spent at compile time on what depends on constants alone
 WORTH = 256  # or so many per byte of these constants

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from graphc import driver
 from graphc.backends.micro_c import BundleOptions, write_bundle
 from graphc.backends.micro_c.cpus import DEFAULT
 from graphc.ir.program import Program
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "passes"))  # quantised_models
 
 STRICT = (
     "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror",

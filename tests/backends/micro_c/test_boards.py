@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from bundles import checked, float_model, model_of, reference
 from onnx import TensorProto, helper
+from quantised_models import convolution, dense, residual
 
 from graphc import driver
 from graphc.backends.micro_c import BundleOptions, write_bundle
@@ -18,9 +20,6 @@ from graphc.backends.micro_c.emulator import run_on_board
 from graphc.backends.micro_c.host import HostModel
 from graphc.cli import options
 from graphc.errors import UnsupportedError
-
-from bundles import checked, float_model, model_of, reference  # isort: skip
-from quantised_models import convolution, dense, residual  # isort: skip
 
 needs_arm = pytest.mark.skipif(bool(ARM.missing()), reason=f"{ARM.missing()} not installed")
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bundles import STRICT, checked, micro_program, model_of, run_bundle
 from onnx import TensorProto, helper
 
 from graphc.backends.micro_c import BundleOptions, bundle, write_bundle
-
-from bundles import STRICT, checked, micro_program, model_of, run_bundle  # isort: skip
 
 ROOT = Path(__file__).parents[3]
 RNG = np.random.default_rng(1)

@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
+from bundles import SANITISED, STRICT, checked, micro_program, model_of, reference
 from onnx import TensorProto, helper
 
 from graphc import driver
@@ -15,8 +16,6 @@ from graphc.backends.micro_c import BundleOptions, write_bundle
 from graphc.backends.micro_c.cpus import CPUS
 from graphc.backends.micro_c.halves import half_weights
 from graphc.errors import UnsupportedError
-
-from bundles import SANITISED, STRICT, checked, micro_program, model_of, reference  # isort: skip
 
 ARM = "arm-none-eabi-gcc"
 RNG = np.random.default_rng(4)

@@ -7,15 +7,14 @@ import shutil
 
 import numpy as np
 import pytest
+from bundles import STRICT, checked, micro_program, model_of, run_bundle
 from onnx import TensorProto, helper
+from quantised_models import convolution, dense, difference, residual
 
 from graphc.backends.micro_c import BundleOptions, bundle, write_bundle
 from graphc.backends.micro_c.cpus import CPUS, cpu_of
 from graphc.cli import options
 from graphc.errors import ModelError
-
-from bundles import STRICT, checked, micro_program, model_of, run_bundle  # isort: skip
-from quantised_models import convolution, dense, difference, residual  # isort: skip
 
 RNG = np.random.default_rng(5)
 RISCV = "riscv64-unknown-elf-gcc"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bundles import SANITISED, STRICT, checked, model_of, reference
 from onnx import TensorProto, helper
 
 from graphc import driver
 from graphc.backends.micro_c import BundleOptions, bundle, write_bundle
 from graphc.backends.micro_c.model import size_rows
 from graphc.errors import ModelError
-
-from bundles import SANITISED, STRICT, checked, model_of, reference  # isort: skip
 
 RNG = np.random.default_rng(0)
 CHANNELS = (8, 12, 16, 20, 24, 28)

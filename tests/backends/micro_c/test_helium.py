@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from bundles import STRICT, checked, float_model, micro_program, reference, run_bundle
+from differential import interpret_program
 from onnx import helper
+from quantised_models import QuantisedModel
+from test_tiles import CASES, convolution
 
 from graphc.backends.micro_c import BundleOptions, bundle, write_bundle
 from graphc.backends.micro_c.boards import ARM
 from graphc.backends.micro_c.cpus import CPUS
 from graphc.backends.micro_c.intrinsics import in_plain_loops
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "passes" / "lower"))  # differential
-
-from bundles import STRICT, checked, float_model, micro_program, reference, run_bundle  # isort: skip
-from differential import interpret_program  # isort: skip
-from quantised_models import QuantisedModel  # isort: skip
-from test_tiles import CASES, convolution  # isort: skip
 
 CPU = "cortex-m55"
 RNG = np.random.default_rng(7)

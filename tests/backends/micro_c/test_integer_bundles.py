@@ -6,13 +6,11 @@ import re
 
 import numpy as np
 import pytest
+from bundles import checked, run_bundle
+from quantised_models import QuantisedModel, convolution, dense, difference, residual
 
 from graphc import driver
 from graphc.backends.micro_c import BundleOptions, bundle
-
-from bundles import checked, run_bundle  # isort: skip
-
-from quantised_models import QuantisedModel, convolution, dense, difference, residual  # isort: skip
 
 IMAGE = (1, 4, 6, 7)
 

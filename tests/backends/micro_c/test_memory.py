@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from bundles import micro_program, model_of, run_bundle
 from onnx import TensorProto, helper
 
 from graphc.errors import InternalError
 from graphc.ir.verify.kernels import verify_program
-
-from bundles import micro_program, model_of, run_bundle  # isort: skip
 
 RNG = np.random.default_rng(0)
 SIZE, CHANNELS = 12, 8

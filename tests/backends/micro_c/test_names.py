@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bundles import STRICT, checked, float_model, micro_program, model_of
 from onnx import TensorProto, helper
 
 from graphc.backends.micro_c import BundleOptions, write_bundle
 from graphc.backends.micro_c.model import field_name, layer_name
-
-from bundles import STRICT, checked, float_model, micro_program, model_of  # isort: skip
 
 FIELDS = {
     "image": "image", "x_1": "x_1", "X": "X", "I": "i", "INT_MAX": "int_max", "A0": "a0",

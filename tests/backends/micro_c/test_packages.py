@@ -9,13 +9,12 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+from bundles import STRICT, checked, float_model, micro_program, reference
 from onnx import helper
 
 from graphc.backends.micro_c import BundleOptions, write_bundle
 from graphc.backends.micro_c.packages import HOW, PACKAGES
 from graphc.cli import options
-
-from bundles import STRICT, checked, float_model, micro_program, reference  # isort: skip
 
 X = np.random.default_rng(0).standard_normal((2, 40)).astype(np.float32)
 MODEL = float_model(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bundles import model_of
 from onnx import TensorProto, helper
 
 from graphc import driver
@@ -11,8 +12,6 @@ from graphc.backends.micro_c import bundle
 from graphc.backends.micro_c.goals import GOALS
 from graphc.cli import options
 from graphc.errors import GraphcError, UnsupportedError
-
-from bundles import model_of  # isort: skip
 
 FLOAT, INT, TEXT = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 

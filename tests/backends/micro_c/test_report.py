@@ -12,15 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bundles import checked, micro_program, model_of
 from onnx import TensorProto, helper
+from quantised_models import convolution, residual
 
 from graphc.backends.micro_c import BundleOptions, bundle, write_bundle
 from graphc.backends.micro_c.boards import ARM as ARM_TOOLS
 from graphc.backends.micro_c.boards import RISCV
 from graphc.backends.micro_c.cpus import CPUS
-
-from bundles import checked, micro_program, model_of  # isort: skip
-from quantised_models import convolution, residual  # isort: skip
 
 ROOT = Path(__file__).parents[3]
 DIGITS = ROOT / "models" / "digits_cnn.onnx"

@@ -6,6 +6,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from bundles import SANITISED, STRICT, checked, float_model, micro_program, model_of, reference
 from onnx import TensorProto, helper
 
 from graphc import driver
@@ -13,8 +14,6 @@ from graphc.backends.micro_c import BundleOptions, write_bundle
 from graphc.backends.micro_c.host import HostModel
 from graphc.errors import UnsupportedError
 from graphc.ir.program import true_outputs
-
-from bundles import SANITISED, STRICT, checked, float_model, micro_program, model_of, reference  # isort: skip
 
 FLOAT = TensorProto.FLOAT
 

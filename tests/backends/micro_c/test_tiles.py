@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bundles import float_model, micro_program, run_bundle
 from onnx import helper
 
 from graphc import driver
@@ -11,8 +12,6 @@ from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.types import TensorType
 from graphc.ir.verify.kernels import verify_kernel
-
-from bundles import float_model, micro_program, run_bundle  # isort: skip
 
 RNG = np.random.default_rng(0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from test_boards import CASES
 
 from graphc import driver
 from graphc.backends.micro_c import BundleOptions
@@ -12,8 +13,6 @@ from graphc.backends.micro_c.emulator import run_on_board
 from graphc.backends.micro_c.host import HostModel
 from graphc.backends.micro_c.traces import Trace, compared, read_traces
 from graphc.errors import ModelError
-
-from test_boards import CASES  # isort: skip
 
 LOG = """boot
 [12] trace -1 0000abcd x y

@@ -8,6 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from bundles import STRICT
 
 from graphc.backends.micro_c.intrinsics import MicroUnit
 from graphc.backends.micro_c.model import DIALECT
@@ -17,8 +18,6 @@ from graphc.ir.expr import Const, call, maximum, minimum
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.ops import fixed_point
-
-from bundles import STRICT  # isort: skip
 
 COUNT = 64
 HALVES = (fixed_point.TO_EVEN, fixed_point.TO_ODD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from bundles import STRICT, checked
 
 from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.printer import KernelPrinter
@@ -10,8 +11,6 @@ from graphc.backends.cfamily.spell import Speller
 from graphc.backends.micro_c.model import DIALECT
 from graphc.ir.kernel import without_unread
 from graphc.ir.text.kernel_parser import parse_kernel
-
-from bundles import STRICT, checked  # isort: skip
 
 KERNELS = {
     "tests": """kernel @k(in x: f32[4], in h: f16[4], out y: bool[4], out z: bool[4]) {

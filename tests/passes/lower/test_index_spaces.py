@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 from differential import build, floats
 
+from graphc.ir.addresses import flatten_index, unflatten_index
 from graphc.ir.dtypes import boolean, f32, i64
 from graphc.ir.expr import Const, Expr, Index, Load, Reduce, call, select, substitute
 from graphc.ir.interp import evaluate
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import flatten_index, simplify, unflatten_index
-from graphc.passes.lower import pieces, spaces
-from graphc.passes.lower.computation import Computation, Output, computation, loop_indices
-from graphc.passes.lower.guards import guard_atoms, trim
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.compose import computation
+from graphc.passes.lower.computation import Computation, Output, loop_indices
+from graphc.passes.lower.matching.views import view_of
+from graphc.passes.lower.matching.window import window
 from graphc.passes.lower.materialise import materialise
-from graphc.passes.lower.views import view_of
-from graphc.passes.lower.window import window
+from graphc.passes.lower.transforms import pieces, spaces
+from graphc.passes.lower.transforms.guards import guard_atoms, trim
 
 
 def rng(seed: int = 0) -> np.random.Generator:

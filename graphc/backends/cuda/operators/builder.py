@@ -10,6 +10,7 @@ import math
 
 from graphc.backends.cuda.operators import elimination, picking, scans, scatter, sorting
 from graphc.backends.cuda.operators.grids import scratch
+from graphc.ir.addresses import flatten_index, unflatten_index
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Const, Expr, cast
 from graphc.ir.imperative.collectives import (
@@ -22,7 +23,6 @@ from graphc.ir.imperative.collectives import (
     Running,
     Scattered,
 )
-from graphc.ir.simplify import flatten_index, unflatten_index
 
 
 class GridBuilder(Collectives):

@@ -10,11 +10,11 @@ import math
 
 from graphc.backends.cuda.machines import WARP
 from graphc.backends.cuda.operators.grids import ZERO, Grid, grid, scratch
+from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, absolute, select
 from graphc.ir.imperative.collectives import Collectives, Eliminated
 from graphc.ir.kernel import Barrier, Buffer
-from graphc.ir.simplify import unflatten_index
 
 LEAST = 16  # rows of a matrix that are worth a block
 THREADS = 512  # of a block

@@ -11,11 +11,11 @@ import math
 
 from graphc.backends.cuda.machines import WARP
 from graphc.backends.cuda.operators.grids import ZERO, Grid, grid, known, scratch
+from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Const, Expr, maximum
 from graphc.ir.imperative.collectives import Collectives, Kept, Picked, Place
 from graphc.ir.kernel import Barrier, Buffer
-from graphc.ir.simplify import unflatten_index
 
 THREADS = 1024  # of a block, at most
 

@@ -16,10 +16,11 @@ from dataclasses import replace
 
 from graphc.backends.cuda.machines import FULL, WARP
 from graphc.backends.cuda.operators.grids import ZERO, Grid, grid, parts_of, scratch, within
+from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.expr import Expr, Index, loads
 from graphc.ir.imperative.collectives import Collectives, Place, Running
 from graphc.ir.kernel import Barrier, Buffer, Intrin
-from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import simplify
 
 LEAST = 64  # positions of a line that are worth several threads
 THREADS = 256  # of a block

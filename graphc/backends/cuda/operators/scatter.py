@@ -13,11 +13,11 @@ import math
 
 from graphc.backends.cuda.machines import FULL
 from graphc.backends.cuda.operators.grids import known, scratch
+from graphc.ir.addresses import flatten_index, unflatten_index
 from graphc.ir.dtypes import boolean, i32, i64
 from graphc.ir.expr import Const, Expr, cast, maximum, select
 from graphc.ir.imperative.collectives import Collectives, Leaders, Place, Scattered
 from graphc.ir.kernel import Buffer, Intrin
-from graphc.ir.simplify import flatten_index, unflatten_index
 
 FEW = 16  # updates that one thread does in turn
 TURN = 1000  # nanoseconds of an update after another one

@@ -20,11 +20,12 @@ from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import WARP
 from graphc.backends.cuda.operators.grids import Grid, grid, known, parts_of, scratch, within
+from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Const, Expr, Index, as_expr, cast, loads, select
 from graphc.ir.imperative.collectives import Collectives, Leaders, Place
 from graphc.ir.kernel import Barrier, Buffer
-from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import simplify
 
 LEAST = 16  # items of a line that are worth several threads
 SLOTS = 2048  # items that a block sorts of one line

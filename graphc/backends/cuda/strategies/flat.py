@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from graphc.backends.cuda.machines import FULL, VECTOR_BYTES, WARP
 from graphc.backends.cuda.strategies.rows.sweeps import HELD, Sweep, Sweeper, placed
 from graphc.backends.cuda.strategies.vectors import compute_points, store_points
+from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Const,
@@ -33,9 +34,9 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import For, Let
-from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered, flops, in_place
-from graphc.passes.lower.nest import Nest, NestOptions, Point
+from graphc.passes.lower.strategies.nest import Nest, NestOptions, Point
 
 LARGE = 1 << 16  # elements from which a GPU has threads enough without one for each
 THREADS = 256  # of a block

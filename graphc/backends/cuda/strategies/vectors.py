@@ -16,7 +16,7 @@ from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute
 from graphc.ir.kernel import Buffer, For, Intrin, KernelBuilder
 from graphc.ir.simplify import simplify, to_poly
 from graphc.ir.text.expr_printer import to_text
-from graphc.passes.lower.nest import Point
+from graphc.passes.lower.strategies.nest import Point
 
 T = TypeVar("T")
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from graphc.backends.cuda.machines import VECTOR_BYTES, Machine
 from graphc.backends.cuda.strategies.contraction.blocks import wide_sums
 from graphc.backends.cuda.strategies.vectors import compute_points, each_neighbour, read_neighbours
+from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
@@ -46,16 +47,16 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder, Let
-from graphc.ir.simplify import bounds, flatten_index, is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import bounds, simplify
 from graphc.passes.lower.computation import (
     Computation,
     Lowered,
     Output,
     flat_buffer,
 )
-from graphc.passes.lower.nest import Point
-from graphc.passes.lower.reductions import combined
-from graphc.passes.lower.spaces import count, drop_units, flatten_loads, shapes_of, split_divided
+from graphc.passes.lower.strategies.nest import Point
+from graphc.passes.lower.strategies.reductions import combined
+from graphc.passes.lower.transforms.spaces import count, drop_units, shapes_of, split_divided
 
 MAX_CHANNELS = 8  # of a patch
 PATCHES = (1, 2, 4, 7, 8)  # outputs along a dimension

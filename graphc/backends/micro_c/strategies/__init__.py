@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from graphc.backends.micro_c.cpus import DEFAULT, Cpu, cpu_of
 from graphc.backends.micro_c.strategies.helium import HeliumOptions, lower_helium
 from graphc.backends.micro_c.strategies.tiles import TileOptions, lower_tiles
-from graphc.passes.lower.nest import NestOptions
 from graphc.passes.lower.program import Strategy
-from graphc.passes.lower.strategies import nest_strategy
+from graphc.passes.lower.strategies.nest import NestOptions
+from graphc.passes.lower.strategies.plain import nest_strategy
 
 FEW, MANY = 12, 24  # general registers
 

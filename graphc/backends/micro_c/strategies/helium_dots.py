@@ -18,10 +18,11 @@ from graphc.backends.micro_c.strategies.helium_sums import (
 )
 from graphc.backends.micro_c.strategies.products import centred_byte
 from graphc.backends.micro_c.vectors import BYTES, LANES
+from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import flatten_index, simplify
+from graphc.ir.simplify import simplify
 
 
 class Dots(Emitter):

@@ -20,11 +20,12 @@ from graphc.backends.micro_c.strategies.helium_sums import (
 )
 from graphc.backends.micro_c.strategies.products import ProductMatch
 from graphc.backends.micro_c.vectors import LANES
+from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, substitute
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import flatten_index, simplify
-from graphc.passes.lower.guards import guard_atoms
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.transforms.guards import guard_atoms
 
 
 class Lanes(Emitter):

@@ -19,6 +19,7 @@ from graphc.backends.cfamily.spell import Speller
 from graphc.backends.micro_c.intrinsics import MicroPrinter
 from graphc.backends.micro_c.strategies.products import ProductMatch, centred_byte, interior
 from graphc.backends.micro_c.vectors import LANES
+from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_loads
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, i64, u8
 from graphc.ir.expr import (
     Call,
@@ -36,11 +37,11 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
-from graphc.ir.simplify import flatten_index, is_affine_in, simplify
+from graphc.ir.simplify import simplify
 from graphc.passes.kernel.prepare import prepare_kernel
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
-from graphc.passes.lower.guards import guard_atoms
-from graphc.passes.lower.spaces import balanced_tiles, shapes_of, unflatten_loads
+from graphc.passes.lower.transforms.guards import guard_atoms
+from graphc.passes.lower.transforms.spaces import balanced_tiles, shapes_of
 
 SHORT_ROW = 12  # bytes in a row, below which lanes are faster than dots
 LEAST_TABLE = 2048  # bytes of starts that are always worth it

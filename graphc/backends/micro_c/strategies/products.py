@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in
 from graphc.ir.dtypes import f32, i32, i64
 from graphc.ir.expr import (
     Call,
@@ -27,17 +28,16 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.instructions import LANES
-from graphc.ir.simplify import flatten_index, is_affine_in, simplify
+from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation
-from graphc.passes.lower.guards import guard_atoms
-from graphc.passes.lower.spaces import (
+from graphc.passes.lower.matching.zero_points import centred
+from graphc.passes.lower.transforms.guards import guard_atoms
+from graphc.passes.lower.transforms.spaces import (
     drop_units,
-    flatten_loads,
     merge_adjacent,
     shapes_of,
     split_divided,
 )
-from graphc.passes.lower.zero_points import centred
 
 MOST_ROWS = 1 << 16  # of an index that is searched for its interior
 

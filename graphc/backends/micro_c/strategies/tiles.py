@@ -7,7 +7,8 @@ products.
 * `b` is stored in the order it is read in: [outer..., column tile, summed indices..., column].
 * Padding is never stored. A guard that depends on the row index holds for all taps in the middle
   of its range; what is left at either end is computed one element at a time, by the same code
-  for both. All other guards become bounds of the loops over the summed indices (see guards.py).
+  for both. All other guards become bounds of the loops over the summed indices
+  (passes/lower/transforms/guards.py).
 * There is one size of tiles. The last one overlaps its neighbour if the range is no multiple of it,
   unless the result takes the place of an operand.
 * Where eight-bit integers lie in a row along the innermost summed index, four products are one
@@ -26,6 +27,7 @@ from graphc.backends.micro_c.strategies.products import (
     interior,
     match_product,
 )
+from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index, unflatten_loads
 from graphc.ir.dtypes import DType, i8, i32, i64, u8
 from graphc.ir.expr import (
     Call,
@@ -40,15 +42,11 @@ from graphc.ir.expr import (
 )
 from graphc.ir.instructions import LANES, dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
-from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
-from graphc.passes.lower.contraction import is_below_a_byte
-from graphc.passes.lower.guards import trim
-from graphc.passes.lower.spaces import (
-    merge_adjacent,
-    shapes_of,
-    unflatten_loads,
-)
+from graphc.passes.lower.matching.contraction import is_below_a_byte
+from graphc.passes.lower.transforms.guards import trim
+from graphc.passes.lower.transforms.spaces import merge_adjacent, shapes_of
 
 LOOP = 3  # instructions of a loop around a tile, per product of each sum
 

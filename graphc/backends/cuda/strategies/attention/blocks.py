@@ -3,7 +3,7 @@
 A thread holds cells of several rows: `scores` of the tile of keys at hand, and `sums` of weights
 times values. `lanes` neighbouring threads share their rows and exchange maxima and totals by
 shuffles. For each tile of keys the running maximum, total and sums of every row are brought up to
-date. Memory is linear in the number of keys. See passes/lower/attention.py.
+date. Memory is linear in the number of keys. See passes/lower/matching/attention.py.
 
 Where scores beyond some key are -inf by its position alone (causal attention), a block leaves out
 the tiles that none of its rows sees, and so does not read their values.
@@ -23,11 +23,13 @@ from dataclasses import replace
 from graphc.backends.cuda.machines import WARP
 from graphc.backends.cuda.strategies.contraction.operands import Operand
 from graphc.backends.cuda.strategies.vectors import compute_points
+from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import bf16, f16, f32, i32, i64
 from graphc.ir.expr import Call, Const, Expr, as_expr, call, cast, select, substitute
 from graphc.ir.kernel import Alloc, Buffer, For, Index, Intrin, Kernel, KernelBuilder
-from graphc.ir.simplify import simplify, unflatten_index
-from graphc.passes.lower.attention import (
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.computation import flat_buffer
+from graphc.passes.lower.matching.attention import (
     LARGEST,
     PRODUCT,
     RESULT,
@@ -37,9 +39,8 @@ from graphc.passes.lower.attention import (
     inputs_used,
     last_key,
 )
-from graphc.passes.lower.computation import flat_buffer
-from graphc.passes.lower.nest import Point
-from graphc.passes.lower.spaces import merge_adjacent
+from graphc.passes.lower.strategies.nest import Point
+from graphc.passes.lower.transforms.spaces import merge_adjacent
 
 NOTHING = Const(-math.inf, f32)
 

@@ -24,6 +24,7 @@ from graphc.backends.cuda.strategies.attention.blocks import (
 from graphc.backends.cuda.strategies.contraction.operands import Operand, strided
 from graphc.backends.cuda.strategies.rows.nest import lower_rows
 from graphc.backends.cuda.strategies.vectors import loaded
+from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import (
     Const,
@@ -38,8 +39,9 @@ from graphc.ir.expr import (
     substitute,
 )
 from graphc.ir.kernel import Barrier, Buffer, Intrin
-from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
-from graphc.passes.lower.attention import (
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
+from graphc.passes.lower.matching.attention import (
     LARGEST,
     RESULT,
     SUM,
@@ -47,9 +49,8 @@ from graphc.passes.lower.attention import (
     Attention,
     match_attention,
 )
-from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
-from graphc.passes.lower.nest import NestOptions, lower_nest
-from graphc.passes.lower.spaces import count
+from graphc.passes.lower.strategies.nest import NestOptions, lower_nest
+from graphc.passes.lower.transforms.spaces import count
 
 THREADS = 128
 MOST_ROWS = 8

@@ -16,6 +16,7 @@ from itertools import groupby
 from graphc.backends.cuda.strategies.contraction.operands import Operand, stride
 from graphc.backends.cuda.strategies.contraction.shares import Shares
 from graphc.backends.cuda.strategies.vectors import are_neighbours, loaded
+from graphc.ir.addresses import flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
@@ -33,10 +34,10 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Alloc, Buffer, For, If, Intrin, Kernel, KernelBuilder, Let
-from graphc.ir.simplify import bounds, simplify, unflatten_index
+from graphc.ir.simplify import bounds, simplify
 from graphc.passes.lower.computation import Computation, flat_buffer
-from graphc.passes.lower.contraction import Match
-from graphc.passes.lower.spaces import flatten_loads, merge_adjacent
+from graphc.passes.lower.matching.contraction import Match
+from graphc.passes.lower.transforms.spaces import merge_adjacent
 
 AT_ONCE = 128  # blocks that run at once, roughly
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from graphc.backends.cuda.strategies.contraction.operands import Operand
 from graphc.backends.cuda.strategies.contraction.words import Kind, Words, padded_depth
+from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
@@ -25,9 +26,8 @@ from graphc.ir.expr import (
     substitute,
 )
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import flatten_index, simplify, unflatten_index
-from graphc.passes.lower.contraction import Match, is_below_a_byte
-from graphc.passes.lower.spaces import flatten_loads
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.matching.contraction import Match, is_below_a_byte
 
 
 def lay_out_constant(match: Match, kind: Kind, across: bool = False) -> bool:

@@ -24,9 +24,9 @@ from graphc.backends.cuda.strategies.contraction.words import KINDS, Kind, narro
 from graphc.ir.dtypes import f32, i32
 from graphc.ir.kernel import Kernel
 from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.contraction import Match, match_contraction
-from graphc.passes.lower.spaces import count
-from graphc.passes.lower.zero_points import take_zero_points
+from graphc.passes.lower.matching.contraction import Match, match_contraction
+from graphc.passes.lower.matching.zero_points import take_zero_points
+from graphc.passes.lower.transforms.spaces import count
 
 MIN_DEPTH = 16  # products to sum
 MIN_ROWS, MIN_COLUMNS = 8, 8  # below which a fragment is mostly empty

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.expr import (
     Const,
     Expr,
@@ -18,7 +19,7 @@ from graphc.ir.expr import (
     substitute,
 )
 from graphc.ir.kernel import KernelBuilder
-from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import simplify
 
 NEAR = 4  # elements
 

@@ -15,10 +15,11 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, Index
 from graphc.ir.kernel import Barrier, Buffer, KernelBuilder
-from graphc.ir.simplify import flatten_index, simplify
+from graphc.ir.simplify import simplify
 
 
 class Shares:

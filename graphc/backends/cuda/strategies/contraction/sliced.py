@@ -18,10 +18,11 @@ from graphc.backends.cuda.strategies.contraction.costs import Block, exchanged
 from graphc.backends.cuda.strategies.contraction.laid_out import whole_depth
 from graphc.backends.cuda.strategies.contraction.panels import Crew, Panel
 from graphc.backends.cuda.strategies.contraction.words import Kind, padded_depth
+from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr
 from graphc.ir.kernel import Barrier, Intrin
-from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import simplify
 
 READ = 8  # pairs of sums of a lane, what is added to which is read at once
 WRITTEN = 8  # slices, of a loop that may be written out

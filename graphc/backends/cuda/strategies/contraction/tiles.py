@@ -44,13 +44,14 @@ from graphc.backends.cuda.strategies.contraction.costs import (
 from graphc.backends.cuda.strategies.contraction.laid_out import lay_out_constant, whole_depth
 from graphc.backends.cuda.strategies.contraction.operands import Operand
 from graphc.backends.cuda.strategies.contraction.words import Kind, Words, padded_depth
+from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Expr, call
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel
-from graphc.ir.simplify import simplify, unflatten_index
+from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.contraction import match_contraction
-from graphc.passes.lower.spaces import count
+from graphc.passes.lower.matching.contraction import match_contraction
+from graphc.passes.lower.transforms.spaces import count
 
 MIN_DEPTH = 8  # products to sum
 MIN_SIDE = 8  # rows and columns, below which a tile is mostly empty

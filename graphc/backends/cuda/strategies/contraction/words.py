@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.backends.cuda.strategies.contraction.operands import Operand
+from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import DType, bf16, f16, f32, i8, i32, i64, u8, u16, u32
 from graphc.ir.expr import (
     Call,
@@ -27,7 +28,7 @@ from graphc.ir.expr import (
     substitute,
 )
 from graphc.ir.ops.casts import half_added
-from graphc.ir.simplify import simplify, to_poly, unflatten_index
+from graphc.ir.simplify import simplify, to_poly
 
 CHUNK = 4  # words that are copied at once
 TF32_MASK = 0xFFFFE000

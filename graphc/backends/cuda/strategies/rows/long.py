@@ -21,6 +21,7 @@ from graphc.backends.cuda.strategies.rows.nest import plan_of
 from graphc.backends.cuda.strategies.rows.one_pass import find_one_pass
 from graphc.backends.cuda.strategies.rows.parts import cut_evenly, in_parts
 from graphc.backends.cuda.strategies.rows.plans import by_groups
+from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Const,
@@ -33,10 +34,10 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import is_affine_in, simplify
+from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
-from graphc.passes.lower.reductions import ready_reductions
-from graphc.passes.lower.spaces import flatten_loads, merge_reductions, shapes_of
+from graphc.passes.lower.strategies.reductions import ready_reductions
+from graphc.passes.lower.transforms.spaces import merge_reductions, shapes_of
 
 IDLE = 5  # parts of the GPU, of which a grid that is cut leaves all but one idle
 PART = 256  # elements of a part, at least

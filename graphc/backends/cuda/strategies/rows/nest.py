@@ -40,6 +40,7 @@ from graphc.backends.cuda.strategies.rows.sweeps import (
     placed,
 )
 from graphc.backends.cuda.strategies.vectors import each_neighbour, store_points
+from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import DType, boolean, f32, i64
 from graphc.ir.expr import (
     Const,
@@ -54,10 +55,10 @@ from graphc.ir.expr import (
     substitute,
 )
 from graphc.ir.kernel import Alloc, Barrier, Buffer, For, Intrin, Kernel, Let
-from graphc.ir.simplify import simplify, unflatten_index
+from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered, flops, in_place
-from graphc.passes.lower.nest import Nest, NestOptions, Point
-from graphc.passes.lower.reductions import combined
+from graphc.passes.lower.strategies.nest import Nest, NestOptions, Point
+from graphc.passes.lower.strategies.reductions import combined
 
 ELEMENT = Index("element", 1)  # bound where one thread computes what belongs to an element of a row
 

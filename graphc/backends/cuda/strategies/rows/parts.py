@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from graphc.backends.cuda.strategies.contraction.operands import stride
 from graphc.backends.cuda.strategies.rows.nest import lower_rows
 from graphc.backends.cuda.strategies.rows.one_pass import OnePass
+from graphc.ir.addresses import flatten_loads
 from graphc.ir.expr import Call, Expr, Index, Reduce, cast, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered, Output
-from graphc.passes.lower.nest import NestOptions, lower_nest
-from graphc.passes.lower.spaces import flatten_loads, shapes_of
+from graphc.passes.lower.strategies.nest import NestOptions, lower_nest
+from graphc.passes.lower.transforms.spaces import shapes_of
 
 ALIGNED = 16  # elements of which parts have a multiple, if they are neighbours in memory
 SLACK = 4  # times that a part is longer than what is left, at least

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import FULL, VECTOR_BYTES, WARP
 from graphc.backends.cuda.strategies.rows.sweeps import AHEAD, HELD
+from graphc.ir.addresses import flatten_loads, is_affine_in, unflatten_index
 from graphc.ir.expr import (
     Call,
     Const,
@@ -25,10 +26,10 @@ from graphc.ir.expr import (
     substitute,
     walk,
 )
-from graphc.ir.simplify import is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Output, flat_buffer
-from graphc.passes.lower.nest import Point
-from graphc.passes.lower.spaces import flatten_loads, shapes_of
+from graphc.passes.lower.strategies.nest import Point
+from graphc.passes.lower.transforms.spaces import shapes_of
 
 BLOCK = 128  # threads of a block whose rows belong to warps or parts of them
 SHORT_ROW = 1024  # elements that a warp reduces by itself

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from graphc.backends.cuda.strategies.vectors import are_neighbours, each_neighbour, unconditional
+from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
@@ -31,8 +32,8 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer, For, Intrin, KernelBuilder
-from graphc.ir.simplify import simplify, unflatten_index
-from graphc.passes.lower.nest import RECOMPUTE_COST
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.strategies.nest import RECOMPUTE_COST
 
 HELD = 32  # elements of a row that a thread keeps
 AHEAD = 4  # steps whose elements are read before the first is used, where a row is longer

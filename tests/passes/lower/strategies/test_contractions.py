@@ -7,8 +7,8 @@ import pytest
 from differential import build, check, floats, program_of
 
 from graphc.ir.text.printer import print_kernel
-from graphc.passes.lower import register_tiles
-from graphc.passes.lower.spaces import balanced_tiles
+from graphc.passes.lower.strategies import register_tiles
+from graphc.passes.lower.transforms.spaces import balanced_tiles
 
 
 def rng(seed: int = 0) -> np.random.Generator:

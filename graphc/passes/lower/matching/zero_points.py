@@ -20,8 +20,8 @@ from graphc.ir.dtypes import DType, i8, i32, u8
 from graphc.ir.expr import Call, Const, Expr, Index, cast, free_indices, select, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.contraction import Match
-from graphc.passes.lower.window_sums import sum_over_depth
+from graphc.passes.lower.matching.contraction import Match
+from graphc.passes.lower.matching.window_sums import sum_over_depth
 
 BYTES = (i8, u8)
 NO_CENTRES: Mapping[DType, int] = MappingProxyType({})

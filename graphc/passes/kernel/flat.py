@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from graphc.ir.addresses import flatten_index, flatten_loads
 from graphc.ir.kernel import Alloc, Kernel, Store, buffers_read, map_body, map_nested, walk_stmts
-from graphc.ir.simplify import flatten_index
-from graphc.passes.lower.spaces import flatten_loads
 
 
 def without_unread_inputs(kernel: Kernel) -> Kernel:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from graphc.ir.addresses import flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
@@ -25,10 +26,7 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer, Kernel
-from graphc.ir.simplify import (
-    simplify,
-    unflatten_index,
-)
+from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import (
     Computation,
     Lowered,
@@ -36,23 +34,22 @@ from graphc.passes.lower.computation import (
     flops,
     in_place,
 )
-from graphc.passes.lower.guards import guard_atoms
-from graphc.passes.lower.pieces import segments, turned_constants
-from graphc.passes.lower.reductions import (
+from graphc.passes.lower.strategies.reductions import (
     NestOptions,
     Reductions,
     element_bytes,
     ready_reductions,
     strides_small,
 )
-from graphc.passes.lower.spaces import (
+from graphc.passes.lower.strategies.turned import TurnedLoads, load_tiles, split_off, turned_loads
+from graphc.passes.lower.transforms.guards import guard_atoms
+from graphc.passes.lower.transforms.pieces import segments, turned_constants
+from graphc.passes.lower.transforms.spaces import (
     drop_units,
-    flatten_loads,
     merge_adjacent,
     merge_reductions,
     shapes_of,
 )
-from graphc.passes.lower.turned import TurnedLoads, load_tiles, split_off, turned_loads
 
 ROW_BUFFER_BYTES = 1 << 16  # the largest row kept on the stack
 RECOMPUTE_COST = 8  # a value cheaper than this is computed again rather than kept

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.nest import NestOptions, lower_nest
 from graphc.passes.lower.program import Strategy
+from graphc.passes.lower.strategies.nest import NestOptions, lower_nest
 
 
 def nest_strategy(options: NestOptions) -> Strategy:

@@ -9,7 +9,7 @@ import pytest
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.text.kernel_parser import parse_kernel
 from graphc.ir.verify.overlap import overwrites
-from graphc.passes.lower.overlap import distances
+from graphc.passes.kernel.overlap import distances
 
 # Bodies over an input a and an output y: (text, elements of a, of y, the greatest distance).
 BODIES = {

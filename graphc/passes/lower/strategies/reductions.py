@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import (
     Call,
@@ -31,12 +32,9 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer, KernelBuilder
-from graphc.ir.simplify import (
-    is_affine_in,
-    simplify,
-)
+from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation
-from graphc.passes.lower.guards import trim
+from graphc.passes.lower.transforms.guards import trim
 
 UNROLL = 16  # iterations of a small reduction that are unrolled
 LONG = 512  # terms that are worth sums of parts

@@ -7,7 +7,7 @@ from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Index, Load, Reduce, cast, walk
 from graphc.ir.kernel import Buffer
 from graphc.passes.lower.computation import Computation, Output
-from graphc.passes.lower.numbers import with_numbers_read
+from graphc.passes.lower.transforms.numbers import with_numbers_read
 
 I, K = Index("i0", 8), Index("k", 8)
 X = Load("in0", (I,), f32)

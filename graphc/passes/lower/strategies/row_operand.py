@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.dtypes import i8, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, select, substitute
 from graphc.ir.instructions import LANES
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import bounds, is_affine_in, simplify, to_poly
-from graphc.passes.lower.contraction import Match
-from graphc.passes.lower.spaces import flatten_loads
-from graphc.passes.lower.window import Window, window
-from graphc.passes.lower.zero_points import take_zero_points
+from graphc.ir.simplify import bounds, simplify, to_poly
+from graphc.passes.lower.matching.contraction import Match
+from graphc.passes.lower.matching.window import Window, window
+from graphc.passes.lower.matching.zero_points import take_zero_points
 
 LARGEST_COPY = 1 << 26  # elements
 CENTRES = {i8: -128}  # of bytes of `a`, which the multiplication takes into account

@@ -28,11 +28,7 @@ from graphc.passes.lower.computation import (
     Computation,
     Output,
 )
-from graphc.passes.lower.spaces import (
-    drop_units,
-    shapes_of,
-    split_divided,
-)
+from graphc.passes.lower.transforms.spaces import drop_units, shapes_of, split_divided
 
 
 @dataclass

@@ -12,13 +12,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Const, Expr, Index, Load, free_indices, select
 from graphc.ir.imperative.collectives import Collectives, Leaders
 from graphc.ir.imperative.picking import Picked, Picking, Place
 from graphc.ir.imperative.sampling import Sampled
 from graphc.ir.kernel import Buffer, KernelBuilder
-from graphc.ir.simplify import is_affine_in
 
 CHAINS = 4  # vectors of items that are looked at before it is asked whether one clashes
 READ = 16  # elements of each channel that a place reads, about

@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in, unflatten_index
 from graphc.ir.dtypes import f32, f64, i32, i64
 from graphc.ir.expr import (
     Const,
@@ -38,25 +39,16 @@ from graphc.ir.expr import (
 )
 from graphc.ir.instructions import LANES, dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
-from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import (
     Computation,
     Lowered,
     flat_buffer,
 )
-from graphc.passes.lower.contraction import Match, is_below_a_byte, match_contraction
-from graphc.passes.lower.reductions import strides_small
-from graphc.passes.lower.row_operand import (
-    CENTRES,
-    prepare_rows,
-    separable,
-    take_quads,
-)
-from graphc.passes.lower.spaces import (
-    balanced_tiles,
-    flatten_loads,
-    merge_adjacent,
-)
+from graphc.passes.lower.matching.contraction import Match, is_below_a_byte, match_contraction
+from graphc.passes.lower.strategies.reductions import strides_small
+from graphc.passes.lower.strategies.row_operand import CENTRES, prepare_rows, separable, take_quads
+from graphc.passes.lower.transforms.spaces import balanced_tiles, merge_adjacent
 
 PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
 LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns

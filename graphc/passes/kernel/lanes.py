@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeGuard
 
+from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, walk
 from graphc.ir.kernel import (
@@ -31,7 +32,7 @@ from graphc.ir.kernel import (
     substitute_body,
     walk_stmts,
 )
-from graphc.ir.simplify import is_affine_in, simplify
+from graphc.ir.simplify import simplify
 
 LEAST = 4  # iterations that are worth vectors
 DIVISIONS = ("floordiv", "mod")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from graphc.ir.addresses import flatten_loads
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import (
     Call,
@@ -36,8 +37,8 @@ from graphc.ir.kernel import Buffer
 from graphc.ir.ops.casts import half_added, tf32_cut, tf32_rounded
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation
-from graphc.passes.lower.guards import conjuncts
-from graphc.passes.lower.spaces import drop_units, flatten_loads, shapes_of, split_divided
+from graphc.passes.lower.transforms.guards import conjuncts
+from graphc.passes.lower.transforms.spaces import drop_units, shapes_of, split_divided
 
 PRODUCT, LARGEST, TOTAL, SUM, RESULT = (
     Ref(name, f32) for name in ("product", "largest", "total", "sum", "result")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from graphc.ir.addresses import flatten_index
 from graphc.ir.expr import Const, Load
 from graphc.ir.graph import Value
-from graphc.ir.simplify import bounds, flatten_index, simplify
+from graphc.ir.simplify import bounds, simplify
 from graphc.passes import structure
-from graphc.passes.lower.computation import Computation, computation, input_names
-from graphc.passes.lower.spaces import drop_units
+from graphc.passes.lower.compose import computation, input_names
+from graphc.passes.lower.computation import Computation
+from graphc.passes.lower.transforms.spaces import drop_units
 
 
 def view_of(part: Computation) -> tuple[str, int] | None:

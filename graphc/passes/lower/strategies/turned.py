@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from graphc.ir.addresses import is_affine_in
 from graphc.ir.expr import Expr, Index, Load, Reduce, loads, substitute, walk
 from graphc.ir.instructions import transpose
 from graphc.ir.kernel import Buffer, KernelBuilder
-from graphc.ir.simplify import bounds, is_affine_in, simplify
-from graphc.passes.lower.reductions import NestOptions, element_bytes
+from graphc.ir.simplify import bounds, simplify
+from graphc.passes.lower.strategies.reductions import NestOptions, element_bytes
 
 LARGEST_SIDE = 16  # of a tile, whose rows are held in registers
 SMALLEST_SIDE = 4

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
     Const,
     Expr,
     Index,
-    Load,
     Reduce,
     free_indices,
     loads,
@@ -25,34 +25,12 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import flatten_index, is_affine_in, simplify, unflatten_index
+from graphc.ir.simplify import simplify
 
 
 def count(indices: Iterable[Index]) -> int:
     """The number of positions of several indices."""
     return math.prod(x.count for x in indices)
-
-
-def flatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:
-    """Every load of a buffer in `shapes` made one-dimensional (row-major)."""
-
-    def flat(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.source in shapes:
-            return Load(node.source, (flatten_index(node.index, shapes[node.source]),), node.dtype)
-        return None
-
-    return transform(expr, flat)
-
-
-def unflatten_loads(expr: Expr, shapes: dict[str, tuple]) -> Expr:
-    """The inverse of `flatten_loads`."""
-
-    def ranked(node: Expr) -> Expr | None:
-        if not isinstance(node, Load) or len(shapes[node.source]) == 1:
-            return None
-        return Load(node.source, unflatten_index(node.index[0], shapes[node.source]), node.dtype)
-
-    return transform(expr, ranked)
 
 
 def shapes_of(buffers: tuple[Buffer, ...]) -> dict[str, tuple]:

@@ -1,0 +1,1 @@
+"""Expressions, types, graphs, kernels and programs; the operators; the interpreters."""

@@ -1,0 +1,1 @@
+"""What operators that are no expression per element are made of."""

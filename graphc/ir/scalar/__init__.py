@@ -1,0 +1,1 @@
+"""Scalar operations, and what stands for those that a machine lacks."""

@@ -1,0 +1,1 @@
+"""The IRs as text: printers and parsers."""

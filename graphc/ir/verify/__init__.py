@@ -1,0 +1,1 @@
+"""Verifiers of graphs, kernels and programs."""

@@ -1,0 +1,1 @@
+"""What a computation is: a view of an operand, a contraction, attention, windows."""

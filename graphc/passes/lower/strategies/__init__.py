@@ -1,0 +1,1 @@
+"""Strategies for any target: loop nests, and contractions in tiles of registers."""

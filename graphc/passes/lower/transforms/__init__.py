@@ -1,0 +1,1 @@
+"""Computations in other forms: their spaces, guards, pieces and numbers."""

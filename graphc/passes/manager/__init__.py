@@ -1,0 +1,1 @@
+"""What a pass is, pipelines of them, and what runs these."""
