@@ -41,7 +41,8 @@ def export_onnx(graph: Graph, path: str | os.PathLike | None = None) -> ModelPro
 
     Constants of more than 1.5 GB together are written to `path` + ".data". UnsupportedError names
     an op that has neither a counterpart in ONNX nor a body of such ops, or that makes elements of a
-    type that ONNX lacks. ModelError if a graph that has not been typed turns out to be wrong.
+    type that ONNX lacks. ModelError if a graph that has not been typed, or not all of it, turns out
+    to be wrong.
     """
     model = _Exporter(graph).model()
     if path is not None:
@@ -331,11 +332,17 @@ def _stamp(model: ModelProto, nodes: list[NodeProto], graph: Graph) -> None:
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as found:
             error = error or found
     kind: type[Exception] = InternalError
-    if graph.phase == "imported":
-        kind = ModelError  # not checked before
+    if not _is_checked(graph):
+        kind = ModelError
     elif "unsupported type" in str(error):  # an element type that even Cast does not take
         kind = UnsupportedError
     raise kind(f"the exported model is not valid ONNX: {error}")
+
+
+def _is_checked(graph: Graph) -> bool:
+    """Whether what the graph says has been checked: open dimensions leave types unknown."""
+    known = (v.type is not None for op in graph.walk() for v in op.outputs)
+    return graph.phase != "imported" and all(known)
 
 
 def _check(model: ModelProto, declared: list[Type | None]) -> None:

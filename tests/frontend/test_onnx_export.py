@@ -19,7 +19,7 @@ from graphc.ir.interp import interpret
 from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import Layout, TensorType
 from graphc.passes import run_pipeline
-from graphc.passes.specialise import specialise
+from graphc.passes.specialise import specialise, type_symbolically
 
 runtime = pytest.importorskip("onnxruntime")
 WILD = Path(__file__).parents[1] / "models_wild"
@@ -278,6 +278,15 @@ def test_ranks_that_are_not_known(where):
 def test_wrong_models_that_nobody_has_typed():
     made = import_onnx(model("g (float[2] x) => (float[2] y) { y = Concat<axis = 5>(x, x) }"))
     with pytest.raises(ModelError, match="not valid ONNX: .*Concat"):
+        export_onnx(made)
+
+
+def test_wrong_models_of_open_dims():
+    """Behind a value whose type is not known, nobody but ONNX finds what is wrong."""
+    body = "s = MaxPool<kernel_shape = [2, 2]>(x) m = ReduceMean(s) f = Flatten(m) y = MatMul(f, w)"
+    text = "g (float[N, 4, 1, 1] x) => (float[N, 2] y) <float[4, 2] w = {1, 1, 1, 1, 1, 1, 1, 1}>"
+    made = type_symbolically(import_onnx(model(f"{text} {{ {body} }}")))
+    with pytest.raises(ModelError, match="not valid ONNX: .*MatMul"):
         export_onnx(made)
 
 
