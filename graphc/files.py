@@ -15,6 +15,11 @@ from pathlib import Path
 
 from graphc.errors import ModelError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 def check_folder(path: Path) -> None:
     """ModelError if no file can have this name."""
@@ -66,7 +71,7 @@ def atomic(path: str | os.PathLike) -> Iterator[Path]:
 def atomic_folder(path: str | os.PathLike, stale: str = "") -> Iterator[Path]:
     """Yields a temporary folder beside `path`. If the body succeeds its files go to the folder
     `path`, which is made if need be, with those above it; files of other names there stay, unless
-    they match the pattern `stale`."""
+    they match the pattern `stale`. Of several who write it at once, one comes after the other."""
     final = Path(path)
     if final.exists() and not final.is_dir():
         raise ModelError(f"{final}: is a file; a folder is needed")
@@ -78,12 +83,28 @@ def atomic_folder(path: str | os.PathLike, stale: str = "") -> Iterator[Path]:
     ):
         temporary = Path(name)
         yield temporary
-        for file in final.glob(stale) if stale else ():
-            file.unlink()
-        for file in (path for path in sorted(temporary.rglob("*")) if path.is_file()):
-            place = final / file.relative_to(temporary)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(file, place)
+        final.mkdir(exist_ok=True)
+        with _alone_in(final):
+            for file in final.glob(stale) if stale else ():
+                file.unlink()
+            for file in (path for path in sorted(temporary.rglob("*")) if path.is_file()):
+                place = final / file.relative_to(temporary)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(file, place)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Whoever else wants to be alone in a folder waits, where the system has such locks."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:
