@@ -19,7 +19,8 @@ from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.windows import Patch, lower_windows
+from graphc.backends.cuda.strategies.windows.kernel import lower_windows
+from graphc.backends.cuda.strategies.windows.patches import Patch
 from graphc.driver import PIPELINES, optimise
 from graphc.ir.interp import interpret
 from graphc.passes.lower import Conventions, lower

@@ -15,7 +15,7 @@ from graphc.backends.cuda.strategies.contraction.split import lower_split
 from graphc.backends.cuda.strategies.contraction.tiles import lower_shared_tiles
 from graphc.backends.cuda.strategies.flat import lower_flat
 from graphc.backends.cuda.strategies.rows.nest import lower_rows
-from graphc.backends.cuda.strategies.windows import lower_windows
+from graphc.backends.cuda.strategies.windows.kernel import lower_windows
 from graphc.passes.lower.computation import Computation, Lowered
 from graphc.passes.lower.program import Strategy
 

@@ -13,9 +13,8 @@ output index if moving the one by some steps and the other by some steps back le
 it is, and outputs have elements in common. Other summed axes (the channels of a group) are loops
 around it.
 
-Such kernels are bound by memory, so the patch is chosen for the fewest instructions on a full GPU,
-and for the most threads on a small problem. The scheme is that of direct convolutions in registers:
-A. Lavin, S. Gray, Fast Algorithms for Convolutional Neural Networks (2016), section 3.
+The scheme is that of direct convolutions in registers: A. Lavin, S. Gray, Fast Algorithms for
+Convolutional Neural Networks (2016), section 3.
 """
 
 from __future__ import annotations
@@ -23,12 +22,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from graphc.backends.cuda.machines import VECTOR_BYTES, Machine
+from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.contraction.blocks import wide_sums
 from graphc.backends.cuda.strategies.vectors import compute_points, each_neighbour, read_neighbours
-from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in, unflatten_index
+from graphc.backends.cuda.strategies.windows.matching import Windows, match_windows
+from graphc.backends.cuda.strategies.windows.patches import Patch, best_patch
+from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
@@ -36,15 +37,12 @@ from graphc.ir.expr import (
     Expr,
     Index,
     Load,
-    Reduce,
     Ref,
     call,
     cast,
-    cost,
     free_indices,
     loads,
     substitute,
-    walk,
 )
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
@@ -56,67 +54,7 @@ from graphc.passes.lower.computation import (
 )
 from graphc.passes.lower.strategies.nest import Point
 from graphc.passes.lower.strategies.reductions import combined
-from graphc.passes.lower.transforms.spaces import count, drop_units, shapes_of, split_divided
-
-MAX_CHANNELS = 8  # of a patch
-PATCHES = (1, 2, 4, 7, 8)  # outputs along a dimension
-MAX_SUMS = 48  # registers of a thread for sums
-MOST_TAPS = 1024  # of a slide: positions are listed to estimate the time
-UNROLLED = 160  # products per channel that are written one by one; beyond, rows of taps are a loop
-WIDE_GROUP = 16  # output channels of a group that fill a tile of a matrix product
-HIDDEN = 4  # warps of a scheduler, below which instructions wait for one another
-
-
-@dataclass(frozen=True)
-class Slide:
-    """An output index and a summed axis that move along one dimension of the input: by `stride` and
-    by `dilation` of the same steps."""
-
-    index: Index
-    axis: Index
-    stride: int
-    dilation: int
-
-    def meetings(self, patch: int) -> list[list[tuple[int, int]]]:
-        """For each input position that a patch of outputs needs: the (output, tap) that meet."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for output in range(patch):
-            for tap in range(self.axis.count):
-                at = output * self.stride + tap * self.dilation
-                found.setdefault(at, []).append((output, tap))
-        return [found[at] for at in sorted(found)]
-
-
-@dataclass
-class Windows:
-    """A matched computation: reduction `hole` of `a` (times `b`, which does not slide) in `exprs`,
-    stored at `offset`; `indices` end with the channels; `rest` are the axes that do not slide. The
-    loads of `a` are flat."""
-
-    computation: Computation
-    indices: list[Index]
-    offset: Expr
-    exprs: list[Expr]
-    hole: Reduce
-    a: Expr
-    b: Expr | None
-    slides: list[Slide]
-    rest: list[Index]
-
-    @property
-    def channels(self) -> Index:
-        return self.indices[-1]
-
-
-@dataclass(frozen=True)
-class Patch:
-    """Outputs of a thread: along the last two slides, and channels. `loops`: how many slides have
-    their taps in a loop."""
-
-    rows: int
-    columns: int
-    channels: int
-    loops: int
+from graphc.passes.lower.transforms.spaces import count, shapes_of
 
 
 def lower_windows(
@@ -128,108 +66,9 @@ def lower_windows(
     if isinstance(found, str):
         return found
     prepare, temporaries = _lay_out_weights(found)
-    emitter = WindowPatches(found, patch or _best(found, gpu), temporaries)
+    emitter = WindowPatches(found, patch or best_patch(found, gpu), temporaries)
     flops = 2 * count(found.indices) * math.prod(a.count for a in found.hole.axes)
     return Lowered(emitter.kernel("window"), prepare, temporaries, flops=flops)
-
-
-# ---------------------------------------------------------------- matching
-
-
-def match_windows(computation: Computation) -> Windows | str:
-    """The sliding window that a computation is, or why it is none."""
-    if not computation.has_one_space:
-        return "window: outputs have different shapes"
-    loops, offset, exprs = computation.over_loops()
-    indices, (offset, *exprs) = drop_units(loops, [offset, *exprs])
-    exprs = [_without_unit_axes(e) for e in exprs]
-    indices, (offset, *exprs) = split_divided(indices, [offset, *exprs])
-    sums = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
-    if len(sums) != 1:
-        return f"window: {len(sums)} reductions instead of one"
-    (hole,) = sums
-    if not indices or any(x.count == 0 for x in (*indices, *hole.axes)):
-        return "window: no outputs"
-    if not free_indices(hole) <= set(indices):
-        return "window: nested in another reduction"
-    return _classify(computation, indices, offset, exprs, hole)
-
-
-def _without_unit_axes(expr: Expr) -> Expr:
-    """Reductions over axes of one element less these."""
-    mapping: dict[Expr, Expr] = {}
-    for node in walk(expr):
-        if isinstance(node, Reduce) and any(a.extent == 1 for a in node.axes):
-            axes, (body,) = drop_units(list(node.axes), [node.body])
-            mapping[node] = Reduce(node.op, body, tuple(axes)) if axes else body
-    return substitute(expr, mapping) if mapping else expr
-
-
-def _classify(computation, indices, offset, exprs, hole: Reduce) -> Windows | str:
-    factors, shapes = _factors(hole), shapes_of(computation.inputs)
-    for a, b in (factors, factors[::-1]) if len(factors) == 2 else ((hole.term, None),):
-        a = simplify(flatten_loads(a, shapes))
-        slides = _slides(a, b, indices, hole)
-        if not slides or not loads(a):
-            continue
-        if max(s.axis.count for s in slides) > MOST_TAPS:
-            return f"window: more than {MOST_TAPS} taps"
-        rest = [k for k in hole.axes if all(k is not s.axis for s in slides)]
-        found = Windows(computation, indices, offset, exprs, hole, a, b, slides, rest)
-        problem = _unsuitable(found)
-        return problem if problem else found
-    return "window: no summed axis slides with an output index"
-
-
-def _factors(hole: Reduce) -> tuple[Expr, ...]:
-    term = hole.term
-    if hole.op == "sum" and isinstance(term, Call) and term.op.name == "mul":
-        return term.args
-    return (term,)
-
-
-def _slides(a: Expr, b: Expr | None, indices: list[Index], hole: Reduce) -> list[Slide]:
-    """The pairs of indices that slide, in the order of the output's indices."""
-    fixed = free_indices(b) if b is not None else frozenset()
-    left, found = list(hole.axes), []
-    for index in indices[:-1]:
-        if index in fixed:
-            continue
-        slide = next((s for s in (_slide(a, index, k) for k in left) if s), None)
-        if slide is not None:
-            left.remove(slide.axis)
-            found.append(slide)
-    return found
-
-
-def _slide(a: Expr, index: Index, axis: Index) -> Slide | None:
-    place = next((x.index[0] for x in loads(a) if {index, axis} <= free_indices(x)), None)
-    if place is None:
-        return None
-    along, across = is_affine_in(place, index), is_affine_in(place, axis)
-    if not along or not across or along < 0 or across < 0:
-        return None
-    unit = math.gcd(along, across)
-    slide = Slide(index, axis, along // unit, across // unit)
-    if slide.stride >= axis.count or slide.dilation >= index.count:
-        return None  # no two outputs have an element in common
-    moved = substitute(a, {index: index + slide.dilation, axis: axis - slide.stride})
-    return slide if simplify(moved) is simplify(a) else None
-
-
-def _unsuitable(found: Windows) -> str:
-    channels = found.channels
-    if channels not in free_indices(found.hole):
-        return "window: it is one for all channels"
-    steps = {is_affine_in(x.index[0], channels) for x in loads(found.a)}
-    if not steps <= {0, 1}:
-        return "window: channels are not neighbours in memory"
-    if found.b is None or channels in free_indices(found.a):
-        return ""
-    shared = free_indices(found.a) & free_indices(found.b) - set(found.hole.axes)
-    if not shared:
-        return "window: one group"
-    return "window: its groups fill tiles" if channels.count >= WIDE_GROUP else ""
 
 
 def _lay_out_weights(found: Windows) -> tuple[list[Computation], list[Buffer]]:
@@ -251,53 +90,6 @@ def _lay_out_weights(found: Windows) -> tuple[list[Computation], list[Buffer]]:
     output = Output(replace(buffer, access="out"), index, contents)
     found.b = Load("taps", (flatten_index(tuple(own), buffer.shape),), b.dtype)
     return [Computation(inputs, (output,), whole.constants, f"taps of {whole.label}")], [buffer]
-
-
-# ---------------------------------------------------------------- choice
-
-
-def _best(found: Windows, gpu: Machine) -> Patch:
-    """The patch with the least estimated time; of equal ones, that with fewer loops."""
-    return min(_patches(found), key=lambda x: (_time(found, x, gpu), x.loops, x.channels))
-
-
-def _patches(found: Windows) -> Iterator[Patch]:
-    size = min(x.dtype.size for x in loads(found.a))
-    channels = found.channels.count
-    *outer, last = found.slides
-    for wide in (1, 2, 4, 8):
-        if channels % wide or wide > min(MAX_CHANNELS, VECTOR_BYTES // size):
-            continue
-        for columns in _lengths(last.index):
-            yield Patch(1, columns, wide, len(outer))
-            for rows in _lengths(outer[-1].index) if outer else ():
-                patch = Patch(rows, columns, wide, len(outer) - 1)
-                taps = outer[-1].axis.count * last.axis.count
-                if rows * columns * wide <= MAX_SUMS and taps * rows * columns <= UNROLLED:
-                    yield patch
-
-
-def _lengths(index: Index) -> list[int]:
-    return [n for n in PATCHES if n <= index.count]
-
-
-def _time(found: Windows, patch: Patch, gpu: Machine) -> float:
-    """Instructions of a warp, times the warps that share a scheduler."""
-    taps, reads = count(list(found.hole.axes)), count(found.rest)
-    outputs = patch.rows * patch.columns
-    lengths = [*[1] * patch.loops, patch.rows, patch.columns][-len(found.slides) :]
-    for slide, length in zip(found.slides, lengths):
-        reads *= len(slide.meetings(length))
-    weights = taps if found.b is not None else 0
-    finish = sum(map(cost, found.exprs)) - cost(found.hole) + 4
-    work = 4 * reads + weights + patch.channels * outputs * (taps + min(max(finish, 4), 40))
-    threads = count(found.indices) / patch.channels
-    for slide, length in zip(found.slides, lengths):
-        threads *= -(-slide.index.count // length) / slide.index.count
-    return work * max(HIDDEN, threads / 32 / (4 * gpu.multiprocessors))
-
-
-# ---------------------------------------------------------------- emission
 
 
 class WindowPatches:

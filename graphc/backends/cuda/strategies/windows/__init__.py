@@ -1,0 +1,1 @@
+"""Sliding windows over channels stored last: a patch of outputs for each thread."""
