@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphc.backends.micro_c.cpus import DEFAULT, Cpu, cpu_of
-from graphc.backends.micro_c.strategies.helium import HeliumOptions, lower_helium
+from graphc.backends.micro_c.strategies.helium.strategy import lower_helium
+from graphc.backends.micro_c.strategies.helium.sums import HeliumOptions
 from graphc.backends.micro_c.strategies.tiles import TileOptions, lower_tiles
 from graphc.passes.lower.program import Strategy
 from graphc.passes.lower.strategies.nest import NestOptions

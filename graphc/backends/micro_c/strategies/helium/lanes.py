@@ -12,12 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
-from graphc.backends.micro_c.strategies.helium_sums import (
-    Emitter,
-    HeliumOptions,
-    Level,
-    moved,
-)
+from graphc.backends.micro_c.strategies.helium.levels import Level
+from graphc.backends.micro_c.strategies.helium.starts import last_column
+from graphc.backends.micro_c.strategies.helium.sums import Emitter, HeliumOptions, moved
 from graphc.backends.micro_c.strategies.products import ProductMatch
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.addresses import flatten_index
@@ -55,10 +52,10 @@ class Lanes(Emitter):
         first = len(self.fixed)
         mapping: dict[Expr, Expr] = dict(zip(self.fixed, index))
         mapping.update(zip(match.depth, index[first + 1 :]))
-        mapping[self.column] = self._column_at(index[first] * width + index[-1])
+        mapping[self.column] = last_column(self.column, index[first] * width + index[-1])
         b = match.b
         stored = b.args[0] if isinstance(b, Call) and b.op.name == "cast" else b
-        return self._constant("weights", stored.dtype, shape, index, substitute(stored, mapping))
+        return self._constant("weights", stored.dtype, index, substitute(stored, mapping))
 
     def _columns(self, rows: list[dict], inside: bool) -> None:
         if not inside and self._is_shallow():
@@ -96,7 +93,7 @@ class Lanes(Emitter):
         totals = [[self._started(at, inside, first, j) for j, _ in pieces] for at in rows]
         levels, reads = self._levels([{**at, self.column: first} for at in rows], inside)
         unrolled = inside and math.prod(level.count for level in levels) <= self.options.whole
-        centre = 0 if inside or self.classes else self.centre
+        centre = 0 if inside or self.starts.classes else self.centre
         tile = _Tile(totals, [n for _, n in pieces], centre, unrolled)
         self._sum(tile, levels, reads, self._weights_of(rows[0], panel), {})
         for at, row in zip(rows, totals):
@@ -116,7 +113,7 @@ class Lanes(Emitter):
     def _started(self, at: dict, inside: bool, first: Expr, j: int) -> Buffer:
         dtype = self.match.hole.dtype
         total = self.k.alloc(dtype, (LANES,), "reg")
-        start = self._start_at(inside, at, simplify(first + j))
+        start = self.starts.at(inside, at, simplify(first + j))
         with self.k.loop(LANES, "vector", width=LANES) as v:
             self.k.store(total, v, Const(0, dtype) if start is None else moved(start, v))
         return total
@@ -136,7 +133,7 @@ class Lanes(Emitter):
         sums = self.k.alloc(dtype, (-(-columns // LANES) * LANES,), "stack")
         for position, _ in self._vectors_of(columns):
             with position as j:
-                start = self._start_at(False, at, simplify(j + first))
+                start = self.starts.at(False, at, simplify(j + first))
                 with self.k.loop(LANES, "vector", width=LANES) as v:
                     zero = Const(0, dtype)
                     self.k.store(sums, simplify(j + v), zero if start is None else moved(start, v))
@@ -179,7 +176,7 @@ class Lanes(Emitter):
                 base = simplify(number * width - first)
                 totals = [self._loaded(sums, simplify(base + j)) for j, _ in pieces]
                 there = moved(read, base) if self.depthwise else read
-                centre = 0 if self.classes else self.centre
+                centre = 0 if self.starts.classes else self.centre
                 tile = _Tile([totals], [n for _, n in pieces], centre, False)
                 self._sum(tile, levels, [there], moved(weights, number * stride), {})
                 for total, (j, _) in zip(totals, pieces):

@@ -10,12 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.backends.micro_c.intrinsics import dot16, sum16
-from graphc.backends.micro_c.strategies.helium_sums import (
-    Emitter,
-    Level,
-    moved,
-    unguarded,
-)
+from graphc.backends.micro_c.strategies.helium.levels import Level
+from graphc.backends.micro_c.strategies.helium.matching import unguarded
+from graphc.backends.micro_c.strategies.helium.sums import Emitter, moved
 from graphc.backends.micro_c.strategies.products import centred_byte
 from graphc.backends.micro_c.vectors import BYTES, LANES
 from graphc.ir.addresses import flatten_index
@@ -47,7 +44,7 @@ class Dots(Emitter):
         index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
         mapping: dict[Expr, Expr] = dict(zip((*self.fixed, self.column, *match.depth), index))
         stored = substitute(match.b.args[0], mapping)
-        return self._constant("weights", i8, shape, index, stored)
+        return self._constant("weights", i8, index, stored)
 
     def _columns(self, rows: list[dict], inside: bool) -> None:
         size = min(self.options.block, self.columns)
@@ -63,7 +60,7 @@ class Dots(Emitter):
         sums = self.k.alloc(i32, (len(rows) * stride,), "stack")
         levels, reads = self._levels(rows, inside)
         kept = self._kept(levels, reads)
-        centred = self.centre != 0 and not inside and not self.classes
+        centred = self.centre != 0 and not inside and not self.starts.classes
         tile = _Tile(rows, inside, centred, first, sums, stride, levels, reads, kept)
         each = self._together(tile, width)
         whole, rest = divmod(width, each)
@@ -96,7 +93,7 @@ class Dots(Emitter):
 
         def four(position: Expr, lanes: int) -> None:
             column = simplify(tile.first + position)
-            start = self._start_at(tile.inside, at, column)
+            start = self.starts.at(tile.inside, at, column)
             self._finish(at, column, lanes, lambda v: moved(sums, position + v), start)
 
         if whole:

@@ -1,10 +1,8 @@
-"""What sums of products in vectors share: matching, loops over outputs, starts, the finish.
+"""What both ways of summing in vectors share: loops over outputs, sums, the finish.
 
-The centre of bytes (their zero point) is taken off beforehand: sum((x - c) * w) = sum(x * w) - c *
-sum(w), and c * sum(w) goes into the constant that a sum starts from, as does a bias. Where guards
-hold back taps, sum(w) depends on which are inside: there is a start for every such set of taps, or,
-if those were many, one, and at the edges the centre is taken off as the sum goes along. The outputs
-at the edges are computed one row at a time, in one loop: their code is the same for all of them.
+The centre of bytes (their zero point) is taken off beforehand, as far as starts.py has it. The
+outputs at the edges are computed one row at a time, in one loop: their code is the same for all of
+them.
 """
 
 from __future__ import annotations
@@ -12,15 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from graphc.backends.cfamily.printer import Dialect
 from graphc.backends.cfamily.spell import Speller
 from graphc.backends.micro_c.intrinsics import MicroPrinter
+from graphc.backends.micro_c.strategies.helium.levels import Level, conjunction, merged
+from graphc.backends.micro_c.strategies.helium.matching import element, unguarded
+from graphc.backends.micro_c.strategies.helium.starts import Starts
 from graphc.backends.micro_c.strategies.products import ProductMatch, centred_byte, interior
 from graphc.backends.micro_c.vectors import LANES
-from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_loads
-from graphc.ir.dtypes import DType, boolean, f32, i8, i32, i64, u8
+from graphc.ir.addresses import is_affine_in, unflatten_loads
+from graphc.ir.dtypes import DType, i32, i64
 from graphc.ir.expr import (
     Call,
     Const,
@@ -31,8 +32,6 @@ from graphc.ir.expr import (
     call,
     free_indices,
     loads,
-    reduce,
-    select,
     substitute,
     walk,
 )
@@ -42,9 +41,6 @@ from graphc.passes.kernel.prepare import prepare_kernel
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
 from graphc.passes.lower.transforms.guards import guard_atoms
 from graphc.passes.lower.transforms.spaces import balanced_tiles, shapes_of
-
-SHORT_ROW = 12  # bytes in a row, below which lanes are faster than dots
-LEAST_TABLE = 2048  # bytes of starts that are always worth it
 
 
 @dataclass(frozen=True)
@@ -68,111 +64,6 @@ class HeliumOptions:
     unroll: int = 2  # steps of a long innermost loop over lanes
 
 
-# ---------------------------------------------------------------- matching
-
-
-def problem(match: ProductMatch) -> str:
-    """Why a sum of products cannot be taken in vectors; empty if it can."""
-    column, hole = match.column, match.hole
-    if column is None or is_affine_in(match.offset, column) != 1:
-        return "the columns of the weights are no neighbours in the output"
-    stored = {x.dtype for x in loads(match.b)}
-    if not stored <= ({f32} if hole.dtype is f32 else {i8, u8, i32}):
-        return f"weights of {', '.join(sorted(d.name for d in stored))}"
-    for atom in guard_atoms(hole.op, hole.identity, hole.body):
-        summed = [k for k in match.depth if k in free_indices(atom)]
-        if len(summed) != 1 or column in free_indices(atom):
-            return "a guard of several summed indices, or of columns"
-    read = _element(unguarded(match), hole.dtype)
-    if read is None:
-        return "the other factor is more than an element"
-    if any(is_affine_in(read.index[0], k) is None for k in (*match.indices, *match.depth)):
-        return "the other factor is not affine"
-    if is_affine_in(read.index[0], column) not in (0, 1):
-        return "the other factor is not read in the order of columns"
-    return ""
-
-
-def _element(factor: Expr, dtype: DType) -> Load | None:
-    """The load of a factor that is an element, or a byte less its centre."""
-    if isinstance(factor, Load):
-        return factor if factor.dtype is dtype else None
-    found = centred_byte(factor) if dtype is i32 else None
-    return None if found is None else found[0]
-
-
-def unguarded(match: ProductMatch) -> Expr:
-    """The factor that is not constant, where all its guards hold."""
-    hole = match.hole
-    atoms = guard_atoms(hole.op, hole.identity, hole.body)
-    return simplify(substitute(match.a, {a: Const(True, boolean) for a in atoms}))
-
-
-def has_byte_rows(match: ProductMatch) -> bool:
-    """Whether sixteen products are one instruction: bytes in a row, the same for all columns."""
-    quad = centred_byte(unguarded(match))
-    if quad is None or match.column in free_indices(match.a) or match.hole.dtype is not i32:
-        return False
-    load, _ = quad
-    if _row_length(load, match.depth) < SHORT_ROW:
-        return False
-    weights = loads(match.b)
-    narrow = isinstance(match.b, Call) and match.b.op.name == "cast" and len(weights) == 1
-    return (
-        narrow and weights[0].dtype is i8
-        and is_affine_in(load.index[0], match.depth[-1]) == 1
-    )  # fmt: skip
-
-
-def _row_length(load: Load, depth: list[Index]) -> int:
-    """How many neighbours the innermost summed indices run through."""
-    length = 1
-    for axis in reversed(depth):
-        if is_affine_in(load.index[0], axis) != length:
-            break
-        length *= axis.count
-    return length
-
-
-# ---------------------------------------------------------------- summed indices
-
-
-@dataclass(frozen=True)
-class Level:
-    """One loop of a sum: an axis, or several that are passed through as one. `step` is how far it
-    moves in the other factor, `weight` in the packed weights; `guards` must hold for a position of
-    the axis to count."""
-
-    axis: Index
-    count: int
-    step: int
-    weight: int
-    guards: tuple[Expr, ...] = ()
-
-    def guard(self, position: Expr) -> Expr | None:
-        """The condition for a position; None if it always counts."""
-        atoms = [simplify(substitute(g, {self.axis: position})) for g in self.guards]
-        return conjunction([a for a in atoms if not (isinstance(a, Const) and a.value)])
-
-
-def merged(levels: list[Level]) -> list[Level]:
-    """Neighbouring levels that move through both factors as one are one."""
-    result = [levels[-1]]
-    for outer in reversed(levels[:-1]):
-        inner = result[0]
-        if (
-            outer.guards or inner.guards or outer.step != inner.step * inner.count
-            or outer.weight != inner.weight * inner.count
-        ):  # fmt: skip
-            result.insert(0, outer)
-        else:
-            result[0] = replace(inner, count=outer.count * inner.count)
-    return result
-
-
-# ---------------------------------------------------------------- emission
-
-
 class Emitter:
     """What both ways of summing share: the loops over outputs, starts, the finish."""
 
@@ -183,20 +74,14 @@ class Emitter:
         self.column: Index = match.column
         self.columns = match.column.count
         self.outer = [x for x in match.indices if x is not match.row and x is not match.column]
-        self.guarded = self._guarded()
         self.fixed = [x for x in self.outer if x in free_indices(match.b)]
         self.prepare: list[Computation] = []
         self.temporaries: list[Buffer] = []
         self.centre = self._centre()
         self.expr, self.bias = self._without_bias()
         self.weights = self._pack()
-        self.classes: list[Index] = []
-        self.starts = self._starts()
-
-    def _guarded(self) -> set[Index]:
-        hole = self.match.hole
-        atoms = guard_atoms(hole.op, hole.identity, hole.body)
-        return {x for x in self.match.indices for a in atoms if x in free_indices(a)}
+        packed = math.prod(self.weights.shape)
+        self.starts = Starts(match, self.fixed, self.centre, self.bias, packed, self._constant)
 
     def _centre(self) -> int:
         quad = centred_byte(unguarded(self.match))
@@ -224,88 +109,19 @@ class Emitter:
     def _pack(self) -> Buffer:
         raise NotImplementedError
 
-    def _constant(self, name: str, dtype, shape: tuple[int, ...], index, expr: Expr) -> Buffer:
+    def _constant(self, name: str, dtype: DType, index: tuple[Index, ...], expr: Expr) -> Buffer:
         """Asks for a constant array, computed when the model is compiled."""
         match = self.match
         expr = unflatten_loads(simplify(expr), shapes_of(match.computation.inputs))
         sources = {x.source for x in loads(expr)}
         inputs = tuple(b for b in match.computation.inputs if b.name in sources)
+        shape = tuple(x.count for x in index)
         output = Output(Buffer(name, dtype, shape, "out"), index, expr)
         label = f"{name} of {match.computation.label}"
         self.prepare.append(Computation(inputs, (output,), match.computation.constants, label))
         buffer = Buffer(name, dtype, shape)
         self.temporaries.append(buffer)
         return buffer
-
-    def _column_at(self, position: Expr) -> Expr:
-        """A column of the weights; those past the last are like the last."""
-        return call("min", position, Const(self.columns - 1, i64))
-
-    def _starts(self) -> dict[bool, Buffer | None]:
-        """What sums start from: with all taps inside, and at the edges.
-
-        Where it pays, there is one start for every set of taps that are inside (`classes` of the
-        output indices on whose account taps are held back), and the centre is dealt with by them.
-        """
-        if not self.centre:
-            found = None if self.bias is None else self._start("start", self.bias)
-            return {True: found, False: found}
-        self.classes = self._classes()
-        zero = Const(0, self.match.hole.dtype)
-        before = self.bias if self.bias is not None else zero
-        taken = self._start("start", before - self._weight_sum() * Const(self.centre, i32))
-        if self.classes or not self.guarded:
-            return {True: taken, False: taken}
-        edge = None if self.bias is None else self._start("edge", self.bias)
-        return {True: taken, False: edge}
-
-    def _classes(self) -> list[Index]:
-        """The guarded indices, if a start for each of their classes takes little memory."""
-        guarded = [x for x in self.match.indices if x in self.guarded]
-        count = math.prod(_class_count(*self._interior(x), x.count) for x in guarded)
-        fixed = math.prod(x.count for x in self.fixed)
-        taken = count * fixed * -(-self.columns // LANES) * LANES * 4
-        return guarded if taken <= max(LEAST_TABLE, math.prod(self.weights.shape)) else []
-
-    def _weight_sum(self) -> Expr:
-        """The sum of a column's weights whose taps are inside."""
-        hole, body = self.match.hole, self.match.b
-        atoms = guard_atoms(hole.op, hole.identity, hole.body)
-        for atom in atoms if self.classes else []:
-            body = select(atom, body, Const(0, hole.dtype))
-        return reduce("sum", body, hole.axes)
-
-    def _start(self, name: str, expr: Expr) -> Buffer:
-        width = -(-self.columns // LANES) * LANES
-        ranges = [(*self._interior(x), x.count) for x in self.classes]
-        counts = [_class_count(*r) for r in ranges]
-        shape = (*(x.count for x in self.fixed), *counts, width)
-        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
-        mapping: dict[Expr, Expr] = dict(zip(self.fixed, index))
-        for x, position, (low, high, _) in zip(self.classes, index[len(self.fixed) :], ranges):
-            mapping[x] = position
-            if high > low + 1:
-                mapping[x] = select(position <= low, position, position + (high - low - 1))
-        mapping[self.column] = self._column_at(index[-1])
-        return self._constant(name, expr.dtype, shape, index, substitute(expr, mapping))
-
-    def _start_at(self, inside: bool, at: dict, column: Expr) -> Expr | None:
-        buffer = self.starts[inside]
-        if buffer is None:
-            return None
-        classes = [self._class_of(x, at[x], inside) for x in self.classes]
-        where = (*(at[x] for x in self.fixed), *classes, column)
-        return Load(buffer.name, (flatten_index(where, buffer.shape),), buffer.dtype)
-
-    def _class_of(self, index: Index, position: Expr, inside: bool) -> Expr:
-        """Which of the starts belongs to a position of a guarded index."""
-        low, high = self._interior(index)
-        if high <= low + 1:
-            return position
-        if inside:
-            return Const(low, i64)
-        after = select(position >= high, position - (high - low - 1), Const(low, i64))
-        return select(position < low, position, after) if low else after
 
     # ------------------------------------------------------------ loops over outputs
 
@@ -333,17 +149,13 @@ class Emitter:
                     found.append((output.name, buffer.name))
         return found
 
-    def _interior(self, index: Index) -> tuple[int, int]:
-        """The range of an index of the output in which no tap is held back on its account."""
-        return interior(index, self.match.hole) if index in self.guarded else (0, index.count)
-
     def _outer(self, outer: list[Index], at: dict, conditions: list[Expr]) -> None:
         """Loops over the outer indices; all taps are inside where the conditions hold."""
         if not outer:
             self._rows(at, conditions)
             return
         index, rest = outer[0], outer[1:]
-        low, high = self._interior(index)
+        low, high = interior(index, self.match.hole)
         with self._loop(index.count) as x:
             beyond = [x >= low] if low > 0 else []
             beyond += [x < high] if high < index.count else []
@@ -364,7 +176,7 @@ class Emitter:
         if row is None:
             self._one_row(at, inside)
             return
-        low, high = self._interior(row)
+        low, high = interior(row, self.match.hole)
         if low or high < row.count or inside is not None:
             self._edges(at, row, low, high, inside)
         with self.k.when(inside) if inside is not None else nullcontext():
@@ -404,7 +216,7 @@ class Emitter:
     def _levels(self, rows: list[dict], inside: bool) -> tuple[list[Level], list[Load]]:
         """The loops of the sum for a tile of rows, and the first element it reads in each row."""
         hole = self.match.hole
-        load = _element(unguarded(self.match), hole.dtype)
+        load = element(unguarded(self.match), hole.dtype)
         assert load is not None and (inside or len(rows) == 1)
         atoms = [] if inside else guard_atoms(hole.op, hole.identity, hole.body)
         counts = [k.count for k in self.match.depth]
@@ -465,16 +277,3 @@ def moved(load: Expr, offset: Expr) -> Load:
     """The element so far after that of a load."""
     assert isinstance(load, Load)
     return Load(load.source, (simplify(load.index[0] + offset),), load.dtype)
-
-
-def _class_count(low: int, high: int, count: int) -> int:
-    """Positions of an index that differ in the taps held back: low..high - 1 do not."""
-    return count - max(high - low - 1, 0)
-
-
-def conjunction(conditions: list[Expr]) -> Expr | None:
-    """Whether all of them hold; None if there are none."""
-    result: Expr | None = None
-    for condition in conditions:
-        result = condition if result is None else call("and", result, condition)
-    return result

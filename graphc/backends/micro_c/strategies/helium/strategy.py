@@ -2,15 +2,16 @@
 
 A computation matches as for register tiles (products.py), if the outputs that the constant factor
 tells apart are neighbours. There are two ways to sum: sixteen products of bytes at a time where
-bytes lie in a row along the innermost summed indices (helium_dots.py), and four columns at a time
-(helium_lanes.py).
+bytes lie in a row along the innermost summed indices (dots.py), and four columns at a time
+(lanes.py).
 """
 
 from __future__ import annotations
 
-from graphc.backends.micro_c.strategies.helium_dots import Dots
-from graphc.backends.micro_c.strategies.helium_lanes import Lanes
-from graphc.backends.micro_c.strategies.helium_sums import HeliumOptions, has_byte_rows, problem
+from graphc.backends.micro_c.strategies.helium.dots import Dots
+from graphc.backends.micro_c.strategies.helium.lanes import Lanes
+from graphc.backends.micro_c.strategies.helium.matching import has_byte_rows, problem
+from graphc.backends.micro_c.strategies.helium.sums import HeliumOptions
 from graphc.backends.micro_c.strategies.products import match_product
 from graphc.passes.lower.computation import Computation, Lowered
 

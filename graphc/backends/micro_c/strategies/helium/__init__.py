@@ -1,0 +1,1 @@
+"""Sums of products in vector registers, for the M-profile Vector Extension (Helium)."""

@@ -1,0 +1,91 @@
+"""Which sums of products can be taken in vectors, and in which way."""
+
+from __future__ import annotations
+
+from graphc.backends.micro_c.strategies.products import ProductMatch, centred_byte
+from graphc.ir.addresses import is_affine_in
+from graphc.ir.dtypes import DType, boolean, f32, i8, i32, u8
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    free_indices,
+    loads,
+    substitute,
+)
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.transforms.guards import guard_atoms
+
+SHORT_ROW = 12  # bytes in a row, below which lanes are faster than dots
+
+
+def problem(match: ProductMatch) -> str:
+    """Why a sum of products cannot be taken in vectors; empty if it can."""
+    column, hole = match.column, match.hole
+    if column is None or is_affine_in(match.offset, column) != 1:
+        return "the columns of the weights are no neighbours in the output"
+    stored = {x.dtype for x in loads(match.b)}
+    if not stored <= ({f32} if hole.dtype is f32 else {i8, u8, i32}):
+        return f"weights of {', '.join(sorted(d.name for d in stored))}"
+    for atom in guard_atoms(hole.op, hole.identity, hole.body):
+        summed = [k for k in match.depth if k in free_indices(atom)]
+        if len(summed) != 1 or column in free_indices(atom):
+            return "a guard of several summed indices, or of columns"
+    read = element(unguarded(match), hole.dtype)
+    if read is None:
+        return "the other factor is more than an element"
+    if any(is_affine_in(read.index[0], k) is None for k in (*match.indices, *match.depth)):
+        return "the other factor is not affine"
+    if is_affine_in(read.index[0], column) not in (0, 1):
+        return "the other factor is not read in the order of columns"
+    return ""
+
+
+def element(factor: Expr, dtype: DType) -> Load | None:
+    """The load of a factor that is an element, or a byte less its centre."""
+    if isinstance(factor, Load):
+        return factor if factor.dtype is dtype else None
+    found = centred_byte(factor) if dtype is i32 else None
+    return None if found is None else found[0]
+
+
+def unguarded(match: ProductMatch) -> Expr:
+    """The factor that is not constant, where all its guards hold."""
+    hole = match.hole
+    atoms = guard_atoms(hole.op, hole.identity, hole.body)
+    return simplify(substitute(match.a, {a: Const(True, boolean) for a in atoms}))
+
+
+def has_byte_rows(match: ProductMatch) -> bool:
+    """Whether sixteen products are one instruction: bytes in a row, the same for all columns."""
+    quad = centred_byte(unguarded(match))
+    if quad is None or match.column in free_indices(match.a) or match.hole.dtype is not i32:
+        return False
+    load, _ = quad
+    if _row_length(load, match.depth) < SHORT_ROW:
+        return False
+    weights = loads(match.b)
+    narrow = isinstance(match.b, Call) and match.b.op.name == "cast" and len(weights) == 1
+    return (
+        narrow and weights[0].dtype is i8
+        and is_affine_in(load.index[0], match.depth[-1]) == 1
+    )  # fmt: skip
+
+
+def _row_length(load: Load, depth: list[Index]) -> int:
+    """How many neighbours the innermost summed indices run through."""
+    length = 1
+    for axis in reversed(depth):
+        if is_affine_in(load.index[0], axis) != length:
+            break
+        length *= axis.count
+    return length
+
+
+def guarded_indices(match: ProductMatch) -> set[Index]:
+    """The indices of the output on whose account taps are held back."""
+    hole = match.hole
+    atoms = guard_atoms(hole.op, hole.identity, hole.body)
+    return {x for x in match.indices for a in atoms if x in free_indices(a)}

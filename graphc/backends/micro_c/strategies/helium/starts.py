@@ -1,0 +1,129 @@
+"""What sums start from: the bias, and what is taken off for the centre of bytes.
+
+sum((x - c) * w) = sum(x * w) - c * sum(w). Where guards hold back taps, sum(w) depends on which are
+inside: there is a start for every such set of taps, or, if those were many, one, and at the edges
+the centre is taken off as the sum goes along.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from graphc.backends.micro_c.strategies.helium.matching import guarded_indices
+from graphc.backends.micro_c.strategies.products import ProductMatch, interior
+from graphc.backends.micro_c.vectors import LANES
+from graphc.ir.addresses import flatten_index
+from graphc.ir.dtypes import DType, i32, i64
+from graphc.ir.expr import (
+    Const,
+    Expr,
+    Index,
+    Load,
+    call,
+    reduce,
+    select,
+    substitute,
+)
+from graphc.ir.kernel import Buffer
+from graphc.passes.lower.transforms.guards import guard_atoms
+
+LEAST_TABLE = 2048  # bytes of starts that are always worth it
+
+
+class Starts:
+    """Constant arrays of what the sums of a match start from.
+
+    Where it pays, there is one start for every set of taps that are inside (`classes` of the output
+    indices on whose account taps are held back), and the centre is dealt with by them. `fixed` are
+    the outer indices that the weights depend on, `packed` the elements of the packed weights;
+    `constant` asks for an array of a name, over indices, that holds an expression.
+    """
+
+    def __init__(
+        self, match: ProductMatch, fixed: list[Index], centre: int, bias: Expr | None, packed: int,
+        constant: Callable[[str, DType, tuple[Index, ...], Expr], Buffer],
+    ):  # fmt: skip
+        assert match.column is not None
+        self.match, self.fixed, self.centre, self.bias = match, fixed, centre, bias
+        self.column: Index = match.column
+        self.constant = constant
+        self.classes: list[Index] = []
+        guarded = guarded_indices(match)
+        if centre and self._table_bytes(guarded) <= max(LEAST_TABLE, packed):
+            self.classes = [x for x in match.indices if x in guarded]
+        self.inside, self.edge = self._made(bool(guarded))
+
+    def at(self, inside: bool, place: dict, column: Expr) -> Load | None:
+        """The start of a sum in a column, with all taps inside or at the edges; None if it is 0."""
+        buffer = self.inside if inside else self.edge
+        if buffer is None:
+            return None
+        classes = [self._class_of(x, place[x], inside) for x in self.classes]
+        where = (*(place[x] for x in self.fixed), *classes, column)
+        return Load(buffer.name, (flatten_index(where, buffer.shape),), buffer.dtype)
+
+    def _made(self, guarded: bool) -> tuple[Buffer | None, Buffer | None]:
+        """What sums start from with all taps inside, and at the edges."""
+        if not self.centre:
+            found = None if self.bias is None else self._start("start", self.bias)
+            return found, found
+        zero = Const(0, self.match.hole.dtype)
+        before = self.bias if self.bias is not None else zero
+        taken = self._start("start", before - self._weight_sum() * Const(self.centre, i32))
+        if self.classes or not guarded:
+            return taken, taken
+        edge = None if self.bias is None else self._start("edge", self.bias)
+        return taken, edge
+
+    def _table_bytes(self, guarded: set[Index]) -> int:
+        """What a start for each class of the guarded indices takes."""
+        ranges = [(*self._interior(x), x.count) for x in guarded]
+        count = math.prod(_class_count(*each) for each in ranges)
+        fixed = math.prod(x.count for x in self.fixed)
+        return count * fixed * -(-self.column.count // LANES) * LANES * 4
+
+    def _interior(self, index: Index) -> tuple[int, int]:
+        return interior(index, self.match.hole)
+
+    def _weight_sum(self) -> Expr:
+        """The sum of a column's weights whose taps are inside."""
+        hole, body = self.match.hole, self.match.b
+        atoms = guard_atoms(hole.op, hole.identity, hole.body)
+        for atom in atoms if self.classes else []:
+            body = select(atom, body, Const(0, hole.dtype))
+        return reduce("sum", body, hole.axes)
+
+    def _start(self, name: str, expr: Expr) -> Buffer:
+        width = -(-self.column.count // LANES) * LANES
+        ranges = [(*self._interior(x), x.count) for x in self.classes]
+        counts = [_class_count(*r) for r in ranges]
+        shape = (*(x.count for x in self.fixed), *counts, width)
+        index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
+        mapping: dict[Expr, Expr] = dict(zip(self.fixed, index))
+        for x, position, (low, high, _) in zip(self.classes, index[len(self.fixed) :], ranges):
+            mapping[x] = position
+            if high > low + 1:
+                mapping[x] = select(position <= low, position, position + (high - low - 1))
+        mapping[self.column] = last_column(self.column, index[-1])
+        return self.constant(name, expr.dtype, index, substitute(expr, mapping))
+
+    def _class_of(self, index: Index, position: Expr, inside: bool) -> Expr:
+        """Which of the starts belongs to a position of a guarded index."""
+        low, high = self._interior(index)
+        if high <= low + 1:
+            return position
+        if inside:
+            return Const(low, i64)
+        after = select(position >= high, position - (high - low - 1), Const(low, i64))
+        return select(position < low, position, after) if low else after
+
+
+def last_column(column: Index, position: Expr) -> Expr:
+    """A column of the weights; those past the last are like the last."""
+    return call("min", position, Const(column.count - 1, i64))
+
+
+def _class_count(low: int, high: int, count: int) -> int:
+    """Positions of an index that differ in the taps held back: low..high - 1 do not."""
+    return count - max(high - low - 1, 0)
