@@ -21,7 +21,7 @@ import numpy as np
 
 from graphc.errors import GraphcError, ModelError
 from graphc.frontend.dsl_infer import infer
-from graphc.ir import dtypes, opdef
+from graphc.ir import binding, dtypes, opdef
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Op, Region, Value, constant_op
 from graphc.ir.opdef import OpDef, Param
@@ -116,7 +116,7 @@ def record(
     frame = current()
     try:
         inputs = _operands(defn, operands, frame)
-        opdef.bind_attrs(defn, attrs)
+        binding.bind_attrs(defn, attrs)
         op = Op(defn, inputs, attrs, outputs, regions, (name or line,))
         infer(op)
     except GraphcError as error:

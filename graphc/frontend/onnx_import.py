@@ -26,7 +26,7 @@ from graphc.frontend.external_data import DataFolder, mapped
 from graphc.frontend.functions import Sizes, ValueTypes, schema_body
 from graphc.frontend.node import Node
 from graphc.frontend.scope import Context, Scope, share_captures
-from graphc.ir import opdef
+from graphc.ir import binding, opdef
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op
@@ -305,7 +305,7 @@ class Importer:
     def _op(self, node: Node, defn: OpDef) -> list[Value]:
         while node.inputs and node.inputs[-1] is None:
             node.inputs.pop()
-        opdef.bind_attrs(defn, node.attrs)
+        binding.bind_attrs(defn, node.attrs)
         if defn.form == "region":
             return self._region_op(node, defn)
         if node.graphs:

@@ -17,10 +17,10 @@ from graphc.errors import (
     NeedsValue,
     beyond_limits,
 )
-from graphc.ir import opdef
+from graphc.ir import binding, dtypes
+from graphc.ir.binding import Arguments, bind, bind_attrs
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op
-from graphc.ir.opdef import Arguments, bind, bind_attrs
 from graphc.ir.types import TensorType, Type
 
 # what a definition stumbles over when operands or attributes are not what it expects
@@ -85,29 +85,29 @@ def arguments(op: Op) -> Arguments:
 
 
 def op_body(op: Op, output: int = 0) -> Expr:
-    """The scalar body of an output of an elementwise or indexed op (see opdef.body)."""
+    """The scalar body of an output of an elementwise or indexed op (see binding.body)."""
     key = ("body", output)
     found = op.memo.get(key)
     if found is None:
         value = op.outputs[output]
         shape = _shapes(op)[output] if value.type is None else value.tensor.dims
-        found = opdef.body(op.defn, arguments(op), shape, output, len(op.outputs))
+        found = binding.body(op.defn, arguments(op), shape, output, len(op.outputs))
         op.memo[key] = found
     return found
 
 
 def _shapes(op: Op) -> list:
-    return opdef.infer_shapes(op.defn, arguments(op), len(op.outputs))
+    return binding.infer_shapes(op.defn, arguments(op), len(op.outputs))
 
 
 def _infer_body(op: Op) -> list[Type]:
     bound = arguments(op)
-    shapes = opdef.infer_shapes(op.defn, bound, len(op.outputs))
+    shapes = binding.infer_shapes(op.defn, bound, len(op.outputs))
     types: list[Type] = []
     for k in range(len(op.outputs)):
         shape = shapes[k].dims if isinstance(shapes[k], TensorType) else tuple(shapes[k])
-        checked = TensorType(opdef.dtypes.f32, shape)  # rejects negative dimensions
-        expr = opdef.body(op.defn, bound, checked.dims, k, len(op.outputs))
+        checked = TensorType(dtypes.f32, shape)  # rejects negative dimensions
+        expr = binding.body(op.defn, bound, checked.dims, k, len(op.outputs))
         op.memo["body", k] = expr
         types.append(TensorType(expr.dtype, shape))
     return types
@@ -116,7 +116,7 @@ def _infer_body(op: Op) -> list[Type]:
 def _infer_declared(op: Op) -> list[Type]:
     if op.defn.infer is None:
         raise NeedsValue("the types of its outputs are known only once it has run", None)
-    return opdef.infer_shapes(op.defn, arguments(op), len(op.outputs))
+    return binding.infer_shapes(op.defn, arguments(op), len(op.outputs))
 
 
 def _infer_composite(op: Op) -> list[Type]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import InternalError, ModelError
+from graphc.ir.binding import bind
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import (
     Call,
@@ -34,7 +35,6 @@ from graphc.ir.expr import (
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.infer import blaming, expand, infer_op, op_body
 from graphc.ir.kernel_interp import run_imperative
-from graphc.ir.opdef import bind
 from graphc.ir.ops import control
 from graphc.ir.scalar import ops as scalar_ops
 from graphc.ir.simplify import simplify, to_poly

@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from graphc.errors import InternalError
+from graphc.ir.binding import bind
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Op
 from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.infer import blaming
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder, without_unread
-from graphc.ir.opdef import bind
 from graphc.ir.types import Shape, TensorType
 
 SIZES = "sizes"

@@ -16,10 +16,11 @@ import numpy as np
 
 from graphc.errors import GraphcError, InternalError, NeedsValue, UnsupportedError
 from graphc.ir import dtypes
+from graphc.ir.binding import bind_attrs
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import output_types
-from graphc.ir.opdef import YIELD, bind_attrs
+from graphc.ir.opdef import YIELD
 from graphc.ir.phases import PHASES
 from graphc.ir.simplify import simplify
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
