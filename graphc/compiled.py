@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from graphc.execution import CompileStatic, Executable, SpecialisedGraph, Target
+from graphc.execution import SpecialisedGraph
 from graphc.ir.graph import Graph, Op
 from graphc.ir.types import TensorType
 from graphc.passes.fold import FoldPolicy
+from graphc.plans import CompileStatic, Executable, Target
 from graphc.runnable import Runnable, Spec, check_type, checked
 
 

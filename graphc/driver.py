@@ -12,7 +12,6 @@ from typing import Any
 
 from graphc.compiled import CompiledModel
 from graphc.errors import ModelError, NeedsValue, UnsupportedError, within_limits
-from graphc.execution import CompileStatic, Executable, natively
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
@@ -25,6 +24,7 @@ from graphc.passes.manager.hooks import usual_hooks
 from graphc.passes.precision import PRECISIONS
 from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, specialise
+from graphc.plans import CompileStatic, Executable, natively
 from graphc.runnable import Runnable
 
 SIMPLE = "decompose, fold, cse, dce"

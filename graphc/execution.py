@@ -3,9 +3,9 @@
 A `SpecialisedGraph` looks up an executable for the shapes of its inputs, and makes one the first
 time. When a type depends on the contents of inputs (a Reshape's shape), those inputs join the key
 and the graph is specialised to their values. When it depends on data computed inside, or an op has
-to run on the host (strings, sequences, control flow on data), the graph is cut: a `Plan` runs
-compiled parts and host ops in turn, and what could not be typed yet last, as a SpecialisedGraph of
-its own.
+to run on the host (strings, sequences, control flow on data), the graph is cut: a `Plan` (plans.py)
+runs compiled parts and host ops in turn, and what could not be typed yet last, as a
+SpecialisedGraph of its own.
 
 Inputs that take ever new values are bound no more: then what depends on their contents is a later
 part. So it is from the start if it takes more to compute than arithmetic on shapes does. Inner
@@ -18,30 +18,22 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from threading import RLock
 from typing import Any
 
 import numpy as np
 
-from graphc.errors import InternalError, NeedsValue
-from graphc.ir import dtypes
-from graphc.ir.graph import Graph, Op, Region, Value
-from graphc.ir.imperative.lowering import corner, is_bounded, true_shapes
-from graphc.ir.interp import interpret, run_op
-from graphc.ir.ops import control
-from graphc.ir.types import TensorType, Type, type_of
-from graphc.passes.fold import FoldPolicy, is_static, work_of
+from graphc.errors import NeedsValue
+from graphc.ir.graph import Graph, Op, Value
+from graphc.ir.interp import interpret
+from graphc.ir.types import TensorType, type_of
+from graphc.passes.fold import is_static, work_of
 from graphc.passes.partition import (
-    crossing,
-    opened,
-    operands_of,
     part_graph,
-    partition,
-    region_graph,
 )
 from graphc.passes.specialise import needed_inputs, ops_before, specialise
+from graphc.plans import Executable, Target, on_host, plan
 
 MAX_BOUND_ELEMENTS = 1024  # integers in an input that may be specialised on by value
 MAX_BOUND_FLOATS = 16  # other numbers: the scales of a Resize, not data
@@ -52,19 +44,6 @@ MAX_INNER_CONTENTS = 4  # as MAX_CONTENTS, for inner graphs
 MANY = 8  # shapes that a model is compiled for until a warning says so
 MAX_INNER = 16  # shapes or contents for which an inner graph is compiled
 MAX_INTERPRETED = 1 << 26  # scalar operations of a graph that is faster interpreted than compiled
-
-Executable = Callable[[Sequence[Any]], list[Any]]
-CompileStatic = Callable[[Graph], Executable]
-
-
-@dataclass(frozen=True)
-class Target:
-    """What graphs are compiled with: a compiler of static graphs, which typed ops it takes, and how
-    constants are folded before."""
-
-    compile: CompileStatic
-    native: Callable[[Op], bool]
-    policy: FoldPolicy | None = None
 
 
 class SpecialisedGraph:
@@ -102,7 +81,7 @@ class SpecialisedGraph:
             if key not in self._cache:
                 try:
                     graph = specialise(self.graph, policy=self.target.policy)
-                    self._cache[key] = plan(graph, self.target)
+                    self._cache[key] = self._plan(graph)
                 except NeedsValue:
                     return False
         return True
@@ -131,7 +110,7 @@ class SpecialisedGraph:
             if found is not None:
                 return found
             if self._is_interpreted():
-                return lambda given: interpret(self.graph, _on_host(given))
+                return lambda given: interpret(self.graph, on_host(given))
             self._count_contents(values)
             found = self._build(values)
             self._cache[self._key(values)] = found
@@ -186,7 +165,10 @@ class SpecialisedGraph:
                 assert isinstance(error.graph, Graph)
                 graph = error.graph
             self._work = max(self._work, sum(map(_work_of, graph.ops)))
-            return plan(graph, self.target)
+            return self._plan(graph)
+
+    def _plan(self, graph: Graph) -> Executable:
+        return plan(graph, self.target, lambda inner: SpecialisedGraph(inner, self.target).run)
 
     def _typed(self, values: Sequence[Any]) -> Graph:
         """The graph; parameters that have no type get those of their values."""
@@ -244,197 +226,3 @@ def _bindable(value: Any) -> bool:
 def _work_of(op: Op) -> int:
     """Scalar operations of an op, as far as its types are known."""
     return work_of(op) if op.name != "Constant" and is_static(op) else 0
-
-
-# ---------------------------------------------------------------- plans
-
-
-@dataclass
-class Step:
-    """Something that runs on numbered values and gives others."""
-
-    run: Executable
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-
-
-@dataclass
-class Plan:
-    """Steps over numbered values, the first of which are the inputs. `constants` are values by
-    number; `results` that are inputs or constants (`given`) are copied."""
-
-    count: int
-    constants: dict[int, np.ndarray]
-    steps: list[Step]
-    results: tuple[int, ...]
-    given: frozenset[int]
-
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        slots = [*values, *[None] * (self.count - len(values))]
-        for number, array in self.constants.items():
-            slots[number] = array
-        for step in self.steps:
-            for number, value in zip(step.writes, step.run([slots[n] for n in step.reads])):
-                slots[number] = value
-        return [_copied(slots[n]) if n in self.given else slots[n] for n in self.results]
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def plan(graph: Graph, target: Target) -> Executable:
-    """How to run a graph that is typed as far as possible."""
-    return _Planner(graph, target).executable()
-
-
-@dataclass
-class _Planner:
-    graph: Graph
-    target: Target
-    numbers: dict[Value, int] = field(default_factory=dict)
-    constants: dict[int, np.ndarray] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-
-    def executable(self) -> Executable:
-        graph = self.graph
-        for value in graph.params:
-            self.number(value)
-        parts = partition(graph, self.target.native)
-        for level in parts.levels:
-            self.native(level.native)
-            for op in level.host:
-                self.host(op)
-        if parts.rest:
-            operands, results = operands_of(parts.rest), crossing(graph, parts.rest)
-            rest = opened(part_graph(graph, parts.rest, operands, results))
-            self.step(SpecialisedGraph(rest, self.target).run, operands, results)
-        return self.whole() or self.plan()
-
-    def plan(self) -> Plan:
-        results = tuple(self.number(v) for v in self.graph.results)
-        made = {n for step in self.steps for n in step.writes}
-        given = frozenset(n for n in results if n not in made)
-        return Plan(len(self.numbers) + 1, self.constants, self.steps, results, given)
-
-    def whole(self) -> Executable | None:
-        """The only step, if it takes the inputs of the graph and gives its results."""
-        if len(self.steps) != 1:
-            return None
-        (step,) = self.steps
-        inputs = tuple(range(len(self.graph.params)))
-        results = tuple(self.numbers.get(v) for v in self.graph.results)
-        return step.run if step.reads == inputs and step.writes == results else None
-
-    def number(self, value: Value | None) -> int:
-        """The number of a value; one that is never written stands for None."""
-        if value is None:
-            return -1
-        if value not in self.numbers:
-            self.numbers[value] = len(self.numbers)
-            if value.constant is not None:
-                self.constants[self.numbers[value]] = value.constant
-        return self.numbers[value]
-
-    def step(self, run: Executable, reads: Sequence[Value | None], writes: Sequence[Value]) -> None:
-        reads_, writes_ = (tuple(map(self.number, values)) for values in (reads, writes))
-        self.steps.append(Step(run, reads_, writes_))
-
-    def native(self, ops: list[Op]) -> None:
-        """Compiles ops, and calls them with those parameters that they use."""
-        if not ops:
-            return
-        operands, results = operands_of(ops), crossing(self.graph, ops)
-        if set(operands) <= set(self.graph.params):
-            operands = [p for p in self.graph.params if p in operands]
-        if set(self.graph.results) == set(results):
-            results = list(dict.fromkeys(self.graph.results))
-        run = self.target.compile(part_graph(self.graph, ops, operands, results))
-        self.step(run, operands, results)
-
-    def host(self, op: Op) -> None:
-        """Runs one op by itself."""
-        if not is_bounded(op) or not all(is_native(v.type) for v in (*op.inputs, *op.outputs) if v):
-            self.step(HostOp(op, self.target), op.inputs, op.outputs)
-            return
-        operands = operands_of([op])
-        run = self.target.compile(part_graph(self.graph, [op], operands, op.outputs))
-        self.step(BoundedOp(op, run), operands, op.outputs)
-
-
-class BoundedOp:
-    """A compiled op whose results have bounds for shapes, cut to what they really are.
-
-    Its program gives the results, then the true sizes.
-    """
-
-    def __init__(self, op: Op, run: Executable):
-        self.op, self.run = op, run
-
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        *results, sizes = _on_host(self.run(values))
-        return [corner(r, shape) for r, shape in zip(results, true_shapes(self.op, sizes))]
-
-
-class HostOp:
-    """An op that runs on the host; its regions are graphs that are compiled in turn."""
-
-    def __init__(self, op: Op, target: Target):
-        self.op = op
-        self.types = [v.type for v in op.outputs]
-        self.bodies = {r: SpecialisedGraph(region_graph(r), target) for r in op.regions}
-
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        values = _on_host(values)
-        if self.op.defn.form == "region":
-            results = control.run(self.op, values, self._run_region)
-        else:
-            results = run_op(self.op, values)
-        for type, value in zip(self.types, results):
-            self._check(type, value)
-        return results
-
-    def _run_region(self, region: Region, values: Sequence[Any]) -> list[Any]:
-        return self.bodies[region].run([_as_value(v) for v in values])
-
-    def _check(self, type: Type | None, value: Any) -> None:
-        """What follows was compiled for the types inferred."""
-        if not isinstance(type, TensorType) or not type.is_static or is_bounded(self.op):
-            return
-        kind = dtypes.of(value.dtype)
-        if value.shape != type.static_shape or kind is not type.dtype:
-            raise InternalError(
-                f"{self.op.where()} was inferred to give {type}, but gave "
-                f"{TensorType(kind, value.shape)}"
-            )
-
-
-def is_native(type: Type | None) -> bool:
-    """Whether compiled code can hold values of a type: tensors of numbers, of static shape."""
-    tensor = isinstance(type, TensorType) and type.is_static
-    return tensor and type.dtype.kind not in ("string", "complex")  # type: ignore[union-attr]
-
-
-def natively(op: Op) -> bool:
-    """Whether an op can be part of a compiled graph."""
-    values = [v for v in (*op.inputs, *op.outputs) if v is not None]
-    if not all(is_native(v.type) for v in values):
-        return False
-    if op.defn.form == "imperative":
-        return not is_bounded(op)
-    return op.name == "fused" or op.defn.form in ("elementwise", "indexed", "composite")
-
-
-def _on_host(values: Sequence[Any]) -> list[Any]:
-    """Values as the host reads them: arrays in the memory of a device are copied."""
-    known = (np.ndarray, np.generic, list, type(None))
-    return [v if isinstance(v, known) else np.asarray(v) for v in values]
-
-
-def _as_value(value: Any) -> Any:
-    return np.asarray(value) if isinstance(value, np.generic) else value
-
-
-__all__ = [
-    "CompileStatic", "Executable", "Plan", "SpecialisedGraph", "Target", "natively", "plan",
-]  # fmt: skip

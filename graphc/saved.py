@@ -14,12 +14,12 @@ from graphc.backends.llvm_cpu.artifact import Container, Shapes, pack
 from graphc.backends.llvm_cpu.runtime import Image, NativeModel
 from graphc.backends.llvm_cpu.target import default_threads, host_target
 from graphc.errors import ModelError, UnsupportedError
-from graphc.execution import Executable
 from graphc.files import write_bytes
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph
 from graphc.ir.text.printer import symbols_of
 from graphc.ir.text.type_parser import parse_type
+from graphc.plans import Executable
 from graphc.runnable import Runnable, Spec
 
 

@@ -12,7 +12,7 @@ from graphc.backend import CompiledRep
 from graphc.backends.c99 import build
 from graphc.compiled import CompiledModel
 from graphc.driver import c_program, load_graph
-from graphc.execution import natively
+from graphc.plans import natively
 
 
 class PlainRep(CompiledRep):

@@ -13,7 +13,7 @@ from graphc.backends import c99
 from graphc.compiled import CompiledModel
 from graphc.driver import c_program, compiler, optimise, settings, typed
 from graphc.errors import ModelError
-from graphc.execution import HostOp, Plan, SpecialisedGraph, natively
+from graphc.execution import SpecialisedGraph
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Graph
@@ -22,6 +22,7 @@ from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import TensorType
 from graphc.passes.fusion.grouping import LONGEST
 from graphc.passes.specialise import specialise
+from graphc.plans import HostOp, Plan, natively
 
 
 def compiled(graph: Graph | str) -> CompiledModel:
