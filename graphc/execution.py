@@ -29,9 +29,7 @@ from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.interp import interpret
 from graphc.ir.types import TensorType, type_of
 from graphc.passes.fold import is_static, work_of
-from graphc.passes.partition import (
-    part_graph,
-)
+from graphc.passes.partition import part_graph
 from graphc.passes.specialise import needed_inputs, ops_before, specialise
 from graphc.plans import Executable, Target, on_host, plan
 

@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from graphc.errors import (
-    LIMITS,
-    GraphcError,
-    InternalError,
-    ModelError,
-    NeedsValue,
-    beyond_limits,
-)
+from graphc.errors import LIMITS, GraphcError, InternalError, ModelError, NeedsValue, beyond_limits
 from graphc.ir import binding, dtypes
 from graphc.ir.binding import Arguments, bind, bind_attrs
 from graphc.ir.expr import Expr

@@ -17,17 +17,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from graphc.ir.dtypes import DType, boolean, i64
-from graphc.ir.expr import (
-    Call,
-    Const,
-    Expr,
-    Index,
-    Load,
-    Ref,
-    Sym,
-    call,
-    walk,
-)
+from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, call, walk
 from graphc.ir.text.expr_printer import to_text
 
 Poly = dict[tuple[Expr, ...], int]  # atoms (sorted by text) -> coefficient; () is the constant

@@ -19,12 +19,7 @@ from dataclasses import dataclass
 
 from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.names import comment, identifier
-from graphc.backends.cfamily.spell import (
-    Speller,
-    Text,
-    register_type,
-    storage_type,
-)
+from graphc.backends.cfamily.spell import Speller, Text, register_type, storage_type
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.addresses import flatten_index

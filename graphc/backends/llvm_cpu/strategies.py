@@ -10,7 +10,8 @@ from graphc.backends.llvm_cpu.target import host_target
 from graphc.passes.lower.program import Conventions, Strategy
 from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
-from graphc.passes.lower.strategies.register_tiles import RegisterTileOptions, lower_register_tiles
+from graphc.passes.lower.strategies.register_tiles import lower_register_tiles
+from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 
 
 def strategies(vector_bytes: int | None = None, registers: int | None = None) -> Sequence[Strategy]:

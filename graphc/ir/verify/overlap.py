@@ -19,19 +19,7 @@ import numpy as np
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Load, walk
-from graphc.ir.kernel import (
-    Body,
-    Buffer,
-    For,
-    If,
-    Intrin,
-    Kernel,
-    Let,
-    Stmt,
-    Store,
-    While,
-    exprs,
-)
+from graphc.ir.kernel import Body, Buffer, For, If, Intrin, Kernel, Let, Stmt, Store, While, exprs
 from graphc.ir.simplify import bounds, simplify
 
 MOST = 1 << 24  # values of the loops around one access; more are not played through

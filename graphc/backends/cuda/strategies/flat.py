@@ -22,17 +22,7 @@ from graphc.backends.cuda.strategies.rows.sweeps import HELD, Sweep, Sweeper, pl
 from graphc.backends.cuda.strategies.vectors import compute_points, store_points
 from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import (
-    Const,
-    Expr,
-    Index,
-    Reduce,
-    Ref,
-    call,
-    free_indices,
-    loads,
-    walk,
-)
+from graphc.ir.expr import Const, Expr, Index, Reduce, Ref, call, free_indices, loads, walk
 from graphc.ir.kernel import For, Let
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered, flops, in_place

@@ -29,17 +29,7 @@ from graphc.backends.micro_c.strategies.products import (
 )
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index, unflatten_loads
 from graphc.ir.dtypes import DType, i8, i32, i64, u8
-from graphc.ir.expr import (
-    Call,
-    Const,
-    Expr,
-    Index,
-    Load,
-    call,
-    free_indices,
-    loads,
-    substitute,
-)
+from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, loads, substitute
 from graphc.ir.instructions import LANES, dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify

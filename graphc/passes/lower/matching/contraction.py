@@ -12,22 +12,9 @@ import math
 from dataclasses import dataclass, field
 
 from graphc.ir.dtypes import DType, f32, f64
-from graphc.ir.expr import (
-    Call,
-    Expr,
-    Index,
-    Load,
-    Reduce,
-    free_indices,
-    loads,
-    substitute,
-    walk,
-)
+from graphc.ir.expr import Call, Expr, Index, Load, Reduce, free_indices, loads, substitute, walk
 from graphc.ir.kernel import Buffer
-from graphc.passes.lower.computation import (
-    Computation,
-    Output,
-)
+from graphc.passes.lower.computation import Computation, Output
 from graphc.passes.lower.transforms.spaces import drop_units, shapes_of, split_divided
 
 

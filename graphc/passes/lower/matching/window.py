@@ -13,17 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import (
-    Call,
-    Const,
-    Expr,
-    Index,
-    Load,
-    free_indices,
-    loads,
-    select,
-    substitute,
-)
+from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, select, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import bounds, from_poly, simplify, to_poly
 from graphc.passes.lower.computation import Computation

@@ -14,26 +14,10 @@ from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import (
-    Call,
-    Const,
-    Expr,
-    Index,
-    Reduce,
-    cost,
-    free_indices,
-    substitute,
-    walk,
-)
+from graphc.ir.expr import Call, Const, Expr, Index, Reduce, cost, free_indices, substitute, walk
 from graphc.ir.kernel import Buffer, Kernel
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import (
-    Computation,
-    Lowered,
-    flat_buffer,
-    flops,
-    in_place,
-)
+from graphc.passes.lower.computation import Computation, Lowered, flat_buffer, flops, in_place
 from graphc.passes.lower.strategies.reductions import (
     NestOptions,
     Reductions,

@@ -1,9 +1,6 @@
 """Contractions in tiles of registers, for machines with vectors: a strategy.
 
-* `b` is packed in panels [outer..., n / NR, k, NR], at compile time if it is constant, unless its
-  rows are contiguous in n already. What is made of constants that take less than a byte per element
-  (several codes to a byte, and scales) stays so: each constant has panels, and elements are
-  computed where they are multiplied;
+* `b` is packed in panels as wide as a tile (column_operand.py);
 * `a` is read element by element and broadcast, so it needs no packing (row_operand.py);
 * bytes whose products are summed as int32 are multiplied four by four (dot4 of
   graphc/ir/instructions.py); what their zero points add is left to the epilogue (zero_points.py);
@@ -19,51 +16,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in, unflatten_index
 from graphc.ir.dtypes import f32, f64, i32, i64
-from graphc.ir.expr import (
-    Const,
-    Expr,
-    Index,
-    Load,
-    Reduce,
-    call,
-    cost,
-    free_indices,
-    loads,
-    select,
-    substitute,
-    walk,
-)
-from graphc.ir.instructions import LANES, dot4
+from graphc.ir.expr import Const, Expr, Index, Load, Reduce, call, cost, loads, substitute, walk
+from graphc.ir.instructions import dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import (
-    Computation,
-    Lowered,
-    flat_buffer,
-)
-from graphc.passes.lower.matching.contraction import Match, is_below_a_byte, match_contraction
+from graphc.passes.lower.computation import Computation, Lowered, flat_buffer
+from graphc.passes.lower.matching.contraction import Match, match_contraction
+from graphc.passes.lower.strategies.column_operand import Panels, prepare_columns
 from graphc.passes.lower.strategies.reductions import strides_small
-from graphc.passes.lower.strategies.row_operand import CENTRES, prepare_rows, separable, take_quads
+from graphc.passes.lower.strategies.row_operand import CENTRES, prepare_rows, take_quads
+from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan, tile_plan
 from graphc.passes.lower.transforms.spaces import balanced_tiles, merge_adjacent
 
 PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
 LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns
 FEW_ROWS = 8  # that do not make up for panels made at run time
 LONG_EPILOGUE = 24  # cost, per product of a step, beyond which it is not repeated for every row
-
-
-@dataclass(frozen=True)
-class RegisterTileOptions:
-    """Sizes of the machine: vector and cache bytes, and vector registers."""
-
-    vector_bytes: int = 64
-    registers: int = 32
-    l2_bytes: int = 1 << 20
-    min_depth: int = 4  # products summed, below which a loop nest does as well
 
 
 Segment = tuple[int, int, int]  # of panels or row tiles: the first, how many, the size of each
@@ -79,8 +50,8 @@ def lower_register_tiles(computation: Computation, options: RegisterTileOptions)
     quad = take_quads(match) if match.hole.dtype is i32 else prepare_rows(match)
     if isinstance(quad, str):
         return quad
-    plan = _plan(match, options, quad)
-    return _Emitter(match, plan, options, _prepare_columns(match, plan)).lowered()
+    plan = tile_plan(match, options, quad)
+    return _Emitter(match, plan, options, prepare_columns(match, plan)).lowered()
 
 
 def _runs_along_memory(match: Match, options: RegisterTileOptions) -> bool:
@@ -98,129 +69,11 @@ def _runs_along_memory(match: Match, options: RegisterTileOptions) -> bool:
     return long_enough and along
 
 
-# ---------------------------------------------------------------- tiles
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Tile sizes: `vectors` of `lanes` make a panel of columns; `row_tile` rows at a time. `quad`
-    is the index of bytes, if they are multiplied four by four."""
-
-    lanes: int
-    vectors: int
-    row_tile: int
-    columns: int
-    depth: int
-    packed: bool
-    quad: Index | None
-
-    @property
-    def panel(self) -> int:
-        return self.lanes * self.vectors
-
-    @property
-    def together(self) -> int:
-        """Products that are one step of the depth."""
-        return 1 if self.quad is None else LANES
-
-
-def _plan(match: Match, options: RegisterTileOptions, quad: Index | None) -> _Plan:
-    lanes = max(1, options.vector_bytes // match.hole.dtype.size)
-    columns = math.prod(x.count for x in match.cols)
-    depth = math.prod(x.count for x in match.depth)
-    merged, _ = merge_adjacent(match.rows, [match.a])
-    rows = merged[-1].count if merged else 1
-    vectors = _vectors(rows, -(-columns // lanes), options.registers)
-    row_tile = max(1, min((options.registers - vectors - 1) // vectors, rows))
-    packed = quad is not None or not _contiguous_columns(match)
-    return _Plan(lanes, vectors, row_tile, columns, depth, packed, quad)
-
-
-def _vectors(rows: int, needed: int, registers: int) -> int:
-    """Vectors per panel: two for tall problems, more where there are few rows."""
-    if needed == 1:
-        return 1
-    if rows >= 8 or registers < 32 and rows >= 4:
-        return 2
-    if rows >= 5:
-        return min(needed, 3)
-    return min(needed, 8 if registers >= 32 else 4, max(2, (registers - 4) // max(rows, 1) - 1))
-
-
-def _contiguous_columns(match: Match) -> bool:
-    """Whether `b` can be read in place: not constant, one column index, at stride 1."""
-    b = match.b
-    if not isinstance(b, Load) or len(match.cols) != 1 or b.source in match.computation.constants:
-        return False
-    flat = flatten_loads(b, match.shapes)
-    assert isinstance(flat, Load)
-    apart = separable(flat.index[0], set(match.depth))
-    return apart and is_affine_in(flat.index[0], match.cols[0]) == 1
-
-
-@dataclass(frozen=True)
-class _Panels:
-    """Where a part of `b` lies: `buffer` is [outer..., panel, depth..., lane], over those outer and
-    summed indices that the part depends on."""
-
-    part: Expr
-    buffer: Buffer
-    outer: list[Index]
-    depth: list[Index]
-
-    def element(self, at: dict, panel: Expr, lane: Expr) -> Load:
-        """The part at a lane of a panel."""
-        place = (*(at[x] for x in self.outer), panel, *(at[k] for k in self.depth), lane)
-        return Load(self.buffer.name, (flatten_index(place, self.buffer.shape),), self.part.dtype)
-
-
-def _prepare_columns(match: Match, plan: _Plan) -> list[_Panels]:
-    """Packs `b`, whole or in parts; reads it in place if the plan says so."""
-    if not plan.packed:
-        match.b = flatten_loads(match.b, match.shapes)
-        return []
-    if plan.quad is not None or not is_below_a_byte(match.b, match.computation):
-        return [_packed(match, plan, match.b, match.depth, "panels")]
-    parts = sorted(loads(match.b), key=lambda x: x.source)
-    depth = [[k for k in match.depth if k in free_indices(x)] for x in parts]
-    return [
-        _packed(match, plan, part, deep, f"panels{n}")
-        for n, (part, deep) in enumerate(zip(parts, depth))
-    ]
-
-
-def _packed(match: Match, plan: _Plan, part: Expr, depth: list[Index], name: str) -> _Panels:
-    """Asks for panels of a part of `b`; bytes that are multiplied four by four lie together."""
-    used = free_indices(part)
-    outer = [x for x in match.outer if x in used]
-    panels = -(-plan.columns // plan.panel)
-    deep = tuple(k.count for k in depth)
-    bytes_of = () if plan.quad is None else (LANES,)
-    shape = (*(x.count for x in outer), panels, *deep, plan.panel, *bytes_of)
-    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
-    lane = len(outer) + 1 + len(deep)
-    panel, inner = index[len(outer)], index[len(outer) + 1 : lane]
-    column = panel * plan.panel + index[lane]
-    mapping: dict[Expr, Expr] = dict(zip((*outer, *depth), (*index[: len(outer)], *inner)))
-    if plan.quad is not None:
-        mapping[plan.quad] = inner[-1] * LANES + index[-1]
-    mapping.update(zip(match.cols, unflatten_index(column, tuple(x.extent for x in match.cols))))
-    contents = simplify(substitute(part, mapping))
-    if plan.columns % plan.panel:
-        contents = select(column < plan.columns, contents, Const(0, contents.dtype))
-    buffer = Buffer(name, part.dtype, shape)
-    match.add(buffer, index, simplify(contents), f"{name} of {match.computation.label}")
-    return _Panels(part, buffer, outer, depth)
-
-
-# ---------------------------------------------------------------- emission
-
-
 class _Emitter:
     """Emits the loops of a planned contraction."""
 
     def __init__(
-        self, match: Match, plan: _Plan, options: RegisterTileOptions, panels: list[_Panels]
+        self, match: Match, plan: TilePlan, options: RegisterTileOptions, panels: list[Panels]
     ):
         self.match, self.plan, self.options, self.packed = match, plan, options, panels
         self.k = KernelBuilder()

@@ -5,17 +5,7 @@ iteration space in which a select goes one way, and constants turned so that vec
 from __future__ import annotations
 
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import (
-    Call,
-    Const,
-    Expr,
-    Index,
-    Load,
-    free_indices,
-    loads,
-    transform,
-    walk,
-)
+from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, transform, walk
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify, to_poly
 from graphc.passes.lower.computation import Computation, Output

@@ -16,11 +16,7 @@ import math
 from dataclasses import replace
 
 from graphc.backends.cuda.machines import VECTOR_BYTES, WARP, Machine
-from graphc.backends.cuda.strategies.attention.blocks import (
-    NOTHING,
-    AttentionBlocks,
-    padded,
-)
+from graphc.backends.cuda.strategies.attention.blocks import NOTHING, AttentionBlocks, padded
 from graphc.backends.cuda.strategies.contraction.operands import Operand, strided
 from graphc.backends.cuda.strategies.rows.nest import lower_rows
 from graphc.backends.cuda.strategies.vectors import loaded

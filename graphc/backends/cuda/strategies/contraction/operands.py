@@ -8,16 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from graphc.ir.addresses import is_affine_in, unflatten_index
-from graphc.ir.expr import (
-    Const,
-    Expr,
-    Index,
-    call,
-    free_indices,
-    loads,
-    select,
-    substitute,
-)
+from graphc.ir.expr import Const, Expr, Index, call, free_indices, loads, select, substitute
 from graphc.ir.kernel import KernelBuilder
 from graphc.ir.simplify import simplify
 

@@ -23,16 +23,7 @@ from graphc.backends.cuda.strategies.rows.parts import cut_evenly, in_parts
 from graphc.backends.cuda.strategies.rows.plans import by_groups
 from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import (
-    Const,
-    Expr,
-    Index,
-    Reduce,
-    free_indices,
-    loads,
-    substitute,
-    walk,
-)
+from graphc.ir.expr import Const, Expr, Index, Reduce, free_indices, loads, substitute, walk
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer

@@ -46,12 +46,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
-from graphc.passes.lower.computation import (
-    Computation,
-    Lowered,
-    Output,
-    flat_buffer,
-)
+from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
 from graphc.passes.lower.strategies.nest import Point
 from graphc.passes.lower.strategies.reductions import combined
 from graphc.passes.lower.transforms.spaces import count, shapes_of

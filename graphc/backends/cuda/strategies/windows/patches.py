@@ -11,11 +11,7 @@ from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import VECTOR_BYTES, Machine
 from graphc.backends.cuda.strategies.windows.matching import Windows
-from graphc.ir.expr import (
-    Index,
-    cost,
-    loads,
-)
+from graphc.ir.expr import Index, cost, loads
 from graphc.passes.lower.transforms.spaces import count
 
 MAX_CHANNELS = 8  # of a patch

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graphc.ir.expr import (
-    Const,
-    Expr,
-    Index,
-    call,
-    substitute,
-)
+from graphc.ir.expr import Const, Expr, Index, call, substitute
 from graphc.ir.simplify import simplify
 
 

@@ -15,16 +15,7 @@ from graphc.backends.micro_c.strategies.products import ProductMatch, interior
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import DType, i32, i64
-from graphc.ir.expr import (
-    Const,
-    Expr,
-    Index,
-    Load,
-    call,
-    reduce,
-    select,
-    substitute,
-)
+from graphc.ir.expr import Const, Expr, Index, Load, call, reduce, select, substitute
 from graphc.ir.kernel import Buffer
 from graphc.passes.lower.transforms.guards import guard_atoms
 

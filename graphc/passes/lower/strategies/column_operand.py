@@ -1,0 +1,74 @@
+"""The operand of columns of a contraction: panels of it, each as wide as a tile.
+
+It is packed in panels [outer..., n / NR, k, NR], at compile time if it is constant, unless its rows
+are contiguous in n already. What is made of constants that take less than a byte per element
+(several codes to a byte, and scales) stays so: each constant has panels, and elements are computed
+where they are multiplied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
+from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select, substitute
+from graphc.ir.instructions import LANES
+from graphc.ir.kernel import Buffer
+from graphc.ir.simplify import simplify
+from graphc.passes.lower.matching.contraction import Match, is_below_a_byte
+from graphc.passes.lower.strategies.tile_plan import TilePlan
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Where a part of `b` lies: `buffer` is [outer..., panel, depth..., lane], over those outer and
+    summed indices that the part depends on."""
+
+    part: Expr
+    buffer: Buffer
+    outer: list[Index]
+    depth: list[Index]
+
+    def element(self, at: dict, panel: Expr, lane: Expr) -> Load:
+        """The part at a lane of a panel."""
+        place = (*(at[x] for x in self.outer), panel, *(at[k] for k in self.depth), lane)
+        return Load(self.buffer.name, (flatten_index(place, self.buffer.shape),), self.part.dtype)
+
+
+def prepare_columns(match: Match, plan: TilePlan) -> list[Panels]:
+    """Packs `b`, whole or in parts; reads it in place if the plan says so."""
+    if not plan.packed:
+        match.b = flatten_loads(match.b, match.shapes)
+        return []
+    if plan.quad is not None or not is_below_a_byte(match.b, match.computation):
+        return [_packed(match, plan, match.b, match.depth, "panels")]
+    parts = sorted(loads(match.b), key=lambda x: x.source)
+    depth = [[k for k in match.depth if k in free_indices(x)] for x in parts]
+    return [
+        _packed(match, plan, part, deep, f"panels{n}")
+        for n, (part, deep) in enumerate(zip(parts, depth))
+    ]
+
+
+def _packed(match: Match, plan: TilePlan, part: Expr, depth: list[Index], name: str) -> Panels:
+    """Asks for panels of a part of `b`; bytes that are multiplied four by four lie together."""
+    used = free_indices(part)
+    outer = [x for x in match.outer if x in used]
+    panels = -(-plan.columns // plan.panel)
+    deep = tuple(k.count for k in depth)
+    bytes_of = () if plan.quad is None else (LANES,)
+    shape = (*(x.count for x in outer), panels, *deep, plan.panel, *bytes_of)
+    index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
+    lane = len(outer) + 1 + len(deep)
+    panel, inner = index[len(outer)], index[len(outer) + 1 : lane]
+    column = panel * plan.panel + index[lane]
+    mapping: dict[Expr, Expr] = dict(zip((*outer, *depth), (*index[: len(outer)], *inner)))
+    if plan.quad is not None:
+        mapping[plan.quad] = inner[-1] * LANES + index[-1]
+    mapping.update(zip(match.cols, unflatten_index(column, tuple(x.extent for x in match.cols))))
+    contents = simplify(substitute(part, mapping))
+    if plan.columns % plan.panel:
+        contents = select(column < plan.columns, contents, Const(0, contents.dtype))
+    buffer = Buffer(name, part.dtype, shape)
+    match.add(buffer, index, simplify(contents), f"{name} of {match.computation.label}")
+    return Panels(part, buffer, outer, depth)

@@ -1,0 +1,80 @@
+"""The tiles of a contraction in registers: how many rows, and vectors of columns, at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from graphc.ir.addresses import flatten_loads, is_affine_in
+from graphc.ir.expr import Index, Load
+from graphc.ir.instructions import LANES
+from graphc.passes.lower.matching.contraction import Match
+from graphc.passes.lower.strategies.row_operand import separable
+from graphc.passes.lower.transforms.spaces import merge_adjacent
+
+
+@dataclass(frozen=True)
+class RegisterTileOptions:
+    """Sizes of the machine: vector and cache bytes, and vector registers."""
+
+    vector_bytes: int = 64
+    registers: int = 32
+    l2_bytes: int = 1 << 20
+    min_depth: int = 4  # products summed, below which a loop nest does as well
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """Tile sizes: `vectors` of `lanes` make a panel of columns; `row_tile` rows at a time. `quad`
+    is the index of bytes, if they are multiplied four by four."""
+
+    lanes: int
+    vectors: int
+    row_tile: int
+    columns: int
+    depth: int
+    packed: bool
+    quad: Index | None
+
+    @property
+    def panel(self) -> int:
+        return self.lanes * self.vectors
+
+    @property
+    def together(self) -> int:
+        """Products that are one step of the depth."""
+        return 1 if self.quad is None else LANES
+
+
+def tile_plan(match: Match, options: RegisterTileOptions, quad: Index | None) -> TilePlan:
+    lanes = max(1, options.vector_bytes // match.hole.dtype.size)
+    columns = math.prod(x.count for x in match.cols)
+    depth = math.prod(x.count for x in match.depth)
+    merged, _ = merge_adjacent(match.rows, [match.a])
+    rows = merged[-1].count if merged else 1
+    vectors = _vectors(rows, -(-columns // lanes), options.registers)
+    row_tile = max(1, min((options.registers - vectors - 1) // vectors, rows))
+    packed = quad is not None or not _contiguous_columns(match)
+    return TilePlan(lanes, vectors, row_tile, columns, depth, packed, quad)
+
+
+def _vectors(rows: int, needed: int, registers: int) -> int:
+    """Vectors per panel: two for tall problems, more where there are few rows."""
+    if needed == 1:
+        return 1
+    if rows >= 8 or registers < 32 and rows >= 4:
+        return 2
+    if rows >= 5:
+        return min(needed, 3)
+    return min(needed, 8 if registers >= 32 else 4, max(2, (registers - 4) // max(rows, 1) - 1))
+
+
+def _contiguous_columns(match: Match) -> bool:
+    """Whether `b` can be read in place: not constant, one column index, at stride 1."""
+    b = match.b
+    if not isinstance(b, Load) or len(match.cols) != 1 or b.source in match.computation.constants:
+        return False
+    flat = flatten_loads(b, match.shapes)
+    assert isinstance(flat, Load)
+    apart = separable(flat.index[0], set(match.depth))
+    return apart and is_affine_in(flat.index[0], match.cols[0]) == 1
