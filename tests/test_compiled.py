@@ -22,7 +22,7 @@ from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import TensorType
 from graphc.passes.fusion.grouping import LONGEST
 from graphc.passes.specialise import specialise
-from graphc.plans import HostOp, Plan, natively
+from graphc.plans import HostOp, Plan, Step, natively
 
 
 def compiled(graph: Graph | str) -> CompiledModel:
@@ -338,7 +338,7 @@ def test_growing_states_are_interpreted_in_the_end():
 
 def test_plan_keeps_absent_operands():
     graph = parse_graph("graph @g(%x: f32[3]) -> ? {\n  %y = Exp(%x)\n  return %y\n}")
-    run = Plan(3, {}, [execution.Step(lambda v: [v], (-1, 0), (1,))], (1,), frozenset())
+    run = Plan(3, {}, [Step(lambda v: [v], (-1, 0), (1,))], (1,), frozenset())
     assert run([5]) == [[None, 5]]
     assert isinstance(SpecialisedGraph(graph, None).graph, Graph)  # type: ignore[arg-type]
 
