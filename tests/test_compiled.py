@@ -12,7 +12,7 @@ from graphc import execution
 from graphc.backends import c99
 from graphc.compiled import CompiledModel
 from graphc.driver import c_program, compiler, optimise, settings, typed
-from graphc.errors import ModelError
+from graphc.errors import InternalError, ModelError
 from graphc.execution import SpecialisedGraph
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
@@ -348,7 +348,7 @@ def test_host_results_must_have_the_types_inferred():
     from graphc.passes.specialise import specialise
 
     op = specialise(graph).ops[0]
-    with pytest.raises(execution.InternalError, match="inferred to give"):
+    with pytest.raises(InternalError, match="inferred to give"):
         HostOp(op, None)([np.zeros(4, np.float32)])  # type: ignore[arg-type]
 
 

@@ -83,17 +83,11 @@ class ConstantParser(TypeParser):
         token = self.next()
         if len(shape) == depth:
             shape.append(-1)
-        values: list = []
-        count = 0
-        while not self.accept("]"):
-            values += self._nested(dtype, depth + 1, shape)
-            count += 1
-            if not self.sees("]"):
-                self.expect(",")
-        if shape[depth] not in (-1, count):
-            self.fail(f"a row has {count} elements, others {shape[depth]}", token)
-        shape[depth] = count
-        return values
+        rows = self.listed("]", lambda: self._nested(dtype, depth + 1, shape))
+        if shape[depth] not in (-1, len(rows)):
+            self.fail(f"a row has {len(rows)} elements, others {shape[depth]}", token)
+        shape[depth] = len(rows)
+        return [value for row in rows for value in row]
 
     def _element(self, dtype: DType) -> Any:
         token = self.token

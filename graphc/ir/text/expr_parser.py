@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
@@ -216,18 +217,18 @@ class ExprParser(Cursor):
     def _reduce(self) -> Expr:
         op = self.next().text
         self.expect("(")
-        outer, axes = dict(self.scope.names), []
-        while not self.accept(":"):
-            name = self.name("an axis")
-            self.expect("<")
-            axes.append(Index(name, self.dimension()))
-            self.scope.names[name] = axes[-1]
-            if not self.sees(":"):
-                self.expect(",")
+        outer = dict(self.scope.names)
+        axes = self.listed(":", self._axis)
         body = self._typed(self._binary(0), None)
         self.scope.names = outer
         self.expect(")")
         return Reduce(op, body, tuple(axes))
+
+    def _axis(self) -> Index:
+        name = self.name("an axis")
+        self.expect("<")
+        axis = self.scope.names[name] = Index(name, self.dimension())
+        return axis
 
     def _load(self, source: str, token: Token) -> Expr:
         source = source.removeprefix("$")
@@ -247,12 +248,7 @@ class ExprParser(Cursor):
 
     def _arguments(self, opening: str, closing: str) -> list[Expr | Untyped]:
         self.expect(opening)
-        values: list[Expr | Untyped] = []
-        while not self.accept(closing):
-            values.append(self._binary(0))
-            if not self.sees(closing):
-                self.expect(",")
-        return values
+        return self.listed(closing, partial(self._binary, 0))
 
     def finish(self) -> None:
         """Requires that nothing follows."""

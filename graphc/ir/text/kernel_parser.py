@@ -77,14 +77,12 @@ class KernelParser(ConstantParser):
 
     def _params(self) -> tuple[Buffer, ...]:
         self.expect("(")
-        params = []
-        while not self.accept(")"):
-            if self.token.text not in ("in", "out", "inout"):
-                self.fail("expected `in`, `out` or `inout`")
-            params.append(self._buffer(self.next().text))
-            if not self.sees(")"):
-                self.expect(",")
-        return tuple(params)
+        return tuple(self.listed(")", self._param))
+
+    def _param(self) -> Buffer:
+        if self.token.text not in ("in", "out", "inout"):
+            self.fail("expected `in`, `out` or `inout`")
+        return self._buffer(self.next().text)
 
     def _buffer(self, access: str) -> Buffer:
         name = self.name("a buffer's name")
@@ -236,11 +234,7 @@ class KernelParser(ConstantParser):
     def _run(self, program: Program) -> None:
         kernel = self.sigil_name("symbol", "a kernel's @name")
         self.expect("(")
-        slots = []
-        while not self.accept(")"):
-            slots.append(self._slot())
-            if not self.sees(")"):
-                self.expect(",")
+        slots = self.listed(")", self._slot)
         flops = self.integer() if self.accept("flops") else 0
         nbytes = self.integer() if self.accept("bytes") else 0
         macs = self.integer() if self.accept("macs") else 0

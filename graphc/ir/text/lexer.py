@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn, TypeVar
 
 from graphc.errors import ModelError
 from graphc.ir import dtypes
+
+T = TypeVar("T")
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _WORD = r"[A-Za-z0-9_./]+(?:::[A-Za-z0-9_./]+)*"
@@ -101,6 +104,15 @@ class Cursor:
     def expect(self, text: str) -> None:
         if not self.accept(text):
             self.fail(f"expected `{text}`")
+
+    def listed(self, closing: str, item: Callable[[], T]) -> list[T]:
+        """Items with commas between them, up to a closing bracket, which is skipped."""
+        found = []
+        while not self.accept(closing):
+            found.append(item())
+            if not self.sees(closing):
+                self.expect(",")
+        return found
 
     def expect_kind(self, kind: str, what: str) -> str:
         """The text of the next token, which must be of this kind."""

@@ -85,14 +85,14 @@ class GraphParser(ConstantParser):
         return graph
 
     def _params(self, region: Region, values: dict[str, Value]) -> None:
-        self.expect("(")
-        while not self.accept(")"):
+        def param() -> None:
             token = self.token
             name = self.sigil_name("value", "a parameter %name")
             type = self.type() if self.accept(":") else None
             self._bind(name, region.add_param(type, name), values, token)
-            if not self.sees(")"):
-                self.expect(",")
+
+        self.expect("(")
+        self.listed(")", param)
 
     def _bind(self, name: str, value: Value, values: dict[str, Value], token) -> None:
         if name in values:
@@ -102,12 +102,7 @@ class GraphParser(ConstantParser):
     def _result_types(self) -> list[Type | None]:
         if not self.accept("("):
             return [self.optional_type()]
-        types: list[Type | None] = []
-        while not self.accept(")"):
-            types.append(self.optional_type())
-            if not self.sees(")"):
-                self.expect(",")
-        return types
+        return self.listed(")", self.optional_type)
 
     def _ops(self, region: Region, values: dict[str, Value]) -> None:
         while not self.sees("return") and not self.sees("yield"):
@@ -188,13 +183,8 @@ class GraphParser(ConstantParser):
         return defn
 
     def _operands(self, values: dict[str, Value]) -> list[Value | None]:
-        inputs: list[Value | None] = []
         self.expect("(")
-        while not self.accept(")"):
-            inputs.append(None if self.accept("_") else self._use(values))
-            if not self.sees(")"):
-                self.expect(",")
-        return inputs
+        return self.listed(")", lambda: None if self.accept("_") else self._use(values))
 
     def _sees_attributes(self) -> bool:
         """Whether `{` opens attributes, not a region."""
@@ -238,16 +228,17 @@ class GraphParser(ConstantParser):
 
     def attributes(self) -> dict[str, Any]:
         """`{name=value, ...}`."""
-        self.expect("{")
         attrs: dict[str, Any] = {}
-        while not self.accept("}"):
+
+        def attribute() -> None:
             name = self.name("an attribute's name")
             if name in attrs:
                 self.fail(f"attribute {name} is given twice")
             self.expect("=")
             attrs[name] = self.attribute()
-            if not self.sees("}"):
-                self.expect(",")
+
+        self.expect("{")
+        self.listed("}", attribute)
         return attrs
 
     def attribute(self) -> Any:
@@ -259,7 +250,7 @@ class GraphParser(ConstantParser):
         if token.kind == "ident":
             return self._word_attribute(token.text)
         if self.accept("["):
-            return tuple(self._list())
+            return tuple(self.listed("]", self.attribute))
         if self.sees("{"):
             return self.attributes()
         if self.accept("`"):
@@ -267,14 +258,6 @@ class GraphParser(ConstantParser):
             self.expect("`")
             return value
         return self._number_attribute()
-
-    def _list(self) -> list:
-        values = []
-        while not self.accept("]"):
-            values.append(self.attribute())
-            if not self.sees("]"):
-                self.expect(",")
-        return values
 
     def _word_attribute(self, word: str) -> Any:
         words = {"true": True, "false": False, "none": None}

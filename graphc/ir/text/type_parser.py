@@ -54,12 +54,7 @@ class TypeParser(ExprParser):
         if self.accept("*"):
             self.expect("]")
             return None
-        dims = []
-        while not self.accept("]"):
-            dims.append(self.dimension())
-            if not self.sees("]"):
-                self.expect(",")
-        return tuple(dims)
+        return tuple(self.listed("]", self.dimension))
 
     def _layout(self) -> Layout:
         token = self.token
@@ -102,9 +97,4 @@ class TypeParser(ExprParser):
             return ()
         self.next()
         self.expect("(")
-        names = []
-        while not self.accept(")"):
-            names.append(self.string())
-            if not self.sees(")"):
-                self.expect(",")
-        return tuple(names)
+        return tuple(self.listed(")", self.string))

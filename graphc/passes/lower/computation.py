@@ -8,7 +8,7 @@ their own index in memory order. Ops become computations in compose.py; a strate
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from graphc.ir.addresses import flatten_index
@@ -26,6 +26,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer, Kernel
 from graphc.ir.operations import operations
+from graphc.ir.simplify import simplify
 from graphc.ir.types import TensorType
 
 
@@ -59,6 +60,13 @@ class Computation:
         read = {x.source for o in outputs for x in loads(o.expr)}
         inputs = tuple(b for b in self.inputs if b.name in read)
         return replace(self, inputs=inputs, outputs=tuple(outputs))
+
+    def filling(
+        self, buffer: Buffer, index: tuple[Index, ...], contents: Expr, label: str
+    ) -> Computation:
+        """The computation that fills a temporary, from those inputs that its contents read."""
+        output = Output(replace(buffer, access="out"), index, contents)
+        return replace(self.restricted([output]), label=label)
 
     @property
     def has_one_space(self) -> bool:
@@ -139,6 +147,22 @@ def in_place(part: Computation) -> list[tuple[str, str]]:
             continue
         if all(flatten_index(x.index, buffer.shape) is here for x in reads.get(buffer.name, ())):
             found.append((output.buffer.name, buffer.name))
+    return found
+
+
+def in_place_of_epilogue(
+    output: Buffer, offset: Expr, epilogue: Sequence[Load], inputs: Iterable[Buffer],
+    operands: Set[str],
+) -> list[tuple[str, str]]:  # fmt: skip
+    """As `in_place`, of flat loads: inputs that an epilogue alone reads, not what it is of (the
+    `operands`), at the very offset that is stored."""
+    found = []
+    for buffer in inputs:
+        reads = [x for x in epilogue if x.source == buffer.name]
+        here = all(simplify(x.index[0]) is simplify(offset) for x in reads)
+        same_size = buffer.dtype.size == output.dtype.size
+        if reads and here and same_size and buffer.name not in operands:
+            found.append((output.name, buffer.name))
     return found
 
 

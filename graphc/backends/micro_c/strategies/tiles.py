@@ -33,7 +33,7 @@ from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, l
 from graphc.ir.instructions import LANES, dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
+from graphc.passes.lower.computation import Computation, Lowered, flat_buffer, in_place_of_epilogue
 from graphc.passes.lower.matching.contraction import is_below_a_byte
 from graphc.passes.lower.transforms.guards import trim
 from graphc.passes.lower.transforms.spaces import merge_adjacent, shapes_of
@@ -178,12 +178,8 @@ class _Emitter:
         shapes = shapes_of(match.computation.inputs)
         stored = match.b if self.wide is None else match.b.args[0]  # type: ignore[attr-defined]
         b = unflatten_loads(simplify(substitute(stored, mapping)), shapes)
-        sources = {load.source for load in loads(b)}
-        inputs = tuple(x for x in match.computation.inputs if x.name in sources)
-        output = Output(Buffer("weights", b.dtype, shape, "out"), index, b)
-        label = f"weights of {match.computation.label}"
-        packed = Computation(inputs, (output,), match.computation.constants, label)
-        return Buffer("weights", b.dtype, shape), packed
+        weights, whole = Buffer("weights", b.dtype, shape), match.computation
+        return weights, whole.filling(weights, index, b, f"weights of {whole.label}")
 
     def _column(self, panel: Expr, lane: Expr | int) -> Expr:
         """A column of a panel. The last panel is full too: it begins in the one before it, or, if
@@ -229,18 +225,10 @@ class _Emitter:
         return Lowered(kernel, [self.packed], [self.weights], inplace=self.inplace, flops=work)
 
     def _in_place(self) -> list[tuple[str, str]]:
-        """Inputs read in the epilogue only, at the very element that is stored."""
-        match, output = self.match, self.match.computation.outputs[0].buffer
-        summed = {x.source for x in loads(match.a)}
+        match, whole = self.match, self.match.computation
+        output, operands = whole.outputs[0].buffer, {x.source for x in loads(match.a)}
         rest = match.epilogue_loads()
-        found = []
-        for buffer in match.computation.inputs:
-            reads = [x for x in rest if x.source == buffer.name]
-            here = all(simplify(x.index[0]) is simplify(match.offset) for x in reads)
-            if reads and here and buffer.name not in summed:
-                if buffer.dtype.size == output.dtype.size:
-                    found.append((output.name, buffer.name))
-        return found
+        return in_place_of_epilogue(output, match.offset, rest, whole.inputs, operands)
 
     def _outer(self, outer: list[Index], at: dict) -> None:
         if outer:

@@ -9,12 +9,12 @@ said of how such sums are computed: targets have strategies for that, which star
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graphc.ir.dtypes import DType, f32, f64
 from graphc.ir.expr import Call, Expr, Index, Load, Reduce, free_indices, loads, substitute, walk
 from graphc.ir.kernel import Buffer
-from graphc.passes.lower.computation import Computation, Output
+from graphc.passes.lower.computation import Computation
 from graphc.passes.lower.transforms.spaces import drop_units, shapes_of, split_divided
 
 
@@ -43,13 +43,10 @@ class Match:
 
     def add(self, buffer: Buffer, index: tuple[Index, ...], expr: Expr, label: str) -> None:
         """Asks for a temporary filled with `expr`."""
-        used = {x.source for x in loads(expr)}
         known = (*self.computation.inputs, *self.temporaries)
-        inputs = tuple(b for b in known if b.name in used)
-        constants = self.computation.constants
-        output = Output(Buffer(buffer.name, buffer.dtype, buffer.shape, "out"), index, expr)
+        whole = replace(self.computation, inputs=known)
+        self.prepare.append(whole.filling(buffer, index, expr, label))
         self.temporaries.append(buffer)
-        self.prepare.append(Computation(inputs, (output,), constants, label))
 
 
 def match_contraction(

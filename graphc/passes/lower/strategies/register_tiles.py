@@ -23,7 +23,12 @@ from graphc.ir.expr import Const, Expr, Index, Load, Reduce, call, cost, loads, 
 from graphc.ir.instructions import dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Lowered, flat_buffer
+from graphc.passes.lower.computation import (
+    Computation,
+    Lowered,
+    flat_buffer,
+    in_place_of_epilogue,
+)
 from graphc.passes.lower.matching.contraction import Match, match_contraction
 from graphc.passes.lower.strategies.column_operand import Panels, prepare_columns
 from graphc.passes.lower.strategies.reductions import strides_small
@@ -130,8 +135,15 @@ class _Emitter:
         steps = self.plan.depth * self.plan.together
         work = math.prod(x.count for x in match.indices) * steps * 2
         kernel = Kernel("contract", tuple(params), self.k.body(), match.computation.label)
-        inplace = _in_place(self, inputs)
+        inplace = self._in_place(inputs)
         return Lowered(kernel, match.prepare, match.temporaries, flops=work, inplace=inplace)
+
+    def _in_place(self, inputs: list[Buffer]) -> list[tuple[str, str]]:
+        if len(self.exprs) != 1:
+            return []
+        output = self.match.computation.outputs[0].buffer
+        operands = {x.source for e in (self.a, self.b) for x in loads(e)}
+        return in_place_of_epilogue(output, self.offset, loads(self.exprs[0]), inputs, operands)
 
     def _are_large(self) -> bool:
         """Whether all columns are more than caches hold: they should come from memory once."""
@@ -295,23 +307,3 @@ def _pieces(count: int, others: int) -> int:
     work for several threads."""
     divisors = [d for d in range(1, count + 1) if count % d == 0]
     return next((d for d in divisors if d * others >= PARALLEL_PIECES), divisors[-1])
-
-
-def _in_place(emitter: _Emitter, inputs: list[Buffer]) -> list[tuple[str, str]]:
-    """Inputs read only in the epilogue, at the very element that is stored."""
-    if len(emitter.exprs) != 1:
-        return []
-    operands = {x.source for e in (emitter.a, emitter.b) for x in loads(e)}
-    output = emitter.match.computation.outputs[0].buffer
-    found = []
-    for buffer in inputs:
-        reads = [x for x in loads(emitter.exprs[0]) if x.source == buffer.name]
-        same = all(simplify(x.index[0]) is simplify(emitter.offset) for x in reads)
-        if (
-            reads
-            and same
-            and buffer.name not in operands
-            and buffer.dtype.size == output.dtype.size
-        ):
-            found.append((output.name, buffer.name))
-    return found

@@ -81,8 +81,7 @@ def turned_constants(computation: Computation):
         turned = Buffer(f"turned_{buffer.name}", buffer.dtype, shape)
         index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
         contents = buffer[tuple(index[order.index(d)] for d in range(buffer.rank))]
-        output = Output(Buffer(turned.name, turned.dtype, shape, "out"), index, contents)
-        prepare.append(Computation((buffer,), (output,), computation.constants, "transpose"))
+        prepare.append(computation.filling(turned, index, contents, "transpose"))
         temporaries.append(turned)
         inputs.append(turned)
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.contraction.blocks import wide_sums
@@ -80,11 +79,8 @@ def _lay_out_weights(found: Windows) -> tuple[list[Computation], list[Buffer]]:
     index = tuple(Index(f"i{n}", x.count) for n, x in enumerate(own))
     buffer = Buffer("taps", b.dtype, tuple(x.count for x in own))
     contents = simplify(substitute(b, dict(zip(own, index))))
-    read = {x.source for x in loads(b)}
-    inputs = tuple(x for x in whole.inputs if x.name in read)
-    output = Output(replace(buffer, access="out"), index, contents)
     found.b = Load("taps", (flatten_index(tuple(own), buffer.shape),), b.dtype)
-    return [Computation(inputs, (output,), whole.constants, f"taps of {whole.label}")], [buffer]
+    return [whole.filling(buffer, index, contents, f"taps of {whole.label}")], [buffer]
 
 
 class WindowPatches:

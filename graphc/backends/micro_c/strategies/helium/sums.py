@@ -38,7 +38,7 @@ from graphc.ir.expr import (
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.passes.kernel.prepare import prepare_kernel
-from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
+from graphc.passes.lower.computation import Computation, Lowered, flat_buffer, in_place_of_epilogue
 from graphc.passes.lower.transforms.guards import guard_atoms
 from graphc.passes.lower.transforms.spaces import balanced_tiles, shapes_of
 
@@ -111,15 +111,10 @@ class Emitter:
 
     def _constant(self, name: str, dtype: DType, index: tuple[Index, ...], expr: Expr) -> Buffer:
         """Asks for a constant array, computed when the model is compiled."""
-        match = self.match
-        expr = unflatten_loads(simplify(expr), shapes_of(match.computation.inputs))
-        sources = {x.source for x in loads(expr)}
-        inputs = tuple(b for b in match.computation.inputs if b.name in sources)
-        shape = tuple(x.count for x in index)
-        output = Output(Buffer(name, dtype, shape, "out"), index, expr)
-        label = f"{name} of {match.computation.label}"
-        self.prepare.append(Computation(inputs, (output,), match.computation.constants, label))
-        buffer = Buffer(name, dtype, shape)
+        whole = self.match.computation
+        expr = unflatten_loads(simplify(expr), shapes_of(whole.inputs))
+        buffer = Buffer(name, dtype, tuple(x.count for x in index))
+        self.prepare.append(whole.filling(buffer, index, expr, f"{name} of {whole.label}"))
         self.temporaries.append(buffer)
         return buffer
 
@@ -134,20 +129,9 @@ class Emitter:
         params = (*inputs, *map(flat_buffer, self.temporaries), output)
         kernel = Kernel("helium", params, self.k.body(), match.computation.label)
         work = 2 * math.prod(x.count for x in (*match.indices, *match.depth))
-        inplace = self._in_place(inputs, output)
+        operands = {x.source for x in loads(match.a)}
+        inplace = in_place_of_epilogue(output, match.offset, loads(self.expr), inputs, operands)
         return Lowered(kernel, self.prepare, self.temporaries, inplace=inplace, flops=work)
-
-    def _in_place(self, inputs: list[Buffer], output: Buffer) -> list[tuple[str, str]]:
-        """Inputs read at the end only, at the very element that is stored."""
-        summed = {x.source for x in loads(self.match.a)}
-        found = []
-        for buffer in inputs:
-            reads = [x for x in loads(self.expr) if x.source == buffer.name]
-            here = all(simplify(x.index[0]) is simplify(self.match.offset) for x in reads)
-            if reads and here and buffer.name not in summed:
-                if buffer.dtype.size == output.dtype.size:
-                    found.append((output.name, buffer.name))
-        return found
 
     def _outer(self, outer: list[Index], at: dict, conditions: list[Expr]) -> None:
         """Loops over the outer indices; all taps are inside where the conditions hold."""
