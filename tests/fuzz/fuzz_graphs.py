@@ -72,7 +72,9 @@ def arguments() -> argparse.Namespace:
         "--target", default="cpu", help="cpu, c, micro, cuda, or onnx (see judging.py)"
     )
     parser.add_argument("--precision", default="f32", help="of cuda: f32, tf32, f16, bf16")
-    parser.add_argument("--arch", default="", help="of cuda: sm_75, sm_90a, ..., or any")
+    parser.add_argument(
+        "--arch", default="", help="of cuda: sm_75, sm_90a, ...; of cpu: sse, avx2, ...; or any"
+    )
     parser.add_argument(
         "--family",
         default="",

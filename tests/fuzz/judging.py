@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from generator import FOREIGN, Case
@@ -47,7 +49,10 @@ MULTIPLYING = (
     "LinearAttention", "CausalConvWithState", "DeformConv", "DFT", "STFT", "AffineGrid",
 )  # fmt: skip
 REPEATED = ("Attention", "LSTM", "GRU", "RNN", "LinearAttention")  # multiply what they computed
-ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_90a")
+ARCHITECTURES = {
+    "cuda": ("sm_75", "sm_80", "sm_90", "sm_90a"),
+    "cpu": ("scalar", "sse", "avx2", "avx512", "host"),
+}
 # How many bits the factors of contractions have, the largest, and the step between the smallest.
 FACTORS = {"tf32": (11, 1e38, 0.0), "f16": (11, 65504.0, 2.0**-24), "bf16": (8, 1e38, 0.0)}
 # Of 1e-4 of the largest element of a result: where an activation bends, noise may not show.
@@ -95,9 +100,9 @@ def run_interpreter(case: Case) -> list[Any]:
 
 
 def target_runner(target: str, precision: str = "f32", arch: str = "") -> Runner:
-    """Runs cases compiled for a target: "cpu", "c", "micro", or "cuda" (simulated, for a precision
-    and an architecture, where "any" draws one by the seed); "onnx" runs what the graph is when it
-    has been exported and imported again."""
+    """Runs cases compiled for a target: "cpu", "c", "micro", "cuda" (simulated, for a precision);
+    for an architecture, if one is named, where "any" draws one by the seed; "onnx" runs what the
+    graph is when it has been exported and imported again."""
 
     if target in OTHERS:
         return OTHERS[target]
@@ -106,12 +111,25 @@ def target_runner(target: str, precision: str = "f32", arch: str = "") -> Runner
         from graphc.driver import compile
 
         options: dict[str, Any] = {}
+        named = drawn(ARCHITECTURES[target], case.seed) if arch == "any" else arch
         if target == "cuda":
-            options = {"simulate": True, "precision": precision}
-            options["arch"] = drawn(ARCHITECTURES, case.seed) if arch == "any" else arch
-        return compile(clone_graph(case.graph), target, **options).run(list(case.inputs))
+            options = {"simulate": True, "precision": precision, "arch": named}
+        with held_down(named if target == "cpu" else ""):
+            return compile(clone_graph(case.graph), target, **options).run(list(case.inputs))
 
     return Runner(run, replace(OURS, precision=precision, share=SHARES[precision]))
+
+
+@contextmanager
+def held_down(name: str) -> Iterator[None]:
+    """This CPU as an older one (named_target), if one is named."""
+    from graphc.backends.llvm_cpu import target
+
+    older = target.named_target(name or "host")
+    if not older.runs_here:
+        raise UnsupportedError(f"this CPU has no {name}")
+    with mock.patch.object(target, "_host_target", lambda: older):
+        yield
 
 
 def drawn(items: Sequence[str], seed: int) -> str:

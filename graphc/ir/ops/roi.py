@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
@@ -100,22 +101,23 @@ def roi_align(
                 cast(rois[region, 1 - axis + 2 * end], wide) * spatial_scale - 0.5 * half_pixel
                 for end in (0, 1)
             ]
-            sides.append(_bin_samples(k, corners, o, bins, sampling_ratio, half_pixel))
+            extent = x.shape[2 + axis]
+            sides.append(_bin_samples(k, corners, o, bins, extent, sampling_ratio, half_pixel))
         image = k.let(wrap_index(batch_indices[region], x.shape[0]))
-        down, across = counts = tuple(count for _, _, count in sides)
-        number = k.let(cast(maximum(down * across, 1), wide))
+        down, across = sides
+        number = k.let(maximum(cast(down.count, wide) * cast(across.count, wide), 1))
 
         def taps(sample: Place) -> list[Tap]:
-            at = (
-                k.let(start + (cast(n, wide) + 0.5) * size / cast(count, wide))
-                for n, (start, size, count) in zip(sample, sides)
-            )
-            return _neighbours(k, image, x.shape[2:], tuple(at))
+            at = tuple(k.let(side.position(n)) for n, side in zip(sample, sides))
+            return _neighbours(k, image, x.shape[2:], at)
 
-        return Bin(
-            counts, taps, Const(0, wide), combined,
-            lambda value: value / number if mode == "avg" else value,
-        )  # fmt: skip
+        def finish(value: Expr) -> Expr:
+            if mode == "avg":
+                return value / number
+            whole = down.near.eq(down.count) & across.near.eq(across.count)
+            return select(whole, value, maximum(value, 0))
+
+        return Bin((down.near, across.near), taps, Const(0, wide), combined, finish)
 
     k.sampled(Sampled(x, y, wide, bin_of))
 
@@ -131,15 +133,44 @@ def _largest(old: Expr, values: Sequence[Expr], sample: Place) -> Expr:
     return select(first | (best > old), best, old)
 
 
+@dataclass(frozen=True)
+class _Samples:
+    """The samples of a bin on one axis: `count` of them over a length of `size` from `start` on.
+    All but `near` of them, from number `first` on, lie outside of the image, where they are 0."""
+
+    start: Expr
+    size: Expr
+    count: Expr
+    first: Expr
+    near: Expr
+
+    def position(self, n: Expr) -> Expr:
+        """Of the n-th of those that are near."""
+        number = cast(self.first + n, self.size.dtype)
+        return self.start + (number + 0.5) * self.size / cast(self.count, self.size.dtype)
+
+
 def _bin_samples(
-    k: KernelBuilder, corners: list[Expr], o: Expr, bins: int, ratio: int, half_pixel: bool
-) -> tuple[Expr, Expr, Expr]:
-    """Start and length of bin `o` on one axis, and how many samples to take there."""
-    start = k.let(corners[0])
-    size = corners[1] - start
+    k: KernelBuilder, corners: list[Expr], o: Expr, bins: int, extent: int, ratio: int,
+    half_pixel: bool,
+) -> _Samples:  # fmt: skip
+    """The samples of bin `o`: `ratio`, or as many as it is elements long, be that millions."""
+    corner = k.let(corners[0])
+    size = corners[1] - corner
     size = k.let((size if half_pixel else maximum(size, 1)) / float(bins))
-    count = as_expr(ratio, i64) if ratio > 0 else k.let(maximum(cast(ceil(size), i64), 0))
-    return k.let(start + cast(o, size.dtype) * size), size, count
+    start = k.let(corner + cast(o, size.dtype) * size)
+    if ratio > 0:
+        count = as_expr(ratio, i64)
+        return _Samples(start, size, count, Const(0, i64), count)
+    count = k.let(maximum(cast(ceil(size), i64), 0))
+    each = k.let(size / cast(count, size.dtype))
+
+    def number(edge: Expr) -> Expr:
+        return k.let(minimum(maximum(cast(edge, i64), 0), count))
+
+    first = number(floor((-1 - start) / each) - 1)
+    after = number(ceil((extent - start) / each) + 1)
+    return _Samples(start, size, count, first, k.let(maximum(after - first, 0)))
 
 
 def _neighbours(k: KernelBuilder, image: Expr, extents: tuple, where: tuple) -> list[Tap]:

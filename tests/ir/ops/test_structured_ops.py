@@ -214,6 +214,20 @@ def test_regions_that_leave_the_image_or_lie_in_it_wholly():
     agree_everywhere(graph, [x, rois], [run_op("MaxRoiPool", x, rois, **attrs)])
 
 
+def test_regions_that_are_far_larger_than_the_image():
+    """Samples outside of it are not taken one by one, be they more than anybody could count."""
+    x, which = np.abs(floats(1, 2, 5, 6)) + 1, np.zeros(4, np.int64)
+    boxes = [[-9, -7, 50, 3], [1, -30, 4, 30], [-40, 2, 40, 3], [7, 7, 60, 60]]
+    boxes = np.array(boxes, np.float32)
+    agree("RoiAlign", x, boxes, which, output_height=3, output_width=2, sampling_ratio=0)
+    for end in (1e7, 1e30, np.inf):
+        endless = np.array([[2, 2, end, end]], np.float32)
+        (mean,) = run_op("RoiAlign", x, endless, which[:1], mode="avg", sampling_ratio=0)
+        assert (mean >= 0).all() and (mean < 1e-6).all()
+    (largest,) = run_op("RoiAlign", -x, boxes[3:], which[:1], mode="max", sampling_ratio=0)
+    assert (largest == 0).all()
+
+
 # ---------------------------------------------------------------- contractions
 
 PRODUCTS = [
