@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -504,15 +504,16 @@ isnan, isinf = map(_unary, ("isnan", "isinf"))
 # ---------------------------------------------------------------- traversal
 
 
-def walk(root: Expr) -> Iterator[Expr]:
-    """Every distinct node below and including `root`, children before parents."""
+def walk(root: Expr, known: Container[Expr] = ()) -> Iterator[Expr]:
+    """Every distinct node below and including `root`, children before parents, less those that are
+    `known` when the walk comes to them, and what lies below these alone."""
     seen: set[Expr] = set()
     stack: list[tuple[Expr, bool]] = [(root, False)]
     while stack:
         node, ready = stack.pop()
         if ready:
             yield node
-        elif node not in seen:
+        elif node not in seen and node not in known:
             seen.add(node)
             children = node.children
             if not children:
@@ -539,15 +540,18 @@ def substitute(root: Expr, mapping: Mapping[Any, Expr]) -> Expr:
     if not mapping:
         return root
     done: dict[Expr, Expr] = {}
+    indices = mapping.keys() if all([isinstance(n, Index) for n in mapping]) else None
 
     def visit(node: Expr) -> Expr:
         if node in mapping:
             return mapping[node]
         found = done.get(node)
         if found is None:
+            if indices is not None and free_indices(node).isdisjoint(indices):
+                return node
             children = node.children
-            new = tuple(visit(c) for c in children)
-            same = all(a is b for a, b in zip(new, children))
+            new = tuple([visit(c) for c in children])
+            same = all([a is b for a, b in zip(new, children)])
             found = done[node] = node if same else node.rebuild(new)
         return found
 

@@ -85,11 +85,9 @@ class ExprEmitter(ScalarEmitter):
     def is_unsafe(self, node: Expr) -> bool:
         """Whether an expression has a load that is not provably in bounds."""
         known = self.unsafe
-        if node not in known:
-            for part in walk(node):
-                if part not in known:
-                    inner = any(known[c] for c in part.children)
-                    known[part] = inner or isinstance(part, Load) and self._may_miss(part)
+        for part in walk(node, known):
+            inner = any([known[c] for c in part.children])
+            known[part] = inner or isinstance(part, Load) and self._may_miss(part)
         return known[node]
 
     def _may_miss(self, node: Load) -> bool:
