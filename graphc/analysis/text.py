@@ -20,12 +20,12 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
     return "\n".join(lines)
 
 
-def quantity(value: float, unit: str = "") -> str:
+def quantity(value: float) -> str:
     """A number in three digits with a prefix: 1.23 M, 45.6 k."""
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor * 0.9995:
-            return f"{value / factor:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}".rstrip()
+            return f"{value / factor:.3g} {prefix}"
+    return f"{value:.3g}"
 
 
 def nbytes(value: float) -> str:

@@ -67,8 +67,8 @@ def _to_operand(node: Node, attribute: str, position: int, dtype=i64) -> None:
         node.set_input(position, node.constant(value, dtype))
 
 
-def _attribute_to_operand(version: int, names: str, attribute: str, position: int = 1) -> None:
-    since(version, *names.split())(lambda node: _to_operand(node, attribute, position))
+def _attribute_to_operand(version: int, names: str, attribute: str) -> None:
+    since(version, *names.split())(lambda node: _to_operand(node, attribute, 1))
 
 
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare"

@@ -348,12 +348,12 @@ class KernelBuilder:
         for stmt in body:
             self.emit(stmt)
 
-    def let(self, value, name: str = "") -> Expr:
+    def let(self, value) -> Expr:
         """Names a value, so that it is computed once; constants and names pass through."""
         value = as_expr(value)
         if isinstance(value, (Const, Ref, Index)):
             return value
-        ref = Ref(name or self.fresh("t"), value.dtype)
+        ref = Ref(self.fresh("t"), value.dtype)
         self.emit(Let(ref, value))
         return ref
 

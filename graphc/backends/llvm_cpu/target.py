@@ -96,7 +96,7 @@ def named_target(name: str) -> HostTarget:
     return _x86_level(name)
 
 
-def target_machine(target: HostTarget, optimisation: int = 3) -> llvm.TargetMachine:
+def target_machine(target: HostTarget) -> llvm.TargetMachine:
     """A new LLVM target machine for position-independent code, fit for a JIT and for `.so` files.
 
     Not cached: whoever asked owns it (a JIT engine disposes of the one it is given).
@@ -105,7 +105,7 @@ def target_machine(target: HostTarget, optimisation: int = 3) -> llvm.TargetMach
     return llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu,
         features=target.feature_string,
-        opt=optimisation,
+        opt=3,
         reloc="pic",
         codemodel="small",
         jit=False,

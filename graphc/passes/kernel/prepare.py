@@ -2,14 +2,13 @@
 
 After `prepare_kernel` no buffer, variable or expression has a type among those that the machine
 `lacks` (ir/scalar/narrow.py says how elements are stored), and of the scalar operations only those
-remain that backends spell: modulo and powers are expanded, sign becomes comparisons, and the
-functions in `functions` become polynomials. A backend says what its machine lacks and spells the
-rest.
+remain that backends spell: modulo and powers are expanded, sign becomes comparisons, and exp, log
+and their kind become polynomials. A backend says what its machine lacks and spells the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 from graphc.ir.dtypes import DType
@@ -26,26 +25,19 @@ from graphc.ir.kernel import (
     walk_stmts,
 )
 from graphc.ir.scalar.arithmetic import expand_arithmetic
-from graphc.ir.scalar.functions import POLYNOMIALS, expand_math, sign_as_select
+from graphc.ir.scalar.functions import expand_math, sign_as_select
 from graphc.ir.scalar.narrow import BELOW_BYTES, Narrow
 
-Functions = Mapping[str, Callable[[Expr], Expr]]
 
-
-def prepare_kernel(
-    kernel: Kernel,
-    lacks: Collection[DType] = BELOW_BYTES,
-    functions: Functions = POLYNOMIALS,
-) -> Kernel:
-    """The kernel for a machine without the types in `lacks` and the functions in `functions`.
+def prepare_kernel(kernel: Kernel, lacks: Collection[DType] = BELOW_BYTES) -> Kernel:
+    """The kernel for a machine without the types in `lacks`, its functions as polynomials.
 
     Buffers keep their sizes in bytes, so that it is called as the original.
     """
     kernel = lower_narrow(kernel, Narrow(lacks))
-    table = dict(functions)
 
     def expand(root: Expr) -> Expr:
-        return expand_math(sign_as_select(expand_arithmetic(root)), table)
+        return expand_math(sign_as_select(expand_arithmetic(root)))
 
     return replace(kernel, body=map_body(kernel.body, expand))
 
