@@ -232,6 +232,8 @@ class _Exporter:
         node.input.extend("" if v is None else self.name_of[v] for v in declared)
         optional = opsets.optional_outputs(op)
         node.output.extend(self._output(v, v.index in optional) for v in op.outputs)
+        missing = range(len(op.outputs), opsets.least_outputs(op))
+        node.output.extend(self.names.fresh(f"{op.output.name}.{n}") for n in missing)
         kinds = opsets.attribute_kinds(op)
         for name, value in {**opsets.body_defaults(op), **op.attrs}.items():
             if value is not None and name != "captures":

@@ -60,6 +60,11 @@ def optional_outputs(op: Op) -> set[int]:
     return {n for n, kind in enumerate(kinds) if kind == "Optional"}
 
 
+def least_outputs(op: Op) -> int:
+    """How many outputs a node has to have, be they used or not."""
+    return 3 if op.name == "BatchNormalization" and op.attrs.get("training_mode") else 1
+
+
 def body_defaults(op: Op) -> dict[str, Any]:
     """Defaults to write out: ONNX looks into a fixed function body without filling them in."""
     found: Any = schema(op)

@@ -290,6 +290,18 @@ def test_wrong_models_of_open_dims():
         export_onnx(made)
 
 
+def test_batch_statistics_that_nobody_asks_for():
+    """In training mode ONNX wants all three outputs of a BatchNormalization."""
+    graph = new_graph(x=TensorType(dtypes.f32, (3, 4)))
+    b, x = Builder(graph), graph.params[0]
+    ones = [np.ones(4, np.float32)] * 4
+    graph.set_results([b.op("BatchNormalization", x, *ones, training_mode=1)])
+    wanted = interpret(graph, [X])
+    made = export_onnx(graph)
+    assert len(made.graph.node[0].output) == 3
+    np.testing.assert_allclose(interpret(import_onnx(made), [X])[0], wanted[0])
+
+
 def test_element_types_that_onnx_lacks():
     graph = new_graph(x=TensorType(dtypes.f6e2m3, (2,)))
     graph.set_results([Builder(graph).Identity(graph.params[0])])

@@ -115,6 +115,14 @@ def whole(g: Generator) -> None:
             g.exact.add(x)
 
 
+def sum_in_bytes(g: Generator, x: Value, y: Value, kind: DType) -> None:
+    """A sum in steps of which it is never halfway between two: the runtime rounds those up."""
+    scale = np.array(g.choice((0.1123456, 0.2876543, 0.3712345)), np.float32)
+    zero = np.array(g.choice((0, 3, 100)), kind.np)
+    z = g.emit("QuantizeLinear", exact(g, g.emit("Add", x, y)), scale, zero, keeps=True)
+    g.emit("DequantizeLinear", z, scale, zero, keeps=True)
+
+
 @template(2, family=FAMILY)
 def in_bytes(g: Generator) -> None:
     """Quantised layers of one shape, each with scales and zero points of its own."""
@@ -130,8 +138,8 @@ def in_bytes(g: Generator) -> None:
         bias = (g.rng.integers(-16, 16, channels) / 8).astype(np.float32)
         z = exact(g, g.emit("Conv", y, w, bias, group=group, pads=[k // 2] * 4))
         z = through_bytes(g, z, kind, 1)
-        if added:  # no part of what follows: its ties would add up
-            through_bytes(g, exact(g, g.emit("Add", z, y)), kind, 1)
+        if added:
+            sum_in_bytes(g, z, y, kind)
         y = z
 
 
@@ -143,6 +151,6 @@ def rescaled_bytes(g: Generator) -> None:
     for _ in range(g.integer(2, 4)):
         z = through_bytes(g, y, g.choice((kind, kind, *BYTES)))
         if g.chance(0.4):
-            through_bytes(g, exact(g, g.emit("Add", y, z)), kind, 1)
+            sum_in_bytes(g, y, z, kind)
         if g.chance(0.5):
             y = z
