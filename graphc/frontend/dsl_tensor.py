@@ -208,15 +208,19 @@ class Tensor:
         return apply(op, self, axes, keepdims=int(keepdims))
 
     def sum(self, axis=None, keepdims=False) -> Tensor:
+        """The sum over an axis, several, or (None) all, which keep extent 1 if `keepdims`."""
         return self._reduce("ReduceSum", axis, keepdims)
 
     def mean(self, axis=None, keepdims=False) -> Tensor:
+        """The mean; axes as for `sum`."""
         return self._reduce("ReduceMean", axis, keepdims)
 
     def max(self, axis=None, keepdims=False) -> Tensor:
+        """The largest element; axes as for `sum`."""
         return self._reduce("ReduceMax", axis, keepdims)
 
     def min(self, axis=None, keepdims=False) -> Tensor:
+        """The least element; axes as for `sum`."""
         return self._reduce("ReduceMin", axis, keepdims)
 
 

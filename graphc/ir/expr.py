@@ -126,12 +126,15 @@ class Expr:
         return call("shr", self, o)
 
     def eq(self, o) -> Expr:
+        """Whether both are equal, as an expression; false if either is NaN."""
         return call("eq", self, o)
 
     def ne(self, o) -> Expr:
+        """The opposite of `eq`."""
         return call("ne", self, o)
 
     def cast(self, dtype: DType) -> Expr:
+        """The value in another type (see the function `cast`)."""
         return cast(self, dtype)
 
     def __bool__(self) -> bool:

@@ -113,12 +113,14 @@ class Op:
         return value
 
     def add_input(self, value: Value | None) -> None:
+        """One more operand, after the others; None if it is left out."""
         self.inputs.append(value)
         if value is not None:
             value.uses[self, len(self.inputs) - 1] = None
         self.memo.clear()
 
     def set_input(self, position: int, value: Value | None) -> None:
+        """Another operand in a position that there is."""
         old = self.inputs[position]
         if old is not None:
             del old.uses[self, position]
@@ -134,6 +136,7 @@ class Op:
             self.add_input(value)
 
     def drop_inputs(self) -> None:
+        """Takes all operands away, and so the uses of these values."""
         for position, value in enumerate(self.inputs):
             if value is not None:
                 del value.uses[self, position]
@@ -174,14 +177,17 @@ class Region:
         return self.terminator.inputs  # type: ignore[return-value]
 
     def set_results(self, values: Sequence[Value]) -> None:
+        """Other results, in place of all there were."""
         self.terminator.set_inputs(values)
 
     def add_param(self, type: Type | None, name: str = "") -> Value:
+        """A new last parameter; None if its type is not known."""
         value = Value(type, None, len(self.params), name)
         self.params.append(value)
         return value
 
     def append(self, op: Op) -> Op:
+        """Adds an op, which is in no region, at the end; returns it."""
         op.region, op._place = self, len(self.ops)
         self.ops.append(op)
         return op

@@ -311,10 +311,12 @@ class KernelBuilder:
     _count: int = 0
 
     def fresh(self, prefix: str) -> str:
+        """A name that begins so and that no other of the kernel bears."""
         self._count += 1
         return f"{prefix}{self._count}"
 
     def emit(self, stmt: Stmt) -> None:
+        """Adds a statement to the innermost body."""
         self._stack[-1].append(stmt)
 
     def body(self) -> Body:
@@ -372,6 +374,7 @@ class KernelBuilder:
         return buffer
 
     def store(self, buffer: Buffer, index, value) -> None:
+        """buffer[index] = value. A literal takes the buffer's type; one index may stand alone."""
         if not isinstance(index, tuple):
             index = (index,)
         index = tuple(as_expr(x, i64) for x in index)
@@ -382,6 +385,7 @@ class KernelBuilder:
 
     @contextmanager
     def when(self, condition: Expr):
+        """What is emitted within runs if the condition holds."""
         with self.block() as inner:
             yield
         self.emit(If(condition, tuple(inner)))
@@ -397,6 +401,7 @@ class KernelBuilder:
 
     @contextmanager
     def repeat(self, condition: Expr):
+        """What is emitted within runs as long as the condition holds."""
         with self.block() as inner:
             yield
         self.emit(While(condition, tuple(inner)))

@@ -265,6 +265,7 @@ class OutIndex(tuple):
 
     @staticmethod
     def make(shape: Shape, output: int, count: int = 1) -> OutIndex:
+        """The index i0, i1, ... of output number `output` of `count`, in its shape."""
         index = OutIndex(Index(f"i{d}", extent) for d, extent in enumerate(shape))
         index.shape, index.output, index.count = tuple(shape), output, count
         return index

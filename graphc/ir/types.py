@@ -44,6 +44,7 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
+        """The layout of a name (NHWC) or of an order (p0_2_3_1); ValueError if it is neither."""
         if text in _NAMED:
             return Layout(_NAMED[text])
         return Layout(tuple(int(part) for part in text[1:].split("_")))
@@ -125,12 +126,15 @@ class TensorType:
         return self.size * self.dtype.size
 
     def with_shape(self, shape) -> TensorType:
+        """The same elements in another shape, row-major."""
         return TensorType(self.dtype, tuple(shape))
 
     def with_dtype(self, dtype: DType) -> TensorType:
+        """The same shape and layout, other elements."""
         return replace(self, dtype=dtype)
 
     def with_layout(self, layout: Layout | None) -> TensorType:
+        """The same tensor stored in another order; None is row-major."""
         return replace(self, layout=layout)
 
     def __str__(self) -> str:

@@ -56,6 +56,7 @@ class Speller:
     in_index: bool = False
 
     def need(self, name: str) -> str:
+        """Notes that a helper is used; its name."""
         self.needed.add(name)
         return name
 
@@ -120,6 +121,7 @@ class Speller:
         raise UnsupportedError(f"C cannot compute {name} of {dtype}")
 
     def logic(self, node: Call, args: Sequence[Text]) -> Text:
+        """An operation on truth values."""
         name = node.op.name
         if name in ("not", "bnot"):
             return Text(f"!{args[0].at(UNARY)}", BIT_OR)  # gcc wants (!a) == b
@@ -133,6 +135,7 @@ class Speller:
         raise UnsupportedError(f"C cannot compute {name} of booleans")
 
     def test(self, name: str, x: Text, dtype: DType) -> Text:
+        """isnan, isinf and their kind; never true of integers."""
         if not dtype.is_float:
             return Text("0")
         return infix("!=", EQUAL, self.call(f"{name}_{dtype.compute}", x), Text("0"))
@@ -140,6 +143,7 @@ class Speller:
     # ------------------------------------------------------------ floats
 
     def float_op(self, node: Call, args: Sequence[Text]) -> Text:
+        """An operation that gives a float."""
         name, wide = node.op.name, node.dtype.compute
         suffix = "f" if wide is dtypes.f32 else ""
         if name in ("add", "sub", "mul", "div"):
@@ -166,6 +170,7 @@ class Speller:
     # ------------------------------------------------------------ integers
 
     def integer_op(self, node: Call, args: Sequence[Text]) -> Text:
+        """An operation that gives an integer."""
         name, dtype = node.op.name, node.dtype
         if name in ("floor", "ceil", "round", "trunc"):
             return args[0]

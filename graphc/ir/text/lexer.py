@@ -87,6 +87,7 @@ class Cursor:
         return self.tokens[min(self.at + count, len(self.tokens) - 1)]
 
     def next(self) -> Token:
+        """Skips a token and returns it; `end` is never skipped."""
         token = self.tokens[self.at]
         self.at += token.kind != "end"
         return token
@@ -102,6 +103,7 @@ class Cursor:
         return found
 
     def expect(self, text: str) -> None:
+        """Skips the next token, which must be `text`."""
         if not self.accept(text):
             self.fail(f"expected `{text}`")
 
@@ -139,6 +141,7 @@ class Cursor:
         return unquote(self.expect_kind(kind, what)[1:])
 
     def string(self) -> str:
+        """The contents of a quoted string."""
         return unquote(self.expect_kind("string", "a string"))
 
     def integer(self) -> int:

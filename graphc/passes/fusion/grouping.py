@@ -68,6 +68,7 @@ class Grouping:
         self.depth: dict[Op, int] = {}  # ops of the group on the longest way to an op, and itself
 
     def run(self) -> list[Group]:
+        """The groups of several ops, in the order of their first."""
         for op in self.region.ops:
             if op.name != "Constant":
                 self.place(op)
@@ -92,6 +93,7 @@ class Grouping:
         self.absorb_maps(op)
 
     def anchor_of(self, op: Op) -> str:
+        """What kind of loops an op asks for: map, row, window or contraction."""
         if not structure.reductions(op):
             return "map"
         if structure.is_contraction(op):
@@ -99,6 +101,7 @@ class Grouping:
         return "row" if structure.row_operand(op, self.columns) else "window"
 
     def open(self, op: Op, anchor: str) -> Group:
+        """A new group of one op."""
         space = space_of(op.outputs[0]) if anchor != "opaque" else ()
         group = Group([op], anchor, space, len(self.group))
         row = structure.row_operand(op, self.columns) if anchor == "row" else None
@@ -109,6 +112,7 @@ class Grouping:
         return group
 
     def add(self, op: Op, group: Group) -> None:
+        """Makes an op a member of a group."""
         group.ops.append(op)
         self.depth[op] = self.depth_in(group, op)
         self.group[op] = group
@@ -119,6 +123,7 @@ class Grouping:
         return 1 + max((self.depth[member] for member in members if member), default=0)
 
     def producers(self, op: Op) -> list[Group]:
+        """The groups that make operands of an op."""
         found = [
             self.group[v.producer] for v in op.inputs if v is not None and v.producer in self.group
         ]
@@ -195,6 +200,7 @@ class Grouping:
         return ends_rows
 
     def read_operands(self, op: Op, group: Group) -> list[int]:
+        """The positions of the operands that a group makes."""
         return [
             n for n, v in enumerate(op.inputs)
             if v is not None and v.producer in self.group and self.group[v.producer] is group
@@ -234,6 +240,7 @@ class Grouping:
         return True
 
     def joins_as_reduction(self, op: Op, group: Group) -> bool:
+        """Whether an op reduces rows of a group, whose loops are over these rows from then on."""
         if group.anchor not in ("map", "row"):
             return False
         row = structure.row_operand(op, self.columns)
@@ -250,9 +257,11 @@ class Grouping:
         return True
 
     def work(self, group: Group) -> int:
+        """What the bodies of a group cost, for one element of each."""
         return sum(cost(op_body(op, n)) for op in group.ops for n in range(len(op.outputs)))
 
     def joins_as_map(self, op: Op, group: Group) -> bool:
+        """Whether an op computes each element where the group's loops are."""
         operands = self.read_operands(op, group)
         at_own_index = all(structure.pointwise(op, n) for n in operands)
         spaces = {space_of(v) for v in op.outputs}
@@ -360,6 +369,7 @@ class Grouping:
         )
 
     def absorbs(self, op: Op, group: Group, other: Group) -> bool:
+        """Whether a group may take in another that makes operands of its op."""
         if not self.fits([*other.ops, *group.ops]) or self.depth_in(other, op) > LONGEST:
             return False
         values = (value for member in other.ops for value in member.outputs)

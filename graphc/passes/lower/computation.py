@@ -53,6 +53,7 @@ class Computation:
     label: str = ""
 
     def input(self, name: str) -> Buffer:
+        """The input of this name, which there must be."""
         return next(b for b in self.inputs if b.name == name)
 
     def restricted(self, outputs: Sequence[Output]) -> Computation:

@@ -95,6 +95,7 @@ class Lowering:
     computed: dict[Op, Numbered] = field(default_factory=dict)
 
     def run(self) -> Program:
+        """The program of the whole graph."""
         self.compose()
         for position, value in enumerate(self.graph.params):
             space = "arena" if self.wanted.resident else "input"
@@ -131,6 +132,7 @@ class Lowering:
     # ---------------------------------------------------------------- ops
 
     def lower_op(self, op: Op) -> None:
+        """Adds the calls of an op; none if all it gives are views."""
         if op.defn.form == "imperative":
             self.lower_imperative(op)
             return
@@ -248,6 +250,7 @@ class Lowering:
         return self.storages.temporary(buffer, "const", self.storages.add_constant(array))
 
     def call(self, lowered: Lowered, places: dict[str, str], op: Op, macs: int = 0) -> None:
+        """Adds a call of a kernel, its parameters in the storages that `places` names."""
         kernel = self.shared(lowered.kernel)
         arguments = tuple(places[b.name] for b in lowered.kernel.params)
         reads = tuple(places[b.name] for b in lowered.kernel.params if b.access != "out")
@@ -289,6 +292,7 @@ class Lowering:
         return self.known[id(kernel)][1]
 
     def lower_imperative(self, op: Op) -> None:
+        """Adds the call of an op that is given as kernel IR."""
         kernel = flat_kernel(imperative_kernel(op, self.wanted.builder))
         if self.wanted.vector_bytes:
             kernel = in_lanes(kernel, self.wanted.vector_bytes)
@@ -351,6 +355,7 @@ class Lowering:
     # ---------------------------------------------------------------- the program
 
     def program(self) -> Program:
+        """Plans memory; calls become steps."""
         arena = plan_arena(self.calls, self.storages)
         used = sorted({self.storages[a].index for c in self.calls for a in c.arguments
                        if self.storages[a].space == "const"})  # fmt: skip

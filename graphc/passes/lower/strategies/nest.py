@@ -63,6 +63,7 @@ class Nest(Reductions):
     """Emits the loops of one computation; strategies with other loops override parts of it."""
 
     def kernel(self, name: str) -> Kernel:
+        """The kernel over all inputs and outputs of the computation."""
         shapes = shapes_of(self.computation.inputs)
         indices, offset, exprs = self.computation.over_loops()
         exprs = [simplify(flatten_loads(e, shapes)) for e in exprs]
@@ -153,6 +154,7 @@ class Nest(Reductions):
                 self.store_points(self._at(read, {turned.across: top + r, turned.along: left + v}))
 
     def one_dimension(self, last: Index, points: list[Point], hoisted: bool) -> None:
+        """A space of one dimension, in parallel blocks if it is long."""
         if hoisted:
             points = self.row_values(points, last, frozenset())
             self.inner_loops([], last, points, frozenset(), False)
@@ -243,6 +245,7 @@ class Nest(Reductions):
         self.store_points(self.resolved(points, bound, per_lane))
 
     def store_points(self, points: list[Point]) -> None:
+        """Stores points in which nothing is left to reduce."""
         for point in points:
             self.k.store(point.output, (simplify(point.offset),), simplify(point.expr))
 

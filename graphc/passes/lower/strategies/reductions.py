@@ -52,6 +52,7 @@ class NestOptions:
     flat: bool = False
 
     def lanes(self, element_bytes: int) -> int:
+        """Elements of so many bytes in a vector; 1 without vectors."""
         return max(1, self.vector_bytes // element_bytes)
 
 
@@ -65,6 +66,7 @@ class Reductions:
     lane: Index | None = None  # the index of the vector loop being emitted
 
     def resolve(self, exprs: list[Expr], bound: frozenset, per_lane: bool) -> list[Expr]:
+        """The expressions with every reduction emitted whose free indices are bound."""
         while ready := ready_reductions(exprs, bound):
             exprs = self.resolve_group(ready, exprs, bound, per_lane)
         return exprs
@@ -119,6 +121,7 @@ class Reductions:
             self._terms(group, moved, rest, bound | {x}, per_lane, targets)
 
     def horizontal_lanes(self, group: list[Reduce], axis: Index) -> int:
+        """Lanes along the axis itself, if all reductions read neighbours there; else 1."""
         if not self.options.vector_bytes:
             return 1
         lanes = self.options.lanes(element_bytes([r.body for r in group]))

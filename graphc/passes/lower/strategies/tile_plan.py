@@ -47,6 +47,7 @@ class TilePlan:
 
 
 def tile_plan(match: Match, options: RegisterTileOptions, quad: Index | None) -> TilePlan:
+    """The tiles of a contraction on a machine; `quad` as in TilePlan."""
     lanes = max(1, options.vector_bytes // match.hole.dtype.size)
     columns = math.prod(x.count for x in match.cols)
     depth = math.prod(x.count for x in match.depth)
