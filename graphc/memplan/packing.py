@@ -70,7 +70,7 @@ def _allowed(
     """Allowances between buffers live together; of several for a pair, the first counts."""
     index = {b.name: i for i, b in enumerate(buffers)}
     allowed: tuple[dict[int, tuple[int, int]], ...] = tuple({} for _ in buffers)
-    for overlap in problem.allowances():
+    for overlap in problem.overlaps:
         if overlap.a not in index or overlap.b not in index:
             continue
         i, j = index[overlap.a], index[overlap.b]

@@ -11,7 +11,7 @@ Units and conventions, everywhere in this package:
 * for schedules of n steps, time -1 is "the caller writes the inputs" and time n is "the caller
   reads the outputs";
 * two buffers of one pool may share bytes only if their lifetimes are disjoint, one of them is
-  empty, or an allowance (`Overlap`, `Buffer.may_alias`, `Step.inplace`) says so.
+  empty, or an allowance (`Overlap`, `Step.inplace`, `Step.overlaps`) says so.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ class ProblemError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """`size` bytes, live during steps `first..last`, at an offset that is a multiple of `align`.
-
-    `may_alias` names buffers whose place this one may take: it may start at exactly their offset,
-    provided they die in the step in which it is born (`other.last == self.first`).
-    """
+    """`size` bytes, live during steps `first..last`, at an offset that is a multiple of `align`."""
 
     name: str
     size: int
@@ -40,7 +36,6 @@ class Buffer:
     last: int
     align: int = 64
     pool: str = DEFAULT_POOL
-    may_alias: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +70,10 @@ class Problem:
             _check_pair(names, overlap.a, overlap.b)
             if overlap.low > overlap.high:
                 raise ProblemError(f"{overlap}: low is above high")
-        for buffer in self.buffers:
-            for other in buffer.may_alias:
-                _check_pair(names, other, buffer.name)
 
     def pools(self) -> tuple[str, ...]:
         """Pool names in order of first appearance."""
         return tuple(dict.fromkeys(buffer.pool for buffer in self.buffers))
-
-    def allowances(self) -> tuple[Overlap, ...]:
-        """All overlaps, with `may_alias` spelled out where the lifetimes meet in one step."""
-        by_name = {buffer.name: buffer for buffer in self.buffers}
-        in_place = (
-            Overlap(other, buffer.name)
-            for buffer in self.buffers
-            for other in buffer.may_alias
-            if by_name[other].last == buffer.first
-        )
-        return (*self.overlaps, *in_place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,15 +55,12 @@ def validate(problem: Problem, plan: Plan) -> None:
     allowances: dict[tuple[str, str], list[Overlap]] = {}
     for overlap in problem.overlaps:
         allowances.setdefault((overlap.a, overlap.b), []).append(overlap)
-    may_alias = {(b.name, other) for b in problem.buffers for other in b.may_alias}
 
     def covered(one: _Placed, two: _Placed) -> bool:
         for a, b in ((one, two), (two, one)):
             for overlap in allowances.get((a.name, b.name), ()):
                 if overlap.low <= b.start - a.start <= overlap.high:
                     return True
-            if (b.name, a.name) in may_alias and a.last == b.first and a.start == b.start:
-                return True
         return False
 
     _sweep(placed, covered)

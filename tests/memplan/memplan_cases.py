@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from graphc.memplan import Buffer, Overlap, Problem, Request, Step, layout_of
 from graphc.memplan.packing import live_bound, packing_of
 
+Pairs = set[tuple[str, str]]  # of buffers that may have the same place
+
 
 def random_problem(
     seed: int, count: int, steps: int, life: int, sizes: int = 1000, *, overlaps: bool = False
@@ -17,65 +19,68 @@ def random_problem(
     dice = random.Random(seed)
     buffers: list[Buffer] = []
     allowed: list[Overlap] = []
+    in_place: list[Overlap] = []
     for i in range(count):
         first = dice.randrange(steps)
         last = min(steps - 1, first + dice.randrange(life))
         dying = [b for b in buffers if b.last == first]
-        alias = (dice.choice(dying).name,) if overlaps and dying and dice.random() < 0.5 else ()
+        if overlaps and dying and dice.random() < 0.5:
+            in_place.append(Overlap(dice.choice(dying).name, f"b{i}"))
         align = dice.choice((16, 64, 128)) if seed % 2 else 64
         size = dice.randrange(sizes + 1)
-        buffers.append(Buffer(f"b{i}", size, first, last, align, may_alias=alias))
+        buffers.append(Buffer(f"b{i}", size, first, last, align))
         if overlaps and i and dice.random() < 0.1:
             low = dice.randrange(-200, 200)
             other = dice.choice(buffers[:-1]).name
             allowed.append(Overlap(other, f"b{i}", low, low + dice.randrange(300)))
-    return Problem(tuple(buffers), tuple(allowed))
+    return Problem(tuple(buffers), (*allowed, *in_place))
 
 
 def unit_problem(seed: int, count: int = 6, *, in_place: bool = False) -> Problem:
     """A small problem in units (alignment 1), dense enough to leave gaps above the bound."""
     dice = random.Random(seed)
     buffers: list[Buffer] = []
+    allowed: list[Overlap] = []
     for i in range(count):
         first = dice.randrange(6)
         last = min(5, first + dice.randrange(4))
         dying = tuple(b.name for b in buffers if b.last == first)
-        alias = dying if in_place and dice.random() < 0.7 else ()
-        buffers.append(Buffer(f"b{i}", dice.randrange(1, 5), first, last, 1, may_alias=alias))
-    return Problem(tuple(buffers))
+        if in_place and dice.random() < 0.7:
+            allowed += [Overlap(name, f"b{i}") for name in dying]
+        buffers.append(Buffer(f"b{i}", dice.randrange(1, 5), first, last, 1))
+    return Problem(tuple(buffers), tuple(allowed))
 
 
 def brute_force_peak(problem: Problem) -> int:
     """The least peak of a problem with alignment 1, by trying all offsets from the bound - 1 on."""
     peak = live_bound(packing_of(problem, "arena")) - 1
     buffers = sorted(problem.buffers, key=lambda b: -b.size)
-    while max(b.size for b in buffers) > peak or not _fits(buffers, [], peak):
+    pairs = {(x.a, x.b) for x in problem.overlaps}
+    while max(b.size for b in buffers) > peak or not _fits(buffers, [], peak, pairs):
         peak += 1
     return peak
 
 
-def _fits(buffers: Sequence[Buffer], offsets: list[int], peak: int) -> bool:
+def _fits(buffers: Sequence[Buffer], offsets: list[int], peak: int, pairs: Pairs) -> bool:
     if len(offsets) == len(buffers):
         return True
     new = buffers[len(offsets)]
     for at in range(peak - new.size + 1):
         if all(
-            _compatible(old, start, new, at) for old, start in zip(buffers, offsets, strict=False)
+            _compatible(old, start, new, at, pairs)
+            for old, start in zip(buffers, offsets, strict=False)
         ):
-            if _fits(buffers, [*offsets, at], peak):
+            if _fits(buffers, [*offsets, at], peak, pairs):
                 return True
     return False
 
 
-def _compatible(old: Buffer, start: int, new: Buffer, at: int) -> bool:
+def _compatible(old: Buffer, start: int, new: Buffer, at: int, pairs: Pairs) -> bool:
     if old.last < new.first or new.last < old.first:
         return True
     if start + old.size <= at or at + new.size <= start:
         return True
-    takes = (old.name in new.may_alias and old.last == new.first) or (
-        new.name in old.may_alias and new.last == old.first
-    )
-    return takes and start == at
+    return start == at and not pairs.isdisjoint({(old.name, new.name), (new.name, old.name)})
 
 
 def random_schedule(seed: int, count: int) -> tuple[list[Step], list[Request]]:

@@ -53,12 +53,12 @@ def test_single_faults() -> None:
 
 
 def test_allowances_are_exact() -> None:
-    pair = (Buffer("a", 128, 0, 2), Buffer("b", 128, 2, 3, may_alias=("a",)))
-    validate(Problem(pair), simple_plan(a=64, b=64))
-    rejects(Problem(pair), simple_plan(a=64, b=128), "overlap")
-    late = (pair[0], replace(pair[1], first=1))
-    rejects(Problem(late), simple_plan(a=64, b=64), "overlap")
-    shifted = Problem((pair[0], replace(late[1], may_alias=())), (Overlap("a", "b", 64, 64),))
+    pair = (Buffer("a", 128, 0, 2), Buffer("b", 128, 2, 3))
+    in_place = Problem(pair, (Overlap("a", "b"),))
+    validate(in_place, simple_plan(a=64, b=64))
+    rejects(in_place, simple_plan(a=64, b=128), "overlap")
+    rejects(Problem(pair), simple_plan(a=64, b=64), "overlap")
+    shifted = Problem(pair, (Overlap("a", "b", 64, 64),))
     validate(shifted, simple_plan(a=0, b=64))
     rejects(shifted, simple_plan(a=64, b=0), "overlap")
 
@@ -69,8 +69,9 @@ def test_third_party_under_an_in_place_pair_is_caught() -> None:
         (
             Buffer("in", 64, 0, 1),
             Buffer("by", 64, 0, 5),
-            Buffer("out", 128, 1, 2, may_alias=("in",)),
-        )
+            Buffer("out", 128, 1, 2),
+        ),
+        (Overlap("in", "out"),),
     )
     rejects(problem, simple_plan(**{"in": 0, "by": 64, "out": 0}), '"by".*"out"')
     made = plan(problem)
