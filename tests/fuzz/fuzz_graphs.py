@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from generator import families, generate
 from judging import ONNXRUNTIME, Runner, failure, target_runner
 from shrinking import save, smaller
-from worker import Worker
+from worker import Worker, add_bounds
 
 from graphc.errors import UnsupportedError
 
@@ -65,9 +64,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--count", type=int, default=1 << 62, help="number of cases")
-    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long")
+    add_bounds(parser)
     parser.add_argument(
         "--target", default="cpu", help="cpu, c, micro, cuda, or onnx (see judging.py)"
     )
@@ -89,20 +86,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = arguments()
-    if args.count > 1 << 60 and args.minutes > 1e8:
-        args.count = 100
     worker = Worker(examiner, args)
-    until, done, findings = time.monotonic() + 60 * args.minutes, 0, 0
-    while done < args.count and time.monotonic() < until:
-        if args.print:
-            print(generate(args.seed + done, args.family).graph)
-        for line in worker.examine(args.seed + done):
-            findings += 1
-            print(line, flush=True)
-        done += 1
-    print(f"{done} cases, {findings} findings")
-    worker.stop()
-    return 1 if findings else 0
+    return worker.work(args, lambda seed: print(generate(seed, args.family).graph))
 
 
 if __name__ == "__main__":

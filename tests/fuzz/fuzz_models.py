@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import resource
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -29,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from hostile import leaks
 from mutants import Mutant, make
-from worker import Worker
+from worker import Worker, add_bounds
 
 from graphc import driver
 from graphc.backends import c99, cuda, micro_c
@@ -184,9 +183,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--count", type=int, default=None, help="number of cases")
-    parser.add_argument("--minutes", type=float, default=None, help="stop after so long")
+    add_bounds(parser)
     parser.add_argument("--target", default="cpu", help="cpu, c, or texts")
     parser.add_argument("--print", action="store_true", help="print each model and its error")
     return parser.parse_args()
@@ -194,19 +191,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = arguments()
-    count = args.count or (100 if args.minutes is None else 1 << 62)
     worker = Worker(examiner, args.target, args.print)
-    until, done, findings = time.monotonic() + 60 * (args.minutes or 1e9), 0, 0
-    while done < count and time.monotonic() < until:
-        if args.print:
-            show(make(args.seed + done, attack=args.target == "texts"))
-        for line in worker.examine(args.seed + done):
-            findings += 1
-            print(line, flush=True)
-        done += 1
-    print(f"{done} cases, {findings} findings")
-    worker.stop()
-    return 1 if findings else 0
+    return worker.work(args, lambda seed: show(make(seed, attack=args.target == "texts")))
 
 
 def show(mutant: Mutant) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import multiprocessing.connection
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 HANG_SECONDS = 120.0
+USUAL = 100  # cases, if neither their number nor a time is given
 
 
 def child(pipe: Any, prepare: Callable[..., Callable[[int], list[str]]], arguments: tuple) -> None:
@@ -58,3 +61,26 @@ class Worker:
         """Ends the child process."""
         self.process.kill()
         self.process.join()
+
+    def work(self, args: argparse.Namespace, show: Callable[[int], None]) -> int:
+        """Examines the seeds that the options of `add_bounds` ask for and prints the findings; with
+        the option `print` each case before. The exit code: 1 if there are findings."""
+        count = args.count or (USUAL if args.minutes is None else 1 << 62)
+        until, done, findings = time.monotonic() + 60 * (args.minutes or 1e9), 0, 0
+        while done < count and time.monotonic() < until:
+            if args.print:
+                show(args.seed + done)
+            for line in self.examine(args.seed + done):
+                findings += 1
+                print(line, flush=True)
+            done += 1
+        print(f"{done} cases, {findings} findings")
+        self.stop()
+        return 1 if findings else 0
+
+
+def add_bounds(parser: argparse.ArgumentParser) -> None:
+    """Options for which seeds are examined, and how many."""
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--count", type=int, help=f"number of cases (default: {USUAL})")
+    parser.add_argument("--minutes", type=float, help="stop after so long")
