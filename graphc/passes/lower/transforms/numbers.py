@@ -50,7 +50,7 @@ def with_numbers_read(computations: Sequence[Computation]) -> list[Numbered]:
         if len(different) > 1:
             layout = _Layout(list(zip(*(holes[n] for n in members))))
             for n in members:
-                result[n] = layout.numbered(computations[n], holes[n])
+                result[n] = layout.numbered(computations[n])
     return result
 
 
@@ -80,7 +80,7 @@ class _Layout:
             self.places.append((dtype, self.counts.setdefault(dtype, 0)))
             self.counts[dtype] += 1
 
-    def numbered(self, computation: Computation, numbers: list[Const]) -> Numbered:
+    def numbered(self, computation: Computation) -> Numbered:
         """A member of the family with the numbers that differ as inputs."""
         contents = {d: np.zeros(count, d.np) for d, count in self.counts.items()}
         places = iter(self.places)
