@@ -2,8 +2,9 @@
 
 Inside a vector loop over `v`, an expression that does not depend on `v` stays scalar and is splat
 where a vector is needed; a load whose offset moves by 1 with `v` is a vector load, by 0 a scalar
-load, else a gather. `select` is lazy in its loads: a load that is not provably in bounds becomes a
-masked load under the conditions of the selects around it (scalar: the offset is clamped to 0).
+load; if lanes are at known distances, it is a few vectors that are shuffled; else a gather.
+`select` is lazy in its loads: a load that is not provably in bounds becomes a masked load under the
+conditions of the selects around it (scalar: the offset is clamped to 0).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import DType, boolean, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, free_indices, substitute, walk
 from graphc.ir.simplify import bounds, simplify
+from graphc.passes.lower.known_lanes import KnownLanes, known_lanes
 
 
 @dataclass
@@ -191,7 +193,43 @@ class ExprEmitter(ScalarEmitter):
             return self._plain_load(storage, pointer, 1)
         if stride == 1:
             return self._vector_load(storage, pointer, mask)
+        known = self._known_lanes(offset) if mask is None else None
+        if known is not None:
+            return self._shuffled(storage, offset, known)
         return self._gather(storage, offset, mask)
+
+    def _known_lanes(self, offset: Expr) -> KnownLanes | None:
+        assert self.vector is not None
+        if self.depends(substitute(offset, {self.vector: Const(0, i64)})):
+            return None
+        return known_lanes(offset, self.vector, self.lanes)
+
+    def _shuffled(self, storage: Storage, offset: Expr, known: KnownLanes) -> Typed:
+        """Lanes picked from a few vectors."""
+        assert self.vector is not None
+        first = simplify(substitute(offset, {self.vector: Const(0, i64)}))
+        element = spell.storage_type(storage.dtype)
+        kind = spell.vector_of(element, known.width)
+        vectors = []
+        for start in known.starts:
+            pointer = self.element_pointer(storage, self.value(simplify(first + start)))
+            vectors.append(self.fresh())
+            self.line(f"{vectors[-1]} = load {kind}, ptr {pointer}, align {storage.dtype.size}")
+        if len(vectors) == 1:
+            picked = self._picked(kind, vectors[0], "poison", [n for _, n in known.picks])
+        else:
+            picked = vectors[0]
+            for number, vector in enumerate(vectors[1:], 1):
+                picked = self._picked(kind, picked, vector, known.shuffle(number))
+        return self._from_memory(picked, storage.dtype, self.lanes)
+
+    def _picked(self, kind: str, one: str, two: str, lanes: list[int]) -> str:
+        picks = ", ".join(f"i32 {n}" if n >= 0 else "i32 poison" for n in lanes)
+        name = self.fresh()
+        self.line(
+            f"{name} = shufflevector {kind} {one}, {kind} {two}, <{len(lanes)} x i32> <{picks}>"
+        )
+        return name
 
     def _plain_load(self, storage: Storage, pointer: str, lanes: int) -> Typed:
         kind = spell.vector_of(spell.storage_type(storage.dtype), lanes)

@@ -8,7 +8,7 @@ import pytest
 from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program, llvm_text
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, boolean, f32, f64, i32, i64
-from graphc.ir.expr import Const, Expr, Index, Load, call, cast, reduce, select
+from graphc.ir.expr import Const, Expr, Index, Load, call, cast, reduce, select, substitute
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.program import program_of
@@ -51,8 +51,6 @@ def elementwise(exprs: list[Expr], loads: dict[str, DType], lanes: int) -> Kerne
     index = Index("i", COUNT)
 
     def at(position: Expr) -> None:
-        from graphc.ir.expr import substitute
-
         for buffer, expr in zip(outs, exprs):
             k.store(buffer, position, substitute(expr, {index: position}))
 
@@ -186,6 +184,45 @@ def test_gathers(lanes):
              select(where >= 0, gathered, 1.0), select(where < 64, guarded, 0.0)]  # fmt: skip
     n = np.random.default_rng(3).integers(0, 40, COUNT).astype(np.int32)
     check(elementwise(exprs, {"x": f32, "n": i32}, LANES[lanes]), contents(f32, 1), n)
+
+
+def spread(step: int, start: int = 0) -> Expr:
+    """A position that is `step` further in the next lane, in vectors of 8."""
+    return (Index("i", COUNT) % 8) * step + start
+
+
+PLACES = {
+    "every second": spread(2, 1), "every fourth": spread(4), "backwards": spread(-1, 63),
+    "every third, backwards": spread(-3, 40), "twice": spread(1) // 2 + 9,
+    "from three parts": spread(1) % 3 * 20 + spread(1) // 3, "all over": spread(1) * spread(1),
+    "the last": spread(7, 14),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [f32, f64, dtypes.i8, dtypes.bf16, boolean], ids=str)
+@pytest.mark.parametrize("place", PLACES)
+def test_elements_at_known_distances_are_picked_from_vectors(place, dtype):
+    x, out = Buffer("x", dtype, (COUNT,), "in"), Buffer("out", dtype, (COUNT,), "out")
+    for lanes in (8, 5, 3):
+        k = KernelBuilder((out,))
+        with k.loop(COUNT, "serial") as i:
+            k.store(out, i, 0)
+        with k.loop(COUNT // lanes) as a, k.loop(lanes, "vector", width=lanes) as v:
+            k.store(out, a * lanes + v, x[substitute(PLACES[place], {Index("i", COUNT): v})])
+        kernel = Kernel("kernel", (x, out), k.body())
+        check(kernel, contents(dtype, 2))
+        gathers = "masked.gather" in llvm_text(program_of(kernel))
+        assert lanes < 8 or gathers == (place == "all over")
+
+
+def test_lanes_that_depend_on_data_are_at_no_known_distances():
+    x, n = Buffer("x", f32, (COUNT,), "in"), Buffer("n", i64, (COUNT,), "in")
+    out = Buffer("out", f32, (COUNT,), "out")
+    k = KernelBuilder((out,))
+    with k.loop(COUNT // 16) as a, k.loop(16, "vector", width=16) as v:
+        moved = k.let(n[a * 16 + v] % 2)
+        k.store(out, a * 16 + v, x[moved + v * 2])
+    check(Kernel("kernel", (x, n, out), k.body()), contents(f32, 2), contents(i64, 4))
 
 
 @pytest.mark.parametrize(
