@@ -18,6 +18,7 @@ from graphc.ir.expr import Call, Const, Expr, Index, Reduce, cost, free_indices,
 from graphc.ir.kernel import Buffer, Kernel
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered, flat_buffer, flops, in_place
+from graphc.passes.lower.strategies.edges import undecided_edges
 from graphc.passes.lower.strategies.reductions import (
     NestOptions,
     Reductions,
@@ -25,9 +26,11 @@ from graphc.passes.lower.strategies.reductions import (
     ready_reductions,
     strides_small,
 )
+from graphc.passes.lower.strategies.short_rows import ShortRows, short_rows, start_of
 from graphc.passes.lower.strategies.turned import TurnedLoads, load_tiles, split_off, turned_loads
 from graphc.passes.lower.transforms.guards import guard_atoms
 from graphc.passes.lower.transforms.pieces import segments, turned_constants
+from graphc.passes.lower.transforms.places import shared_places
 from graphc.passes.lower.transforms.spaces import (
     drop_units,
     merge_adjacent,
@@ -45,7 +48,9 @@ def lower_nest(computation: Computation, options: NestOptions, name: str = "nest
     prepare: list[Computation] = []
     temporaries: list[Buffer] = []
     if options.vector_bytes:
+        computation, places, tables = shared_places(computation)
         computation, prepare, temporaries = turned_constants(computation)
+        prepare, temporaries = [*places, *prepare], [*tables, *temporaries]
     kernel = Nest(computation, options).kernel(name)
     return Lowered(kernel, prepare, temporaries, inplace=inplace, flops=count)
 
@@ -97,7 +102,7 @@ class Nest(Reductions):
         if not indices:
             self.store_points(self.resolved(points, frozenset()))
             return
-        if self.turned_tiles(indices, points):
+        if self.turned_tiles(indices, points) or self.short_rows(indices, points):
             return
         if self._reduces_along_memory(points, indices[-1]):
             indices = [*indices, Index("one", 1)]
@@ -152,6 +157,33 @@ class Nest(Reductions):
                 mapping: dict[Expr, Expr] = {x: t[v + r * turned.side] for x, t in tiles.items()}
                 read = [Point(p.output, p.offset, substitute(p.expr, mapping)) for p in points]
                 self.store_points(self._at(read, {turned.across: top + r, turned.along: left + v}))
+
+    def short_rows(self, indices: list[Index], points: list[Point]) -> bool:
+        """All loops over the outputs if their rows are short; False if they are not."""
+        sizes = {b.name: b.size for b in self.computation.inputs}
+        exprs = [p.expr for p in points]
+        found = short_rows(indices, points[0].offset, exprs, self.options, sizes)
+        if found is None:
+            return False
+        blocks, left = divmod(found.across.count, found.rows)
+        loops = [*indices[:-2], Index(found.across.name, blocks)]
+        with self.k.loop(math.prod(x.count for x in loops), "parallel", name="p") as p:
+            *rest, block = unflatten_index(p, tuple(x.count for x in loops))
+            moved = self._at(points, dict(zip(indices, rest)))
+            for vector in range(found.vectors):
+                self._vector_of_rows(moved, found, block, vector)
+        if left:
+            below = Index(found.across.name, left)
+            moved = self._at(points, {found.across: below + blocks * found.rows})
+            self.outer_loops([*indices[:-2], below, found.along], moved)
+        return True
+
+    def _vector_of_rows(self, points: list[Point], rows: ShortRows, block: Expr, vector: int):
+        with self.k.loop(rows.lanes, "vector", width=rows.lanes) as lane:
+            place = rows.at(block, vector, lane)
+            for point, at in zip(points, self._at(points, place)):
+                start = start_of(point.offset, place, lane)
+                self.store_points([Point(at.output, start + lane, at.expr)])
 
     def one_dimension(self, last: Index, points: list[Point], hoisted: bool) -> None:
         """A space of one dimension, in parallel blocks if it is long."""
@@ -223,11 +255,13 @@ class Nest(Reductions):
                 self._element(variants, {last: x}, bound | {x})
             return
         whole, tail = divmod(extent, lanes)
-        if whole == 1:
-            self._vector(variants, last, Const(0, i64), lanes, bound)
-        elif whole:
-            with self.k.loop(whole) as x:
-                self._vector(variants, last, x * lanes, lanes, bound | {x})
+        exprs = [p.expr for points in variants for p in points]
+        for first, count in undecided_edges(exprs, last, lanes, whole):
+            if count == 1:
+                self._vector(variants, last, Const(first * lanes, i64), lanes, bound)
+                continue
+            with self.k.loop(count) as x:
+                self._vector(variants, last, (x + first) * lanes, lanes, bound | {x})
         if tail:
             self._vector(variants, last, Const(whole * lanes, i64), tail, bound)
 

@@ -55,12 +55,13 @@ def turned_loads(
         found = [x for x in dict.fromkeys(apart) if is_affine_in(x.index[0], across) == 1]
         if not found or not SMALLEST_SIDE <= side <= min(across.count, last.count):
             continue
-        if len(found) <= MOST_LOADS and all(_is_inside(x, sizes[x.source]) for x in found):
+        if len(found) <= MOST_LOADS and all(is_inside(x, sizes[x.source]) for x in found):
             return TurnedLoads(tuple(found), across, last, side)
     return None
 
 
-def _is_inside(load: Load, size: int) -> bool:
+def is_inside(load: Load, size: int) -> bool:
+    """Whether a load from a buffer of so many elements needs no guard."""
     low, high = bounds(load.index[0])
     return low >= 0 and high < size
 

@@ -194,6 +194,88 @@ def test_guarded_loads_are_not_taken_in_tiles():
     check(graph, inputs, (64, 32, 0), interpreted=(64, 32))
 
 
+SHORT = [((3, 100), (1, 0)), ((2, 3, 19), (0, 2, 1)), ((4, 33), (1, 0)), ((12, 40), (1, 0)),
+         ((3, 5), (1, 0)), ((5, 7, 3), (0, 1, 2)), ((2, 17, 2, 4), (0, 2, 1, 3))]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, order", SHORT, ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
+def test_short_rows_are_taken_several_at_a_time(shape, order, dtype):
+    data = (np.arange(np.prod(shape)).reshape(shape) % 113).astype(dtype)
+    row = np.arange(shape[order[-1]]).astype(dtype)
+
+    def function(b, x, row):
+        return b.Add(b.Transpose(x, perm=order), row)
+
+    check(*build(function, x=data, row=row), (64, 32, 16, 0), (64, 32), tolerance=0)
+
+
+def test_vectors_of_short_rows_are_whole():
+    graph, _ = build(lambda b, x: b.Transpose(x, perm=[1, 0]), x=floats(rng(), 3, 64))
+    (kernel,) = program_of(graph).kernels.values()
+    assert {v.extent for v in vectors(kernel)} == {16}
+
+
+def test_rows_that_are_gathered_stay_apart():
+    """What is read at no known distances is no vector of several rows."""
+    places = rng(1).integers(0, 9, (3, 50))
+    graph, inputs = build(
+        lambda b, x, places: b.Transpose(b.Gather(x, places, axis=0), perm=[1, 0]),
+        x=floats(rng(), 9), places=places,
+    )  # fmt: skip
+    check(graph, inputs, (64, 32, 0), (64, 32), tolerance=0)
+
+
+def vectors(kernel) -> list[For]:
+    return [s for s in walk_stmts(kernel.body) if isinstance(s, For) and s.kind == "vector"]
+
+
+@pytest.mark.parametrize("mode", ["edge", "reflect"])
+@pytest.mark.parametrize("pads, length", [((3, 3), 64), ((0, 5), 48), ((17, 1), 80), ((2, 0), 33)])
+def test_only_the_ends_of_rows_have_conditions(mode, pads, length):
+    def function(b, x):
+        return b.Pad(x, np.array([0, pads[0], 0, pads[1]]), mode=mode)
+
+    graph, inputs = build(function, x=floats(rng(2), 3, length))
+    check(graph, inputs, (64, 32, 16, 0), (64, 32), tolerance=0)
+    (kernel,) = program_of(graph, 16).kernels.values()
+    loops = [s for s in walk_stmts(kernel.body) if isinstance(s, For) and s.kind == "serial"]
+    assert loops if pads[0] <= 4 else True
+    assert not [s for s in loops if "select" in str(s) and pads[0] <= 4]
+
+
+SAMPLES = [
+    ((1, 8, 9, 11), (5, 18), {}), ((2, 5, 7, 6), (3, 7), {"padding_mode": "border"}),
+    ((1, 6, 5, 8), (4, 20), {"padding_mode": "reflection", "align_corners": 1}),
+    ((2, 4, 9, 6), (1, 33), {"mode": "nearest"}), ((1, 4, 8, 8), (9, 4), {"mode": "cubic"}),
+    ((1, 4, 1, 1), (6, 17), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, places, attrs", SAMPLES, ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_places_of_samples_are_computed_once_for_all_channels(shape, places, attrs, dtype):
+    grid = (rng(1).random((shape[0], *places, 2)) * 3 - 1.5).astype(np.float32)
+    grid.reshape(-1)[:4] = np.inf, -np.inf, 1e30, -1e30
+
+    def function(b, x, grid):
+        return b.Relu(b.GridSample(x, grid, **attrs))
+
+    graph, inputs = build(function, x=floats(rng(), *shape).astype(dtype), grid=grid)
+    program = check(graph, inputs, (0, 16, 64), (64, 32))
+    first, second = program.kernels.values()
+    assert "floor" in str(first) or "round" in str(first)
+    assert "floor" not in str(second) and "round" not in str(second)
+
+
+def test_few_channels_have_no_tables():
+    graph, _ = build(
+        lambda b, x, grid: b.GridSample(x, grid),
+        x=floats(rng(), 1, 3, 8, 8), grid=floats(rng(), 1, 20, 20, 2),
+    )  # fmt: skip
+    assert len(program_of(graph).kernels) == 1
+
+
 def test_views_cost_nothing():
     def function(b, x):
         flat = b.Reshape(b.Exp(x), np.array([30]))

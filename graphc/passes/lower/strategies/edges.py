@@ -1,0 +1,51 @@
+"""Where in a row of vectors it is undecided which way conditions on positions go.
+
+A mirrored border, or an image that is enlarged, has conditions that hold in all vectors of a row,
+or in none, but for those at its ends. Apart from these, the vectors in between need no conditions,
+and what they load often lies side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, substitute, walk
+from graphc.ir.simplify import simplify
+
+ENDS = ((1, 0), (0, 1), (1, 1))  # how many vectors there may be at the two ends
+
+
+def undecided_edges(
+    exprs: Sequence[Expr], index: Index, lanes: int, vectors: int
+) -> list[tuple[int, int]]:
+    """Pieces, first vector and how many, of the vectors that `index` runs over in a row."""
+    if not vectors:
+        return []
+    whole = [(0, vectors)]
+    nodes = {node for e in exprs for node in walk(e)}
+    conditions = [node for node in nodes if _is_condition(node, {index})]
+    if vectors < 3 or not conditions or any(isinstance(node, Reduce) for node in nodes):
+        return whole
+    lane = Index(f"{index.name}l", lanes)
+    for left, right in ENDS:
+        count = vectors - left - right
+        inner = Index(f"{index.name}v", count)
+        place: dict[Expr, Expr] = {index: (inner + left) * lanes + lane}
+        if not any(_stays(simplify(substitute(c, place)), {inner, lane}) for c in conditions):
+            pieces = [(0, left), (left, count), (left + count, right)]
+            return [piece for piece in pieces if piece[1]]
+    return whole
+
+
+def _stays(expr: Expr, indices: set[Index]) -> bool:
+    return any(_is_condition(node, indices) for node in walk(expr))
+
+
+def _is_condition(node: Expr, indices: set[Index]) -> bool:
+    """Whether a node chooses by comparing positions that depend on the indices."""
+    if not isinstance(node, Call) or not indices & free_indices(node):
+        return False
+    if node.op.name in ("min", "max"):
+        return node.dtype is i64
+    return node.op.rule == "compare" and node.args[0].dtype is i64

@@ -1,0 +1,105 @@
+"""Places that data decides, computed once for all that is read there.
+
+Where images are sampled, the place of an element, its weights and whether it lies inside depend on
+its position alone: all channels share them. They become tables, which a kernel of its own fills
+before; what reads them has a few loads where there was arithmetic for each channel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    cost,
+    free_indices,
+    loads,
+    substitute,
+    walk,
+)
+from graphc.ir.kernel import Buffer
+from graphc.passes.lower.computation import Computation, Output, loop_indices
+
+Tabled = tuple[Computation, list[Computation], list[Buffer]]
+SHARED = 4  # elements that are worth a table
+COSTLY = 8  # operations for each that are
+
+
+def shared_places(
+    computation: Computation,
+) -> Tabled:
+    """The computation with tables of what elements share whose place is data; what fills these, and
+    their buffers."""
+    unchanged: Tabled = computation, [], []
+    space = computation.outputs[0].extents
+    index = loop_indices(space)
+    exprs = [substitute(o.expr, dict(zip(o.index, index))) for o in computation.outputs]
+    own = _deciding(exprs) & set(index)
+    wide = [x for x in index if x.count > 1]
+    if not wide or wide[-1] not in own:
+        return unchanged
+    if math.prod(x.count for x in index if x not in own) < SHARED:
+        return unchanged
+    kept = tuple(x for x in index if x in own)
+    found = list(dict.fromkeys(node for e in exprs for node in _shared(e, set(kept))))
+    if sum(map(cost, found)) < COSTLY:
+        return unchanged
+    return _with_tables(computation, index, exprs, kept, found)
+
+
+def _with_tables(
+    computation: Computation,
+    index: tuple[Index, ...],
+    exprs: list[Expr],
+    kept: tuple[Index, ...],
+    found: list[Expr],
+) -> Tabled:
+    shape = tuple(x.count for x in kept)
+    tables = [Buffer(f"place{n}", node.dtype, shape) for n, node in enumerate(found)]
+    mapping: dict[Expr, Expr] = {node: table[kept] for node, table in zip(found, tables)}
+    filled = tuple(
+        Output(Buffer(t.name, t.dtype, shape, "out"), kept, node) for t, node in zip(tables, found)
+    )
+    outputs = [
+        Output(o.buffer, index, substitute(e, mapping)) for o, e in zip(computation.outputs, exprs)
+    ]
+    wider = replace(computation, inputs=(*computation.inputs, *tables))
+    return wider.restricted(outputs), [computation.restricted(filled)], tables
+
+
+def _deciding(exprs: list[Expr]) -> set[Expr]:
+    """The indices on which places depend that are data."""
+    found: set[Expr] = set()
+    for expr in exprs:
+        for load in loads(expr):
+            for place in load.index:
+                if any(isinstance(node, Load) for node in walk(place)):
+                    found |= free_indices(place)
+    return found
+
+
+def _shared(expr: Expr, kept: set[Expr]) -> Iterator[Expr]:
+    """The largest parts of an expression that are made of data and depend on these indices alone;
+    of a part that is combined with a constant, the part."""
+    waiting, seen = [expr], set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        data = isinstance(node, Call) and any(isinstance(x, Load) for x in walk(node))
+        if data and free_indices(node) <= kept and not _has_constant(node):
+            yield node
+        else:
+            waiting += reversed(node.children)
+
+
+def _has_constant(node: Expr) -> bool:
+    args = node.args if isinstance(node, Call) else ()
+    return len(args) == 2 and any(isinstance(x, Const) for x in args)
