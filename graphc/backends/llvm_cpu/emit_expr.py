@@ -18,8 +18,8 @@ from graphc.errors import InternalError
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import DType, boolean, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, free_indices, substitute, walk
+from graphc.ir.known_lanes import KnownLanes, known_lanes
 from graphc.ir.simplify import bounds, simplify
-from graphc.passes.lower.known_lanes import KnownLanes, known_lanes
 
 
 @dataclass

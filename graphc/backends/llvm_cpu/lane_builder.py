@@ -1,9 +1,9 @@
 """Builds kernels of operators for a processor with vectors.
 
 Picking keeps the traits of what was picked, an array for each, and compares an item with a vector
-of those at a time. Where the best items of a line are looked for, a vector is passed over in which
-none is better than those so far. What takes elements from all channels of an image at the same
-positions has the channels lie side by side first.
+of those at a time. Items are sorted in vectors, too. Where the few best items of a line are looked
+for, a vector is passed over in which none is better than those so far. What takes elements from all
+channels of an image at the same positions has the channels lie side by side first.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from graphc.backends.llvm_cpu.any_lane import any_lane
+from graphc.backends.llvm_cpu.lane_choosing import chooses, chosen_leaders
+from graphc.backends.llvm_cpu.lane_sorting import sorted_leaders, sorts
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import boolean, i64
-from graphc.ir.expr import Const, Expr, Index, Load, free_indices, select
+from graphc.ir.expr import Expr, Index, Load, free_indices, select
 from graphc.ir.imperative.collectives import Collectives, Leaders
 from graphc.ir.imperative.picking import Picked, Picking, Place
 from graphc.ir.imperative.sampling import Sampled
-from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.kernel import Buffer
 
 CHAINS = 4  # vectors of items that are looked at before it is asked whether one clashes
 READ = 16  # elements of each channel that a place reads, about
@@ -29,6 +32,14 @@ class LaneBuilder(Collectives):
     """Collectives in vectors of so many bytes."""
 
     vector_bytes: int = 16
+
+    def leaders(self, what: Leaders) -> None:
+        if chooses(self, what):
+            chosen_leaders(self, what, self.vector_bytes)
+        elif what.wanted * 2 >= what.count and sorts(self, what):
+            sorted_leaders(self, what)
+        else:
+            super().leaders(what)
 
     def offered(
         self, what: Leaders, line: Place, last: Callable[[], Expr], offer: Callable[[Expr], None]
@@ -59,21 +70,6 @@ class LaneBuilder(Collectives):
     def picked(self, what: Picked) -> None:
         size = max((kind.size for kind in what.kinds), default=1)
         LanePicking(self, what, max(2, self.vector_bytes // size)).run()
-
-
-def any_lane(k: KernelBuilder, lanes: int, vectors: int, holds: Callable[[Expr], Expr]) -> Expr:
-    """Whether something holds for one of the positions in so many vectors."""
-    some = k.alloc(boolean, (lanes,), "reg")
-    for number in range(vectors):
-        with k.loop(lanes, "vector", width=lanes) as lane:
-            found = k.let(holds(lane + number * lanes))
-            k.store(some, lane, some[lane] | found if number else found)
-    while lanes > 1:
-        half = lanes // 2
-        with k.loop(half, "vector", width=half) as lane:
-            k.store(some, lane, some[lane] | some[lane + half])
-        lanes = half
-    return k.let(some[Const(0, i64)])
 
 
 def _lies_along(k: Collectives, what: Leaders, line: Place) -> bool:

@@ -67,7 +67,8 @@ class Leaders:
     """The `wanted` first of `count` items of each line, in order: better values before worse ones,
     equal ones, if there may be `ties`, in the order of their positions. No value is worse than
     `worst`. `outputs` are buffers for the values and, if there are two, for their positions;
-    `at` says where in them a line has its number so and so."""
+    `at` says where in them a line has its number so and so. `order`, if there is one, gives a
+    number of type i32 that is larger for better values and equal for equal ones."""
 
     lines: tuple[int, ...]
     count: int
@@ -78,6 +79,7 @@ class Leaders:
     outputs: tuple[Buffer, ...]
     at: Callable[[Place, Expr], Place]
     ties: bool = True
+    order: Callable[[Expr], Expr] | None = None
 
     def precedes(self, a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> Expr:
         """Whether one item, a value and its position, comes before another one."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir.addresses import unflatten_index
-from graphc.ir.dtypes import DType, boolean, i64
-from graphc.ir.expr import Const, Expr, as_expr, cast, isnan, maximum, minimum, select
+from graphc.ir.dtypes import DType, boolean, f32, i32, i64
+from graphc.ir.expr import Const, Expr, as_expr, bitcast, cast, isnan, maximum, minimum, select
 from graphc.ir.imperative.collectives import Collectives, Kept, Leaders, Place, Running
 from graphc.ir.imperative.lowering import numel, store_size
 from graphc.ir.kernel import Buffer
@@ -31,6 +32,25 @@ def worst(dtype: DType, largest: int) -> Const:
     """A value that is better than none."""
     number = dtype.min if largest else dtype.max
     return Const(float("nan") if dtype.is_float else number, dtype)
+
+
+def order_of(dtype: DType, largest: int) -> Callable[[Expr], Expr] | None:
+    """What gives values numbers of type i32, larger ones to better values and equal ones to equal
+    values; None if there are not enough numbers."""
+    if dtype.is_float and dtype.bits <= 32:
+        return partial(_float_order, largest=largest)
+    if dtype.is_integer and dtype.min >= i32.min and dtype.max <= i32.max:
+        return lambda a: cast(a, i32) if largest else ~cast(a, i32)
+    return None
+
+
+def _float_order(a: Expr, largest: int) -> Expr:
+    """The bits of a float are in its order but for the sign: those of negative ones are inverted.
+    Zeros are equal, and NaN is worse than every number."""
+    wide = cast(a, f32)
+    bits = bitcast(select(wide.eq(0), Const(0, f32), wide), i32)
+    order = bits ^ ((bits >> 31) & i32.max)
+    return select(isnan(wide), Const(i32.min, i32), order if largest else ~order)
 
 
 def comes_first(a: Expr, b: Expr) -> Expr:
@@ -77,7 +97,7 @@ def top_k(k, x: Number, size: Known(Int), *, axis: int = -1, largest: int = 1, s
     lines = (*x.shape[:axis], *x.shape[axis + 1 :])
     k.leaders(
         Leaders(lines, x.shape[axis], wanted, lambda line, j: x[at(line, j)], first,
-                worst(x.dtype, largest), k.outputs, at)
+                worst(x.dtype, largest), k.outputs, at, order=order_of(x.dtype, largest))
     )  # fmt: skip
 
 

@@ -4,6 +4,11 @@ import numpy as np
 import pytest
 from differential import build, check, program_of
 
+from graphc.ir import dtypes
+from graphc.ir.expr import Index, Load
+from graphc.ir.interp import evaluate
+from graphc.ir.ops.sorting import better, order_of
+
 RNG = np.random.default_rng(5)
 
 
@@ -116,9 +121,81 @@ def test_vectors_without_a_leader_are_passed_over(wanted, largest, axis):
     )
     check(graph, inputs, (64, 32, 0), interpreted=())
     (kernel,) = program_of(graph).kernels.values()
-    assert ("vector" in str(kernel)) == (axis == 1)
+    assert ("vector" in str(kernel)) == (axis == 1 or wanted == 40)
 
 
 def test_leaders_of_narrow_integers():
     x = RNG.integers(-128, 128, (3, 150)).astype(np.int8)
     check(*build(lambda b, x: b.TopK(x, b.constant(np.array([7]))), x=x))
+
+
+def items(dtype, *shape: int) -> np.ndarray:
+    """Numbers among which there are many ties, and those that are hard to compare."""
+    x = RNG.integers(0, 50, shape).astype(dtype)
+    hard = [0, 1]
+    if np.dtype(dtype).kind == "f":
+        x = ((x - 25) / 8).astype(dtype)
+        hard = [np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0]
+    elif np.dtype(dtype).kind in "iu":
+        hard = [np.iinfo(dtype).min, np.iinfo(dtype).max]
+    flat = x.reshape(-1)
+    flat[RNG.random(flat.size) < 0.1] = hard[0]
+    for value in hard[1:]:
+        flat[RNG.random(flat.size) < 0.02] = value
+    return x
+
+
+SORTED = [(17, 17), (33, 20), (100, 60), (257, 257), (600, 30), (600, 100), (100, 30), (40, 24)]
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("count, wanted", SORTED)
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.int8, np.float16, np.uint32])
+def test_leaders_that_are_sorted(dtype, count, wanted, largest):
+    graph, inputs = build(
+        lambda b, x: b.TopK(x, b.constant(np.array([wanted])), largest=largest, outputs=2),
+        x=items(dtype, 3, count),
+    )  # fmt: skip
+    check(graph, inputs, (64, 16), interpreted=(64,) if count < 200 else (), tolerance=0)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, np.nan, np.inf, -np.inf])
+def test_leaders_of_equal_items_are_the_first(value):
+    x = np.full((2, 500), value, np.float32)
+    x[1, 400:420] = 1.0
+    for wanted in (30, 300):
+        check(*build(lambda b, x, n=wanted: b.TopK(x, b.constant(np.array([n])), outputs=2), x=x))
+
+
+@pytest.mark.parametrize("wanted", [500, 12000])
+def test_many_items_are_sorted_in_memory_of_their_own(wanted):
+    x = items(np.float32, 2, 12000)
+    graph, inputs = build(lambda b, x: b.TopK(x, b.constant(np.array([wanted])), outputs=2), x=x)
+    check(graph, inputs, (64,), interpreted=())
+    (kernel,) = program_of(graph).kernels.values()
+    assert [b.name for b in kernel.params if b.name.startswith("a")]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8, np.bool_])
+def test_unique_items_are_sorted(dtype):
+    for count in (17, 300):
+        graph, inputs = build(lambda b, x: b.Unique(x, outputs=4), x=items(dtype, count))
+        check(graph, inputs, (64, 16), interpreted=(64,) if count < 100 else ())
+
+
+@pytest.mark.parametrize("dtype", [dtypes.f32, dtypes.f16, dtypes.i32, dtypes.u8], ids=str)
+@pytest.mark.parametrize("largest", [0, 1])
+def test_orders_are_larger_where_values_are_better(dtype, largest):
+    order = order_of(dtype, largest)
+    assert order is not None
+    here = Index("i0", 300)
+    a, b = (Load(name, (here,), dtype) for name in "ab")
+    arrays = {name: items(dtype.np, 300) for name in "ab"}
+    for found, wanted in ((order(a) > order(b), better(a, b, largest)),
+                          (order(a) < order(b), better(b, a, largest))):  # fmt: skip
+        np.testing.assert_array_equal(*(evaluate(x, (300,), arrays) for x in (found, wanted)))
+
+
+def test_wide_numbers_have_no_order_of_32_bits():
+    for dtype in (dtypes.i64, dtypes.u32, dtypes.f64):
+        assert order_of(dtype, 1) is None

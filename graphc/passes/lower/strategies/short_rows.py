@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, loads, substitute, walk
+from graphc.ir.known_lanes import known_lanes, lane_distances
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.known_lanes import known_lanes, lane_distances
 from graphc.passes.lower.strategies.reductions import NestOptions, element_bytes
 from graphc.passes.lower.strategies.turned import is_inside
 
