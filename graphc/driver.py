@@ -46,7 +46,10 @@ def cuda_passes(precision: str = "f32") -> str:
 
 GPU_OPTIONS = ("device", "simulate", "precision", "arch", "tune")
 PIPELINES = {
-    "cpu": f"integers{{floats=true}}, rewrite{{group=axes}}, {OPTIMISING}, fuse-reductions",
+    "cpu": (
+        "integers{floats=true}, rewrite{group=axes}, rewrite{group=windows},"
+        f" {OPTIMISING}, fuse-reductions"
+    ),
     "c": f"integers, {OPTIMISING}",
     "plain": SIMPLE,
     "cuda": cuda_passes(),
