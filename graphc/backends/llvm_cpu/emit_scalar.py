@@ -90,7 +90,8 @@ class ScalarEmitter:
         kinds = ", ".join(a.type for a in args)
         result = spell.vector_of(element, lanes)
         self.declare(f"declare {result} @{full}({kinds})")
-        return self.op(f"call {result} @{full}({self._list(args)})", dtype, lanes)
+        flags = "nsz " if name in spell.SIGN_BLIND and _are_computed(args) else ""
+        return self.op(f"call {flags}{result} @{full}({self._list(args)})", dtype, lanes)
 
     def _list(self, args: list[Typed]) -> str:
         return ", ".join(f"{a.type} {a.text}" for a in args)
@@ -353,3 +354,8 @@ def _fits_words(node: Call, lanes: int) -> bool:
     """Whether a dividend in lanes, which is known not to be negative, and a divisor fit i32."""
     dividend, divisor = node.args
     return lanes > 1 and bounds(dividend)[1] <= i32.max and bounds(divisor)[1] <= i32.max
+
+
+def _are_computed(args: list[Typed]) -> bool:
+    """Whether no operand is a constant."""
+    return all(a.text.startswith("%") for a in args)

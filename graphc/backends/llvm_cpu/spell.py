@@ -82,6 +82,9 @@ INTRINSICS = {  # float operation -> intrinsic
     "max": "llvm.maximum",
     "fma": "llvm.fma",
 }
+SIGN_BLIND = ("llvm.minimum", "llvm.maximum")
+"""Those that need not tell zeros apart by sign, which takes x86 as long as the rest. With constants
+they do, so that a Relu has no negative zeros."""
 LIBM = {"exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
         "asinh", "acosh", "atanh", "erf", "pow"}  # fmt: skip
 FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}

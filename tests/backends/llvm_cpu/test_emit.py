@@ -225,6 +225,20 @@ def test_lanes_that_depend_on_data_are_at_no_known_distances():
     check(Kernel("kernel", (x, n, out), k.body()), contents(f32, 2), contents(i64, 4))
 
 
+@pytest.mark.parametrize("lanes", list(LANES))
+def test_zeros_are_told_apart_by_constants_alone(lanes):
+    """A Relu has no negative zeros; otherwise that took x86 as long as the rest of a maximum."""
+    i = Index("i", COUNT)
+    a, b = Load("a", (i,), f32), Load("b", (i,), f32)
+    exprs = [call(name, x, y) for name in ("min", "max") for x, y in ((a, b), (b, a), (a, 0.0))]
+    kernel = elementwise(exprs, {"a": f32, "b": f32}, LANES[lanes])
+    found = check(kernel, contents(f32, 3), contents(f32, 4))
+    lines = [x for x in llvm_text(program_of(kernel)).splitlines() if "llvm.maximum" in x]
+    calls = [x for x in lines if "call" in x]
+    assert {"nsz" in x for x in calls} == {True, False}
+    assert not np.signbit(found[5]).any()
+
+
 @pytest.mark.parametrize(
     "lanes, step, narrow", [(16, 7, True), (16, 1 << 28, False), (1, 7, False)]
 )
