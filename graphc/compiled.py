@@ -10,6 +10,7 @@ from graphc.execution import SpecialisedGraph
 from graphc.ir.graph import Graph, Op
 from graphc.ir.types import TensorType
 from graphc.passes.fold import FoldPolicy
+from graphc.passes.specialise import choices
 from graphc.plans import CompileStatic, Executable, Target
 from graphc.runnable import Runnable, Spec, check_type, checked
 
@@ -57,11 +58,16 @@ class CompiledModel(Runnable):
         return self._specialised.executables()
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes what has been compiled to a file that `graphc.load` runs without compiling.
+        """Writes what has been compiled to a file that `graphc.load` runs without compiling: for
+        every shape within the bounds of open dimensions; if one has no bounds, for the shapes that
+        the model was run with.
 
-        UnsupportedError if parts of the model run on the host, or nothing is compiled yet.
+        ModelError if there are too many shapes, or none. UnsupportedError if parts of the model run
+        on the host, or depend on what inputs hold.
         """
         from graphc.saved import save  # loads LLVM
 
-        self.prepare()
+        if not self.executables() or all(s.hi is not None for s in self.graph.symbols.values()):
+            for dims in choices(self.graph):
+                self._specialised.prepare(dims)
         save(path, self.graph, self.inputs, self.outputs, self.executables())

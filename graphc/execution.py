@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import RLock
 from typing import Any
 
@@ -30,7 +30,7 @@ from graphc.ir.interp import interpret
 from graphc.ir.types import TensorType, type_of
 from graphc.passes.fold import is_static, work_of
 from graphc.passes.partition import part_graph
-from graphc.passes.specialise import needed_inputs, ops_before, specialise
+from graphc.passes.specialise import needed_inputs, ops_before, pin, specialise
 from graphc.plans import Executable, Target, on_host, plan
 
 MAX_BOUND_ELEMENTS = 1024  # integers in an input that may be specialised on by value
@@ -66,20 +66,21 @@ class SpecialisedGraph:
             executable = self._specialised(values)
         return executable(values)
 
-    def prepare(self) -> bool:
-        """Compiles for the declared types if they are static; whether it is ready to run.
+    def prepare(self, dims: Mapping[str, int] | None = None) -> bool:
+        """Compiles for extents of the open dimensions, if these make the types of all inputs
+        static; whether it is ready to run for them.
 
         False: something depends on what the inputs hold, and is compiled at the first run.
         """
-        types = [p.type for p in self.graph.params]
+        graph = pin(self.graph, dims=dims)
+        types = [p.type for p in graph.params]
         if not all(isinstance(t, TensorType) and t.is_static for t in types):
             return False
         with self._lock:
             key = tuple([t.static_shape for t in types if isinstance(t, TensorType)])
             if key not in self._cache:
                 try:
-                    graph = specialise(self.graph, policy=self.target.policy)
-                    self._cache[key] = self._plan(graph)
+                    self._cache[key] = self._plan(specialise(graph, policy=self.target.policy))
                 except NeedsValue:
                     return False
         return True

@@ -45,7 +45,8 @@ class SavedModel(Runnable):
         shapes = tuple([v.shape for v in values])
         model = self._models.get(shapes)
         if model is None:
-            known = ", ".join(str([list(s) for s in each]) for each in self._models)
+            known = ", ".join(str([list(s) for s in each]) for each in [*self._models][:8])
+            known += ", ..." if len(self._models) > 8 else ""
             raise UnsupportedError(
                 f"this file was saved for inputs of shapes {known}, found "
                 f"{[list(s) for s in shapes]}; compile the model again for these"

@@ -91,6 +91,10 @@ def test_saved_models_run(capsys, tmp_path):
     compiled = ok(capsys, "run", DIGITS, "--dim", "N=2", "--seed", "5")
     assert ok(capsys, "run", path, "--seed", "5") == compiled
     assert "compiled already" in refused(capsys, "run", path, "--dim", "N=2")
+    ok(capsys, "compile", DIGITS, "--dim", "N=1..2", "-o", path)
+    assert ok(capsys, "run", path, "--dim", "N=2", "--seed", "5") == compiled
+    assert ok(capsys, "run", path, "--shape", "image=2,1,8,8", "--seed", "5") == compiled
+    assert "N" in refused(capsys, "run", path, "--dim", "N=3")
     path.write_bytes(b"nothing")
     assert "digits.gcm" in refused(capsys, "run", path)
     assert "dimension N" in refused(capsys, "compile", DIGITS, "-o", path)

@@ -38,7 +38,8 @@ Compiles a model to files, or prints a form it takes. With -o OUT the result is 
 not at all; the name tells what it is:
 
   .so .o     a shared library or an object file, with a C header beside it
-  .gcm       a model for graphc.load and graphc run
+  .gcm       a model for graphc.load and graphc run, for every shape within the bounds of
+             dimensions (--dim N=1..8)
   .ll .s     LLVM IR, assembly
   .cu        CUDA kernels
   .c         plain loops in C
@@ -53,7 +54,7 @@ what it came to is told."""
 EPILOG = examples(
     ("graphc compile model.onnx", "can it be compiled? how long does that take?"),
     ("graphc compile model.onnx -o model.so --dim batch=1", "a library that needs no Python"),
-    ("graphc compile model.onnx -o model.gcm --dim batch=1", "for graphc.load and graphc run"),
+    ("graphc compile model.onnx -o model.gcm --dim batch=1..8", "for graphc.load and graphc run"),
     ("graphc compile model.onnx --target c -o firmware/model", "C99 for a microcontroller"),
     ("graphc compile model.onnx --target c --cpu cortex-m55 -o firmware", "with its vectors"),
     ("graphc compile model.onnx --target cuda --arch sm_90 -o gpu/model", "kernels for a GPU"),
@@ -253,8 +254,13 @@ def _write_native(model: Model, path: Path, settings: Settings) -> None:
     from graphc.backends.llvm_cpu.runtime import NativeModel
     from graphc.cli.emit import check_closed, program
     from graphc.files import check_folder
+    from graphc.passes.specialise import choices
 
     check_folder(path)
+    if path.suffix == ".gcm" and model.pinned().symbols:
+        choices(model.pinned())  # complains before anything is compiled
+        driver.compile(model.graph, "cpu", **model.pins(), **vars(settings)).save(path)
+        return
     check_closed(model.pinned())
     compiled = driver.compile(model.graph, "cpu", **model.pins(), **vars(settings))
     parts = [part for _, part in compiled.executables()]

@@ -68,16 +68,21 @@ def _run_model(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
 def _run_saved(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
     """As `_run_model`, for a file that graphc compile wrote."""
     from graphc import driver
-    from graphc.cli.models import Model
+    from graphc.cli.models import Model, once
     from graphc.ir.graph import Graph
+    from graphc.ir.text.printer import symbols_of
 
-    if args.shape or args.dim or args.set or args.target != "cpu":
-        raise ModelError(f"{args.model} is compiled already: shapes and target are what they are")
+    if args.set or args.target != "cpu":
+        raise ModelError(f"{args.model} is compiled already: values and target are what they are")
     saved = driver.load(args.model, args.threads)
     interface = Graph(Path(args.model).stem)
     for spec in saved.inputs:
         interface.add_param(spec.type, spec.name)
-    model = Model(Path(args.model), interface, {}, {}, {})
+    interface.symbols = symbols_of(interface)
+    if (args.shape or args.dim) and not interface.symbols:
+        raise ModelError(f"{args.model} is compiled already: shapes are what they are")
+    shapes, dims = once("--shape", args.shape), once("--dim", args.dim)
+    model = Model(Path(args.model), interface, shapes, dims, {})
     model.read_inputs(args.input)
     return [spec.name for spec in saved.outputs], saved.run(model.feeds(args.seed))
 

@@ -10,6 +10,8 @@ carries that value and the graph typed so far: the caller binds the small inputs
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,8 @@ from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 
 Shapes = Mapping[str, Any]
+
+MOST_CHOICES = 64  # of extents that a model is compiled for ahead of time
 
 
 def specialise(
@@ -64,6 +68,26 @@ def specialise(
         error.graph, error.needs = result, tuple(need.error for need in needs)
         raise error
     return result
+
+
+def choices(graph: Graph) -> list[dict[str, int]]:
+    """Every choice of extents for the open dimensions of a graph; one if there are none. ModelError
+    names a dimension without bounds, or says that there are too many choices."""
+    for name, symbol in graph.symbols.items():
+        if symbol.hi is None:
+            raise ModelError(
+                f"dimension {name} is open: pin it with --dim {name}=1 or --shape, or bound it "
+                f"with --dim {name}=1..8"
+            )
+    extents = [range(s.lo, (s.hi or 0) + 1) for s in graph.symbols.values()]
+    count = math.prod(map(len, extents))
+    if count > MOST_CHOICES:
+        bounds = ", ".join(f"{n}={s.lo}..{s.hi}" for n, s in graph.symbols.items())
+        raise ModelError(
+            f"within {bounds} a model has {count} shapes, of which each is compiled; narrow the "
+            f"bounds to at most {MOST_CHOICES}"
+        )
+    return [dict(zip(graph.symbols, each)) for each in itertools.product(*extents)]
 
 
 def has_static_inputs(graph: Graph) -> bool:

@@ -52,8 +52,9 @@ def pack(
     elsewhere: Mapping[int, Place] | None = None,
 ) -> bytearray:
     """The bytes of a container. `interface` is kept as it is (JSON); constants that are kept
-    elsewhere, by their `id`, are left out."""
+    elsewhere, by their `id`, are left out; those with equal contents are there once."""
     places = elsewhere or {}
+    added: dict[bytes, list[int]] = {}
     parts: list[memoryview] = []
     size = 0
 
@@ -66,6 +67,12 @@ def pack(
         size = start + view.nbytes
         return [start, view.nbytes]
 
+    def add_once(data: memoryview) -> list[int]:
+        digest = hashlib.sha256(data).digest()
+        if digest not in added:
+            added[digest] = add(data)
+        return added[digest]
+
     listed = [
         {
             "shapes": shapes,
@@ -76,7 +83,11 @@ def pack(
             "code": add(image.code),
             "digest": hashlib.sha256(image.code).hexdigest(),
             "constants": [
-                [dtypes.of(c.dtype).name, list(c.shape), *(places.get(id(c)) or add(_bytes_of(c)))]
+                [
+                    dtypes.of(c.dtype).name,
+                    list(c.shape),
+                    *(places.get(id(c)) or add_once(_bytes_of(c))),
+                ]
                 for c in image.constants
             ],
         }

@@ -36,9 +36,25 @@ def test_saved_for_several_shapes(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["digits.gcm"]
 
 
+def test_saved_for_all_shapes_within_bounds(tmp_path):
+    model = graphc.compile(DIGITS, dims={"N": (2, 4)}, threads=1)
+    model.save(tmp_path / "digits.gcm")
+    assert len(model.executables()) == 3
+    loaded = graphc.load(tmp_path / "digits.gcm", threads=1)
+    for n in (2, 3, 4):
+        np.testing.assert_array_equal(loaded.run([images(n)])[0], model.run([images(n)])[0])
+    with pytest.raises(UnsupportedError, match=r"found \[\[5, 1, 8, 8\]\]"):
+        loaded.run([images(5)])
+    code = sum(len(executable.image.code) for _, executable in model.executables())
+    constants = sum(c.nbytes for c in model.executables()[0][1].image.constants)
+    assert (tmp_path / "digits.gcm").stat().st_size < code + 2 * constants  # not once per shape
+
+
 def test_nothing_to_save(tmp_path):
-    with pytest.raises(UnsupportedError, match="fix the shapes"):
+    with pytest.raises(ModelError, match=r"dimension N is open: .* bound it with --dim N=1\.\.8"):
         graphc.compile(DIGITS, threads=1).save(tmp_path / "digits.gcm")
+    with pytest.raises(ModelError, match=r"within N=1\.\.100 a model has 100 shapes"):
+        graphc.compile(DIGITS, dims={"N": (1, 100)}, threads=1).save(tmp_path / "digits.gcm")
 
 
 def test_damaged_files(tmp_path):
