@@ -23,6 +23,15 @@ from graphc.ir.interp import interpret
 pytestmark = needs_compiler
 
 GRAPH = graph_of(BRANCHES)
+PRODUCTS = """graph @net(%x: f32[N,1024]) -> f32[N,1024] where N: 1..4 {
+  const %w : f32[1024,512] = random(seed=1)
+  const %v : f32[512,1024] = random(seed=2)
+  %p = MatMul(%x, %w) : f32[N,512]
+  %r = Relu(%p) : f32[N,512]
+  %y = MatMul(%r, %v) : f32[N,1024]
+  return %y
+}
+"""
 
 
 def model_of(text: str = BRANCHES, driver: FakeDriver | None = None) -> Model:
@@ -56,6 +65,21 @@ def test_weights_are_uploaded_once_and_launches_replayed():
     assert counts["capture"] == 1
     assert counts["upload"] == 3  # weights; the first run; the capture
     assert counts["allocate"] == 4  # arena, weights, inputs, outputs
+
+
+def test_models_for_several_shapes_share_large_weights(driver):
+    graph = graphc.parse(PRODUCTS)
+    model = graphc.compile(graph, "cuda")
+    large = [1024 * 512 * 4] * 2  # w and v
+    for n in (2, 3, 2):
+        x = np.random.default_rng(n).standard_normal((n, 1024)).astype(np.float32)
+        np.testing.assert_allclose(model.run([x])[0], interpret(graph, [x])[0], 1e-4, 1e-3)
+        sizes = [contents.nbytes for contents, _ in driver.memory.values()]
+        assert [size for size in sizes if size >= large[0]] == large
+    assert len(model.executables()) == 2
+    del model
+    gc.collect()
+    assert not driver.memory
 
 
 def test_branches_run_on_streams_of_their_own():

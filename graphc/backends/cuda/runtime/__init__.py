@@ -6,6 +6,7 @@ numpy, and one of PyCUDA and cuda-python, and is copied as it is beside the mode
     pycuda_driver   through PyCUDA
     cuda_python     through NVIDIA's cuda-python
     arrays          arrays in the memory of a GPU, exchanged with other libraries without copies
+    constants       weights, shared by the models that have them
     model           a launch plan with its weights and machine code, ready to run
     artifact        the same from the files of a folder
 """

@@ -1,10 +1,11 @@
 """A launch plan with its weights and machine code, ready to run on a GPU.
 
-Weights are uploaded once and there is one arena. A run on arrays of the host goes through pinned
-memory; a run on arrays of the device reads them and writes its results where they are. The first
-run of a model waits for every kernel, so that a fault names it. The first run for given places
-launches kernels one after another; the second captures copies and launches as a graph, independent
-branches on streams of their own, and every later one replays it in one call.
+Weights are uploaded once, also for several models that share them, and there is one arena. A run on
+arrays of the host goes through pinned memory; a run on arrays of the device reads them and writes
+its results where they are. The first run of a model waits for every kernel, so that a fault names
+it. The first run for given places launches kernels one after another; the second captures copies
+and launches as a graph, independent branches on streams of their own, and every later one replays
+it in one call.
 
 Calls of one model from several threads follow one another.
 """
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import DeviceArray, element_type
+from .constants import Constants
 from .driver import Driver, DriverError
 from .memory import Block, Memory
 
@@ -94,7 +96,7 @@ class Model:
             self._memory = Memory(driver)
             weakref.finalize(self, self._memory.close)
             module = self._memory.module(image)
-            self._launches = [_launch(driver, module, entry, plan) for entry in plan["launches"]]
+            self._launches = [_launch(driver, module, entry) for entry in plan["launches"]]
             self._stream = self._memory.stream()
             self._branch_streams = [self._memory.stream(apart=True) for _ in range(plan["streams"])]
             awaited = (n for n, launch in enumerate(self._launches) if launch.awaited)
@@ -102,10 +104,7 @@ class Model:
             self._start = self._memory.event()
             self._timed = (self._memory.event(timed=True), self._memory.event(timed=True))
             self._arena = self._memory.allocate(plan["arena_bytes"])
-            self._weights = self._memory.allocate(plan["weights_bytes"])
-            if plan["weights_bytes"]:
-                driver.upload(self._weights, np.frombuffer(weights, np.uint8), self._stream)
-            driver.synchronize(self._stream)
+            self._constants = Constants(plan, weights, self._memory, self._stream)
 
     # ------------------------------------------------------------ running
 
@@ -287,7 +286,7 @@ class Model:
         if space == "arena":
             return self._arena + offset
         if space == "const":
-            return self._weights + offset
+            return self._constants.pointers[number] + offset
         return (places.inputs if space == "input" else places.outputs)[number] + offset
 
     def _wait(self) -> None:
@@ -321,16 +320,12 @@ class _HostSide:
 # ---------------------------------------------------------------- plans
 
 
-def _launch(driver: Driver, module: Any, entry: Mapping[str, Any], plan: Mapping) -> Launch:
+def _launch(driver: Driver, module: Any, entry: Mapping[str, Any]) -> Launch:
     """A launch of the plan, with its function; DriverError names it."""
     name, shared = entry["function"], entry["shared"]
     nodes = ", ".join(entry["nodes"])
     where = f"kernel {name} (of {nodes})" if nodes else f"kernel {name}"
-    starts = [constant["offset"] for constant in plan["constants"]]
-    arguments = tuple(
-        (a["space"], a["index"], a["offset"] + (starts[a["index"]] if a["space"] == "const" else 0))
-        for a in entry["arguments"]
-    )
+    arguments = tuple((a["space"], a["index"], a["offset"]) for a in entry["arguments"])
     try:
         function = driver.function(module, name, shared)
     except DriverError as error:
