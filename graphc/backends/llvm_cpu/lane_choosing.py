@@ -30,7 +30,7 @@ SPARE = 4  # one item more than wanted, for so many, may be put aside
 
 def chooses(k: Collectives, what: Leaders) -> bool:
     """Whether few of many items are wanted, whose orders can be compared."""
-    few = what.wanted >= FEW and what.wanted * 2 < what.count
+    few = what.wanted >= FEW and what.wanted * 2 < what.count < what.wanted * MANY
     return few and what.order is not None and sorts(k, what)
 
 

@@ -199,3 +199,10 @@ def test_orders_are_larger_where_values_are_better(dtype, largest):
 def test_wide_numbers_have_no_order_of_32_bits():
     for dtype in (dtypes.i64, dtypes.u32, dtypes.f64):
         assert order_of(dtype, 1) is None
+
+
+@pytest.mark.parametrize("count, chosen", [(1000, True), (5000, False)])
+def test_hardly_any_of_very_many_items_get_into_a_heap(count, chosen):
+    graph, _ = build(lambda b, x: b.TopK(x, b.constant(np.array([30]))), x=items(np.float32, count))
+    (kernel,) = program_of(graph).kernels.values()
+    assert ("bitcast" in str(kernel)) == chosen
