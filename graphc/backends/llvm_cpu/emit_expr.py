@@ -208,6 +208,9 @@ class ExprEmitter(ScalarEmitter):
         """Lanes picked from a few vectors."""
         assert self.vector is not None
         first = simplify(substitute(offset, {self.vector: Const(0, i64)}))
+        if known.width == 1:  # one element for all lanes
+            pointer = self.element_pointer(storage, self.value(first))
+            return self.splat(self._plain_load(storage, pointer, 1), self.lanes)
         element = spell.storage_type(storage.dtype)
         kind = spell.vector_of(element, known.width)
         vectors = []

@@ -215,6 +215,17 @@ def test_elements_at_known_distances_are_picked_from_vectors(place, dtype):
         assert lanes < 8 or gathers == (place == "all over")
 
 
+@pytest.mark.parametrize("dtype", [f32, boolean], ids=str)
+def test_lanes_may_all_read_one_element(dtype):
+    x, out = Buffer("x", dtype, (COUNT,), "in"), Buffer("out", dtype, (COUNT,), "out")
+    k = KernelBuilder((out,))
+    with k.loop(COUNT // 8) as a, k.loop(8, "vector", width=8) as v:
+        k.store(out, a * 8 + v, x[(a * 8 + v) // 16])
+    kernel = Kernel("kernel", (x, out), k.body())
+    check(kernel, contents(dtype, 2))
+    assert "masked.gather" not in llvm_text(program_of(kernel))
+
+
 def test_lanes_that_depend_on_data_are_at_no_known_distances():
     x, n = Buffer("x", f32, (COUNT,), "in"), Buffer("n", i64, (COUNT,), "in")
     out = Buffer("out", f32, (COUNT,), "out")

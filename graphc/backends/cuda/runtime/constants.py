@@ -62,7 +62,7 @@ _lock = threading.Lock()
 
 def _the_one(driver: Driver, data: np.ndarray, stream: Any) -> _Large:
     """The constant with these contents on a GPU."""
-    digest = hashlib.sha256(data).digest()
+    digest = hashlib.sha256(data.data).digest()
     with _lock:
         there = _known.setdefault(driver, weakref.WeakValueDictionary())
         found = there.get(digest)
