@@ -3,12 +3,13 @@
 A contraction with constant weights wants the dims it shares with the weights (the output channels)
 innermost, so that its sums are vectors over them: a convolution stores N, spatial dims, C. Where
 these are few, and the other factor runs along memory in a dim of the result, sums are vectors over
-that one, and nothing moves. Layouts then spread: an operator of the same rank keeps its operand's
-layout, and a pure data movement takes the layout that makes it a view where there is one. A
-transposition that only puts the channels of images (rank 4 or more) before the spatial dims leaves
-them last. Operators written for row-major memory (imperative, control flow, host) get a row-major
-copy. Nothing else changes: index maps are adapted to layouts when kernels are made, so any choice
-is correct.
+that one, and nothing moves; so it is where each channel is its own, as in a depthwise convolution,
+and the other factor is row-major. Layouts then spread: an operator of the same rank keeps its
+operand's layout, and a pure data movement takes the layout that makes it a view where there is one.
+A transposition that only puts the channels of images (rank 4 or more) before the spatial dims
+leaves them last. Operators written for row-major memory (imperative, control flow, host) get a
+row-major copy. Nothing else changes: index maps are adapted to layouts when kernels are made, so
+any choice is correct.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.ir import opdef
+from graphc.ir.addresses import is_affine_in
 from graphc.ir.expr import Call, Expr, Load, Reduce, free_indices, loads, walk
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.infer import op_body
@@ -93,9 +95,8 @@ def _weights_last(op: Op, output: int) -> Layout | None:
             last = [d for d, x in enumerate(index) if x in free_indices(factor)]
             if last and index[-1] not in free_indices(factor):
                 (data,) = (x for x in body.args if x is not factor)
-                if math.prod(dims[d] for d in last) <= structure.FEW_CHANNELS and _runs_along(
-                    op, data, index
-                ):
+                few = math.prod(dims[d] for d in last) <= structure.FEW_CHANNELS
+                if few and _runs_along(op, data, index) or _is_depthwise(op, data, index, last):
                     continue
                 rest = [d for d in range(len(index)) if d not in last]
                 return Layout((*rest, *last))
@@ -108,6 +109,40 @@ def _runs_along(op: Op, data: Expr, index: Sequence[Expr]) -> bool:
         return False
     value = op.inputs[int(data.source)]
     return value is not None and value.tensor.layout is None
+
+
+def _is_depthwise(op: Op, data: Expr, index: Sequence[Expr], last: Sequence[int]) -> bool:
+    """Whether a factor is of the same channels as the result, and its last dim, which is that of
+    the result, runs along memory."""
+    found = loads(data)
+    if len(found) != 1 or any(found[0].index[d : d + 1] != (index[d],) for d in last):
+        return False
+    value = op.inputs[int(found[0].source)]
+    along = index[-1] in free_indices(found[0].index[-1])
+    return along and value is not None and _is_stored_in_order(value)
+
+
+def _is_stored_in_order(value: Value) -> bool:
+    """Whether neighbours in the last dim of a value are so in memory, be it that of another value
+    from which readers compute it."""
+    while value.tensor.layout is None:
+        op = value.producer
+        if op is None or not structure.has_body(op):
+            return True
+        if structure.is_movement(op):
+            load = op_body(op)
+            assert isinstance(load, Load)
+            if is_affine_in(load.index[-1], structure.own_index(value)[-1]) != 1:
+                return False
+            _, value = structure.moved(op)
+        else:
+            size = value.tensor.size
+            varying = [(n, v) for n, v in enumerate(op.inputs) if v and v.constant is None]
+            read = [v for n, v in varying if structure.pointwise(op, n) and v.tensor.size == size]
+            if not read:
+                return True
+            value = read[0]
+    return False
 
 
 def _is_constant(op: Op, load: Load) -> bool:

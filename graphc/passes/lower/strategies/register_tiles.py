@@ -56,6 +56,8 @@ def lower_register_tiles(computation: Computation, options: RegisterTileOptions)
     if isinstance(quad, str):
         return quad
     plan = tile_plan(match, options, quad)
+    if plan.packed and quad is None and not match.rows and not _is_constant(match):
+        return "contraction: one row, and columns that would be packed for it at run time"
     return _Emitter(match, plan, options, prepare_columns(match, plan)).lowered()
 
 
@@ -72,6 +74,11 @@ def _runs_along_memory(match: Match, options: RegisterTileOptions) -> bool:
     long_enough = deepest.count * b.dtype.size >= options.vector_bytes
     along = is_affine_in(flat.index[0], deepest) == 1 and strides_small(match.hole.body, deepest)
     return long_enough and along
+
+
+def _is_constant(match: Match) -> bool:
+    """Whether the operand of columns is known when it is compiled."""
+    return all(x.source in match.computation.constants for x in loads(match.b))
 
 
 class _Emitter:
