@@ -28,9 +28,8 @@ from graphc.plans import CompileStatic, Executable, natively
 from graphc.runnable import Runnable
 
 SIMPLE = "decompose, fold, cse, dce"
-OPTIMISING = (
-    "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce, layout, fuse"
-)
+PREPARING = "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce"
+OPTIMISING = f"{PREPARING}, layout, fuse"
 
 
 def cuda_passes(precision: str = "f32") -> str:
@@ -39,7 +38,7 @@ def cuda_passes(precision: str = "f32") -> str:
         "integers{floats=true}, rewrite{group=axes}, canonicalise, rewrite{group=lowering},"
         " decompose{batched=true}, fold, canonicalise, cse, rewrite{group=products},"
         " rewrite{group=parts}, merge-products,"
-        f" precision{{type={precision}}}, dce, layout,"
+        f" precision{{type={precision}}}, dce, layout{{rows=true}},"
         " fuse{widening=true, columns=true}, fuse-attention, fuse-gates, fuse-siblings"
     )
 
@@ -48,7 +47,7 @@ GPU_OPTIONS = ("device", "simulate", "precision", "arch", "tune")
 PIPELINES = {
     "cpu": (
         "integers{floats=true}, rewrite{group=axes}, rewrite{group=windows},"
-        f" {OPTIMISING}, fuse-reductions"
+        f" {PREPARING}, layout{{rows=true}}, fuse, fuse-reductions"
     ),
     "c": f"integers, {OPTIMISING}",
     "plain": SIMPLE,

@@ -3,13 +3,13 @@
 A contraction with constant weights wants the dims it shares with the weights (the output channels)
 innermost, so that its sums are vectors over them: a convolution stores N, spatial dims, C. Where
 these are few, and the other factor runs along memory in a dim of the result, sums are vectors over
-that one, and nothing moves; so it is where each channel is its own, as in a depthwise convolution,
-and the other factor is row-major. Layouts then spread: an operator of the same rank keeps its
-operand's layout, and a pure data movement takes the layout that makes it a view where there is one.
-A transposition that only puts the channels of images (rank 4 or more) before the spatial dims
-leaves them last. Operators written for row-major memory (imperative, control flow, host) get a
-row-major copy. Nothing else changes: index maps are adapted to layouts when kernels are made, so
-any choice is correct.
+that one, and nothing moves; so it is, if asked for, where each channel is its own, as in a
+depthwise convolution, and the other factor is row-major. Layouts then spread: an operator of the
+same rank keeps its operand's layout, and a pure data movement takes the layout that makes it a view
+where there is one. A transposition that only puts the channels of images (rank 4 or more) before
+the spatial dims leaves them last. Operators written for row-major memory (imperative, control flow,
+host) get a row-major copy. Nothing else changes: index maps are adapted to layouts when kernels are
+made, so any choice is correct.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from graphc.passes.manager.context import Context
 IMAGE = 4  # the least rank of images
 
 
-def assign_layouts(graph: Graph, ctx: Context | None = None) -> bool:
+def assign_layouts(graph: Graph, ctx: Context | None = None, rows: bool = False) -> bool:
     """Sets the layout of every value of a typed, decomposed graph; True if any is not row-major.
 
-    Each layout given to a value counts as a rewrite.
+    Each layout given to a value counts as a rewrite. With `rows`, what is depthwise stays as it is.
     """
     ctx = ctx or Context()
     changed = False
@@ -47,7 +47,7 @@ def assign_layouts(graph: Graph, ctx: Context | None = None) -> bool:
             _row_major_operands(graph, op)
             continue
         for n, value in enumerate(op.outputs):
-            layout = _effective(_choose(op, n), value)
+            layout = _effective(_choose(op, n, rows), value)
             if layout is not None and ctx.spend("layout", op):
                 value.type = value.tensor.with_layout(layout)
                 changed = changed or value.tensor.layout is not None
@@ -73,16 +73,16 @@ def _row_major_operands(graph: Graph, op: Op) -> None:
         op.set_input(position, copy.output)
 
 
-def _choose(op: Op, output: int) -> Layout | None:
+def _choose(op: Op, output: int, rows: bool) -> Layout | None:
     value = op.outputs[output]
     if value.tensor.rank < 3 or not value.tensor.is_static or 0 in value.tensor.dims:
         return None
     if structure.is_movement(op):
         return _movement_layout(op, value)
-    return _weights_last(op, output) or _inherited(op, value)
+    return _weights_last(op, output, rows) or _inherited(op, value)
 
 
-def _weights_last(op: Op, output: int) -> Layout | None:
+def _weights_last(op: Op, output: int, rows: bool) -> Layout | None:
     """Output dims that the constant factor of a sum of products depends on, moved innermost."""
     for r in (x for x in walk(op_body(op, output)) if isinstance(x, Reduce)):
         body = r.body
@@ -96,7 +96,9 @@ def _weights_last(op: Op, output: int) -> Layout | None:
             if last and index[-1] not in free_indices(factor):
                 (data,) = (x for x in body.args if x is not factor)
                 few = math.prod(dims[d] for d in last) <= structure.FEW_CHANNELS
-                if few and _runs_along(op, data, index) or _is_depthwise(op, data, index, last):
+                if few and _runs_along(op, data, index):
+                    continue
+                if rows and _is_depthwise(op, data, index, last):
                     continue
                 rest = [d for d in range(len(index)) if d not in last]
                 return Layout((*rest, *last))
@@ -212,11 +214,14 @@ def _runs_in_order(body: Load) -> bool:
 @register_pass
 @dataclass
 class AssignLayouts(Pass):
-    """Chooses how each value is stored."""
+    """Chooses how each value is stored. With `rows`, depthwise convolutions of row-major images
+    keep them so: neighbours in a row are computed together, and nothing is transposed. Without,
+    all convolutions have one layout, in which outputs can take the place of their inputs."""
 
     name = "layout"
     requires = "typed"
     ensures = "laid_out"
+    rows: bool = False
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return assign_layouts(graph, ctx)
+        return assign_layouts(graph, ctx, self.rows)
