@@ -85,6 +85,21 @@ def test_few_rows_need_no_panels(rows, kind):
     assert (program.arena_bytes == 0) == (kind == "nest") and kind in used(graph)
 
 
+@pytest.mark.parametrize("shape, kernel, strides, pads", [
+    ((1, 20, 17, 33), (3, 3), (1, 1), [1, 1, 1, 1]), ((2, 5, 14, 14), (3, 3), (2, 2), [0, 1, 1, 0]),
+    ((1, 3, 9, 70), (7, 5), (1, 3), [3, 2, 3, 2]), ((1, 8, 100), (31,), (1,), [15, 15]),
+])  # fmt: skip
+def test_depthwise_convolutions_of_images_pack_nothing(shape, kernel, strides, pads):
+    r, channels = rng(5), shape[1]
+    weights, bias = floats(r, channels, 1, *kernel), floats(r, channels)
+    graph, inputs = build(
+        lambda b, x: b.Relu(b.Conv(x, weights, bias, group=channels, strides=strides, pads=pads)),
+        x=floats(r, *shape),
+    )
+    assert used(graph) == {"nest"} and len(program_of(graph, 64).steps) == 1
+    check(graph, inputs, (64, 32, 16, 0))
+
+
 def test_epilogue_with_several_results():
     """Bias, residual and activation join the product; both sums leave the kernel."""
     r = rng(5)
