@@ -113,10 +113,10 @@ def _umask() -> int:
     return mask
 
 
-def write_bytes(path: str | os.PathLike, data: bytes | bytearray) -> None:
-    """Writes a file, whole or not at all."""
-    with atomic(path) as temporary:
-        temporary.write_bytes(data)
+def write_bytes(path: str | os.PathLike, *parts: bytes | memoryview) -> None:
+    """Writes a file, in pieces, whole or not at all."""
+    with atomic(path) as temporary, temporary.open("wb") as file:
+        file.writelines(parts)
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

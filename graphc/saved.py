@@ -86,7 +86,7 @@ def save(
         "inputs": [[s.name, None if s.type is None else str(s.type)] for s in inputs],
         "outputs": [[s.name, None if s.type is None else str(s.type)] for s in outputs],
     }
-    write_bytes(path, pack(images, interface))
+    write_bytes(path, *pack(images, interface))
 
 
 def _is_shape(key: Any) -> bool:

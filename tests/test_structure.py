@@ -13,7 +13,7 @@ ROOMS = (  # a room imports from those in the lines above its own
     "files config ir memplan",
     "passes frontend",
     "feeds verify plans runnable bench analysis",
-    "execution backends.cache backends.cfamily",
+    "execution backends.block backends.cache backends.cfamily",
     "backends.c99 backends.micro_c backends.llvm_cpu backends.cuda",
     "saved",
     "compiled",

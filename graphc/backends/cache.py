@@ -22,11 +22,12 @@ import os
 import struct
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+Buffer = bytes | bytearray | memoryview
 DEFAULT_LIMIT = 4 << 30
 _HEADER = struct.Struct("<8sQ32s16x")
 _MAGIC = b"graphc\x00\x01"
@@ -115,15 +116,16 @@ class DiskCache:
             return False
         return found
 
-    def put(self, key: str, data: bytes | bytearray | memoryview) -> bool:
-        """Stores an entry, replacing any of the same key. False if it could not be kept."""
-        size = memoryview(data).nbytes
+    def put(self, key: str, *parts: Buffer) -> bool:
+        """Stores an entry, in pieces, replacing any of the same key. False if it could not be
+        kept."""
+        size = sum(memoryview(part).nbytes for part in parts)
         if size + _HEADER.size > self.limit:
             return False
         path = self._path(key)
         try:
             _make_private(path.parent)
-            _write_aside(path, data)
+            _write_aside(path, parts)
         except OSError:
             self.failures += 1
             return False
@@ -207,15 +209,17 @@ def _map(path: Path) -> memoryview | None:
     return view if hashlib.sha256(view).digest() == checksum else None
 
 
-def _write_aside(path: Path, data: bytes | bytearray | memoryview) -> None:
+def _write_aside(path: Path, parts: Sequence[Buffer]) -> None:
     """Writes an entry under a temporary name in the same directory, then renames it."""
-    contents = memoryview(data).cast("B")
+    digest, size = hashlib.sha256(), 0
+    for part in parts:
+        digest.update(part)
+        size += memoryview(part).nbytes
     handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            checksum = hashlib.sha256(contents).digest()
-            file.write(_HEADER.pack(_MAGIC, contents.nbytes, checksum))
-            file.write(contents)
+            file.write(_HEADER.pack(_MAGIC, size, digest.digest()))
+            file.writelines(parts)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -44,6 +44,13 @@ def test_key_depends_on_the_version(monkeypatch):
     assert cache_key("a") != before
 
 
+def test_an_entry_may_be_put_in_pieces(cache):
+    parts = [b"abc", memoryview(b""), np.arange(5, dtype=np.int32).data, bytearray(b"d")]
+    assert cache.put(cache_key("k"), *parts)
+    assert cache.get(cache_key("k")) == b"".join(parts)
+    assert cache.size() == 64 + 3 + 20 + 1
+
+
 def test_mapped_contents_are_aligned_and_survive_eviction(cache):
     array = np.arange(100_000, dtype=np.float32)
     key = cache_key("weights")

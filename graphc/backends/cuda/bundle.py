@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from graphc.backends.block import Block
 from graphc.backends.cfamily.names import bundle_name
 from graphc.backends.cuda import runtime
 from graphc.backends.cuda.emit import CudaSource
@@ -86,13 +87,6 @@ def launch_plan(source: CudaSource) -> tuple[dict[str, Any], bytes]:
 
 def _weights(constants: Sequence[np.ndarray]) -> tuple[bytes, list[int]]:
     """All constants in one piece, and where each starts."""
-    pieces: list[bytes] = []
-    offsets: list[int] = []
-    end = 0
-    for array in constants:
-        offsets.append(end)
-        contents = np.ascontiguousarray(array).tobytes()
-        padding = -len(contents) % ALIGNMENT
-        pieces += [contents, bytes(padding)]
-        end += len(contents) + padding
-    return b"".join(pieces), offsets
+    block = Block(ALIGNMENT)
+    offsets = [block.add_array(array) for array in constants]
+    return b"".join(block.parts), offsets

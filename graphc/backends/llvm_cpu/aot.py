@@ -13,8 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
+from graphc.backends.block import Block
 from graphc.backends.cfamily.names import comment, prefix
 from graphc.backends.llvm_cpu.emit_program import INVOKE
 from graphc.backends.llvm_cpu.jit import compile_module
@@ -22,7 +21,7 @@ from graphc.backends.llvm_cpu.pool import pool_object
 from graphc.backends.llvm_cpu.runtime import ALIGNMENT, Image
 from graphc.backends.llvm_cpu.soft_float import SOFT_FLOAT_IR
 from graphc.errors import UnsupportedError
-from graphc.files import atomic
+from graphc.files import atomic, write_bytes
 from graphc.ir.types import TensorType
 
 SPIN_NANOSECONDS = 50_000
@@ -48,11 +47,12 @@ def build(image: Image, path: Path) -> None:
 
 
 def _joined(image: Image, name: str, suffix: str, compiler: str, folder: Path) -> Path:
-    weights, offsets = _laid_out(image)
+    weights = Block(ALIGNMENT)
+    offsets = [weights.add_array(array) for array in image.constants]
     (folder / "code.o").write_bytes(image.code)
     (folder / "pool.o").write_bytes(pool_object())
     (folder / "halves.o").write_bytes(compile_module(SOFT_FLOAT_IR))
-    (folder / "weights.bin").write_bytes(weights)
+    write_bytes(folder / "weights.bin", *weights.parts)
     (folder / "weights.S").write_text(_weights_source(name, folder / "weights.bin"))
     (folder / f"{name}.h").write_text(header(image, name))
     (folder / "interface.c").write_text(_interface(image, name, offsets))
@@ -73,16 +73,6 @@ def _run(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise UnsupportedError(f"{command[0]} could not join the parts: {done.stderr.strip()}")
-
-
-def _laid_out(image: Image) -> tuple[bytearray, list[int]]:
-    """All constants in one block, and the offset of each."""
-    block, offsets = bytearray(), []
-    for array in image.constants:
-        block += bytes(-len(block) % ALIGNMENT)
-        offsets.append(len(block))
-        block += np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    return block, offsets
 
 
 def _weights_source(name: str, path: Path) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from graphc.backends.block import Block, bytes_of
 from graphc.backends.cache import DiskCache, cache_key, default_cache
 from graphc.backends.llvm_cpu.runtime import ALIGNMENT, Image, compile_program
 from graphc.backends.llvm_cpu.target import host_target
@@ -50,27 +51,17 @@ def pack(
     images: Mapping[Shapes, Image],
     interface: Mapping[str, Any],
     elsewhere: Mapping[int, Place] | None = None,
-) -> bytearray:
-    """The bytes of a container. `interface` is kept as it is (JSON); constants that are kept
-    elsewhere, by their `id`, are left out; those with equal contents are there once."""
+) -> list[memoryview]:
+    """The bytes of a container, in pieces. `interface` is kept as it is (JSON); constants that are
+    kept elsewhere, by their `id`, are left out; those with equal contents are there once."""
     places = elsewhere or {}
     added: dict[bytes, list[int]] = {}
-    parts: list[memoryview] = []
-    size = 0
-
-    def add(data: Any) -> list[int]:
-        nonlocal size
-        view = memoryview(data).cast("B")
-        start = _aligned(size)
-        parts.append(memoryview(bytes(start - size)))
-        parts.append(view)
-        size = start + view.nbytes
-        return [start, view.nbytes]
+    block = Block(ALIGNMENT)
 
     def add_once(data: memoryview) -> list[int]:
         digest = hashlib.sha256(data).digest()
         if digest not in added:
-            added[digest] = add(data)
+            added[digest] = [block.add(data), data.nbytes]
         return added[digest]
 
     listed = [
@@ -80,13 +71,13 @@ def pack(
             "inputs": [[name, str(type)] for name, type in image.inputs],
             "outputs": [[name, str(type)] for name, type in image.outputs],
             "arena": image.arena_bytes,
-            "code": add(image.code),
+            "code": [block.add(image.code), len(image.code)],
             "digest": hashlib.sha256(image.code).hexdigest(),
             "constants": [
                 [
                     dtypes.of(c.dtype).name,
                     list(c.shape),
-                    *(places.get(id(c)) or add_once(_bytes_of(c))),
+                    *(places.get(id(c)) or add_once(bytes_of(c))),
                 ]
                 for c in image.constants
             ],
@@ -95,13 +86,9 @@ def pack(
     ]
     target = next(iter(images.values())).target_key
     header = json.dumps({"target": target, "interface": interface, "images": listed}).encode()
-    front = _HEAD.pack(MAGIC, len(header)) + header
-    front += bytes(_aligned(len(front)) - len(front))
-    return bytearray(b"".join([front, *parts]))
-
-
-def _bytes_of(array: np.ndarray) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    front = Block(ALIGNMENT)
+    front.add(_HEAD.pack(MAGIC, len(header)) + header)
+    return front.parts + block.parts
 
 
 def _aligned(size: int) -> int:
@@ -203,25 +190,21 @@ def cached_image(graph: Graph, options: str, make: Callable[[], Program]) -> Ima
         return found
     image = compile_program(make())
     if cache is not None:
-        cache.put(key, pack({(): image}, {}, _kept(cache, image.constants)))
+        cache.put(key, *pack({(): image}, {}, _kept(cache, image.constants)))
     return image
 
 
 def _kept(cache: DiskCache, constants: Sequence[np.ndarray]) -> dict[int, Place]:
     """Where the cache keeps large constants: in one entry, in the order of their digests."""
     large = [c for c in constants if c.nbytes >= SHARED_BYTES]
-    digests = {id(c): hashlib.sha256(_bytes_of(c)).hexdigest() for c in large}
-    by_digest = {digests[id(c)]: _bytes_of(c) for c in large}
-    places: dict[str, Place] = {}
-    parts: list[memoryview | bytes] = []
-    size = 0
+    digests = {id(c): hashlib.sha256(bytes_of(c)).hexdigest() for c in large}
+    by_digest = {digests[id(c)]: bytes_of(c) for c in large}
     key = cache_key("constants", *sorted(by_digest))
-    for digest in sorted(by_digest):
-        data = by_digest[digest]
-        places[digest] = (key, size, data.nbytes)
-        parts += [data, bytes(_aligned(data.nbytes) - data.nbytes)]
-        size += _aligned(data.nbytes)
-    if not large or not (cache.holds(key, size) or cache.put(key, b"".join(parts))):
+    block = Block(ALIGNMENT)
+    places = {
+        digest: (key, block.add(data), data.nbytes) for digest, data in sorted(by_digest.items())
+    }
+    if not large or not (cache.holds(key, block.size) or cache.put(key, *block.parts)):
         return {}
     return {number: places[digest] for number, digest in digests.items()}
 
