@@ -305,7 +305,10 @@ def _check_types(graph: Graph) -> None:
 
 def _cpu(settings: Settings) -> CompileStatic:
     from graphc.backends.llvm_cpu.artifact import cached_image
+    from graphc.backends.llvm_cpu.memory import Scratch
     from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program
+
+    scratch = Scratch()
 
     def compile_static(graph: Graph) -> Executable:
         def program() -> Program:
@@ -315,7 +318,7 @@ def _cpu(settings: Settings) -> CompileStatic:
             image = cached_image(graph, str(settings.passes or PIPELINES["cpu"]), program)
         else:
             image = compile_program(program())
-        return NativeModel(image, settings.threads)
+        return NativeModel(image, settings.threads, scratch)
 
     return compile_static
 

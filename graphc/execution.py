@@ -19,6 +19,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from threading import RLock
 from typing import Any
 
@@ -61,9 +62,13 @@ class SpecialisedGraph:
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """The results for values of the parameters: arrays, lists for sequences, None."""
-        executable = self._cache.get(self._key(values))
+        key, cache = self._key(values), self._cache
+        executable = cache.get(key)
         if executable is None:
             executable = self._specialised(values)
+        elif len(cache) > 1:
+            with suppress(KeyError):  # dropped meanwhile
+                cache.move_to_end(key)
         return executable(values)
 
     def prepare(self, dims: Mapping[str, int] | None = None) -> bool:

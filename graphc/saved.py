@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphc.backends.llvm_cpu.artifact import Container, Shapes, pack
+from graphc.backends.llvm_cpu.memory import Scratch
 from graphc.backends.llvm_cpu.runtime import Image, NativeModel
 from graphc.backends.llvm_cpu.target import default_threads, host_target
 from graphc.errors import ModelError, UnsupportedError
@@ -37,8 +38,10 @@ class SavedModel(Runnable):
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise container.damaged(error) from error
         super().__init__(inputs, outputs)
+        scratch = Scratch()
         self._models = {
-            shapes: NativeModel(image, threads) for shapes, image in container.images().items()
+            shapes: NativeModel(image, threads, scratch)
+            for shapes, image in container.images().items()
         }
 
     def execute(self, values: Sequence[Any]) -> list[Any]:

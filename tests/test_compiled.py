@@ -86,6 +86,16 @@ def test_one_executable_per_shape():
     assert len(model.parts) == 2
 
 
+def test_the_shape_that_was_not_used_for_longest_is_dropped(monkeypatch):
+    monkeypatch.setattr(execution, "MAX_SPECIALISATIONS", 2)
+    model = compiled("graph @g(%x: f32[N]) -> ? where N: 1.. {\n  %y = Exp(%x)\n  return %y\n}")
+    for size in (3, 5, 3, 7, 3):
+        check(model, f32(size))
+    assert len(model.parts) == 3  # 3 was there each time
+    check(model, f32(5))
+    assert len(model.parts) == 4
+
+
 def test_ever_new_shapes_make_a_warning():
     model = compiled("graph @g(%x: f32[N]) -> ? where N: 1.. {\n  %y = Exp(%x)\n  return %y\n}")
     with warnings.catch_warnings():

@@ -26,7 +26,8 @@ import numpy as np
 
 from graphc.backends.block import Block, bytes_of
 from graphc.backends.cache import DiskCache, cache_key, default_cache
-from graphc.backends.llvm_cpu.runtime import ALIGNMENT, Image, compile_program
+from graphc.backends.llvm_cpu.memory import ALIGNMENT
+from graphc.backends.llvm_cpu.runtime import Image, compile_program
 from graphc.backends.llvm_cpu.target import host_target
 from graphc.errors import ModelError
 from graphc.ir import dtypes

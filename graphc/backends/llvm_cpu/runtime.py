@@ -5,7 +5,8 @@ size of the arena. It is what is saved, cached and loaded. A `NativeModel` is an
 this process. Every call has a `_Frame` of its own, an array of pointers that the native code reads
 (inputs, outputs, arena, constants, thread pool), so calls from several threads may overlap; frames
 are reused, so a call allocates nothing but its outputs, and of these large ones only where somebody
-still has those of the call before. The GIL is released while native code runs.
+still has those of the call before. Large arenas are `Scratch`, which the images of one model (one
+for each shape) have in common. The GIL is released while native code runs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from sys import getrefcount
 
 import numpy as np
 
@@ -21,6 +21,14 @@ from graphc.backends.cache import default_cache
 from graphc.backends.llvm_cpu.constants import shared
 from graphc.backends.llvm_cpu.emit_program import INVOKE, emit_program
 from graphc.backends.llvm_cpu.jit import cached_object, load_object
+from graphc.backends.llvm_cpu.memory import (
+    LARGE,
+    SHARED_ARENA,
+    Scratch,
+    address,
+    aligned,
+    empty_aligned,
+)
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
 from graphc.backends.llvm_cpu.target import HostTarget, host_target
 from graphc.ir.dtypes import bf16
@@ -30,7 +38,6 @@ from graphc.ir.types import TensorType
 from graphc.passes.kernel.prepare import prepare_kernel
 
 LACKS = BELOW_BYTES | {bf16}  # types that few CPUs convert in hardware
-ALIGNMENT = 64  # bytes, of constants and of the arena
 PIPELINE = "light"  # of LLVM passes: vectors and tiles are explicit already
 
 _Interface = tuple[tuple[str, TensorType], ...]
@@ -67,28 +74,30 @@ def compile_program(program: Program, target: HostTarget | None = None) -> Image
 
 
 class NativeModel:
-    """An image that can be called. Calls may overlap: each has an arena of its own."""
+    """An image that can be called. Calls may overlap: each has an arena of its own, a large one
+    from `scratch`."""
 
-    def __init__(self, image: Image, threads: int):
+    def __init__(self, image: Image, threads: int, scratch: Scratch | None = None):
         image = replace(image, constants=tuple(map(shared, image.constants)))
         self.image, self.threads = image, threads
         library = load_object(image.code, [INVOKE], pool_symbols())
         self._invoke = library.function(INVOKE, None, ctypes.c_void_p)
         self._pool = shared_pool(threads)
         self._constants = (ctypes.c_void_p * max(len(image.constants), 1))(
-            *map(_address, image.constants)
+            *map(address, image.constants)
         )
         self._outputs = [(t.static_shape, t.dtype.np) for _, t in image.outputs]
-        sizes = (t.size * t.dtype.size for _, t in image.outputs)
-        self._large = {n for n, size in enumerate(sizes) if size >= LARGE}
+        sizes = [t.size * t.dtype.size for _, t in image.outputs]
+        is_large = image.arena_bytes >= SHARED_ARENA or max(sizes, default=0) >= LARGE
+        self._scratch = (scratch or Scratch()) if is_large else None
         self._frames: list[_Frame] = []
 
     def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        frames = self._frames
+        frames, scratch, piece = self._frames, self._scratch, None
         try:
             frame = frames.pop()
         except IndexError:
-            frame = _Frame(self.image, ctypes.addressof(self._constants))
+            frame = _Frame(self.image, ctypes.addressof(self._constants), scratch is None)
         cells, cell = frame.cells, _FIRST
         held = []
         for array in inputs:
@@ -96,93 +105,39 @@ class NativeModel:
             if type(array) is not np.ndarray or not (flags.c_contiguous and flags.aligned):
                 array = np.array(array, order="C")
                 held.append(array)  # until the call is over
-            cells[cell] = _address(array)
+            cells[cell] = address(array)
             cell += 1
-        if self._large:
-            outputs = self._outputs_for(frame.kept)
-        else:
+        if scratch is None:
             outputs = [np.empty(shape, dtype) for shape, dtype in self._outputs]
+        else:
+            piece = scratch.take(self.image.arena_bytes)
+            cells[_ARENA] = address(piece.arena)
+            outputs = piece.outputs(self._outputs)
         for array in outputs:
-            cells[cell] = _address(array)
+            cells[cell] = address(array)
             cell += 1
         cells[_POOL] = self._pool.handle
         self._invoke(frame.address)
         frames.append(frame)
-        return outputs
-
-    def _outputs_for(self, kept: dict[int, np.ndarray]) -> list[np.ndarray]:
-        """Arrays for outputs; large ones in the memory `kept` of the last call's, if nobody has
-        them."""
-        outputs = []
-        for n, (shape, dtype) in enumerate(self._outputs):
-            if n not in self._large:
-                outputs.append(np.empty(shape, dtype))
-                continue
-            if n not in kept or getrefcount(kept[n]) > UNSHARED:
-                kept[n] = np.empty(shape, dtype)
-            outputs.append(kept[n].view())
+        if scratch is not None and piece is not None:
+            scratch.give(piece)
         return outputs
 
 
-LARGE = 1 << 25  # bytes of an output from which on the system would have to clear all its pages
-UNSHARED = 2  # references to an array that only a frame has, while they are counted
 _INPUTS, _OUTPUTS, _ARENA, _CONSTANTS, _POOL, _FIRST = range(6)
 
 
 class _Frame:
     """What one call at a time needs: the cells that INVOKE reads, then the pointers to inputs and
-    outputs that the first two of them point to; and an arena."""
+    outputs that the first two of them point to; and an arena, unless calls are given one."""
 
-    def __init__(self, image: Image, constants: int):
+    def __init__(self, image: Image, constants: int, has_arena: bool):
         inputs, outputs = len(image.inputs), len(image.outputs)
         self.cells = (ctypes.c_void_p * (_FIRST + inputs + outputs))()
         self.address = ctypes.addressof(self.cells)
-        self.arena = empty_aligned(image.arena_bytes)
-        self.kept: dict[int, np.ndarray] = {}  # large outputs of the last call, by number
+        self.arena = empty_aligned(image.arena_bytes if has_arena else 0)
         pointer = ctypes.sizeof(ctypes.c_void_p)
         self.cells[_INPUTS] = self.address + _FIRST * pointer
         self.cells[_OUTPUTS] = self.address + (_FIRST + inputs) * pointer
-        self.cells[_ARENA] = _address(self.arena)
+        self.cells[_ARENA] = address(self.arena)
         self.cells[_CONSTANTS] = constants
-
-
-# ---------------------------------------------------------------- memory
-
-
-def empty_aligned(nbytes: int) -> np.ndarray:
-    """Uninitialised bytes at a multiple of ALIGNMENT."""
-    block = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -_address(block) % ALIGNMENT
-    return block[start:][:nbytes]  # an empty slice begins where its operand does
-
-
-def aligned(array: np.ndarray) -> np.ndarray:
-    """The array itself, or a copy of it, contiguous and at a multiple of ALIGNMENT."""
-    if array.flags.c_contiguous and _address(array) % ALIGNMENT == 0:
-        return array
-    copy = empty_aligned(array.nbytes).view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
-
-
-_DATA = object.__basicsize__  # PyArrayObject: the head of every object, then `char *data`
-_pointer_at = ctypes.c_void_p.from_address
-
-
-def _address_by_layout(array: np.ndarray) -> int:
-    """Where an array's elements are: numpy's C struct, read in a tenth of the time that
-    `array.ctypes.data` takes."""
-    return _pointer_at(id(array) + _DATA).value or 0
-
-
-def _address_by_interface(array: np.ndarray) -> int:
-    return array.ctypes.data
-
-
-def _choose_address():
-    probe = np.arange(8)[3:]
-    found = _address_by_layout(probe) == probe.ctypes.data
-    return _address_by_layout if found else _address_by_interface
-
-
-_address = _choose_address()

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import graphc
-from graphc.backends.llvm_cpu import runtime
+from graphc.backends.llvm_cpu import memory
 from graphc.backends.llvm_cpu.constants import shared
 from graphc.backends.llvm_cpu.emit_kernel import Phase, operations
 from graphc.backends.llvm_cpu.emit_program import MIN_RANGES, PARALLEL_WORK, RANGE_WORK, _grain
-from graphc.backends.llvm_cpu.runtime import LARGE
+from graphc.backends.llvm_cpu.memory import LARGE
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
@@ -99,6 +99,30 @@ def test_large_outputs_take_the_place_of_those_that_are_gone():
     assert model.run([x])[0].ctypes.data == place
 
 
+def test_shapes_of_one_model_have_one_arena():
+    """As large as the largest of them needs; each call at a time has one."""
+    graph = graphc.parse("""
+        graph @main(%x: f32[N, 300]) -> f32[N, N] where N: 1.. {
+          %t = Transpose(%x) {perm = [1, 0]} : f32[300, N]
+          %y = MatMul(%x, %t) : f32[N, N]
+          %p = Softmax(%y) : f32[N, N]
+          %z = MatMul(%p, %y) : f32[N, N]
+          return %z
+        }
+    """)
+    model = graphc.compile(graph, threads=1)
+    wanted = {}
+    for n in (300, 400, 350, 300, 400):
+        x = np.random.default_rng(n).standard_normal((n, 300), np.float32)
+        (found,) = model.run([x])
+        np.testing.assert_array_equal(found, wanted.setdefault(n, found))
+    images = [executable for _, executable in model.executables()]
+    (scratch,) = {executable._scratch for executable in images}
+    (piece,) = scratch.pieces
+    sizes = [executable.image.arena_bytes for executable in images]
+    assert min(sizes) >= memory.SHARED_ARENA and piece.arena.nbytes == max(sizes)
+
+
 def test_no_elements_and_no_dims():
     graph = new_graph("main", x=TensorType(dtypes.f32, (0, 3)), y=TensorType(dtypes.f32, ()))
     b = Builder(graph)
@@ -178,19 +202,19 @@ def test_other_threads_run_meanwhile():
 def test_constants_and_arenas_are_aligned():
     image = graphc.compile(mlp(), threads=1).executables()[0][1].image
     assert image.constants
-    for array in (*image.constants, runtime.empty_aligned(100), runtime.empty_aligned(0)):
-        assert array.ctypes.data % runtime.ALIGNMENT == 0
+    for array in (*image.constants, memory.empty_aligned(100), memory.empty_aligned(0)):
+        assert array.ctypes.data % memory.ALIGNMENT == 0
     odd = np.arange(40, dtype=np.float32)[3:].reshape(1, 37)
-    copy = runtime.aligned(odd)
-    assert copy.shape == odd.shape and copy.ctypes.data % runtime.ALIGNMENT == 0
+    copy = memory.aligned(odd)
+    assert copy.shape == odd.shape and copy.ctypes.data % memory.ALIGNMENT == 0
     np.testing.assert_array_equal(copy, odd)
-    assert runtime.aligned(copy) is copy
+    assert memory.aligned(copy) is copy
 
 
 def test_addresses_are_those_numpy_tells():
     for array in (np.arange(9)[4:], np.array(3.0), np.empty((3, 0))):
-        assert runtime._address(array) == array.ctypes.data
-        assert runtime._address_by_interface(array) == array.ctypes.data
+        assert memory.address(array) == array.ctypes.data
+        assert memory._address_by_interface(array) == array.ctypes.data
 
 
 def test_numpy_scalars_are_arrays_too():
