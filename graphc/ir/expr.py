@@ -538,8 +538,13 @@ def transform(root: Expr, rewrite: Callable[[Expr], Expr | None]) -> Expr:
     return done[root]
 
 
-def substitute(root: Expr, mapping: Mapping[Any, Expr]) -> Expr:
-    """Replaces whole nodes (Index, Sym, Ref, ...) by others."""
+def substitute(
+    root: Expr,
+    mapping: Mapping[Any, Expr],
+    decide: Callable[[Expr], Expr] | None = None,
+) -> Expr:
+    """Replaces whole nodes (Index, Sym, Ref, ...) by others. Of a select whose condition `decide`
+    makes a constant, the side that is not taken is not looked at."""
     if not mapping:
         return root
     done: dict[Expr, Expr] = {}
@@ -553,6 +558,11 @@ def substitute(root: Expr, mapping: Mapping[Any, Expr]) -> Expr:
             if indices is not None and free_indices(node).isdisjoint(indices):
                 return node
             children = node.children
+            if decide is not None and isinstance(node, Call) and node.op.name == "select":
+                condition = decide(visit(children[0]))
+                if isinstance(condition, Const):
+                    found = done[node] = visit(children[1 if condition.value else 2])
+                    return found
             new = tuple([visit(c) for c in children])
             same = all([a is b for a, b in zip(new, children)])
             found = done[node] = node if same else node.rebuild(new)

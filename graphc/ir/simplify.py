@@ -14,10 +14,11 @@ arithmetic wraps, so divisions and comparisons of loads without bounds are left 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from graphc.ir.dtypes import DType, boolean, i64
-from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, call, walk
+from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, call, substitute, walk
 from graphc.ir.text.expr_printer import to_text
 
 Poly = dict[tuple[Expr, ...], int]  # atoms (sorted by text) -> coefficient; () is the constant
@@ -27,8 +28,11 @@ LARGEST = 4000  # nodes of an expression that is simplified; arithmetic on data 
 MOST_TERMS = 256  # of a product that is multiplied out
 
 
-def simplify(root: Expr) -> Expr:
-    """An expression with the same value on every index in range, in normal form."""
+def simplify(root: Expr, mapping: Mapping[Any, Expr] | None = None) -> Expr:
+    """An expression with the same value on every index in range, in normal form; of `root` with
+    nodes replaced, if there is a mapping."""
+    if mapping:
+        root = substitute(root, mapping, simplify)
     if root._simple is None:
         for node in _not_yet_simple(root):
             new = [c._simple for c in node.children if c._simple is not None]

@@ -273,7 +273,7 @@ class _Binding:
     def extent(self, dim: int | Expr, name: str) -> int | Expr:
         if isinstance(dim, int):
             return dim
-        found = simplify(substitute(dim, self.dims))  # type: ignore[arg-type]
+        found = simplify(dim, self.dims)  # type: ignore[arg-type]
         if not isinstance(found, Const):
             if self.partial:
                 return found

@@ -25,7 +25,6 @@ from graphc.ir.expr import (
     cost,
     free_indices,
     loads,
-    substitute,
     walk,
 )
 from graphc.ir.graph import Op, Value
@@ -74,7 +73,7 @@ def is_view(op: Op) -> bool:
     before, after = source.tensor.layout, result.layout
     own = own_index(op.output)
     units: dict[Expr, Expr] = {x: Const(0, i64) for x in own if x.extent == 1}
-    positions = [simplify(substitute(x, units)) for x in load.index]
+    positions = [simplify(x, units) for x in load.index]
     here = [x if x.extent != 1 else Const(0, i64) for x in _in_memory(after, own)]
     there = _in_memory(before, positions)
     new, old = _in_memory(after, result.dims), _in_memory(before, source.tensor.dims)

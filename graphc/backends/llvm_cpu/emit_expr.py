@@ -150,7 +150,7 @@ class ExprEmitter(ScalarEmitter):
             assert self.vector is not None
             stride = is_affine_in(offset, self.vector)
             if stride is not None:
-                offset = simplify(substitute(offset, {self.vector: Const(0, i64)}))
+                offset = simplify(offset, {self.vector: Const(0, i64)})
                 if self.depends(offset):
                     stride = None
         if stride is None:
@@ -207,7 +207,7 @@ class ExprEmitter(ScalarEmitter):
     def _shuffled(self, storage: Storage, offset: Expr, known: KnownLanes) -> Typed:
         """Lanes picked from a few vectors."""
         assert self.vector is not None
-        first = simplify(substitute(offset, {self.vector: Const(0, i64)}))
+        first = simplify(offset, {self.vector: Const(0, i64)})
         if known.width == 1:  # one element for all lanes
             pointer = self.element_pointer(storage, self.value(first))
             return self.splat(self._plain_load(storage, pointer, 1), self.lanes)

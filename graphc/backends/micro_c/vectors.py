@@ -18,7 +18,7 @@ from graphc.backends.micro_c.fixed_point import FixedPoint, range_of
 from graphc.backends.micro_c.mve import NAMES
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, i64, u8
-from graphc.ir.expr import Call, Const, Expr, Load, Ref, free_indices, substitute, walk
+from graphc.ir.expr import Call, Const, Expr, Load, Ref, free_indices, walk
 from graphc.ir.kernel import (
     Alloc,
     Body,
@@ -213,7 +213,7 @@ class _VectorLoop:
         (flat,) = self.p.flat(buffer, tuple(index)) or (Const(0, i64),)
         if is_affine_in(flat, self.lane) != 1:
             raise NotVectors(f"{buffer.name} is not accessed in order")
-        start = simplify(substitute(flat, {self.lane: Const(0, i64)}))
+        start = simplify(flat, {self.lane: Const(0, i64)})
         return f"&{self.p.place(buffer, (start,))}"
 
     # ------------------------------------------------------------ expressions

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphc.errors import InternalError
 from graphc.ir.dtypes import DType, boolean
-from graphc.ir.expr import Const, Expr, Index, Load, Reduce, cast, substitute, transform, walk
+from graphc.ir.expr import Const, Expr, Index, Load, Reduce, cast, transform, walk
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
 from graphc.ir.simplify import simplify
@@ -117,7 +117,7 @@ class _Composer:
         return self._expand(op, body, mapping)
 
     def _expand(self, op: Op, body: Expr, mapping: dict[Expr, Expr]) -> Expr:
-        placed = simplify(substitute(body, mapping))
+        placed = simplify(body, mapping)
 
         def load(node: Expr) -> Expr | None:
             if not isinstance(node, Load) or not node.source.isdigit():

@@ -42,7 +42,7 @@ def _fill(result: np.ndarray, expr: Expr, arrays: dict[str, np.ndarray]) -> None
         part = [slice(None)] * result.ndim
         part[split] = slice(start, start + count)
         new: Expr = Index(f"i{split}", count)
-        moved = simplify(substitute(expr, {old: new + start if count > 1 else Const(start, i64)}))
+        moved = simplify(expr, {old: new + start if count > 1 else Const(start, i64)})
         if count > 1:
             _fill(result[tuple(part)], moved, arrays)
         else:
@@ -57,7 +57,7 @@ def _guarded_dim(expr: Expr, shape: tuple[int, ...]) -> int | None:
         if extent < 2:
             continue
         shorter: dict[Expr, Expr] = {Index(f"i{d}", extent): Index(f"i{d}", extent - 1)}
-        if isinstance(simplify(substitute(expr.args[0], shorter)), Const):
+        if isinstance(simplify(expr.args[0], shorter), Const):
             return d
     return None
 

@@ -58,7 +58,7 @@ def loaded(
     for load in unconditional(exprs):
         if len(load.index) != 1:
             continue
-        offsets = [simplify(substitute(load.index[0], place)) for place in places]
+        offsets = [simplify(load.index[0], place) for place in places]
         if are_neighbours(load.dtype, offsets):
             cells = k.alloc(load.dtype, (len(places),), "reg", k.fresh("held"))
             first = Load(load.source, (offsets[0],), load.dtype)
@@ -107,7 +107,7 @@ def store_points(k: KernelBuilder, points: Sequence[Point], n: Expr) -> None:
     results: dict[Buffer, Buffer] = {}
     stores: list[Intrin] = []
     for x in points:
-        pieces = _pieces(x.output, [simplify(substitute(x.offset, place)) for place in places])
+        pieces = _pieces(x.output, [simplify(x.offset, place) for place in places])
         if all(are_neighbours(x.output.dtype, piece) for piece in pieces):
             held = k.alloc(x.output.dtype, (count,), "reg", k.fresh("result"))
             results[x.output] = held

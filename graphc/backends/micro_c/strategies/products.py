@@ -173,5 +173,5 @@ def interior(row: Index, hole: Reduce) -> tuple[int, int]:
 
 
 def _holds(atom: Expr, row: Index, position: int) -> bool:
-    decided = simplify(substitute(atom, {row: Const(position, i64)}))
+    decided = simplify(atom, {row: Const(position, i64)})
     return isinstance(decided, Const) and bool(decided.value)

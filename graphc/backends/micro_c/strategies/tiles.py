@@ -29,7 +29,7 @@ from graphc.backends.micro_c.strategies.products import (
 )
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index, unflatten_loads
 from graphc.ir.dtypes import DType, i8, i32, i64, u8
-from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, loads, substitute
+from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, loads
 from graphc.ir.instructions import LANES, dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
@@ -177,7 +177,7 @@ class _Emitter:
             mapping[match.column] = self._column(panel, lane)
         shapes = shapes_of(match.computation.inputs)
         stored = match.b if self.wide is None else match.b.args[0]  # type: ignore[attr-defined]
-        b = unflatten_loads(simplify(substitute(stored, mapping)), shapes)
+        b = unflatten_loads(simplify(stored, mapping), shapes)
         weights, whole = Buffer("weights", b.dtype, shape), match.computation
         return weights, whole.filling(weights, index, b, f"weights of {whole.label}")
 
@@ -280,14 +280,14 @@ class _Emitter:
                 if self.match.column is not None:
                     cell[self.match.column] = self._column(panel, u)
                 cells.append((cell, u, self.k.var(dtype, Const(0, dtype))))
-        factors = [simplify(substitute(self.a, cell)) for cell, _, _ in cells]
+        factors = [simplify(self.a, cell) for cell, _, _ in cells]
         bound = frozenset(x for e in (*at.values(), first, panel) for x in free_indices(e))
         self._sum(list(self.depth), factors, at, panel, cells, bound)
         for cell, _, total in cells:
-            value = simplify(substitute(self.match.expr, {self.match.hole: total[()]}))
-            where = simplify(substitute(self.match.offset, cell))
+            value = simplify(self.match.expr, {self.match.hole: total[()]})
+            where = simplify(self.match.offset, cell)
             output = flat_buffer(self.match.computation.outputs[0].buffer)
-            self.k.store(output, (where,), simplify(substitute(value, cell)))
+            self.k.store(output, (where,), simplify(value, cell))
 
     def _sum(self, depth, factors, at, panel, cells, bound) -> None:
         if not depth:
@@ -340,7 +340,7 @@ class _Emitter:
         """Four products for every cell."""
         _, factors, at, panel, cells, _ = state
         for factor, (_, lane, total) in zip(factors, cells):
-            found = centred_byte(simplify(substitute(factor, {axis: position})))
+            found = centred_byte(simplify(factor, {axis: position}))
             weight = self._weight({**at, axis: position}, panel, lane)
             assert found is not None and isinstance(weight, Call)
             load, centre = found
@@ -350,7 +350,7 @@ class _Emitter:
 
     def _step(self, axis: Index, position: Expr, state, new: frozenset) -> None:
         rest, factors, at, panel, cells, bound = state
-        moved = [simplify(substitute(f, {axis: position})) for f in factors]
+        moved = [simplify(f, {axis: position}) for f in factors]
         self._sum(rest, moved, {**at, axis: position}, panel, cells, bound | new)
 
     def _products(self, factors, at, panel, cells) -> None:

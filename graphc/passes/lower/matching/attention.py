@@ -200,7 +200,7 @@ def _moved(reduction: Reduce, key: Index) -> Expr | None:
     """The body at `key`, if the reduction is over as many keys."""
     if len(reduction.axes) != 1 or reduction.axes[0].extent != key.extent:
         return None
-    return _plain(simplify(substitute(reduction.body, {reduction.axes[0]: key})))
+    return _plain(simplify(reduction.body, {reduction.axes[0]: key}))
 
 
 def _softmax(weight: Expr, key: Index) -> Softmax:

@@ -114,6 +114,6 @@ def _times_sums(match: Match, byte: Expr, centre: int, zero: Expr, name: str) ->
     if isinstance(zero, Const):
         total, zero = total * zero, Const(1, i32)
     buffer = Buffer(name, i32, tuple(x.count for x in own))
-    contents = simplify(substitute(total, dict(zip(own, index))))
+    contents = simplify(total, dict(zip(own, index)))
     match.add(buffer, index, contents, f"{name} of {match.computation.label}")
     return zero * buffer[tuple(own)]

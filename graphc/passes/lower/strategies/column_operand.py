@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
-from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select, substitute
+from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select
 from graphc.ir.instructions import LANES
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
@@ -66,7 +66,7 @@ def _packed(match: Match, plan: TilePlan, part: Expr, depth: list[Index], name: 
     if plan.quad is not None:
         mapping[plan.quad] = inner[-1] * LANES + index[-1]
     mapping.update(zip(match.cols, unflatten_index(column, tuple(x.extent for x in match.cols))))
-    contents = simplify(substitute(part, mapping))
+    contents = simplify(part, mapping)
     if plan.columns % plan.panel:
         contents = select(column < plan.columns, contents, Const(0, contents.dtype))
     buffer = Buffer(name, part.dtype, shape)

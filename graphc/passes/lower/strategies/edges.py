@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, substitute, walk
+from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, walk
 from graphc.ir.simplify import simplify
 
 ENDS = ((1, 0), (0, 1), (1, 1))  # how many vectors there may be at the two ends
@@ -32,7 +32,7 @@ def undecided_edges(
         count = vectors - left - right
         inner = Index(f"{index.name}v", count)
         place: dict[Expr, Expr] = {index: (inner + left) * lanes + lane}
-        if not any(_stays(simplify(substitute(c, place)), {inner, lane}) for c in conditions):
+        if not any(_stays(simplify(c, place), {inner, lane}) for c in conditions):
             pieces = [(0, left), (left, count), (left + count, right)]
             return [piece for piece in pieces if piece[1]]
     return whole

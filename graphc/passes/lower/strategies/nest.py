@@ -77,7 +77,7 @@ class Nest(Reductions):
         outputs = [flat_buffer(o.buffer) for o in self.computation.outputs]
         cuts = [({}, indices)] if self.options.flat else segments(indices, exprs)
         for mapping, pieces in cuts:
-            where, *parts = (simplify(substitute(e, mapping)) for e in (offset, *exprs))
+            where, *parts = (simplify(e, mapping) for e in (offset, *exprs))
             merged, (where, *parts) = merge_adjacent(pieces, [where, *parts])
             points = [Point(b, where, e) for b, e in zip(outputs, parts)]
             if all(x.count for x in indices):
@@ -287,8 +287,8 @@ class Nest(Reductions):
 
     def _at(self, points: list[Point], mapping: dict) -> list[Point]:
         return [
-            Point(p.output, simplify(substitute(p.offset, mapping)),
-                   simplify(substitute(p.expr, mapping)))
+            Point(p.output, simplify(p.offset, mapping),
+                   simplify(p.expr, mapping))
             for p in points
         ]  # fmt: skip
 

@@ -95,7 +95,7 @@ class Reductions:
         return [self.k.let(cast(a[()], r.dtype)) for a, r in zip(accumulators, group)]
 
     def _accumulate(self, group, axes, bound, per_lane, mapping, targets) -> None:
-        bodies = [simplify(substitute(r.term, mapping)) for r in group]
+        bodies = [simplify(r.term, mapping) for r in group]
         self._terms(group, bodies, axes, bound, per_lane, targets)
 
     def _terms(self, group, bodies, axes, bound, per_lane, targets) -> None:
@@ -111,13 +111,13 @@ class Reductions:
         if trimmed is not None:
             inside, bodies = trimmed
             with self.k.loop(inside.extent) as x:
-                moved = [simplify(substitute(b, {axis: x + inside.low})) for b in bodies]
+                moved = [simplify(b, {axis: x + inside.low}) for b in bodies]
                 self._terms(group, moved, rest, bound | {x}, per_lane, targets)
             return
         total = math.prod(a.count for a in axes)
         kind = "unroll" if total <= UNROLL and total * len(group) <= 8 * UNROLL else "serial"
         with self.k.loop(axis.extent, kind) as x:
-            moved = [simplify(substitute(b, {axis: x})) for b in bodies]
+            moved = [simplify(b, {axis: x}) for b in bodies]
             self._terms(group, moved, rest, bound | {x}, per_lane, targets)
 
     def horizontal_lanes(self, group: list[Reduce], axis: Index) -> int:

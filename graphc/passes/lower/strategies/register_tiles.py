@@ -101,8 +101,8 @@ class _Emitter:
         exprs = [substitute(e, {hole: marker}) for e in exprs]
         columns = unflatten_index(self.column, tuple(x.extent for x in match.cols))
         mapping: dict[Expr, Expr] = dict(zip(match.cols, columns))
-        all_exprs = [simplify(substitute(e, mapping)) for e in (match.offset, match.a, *exprs)]
-        b = match.b if self.plan.packed else simplify(substitute(match.b, mapping))
+        all_exprs = [simplify(e, mapping) for e in (match.offset, match.a, *exprs)]
+        b = match.b if self.plan.packed else simplify(match.b, mapping)
         rows = match.rows
         rows, all_exprs = merge_adjacent(rows, all_exprs)
         self.offset, self.a, *self.exprs = all_exprs
@@ -258,7 +258,7 @@ class _Emitter:
         # vectors are the same in every row, and are shared by the code generator.
         where = {**fixed, **at}
         for t in range(size):
-            a = simplify(substitute(self.a, {**where, tiled: row + t}))
+            a = simplify(self.a, {**where, tiled: row + t})
             for j, count in pieces:
                 with self._lanes(count) as v:
                     b = self._column_element(where, panel, j, v, at)
@@ -275,14 +275,14 @@ class _Emitter:
     def _column_element(self, where: dict, panel: Expr, j: int, v: Expr, at: dict) -> Expr:
         if not self.plan.packed:
             column = panel * self.plan.panel + j + v
-            return simplify(substitute(self.b, {**where, self.column: column}))
+            return simplify(self.b, {**where, self.column: column})
         if self._is_whole:
             return self._whole_element(where, panel, v + j, at)
         cols = self.match.cols
         column = unflatten_index(panel * self.plan.panel + j + v, tuple(x.extent for x in cols))
         mapping: dict[Expr, Expr] = {**where, **dict(zip(cols, column))}
         mapping.update((x.part, x.element(where, panel, v + j)) for x in self.packed)
-        return simplify(substitute(self.match.b, mapping))
+        return simplify(self.match.b, mapping)
 
     def _kind_of(self, depth: Index) -> str:
         """The loop over a summed index: written out, if it says where in a byte a code lies."""
@@ -304,8 +304,8 @@ class _Emitter:
         mapping = {**at, self.column: panel * self.plan.panel + j + v}
         total = self.k.let(cell)
         for output, expr in zip(self.match.computation.outputs, self.exprs):
-            value = simplify(substitute(expr, {**mapping, self.marker: total}))
-            offset = simplify(substitute(self.offset, mapping))
+            value = simplify(expr, {**mapping, self.marker: total})
+            offset = simplify(self.offset, mapping)
             self.k.store(flat_buffer(output.buffer), (offset,), value)
 
 

@@ -61,7 +61,7 @@ def take_quads(match: Match) -> Index | str:
         inside = substitute(match.b, {along: call("min", longer, Const(along.count - 1, i64))})
         match.b = select(longer < along.count, inside, Const(0, match.b.dtype))
     quad = Index(f"{along.name}_quad", longer.count // LANES)
-    match.a = simplify(substitute(match.a, {longer: quad * LANES}))
+    match.a = simplify(match.a, {longer: quad * LANES})
     match.depth = [*(k for k in match.depth if k is not along)]
     _order_depth(match)
     match.depth.append(quad)

@@ -92,4 +92,4 @@ def _are_loads_of_vectors(
 
 def start_of(offset: Expr, place: dict[Expr, Expr], lane: Index) -> Expr:
     """Where the elements of a vector start."""
-    return simplify(substitute(substitute(offset, place), {lane: Const(0, i64)}))
+    return simplify(substitute(offset, place), {lane: Const(0, i64)})

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphc.ir.addresses import is_affine_in
-from graphc.ir.expr import Expr, Index, Load, Reduce, loads, substitute, walk
+from graphc.ir.expr import Expr, Index, Load, Reduce, loads, walk
 from graphc.ir.instructions import transpose
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import bounds, simplify
@@ -35,7 +35,7 @@ class TurnedLoads:
 
     def at(self, mapping: Mapping[Expr, Expr]) -> TurnedLoads:
         """The same loads with other indices known."""
-        found = [simplify(substitute(load, mapping)) for load in self.loads]
+        found = [simplify(load, mapping) for load in self.loads]
         return replace(self, loads=tuple(x for x in found if isinstance(x, Load)))
 
 
@@ -81,7 +81,7 @@ def load_tiles(k: KernelBuilder, turned: TurnedLoads, top: Expr, left: Expr) -> 
         for c in range(turned.side):
             with k.loop(turned.side, "vector", width=turned.side) as v:
                 place = {turned.across: top + v, turned.along: left + c}
-                k.store(tile, (v + c * turned.side,), simplify(substitute(load, place)))
+                k.store(tile, (v + c * turned.side,), simplify(load, place))
         k.emit(transpose(tile, turned.side))
         tiles[load] = tile
     return tiles

@@ -19,7 +19,6 @@ from graphc.ir.expr import (
     free_indices,
     maximum,
     minimum,
-    substitute,
 )
 from graphc.ir.simplify import from_poly, simplify, to_poly
 
@@ -77,7 +76,7 @@ def trim(group: list[Reduce], bodies: list[Expr], axis: Index, allowed: frozense
         return None
     low = simplify(low)
     extent = simplify(maximum(simplify(high) - low, Const(0, i64)))
-    return Range(low, extent), [simplify(substitute(b, used)) for b in bodies]
+    return Range(low, extent), [simplify(b, used) for b in bodies]
 
 
 def _bound(atom: Expr, axis: Index) -> tuple[bool, Expr] | None:

@@ -20,7 +20,6 @@ from graphc.ir.expr import (
     Reduce,
     free_indices,
     loads,
-    substitute,
     transform,
     walk,
 )
@@ -54,7 +53,7 @@ def fuse_indices(exprs: list[Expr], outer: Index, inner: Index, name: str):
     merged = Index(name, outer.extent * inner.extent)
     width = Const(inner.extent, i64)
     mapping: dict[Expr, Expr] = {outer: merged // width, inner: merged % width}
-    new = [simplify(substitute(e, mapping)) for e in exprs]
+    new = [simplify(e, mapping) for e in exprs]
     before = uses_division(exprs, outer) or uses_division(exprs, inner)
     return None if before or uses_division(new, merged) else (merged, new)
 
@@ -76,7 +75,7 @@ def drop_units(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index], li
     """Removes dimensions of extent 1."""
     units: dict[Expr, Expr] = {x: Const(0, i64) for x in indices if x.extent == 1}
     if units:
-        exprs = [simplify(substitute(e, units)) for e in exprs]
+        exprs = [simplify(e, units) for e in exprs]
     return [x for x in indices if x not in units], exprs
 
 
@@ -111,7 +110,7 @@ def split_divided(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index],
         outer = Index(index.name + "o", index.extent // divisor)
         inner = Index(index.name + "i", divisor)
         mapping: dict[Expr, Expr] = {index: outer * divisor + inner}
-        new = [simplify(substitute(e, mapping)) for e in exprs]
+        new = [simplify(e, mapping) for e in exprs]
         left = [*indices[:position], outer, inner, *indices[position + 1 :]]
         return split_divided(left, new)
     return indices, exprs

@@ -231,7 +231,7 @@ class AttentionBlocks:
             product = k.let(scores[i, j])
             row, key = simplify(self.first_row + self.row(i)), simplify(first + self.key(j))
             mapping = {**self.fixed, **self.q.place(row), self.match.key: key, PRODUCT: product}
-            score = simplify(substitute(self.score, mapping))
+            score = simplify(self.score, mapping)
             inside = simplify(call("and", row < self.q.count, key < self.b.count))
             k.store(scores, (i, j), simplify(select(inside, score, NOTHING)))
 
@@ -313,8 +313,8 @@ class AttentionBlocks:
         """Results of a row at this column, for all values of `n`, on which it may depend."""
         places = {**self.fixed, **self.q.place(row), **self.v.place(column)}
         finished = SUM if self.is_whole else self.result
-        result = simplify(substitute(finished, {**places, **facts}))
-        offset = simplify(substitute(self.offset, places))
+        result = simplify(finished, {**places, **facts})
+        offset = simplify(self.offset, places)
         points = [
             Point(flat_buffer(o.buffer), offset, substitute(expr, {**places, RESULT: result}))
             for o, expr in zip(self.match.computation.outputs, self.exprs)

@@ -243,7 +243,7 @@ class _FewRows(AttentionBlocks):
 
         def element(n: Expr) -> Expr:
             cells: dict[Expr, Expr] = {x: registers[n] for x, registers in held.items()}
-            value = simplify(substitute(substitute(operand.expr, cells), place(n)))
+            value = simplify(substitute(operand.expr, cells), place(n))
             return simplify(select(inside, value, Const(0, f32)))
 
         return element

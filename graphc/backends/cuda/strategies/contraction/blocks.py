@@ -80,7 +80,7 @@ def flattened(match: Match) -> FlatContraction:
     flat = [flatten_loads(e, match.shapes) for e in (match.a, match.b, *match.exprs)]
     hole = next(n for e in flat[2:] for n in walk(e) if isinstance(n, Reduce))
     marker = Load("sum", (Const(0, i64),), hole.dtype)
-    a, b, *exprs = (simplify(substitute(e, {hole: marker})) for e in flat)
+    a, b, *exprs = (simplify(e, {hole: marker}) for e in flat)
     depth, (a, b) = merge_adjacent(match.depth, [a, b])
     rows, (offset, a, *exprs) = merge_adjacent(match.rows, [match.offset, a, *exprs])
     columns, (offset, b, *exprs) = merge_adjacent(match.cols, [offset, b, *exprs])
@@ -194,11 +194,11 @@ class BlockedContraction:
             {**self.fixed, **self.a.place(row), **self.b.place(column), self.marker: total}
             for (column, _), total in zip(sums, totals)
         ]
-        offsets = [simplify(substitute(self.offset, each)) for each in places]
+        offsets = [simplify(self.offset, each) for each in places]
         for output, expr in zip(self.match.computation.outputs, self.exprs):
             held = loaded(self.k, [expr], places)
             values = [
-                simplify(substitute(substitute(expr, {x: c[n] for x, c in held.items()}), each))
+                simplify(substitute(expr, {x: c[n] for x, c in held.items()}), each)
                 for n, each in enumerate(places)
             ]
             yield flat_buffer(output.buffer), offsets, values

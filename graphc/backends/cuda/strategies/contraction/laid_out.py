@@ -54,7 +54,7 @@ def lay_out_constant(match: Match, kind: Kind, across: bool = False) -> bool:
     mapping: dict[Expr, Expr] = dict(zip(outer, front))
     mapping.update(operand.place(column))
     mapping.update(zip(match.depth, unflatten_index(at, deep)))
-    contents = simplify(substitute(match.b, mapping))
+    contents = simplify(match.b, mapping)
     if padded > operand.depth_count:
         contents = select(at < operand.depth_count, contents, Const(0, contents.dtype))
     buffer = Buffer("panels", match.b.dtype, shape)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from graphc.ir.addresses import is_affine_in, unflatten_index
-from graphc.ir.expr import Const, Expr, Index, call, free_indices, loads, select, substitute
+from graphc.ir.expr import Const, Expr, Index, call, free_indices, loads, select
 from graphc.ir.kernel import KernelBuilder
 from graphc.ir.simplify import simplify
 
@@ -52,7 +52,7 @@ class Operand:
         mapping = {**fixed, **self.place(position)}
         extents = tuple(x.count for x in self.depth)
         mapping.update(zip(self.depth, unflatten_index(deep, extents)))
-        value = simplify(substitute(self.expr, mapping))
+        value = simplify(self.expr, mapping)
         inside = simplify(call("and", position < self.count, deep < self.depth_count))
         return simplify(select(inside, value, Const(0, value.dtype)))
 

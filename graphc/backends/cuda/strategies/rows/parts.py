@@ -149,7 +149,7 @@ def _partial(hole: Reduce, cut: Cut, part: Index, term: Expr | None = None) -> R
 
 
 def _moved(op: str, term: Expr, cut: Cut, place: Expr, axes: tuple[Index, ...]) -> Reduce:
-    return Reduce(op, simplify(substitute(term, {cut.axis: place})), axes)
+    return Reduce(op, simplify(term, {cut.axis: place}), axes)
 
 
 def _total(hole: Reduce, cut: Cut, total: Expr) -> Expr:

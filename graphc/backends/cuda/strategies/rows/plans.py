@@ -124,8 +124,7 @@ def by_groups(computation: Computation) -> Computation:
     at = {place: index[0] * size + index[1]}
     shape = tuple(x.count for x in index)
     outputs = tuple(
-        Output(replace(o.buffer, shape=shape), index, simplify(substitute(o.expr, at)))
-        for o in flat
+        Output(replace(o.buffer, shape=shape), index, simplify(o.expr, at)) for o in flat
     )
     inputs = tuple(map(flat_buffer, computation.inputs))
     return replace(computation, inputs=inputs, outputs=outputs)

@@ -279,7 +279,7 @@ class Sweeper:
     def _fill(self, sweep: Sweep, cells: Buffer, load: Load) -> None:
         """What is read at all neighbours of a step."""
         numbers = [Const(m, i64) for m in range(sweep.vector)]
-        at = [simplify(substitute(load.index[0], {sweep.neighbour: m})) for m in numbers]
+        at = [simplify(load.index[0], {sweep.neighbour: m}) for m in numbers]
         if are_neighbours(load.dtype, at):
             first = Load(load.source, (at[0],), load.dtype)
             places = [cells[sweep.cell(m)] for m in numbers]
@@ -311,7 +311,7 @@ def placed(exprs: Sequence[Expr], indices: Sequence[Index]) -> Callable[[Expr], 
 
     def at(position: Expr) -> list[Expr]:
         mapping: dict[Expr, Expr] = dict(zip(indices, unflatten_index(position, extents)))
-        return [simplify(substitute(x, mapping)) for x in exprs]
+        return [simplify(x, mapping) for x in exprs]
 
     return at
 

@@ -78,7 +78,7 @@ def _lay_out_weights(found: Windows) -> tuple[list[Computation], list[Buffer]]:
     own += [found.channels] if found.channels in used else []
     index = tuple(Index(f"i{n}", x.count) for n, x in enumerate(own))
     buffer = Buffer("taps", b.dtype, tuple(x.count for x in own))
-    contents = simplify(substitute(b, dict(zip(own, index))))
+    contents = simplify(b, dict(zip(own, index)))
     found.b = Load("taps", (flatten_index(tuple(own), buffer.shape),), b.dtype)
     return [whole.filling(buffer, index, contents, f"taps of {whole.label}")], [buffer]
 
@@ -164,7 +164,7 @@ class WindowPatches:
     def _at(self, expr: Expr, place: dict[Expr, Expr], channel: Expr) -> Expr:
         channels = self.found.channels
         here = {**self.start, **place, channels: self.start[channels] + channel}
-        return simplify(substitute(expr, here))
+        return simplify(expr, here)
 
     def _fetch(self, place: dict[Expr, Expr]) -> Buffer:
         """The values of the channels at an input position, in registers."""
@@ -226,7 +226,7 @@ class WindowPatches:
     def _store(self, output: Output, expr: Expr, total: Load, place: dict[Expr, Expr]) -> None:
         v = self._channels(self.patch.channels)
         sum = cast(Load(total.source, (*total.index[:2], v), total.dtype), self.marker.dtype)
-        value = simplify(substitute(self._at(expr, place, v), {self.marker: sum}))
+        value = simplify(self._at(expr, place, v), {self.marker: sum})
         point = Point(flat_buffer(output.buffer), self._at(self.found.offset, place, v), value)
         compute_points(self.k, [point], v)
 

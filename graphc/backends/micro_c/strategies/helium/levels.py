@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graphc.ir.expr import Const, Expr, Index, call, substitute
+from graphc.ir.expr import Const, Expr, Index, call
 from graphc.ir.simplify import simplify
 
 
@@ -22,7 +22,7 @@ class Level:
 
     def guard(self, position: Expr) -> Expr | None:
         """The condition for a position; None if it always counts."""
-        atoms = [simplify(substitute(g, {self.axis: position})) for g in self.guards]
+        atoms = [simplify(g, {self.axis: position}) for g in self.guards]
         return conjunction([a for a in atoms if not (isinstance(a, Const) and a.value)])
 
 

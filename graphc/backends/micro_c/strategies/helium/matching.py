@@ -5,7 +5,7 @@ from __future__ import annotations
 from graphc.backends.micro_c.strategies.products import ProductMatch, centred_byte
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, u8
-from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, substitute
+from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.transforms.guards import guard_atoms
 
@@ -46,7 +46,7 @@ def unguarded(match: ProductMatch) -> Expr:
     """The factor that is not constant, where all its guards hold."""
     hole = match.hole
     atoms = guard_atoms(hole.op, hole.identity, hole.body)
-    return simplify(substitute(match.a, {a: Const(True, boolean) for a in atoms}))
+    return simplify(match.a, {a: Const(True, boolean) for a in atoms})
 
 
 def has_byte_rows(match: ProductMatch) -> bool:

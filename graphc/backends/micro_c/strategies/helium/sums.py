@@ -211,7 +211,7 @@ class Emitter:
             held = tuple(substitute(a, rows[0]) for a in atoms if axis in free_indices(a))
             levels.append(Level(axis, axis.count, step, math.prod(counts[n + 1 :]), held))
         zero = {axis: Const(0, i64) for axis in self.match.depth}
-        starts = [simplify(substitute(load.index[0], {**zero, **at})) for at in rows]
+        starts = [simplify(load.index[0], {**zero, **at}) for at in rows]
         return merged(levels), [Load(load.source, (x,), load.dtype) for x in starts]
 
     @contextmanager
@@ -228,8 +228,8 @@ class Emitter:
         """Where an output goes, and its value, of a sum and the column it belongs to."""
         marker = Load("sum", (Const(0, i64),), self.match.hole.dtype)
         mapping = {**at, self.column: column, marker: total}
-        where = simplify(substitute(self.match.offset, mapping))
-        return where, simplify(substitute(self.expr, mapping))
+        where = simplify(self.match.offset, mapping)
+        return where, simplify(self.expr, mapping)
 
     def _finish(self, at: dict, column: Expr, lanes: int, total, start: Expr | None) -> None:
         """Four outputs (or fewer), of `total(lane)`."""
