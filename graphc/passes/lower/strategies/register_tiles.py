@@ -39,7 +39,7 @@ from graphc.passes.lower.transforms.spaces import balanced_tiles, merge_adjacent
 PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
 LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns
 FEW_ROWS = 8  # that do not make up for panels made at run time
-LONG_EPILOGUE = 24  # cost, per product of a step, beyond which it is not repeated for every row
+LONG_EPILOGUE = 10  # cost, per product of a step, beyond which it is not repeated for every row
 
 
 Segment = tuple[int, int, int]  # of panels or row tiles: the first, how many, the size of each
