@@ -19,7 +19,9 @@ def strategies(vector_bytes: int | None = None, registers: int | None = None) ->
     host = host_target()
     vector_bytes = _own_vectors() if vector_bytes is None else vector_bytes
     registers = host.vector_registers if registers is None else registers
-    contraction = RegisterTileOptions(vector_bytes, registers, host.l2_bytes)
+    contraction = RegisterTileOptions(
+        vector_bytes, registers, host.l2_bytes, widened=host.widened_floats
+    )
     nest = NestOptions(vector_bytes=vector_bytes)
     return [lambda c: lower_register_tiles(c, contraction), nest_strategy(nest)]
 

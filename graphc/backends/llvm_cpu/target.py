@@ -16,6 +16,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from graphc.errors import ModelError
+from graphc.ir.dtypes import DType, bf16, f16
 
 _SYSFS_CPU = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -44,6 +45,12 @@ class HostTarget:
     @property
     def arch(self) -> str:
         return self.triple.split("-")[0]
+
+    @property
+    def widened_floats(self) -> frozenset[DType]:
+        """The narrow floats that vectors are made float32 of in an instruction or two."""
+        halves = "f16c" in self.features or self.arch == "aarch64"
+        return frozenset((f16, bf16)) if halves else frozenset((bf16,))
 
     @property
     def feature_string(self) -> str:

@@ -87,6 +87,8 @@ def decode(code: Expr, dtype: DType) -> Expr:
     bits = cast(code, u32)
     if dtype is dtypes.f8e8m0:
         return _decode_power(bits)
+    if dtype is dtypes.bf16:  # the upper half of a float32
+        return bitcast(bits << 16, f32)
     form = FORMATS[dtype]
     half = 1 << (dtype.bits - 1)  # the sign bit
     size, sign = bits & (half - 1), (bits & half) << (32 - dtype.bits)

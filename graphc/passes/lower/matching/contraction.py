@@ -4,6 +4,7 @@ A computation matches when its outputs contain one `sum(a * b)` in which some ou
 in `a` alone (rows, m), some in `b` alone (columns, n, the innermost output index among them), and
 the summed ones in both (k). Indices in both factors, or in neither, are outer loops. Nothing is
 said of how such sums are computed: targets have strategies for that, which start from a Match.
+Sums of narrow floats are taken in float32, which is what they mean (see expr.Reduce).
 """
 
 from __future__ import annotations
@@ -12,7 +13,19 @@ import math
 from dataclasses import dataclass, field, replace
 
 from graphc.ir.dtypes import DType, f32, f64
-from graphc.ir.expr import Call, Expr, Index, Load, Reduce, free_indices, loads, substitute, walk
+from graphc.ir.expr import (
+    Call,
+    Expr,
+    Index,
+    Load,
+    Reduce,
+    cast,
+    free_indices,
+    loads,
+    substitute,
+    transform,
+    walk,
+)
 from graphc.ir.kernel import Buffer
 from graphc.passes.lower.computation import Computation
 from graphc.passes.lower.transforms.spaces import drop_units, shapes_of, split_divided
@@ -112,6 +125,26 @@ def _classify(computation, indices, offset, exprs, hole: Reduce, min_depth: int)
     return Match(
         computation, indices, offset, exprs, hole, a, b, outer, rows, cols, list(hole.axes)
     )
+
+
+def wide_sums(computation: Computation) -> Computation:
+    """The computation with sums of products of narrow floats written as sums of float32s."""
+
+    def widen(node: Expr) -> Expr | None:
+        if not isinstance(node, Reduce) or node.op != "sum" or node.dtype.compute is node.dtype:
+            return None
+        if not (isinstance(node.body, Call) and node.body.op.name == "mul"):
+            return None
+        return cast(Reduce("sum", node.term, node.axes), node.dtype)
+
+    outputs = tuple(replace(o, expr=transform(o.expr, widen)) for o in computation.outputs)
+    return replace(computation, outputs=outputs)
+
+
+def converted(factor: Expr) -> Expr:
+    """What a factor is converted from, if it is a conversion."""
+    is_cast = isinstance(factor, Call) and factor.op.name == "cast"
+    return factor.args[0] if is_cast else factor  # type: ignore[attr-defined]
 
 
 def is_below_a_byte(factor: Expr, computation: Computation) -> bool:

@@ -2,20 +2,22 @@
 
 It is packed in panels [outer..., n / NR, k, NR], at compile time if it is constant, unless its rows
 are contiguous in n already. What is made of constants that take less than a byte per element
-(several codes to a byte, and scales) stays so: each constant has panels, and elements are computed
-where they are multiplied.
+(several codes to a byte, and scales), or are narrow floats, stays so: each constant has panels, and
+elements are computed where they are multiplied.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
+from graphc.ir.dtypes import DType
 from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select
 from graphc.ir.instructions import LANES
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.matching.contraction import Match, is_below_a_byte
+from graphc.passes.lower.matching.contraction import Match, converted, is_below_a_byte
 from graphc.passes.lower.strategies.tile_plan import TilePlan
 
 
@@ -35,12 +37,14 @@ class Panels:
         return Load(self.buffer.name, (flatten_index(place, self.buffer.shape),), self.part.dtype)
 
 
-def prepare_columns(match: Match, plan: TilePlan) -> list[Panels]:
-    """Packs `b`, whole or in parts; reads it in place if the plan says so."""
+def prepare_columns(match: Match, plan: TilePlan, widened: Collection[DType]) -> list[Panels]:
+    """Packs `b`, whole or in parts; reads it in place if the plan says so. Constants of
+    the types in `widened` stay narrow."""
     if not plan.packed:
         match.b = flatten_loads(match.b, match.shapes)
         return []
-    if plan.quad is not None or not is_below_a_byte(match.b, match.computation):
+    stays = is_below_a_byte(match.b, match.computation) or _is_widened(match, widened)
+    if plan.quad is not None or not stays:
         return [_packed(match, plan, match.b, match.depth, "panels")]
     parts = sorted(loads(match.b), key=lambda x: x.source)
     depth = [[k for k in match.depth if k in free_indices(x)] for x in parts]
@@ -48,6 +52,17 @@ def prepare_columns(match: Match, plan: TilePlan) -> list[Panels]:
         _packed(match, plan, part, deep, f"panels{n}")
         for n, (part, deep) in enumerate(zip(parts, depth))
     ]
+
+
+def _is_widened(match: Match, types: Collection[DType]) -> bool:
+    """Whether `b` is a constant of one of these types, converted."""
+    narrow = converted(match.b)
+    return (
+        isinstance(narrow, Load)
+        and narrow is not match.b
+        and narrow.dtype in types
+        and narrow.source in match.computation.constants
+    )
 
 
 def _packed(match: Match, plan: TilePlan, part: Expr, depth: list[Index], name: str) -> Panels:

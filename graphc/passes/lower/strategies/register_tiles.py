@@ -29,7 +29,7 @@ from graphc.passes.lower.computation import (
     flat_buffer,
     in_place_of_epilogue,
 )
-from graphc.passes.lower.matching.contraction import Match, match_contraction
+from graphc.passes.lower.matching.contraction import Match, converted, match_contraction, wide_sums
 from graphc.passes.lower.strategies.column_operand import Panels, prepare_columns
 from graphc.passes.lower.strategies.reductions import strides_small
 from graphc.passes.lower.strategies.row_operand import CENTRES, prepare_rows, take_quads
@@ -47,7 +47,7 @@ Segment = tuple[int, int, int]  # of panels or row tiles: the first, how many, t
 
 def lower_register_tiles(computation: Computation, options: RegisterTileOptions) -> Lowered | str:
     """The kernel of a contraction, or the reason why the computation is not one."""
-    match = match_contraction(computation, options.min_depth, (f32, f64, i32))
+    match = match_contraction(wide_sums(computation), options.min_depth, (f32, f64, i32))
     if isinstance(match, str):
         return match
     if _runs_along_memory(match, options):
@@ -58,13 +58,13 @@ def lower_register_tiles(computation: Computation, options: RegisterTileOptions)
     plan = tile_plan(match, options, quad)
     if plan.packed and quad is None and not match.rows and not _is_constant(match):
         return "contraction: one row, and columns that would be packed for it at run time"
-    return _Emitter(match, plan, options, prepare_columns(match, plan)).lowered()
+    return _Emitter(match, plan, options, prepare_columns(match, plan, options.widened)).lowered()
 
 
 def _runs_along_memory(match: Match, options: RegisterTileOptions) -> bool:
     """Whether there are few rows, and both factors run along memory in the depth: each sum is best
     taken there. Panels of `b`, unless they are made at compile time, take longer to make."""
-    b, deepest = match.b, match.depth[-1]
+    b, deepest = converted(match.b), match.depth[-1]
     if not isinstance(b, Load) or b.source in match.computation.constants:
         return False
     if math.prod(x.count for x in match.rows) > FEW_ROWS:

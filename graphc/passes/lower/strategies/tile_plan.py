@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_loads, is_affine_in
+from graphc.ir.dtypes import DType, bf16, f16
 from graphc.ir.expr import Index, Load
 from graphc.ir.instructions import LANES
 from graphc.passes.lower.matching.contraction import Match
@@ -15,12 +16,14 @@ from graphc.passes.lower.transforms.spaces import merge_adjacent
 
 @dataclass(frozen=True)
 class RegisterTileOptions:
-    """Sizes of the machine: vector and cache bytes, and vector registers."""
+    """Sizes of the machine: vector and cache bytes, and vector registers; and the narrow floats
+    that it widens a vector at a time, of which constants stay narrow."""
 
     vector_bytes: int = 64
     registers: int = 32
     l2_bytes: int = 1 << 20
     min_depth: int = 4  # products summed, below which a loop nest does as well
+    widened: frozenset[DType] = frozenset((f16, bf16))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from differential import build, check, floats, program_of
 
+from graphc.ir import dtypes
 from graphc.ir.text.printer import print_kernel
 from graphc.passes.lower.strategies import register_tiles
 from graphc.passes.lower.transforms.spaces import balanced_tiles
@@ -63,6 +64,23 @@ def test_transposed_operands(ta, tb, constant):
             lambda b, x, y: b.Gemm(x, y, c, transA=ta, transB=tb, beta=3.0), x=a, y=w
         )
     check(graph, inputs)
+
+
+@pytest.mark.parametrize("dtype, ulp", [(dtypes.f16, 2**-10), (dtypes.bf16, 2**-7)])
+def test_narrow_floats(dtype, ulp):
+    """Products are summed in float32; constants stay narrow in memory."""
+    a, w = (floats(rng(n), *shape).astype(dtype.np) for n, shape in ((1, (9, 40)), (2, (40, 35))))
+    graph, inputs = build(lambda b, x: b.Relu(b.MatMul(x, w)), x=a)
+    program = check(graph, inputs, (0, 32, 64), tolerance=ulp)
+    assert "contract" in used(graph) and [c.dtype for c in program.constants] == [dtype.np]
+    kernel = floats(rng(3), 6, 5, 3, 3).astype(dtype.np)
+    image = floats(rng(4), 1, 5, 9, 8).astype(dtype.np)
+    graph, inputs = build(lambda b, x: b.Conv(x, kernel, pads=[1] * 4), x=image)
+    assert "contract" in used(graph)
+    check(graph, inputs, tolerance=ulp)
+    graph, inputs = build(lambda b, x, y: b.MatMul(x, y), x=a, y=w)
+    assert "contract" in used(graph)
+    check(graph, inputs, tolerance=ulp)
 
 
 def test_vectors_on_either_side():

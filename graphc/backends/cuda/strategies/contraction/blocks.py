@@ -1,8 +1,7 @@
 """Contractions cut into blocks of rows and columns, one for each block of threads.
 
 What the kernels of contractions have in common: operands over as few indices as possible, the grid,
-and the epilogue that finishes sums on their way to memory. Sums of narrow floats are taken in
-float32, which is what they mean (see expr.Reduce).
+and the epilogue that finishes sums on their way to memory.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 from graphc.backends.cuda.strategies.contraction.operands import Operand, stride
@@ -19,7 +18,6 @@ from graphc.backends.cuda.strategies.vectors import are_neighbours, loaded
 from graphc.ir.addresses import flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
-    Call,
     Const,
     Expr,
     Index,
@@ -27,33 +25,17 @@ from graphc.ir.expr import (
     Reduce,
     Ref,
     call,
-    cast,
     loads,
     substitute,
-    transform,
     walk,
 )
 from graphc.ir.kernel import Alloc, Buffer, For, If, Intrin, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
-from graphc.passes.lower.computation import Computation, flat_buffer
+from graphc.passes.lower.computation import flat_buffer
 from graphc.passes.lower.matching.contraction import Match
 from graphc.passes.lower.transforms.spaces import merge_adjacent
 
 AT_ONCE = 128  # blocks that run at once, roughly
-
-
-def wide_sums(computation: Computation) -> Computation:
-    """The computation with sums of products of narrow floats written as sums of float32s."""
-
-    def widen(node: Expr) -> Expr | None:
-        if not isinstance(node, Reduce) or node.op != "sum" or node.dtype.compute is node.dtype:
-            return None
-        if not (isinstance(node.body, Call) and node.body.op.name == "mul"):
-            return None
-        return cast(Reduce("sum", node.term, node.axes), node.dtype)
-
-    outputs = tuple(replace(o, expr=transform(o.expr, widen)) for o in computation.outputs)
-    return replace(computation, outputs=outputs)
 
 
 def sort_depth(match: Match) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.contraction.blocks import flattened, sort_depth, wide_sums
+from graphc.backends.cuda.strategies.contraction.blocks import flattened, sort_depth
 from graphc.backends.cuda.strategies.contraction.costs import Choose, Problem, ranked, take_first
 from graphc.backends.cuda.strategies.contraction.laid_out import lay_out_constant, store_narrow
 from graphc.backends.cuda.strategies.contraction.sliced import SlicedContraction, SlicedTile
@@ -24,7 +24,7 @@ from graphc.backends.cuda.strategies.contraction.words import KINDS, Kind, narro
 from graphc.ir.dtypes import f32, i32
 from graphc.ir.kernel import Kernel
 from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.matching.contraction import Match, match_contraction
+from graphc.passes.lower.matching.contraction import Match, match_contraction, wide_sums
 from graphc.passes.lower.matching.zero_points import take_zero_points
 from graphc.passes.lower.transforms.spaces import count
 

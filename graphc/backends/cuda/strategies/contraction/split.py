@@ -11,14 +11,13 @@ a contraction as any other and a loop over its results.
 from __future__ import annotations
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.contraction.blocks import wide_sums
 from graphc.backends.cuda.strategies.rows.long import IDLE, LONG, PART, Lower, lower_long_rows
 from graphc.backends.cuda.strategies.rows.nest import lower_rows
 from graphc.backends.cuda.strategies.rows.parts import cut_evenly, in_parts
 from graphc.ir.dtypes import f32, f64, i32
 from graphc.ir.expr import Reduce, walk
 from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.matching.contraction import Match, match_contraction
+from graphc.passes.lower.matching.contraction import Match, match_contraction, wide_sums
 from graphc.passes.lower.transforms.spaces import count
 
 SIDE = 32  # rows and columns of a small tile

@@ -29,7 +29,6 @@ from graphc.backends.cuda.strategies.contraction.blocks import (
     FlatContraction,
     flattened,
     sort_depth,
-    wide_sums,
 )
 from graphc.backends.cuda.strategies.contraction.costs import (
     PARTS,
@@ -50,7 +49,7 @@ from graphc.ir.expr import Const, Expr, call
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.matching.contraction import match_contraction
+from graphc.passes.lower.matching.contraction import match_contraction, wide_sums
 from graphc.passes.lower.transforms.spaces import count
 
 MIN_DEPTH = 8  # products to sum

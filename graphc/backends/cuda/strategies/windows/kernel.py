@@ -24,7 +24,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.contraction.blocks import wide_sums
 from graphc.backends.cuda.strategies.vectors import compute_points, each_neighbour, read_neighbours
 from graphc.backends.cuda.strategies.windows.matching import Windows, match_windows
 from graphc.backends.cuda.strategies.windows.patches import Patch, best_patch
@@ -46,6 +45,7 @@ from graphc.ir.expr import (
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
 from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
+from graphc.passes.lower.matching.contraction import wide_sums
 from graphc.passes.lower.strategies.nest import Point
 from graphc.passes.lower.strategies.reductions import combined
 from graphc.passes.lower.transforms.spaces import count, shapes_of
