@@ -7,6 +7,7 @@ import onnxruntime
 import pytest
 from quantised_models import QuantisedModel, convolution, dense, residual
 
+import graphc
 from graphc import driver
 from graphc.ir.interp import interpret
 
@@ -70,3 +71,27 @@ def test_values_used_elsewhere_stay():
     graph, diagnostics = rewritten(model.build(one, two))
     assert any(op.name == "Conv" for op in graph.ops)
     assert "used elsewhere" in diagnostics.explain("integer-inference")
+
+
+MASKED = """graph @masked(%a: i8[256,1], %b: i8[1,256]) -> i8[256,256] phase typed {
+  const %s : f32[] = 0.0404
+  const %t : f32[] = 2.6793887e+36
+  const %z : i8[] = 0
+  %scores = DequantizeLinear(%a, %s) : f32[256,1]
+  %mask = DequantizeLinear(%b, %t) : f32[1,256]
+  %sum = Sub(%scores, %mask) : f32[256,256]
+  %y = QuantizeLinear(%sum, %t, %z) : i8[256,256]
+  return %y
+}
+"""
+
+
+def test_masks_of_the_lowest_float():
+    """Some codes of a mask that was quantised symmetrically stand for an infinity."""
+    graph = graphc.parse(MASKED)
+    codes = np.arange(-128, 128).astype(np.int8)
+    inputs = [codes[:, None], codes[None]]
+    (expected,) = interpret(graph, inputs)
+    driver.optimise(graph, passes="integers")
+    assert "DequantizeLinear" not in [op.name for op in graph.ops]
+    assert (interpret(graph, inputs)[0] == expected).all()

@@ -57,9 +57,11 @@ class Pairs:
         return a - self.a.zero_point, b - self.b.zero_point
 
     def reals(self) -> tuple[np.ndarray, np.ndarray]:
-        """All values of both operands, dequantised to float32."""
+        """All values of both operands, dequantised to float32; infinite ones if a scale is that of
+        a mask which takes in the lowest float."""
         (a, b), (sa, sb, _) = self.centred(), self.scales()
-        return a.astype(np.float32) * sa, b.astype(np.float32) * sb
+        with np.errstate(over="ignore"):
+            return a.astype(np.float32) * sa, b.astype(np.float32) * sb
 
     def quantised(self, real: np.ndarray) -> np.ndarray:
         """Floats as QuantizeLinear has them."""
@@ -200,6 +202,7 @@ class Sum:
             left = left / pairs.target.step
             right = right / pairs.target.step + pairs.target.zero_point
         right = right - pairs.target.low + 0.25
+        left, right = _finite(left, right, pairs.target.high - pairs.target.low)
         shift = MULTIPLIER_BITS - 1 - math.frexp(np.abs(left).max() + np.abs(right).max())[1]
         if shift < COARSEST_SUM or pairs.target.low == pairs.target.high:
             return None
@@ -220,6 +223,14 @@ class Sum:
                 mine, over = totals[number == n], above[number == n] > n
                 limits[n] = _limit(mine[over], mine[~over])
         return np.maximum.accumulate(limits).astype(np.int32)
+
+
+def _finite(left: np.ndarray, right: np.ndarray, span: int) -> tuple[np.ndarray, np.ndarray]:
+    """Parts of a sum with numbers in place of infinities, so large that nothing finite brings sums
+    back to results within `span`."""
+    largest = [np.abs(part[np.isfinite(part)]).max(initial=0) for part in (left, right)]
+    reach = 2 * (span + sum(largest))
+    return np.clip(left, -reach, reach), np.clip(right, -reach, reach)
 
 
 def _limit(above: np.ndarray, under: np.ndarray) -> int:
