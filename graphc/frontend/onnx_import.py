@@ -1,17 +1,18 @@
 """ONNX models become graphs.
 
-A model is walked once, in its own order. Each node is checked against the operator's schema, lifted
-to the newest opset (`upgrade`) and appended as an op. An operator without a definition is replaced
-by its function body (`functions`). Sub-graphs become regions isolated from above (`scope`).
-Values other than inputs and constants get their types later. Whatever is wrong with a file ends in
-a ModelError or UnsupportedError that names the node by the user's own name.
+A model is walked once, in its own order if nodes can be computed in it (`order`). Each node is
+checked against the operator's schema, lifted to the newest opset (`upgrade`) and appended as an op.
+An operator without a definition is replaced by its function body (`functions`). Sub-graphs become
+regions isolated from above (`scope`). Values other than inputs and constants get their types later.
+Whatever is wrong with a file ends in a ModelError or UnsupportedError that names the node by the
+user's own name.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from graphc.frontend import checks, tensors, upgrade
 from graphc.frontend.external_data import DataFolder, mapped
 from graphc.frontend.functions import Sizes, ValueTypes, schema_body
 from graphc.frontend.node import Node
+from graphc.frontend.order import in_order
 from graphc.frontend.scope import Context, Scope, share_captures
 from graphc.ir import binding, opdef
 from graphc.ir.dtypes import boolean, i64
@@ -187,7 +189,8 @@ class Importer:
         made = constant_op(array, scope.context.qualified(name), loc)
         scope.define(name, scope.region.append(made).output)
 
-    def _nodes(self, scope: Scope, nodes: Collection[NodeProto]) -> None:
+    def _nodes(self, scope: Scope, nodes: Sequence[NodeProto]) -> None:
+        nodes = in_order(nodes)
         names = [frozenset(node.output) for node in nodes]
         remaining = {name: position for position, some in enumerate(names) for name in some if name}
         scope.later = remaining.keys()

@@ -68,7 +68,7 @@ class Scope:
 
     def _capture(self, name: str) -> Value | None:
         if name in self.later:
-            raise ModelError(f"{name!r} is used before it is defined (a cycle, or unsorted nodes)")
+            raise ModelError(f"{name!r} is used before it is defined (a cycle)")
         if self.outer is None:
             raise ModelError(f"{name!r} is used but never defined")
         value = self.outer.find(name)

@@ -290,3 +290,20 @@ def test_parts_that_nobody_wants():
     made.graph.node[0].output[:] = ["", "y", ""]
     (found,) = run(made, np.arange(6, dtype=np.float32))
     np.testing.assert_array_equal(found, [2, 3])
+
+
+def test_nodes_in_any_order():
+    """A node moves up to the first that needs it, also inside of a branch."""
+    text = """g (bool c, float[2] x) => (y) {
+        y = If(c) <
+            then_branch = a () => (l) { l = Neg(k) k = Abs(t) },
+            else_branch = b () => (r) { r = Identity(u) }
+        >
+        u = Mul(t, x)
+        t = Sub(x, s)
+        s = Add(x, x)
+    }"""
+    made, x = model(text), np.array([1, -2], np.float32)
+    assert [op.name for op in import_onnx(made).ops] == ["Add", "Sub", "Mul", "If"]
+    assert run(made, True, x)[0].tolist() == [-1, -2]
+    assert run(made, False, x)[0].tolist() == [-1, -4]
