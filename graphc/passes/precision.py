@@ -7,7 +7,8 @@ Every float32 factor of a sum of products is rounded to the type and converted b
 so that products are exact, sums are those of float32, and what lies between contractions (biases,
 normalisations, softmax, reductions) stays in float32. The graph still means exactly what is
 computed; for TF32, which has no type of its own, the conversion back cuts off the bits of a float32
-that are zero after rounding. Who rounds is whom it costs least:
+that are zero after rounding. It is there for matrix cores: what they have no part in, depthwise
+sums, stays in float32 then. Who rounds is whom it costs least:
 
 * constants are rounded now;
 * what only contractions read is rounded where it is made: rounding is moved up through ops that
@@ -127,7 +128,7 @@ class Readers:
 
     def __init__(self, graph: Graph, type: str):
         self.results = set(graph.results)
-        self.factors = {op: found for op in graph.ops if (found := _factors(op))}
+        self.factors = {op: found for op in graph.ops if (found := _factors(op, type))}
         values = dict.fromkeys(op.inputs[n] for op, found in self.factors.items() for n in found)
         self.rounding = {v for v in values if v is not None and self._round(_source(v), type)}
         outputs = (v for op in graph.ops for v in op.outputs if type != "tf32")
@@ -225,14 +226,18 @@ def narrow_contractions(graph: Graph, type: str, ctx: Context) -> bool:
     return changed
 
 
-def _factors(op: Op) -> list[int]:
-    """The operands in float32 that a contraction multiplies."""
-    if op.name == "Constant" or not structure.has_body(op) or not structure.is_contraction(op):
+def _factors(op: Op, type: str) -> list[int]:
+    """The operands in float32 that an op multiplies with one another and sums up."""
+    if op.name == "Constant" or not structure.has_body(op):
+        return []
+    if type == "tf32" and not structure.is_contraction(op):
         return []
     found: set[int] = set()
     for reduction in structure.reductions(op):
-        if isinstance(reduction.body, Call) and reduction.body.op.name == "mul":
-            found.update(int(x.source) for x in loads(reduction.body))
+        body = reduction.body
+        if reduction.op == "sum" and isinstance(body, Call) and body.op.name == "mul":
+            a, b = ({int(x.source) for x in loads(factor)} for factor in body.args)
+            found |= a | b if a and b and a.isdisjoint(b) else set()
     types = {n: op.inputs[n].type for n in found}  # type: ignore[union-attr]
     return sorted(n for n, t in types.items() if isinstance(t, TensorType) and t.dtype is f32)
 

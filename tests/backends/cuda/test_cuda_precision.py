@@ -101,6 +101,44 @@ def test_inputs_are_converted_by_the_kernel_that_reads_them():
 
 
 @needs_compiler
+@pytest.mark.parametrize("precision", ["f16", "bf16"])
+def test_what_depthwise_sums_multiply_is_stored_narrow(precision):
+    """It is the largest part of what mobile networks move."""
+    text = """graph @g(%x: f32[1,3,12,12]) -> ? {
+      const %w : f32[16,3,3,3] = random(seed=1)
+      const %d : f32[16,1,3,3] = random(seed=2)
+      const %p : f32[8,16,1,1] = random(seed=3)
+      %a = Conv(%x, %w) {pads=[1,1,1,1]}
+      %b = Relu(%a)
+      %c = Conv(%b, %d) {group=16, pads=[1,1,1,1]}
+      %e = Relu(%c)
+      %y = Conv(%e, %p)
+      return %y
+    }"""
+    source = emit(cuda_program(graph_of(text), Settings(precision=precision)))
+    first, depthwise, *_ = source.program.steps
+    stored = [s.dtype.name for s in (*first.slots, *depthwise.slots) if s.space == "arena"]
+    assert stored == [precision] * 3
+    inputs = inputs_of(source.program)
+    meaning = optimise(graph_of(text), passes=f"decompose, precision{{type={precision}}}")
+    (found,), (wanted,) = simulate(source, (0,))(inputs), interpret(meaning, inputs)
+    np.testing.assert_allclose(found, wanted, 1e-3, 1e-3 * np.ptp(wanted))
+
+
+def test_depthwise_sums_are_no_business_of_tf32():
+    """Matrix cores have no part in them."""
+    text = """graph @g(%x: f32[1,16,12,12]) -> ? {
+      const %d : f32[16,1,3,3] = random(seed=2)
+      %y = Conv(%x, %d) {group=16}
+      return %y
+    }"""
+    plain, narrow = (
+        str(cuda_program(graph_of(text), Settings(precision=p))) for p in ("f32", "tf32")
+    )
+    assert plain == narrow
+
+
+@needs_compiler
 def test_what_is_only_chosen_among_and_multiplied_is_stored_narrow():
     text = """graph @g(%x: f32[1,3,12,12]) -> ? {
       const %w : f32[16,3,3,3] = random(seed=1)
