@@ -89,12 +89,11 @@ def _weights_last(op: Op, output: int, rows: bool) -> Layout | None:
         if r.op != "sum" or not (isinstance(body, Call) and body.op.name == "mul"):
             continue
         index, dims = structure.own_index(op.outputs[output]), op.outputs[output].tensor.dims
-        for factor in body.args:
+        for factor, data in (body.args, body.args[::-1]):
             if not loads(factor) or not all(_is_constant(op, x) for x in loads(factor)):
                 continue
             last = [d for d, x in enumerate(index) if x in free_indices(factor)]
             if last and index[-1] not in free_indices(factor):
-                (data,) = (x for x in body.args if x is not factor)
                 few = math.prod(dims[d] for d in last) <= structure.FEW_CHANNELS
                 if few and _runs_along(op, data, index):
                     continue
