@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphc.errors import GraphcError
-from graphc.ir.expr import Load, Reduce, walk
+from graphc.ir.expr import Load, Reduce, free_indices, walk
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.interp import evaluate, factors, run_op
@@ -52,20 +52,24 @@ def operands_read(op: Op) -> list[int]:
 
 
 def work_of(op: Op) -> int:
-    """Roughly how many scalar operations it takes to evaluate an op with static types; those of
-    sums of products, which einsum takes, are much cheaper than others."""
+    """Roughly how many scalar operations it takes to evaluate an op with static types: a reduction
+    is evaluated once for the indices that it depends on; those of sums of products, which einsum
+    takes, are much cheaper than others."""
     total = 0
     for k, value in enumerate(op.outputs):
         size = value.type.size if isinstance(value.type, TensorType) else 1
         if op.defn.form not in ("elementwise", "indexed"):
             total += 16 * size
             continue
-        for node in walk(op_body(op, k)):
-            if isinstance(node, Reduce):
-                extent = math.prod(a.extent for a in node.axes)  # type: ignore[misc]
-                size *= max(1, extent // EINSUM if factors(node) else extent)
-        total += size
+        reductions = (x for x in walk(op_body(op, k)) if isinstance(x, Reduce))
+        total += max(size, sum(map(_terms, reductions)))
     return total
+
+
+def _terms(node: Reduce) -> int:
+    """How many terms a reduction has, for all indices that it depends on."""
+    count = math.prod(x.count for x in free_indices(node.body).union(node.axes))
+    return count // EINSUM if factors(node) else count
 
 
 def is_static(op: Op) -> bool:

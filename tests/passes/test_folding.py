@@ -56,6 +56,23 @@ def test_weights_grow_only_as_the_policy_says(growth, left):
     assert names(graph) == left
 
 
+def test_statistics_of_weights_are_constants():
+    """Reductions are evaluated once per channel, not per element: weights that are standardised by
+    a batch normalisation in training mode are folded."""
+    graph = passed(
+        """graph @g(%x: f32[1,64,512]) -> f32[1,64,512] phase typed {
+          const %w : f32[1,64,512] = random(seed=1)
+          const %s : f32[64] = random(seed=2)
+          const %z : f32[64] = random(seed=3)
+          %n = BatchNormalization(%w, %s, %z, %z, %z) {training_mode=1} : f32[1,64,512]
+          %y = Mul(%x, %n) : f32[1,64,512]
+          return %y
+        }""",
+        "fold,dce",
+    )
+    assert names(graph) == ["Mul"]
+
+
 TABLE = """graph @g(%x: f32[2,64]) -> f32[2,64] phase typed {
   const %p : f32[64,64] = random(seed=1)
   const %w : f32[64,64] = random(seed=2)
