@@ -246,6 +246,37 @@ def _before_transpose(rw: Rewriter, value: Value | None, back) -> Value | None:
     return rw.constant(np.ascontiguousarray(full.transpose(back)))
 
 
+@rule("sink-reshape", P.one_of(*BINARY)(rest("operands")))
+def sink_reshape(rw, op, operands):
+    """f(reshape(x), c) == reshape(f(x, c)) for a row c of constants, if the rows of what was
+    computed are kept: f joins what computes x, or goes into its weights."""
+    found = [n for n, v in enumerate(operands) if v is not None and v.constant is None]
+    if len(operands) != 2 or len(found) != 1:
+        return None
+    value, row = operands[found[0]], operands[1 - found[0]]
+    x = _of_reshape(value)
+    if x is None or op.output.tensor.dims != value.tensor.dims:
+        return None
+    length = shape_of(value)[-1]
+    is_row = shape_of(row)[-1:] == (length,) == (row.tensor.size,)
+    if not is_row or row.tensor.rank > x.tensor.rank or shape_of(x)[-1] != length:
+        return rw.skip("the constant is no row, or rows are not kept")
+    below = [x if v is value else v for v in operands]
+    return reshaped(rw, rw.op(op.name, *below, **op.attrs), shape_of(value))
+
+
+def _of_reshape(value: Value) -> Value | None:
+    """What an op computed, if a value is that in another shape, for a reader alone."""
+    reshape = value.producer
+    if reshape is None or reshape.name != "Reshape" or len(value.uses) != 1:
+        return None
+    x = reshape.inputs[0]
+    if x is None or x.producer is None or len(x.uses) != 1 or not is_static(x):
+        return None
+    moves = len(x.producer.outputs) != 1 or is_movement(x.producer)
+    return None if moves else x
+
+
 @rule("sink-transpose-concat", P.Concat(rest("parts")))
 def sink_transpose_concat(rw, op, parts):
     """concat(transpose(x, p), transpose(y, p), axis) == transpose(concat(x, y, p[axis]), p)."""
