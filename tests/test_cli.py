@@ -141,8 +141,8 @@ def test_text_of_a_graph_can_be_used_again(capsys, tmp_path):
 
 def test_dump_and_explain(capsys, tmp_path):
     out = ok(capsys, "compile", DIGITS, "--dim", "N=1", "--dump-to", tmp_path / "stages",
-             "--explain", "fold-bn-into-conv")  # fmt: skip
-    assert "fold-bn-into-conv: fired 3 times" in out
+             "--explain", "fold-bn-into-conv", "--explain", "layout")  # fmt: skip
+    assert "fold-bn-into-conv: fired 3 times" in out and "layout: fired" in out
     dumped = sorted(p.name for p in (tmp_path / "stages").iterdir())
     assert dumped[0] == "01-integers.gir" and dumped[-1].endswith("-fuse-reductions.gir")
 

@@ -90,7 +90,8 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--explain", metavar="RULE", action="append", default=[],
-        help="tell where a rewrite rule fired, and where it did not and why; repeatable",
+        help="tell how often a rewrite rule or a pass (fuse-attention, say) did something, and "
+        "where it did not and why; repeatable",
     )  # fmt: skip
 
 
@@ -197,12 +198,14 @@ def _is_bundle(args: argparse.Namespace) -> bool:
 
 
 def _check_rules(names: list[str]) -> None:
+    from graphc.passes.manager.base import PASSES
     from graphc.passes.rewriter import RULES
 
     for name in names:
-        if name not in RULES:
-            raise ModelError(f"--explain {name}: there is no such rule; there are "
-                             f"{', '.join(sorted(RULES))}")  # fmt: skip
+        if name not in RULES and name not in PASSES:
+            raise ModelError(f"--explain {name}: there is no such rule or pass; there are the rules "
+                             f"{', '.join(sorted(RULES))} and the passes "
+                             f"{', '.join(sorted(PASSES))}")  # fmt: skip
 
 
 # ---------------------------------------------------------------- what comes out
