@@ -203,9 +203,11 @@ def _check_rules(names: list[str]) -> None:
 
     for name in names:
         if name not in RULES and name not in PASSES:
-            raise ModelError(f"--explain {name}: there is no such rule or pass; there are the rules "
-                             f"{', '.join(sorted(RULES))} and the passes "
-                             f"{', '.join(sorted(PASSES))}")  # fmt: skip
+            rules, passes = (", ".join(sorted(each)) for each in (RULES, PASSES))
+            raise ModelError(
+                f"--explain {name}: there is no such rule or pass; there are the rules {rules} "
+                f"and the passes {passes}"
+            )
 
 
 # ---------------------------------------------------------------- what comes out
