@@ -75,9 +75,10 @@ class Nest(Reductions):
         indices, (offset, *exprs) = drop_units(indices, [offset, *exprs])
         exprs = [merge_reductions(e) for e in exprs]
         outputs = [flat_buffer(o.buffer) for o in self.computation.outputs]
-        cuts = [({}, indices)] if self.options.flat else segments(indices, exprs)
-        for mapping, pieces in cuts:
-            where, *parts = (simplify(e, mapping) for e in (offset, *exprs))
+        whole = [(indices, [simplify(e) for e in (offset, *exprs)])]
+        for pieces, (where, *parts) in (
+            whole if self.options.flat else segments(indices, [offset, *exprs])
+        ):
             merged, (where, *parts) = merge_adjacent(pieces, [where, *parts])
             points = [Point(b, where, e) for b, e in zip(outputs, parts)]
             if all(x.count for x in indices):

@@ -4,13 +4,16 @@ iteration space in which a select goes one way, and constants turned so that vec
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, transform, walk
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify, to_poly
 from graphc.passes.lower.computation import Computation, Output
 
-MAX_SEGMENTS = 128  # pieces that an iteration space is cut into
+MAX_SEGMENTS = 256  # pieces that an iteration space is cut into
+AT_ONCE = 16  # pieces for which expressions are first narrowed together, if there are many
 
 
 def split_outputs(computation: Computation) -> list[Computation]:
@@ -23,28 +26,45 @@ def split_outputs(computation: Computation) -> list[Computation]:
     return [computation.restricted(outputs) for outputs in groups.values()]
 
 
-def segments(indices: list[Index], exprs: list[Expr]):
+def segments(indices: list[Index], exprs: list[Expr]) -> Iterator[tuple[list[Index], list[Expr]]]:
     """Pieces of the iteration space in which a select on one index alone (a Concat, a Pad) goes one
-    way: for each, what replaces the index, and the indices of the piece."""
+    way: the indices of each, and the expressions there."""
     cuts: dict[Index, set[int]] = {}
     for expr in exprs:
         for node in walk(expr):
             if isinstance(node, Call) and node.op.name == "select":
                 _add_cuts(node.args[0], indices, cuts)
     if not cuts:
-        return [({}, indices)]
+        yield indices, [simplify(e) for e in exprs]
+        return
     index = max(cuts, key=lambda x: (len(cuts[x]), -indices.index(x)))
     extent = index.count
     edges = sorted({0, extent} | {c for c in cuts[index] if 0 < c < extent})
     if len(edges) > MAX_SEGMENTS + 1:
-        return [({}, indices)]
-    found = []
-    for low, high in zip(edges, edges[1:]):
-        piece = Index(index.name, high - low)
-        mapping: dict[Expr, Expr] = {index: piece + low if high - low > 1 else Const(low, i64)}
-        left = [piece if x is index else x for x in indices]
-        found.append((mapping, [x for x in left if x.extent != 1]))
-    return found
+        yield indices, [simplify(e) for e in exprs]
+        return
+    for some, start, narrowed in _narrowed(index, edges, exprs):
+        for low, high in zip(some, some[1:]):
+            piece = Index(index.name, high - low)
+            place = piece + (low - start) if high - low > 1 else Const(low - start, i64)
+            inside = Index(index.name, some[-1] - start)
+            left = [piece if x is index else x for x in indices]
+            parts = [simplify(e, {inside: place}) for e in narrowed]
+            yield [x for x in left if x.extent != 1], parts
+
+
+def _narrowed(
+    index: Index, edges: list[int], exprs: list[Expr]
+) -> Iterator[tuple[list[int], int, list[Expr]]]:
+    """Runs of edges, where the index starts there, and the expressions between them: of very many
+    pieces each would else be found in expressions that tell all of them apart."""
+    if len(edges) <= 2 * AT_ONCE:
+        yield edges, 0, exprs
+        return
+    for first in range(0, len(edges) - 1, AT_ONCE):
+        some = edges[first : first + AT_ONCE + 1]
+        place = Index(index.name, some[-1] - some[0]) + some[0]
+        yield some, some[0], [simplify(e, {index: place}) for e in exprs]
 
 
 def _add_cuts(condition: Expr, indices: list[Index], cuts: dict[Index, set[int]]) -> None:
@@ -62,6 +82,21 @@ def _add_cuts(condition: Expr, indices: list[Index], cuts: dict[Index, set[int]]
                 edge = -rest * step
                 at_edge = node.op.name in ("lt", "ge") if step > 0 else node.op.name in ("gt", "le")
                 cuts.setdefault(atoms[0][0], set()).add(edge if at_edge else edge + 1)  # type: ignore
+        elif node.op.name in ("lt", "ge"):
+            _add_cut_of_rows(poly, indices, cuts)
+
+
+def _add_cut_of_rows(poly, indices: list[Index], cuts: dict[Index, set[int]]) -> None:
+    """Where an offset is compared with that of the start of a row: step * i + j + rest, for
+    0 <= j < step, changes sign with i alone if `rest` is a multiple of the step."""
+    steps = {k[0]: step for k, step in poly.items() if len(k) == 1 and k[0] in indices}
+    if len(steps) + (() in poly) < len(poly) or min(steps.values(), default=0) <= 0:
+        return
+    index = max(steps, key=lambda x: steps[x])
+    step, rest = steps[index], poly.get((), 0)
+    inside = sum(steps[x] * (x.count - 1) for x in steps if x is not index)
+    if inside < step and rest % step == 0:
+        cuts.setdefault(index, set()).add(-rest // step)
 
 
 def turned_constants(computation: Computation):

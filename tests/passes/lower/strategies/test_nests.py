@@ -7,6 +7,7 @@ from differential import build, check, floats, interpret_program, native, progra
 from graphc.ir.dtypes import i64
 from graphc.ir.instructions import TRANSPOSE
 from graphc.ir.kernel import Alloc, For, Intrin, walk_stmts
+from graphc.ir.text.printer import print_kernel
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -418,3 +419,17 @@ def test_empty_tensors():
         return y, b.ReduceSum(x, np.array([0]), keepdims=0), b.MatMul(b.Transpose(x), x)
 
     check(*build(function, x=np.zeros((0, 4), np.float32)), (64, 0), interpreted=(64, 0))
+
+
+@pytest.mark.parametrize("count", [3, 60])
+def test_pieces_of_rows_are_apart(count):
+    """Steps of a sequence that are brought together, and turned so that samples come first."""
+    steps = {f"x{n}": floats(rng(n), 4, 20) for n in range(count)}
+
+    def function(b, *values):
+        whole = b.Reshape(b.Concat(*values, axis=0), np.array([count, 4, 20]))
+        return b.Transpose(whole, perm=(1, 0, 2))
+
+    graph, inputs = build(function, **steps)
+    (kernel,) = check(graph, inputs, (0, 64)).kernels.values()
+    assert "select" not in print_kernel(kernel)
