@@ -46,7 +46,7 @@ def onnxruntime(source: str | os.PathLike | bytes | Graph, threads: int | None =
     types = [output.type for output in session.get_outputs()]
 
     def run(feeds: Mapping[str, Any]) -> list[Any]:
-        found = _declining(lambda: session.run(None, dict(feeds)))
+        found = _declining(lambda: session.run(None, dict(feeds)), UNFIT)
         return [_of_type(value, type) for value, type in zip(found, types, strict=True)]
 
     return run
@@ -63,13 +63,16 @@ def _of_type(value: Any, type: str) -> Any:
     return value.view(floats[type])
 
 
-def _declining(action: Callable[[], Any]) -> Any:
+UNFIT = "; if its inputs do not fit together, give the dimensions that do with --dim"
+
+
+def _declining(action: Callable[[], Any], hint: str = "") -> Any:
     """Runs ONNX Runtime; whatever it raises means that it cannot serve as a reference."""
     try:
         return action()
     except Exception as error:
         message = " ".join(str(error).split())
         raise UnsupportedError(
-            f"ONNX Runtime cannot run this model (compare with --against interpreter): "
+            f"ONNX Runtime cannot run this model (compare with --against interpreter{hint}): "
             f"{message[:300]}"
         ) from error

@@ -126,6 +126,15 @@ def bad_models() -> dict[str, tuple[onnx.ModelProto, str]]:
     }
 
 
+def test_extents_that_do_not_fit_together(capsys, tmp_path):
+    """Open dimensions are taken as 1 each, which a model may not be made for."""
+    second = numpy_helper.from_array(np.array([1]), "second")
+    node = helper.make_node("Gather", ["x", "second"], ["y"])
+    model = save(tmp_path / "m.onnx", make([node], [("x", 1, ("N",))], constants=[second]))
+    assert "with --dim" in refused(capsys, "verify", model)
+    assert "passed" in ok(capsys, "verify", model, "--dim", "N=2")
+
+
 @pytest.mark.parametrize("name", bad_models())
 def test_bad_models(capsys, tmp_path, name):
     model, part = bad_models()[name]
