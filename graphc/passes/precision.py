@@ -227,17 +227,18 @@ def narrow_contractions(graph: Graph, type: str, ctx: Context) -> bool:
 
 
 def _factors(op: Op, type: str) -> list[int]:
-    """The operands in float32 that an op multiplies with one another and sums up."""
+    """The operands in float32 that a contraction multiplies, or a window that slides over one of
+    them (which is for float32 if matrix cores alone are to gain)."""
     if op.name == "Constant" or not structure.has_body(op):
         return []
-    if type == "tf32" and not structure.is_contraction(op):
-        return []
+    contracts = structure.is_contraction(op)
     found: set[int] = set()
     for reduction in structure.reductions(op):
         body = reduction.body
-        if reduction.op == "sum" and isinstance(body, Call) and body.op.name == "mul":
-            a, b = ({int(x.source) for x in loads(factor)} for factor in body.args)
-            found |= a | b if a and b and a.isdisjoint(b) else set()
+        if reduction.op != "sum" or not isinstance(body, Call) or body.op.name != "mul":
+            continue
+        if contracts or type != "tf32" and structure.slides(reduction):
+            found.update(int(x.source) for x in loads(body))
     types = {n: op.inputs[n].type for n in found}  # type: ignore[union-attr]
     return sorted(n for n, t in types.items() if isinstance(t, TensorType) and t.dtype is f32)
 

@@ -227,6 +227,17 @@ def is_contraction(op: Op) -> bool:
     return False
 
 
+def slides(reduction: Reduce) -> bool:
+    """Whether it reads one operand at places that it goes through and those of the output taken
+    together (a window), and another only at the ones or the others."""
+    axes = frozenset(reduction.axes)
+    slid: dict[bool, set[str]] = {True: set(), False: set()}
+    for load in loads(reduction.body):
+        places = map(free_indices, load.index)
+        slid[any(free & axes and free - axes for free in places)].add(load.source)
+    return bool(slid[True]) and bool(slid[False] - slid[True])
+
+
 def row_operand(op: Op, anywhere: bool = False) -> tuple[int, frozenset[int]] | None:
     """(operand, physical dims reduced) of a row reduction: all of its trailing dims, or, with
     `anywhere`, of any dims.

@@ -74,10 +74,11 @@ def test_agrees_with_the_interpreter(name, precision):
 
 
 def test_launches_per_step():
-    def steps(name: str) -> int:
-        return per_step(cuda_of(GRAPHS[name]))
+    def steps(name: str, precision: str = "f32") -> int:
+        return per_step(emit(cuda_program(graph_of(GRAPHS[name]), Settings(precision=precision))))
 
     assert steps("lstm") == steps("lstm forward") == steps("lstm, odd sizes") == 1
+    assert steps("lstm", "f16") == steps("lstm forward", "f16") == 1  # the state stays float32
     assert steps("gru") == steps("gru forward") == 2
     assert steps("gru, reset after") == steps("rnn") == 1
     assert steps("rnn of two functions") == 2
