@@ -110,11 +110,25 @@ def test_segments_cover_the_space_once(seed):
         expr = select(test, space[0] * 100 + space[1] + n * 1000, expr)
     found = np.full((3, 17), -1, np.int64)
     where = flatten_index(tuple(space), (3, 17))
-    for mapping, piece in pieces.segments(space, [expr]):
-        at = ones(simplify(substitute(where, mapping)), piece)
+    for piece, (place, part) in pieces.segments(space, [where, expr]):
+        at = ones(place, piece)
         assert (found.reshape(-1)[at] == -1).all(), "no element twice"
-        found.reshape(-1)[at] = ones(simplify(substitute(expr, mapping)), piece)
+        found.reshape(-1)[at] = ones(part, piece)
     assert np.array_equal(found.reshape(-1), ones(expr, space))
+
+
+def test_segments_of_very_many_pieces():
+    """They are narrowed by and by, and still cover the space once, in order."""
+    row, column = indices(2, 3 * pieces.AT_ONCE + 5)
+    expr: Expr = Const(0, i64)
+    for n in range(column.count):
+        expr = select(column >= n, row * 100 + column * n, expr)
+    wanted = ones(expr, [row, column]).reshape(2, -1)
+    cut = list(pieces.segments([row, column], [row * column.count + column, expr]))
+    assert len(cut) == column.count
+    for n, (piece, (place, part)) in enumerate(cut):
+        assert ones(place, piece).tolist() == [n, column.count + n]
+        assert ones(part, piece).tolist() == wanted[:, n].tolist()
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (4, 1, 5)], ids=str)
