@@ -54,7 +54,7 @@ FLOAT_OPERATORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("function", FLOAT_OPERATORS, ids=str)
+@pytest.mark.parametrize("function", FLOAT_OPERATORS)
 def test_float_operators(function):
     check(function, X, Y)
 
@@ -66,7 +66,7 @@ INTEGER_OPERATORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("function", INTEGER_OPERATORS, ids=str)
+@pytest.mark.parametrize("function", INTEGER_OPERATORS)
 def test_integer_operators(function):
     check(function, I, J)
 
