@@ -51,12 +51,13 @@ def load(path: Path) -> tuple[onnx.ModelProto, Graph, dict[str, np.ndarray]]:
     """A model with weights, its graph with static shapes, and inputs by name."""
     model = filled(onnx.load(path))
     graph = import_onnx(model)
-    dims = {
-        name: next((size for part, size in OPEN_DIMS.items() if part in name.lower()), 1)
-        for name in graph.symbols
-    }
-    graph = driver.typed(graph, dims=dims)
+    graph = driver.typed(graph, dims={name: extent_of(name) for name in graph.symbols})
     return model, graph, random_feeds(graph)
+
+
+def extent_of(name: str) -> int:
+    """What an open dimension is given, by its name."""
+    return next((size for part, size in OPEN_DIMS.items() if part in name.lower()), 1)
 
 
 def filled(model: onnx.ModelProto) -> onnx.ModelProto:
