@@ -15,6 +15,7 @@ from graphc.errors import (
     GraphcError,
     InternalError,
     ModelError,
+    ModelWarning,
     UnsupportedError,
     VerificationError,
 )
@@ -43,9 +44,9 @@ _HOMES = {
 _MODULES = {"backend": "graphc.backend", "dsl": "graphc.frontend.dsl", "passes": "graphc.passes"}
 
 __all__ = [
-    "CompiledModel", "Graph", "GraphcError", "InternalError", "ModelError", "UnsupportedError",
-    "VerificationError", "backend", "compile", "dsl", "export_onnx", "import_onnx", "interpret",
-    "load", "parse", "passes",
+    "CompiledModel", "Graph", "GraphcError", "InternalError", "ModelError", "ModelWarning",
+    "UnsupportedError", "VerificationError", "backend", "compile", "dsl", "export_onnx",
+    "import_onnx", "interpret", "load", "parse", "passes",
 ]  # fmt: skip
 
 

@@ -4,10 +4,16 @@
 `UnsupportedError`  the model is fine, but graphc or a target cannot do it            (exit 2)
 `VerificationError` outputs differ from the reference                                 (exit 1)
 `InternalError`     graphc broke one of its own invariants                            (exit 70)
+
+What is odd, and goes on all the same, is told by `warn`: a `ModelWarning`, which the command line
+shows in one line on stderr.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,6 +32,21 @@ class ModelError(GraphcError, ValueError):
 
 class UnsupportedError(GraphcError, NotImplementedError):
     """The model is valid, but this operator, type or target combination is not supported."""
+
+
+class ModelWarning(UserWarning):
+    """The model or an input is odd; what graphc makes of it is what ONNX Runtime does."""
+
+
+def warn(message: str, category: type[Warning] = ModelWarning) -> None:
+    """Warns whoever called graphc: the warning's place is the first caller outside of it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class VerificationError(GraphcError):

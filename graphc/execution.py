@@ -16,7 +16,6 @@ one keeps meeting new shapes.
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from graphc.errors import NeedsValue
+from graphc.errors import NeedsValue, warn
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.interp import interpret
 from graphc.ir.types import TensorType, type_of
@@ -138,12 +137,11 @@ class SpecialisedGraph:
             return
         first = next(n for n, each in enumerate(zip(*self._met)) if len(set(each)) > 1)
         shown = ", ".join(str(met[first]) for met in self._met[:3])
-        warnings.warn(
+        warn(
             f"the model has been compiled for {MANY} shapes; input {self._names[first]!r} had "
             f"{shown}, ...: better pad inputs to a few shapes (decoders with a cache: "
             "docs/generation.md)",
             RuntimeWarning,
-            stacklevel=5,  # whoever calls run()
         )
 
     def _count_contents(self, values: Sequence[Any]) -> None:

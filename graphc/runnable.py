@@ -132,11 +132,12 @@ def _converted(array: np.ndarray, spec: Spec) -> np.ndarray:
 
 
 def check_type(array: Any, type: TensorType, name: str) -> None:
-    """ModelError unless an array, in whatever memory, has the type of the input of this name."""
+    """ModelError unless an array, in whatever memory, has the type of the input of this name. A
+    declared scalar takes any shape, as in ONNX Runtime."""
     if array.dtype != type.dtype.np:
         raise ModelError(f"input {name!r} takes {type.dtype.np}, found {array.dtype}")
     shape = type.shape
-    if shape is not None and (
+    if shape and (
         len(shape) != array.ndim
         or any(isinstance(d, int) and d != e for d, e in zip(shape, array.shape))
     ):

@@ -12,6 +12,7 @@ import argparse
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -19,7 +20,8 @@ from graphc import __version__
 from graphc.cli import bench, bisect, compile, inspect, opt, replay, run, verify
 from graphc.cli.interrupt import EXIT_CODE, interruptible
 from graphc.cli.options import ONE_LINE, examples
-from graphc.errors import LIMITS, GraphcError, beyond_limits
+from graphc.cli.output import note
+from graphc.errors import LIMITS, GraphcError, ModelWarning, beyond_limits
 
 COMMANDS = (compile, run, verify, bench, opt, inspect, bisect, replay)
 USER_ERROR = 2
@@ -60,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_streams()
     try:
         args = parser().parse_args(argv)
-        with interruptible():
+        with interruptible(), warnings.catch_warnings():
+            warnings.simplefilter("default", ModelWarning)
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
             code = args.run(args)
         _flush()
         return code
@@ -91,6 +95,10 @@ def _flush() -> None:
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
+
+
+def _show_warning(message: Warning | str, *place: object) -> None:
+    note(f"warning: {ONE_LINE.sub(' ', str(message).strip())}")
 
 
 def _failed(error: Exception, argv: list[str]) -> int:

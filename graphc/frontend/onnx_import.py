@@ -38,6 +38,7 @@ from graphc.ir.types import Dim, TensorType, Type
 MAX_OPS = 1 << 20  # after functions are expanded
 MAX_FILE = (1 << 31) - 1  # bytes of a protobuf message
 
+ANONYMOUS = ("", "?", "*", "-1", "None")  # dim_params that name nothing: each is one of its own
 REGIONS = {"If": ("then_branch", "else_branch")}  # the graph attributes of other ops: "body"
 
 
@@ -152,12 +153,13 @@ class Importer:
         return found
 
     def _dim(self, proto: onnx.TensorShapeProto.Dimension, position: int, owner: str) -> Dim:
-        """A dimension. -1, which some exporters write, is one that is not known."""
-        if proto.HasField("dim_value") and proto.dim_value != -1:
+        """A dimension. One that is negative is not known: some exporters write -1."""
+        if proto.HasField("dim_value") and proto.dim_value >= 0:
             return tensors.checked_dims([proto.dim_value], f"{owner!r}")[0]
-        key = proto.dim_param or f"{owner}.{position}"
+        given = "" if proto.dim_param.strip() in ANONYMOUS else proto.dim_param
+        key = given or f"{owner}.{position}"
         if key not in self.symbols:
-            name = identifier(proto.dim_param) or f"{identifier(owner)}_dim{position}"
+            name = identifier(given) or f"{identifier(owner)}_dim{position}"
             taken = {symbol.name for symbol in self.symbols.values()}
             while name in taken:
                 name += "_"

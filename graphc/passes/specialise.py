@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, warn
 from graphc.ir import dtypes, opdef
 from graphc.ir.expr import Const, Expr, Sym, substitute
 from graphc.ir.graph import Graph, Op, Value, clone_graph, constant_op
 from graphc.ir.simplify import simplify
-from graphc.ir.types import MAX_ELEMENTS, OptionalType, SequenceType, TensorType, Type
+from graphc.ir.types import MAX_ELEMENTS, OptionalType, SequenceType, Shape, TensorType, Type
 from graphc.passes.dce import remove_dead
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.infer_types import Need, TypeInference
@@ -171,12 +171,23 @@ def _bound(graph: Graph, name: str, lo: int, hi: int) -> None:
 
 
 def _check_declared(graph: Graph) -> None:
-    """ModelError if an output has other elements than the model says."""
+    """ModelError if an output has other elements than the model says; a warning if it has another
+    shape. (A scalar that is declared says nothing.)"""
     for (name, value), declared in zip(graph.named_results(), graph.output_types):
         found = value.type
-        tensors = isinstance(found, TensorType) and isinstance(declared, TensorType)
-        if tensors and found.dtype is not declared.dtype:  # type: ignore[union-attr]
+        if not isinstance(found, TensorType) or not isinstance(declared, TensorType):
+            continue
+        if found.dtype is not declared.dtype:
             raise ModelError(f"output {name!r} is declared as {declared}, but is {found}")
+        if declared.shape and found.shape is not None and not _may_be(declared.shape, found.shape):
+            warn(f"output {name!r} is declared as {declared}, but is {found}, which is given")
+
+
+def _may_be(declared: Shape, found: Shape) -> bool:
+    """Whether a shape is what was declared, as far as extents are known."""
+    return len(declared) == len(found) and all(
+        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(declared, found)
+    )
 
 
 def _is_alive(need: Need, graph: Graph) -> bool:
@@ -193,6 +204,7 @@ class _Binding:
         self.graph, self.shapes, self.values = graph, shapes, values
         self.partial = False
         self.dims: dict[Expr, Const] = {}
+        self.bound_by: dict[Expr, str] = {}
         self.members: dict[Value, list[TensorType]] = {}  # of sequences whose members are known
         names = [p.name for p in graph.params]
         for given in (shapes, values):
@@ -206,16 +218,22 @@ class _Binding:
             self.bind(graph.symbols[name], extent, "--dim")
 
     def bind(self, symbol: Sym, extent: int, where: str) -> None:
-        """Gives a symbol a value; ModelError if it has another or it is out of bounds."""
+        """Gives a symbol a value; ModelError if it is out of bounds, or has another from `--dim`.
+
+        If it has another from an input that names it too, the two are told apart.
+        """
         known = self.dims.get(symbol)
         if known is not None and known.value != extent:
-            raise ModelError(
-                f"{where}: dimension {symbol.name} is {extent}, but also {known.value}"
-            )
+            differ = f"dimension {symbol.name} is {extent}, but also {known.value}"
+            if self.bound_by[symbol] == "--dim" or self.graph.is_optimised:
+                raise ModelError(f"{where}: {differ}")
+            warn(f"{where}: {differ} (of {self.bound_by[symbol]}); they are told apart")
+            return
         if extent < symbol.lo or (symbol.hi is not None and extent > symbol.hi):
             raise ModelError(f"{where}: dimension {symbol.name} = {extent} is out of "
                              f"{symbol.lo}..{'' if symbol.hi is None else symbol.hi}")  # fmt: skip
         self.dims[symbol] = Const(int(extent), dtypes.i64)
+        self.bound_by[symbol] = where
 
     def apply(self, partial: bool = False) -> None:
         """Types the parameters and replaces those that have values. What is not known is an error,
@@ -249,7 +267,10 @@ class _Binding:
             raise ModelError(f"{where} takes {type.dtype}, found {np.asarray(given).dtype}")
         if type.shape is None:
             return
-        if len(shape) != len(type.shape):
+        if len(shape) and not type.shape and not self.graph.is_optimised:
+            if math.prod(shape) != 1:
+                warn(f"{where} is declared a scalar, found {list(shape)}, which is taken")
+        elif len(shape) != len(type.shape):
             raise ModelError(f"{where} has rank {len(type.shape)} ({type}), found {list(shape)}")
         for declared, extent in zip(type.shape, shape):
             if isinstance(declared, Sym):

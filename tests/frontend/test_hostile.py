@@ -79,7 +79,6 @@ def test_a_reference_outside_functions():
 def test_dimensions():
     refuse(model("g (float[2] x) => (y) { y = Neg(x) }").SerializeToString()[:-3], "ONNX model")
     for dims, message in (
-        ([-3], "negative"),
         ([1 << 40, 1 << 40], "more than 2.46"),
         ([1] * 64, "65 dimensions, at most 64"),
     ):
