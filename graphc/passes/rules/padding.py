@@ -81,7 +81,7 @@ def taps_in_padding(rw, conv, x, w, b):
         return rw.skip("weights are not finite, or large and have other users")
     begin = [axis.begin - taps.start * axis.dilation for taps, axis in zip(kept, window)]
     end = [axis.end - (axis.kernel - taps.stop) * axis.dilation for taps, axis in zip(kept, window)]
-    part = (..., *(slice(taps.start, taps.stop) for taps in kept))
+    part = (slice(None), slice(None), *(slice(taps.start, taps.stop) for taps in kept))
     attrs = {k: v for k, v in conv.attrs.items() if k != "kernel_shape"}
     return rw.Conv(x, rw.constant(weights[part]), b, **_window_attrs(attrs, (*begin, *end)))
 

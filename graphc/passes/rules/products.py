@@ -104,7 +104,9 @@ def conv_before_resize(rw, conv, x, w, b):
             rest.append(part)
             own.append(weights)
             continue
-        term = _resized(rw, resize, _product(rw, conv, resize.inputs[0], weights))
+        small = resize.inputs[0]
+        assert small is not None
+        term = _resized(rw, resize, _product(rw, conv, small, weights))
         if term is None:
             return rw.skip("the sizes of a resize are not constant")
         terms.append(term)

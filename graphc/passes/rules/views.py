@@ -107,7 +107,7 @@ def concat_of_concat(rw, op, parts):
     """concat(a, concat(b, c), d) == concat(a, b, c, d) on one axis."""
     rank = op.output.tensor.rank
     axis = rw.attr(op, "axis") % rank
-    flat = []
+    flat: list[Value] = []
     for part in parts:
         inner = part.producer
         joined = inner is not None and inner.name == "Concat" and len(part.uses) == 1

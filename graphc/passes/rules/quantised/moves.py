@@ -110,11 +110,11 @@ def _code(real: float, source: Quantised) -> int | None:
 @rule("dequantise-after-merge", P.one_of(*MERGES)(rest("operands")), group=GROUP)
 def dequantise_after_merge(rw, op, operands):
     """concat(d(a), d(b)) == d(concat(a, b)) for equal scales and zero points; so max and min."""
-    found = [dequantised(v) for v in operands]
-    first = found[0]
-    if first is None or not all(_scaled_alike(f) and f.reads_like(first) for f in found):
+    sources = [source for v in operands if (source := dequantised(v)) is not None]
+    alike = all(_scaled_alike(s) and s.reads_like(sources[0]) for s in sources)
+    if len(sources) < len(operands) or not alike:
         return rw.skip("the operands are not dequantised alike")
-    return _after(rw, op, [f.value for f in found], operands[0].producer)
+    return _after(rw, op, [s.value for s in sources], operands[0].producer)
 
 
 # ---------------------------------------------------------------- quantising earlier

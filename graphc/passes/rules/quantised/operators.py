@@ -30,7 +30,7 @@ def qlinear_conv(rw, op, x, xs, xz, w, ws, wz, ys, yz, b):
     weights = rw.DequantizeLinear(w, ws, wz, axis=0)
     bias = None
     if b is not None:
-        units = array_of(xs).reshape(-1) * array_of(ws).reshape(-1)
+        units = array_of(xs).reshape(-1) * array_of(ws).reshape(-1)  # type: ignore[union-attr]
         scale = units if units.size > 1 else units.reshape(())
         bias = rw.DequantizeLinear(b, rw.constant(scale), axis=0)
     result = rw.Conv(rw.DequantizeLinear(x, xs, xz), weights, bias, **op.attrs)
@@ -42,7 +42,7 @@ def qlinear_matmul(rw, op, x, xs, xz, w, ws, wz, ys, yz):
     """qlinearmatmul(x, w) == q(matmul(d(x), d(w)))."""
     if not _known(rw, xs, xz, ws, wz, ys, yz) or x.tensor.dtype not in BYTES:
         return rw.skip(NOT_CONSTANT)
-    if array_of(xs).size != 1 or xs.tensor.dtype != ys.tensor.dtype:
+    if xs.tensor.size != 1 or xs.tensor.dtype != ys.tensor.dtype:
         return rw.skip("the rows have scales of their own")
     scale, shift = _column_parameters(rw, ws), _column_parameters(rw, wz)
     weights = rw.DequantizeLinear(w, scale, shift, axis=1)

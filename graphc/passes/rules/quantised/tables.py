@@ -35,6 +35,7 @@ def tabulate(rw, op, y, scale, zero):
     if ops is None:
         return rw.skip("it is no elementwise function of one 8-bit value with one scale")
     source = ops[0].inputs[0]
+    assert source is not None  # it has 8 bits
     table = _results(ops, source)
     if table is None:
         return rw.skip("the function cannot be evaluated")
@@ -101,9 +102,8 @@ def _is_number(value: Value) -> bool:
     return array is not None and array.size == 1
 
 
-def _results(ops: list[Op], source: Value | None) -> np.ndarray | None:
+def _results(ops: list[Op], source: Value) -> np.ndarray | None:
     """What the last op gives for every value of the source."""
-    assert source is not None
     values: dict[Value, np.ndarray] = {source: codes(source)}
     try:
         with np.errstate(all="ignore"):
