@@ -4,6 +4,9 @@ It works in exact rational arithmetic. Output position i lies at input position 
 with integers a, b, c, so the nearest taps and the fraction between them are integer expressions of
 the index: nothing is rounded before the weights, and a factor of 2 comes down to `i // 2`. A scale
 given as a float stands for the simplest fraction that rounds to it (0.6 means 3/5).
+
+The length of a resized axis is that of the output, floor(scale * length), also where the formula
+of a coordinate transformation names it: ONNX Runtime and PyTorch have it so.
 """
 
 from __future__ import annotations
@@ -67,25 +70,25 @@ class ResizeAxis:
 
     def slope_and_offset(self, mode: str) -> tuple[Fraction, Fraction]:
         """Input position = slope * output position + offset, by coordinate transformation mode."""
-        length, last = self.scale * self.extent, self.extent - 1
-        half = Fraction(1, 2)
-        inverse = 1 / self.scale
+        inverse, half, last = 1 / self.scale, Fraction(1, 2), self.extent - 1
+        steps = max(self.out - 1, 1)  # between the first and the last output
         if mode == "asymmetric":
             return inverse, Fraction(0)
         if mode == "align_corners":
-            return (Fraction(0) if length == 1 else last / (length - 1)), Fraction(0)
+            return Fraction(last, steps), Fraction(0)
         if mode == "tf_crop_and_resize":
             size = (self.end - self.start) * last
-            if length == 1:
-                return Fraction(0), size / 2 + self.start * last
-            return size / (length - 1), self.start * last
-        if mode == "pytorch_half_pixel" and length == 1:
-            return Fraction(0), -half
+            middle = size / 2 if self.out == 1 else 0
+            return size / steps, self.start * last + middle
+        if mode == "tf_half_pixel_for_nn":
+            return inverse, inverse / 2
+        if mode == "pytorch_half_pixel" and self.out == 1:
+            return Fraction(0), Fraction(0)
         if mode in ("half_pixel", "pytorch_half_pixel"):
             return inverse, inverse / 2 - half
         if mode == "half_pixel_symmetric":
-            centre = Fraction(self.extent, 2)
-            return inverse, centre * (1 - self.out / length) + inverse / 2 - half
+            lost = self.extent - self.out * inverse  # of the input, as the output's length is whole
+            return inverse, (lost + inverse) / 2 - half
         raise UnsupportedError(f"coordinate_transformation_mode {mode!r} is not known")
 
     def position(self, i: Expr, mode: str) -> Rational:

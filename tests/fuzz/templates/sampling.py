@@ -11,20 +11,18 @@ from graphc.ir.graph import Value
 from templates.table import is_f32, is_wide, template
 
 TRANSFORMS = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel",
-              "half_pixel_symmetric")  # fmt: skip
+              "half_pixel_symmetric", "tf_half_pixel_for_nn")  # fmt: skip
 
 
 @template(0.8)
 def resize(g: Generator) -> None:
-    """By sizes. ONNX Runtime rounds the scales of nearest neighbours, and takes the middle instead
-    of the first element for pytorch_half_pixel."""
+    """By sizes. ONNX Runtime rounds the scales of nearest neighbours."""
     x = g.pick(is_f32, (3, 4), filled=True)
     mode = g.choice(("nearest", "linear", "cubic") if x.tensor.rank == 4 else ("nearest", "linear"))
     transform = g.choice(TRANSFORMS[:4])
     sizes = [*x.tensor.dims[:2], *(g.integer(1, 2 * d + 1) for d in x.tensor.dims[2:])]
     rounding = g.choice(("floor", "ceil", "round_prefer_floor", "round_prefer_ceil"))
-    if mode == "nearest" or transform == "pytorch_half_pixel" and 1 in sizes[2:]:
-        g.for_onnxruntime = False
+    g.for_onnxruntime &= mode != "nearest"
     g.emit("Resize", x, None, None, np.array(sizes, np.int64), mode=mode,
            coordinate_transformation_mode=transform, nearest_mode=rounding)  # fmt: skip
 
