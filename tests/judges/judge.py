@@ -3,9 +3,9 @@
 A case is an operator, its attributes, its operands and a reference. The reference gets the operands
 as they were rounded to the type under test, floats widened to float64, so that only the operator's
 own rounding is judged. Integer results must be equal. A float result may differ by `roundings` of
-its type, of the element itself and, times `share`, of the largest element of the result: sums cancel,
-so that their error has the size of their terms. Infinities and NaNs must be where they are expected,
-and zeros must have the expected sign where a case says `signed`.
+its type: of the element itself and, times `share`, of the largest element of the result, as sums
+that cancel err by the size of their terms. Infinities and NaNs must be where they are expected, and
+zeros must have the expected sign where a case says `signed`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Operand = Callable[[np.random.Generator, np.dtype], Any] | np.ndarray | None
 class Case:
     """An operator on some operands, and what it should give.
 
-    `inputs` are made for an element type, by functions of a generator and the type; arrays are taken
-    as they are, None is an operand left out. `reference(*operands, **attrs)` gives one array, or a
-    tuple of them for several outputs (None: not compared); it gets the attributes that are its
-    keyword-only parameters. `note` says what the standard chose where the reference has it otherwise.
+    `inputs` are made for an element type, by functions of a generator and the type; arrays are
+    taken as they are, None is an operand left out. `reference(*operands, **attrs)` gives one array,
+    or a tuple of them for several outputs (None: not compared); it gets the attributes that are its
+    keyword-only parameters. `note` says what the standard chose where others have it otherwise.
     """
 
     name: str
