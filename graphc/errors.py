@@ -20,10 +20,11 @@ from contextlib import contextmanager
 
 class GraphcError(Exception):
     """Base of all errors raised on purpose. `in_function` says that it names a node of a function
-    body, in full: with the names of the calls around it."""
+    body, in full: with the names of the calls around it; `located` that it names the op."""
 
     exit_code = 2
     in_function = False
+    located = False
 
 
 class ModelError(GraphcError, ValueError):

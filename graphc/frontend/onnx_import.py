@@ -13,30 +13,29 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
-from graphc.errors import GraphcError, ModelError, UnsupportedError
+from graphc.errors import GraphcError, ModelError, UnsupportedError, warn
 from graphc.frontend import checks, tensors, upgrade
-from graphc.frontend.external_data import DataFolder, mapped
+from graphc.frontend.external_data import DataFolder
 from graphc.frontend.functions import Sizes, ValueTypes, schema_body
+from graphc.frontend.loading import load
 from graphc.frontend.node import Node
 from graphc.frontend.order import in_order
-from graphc.frontend.scope import Context, Scope, share_captures
+from graphc.frontend.scope import Context, Scope, StructureError, share_captures
 from graphc.ir import binding, opdef
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.opdef import OpDef
+from graphc.ir.ops.failing import DEFERRED, fail_instead
 from graphc.ir.types import Dim, TensorType, Type
 
 MAX_OPS = 1 << 20  # after functions are expanded
-MAX_FILE = (1 << 31) - 1  # bytes of a protobuf message
 
 ANONYMOUS = ("", "?", "*", "-1", "None")  # dim_params that name nothing: each is one of its own
 REGIONS = {"If": ("then_branch", "else_branch")}  # the graph attributes of other ops: "body"
@@ -54,46 +53,10 @@ def import_onnx(
     an initializer become constants, except those in `keep_inputs`. Raises ModelError if the file
     or the model is wrong, UnsupportedError if an operator has neither a definition nor a body.
     """
-    model, folder = _load(source)
+    model, folder = load(source)
     if base_dir is not None:
         folder = os.fspath(base_dir)
     return Importer(model, DataFolder(folder), keep_inputs).graph()
-
-
-def _load(source: Any) -> tuple[ModelProto, str | None]:
-    if isinstance(source, ModelProto):
-        return _with_graph(source, "the model"), None
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return _parse(source, "the model"), None
-    if not isinstance(source, (str, os.PathLike)):
-        found = type(source).__name__
-        raise ModelError(f"a model is a path, bytes, a ModelProto or a graph, found {found}")
-    path = Path(os.fspath(source))
-    try:
-        if not path.is_file():
-            missing = "a folder; a model is a file" if path.is_dir() else "there is no such file"
-            raise ModelError(f"{path}: {missing}")
-        data = mapped(path)
-        if len(data) > MAX_FILE:
-            raise ModelError(f"{path}: larger than 2 GiB, which a protobuf message cannot be")
-        return _parse(data, str(path)), str(path.parent)
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}") from error
-
-
-def _parse(data: bytes | bytearray | memoryview, what: str) -> ModelProto:
-    model = ModelProto()
-    try:
-        model.ParseFromString(data)  # type: ignore[arg-type]
-    except DecodeError as error:
-        raise ModelError(f"{what}: not an ONNX model: {error}") from error
-    return _with_graph(model, what)
-
-
-def _with_graph(model: ModelProto, what: str) -> ModelProto:
-    if not model.HasField("graph"):
-        raise ModelError(f"{what}: not an ONNX model: it has no graph")
-    return model
 
 
 class Importer:
@@ -184,7 +147,7 @@ class Importer:
             try:
                 results.append(scope.require(info.name))
             except ModelError as error:
-                raise ModelError(f"graph output {error}") from error
+                raise type(error)(f"graph output {error}") from error
         scope.region.set_results(results)
 
     def _constant(self, scope: Scope, name: str, array: np.ndarray, loc: tuple = ()) -> None:
@@ -325,7 +288,7 @@ class Importer:
         missing = [name for name in names if name not in node.graphs]
         if missing:
             raise ModelError(f"attribute {missing[0]!r} is required")
-        built = [self._region(node.scope, node.graphs[name]) for name in names]
+        built = self._regions(node, names)
         count = self._check_regions(node, [(declared, s.region) for s, declared in built])
         if node.op_type == "Loop":
             trip, condition = built[0][0].region.params[:2]
@@ -337,6 +300,23 @@ class Importer:
         regions = [scope.region for scope, _ in built]
         made = Op(defn, inputs, node.attrs, count, regions, node.loc)
         return node.scope.region.append(made).outputs
+
+    def _regions(self, node: Node, names: Sequence[str]) -> list[tuple[Scope, int]]:
+        """The regions of a node. One branch may be wrong: that is an error where it is taken."""
+        built, wrong = [], False
+        for name in names:
+            proto = node.graphs[name]
+            try:
+                built.append(self._region(node.scope, proto))
+            except DEFERRED as error:
+                if len(names) == 1 or wrong or isinstance(error, StructureError):
+                    raise
+                wrong = True
+                warn(f"the {name} of {node.op_type} {node.loc[0]!r} must not be taken: {error}")
+                scope = node.scope.inner(Region())
+                fail_instead(scope.region, error, [info.name for info in proto.output])
+                built.append((scope, 0))
+        return built
 
     def _check_regions(self, node: Node, regions: list[tuple[int, Region]]) -> int:
         """The number of outputs, from the bodies; ModelError if they do not fit the node."""

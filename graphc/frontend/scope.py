@@ -17,6 +17,10 @@ from graphc.ir.graph import Region, Value, constant_op
 MAX_NESTING = 64  # of sub-graphs and function calls together
 
 
+class StructureError(ModelError):
+    """Names or nesting are wrong, which no model may have, not even where it is never run."""
+
+
 @dataclass
 class Context:
     """What the nodes of one model or function body refer to besides values."""
@@ -46,7 +50,9 @@ class Scope:
         self.later: Collection[str] = ()  # names that nodes still to come define
         self.depth = depth
         if depth > MAX_NESTING:
-            raise ModelError(f"sub-graphs and functions are nested more than {MAX_NESTING} deep")
+            raise StructureError(
+                f"sub-graphs and functions are nested more than {MAX_NESTING} deep"
+            )
 
     def inner(self, region: Region) -> Scope:
         """The scope of a sub-graph."""
@@ -63,14 +69,14 @@ class Scope:
         """As `find`, for a value that cannot be omitted."""
         value = self.find(name)
         if value is None:
-            raise ModelError(f"{name!r} is omitted by the caller, but required")
+            raise StructureError(f"{name!r} is omitted by the caller, but required")
         return value
 
     def _capture(self, name: str) -> Value | None:
         if name in self.later:
-            raise ModelError(f"{name!r} is used before it is defined (a cycle)")
+            raise StructureError(f"{name!r} is used before it is defined (a cycle)")
         if self.outer is None:
-            raise ModelError(f"{name!r} is used but never defined")
+            raise StructureError(f"{name!r} is used but never defined")
         value = self.outer.find(name)
         if value is None:
             return None
@@ -84,9 +90,9 @@ class Scope:
     def define(self, name: str, value: Value | None) -> None:
         """Binds a new name; ModelError if it is empty or taken."""
         if not name:
-            raise ModelError("a value has no name")
+            raise StructureError("a value has no name")
         if name in self.values:
-            raise ModelError(f"{name!r} is defined twice")
+            raise StructureError(f"{name!r} is defined twice")
         self.values[name] = value
 
 

@@ -43,11 +43,13 @@ def blaming(op: Op) -> Iterator[None]:
     except NeedsValue as error:
         if isinstance(error.value, int):
             error.value = op.inputs[error.value]
-        if not getattr(error, "located", False):
+        if not error.located:
             error.args = (f"{op.where()}: {error}",)
-            error.located = True  # type: ignore[attr-defined]
+            error.located = True
         raise
     except GraphcError as error:
+        if error.located:
+            raise
         raise _located(op, error) from error
     except LIMITS as error:
         raise _located(op, beyond_limits(error)) from error

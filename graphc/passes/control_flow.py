@@ -22,13 +22,14 @@ import numpy as np
 
 from graphc.errors import NeedsValue
 from graphc.ir import opdef
+from graphc.ir.dtypes import boolean
 from graphc.ir.expr import loads
 from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import infer_op, op_body
 from graphc.ir.interp import run_op
 from graphc.ir.ops.control import ScanShape, split_captures, trips_of, truth
 from graphc.ir.ops.long_recurrent import written_out
-from graphc.ir.types import TensorType
+from graphc.ir.types import TensorType, Type
 
 LIMIT = 4096  # ops that an unrolled loop may have
 SMALL = 64  # elements of the integer values that are evaluated on the way
@@ -185,6 +186,23 @@ def never_runs(op: Op) -> bool:
     return (count is not None and trips_of(count) <= 0) or (
         condition is not None and not truth(condition)
     )
+
+
+def surely_runs(op: Op) -> bool:
+    """Whether the body of a loop is known to have a trip, so that it must fit its operands."""
+    if op.name != "Loop":
+        return True
+    known = all(v is None or v.constant is not None for v in op.inputs[:2])
+    return known and not never_runs(op)
+
+
+def types_without_trips(op: Op) -> list[Type | None]:
+    """The types of the results of a Loop's body as they must be if it has no trip: of the
+    condition, of the state, and none of what is stacked."""
+    own, _ = split_captures(op)
+    state = [None if v is None else v.type for v in own[2:]]
+    rows = len(op.outputs) - len(state)
+    return [TensorType(boolean, ()), *state, *[None] * rows]
 
 
 def unroll_loop(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> bool:

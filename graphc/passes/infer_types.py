@@ -18,10 +18,11 @@ from itertools import zip_longest
 
 import numpy as np
 
-from graphc.errors import ModelError, NeedsValue, UnsupportedError
+from graphc.errors import GraphcError, ModelError, NeedsValue, UnsupportedError
 from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import infer_op
 from graphc.ir.ops.control import split_captures
+from graphc.ir.ops.failing import DEFERRED, fail_instead, fail_with_types, failure
 from graphc.ir.ops.long_recurrent import holds_loop
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 from graphc.passes import control_flow, sequences
@@ -221,9 +222,10 @@ class TypeInference:
                 for param, value in zip(region.params, op.inputs[1:]):
                     param.type = None if value is None else value.type
         elif not already:
-            with suppress(NeedsValue):  # fails if shapes are computed inside; types the parameters
-                self.infer_types(op)
+            with suppress(NeedsValue, *self.deferred(op)):
+                self.infer_types(op)  # types the parameters; fails if shapes are computed inside
         missing = [self.enter_region(op, region) for region in op.regions]
+        self.settle_failures(op)
         if already:
             return True
         try:
@@ -238,6 +240,21 @@ class TypeInference:
             return False
         return True
 
+    def deferred(self, op: Op) -> tuple[type[GraphcError], ...]:
+        """The errors that a region of an op may have if it is not run: it may not be."""
+        return DEFERRED if op.name == "If" or not control_flow.surely_runs(op) else ()
+
+    def settle_failures(self, op: Op) -> None:
+        """Types regions that only fail, as far as what is around them tells; raises the error if
+        each region does, and one is run."""
+        failed = [region for region in op.regions if failure(region)]
+        others = [region for region in op.regions if region not in failed]
+        if failed and op.name == "If" and not others:
+            raise failure(failed[0])  # type: ignore[misc]
+        for region in failed:
+            known = [v.type for v in others[0].results] if others else None
+            fail_with_types(region, known or control_flow.types_without_trips(op))
+
     def restore(self, op: Op, regions: list[Region]) -> None:
         """Gives an op these regions instead of those it has."""
         for old, new in zip(op.regions, regions):
@@ -247,12 +264,18 @@ class TypeInference:
 
     def enter_region(self, op: Op, region: Region) -> NeedsValue | None:
         """Treats a region of an op; what its results' types need that is known only outside."""
-        if any(_is_unknown(param) for param in region.params):
+        if failure(region) or any(_is_unknown(param) for param in region.params):
             return None  # typing the op says what is needed
         inner = TypeInference(None, self.retype, self.ctx, outer=self)
         outer_values = list(zip(reversed(region.params), reversed(op.inputs)))[: _captured(op)]
         inner.members = {p: self.members[v] for p, v in outer_values if v in self.members}  # type: ignore[index]
-        self.changed |= inner.region(region)
+        try:
+            self.changed |= inner.region(region)
+        except NeedsValue:
+            raise
+        except self.deferred(op) as wrong:
+            fail_instead(region, wrong, [v.name for v in region.results])
+            return None
         inexact = [v for v in region.results if v in self.inexact]
         if not inner.needs and not inexact:
             return None
@@ -260,7 +283,7 @@ class TypeInference:
         wanted = inner.needs[0].error.value if inner.needs else None
         captures = dict(outer_values)
         error = NeedsValue(message, captures.get(wanted) if isinstance(wanted, Value) else None)
-        error.located = True  # type: ignore[attr-defined]
+        error.located = True
         return error
 
 

@@ -4,7 +4,8 @@ Operands are those ONNX declares, then one per captured outer value; each region
 ONNX declares, then one per capture. An op runs given a way to run a region; its results are typed
 where the shapes do not depend on data:
 
-    If           one branch if the condition is constant; otherwise both must have equal types
+    If           one branch if the condition is constant; otherwise both must have equal types,
+                 but for one that cannot be typed: then it must not be taken (ops/failing.py)
     Loop         loop-carried types must not change; scan outputs need a known number of trips
     Scan         loop-carried types must not change; the trips are a dimension of the scan inputs
     SequenceMap  the elements of the sequences must have one type
@@ -19,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from graphc.errors import ModelError, NeedsValue
+from graphc.errors import GraphcError, ModelError, NeedsValue
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.graph import Op, Region, Value, clone_region
 from graphc.ir.infer import infer_region
 from graphc.ir.opdef import region_op
+from graphc.ir.ops.failing import DEFERRED, failure
 from graphc.ir.types import SequenceType, TensorType, Type, type_of
 
 MAX_TRIPS = 1 << 31  # a Loop without a trip count stops on its condition
@@ -96,6 +98,9 @@ def _run_loop(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
 
 def _no_rows(region: Region, arguments: Sequence[Any], count: int) -> list[np.ndarray]:
     """The last `count` results of a body that never ran, stacked: arrays of length 0."""
+    error = failure(region)
+    if error is not None:
+        raise error  # which tells why their shapes are not known
     typed = clone_region(region)
     types = [None if a is None else type_of(a) for a in arguments]
     _type_region(typed, types)
@@ -207,11 +212,30 @@ def _infer_if(op: Op) -> list[Type]:
     chosen = _constant_truth(condition)
     if chosen is not None:
         return _type_body(op, op.regions[0 if chosen else 1], _types(captures), 0)
-    then, orelse = (_type_body(op, r, _types(captures), 0) for r in op.regions)
+    then, orelse = (_type_branch(op, r, _types(captures)) for r in op.regions)
+    if isinstance(then, GraphcError) and isinstance(orelse, GraphcError):
+        raise then
+    if isinstance(then, GraphcError) or isinstance(orelse, GraphcError):
+        return orelse if isinstance(then, GraphcError) else then  # type: ignore[return-value]
     if then != orelse:
         shown = [", ".join(map(str, types)) for types in (then, orelse)]
         raise NeedsValue(f"its branches have types {shown[0]} and {shown[1]}", 0)
     return then
+
+
+def _type_branch(
+    op: Op, region: Region, captures: Sequence[Type | None]
+) -> list[Type] | GraphcError:
+    """The types of a branch, or the error that comes up if it is taken."""
+    known = failure(region)
+    if known is not None:
+        return known
+    try:
+        return _type_body(op, region, captures, 0)
+    except NeedsValue:
+        raise
+    except DEFERRED as error:
+        return error
 
 
 def goes_on(op: Op) -> bool:

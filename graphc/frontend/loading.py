@@ -1,0 +1,52 @@
+"""The ONNX message that a file, bytes or a caller gives. What is wrong with it is a ModelError."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
+from graphc.errors import ModelError
+from graphc.frontend.external_data import mapped
+
+MAX_FILE = (1 << 31) - 1  # bytes of a protobuf message
+
+
+def load(source: Any) -> tuple[ModelProto, str | None]:
+    """The message of a path, of bytes or that is one, and the folder it lies in; ModelError."""
+    if isinstance(source, ModelProto):
+        return _with_graph(source, "the model"), None
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _parse(source, "the model"), None
+    if not isinstance(source, (str, os.PathLike)):
+        found = type(source).__name__
+        raise ModelError(f"a model is a path, bytes, a ModelProto or a graph, found {found}")
+    path = Path(os.fspath(source))
+    try:
+        if not path.is_file():
+            missing = "a folder; a model is a file" if path.is_dir() else "there is no such file"
+            raise ModelError(f"{path}: {missing}")
+        data = mapped(path)
+        if len(data) > MAX_FILE:
+            raise ModelError(f"{path}: larger than 2 GiB, which a protobuf message cannot be")
+        return _parse(data, str(path)), str(path.parent)
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from error
+
+
+def _parse(data: bytes | bytearray | memoryview, what: str) -> ModelProto:
+    model = ModelProto()
+    try:
+        model.ParseFromString(data)  # type: ignore[arg-type]
+    except DecodeError as error:
+        raise ModelError(f"{what}: not an ONNX model: {error}") from error
+    return _with_graph(model, what)
+
+
+def _with_graph(model: ModelProto, what: str) -> ModelProto:
+    if not model.HasField("graph"):
+        raise ModelError(f"{what}: not an ONNX model: it has no graph")
+    return model
