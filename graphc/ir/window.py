@@ -104,12 +104,13 @@ def make_window(
     strides: Sequence[int] | None = None,
     dilations: Sequence[int] | None = None,
     ceil_mode: int = 0,
-    crops: bool = True,
+    pools: bool = True,
 ) -> tuple[WindowAxis, ...]:
     """The axes of a window from ONNX's attributes; ModelError if they do not fit together.
 
     With `ceil_mode` a last window may hang over the end, unless it would start in the padding.
-    `crops`: whether an automatic padding may be negative (see `same_padding`).
+    `pools`: whether this is a pooling, whose automatic padding may be negative (see
+    `same_padding`), and whose only window may be larger than what it lies on (see `_floor_extent`).
     """
     rank = len(extents)
     strides = per_axis("strides", strides, rank, 1)
@@ -124,7 +125,7 @@ def make_window(
     return tuple(
         _make_axis(
             WindowAxis(extents[a], kernel[a], strides[a], dilations[a], pads[a], pads[a + rank]),
-            auto_pad, ceil_mode, crops,
+            auto_pad, ceil_mode, pools,
         )
         for a in range(rank)
     )  # fmt: skip
@@ -145,25 +146,38 @@ def per_axis(name: str, values: Sequence[int] | None, count: int, default: int) 
     return tuple(int(v) for v in values)
 
 
-def _make_axis(axis: WindowAxis, auto_pad: str, ceil_mode: int, crops: bool) -> WindowAxis:
+def _make_axis(axis: WindowAxis, auto_pad: str, ceil_mode: int, pools: bool) -> WindowAxis:
     begin, end = axis.begin, axis.end
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         out = dim((axis.extent + axis.stride - 1) // axis.stride)
-        begin, end = same_padding(axis, out, upper=auto_pad == "SAME_UPPER", crops=crops)
+        begin, end = same_padding(axis, out, upper=auto_pad == "SAME_UPPER", crops=pools)
         return replace(axis, begin=begin, end=end, out=out)
     if auto_pad == "VALID":
         begin = end = 0
     elif auto_pad != "NOTSET":
         raise ModelError(f"auto_pad is NOTSET, VALID, SAME_UPPER or SAME_LOWER, not {auto_pad!r}")
     room = axis.extent + begin + end - axis.span
-    out = dim(maximum(as_expr(room // axis.stride + 1), 0))
+    out = _floor_extent(room, axis.stride, pools)
     if ceil_mode:
         out = _ceil_extent(axis, room, out)
-    if isinstance(out, int) and out < 1 <= axis.extent:
+    fits = not isinstance(room, int) or room > (-2 * axis.stride if pools else -1)
+    if not fits and axis.extent >= 1:
         raise ModelError(
             f"window of {axis.span} does not fit into {axis.extent} + padding {begin} + {end}"
         )
     return replace(axis, begin=begin, end=end, out=out)
+
+
+def _floor_extent(room, stride: int, pools: bool) -> Dim:
+    """How many windows lie on an axis that has `room` more elements than one of them covers.
+
+    ONNX Runtime rounds a quotient below 0 toward 0 in poolings: a window that is larger than its
+    padded input by less than a stride is taken once, and by less than two strides not at all.
+    """
+    out = maximum(as_expr(room // stride + 1), 0)
+    if pools and stride > 1:
+        out = maximum(out, minimum(as_expr(room + stride), 1))
+    return dim(out)
 
 
 def _ceil_extent(axis: WindowAxis, room, floor_out: Dim) -> Dim:

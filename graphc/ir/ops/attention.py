@@ -18,7 +18,7 @@ from graphc.ir.expr import select
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Float, Int, composite, op
 from graphc.ir.ops.activation_composites import convert
-from graphc.ir.ops.helpers import wrap_index
+from graphc.ir.ops.helpers import float_type, wrap_index
 
 
 def split_heads(b: Builder, x: Value, heads: int | None) -> Value:
@@ -95,7 +95,7 @@ def attention(
     capped = scores
     band = Band(rows, columns, past, bool(is_causal), left_window_size, right_window_size)
     scores, may_be_empty = mask_scores(b, scores, band, attn_mask, nonpad_kv_seqlen)
-    precise = dtypes.of(softmax_precision) if softmax_precision else dtype
+    precise = float_type(softmax_precision, "softmax_precision") if softmax_precision else dtype
     weights = convert(b, masked_softmax(b, convert(b, scores, precise), may_be_empty), dtype)
     result = weighted_values(b, weights, v)
     result = join_heads(b, result) if packed else result

@@ -47,7 +47,7 @@ def conv_window(
         raise ModelError(f"{w.shape[0]} output channels do not divide into {group} groups")
     if kernel_shape and tuple(kernel_shape) != tuple(w.shape[2:]):
         raise ModelError(f"kernel_shape {tuple(kernel_shape)} differs from W's {w.shape[2:]}")
-    return make_window(x.shape[2:], w.shape[2:], crops=False, **attrs)
+    return make_window(x.shape[2:], w.shape[2:], pools=False, **attrs)
 
 
 def conv_shape(x, w, *_, **attrs):

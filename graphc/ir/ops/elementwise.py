@@ -10,7 +10,7 @@ from functools import reduce as fold
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import f64, i64
-from graphc.ir.expr import Expr, call, isinf, maximum, minimum, select
+from graphc.ir.expr import Expr, call, isinf, isnan, maximum, minimum, select
 from graphc.ir.opdef import Any_, Bool, Float, Int, Known, Number, TypeClass, composite, op
 from graphc.ir.ops.helpers import TRUE, scalar_of, wide
 
@@ -179,11 +179,19 @@ def where(i, condition: Bool, a: Any_, b: Any_):
 
 @op("Clip")
 def clip(i, x: Number, low: Number = None, high: Number = None):
-    """x kept within low..high; high wins if they cross; NaN stays."""
+    """x kept within low..high; high wins if they cross; NaN stays.
+
+    A bound that is NaN is none, as ONNX Runtime has it.
+    """
     value = x[i]
     if low is not None:
-        value = maximum(value, low[i])
-    return value if high is None else minimum(value, high[i])
+        value = maximum(value, _given(low[i], value))
+    return value if high is None else minimum(value, _given(high[i], value))
+
+
+def _given(bound: Expr, otherwise: Expr) -> Expr:
+    """The bound, or `otherwise` if it is NaN."""
+    return select(isnan(bound), otherwise, bound) if bound.dtype.is_float else bound
 
 
 # ---------------------------------------------------------------- identities

@@ -184,7 +184,9 @@ def deform_conv(
 
     Offsets are (batch, offset groups * taps * spatial axes, positions): per tap one per axis.
     """
-    window = make_window(x.shape[2:], w.shape[2:], pads=pads, strides=strides, dilations=dilations)
+    window = make_window(
+        x.shape[2:], w.shape[2:], pads=pads, strides=strides, dilations=dilations, pools=False
+    )
     (n, oc), out = i[:2], i[2:]
     (ic,), taps = axes(w.shape[1]), axes(*w.shape[2:], name="t")
     channel = group_channel(oc, ic, w, group)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
-from graphc.ir.dtypes import boolean, i64
+from graphc.ir import dtypes
+from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import Const, Expr, as_expr, maximum, minimum, select
 
 TRUE = Const(True, boolean)
@@ -51,11 +52,23 @@ def normal_axis(axis: int, rank: int, what: str = "axis") -> int:
 
 
 def normal_axes(axes: Sequence[int] | np.ndarray, rank: int, what: str = "axis") -> list[int]:
-    """Several axes as 0 .. rank-1, all different."""
-    result = [normal_axis(int(a), rank, what) for a in np.asarray(axes).reshape(-1)]
+    """Several axes as 0 .. rank-1, all different; a scalar is one."""
+    given = np.asarray(axes)
+    if given.ndim > 1:
+        raise ModelError(f"axes must be a vector, found shape {list(given.shape)}")
+    result = [normal_axis(int(a), rank, what) for a in given.reshape(-1)]
     if len(set(result)) != len(result):
-        raise ModelError(f"axes {list(map(int, axes))} name a dimension twice (rank {rank})")
+        raise ModelError(f"axes {given.tolist()} name a dimension twice (rank {rank})")
     return result
+
+
+def float_type(number: int, what: str) -> DType:
+    """The float type of an ONNX number, which the attribute `what` holds. 0, no type, is float32,
+    as ONNX Runtime has it."""
+    dtype = dtypes.BY_ONNX.get(number or dtypes.f32.onnx)
+    if dtype is None or not dtype.is_float:
+        raise ModelError(f"{what} must be the number of a float type, found {number}")
+    return dtype
 
 
 def scalar_of(known: np.ndarray, what: str) -> Any:

@@ -91,9 +91,15 @@ class LongLayer:
         self, b: Builder, x: Value, weights: Sequence[Value | None], lengths: Value | None,
         state: Sequence[Value], peepholes: Value | None,
     ) -> list[Value]:  # fmt: skip
-        """The operator on some steps."""
+        """The operator on some steps; samples that have none of them keep their state."""
         operands = [x, *weights, lengths, *state, peepholes]
-        return list(b.op(self.name, *operands, outputs=1 + len(state), **self.attrs))
+        outputs = b.op(self.name, *operands, outputs=1 + len(state), **self.attrs)
+        y, *last = outputs  # type: ignore[misc]
+        if lengths is None:
+            return [y, *last]
+        some = b.Greater(lengths, b.constant(0, lengths.tensor.dtype))
+        some = b.Reshape(some, np.array((1, -1, 1)))
+        return [y, *(b.Where(some, new, old) for new, old in zip(last, state))]
 
     def pieces(self, steps: int, state: list[Value]) -> list[Value]:
         """The first steps, piece by piece."""

@@ -18,6 +18,7 @@ from graphc.ir.expr import as_expr, cast, reduce, select, sqrt
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Operand, axes, composite, op
 from graphc.ir.ops.activation_composites import axis_of, convert
+from graphc.ir.ops.helpers import float_type
 from graphc.ir.ops.pooling import power, root
 
 # ---------------------------------------------------------------- batch statistics
@@ -99,7 +100,7 @@ def layer_normalization(
 ):
     """Zero mean and unit variance over the axes from `axis` on; also the mean and 1 / deviation."""
     first = axis_of(axis, x.tensor.rank)
-    wide = convert(b, x, dtypes.of(stash_type))
+    wide = convert(b, x, float_type(stash_type, "stash_type"))
     mean, centred, variance = moments(b, wide, range(first, x.tensor.rank))
     inverse = inverse_root(b, variance, epsilon)
     normal = convert(b, b.Mul(centred, inverse), x.tensor.dtype)
@@ -110,7 +111,7 @@ def layer_normalization(
 def rms_normalization(b, x: Float, scale: Float, *, axis=-1, epsilon=1e-5, stash_type=1):
     """x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on."""
     first = axis_of(axis, x.tensor.rank)
-    wide = convert(b, x, dtypes.of(stash_type))
+    wide = convert(b, x, float_type(stash_type, "stash_type"))
     where = np.arange(first, x.tensor.rank)
     inverse = inverse_root(b, b.ReduceMean(b.Mul(wide, wide), where, keepdims=1), epsilon)
     normal = convert(b, b.Mul(wide, inverse), scale.tensor.dtype)
@@ -126,7 +127,7 @@ def group_normalization(
     if channels % num_groups:
         raise ModelError(f"{channels} channels do not divide into {num_groups} groups")
     grouped = b.Reshape(x, np.array((batch, num_groups, -1)))
-    wide = convert(b, grouped, dtypes.of(stash_type))
+    wide = convert(b, grouped, float_type(stash_type, "stash_type"))
     _, centred, variance = moments(b, wide, (2,))
     normal = convert(b, b.Mul(centred, inverse_root(b, variance, epsilon)), x.tensor.dtype)
     per_channel = np.array((channels, *(1,) * len(spatial)))

@@ -4,7 +4,8 @@ The input's share of every gate is one matrix product for all time steps; a step
 that adds the state's share, and elementwise gates. The reverse direction walks the steps backwards.
 Two directions of equal functions may take their steps together, as a batch of two matrix products.
 With `sequence_lens` a step beyond a sample's end keeps its state and gives zeros, in either
-direction, so that no sequence is ever reversed in memory.
+direction, so that no sequence is ever reversed in memory. The last state of a sample without steps
+is zero, whatever it starts from, as ONNX Runtime has it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ from graphc.ir.ops.recurrent_layers import (
     rnn_step,
     with_parameters,
 )
+
+
+def ways_of(direction: str) -> tuple[bool, ...]:
+    """For each direction of a layer whether it goes backwards."""
+    directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+    if direction not in directions:
+        raise ModelError(f"direction {direction!r} is none of {sorted(directions)}")
+    return directions[direction]
 
 
 @dataclass
@@ -97,11 +106,25 @@ class Recurrence:
         """W x + b of every step, from one matrix product."""
         b, features = self.b, self.x.tensor.static_shape[2]
         flat = _reshaped(b, self.x, (self.sequence * self.batch, features))
-        shares = b.Gemm(flat, layer.w, layer.bias, transB=1)
+        shares = layer.share_of(flat)
         if self.sequence <= 1:
             return [shares]
         sizes = np.full(self.sequence, self.batch)
         return b.Split(shares, sizes, axis=0, outputs=self.sequence)
+
+
+def started(
+    b: Builder, state: Value | None, x: Value, lengths: Value | None, layout: int = 0
+) -> Value | None:
+    """The state to start from; None, which stands for zero, if there are no steps, and zero for
+    samples that have none."""
+    if state is None or x.tensor.static_shape[1 if layout else 0] == 0:
+        return None
+    if lengths is None:
+        return state
+    some = b.Greater(lengths, b.constant(0, lengths.tensor.dtype))
+    per_sample = np.array((-1, 1, 1) if layout else (1, -1, 1))
+    return b.Where(b.Reshape(some, per_sample), state, b.constant(0, state.tensor.dtype))
 
 
 def pick(b: Builder, value: Value, position: int, axis: int = 0) -> Value:
@@ -131,11 +154,9 @@ def recurrent(
 ):  # fmt: skip
     """Runs one or two directions; returns Y, then the last value of each state. `own_attrs` are
     those that operators of this `name` alone have."""
-    directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-    if direction not in directions:
-        raise ModelError(f"direction {direction!r} is none of {sorted(directions)}")
-    ways = directions[direction]
+    ways = ways_of(direction)
     hidden = hidden_size or r.tensor.static_shape[2]
+    initial = [started(b, v, x, lengths, layout) for v in initial]
     if long_recurrent.steps_of(x, layout) > long_recurrent.MOST_STEPS:
         lists = (activations, activation_alpha, activation_beta)
         own = [
@@ -147,45 +168,50 @@ def recurrent(
             b, name, x, [w, r, bias], lengths, initial, peepholes, ways=own, layout=layout,
             hidden=hidden,
         )  # fmt: skip
-    whole = Recurrence(b, x, _column(b, lengths), hidden, gates, layout)
-    functions = activations_of(activations, activation_alpha, activation_beta)
-    per_way = len(functions) // len(ways)
+    whole = Recurrence(b, x, column(b, lengths), hidden, gates, layout)
+    functions = by_way(activations_of(activations, activation_alpha, activation_beta), len(ways))
     layers = [
-        _layer(
-            b, n, w, r, bias, peepholes, functions[n * per_way : (n + 1) * per_way], hidden, gates,
-            clip, separate_biases,
-        )
-        for n in range(len(ways))
-    ]  # fmt: skip
+        layer_of(b, n, w, r, bias, peepholes, own, hidden, gates, clip, separate_biases)
+        for n, own in enumerate(functions)
+    ]
     states = [[whole.initial(v, n) for v in initial] for n in range(len(ways))]
     if b.batched and len(ways) == 2 and _same(activations, activation_alpha, activation_beta):
         results = whole.run_both(layers, _both(b, layers, r), step, states)
     else:
         results = [whole.run(*each) for each in zip(layers, [step] * 2, states, ways)]
-    return _collect(whole, results, len(initial))
+    return collect(whole, results, len(initial))
 
 
 def _lists_of_ways(
     ways: int, names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None
 ) -> list[dict]:
     """The attributes that say which functions each direction has."""
-    taken = with_parameters(names, alphas, betas)
-    each = len(names) // ways
     return [
         {
             "activations": tuple(name for name, _, _ in own),
             "activation_alpha": tuple(x for _, x, _ in own if x is not None) or None,
             "activation_beta": tuple(x for _, _, x in own if x is not None) or None,
         }
-        for own in (taken[way * each : (way + 1) * each] for way in range(ways))
+        for own in by_way(with_parameters(names, alphas, betas), ways)
     ]
 
 
-def _column(b: Builder, lengths: Value | None) -> Value | None:
+def by_way(functions: list, ways: int) -> list[list]:
+    """What belongs to each direction of a list that holds as much for all."""
+    each = len(functions) // ways
+    return [functions[way * each : (way + 1) * each] for way in range(ways)]
+
+
+def column(b: Builder, lengths: Value | None) -> Value | None:
+    """The lengths of samples as (batch, 1)."""
     return None if lengths is None else b.Unsqueeze(lengths, np.array([1]))
 
 
-def _layer(b, n, w, r, bias, peepholes, functions, hidden, gates, clip, separate) -> Layer:
+def layer_of(
+    b: Builder, n: int, w: Value, r: Value, bias: Value | None, peepholes: Value | None,
+    functions: list, hidden: int, gates: int, clip: float | None, separate: bool = False,
+) -> Layer:  # fmt: skip
+    """Direction n of a layer; the biases of W and R are one unless they are kept `separate`."""
     wb = rb = None
     if bias is not None:
         both = pick(b, bias, n)
@@ -219,7 +245,7 @@ def _rows(b: Builder, *values: Value) -> Value:
     return b.Unsqueeze(stack(b, values), np.array([1]))
 
 
-def _collect(whole: Recurrence, results, states: int) -> list[Value]:
+def collect(whole: Recurrence, results, states: int) -> list[Value]:
     """Y (sequence, directions, batch, hidden) and states (directions, batch, hidden), or with
     the batch first."""
     b, hidden = whole.b, whole.hidden
@@ -251,7 +277,10 @@ def _concat(b: Builder, values: Sequence[Value], axis: int) -> Value:
 # ---------------------------------------------------------------- the operators
 
 
-def _names(given: Sequence[str] | None, default: tuple[str, ...], direction: str) -> Sequence[str]:
+def function_names(
+    given: Sequence[str] | None, default: tuple[str, ...], direction: str
+) -> Sequence[str]:
+    """The functions of all directions, which are the default ones unless others are given."""
     count = len(default) * (2 if direction == "bidirectional" else 1)
     names = given or tuple(default) * (count // len(default))
     if len(names) != count:
@@ -269,8 +298,9 @@ def rnn(
     return recurrent(
         b, "RNN", x, w, r, bias, sequence_lens, [initial_h], None, gates=1, step=rnn_step,
         hidden_size=hidden_size, direction=direction,
-        activations=_names(activations, ("Tanh",), direction), activation_alpha=activation_alpha,
-        activation_beta=activation_beta, clip=clip, layout=layout,
+        activations=function_names(activations, ("Tanh",), direction),
+        activation_alpha=activation_alpha, activation_beta=activation_beta, clip=clip,
+        layout=layout,
     )  # fmt: skip
 
 
@@ -286,7 +316,7 @@ def gru(
         b, "GRU", x, w, r, bias, sequence_lens, [initial_h], None, gates=3,
         step=gru_reset_after_step if linear_before_reset else gru_step,
         hidden_size=hidden_size, direction=direction,
-        activations=_names(activations, ("Sigmoid", "Tanh"), direction),
+        activations=function_names(activations, ("Sigmoid", "Tanh"), direction),
         activation_alpha=activation_alpha, activation_beta=activation_beta, clip=clip,
         layout=layout, separate_biases=bool(linear_before_reset),
         linear_before_reset=linear_before_reset,
@@ -305,7 +335,7 @@ def lstm(
         b, "LSTM", x, w, r, bias, sequence_lens, [initial_h, initial_c], p, gates=4,
         step=lstm_coupled_step if input_forget else lstm_step,
         hidden_size=hidden_size, direction=direction,
-        activations=_names(activations, ("Sigmoid", "Tanh", "Tanh"), direction),
+        activations=function_names(activations, ("Sigmoid", "Tanh", "Tanh"), direction),
         activation_alpha=activation_alpha, activation_beta=activation_beta, clip=clip,
         layout=layout, input_forget=input_forget,
     )  # fmt: skip

@@ -101,6 +101,10 @@ class Layer:
         sizes = np.full(count, self.hidden)
         return self.b.Split(x, sizes, axis=-1, outputs=count) if count > 1 else (x,)
 
+    def share_of(self, x: Value) -> Value:
+        """What (rows, input) adds to the gates: W x + bias."""
+        return self.b.Gemm(x, self.w, self.bias, transB=1)
+
     def add_product(self, h: Value, r: Value, x: Value | None) -> Value:
         """h times the transposed r, plus x; of each direction."""
         b = self.b

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from graphc.errors import ModelError
 from graphc.ir.dtypes import boolean, f32, i64
 from graphc.ir.expr import (
@@ -74,7 +76,7 @@ class Reduction:
 
 def reduced_axes(x: Operand, axes, noop: int) -> tuple[int, ...]:
     """The axes to reduce; without any, all of them, or none if `noop` is set."""
-    if axes is None or len(axes) == 0:
+    if axes is None or np.size(axes) == 0:
         return () if noop else tuple(range(x.rank))
     return tuple(sorted(normal_axes(axes, x.rank)))
 

@@ -73,7 +73,7 @@ def taps_in_padding(rw, conv, x, w, b):
     if weights is None or not is_static(x):
         return rw.skip("the weights are not constant")
     given = {k: rw.attr(conv, k) for k in WINDOW}
-    window = make_window(x.tensor.dims[2:], weights.shape[2:], crops=False, **given)
+    window = make_window(x.tensor.dims[2:], weights.shape[2:], pools=False, **given)
     kept = [_live_taps(axis) for axis in window]
     if all(len(taps) == axis.kernel for taps, axis in zip(kept, window)):
         return rw.skip("every tap reads elements of the input")

@@ -237,3 +237,11 @@ def test_group_norm(activation, last):
           expected=[laid(expected(total)), laid(total)], **options)  # fmt: skip
     check("SkipGroupNorm", laid(x), gamma, beta, laid(x),
           expected=[laid(expected(x + x))], **options)  # fmt: skip
+
+
+def test_products_of_16_bits():
+    """Modulo 2^32, as ONNX Runtime has them."""
+    x, y = (
+        RANDOM.integers(-(2**15), 2**15, shape).astype(np.int16) for shape in ((2, 3, 40), (40, 5))
+    )
+    check("MatMulInteger16", x, y, compiled=True)

@@ -1,14 +1,26 @@
-"""ONNX Runtime's products of 8-bit integers that give floats.
+"""ONNX Runtime's products of integers.
 
-Each is ONNX's MatMulInteger, scaled (see fused.py).
+Those of 8 bits that give floats are ONNX's MatMulInteger, scaled (see fused.py); those of 16 bits
+an operator of their own.
 """
 
 from __future__ import annotations
 
+from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Value
-from graphc.ir.opdef import Float, Int, composite
+from graphc.ir.opdef import Float, Int, TypeClass, composite
 from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
+
+Int16 = TypeClass("int16 or uint16", lambda d: d in (dtypes.i16, dtypes.u16))
+
+
+@composite("MatMulInteger16", domain=RUNTIME, traits=RUNTIME_TRAITS)
+def matmul_integer_16(b, x: Int16, y: Int16):
+    """The matrix product modulo 2^32; of uint32 if both operands are unsigned, else of int32."""
+    unsigned = x.tensor.dtype is y.tensor.dtype is dtypes.u16
+    to = (dtypes.u32 if unsigned else dtypes.i32).onnx
+    return b.MatMul(b.Cast(x, to=to), b.Cast(y, to=to))
 
 
 @composite("MatMulIntegerToFloat", domain=RUNTIME, traits=RUNTIME_TRAITS)

@@ -14,7 +14,7 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, composite
 from graphc.ir.ops.activation_composites import axis_of, convert
-from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
+from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, float_type
 from graphc.ir.ops.normalization import inverse_root
 from graphc.ir.ops.onnxruntime.fused import with_channels_second
 
@@ -28,7 +28,7 @@ def simplified_layer_normalization(
     normal = b.RMSNormalization(x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
     if b.count == 1:
         return normal
-    wide = convert(b, x, dtypes.of(stash_type))
+    wide = convert(b, x, float_type(stash_type, "stash_type"))
     where = np.arange(axis_of(axis, x.tensor.rank), x.tensor.rank)
     return normal, inverse_root(b, b.ReduceMean(b.Mul(wide, wide), where, keepdims=1), epsilon)
 
