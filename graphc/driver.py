@@ -149,7 +149,12 @@ def compile(
 
 
 def load(path: str | os.PathLike, threads: int | None = None) -> Runnable:
-    """A model that `CompiledModel.save` wrote, ready to run without being compiled again."""
+    """A model that `CompiledModel.save` wrote, ready to run without being compiled again.
+
+    ModelError if the file is damaged, here or when weights are read for the first run, or was made
+    for another CPU. It holds native code, which runs with all your rights: load only what comes
+    from somebody you trust.
+    """
     from graphc.saved import load as load_saved
 
     return load_saved(path, threads)

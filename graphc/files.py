@@ -8,7 +8,9 @@ file: the user can mend it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,36 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe is opened, though nobody writes to it
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+def open_regular(path: str | os.PathLike, flags: int = 0) -> int:
+    """A descriptor to read a file by. OSError where there is none, and for what is no file: reading
+    a pipe might never end, and a device may do anything."""
+    descriptor = os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY | flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no regular file")
+    return descriptor
+
+
+def who_else(status: os.stat_result, sticky: bool = False) -> str:
+    """Who else than this user, or root, can have written a file or can change a directory, as an
+    end of a sentence about it; "" if nobody. `sticky`: where all may add to a directory, but not
+    remove what others have (as in /tmp), is good enough. Nothing is known of systems that are not
+    POSIX."""
+    if not hasattr(os, "geteuid"):
+        return ""
+    if stat.S_ISLNK(status.st_mode):
+        return "is a link"
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"belongs to another user (number {status.st_uid})"
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o022 and not (sticky and mode & stat.S_ISVTX):
+        return f"can be written by other users (mode {mode:03o})"
+    return ""
 
 
 def check_folder(path: Path) -> None:

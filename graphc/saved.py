@@ -1,6 +1,8 @@
 """Compiled models in files: saved, and loaded without being compiled again.
 
-What a file holds is said in backends/llvm_cpu/artifact.py.
+What a file holds is said in backends/llvm_cpu/container.py. It is checked against its digests: what
+describes it, and its code, when it is loaded; the weights of an image when it first runs, so that
+loading reads no weights that are not needed.
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from graphc.backends.llvm_cpu.artifact import Container, Shapes, pack
+from graphc import __version__
+from graphc.backends.llvm_cpu.container import MALFORMED, Container, Shapes, pack
+from graphc.backends.llvm_cpu.digest_sums import native_sums
+from graphc.backends.llvm_cpu.image import Image
 from graphc.backends.llvm_cpu.memory import Scratch
-from graphc.backends.llvm_cpu.runtime import Image, NativeModel
+from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.backends.llvm_cpu.target import default_threads, host_target
-from graphc.errors import ModelError, UnsupportedError
-from graphc.files import write_bytes
+from graphc.errors import InternalError, ModelError, UnsupportedError
+from graphc.files import open_regular, write_bytes
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph
 from graphc.ir.text.printer import symbols_of
@@ -28,24 +33,25 @@ class SavedModel(Runnable):
     """A model loaded from a file: runs for the shapes it was saved for."""
 
     def __init__(self, container: Container, threads: int):
-        interface = container.interface
         try:
-            symbols = {n: Sym(n, lo, hi) for n, (lo, hi) in interface["symbols"].items()}
-            inputs, outputs = (
-                [Spec(n, None if t is None else parse_type(t, symbols)) for n, t in entries]
-                for entries in (interface["inputs"], interface["outputs"])
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise container.damaged(error) from error
-        super().__init__(inputs, outputs)
-        scratch = Scratch()
-        self._models = {
-            shapes: NativeModel(image, threads, scratch)
-            for shapes, image in container.images().items()
-        }
+            super().__init__(*interface(container))
+            scratch = Scratch()
+            self._models = {
+                shapes: NativeModel(image, threads, scratch)
+                for shapes, image in container.images().items()
+            }
+        except InternalError as error:
+            raise ModelError(f"{container.where}: {error}; compile the model again") from error
+        self._container = container
+        self._ready: dict[Shapes, NativeModel] = {}  # those whose weights are what was saved
 
     def execute(self, values: Sequence[Any]) -> list[Any]:
         shapes = tuple([v.shape for v in values])
+        model = self._ready.get(shapes) or self._check(shapes)
+        return model(values)
+
+    def _check(self, shapes: Shapes) -> NativeModel:
+        """The model for these shapes, before its first run."""
         model = self._models.get(shapes)
         if model is None:
             known = ", ".join(str([list(s) for s in each]) for each in [*self._models][:8])
@@ -54,7 +60,23 @@ class SavedModel(Runnable):
                 f"this file was saved for inputs of shapes {known}, found "
                 f"{[list(s) for s in shapes]}; compile the model again for these"
             )
-        return model(values)
+        self._container.check(shapes, native_sums)
+        self._ready[shapes] = model
+        return model
+
+
+def interface(container: Container) -> tuple[list[Spec], list[Spec]]:
+    """The inputs and outputs of a saved model; ModelError if what describes them is damaged."""
+    try:
+        declared = container.interface
+        symbols = {n: Sym(n, lo, hi) for n, (lo, hi) in declared["symbols"].items()}
+        inputs, outputs = (
+            [Spec(str(n), None if t is None else parse_type(t, symbols)) for n, t in entries]
+            for entries in (declared["inputs"], declared["outputs"])
+        )
+    except MALFORMED as error:
+        raise container.malformed(error) from error
+    return inputs, outputs
 
 
 def save(
@@ -84,12 +106,14 @@ def save(
         raise UnsupportedError(
             "nothing is compiled yet: fix the shapes of the inputs, or run the model first"
         )
-    interface = {
+    described = {
+        "graphc": __version__,
+        "model": graph.name,
         "symbols": {n: [s.lo, s.hi] for n, s in symbols_of(graph).items()},
         "inputs": [[s.name, None if s.type is None else str(s.type)] for s in inputs],
         "outputs": [[s.name, None if s.type is None else str(s.type)] for s in outputs],
     }
-    write_bytes(path, *pack(images, interface))
+    write_bytes(path, *pack(images, described))
 
 
 def _is_shape(key: Any) -> bool:
@@ -98,15 +122,20 @@ def _is_shape(key: Any) -> bool:
 
 def load(path: str | os.PathLike, threads: int | None = None) -> SavedModel:
     """A model that `save` wrote. ModelError if it is damaged or for another machine."""
-    try:
-        with open(path, "rb") as file:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-    container = Container(data, str(path))
+    container = open_container(path)
     if container.target != host_target().key:
         raise ModelError(
             f"{path} was compiled for another machine ({container.target}); this one is "
             f"{host_target().key}: compile the model here"
         )
     return SavedModel(container, threads or default_threads())
+
+
+def open_container(path: str | os.PathLike) -> Container:
+    """A file that `save` wrote, mapped: nothing of it is loaded. ModelError if it is damaged."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    return Container(data, str(path))

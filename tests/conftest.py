@@ -7,6 +7,12 @@ import pytest
 from graphc.errors import UnsupportedError
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--damages", type=int, default=40, help="damaged copies to try of each kind of file"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if marked else ""

@@ -95,8 +95,14 @@ def test_saved_models_run(capsys, tmp_path):
     assert ok(capsys, "run", path, "--dim", "N=2", "--seed", "5") == compiled
     assert ok(capsys, "run", path, "--shape", "image=2,1,8,8", "--seed", "5") == compiled
     assert "N" in refused(capsys, "run", path, "--dim", "N=3")
+    shown = ok(capsys, "inspect", path)
+    assert "in   image: f32[N,1,8,8]" in shown and "out  logits: f32[1,10]" in shown
+    assert "2 more shapes" not in shown and "compiled for this machine" in shown
+    assert "every byte is what was saved" in shown and "native code" in shown
+    assert "--dim" in refused(capsys, "inspect", path, "--dim", "N=2")
     path.write_bytes(b"nothing")
     assert "digits.gcm" in refused(capsys, "run", path)
+    assert "digits.gcm" in refused(capsys, "inspect", path)
     assert "dimension N" in refused(capsys, "compile", DIGITS, "-o", path)
     assert [p.name for p in tmp_path.iterdir()] == ["digits.gcm"]
 

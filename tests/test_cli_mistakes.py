@@ -176,7 +176,7 @@ def test_bad_inputs(capsys, tmp_path):
 def test_compiled_models_are_for_run(capsys, tmp_path):
     saved = tmp_path / "m.gcm"
     ok(capsys, "compile", DIGITS, "--dim", "N=1", "-o", saved)
-    assert "graphc run takes it" in refused(capsys, "verify", saved)
+    assert "graphc run and inspect take it" in refused(capsys, "verify", saved)
 
 
 def test_bad_text(capsys, tmp_path):

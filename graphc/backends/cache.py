@@ -1,16 +1,22 @@
 """A content-addressed cache on disk for compiled objects and packed weights.
 
-An entry is one file: a 64-byte header (magic, length, SHA-256 of the contents), then the contents,
-which are therefore aligned for vector loads when the file is mapped. Invariants:
+An entry is one file: a 64-byte header (magic, length, and a digest of these, of the key and of the
+contents), then the contents, which are therefore aligned for vector loads when the file is mapped.
+Invariants:
 
-* what `get` returns is what `put` was given: a truncated or damaged file is a miss, and is removed;
+* what `get` returns is what `put` was given under that key: a file that is truncated, damaged or
+  that of another key is a miss, which is told, and is removed;
+* entries hold native code, so only this user (or root) can have written what is returned: a
+  directory or an entry that belongs to somebody else, or that others can write to, is not used. A
+  secret would add nothing to that: who can read the directory of a user can read it too;
+* what is no regular file (a pipe, a link, a directory) is no entry, and is not opened for long;
 * a file appears under its name complete or not at all (written aside, then renamed), so that any
   number of processes may read and write at once;
-* a file system that fails, is full or is read-only makes the cache miss; it never raises.
+* a file system that fails, is full or is read-only makes the cache miss; it never raises, and what
+  is odd is told once.
 
 The directory is $GRAPHC_CACHE_DIR, else $XDG_CACHE_HOME/graphc, else ~/.cache/graphc;
-GRAPHC_CACHE_DIR=off turns the cache off. Entries hold native code: the directory is made private to
-the user.
+GRAPHC_CACHE_DIR=off turns the cache off. It is made private to the user.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ import contextlib
 import hashlib
 import mmap
 import os
+import stat
 import struct
 import tempfile
 import time
@@ -27,10 +34,15 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from graphc.backends.digests import digests
+from graphc.errors import warn
+from graphc.files import open_regular, who_else
+
 Buffer = bytes | bytearray | memoryview
 DEFAULT_LIMIT = 4 << 30
-_HEADER = struct.Struct("<8sQ32s16x")
-_MAGIC = b"graphc\x00\x01"
+_HEADER = struct.Struct("<8sQ32s16s")  # the last are zeros
+_MAGIC = b"graphc\x00\x02"
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _TEMPORARY = "tmp-"
 _STALE_SECONDS = 3600.0
 
@@ -91,13 +103,16 @@ class DiskCache:
         """
         path = self._path(key)
         try:
-            view = _map(path)
+            view = self._map(key, path)
         except FileNotFoundError:
             return None
-        except OSError:
+        except _REFUSED:
             self.failures += 1
             return None
         if view is None:
+            _tell(
+                "damaged", f"{path}: is damaged, or the cache's entry for something else: removed"
+            )
             self._remove(path)
             return None
         with contextlib.suppress(OSError):
@@ -109,12 +124,13 @@ class DiskCache:
         damaged."""
         path = self._path(key)
         try:
-            found = path.stat().st_size == _HEADER.size + size
-            if found:
+            status = path.lstat()
+            fits = status.st_size == _HEADER.size + size and self._is_entry(status, path)
+            if fits:
                 os.utime(path)
-        except OSError:
+        except _REFUSED:
             return False
-        return found
+        return fits
 
     def put(self, key: str, *parts: Buffer) -> bool:
         """Stores an entry, in pieces, replacing any of the same key. False if it could not be
@@ -124,9 +140,14 @@ class DiskCache:
             return False
         path = self._path(key)
         try:
+            _make_private(self.directory)
+            if not self._is_private():
+                return False
             _make_private(path.parent)
-            _write_aside(path, parts)
-        except OSError:
+            if not _is_private(path.parent, os.lstat(path.parent)):
+                return False
+            _write_aside(key, path, parts)
+        except _REFUSED:
             self.failures += 1
             return False
         self._account(size + _HEADER.size)
@@ -167,13 +188,45 @@ class DiskCache:
         """(time of last use, bytes, path) of entries; removes what dead writers left behind."""
         for path in _files(self.directory):
             try:
-                status = path.stat()
+                status = path.lstat()
             except OSError:
+                continue
+            if not stat.S_ISREG(status.st_mode):
                 continue
             if not path.name.startswith(_TEMPORARY):
                 yield status.st_mtime_ns, status.st_size, path
             elif time.time() - status.st_mtime > _STALE_SECONDS:
                 self._remove(path)
+
+    # ---------------------------------------------------------------- trust
+
+    def _is_private(self) -> bool:
+        """Whether nobody else can replace what is in the directory (it may be a link)."""
+        return _is_private(self.directory, os.stat(self.directory), sticky=True)
+
+    def _is_entry(self, status: os.stat_result, path: Path) -> bool:
+        """Whether that is a file which nobody else can have written."""
+        if not stat.S_ISREG(status.st_mode):
+            _tell("irregular", f"{path}: is no regular file, so the cache ignores it")
+            return False
+        group = path.parent
+        return (
+            self._is_private() and _is_private(group, os.lstat(group)) and _is_private(path, status)
+        )
+
+    def _map(self, key: str, path: Path) -> memoryview | None:
+        """The contents of an entry; None if it is damaged. Raises OSError if there is none."""
+        if not self._is_entry(os.lstat(path), path):
+            raise PermissionError(str(path))
+        with open(open_regular(path, _NO_LINK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not _is_private(path, status):
+                raise PermissionError(str(path))
+            if status.st_size < _HEADER.size:
+                return None
+            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        view = whole[_HEADER.size :]
+        return view if whole[: _HEADER.size] == _header(key, view) else None
 
     def _path(self, key: str) -> Path:
         return self.directory / key[:2] / key[2:]
@@ -196,30 +249,47 @@ def _files(directory: Path) -> Iterator[Path]:
         return
 
 
-def _map(path: Path) -> memoryview | None:
-    """The contents of an entry file; None if the file is damaged. Raises OSError."""
-    with path.open("rb") as file:
-        header = file.read(_HEADER.size)
-        if len(header) != _HEADER.size:
-            return None
-        magic, length, checksum = _HEADER.unpack(header)
-        if magic != _MAGIC or os.fstat(file.fileno()).st_size != _HEADER.size + length:
-            return None
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[_HEADER.size :]
-    return view if hashlib.sha256(view).digest() == checksum else None
+_REFUSED = (OSError, ValueError)  # the latter for names that no file can have
+_told: set[str] = set()
 
 
-def _write_aside(path: Path, parts: Sequence[Buffer]) -> None:
+def _tell(kind: str, text: str) -> None:
+    """Says what is odd about a cache, once for each kind of oddity."""
+    if kind not in _told:
+        _told.add(kind)
+        warn(text)
+
+
+def _is_private(path: Path, status: os.stat_result, sticky: bool = False) -> bool:
+    """Whether nobody but this user can have written what is there, or it is told who can."""
+    other = who_else(status, sticky)
+    if other:
+        _tell(
+            "shared",
+            f"{path}: {other}, so the cache does not use it: make it private to you, or set "
+            "GRAPHC_CACHE_DIR to a directory of yours",
+        )
+    return not other
+
+
+def _header(key: str, contents: memoryview) -> bytes:
+    """The header of an entry: it fits one key and one content only."""
+    state = hashlib.sha256(struct.pack("<8sQ", _MAGIC, contents.nbytes))
+    state.update(f"{key} {digests([contents])[0]}".encode())
+    return _HEADER.pack(_MAGIC, contents.nbytes, state.digest(), b"")
+
+
+def _write_aside(key: str, path: Path, parts: Sequence[Buffer]) -> None:
     """Writes an entry under a temporary name in the same directory, then renames it."""
-    digest, size = hashlib.sha256(), 0
-    for part in parts:
-        digest.update(part)
-        size += memoryview(part).nbytes
     handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_HEADER.pack(_MAGIC, size, digest.digest()))
+        with os.fdopen(handle, "w+b") as file:
+            file.write(bytes(_HEADER.size))
             file.writelines(parts)
+            file.flush()
+            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            file.seek(0)
+            file.write(_header(key, whole[_HEADER.size :]))
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -229,8 +299,7 @@ def _write_aside(path: Path, parts: Sequence[Buffer]) -> None:
 
 def _make_private(directory: Path) -> None:
     if not directory.is_dir():
-        directory.parent.parent.mkdir(parents=True, exist_ok=True)
-        directory.parent.mkdir(mode=0o700, exist_ok=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
 
 

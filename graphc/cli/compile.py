@@ -48,6 +48,8 @@ not at all; the name tells what it is:
              (--target cuda) kernels, their machine code, weights, a launch plan, and what runs
              them from Python and from C++
 
+A .so, .o or .gcm holds native code: load one only if you trust whoever made it.
+
 With --emit the form named is printed, or written to OUT. With neither, the model is compiled and
 what it came to is told."""
 

@@ -35,7 +35,10 @@ microcontroller: give its peaks with --machine. With --target cuda they are thos
 runs some blocks of every kernel in the simulator and tells what their accesses cost: bytes
 that are moved and not used, how far the accesses of a warp are coalesced (the fewest sectors of
 global memory they need, of those they touch), and bank conflicts (the wavefronts of shared memory
-they need beyond the fewest), with the worst accesses one by one."""
+they need beyond the fewest), with the worst accesses one by one.
+
+Of a .gcm file it tells what is inside, and whether every byte is what was saved, without running
+or loading any of its code. A .gcm holds native code: load it only if you trust whoever made it."""
 
 EPILOG = examples(
     ("graphc inspect model.onnx", "the most important of everything"),
@@ -44,6 +47,7 @@ EPILOG = examples(
     ("graphc inspect model.onnx --target c --cpu cortex-m4", "as it runs on a microcontroller"),
     ("graphc inspect model.onnx --target cuda --accesses", "which kernels read memory badly"),
     ("graphc inspect model.onnx --target c --svg arena.svg", "a picture of memory over time"),
+    ("graphc inspect model.gcm", "what a compiled model is made of, and for which CPU"),
 )
 TOP = 12
 
@@ -77,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.accesses and args.target != "cuda":
         raise ModelError(f"--accesses is for --target cuda, found --target {args.target}")
+    if args.model.endswith(".gcm"):
+        return _inspect_saved(args)
     machine = _machine(args)
     model = open_model(args)
     model.close()
@@ -100,6 +106,17 @@ def run(args: argparse.Namespace) -> int:
         print("\n" + report.memory(program))
         if args.accesses:
             print("\n" + _accesses(model, program, args))
+    return 0
+
+
+def _inspect_saved(args: argparse.Namespace) -> int:
+    """Prints what a compiled model is made of."""
+    from graphc.cli.saved import contents
+
+    given = [name for name in ("shape", "dim", "set", "svg", "accesses") if getattr(args, name)]
+    if given:
+        raise ModelError(f"--{given[0]}: {args.model} is compiled already")
+    print(contents(args.model, None if args.all else TOP))
     return 0
 
 

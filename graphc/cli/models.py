@@ -106,7 +106,7 @@ def once(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_graph(path: Path) -> Graph:
     """The graph of an ONNX model, or of a file of graphc's own text."""
     if path.suffix == ".gcm":
-        raise ModelError(f"{path}: is compiled already; graphc run takes it, no other command")
+        raise ModelError(f"{path}: is compiled already; graphc run and inspect take it")
     if path.suffix != ".gir":
         from graphc.frontend.onnx_import import import_onnx
 

@@ -20,7 +20,8 @@ from graphc.errors import ModelError
 
 SUMMARY = """\
 Runs a model once. Inputs are read from files or drawn at random; what comes out is summarised, or
-written to a .npz file, one array for each output."""
+written to a .npz file, one array for each output. A .gcm holds native code, which runs with
+all your rights: run one only if you trust whoever made it (graphc inspect tells what is inside)."""
 
 EPILOG = examples(
     ("graphc run model.onnx", "on random inputs; prints a summary of each output"),

@@ -1,17 +1,23 @@
 """The disk cache: round trips, damage, concurrent writers, eviction, failing file systems."""
 
 import os
+import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
 
+import graphc
+from graphc import dsl
 from graphc.backends import cache as C
 from graphc.backends.cache import DiskCache, cache_key
+from graphc.errors import ModelWarning
+from graphc.files import who_else
 
 
 @pytest.fixture
@@ -69,7 +75,8 @@ def test_truncated_file_is_a_miss(cache, keep):
     cache.put(key, b"y" * 100)
     with open(_file(cache, key), "r+b") as file:
         file.truncate(keep)
-    assert cache.get(key) is None
+    with pytest.warns(ModelWarning, match="is damaged"):
+        assert cache.get(key) is None
     assert not _file(cache, key).exists()
     assert cache.put(key, b"again") and cache.get(key) == b"again"
 
@@ -81,7 +88,8 @@ def test_damaged_file_is_a_miss(cache, position):
     raw = bytearray(_file(cache, key).read_bytes())
     raw[position] ^= 0x40
     _file(cache, key).write_bytes(raw)
-    assert cache.get(key) is None
+    with pytest.warns(ModelWarning, match="is damaged"):
+        assert cache.get(key) is None
 
 
 def test_longer_file_is_a_miss(cache):
@@ -89,7 +97,8 @@ def test_longer_file_is_a_miss(cache):
     cache.put(key, b"y" * 100)
     with open(_file(cache, key), "ab") as file:
         file.write(b"more")
-    assert cache.get(key) is None
+    with pytest.warns(ModelWarning, match="is damaged"):
+        assert cache.get(key) is None
 
 
 def test_eviction_drops_the_least_recently_used(tmp_path):
@@ -203,3 +212,175 @@ def test_whether_there_is_an_entry(cache):
     assert not cache.holds(cache_key("a"), 3)
     cache.put(cache_key("a"), b"abc")
     assert cache.holds(cache_key("a"), 3) and not cache.holds(cache_key("a"), 4)
+
+
+# ---------------------------------------------------------------- entries of others, and no entries
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch):
+    """What was told already; each test starts with nothing."""
+    monkeypatch.setattr(C, "_told", set())
+
+
+def test_an_entry_is_for_its_key_alone(cache):
+    """A copy under the name of another is a miss: it would be the code of another operator."""
+    cache.put(cache_key("Sqrt"), b"code of Sqrt")
+    cache.put(cache_key("Neg"), b"code of Neg.")
+    _file(cache, cache_key("Neg")).write_bytes(_file(cache, cache_key("Sqrt")).read_bytes())
+    assert cache.holds(cache_key("Neg"), 12)  # by its size
+    with pytest.warns(ModelWarning, match="something else: removed"):
+        assert cache.get(cache_key("Neg")) is None
+    assert not cache.holds(cache_key("Neg"), 12)
+    assert cache.put(cache_key("Neg"), b"code of Neg.")
+    assert cache.get(cache_key("Neg")) == b"code of Neg."
+
+
+def test_a_copied_entry_never_runs(tmp_path, monkeypatch):
+    """Whatever entry lies under whatever name, models give what they should."""
+    monkeypatch.setenv("GRAPHC_CACHE_DIR", str(tmp_path))
+    x = np.array([1.0, 4.0, 9.0], np.float32)
+
+    @dsl.graph
+    def root(x: dsl.f32[3]):
+        return dsl.Sqrt(x)
+
+    @dsl.graph
+    def negative(x: dsl.f32[3]):
+        return dsl.Neg(x)
+
+    def files():
+        return {p for p in tmp_path.rglob("*") if p.is_file()}
+
+    expected = graphc.compile(root, threads=1).run([x])[0]
+    of_root = files()
+    graphc.compile(negative, threads=1).run([x])
+    of_negative = files() - of_root
+    for victim in of_negative:
+        for other in of_root:
+            victim.write_bytes(other.read_bytes())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ModelWarning)
+                np.testing.assert_array_equal(graphc.compile(negative, threads=1).run([x])[0], -x)
+    np.testing.assert_array_equal(graphc.compile(root, threads=1).run([x])[0], expected)
+
+
+def _in_the_way(kind, path, elsewhere):
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "dangling link":
+        path.symlink_to(elsewhere / "nowhere")
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "socket":
+        socket.socket(socket.AF_UNIX).bind(os.path.relpath(path))  # names of sockets are short
+    else:
+        (elsewhere / "file").write_bytes(b"z" * 165)
+        path.symlink_to(elsewhere / "file")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+@pytest.mark.parametrize("kind", ["pipe", "directory", "dangling link", "link", "device", "socket"])
+def test_what_is_no_file_is_ignored(cache, tmp_path, kind, monkeypatch):
+    key = cache_key("k")
+    cache.put(key, b"y" * 101)
+    monkeypatch.chdir(_file(cache, key).parent)
+    _in_the_way(kind, _file(cache, key), tmp_path)
+    with pytest.warns(ModelWarning, match="is no regular file"):
+        assert cache.get(key) is None
+    assert not cache.holds(key, 101) and cache.size() == 0
+    assert cache.put(key, b"again") == (kind != "directory")
+    assert cache.get(key) == (None if kind == "directory" else b"again")
+    if kind == "link":
+        assert (tmp_path / "file").read_bytes() == b"z" * 165
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no owners")
+@pytest.mark.parametrize("what", ["directory", "group", "entry"])
+@pytest.mark.parametrize("why", ["owner", "mode"])
+def test_what_others_can_write_is_not_used(cache, what, why, monkeypatch):
+    key = cache_key("k")
+    cache.put(key, b"y" * 100)
+    path = _file(cache, key)
+    place = {"directory": cache.directory, "group": path.parent, "entry": path}[what]
+    if why == "mode":
+        place.chmod(0o777 if place.is_dir() else 0o666)
+    else:
+        _belongs_to_another(place, monkeypatch)
+    message = "belongs to another user" if why == "owner" else "can be written by other users"
+    with pytest.warns(ModelWarning, match=message):
+        assert cache.get(key) is None
+    assert not cache.holds(key, 100)
+    assert cache.put(key, b"mine") == (what == "entry")  # which this replaces
+    if what == "entry" and why == "mode":
+        assert cache.get(key) == b"mine"
+    if what != "entry":
+        assert path.read_bytes()[64:] == b"y" * 100  # left as it was
+
+
+def _belongs_to_another(place, monkeypatch):
+    real = C.who_else
+
+    def who_else(status, sticky=False):
+        same = (status.st_dev, status.st_ino) == (inode.st_dev, inode.st_ino)
+        return "belongs to another user (number 7)" if same else real(status, sticky)
+
+    inode = place.lstat()
+    monkeypatch.setattr(C, "who_else", who_else)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no owners")
+def test_who_else():
+    def status(mode, uid=None):
+        uid = os.geteuid() if uid is None else uid
+        return os.stat_result((mode, 0, 0, 1, uid, 0, 0, 0, 0, 0))
+
+    file, folder = stat.S_IFREG, stat.S_IFDIR
+    assert who_else(status(file | 0o644)) == who_else(status(folder | 0o700)) == ""
+    assert who_else(status(file | 0o644, 0)) == ""  # root could do anything
+    assert "number 4711" in who_else(status(file | 0o600, 4711))
+    assert "mode 664" in who_else(status(file | 0o664))
+    assert "written by other users" in who_else(status(folder | 0o1777))
+    assert who_else(status(folder | 0o1777), sticky=True) == ""
+    assert who_else(status(stat.S_IFLNK | 0o777)) == "is a link"
+
+
+def test_one_warning_for_one_oddity(cache):
+    for name in "abcd":
+        cache.put(cache_key(name), b"y" * 100)
+    cache.directory.chmod(0o777)
+    with pytest.warns(ModelWarning) as caught:
+        assert [cache.get(cache_key(name)) for name in "abcd"] == [None] * 4
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "/dev/null", "/proc/1/x", "\udcff", "~nobody/x", "."])
+def test_odd_names_of_directories(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRAPHC_CACHE_DIR", name)
+    cache = C.default_cache()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelWarning)
+        stored = cache.put(cache_key("k"), b"y")
+        assert cache.get(cache_key("k")) == (b"y" if stored else None)
+        assert cache.holds(cache_key("k"), 1) == stored
+
+
+def test_a_link_to_the_directory_is_followed(tmp_path):
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    cache = DiskCache(tmp_path / "link")
+    assert cache.put(cache_key("k"), b"y") and cache.get(cache_key("k")) == b"y"
+
+
+def test_entries_are_private_whatever_the_umask(cache):
+    before = os.umask(0)
+    try:
+        cache.put(cache_key("k"), b"y")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(_file(cache, cache_key("k")).stat().st_mode) == 0o600
+    assert cache.get(cache_key("k")) == b"y"

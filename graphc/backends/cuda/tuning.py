@@ -57,8 +57,8 @@ class Tuner:
         about = f"{self.driver.arch} {self.driver.device} {compiler()}"
         key = cache_key("cuda tile", about, str(kernel_of(tried[0])), names)
         known = None if self.cache is None else self.cache.get(key)
-        if known is not None:
-            return tried[int(bytes(known))]
+        if known is not None and known.isdigit() and int(known) < len(tried):
+            return tried[int(known)]
         times = [self._milliseconds(kernel_of(tile)) for tile in tried]
         fastest = times.index(min(times))
         if self.cache is not None:

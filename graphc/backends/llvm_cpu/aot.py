@@ -16,10 +16,10 @@ from pathlib import Path
 from graphc.backends.block import Block
 from graphc.backends.cfamily.names import comment, prefix
 from graphc.backends.llvm_cpu.emit_program import INVOKE
+from graphc.backends.llvm_cpu.image import Image
 from graphc.backends.llvm_cpu.jit import compile_module
 from graphc.backends.llvm_cpu.memory import ALIGNMENT
 from graphc.backends.llvm_cpu.pool import pool_object
-from graphc.backends.llvm_cpu.runtime import Image
 from graphc.backends.llvm_cpu.soft_float import SOFT_FLOAT_IR
 from graphc.errors import UnsupportedError
 from graphc.files import atomic, write_bytes

@@ -1,25 +1,25 @@
 """Running a program on the host CPU: one native call per inference.
 
-An `Image` is a program in machine code together with all that a run needs: types, constants and the
-size of the arena. It is what is saved, cached and loaded. A `NativeModel` is an image linked into
-this process. Every call has a `_Frame` of its own, an array of pointers that the native code reads
-(inputs, outputs, arena, constants, thread pool), so calls from several threads may overlap; frames
-are reused, so a call allocates nothing but its outputs, and of these large ones only where somebody
-still has those of the call before. Large arenas are `Scratch`, which the images of one model (one
-for each shape) have in common. The GIL is released while native code runs.
+A `NativeModel` is an image linked into this process. Every call has a `_Frame` of its own, an array
+of pointers that the native code reads (inputs, outputs, arena, constants, thread pool), so calls
+from several threads may overlap; frames are reused, so a call allocates nothing but its outputs,
+and of these large ones only where somebody still has those of the call before. Large arenas are
+`Scratch`, which the images of one model (one for each shape) have in common. The GIL is released
+while native code runs.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from graphc.backends.cache import default_cache
 from graphc.backends.llvm_cpu.constants import shared
 from graphc.backends.llvm_cpu.emit_program import INVOKE, emit_program
+from graphc.backends.llvm_cpu.image import Image
 from graphc.backends.llvm_cpu.jit import cached_object, load_object
 from graphc.backends.llvm_cpu.memory import (
     LARGE,
@@ -34,27 +34,10 @@ from graphc.backends.llvm_cpu.target import HostTarget, host_target
 from graphc.ir.dtypes import bf16
 from graphc.ir.program import Program
 from graphc.ir.scalar.narrow import BELOW_BYTES
-from graphc.ir.types import TensorType
 from graphc.passes.kernel.prepare import prepare_kernel
 
 LACKS = BELOW_BYTES | {bf16}  # types that few CPUs convert in hardware
 PIPELINE = "light"  # of LLVM passes: vectors and tiles are explicit already
-
-_Interface = tuple[tuple[str, TensorType], ...]
-
-
-@dataclass(frozen=True)
-class Image:
-    """A compiled program. `code` is an object file for `target_key` (see HostTarget.key) that
-    exports emit_program's functions; constants are aligned to 64 bytes, in program order."""
-
-    name: str
-    target_key: str
-    code: bytes
-    inputs: _Interface
-    outputs: _Interface
-    constants: tuple[np.ndarray, ...]
-    arena_bytes: int
 
 
 def llvm_text(program: Program, target: HostTarget | None = None) -> str:
@@ -70,6 +53,7 @@ def compile_program(program: Program, target: HostTarget | None = None) -> Image
     return Image(
         program.name, target.key, code, tuple(program.inputs), tuple(program.outputs),
         tuple(aligned(c) for c in program.constants), program.arena_bytes,
+        tuple(program.kernels), len(program.steps),
     )  # fmt: skip
 
 

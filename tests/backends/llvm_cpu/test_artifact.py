@@ -11,8 +11,15 @@ import pytest
 
 import graphc
 from graphc import dsl
+from graphc.backends import cache
 from graphc.backends.llvm_cpu import aot, artifact, runtime
 from graphc.errors import ModelError, UnsupportedError
+
+
+@pytest.fixture(autouse=True)
+def _untold(monkeypatch):
+    monkeypatch.setattr(cache, "_told", set())
+
 
 DIGITS = Path(__file__).parents[3] / "models" / "digits_cnn.onnx"
 compiler = next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
@@ -79,7 +86,7 @@ def test_damaged_files(tmp_path):
     code = bytearray(whole)
     code[code.index(b"\x7fELF") + 700] ^= 1
     path.write_bytes(code)
-    with pytest.raises(ModelError, match="code is not what was saved"):
+    with pytest.raises(ModelError, match="code at byte .* is not what was saved"):
         graphc.load(path)
     path.unlink()
     with pytest.raises(ModelError, match="cannot read"):
@@ -92,7 +99,7 @@ def test_another_machine(tmp_path):
     data = (tmp_path / "a.gcm").read_bytes()
     cpu = runtime.host_target().key.encode()[:6]
     (tmp_path / "a.gcm").write_bytes(data.replace(cpu, cpu[::-1], 1))
-    with pytest.raises(ModelError, match="another machine|damaged"):
+    with pytest.raises(ModelError, match="damaged: its header is not"):
         graphc.load(tmp_path / "a.gcm")
 
 
@@ -110,7 +117,8 @@ def test_the_second_compilation_comes_from_the_cache(tmp_path, monkeypatch):
     for entry in tmp_path.rglob("*"):
         if entry.is_file():
             entry.write_bytes(entry.read_bytes()[:-40])  # truncated: a miss, not a failure
-    again = graphc.compile(DIGITS, shapes={"image": x.shape}, threads=1).run([x])[0]
+    with pytest.warns(graphc.ModelWarning, match="is damaged"):
+        again = graphc.compile(DIGITS, shapes={"image": x.shape}, threads=1).run([x])[0]
     assert len(calls) == 2
     np.testing.assert_array_equal(results[0], again)
 
@@ -137,17 +145,19 @@ def test_weights_are_kept_once_for_all_shapes(tmp_path, monkeypatch):
     def sizes() -> list[int]:
         return [e.stat().st_size for e in tmp_path.rglob("*") if e.is_file()]
 
-    results = [product(rows) for rows in (1, 2, 3, 1, 2, 3)]
+    tried = (16, 24, 32)  # rows in whole tiles of one size, whatever the vectors of this CPU
+    results = [product(rows) for rows in (*tried, *tried)]
     assert len(calls) == 3 and len([s for s in sizes() if s > artifact.SHARED_BYTES]) == 1
-    for rows, (first, second) in enumerate(zip(results, results[3:]), 1):
+    for rows, first, second in zip(tried, results, results[3:]):
         assert first.shape == (rows, 512)
         np.testing.assert_array_equal(first, second)
     (kept,) = [e for e in tmp_path.rglob("*") if e.is_file() and e.stat().st_size == max(sizes())]
     kept.write_bytes(kept.read_bytes()[:-1] + b"?")  # damaged: a miss, and written again
-    np.testing.assert_array_equal(product(1), results[0])
-    np.testing.assert_array_equal(product(2), results[1])
+    with pytest.warns(graphc.ModelWarning, match="is damaged"):
+        np.testing.assert_array_equal(product(16), results[0])
+    np.testing.assert_array_equal(product(24), results[1])
     assert len(calls) == 4
-    np.testing.assert_array_equal(product(1), results[0])
+    np.testing.assert_array_equal(product(16), results[0])
     assert len(calls) == 4
 
 

@@ -1,0 +1,28 @@
+"""A compiled program: what is saved, cached and loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphc.ir.types import TensorType
+
+Interface = tuple[tuple[str, TensorType], ...]
+
+
+@dataclass(frozen=True)
+class Image:
+    """A program in machine code together with all that a run needs. `code` is an object file for
+    `target_key` (see HostTarget.key) that exports emit_program's functions; constants are aligned
+    to 64 bytes, in program order; `kernels` are the names of its functions, for people."""
+
+    name: str
+    target_key: str
+    code: bytes
+    inputs: Interface
+    outputs: Interface
+    constants: tuple[np.ndarray, ...]
+    arena_bytes: int
+    kernels: tuple[str, ...] = ()
+    steps: int = 0
