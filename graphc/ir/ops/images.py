@@ -1,8 +1,14 @@
-"""Image files: decoded by Pillow where it is installed."""
+"""Image files: decoded by Pillow where it is installed.
+
+A file is data of somebody's: only the formats that ONNX names are looked for (others make Pillow
+start programs), and no more pixels are decoded than MAX_PIXELS, whatever the header says.
+"""
 
 from __future__ import annotations
 
 import io
+import warnings
+from typing import Any
 
 import numpy as np
 
@@ -10,27 +16,67 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.opdef import TypeClass, host
 
+MAX_PIXELS = 1 << 26  # of one image: 192 MiB in RGB
+
 _Bytes = TypeClass("u8", lambda d: d is dtypes.u8)
-_FORMATS = ("RGB", "BGR", "Grayscale")
+_PIXELS = ("RGB", "BGR", "Grayscale")
+_FILES = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")
 
 
 @host("ImageDecoder")
 def image_decoder(encoded: _Bytes, *, pixel_format: str = "RGB"):
-    """The pixels u8[height, width, channels] of an encoded image; empty if it cannot be decoded.
+    """The pixels u8[height, width, channels] of an encoded image: of its first frame, as it is
+    stored (not turned as cameras ask for); u8[0, 0, 0] if it cannot be decoded, as ONNX has it.
 
-    UnsupportedError where Pillow is not installed.
+    ModelError above MAX_PIXELS. UnsupportedError where Pillow is not installed.
     """
-    if pixel_format not in _FORMATS:
-        raise ModelError(f"pixel_format {pixel_format!r} is none of {', '.join(_FORMATS)}")
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise UnsupportedError("ImageDecoder needs the package Pillow") from error
-    try:
-        image = Image.open(io.BytesIO(np.asarray(encoded).tobytes()))
-        pixels = np.array(image.convert("L" if pixel_format == "Grayscale" else "RGB"))
-    except (UnidentifiedImageError, OSError):
-        return np.zeros((0, 0, 0), np.uint8)
-    if pixel_format == "Grayscale":
-        return pixels[:, :, None]
+    if pixel_format not in _PIXELS:
+        raise ModelError(f"pixel_format {pixel_format!r} is none of {', '.join(_PIXELS)}")
+    if np.ndim(encoded) != 1:
+        raise ModelError(f"takes the bytes of a file [N], found shape {list(np.shape(encoded))}")
+    pixels = _decoded(np.asarray(encoded).tobytes(), "L" if pixel_format == "Grayscale" else "RGB")
     return pixels[:, :, ::-1].copy() if pixel_format == "BGR" else pixels
+
+
+def _decoded(data: bytes, mode: str) -> np.ndarray:
+    """The pixels of a file in a mode of Pillow's; none if it is damaged, or of no known format."""
+    image_class = _pillow()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of many pixels, which are judged below
+            image = image_class.open(io.BytesIO(data), formats=_FILES)
+        _check_size(image.size)
+        pixels = np.array(_eight_bits(image, image_class).convert(mode), np.uint8)
+    except image_class.DecompressionBombError as error:
+        raise ModelError(f"the image is too large: {error}") from error
+    except (ModelError, MemoryError):
+        raise
+    except Exception:  # decoders raise errors of any kind at files that are damaged
+        return np.zeros((0, 0, 0), np.uint8)
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UnsupportedError(
+            "decoding images needs the package Pillow: pip install 'graphc[images]'"
+        ) from error
+    return Image
+
+
+def _check_size(size: tuple[int, int]) -> None:
+    width, height = size
+    if width * height > MAX_PIXELS:
+        raise ModelError(
+            f"the image has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded"
+        )
+
+
+def _eight_bits(image: Any, image_class: Any) -> Any:
+    """An image of 16 bits a pixel as one of 8: Pillow would cut off what is above 255."""
+    if not image.mode.startswith("I"):
+        return image
+    wide = np.asarray(image).astype(np.int64)
+    return image_class.fromarray(np.clip(wide >> 8, 0, 255).astype(np.uint8))
