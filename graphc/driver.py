@@ -12,6 +12,7 @@ from typing import Any
 
 from graphc.compiled import CompiledModel
 from graphc.errors import ModelError, NeedsValue, UnsupportedError, within_limits
+from graphc.exchange import as_numpy
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
@@ -140,6 +141,7 @@ def compile(
     """
     chosen = settings(threads, options)
     with within_limits():
+        values = {n: as_numpy(v, f"the value of {n!r}") for n, v in (values or {}).items()}
         graph = pin(load_graph(source), shapes, values, dims)
         model = CompiledModel(
             graph, compiler(target, chosen), natively, adopter(target, chosen), POLICIES.get(target)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import LIMITS, ModelError, UnsupportedError, beyond_limits
+from graphc.exchange import as_numpy, is_array
 from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
 
 
@@ -63,7 +64,7 @@ class Runnable:
             if len(feeds) != len(names) or any(n not in feeds for n in names):
                 _explain_names(names, feeds)
             feeds = [feeds[n] for n in names]
-        elif isinstance(feeds, np.ndarray):
+        elif is_array(feeds):
             feeds = [feeds]
         elif not isinstance(feeds, Sequence):
             raise ModelError(f"inputs are a dict or a list of arrays, found {type(feeds).__name__}")
@@ -94,18 +95,12 @@ def checked(value: Any, spec: Spec) -> Any:
             raise ModelError(f"input {spec.name!r} takes a list of arrays, found {found}")
         return [checked(v, Spec(spec.name, type_.element)) for v in value]
     if type_ is None:
-        return value if isinstance(value, list) or value is None else np.asarray(value)
+        if isinstance(value, list) or value is None:
+            return value
+        return as_numpy(value, f"input {spec.name!r}")
     if value is None:
         raise ModelError(f"input {spec.name!r} is required, found None")
-    if hasattr(value, "__cuda_array_interface__"):
-        raise ModelError(
-            f"input {spec.name!r} is in a GPU's memory; this model runs on the host and takes "
-            "arrays of numpy"
-        )
-    try:
-        array = _host_array(value)
-    except (ValueError, RuntimeError, BufferError) as error:  # as lists of several lengths
-        raise ModelError(f"input {spec.name!r} is no array: {error}") from error
+    array = as_numpy(value, f"input {spec.name!r}")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.type)
     if array.dtype.kind in "US":
@@ -114,12 +109,6 @@ def checked(value: Any, spec: Spec) -> Any:
         array = array if array.dtype.kind == "O" else _converted(array, spec)
     check_type(array, type_, spec.name)
     return array if array.dtype is spec.dtype else array.view(spec.dtype)
-
-
-def _host_array(value: Any) -> np.ndarray:
-    """An array of numpy, of the same memory if it is one of another library on the host."""
-    shared = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
-    return np.from_dlpack(value) if shared else np.asarray(value)
 
 
 def _converted(array: np.ndarray, spec: Spec) -> np.ndarray:

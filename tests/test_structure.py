@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = (  # a room imports from those in the lines above its own
     "errors",
-    "files config ir memplan",
+    "files config exchange ir memplan",
     "passes frontend",
     "feeds verify plans runnable bench analysis",
     "execution backends.block backends.digests",
