@@ -3,9 +3,9 @@
 A case is an operator, its attributes, its operands and a reference. The reference gets the operands
 as they were rounded to the type under test, floats widened to float64, so that only the operator's
 own rounding is judged. Integer results must be equal. A float result may differ by `roundings` of
-its type: of the element itself and, times `share`, of the largest element of the result, as sums
-that cancel err by the size of their terms. Infinities and NaNs must be where they are expected, and
-zeros must have the expected sign where a case says `signed`.
+its type: of the element itself and, as sums that cancel err by the size of their terms, of numbers
+of the size `terms`, or `share` times the largest element of the result. Infinities and NaNs must be
+where they are expected, and zeros must have the expected sign where a case says `signed`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Case:
     opset: int | None = None
     roundings: float = 4.0
     share: float = 0.0
+    terms: float = 0.0
     signed: bool = False
     note: str = ""
 
@@ -63,7 +64,8 @@ class Case:
         """The operands for an element type: the same in every run."""
         kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
         rng = np.random.default_rng(sum(map(ord, self.name)))
-        return [x(rng, kind) if callable(x) else x for x in self.inputs]
+        made = [x(rng, kind) if callable(x) else x for x in self.inputs]
+        return [None if x is None else np.asarray(x) for x in made]
 
     def expected(self, operands: Sequence[np.ndarray | None]) -> list[Any]:
         """The reference's results, in float64 or the type of integers."""
@@ -146,20 +148,18 @@ def disagreement(case: Case, got: np.ndarray, want: np.ndarray) -> str | None:
             f"{got[where]}, expected {want[where]}")  # fmt: skip
 
 
+@np.errstate(all="ignore")
 def _apart(case: Case, got: np.ndarray, want: np.ndarray) -> np.ndarray:
     """Which elements differ by more than rounding."""
     limits = ml_dtypes.finfo(got.dtype)
-    with np.errstate(all="ignore"):
-        rounded = want.astype(got.dtype).astype(np.float64)  # what overflows is infinite
-    got = got.astype(np.float64)
+    rounded = want.astype(got.dtype).astype(np.float64)  # what overflows is infinite
+    got, top, unit = got.astype(np.float64), float(limits.max), case.roundings * float(limits.eps)
     largest = np.abs(want[np.isfinite(want)]).max(initial=0.0)
-    unit = case.roundings * float(limits.eps)
-    with np.errstate(all="ignore"):
-        allowed = unit * (np.abs(want) + case.share * largest) + float(limits.smallest_subnormal)
-        far = ~(np.abs(got - want) <= allowed)
-    at_the_edge = np.abs(want) * (1 + unit) >= float(limits.max)  # finite or not by a rounding
-    near = at_the_edge & (np.abs(got) >= float(limits.max) * (1 - unit)) & (got * want > 0)
-    alike = (got == rounded) | (np.isnan(got) & np.isnan(want)) | near
+    allowed = unit * (np.abs(want) + case.share * largest + case.terms)
+    far = ~(np.abs(got - want) <= allowed + float(limits.smallest_subnormal))
+    alike = (got == rounded) | (np.isnan(got) & np.isnan(want))
+    at_the_edge = np.abs(want) * (1 + unit) >= top  # finite or not by a rounding
+    alike |= at_the_edge & (np.abs(got) >= top * (1 - unit)) & (np.signbit(got) == np.signbit(want))
     wrong = far & ~alike
     if case.signed:
         wrong |= (got == 0) & (want == 0) & (np.signbit(got) != np.signbit(want))

@@ -41,7 +41,7 @@ def booleans(*shape: int) -> Make:
     return lambda rng, dtype: rng.integers(0, 2, shape).astype(bool)
 
 
-def nasty(*extra: float, low: float = -np.inf, high: float = np.inf) -> Make:
+def nasty(low: float = -np.inf, high: float = np.inf, nan: bool = True) -> Make:
     """NaN, infinities, zeros, subnormals, the largest numbers and ordinary ones, in low .. high."""
 
     def make(rng: np.random.Generator, dtype: np.dtype) -> np.ndarray:
@@ -49,9 +49,9 @@ def nasty(*extra: float, low: float = -np.inf, high: float = np.inf) -> Make:
         tiny, small, big = float(info.smallest_subnormal), float(info.tiny), float(info.max)
         edges = [np.inf, big, big / 2, 1e4, 88.0, 20.0, 5.5, 2.5, 1.5, 1.0, 0.75, 0.5, 1e-3, small,
                  3 * tiny, 0.0]  # fmt: skip
-        values = [np.nan, *edges, *(-e for e in edges), *extra, *rng.standard_normal(15)]
-        kept = [v for v in values if not (v < low or v > high)]
-        return np.array(kept).astype(dtype)
+        values = [*edges, *(-e for e in edges), *rng.standard_normal(15)]
+        kept = [v for v in values if low <= v <= high]
+        return np.array([np.nan] * nan + kept).astype(dtype)
 
     return make
 

@@ -103,7 +103,10 @@ def pad(
     i, x: Any_, pads: Known(Int), value: Any_ = None, axes: Known(Int) = None, *,
     mode: str = "constant",
 ):  # fmt: skip
-    """x with elements added around it: a constant, or x mirrored, clamped or wrapped."""
+    """x with elements added around it: a constant, or x mirrored, clamped or wrapped.
+
+    What negative pads drop is dropped first, and not repeated on the other side.
+    """
     amounts = _paddings(x, pads, axes)
     index, guards = list(i), []
     for axis, (before, after) in amounts.items():
@@ -113,9 +116,11 @@ def pad(
         elif mode not in _FOLDS:
             raise ModelError(f"mode must be constant, reflect, edge or wrap, found {mode!r}")
         elif before > 0 or after > 0:
-            if isinstance(extent, int) and extent == 0:
+            first = max(-before, 0)
+            kept = extent - first - max(-after, 0)
+            if isinstance(kept, int) and kept <= 0:
                 raise ModelError(f"mode {mode} cannot pad axis {axis}: it is empty")
-            position = _FOLDS[mode](position, extent, before, after)
+            position = _FOLDS[mode](position - first, kept, before, after) + first
         index[axis] = position
     if not guards:
         return x[tuple(index)]

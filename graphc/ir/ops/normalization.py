@@ -1,7 +1,8 @@
 """Normalisations: bodies where the statistics are given, composites where they are computed.
 
 Composites compute the variance as mean((x - mean(x))^2), never as mean(x^2) - mean(x)^2, which
-cancels. `stash_type` names the type the statistics are computed in (ONNX: float32 by default).
+cancels. `stash_type` names the type the statistics are computed in (ONNX: float32 by default); they
+are never computed in a narrower one than x has, which the standard's text would do to float64.
 """
 
 from __future__ import annotations
@@ -94,24 +95,31 @@ def scale_and_shift(b: Builder, x: Value, scale: Value | None, bias: Value | Non
     return x if bias is None else b.Add(x, bias)
 
 
+def stashed(b: Builder, x: Value, stash_type: int) -> Value:
+    """x in the type that its statistics are computed in."""
+    stash = float_type(stash_type, "stash_type")
+    return x if x.tensor.dtype.bits > stash.bits else convert(b, x, stash)
+
+
 @composite("LayerNormalization", outputs=None)
 def layer_normalization(
     b, x: Float, scale: Float, bias: Float | None = None, *, axis=-1, epsilon=1e-5, stash_type=1
 ):
     """Zero mean and unit variance over the axes from `axis` on; also the mean and 1 / deviation."""
     first = axis_of(axis, x.tensor.rank)
-    wide = convert(b, x, float_type(stash_type, "stash_type"))
+    wide = stashed(b, x, stash_type)
     mean, centred, variance = moments(b, wide, range(first, x.tensor.rank))
     inverse = inverse_root(b, variance, epsilon)
     normal = convert(b, b.Mul(centred, inverse), x.tensor.dtype)
-    return scale_and_shift(b, normal, scale, bias), mean, inverse
+    statistics = (convert(b, v, float_type(stash_type, "stash_type")) for v in (mean, inverse))
+    return scale_and_shift(b, normal, scale, bias), *statistics
 
 
 @composite("RMSNormalization")
 def rms_normalization(b, x: Float, scale: Float, *, axis=-1, epsilon=1e-5, stash_type=1):
     """x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on."""
     first = axis_of(axis, x.tensor.rank)
-    wide = convert(b, x, float_type(stash_type, "stash_type"))
+    wide = stashed(b, x, stash_type)
     where = np.arange(first, x.tensor.rank)
     inverse = inverse_root(b, b.ReduceMean(b.Mul(wide, wide), where, keepdims=1), epsilon)
     normal = convert(b, b.Mul(wide, inverse), scale.tensor.dtype)
@@ -127,7 +135,7 @@ def group_normalization(
     if channels % num_groups:
         raise ModelError(f"{channels} channels do not divide into {num_groups} groups")
     grouped = b.Reshape(x, np.array((batch, num_groups, -1)))
-    wide = convert(b, grouped, float_type(stash_type, "stash_type"))
+    wide = stashed(b, grouped, stash_type)
     _, centred, variance = moments(b, wide, (2,))
     normal = convert(b, b.Mul(centred, inverse_root(b, variance, epsilon)), x.tensor.dtype)
     per_channel = np.array((channels, *(1,) * len(spatial)))

@@ -15,7 +15,7 @@ from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, composite
 from graphc.ir.ops.activation_composites import axis_of, convert
 from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, float_type
-from graphc.ir.ops.normalization import inverse_root
+from graphc.ir.ops.normalization import inverse_root, stashed
 from graphc.ir.ops.onnxruntime.fused import with_channels_second
 
 
@@ -28,9 +28,10 @@ def simplified_layer_normalization(
     normal = b.RMSNormalization(x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
     if b.count == 1:
         return normal
-    wide = convert(b, x, float_type(stash_type, "stash_type"))
+    wide = stashed(b, x, stash_type)
     where = np.arange(axis_of(axis, x.tensor.rank), x.tensor.rank)
-    return normal, inverse_root(b, b.ReduceMean(b.Mul(wide, wide), where, keepdims=1), epsilon)
+    root = inverse_root(b, b.ReduceMean(b.Mul(wide, wide), where, keepdims=1), epsilon)
+    return normal, convert(b, root, float_type(stash_type, "stash_type"))
 
 
 def _sum(b: Builder, x: Value, skip: Value, bias: Value | None) -> Value:
