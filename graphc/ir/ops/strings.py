@@ -3,16 +3,19 @@ object arrays."""
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.opdef import Any_, String, host
+from graphc.ir.regular import Pattern
 from graphc.ir.types import TensorType, broadcast
+
+MAX_PARTS = 1 << 27  # strings that splitting gives, with those that pad rows: 1 GiB of references
 
 
 def text(x: np.ndarray) -> np.ndarray:
@@ -53,6 +56,10 @@ def string_split(x: String, *, delimiter: str = "", maxsplit: int | None = None)
     limit = -1 if maxsplit is None else maxsplit
     parts = [s.split(delimiter or None, limit) for s in source.reshape(-1)]
     width = max(map(len, parts), default=0)
+    if len(parts) * width > MAX_PARTS:
+        raise ModelError(
+            f"{len(parts)} strings of up to {width} parts are more than {MAX_PARTS} parts"
+        )
     padded = np.full((len(parts), width), "", object)
     for row, items in enumerate(parts):
         padded[row, : len(items)] = items
@@ -98,16 +105,12 @@ def _plain(s: str) -> str:
 
 @host("RegexFullMatch", infer=lambda x: TensorType(dtypes.boolean, x.shape))
 def regex_full_match(x: String, *, pattern: str):
-    """Whether each whole string matches the pattern.
+    """Whether each whole string matches the pattern, which has RE2's syntax (ir/regular.py)."""
+    compiled = _pattern(pattern)
+    return _map(compiled.fullmatch, text(x), np.bool_)
 
-    ONNX asks for RE2's syntax and linear time. Python's `re` takes nearly all of that syntax, but
-    backtracks: do not run untrusted patterns on long strings.
-    """
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ModelError(f"pattern {pattern!r} is not a regular expression: {error}") from error
-    return _map(lambda s: compiled.fullmatch(s) is not None, text(x), np.bool_)
+
+_pattern = lru_cache(maxsize=16)(Pattern)
 
 
 # ---------------------------------------------------------------- ai.onnx.ml

@@ -166,3 +166,9 @@ def test_type_rules():
         b.SequenceAt(mixed, np.int64(0))
     with pytest.raises(ModelError, match="cannot hold both"):
         b.SequenceConstruct(x, b.constant(np.int64([1])))
+
+
+def test_splitting_that_would_fill_the_memory():
+    x = np.array(["a " * 20_000, *[""] * 20_000], object)
+    with pytest.raises(ModelError, match="20001 strings of up to 20000 parts are more than"):
+        run("StringSplit", x, outputs=2)
