@@ -22,7 +22,7 @@ def by_torch(function: Callable, **fixed: Any) -> Callable:
 
 
 def tensor(x: np.ndarray | None) -> torch.Tensor | None:
-    return None if x is None else torch.from_numpy(np.ascontiguousarray(x))
+    return None if x is None else torch.from_numpy(x.copy())
 
 
 def array(x: torch.Tensor | None) -> np.ndarray | None:

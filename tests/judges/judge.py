@@ -4,8 +4,10 @@ A case is an operator, its attributes, its operands and a reference. The referen
 as they were rounded to the type under test, floats widened to float64, so that only the operator's
 own rounding is judged. Integer results must be equal. A float result may differ by `roundings` of
 its type: of the element itself and, as sums that cancel err by the size of their terms, of numbers
-of the size `terms`, or `share` times the largest element of the result. Infinities and NaNs must be
-where they are expected, and zeros must have the expected sign where a case says `signed`.
+of the size `terms`, or `share` times the largest element of the result. For types of 16 bits these
+are roundings of float32, which sums are kept in, and `narrow` are those of the type: one, but for
+operators that round in between. Infinities and NaNs must be where they are expected, and zeros must
+have the expected sign where a case says `signed`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ WIDE = ("float32", "float64")
 SIGNED = ("int8", "int16", "int32", "int64")
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 INTEGERS = (*SIGNED, *UNSIGNED)
+BETWEEN = 4.0  # `narrow` of operators of 16 bits that round between their steps
+F32 = float(np.finfo(np.float32).eps)
 OPSET = 24
 DOMAINS = {"": OPSET, "com.microsoft": 1, "ai.onnx.ml": 4}
 
@@ -57,6 +61,7 @@ class Case:
     roundings: float = 4.0
     share: float = 0.0
     terms: float = 0.0
+    narrow: float = 1.0
     signed: bool = False
     note: str = ""
 
@@ -153,12 +158,19 @@ def _apart(case: Case, got: np.ndarray, want: np.ndarray) -> np.ndarray:
     """Which elements differ by more than rounding."""
     limits = ml_dtypes.finfo(got.dtype)
     rounded = want.astype(got.dtype).astype(np.float64)  # what overflows is infinite
-    got, top, unit = got.astype(np.float64), float(limits.max), case.roundings * float(limits.eps)
-    largest = np.abs(want[np.isfinite(want)]).max(initial=0.0)
-    allowed = unit * (np.abs(want) + case.share * largest + case.terms)
+    got, top = got.astype(np.float64), float(limits.max)
+    size = np.where(np.isfinite(want), np.abs(want), 0.0)
+    cancelled = case.share * size.max(initial=0.0) + case.terms
+    if limits.bits == 16:
+        unit = case.narrow * float(limits.eps)
+        allowed = unit * (size + (case.narrow > 1) * cancelled)
+        allowed += case.roundings * F32 * (size + cancelled)
+    else:
+        unit = case.roundings * float(limits.eps)
+        allowed = unit * (size + cancelled)
     far = ~(np.abs(got - want) <= allowed + float(limits.smallest_subnormal))
     alike = (got == rounded) | (np.isnan(got) & np.isnan(want))
-    at_the_edge = np.abs(want) * (1 + unit) >= top  # finite or not by a rounding
+    at_the_edge = size * (1 + unit) >= top  # finite or not by a rounding
     alike |= at_the_edge & (np.abs(got) >= top * (1 - unit)) & (np.signbit(got) == np.signbit(want))
     wrong = far & ~alike
     if case.signed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from judge import WIDE, Case
+from judge import BETWEEN, WIDE, Case
 from onnx import TensorProto
 from operands import normal
 from scipy import signal
@@ -69,9 +69,10 @@ CASES = [
            share=4.0) for n, (a, b) in SHAPES.items()),
     Case("Gemm", "Gemm", [normal(3, 5), normal(5, 4)], gemm, share=2.0),
     Case("Gemm_all", "Gemm", [normal(5, 3), normal(4, 5), normal(3, 1)], gemm,
-         {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}, share=2.0),
+         {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}, share=2.0,
+         narrow=BETWEEN),
     *(Case(f"Einsum_{n}", "Einsum", [normal(*s) for s in shapes], einsum, {"equation": e},
-           share=2.0)
+           share=2.0, narrow=BETWEEN if n == 4 else 1.0)
       for n, (e, *shapes) in enumerate(EQUATIONS)),
     *(Case(f"Det_{n}", "Det", [normal(3, n, n)], np.linalg.det, types=WIDE, share=1.0,
            roundings=200) for n in (1, 2, 3, 6)),

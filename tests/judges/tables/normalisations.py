@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch.nn.functional as F
 from by_torch import array, tensor
-from judge import FLOATS, WIDE, Case
+from judge import BETWEEN, WIDE, Case
 from operands import integers, normal, uniform
 
 EPSILON = 1e-5
@@ -70,13 +70,13 @@ NORMS = [
          [normal(3, 5, 4, 2), *CHANNELS, *STATISTICS], trained_batch,
          {"training_mode": 1, "momentum": 0.75}, outputs=3, share=1.0),
     Case("InstanceNormalization", "InstanceNormalization", [normal(3, 5, 4, 2), *CHANNELS],
-         instance, share=1.0, roundings=8),
+         instance, share=1.0, roundings=8, narrow=BETWEEN),
     Case("InstanceNormalization_far", "InstanceNormalization",
          [normal(2, 5, 50, offset=1000), *CHANNELS], instance, types=WIDE, terms=1000),
     Case("LayerNormalization", "LayerNormalization", [normal(3, 5, 8), normal(8), normal(8)],
-         layer, outputs=3, share=1.0, roundings=8),
+         layer, outputs=3, share=1.0, roundings=8, narrow=BETWEEN),
     Case("LayerNormalization_axes", "LayerNormalization", [normal(3, 5, 8), normal(5, 8)],
-         layer, {"axis": 1, "epsilon": 0.25}, outputs=3, share=1.0, roundings=8),
+         layer, {"axis": 1, "epsilon": 0.25}, outputs=3, share=1.0, roundings=8, narrow=BETWEEN),
     Case("LayerNormalization_far", "LayerNormalization", [normal(3, 300, offset=1000), normal(300)],
          lambda x, s: layer(x, s)[0], types=WIDE, terms=1000),
     Case("LayerNormalization_constant", "LayerNormalization",
@@ -86,9 +86,9 @@ NORMS = [
     Case("RMSNormalization_axes", "RMSNormalization", [normal(3, 5, 8), normal(5, 8)], rms,
          {"axis": 1, "epsilon": 0.25}, share=1.0),
     Case("GroupNormalization", "GroupNormalization", [normal(3, 6, 4, 2), normal(6), normal(6)],
-         group, {"num_groups": 3}, share=1.0, roundings=8),
+         group, {"num_groups": 3}, share=1.0, roundings=8, narrow=BETWEEN),
     Case("MeanVarianceNormalization", "MeanVarianceNormalization", [normal(3, 5, 4, 2)],
-         mean_variance, {"axes": [0, 2, 3]}, share=1.0, roundings=8,
+         mean_variance, {"axes": [0, 2, 3]}, share=1.0, roundings=8, narrow=BETWEEN,
          note="The standard adds 1e-9 to the deviation."),
 ]  # fmt: skip
 ROWS, MAPS = (normal(6, 5), integers(0, 5, 6, dtype=np.int64)), (
@@ -99,9 +99,10 @@ LOSSES = [
          [*inputs, *([WEIGHT] if weight == "weighed" else [])],
          reference,
          {"reduction": reduction, **({"ignore_index": 2} if weight == "weighed" else {})},
-         outputs=2 if name.startswith("Soft") else 1, share=1.0, roundings=8, types=types)
-    for name, reference, types in (("NegativeLogLikelihoodLoss", likelihood, FLOATS),
-                                   ("SoftmaxCrossEntropyLoss", entropy, FLOATS))
+         outputs=2 if name.startswith("Soft") else 1, share=1.0, roundings=8,
+         narrow=BETWEEN)
+    for name, reference in (("NegativeLogLikelihoodLoss", likelihood),
+                            ("SoftmaxCrossEntropyLoss", entropy))
     for kind, inputs in (("rows", ROWS), ("maps", MAPS))
     for reduction in ("mean", "sum", "none")
     for weight in ("plain", "weighed")

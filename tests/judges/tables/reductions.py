@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from by_torch import array, tensor
-from judge import WIDE, Case
+from judge import BETWEEN, WIDE, Case
 from operands import integers, nasty, normal, uniform
 from scipy import special
 
@@ -136,7 +136,7 @@ SOFTMAXES = [
     for name, function in SOFT.items()
     for case in (
         Case(name, name, [normal(3, 7, 2, scale=4)], lambda x, *, axis, f=function: f(x, axis=axis),
-             {"axis": 1}, share=1.0),
+             {"axis": 1}, share=1.0, narrow=BETWEEN),
         Case(f"{name}_far", name, [normal(3, 70, scale=3, offset=-1000)],
              lambda x, f=function: f(x, axis=-1), share=1.0),
         Case(f"{name}_hidden", name, [lambda _, dtype: HIDDEN.astype(dtype)],
@@ -146,7 +146,7 @@ SOFTMAXES = [
         Case(f"{name}_old", name, [normal(3, 4, 5)],
              lambda x, f=function: f(x.reshape(3, 20), axis=-1).reshape(x.shape), {"axis": 1},
              opset=11, share=1.0, types=("float32", "float64", "float16"),
-             note="Before opset 13, of all axes from the given one."),
+             narrow=BETWEEN, note="Before opset 13, of all axes from the given one."),
     )
 ]  # fmt: skip
 CASES = [

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from by_torch import array, by_torch, tensor
-from judge import WIDE, Case
+from judge import BETWEEN, WIDE, Case
 from operands import integers, normal
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -161,11 +161,12 @@ CASES = [
     *(Case(f"Conv_{n}", "Conv", [x, w], conv, a, share=2.0)
       for n, (x, w, a) in CONVOLUTIONS.items()),
     Case("Conv_biased", "Conv", [normal(2, 3, 9, 7), normal(5, 3, 3, 2), normal(5)], conv,
-         share=2.0),
+         share=2.0, narrow=BETWEEN),
     *(Case(f"ConvTranspose_{n}", "ConvTranspose", [x, w], conv_transpose, a, share=2.0)
       for n, (x, w, a) in TRANSPOSED.items()),
     Case("ConvTranspose_biased", "ConvTranspose",
-         [normal(2, 3, 5, 4), normal(3, 2, 3, 2), normal(2)], conv_transpose, share=2.0),
+         [normal(2, 3, 5, 4), normal(3, 2, 3, 2), normal(2)], conv_transpose, share=2.0,
+         narrow=BETWEEN),
     Case("ConvInteger", "ConvInteger", [integers(0, 127, 1, 3, 6, 6), integers(0, 127, 2, 3, 3, 3),
                                         integers(9, 99)],
          lambda x, w, p: conv(1.0 * x - p, 1.0 * w).astype(np.int32), types=("uint8", "int8")),
