@@ -106,7 +106,7 @@ def test_a_gpu_fuses_all_but_the_projections_and_the_mask():
     proto = runtime_model("Attention", operands, {"num_heads": 2}, constants={1, 2})
     kernels = [call.kernel for call in driver.cuda_program(driver.typed(proto)).steps]
     assert [name.split("_")[0] for name in kernels if "attention" in name] == ["attention"]
-    assert len(kernels) == 3
+    assert len(kernels) == 4
 
 
 # ---------------------------------------------------------------- MultiHeadAttention
@@ -316,8 +316,27 @@ def test_lengths_may_be_inputs():
               constants={TOTAL}, expected=[], **GROUP)  # fmt: skip
 
 
-def test_a_quantised_cache_is_refused():
+@pytest.mark.parametrize("given, said", [
+    ({}, "a cache of i8 needs k_quant_type"),
+    ({"k_quant_type": "PER_BLOCK"}, "k_quant_type 'PER_BLOCK' is none of NONE, PER_TENSOR"),
+    ({"k_quant_type": "PER_TENSOR"}, "kv_cache_bit_width is 0, supported are 8 and 4"),
+    ({"k_quant_type": "PER_TENSOR", "kv_cache_bit_width": 4}, "a cache of 4 bits is of u8"),
+    ({"k_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}, "k_scale is missing"),
+])  # fmt: skip
+def test_a_cache_that_does_not_fit_is_refused(given, said):
     operands = [*grouped(1), *(x.astype(np.int8) for x in cache(4)), *lengths(4, total=5)]
-    with pytest.raises(UnsupportedError, match="quantised caches"):
-        check("GroupQueryAttention", *operands, constants={TOTAL}, expected=[],
-              k_quant_type="PER_TENSOR", **GROUP)  # fmt: skip
+    with pytest.raises((ModelError, UnsupportedError), match=said):
+        check("GroupQueryAttention", *operands, constants={TOTAL}, expected=[], **given, **GROUP)
+
+
+def test_what_a_cache_holds_beyond_the_text_stays():
+    """Of a prompt as well; ONNX Runtime leaves it alone if the caller shares the buffer."""
+    for rows, total in ((3, 3), (2, 5)):
+        before = cache(8)
+        operands = [*grouped(rows), *before, *lengths(total - 1, total=total)]
+        proto = runtime_model("GroupQueryAttention", operands, GROUP, ALL, {TOTAL})
+        feeds = [x for n, x in enumerate(operands) if n != TOTAL]
+        _, *after = interpret(import_onnx(proto), feeds)
+        for old, new in zip(before, after):
+            assert (new[:, :, total:] == old[:, :, total:]).all()
+            assert not (new[:, :, total - rows : total] == old[:, :, total - rows : total]).any()

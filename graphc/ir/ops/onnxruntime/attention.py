@@ -2,8 +2,9 @@
 
 Each is a graph of products, masks and softmax (attention.py). What masks hide differs: keys that a
 padding mask excludes get `mask_filter_value` added to their scores, so that a row of nothing but
-padding is still a mean; keys beyond a causal bound have no weight at all. Reference:
-docs/ContribOperators.md of ONNX Runtime, and its CPU kernels where that says nothing.
+padding is still a mean; scores of keys beyond a causal bound become the lowest number, which is a
+weight of 0 unless all others are -inf. Reference: docs/ContribOperators.md of ONNX Runtime, and its
+CPU kernels where that says nothing.
 """
 
 from __future__ import annotations
@@ -40,9 +41,14 @@ def scale_of(scale: float | None, q: Value) -> float:
 
 
 def causal_band(b: Builder, rows: int, columns: int, past: int) -> Value | None:
-    """Which keys each query may see, of which there are `past` before the first; None: all."""
-    band = Band(rows, columns, past, causal=True, left=-1, right=-1)
-    return band.allowed(b, None) if rows > 1 else None
+    """Which keys each query may see, of which there are `past` before the first; None: all. The
+    last query sees all keys, also if there are more of them than queries."""
+    if rows <= 1:
+        return None
+    visible = Band(rows, columns, past, causal=True, left=-1, right=-1).allowed(b, None)
+    if columns <= past + rows:
+        return visible
+    return b.Or(visible, b.constant(np.arange(rows)[:, None] == rows - 1))
 
 
 def among(b: Builder, scores: Value, visible: Value | None, other: float = -math.inf) -> Value:
@@ -57,25 +63,27 @@ def among(b: Builder, scores: Value, visible: Value | None, other: float = -math
 
 def padding(
     b: Builder, mask: Value, batch: int, rows: int, columns: int, filtered: float, dtype: DType
-) -> Value:
-    """What a mask of either kind adds to scores: (batch, 1, 1 or rows, columns).
+) -> Value | None:
+    """What a mask of either kind adds to scores, (batch, 1, 1 or rows, columns); None for nothing.
 
-    A mask over keys, or over queries and keys, is positive where they are attended. One of rank 1
-    holds where the keys of each sample end; where these begin follows, if it is twice as long
-    (otherwise what follows is of use to packed sequences only).
+    A mask over keys, or over queries and keys, is positive where they are attended; one of a single
+    column hides nothing. One of rank 1 holds where the keys of each sample end; where these begin
+    follows, if it is twice as long (otherwise what follows is of use to packed sequences only).
     """
     shape = mask.tensor.static_shape
+    if shape in ((batch, 1), (1, 1)):
+        return None
     if shape in ((batch, columns), (batch, rows, columns)):
-        kept = b.Cast(b.Clip(mask, 0, 1), to=dtype.onnx)  # of no smaller type in between
-        hidden = b.Mul(b.Sub(b.constant(1, dtype), kept), filtered)
-        return b.Reshape(hidden, np.array((batch, 1, -1, columns)))
-    if shape in ((batch,), (2 * batch,), (3 * batch + 2,)):
+        whole = b.Reshape(mask, np.array((batch, 1, -1, columns)))
+        keep = b.Greater(whole, b.constant(0, mask.tensor.dtype))
+    elif shape in ((batch,), (2 * batch,), (3 * batch + 2,)):
         keep = _between(b, mask, batch, columns, has_starts=shape[0] == 2 * batch)
-        return b.Where(keep, b.constant(0, dtype), b.constant(filtered, dtype))
-    raise UnsupportedError(
-        f"a mask of shape {list(shape)} for {batch} samples of {rows} queries and {columns} keys "
-        "is not supported"
-    )
+    else:
+        raise UnsupportedError(
+            f"a mask of shape {list(shape)} for {batch} samples of {rows} queries and {columns} "
+            "keys is not supported"
+        )
+    return b.Where(keep, b.constant(0, dtype), b.constant(filtered, dtype))
 
 
 def _between(b: Builder, mask: Value, batch: int, columns: int, has_starts: bool) -> Value:
@@ -102,14 +110,12 @@ def _masked_attention(
         scores = b.Add(scores, bias)
     if mask is not None:
         hidden = padding(b, mask, batch, rows, columns, filtered, scores.tensor.dtype)
-        scores = b.Add(scores, hidden)
+        scores = scores if hidden is None else b.Add(scores, hidden)
     visible = causal_band(b, rows, columns, past) if causal else None
-    weights = b.Softmax(among(b, scores, visible), axis=-1)
-    result = join_heads(b, weighted_values(b, weights, v))
-    if b.count <= 3:
-        return result, scores
     lowest = -float(ml_dtypes.finfo(scores.tensor.dtype.np).max)
-    return result, among(b, scores, visible, lowest)
+    scores = among(b, scores, visible, lowest)
+    weights = b.Softmax(scores, axis=-1)
+    return join_heads(b, weighted_values(b, weights, v)), scores
 
 
 # ---------------------------------------------------------------- Attention
@@ -156,6 +162,8 @@ def _self_attention(
     result, _ = _masked_attention(b, q, k, v, mask, bias, length, scale, filtered, causal)
     if b.count == 1:
         return result
+    if k.type != v.type:
+        raise ModelError(f"keys {k.type} and values {v.type} must have one shape to be one result")
     first = np.array([0])
     return result, b.Concat(b.Unsqueeze(k, first), b.Unsqueeze(v, first), axis=0)
 
@@ -217,16 +225,14 @@ def multi_head_attention(
     """Attention of given queries, keys and values, to each of which a part of the bias is added.
 
     They are (batch, length, features), or packed as (batch, length, heads, 3 or 2, size); keys and
-    values of another sequence are (batch, heads, length, size). Further results are the keys and
-    values with those that came before, and the masked scores.
+    values of another sequence are (batch, heads, length, size), and get no bias. Further results
+    are the keys and values with those that came before, and the masked scores.
     """
     refuse(past_sequence_length=past_sequence_length, cache_indirection=cache_indirection)
     query, key, value = _unpacked(b, query, key, value)
     biases = _split_bias(b, bias, query, key, value)
     q = split_heads(b, _plus(b, query, biases[QUERY]), num_heads)
     if key.tensor.rank == 4:
-        if bias is not None or past_key is not None:
-            raise UnsupportedError("keys of rank 4 with a bias or past keys are not supported")
         k, v = key, value
     else:
         k = split_heads(b, _plus(b, key, biases[KEY]), num_heads)
@@ -271,8 +277,16 @@ def _split_bias(b: Builder, bias: Value | None, *parts: Value) -> Sequence[Value
     """The biases of queries, keys and values, which lie side by side."""
     if bias is None:
         return (None, None, None)
-    sizes = np.array([part.tensor.static_shape[-1] for part in parts])
-    return b.Split(bias, sizes, axis=0, outputs=3)
+    sizes = [_features(part) for part in parts]
+    if bias.tensor.static_shape != (sum(sizes),):
+        raise ModelError(f"the bias must hold {sum(sizes)} elements, found {bias.type}")
+    return b.Split(bias, np.array(sizes), axis=0, outputs=3)
+
+
+def _features(part: Value) -> int:
+    """The features of all heads, which lie side by side or, of rank 4, apart."""
+    shape = part.tensor.static_shape
+    return shape[-1] if len(shape) == 3 else shape[1] * shape[3]
 
 
 # ---------------------------------------------------------------- RotaryEmbedding

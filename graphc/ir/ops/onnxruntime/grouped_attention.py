@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphc.errors import ModelError, UnsupportedError
+from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Float, Int, Known, composite
+from graphc.ir.ops.activation_composites import convert
 from graphc.ir.ops.attention import Band, join_heads, raw_scores, split_heads, weighted_values
 from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, scalar_of
 from graphc.ir.ops.onnxruntime.attention import among, refuse, scale_of
+from graphc.ir.ops.onnxruntime.cache_codes import codes_of
 
 NO_SCORES, RAW_SCORES, WEIGHTS = range(3)
 
@@ -31,29 +33,33 @@ def group_query_attention(
     cos_cache: Float | None = None, sin_cache: Float | None = None,
     position_ids: Int | None = None, attention_bias: Float | None = None,
     head_sink: Float | None = None, k_scale: Float | None = None, v_scale: Float | None = None,
-    q_norm_weight: Float | None = None, k_norm_weight: Float | None = None, *, num_heads,
-    kv_num_heads, causal=1, do_rotary=0, k_quant_type="NONE", kv_cache_bit_width=0,
-    local_window_size=-1, qk_norm_epsilon=1e-6, qk_output=NO_SCORES, rotary_interleaved=0,
+    q_norm_weight: Float | None = None, k_norm_weight: Float | None = None,
+    query_seqlens: Int | None = None, *, num_heads, kv_num_heads, causal=1, do_rotary=0,
+    k_norm_epsilon=None, k_quant_type="NONE", kv_cache_bit_width=0, local_window_size=-1,
+    q_norm_epsilon=None, qk_norm_epsilon=1e-6, qk_output=NO_SCORES, rotary_interleaved=0,
     scale=None, sliding_window_cache=0, smooth_softmax=-1, softcap=0.0, v_quant_type="NONE",
 ):  # fmt: skip
     """Attention in which several heads of queries share one of keys and values.
 
     Further results are the keys and values with those of the cache, (batch, heads, length, size),
-    and the scores or weights. A window makes the last `local_window_size` keys visible. A sink is
-    the score of one more key, whose value is 0. Queries beyond the end of a sample are undefined.
+    and the scores or weights of `total_sequence_length` keys, 0 where a query may not see one. A
+    window makes the last `local_window_size` keys visible. A sink is the score of one more key,
+    whose value is 0. Queries beyond the end of a sample are undefined. A cache of codes
+    (cache_codes.py) is attended to in float32, new keys and values as it holds them.
     """
-    refuse(
-        k_scale=k_scale, v_scale=v_scale, sliding_window_cache=sliding_window_cache,
-        kv_cache_bit_width=kv_cache_bit_width,
-    )  # fmt: skip
-    if {k_quant_type, v_quant_type} != {"NONE"}:
-        raise UnsupportedError("quantised caches are not supported")
+    refuse(query_seqlens=query_seqlens, sliding_window_cache=sliding_window_cache)
     q, k, v = _heads(b, query, key, value, num_heads, kv_num_heads)
+    codes = [
+        codes_of(b, kind, kv_cache_bit_width, step, new, past, name)
+        for kind, step, new, past, name in (
+            (k_quant_type, k_scale, k, past_key, "k"), (v_quant_type, v_scale, v, past_value, "v"),
+        )
+    ]  # fmt: skip
     if (q_norm_weight is None) != (k_norm_weight is None):
         raise ModelError("q_norm_weight and k_norm_weight go together, found one of them")
     if q_norm_weight is not None:
-        q = b.RMSNormalization(q, q_norm_weight, epsilon=qk_norm_epsilon)
-        k = b.RMSNormalization(k, k_norm_weight, epsilon=qk_norm_epsilon)
+        q = b.RMSNormalization(q, q_norm_weight, epsilon=q_norm_epsilon or qk_norm_epsilon)
+        k = b.RMSNormalization(k, k_norm_weight, epsilon=k_norm_epsilon or qk_norm_epsilon)
     cache = _cache(b, seqlens_k, scalar_of(total_sequence_length, "total_sequence_length"), q)
     if do_rotary:
         where = cache.positions(b, position_ids)
@@ -61,16 +67,27 @@ def group_query_attention(
             _rotated(b, x, cos_cache, sin_cache, where, cache.length, rotary_interleaved)
             for x in (q, k)
         )
-    k, v = cache.extended(b, past_key, k), cache.extended(b, past_value, v)
-    scores = raw_scores(b, q, k, scale_of(scale, q))
+    k, v = (
+        cache.extended(b, past, held.encoded(b, new))
+        for past, held, new in zip((past_key, past_value), codes, (k, v))
+    )
+    keys, values = (held.decoded(b, x) for held, x in zip(codes, (k, v)))
+    if dtypes.f32 in (keys.tensor.dtype, values.tensor.dtype):
+        q, keys, values = (convert(b, x, dtypes.f32) for x in (q, keys, values))
+    scores = raw_scores(b, q, keys, scale_of(scale, q))
     if softcap:
         scores = b.Mul(b.Tanh(b.Div(scores, softcap)), softcap)
     if attention_bias is not None:
-        scores = b.Add(scores, _widened(b, attention_bias, scores.tensor.static_shape[-1]))
-    scores = among(b, scores, cache.visible(b, bool(causal), local_window_size, scores))
-    weights = _weights(b, scores, _sink(b, head_sink, smooth_softmax, scores))
-    result = join_heads(b, weighted_values(b, weights, v))
-    return result, k, v, weights if qk_output == WEIGHTS else scores
+        bias = _widened(b, attention_bias, scores.tensor.static_shape[-1])
+        scores = b.Add(scores, convert(b, bias, scores.tensor.dtype))
+    visible = cache.visible(b, bool(causal), local_window_size, scores)
+    masked = among(b, scores, visible)
+    weights = _weights(b, masked, _sink(b, head_sink, smooth_softmax, scores))
+    result = convert(b, join_heads(b, weighted_values(b, weights, values)), query.tensor.dtype)
+    if b.count <= 3:
+        return result, k, v
+    shown = weights if qk_output == WEIGHTS else among(b, scores, visible, 0.0)
+    return result, k, v, convert(b, _first_keys(b, shown, cache.length), query.tensor.dtype)
 
 
 def _heads(
@@ -130,13 +147,15 @@ class _Cache:
         return b.Add(b.Reshape(self.past, np.array((self.batch, 1))), steps)
 
     def extended(self, b: Builder, past: Value | None, new: Value) -> Value:
-        """The keys or values in the cache with the new ones, zeros beyond them."""
-        if past is not None and past.tensor.dtype is not new.tensor.dtype:
-            raise UnsupportedError(f"a cache of {past.tensor.dtype} is not supported")
+        """The keys or values in the cache with the new ones. What the cache holds beyond them
+        stays, and is zero where it grows."""
         held = 0 if past is None else past.tensor.static_shape[2]
         length = max(held, self.length)
         if self.past is None:
-            return _lengthened(b, new, length)
+            if past is None or held <= self.rows:
+                return new
+            beyond = b.Slice(past, np.array([self.rows]), np.array([held]), np.array([2]))
+            return b.Concat(new, beyond, axis=2)
         if past is None:
             raise ModelError("queries after the first need past_key and past_value")
         start = b.Reshape(self.past, np.array((self.batch,)))
@@ -163,6 +182,13 @@ def _cache(b: Builder, seqlens: Value, length: int, q: Value) -> _Cache:
     return _Cache(batch, rows, length, None if rows == length else past, last)
 
 
+def _first_keys(b: Builder, scores: Value, length: int) -> Value:
+    """The scores of the first keys, `length` of them."""
+    if scores.tensor.static_shape[-1] == length:
+        return scores
+    return b.Slice(scores, np.array([0]), np.array([length]), np.array([3]))
+
+
 def _lengthened(b: Builder, x: Value, length: int) -> Value:
     """x with zeros behind its keys, `length` in all."""
     batch, heads, held, size = x.tensor.static_shape
@@ -184,7 +210,7 @@ def _widened(b: Builder, bias: Value, columns: int) -> Value:
 def _sink(b: Builder, head_sink: Value | None, smooth: int, scores: Value) -> Value | None:
     """The score of the key without a value: (heads, 1, 1), or 0; None if there is none."""
     if head_sink is not None:
-        return b.Reshape(head_sink, np.array((-1, 1, 1)))
+        return b.Reshape(convert(b, head_sink, scores.tensor.dtype), np.array((-1, 1, 1)))
     return b.constant(0, scores.tensor.dtype) if smooth == 1 else None
 
 
