@@ -358,3 +358,13 @@ def test_bisect(capsys, tmp_path):
 
         RULES.pop("wrong-relu", None)
     assert code == 1 and "wrong-relu" in out
+
+
+@pytest.mark.parametrize(
+    "target, name", [("c", "kws-v1.0"), ("c", "net.d"), ("cuda", "gpu-v1.0"), ("c", ".hidden")]
+)
+def test_a_folder_may_have_a_dot_in_its_name(capsys, tmp_path, target, name):
+    ok(capsys, "compile", DIGITS, "--dim", "N=1", "--target", target, "-o", tmp_path / name)
+    assert (tmp_path / name).is_dir() and (tmp_path / name / "README.md").is_file()
+    message = refused(capsys, "compile", DIGITS, "--dim", "N=1", "-o", tmp_path / "kws-v1.0")
+    assert "expected a name ending in" in message

@@ -48,6 +48,9 @@ not at all; the name tells what it is:
              (--target cuda) kernels, their machine code, weights, a launch plan, and what runs
              them from Python and from C++
 
+With --target c or cuda every name that does not end in one of these suffixes is that of a folder
+(kws-v1.0 too); with --target cpu such a name is refused.
+
 A .so, .o or .gcm holds native code: load one only if you trust whoever made it.
 
 With --emit the form named is printed, or written to OUT. With neither, the model is compiled and
@@ -196,7 +199,8 @@ def _form(args: argparse.Namespace) -> str | None:
 def _is_bundle(args: argparse.Namespace) -> bool:
     """Whether the output is a folder."""
     path = Path(args.output or "model.c")
-    return args.target in ("c", "cuda") and (not path.suffix or path.is_dir())
+    is_file = path.suffix in (*SUFFIXES, *ARTIFACTS) and not path.is_dir()
+    return args.target in ("c", "cuda") and not is_file
 
 
 def _check_rules(names: list[str]) -> None:
