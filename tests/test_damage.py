@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from damage import damaged
+from onnx import TensorProto, helper, numpy_helper
 
 import graphc
 from graphc import dsl
 from graphc.backends import cache, digests
 from graphc.backends.digests import CHUNK
 from graphc.backends.llvm_cpu.digest_sums import native_sums
+from graphc.cli.models import load_npy, read_graph
 from graphc.cli.saved import contents
 from graphc.errors import ModelError
+from graphc.ir import dtypes
+from graphc.ir.text.printer import print_graph
 
 DIGITS = Path(__file__).parents[1] / "models" / "digits_cnn.onnx"
 RNG = np.random.default_rng(0)
@@ -119,3 +124,40 @@ def test_a_digest_stays_what_it_is():
     data = bytes(range(256)) * 300
     known = "fcd17dedd873c501b7579fbdd4eda626cff56bbcabff8f843dcf601649b1fc92"
     assert digests.digest(data) == known
+
+
+def test_arrays_and_texts(tmp_path, request, monkeypatch):
+    """Inputs (.npz) and the constants of a text (.gir.npz) are covered by their archives, and the
+    latter by their names; an array alone (.npy) and a text have nothing but their form."""
+    monkeypatch.chdir(tmp_path)
+    bf16 = np.dtype(dtypes.bf16.np)
+    weight = RNG.standard_normal(100).astype(bf16)
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    x, y = (helper.make_tensor_value_info(n, TensorProto.BFLOAT16, [100]) for n in "xy")
+    constant = numpy_helper.from_array(weight, "w")
+    graph = helper.make_graph([node], "g", [x], [y], [constant])
+    text = print_graph(graphc.import_onnx(helper.make_model(graph)))
+    (key,) = re.findall(r"sha256:[0-9a-f]+", text)
+    Path("m.gir").write_text(text)
+    np.savez("m.gir.npz", **{key: weight})
+    whole = Path("m.gir.npz").read_bytes()
+    ones = np.ones(100, bf16)
+    wanted = ones + weight
+    assert read_graph(Path("m.gir"))  # numpy says of bfloat16 that it is two bytes
+    for what, data in damaged(whole, request.config.getoption("damages")):
+        Path("m.gir.npz").write_bytes(data)
+        try:
+            (found,) = graphc.interpret(read_graph(Path("m.gir")), [ones])
+        except ModelError:
+            continue
+        np.testing.assert_array_equal(found, wanted, err_msg=what)
+    np.savez("m.gir.npz", **{key: weight[::-1]})
+    with pytest.raises(ModelError, match="is damaged"):
+        read_graph(Path("m.gir"))
+    np.save("x.npy", ones.astype(np.float32))
+    for what, data in damaged(Path("x.npy").read_bytes(), request.config.getoption("damages")):
+        Path("x.npy").write_bytes(data)
+        try:
+            load_npy(Path("x.npy"))
+        except ModelError as error:
+            assert "x.npy" in str(error), what

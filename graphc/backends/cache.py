@@ -42,6 +42,7 @@ Buffer = bytes | bytearray | memoryview
 DEFAULT_LIMIT = 4 << 30
 _HEADER = struct.Struct("<8sQ32s16s")  # the last are zeros
 _MAGIC = b"graphc\x00\x02"
+_EARLIER = (b"graphc\x00\x01",)  # of versions whose entries are of no use
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _TEMPORARY = "tmp-"
 _STALE_SECONDS = 3600.0
@@ -225,6 +226,9 @@ class DiskCache:
             if status.st_size < _HEADER.size:
                 return None
             whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        if whole[: len(_MAGIC)] in _EARLIER:
+            self._remove(path)
+            raise FileNotFoundError(str(path))
         view = whole[_HEADER.size :]
         return view if whole[: _HEADER.size] == _header(key, view) else None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,7 +178,9 @@ def load_npy(path: Path, type: Type | None = None) -> np.ndarray:
     """The array in a .npy file. Types that numpy stores as raw bytes are those of `type`."""
     try:
         array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # of damaged files: whatever Python's own parsers raise
         raise ModelError(f"{path}: is no .npy file: {error}") from error
     if not isinstance(array, np.ndarray):
         raise ModelError(f"{path}: holds several arrays; name one .npy file")
@@ -197,5 +198,7 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
             raise ModelError(f"{path}: holds one array; give it as NAME={path}")
         with found:
             return {name: found[name] for name in found.files}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # of damaged files: whatever Python's own parsers raise
         raise ModelError(f"{path}: is no .npz file: {error}") from error

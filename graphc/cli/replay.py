@@ -15,7 +15,8 @@ from graphc.errors import GraphcError, ModelError
 
 SUMMARY = """\
 Runs again the command of an internal error. Attach its directory to a report: it holds the model,
-the options and the traceback. The traceback is shown."""
+the options and the traceback. The traceback is shown. Plugins that the
+command names are run: look at command.json first if the directory is somebody else's."""
 
 EPILOG = examples(("graphc replay graphc-crash-k3x0v9", "the same command, on the same files"))
 
@@ -31,8 +32,13 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.directory)
     try:
         recorded = json.loads((folder / COMMAND).read_text())
-        argv, environment = list(recorded["argv"]), dict(recorded["environment"])
-    except (ValueError, KeyError, TypeError) as error:
+        argv = [str(argument) for argument in recorded["argv"]]
+        environment = {
+            name: str(value)
+            for name, value in recorded["environment"].items()
+            if name.startswith("GRAPHC_")  # no others are recorded
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{folder / COMMAND}: cannot be read: {error}") from error
     os.chdir(folder)
     os.environ.update(environment)

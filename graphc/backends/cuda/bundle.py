@@ -2,7 +2,8 @@
 
     kernels.cu            the CUDA C, one function per launch
     kernels.ARCH.cubin    its machine code, and kernels.ARCH.ptx, for every architecture asked for
-    plan.json             launches in order, operands, streams, sizes, and where weights lie
+    plan.json             launches in order, operands, streams, sizes, where weights lie, and
+                          digests of what is read to run them
     weights.bin           the constants one after another, each aligned to 256 bytes
     run_NAME.py           runs the model from Python; needs numpy, and PyCUDA or cuda-python
     graphc_cuda/          what it uses, a copy of graphc.backends.cuda.runtime
@@ -24,18 +25,21 @@ from typing import Any
 
 import numpy as np
 
+from graphc.backends import digests
 from graphc.backends.block import Block
 from graphc.backends.cfamily.names import bundle_name
 from graphc.backends.cuda import runtime
 from graphc.backends.cuda.emit import CudaSource
 from graphc.backends.cuda.launcher import cpp_files, python_files
 from graphc.backends.cuda.machine_code import FORMS, machine_code
+from graphc.backends.cuda.runtime.artifact import plan_digest
 from graphc.backends.cuda.schedule import schedule
 from graphc.ir import dtypes
 
 ALIGNMENT = 256  # of constants, as memory comes from the driver
 CODE = "kernels.sm_"  # what the names of machine code begin with
 PACKAGE = "graphc_cuda"  # what the runtime is called beside a model
+READ = (".bin", ".py", *(f".{form}" for form in FORMS))  # suffixes of what is read to run a model
 
 
 def bundle_files(source: CudaSource, archs: Sequence[str] = (), name: str = "") -> dict[str, bytes]:
@@ -47,16 +51,20 @@ def bundle_files(source: CudaSource, archs: Sequence[str] = (), name: str = "") 
     plan, weights = launch_plan(source)
     files = {
         "kernels.cu": source.text.encode(),
-        "plan.json": (json.dumps(plan, indent=1) + "\n").encode(),
         "weights.bin": weights,
         **{path: text.encode() for path, text in python_files(name, plan).items()},
-        **{path: text.encode() for path, text in cpp_files(name, plan, archs).items()},
+        **{path: text.encode() for path, text in cpp_files(name, plan, archs, weights).items()},
     }
     for module in sorted(Path(runtime.__file__).parent.glob("*.py")):
         files[f"{PACKAGE}/{module.name}"] = module.read_bytes()
+    files[f"{PACKAGE}/digests.py"] = Path(digests.__file__).read_bytes()
     for arch in archs:
         for form in FORMS:
             files[f"kernels.{arch}.{form}"] = machine_code(source.text, arch, form)
+    read = sorted(file for file in files if file.endswith(READ))
+    plan["files"] = dict(zip(read, digests.digests([files[file] for file in read])))
+    plan["digest"] = plan_digest(plan)
+    files["plan.json"] = (json.dumps(plan, indent=1) + "\n").encode()
     return files
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
-from graphc.ir.text.literals import nan_of_bits
+from graphc.ir.text.literals import digest, nan_of_bits
 from graphc.ir.text.type_parser import TypeParser
 from graphc.ir.types import TensorType
 
@@ -63,8 +63,13 @@ class ConstantParser(TypeParser):
         array = self.constants.get(key)
         if array is None:
             self.fail(f"no constant {key} was given", token)
-        if array.dtype != type.dtype.np or array.shape != type.static_shape:
+        wanted = type.dtype.np
+        if array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize:
+            array = array.view(wanted)  # files of numpy know no bfloat16
+        if array.dtype != wanted or array.shape != type.static_shape:
             self.fail(f"constant {key} is {array.dtype}{list(array.shape)}, not {type}", token)
+        if digest(array) != key:
+            self.fail(f"constant {key} is damaged: its digest is {digest(array)}", token)
         return array
 
     def _random(self, type: TensorType) -> np.ndarray:

@@ -17,6 +17,7 @@ from graphc.backends.cuda import CudaSource
 from graphc.backends.cuda.bundle import PACKAGE, bundle_files
 from graphc.backends.cuda.launcher import cpp
 from graphc.backends.cuda.nvcc import find_nvcc
+from graphc.backends.digests import folded
 
 GRAPH = """graph @net(%x: f32[20,37], %n: i64[3]) -> (?, ?, ?) {
   const %a : f32[37,30] = random(seed=1)
@@ -47,9 +48,9 @@ def built(*command: object, cwd: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_runtime_stands_alone():
+def test_the_runtime_stands_alone(tmp_path):
     """It imports nothing but Python's library, numpy, itself, and bindings when it needs them."""
-    for path in Path(runtime.__file__).parent.glob("*.py"):
+    for path in (folder(tmp_path) / PACKAGE).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = []
             if isinstance(node, ast.Import):
@@ -211,3 +212,26 @@ def test_cmake_builds_a_program(here):
     if done.returncode:
         assert done.stderr.startswith("device 0: "), done.stderr
     assert "net.cpp: cannot be read" in run(program, "net.cpp", cwd=here).stderr
+
+
+SUM = """#include <cstdio>
+#include "graphc_model.h"
+int main()
+{
+    std::vector<char> bytes(%d);
+    for (size_t n = 0; n < bytes.size(); ++n)
+        bytes[n] = char(n * n %% 251);
+    std::printf("%%llu", (unsigned long long)graphc::sum_of(bytes));
+}
+"""
+
+
+@needs_compiler
+@needs_nvcc
+@pytest.mark.parametrize("size", [0, 1, 7, 65536, 65539, 200_000])
+def test_sums_of_weights_agree(here, size):
+    (here / "sum.cpp").write_text(SUM % size)
+    include = toolkit(find_nvcc()) / "include"
+    built("g++", *WARNINGS, "-O1", f"-I{include}", "sum.cpp", "-o", "sum", cwd=here)
+    data = bytes(n * n % 251 for n in range(size))
+    assert int(run(here / "sum", cwd=here).stdout) == folded(data)

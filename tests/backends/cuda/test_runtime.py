@@ -6,11 +6,12 @@ import json
 import numpy as np
 import pytest
 from cuda_programs import BRANCHES, graph_of, inputs_of, needs_compiler
+from damage import damaged
 from fake_driver import FakeDriver
 
 import graphc
 from graphc.backends.cuda import gpu
-from graphc.backends.cuda.bundle import launch_plan
+from graphc.backends.cuda.bundle import bundle_files, launch_plan
 from graphc.backends.cuda.emit import emit
 from graphc.backends.cuda.runtime import DeviceArray, DriverError, Model, adopt
 from graphc.backends.cuda.runtime.artifact import code_for, load
@@ -369,12 +370,19 @@ def test_a_failing_kernel_is_an_error_of_graphc(driver):
 # ---------------------------------------------------------------- folders
 
 
+def written(folder, source):
+    """The files of a model, with text in place of machine code; what they hold, by name."""
+    files = bundle_files(source)
+    for name, contents in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(contents)
+    (folder / "kernels.sm_90.cubin").write_text(source.text)
+    return files
+
+
 def test_a_folder_is_loaded(tmp_path):
     source = emit(cuda_program(graph_of(BRANCHES)))
-    plan, weights = launch_plan(source)
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    (tmp_path / "weights.bin").write_bytes(weights)
-    (tmp_path / "kernels.sm_90.cubin").write_text(source.text)
+    weights = written(tmp_path, source)["weights.bin"]
     model = load(tmp_path, driver=FakeDriver())
     inputs = inputs_of(source.program)
     check(model.run(inputs)[0], inputs)
@@ -387,18 +395,41 @@ def test_a_folder_is_loaded(tmp_path):
             load(tmp_path, driver=FakeDriver())
 
 
+def test_damaged_folders(tmp_path, request):
+    """Whatever is damaged of what is read to run a model, it is refused or gives what it gave."""
+    source = emit(cuda_program(graph_of(BRANCHES)))
+    files = written(tmp_path, source)
+    inputs = inputs_of(source.program)
+    wanted = load(tmp_path, driver=FakeDriver()).run(inputs)
+    read = ["plan.json", "weights.bin", "run_branches.py", "graphc_cuda/model.py"]
+    assert set(read) <= set(files)
+    count = request.config.getoption("damages") // len(read)
+    for name in read:
+        for what, data in damaged(files[name], count):
+            (tmp_path / name).write_bytes(data)
+            try:
+                outputs = load(tmp_path, driver=FakeDriver()).run(inputs)
+            except ValueError as error:
+                assert name in str(error), what
+                continue
+            assert name == "plan.json", what  # white space there means nothing
+            for found, expected in zip(outputs, wanted):
+                np.testing.assert_array_equal(found, expected, err_msg=what)
+        (tmp_path / name).write_bytes(files[name])
+
+
 def test_code_is_chosen_by_architecture(tmp_path):
     for name in ("sm_80.cubin", "sm_90.cubin", "sm_80.ptx", "sm_100.ptx"):
         (tmp_path / f"kernels.{name}").write_text(name)
-    assert code_for(tmp_path, "sm_80") == b"sm_80.cubin"
-    assert code_for(tmp_path, "sm_86") == b"sm_80.cubin"
-    assert code_for(tmp_path, "sm_90") == b"sm_90.cubin"
-    assert code_for(tmp_path, "sm_120") == b"sm_100.ptx"
+    assert code_for(tmp_path, "sm_80").name == "kernels.sm_80.cubin"
+    assert code_for(tmp_path, "sm_86").name == "kernels.sm_80.cubin"
+    assert code_for(tmp_path, "sm_90").name == "kernels.sm_90.cubin"
+    assert code_for(tmp_path, "sm_120").name == "kernels.sm_100.ptx"
     for name in ("sm_90a.cubin", "sm_110a.ptx"):
         (tmp_path / f"kernels.{name}").write_text(name)
-    assert code_for(tmp_path, "sm_90") == b"sm_90a.cubin"
-    assert code_for(tmp_path, "sm_91") == b"sm_90.cubin"
-    assert code_for(tmp_path, "sm_110") == b"sm_110a.ptx"
-    assert code_for(tmp_path, "sm_120") == b"sm_100.ptx"
+    assert code_for(tmp_path, "sm_90").name == "kernels.sm_90a.cubin"
+    assert code_for(tmp_path, "sm_91").name == "kernels.sm_90.cubin"
+    assert code_for(tmp_path, "sm_110").name == "kernels.sm_110a.ptx"
+    assert code_for(tmp_path, "sm_120").name == "kernels.sm_100.ptx"
     with pytest.raises(DriverMissing, match="nvcc -cubin -arch=sm_75"):
         code_for(tmp_path, "sm_75")

@@ -13,6 +13,7 @@ from typing import Any
 
 from graphc.backends.cuda.launcher.python import inputs, outputs
 from graphc.backends.cuda.machines import DEFAULT_ARCHS
+from graphc.backends.digests import folded
 from graphc.ir import dtypes
 
 RUNTIME = Path(__file__).with_name("graphc_model.h")
@@ -58,7 +59,7 @@ using graphc::Tensor;
 
 const graphc::Plan {name}_plan = {{
     {title}, {inputs}, {input_count}, {outputs}, {output_count},
-    {launches}, {launch_count}, {streams}, {arena}, {weights},
+    {launches}, {launch_count}, {streams}, {arena}, {weights}, {weights_sum}ull,
 }};
 """
 
@@ -124,8 +125,11 @@ target_link_libraries({name}_example PRIVATE {name})
 """
 
 
-def cpp_files(name: str, plan: Mapping[str, Any], archs: Sequence[str] = ()) -> dict[str, str]:
-    """Texts by file name; the build makes code for those architectures by default."""
+def cpp_files(
+    name: str, plan: Mapping[str, Any], archs: Sequence[str], weights: bytes
+) -> dict[str, str]:
+    """Texts by file name; the build makes code for those architectures by default, and what it
+    makes takes no other weights."""
     functions = sorted({launch["function"] for launch in plan["launches"]})
     listed = [
         f"//     {side}  {text}"
@@ -135,7 +139,7 @@ def cpp_files(name: str, plan: Mapping[str, Any], archs: Sequence[str] = ()) -> 
     defines = "\n".join(f"#define {each} {name}_{each}" for each in functions)
     return {
         f"{name}.h": HEADER.format(name=name, interface="\n".join(listed)),
-        f"{name}.cpp": _source(name, plan, functions),
+        f"{name}.cpp": _source(name, plan, functions, folded(weights)),
         f"{name}_kernels.cu": KERNELS.format(defines=defines),
         f"{name}_example.cpp": EXAMPLE.format(name=name),
         "CMakeLists.txt": CMAKE.format(name=name, archs=_numbers(archs or DEFAULT_ARCHS)),
@@ -148,7 +152,7 @@ def _numbers(archs: Sequence[str]) -> str:
     return " ".join(arch.removeprefix("sm_") for arch in archs)
 
 
-def _source(name: str, plan: Mapping[str, Any], functions: Iterable[str]) -> str:
+def _source(name: str, plan: Mapping[str, Any], functions: Iterable[str], weights_sum: int) -> str:
     tables = [*_tensors("input", plan["inputs"]), *_tensors("output", plan["outputs"])]
     tables += _launches(name, plan)
     counts = {f"{kind}_count": len(plan[f"{kind}s"]) for kind in ("input", "output")}
@@ -164,6 +168,7 @@ def _source(name: str, plan: Mapping[str, Any], functions: Iterable[str]) -> str
         streams=plan["streams"],
         arena=plan["arena_bytes"],
         weights=plan["weights_bytes"],
+        weights_sum=weights_sum,
         **counts,
     )
 

@@ -69,7 +69,39 @@ struct Plan {
     int launch_count;
     int stream_count;
     size_t arena_bytes, weights_bytes;
+    uint64_t weights_sum;  // what sum_of gives for the weights
 };
+
+// A sum over bytes that shows damage. For each 64 KiB: the sum of all 32-bit words (little endian,
+// the last one filled up with zeros), each times an odd factor of its place; all of these folded.
+inline uint64_t sum_of(const std::vector<char> &bytes)
+{
+    const size_t chunk = 65536;
+    std::vector<uint32_t> factors(chunk / 4);
+    for (size_t n = 0; n < factors.size(); ++n) {  // SplitMix64
+        uint64_t state = (n + 1) * 0x9E3779B97F4A7C15ull;
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9ull;
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EBull;
+        factors[n] = uint32_t((state ^ (state >> 31)) >> 32) | 1u;
+    }
+    uint64_t result = bytes.size();
+    for (size_t start = 0; start < bytes.size(); start += chunk) {
+        const size_t size = bytes.size() - start < chunk ? bytes.size() - start : chunk;
+        uint64_t sum = 0;
+        uint32_t word = 0;
+        for (size_t n = 0; n < size / 4; ++n) {
+            memcpy(&word, bytes.data() + start + 4 * n, 4);
+            sum += uint64_t(word) * factors[n];
+        }
+        if (size % 4 != 0) {
+            word = 0;
+            memcpy(&word, bytes.data() + start + size / 4 * 4, size % 4);
+            sum += uint64_t(word) * factors[size / 4];
+        }
+        result = (result ^ sum) * 0x9E3779B97F4A7C15ull;
+    }
+    return result;
+}
 
 inline void check(cudaError_t status, const std::string &what)
 {
@@ -85,6 +117,9 @@ class Model {
         : plan(plan), device(device), branches(plan.stream_count), events(plan.launch_count)
     {
         const std::vector<char> contents = read(weights, plan.weights_bytes);
+        if (sum_of(contents) != plan.weights_sum) {
+            throw Error(weights + ": is damaged, or of another model");
+        }
         try {
             check(cudaSetDevice(device), "device " + std::to_string(device));
             check(cudaStreamCreate(&main_stream), "stream");

@@ -1,7 +1,12 @@
-"""A compiled model in a folder: plan.json, weights.bin, and kernels.ARCH.cubin or .ptx."""
+"""A compiled model in a folder: plan.json, weights.bin, and kernels.ARCH.cubin or .ptx.
+
+The plan has a digest of itself and of every file that is read to run it. Machine code that somebody
+made later is in no plan, and is taken as it is.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -11,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .bindings import open_driver
+from .digests import digest
 from .driver import Driver, DriverMissing
 from .model import Model
 
@@ -23,7 +29,10 @@ PARTS = {
     "streams",
     "arena_bytes",
     "weights_bytes",
+    "files",
+    "digest",
 }
+AGAIN = "compile the model into this folder again"
 
 
 def load(folder: str | os.PathLike, device: int = 0, driver: Driver | None = None) -> Model:
@@ -36,10 +45,30 @@ def load(folder: str | os.PathLike, device: int = 0, driver: Driver | None = Non
         wanted = plan["weights_bytes"]
         raise ValueError(
             f"{path / 'weights.bin'} holds {weights.size} bytes, expected {wanted}: it is damaged, "
-            "or of another model; compile the model into this folder again"
+            f"or of another model; {AGAIN}"
         )
+    _check(path, "weights.bin", weights, plan)
+    for pattern in ("run_*.py", "graphc_cuda/*.py"):
+        for file in path.glob(pattern):
+            _check(path, file.relative_to(path).as_posix(), file.read_bytes(), plan)
     driver = driver or open_driver(device)
-    return Model(plan, weights, code_for(path, driver.arch), driver)
+    code = code_for(path, driver.arch)
+    image = code.read_bytes()
+    _check(path, code.name, image, plan)
+    return Model(plan, weights, image, driver)
+
+
+def _check(folder: Path, name: str, contents: Any, plan: dict[str, Any]) -> None:
+    """ValueError if a file that the plan knows is not what was written with it."""
+    wanted = plan["files"].get(name)
+    if wanted is not None and digest(contents) != wanted:
+        raise ValueError(f"{folder / name} is damaged, or of another model; {AGAIN}")
+
+
+def plan_digest(plan: dict[str, Any]) -> str:
+    """The digest of all that a plan says, but for its own."""
+    rest = {key: value for key, value in plan.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _plan(path: Path) -> dict[str, Any]:
@@ -50,13 +79,15 @@ def _plan(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(plan, dict) or not plan.keys() >= PARTS:
         raise ValueError(f"{path} is no launch plan: it lacks some of {', '.join(sorted(PARTS))}")
+    if plan["digest"] != plan_digest(plan):
+        raise ValueError(f"{path} is damaged: it is not what was written; {AGAIN}")
     return plan
 
 
-def code_for(folder: Path, arch: str) -> bytes:
-    """Machine code that an architecture runs: its own, or that of an older one of the same major
-    number; else PTX of an older one, which the driver compiles. Code with features of one
-    architecture (sm_90a) is for no other."""
+def code_for(folder: Path, arch: str) -> Path:
+    """The file of machine code that an architecture runs: its own, or that of an older one of the
+    same major number; else PTX of an older one, which the driver compiles. Code with features of
+    one architecture (sm_90a) is for no other."""
     wanted, _ = _parts(arch)
     for form in ("cubin", "ptx"):
         found = {_parts(p.name): p for p in folder.glob(f"kernels.sm_*.{form}")}
@@ -65,7 +96,7 @@ def code_for(folder: Path, arch: str) -> bytes:
             older = [each for each in older if each[0] // 10 == wanted // 10]
         fitting = [*older, *(each for each in found if each[0] == wanted)]
         if fitting:
-            return found[max(fitting)].read_bytes()
+            return found[max(fitting)]
     raise DriverMissing(
         f"{folder} holds no code that an {arch} GPU runs; make it there with: "
         f"nvcc -cubin -arch={arch} -o kernels.{arch}.cubin kernels.cu"
