@@ -8,6 +8,7 @@ from typing import Any
 
 from graphc.execution import SpecialisedGraph
 from graphc.ir.graph import Graph, Op
+from graphc.ir.ops.control import MAX_ITERATIONS
 from graphc.ir.types import TensorType
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.specialise import choices
@@ -29,13 +30,14 @@ class CompiledModel(Runnable):
         native: Callable[[Op], bool],
         adopt: Callable[[Any], Any] | None = None,
         policy: FoldPolicy | None = None,
+        max_iterations: int = MAX_ITERATIONS,
     ):
         self.graph, self.adopt = graph, adopt
         super().__init__(
             [Spec(p.name, p.type) for p in graph.params],
             [Spec(n, v.type) for n, v in graph.named_results()],
         )
-        target = Target(compile_static, native, policy)
+        target = Target(compile_static, native, policy, max_iterations)
         self._specialised = SpecialisedGraph(graph, target, inner=False)
         self.execute = self._specialised.run  # type: ignore[method-assign]  # saves a call
 

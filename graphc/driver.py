@@ -14,6 +14,7 @@ from graphc.compiled import CompiledModel
 from graphc.errors import ModelError, NeedsValue, UnsupportedError, within_limits
 from graphc.exchange import as_numpy
 from graphc.ir.graph import Graph
+from graphc.ir.ops.control import MAX_ITERATIONS
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
 from graphc.passes.integers import KEEP_INTEGERS
@@ -71,8 +72,9 @@ class Settings:
     which is called with every program made; for GPUs `device`, the number of the one to run on,
     `simulate`, to run kernels on the host, `precision`, in which contractions multiply (f32, tf32,
     f16, bf16), `arch`, for which kernels are planned (default: the GPU's), and `tune`, to choose
-    tiles by measuring them on it; and `sanitize`, to end the process where C code for a
-    microcontroller, which the host runs, does what C does not define."""
+    tiles by measuring them on it; `sanitize`, to end the process where C code for a
+    microcontroller, which the host runs, does what C does not define; and `max_iterations`, after
+    which a loop that the host runs ends in an error, those of loops inside it counted."""
 
     threads: int = field(default_factory=_default_threads)
     passes: str | Sequence[Pass] | None = None
@@ -85,6 +87,7 @@ class Settings:
     arch: str = ""
     tune: bool = False
     sanitize: bool = False
+    max_iterations: int = MAX_ITERATIONS
 
     def __post_init__(self) -> None:
         if not isinstance(self.threads, int) or self.threads < 1:
@@ -95,6 +98,9 @@ class Settings:
             )
         if not isinstance(self.device, int) or self.device < 0:
             raise ModelError(f"device must be the number of a GPU, found {self.device!r}")
+        if not isinstance(self.max_iterations, int) or self.max_iterations < 1:
+            found = self.max_iterations
+            raise ModelError(f"max_iterations must be a positive integer, found {found!r}")
         if not isinstance(self.arch, str):
             raise ModelError(f"arch must be like 'sm_80' or 'sm_80,sm_90', found {self.arch!r}")
         if isinstance(self.passes, str):
@@ -144,8 +150,9 @@ def compile(
         values = {n: as_numpy(v, f"the value of {n!r}") for n, v in (values or {}).items()}
         graph = pin(load_graph(source), shapes, values, dims)
         model = CompiledModel(
-            graph, compiler(target, chosen), natively, adopter(target, chosen), POLICIES.get(target)
-        )
+            graph, compiler(target, chosen), natively, adopter(target, chosen),
+            POLICIES.get(target), chosen.max_iterations,
+        )  # fmt: skip
         model.prepare()
     return model
 

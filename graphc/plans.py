@@ -36,12 +36,13 @@ Inner = Callable[[Graph], Executable]  # of a graph whose types are known once i
 
 @dataclass(frozen=True)
 class Target:
-    """What graphs are compiled with: a compiler of static graphs, which typed ops it takes, and how
-    constants are folded before."""
+    """What graphs are compiled with: a compiler of static graphs, which typed ops it takes, how
+    constants are folded before, and how long loops on the host may run."""
 
     compile: CompileStatic
     native: Callable[[Op], bool]
     policy: FoldPolicy | None = None
+    max_iterations: int = control.MAX_ITERATIONS
 
 
 @dataclass
@@ -151,7 +152,8 @@ class _Planner:
     def host(self, op: Op) -> None:
         """Runs one op by itself."""
         if not is_bounded(op) or not all(is_native(v.type) for v in (*op.inputs, *op.outputs) if v):
-            self.step(HostOp(op, self.inner), op.inputs, op.outputs)
+            made = HostOp(op, self.inner, self.target.max_iterations)
+            self.step(made, op.inputs, op.outputs)
             return
         operands = operands_of([op])
         run = self.target.compile(part_graph(self.graph, [op], operands, op.outputs))
@@ -175,15 +177,16 @@ class BoundedOp:
 class HostOp:
     """An op that runs on the host; its regions are graphs that are compiled in turn."""
 
-    def __init__(self, op: Op, inner: Inner):
-        self.op = op
+    def __init__(self, op: Op, inner: Inner, max_iterations: int = control.MAX_ITERATIONS):
+        self.op, self.max_iterations = op, max_iterations
         self.types = [v.type for v in op.outputs]
         self.bodies = {region: inner(region_graph(region)) for region in op.regions}
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         values = on_host(values)
         if self.op.defn.form == "region":
-            results = control.run(self.op, values, self._run_region)
+            with control.at_most(self.max_iterations):
+                results = control.run(self.op, values, self._run_region)
         else:
             results = run_op(self.op, values)
         for type, value in zip(self.types, results):

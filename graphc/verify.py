@@ -13,13 +13,19 @@ from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
+from graphc.ir.ops.control import MAX_ITERATIONS, at_most
 
 Run = Callable[[Mapping[str, Any]], list[Any]]
 
 
-def interpreter(graph: Graph) -> Run:
+def interpreter(graph: Graph, max_iterations: int | None = None) -> Run:
     """Runs the graph as imported in the reference interpreter."""
-    return lambda feeds: interpret(graph, [feeds[p.name] for p in graph.params])
+
+    def run(feeds: Mapping[str, Any]) -> list[Any]:
+        with at_most(max_iterations or MAX_ITERATIONS):
+            return interpret(graph, [feeds[p.name] for p in graph.params])
+
+    return run
 
 
 def onnxruntime(source: str | os.PathLike | bytes | Graph, threads: int | None = None) -> Run:

@@ -7,6 +7,7 @@ from typing import Any
 
 from graphc.cli.options import (
     add_feeds,
+    add_limits,
     add_model,
     add_target,
     command,
@@ -38,6 +39,7 @@ def add(commands: Any) -> None:
                         help="how long to measure (default: 5)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     add_feeds(parser)
+    add_limits(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -84,7 +84,9 @@ def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
 
 def target_options(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that add_target's options ask for."""
-    return {"threads": args.threads, **gpu_options(args)}
+    most = getattr(args, "max_iterations", None)  # of commands that run models
+    limits = {} if most is None else {"max_iterations": most}
+    return {"threads": args.threads, **limits, **gpu_options(args)}
 
 
 def gpu_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -97,6 +99,13 @@ def gpu_options(args: argparse.Namespace) -> dict[str, Any]:
         if found[name] != default and args.target != "cuda":
             raise ModelError(f"--{name}: goes with --target cuda, found --target {args.target}")
     return found
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """How long a run may go on."""
+    parser.add_argument("--max-iterations", metavar="N", type=positive, default=None,
+                        help="after how many a loop is taken to have no end, with those of loops "
+                        "inside it (default: 10000000)")  # fmt: skip
 
 
 def add_feeds(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from graphc.cli.options import (
     INTERPRETER,
     add_feeds,
+    add_limits,
     add_model,
     add_target,
     command,
@@ -39,6 +40,7 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_target(parser, INTERPRETER)
     add_feeds(parser)
+    add_limits(parser)
     parser.add_argument(
         "-o", "--output", metavar="OUT.npz", type=filename, help="where the outputs go"
     )

@@ -30,7 +30,7 @@ def contender(model: Model, name: str, **options: Any) -> Run:
     from graphc import verify
 
     if name == INTERPRETER:
-        run = verify.interpreter(model.pinned())
+        run = verify.interpreter(model.pinned(), options.get("max_iterations"))
         return _quietly(run, f"interpreting {model.path.name}")
     if name == "onnxruntime":
         source = model.graph if model.path.suffix == ".gir" else model.path

@@ -11,6 +11,7 @@ from graphc.cli.options import (
     BOARDS,
     INTERPRETER,
     add_feeds,
+    add_limits,
     add_model,
     add_target,
     add_tolerance,
@@ -50,6 +51,7 @@ def add(commands: Any) -> None:
                         help="the reference (default: %(default)s)")  # fmt: skip
     add_tolerance(parser, narrow=True)
     add_feeds(parser)
+    add_limits(parser)
     group = parser.add_argument_group("C for microcontrollers (--target c)")
     group.add_argument("--board", choices=BOARDS, help="run on this machine of QEMU")
     group.add_argument("--trace", metavar="LOG",

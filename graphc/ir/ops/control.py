@@ -15,7 +15,10 @@ Otherwise NeedsValue names the operand whose contents would settle it, or no val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,7 @@ from graphc.ir.opdef import region_op
 from graphc.ir.ops.failing import DEFERRED, failure
 from graphc.ir.types import SequenceType, TensorType, Type, type_of
 
-MAX_TRIPS = 1 << 31  # a Loop without a trip count stops on its condition
+MAX_ITERATIONS = 10_000_000  # of a loop, with those of the loops inside it, unless at_most says
 
 
 def split_captures(op: Op, operands: Sequence[Any] | None = None) -> tuple[list, list]:
@@ -64,10 +67,48 @@ def _element(value: Any, what: str) -> Any:
     return np.asarray(value).reshape(-1)[0]
 
 
+class _Iterations(threading.local):
+    """How often the bodies of an outermost loop, and of those inside it, have been run so far."""
+
+    most, done, depth = MAX_ITERATIONS, 0, 0
+
+
+_iterations = _Iterations()
+
+
+@contextmanager
+def at_most(iterations: int) -> Iterator[None]:
+    """Bounds the iterations of each loop that this thread runs meanwhile, with those inside it."""
+    before, _iterations.most = _iterations.most, iterations
+    try:
+        yield
+    finally:
+        _iterations.most = before
+
+
 def run(op: Op, arguments: Sequence[Any], run_region: Callable) -> list[Any]:
-    """The results of an op on actual values, given what runs a region on actual values."""
+    """The results of an op on actual values, given what runs a region on actual values. ModelError
+    if it iterates for longer than `at_most` allows."""
     assert op.defn.function is not None
-    return op.defn.function(op, arguments, run_region)
+    if op.name == "If":
+        return op.defn.function(op, arguments, run_region)
+
+    def counted(region: Region, values: list[Any]) -> list[Any]:
+        _iterations.done += 1
+        if _iterations.done > _iterations.most:
+            raise ModelError(
+                f"{op.where()}: has not ended after {_iterations.most} iterations, with those of "
+                "loops around it; max_iterations (--max-iterations) allows for more"
+            )
+        return run_region(region, values)
+
+    if _iterations.depth == 0:
+        _iterations.done = 0
+    _iterations.depth += 1
+    try:
+        return op.defn.function(op, arguments, counted)
+    finally:
+        _iterations.depth -= 1
 
 
 def _run_if(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
@@ -77,7 +118,7 @@ def _run_if(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
 
 def _run_loop(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
     (limit, condition, *state), captures = split_captures(op, arguments)
-    trips = MAX_TRIPS if limit is None else trips_of(limit)
+    trips = math.inf if limit is None else trips_of(limit)
     going = True if condition is None else truth(condition)
     first = [np.asarray(0, np.int64), np.asarray(going), *state, *captures]
     carried = len(state)
