@@ -12,8 +12,8 @@ TYPES = {np.dtype(np.int8): TensorProto.INT8, np.dtype(np.uint8): TensorProto.UI
 class QuantisedModel:
     """Collects nodes; `activation` is an input, `weights` a constant, `quantise` ends an op."""
 
-    def __init__(self, dtype=np.int8, seed: int = 0):
-        self.dtype = np.dtype(dtype)
+    def __init__(self, dtype=np.int8, seed: int = 0, real=np.float32):
+        self.dtype, self.real = np.dtype(dtype), np.dtype(real)
         self.random = np.random.default_rng(seed)
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
@@ -40,7 +40,7 @@ class QuantisedModel:
         return self.dequantise(name, scale, zero)
 
     def dequantise(self, value: str, scale, zero) -> str:
-        parameters = [np.float32(scale), np.asarray(zero, self.dtype)]
+        parameters = [np.asarray(scale, self.real), np.asarray(zero, self.dtype)]
         return self.node("DequantizeLinear", value, *map(self.constant, parameters))
 
     def weights(self, shape, per_channel: int | None = 0, bits=8) -> str:
@@ -48,14 +48,14 @@ class QuantisedModel:
         dtype, limit = (np.int8, 128) if bits == 8 else (np.int32, 4000)
         values = self.random.integers(-limit + 1, limit, shape).astype(dtype)
         count = () if per_channel is None else shape[per_channel]
-        scale = self.random.uniform(0.001, 0.01, count).astype(np.float32)
+        scale = np.asarray(self.random.uniform(0.001, 0.01, count)).astype(self.real)
         operands = [values, scale, np.zeros(count, dtype)]
         attrs = {} if per_channel is None else {"axis": per_channel}
         return self.node("DequantizeLinear", *map(self.constant, operands), **attrs)
 
     def quantise(self, value: str, scale=0.1, zero=-5) -> str:
         zero = zero if self.dtype == np.int8 else zero + 128
-        parameters = [np.float32(scale), np.asarray(zero, self.dtype)]
+        parameters = [np.asarray(scale, self.real), np.asarray(zero, self.dtype)]
         return self.node("QuantizeLinear", value, *map(self.constant, parameters))
 
     def build(self, *results: str) -> onnx.ModelProto:

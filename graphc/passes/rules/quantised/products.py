@@ -164,15 +164,17 @@ def quantised_conv_transpose(rw, op, x, w, b):
         return rw.skip(NO_OPERAND) if source is None else None
     if (attribute(op, "group") or 1) > 1 and weights.steps.size > 1:
         return rw.skip("it has groups, and scales per channel")
-    contents = weights.contents
-    packed = np.empty(contents.shape, [("weight", contents.dtype), ("step", np.float32)])
+    contents, parameters = weights.contents, w.producer
+    step = parameters.inputs[1].tensor.dtype
+    packed = np.empty(contents.shape, [("weight", contents.dtype), ("step", np.float64)])
     packed["weight"] = contents
     packed["step"] = weights.steps.reshape([1, -1, *[1] * (contents.ndim - 2)])
 
     def constant(kernel: np.ndarray) -> Value:
-        scale = kernel["step"].reshape(kernel.shape[0], -1)[:, 0]
+        scale = kernel["step"].reshape(kernel.shape[0], -1)[:, 0].astype(step.np)
         integers = rw.constant(np.ascontiguousarray(kernel["weight"]))
-        return rw.DequantizeLinear(integers, rw.constant(np.ascontiguousarray(scale)), axis=0)
+        to = parameters.attrs.get("output_dtype")
+        return rw.DequantizeLinear(integers, rw.constant(scale), axis=0, output_dtype=to)
 
     return as_convolutions(rw, op, x, packed, _plain_bias(rw, b), constant)
 
@@ -182,7 +184,7 @@ def _plain_bias(rw: Rewriter, bias: Value | None) -> Value | None:
     found = dequantised(bias)
     if found is None or array_of(found.value) is None:
         return bias
-    return rw.constant(_real(found).astype(np.float32))
+    return rw.constant(_real(found).astype(bias.tensor.dtype.np))  # type: ignore[union-attr]
 
 
 # ---------------------------------------------------------------- matrix products
