@@ -9,6 +9,7 @@ to 64 bytes; constants are the arrays of `Program.constants`, in order.
 
 from __future__ import annotations
 
+from graphc.backends.cfamily.float_rules import double_check, float_rules
 from graphc.backends.cfamily.names import comment
 from graphc.backends.cfamily.printer import Unit, size_values
 from graphc.backends.cfamily.spell import storage_type
@@ -16,7 +17,7 @@ from graphc.errors import InternalError
 from graphc.ir.kernel import Buffer
 from graphc.ir.program import Program, Slot, Step
 
-INCLUDES = "#include <math.h>\n#include <stdint.h>\n"
+INCLUDES = "#include <float.h>\n#include <math.h>\n#include <stdint.h>\n"
 HEADER = """\
 int run(const void *const *inputs, void *const *outputs, void *arena, const void *const *constants)
 """
@@ -30,7 +31,8 @@ def emit(program: Program) -> str:
     title = comment(
         f"{program.name}: {len(program.steps)} steps, arena {program.arena_bytes} bytes"
     )
-    return f"{title}\n{INCLUDES}\n{unit.text()}"
+    code = unit.text()
+    return f"{title}\n{INCLUDES}\n{float_rules(code)}{double_check('run', code)}{code}"
 
 
 def _entry(program: Program, names: dict[str, str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from graphc.analysis.memory import arena_use
+from graphc.backends.cfamily.float_rules import FLAGS, has_floats
 from graphc.backends.micro_c.boards import BOARDS, Board
 from graphc.backends.micro_c.budget import Budget, weights_of
 from graphc.backends.micro_c.cpus import Cpu
@@ -18,7 +19,13 @@ project({name} {languages})
 add_library({name} STATIC {sources})
 target_include_directories({name} PUBLIC ${{CMAKE_CURRENT_LIST_DIR}})
 set_target_properties({name} PROPERTIES C_STANDARD 99)
-{incbin}{test}"""
+{flags}{incbin}{test}"""
+
+CMAKE_FLAGS = """\
+if(CMAKE_C_COMPILER_ID MATCHES "GNU|Clang")
+  target_compile_options({name} PRIVATE $<$<COMPILE_LANGUAGE:C>:{flags}>)
+endif()
+"""
 
 CMAKE_INCBIN = """\
 set_source_files_properties({name}_weights.S PROPERTIES
@@ -50,6 +57,10 @@ A neural network as C99: no allocation, no state, no stdio. Add {sources} to the
 {tensors}
 `{name}.h` documents everything else; `report.json` says which layer became which function.
 {package}{cpu}{bin}{test}{board}
+## Compilers and flags
+
+C99 or later, or C++17; 8-bit bytes, 32-bit `int` or wider. {flags}
+
 ## Looking inside
 
 * `-D{macro}_PROFILE`: write `void {name}_profile(int layer, const char *name, int done)`; it is
@@ -63,6 +74,22 @@ A neural network as C99: no allocation, no state, no stdio. Add {sources} to the
   layers are compared by these within `--rtol`.
 * `-D{macro}_STATIC_ARENA`: `{name}_run_static` has an arena of its own.
 """
+
+INTEGERS = "Any flags will do: this model computes with integers alone."
+FLOATS = f"""\
+With other flags results are the same but for the rounding of floats:
+
+* `-O0` to `-O3`, `-Os`, `-flto`, `-march`, `-funsigned-char`, `-fshort-enums`, `-frounding-math`,
+  `-fsanitize`: supported.
+* `-ffp-contract=fast`, `-mfpmath=387`: supported. Floats are more precise than they are written;
+  what is compared, or rounded to integers, may go the other way where it is a tie.
+* `-funsafe-math-optimizations`, `-fassociative-math`, `-freciprocal-math`, `-fno-signed-zeros`,
+  `-fsingle-precision-constant`: taken back by pragmas. Clang on Arm and RISC-V still lets zeros
+  lose their sign and, before version 18, quotients be off by one unit in the last place.
+* `-ffinite-math-only`, and with it `-ffast-math` and `-Ofast`: refused by `#error`, as NaN and
+  infinity could not be told from numbers. Add `{FLAGS}` after them.
+* Linking with `-ffast-math` has some processors take subnormal numbers (below 1.2e-38) for 0, in
+  the whole program, which no file can prevent."""
 
 README_CPU = """
 Made for {cpu} (`{flags}`); it runs on other processors too, though not as fast.
@@ -91,10 +118,16 @@ def cmake(model: Model, tested: bool) -> str:
     assembled = model.has_base and model.storage == "incbin"
     return CMAKE.format(
         name=model.name, sources=" ".join(model.sources),
-        languages="C ASM" if assembled else "C",
+        languages="C ASM" if assembled else "C", flags=_cmake_flags(model),
         incbin=CMAKE_INCBIN.format(name=model.name) if assembled else "",
         test=CMAKE_TEST.format(name=model.name) if tested else "",
     )  # fmt: skip
+
+
+def _cmake_flags(model: Model) -> str:
+    """What takes fast floats back for the code, if it has floats."""
+    flags = ";".join(FLAGS.split())
+    return CMAKE_FLAGS.format(name=model.name, flags=flags) if has_floats(model.code()) else ""
 
 
 def readme(
@@ -121,6 +154,7 @@ def readme(
         bin=README_BIN.format(**named) if placed else "",
         test=README_TEST.format(**named, sources=f"{test} {' '.join(files)}") if tested else "",
         cpu=README_CPU.format(cpu=cpu.name, flags=" ".join(cpu.flags)) if cpu.flags else "",
+        flags=FLOATS if has_floats(model.code()) else INTEGERS,
     )  # fmt: skip
 
 

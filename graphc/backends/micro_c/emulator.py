@@ -37,9 +37,9 @@ class BoardRun:
 
 def run_on_board(
     program: Program, inputs: Sequence[np.ndarray], board: Board,
-    options: BundleOptions | None = None, traced: bool = False,
+    options: BundleOptions | None = None, traced: bool = False, flags: Sequence[str] = (),
 ) -> BoardRun:  # fmt: skip
-    """Compiles a program for a board and runs it there once.
+    """Compiles a program for a board, with -O2 and then `flags`, and runs it there once.
 
     UnsupportedError if the compiler or the emulator is missing, or the program does not fit;
     InternalError if it is rejected, faults, or gives a status other than OK.
@@ -54,7 +54,7 @@ def run_on_board(
     with tempfile.TemporaryDirectory(prefix="graphc-board-") as name:
         folder = Path(name)
         _write(model, board, folder)
-        _compile(model, board, folder, traced)
+        _compile(model, board, folder, [*(HOOKS if traced else ()), *flags])
         for number, array in enumerate(inputs):
             np.ascontiguousarray(array).tofile(folder / f"in{number}.bin")
         printed = _emulate(board, folder)
@@ -184,14 +184,12 @@ def _main(model: Model) -> str:
     )  # fmt: skip
 
 
-def _compile(model: Model, board: Board, folder: Path, traced: bool) -> None:
+def _compile(model: Model, board: Board, folder: Path, flags: Sequence[str]) -> None:
     sources = [f for f in code_files(model) if f.endswith((".c", ".S"))]
     command = [
-        *board.compiler(), "-O2", "-I.", "-ffunction-sections", "-Wl,--gc-sections",
+        *board.compiler(), "-O2", *flags, "-I.", "-ffunction-sections", "-Wl,--gc-sections",
         "-T", "board.ld", "startup.c", "main.c", *sources, "-lm", "-o", "image.elf",
     ]  # fmt: skip
-    if traced:
-        command[1:1] = HOOKS
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if "will not fit in region" in done.stderr or "overflowed by" in done.stderr:
         raise UnsupportedError(f"--board {board.name}: the model does not fit its memory")

@@ -16,6 +16,9 @@ TEXT = """\
 extern "C" {{
 #endif
 
+/* Any flags of the compiler will do, but for -ffinite-math-only, of -ffast-math and -Ofast: code
+ * that computes floats refuses it (README.md says more). */
+
 /* Working memory, in bytes. The caller provides it; {contents} */
 #define {macro}_ARENA_SIZE {arena}
 #define {macro}_ARENA_ALIGN {alignment}

@@ -34,7 +34,7 @@ FIELD_NAME_LENGTH = 63  # what C99 tells apart
 WORDS = (
     "run", "run_static", "status", "status_string", "inputs", "outputs", "profile", "trace",
     "summary", "layers", "crc32", "apart", "weights", "input_ptr", "output_ptr", "no_constants",
-    "assert_byte", "assert_int", "assert_float", "assert_negative",
+    "assert_byte", "assert_int", "assert_float", "assert_negative", "assert_double",
 )  # fmt: skip
 MACROS = (
     "H", "OK", "NULL_POINTER", "MISALIGNED", "OVERLAP", "KERNEL", "ALIGNED", "SECTION",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from graphc.backends.cfamily.float_rules import float_rules
 from graphc.backends.cfamily.helpers import helper_text
 from graphc.backends.cfamily.names import comment
 from graphc.backends.cfamily.spell import UNARY, Speller
@@ -26,7 +27,7 @@ TEST = """\
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
-
+{rules}
 {arrays}
 static double arena[{macro}_ARENA_SIZE / sizeof(double) + 3];
 
@@ -118,13 +119,18 @@ def self_test(
     return TEST.format(
         title=comment(f"{model.name}: a test. Made by graphc; do not edit."),
         name=model.name, macro=model.macro, arrays=_helpers(model) + "\n".join(arrays),
-        fields="\n".join(fields), compare="\n".join(compare),
+        fields="\n".join(fields), compare="\n".join(compare), rules=_rules(model),
     )  # fmt: skip
 
 
 def _array(name: str, tensor: Tensor, contents: np.ndarray) -> str:
     size = max(tensor.elements, 1)
     return f"static const {tensor.c_type} {name}[{size}] = {{\n{array_lines(contents)}\n}};"
+
+
+def _rules(model: Model) -> str:
+    """Where outputs may be NaN, comparing them needs what computing them does."""
+    return float_rules("float") if any(t.type.dtype.is_float for t in model.outputs) else ""
 
 
 def _helpers(model: Model) -> str:

@@ -1,7 +1,9 @@
-"""NAME.c: assertions, the kernels as static functions, and what entry.py makes of the steps."""
+"""NAME.c: rules for compilers, assertions, the kernels as static functions, and what entry.py makes
+of the steps."""
 
 from __future__ import annotations
 
+from graphc.backends.cfamily.float_rules import double_check, float_rules
 from graphc.backends.cfamily.names import comment
 from graphc.backends.micro_c.entry import entry
 from graphc.backends.micro_c.model import Constant, Model
@@ -14,7 +16,7 @@ TEXT = """\
 #include <limits.h>
 #include <math.h>
 #include <string.h>
-{small}
+{small}{rules}
 /* Kernels stay functions of their own, so that the stack is that of the deepest of them. */
 #ifdef __GNUC__
 #define {macro}_KERNEL __attribute__((noinline))
@@ -27,7 +29,7 @@ typedef char {name}_assert_byte[CHAR_BIT == 8 ? 1 : -1];
 typedef char {name}_assert_int[sizeof(int) >= 4 ? 1 : -1];
 typedef char {name}_assert_float[sizeof(float) == 4 && FLT_MANT_DIG == 24 ? 1 : -1];
 typedef char {name}_assert_negative[(-1 & 3) == 3 && (-1 >> 1) == -1 ? 1 : -1];
-{asserts}{externs}
+{doubles}{asserts}{externs}
 {unit}
 {entry}
 #ifdef {macro}_STATIC_ARENA
@@ -58,6 +60,9 @@ ASSERT = "typedef char {name}_assert_{field}[sizeof({c_type}) == {size} ? 1 : -1
 BASE = """
 /* Where the {bytes} bytes of {name}_weights.bin lie: a symbol, or an address in flash. They are
  * little-endian. */
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "{name}_weights.bin is little-endian, this processor is not: store the weights as C"
+#endif
 #ifndef {macro}_WEIGHTS_ADDRESS
 {externs}
 #define {macro}_WEIGHTS_ADDRESS {name}_weights
@@ -72,11 +77,13 @@ def source(model: Model) -> str:
                       size=t.type.dtype.size)
         for _, short, tensors, _ in model.sides() for t in tensors
     ]  # fmt: skip
+    code = model.code()
     return TEXT.format(
         title=comment(f"{model.name}: the code. Made by graphc; do not edit."),
         name=model.name, macro=model.macro, asserts="".join(asserts),
         small=SMALL if model.small else "",
-        externs=declarations(model), unit=model.code(), entry=entry(model),
+        externs=declarations(model), unit=code, entry=entry(model), rules=float_rules(code),
+        doubles=double_check(model.name, code),
     )  # fmt: skip
 
 

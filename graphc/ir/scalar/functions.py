@@ -57,11 +57,11 @@ def exp_f32(x: Expr) -> Expr:
     """2**n * e**r with n = round(x / ln 2), |r| <= ln 2 / 2."""
     x = select(x > 89.0, 89.0, select(x < -104.0, -104.0, x))
     shifted = fma(x, _f(1.44269504088896341), _f(MAGIC))
-    n = shifted - MAGIC
+    whole = bitcast(shifted, i32) - bitcast(_f(MAGIC), i32)
+    n = cast(whole, f32)  # not shifted - MAGIC: see round_f32
     r = fma(n, _f(-0.693359375), x)
     r = fma(n, _f(2.12194440e-4), r)
     y = fma(polynomial(r, _EXP), r * r, r) + 1.0
-    whole = bitcast(shifted, i32) - 0x4B400000
     half = whole >> Const(1, i32)  # in two steps, so that subnormal results are reached
     return y * _power_of_two(half) * _power_of_two(whole - half)
 
@@ -119,9 +119,13 @@ def erf_f32(x: Expr) -> Expr:
 
 
 def round_f32(x: Expr) -> Expr:
-    """Halves to even: below 2**23, adding that leaves no room for a fraction. Keeps -0.0."""
-    size = absolute(x)
-    whole = (size + 8388608.0) - 8388608.0
+    """Halves to even: below 2**23, adding that leaves no room for a fraction. Keeps -0.0.
+
+    What has been added is not subtracted again, but taken off the bits: compilers that may reorder
+    sums leave out both, and where sums are wider than float32, adding it rounds nothing.
+    """
+    size, large = absolute(x), _f(8388608.0)
+    whole = cast(bitcast(size + large, i32) - bitcast(large, i32), f32)
     signed = select(x < 0.0, -whole, whole)
     return select((size < 8388608.0) & x.ne(0.0), signed, x)
 
