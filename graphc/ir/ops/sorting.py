@@ -23,15 +23,19 @@ from graphc.ir.types import TensorType
 
 
 def better(a: Expr, b: Expr, largest: int) -> Expr:
-    """a > b (a < b unless `largest`), where NaN is worse than every number."""
+    """a > b (a < b unless `largest`), where NaN is greater than every number."""
     first = a > b if largest else a < b
-    return first | (isnan(b) & ~isnan(a)) if a.dtype.is_float else first
+    if not a.dtype.is_float:
+        return first
+    greater, other = (a, b) if largest else (b, a)
+    return first | (isnan(greater) & ~isnan(other))
 
 
 def worst(dtype: DType, largest: int) -> Const:
     """A value that is better than none."""
-    number = dtype.min if largest else dtype.max
-    return Const(float("nan") if dtype.is_float else number, dtype)
+    if largest:
+        return Const(dtype.min, dtype)
+    return Const(float("nan") if dtype.is_float else dtype.max, dtype)
 
 
 def order_of(dtype: DType, largest: int) -> Callable[[Expr], Expr] | None:
@@ -46,11 +50,12 @@ def order_of(dtype: DType, largest: int) -> Callable[[Expr], Expr] | None:
 
 def _float_order(a: Expr, largest: int) -> Expr:
     """The bits of a float are in its order but for the sign: those of negative ones are inverted.
-    Zeros are equal, and NaN is worse than every number."""
+    Zeros are equal, and NaN is greater than every number."""
     wide = cast(a, f32)
     bits = bitcast(select(wide.eq(0), Const(0, f32), wide), i32)
     order = bits ^ ((bits >> 31) & i32.max)
-    return select(isnan(wide), Const(i32.min, i32), order if largest else ~order)
+    order = select(isnan(wide), Const(i32.max, i32), order)
+    return order if largest else ~order
 
 
 def comes_first(a: Expr, b: Expr) -> Expr:
@@ -80,8 +85,8 @@ def _topk_types(x, size, axis):
 def top_k(k, x: Number, size: Known(Int), *, axis: int = -1, largest: int = 1, sorted: int = 1):
     """The `size` largest (smallest) elements along an axis, best first, and their indices.
 
-    Equal elements come in the order of their indices, NaN after all numbers. `sorted=0` allows any
-    order; it is the same.
+    Equal elements come in the order of their indices, and NaN is greater than all numbers, as for
+    ONNX Runtime and PyTorch. `sorted=0` allows any order; it is the same.
     """
     axis = _axis(axis, x.rank)
     wanted = int(np.asarray(size).reshape(-1)[0])
