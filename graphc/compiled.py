@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphc.execution import SpecialisedGraph
 from graphc.ir.graph import Graph, Op
+from graphc.ir.interp import run_op
 from graphc.ir.ops.control import MAX_ITERATIONS
 from graphc.ir.types import TensorType
+from graphc.passes import maps
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.specialise import choices
-from graphc.plans import CompileStatic, Executable, Target
+from graphc.plans import CompileStatic, Executable, Target, on_host
 from graphc.runnable import Runnable, Spec, check_type, checked
 
 
 class CompiledModel(Runnable):
     """A graph compiled for the shapes it meets. Safe to use from several threads.
+
+    Outputs that are maps are compiled as tensors, of which `run` makes maps (passes/maps.py).
 
     `adopt` takes values in the memory of the target's device: it gives an array with dtype and
     shape that executables take as it is, or None for a value that is elsewhere.
@@ -38,8 +42,16 @@ class CompiledModel(Runnable):
             [Spec(n, v.type) for n, v in graph.named_results()],
         )
         target = Target(compile_static, native, policy, max_iterations)
-        self._specialised = SpecialisedGraph(graph, target, inner=False)
-        self.execute = self._specialised.run  # type: ignore[method-assign]  # saves a call
+        tensors, self._maps = maps.apart(graph)
+        self._specialised = SpecialisedGraph(tensors, target, inner=False)
+        if not self._maps:
+            self.execute = self._specialised.run  # type: ignore[method-assign]  # saves a call
+
+    def execute(self, values: Sequence[Any]) -> list[Any]:
+        results = list(self._specialised.run(values))
+        for number, op in self._maps.items():
+            (results[number],) = run_op(op, on_host([results[number]]))
+        return results
 
     def _checked(self, value: Any, spec: Spec) -> Any:
         found = None if self.adopt is None or value is None else self.adopt(value)
@@ -62,7 +74,7 @@ class CompiledModel(Runnable):
     def save(self, path: str | os.PathLike) -> None:
         """Writes what has been compiled to a file that `graphc.load` runs without compiling: for
         every shape within the bounds of open dimensions; if one has no bounds, for the shapes that
-        the model was run with.
+        the model was run with. Outputs that are maps are tensors in the file; a warning says so.
 
         ModelError if there are too many shapes, or none. UnsupportedError if parts of the model run
         on the host, or depend on what inputs hold.
@@ -72,4 +84,7 @@ class CompiledModel(Runnable):
         if not self.executables() or all(s.hi is not None for s in self.graph.symbols.values()):
             for dims in choices(self.graph):
                 self._specialised.prepare(dims)
-        save(path, self.graph, self.inputs, self.outputs, self.executables())
+        maps.tell(self.graph, self._maps)
+        tensors = self._specialised.graph
+        outputs = [Spec(n, v.type) for n, v in tensors.named_results()]
+        save(path, tensors, self.inputs, outputs, self.executables())

@@ -23,6 +23,7 @@ from graphc.passes.lower.placeable import check_placeable, check_typed
 from graphc.passes.lower.strategies.plain import plain_loops
 from graphc.passes.manager.base import Pass, made_here
 from graphc.passes.manager.hooks import usual_hooks
+from graphc.passes.maps import in_tensors
 from graphc.passes.precision import PRECISIONS
 from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, specialise
@@ -295,13 +296,14 @@ def cuda_program(graph: Graph, settings: Settings | None = None) -> Program:
 def typed(source: Any, **pins: Any) -> Graph:
     """A model with static types; `pins` are the `shapes`, `dims` and `values` of `compile`.
 
-    Weights stay quantised if they are. ModelError if a dimension is left open; UnsupportedError if
-    a type depends on data.
+    Weights stay quantised if they are; outputs that are maps are tensors. ModelError if a dimension
+    is left open; UnsupportedError if a type depends on data.
     """
     shapes, values, dims = (pins.get(name) for name in ("shapes", "values", "dims"))
     try:
         with within_limits():
-            return specialise(pin(load_graph(source), shapes, values, dims), policy=KEEP_INTEGERS)
+            graph = in_tensors(pin(load_graph(source), shapes, values, dims))
+            return specialise(graph, policy=KEEP_INTEGERS)
     except NeedsValue as error:
         raise UnsupportedError(f"{error}; a program without a host needs static shapes") from error
 

@@ -27,7 +27,7 @@ import numpy as np
 from graphc.errors import NeedsValue, warn
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.interp import interpret
-from graphc.ir.types import TensorType, type_of
+from graphc.ir.types import Map, TensorType, type_of
 from graphc.passes.fold import is_static, work_of
 from graphc.passes.partition import part_graph
 from graphc.passes.specialise import needed_inputs, ops_before, pin, specialise
@@ -199,6 +199,8 @@ class SpecialisedGraph:
 def _shape_of(value: Any) -> Any:
     if value is None:
         return None
+    if isinstance(value, Map):
+        return None
     return [_shape_of(v) for v in value] if isinstance(value, list) else np.shape(value)
 
 
@@ -206,6 +208,8 @@ def _type_key(value: Any) -> Any:
     """Equal for values of equal type."""
     if isinstance(value, list):
         return ("seq", *map(_type_key, value))
+    if isinstance(value, Map):
+        return value.type
     return None if value is None else (value.dtype, value.shape)
 
 

@@ -226,7 +226,7 @@ def natively(op: Op) -> bool:
 
 def on_host(values: Sequence[Any]) -> list[Any]:
     """Values as the host reads them: arrays in the memory of a device are copied."""
-    known = (np.ndarray, np.generic, list, type(None))
+    known = (np.ndarray, np.generic, list, dict, type(None))
     return [v if isinstance(v, known) else np.asarray(v) for v in values]
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from graphc.errors import LIMITS, ModelError, UnsupportedError, beyond_limits
 from graphc.exchange import as_numpy, is_array
-from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
+from graphc.ir import dtypes
+from graphc.ir.types import Map, MapType, OptionalType, SequenceType, TensorType, Type
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ def checked(value: Any, spec: Spec) -> Any:
             found = type(value).__name__
             raise ModelError(f"input {spec.name!r} takes a list of arrays, found {found}")
         return [checked(v, Spec(spec.name, type_.element)) for v in value]
+    if isinstance(type_, MapType):
+        return _checked_map(value, type_, spec.name)
     if type_ is None:
         if isinstance(value, list) or value is None:
             return value
@@ -109,6 +112,19 @@ def checked(value: Any, spec: Spec) -> Any:
         array = array if array.dtype.kind == "O" else _converted(array, spec)
     check_type(array, type_, spec.name)
     return array if array.dtype is spec.dtype else array.view(spec.dtype)
+
+
+def _checked_map(value: Any, type: MapType, name: str) -> Map:
+    """A dict whose keys and values have the types of the map."""
+    if not isinstance(value, Mapping):
+        raise ModelError(f"input {name!r} takes a dict, found {value.__class__.__name__}")
+    whole = (int, np.integer)
+    keys = str if type.key is dtypes.string else whole
+    values = str if type.value is dtypes.string else (*whole, float, np.floating)
+    for key, item in value.items():
+        if not isinstance(key, keys) or not isinstance(item, values):  # type: ignore[arg-type]
+            raise ModelError(f"input {name!r} is {type}, found {{{key!r}: {item!r}}}")
+    return Map(value, type)
 
 
 def _converted(array: np.ndarray, spec: Spec) -> np.ndarray:

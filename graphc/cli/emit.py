@@ -31,12 +31,16 @@ def graph_at(model: Model, phase: str | None, target: str, settings: Settings) -
 
 
 def typed(model: Model, target: str = "cpu") -> Graph:
-    """The pinned graph with static types; ModelError says which dimension is open."""
+    """The pinned graph with static types, and tensors for maps unless it becomes a model again;
+    ModelError says which dimension is open."""
     from graphc.driver import POLICIES
+    from graphc.passes.maps import in_tensors
     from graphc.passes.specialise import specialise
 
     graph = model.pinned()
     check_closed(graph)
+    if target != "onnx":
+        graph = in_tensors(graph)
     try:
         return specialise(graph, policy=POLICIES.get(target))
     except NeedsValue as error:

@@ -138,6 +138,7 @@ def _samples(model: Model) -> tuple[Sequence[Any], Sequence[Any]]:
     from graphc import verify
     from graphc.cli.output import note
     from graphc.cli.runs import contender
+    from graphc.passes.maps import as_tensors
 
     feeds = model.feeds(seed=0)
     try:
@@ -145,7 +146,7 @@ def _samples(model: Model) -> tuple[Sequence[Any], Sequence[Any]]:
     except UnsupportedError as error:
         note(f"the test expects what graphc's interpreter computes: {error}")
         expected = verify.interpreter(model.pinned())(feeds)
-    return list(feeds.values()), expected
+    return list(feeds.values()), as_tensors(model.graph, expected)
 
 
 def check_budgets(

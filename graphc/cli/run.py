@@ -21,8 +21,11 @@ from graphc.errors import ModelError
 
 SUMMARY = """\
 Runs a model once. Inputs are read from files or drawn at random; what comes out is summarised, or
-written to a .npz file, one array for each output. A .gcm holds native code, which runs with
-all your rights: run one only if you trust whoever made it (graphc inspect tells what is inside)."""
+written to a .npz file, one array for each output (of a list of maps: their values, a row each).
+A .gcm holds native code, which runs with all your rights: run one only if you trust whoever made
+it (graphc inspect tells what is inside)."""
+
+SHOWN = 8  # members of a list or map
 
 EPILOG = examples(
     ("graphc run model.onnx", "on random inputs; prints a summary of each output"),
@@ -91,11 +94,15 @@ def _run_saved(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
 
 
 def _save(path: str, names: list[str], outputs: list[Any]) -> None:
+    import numpy as np
+
     from graphc.cli.output import save_npz
 
     arrays: dict[str, Any] = {}
     for name, value in zip(names, outputs):
-        if isinstance(value, list):
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            arrays[name] = np.array([list(row.values()) for row in value])
+        elif isinstance(value, list):
             arrays.update((f"{name}[{n}]", _storable(v)) for n, v in enumerate(value))
         elif value is not None:
             arrays[name] = _storable(value)
@@ -115,7 +122,11 @@ def describe(value: Any) -> str:
     if value is None:
         return "absent"
     if isinstance(value, list):
-        return "[" + ", ".join(map(describe, value)) + "]"
+        members = ", ".join(map(describe, value[:SHOWN]))
+        return f"[{members}{', ...' if len(value) > SHOWN else ''}]"
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{k}: {v:.6g}" for k, v in list(value.items())[:SHOWN])
+        return f"{{{pairs}{', ...' if len(value) > SHOWN else ''}}}"
     dtype = dtypes.of(value.dtype)
     text = f"{dtype}[{','.join(map(str, value.shape))}]"
     if value.size and dtype.kind not in ("string", "bool", "complex"):

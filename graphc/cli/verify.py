@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from graphc.cli.models import open_model
     from graphc.cli.runs import contender, results
     from graphc.ir.compare import agreements
+    from graphc.passes.maps import as_tensors
 
     if args.target != "c":
         check_unused(args)
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         return compare_trace(model, feeds, args)
     expected = contender(model, args.against, **target_options(args))(feeds)
     if args.target == "c":
-        found = run_code(model, feeds, args)
+        found, expected = run_code(model, feeds, args), as_tensors(model.graph, expected)
     else:
         found = results(model, args.target, feeds, **target_options(args))
     allowed = rtol(args)

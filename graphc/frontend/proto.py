@@ -10,7 +10,7 @@ from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.expr import Sym
-from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
+from graphc.ir.types import MapType, OptionalType, SequenceType, TensorType, Type
 
 _KINDS = AttributeProto
 
@@ -26,6 +26,9 @@ def type_proto(type: Type) -> TypeProto:
         return helper.make_sequence_type_proto(type_proto(type.element))
     if isinstance(type, OptionalType):
         return helper.make_optional_type_proto(type_proto(type.element))
+    if isinstance(type, MapType):
+        value = helper.make_tensor_type_proto(type.value.onnx, ())
+        return helper.make_map_type_proto(type.key.onnx, value)
     shape = None if type.shape is None else [_dim(d) for d in type.shape]
     return helper.make_tensor_type_proto(type.dtype.onnx, shape)
 

@@ -23,6 +23,7 @@ from graphc.ir.dtypes import DType
 from graphc.ir.types import (
     MAX_ELEMENTS,
     Dim,
+    MapType,
     OptionalType,
     SequenceType,
     Shape,
@@ -160,9 +161,18 @@ def to_type(proto: onnx.TypeProto, where: str, dim: DimReader | None = None) -> 
         return SequenceType(to_type(proto.sequence_type.elem_type, where))
     if kind == "optional_type":
         return OptionalType(to_type(proto.optional_type.elem_type, where))  # type: ignore[arg-type]
+    if kind == "map_type":
+        return _map_type(proto.map_type, where)
     if kind is None:
         raise ModelError(f"{where}: has no type")
     raise UnsupportedError(f"{where}: values of kind {kind} are not supported")
+
+
+def _map_type(proto: onnx.TypeProto.Map, where: str) -> MapType:
+    value = to_type(proto.value_type, where)
+    if not isinstance(value, TensorType) or value.shape:
+        raise UnsupportedError(f"{where}: a map holds scalars, found {value}")
+    return MapType(dtype_of(proto.key_type, where), value.dtype)
 
 
 def _shape(proto: onnx.TypeProto.Tensor, where: str, dim: DimReader | None) -> Shape | None:

@@ -14,8 +14,8 @@ import numpy as np
 
 from graphc.errors import InternalError, ModelError, NeedsValue
 from graphc.ir.expr import Call, Expr, Load, Reduce
-from graphc.ir.opdef import Any_, OpDef, Operand, OutIndex, Param
-from graphc.ir.types import Shape, TensorType, Type, broadcast
+from graphc.ir.opdef import Any_, Maps, OpDef, Operand, OutIndex, Param
+from graphc.ir.types import Shape, TensorType, Type, broadcast, holds_maps
 
 
 @dataclass
@@ -58,8 +58,13 @@ def _argument(param: Param, position: int, type: Type | None, known, wrap) -> An
         if param.kind == "required":
             raise ModelError(f"operand {position} ({param.name}) is missing")
         return None
-    if not isinstance(type, TensorType):  # a sequence or optional: host rules get its type
-        if param.accepts is not Any_:
+    if not isinstance(type, TensorType):  # a sequence, optional or map: host rules get its type
+        if holds_maps(type) and param.accepts is not Maps:
+            raise ModelError(
+                f"operand {param.name} is {type}, which operators on tensors and sequences do not "
+                "take: what ZipMap gives can only be an output; use the tensor that ZipMap takes"
+            )
+        if param.accepts not in (Any_, Maps):
             raise ModelError(f"operand {param.name} takes {param.accepts}, found {type}")
         return type if wrap is Operand else wrap(position, type)
     if not param.accepts.accepts(type.dtype):

@@ -50,12 +50,15 @@ def difference(found: Sequence[Any], expected: Sequence[Any], tolerance: float) 
 
 
 def compare(name: str, found: Any, expected: Any) -> Agreement:
-    """Compares one output: an array, a list for a sequence, or None for an empty optional."""
+    """Compares one output: an array, a list for a sequence, a dict for a map, or None for an empty
+    optional."""
     if isinstance(expected, list):
         if not isinstance(found, list) or len(found) != len(expected):
             return Agreement(name, np.inf, f"{_kind(found)}, expected {_kind(expected)}")
         members = [compare(f"{name}[{n}]", a, b) for n, (a, b) in enumerate(zip(found, expected))]
         return max(members, key=lambda m: m.error, default=Agreement(name, 0.0))
+    if isinstance(expected, dict):
+        return _compare_maps(name, found, expected)
     if found is None or expected is None:
         same = found is expected
         return Agreement(name, 0.0 if same else np.inf, "" if same else "only one is present")
@@ -69,9 +72,17 @@ def compare(name: str, found: Any, expected: Any) -> Agreement:
     return _compare_numbers(name, a, b)
 
 
+def _compare_maps(name: str, found: Any, expected: dict) -> Agreement:
+    if not isinstance(found, dict) or list(found) != list(expected):
+        return Agreement(name, np.inf, f"{_kind(found)}, expected {_kind(expected)}")
+    return compare(name, np.array(list(found.values())), np.array(list(expected.values())))
+
+
 def _kind(value: Any) -> str:
     if isinstance(value, list):
-        return f"{len(value)} arrays"
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return f"a map of {list(value)}"
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else str(value)
 
 

@@ -69,6 +69,7 @@ Bool = TypeClass("bool", lambda d: d is dtypes.boolean)
 String = TypeClass("string", lambda d: d is dtypes.string)
 Number = Float | Int
 Any_ = TypeClass("any", lambda d: True)
+Maps = TypeClass("a map", lambda d: False)
 
 
 def Known(what: TypeClass) -> TypeClass:  # noqa: N802  (reads as a type in annotations)

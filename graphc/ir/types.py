@@ -1,4 +1,4 @@
-"""Types of values: tensors with a dtype, a logical shape and a layout; sequences; optionals.
+"""Types of values: tensors with a dtype, a logical shape and a layout; sequences; optionals; maps.
 
 `TensorType.shape` is always in ONNX's logical order. How the elements lie in memory is the
 `layout`: an order of the logical dimensions from outermost to innermost (None: row-major). No
@@ -146,7 +146,7 @@ class TensorType:
 class SequenceType:
     """A list of values of one type."""
 
-    element: TensorType | SequenceType | OptionalType
+    element: TensorType | SequenceType | OptionalType | MapType
 
     is_static = False
 
@@ -166,7 +166,35 @@ class OptionalType:
         return f"opt<{self.element}>"
 
 
-Type = TensorType | SequenceType | OptionalType
+@dataclass(frozen=True)
+class MapType:
+    """Scalars by key: a dict. Keys are integers or strings."""
+
+    key: DType
+    value: DType
+
+    is_static = False
+
+    def __str__(self) -> str:
+        return f"map<{self.key},{self.value}>"
+
+
+class Map(dict):
+    """A dict that knows its type, also when it is empty."""
+
+    def __init__(self, items: Any, type: MapType):
+        super().__init__(items)
+        self.type = type
+
+
+Type = TensorType | SequenceType | OptionalType | MapType
+
+
+def holds_maps(type: Type | None) -> bool:
+    """Whether a value of this type is a map, or has maps in it."""
+    if isinstance(type, (SequenceType, OptionalType)):
+        return holds_maps(type.element)
+    return isinstance(type, MapType)
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -188,7 +216,9 @@ def _broadcast_dim(dims: tuple[Dim, ...], shapes) -> Dim:
 
 
 def type_of(value: Any) -> Type:
-    """The type of an actual value: an array, or a list of them."""
+    """The type of an actual value: an array, a map, or a list of them."""
+    if isinstance(value, Map):
+        return value.type
     if isinstance(value, list):
         element = type_of(value[0]) if value else TensorType(dtypes.f32, None)
         return SequenceType(element)

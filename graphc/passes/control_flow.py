@@ -25,6 +25,7 @@ from graphc.ir import opdef
 from graphc.ir.dtypes import boolean
 from graphc.ir.expr import loads
 from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
+from graphc.ir.imperative.lowering import is_bounded
 from graphc.ir.infer import infer_op, op_body
 from graphc.ir.interp import run_op
 from graphc.ir.ops.control import ScanShape, split_captures, trips_of, truth
@@ -114,6 +115,9 @@ def _clones(op: Op) -> list[Region]:
 def _infer(op: Op) -> None:
     """Types an op anew if its operands allow it; otherwise it is left for type inference."""
     try:
+        for value in op.inputs:
+            if value is not None and value.producer is not None and is_bounded(value.producer):
+                raise NeedsValue(f"the dims of %{value.name} are upper bounds", value)
         infer_op(op)
     except NeedsValue:
         for value in op.outputs:

@@ -220,7 +220,9 @@ class TypeInference:
         if op.name == "If":
             for region in op.regions:
                 for param, value in zip(region.params, op.inputs[1:]):
-                    param.type = None if value is None else value.type
+                    param.type = None if value is None or value in self.inexact else value.type
+        elif any(value in self.inexact for value in op.inputs if value is not None):
+            return self.infer(op)
         elif not already:
             with suppress(NeedsValue, *self.deferred(op)):
                 self.infer_types(op)  # types the parameters; fails if shapes are computed inside

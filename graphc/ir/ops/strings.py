@@ -24,10 +24,10 @@ def text(x: np.ndarray) -> np.ndarray:
     if array.dtype.kind == "O":
         if not any(isinstance(s, bytes) for s in array.reshape(-1)):
             return array
-    return _map(lambda s: s.decode() if isinstance(s, bytes) else str(s), array, object)
+    return each_of(lambda s: s.decode() if isinstance(s, bytes) else str(s), array, object)
 
 
-def _map(function: Callable, array: np.ndarray, dtype) -> np.ndarray:
+def each_of(function: Callable, array: np.ndarray, dtype) -> np.ndarray:
     """`function` of every element."""
     out = np.empty(array.shape, dtype)
     flat = out.reshape(-1)
@@ -107,7 +107,7 @@ def _plain(s: str) -> str:
 def regex_full_match(x: String, *, pattern: str):
     """Whether each whole string matches the pattern, which has RE2's syntax (ir/regular.py)."""
     compiled = _pattern(pattern)
-    return _map(compiled.fullmatch, text(x), np.bool_)
+    return each_of(compiled.fullmatch, text(x), np.bool_)
 
 
 _pattern = lru_cache(maxsize=16)(Pattern)
@@ -153,7 +153,7 @@ def label_encoder(
         default = "_Unused" if dtype.kind == "O" else -1 if dtype.kind in "iu" else -0.0
     table = {_key(k): v for k, v in zip(keys, values)}
     source = text(x) if dtypes.of(np.asarray(x).dtype) is dtypes.string else np.asarray(x)
-    return _map(lambda item: table.get(_key(item), default), source, dtype)
+    return each_of(lambda item: table.get(_key(item), default), source, dtype)
 
 
 def _only(what: str, choices: tuple) -> list:
@@ -182,6 +182,6 @@ def category_mapper(
     source: np.ndarray = np.asarray(x)
     if dtypes.of(source.dtype) is dtypes.string:
         to_number = dict(zip(cats_strings, cats_int64s))
-        return _map(lambda s: to_number.get(s, default_int64), text(source), np.int64)
+        return each_of(lambda s: to_number.get(s, default_int64), text(source), np.int64)
     to_name = dict(zip(cats_int64s, cats_strings))
-    return _map(lambda n: to_name.get(int(n), default_string), source, object)
+    return each_of(lambda n: to_name.get(int(n), default_string), source, object)

@@ -12,6 +12,13 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.opdef import Any_, Int, Number, composite, op
 from graphc.ir.ops.helpers import wrap_index
+from graphc.ir.ops.scores import (
+    either,
+    label_array,
+    post_transformed,
+    transformed_targets,
+    two_columns,
+)
 from graphc.ir.types import Dim
 
 DOMAIN = "ai.onnx.ml"
@@ -120,55 +127,56 @@ def one_hot_encoder(b, x: Any_, *, cats_int64s=None, cats_strings=None, zeros: i
 
 @composite("FeatureVectorizer", domain=DOMAIN)
 def feature_vectorizer(b, *parts: Number, inputdimensions=None):
-    """The features of all operands in one row, as float32."""
-    rows = []
-    for n, part in enumerate(parts):
-        wide = _float32(b, part)
-        wide = b.Unsqueeze(wide, b.constant([0], i64)) if part.tensor.rank == 1 else wide
-        if inputdimensions and inputdimensions[n] != wide.tensor.dims[-1]:
-            raise ModelError(f"operand {n} is {part.type}, expected {inputdimensions[n]} features")
-        rows.append(wide)
-    return b.Concat(*rows, axis=1)
+    """The features of all operands in one row, as float32.
+
+    `inputdimensions` says how many there are of each: of an operand with more the first ones are
+    taken, one with less is filled up with zeros.
+    """
+    if inputdimensions and len(inputdimensions) != len(parts):
+        raise ModelError(f"{len(inputdimensions)} inputdimensions for {len(parts)} operands")
+    if any(size < 0 for size in inputdimensions or ()):
+        raise ModelError(f"inputdimensions {list(inputdimensions)} are not all positive")
+    rows = [_flat_rows(b, part) for part in parts]
+    sizes = inputdimensions or [row.tensor.dims[1] for row in rows]
+    return b.Concat(*(_of_width(b, row, size) for row, size in zip(rows, sizes)), axis=1)
+
+
+def _flat_rows(b, part):
+    """An operand as rows of float32."""
+    wide = _float32(b, part)
+    if part.tensor.rank == 1:
+        return b.Unsqueeze(wide, b.constant([0], i64))
+    return wide if part.tensor.rank == 2 else b.Flatten(wide, axis=1)
+
+
+def _of_width(b, rows, size: int):
+    """Rows cut to a number of columns, or filled up with zeros."""
+    count = rows.tensor.dims[1]
+    if count > size:
+        return b.Slice(rows, np.array([0]), np.array([size]), np.array([1]))
+    return rows if count == size else b.Pad(rows, np.array([0, 0, 0, size - count]))
 
 
 # ---------------------------------------------------------------- linear models
 
 
+def rows_of(b, x):
+    """x as rows of float32, [N, F], and the number F."""
+    features = int(_row_features(x))
+    x = _float32(b, x)
+    return (x if x.tensor.rank == 2 else b.Unsqueeze(x, b.constant([0], i64))), features
+
+
 def _scores(b, x, coefficients, intercepts, count: int):
     """x times the transposed coefficients, plus the intercepts: [N, count]."""
-    features = _row_features(x)
-    rows = x if x.tensor.rank == 2 else b.Unsqueeze(x, b.constant([0], i64))
+    rows, features = rows_of(b, x)
     if len(coefficients) != count * features:
         raise ModelError(f"{len(coefficients)} coefficients for {count} x {features}")
     weights = np.asarray(coefficients, np.float32).reshape(count, features)
-    result = b.MatMul(_float32(b, rows), b.constant(np.ascontiguousarray(weights.T)))
+    result = b.MatMul(rows, b.constant(np.ascontiguousarray(weights.T)))
     if intercepts:
         result = b.Add(result, b.constant(np.asarray(intercepts, np.float32)))
     return result
-
-
-def post_transformed(b, scores, post_transform: str):
-    """Scores as the model wants them: raw, logistic, or softmax over the classes."""
-    if post_transform == "NONE":
-        return scores
-    if post_transform == "LOGISTIC":
-        return b.Sigmoid(scores)
-    if post_transform == "SOFTMAX":
-        return b.Softmax(scores, axis=-1)
-    if post_transform == "SOFTMAX_ZERO":
-        return _softmax_of_nonzero(b, scores)
-    raise UnsupportedError(f"post_transform {post_transform!r} is not supported")
-
-
-def _softmax_of_nonzero(b, scores):
-    """Softmax over the scores that are not 0; the others stay 0."""
-    kind = scores.tensor.dtype
-    last, nought, one = b.constant([-1], i64), b.constant(0, kind), b.constant(1, kind)
-    absent = b.Equal(scores, nought)
-    largest = b.ReduceMax(scores, last)
-    weights = b.Where(absent, nought, b.Exp(b.Sub(scores, largest)))
-    total = b.ReduceSum(weights, last)
-    return b.Div(weights, b.Where(b.Equal(total, nought), one, total))
 
 
 @composite("LinearRegressor", domain=DOMAIN)
@@ -177,9 +185,8 @@ def linear_regressor(
     targets: int = 1,
 ):  # fmt: skip
     """One linear function of the features per target."""
-    return post_transformed(
-        b, _scores(b, x, coefficients or (), intercepts, targets), post_transform
-    )
+    scores = _scores(b, x, coefficients or (), intercepts, targets)
+    return transformed_targets(b, scores, post_transform)
 
 
 @composite("LinearClassifier", outputs=2, domain=DOMAIN)
@@ -201,18 +208,6 @@ def linear_classifier(
     return b.Gather(b.constant(labels), best), post_transformed(b, scores, post_transform)
 
 
-def label_array(ints, strings) -> np.ndarray:
-    """The labels of classes, whichever attribute gives them."""
-    if not ints and not strings:
-        raise ModelError("needs classlabels_ints or classlabels_strings")
-    return np.asarray(ints, np.int64) if ints else np.asarray(strings, object)
-
-
 def _binary(b, scores, labels: np.ndarray, post_transform: str):
-    second = b.Cast(b.Greater(scores, b.constant(0, f32)), to=i64.onnx)
-    label = b.Gather(b.constant(labels), b.Squeeze(second, b.constant([1], i64)))
-    if post_transform == "LOGISTIC":
-        return label, b.Concat(b.Sigmoid(b.Neg(scores)), b.Sigmoid(scores), axis=1)
-    if post_transform not in ("NONE", "SOFTMAX", "SOFTMAX_ZERO"):
-        raise UnsupportedError(f"post_transform {post_transform!r} is not supported")
-    return label, b.Concat(b.Sub(b.constant(1, f32), scores), scores, axis=1)
+    label = either(b, labels, b.Greater(scores, b.constant(0, f32)))
+    return label, two_columns(b, scores, post_transform, positive=True)

@@ -17,7 +17,16 @@ from graphc.errors import ModelError
 from graphc.ir.dtypes import DType, f32, f64, i64
 from graphc.ir.expr import Expr, call, isnan, select
 from graphc.ir.opdef import REQUIRED, Bool, Float, Int, Number, composite, imperative
-from graphc.ir.ops.traditional_ml import DOMAIN, label_array, post_transformed
+from graphc.ir.ops.scores import (
+    TRANSFORMS,
+    chosen,
+    either,
+    label_array,
+    post_transformed,
+    transformed_targets,
+    two_columns,
+)
+from graphc.ir.ops.traditional_ml import DOMAIN
 from graphc.ir.types import TensorType
 
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER = range(7)
@@ -27,7 +36,6 @@ _MODES = {
     "BRANCH_NEQ": NEQ,
 }  # fmt: skip
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 # ---------------------------------------------------------------- walking
@@ -132,8 +140,7 @@ def _aggregated(b, forest: Forest, x, aggregate: str, base, kind: DType):
     if aggregate not in _AGGREGATES:
         raise ModelError(f"aggregate_function must be one of {_AGGREGATES}, found {aggregate!r}")
     absent = {"MIN": np.inf, "MAX": -np.inf}.get(aggregate, 0)
-    table = np.where(np.isnan(forest.weights), absent, forest.weights).astype(kind.np)
-    votes = b.Gather(b.constant(table), forest.leaves(b, x, kind), axis=0)
+    votes = _votes(b, forest, forest.leaves(b, x, kind), absent, kind)
     trees = b.constant([1], i64)
     if aggregate in ("MIN", "MAX"):
         best = (b.ReduceMin if aggregate == "MIN" else b.ReduceMax)(votes, trees, keepdims=0)
@@ -145,6 +152,12 @@ def _aggregated(b, forest: Forest, x, aggregate: str, base, kind: DType):
     if base is not None and len(base):
         scores = b.Add(scores, b.constant(np.asarray(base, kind.np)))
     return scores
+
+
+def _votes(b, forest: Forest, leaves, absent: float, kind: DType):
+    """The weights of leaves, per tree and target; `absent` where a leaf says nothing of one."""
+    table = np.where(np.isnan(forest.weights), absent, forest.weights).astype(kind.np)
+    return b.Gather(b.constant(table), leaves, axis=0)
 
 
 def _compared_in(x, *tables) -> DType:
@@ -177,7 +190,7 @@ def tree_ensemble(
     _expand_members(forest, membership_values)
     kind = x.tensor.dtype if x.tensor.dtype is f64 else f32
     scores = _aggregated(b, forest, x, _AGGREGATES[aggregate_function], None, kind)
-    scores = post_transformed(b, scores, _TRANSFORMS[post_transform])
+    scores = transformed_targets(b, scores, TRANSFORMS[post_transform])
     return b.Cast(scores, to=x.tensor.dtype.onnx) if x.tensor.dtype is not kind else scores
 
 
@@ -190,11 +203,11 @@ def _expand_members(forest: Forest, values) -> None:
         else:
             sets[-1].append(float(value))
     members = [n for n, mode in enumerate(forest.mode) if mode == MEMBER]
-    for node, chosen in zip(members, sets):
-        if not chosen:
+    for node, members_of in zip(members, sets):
+        if not members_of:
             raise ModelError(f"node {node} tests membership of an empty set")
-        forest.mode[node], forest.split[node] = EQ, chosen[0]
-        for other in chosen[1:]:
+        forest.mode[node], forest.split[node] = EQ, members_of[0]
+        for other in members_of[1:]:
             added = len(forest.mode)
             forest.feature.append(forest.feature[node])
             forest.split.append(other)
@@ -277,18 +290,14 @@ def tree_ensemble_regressor(
     aggregate_function: str = "SUM", n_targets: int = 1, post_transform: str = "NONE",
     **nodes: NODES,
 ):  # fmt: skip
-    """The aggregated leaf weights of all trees for each row, as float32.
-
-    A single target is not transformed, as in ONNX Runtime.
-    """
+    """The aggregated leaf weights of all trees for each row, as float32."""
     values = _either(nodes["nodes_values"], nodes["nodes_values_as_tensor"])
     weights = _either(target_weights, target_weights_as_tensor)
     votes = (target_treeids, target_nodeids, target_ids, weights)
     forest = _forest_by_ids(nodes, values, votes, n_targets)
     base = _either(base_values, base_values_as_tensor)
     scores = _aggregated(b, forest, x, aggregate_function, base, _compared_in(x, values))
-    if n_targets > 1:
-        scores = post_transformed(b, scores, post_transform)
+    scores = transformed_targets(b, scores, post_transform)
     return b.Cast(scores, to=f32.onnx)
 
 
@@ -301,33 +310,61 @@ def tree_ensemble_classifier(
 ):  # fmt: skip
     """The label with the largest sum of leaf weights of each row, and the sums of all labels.
 
-    Two labels and weights for class 0 alone mean a binary decision: see `_two_classes`.
+    Of classes that no leaf of the row votes for, the sum is 0, and they are not the label. Two
+    labels with weights for one of them alone mean a binary decision: see `_binary`.
     """
     values = _either(nodes["nodes_values"], nodes["nodes_values_as_tensor"])
     labels = label_array(classlabels_int64s, classlabels_strings)
     weights = _either(class_weights, class_weights_as_tensor)
     base = _either(base_values, base_values_as_tensor)
+    base = [] if base is None else list(base)
     kind = _compared_in(x, values)
-    single = len(labels) == 2 and set(class_ids) == {0}
     votes = (class_treeids, class_nodeids, class_ids, weights)
-    forest = _forest_by_ids(nodes, values, votes, 1 if single else len(labels))
+    forest = _forest_by_ids(nodes, values, votes, len(labels))
+    if len(labels) == 2 and len(set(class_ids)) == 1:
+        positive = bool(min(weights) >= 0)
+        second, scores = _binary(b, forest, x, kind, class_ids[0], base, post_transform, positive)
+        return either(b, labels, second), b.Cast(scores, to=f32.onnx)
+    base += [0.0] * (len(labels) - len(base) if base else 0)
     scores = _aggregated(b, forest, x, "SUM", base, kind)
-    if single:
-        return _two_classes(b, scores, labels, post_transform, min(weights) >= 0)
-    best = b.Gather(b.constant(labels), b.ArgMax(scores, axis=1, keepdims=0))
-    return best, b.Cast(post_transformed(b, scores, post_transform), to=f32.onnx)
+    ranked = scores if base else _ranked(b, forest, x, scores)
+    best = b.ArgMax(ranked, axis=1, keepdims=0)
+    return chosen(b, labels, best), b.Cast(
+        transformed_targets(b, scores, post_transform), to=f32.onnx
+    )
 
 
-def _two_classes(b, scores, labels: np.ndarray, post_transform: str, positive: bool):
-    """The second label where the only sum s is above 1/2 (above 0 if a weight is negative).
-
-    Scores: 1 - s and s (-s and s), with LOGISTIC the logistic function of -s and s.
-    """
+def _ranked(b, forest: Forest, x, scores):
+    """The scores, -inf for classes that no leaf of the row votes for."""
+    voting = ~np.isnan(forest.weights)
+    if voting.all():
+        return scores
     kind = scores.tensor.dtype
-    second = b.Greater(scores, b.constant(0.5 if positive else 0, kind))
-    chosen = b.Squeeze(b.Cast(second, to=i64.onnx), b.constant([1], i64))
-    logistic = post_transform == "LOGISTIC"
-    first = b.Sub(b.constant(1, kind), scores) if positive and not logistic else b.Neg(scores)
-    both = b.Concat(first, scores, axis=1)
-    both = b.Sigmoid(both) if logistic else both
-    return b.Gather(b.constant(labels), chosen), b.Cast(both, to=f32.onnx)
+    leaves = forest.leaves(b, x, kind)
+    taken = b.Gather(b.constant(voting.astype(np.float32)), leaves, axis=0)
+    voted = b.ReduceMax(taken, b.constant([1], i64), keepdims=0)
+    return b.Where(b.Greater(voted, b.constant(0, f32)), scores, b.constant(-np.inf, kind))
+
+
+def _binary(
+    b, forest: Forest, x, kind: DType, voted: int, base: list, post_transform: str, positive: bool
+):
+    """Whether the sum s of the class that is `voted` for means the second label, and two scores.
+
+    It does if s > 1/2, or s > 0 if a weight is negative. Where all weights are for the first class,
+    `two_columns` makes scores of s; otherwise those of the classes are transformed, of which one is
+    0. Two base values are those of the classes; one is the first's. ONNX Runtime's rules, but where
+    two base values and weights for the second class meet: there it drops the weights.
+    """
+    one = b.constant([1], i64)
+    column = np.where(np.isnan(forest.weights[:, voted]), 0, forest.weights[:, voted])
+    votes = b.Gather(b.constant(column.astype(kind.np)), forest.leaves(b, x, kind), axis=0)
+    score = b.ReduceSum(votes, one, keepdims=1)
+    if len(base) > voted:
+        score = b.Add(score, b.constant(base[voted], kind))
+    second = b.Greater(score, b.constant(0.5 if positive else 0, kind))
+    if voted == 0 and len(base) < 2:
+        return second, two_columns(b, score, post_transform, positive)
+    other = b.Mul(score, b.constant(0, kind))
+    both = b.Concat(*((score, other) if voted == 0 else (other, score)), axis=1)
+    return second, post_transformed(b, both, post_transform)

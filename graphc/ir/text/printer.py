@@ -47,7 +47,7 @@ from graphc.ir.text.literals import (
     sigil_text,
     splat_text,
 )
-from graphc.ir.types import Layout, TensorType, Type
+from graphc.ir.types import Layout, OptionalType, SequenceType, TensorType, Type
 
 LINE = 100  # headers longer than this are broken into lines
 
@@ -139,9 +139,9 @@ def _regions(region: Region) -> Iterator[Region]:
 
 
 def _type_symbols(type: Type | None) -> Iterator[Sym]:
-    while type is not None and not isinstance(type, TensorType):
+    while isinstance(type, (SequenceType, OptionalType)):
         type = type.element
-    dims = type.shape if type is not None and type.shape is not None else ()
+    dims = type.shape if isinstance(type, TensorType) and type.shape is not None else ()
     for dim in dims:
         if isinstance(dim, Expr):
             yield from (node for node in walk(dim) if isinstance(node, Sym))

@@ -1,6 +1,7 @@
 """Reads types, symbols and source locations from text.
 
     type    = dtype "[" dims "]" ["@" layout] | "seq" "<" type ">" | "opt" "<" type ">"
+            | "map" "<" dtype "," dtype ">"
     where   = "where" name ":" low ".." [high], ...
     loc     = "loc" "(" string, ... ")"
 
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from graphc.errors import ModelError
 from graphc.ir.expr import Sym
 from graphc.ir.text.expr_parser import ExprParser
-from graphc.ir.types import Layout, OptionalType, SequenceType, TensorType, Type
+from graphc.ir.types import Layout, MapType, OptionalType, SequenceType, TensorType, Type
 
 
 def parse_type(text: str, symbols: Mapping[str, Sym] | None = None) -> Type:
@@ -36,6 +37,13 @@ class TypeParser(ExprParser):
                 element = self.type()
                 self.close_angle()
                 return wrapper(element)  # type: ignore[arg-type]
+        if self.accept("map"):
+            self.expect("<")
+            key = self.dtype()
+            self.expect(",")
+            value = self.dtype()
+            self.close_angle()
+            return MapType(key, value)
         return self.tensor_type()
 
     def tensor_type(self) -> TensorType:

@@ -23,7 +23,7 @@ from graphc.ir.infer import output_types
 from graphc.ir.opdef import YIELD
 from graphc.ir.phases import PHASES
 from graphc.ir.simplify import simplify
-from graphc.ir.types import OptionalType, SequenceType, TensorType, Type
+from graphc.ir.types import MapType, OptionalType, SequenceType, TensorType, Type
 
 
 def verify(graph: Graph) -> None:
@@ -252,6 +252,8 @@ def same_type(a: Type | None, b: Type | None) -> bool:
         )
     if isinstance(a, (SequenceType, OptionalType)) and isinstance(b, (SequenceType, OptionalType)):
         return type(a) is type(b) and same_type(a.element, b.element)
+    if isinstance(a, MapType) and isinstance(b, MapType):
+        return a == b
     return a is b
 
 
