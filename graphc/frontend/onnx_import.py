@@ -204,7 +204,7 @@ class Importer:
                 )
             version = 1
         self._check_version(proto, domain, version)
-        checks.check_node(proto, domain, version)
+        ignored = checks.check_node(proto, domain, version)
         attrs: dict[str, Any] = {}
         graphs: dict[str, GraphProto] = {}
         for attribute in proto.attribute:
@@ -212,7 +212,7 @@ class Importer:
                 self._refer(attribute, context, attrs)
             elif tensors.kind_of(attribute) == AttributeProto.GRAPH:
                 graphs[attribute.name] = attribute.g
-            elif attribute.name not in upgrade.IGNORED:
+            elif attribute.name not in ignored:
                 attrs[attribute.name] = tensors.to_python(attribute, where, self.folder)
         inputs = [scope.find(key) if key else None for key in proto.input]
         outputs = list(proto.output)
