@@ -12,8 +12,8 @@ TYPES = {np.dtype(np.int8): TensorProto.INT8, np.dtype(np.uint8): TensorProto.UI
 class QuantisedModel:
     """Collects nodes; `activation` is an input, `weights` a constant, `quantise` ends an op."""
 
-    def __init__(self, dtype=np.int8, seed: int = 0, real=np.float32):
-        self.dtype, self.real = np.dtype(dtype), np.dtype(real)
+    def __init__(self, dtype=np.int8, seed: int = 0, real=np.float32, largest_weight: int = 127):
+        self.dtype, self.real, self.largest_weight = np.dtype(dtype), np.dtype(real), largest_weight
         self.random = np.random.default_rng(seed)
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
@@ -47,6 +47,8 @@ class QuantisedModel:
         """Real weights dequantised from int8 (or biases from int32), scaled along an axis."""
         dtype, limit = (np.int8, 128) if bits == 8 else (np.int32, 4000)
         values = self.random.integers(-limit + 1, limit, shape).astype(dtype)
+        if bits == 8:
+            values = values.clip(-self.largest_weight, self.largest_weight)
         count = () if per_channel is None else shape[per_channel]
         scale = np.asarray(self.random.uniform(0.001, 0.01, count)).astype(self.real)
         operands = [values, scale, np.zeros(count, dtype)]

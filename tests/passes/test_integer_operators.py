@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 from quantised_models import QuantisedModel
+from saturation import LARGEST_WEIGHT
 
 from graphc import driver
 from graphc.ir.interp import interpret
@@ -184,7 +185,7 @@ def _(m):
 
 
 def quantised(build: Callable, kind: str, dtype, seed: int) -> QuantisedModel:
-    model = QuantisedModel(dtype, seed)
+    model = QuantisedModel(dtype, seed, largest_weight=LARGEST_WEIGHT)
     scale, zero = TARGETS.get(kind.split()[0].rstrip(","), (0.04, (3, -128, 127)[seed]))
     model.result = model.build(model.quantise(build(model), scale, zero))
     return model

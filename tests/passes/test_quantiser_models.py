@@ -17,6 +17,7 @@ from onnxruntime.quantization import (
     quantize_dynamic,
     quantize_static,
 )
+from saturation import SATURATES
 
 from graphc import driver
 from graphc.ir.interp import interpret
@@ -94,7 +95,7 @@ def test_static(floats, form, dtype):
     path = floats.with_name("static.onnx")
     quantize_static(
         floats, path, Samples(), quant_format=QuantFormat[form], per_channel=dtype == "QInt8",
-        activation_type=QuantType[dtype], weight_type=QuantType.QInt8,
+        activation_type=QuantType[dtype], weight_type=QuantType.QInt8, reduce_range=SATURATES,
     )  # fmt: skip
     graph = driver.optimise(driver.typed(path), passes="integers, fold, dce")
     kinds = {op.name for op in graph.ops for v in op.outputs if v.tensor.dtype.is_float}
@@ -111,7 +112,7 @@ def test_static(floats, form, dtype):
 def test_dynamic(floats):
     """Scales that data decides: products in integers, scales in floats."""
     path = floats.with_name("dynamic.onnx")
-    quantize_dynamic(floats, path, op_types_to_quantize=["MatMul"])
+    quantize_dynamic(floats, path, op_types_to_quantize=["MatMul"], reduce_range=SATURATES)
     graph = driver.optimise(driver.typed(path), passes="integers, fold, dce")
     assert any(op.name == "MatMulInteger" for op in graph.ops)
     x = np.random.default_rng(2).normal(0, 1, SHAPE).astype(np.float32)

@@ -108,6 +108,8 @@ def test_each_of_the_bindings(name, monkeypatch):
 
 def arrays_of_torch(array):
     torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no GPU")
     return torch.from_numpy(array).cuda(), torch.from_dlpack
 
 

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from runtime_compare import DOMAIN, check, runtime_model
+from saturation import LARGEST_WEIGHT
 
 from graphc import driver
 from graphc.errors import ModelError, UnsupportedError
@@ -153,6 +154,7 @@ def test_gather_from_elements(gather_axis, quantize_axis):
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 def test_products_of_integers(dtype, zero, bias, columns):
     x, y = codes(2, 5, 16), codes(16, 6, dtype=dtype)
+    y = y if dtype == np.uint8 else y.clip(-LARGEST_WEIGHT, LARGEST_WEIGHT)
     width = (6,) if columns else ()
     points = [codes(dtype=np.uint8), codes(*width, dtype=dtype)] if zero else [None, None]
     added = floats(6) if bias else None

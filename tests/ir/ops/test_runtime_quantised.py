@@ -6,6 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
+from saturation import LARGEST_WEIGHT
 
 from graphc import driver
 from graphc.frontend.onnx_import import import_onnx
@@ -122,7 +123,7 @@ def test_global_average_pool(dtype, channels_last):
 @pytest.mark.parametrize("transposed", [0, 1])
 @pytest.mark.parametrize("channels", [1, 5])
 def test_gemm(dtype, channels, transposed):
-    w = integers((5, 9) if transposed else (9, 5), np.int8)
+    w = integers((5, 9) if transposed else (9, 5), np.int8).clip(-LARGEST_WEIGHT, LARGEST_WEIGHT)
     scale = RANDOM.uniform(0.001, 0.01, 5).astype(np.float32) if channels > 1 else np.float32(0.004)
     zero = np.zeros(scale.shape, np.int8)
     bias = RANDOM.integers(-2000, 2000, 5).astype(np.int32)

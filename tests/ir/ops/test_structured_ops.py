@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from every_target import agree_everywhere
 from ort_compare import agree, run_both
+from saturation import LARGEST_WEIGHT
 from single_op import run_op
 
 from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program
@@ -119,7 +120,7 @@ def test_integer_convolution_with_zero_points():
 
 def test_quantised_convolution():
     x = rng.integers(0, 255, (1, 4, 6, 6), dtype=np.uint8)
-    w = rng.integers(-127, 127, (6, 4, 3, 3), dtype=np.int8)
+    w = rng.integers(-LARGEST_WEIGHT, LARGEST_WEIGHT, (6, 4, 3, 3), dtype=np.int8)
     scales = rng.uniform(0.001, 0.02, 6).astype(np.float32)
     ours, theirs = run_both(
         "QLinearConv",
