@@ -17,6 +17,7 @@ from graphc.ir.graph import Graph
 from graphc.ir.ops.control import MAX_ITERATIONS
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
+from graphc.passes.checks import Checks
 from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.lower import Conventions, Strategy, lower
 from graphc.passes.lower.placeable import check_placeable, check_typed
@@ -46,6 +47,7 @@ def cuda_passes(precision: str = "f32") -> str:
     )
 
 
+CHECKS = ("on", "off")
 GPU_OPTIONS = ("device", "simulate", "precision", "arch", "tune")
 PIPELINES = {
     "cpu": (
@@ -74,8 +76,10 @@ class Settings:
     `simulate`, to run kernels on the host, `precision`, in which contractions multiply (f32, tf32,
     f16, bf16), `arch`, for which kernels are planned (default: the GPU's), and `tune`, to choose
     tiles by measuring them on it; `sanitize`, to end the process where C code for a
-    microcontroller, which the host runs, does what C does not define; and `max_iterations`, after
-    which a loop that the host runs ends in an error, those of loops inside it counted."""
+    microcontroller, which the host runs, does what C does not define; `max_iterations`, after
+    which a loop that the host runs ends in an error, those of loops inside it counted; and
+    `checks`, "off" for compiled code that takes indices and lengths to be in range: what is not is
+    clamped."""
 
     threads: int = field(default_factory=_default_threads)
     passes: str | Sequence[Pass] | None = None
@@ -89,6 +93,7 @@ class Settings:
     tune: bool = False
     sanitize: bool = False
     max_iterations: int = MAX_ITERATIONS
+    checks: str = "on"
 
     def __post_init__(self) -> None:
         if not isinstance(self.threads, int) or self.threads < 1:
@@ -97,6 +102,8 @@ class Settings:
             raise ModelError(
                 f"precision must be one of {', '.join(PRECISIONS)}, found {self.precision!r}"
             )
+        if self.checks not in CHECKS:
+            raise ModelError(f"checks must be one of {', '.join(CHECKS)}, found {self.checks!r}")
         if not isinstance(self.device, int) or self.device < 0:
             raise ModelError(f"device must be the number of a GPU, found {self.device!r}")
         if not isinstance(self.max_iterations, int) or self.max_iterations < 1:
@@ -211,6 +218,8 @@ def optimise(
     settings = settings or Settings()
     hooks = [*usual_hooks(settings.context), *settings.hooks]
     manager = PassManager(settings.passes if settings.passes is not None else passes, hooks)
+    if settings.checks == "on":
+        manager.passes.insert(0, Checks())
     for step in manager.remaining(graph):
         if until and graph.reached(until):
             break
@@ -331,7 +340,7 @@ def _cpu(settings: Settings) -> CompileStatic:
             return cpu_program(graph, settings)
 
         if settings.is_plain and _is_ours(graph):
-            image = cached_image(graph, str(settings.passes or PIPELINES["cpu"]), program)
+            image = cached_image(graph, f"{settings.passes or PIPELINES['cpu']}; checks {settings.checks}", program)
         else:
             image = compile_program(program())
         return NativeModel(image, settings.threads, scratch)

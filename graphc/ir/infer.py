@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from graphc.errors import LIMITS, GraphcError, InternalError, ModelError, NeedsValue, beyond_limits
 from graphc.ir import binding, dtypes
 from graphc.ir.binding import Arguments, bind, bind_attrs
+from graphc.ir.checks import Condition, collected
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op
-from graphc.ir.types import TensorType, Type
+from graphc.ir.types import Shape, TensorType, Type
 
 # what a definition stumbles over when operands or attributes are not what it expects
 _MISTAKES = (
@@ -86,8 +87,23 @@ def op_body(op: Op, output: int = 0) -> Expr:
     if found is None:
         value = op.outputs[output]
         shape = _shapes(op)[output] if value.type is None else value.tensor.dims
-        found = binding.body(op.defn, arguments(op), shape, output, len(op.outputs))
-        op.memo[key] = found
+        found = _built(op, arguments(op), shape, output)
+    return found
+
+
+def _built(op: Op, bound: Arguments, shape: Shape, output: int) -> Expr:
+    with collected() as conditions:
+        expr = binding.body(op.defn, bound, shape, output, len(op.outputs))
+    op.memo["body", output], op.memo["conditions", output] = expr, conditions
+    return expr
+
+
+def conditions_of(op: Op) -> list[Condition]:
+    """What the scalar bodies of an op ask of its operands, once each."""
+    found: list[Condition] = []
+    for output in range(len(op.outputs)):
+        op_body(op, output)
+        found += (c for c in op.memo["conditions", output] if c not in found)
     return found
 
 
@@ -102,8 +118,7 @@ def _infer_body(op: Op) -> list[Type]:
     for k in range(len(op.outputs)):
         shape = shapes[k].dims if isinstance(shapes[k], TensorType) else tuple(shapes[k])
         checked = TensorType(dtypes.f32, shape)  # rejects negative dimensions
-        expr = binding.body(op.defn, bound, checked.dims, k, len(op.outputs))
-        op.memo["body", k] = expr
+        expr = _built(op, bound, checked.dims, k)
         types.append(TensorType(expr.dtype, shape))
     return types
 

@@ -18,6 +18,8 @@ import numpy as np
 
 from graphc.errors import InternalError, ModelError
 from graphc.ir.binding import bind
+from graphc.ir.checks import judge, key_of
+from graphc.ir.conditions import asked_by
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import (
     Call,
@@ -36,6 +38,7 @@ from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.infer import blaming, expand, infer_op, op_body
 from graphc.ir.kernel_interp import run_imperative
 from graphc.ir.ops import control
+from graphc.ir.ops.in_range import check_of, is_check
 from graphc.ir.scalar import ops as scalar_ops
 from graphc.ir.simplify import simplify, to_poly
 from graphc.ir.types import type_of
@@ -97,9 +100,21 @@ def run_op(op: Op, arguments: Sequence[Any]) -> list[Any]:
         graph, _ = expand(bound)
         return run_region(graph, [None if v is None else v for v in _params(graph, arguments)])
     infer_op(bound)
+    check_operands(op, bound, arguments)
     if form == "imperative":
         return run_imperative(bound, arguments)
-    return [_run_body(bound, k, arguments) for k in range(len(bound.outputs))]
+    results = [_run_body(bound, k, arguments) for k in range(len(bound.outputs))]
+    if is_check(op):
+        judge([check_of(op)], results)
+    return results
+
+
+def check_operands(op: Op, typed: Op, arguments: Sequence[Any]) -> None:
+    """ModelError unless operands are as an op asks for, which `typed` is with static types."""
+    for asked in asked_by(typed, op):
+        arrays = {str(n): np.asarray(a) for n, a in enumerate(arguments) if a is not None}
+        keys = evaluate(key_of(asked.value, asked.check.low), asked.extents, arrays)
+        judge([asked.check], [keys.max()])
 
 
 def _params(graph: Graph, arguments: Sequence[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from graphc.ir.checks import Check, judge
 from graphc.ir.dtypes import DType
 from graphc.ir.imperative.lowering import corner
 from graphc.ir.kernel import Kernel
@@ -58,7 +59,8 @@ class Program:
     where that is known, and `resident` where in the arena they lie, if the caller does not keep
     them: inputs are there before the first step, outputs after the last. By number, `true_sizes`
     tells of an output whose type has bounds for a shape: the output that holds its true sizes, and
-    its first cell there. The contents are the leading corner (imperative/lowering.py).
+    its first cell there. The contents are the leading corner (imperative/lowering.py). If there are
+    `checks`, the last output holds their keys (ir/checks.py).
     """
 
     name: str
@@ -72,6 +74,16 @@ class Program:
     quantisation: dict[tuple[str, int], Quantisation] = field(default_factory=dict)
     resident: dict[tuple[str, int], Slot] = field(default_factory=dict)
     true_sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def own_outputs(self) -> list[tuple[str, TensorType]]:
+        """The outputs but the keys of checks."""
+        return self.outputs[:-1] if self.checks else self.outputs
+
+    def is_keys(self, slot: Slot) -> bool:
+        """Whether keys of checks are at a place."""
+        return bool(self.checks) and (slot.space, slot.index) == ("output", len(self.outputs) - 1)
 
     def __str__(self) -> str:
         from graphc.ir.text.printer import print_program  # which takes them apart
@@ -96,8 +108,16 @@ def program_of(*kernels: Kernel) -> Program:
     return program
 
 
+def judged(checks: Sequence[Check], outputs: list) -> list:
+    """The outputs of a program but the keys of its checks. ModelError says which does not hold."""
+    if checks:
+        judge(checks, np.asarray(outputs.pop()).tolist())
+    return outputs
+
+
 def true_outputs(program: Program, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The outputs of the model, given those of the program: what has bounds for a shape is cut."""
+    """The outputs of the model, given those of the program but the keys of checks: what has bounds
+    for a shape is cut."""
     cut = list(outputs)
     for number, (position, cell) in program.true_sizes.items():
         shape = outputs[position][cell : cell + outputs[number].ndim]

@@ -1,6 +1,7 @@
 """Passes over graphs and kernels. The public surface for a user's own passes and rules is here."""
 
 from graphc.passes import (  # noqa: F401  (register)
+    checks,
     cse,
     dce,
     decompose,

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from graphc.errors import NeedsValue
+from graphc.errors import ModelError, NeedsValue
 from graphc.ir import opdef
 from graphc.ir.dtypes import boolean
 from graphc.ir.expr import loads
@@ -136,7 +136,10 @@ def _contents(op: Op) -> list[np.ndarray] | None:
             return None
     if not all(_small(op.inputs[n]) for n in _operands_read(op)):
         return None
-    return run_op(op, [_stand_in(v) for v in op.inputs])
+    try:
+        return run_op(op, [_stand_in(v) for v in op.inputs])
+    except ModelError:  # an index out of range: an error if it is reached
+        return None
 
 
 def _operands_read(op: Op) -> set[int]:

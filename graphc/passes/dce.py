@@ -1,6 +1,6 @@
 """Ops whose results nobody uses are removed, in sub-regions too.
 
-Every op is free of side effects, so an op is dead exactly when none of its results has a use. A
+Every op but a check is free of side effects, so an op is dead exactly when none of its results has a use. A
 region op loses captures that its regions do not use, and results that nobody uses where its form
 allows that.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from graphc.ir.graph import Graph, Op, Region
 from graphc.ir.ops.control import split_captures
+from graphc.ir.ops.in_range import EFFECT
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 
@@ -19,7 +20,7 @@ def remove_dead(region: Region) -> int:
     """Removes the dead ops of a region and of the regions inside; returns how many."""
     removed, kept = 0, []
     for op in reversed(region.ops):
-        if not any(v.uses for v in op.outputs):
+        if EFFECT not in op.defn.traits and not any(v.uses for v in op.outputs):
             op.drop_inputs()
             op.region = None
             removed += 1

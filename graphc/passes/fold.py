@@ -18,7 +18,8 @@ from graphc.errors import GraphcError
 from graphc.ir.expr import Load, Reduce, free_indices, walk
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
-from graphc.ir.interp import evaluate, factors, run_op
+from graphc.ir.interp import check_operands, evaluate, factors, run_op
+from graphc.ir.ops.in_range import EFFECT
 from graphc.ir.types import TensorType
 
 EINSUM = 16  # products and sums of einsum in the time of another scalar operation
@@ -105,6 +106,7 @@ class Contents:
         read = operands_read(op)
         if op.defn.form in ("elementwise", "indexed"):
             arrays = {str(n): self.of(op.inputs[n]) for n in read}
+            check_operands(op, op, [arrays.get(str(n)) for n in range(len(op.inputs))])
             return [
                 evaluate(op_body(op, k), v.tensor.static_shape, arrays)  # type: ignore[arg-type]
                 for k, v in enumerate(op.outputs)
@@ -113,7 +115,7 @@ class Contents:
 
     def fold(self, op: Op) -> list[np.ndarray] | None:
         """The results of an op if they should become constants; else notes those that are known."""
-        if op.defn.form in ("core", "region") or not op.outputs:
+        if op.defn.form in ("core", "region") or not op.outputs or EFFECT in op.defn.traits:
             return None
         if not is_static(op):
             return self._fold_untyped(op)

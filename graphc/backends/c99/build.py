@@ -10,7 +10,7 @@ import numpy as np
 from graphc.backends.c99.emit import emit
 from graphc.backends.cfamily.hostcc import shared_library
 from graphc.errors import ModelError
-from graphc.ir.program import Program
+from graphc.ir.program import Program, judged
 from graphc.ir.types import TensorType
 
 FLAGS = ("-std=c99", "-O1", "-ffp-contract=off", "-Wall", "-Wextra")
@@ -37,7 +37,7 @@ def build(program: Program, flags: Sequence[str] = FLAGS) -> Runner:
         arena = np.empty(program.arena_bytes + ALIGNMENT, np.uint8)
         start = arena.ctypes.data + -arena.ctypes.data % ALIGNMENT
         entry(_pointers(arrays), _pointers(outputs), start, _pointers(constants))
-        return outputs
+        return judged(program.checks, outputs)
 
     return run
 

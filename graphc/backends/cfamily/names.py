@@ -61,6 +61,15 @@ def bundle_name(name: str, taken: Iterable[str] = ()) -> str:
     return prefix(plain)
 
 
+def text_literal(text: str) -> str:
+    """A text as a literal of C or C++, of the bytes of UTF-8."""
+    plain = "".join(
+        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}"
+        for byte in text.encode()
+    )
+    return f'"{plain}"'
+
+
 def comment(text: str) -> str:
     """A C comment on one line (or several, as the text has)."""
     plain = text.replace("\\", "/")

@@ -55,6 +55,9 @@ class CudaSource:
             "arena_bytes": program.arena_bytes,
             "inputs": [_interface(name, type) for name, type in program.inputs],
             "outputs": [_interface(name, type) for name, type in program.outputs],
+            "checks": [
+                {"low": c.low, "most": c.most, "message": c.message} for c in program.checks
+            ],
             "constants": [
                 {"dtype": str(c.dtype), "shape": list(c.shape)} for c in program.constants
             ],

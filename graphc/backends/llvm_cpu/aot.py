@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from graphc.backends.block import Block
-from graphc.backends.cfamily.names import comment, prefix
+from graphc.backends.cfamily.names import comment, prefix, text_literal
 from graphc.backends.llvm_cpu.emit_program import INVOKE
 from graphc.backends.llvm_cpu.image import Image
 from graphc.backends.llvm_cpu.jit import compile_module
@@ -23,9 +23,11 @@ from graphc.backends.llvm_cpu.pool import pool_object
 from graphc.backends.llvm_cpu.soft_float import SOFT_FLOAT_IR
 from graphc.errors import UnsupportedError
 from graphc.files import atomic, write_bytes
+from graphc.ir.checks import VALUE, WHOLE, Check
 from graphc.ir.types import TensorType
 
 SPIN_NANOSECONDS = 50_000
+LONGEST_VALUE = 24  # characters of a number of 64 bits, and an end
 
 
 def build(image: Image, path: Path) -> None:
@@ -104,14 +106,19 @@ def header(image: Image, name: str) -> str:
         f"#define {upper}_H",
         "",
         f"#define {upper}_INPUTS {len(image.inputs)}",
-        f"#define {upper}_OUTPUTS {len(image.outputs)}",
+        f"#define {upper}_OUTPUTS {len(_outputs(image))}",
         f"#define {upper}_ARENA_BYTES {image.arena_bytes}",
         "",
     ]
-    for kind, entries in (("INPUT", image.inputs), ("OUTPUT", image.outputs)):
+    for kind, entries in (("INPUT", image.inputs), ("OUTPUT", _outputs(image))):
         for number, (label, type) in enumerate(entries):
             lines += _tensor_macros(f"{upper}_{kind}{number}", label, type)
     return "\n".join([*lines, _DECLARATIONS.format(name=name, upper=upper)])
+
+
+def _outputs(image: Image) -> tuple[tuple[str, TensorType], ...]:
+    """The outputs but the keys of checks."""
+    return image.outputs[:-1] if image.checks else image.outputs
 
 
 def _tensor_macros(prefix: str, label: str, type: TensorType) -> list[str]:
@@ -137,8 +144,12 @@ typedef struct {name}_context {name}_context;
 void {name}_destroy({name}_context *context);
 
 /* Runs the model on {upper}_INPUTS arrays into {upper}_OUTPUTS arrays. Returns 0, or -1 if an
- * argument is NULL. */
+ * argument is NULL, or 1 if inputs hold what the model forbids, as an index out of range: then the
+ * outputs mean nothing, and {name}_error tells what is wrong. */
 int {name}_run({name}_context *context, const void *const inputs[], void *const outputs[]);
+
+/* A sentence about the last run of a context that returned 1. */
+const char *{name}_error(const {name}_context *context);
 
 #ifdef __cplusplus
 }}
@@ -150,6 +161,7 @@ int {name}_run({name}_context *context, const void *const inputs[], void *const 
 _SOURCE = """#include "{name}.h"
 
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 extern void {invoke}(void **cells);
@@ -160,6 +172,15 @@ extern const unsigned char {name}_weights[];
 struct {name}_context {{
     void *pool;
     void *arena;
+    char error[{error_bytes}];
+}};
+
+static const struct {{
+    uint64_t low, most;
+    const char *message; /* a format of the offending value */
+}} checks[] = {{
+{checks}
+    {{0, 0, 0}}
 }};
 
 static const void *const constants[] = {{
@@ -195,10 +216,27 @@ int {name}_run({name}_context *context, const void *const inputs[], void *const 
 {{
     if (!context || !inputs || !outputs)
         return -1;
-    void *cells[] = {{(void *)inputs, (void *)outputs, context->arena, (void *)constants,
+    uint64_t keys[{check_count} + 1];
+    void *all[{output_count} + 1];
+    for (int n = 0; n < {output_count}; ++n)
+        all[n] = outputs[n];
+    all[{output_count}] = keys;
+    void *cells[] = {{(void *)inputs, all, context->arena, (void *)constants,
                      context->pool}};
     {invoke}(cells);
+    for (int n = 0; n < {check_count}; ++n) {{
+        if (keys[n] > checks[n].most) {{
+            const long long value = (long long)(int64_t)(checks[n].low + keys[n]);
+            snprintf(context->error, sizeof context->error, checks[n].message, value);
+            return 1;
+        }}
+    }}
     return 0;
+}}
+
+const char *{name}_error(const {name}_context *context)
+{{
+    return context ? context->error : "no context";
 }}
 """
 
@@ -208,5 +246,14 @@ def _interface(image: Image, name: str, offsets: list[int]) -> str:
     constants = "\n".join(f"    {name}_weights + {offset}," for offset in offsets)
     return _SOURCE.format(
         name=name, invoke=INVOKE, constants=constants, alignment=ALIGNMENT, arena=arena,
-        spin=SPIN_NANOSECONDS,
+        spin=SPIN_NANOSECONDS, checks="\n".join(map(_check, image.checks)),
+        check_count=len(image.checks), output_count=len(_outputs(image)),
+        error_bytes=LONGEST_VALUE + max((len(c.message.encode()) for c in image.checks), default=0),
     )  # fmt: skip
+
+
+def _check(check: Check) -> str:
+    """A row of the table of checks."""
+    before, value, after = check.message.replace("%", "%%").partition(VALUE)
+    form = before + ("%lld" if value else "") + after
+    return f"    {{{check.low % WHOLE}u, {check.most}u, {text_literal(form)}}},"

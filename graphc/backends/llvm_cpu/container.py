@@ -32,10 +32,11 @@ from graphc.backends.llvm_cpu.image import Image
 from graphc.backends.llvm_cpu.memory import ALIGNMENT
 from graphc.errors import ModelError
 from graphc.ir import dtypes
+from graphc.ir.checks import Check
 from graphc.ir.text.type_parser import parse_type
 from graphc.ir.types import TensorType
 
-FORMAT = 2
+FORMAT = 3
 _NAME = b"graphc\x00"
 MAGIC = _NAME + bytes([FORMAT])
 _HEAD = struct.Struct("<8sQQ")
@@ -76,6 +77,7 @@ def pack(
             "arena": image.arena_bytes,
             "kernels": image.kernels,
             "steps": image.steps,
+            "checks": [[check.low, check.high, check.message] for check in image.checks],
             "code": parts.add(memoryview(image.code)),
             "constants": [
                 [
@@ -219,6 +221,7 @@ class Container:
             str(entry["name"]), self.target, bytes(self._part(offset, size)), inputs, outputs,
             tuple(self._constant(*c) for c in entry["constants"]), _natural(entry["arena"]),
             tuple(map(str, entry["kernels"])), _natural(entry["steps"]),
+            _checks(entry["checks"], outputs),
         )  # fmt: skip
 
     def _part(self, offset: int, size: int) -> memoryview:
@@ -252,6 +255,14 @@ def _natural(value: Any) -> int:
     if type(value) is not int or not 0 <= value < MOST_BYTES:
         raise ValueError(f"{value!r} is no size")
     return value
+
+
+def _checks(entries: list, outputs: tuple[tuple[str, TensorType], ...]) -> tuple[Check, ...]:
+    """Checks, whose keys are the last output."""
+    found = tuple(Check(int(low), int(high), str(message)) for low, high, message in entries)
+    if found and outputs[-1][1] != TensorType(dtypes.u64, (len(found),)):
+        raise ValueError("it has no keys for its checks")
+    return found
 
 
 def _interface(entries: list) -> tuple[tuple[str, TensorType], ...]:

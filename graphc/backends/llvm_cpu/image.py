@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphc.ir.checks import Check
 from graphc.ir.types import TensorType
 
 Interface = tuple[tuple[str, TensorType], ...]
@@ -15,7 +16,8 @@ Interface = tuple[tuple[str, TensorType], ...]
 class Image:
     """A program in machine code together with all that a run needs. `code` is an object file for
     `target_key` (see HostTarget.key) that exports emit_program's functions; constants are aligned
-    to 64 bytes, in program order; `kernels` are the names of its functions, for people."""
+    to 64 bytes, in program order; `kernels` are the names of its functions, for people. With
+    `checks`, the last output holds their keys."""
 
     name: str
     target_key: str
@@ -26,3 +28,4 @@ class Image:
     arena_bytes: int
     kernels: tuple[str, ...] = ()
     steps: int = 0
+    checks: tuple[Check, ...] = ()

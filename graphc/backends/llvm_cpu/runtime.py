@@ -32,7 +32,7 @@ from graphc.backends.llvm_cpu.memory import (
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
 from graphc.backends.llvm_cpu.target import HostTarget, host_target
 from graphc.ir.dtypes import bf16
-from graphc.ir.program import Program
+from graphc.ir.program import Program, judged
 from graphc.ir.scalar.narrow import BELOW_BYTES
 from graphc.passes.kernel.prepare import prepare_kernel
 
@@ -53,7 +53,7 @@ def compile_program(program: Program, target: HostTarget | None = None) -> Image
     return Image(
         program.name, target.key, code, tuple(program.inputs), tuple(program.outputs),
         tuple(aligned(c) for c in program.constants), program.arena_bytes,
-        tuple(program.kernels), len(program.steps),
+        tuple(program.kernels), len(program.steps), program.checks,
     )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ class NativeModel:
         frames.append(frame)
         if scratch is not None and piece is not None:
             scratch.give(piece)
-        return outputs
+        return judged(self.image.checks, outputs)
 
 
 _INPUTS, _OUTPUTS, _ARENA, _CONSTANTS, _POOL, _FIRST = range(6)

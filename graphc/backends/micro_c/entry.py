@@ -6,12 +6,14 @@ the first step and after the last.
 
 from __future__ import annotations
 
-from graphc.backends.cfamily.names import comment
+from graphc.backends.cfamily.names import comment, text_literal
 from graphc.backends.cfamily.printer import size_values
 from graphc.backends.cfamily.spell import storage_type
 from graphc.backends.micro_c.hooks import hooks, literal, results
-from graphc.backends.micro_c.model import Constant, Model, Tensor, node_names
+from graphc.backends.micro_c.model import FIRST_CHECK, Constant, Model, Tensor, node_names
 from graphc.errors import InternalError
+from graphc.ir.checks import WHOLE
+from graphc.ir.dtypes import u64
 from graphc.ir.kernel import Buffer
 from graphc.ir.program import Slot, Step
 
@@ -36,7 +38,7 @@ const char *{name}_status_string({name}_status status)
         return "the arena, the weights, an input or an output is not aligned";
     case {macro}_OVERLAP:
         return "an output shares memory with another tensor or with the arena";
-    }}
+{checks}    }}
     return "no status of {name}";
 }}
 """
@@ -49,7 +51,14 @@ def entry(model: Model) -> str:
     overlaps = _overlap_checks(model)
     if overlaps:
         parts.append(APART.format(**names))
-    return "\n".join([*parts, _run(model, overlaps), STRINGS.format(**names)])
+    checks = "".join(_string(model, n) for n in range(len(model.checks)))
+    return "\n".join([*parts, _run(model, overlaps), STRINGS.format(**names, checks=checks)])
+
+
+def _string(model: Model, number: int) -> str:
+    """The sentence for the status of a check."""
+    status = f"{model.macro}_OUT_OF_RANGE{f'_{number}' if number else ''}"
+    return f"    case {status}:\n        return {text_literal(model.checks[number])};\n"
 
 
 # ---------------------------------------------------------------- the function
@@ -64,12 +73,15 @@ def _run(model: Model, overlaps: list[str]) -> str:
     ]
     if model.program.arena_bytes:
         lines.append("    uint8_t *const memory = (uint8_t *)arena;")
+    if model.checks:
+        lines += [f"#if {model.macro}_CHECKS", f"    uint64_t keys[{len(model.checks)}];", "#endif"]
     if model.resident:
         lines += _places(model)
     lines += [*_checks(model), *overlaps, *_cleared(model)]
     lines += [*_copies(model, "in"), *_traced_inputs(model)]
     for number, step in enumerate(model.program.steps):
-        lines += _call(model, number, step)
+        call = _call(model, number, step)
+        lines += _checked(model, step, call) if model.is_check(step) else call
     lines += _copies(model, "out")
     return "\n".join([*lines, f"    return {model.macro}_OK;", "}"]) + "\n"
 
@@ -224,6 +236,30 @@ def _call(model: Model, number: int, step: Step) -> list[str]:
     return lines
 
 
+def _checked(model: Model, step: Step, call: list[str]) -> list[str]:
+    """A call that computes keys of checks, and what follows from them."""
+    lines = [f"#if {model.macro}_CHECKS", *call]
+    for slot in step.slots:
+        for key in _keys(model, slot):
+            check = model.program.checks[key]
+            value = f"(int64_t)(keys[{key}] + UINT64_C({check.low % WHOLE}))"
+            lines += [
+                f"    if (keys[{key}] > UINT64_C({check.most})) {{",
+                f"#ifdef {model.macro}_REPORT",
+                f"        {model.name}_report({key}, {value});",
+                "#endif",
+                f"        return ({model.name}_status){FIRST_CHECK + key};",
+                "    }",
+            ]
+    return [*lines, "#endif"]
+
+
+def _keys(model: Model, slot: Slot) -> range:
+    """The numbers of the checks whose keys are at a place."""
+    first = slot.offset // u64.size
+    return range(first, first + slot.elements) if model.program.is_keys(slot) else range(0)
+
+
 def _argument(model: Model, buffer: Buffer, slot: Slot) -> str:
     const = "const " if buffer.access == "in" else ""
     if slot.space == "arena":
@@ -234,6 +270,8 @@ def _argument(model: Model, buffer: Buffer, slot: Slot) -> str:
         raise InternalError(f"{slot.space} at byte {slot.offset}, no multiple of {size}")
     if slot.space == "const":
         return _constant(model, model.constants[slot.index], slot.offset)
+    if model.program.is_keys(slot):
+        return f"keys + {slot.offset // size}"
     tensors = model.inputs if slot.space == "input" else model.outputs
     base = f"{slot.space}s->{tensors[slot.index].field}"
     return f"{base} + {slot.offset // size}" if slot.offset else base

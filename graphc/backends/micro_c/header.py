@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from graphc.backends.cfamily.names import comment
-from graphc.backends.micro_c.model import ARENA_ALIGNMENT, CONSTANT_ALIGNMENT, Model, Tensor
+from graphc.backends.micro_c.model import (
+    ARENA_ALIGNMENT,
+    CONSTANT_ALIGNMENT,
+    FIRST_CHECK,
+    Model,
+    Tensor,
+)
 
 TEXT = """\
 {title}
@@ -31,13 +37,13 @@ extern "C" {{
  * integers are to be read where they are quantised: real = (value - ZERO_POINT) * SCALE. */
 {sizes}
 
-/* What {name}_run returns. */
+{switch}/* What {name}_run returns. */
 typedef enum {{
     {macro}_OK = 0,
     {macro}_NULL_POINTER = 1, /* an argument, or a field of one, is null */
     {macro}_MISALIGNED = 2,   /* the arena, the weights, an input or an output is not aligned */
-    {macro}_OVERLAP = 3       /* an output shares memory with another tensor or with the arena */
-}} {name}_status;
+    {macro}_OVERLAP = 3{comma}      /* an output shares memory with another tensor or with the arena */
+{checks}}} {name}_status;
 
 /* A sentence for a status. */
 const char *{name}_status_string({name}_status status);
@@ -54,7 +60,7 @@ typedef struct {{
 
 /* Runs the model once. `arena` has {macro}_ARENA_SIZE bytes, aligned to {macro}_ARENA_ALIGN
  * (it may be null if the size is 0). Keeps no state: with an arena each, several runs may take
- * place at once. No output is written unless the status is {macro}_OK. */
+ * place at once. {written} */
 {name}_status {name}_run(const {name}_inputs *inputs, const {name}_outputs *outputs, void *arena);
 {resident}
 #ifdef {macro}_STATIC_ARENA
@@ -76,7 +82,7 @@ void {name}_profile(int layer, const char *name, int done);
 void {name}_trace(int layer, const char *name, uint32_t crc);
 #endif
 
-#ifdef {macro}_SUMMARY
+{report}#ifdef {macro}_SUMMARY
 /* Yours, if {macro}_SUMMARY is defined for all files: called with the least, the largest and the
  * mean element of every result. Print lines of the form `summary LAYER LEAST MOST MEAN NAME`,
  * numbers as printf's %.9g does or their bits in hexadecimal (0x3f800000). A processor that rounds
@@ -120,8 +126,42 @@ def header(model: Model) -> str:
         sizes="\n".join(line for t in (*model.inputs, *model.outputs) for line in _sizes(model, t)),
         inputs="\n".join(_field(model, t, "const ") for t in model.inputs) or _EMPTY,
         outputs="\n".join(_field(model, t, "") for t in model.outputs) or _EMPTY,
-        resident=_resident(model),
+        resident=_resident(model), **_of_checks(model),
     )  # fmt: skip
+
+
+SWITCH = """\
+/* With 0 (for all files) nothing checks the contents of inputs: indices that are out of range are
+ * clamped, and {macro}_OUT_OF_RANGE is not returned. */
+#ifndef {macro}_CHECKS
+#define {macro}_CHECKS 1
+#endif
+
+"""
+REPORT = """\
+#ifdef {macro}_REPORT
+/* Yours, if {macro}_REPORT is defined for all files: called with a value that is out of range
+ * before {name}_run returns {macro}_OUT_OF_RANGE + check. */
+void {name}_report(int check, int64_t value);
+#endif
+
+"""
+
+
+def _of_checks(model: Model) -> dict[str, str]:
+    """What the header says of checks, by field of TEXT; as good as nothing if there are none."""
+    names = {"name": model.name, "macro": model.macro}
+    written = f"No output is written unless the status is {model.macro}_OK."
+    if not model.checks:
+        return {"switch": "", "comma": " ", "checks": "", "report": "", "written": written}
+    lines = []
+    for number, text in enumerate(model.checks):
+        status = f"{model.macro}_OUT_OF_RANGE{f'_{number}' if number else ''}"
+        comma = "," if number + 1 < len(model.checks) else ""
+        lines.append(f"    {status} = {FIRST_CHECK + number}{comma} {comment(text)}\n")
+    written = f"If it returns a status other than {model.macro}_OK, outputs mean nothing."
+    return {"switch": SWITCH.format(**names), "comma": ",", "checks": "".join(lines),
+            "report": REPORT.format(**names), "written": written}  # fmt: skip
 
 
 _EMPTY = "    int unused; /* C has no empty structures */"

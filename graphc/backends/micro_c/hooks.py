@@ -94,7 +94,7 @@ def results(model: Model, step: Step) -> Iterator[tuple[int, Slot]]:
     """The parameters that a step writes, by number, and where they lie; empty ones are left out."""
     params = model.program.kernels[step.kernel].params
     for number, (buffer, slot) in enumerate(zip(params, step.slots, strict=True)):
-        if buffer.access != "in" and slot.elements:
+        if buffer.access != "in" and slot.elements and not model.program.is_keys(slot):
             yield number, slot
 
 

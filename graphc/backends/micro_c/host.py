@@ -16,9 +16,10 @@ import numpy as np
 from graphc.backends.cfamily.hostcc import shared_library
 from graphc.backends.micro_c.bundle import BundleOptions, code_files, model_of
 from graphc.backends.micro_c.hooks import results
-from graphc.backends.micro_c.model import ARENA_ALIGNMENT
+from graphc.backends.micro_c.model import ARENA_ALIGNMENT, FIRST_CHECK
 from graphc.backends.micro_c.traces import Trace
 from graphc.errors import InternalError, ModelError
+from graphc.ir.checks import WHOLE
 from graphc.ir.program import Program
 
 NAME = "model"
@@ -44,6 +45,19 @@ void model_summary(int layer, const char *name, float least, float most, float m
 }
 """
 HOOKS = ("-DMODEL_TRACE", "-DMODEL_SUMMARY")
+REPORT = """\
+#include "model.h"
+_Thread_local int64_t model_reported;
+int64_t model_offender(void)
+{
+    return model_reported;
+}
+void model_report(int check, int64_t value)
+{
+    (void)check;
+    model_reported = value;
+}
+"""
 
 
 class HostModel:
@@ -57,21 +71,30 @@ class HostModel:
         files = code_files(model)
         if traced:
             files["sink.c"] = SINK
-        flags = [*FLAGS, *(SANITIZE if sanitize else ()), *(HOOKS if traced else ())]
+        if program.checks:
+            files["report.c"] = REPORT
+        reports = ["-DMODEL_REPORT"] if program.checks else []
+        flags = [*FLAGS, *reports, *(SANITIZE if sanitize else ()), *(HOOKS if traced else ())]
         self.model, self.traced = model, traced
         self.library = ctypes.CDLL(str(shared_library(files, flags)))
         self.entry = self.library.model_run
         self.entry.argtypes = [ctypes.c_void_p] * 3
         self.entry.restype = ctypes.c_int
+        if program.checks:
+            self._offender = self.library.model_offender
+            self._offender.restype = ctypes.c_int64
 
     def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs; ModelError if the inputs have other shapes or dtypes than the program."""
         program = self.model.program
         arrays = [_checked(t, a) for t, a in zip(program.inputs, inputs, strict=True)]
-        outputs = [np.empty(t.static_shape, t.dtype.np) for _, t in program.outputs]
+        outputs = [np.empty(t.static_shape, t.dtype.np) for _, t in program.own_outputs]
         arena = np.empty(program.arena_bytes + ARENA_ALIGNMENT, np.uint8)
         start = arena.ctypes.data + -arena.ctypes.data % ARENA_ALIGNMENT
         status = self.entry(_pointers(arrays), _pointers(outputs), start)
+        if status >= FIRST_CHECK:
+            check = program.checks[status - FIRST_CHECK]
+            raise check.error((self._offender() - check.low) % WHOLE)
         if status != 0:
             raise InternalError(f"{program.name}: the C code returned status {status}")
         return outputs

@@ -18,6 +18,7 @@ from graphc.backends.micro_c.intrinsics import MicroUnit
 from graphc.backends.micro_c.libm import OwnSpeller, check_no_calls
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
+from graphc.ir.checks import VALUE
 from graphc.ir.kernel import Kernel, map_body
 from graphc.ir.program import Program, Quantisation, Slot, Step
 from graphc.ir.scalar.functions import POLYNOMIALS, expand_math, round_f32, sign_as_select
@@ -30,16 +31,17 @@ ARENA_ALIGNMENT = 16
 CONSTANT_ALIGNMENT = 16  # in NAME_weights.bin
 LAYER_NAME_LENGTH = 40
 COMMENT_WIDTH = 96
+FIRST_CHECK = 4  # the status of a run whose first check fails; those of others follow
 FIELD_NAME_LENGTH = 63  # what C99 tells apart
 WORDS = (
     "run", "run_static", "status", "status_string", "inputs", "outputs", "profile", "trace",
     "summary", "layers", "crc32", "apart", "weights", "input_ptr", "output_ptr", "no_constants",
-    "assert_byte", "assert_int", "assert_float", "assert_negative", "assert_double",
+    "report", "assert_byte", "assert_int", "assert_float", "assert_negative", "assert_double",
 )  # fmt: skip
 MACROS = (
     "H", "OK", "NULL_POINTER", "MISALIGNED", "OVERLAP", "KERNEL", "ALIGNED", "SECTION",
     "STATIC_ARENA", "ARENA_SIZE", "ARENA_ALIGN", "LAYERS", "PROFILE", "TRACE", "SUMMARY", "BEGIN",
-    "END", "CRC", "RANGE", "RESULT", "WEIGHTS", "WEIGHTS_SIZE", "WEIGHTS_ALIGN", "WEIGHTS_ADDRESS",
+    "CHECKS", "REPORT", "OUT_OF_RANGE", "END", "CRC", "RANGE", "RESULT", "WEIGHTS", "WEIGHTS_SIZE", "WEIGHTS_ALIGN", "WEIGHTS_ADDRESS",
 )  # fmt: skip
 
 
@@ -136,6 +138,8 @@ class Model:
             taken.add(ready.name)
             model.functions[kernel.name] = unit.kernel(_prepared(ready, bool(libm)))
             model.texts[kernel.name] = unit.functions[-1]
+            if program.checks and model.only_checks(kernel.name):
+                unit.functions[-1] = f"#if {model.macro}_CHECKS\n{unit.functions[-1]}#endif\n"
         if libm is False:
             check_no_calls(model.code())
         return model
@@ -152,6 +156,23 @@ class Model:
     @property
     def resident(self) -> dict[tuple[str, int], Slot]:
         return self.program.resident
+
+    @property
+    def checks(self) -> list[str]:
+        """What each check of the program finds wrong, in a sentence without the value."""
+        return [c.message.replace(f" {VALUE}", "") for c in self.program.checks]
+
+    def is_check(self, step: Step) -> bool:
+        """Whether a step computes nothing but keys of checks."""
+        params = self.program.kernels[step.kernel].params
+        return bool(self.program.checks) and all(
+            self.program.is_keys(slot)
+            for buffer, slot in zip(params, step.slots) if buffer.access != "in"
+        )  # fmt: skip
+
+    def only_checks(self, kernel: str) -> bool:
+        """Whether a kernel is called for checks only."""
+        return all(self.is_check(step) for step in self.program.steps if step.kernel == kernel)
 
     @property
     def sources(self) -> list[str]:
@@ -213,7 +234,9 @@ def size_rows(program: Program) -> dict[tuple[int, ...], int]:
 def _tensors(program: Program, side: str) -> list[Tensor]:
     taken: list[str] = []
     tensors = []
-    for number, (name, type) in enumerate(getattr(program, f"{side}s")):
+    for number, (name, type) in enumerate(
+        program.inputs if side == "input" else program.own_outputs
+    ):
         if type.dtype.kind in ("string", "complex"):
             raise UnsupportedError(f"{name!r}: C has no elements of type {type.dtype}")
         taken.append(field_name(name, taken))

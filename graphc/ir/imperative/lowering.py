@@ -24,6 +24,7 @@ import numpy as np
 
 from graphc.errors import InternalError
 from graphc.ir.binding import bind
+from graphc.ir.checks import Condition, collected
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Op
@@ -60,10 +61,17 @@ def imperative_kernel(op: Op, builder: Callable[..., Collectives] = Collectives)
     k = builder(outputs, sizes)
     for cell, extent in enumerate(d for b in outputs for d in b.shape) if sizes else ():
         k.store(sizes, cell, extent)  # type: ignore[arg-type]
-    with blaming(op):
+    with blaming(op), collected() as op.memo["conditions"]:
         op.defn.function(k, *bound.positional, **bound.keywords)
     params = (*inputs, *outputs, *((sizes,) if sizes else ()))
     return Kernel(op.name, params, without_unread(k.body()), comment=op.where())
+
+
+def imperative_conditions(op: Op) -> list[Condition]:
+    """What a typed imperative op asks of its operands, whose buffers are in0, in1, ..."""
+    if "conditions" not in op.memo:
+        imperative_kernel(op)
+    return op.memo["conditions"]
 
 
 def _sizes_buffer(op: Op, outputs: Sequence[Buffer]) -> Buffer | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
+from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import Const, Expr, as_expr, maximum, minimum, select
 
@@ -92,8 +93,10 @@ def only_element(operand) -> Expr:
 
 
 def wrap_index(index: Expr, extent) -> Expr:
-    """An index read from data: negative counts from the end; kept in range so no load strays."""
+    """An index read from data: negative counts from the end. One that is out of range fails the
+    run (ir/checks.py); it is kept in range nevertheless, so that no load strays."""
     index = index.cast(i64)
+    must_lie(index, -extent, extent - 1)
     wrapped = select(index < 0, index + extent, index)
     return minimum(maximum(wrapped, 0), as_expr(extent, i64) - 1)
 

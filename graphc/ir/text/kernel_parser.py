@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from graphc.ir import dtypes
+from graphc.ir.checks import Check
 from graphc.ir.expr import Index, Ref
 from graphc.ir.kernel import (
     Alloc,
@@ -194,7 +195,7 @@ class KernelParser(ConstantParser):
     def _program_line(self, program: Program) -> None:
         rule = _PROGRAM_LINES.get(self.token.text)
         if rule is None:
-            self.fail("expected `input`, `output`, `arena`, `const`, `run` or `kernel`")
+            self.fail("expected `input`, `output`, `check`, `arena`, `const`, `run` or `kernel`")
         self.next()
         rule(self, program)
 
@@ -215,6 +216,11 @@ class KernelParser(ConstantParser):
 
     def _output(self, program: Program) -> None:
         self._interface(program, "output", program.outputs)
+
+    def _check(self, program: Program) -> None:
+        low = self.integer()
+        self.expect("to")
+        program.checks += (Check(low, self.integer(), self.string()),)
 
     def _arena(self, program: Program) -> None:
         program.arena_bytes = self.integer()
@@ -277,6 +283,7 @@ _STATEMENTS: dict[str, Callable[[KernelParser], Stmt]] = {
 _PROGRAM_LINES: dict[str, Callable[[KernelParser, Program], None]] = {
     "input": KernelParser._input,
     "output": KernelParser._output,
+    "check": KernelParser._check,
     "arena": KernelParser._arena,
     "const": KernelParser._constant,
     "run": KernelParser._run,

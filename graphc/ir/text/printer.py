@@ -392,6 +392,7 @@ def print_program(program: Program) -> str:
         for number, (name, type) in enumerate(tensors):
             notes = _interface_notes(program, (space, number))
             lines.append(f"  {space} {name_text(name)} : {type}{notes}")
+    lines += [f"  check {c.low} to {c.high} {quote(c.message)}" for c in program.checks]
     lines.append(f"  arena {program.arena_bytes} bound {program.arena_lower_bound}")
     for number, array in enumerate(program.constants):
         type = TensorType(dtypes.of(array.dtype), array.shape)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from graphc.ir.expr import cost, loads
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
+from graphc.ir.ops.in_range import EFFECT
 from graphc.passes import structure
 from graphc.passes.fusion.merge import results_of
 from graphc.passes.fusion.movements import is_for_readers, is_only_read_by, is_scalar
@@ -82,7 +83,7 @@ class Grouping:
         if not structure.has_body(op) or any(0 in v.tensor.dims for v in op.outputs):
             self.open(op, "opaque")
             return
-        for group in self.candidates(op):
+        for group in self.candidates(op) if EFFECT not in op.defn.traits else ():
             if self.widening and structure.is_widening(op):
                 break
             if self.joins(op, group):

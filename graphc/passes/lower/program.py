@@ -16,12 +16,15 @@ import numpy as np
 
 from graphc import config
 from graphc.errors import InternalError, UnsupportedError
+from graphc.ir.checks import KEYS, Check
+from graphc.ir.dtypes import u64
 from graphc.ir.expr import Index, Load
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.imperative.collectives import Collectives
-from graphc.ir.imperative.lowering import SIZES, imperative_kernel
+from graphc.ir.imperative.lowering import SIZES, imperative_kernel, is_bounded
 from graphc.ir.kernel import Buffer, For, Kernel
 from graphc.ir.operations import elements_read
+from graphc.ir.ops.in_range import check_of, is_check
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
 from graphc.ir.verify.kernels import verify_program
@@ -76,7 +79,8 @@ class Conventions:
 @dataclass
 class Lowering:
     """The state of lowering one graph. `strategies` are tried in order; the last always matches.
-    `results` are the storages of outputs that live in the arena."""
+    `results` are the storages of outputs that live in the arena; `own` are the results of the model,
+    `checks` what the others check."""
 
     graph: Graph
     strategies: Sequence[Strategy]
@@ -93,10 +97,14 @@ class Lowering:
     results: list[str] = field(default_factory=list)
     distances: dict[str, dict[tuple[str, str], int]] = field(default_factory=dict)
     computed: dict[Op, Numbered] = field(default_factory=dict)
+    own: list[Value] = field(default_factory=list)
+    checks: list[tuple[Value, Check]] = field(default_factory=list)
 
     def run(self) -> Program:
         """The program of the whole graph."""
         self.compose()
+        self.own, self.checks = split_checks(self.graph.results)
+        self.reserve_keys()
         for position, value in enumerate(self.graph.params):
             space = "arena" if self.wanted.resident else "input"
             name = self.storages.define(value, space, position)
@@ -120,7 +128,7 @@ class Lowering:
         """Results made by a kernel are written straight into the caller's output, and so is what a
         result is another view of."""
         taken: set[Value] = set()
-        for position, value in enumerate(self.graph.results):
+        for position, value in enumerate(self.own):
             if value.tensor.layout is not None:
                 continue
             source = whole_source(value)
@@ -128,6 +136,14 @@ class Lowering:
             if made and source not in taken:
                 taken.add(source)
                 self.storages.define(source, "output", position)
+
+    def reserve_keys(self) -> None:
+        """The keys of checks are written one after another into an output after all others."""
+        position = len(self.own) + sum(map(is_bounded, self.graph.ops))
+        count = len(self.checks)
+        keys = self.storages.temporary(Buffer(KEYS, u64, (count,), ""), "output", position)
+        for number, (value, _) in enumerate(self.checks):
+            self.storages.alias(value, keys, number * u64.size)
 
     # ---------------------------------------------------------------- ops
 
@@ -314,7 +330,7 @@ class Lowering:
                 f"{op.where()}: what has a size that depends on data cannot live in the arena; "
                 "leave it to the caller"
             )
-        position, cell = len(self.graph.results) + len(self.sizes), 0
+        position, cell = len(self.own) + len(self.sizes), 0
         for value in op.outputs:
             self.bounded[value] = position, cell
             cell += value.tensor.rank
@@ -323,7 +339,7 @@ class Lowering:
 
     def finish_outputs(self) -> None:
         """Copies results that are views, inputs, constants or repeated into their outputs."""
-        for position, value in enumerate(self.graph.results):
+        for position, value in enumerate(self.own):
             name = self.storages.of(value)
             place = self.storages[name]
             if self.wanted.resident:
@@ -369,13 +385,20 @@ class Lowering:
         return Program(
             self.name,
             [(v.name, v.tensor) for v in self.graph.params],
-            [(n, v.tensor.with_layout(None)) for n, v in self.graph.named_results()]
-            + [(f"sizes{n}", type) for n, type in enumerate(self.sizes)],
+            self.outputs(),
             kernels, steps, [self.storages.constants[n] for n in used], arena.peak, arena.bound,
             resident=self.places(arena),
-            true_sizes={n: self.bounded[v] for n, v in enumerate(self.graph.results)
-                        if v in self.bounded},
-        )  # fmt: skip
+            true_sizes={n: self.bounded[v] for n, v in enumerate(self.own) if v in self.bounded},
+            checks=tuple(check for _, check in self.checks),
+        )
+
+    def outputs(self) -> list[tuple[str, TensorType]]:
+        """The outputs of the model, the true sizes of some, the keys of checks."""
+        named = self.graph.named_results()[: len(self.own)]
+        outputs = [(name, value.tensor.with_layout(None)) for name, value in named]
+        outputs += [(f"sizes{n}", type) for n, type in enumerate(self.sizes)]
+        keys = TensorType(u64, (len(self.checks),))
+        return [*outputs, (KEYS, keys)] if self.checks else outputs
 
     def places(self, arena: Arena) -> dict[tuple[str, int], Slot]:
         """Where inputs and outputs that live in the arena lie, by ("input" or "output", number)."""
@@ -384,6 +407,19 @@ class Lowering:
         named = [("input", n, self.storages.of_value[v]) for n, v in enumerate(self.graph.params)]
         named += [("output", n, name) for n, name in enumerate(self.results)]
         return {(side, n): arena.slot(self.storages[s], {}) for side, n, s in named}
+
+
+def split_checks(results: Sequence[Value]) -> tuple[list[Value], list[tuple[Value, Check]]]:
+    """The results of a graph that are its own, and those that are checks, with what they check."""
+    made = [(value, _maker(value)) for value in results]
+    own = [value for value, op in made if op is None or not is_check(op)]
+    return own, [(value, check_of(op)) for value, op in made if op is not None and is_check(op)]
+
+
+def _maker(value: Value) -> Op | None:
+    """The op that a value is of, perhaps inside a fused one."""
+    op = value.producer
+    return _maker(op.regions[0].results[value.index]) if op is not None and op.name == "fused" else op
 
 
 def _is_composed(op: Op) -> bool:

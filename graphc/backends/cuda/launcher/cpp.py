@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graphc.backends.cuda.launcher.python import inputs, outputs
+from graphc.backends.cfamily.names import text_literal
+from graphc.backends.cuda.launcher.python import inputs, outputs, own_outputs
 from graphc.backends.cuda.machines import DEFAULT_ARCHS
 from graphc.backends.digests import folded
 from graphc.ir import dtypes
+from graphc.ir.checks import VALUE, WHOLE
 
 RUNTIME = Path(__file__).with_name("graphc_model.h")
 SPACES = {"input": "input", "output": "output", "const": "weights", "arena": "arena"}
@@ -50,6 +52,7 @@ SOURCE = """\
 namespace {{
 
 using graphc::Argument;
+using graphc::Check;
 using graphc::Launch;
 using graphc::Space;
 using graphc::Tensor;
@@ -59,7 +62,8 @@ using graphc::Tensor;
 
 const graphc::Plan {name}_plan = {{
     {title}, {inputs}, {input_count}, {outputs}, {output_count},
-    {launches}, {launch_count}, {streams}, {arena}, {weights}, {weights_sum}ull,
+    {launches}, {launch_count}, {streams}, {arena}, {weights}, {weights_sum}ull, {checks},
+    {check_count},
 }};
 """
 
@@ -143,7 +147,7 @@ def cpp_files(
         f"{name}_kernels.cu": KERNELS.format(defines=defines),
         f"{name}_example.cpp": EXAMPLE.format(name=name),
         "CMakeLists.txt": CMAKE.format(name=name, archs=_numbers(archs or DEFAULT_ARCHS)),
-        RUNTIME.name: RUNTIME.read_text(),
+        RUNTIME.name: RUNTIME.readtext_literal(),
     }
 
 
@@ -154,13 +158,14 @@ def _numbers(archs: Sequence[str]) -> str:
 
 def _source(name: str, plan: Mapping[str, Any], functions: Iterable[str], weights_sum: int) -> str:
     tables = [*_tensors("input", plan["inputs"]), *_tensors("output", plan["outputs"])]
-    tables += _launches(name, plan)
-    counts = {f"{kind}_count": len(plan[f"{kind}s"]) for kind in ("input", "output")}
+    tables += [*_launches(name, plan), *_checks(plan["checks"])]
+    counts = {"input_count": len(plan["inputs"]), "output_count": len(own_outputs(plan)),
+              "check_count": len(plan["checks"])}  # fmt: skip
     return SOURCE.format(
         name=name,
         declarations="\n".join(f'extern "C" void {name}_{each}();' for each in functions),
         tables="\n".join(tables),
-        title=_text(plan["name"]),
+        title=text_literal(plan["name"]),
         inputs="inputs" if plan["inputs"] else "nullptr",
         outputs="outputs" if plan["outputs"] else "nullptr",
         launches="launches" if plan["launches"] else "nullptr",
@@ -169,17 +174,9 @@ def _source(name: str, plan: Mapping[str, Any], functions: Iterable[str], weight
         arena=plan["arena_bytes"],
         weights=plan["weights_bytes"],
         weights_sum=weights_sum,
+        checks="checks" if plan["checks"] else "nullptr",
         **counts,
     )
-
-
-def _text(name: str) -> str:
-    """A name as a C++ literal, of the bytes of UTF-8."""
-    plain = "".join(
-        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}"
-        for byte in name.encode()
-    )
-    return f'"{plain}"'
 
 
 def _table(type: str, name: str, rows: list[str]) -> list[str]:
@@ -197,9 +194,23 @@ def _tensors(kind: str, entries: list[Mapping[str, Any]]) -> list[str]:
         lines += _table("int64_t", f"{kind}_{number}_shape", [str(extent) for extent in shape])
         place = f"{kind}_{number}_shape" if shape else "nullptr"
         rows.append(
-            f'{{{_text(entry["name"])}, "{entry["dtype"]}", {len(shape)}, {place}, {size}}}'
+            f'{{{text_literal(entry["name"])}, "{entry["dtype"]}", {len(shape)}, {place}, {size}}}'
         )
     return [*lines, *_table("Tensor", f"{kind}s", rows)]
+
+
+def _checks(checks: list[Mapping[str, Any]]) -> list[str]:
+    rows = []
+    for check in checks:
+        before, _, after = check["message"].partition(VALUE)
+        low, most = (f"{check[key] % WHOLE}ull" for key in ("low", "most"))
+        texts = f"{text_literal(before)}, {text_literal(after)}"
+        rows.append(f"{{{low}, {most}, {texts}, {_flag(VALUE in check['message'])}}}")
+    return _table("Check", "checks", rows)
+
+
+def _flag(holds: bool) -> str:
+    return "true" if holds else "false"
 
 
 def _launches(name: str, plan: Mapping[str, Any]) -> list[str]:
@@ -224,7 +235,7 @@ def _row(name: str, number: int, launch: Mapping[str, Any]) -> str:
     """One launch."""
     function, waits = launch["function"], launch["waits"]
     grid, block = (f"{{{launch[key]}, 1, 1}}" for key in ("grid", "block"))
-    awaited = "true" if launch["awaited"] else "false"
+    awaited = _flag(launch["awaited"])
     arguments = f"arguments_{number}" if launch["arguments"] else "nullptr"
     return (
         f'{{reinterpret_cast<const void *>({name}_{function}), "{function}", {grid}, {block}, '

@@ -59,6 +59,14 @@ struct Launch {
     bool awaited;
 };
 
+// What must hold of values that a model computes with (indices, say). Its number in the tensor that
+// comes after the outputs, added to `low`, is an offending value if it is more than `most`.
+struct Check {
+    uint64_t low, most;
+    const char *before, *after;  // the message, around the value, if it tells that
+    bool tells;
+};
+
 struct Plan {
     const char *name;
     const Tensor *inputs;
@@ -70,6 +78,8 @@ struct Plan {
     int stream_count;
     size_t arena_bytes, weights_bytes;
     uint64_t weights_sum;  // what sum_of gives for the weights
+    const Check *checks;
+    int check_count;
 };
 
 // A sum over bytes that shows damage. For each 64 KiB: the sum of all 32-bit words (little endian,
@@ -136,7 +146,7 @@ class Model {
                              cudaMemcpyHostToDevice),
                   "weights");
             place(plan.inputs, plan.input_count, inputs, staged_inputs);
-            place(plan.outputs, plan.output_count, outputs, staged_outputs);
+            place(plan.outputs, all_outputs(), outputs, staged_outputs);
         } catch (...) {
             close();
             throw;
@@ -148,7 +158,8 @@ class Model {
     Model(const Model &) = delete;
     Model &operator=(const Model &) = delete;
 
-    // Runs on arrays of the host, and waits. They are as plan.inputs and plan.outputs say.
+    // Runs on arrays of the host, and waits. They are as plan.inputs and plan.outputs say. Error
+    // tells of a value that the model forbids, as an index out of range; no result is then written.
     void run(const void *const *values, void *const *results)
     {
         check(cudaSetDevice(device), "device");
@@ -165,18 +176,35 @@ class Model {
         }
         ++runs;
         check(cudaStreamSynchronize(main_stream), plan.name);
+        judge();
         for (int n = 0; n < plan.output_count; ++n) {
             memcpy(results[n], staged_outputs[n], plan.outputs[n].bytes);
         }
     }
 
     // Launches all kernels on arrays of the device, aligned to 16 bytes, in the order of a stream;
-    // does not wait. The next run of this model must come after it.
+    // does not wait. The next run of this model must come after it. `verify` says afterwards
+    // whether all values were as the model needs them.
     void enqueue(const void *const *values, void *const *results, cudaStream_t stream)
     {
+        std::vector<void *> all(results, results + plan.output_count);
+        all.insert(all.end(), outputs.begin() + plan.output_count, outputs.end());
         for (int n = 0; n < plan.launch_count; ++n) {
-            launch(plan.launches[n], values, results, stream);
+            launch(plan.launches[n], values, all.data(), stream);
         }
+    }
+
+    // Waits for what was enqueued in a stream. Error tells of a value that the model forbids.
+    void verify(cudaStream_t stream)
+    {
+        if (plan.check_count != 0) {
+            const int last = plan.output_count;
+            check(cudaMemcpyAsync(staged_outputs[last], outputs[last], plan.outputs[last].bytes,
+                                  cudaMemcpyDeviceToHost, stream),
+                  plan.outputs[last].name);
+        }
+        check(cudaStreamSynchronize(stream), plan.name);
+        judge();
     }
 
   private:
@@ -190,6 +218,21 @@ class Model {
     std::vector<void *> inputs, outputs, staged_inputs, staged_outputs, device_memory, host_memory;
     cudaGraphExec_t graph = nullptr;
     uint64_t runs = 0;
+
+    // The tensor of checks comes after the outputs of the model.
+    int all_outputs() const { return plan.output_count + (plan.check_count != 0); }
+
+    void judge() const
+    {
+        for (int n = 0; n < plan.check_count; ++n) {
+            const Check &each = plan.checks[n];
+            const uint64_t key = static_cast<const uint64_t *>(staged_outputs[plan.output_count])[n];
+            if (key > each.most) {
+                const std::string value = std::to_string(int64_t(each.low + key));
+                throw Error(each.before + (each.tells ? value : "") + each.after);
+            }
+        }
+    }
 
     static std::vector<char> read(const std::string &path, size_t bytes)
     {
@@ -246,7 +289,7 @@ class Model {
 
     void download(cudaStream_t stream)
     {
-        for (int n = 0; n < plan.output_count; ++n) {
+        for (int n = 0; n < all_outputs(); ++n) {
             check(cudaMemcpyAsync(staged_outputs[n], outputs[n], plan.outputs[n].bytes,
                                   cudaMemcpyDeviceToHost, stream),
                   plan.outputs[n].name);

@@ -72,10 +72,15 @@ def inputs(plan: Mapping[str, Any]) -> list[str]:
     return [_interface(entry) for entry in plan["inputs"]]
 
 
+def own_outputs(plan: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The outputs but what tells of checks."""
+    return plan["outputs"][:-1] if plan["checks"] else plan["outputs"]
+
+
 def outputs(plan: Mapping[str, Any]) -> list[str]:
     """Each output; of one whose shape depends on data, also which part is the result."""
     texts = []
-    for entry in plan["outputs"]:
+    for entry in own_outputs(plan):
         text = _interface(entry)
         if "true_shape" in entry:
             sizes, first = (entry["true_shape"][key] for key in ("output", "first"))

@@ -24,6 +24,7 @@ PARTS = {
     "name",
     "inputs",
     "outputs",
+    "checks",
     "constants",
     "launches",
     "streams",

@@ -112,7 +112,8 @@ class Model:
         """The outputs for inputs in order: numpy arrays, or arrays on this device.
 
         Outputs are numpy arrays if all inputs are, otherwise arrays on the device, whose contents
-        are in order with the legacy default stream. ValueError for inputs of other types;
+        are in order with the legacy default stream. ValueError for inputs of other types, and for
+        contents that the model forbids, as indices out of range: with such checks, a run waits.
         DriverError names the kernel that failed.
         """
         if len(values) != len(self.inputs):
@@ -121,8 +122,17 @@ class Model:
             spec.check(value)
         with self._lock, self.driver.current():
             if any(isinstance(value, DeviceArray) for value in values):
-                return self._run_on_device(values)
-            return self._run_on_host(values)
+                return self._judged(self._run_on_device(values))
+            return self._judged(self._run_on_host(values))
+
+    def _judged(self, outputs: list[Any]) -> list[Any]:
+        """The outputs but the last, if it tells of checks; ValueError if one does not hold."""
+        checks = self.plan["checks"]
+        for check, key in zip(checks, np.asarray(outputs.pop()).tolist() if checks else ()):
+            if key > check["most"]:
+                value = (check["low"] + key + 2**63) % 2**64 - 2**63
+                raise ValueError(check["message"].replace("{value}", str(value)))
+        return outputs
 
     def to_device(self, array: np.ndarray) -> DeviceArray:
         """A copy of an array on the device."""

@@ -19,7 +19,7 @@ from graphc.backends.cuda.machines import VECTOR_BYTES
 from graphc.backends.cuda.simulator.translate import translate
 from graphc.errors import InternalError, ModelError
 from graphc.ir.imperative.lowering import SIZES
-from graphc.ir.program import Slot
+from graphc.ir.program import Slot, judged
 
 HEADER = "simulator.h"  # what kernels include: these files, one after another
 PARTS = ("state", "memory", "threads", "functions", "instructions", "warp_groups")
@@ -53,7 +53,7 @@ def simulate(source: CudaSource, orders: Sequence[int] = ORDERS) -> Runner:
             for (name, _), a, b in zip(source.program.outputs, first, again):
                 if exact and a.tobytes() != b.tobytes():
                     raise SimulationError(f"output {name} depends on the order of threads")
-        return first
+        return judged(source.program.checks, first)
 
     return run
 

@@ -1,0 +1,110 @@
+"""Checks of what data holds: indices within bounds, lengths within extents, known categories.
+
+The body of an operator says what must hold by `must_lie(value, low, high, message)`, while it is
+being built; what it says is collected beside the body (`collected`). A check is over all values of
+the indices that its value depends on, whatever else the body does, and no part of the body: that
+keeps memory safe by itself, by clamping. So checks cost a pass over the indices, not a branch per
+element, and kernels know nothing of them.
+
+A compiled graph has an op `graphc.InRange` per check (ops/in_range.py), which gives one u64, the
+*key*: the largest distance of a value above `low`, modulo 2^64. All values are in range exactly if
+the key is at most `high - low`; else `low` plus the key is one that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from graphc.errors import ModelError
+from graphc.ir.dtypes import i64, u64
+from graphc.ir.expr import Const, Expr, as_expr, cast, select
+
+VALUE = "{value}"
+"""What stands in a message for the offending value."""
+KEYS = "checks"  # the output of a program that holds the keys of all its checks
+WHOLE = 1 << 64
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a body asks for: `value`, at all its indices, in low..high. `what` says what the value
+    is ("index"), or, with VALUE in it, what to say of one that is not."""
+
+    value: Expr
+    low: int
+    high: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of a program: the range, and what to say, with VALUE for the offending value."""
+
+    low: int
+    high: int
+    message: str
+
+    @property
+    def most(self) -> int:
+        """The largest key of values in range."""
+        return self.high - self.low
+
+    def offender(self, key: int) -> int:
+        """The value that a key stands for."""
+        value = (self.low + key) % WHOLE
+        return value - WHOLE if value >= WHOLE // 2 else value
+
+    def error(self, key: int) -> ModelError:
+        """The error of a run whose key is too large."""
+        return ModelError(self.message.replace(VALUE, str(self.offender(key))))
+
+
+def judge(checks: Sequence[Check], keys: Sequence[int]) -> None:
+    """ModelError says which check does not hold, if one does not."""
+    for check, key in zip(checks, keys):
+        if int(key) > check.most:
+            raise check.error(int(key))
+
+
+def key_of(value: Expr, low: int) -> Expr:
+    """The distance of a value above `low`, modulo 2^64."""
+    return cast(value, u64) - Const(low, u64)
+
+
+# ---------------------------------------------------------------- collecting
+
+_collecting: ContextVar[list[Condition] | None] = ContextVar("collecting", default=None)
+
+
+@contextmanager
+def collected() -> Iterator[list[Condition]]:
+    """Collects what bodies that are built within ask for."""
+    found: list[Condition] = []
+    token = _collecting.set(found)
+    try:
+        yield found
+    finally:
+        _collecting.reset(token)
+
+
+def must_lie(value: Expr, low: int, high: int, what: str = "index") -> None:
+    """Has a run fail unless an integer lies in low..high wherever its indices take it.
+
+    What only matters under a condition is given as a value in range where that does not hold:
+    `select(matters, value, low)`.
+    """
+    found = _collecting.get()
+    if found is None or not (isinstance(low, int) and isinstance(high, int)):
+        return
+    condition = Condition(cast(value, i64), low, high, what)
+    if condition not in found:
+        found.append(condition)
+
+
+def must_hold(condition: Expr, position: Expr | int, message: str) -> None:
+    """Has a run fail unless a condition holds everywhere. VALUE in the message is the `position`,
+    at least 0, of an element for which it does not."""
+    must_lie(select(condition, -1, as_expr(position, i64)), -1, -1, message)

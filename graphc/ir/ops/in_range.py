@@ -1,0 +1,51 @@
+"""The operator of checks, `graphc.InRange`, which pass `checks` puts beside what it checks.
+
+What it computes comes with it as the text of an expression, as the body of another operator asked
+for it (ir/checks.py). It has an effect: no pass removes it, and whoever runs it judges its result.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from graphc.errors import ModelError
+from graphc.ir.checks import Check, key_of
+from graphc.ir.dtypes import DType
+from graphc.ir.expr import Expr, Index, loads, reduce
+from graphc.ir.graph import Op
+from graphc.ir.opdef import Any_, op
+from graphc.ir.text.expr_parser import parse_expr
+
+NAME, DOMAIN = "InRange", "graphc"
+EFFECT = "effect"  # the trait of what is run though nobody reads it
+
+
+@op(NAME, domain=DOMAIN, infer=lambda *operands: (), traits=(EFFECT,))
+def in_range(
+    i, *operands: Any_, value: str, extents: tuple = (), low: int, high: int, message: str
+):
+    """The largest distance above `low`, modulo 2^64, of a value, an expression over $0, $1, ...
+    (the operands) and indices i0, i1, ... of these extents."""
+    axes = tuple(Index(f"c{n}", extent) for n, extent in enumerate(extents))
+    found = _parsed(value, axes, tuple(x.dtype for x in operands))
+    for load in loads(found):
+        if len(load.index) != operands[int(load.source)].rank:
+            raise ModelError(f"reads {load}, found {operands[int(load.source)].type}")
+    key = key_of(found, low)
+    return reduce("max", key, axes) if axes else key
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str, axes: tuple[Index, ...], types: tuple[DType, ...]) -> Expr:
+    names: dict[str, Expr] = {f"i{n}": axis for n, axis in enumerate(axes)}
+    return parse_expr(text, names, {str(n): dtype for n, dtype in enumerate(types)})
+
+
+def check_of(op: Op) -> Check:
+    """What an InRange op checks."""
+    return Check(op.attrs["low"], op.attrs["high"], op.attrs["message"])
+
+
+def is_check(op: Op | None) -> bool:
+    """Whether an op checks something."""
+    return op is not None and op.name == NAME and op.defn.domain == DOMAIN

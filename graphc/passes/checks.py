@@ -1,0 +1,114 @@
+"""Puts an op `graphc.InRange` beside each op that asks something of what its operands hold.
+
+It comes first, while ops are as the model has them: messages then name its nodes and tensors. The
+checks are results of the graph, after its own; what they compute is read off the definitions
+(ir/conditions.py). Of a composite op, the part of its body that its checks depend on is copied
+beside it; what they share with the op is computed once when equal ops are merged. A check of
+constants is made here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphc.ir.conditions import Asked, asked_by
+from graphc.ir.expr import Expr, Load, loads, transform
+from graphc.ir.graph import Graph, Op, Value, copy_ops
+from graphc.ir.infer import expand, infer_op
+from graphc.ir.interp import run_op
+from graphc.ir.opdef import lookup
+from graphc.ir.ops.in_range import DOMAIN, NAME, is_check
+from graphc.passes.cse import op_key
+from graphc.passes.dce import remove_dead
+from graphc.passes.manager.base import Pass, register_pass
+from graphc.passes.manager.context import Context
+
+
+def add_checks(graph: Graph) -> bool:
+    """Adds the checks of all ops to the results of a graph; whether there are any. ModelError if
+    what is constant is not as it has to be."""
+    made: dict[tuple, Value] = {}
+    for op in list(graph.ops):
+        for value in checks_of(op):
+            assert value.producer is not None
+            first = made.setdefault(op_key(value.producer), value)
+            if first is not value:
+                value.producer.erase()
+    own = set(graph.results)
+    new = [value for value in made.values() if value not in own]
+    if new:
+        named = [name for name, _ in graph.named_results()]
+        graph.output_names = [*named, *_unused(len(new), named)]
+        graph.set_results([*graph.results, *new])
+    return bool(new)
+
+
+def _unused(count: int, names: list[str]) -> list[str]:
+    """Names for outputs that there are not yet."""
+    stem = "check"
+    while any(name.startswith(stem) for name in names):
+        stem = f"_{stem}"
+    return [f"{stem}{n}" for n in range(count)]
+
+
+def checks_of(op: Op) -> list[Value]:
+    """The results of the checks of one op, which are put before it; itself, if it is one."""
+    if op.name == "Constant":
+        return []
+    if is_check(op):
+        return [op.output]
+    if op.defn.form == "composite":
+        return _checks_within(op)
+    made = [_check(op, asked) for asked in asked_by(op)]
+    return [value for value in made if value is not None]
+
+
+def _check(op: Op, asked: Asked) -> Value | None:
+    """A new check before an op; None if it holds, as it is of constants."""
+    used = sorted({int(load.source) for load in loads(asked.value)})
+    number = {str(old): str(new) for new, old in enumerate(used)}
+
+    def numbered(node: Expr) -> Expr | None:
+        if isinstance(node, Load):
+            return Load(number[node.source], node.index, node.dtype)
+        return None
+
+    text = str(transform(asked.value, numbered))
+    attrs = {"value": text, "extents": asked.extents, "low": asked.check.low,
+             "high": asked.check.high, "message": asked.check.message}  # fmt: skip
+    new = Op(lookup(NAME, DOMAIN), [op.inputs[n] for n in used], attrs, 1, (), op.loc)
+    infer_op(new)
+    if all(v is not None and v.constant is not None for v in new.inputs):
+        run_op(new, [v.constant for v in new.inputs if v is not None])
+        new.drop_inputs()
+        return None
+    assert op.region is not None
+    op.region.insert_before(op, new)
+    return new.output
+
+
+def _checks_within(op: Op) -> list[Value]:
+    """The checks of the body of a composite op, with what they depend on."""
+    body, _ = expand(op)
+    if not add_checks(body):
+        return []
+    checks = [value for value in body.results if is_check(value.producer)]
+    body.set_results(checks)
+    body.output_names = []
+    remove_dead(body)
+    mapping: dict[Value, Value] = dict(zip(body.params, op.inputs))  # type: ignore[arg-type]
+    assert op.region is not None
+    copy_ops(body, op.region, mapping, before=op)
+    return [mapping[value] for value in checks]
+
+
+@register_pass
+@dataclass
+class Checks(Pass):
+    """Adds checks of indices, lengths and the like to the results of the graph."""
+
+    name = "checks"
+    requires = "typed"
+
+    def run(self, graph: Graph, ctx: Context) -> bool:
+        return not graph.is_optimised and add_checks(graph)
