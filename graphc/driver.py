@@ -340,7 +340,8 @@ def _cpu(settings: Settings) -> CompileStatic:
             return cpu_program(graph, settings)
 
         if settings.is_plain and _is_ours(graph):
-            image = cached_image(graph, f"{settings.passes or PIPELINES['cpu']}; checks {settings.checks}", program)
+            options = f"{settings.passes or PIPELINES['cpu']}; checks {settings.checks}"
+            image = cached_image(graph, options, program)
         else:
             image = compile_program(program())
         return NativeModel(image, settings.threads, scratch)

@@ -62,6 +62,14 @@ class Check:
         return ModelError(self.message.replace(VALUE, str(self.offender(key))))
 
 
+def sentence(what: str, name: str, low: int, high: int) -> str:
+    """What to say of a value out of range: `what` itself if it has VALUE in it."""
+    if VALUE in what:
+        return what
+    span = f"at least {low}" if high == i64.max else f"in {low}..{high}"
+    return f"{what} {VALUE}{f' of {name}' if name else ''} must be {span}"
+
+
 def judge(checks: Sequence[Check], keys: Sequence[int]) -> None:
     """ModelError says which check does not hold, if one does not."""
     for check, key in zip(checks, keys):

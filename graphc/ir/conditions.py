@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphc.ir.checks import VALUE, Check, Condition
-from graphc.ir.expr import Expr, Index, Load, free_indices, loads, substitute, transform
+from graphc.errors import InternalError
+from graphc.ir.checks import Check, Condition, sentence
+from graphc.ir.expr import Expr, Index, Load, Ref, free_indices, loads, substitute, transform, walk
 from graphc.ir.graph import Op
 from graphc.ir.imperative.lowering import imperative_conditions
 from graphc.ir.infer import conditions_of
@@ -40,11 +41,11 @@ def asked_by(op: Op, named: Op | None = None) -> list[Asked]:
 
 def _asked(op: Op, condition: Condition) -> Asked:
     value = transform(condition.value, _of_numbered)
+    if any(isinstance(node, Ref) for node in walk(value)):
+        raise InternalError(f"{op.where()}: a check may depend on operands and indices: {value}")
     axes = sorted(free_indices(value), key=lambda axis: axis.name)
     own: dict[Expr, Expr] = {axis: Index(f"i{n}", axis.extent) for n, axis in enumerate(axes)}
-    said = condition.what
-    if VALUE not in said:
-        said = f"{said} {VALUE}{_of_operand(op, value)} must be in {condition.low}..{condition.high}"
+    said = sentence(condition.what, _operand(op, value), condition.low, condition.high)
     check = Check(condition.low, condition.high, f"{op.where()}: {said}")
     return Asked(substitute(value, own), tuple(axis.count for axis in axes), check)
 
@@ -55,7 +56,7 @@ def _of_numbered(node: Expr) -> Expr | None:
     return None
 
 
-def _of_operand(op: Op, value: Expr) -> str:
+def _operand(op: Op, value: Expr) -> str:
     """Where a value is read from, for messages."""
     numbers = sorted({int(load.source) for load in loads(value)})
     if not numbers or numbers[0] >= len(op.inputs):
@@ -63,4 +64,4 @@ def _of_operand(op: Op, value: Expr) -> str:
     operand, params = op.inputs[numbers[0]], op.defn.params
     role = params[min(numbers[0], len(params) - 1)].name
     name = operand.name if operand is not None else ""
-    return f" of {role} {name!r}" if name else f" of {role}"
+    return f"{role} {name!r}" if name else role

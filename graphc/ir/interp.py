@@ -105,7 +105,7 @@ def run_op(op: Op, arguments: Sequence[Any]) -> list[Any]:
         return run_imperative(bound, arguments)
     results = [_run_body(bound, k, arguments) for k in range(len(bound.outputs))]
     if is_check(op):
-        judge([check_of(op)], results)
+        judge([check_of(op)], [int(results[0])])
     return results
 
 
@@ -114,7 +114,7 @@ def check_operands(op: Op, typed: Op, arguments: Sequence[Any]) -> None:
     for asked in asked_by(typed, op):
         arrays = {str(n): np.asarray(a) for n, a in enumerate(arguments) if a is not None}
         keys = evaluate(key_of(asked.value, asked.check.low), asked.extents, arrays)
-        judge([asked.check], [keys.max()])
+        judge([asked.check], [int(keys.max())])
 
 
 def _params(graph: Graph, arguments: Sequence[Any]) -> list[Any]:

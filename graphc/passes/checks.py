@@ -17,8 +17,7 @@ from graphc.ir.graph import Graph, Op, Value, copy_ops
 from graphc.ir.infer import expand, infer_op
 from graphc.ir.interp import run_op
 from graphc.ir.opdef import lookup
-from graphc.ir.ops.in_range import DOMAIN, NAME, is_check
-from graphc.passes.cse import op_key
+from graphc.ir.ops.in_range import DOMAIN, NAME, check_of, is_check
 from graphc.passes.dce import remove_dead
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
@@ -27,20 +26,28 @@ from graphc.passes.manager.context import Context
 def add_checks(graph: Graph) -> bool:
     """Adds the checks of all ops to the results of a graph; whether there are any. ModelError if
     what is constant is not as it has to be."""
-    made: dict[tuple, Value] = {}
-    for op in list(graph.ops):
-        for value in checks_of(op):
-            assert value.producer is not None
-            first = made.setdefault(op_key(value.producer), value)
-            if first is not value:
-                value.producer.erase()
     own = set(graph.results)
-    new = [value for value in made.values() if value not in own]
+    kept: dict[tuple, Op] = {}
+    for op in list(graph.ops):
+        for check in checks_of(op):
+            key = tuple(check.inputs), check.attrs["value"], check.attrs["extents"]
+            weaker = check
+            if key not in kept or _is_stronger(check, kept[key]):
+                weaker, kept[key] = kept.get(key, check), check
+            if weaker is not kept[key] and weaker.output not in own:
+                weaker.erase()
+    new = [check.output for check in kept.values() if check.output not in own]
     if new:
         named = [name for name, _ in graph.named_results()]
         graph.output_names = [*named, *_unused(len(new), named)]
         graph.set_results([*graph.results, *new])
     return bool(new)
+
+
+def _is_stronger(check: Op, other: Op) -> bool:
+    """Whether the range of a check lies within that of another of the same values."""
+    a, b = check_of(check), check_of(other)
+    return (a.low, a.high) != (b.low, b.high) and b.low <= a.low <= a.high <= b.high
 
 
 def _unused(count: int, names: list[str]) -> list[str]:
@@ -51,19 +58,19 @@ def _unused(count: int, names: list[str]) -> list[str]:
     return [f"{stem}{n}" for n in range(count)]
 
 
-def checks_of(op: Op) -> list[Value]:
-    """The results of the checks of one op, which are put before it; itself, if it is one."""
+def checks_of(op: Op) -> list[Op]:
+    """The checks of one op, which are put before it; itself, if it is one."""
     if op.name == "Constant":
         return []
     if is_check(op):
-        return [op.output]
+        return [op]
     if op.defn.form == "composite":
         return _checks_within(op)
     made = [_check(op, asked) for asked in asked_by(op)]
-    return [value for value in made if value is not None]
+    return [check for check in made if check is not None]
 
 
-def _check(op: Op, asked: Asked) -> Value | None:
+def _check(op: Op, asked: Asked) -> Op | None:
     """A new check before an op; None if it holds, as it is of constants."""
     used = sorted({int(load.source) for load in loads(asked.value)})
     number = {str(old): str(new) for new, old in enumerate(used)}
@@ -84,10 +91,10 @@ def _check(op: Op, asked: Asked) -> Value | None:
         return None
     assert op.region is not None
     op.region.insert_before(op, new)
-    return new.output
+    return new
 
 
-def _checks_within(op: Op) -> list[Value]:
+def _checks_within(op: Op) -> list[Op]:
     """The checks of the body of a composite op, with what they depend on."""
     body, _ = expand(op)
     if not add_checks(body):
@@ -99,7 +106,8 @@ def _checks_within(op: Op) -> list[Value]:
     mapping: dict[Value, Value] = dict(zip(body.params, op.inputs))  # type: ignore[arg-type]
     assert op.region is not None
     copy_ops(body, op.region, mapping, before=op)
-    return [mapping[value] for value in checks]
+    made = [mapping[value].producer for value in checks]
+    return [check for check in made if check is not None]
 
 
 @register_pass

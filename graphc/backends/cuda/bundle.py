@@ -73,8 +73,8 @@ def launch_plan(source: CudaSource) -> tuple[dict[str, Any], bytes]:
 
     The `true_shape` of an output whose shape depends on data: the number of the output that holds
     it, and its first element there. With `checks`, the last output holds a u64 for each: `low` plus
-    it, modulo 2^64, is out of range if it is more than `most`. Launches `wait` for those on other streams; on those that are
-    `awaited` another stream waits.
+    it, modulo 2^64, is out of range if it is more than `most`. Launches `wait` for those on other
+    streams; on those that are `awaited` another stream waits.
     """
     plan = source.plan()
     weights, offsets = _weights(source.program.constants)

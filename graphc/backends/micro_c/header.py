@@ -42,7 +42,6 @@ typedef enum {{
     {macro}_OK = 0,
     {macro}_NULL_POINTER = 1, /* an argument, or a field of one, is null */
     {macro}_MISALIGNED = 2,   /* the arena, the weights, an input or an output is not aligned */
-    {macro}_OVERLAP = 3{comma}      /* an output shares memory with another tensor or with the arena */
 {checks}}} {name}_status;
 
 /* A sentence for a status. */
@@ -130,6 +129,7 @@ def header(model: Model) -> str:
     )  # fmt: skip
 
 
+OVERLAP = "/* an output shares memory with another tensor or with the arena */"
 SWITCH = """\
 /* With 0 (for all files) nothing checks the contents of inputs: indices that are out of range are
  * clamped, and {macro}_OUT_OF_RANGE is not returned. */
@@ -153,14 +153,15 @@ def _of_checks(model: Model) -> dict[str, str]:
     names = {"name": model.name, "macro": model.macro}
     written = f"No output is written unless the status is {model.macro}_OK."
     if not model.checks:
-        return {"switch": "", "comma": " ", "checks": "", "report": "", "written": written}
-    lines = []
+        last = f"    {model.macro}_OVERLAP = 3       {OVERLAP}\n"
+        return {"switch": "", "checks": last, "report": "", "written": written}
+    lines = [f"    {model.macro}_OVERLAP = 3,      {OVERLAP}\n"]
     for number, text in enumerate(model.checks):
         status = f"{model.macro}_OUT_OF_RANGE{f'_{number}' if number else ''}"
         comma = "," if number + 1 < len(model.checks) else ""
         lines.append(f"    {status} = {FIRST_CHECK + number}{comma} {comment(text)}\n")
     written = f"If it returns a status other than {model.macro}_OK, outputs mean nothing."
-    return {"switch": SWITCH.format(**names), "comma": ",", "checks": "".join(lines),
+    return {"switch": SWITCH.format(**names), "checks": "".join(lines),
             "report": REPORT.format(**names), "written": written}  # fmt: skip
 
 

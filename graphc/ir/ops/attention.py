@@ -18,7 +18,8 @@ from graphc.ir.expr import select
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Float, Int, composite, op
 from graphc.ir.ops.activation_composites import convert
-from graphc.ir.ops.helpers import float_type, wrap_index
+from graphc.ir.ops.helpers import float_type, plain_index
+from graphc.ir.ops.in_range import require
 
 
 def split_heads(b: Builder, x: Value, heads: int | None) -> Value:
@@ -93,6 +94,8 @@ def attention(
     if softcap:
         scores = b.Mul(b.Tanh(b.Div(scores, softcap)), softcap)
     capped = scores
+    if nonpad_kv_seqlen is not None:
+        require(b, nonpad_kv_seqlen, 0, columns, "length")
     band = Band(rows, columns, past, bool(is_causal), left_window_size, right_window_size)
     scores, may_be_empty = mask_scores(b, scores, band, attn_mask, nonpad_kv_seqlen)
     precise = float_type(softmax_precision, "softmax_precision") if softmax_precision else dtype
@@ -243,7 +246,7 @@ def rotary_embedding(
     if position_ids is None:
         where = (batch, token, pair)
     else:
-        where = (wrap_index(position_ids[batch, token], cos_cache.shape[0]), pair)
+        where = (plain_index(position_ids[batch, token], cos_cache.shape[0]), pair)
     for cache in (cos_cache, sin_cache):
         if cache.shape[-1] < half:
             raise ModelError(f"caches must hold {half} pairs, found {cache.type}")

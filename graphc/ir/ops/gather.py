@@ -1,11 +1,13 @@
 """Gathers: loads whose index is itself loaded. Negative indices count from the end.
 
-Indices that are out of range, which ONNX forbids, are clamped: no backend reads outside a tensor.
+Indices that are out of range, which ONNX forbids, fail the run (ir/checks.py); they are clamped
+besides: no backend reads outside a tensor.
 """
 
 from __future__ import annotations
 
 from graphc.errors import ModelError
+from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import minimum, select
 from graphc.ir.opdef import Any_, Int, Known, Number, composite, op
@@ -93,7 +95,9 @@ def reverse_sequence(i, x: Any_, lengths: Int, *, batch_axis: int = 1, time_axis
     if {batch_axis, time_axis} != {0, 1} or x.rank < 2:
         raise ModelError(f"batch_axis {batch_axis} and time_axis {time_axis} must be 0 and 1")
     step = i[time_axis]
-    length = minimum(lengths[i[batch_axis]].cast(i64), x.shape[time_axis])
+    length = lengths[i[batch_axis]].cast(i64)
+    must_lie(length, 0, x.shape[time_axis], "length")
+    length = minimum(length, x.shape[time_axis])
     mirrored = select(step < length, length - 1 - step, step)
     return x[replaced(tuple(i), time_axis, mirrored)]
 

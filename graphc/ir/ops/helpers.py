@@ -97,8 +97,19 @@ def wrap_index(index: Expr, extent) -> Expr:
     run (ir/checks.py); it is kept in range nevertheless, so that no load strays."""
     index = index.cast(i64)
     must_lie(index, -extent, extent - 1)
-    wrapped = select(index < 0, index + extent, index)
-    return minimum(maximum(wrapped, 0), as_expr(extent, i64) - 1)
+    return clamped(select(index < 0, index + extent, index), extent)
+
+
+def plain_index(index: Expr, extent) -> Expr:
+    """As `wrap_index`, where a negative index is out of range."""
+    index = index.cast(i64)
+    must_lie(index, 0, extent - 1)
+    return clamped(index, extent)
+
+
+def clamped(index: Expr, extent) -> Expr:
+    """The nearest index that is in range."""
+    return minimum(maximum(index.cast(i64), 0), as_expr(extent, i64) - 1)
 
 
 def inside(position: Expr, extent) -> Expr:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from graphc.errors import ModelError
-from graphc.ir.checks import Check, key_of
+from graphc.ir.build import Builder
+from graphc.ir.checks import Check, key_of, sentence
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Expr, Index, loads, reduce
-from graphc.ir.graph import Op
+from graphc.ir.graph import Op, Value
 from graphc.ir.opdef import Any_, op
 from graphc.ir.text.expr_parser import parse_expr
 
@@ -33,6 +34,24 @@ def in_range(
             raise ModelError(f"reads {load}, found {operands[int(load.source)].type}")
     key = key_of(found, low)
     return reduce("max", key, axes) if axes else key
+
+
+def require(
+    b: Builder, value: Value, low: int, high: int, what: str = "index",
+    extents: tuple[int, ...] = (),
+) -> None:  # fmt: skip
+    """Has a run of a composite fail unless the elements of an integer tensor, of `extents` from the
+    first on (default: all), lie in low..high. `what` as for checks.Condition."""
+    dims = extents or value.tensor.dims
+    if not all(isinstance(x, int) and x for x in (*dims, high + 1)):
+        return
+    name = getattr(b.region, "name", "")
+    where = f'{name} "{b.loc[0]}"' if b.loc else name
+    said = sentence(what, repr(value.name) if value.name else "", low, high)
+    b.op(
+        NAME, value, domain=DOMAIN, value=f"$0[{', '.join(f'i{n}' for n in range(len(dims)))}]",
+        extents=tuple(dims), low=low, high=high, message=f"{where}: {said}",
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)

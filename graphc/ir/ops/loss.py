@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, cast, maximum, minimum, reduce, select
 from graphc.ir.opdef import Float, Int, Operand, axes, composite, op
@@ -35,7 +36,9 @@ def negative_log_likelihood_loss(
 ):
     """-x at the labelled class times its weight; summed, or averaged by the weights' sum."""
     where = i if reduction == "none" else axes(*target.shape)
-    at = (where[0], _label(target, where, x.shape[1]), *where[1:])
+    label, classes = target[tuple(where)].cast(i64), x.shape[1]
+    must_lie(select(_counts(target, where, ignore_index), label, 0), -classes, classes - 1, "label")
+    at = (where[0], _label(target, where, classes), *where[1:])
     return _reduced(x[at], where, target, weight, ignore_index, reduction)
 
 
@@ -72,8 +75,10 @@ def _reduced(score: Expr, where, target: Operand, weight, ignore_index, reductio
 
 
 def _label(target: Operand, where, classes) -> Expr:
-    """The label, kept inside the classes so that an ignored one reads no foreign memory."""
-    return minimum(maximum(cast(target[tuple(where)], i64), 0), classes - 1)
+    """The label, kept inside the classes so that an ignored one reads no foreign memory; negative
+    ones count from the end."""
+    label = cast(target[tuple(where)], i64)
+    return minimum(maximum(select(label < 0, label + classes, label), 0), classes - 1)
 
 
 def _counts(target: Operand, where, ignore_index) -> Expr:
@@ -102,7 +107,11 @@ def softmax_cross_entropy_loss(
     largest = b.ReduceMax(scores, classes, keepdims=1)
     shifted = b.Sub(scores, largest)
     logarithm = b.Log(b.ReduceSum(b.Exp(shifted), classes, keepdims=1))
-    chosen = b.GatherElements(scores, b.Unsqueeze(labels, classes), axis=1)
+    counted = labels
+    if ignore_index is not None:
+        ignored = b.constant(ignore_index, labels.tensor.dtype)
+        counted = b.Where(b.Equal(labels, ignored), b.constant(0, labels.tensor.dtype), labels)
+    chosen = b.GatherElements(scores, b.Unsqueeze(counted, classes), axis=1)
     likelihood = b.Squeeze(b.Sub(b.Sub(chosen, largest), logarithm), classes)
     loss = b.op(
         "LabelledLoss", likelihood, labels, weights, domain="graphc", ignore_index=ignore_index,

@@ -20,6 +20,7 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, composite
 from graphc.ir.ops import long_recurrent
+from graphc.ir.ops.in_range import require
 from graphc.ir.ops.recurrent_layers import (
     Layer,
     Step,
@@ -154,6 +155,8 @@ def recurrent(
 ):  # fmt: skip
     """Runs one or two directions; returns Y, then the last value of each state. `own_attrs` are
     those that operators of this `name` alone have."""
+    if lengths is not None:
+        require(b, lengths, 0, long_recurrent.steps_of(x, layout), "length")
     ways = ways_of(direction)
     hidden = hidden_size or r.tensor.static_shape[2]
     initial = [started(b, v, x, lengths, layout) for v in initial]

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.errors import ModelError
+from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, as_expr, call, cast, ceil, floor, maximum, minimum, select
 from graphc.ir.imperative.sampling import Bin, Place, Sampled, Tap
 from graphc.ir.kernel import KernelBuilder
-from graphc.ir.opdef import Float, Int, imperative
-from graphc.ir.ops.helpers import wrap_index
+from graphc.ir.opdef import Float, Int, axes, imperative
+from graphc.ir.ops.helpers import clamped
 from graphc.ir.types import TensorType
 
 
@@ -42,6 +43,8 @@ def max_roi_pool(k, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
     A region is (image, x1, y1, x2, y2); corners are scaled and rounded half up, both included.
     """
     (y,) = k.outputs
+    (each,) = axes(rois.shape[0])
+    must_lie(rois[each, 0], 0, x.shape[0] - 1)
 
     def largest(place: Place) -> Bin:
         region, *where = place
@@ -52,7 +55,7 @@ def max_roi_pool(k, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
                 where, (y1, x1), (y2, x2), pooled_shape, x.shape[2:]
             )
         )
-        image = k.let(wrap_index(rois[region, 0], x.shape[0]))
+        image = k.let(clamped(rois[region, 0], x.shape[0]))
         filled = k.let((bottom > top) & (right > left))
         return Bin(
             (k.let(maximum(bottom - top, 0)), k.let(maximum(right - left, 0))),
@@ -91,6 +94,8 @@ def roi_align(
     wide = x.dtype.compute
     half_pixel = coordinate_transformation_mode == "half_pixel"
     (y,) = k.outputs
+    (each,) = axes(rois.shape[0])
+    must_lie(batch_indices[each], 0, x.shape[0] - 1)
     combined = _summed if mode == "avg" else _largest
 
     def bin_of(place: Place) -> Bin:
@@ -103,7 +108,7 @@ def roi_align(
             ]
             extent = x.shape[2 + axis]
             sides.append(_bin_samples(k, corners, o, bins, extent, sampling_ratio, half_pixel))
-        image = k.let(wrap_index(batch_indices[region], x.shape[0]))
+        image = k.let(clamped(batch_indices[region], x.shape[0]))
         down, across = sides
         number = k.let(maximum(cast(down.count, wide) * cast(across.count, wide), 1))
 

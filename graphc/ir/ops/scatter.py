@@ -2,7 +2,7 @@
 
 Each copies its data and then stores update after update in order, so that with duplicate indices
 the last one wins (or all are combined). Negative indices count from the end. An update whose index
-is out of range is ignored: ONNX leaves it undefined, and memory must stay safe.
+is out of range fails the run (ir/checks.py); it is ignored besides, as memory must stay safe.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import numpy as np
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.addresses import unflatten_index
+from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, as_expr, call, cast, select
 from graphc.ir.imperative.collectives import Place, Scattered
 from graphc.ir.imperative.lowering import numel
 from graphc.ir.kernel import Buffer, KernelBuilder
-from graphc.ir.opdef import Any_, Int, Known, imperative, op
+from graphc.ir.opdef import Any_, Int, Known, axes, imperative, op
 
 _COMBINE = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 _COMBINE_BOOL = {"add": "or", "max": "or", "mul": "and", "min": "and"}
@@ -95,6 +96,7 @@ def scatter_elements(k, data: Any_, indices: Int, updates: Any_, *, axis=0, redu
     """data with data[.., indices[p], ..] = updates[p] for every position p of indices."""
     axis = _axis(axis, data.rank)
     (y,) = k.outputs
+    must_lie(indices[axes(*indices.shape)], -data.shape[axis], data.shape[axis] - 1)
     _copy(k, y, data)
 
     def place(where: Place) -> tuple[Place, Expr]:
@@ -114,6 +116,8 @@ def scatter_nd(k, data: Any_, indices: Int, updates: Any_, *, reduction="none"):
     """data with data[indices[p]] = updates[p], where indices[p] picks an element or a slice."""
     depth = indices.shape[-1]
     (y,) = k.outputs
+    for d, extent in enumerate(data.shape[:depth]):
+        must_lie(indices[axes(*indices.shape[:-1]) + (d,)], -extent, extent - 1)
     _copy(k, y, data)
 
     def place(where: Place) -> tuple[Place, Expr]:
@@ -147,6 +151,9 @@ def tensor_scatter(
     if mode not in ("linear", "circular"):
         raise ModelError(f"mode {mode!r} is not linear or circular")
     start = as_expr(0, i64) if write_indices is None else cast(write_indices[i[0]], i64)
+    last = past.shape[axis] - update.shape[axis] if mode == "linear" else i64.max
+    if write_indices is not None:
+        must_lie(start, 0, last)
     offset = i[axis] - start
     if mode == "circular":
         offset = offset % past.shape[axis]
@@ -192,6 +199,7 @@ def max_unpool(
     """
     (y,) = k.outputs
     inner = _unpooled_shape(x, kernel_shape, strides, pads)
+    must_lie(indices[axes(*indices.shape)], 0, numel(y.shape) - 1)
     with k.loops(*y.shape, kind="parallel") as where:
         k.store(y, where, Const(0, y.dtype))
 

@@ -11,7 +11,7 @@ import numpy as np
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.opdef import Any_, Int, Number, composite, op
-from graphc.ir.ops.helpers import wrap_index
+from graphc.ir.ops.helpers import plain_index
 from graphc.ir.ops.scores import (
     either,
     label_array,
@@ -50,7 +50,7 @@ def _extracted(x, y):
 @op("ArrayFeatureExtractor", infer=_extracted, domain=DOMAIN)
 def array_feature_extractor(i, x: Any_, y: Int):
     """The columns y of x (of its last dimension)."""
-    column = wrap_index(y.flat(i[-1]), x.shape[-1])
+    column = plain_index(y.flat(i[-1]), x.shape[-1])
     return x[i[:-1] + (column,)] if x.rank > 1 else x[column]
 
 

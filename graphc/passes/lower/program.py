@@ -79,8 +79,8 @@ class Conventions:
 @dataclass
 class Lowering:
     """The state of lowering one graph. `strategies` are tried in order; the last always matches.
-    `results` are the storages of outputs that live in the arena; `own` are the results of the model,
-    `checks` what the others check."""
+    `results` are the storages of outputs that live in the arena; `own` are the results of the
+    model, `checks` what the others check."""
 
     graph: Graph
     strategies: Sequence[Strategy]
@@ -386,7 +386,11 @@ class Lowering:
             self.name,
             [(v.name, v.tensor) for v in self.graph.params],
             self.outputs(),
-            kernels, steps, [self.storages.constants[n] for n in used], arena.peak, arena.bound,
+            kernels,
+            steps,
+            [self.storages.constants[n] for n in used],
+            arena.peak,
+            arena.bound,
             resident=self.places(arena),
             true_sizes={n: self.bounded[v] for n, v in enumerate(self.own) if v in self.bounded},
             checks=tuple(check for _, check in self.checks),
@@ -413,13 +417,16 @@ def split_checks(results: Sequence[Value]) -> tuple[list[Value], list[tuple[Valu
     """The results of a graph that are its own, and those that are checks, with what they check."""
     made = [(value, _maker(value)) for value in results]
     own = [value for value, op in made if op is None or not is_check(op)]
-    return own, [(value, check_of(op)) for value, op in made if op is not None and is_check(op)]
+    checks = {value: check_of(op) for value, op in made if op is not None and is_check(op)}
+    return own, list(checks.items())
 
 
 def _maker(value: Value) -> Op | None:
     """The op that a value is of, perhaps inside a fused one."""
     op = value.producer
-    return _maker(op.regions[0].results[value.index]) if op is not None and op.name == "fused" else op
+    if op is None or op.name != "fused":
+        return op
+    return _maker(op.regions[0].results[value.index])
 
 
 def _is_composed(op: Op) -> bool:

@@ -147,7 +147,7 @@ def cpp_files(
         f"{name}_kernels.cu": KERNELS.format(defines=defines),
         f"{name}_example.cpp": EXAMPLE.format(name=name),
         "CMakeLists.txt": CMAKE.format(name=name, archs=_numbers(archs or DEFAULT_ARCHS)),
-        RUNTIME.name: RUNTIME.readtext_literal(),
+        RUNTIME.name: RUNTIME.read_text(),
     }
 
 

@@ -18,11 +18,12 @@ import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.build import Builder
-from graphc.ir.dtypes import DType
+from graphc.ir.dtypes import DType, i64
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, composite
 from graphc.ir.ops.attention import Band, join_heads, raw_scores, split_heads, weighted_values
 from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
+from graphc.ir.ops.in_range import require
 
 FILTERED = -10000.0  # what is added to the scores of padding
 QUERY, KEY, VALUE = range(3)
@@ -152,6 +153,8 @@ def _self_attention(
     """Attention of queries, keys and values after `past`; with all keys and values if these are
     asked for."""
     q, k, v = (split_heads(b, part, heads) for part in parts)
+    if mask is not None and mask.tensor.rank == 1:  # where the keys of each sample end
+        require(b, mask, 0, i64.max, "length", q.tensor.static_shape[:1])
     length = 0
     if past is not None:
         length = past.tensor.static_shape[3]

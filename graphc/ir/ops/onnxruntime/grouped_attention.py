@@ -20,6 +20,7 @@ from graphc.ir.opdef import Any_, Float, Int, Known, composite
 from graphc.ir.ops.activation_composites import convert
 from graphc.ir.ops.attention import Band, join_heads, raw_scores, split_heads, weighted_values
 from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, scalar_of
+from graphc.ir.ops.in_range import require
 from graphc.ir.ops.onnxruntime.attention import among, refuse, scale_of
 from graphc.ir.ops.onnxruntime.cache_codes import codes_of
 
@@ -61,6 +62,9 @@ def group_query_attention(
         q = b.RMSNormalization(q, q_norm_weight, epsilon=q_norm_epsilon or qk_norm_epsilon)
         k = b.RMSNormalization(k, k_norm_weight, epsilon=k_norm_epsilon or qk_norm_epsilon)
     cache = _cache(b, seqlens_k, scalar_of(total_sequence_length, "total_sequence_length"), q)
+    held = 0 if past_key is None else past_key.tensor.static_shape[2]
+    least = 0 if cache.past is None else cache.rows - 1
+    require(b, seqlens_k, least, max(held, cache.length) - 1, "length")
     if do_rotary:
         where = cache.positions(b, position_ids)
         q, k = (

@@ -15,6 +15,7 @@ from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, composite
 from graphc.ir.ops.activation_composites import axis_of, convert
 from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, float_type
+from graphc.ir.ops.in_range import require
 from graphc.ir.ops.normalization import inverse_root, stashed
 from graphc.ir.ops.onnxruntime.fused import with_channels_second
 
@@ -81,9 +82,9 @@ def embed_layer_normalization(
     _, length = words.tensor.static_shape
     if (segments is None) != (segment_table is None):
         raise ModelError("segment_ids and segment_embedding go together, found one of them")
-    total = b.Add(b.Gather(word_table, words), _positions(b, position_table, positions, length))
+    total = b.Add(_row(b, word_table, words), _positions(b, position_table, positions, length))
     if segments is not None:
-        total = b.Add(total, b.Gather(segment_table, segments))
+        total = b.Add(total, _row(b, segment_table, segments))
     return _normal_and_count(b, total, gamma, beta, mask, epsilon)
 
 
@@ -102,9 +103,15 @@ def _normal_and_count(
     return normal, count, total
 
 
+def _row(b: Builder, table: Value, indices: Value) -> Value:
+    """Rows of a table. Negative indices do not count from the end."""
+    require(b, indices, 0, table.tensor.dims[0] - 1)
+    return b.Gather(table, indices)
+
+
 def _positions(b: Builder, table: Value, positions: Value | None, length: int) -> Value:
     if positions is not None:
-        return b.Gather(table, positions)
+        return _row(b, table, positions)
     rows = table.tensor.dims[0]
     if isinstance(rows, int) and rows < length:
         raise ModelError(f"position_embedding has {rows} rows, {length} words need one each")
@@ -121,13 +128,13 @@ def quantised_embed_layer_normalization(
 ):  # fmt: skip
     """EmbedLayerNormalization of 8-bit tables, whose rows are dequantised once they are found."""
     _, length = words.tensor.static_shape
-    found = b.Gather(word_table, words), _positions(b, position_table, None, length)
+    found = _row(b, word_table, words), _positions(b, position_table, None, length)
     total = b.Add(
         b.DequantizeLinear(found[0], word_scale, word_zero),
         b.DequantizeLinear(found[1], position_scale, position_zero),
     )
     if segments is not None:
-        kind = b.Gather(segment_table, segments)
+        kind = _row(b, segment_table, segments)
         total = b.Add(total, b.DequantizeLinear(kind, segment_scale, segment_zero))
     gain = b.DequantizeLinear(gamma, gamma_scale, gamma_zero)
     shift = b.DequantizeLinear(beta, beta_scale, beta_zero)

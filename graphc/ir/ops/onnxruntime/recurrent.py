@@ -21,6 +21,7 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, composite
 from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
+from graphc.ir.ops.in_range import require
 from graphc.ir.ops.long_recurrent import MOST_STEPS
 from graphc.ir.ops.recurrent import (
     Recurrence,
@@ -89,6 +90,8 @@ def dynamic_quantize_lstm(
         expected = (len(ways_of(direction)), inner, GATES * hidden)
         if codes.tensor.static_shape != expected:
             raise ModelError(f"{name} must be {list(expected)}, found {codes.type}")
+    if sequence_lens is not None:
+        require(b, sequence_lens, 0, steps, "length")
     whole = EndingRecurrence(b, x, column(b, sequence_lens), hidden, GATES, layout=0)
     given = [started(b, v, x, sequence_lens) for v in (initial_c, initial_h)]
     states = [initial_h, *given]  # the first is quantised, also for samples without steps
