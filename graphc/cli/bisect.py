@@ -12,9 +12,9 @@ from graphc.cli.options import (
     add_passes,
     add_target,
     add_tolerance,
+    code_options,
     command,
     examples,
-    gpu_options,
     rtol,
 )
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     feeds = model.feeds(args.seed)
     graph = model.pinned()
 
-    as_it_is = driver.settings(args.threads, {**gpu_options(args), "passes": ""})
+    as_it_is = driver.settings(args.threads, {**code_options(args), "passes": ""})
     compile_static = driver.compiler(args.target, as_it_is)
 
     def execute(rewritten: Graph, inputs: Sequence[Any]) -> list[Any]:

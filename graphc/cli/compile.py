@@ -14,10 +14,10 @@ from graphc.cli.options import (
     add_model,
     add_passes,
     add_target,
+    code_options,
     command,
     examples,
     filename,
-    gpu_options,
 )
 from graphc.cli.resume import PHASES as RESUMABLE
 from graphc.errors import ModelError, UnsupportedError
@@ -173,7 +173,7 @@ def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
     options = {
         "passes": pipeline(args, "plain" if form == "c" else args.target),
         "hooks": hooks,
-        **gpu_options(args),
+        **code_options(args),
     }
     return settings(args.threads, options)
 

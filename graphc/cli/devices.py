@@ -26,7 +26,7 @@ def run_code(model: Model, feeds: Mapping[str, Any], args: argparse.Namespace) -
     from graphc.driver import Settings
     from graphc.ir.program import true_outputs
 
-    program = micro_program(model, args, Settings(threads=1))
+    program = micro_program(model, args, Settings(threads=1, checks=args.checks))
     code = BundleOptions(libm=args.libm, cpu=cpu_name(args), opt=args.opt)
     if not args.board:
         with progress(f"compiling {model.path.name} for the host"):
@@ -55,7 +55,7 @@ def compare_trace(model: Model, feeds: Mapping[str, Any], args: argparse.Namespa
         raise ModelError(f"--trace {args.trace}: {error.strerror}") from error
     if not device:
         raise ModelError(f"--trace {args.trace}: no line has the form `trace LAYER CRC NAME`")
-    program = micro_program(model, args, Settings(threads=1))
+    program = micro_program(model, args, Settings(threads=1, checks=args.checks))
     code = BundleOptions(libm=args.libm, cpu=cpu_name(args), opt=args.opt)
     host = HostModel(program, code, traced=True).trace(list(feeds.values()))
     rtol = TRACE_RTOL if args.rtol is None else args.rtol

@@ -9,10 +9,10 @@ from graphc.cli.options import (
     CPUS,
     add_model,
     add_target,
+    code_options,
     command,
     examples,
     filename,
-    gpu_options,
     natural,
     positive,
     target_options,
@@ -174,7 +174,7 @@ def _program(model: Model, args: argparse.Namespace) -> Program:
     from graphc import driver
     from graphc.cli import emit
 
-    settings = driver.settings(args.threads, gpu_options(args))
+    settings = driver.settings(args.threads, code_options(args))
     if args.target == "c":
         return driver.micro_program(emit.typed(model, args.target), settings, args.cpu)
     return emit.program(model, args.target, settings)

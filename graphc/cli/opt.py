@@ -67,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
     check_folder(Path(args.output))
     own = load_plugins(args.plugin)
     context = Context(options={"fold_policy": POLICIES["onnx"]})
-    settings = Settings(passes=args.passes or pipeline_with(PASSES, own), context=context)
+    settings = Settings(
+        passes=args.passes or pipeline_with(PASSES, own), context=context, checks="off"
+    )
     model = open_model(args)
     with progress(f"optimising {model.path.name}"):
         graph = _typed(model, settings.passes)

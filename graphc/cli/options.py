@@ -17,6 +17,7 @@ GOALS = ("speed", "size")
 PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
 BOARDS = ("mps2-an386", "mps2-an500", "mps2-an505", "mps3-an547", "riscv32-virt")
 INTERPRETER = "interpreter"
+CHECKS = ("on", "off")
 PRECISIONS = ("f32", "tf32", "f16", "bf16")
 
 
@@ -66,6 +67,9 @@ def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
                         help="default: %(default)s")  # fmt: skip
     parser.add_argument("--threads", metavar="N", type=positive, default=None,
                         help="CPU threads (default: all)")  # fmt: skip
+    parser.add_argument("--checks", choices=CHECKS, default=CHECKS[0],
+                        help="whether a run fails that meets indices or lengths out of range; "
+                        "without, they are clamped (default: %(default)s)")  # fmt: skip
     parser.add_argument("--device", metavar="N", type=natural, default=0,
                         help="which GPU (default: 0)")  # fmt: skip
     parser.add_argument("--simulate", action="store_true",
@@ -86,7 +90,12 @@ def target_options(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that add_target's options ask for."""
     most = getattr(args, "max_iterations", None)  # of commands that run models
     limits = {} if most is None else {"max_iterations": most}
-    return {"threads": args.threads, **limits, **gpu_options(args)}
+    return {"threads": args.threads, **limits, **code_options(args)}
+
+
+def code_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Those of them that change the code."""
+    return {"checks": args.checks, **gpu_options(args)}
 
 
 def gpu_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from functools import lru_cache
 from graphc.errors import ModelError
 from graphc.ir.build import Builder
 from graphc.ir.checks import Check, key_of, sentence
-from graphc.ir.dtypes import DType
-from graphc.ir.expr import Expr, Index, loads, reduce
+from graphc.ir.dtypes import DType, i64
+from graphc.ir.expr import Expr, Index, Load, cast, loads, reduce
 from graphc.ir.graph import Op, Value
 from graphc.ir.opdef import Any_, op
 from graphc.ir.text.expr_parser import parse_expr
@@ -47,9 +47,10 @@ def require(
         return
     name = getattr(b.region, "name", "")
     where = f'{name} "{b.loc[0]}"' if b.loc else name
+    element = Load("0", [Index(f"i{n}", x) for n, x in enumerate(dims)], value.tensor.dtype)
     said = sentence(what, repr(value.name) if value.name else "", low, high)
     b.op(
-        NAME, value, domain=DOMAIN, value=f"$0[{', '.join(f'i{n}' for n in range(len(dims)))}]",
+        NAME, value, domain=DOMAIN, value=str(cast(element, i64)),
         extents=tuple(dims), low=low, high=high, message=f"{where}: {said}",
     )  # fmt: skip
 
