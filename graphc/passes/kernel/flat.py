@@ -6,7 +6,17 @@ import math
 from dataclasses import replace
 
 from graphc.ir.addresses import flatten_index, flatten_loads
-from graphc.ir.kernel import Alloc, Kernel, Store, buffers_read, map_body, map_nested, walk_stmts
+from graphc.ir.kernel import (
+    Alloc,
+    For,
+    Kernel,
+    Stmt,
+    Store,
+    buffers_read,
+    map_body,
+    map_nested,
+    walk_stmts,
+)
 
 
 def without_unread_inputs(kernel: Kernel) -> Kernel:
@@ -37,3 +47,15 @@ def flat_kernel(kernel: Kernel) -> Kernel:
         replace(b, shape=(math.prod(b.shape),) if b.shape else ()) for b in kernel.params
     )
     return replace(kernel, params=params, body=tuple(map(flat, body)))
+
+
+def in_order(kernel: Kernel) -> Kernel:
+    """The same kernel with parallel loops outermost only; those inside others run in order."""
+
+    def put(stmt: Stmt, inside: bool) -> Stmt:
+        if isinstance(stmt, For) and stmt.kind == "parallel" and inside:
+            stmt = replace(stmt, kind="serial")
+        inner = inside or isinstance(stmt, For) and stmt.kind != "parallel"
+        return map_nested(stmt, lambda body: tuple(put(each, inner) for each in body))
+
+    return replace(kernel, body=tuple(put(stmt, False) for stmt in kernel.body))

@@ -28,7 +28,7 @@ from graphc.ir.ops.in_range import check_of, is_check
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
 from graphc.ir.verify.kernels import verify_program
-from graphc.passes.kernel.flat import flat_kernel, without_unread_inputs
+from graphc.passes.kernel.flat import flat_kernel, in_order, without_unread_inputs
 from graphc.passes.kernel.lanes import in_lanes
 from graphc.passes.kernel.overlap import distances
 from graphc.passes.kernel.scratch import with_scratch
@@ -312,6 +312,8 @@ class Lowering:
         kernel = flat_kernel(imperative_kernel(op, self.wanted.builder))
         if self.wanted.vector_bytes:
             kernel = in_lanes(kernel, self.wanted.vector_bytes)
+        if self.wanted.in_order:
+            kernel = in_order(kernel)
         values = {f"in{n}": v for n, v in enumerate(op.inputs) if v is not None}
         values.update((f"out{n}", v) for n, v in enumerate(op.outputs))
         places = {
