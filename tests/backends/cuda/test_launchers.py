@@ -13,9 +13,9 @@ from cuda_programs import chosen_architectures, cuda_of, needs_compiler, needs_n
 from fake_gpu import toolkit
 
 import graphc.backends.cuda.runtime as runtime
+from graphc.backends.cfamily import names
 from graphc.backends.cuda import CudaSource
 from graphc.backends.cuda.bundle import PACKAGE, bundle_files
-from graphc.backends.cuda.launcher import cpp
 from graphc.backends.cuda.nvcc import find_nvcc
 from graphc.backends.digests import folded
 
@@ -176,7 +176,7 @@ def test_names_break_nothing(tmp_path, name):
     plain = example.name.removesuffix("_example.cpp")
     for path in (example, tmp_path / f"{plain}.cpp"):
         built("g++", *WARNINGS, f"-I{include}", "-fsyntax-only", path, cwd=tmp_path)
-    text = f"extern const char *const names[] = {{{cpp._text(name)}}};"
+    text = f"extern const char *const names[] = {{{names.text_literal(name)}}};"
     code = f"#include <cstdio>\n{text}\nint main() {{ std::fputs(names[0], stdout); }}\n"
     (tmp_path / "says.cpp").write_text(code)
     built("g++", *WARNINGS, "says.cpp", "-o", "says", cwd=tmp_path)
