@@ -9,6 +9,7 @@ the narrow type after each scalar operation: `compute` names the type in which i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import ml_dtypes
 import numpy as np
@@ -30,28 +31,28 @@ class DType:
     def __reduce__(self):
         return (of, (self.name,))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes one element takes in memory."""
         return self.np.itemsize
 
-    @property
+    @cached_property
     def is_float(self) -> bool:
         return self.kind == "float"
 
-    @property
+    @cached_property
     def is_integer(self) -> bool:
         return self.kind in ("int", "uint")
 
-    @property
+    @cached_property
     def is_signed(self) -> bool:
         return self.kind in ("int", "float")
 
-    @property
+    @cached_property
     def is_number(self) -> bool:
         return self.kind in ("int", "uint", "float")
 
-    @property
+    @cached_property
     def compute(self) -> DType:
         """The type scalar arithmetic is carried out in."""
         if self.is_float and self.bits < 32:
@@ -60,21 +61,21 @@ class DType:
             return i8 if self.kind == "int" else u8
         return self
 
-    @property
+    @cached_property
     def min(self) -> int | float:
         """The smallest value; -inf for floats that have infinities."""
         if self.is_integer:
             return -(1 << (self.bits - 1)) if self.kind == "int" else 0
         return float("-inf") if self.has_inf else -float(ml_dtypes.finfo(self.np).max)
 
-    @property
+    @cached_property
     def max(self) -> int | float:
         """The largest value; inf for floats that have infinities."""
         if self.is_integer:
             return (1 << (self.bits - (self.kind == "int"))) - 1
         return float("inf") if self.has_inf else float(ml_dtypes.finfo(self.np).max)
 
-    @property
+    @cached_property
     def has_inf(self) -> bool:
         return self.is_float and self.name in ("f64", "f32", "f16", "bf16", "f8e5m2")
 

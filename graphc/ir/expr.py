@@ -14,6 +14,7 @@ fold constants and identities as they go; `simplify.simplify` normalises index a
 from __future__ import annotations
 
 import math
+import operator
 import struct
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from graphc.ir.scalar import ops as scalar_ops
 from graphc.ir.scalar.ops import TABLE, ScalarOp
 
 _interned: WeakValueDictionary = WeakValueDictionary()
+_LEAST, _MOST = i64.min, i64.max
 
 
 class Expr:
@@ -148,14 +150,13 @@ class Expr:
         return to_text(self)
 
 
-def _intern(cls, key: tuple, fill: Callable[[Expr], None]) -> Expr:
-    node = _interned.get(key)
-    if node is None:
-        node = object.__new__(cls)
-        node._free = node._called = node._text = None
-        node._bounds = node._simple = node._weight = None
-        fill(node)
-        _interned[key] = node
+def _new(cls, key: tuple, dtype: DType) -> Any:
+    """A node that is found by its key from now on; what is its own is for the caller to fill in."""
+    node = object.__new__(cls)
+    node.dtype = dtype
+    node._free = node._called = node._text = None
+    node._bounds = node._simple = node._weight = None
+    _interned[key] = node
     return node
 
 
@@ -168,10 +169,12 @@ class Const(Expr):
     def __new__(cls, value, dtype: DType | None = None):
         if dtype is None:
             dtype = _natural(value)
-        if dtype.is_float:
+        if dtype is i64 and type(value) is int and _LEAST <= value <= _MOST:
+            key_value: object = value
+        elif dtype.is_float:
             value = float(scalar_ops.apply(TABLE["cast"], dtype, np.float64(value)))
             value = math.nan if value != value else value  # one NaN, so that it prints and parses
-            key_value: object = struct.pack("<d", value)
+            key_value = struct.pack("<d", value)
         elif dtype is boolean:
             value = key_value = bool(value)
         elif dtype.is_integer:
@@ -182,10 +185,12 @@ class Const(Expr):
         else:
             key_value = value
 
-        def fill(node):
-            node.dtype, node.value = dtype, value
-
-        return _intern(cls, (cls, dtype, key_value), fill)
+        key = (cls, dtype, key_value)
+        node = _interned.get(key)
+        if node is None:
+            node = _new(cls, key, dtype)
+            node.value = value
+        return node
 
     def __reduce__(self):
         return (Const, (self.value, self.dtype))
@@ -210,10 +215,12 @@ class Sym(Expr):
     hi: int | None
 
     def __new__(cls, name: str, lo: int = 0, hi: int | None = None):
-        def fill(node):
-            node.dtype, node.name, node.lo, node.hi = i64, name, lo, hi
-
-        return _intern(cls, (cls, name, lo, hi), fill)
+        key = (cls, name, lo, hi)
+        node = _interned.get(key)
+        if node is None:
+            node = _new(cls, key, i64)
+            node.name, node.lo, node.hi = name, lo, hi
+        return node
 
     def __reduce__(self):
         return (Sym, (self.name, self.lo, self.hi))
@@ -230,10 +237,12 @@ class Index(Expr):
         if isinstance(extent, Const):
             extent = extent.value
 
-        def fill(node):
-            node.dtype, node.name, node.extent = i64, name, extent
-
-        return _intern(cls, (cls, name, extent), fill)
+        key = (cls, name, extent)
+        node = _interned.get(key)
+        if node is None:
+            node = _new(cls, key, i64)
+            node.name, node.extent = name, extent
+        return node
 
     def __reduce__(self):
         return (Index, (self.name, self.extent))
@@ -254,10 +263,12 @@ class Ref(Expr):
     hi: float
 
     def __new__(cls, name: str, dtype: DType, lo: float = -math.inf, hi: float = math.inf):
-        def fill(node):
-            node.dtype, node.name, node.lo, node.hi = dtype, name, lo, hi
-
-        return _intern(cls, (cls, name, dtype, lo, hi), fill)
+        key = (cls, name, dtype, lo, hi)
+        node = _interned.get(key)
+        if node is None:
+            node = _new(cls, key, dtype)
+            node.name, node.lo, node.hi = name, lo, hi
+        return node
 
     def __reduce__(self):
         return (Ref, (self.name, self.dtype, self.lo, self.hi))
@@ -271,12 +282,13 @@ class Load(Expr):
     index: tuple[Expr, ...]
 
     def __new__(cls, source: str, index: Iterable, dtype: DType):
-        index = tuple(as_expr(x, i64) for x in index)
-
-        def fill(node):
-            node.dtype, node.source, node.index = dtype, source, index
-
-        return _intern(cls, (cls, source, index, dtype), fill)
+        index = tuple([x if isinstance(x, Expr) else as_expr(x, i64) for x in index])
+        key = (cls, source, index, dtype)
+        node = _interned.get(key)
+        if node is None:
+            node = _new(cls, key, dtype)
+            node.source, node.index = source, index
+        return node
 
     def __reduce__(self):
         return (Load, (self.source, self.index, self.dtype))
@@ -297,10 +309,12 @@ class Call(Expr):
     args: tuple[Expr, ...]
 
     def __new__(cls, op: ScalarOp, args: tuple[Expr, ...], dtype: DType):
-        def fill(node):
-            node.dtype, node.op, node.args = dtype, op, args
-
-        return _intern(cls, (cls, op, args, dtype), fill)
+        key = (cls, op, args, dtype)
+        node = _interned.get(key)
+        if node is None:
+            node = _new(cls, key, dtype)
+            node.op, node.args = op, args
+        return node
 
     def __reduce__(self):
         return (_call_named, (self.op.name, self.args, self.dtype))
@@ -333,10 +347,12 @@ class Reduce(Expr):
     axes: tuple[Index, ...]
 
     def __new__(cls, op: str, body: Expr, axes: tuple[Index, ...]):
-        def fill(node):
-            node.dtype, node.op, node.body, node.axes = body.dtype, op, body, axes
-
-        return _intern(cls, (cls, op, body, axes), fill)
+        key = (cls, op, body, axes)
+        node = _interned.get(key)
+        if node is None:
+            node = _new(cls, key, body.dtype)
+            node.op, node.body, node.axes = op, body, axes
+        return node
 
     def __reduce__(self):
         return (Reduce, (self.op, self.body, self.axes))
@@ -394,6 +410,14 @@ def as_expr(value, dtype: DType | None = None) -> Expr:
 def call(name: str, *args) -> Expr:
     """A call with literals converted to the type of the other arguments, and folded."""
     op = TABLE[name]
+    if op.rule == "same" and len(args) == 2:  # most calls: arithmetic on indices
+        a, b = args
+        if not isinstance(b, Expr) and isinstance(a, Expr):
+            b = as_expr(b, a.dtype)
+        elif not isinstance(a, Expr) and isinstance(b, Expr):
+            a = as_expr(a, b.dtype)
+        if isinstance(a, Expr) and a.dtype is b.dtype:
+            return fold_call(op, (a, b), a.dtype)
     values = args[1:] if op.rule == "select" else args
     typed = next((a.dtype for a in values if isinstance(a, Expr)), None)
     if op.rule == "select":
@@ -424,10 +448,17 @@ def fold_call(op: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Expr:
     """A call of given type, computed if its arguments are constant, or simpler by an identity."""
     constants = [a for a in args if isinstance(a, Const)]
     if len(constants) == len(args) and dtype.kind != "string":
+        if dtype is i64 and op.name in _WRAPPING:
+            return Const(_WRAPPING[op.name](*[a.value for a in constants]), i64)
         arrays = [np.asarray(a.value, a.dtype.np) for a in constants]
         return Const(scalar_ops.apply(op, dtype, *arrays).item(), dtype)
+    if not constants and op.name in _WRAPPING and args[0] is not args[1]:
+        return Call(op, args, dtype)  # no identity is about two unknowns
     simpler = _identity(op, args, dtype)
     return Call(op, args, dtype) if simpler is None else simpler
+
+
+_WRAPPING = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}  # as Const does
 
 
 def _is(e: Expr, value) -> bool:
@@ -511,19 +542,18 @@ def walk(root: Expr, known: Container[Expr] = ()) -> Iterator[Expr]:
     """Every distinct node below and including `root`, children before parents, less those that are
     `known` when the walk comes to them, and what lies below these alone."""
     seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False)]
+    stack: list[Expr | None] = [root]
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            yield node
+        node = stack.pop()
+        if node is None:  # all below the node that lies under this mark have been seen
+            yield stack.pop()  # type: ignore[misc]
         elif node not in seen and node not in known:
             seen.add(node)
             children = node.children
             if not children:
                 yield node
                 continue
-            stack.append((node, True))
-            stack.extend([(c, False) for c in reversed(children)])
+            stack += (node, None, *children[::-1])
 
 
 def transform(root: Expr, rewrite: Callable[[Expr], Expr | None]) -> Expr:

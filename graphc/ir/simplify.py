@@ -80,8 +80,9 @@ def weight(node: Expr) -> int:
     if node._weight is None:
         if any([c._weight is None for c in node.children]):
             for part in walk(node):
-                below = sum([c._weight or 0 for c in part.children])
-                part._weight = min(1 + below, 1 << 60)
+                if part._weight is None:
+                    below = sum([c._weight or 0 for c in part.children])
+                    part._weight = min(1 + below, 1 << 60)
         else:
             below = sum([c._weight or 0 for c in node.children])
             node._weight = min(1 + below, 1 << 60)
@@ -138,12 +139,19 @@ def _add(a: Poly, b: Poly, scale: int = 1) -> Poly:
 
 
 def _multiply(a: Poly, b: Poly) -> Poly:
+    if len(a) == len(b) == 1:
+        ((left, x),), ((right, y),) = a.items(), b.items()
+        return {_key(left, right): x * y} if x * y else {}
     out: Poly = {}
     for left, x in a.items():
         for right, y in b.items():
-            key = tuple(sorted(left + right, key=to_text))
-            out = _add(out, {key: x * y})
+            out = _add(out, {_key(left, right): x * y})
     return out
+
+
+def _key(left: tuple[Expr, ...], right: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """The atoms of a product."""
+    return tuple(sorted(left + right, key=to_text)) if left and right else left or right
 
 
 def _recombine(poly: Poly) -> Poly:

@@ -61,7 +61,8 @@ class ScalarOp:
         return first
 
     def _require_equal(self, args: tuple) -> None:
-        if any(a.dtype is not args[0].dtype for a in args):
+        first = args[0].dtype
+        if any([a.dtype is not first for a in args]):
             raise TypeError(f"{self.name} takes equal types, found {[a.dtype for a in args]}")
 
 
