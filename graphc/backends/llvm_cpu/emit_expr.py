@@ -87,6 +87,8 @@ class ExprEmitter(ScalarEmitter):
     def is_unsafe(self, node: Expr) -> bool:
         """Whether an expression has a load that is not provably in bounds."""
         known = self.unsafe
+        if node in known:
+            return known[node]
         for part in walk(node, known):
             inner = any([known[c] for c in part.children])
             known[part] = inner or isinstance(part, Load) and self._may_miss(part)
