@@ -23,6 +23,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe is opened, though nobody writes to it
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # for open_regular: a link is no file either
 _BINARY = getattr(os, "O_BINARY", 0)
 
 

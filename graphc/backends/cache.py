@@ -36,14 +36,13 @@ from pathlib import Path
 
 from graphc.backends.digests import digests
 from graphc.errors import warn
-from graphc.files import open_regular, who_else
+from graphc.files import NO_LINK, open_regular, who_else
 
 Buffer = bytes | bytearray | memoryview
 DEFAULT_LIMIT = 4 << 30
 _HEADER = struct.Struct("<8sQ32s16s")  # the last are zeros
 _MAGIC = b"graphc\x00\x02"
 _EARLIER = (b"graphc\x00\x01",)  # of versions whose entries are of no use
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _TEMPORARY = "tmp-"
 _STALE_SECONDS = 3600.0
 
@@ -219,7 +218,7 @@ class DiskCache:
         """The contents of an entry; None if it is damaged. Raises OSError if there is none."""
         if not self._is_entry(os.lstat(path), path):
             raise PermissionError(str(path))
-        with open(open_regular(path, _NO_LINK), "rb") as file:
+        with open(open_regular(path, NO_LINK), "rb") as file:
             status = os.fstat(file.fileno())
             if not _is_private(path, status):
                 raise PermissionError(str(path))

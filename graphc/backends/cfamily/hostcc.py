@@ -3,12 +3,15 @@
 `CC`, else gcc or cc, compiles C; `CXX`, else g++ or c++, compiles C++. Libraries are kept by a hash
 of all files and flags in a folder of this user's below the system's temporary directory (or
 GRAPHC_HOST_CACHE), written under another name and renamed, so that concurrent builds do no harm.
+Their digests are part of their names: what is damaged is compiled again. A folder that others can
+write to is refused: whoever writes there has their code run.
 A header that many libraries share is kept compiled there too; a compiler that has no use for that
 reads the header itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -16,7 +19,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from graphc.backends.digests import digest
 from graphc.errors import InternalError, UnsupportedError
+from graphc.files import NO_LINK, open_regular, who_else
 
 Contents = str | bytes
 OUTPUT = "output"
@@ -54,9 +59,12 @@ def _kept(
 ) -> Path:
     """The file of the cache that a compiler makes of these files, and of others made before."""
     folder = _cache_folder()
-    kept = folder / name
-    if kept.exists():
-        return kept
+    stem, suffix = name.split(".", 1)
+    for kept in folder.glob(f"{stem}-*.{suffix}"):
+        if _is_whole(kept):
+            return kept
+        with contextlib.suppress(OSError):
+            kept.unlink()
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         place = Path(temporary)
         for file, contents in files.items():
@@ -65,24 +73,40 @@ def _kept(
         for file, path in compiled.items():
             os.link(path, place / file)
         _compile(place, arguments, language)
+        kept = folder / f"{stem}-{digest((place / OUTPUT).read_bytes())}.{suffix}"
+        os.chmod(place / OUTPUT, 0o700)  # whatever the umask lets others do
         os.replace(place / OUTPUT, kept)
     return kept
 
 
+def _is_whole(kept: Path) -> bool:
+    """Whether a file of the cache is what its name says, and this user's."""
+    try:
+        with open(open_regular(kept, NO_LINK), "rb") as file:
+            private = not who_else(os.fstat(file.fileno()))
+            return private and kept.name.split(".")[0].endswith(f"-{digest(file.read())}")
+    except OSError:
+        return False
+
+
 def _key(files: Mapping[str, Contents], flags: Sequence[str]) -> str:
-    digest = hashlib.sha256("\0".join(flags).encode())
+    key = hashlib.sha256("\0".join(flags).encode())
     for name, contents in files.items():
         data = contents.encode() if isinstance(contents, str) else contents
-        digest.update(f"\0{name}\0{len(data)}\0".encode() + data)
-    return digest.hexdigest()[:32]
+        key.update(f"\0{name}\0{len(data)}\0".encode() + data)
+    return key.hexdigest()[:32]
 
 
 def _cache_folder() -> Path:
     default = Path(tempfile.gettempdir()) / f"graphc-host-{os.getuid()}"
     folder = Path(os.environ.get("GRAPHC_HOST_CACHE") or default)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise UnsupportedError(f"{folder} belongs to another user; set GRAPHC_HOST_CACHE")
+    other = who_else(folder.stat())
+    if other:
+        raise UnsupportedError(
+            f"{folder} {other}: make it private to you, or set GRAPHC_HOST_CACHE to a directory of "
+            "yours"
+        )
     return folder
 
 
