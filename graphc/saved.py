@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphc import __version__
-from graphc.backends.llvm_cpu.container import MALFORMED, Container, Shapes, pack
+from graphc.backends.llvm_cpu.container import Container, Shapes, pack
 from graphc.backends.llvm_cpu.digest_sums import native_sums
 from graphc.backends.llvm_cpu.image import Image
 from graphc.backends.llvm_cpu.memory import Scratch
@@ -67,15 +67,20 @@ class SavedModel(Runnable):
 
 def interface(container: Container) -> tuple[list[Spec], list[Spec]]:
     """The inputs and outputs of a saved model; ModelError if what describes them is damaged."""
-    try:
+    with container.understood():
         declared = container.interface
         symbols = {n: Sym(n, lo, hi) for n, (lo, hi) in declared["symbols"].items()}
         inputs, outputs = (
             [Spec(str(n), None if t is None else parse_type(t, symbols)) for n, t in entries]
             for entries in (declared["inputs"], declared["outputs"])
         )
-    except MALFORMED as error:
-        raise container.malformed(error) from error
+        counts = len(inputs), len(inputs), len(outputs)
+        of_images = {
+            (len(shapes), len(entry["inputs"]), len(entry["outputs"]))
+            for shapes, entry in container.entries.items()
+        }
+        if of_images != {counts}:
+            raise ValueError("its parts have other inputs and outputs than it")
     return inputs, outputs
 
 

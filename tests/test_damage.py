@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import re
+import struct
 import warnings
 from pathlib import Path
 
@@ -18,6 +22,7 @@ import graphc
 from graphc import dsl
 from graphc.backends import cache, digests
 from graphc.backends.digests import CHUNK
+from graphc.backends.llvm_cpu.container import MAGIC
 from graphc.backends.llvm_cpu.digest_sums import native_sums
 from graphc.cli.models import load_npy, read_graph
 from graphc.cli.saved import contents
@@ -161,3 +166,60 @@ def test_arrays_and_texts(tmp_path, request, monkeypatch):
             load_npy(Path("x.npy"))
         except ModelError as error:
             assert "x.npy" in str(error), what
+
+
+WRONG = (
+    None, True, -1, 1.5, 1 << 40, 1 << 62, 10**400, "", "f32[9999999999999,9999999999999]",
+    "../../etc/passwd", "\x1b[2J", [], [-1, -1, "x"], [[1 << 50] * 4], {}, {"x": [1, 2]},
+)  # fmt: skip
+
+
+def test_headers_that_lie(tmp_path, request):
+    """A header with digests in order may say anything: files are refused or inspected, in one line
+    of plain text each, and nothing is allocated by what they say."""
+    path = tmp_path / "digits.gcm"
+    graphc.compile(DIGITS, shapes={"image": (1, 1, 8, 8)}, threads=1).save(path)
+    whole = path.read_bytes()
+    (size,) = struct.unpack_from("<Q", whole, 8)
+    header = json.loads(whole[56 : 56 + size])
+    parts = whole[-(-(56 + size) // 64) * 64 :]
+    assert _sealed(header, parts) == whole
+    places = list(_places(header))
+    lies = list(itertools.product(places, WRONG))
+    lies = lies if request.config.getoption("damages") > 1000 else lies[::4]
+    refused = 0
+    for place, wrong in lies:
+        changed = json.loads(json.dumps(header))
+        inner = changed
+        for step in place[:-1]:
+            inner = inner[step]
+        inner[place[-1]] = wrong
+        path.write_bytes(_sealed(changed, parts))
+        try:
+            shown = contents(str(path), None)
+            assert "\x1b" not in shown, (place, wrong)
+        except ModelError as error:
+            refused += 1
+            assert "\n" not in str(error), (place, wrong)
+    assert refused > len(lies) // 2
+    path.write_bytes(_sealed(json.loads("[" * 400 + "]" * 400), parts))
+    with pytest.raises(ModelError):
+        contents(str(path), None)
+
+
+def _places(value, place=()):
+    """Where something can be changed: the path of every item of what JSON says."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in itertools.islice(items, 12):
+        yield (*place, key)
+        if isinstance(inner, (dict, list)):
+            yield from _places(inner, (*place, key))
+
+
+def _sealed(header, parts):
+    """The file of a header, its digest and sizes in order."""
+    text = json.dumps(header).encode()
+    front = -(-(56 + len(text)) // 64) * 64
+    head = struct.pack("<8sQQ", MAGIC, len(text), front + len(parts))
+    start = head + hashlib.sha256(head + text).digest() + text
+    return start.ljust(front, b"\0") + parts

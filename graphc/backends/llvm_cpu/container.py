@@ -17,11 +17,12 @@ what it says, and there are no names of files and no pickles in it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ Part = tuple[int, int, str]
 """Where a part lies behind the header, its size without the zeros, and its digest with them."""
 Place = tuple[str, int, int]
 """Where a constant is kept elsewhere: under which name, and there its offset and size."""
-MALFORMED = (
+_MALFORMED = (
     ValueError,  # those of JSON, of types and of shapes
     KeyError,
     TypeError,
@@ -145,15 +146,13 @@ class Container:
         self.kept_elsewhere: dict[str, memoryview] = {}
         self._checked: set[Part] = set()
         header = self._header()
-        try:
+        with self.understood():
             self.target = str(header["target"])
             self.interface: dict = dict(header["interface"])
             self.entries = {
                 tuple(tuple(map(_natural, shape)) for shape in entry["shapes"]): entry
                 for entry in header["images"]
             }
-        except MALFORMED as error:
-            raise self.malformed(error) from error
 
     def _header(self) -> dict:
         """The header, checked; `start` is where parts begin."""
@@ -177,33 +176,36 @@ class Container:
             self.data[_START + size : self.start]
         ):
             raise self.damaged("its header is not what was saved")
-        try:
+        with self.understood():
             return json.loads(bytes(header))
-        except MALFORMED as error:
-            raise self.malformed(error) from error
 
     def damaged(self, why: str) -> ModelError:
         return ModelError(f"{self.where} is damaged: {why}; compile the model again")
 
-    def malformed(self, error: Exception) -> ModelError:
-        """What to raise where the header is whole, but says what no header should."""
-        return self.damaged(f"its header cannot be understood ({type(error).__name__}: {error})")
+    @contextlib.contextmanager
+    def understood(self) -> Iterator[None]:
+        """Makes ModelErrors of what comes of a header that is whole, but says what none should."""
+        try:
+            yield
+        except ModelError:
+            raise
+        except _MALFORMED as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise self.damaged(f"its header cannot be understood ({text})") from error
 
     def images(self) -> dict[Shapes, Image]:
         """The images by the shapes they were compiled for, their code checked."""
-        try:
+        with self.understood():
             self._check([tuple(entry["code"]) for entry in self.entries.values()], "code")
             return {shapes: self._image(entry) for shapes, entry in self.entries.items()}
-        except MALFORMED as error:
-            if isinstance(error, ModelError):
-                raise
-            raise self.malformed(error) from error
 
     def check(self, shapes: Shapes, sums: Sums | None = None) -> None:
         """Reads the constants of an image, unless that was done before; ModelError if they are
         not what was saved. Those kept elsewhere were checked there."""
-        constants = [tuple(place) for _, _, *place in self.entries[shapes]["constants"]]
-        self._check([place for place in constants if isinstance(place[0], int)], "constant", sums)
+        with self.understood():
+            constants = [tuple(place) for _, _, *place in self.entries[shapes]["constants"]]
+            inside = [place for place in constants if isinstance(place[0], int)]
+            self._check(inside, "constant", sums)
 
     def _check(self, parts: list, what: str, sums: Sums | None = None) -> None:
         new = [part for part in dict.fromkeys(parts) if part not in self._checked]
