@@ -12,6 +12,7 @@ they are written, and that there are NaN, infinity and two zeros. Three things m
   (FLT_EVAL_METHOD 2). Nothing here depends on that: where bits of a float are looked at, they are
   stored first, so no rounding rests on the width of a sum.
 
+That the pragmas were heeded shows in gcc's macros, but in C++, which is read ahead of its pragmas.
 Clang takes back everything on x86, AArch64 and others. On Arm and RISC-V it keeps -fno-signed-zeros
 and, before version 18, -freciprocal-math: zeros may lose their sign, and quotients be off by a unit
 in the last place. None of this costs an instruction where the flags are the usual ones.
@@ -47,10 +48,15 @@ RULES = """\
 #pragma GCC optimize("no-fast-math", "no-unsafe-math-optimizations", "no-associative-math", \\
     "no-reciprocal-math", "signed-zeros", "no-single-precision-constant")
 #endif
-#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \\
-    defined(__NO_SIGNED_ZEROS__)
+#if (defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \\
+    defined(__NO_SIGNED_ZEROS__)) && !(defined(__GNUC__) && defined(__cplusplus))
 #error "-ffast-math or a part of it, which this compiler cannot take back here. {advice}"
 #endif
+#endif
+"""
+CONSTANT_RULES = """\
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-single-precision-constant")
 #endif
 """
 ADVICE = f"Add {FLAGS} for this file, after the other flags"
@@ -65,6 +71,11 @@ def has_floats(text: str) -> bool:
 def float_rules(text: str) -> str:
     """What stands before C text for it to mean what it says: nothing if it has no floats."""
     return RULES.format(advice=ADVICE) if has_floats(text) else ""
+
+
+def constant_rules(text: str) -> str:
+    """What stands before C text of constants for doubles to keep their digits."""
+    return CONSTANT_RULES if DOUBLE.search(text) else ""
 
 
 def double_check(name: str, text: str) -> str:

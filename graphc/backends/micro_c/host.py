@@ -24,7 +24,7 @@ from graphc.ir.program import Program
 
 NAME = "model"
 FLAGS = ("-std=c99", "-O1", "-Wall", "-Wextra")
-SANITIZE = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
+SANITIZE = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all")
 SINK = """\
 #include "model.h"
 void (*model_sink)(int layer, const char *name, uint32_t crc);

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from graphc.backends.cfamily.float_rules import constant_rules
 from graphc.backends.cfamily.names import comment
 from graphc.backends.cfamily.spell import Speller
 from graphc.backends.micro_c.model import Constant, Model
@@ -19,7 +20,7 @@ TEXT = """\
 {title}
 #include <math.h>
 #include <stdint.h>
-
+{rules}
 /* Define as a section attribute to place the constants, for example in external flash. */
 #ifndef {macro}_WEIGHTS
 #define {macro}_WEIGHTS
@@ -78,7 +79,8 @@ def text(model: Model) -> str:
                     "Made by graphc; do not edit.")  # fmt: skip
     arrays = "\n".join(_definition(model, c) for c in model.constants)
     externs = declarations(model) or f"typedef int {model.name}_no_constants;\n"
-    return TEXT.format(title=title, macro=model.macro, externs=externs, arrays=arrays)
+    return TEXT.format(title=title, macro=model.macro, externs=externs, arrays=arrays,
+                       rules=constant_rules(externs))  # fmt: skip
 
 
 def _definition(model: Model, constant: Constant) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graphc.ir.dtypes import f32, i32
+from graphc.ir.dtypes import f8e8m0, f32, i32
 from graphc.ir.expr import (
     Call,
     Const,
@@ -165,6 +165,8 @@ def sign_as_select(root: Expr) -> Expr:
             one, minus = Const(1, x.dtype), Const(-1, x.dtype)
             if x.dtype.kind == "uint":
                 return select(x > 0, one, Const(0, x.dtype))
+            if x.dtype is f8e8m0:  # has no zero, and nothing below
+                return select(call("isnan", x), x, one)
             zero_or_nan = select(x.eq(0), Const(0, x.dtype), x)
             return select(x > 0, one, select(x < 0, minus, zero_or_nan))
         return None

@@ -19,7 +19,7 @@ from graphc.ir.program import Program
 STRICT = (
     "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror",
 )  # fmt: skip
-SANITISED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITISED = ("-g", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all")
 
 
 def model_of(nodes, inputs: dict, outputs: dict, constants: dict | None = None) -> onnx.ModelProto:

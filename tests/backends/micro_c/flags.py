@@ -67,7 +67,7 @@ class Flagged:
         done = subprocess.run(code, cwd=self.folder, capture_output=True, text=True)
         if done.returncode:
             return done
-        rest = ["net.o", "main.c", "net_weights.c", "-w", "-lm", "-o", "net"]
+        rest = ["-x", "none", "net.o", "main.c", "net_weights.c", "-w", "-lm", "-o", "net"]
         return subprocess.run(
             [*compiler, *linked, *rest], cwd=self.folder, capture_output=True, text=True
         )

@@ -25,6 +25,7 @@ from scalar_cases import NUMBERS, Case, Table, cases, mismatch, operands
 from graphc import driver
 from graphc.backends.cfamily.float_rules import FLAGS
 from graphc.backends.micro_c import BundleOptions, write_bundle
+from graphc.backends.micro_c import bundle as files_of
 from graphc.backends.micro_c.boards import BOARDS
 from graphc.backends.micro_c.emulator import run_on_board
 from graphc.ir.dtypes import boolean
@@ -42,11 +43,11 @@ SETS = {  # compiler, flags that all files get, those of the code
                   "-O0"),
     "odd": ("gcc", "-funsigned-char -fshort-enums", "-O3 -frounding-math -ftrapping-math"),
     "x87": ("gcc", "-m32", "-O2 -mfpmath=387 -funsafe-math-optimizations"),
-    "x87 in C99": ("gcc", "-m32", "-O1 -std=c99 -mfpmath=387"),
+    "C++": ("g++ -x c++", "", "-O1 -funsafe-math-optimizations"),
     "clang": ("clang", "", "-Ofast -fno-finite-math-only"),
 }  # fmt: skip
 MORE = {
-    "C++": ("g++ -x c++", "", "-O3 -funsafe-math-optimizations"),
+    "x87 in C99": ("gcc", "-m32", "-O1 -std=c99 -mfpmath=387"),
     "no flags": ("gcc", "", ""),
     "x87 at most": ("gcc", "-m32", "-Ofast -fno-finite-math-only -mfpmath=387"),
     "SSE of 32 bits": ("gcc", "-m32 -msse2", "-Ofast -mfpmath=sse -fno-finite-math-only"),
@@ -258,3 +259,51 @@ def test_the_test_of_a_bundle_sees_nan(tmp_path):
         ["gcc", "-w", "-Ofast", "-c", "net_test.c"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode and FLAGS in done.stderr
+
+
+# ---------------------------------------------------------------- files of constants, build files
+
+
+@needs_gcc
+def test_constants_keep_their_digits(tmp_path):
+    """Doubles are no floats, whatever flags the file of constants gets."""
+    weights = np.random.default_rng(1).normal(size=40)
+    node = helper.make_node("Mul", ["x", "w"], ["y"])
+    kind = TensorProto.DOUBLE, [40]
+    model = model_of([node], {"x": kind}, {"y": kind}, {"w": weights})
+    bundle = Flagged(micro_program(model), tmp_path)
+    done = bundle.compile(["gcc"], [], ["-O2", "-fsingle-precision-constant"])
+    assert done.returncode == 0, done.stderr
+    x = np.arange(40.0)
+    np.testing.assert_array_equal(bundle.run([x])[0], x * weights)
+
+
+@needs_gcc
+def test_little_endian_weights_are_refused_elsewhere(bundles, tmp_path):
+    program = bundles["bytes"][0].program
+    for kind in ("bin", "incbin"):
+        write_bundle(program, tmp_path, BundleOptions(name="net", weights_as=kind))
+        big = ["-U__BYTE_ORDER__", "-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__"]
+        for flags, ends in ((big, 1), ([], 0)):
+            command = ["gcc", "-w", *flags, "-fsyntax-only", "net.c"]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+            assert done.returncode == ends, done.stderr
+            assert not ends or "little-endian" in done.stderr
+
+
+def test_build_files_and_pages_say_so(bundles):
+    for name, (bundle, _, _) in bundles.items():
+        files = files_of(bundle.program, BundleOptions(name="net"))
+        floats = name == "floats"
+        assert (";".join(FLAGS.split()) in files["CMakeLists.txt"]) == floats
+        assert (f"Add `{FLAGS}`" in files["README.md"]) == floats
+        assert ("#error" in files["net.c"]) == floats
+
+
+@needs_gcc
+def test_cmake_takes_fast_floats_back(bundles, tmp_path):
+    if shutil.which("cmake") is None:
+        pytest.skip("cmake not installed")
+    write_bundle(bundles["floats"][0].program, tmp_path, BundleOptions(name="net"))
+    checked(["cmake", "-DCMAKE_C_COMPILER=gcc", "-DCMAKE_C_FLAGS=-Ofast", "-Bout"], tmp_path)
+    checked(["cmake", "--build", "out"], tmp_path)
