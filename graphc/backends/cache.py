@@ -25,6 +25,7 @@ import contextlib
 import hashlib
 import mmap
 import os
+import re
 import stat
 import struct
 import tempfile
@@ -45,6 +46,7 @@ _MAGIC = b"graphc\x00\x02"
 _EARLIER = (b"graphc\x00\x01",)  # of versions whose entries are of no use
 _TEMPORARY = "tmp-"
 _STALE_SECONDS = 3600.0
+_GROUP, _ENTRY = re.compile("[0-9a-f]{2}"), re.compile(f"[0-9a-f]{{62}}|{_TEMPORARY}.*")
 
 
 def cache_key(*parts: str | bytes) -> str:
@@ -242,12 +244,15 @@ class DiskCache:
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    """Files two levels down; an unreadable directory has none."""
+    """What is named as entries are, or as what becomes one: whatever else lies in a directory that
+    somebody calls the cache is not its own. An unreadable directory has none."""
     try:
         for group in os.scandir(directory):
-            if group.is_dir(follow_symlinks=False) and len(group.name) == 2:
+            if group.is_dir(follow_symlinks=False) and _GROUP.fullmatch(group.name):
                 with contextlib.suppress(OSError):
-                    yield from (Path(entry.path) for entry in os.scandir(group.path))
+                    for entry in os.scandir(group.path):
+                        if _ENTRY.fullmatch(entry.name):
+                            yield Path(entry.path)
     except OSError:
         return
 

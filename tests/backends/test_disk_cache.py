@@ -384,3 +384,15 @@ def test_entries_are_private_whatever_the_umask(cache):
         os.umask(before)
     assert stat.S_IMODE(_file(cache, cache_key("k")).stat().st_mode) == 0o600
     assert cache.get(cache_key("k")) == b"y"
+
+
+def test_what_is_not_the_caches_stays(tmp_path):
+    """Also where somebody's home is named as the cache."""
+    theirs = [tmp_path / "go" / "thesis", tmp_path / "ab" / "photo.jpg", tmp_path / "cd" / "x"]
+    for path in theirs:
+        path.parent.mkdir(mode=0o700)
+        path.write_bytes(b"z" * 5000)
+    cache = DiskCache(tmp_path, limit=1000)
+    assert cache.put(cache_key("k"), b"y") and cache.size() == 65
+    cache.clear()
+    assert cache.get(cache_key("k")) is None and all(path.exists() for path in theirs)
