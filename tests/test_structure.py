@@ -31,6 +31,7 @@ RETURNS = {  # imports inside functions that close a circle, each for a reason
     ("ir.kernel", "ir.text.printer"): "a kernel prints itself",
     ("ir.program", "ir.text.printer"): "a program prints itself",
     ("ir.infer", "ir.build"): "the type of a composite is that of its body, typed as it is built",
+    ("ir.infer", "ir.wide_graphs"): "so is that of one whose intermediate values are widened",
     ("ir.opdef", "ir.ops"): "who first looks up an operator has all of them registered",
 }
 

@@ -16,6 +16,7 @@ from graphc.errors import InternalError, ModelError, NeedsValue
 from graphc.ir.expr import Call, Expr, Load, Reduce
 from graphc.ir.opdef import Any_, Maps, OpDef, Operand, OutIndex, Param
 from graphc.ir.types import Shape, TensorType, Type, broadcast, holds_maps
+from graphc.ir.wide_bodies import once_rounded
 
 
 @dataclass
@@ -122,6 +123,7 @@ def body(defn: OpDef, arguments: Arguments, shape: Shape, output: int, count: in
         result = result[output]
     if not isinstance(result, Expr):
         raise InternalError(f"the body of {defn.name} returned {result!r}, not an expression")
+    result = once_rounded(result)
     if 0 not in shape:
         operands = {str(a.position): a for a in arguments.positional if isinstance(a, Operand)}
         for load in unguarded_loads(result):

@@ -12,6 +12,7 @@ from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.infer import infer_op
 from graphc.ir.types import TensorType
+from graphc.ir.wide_bodies import is_narrow
 
 
 class Builder:
@@ -20,7 +21,8 @@ class Builder:
     Operands may be Values, None (omitted), numpy arrays, or Python numbers, which become constants
     of the dtype of the first Value operand. `loc` is given to every op made. `count` is the number
     of outputs asked of the composite operator that is being expanded. `batched`: what may be done
-    at once should be one op, which makes fewer kernels, but of more operands at a time.
+    at once should be one op, which makes fewer kernels, but of more operands at a time. `digits`:
+    constants keep those that narrow floats lack, for ops that turn out to compute in float32.
     """
 
     def __init__(
@@ -30,9 +32,10 @@ class Builder:
         loc=(),
         count: int = 1,
         batched: bool = False,
+        digits: bool = False,
     ):
         self.region, self.anchor, self.loc, self.count = region, anchor, tuple(loc), count
-        self.batched = batched
+        self.batched, self.digits = batched, digits
 
     def op(
         self,
@@ -66,8 +69,13 @@ class Builder:
         return lambda *operands, **options: self.op(name, *operands, **options)
 
     def constant(self, value: Any, dtype: DType | None = None) -> Value:
-        """A constant from anything numpy takes."""
+        """A constant from anything numpy takes. With `digits`, numbers that a narrow float type
+        rounds are converted to it from float32."""
         array = np.asarray(value, dtype.np if dtype else None)
+        if self.digits and dtype is not None and is_narrow(dtype):
+            wide = np.asarray(value, np.float32)
+            if not np.array_equal(wide, array.astype(np.float32), equal_nan=True):
+                return self.op("Cast", self.constant(wide), to=dtype.onnx)  # type: ignore
         new = constant_op(array, loc=self.loc)
         self.region.insert_before(self.anchor, new)
         return new.output

@@ -399,11 +399,14 @@ def identity_of(reduction: str, dtype: DType) -> Const:
 
 
 def as_expr(value, dtype: DType | None = None) -> Expr:
-    """`value` as an expression; Python and numpy scalars become constants of `dtype`."""
+    """`value` as an expression; Python and numpy scalars become constants of `dtype`, or float32s
+    that are converted to it, if it is a narrow float that rounds them."""
     if isinstance(value, Expr):
         return value
     if isinstance(value, np.ndarray):
         value = value.item() if dtype is not None else value[()]
+    if dtype is not None and dtype.is_float and dtype.compute is not dtype:
+        return cast(Const(value, dtype.compute), dtype)
     return Const(value, dtype)
 
 
@@ -428,10 +431,25 @@ def call(name: str, *args) -> Expr:
 
 
 def cast(value, dtype: DType, *, saturate: bool = False) -> Expr:
-    """`value` converted to `dtype`, a no-op when it has it already."""
+    """`value` converted to `dtype`, a no-op when it has it already. A constant that a narrow float
+    type rounds stays one of its own type, converted: bodies that turn out to compute in float32
+    have all of its digits (see wide_bodies.py)."""
     value = as_expr(value)
-    name = "cast_sat" if saturate else "cast"
-    return value if value.dtype is dtype else fold_call(TABLE[name], (value,), dtype)
+    op = TABLE["cast_sat" if saturate else "cast"]
+    if value.dtype is dtype:
+        return value
+    converted = fold_call(op, (value,), dtype)
+    if isinstance(converted, Const) and not saturate and _loses_digits(value, converted):
+        return Call(op, (value,), dtype)
+    return converted
+
+
+def _loses_digits(value: Expr, converted: Const) -> bool:
+    """Whether a constant of a narrow float type is not the number that it is converted from."""
+    dtype = converted.dtype
+    if not dtype.is_float or dtype.compute is dtype or not isinstance(value, Const):
+        return False
+    return value.value == value.value and value.value != converted.value
 
 
 def bitcast(value: Expr, dtype: DType) -> Expr:

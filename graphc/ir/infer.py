@@ -146,6 +146,7 @@ def expand(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
 
 def _expand(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
     from graphc.ir.build import Builder  # which infers every op it adds
+    from graphc.ir.wide_graphs import unrounded  # which does so too
 
     graph = Graph(op.name)
     values: list[Value | None] = []
@@ -162,13 +163,14 @@ def _expand(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
     types = [None if v is None else v.type for v in op.inputs]
     constants = [None if v is None else v.constant for v in op.inputs]
     bound = bind(op.defn, types, op.attrs, constants, wrap=lambda n, _: values[n])
-    builder = Builder(graph, None, op.loc, len(op.outputs), batched)
+    builder = Builder(graph, None, op.loc, len(op.outputs), batched, digits=True)
     assert op.defn.function is not None
     results = op.defn.function(builder, *bound.positional, **bound.keywords)
     results = list(results) if isinstance(results, (tuple, list)) else [results]
     if len(results) < len(op.outputs):
         raise ModelError(f"has {len(results)} outputs, {len(op.outputs)} are asked for")
     graph.set_results(results[: len(op.outputs)])
+    unrounded(graph)
     return graph, graph.results
 
 

@@ -42,8 +42,10 @@ from graphc.ir.ops.in_range import check_of, is_check
 from graphc.ir.scalar import ops as scalar_ops
 from graphc.ir.simplify import simplify, to_poly
 from graphc.ir.types import type_of
+from graphc.ir.wide_graphs import accumulates, in_float32
 
 CHUNK = 1 << 25  # elements of the largest intermediate array
+LONG = 1 << 10  # terms of a sum that is taken in float64, lest it loses digits of a float32
 
 
 def interpret(graph: Graph, inputs: Sequence[Any], on_op: Callable | None = None) -> list[Any]:
@@ -101,6 +103,8 @@ def run_op(op: Op, arguments: Sequence[Any]) -> list[Any]:
         return run_region(graph, [None if v is None else v for v in _params(graph, arguments)])
     infer_op(bound)
     check_operands(op, bound, arguments)
+    if accumulates(bound):
+        return run_region(in_float32(bound), arguments)
     if form == "imperative":
         return run_imperative(bound, arguments)
     results = [_run_body(bound, k, arguments) for k in range(len(bound.outputs))]
@@ -370,7 +374,9 @@ class _Evaluator:
         dtype = node.dtype
         wide = value.astype(dtype.compute.np, copy=False)
         if node.op == "sum":
-            out = np.add.reduce(wide, axis=where, dtype=_accumulator(dtype))
+            terms = math.prod(value.shape[axis] for axis in where)
+            precise = dtype.is_float and terms > LONG
+            out = np.add.reduce(wide, axis=where, dtype="d" if precise else _accumulator(dtype))
         else:
             ufunc = {"prod": np.multiply, "min": np.minimum, "max": np.maximum,
                      "and": np.logical_and, "or": np.logical_or}[node.op]  # fmt: skip

@@ -1,5 +1,5 @@
 """Composite ops are replaced by their graphs of other ops, recursively; every op made keeps the
-location of the op it came from.
+location of the op it came from. So are imperative ops that accumulate narrow floats.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 from graphc.ir.graph import Graph, Op, Region, Value, copy_ops
 from graphc.ir.infer import expand
+from graphc.ir.wide_graphs import accumulates, in_float32
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 
 
 def expand_in_place(op: Op, batched: bool = False) -> None:
-    """Replaces a composite op, whose types are known, by its body; `batched` as for Builder."""
-    graph, _ = expand(op, batched)
+    """Replaces a composite op, whose types are known, by its body; `batched` as for Builder. One
+    that accumulates narrow floats becomes one of float32s."""
+    graph = in_float32(op) if op.defn.form == "imperative" else expand(op, batched)[0]
     region = op.region
     assert region is not None
     mapping: dict[Value, Value] = dict(zip(graph.params, op.inputs))  # type: ignore[arg-type]
@@ -35,7 +37,8 @@ def decompose_region(
     changed, position = False, 0
     while position < len(region.ops):
         op = region.ops[position]
-        if op.defn.form == "composite" and op.name not in keep and ctx.spend("decompose", op):
+        is_made_of_others = op.defn.form == "composite" or accumulates(op)
+        if is_made_of_others and op.name not in keep and ctx.spend("decompose", op):
             expand_in_place(op, batched)
             changed = True
             continue

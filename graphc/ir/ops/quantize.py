@@ -52,14 +52,19 @@ def quantize_linear(
     target = _target(zero_point, output_dtype)
     divided = dtypes.of(precision) if precision else scale.dtype
     divided = f32 if divided is dtypes.f8e8m0 else divided
-    by = _parameter(i, x, scale, axis, block_size).cast(divided)
-    value = (x[i].cast(divided) / by).cast(divided.compute)
+    by = _rounded_to(_parameter(i, x, scale, axis, block_size), divided)
+    value = _rounded_to(_rounded_to(x[i], divided) / by, divided)
     shift = None if zero_point is None else _parameter(i, x, zero_point, axis, block_size)
     if target.is_integer:
         return _rounded(value, shift, target)
     if shift is not None:
         value = value + shift.cast(value.dtype)
     return converted(value, target, bool(saturate) or target.bits < 8)
+
+
+def _rounded_to(value: Expr, dtype: DType) -> Expr:
+    """The value as a type has it, in the type that is computed in."""
+    return value.cast(dtype).cast(dtype.compute)
 
 
 def _target(zero_point, output_dtype: int) -> DType:

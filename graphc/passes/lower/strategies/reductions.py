@@ -4,8 +4,9 @@ A reduction is a scalar accumulator in loops over its axes, whose bounds take ov
 the guards inside (see guards.py); reductions over the same axes share loops, and so do those that
 read the same over axes of other names. One along an axis that is contiguous in memory runs
 horizontally instead: vector accumulators, of which there are several so that latency is hidden, and
-then a tree over lanes. Where a scalar adds up many terms, it adds up sums of parts of them, whose
-rounding errors do not grow with the number of all terms.
+then a tree over lanes. Where one accumulator would add up very many terms, it adds up sums of
+parts of them, whose rounding errors do not grow with the number of all terms (blocked summation:
+Higham, "Accuracy and Stability of Numerical Algorithms", section 4.3).
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from graphc.passes.lower.computation import Computation
 from graphc.passes.lower.transforms.guards import trim
 
 UNROLL = 16  # iterations of a small reduction that are unrolled
-LONG = 512  # terms that are worth sums of parts
+LONG = 512  # terms of a scalar that are worth sums of parts
+LONG_LANE = 4096  # terms of a lane, which are so if parts of them cost nothing
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Reductions:
         lanes = 1 if per_lane else self.horizontal_lanes(group, axes[-1])
         if lanes > 1:
             return self.horizontal(group, axes, lanes, bound)
-        if not per_lane and (parts := in_parts(group)) is not None:
+        if (parts := in_parts(group, LONG_LANE if per_lane else LONG)) is not None:
             totals = self.reduction(parts, bound, per_lane)
             return [self.k.let(cast(t, r.dtype)) for t, r in zip(totals, group)]
         accumulators = [
@@ -133,6 +135,12 @@ class Reductions:
         *outer, axis = axes
         extent = axis.count
         chains = self.options.chains if extent >= self.options.chains * lanes else 1
+        accumulators = self._vectors(group, chains, lanes)
+        self._sweep(group, outer, axis, {}, accumulators, chains, lanes, bound)
+        return [self._fold_lanes(r, a, chains, lanes) for r, a in zip(group, accumulators)]
+
+    def _vectors(self, group: list[Reduce], chains: int, lanes: int) -> list[Buffer]:
+        """Accumulators of reductions, a vector for each chain."""
         accumulators = []
         for r in group:
             dtype = r.dtype.compute
@@ -140,8 +148,7 @@ class Reductions:
             for c in range(chains):
                 with self.k.loop(lanes, "vector", width=lanes) as v:
                     self.k.store(accumulators[-1], v + c * lanes, cast(r.identity, dtype))
-        self._sweep(group, outer, axis, {}, accumulators, chains, lanes, bound)
-        return [self._fold_lanes(r, a, chains, lanes) for r, a in zip(group, accumulators)]
+        return accumulators
 
     def _sweep(self, group, outer, axis, mapping, accumulators, chains, lanes, bound) -> None:
         if outer:
@@ -150,23 +157,40 @@ class Reductions:
                 self._sweep(group, outer[1:], axis, inner, accumulators, chains, lanes, bound | {x})
             return
 
-        def step(start: Expr, chain: int, count: int, bound: frozenset) -> None:
+        def step(into, start: Expr, chain: int, count: int, bound: frozenset) -> None:
             with self.k.loop(count, "vector", width=count) as v:
                 at = {**mapping, axis: start + v}
-                targets = [(a, (simplify(v + chain * lanes),)) for a in accumulators]
+                targets = [(a, (simplify(v + chain * lanes),)) for a in into]
                 self._accumulate(group, [], bound | {v}, True, at, targets)
+
+        def steps(into, first: Expr | int, count: int, bound: frozenset) -> None:
+            with self.k.loop(count) as x:
+                for c in range(chains):
+                    step(into, ((x + first) * chains + c) * lanes, c, lanes, bound | {x})
 
         extent = axis.count
         whole = extent // (chains * lanes)
-        with self.k.loop(whole) as x:
-            for c in range(chains):
-                step((x * chains + c) * lanes, c, lanes, bound | {x})
+        size = math.isqrt(whole) if whole > LONG_LANE and _sums_floats(group) else whole
+        parts = whole // size if size < whole else 0
+        if parts:
+            with self.k.loop(parts) as part:
+                sums = self._vectors(group, chains, lanes)
+                steps(sums, part * size, size, bound | {part})
+                self._add_vectors(group, accumulators, sums, chains, lanes)
+        steps(accumulators, parts * size, whole - parts * size, bound)
         done = whole * chains * lanes
         for c in range((extent - done) // lanes):
-            step(Const(done + c * lanes, i64), c, lanes, bound)
+            step(accumulators, Const(done + c * lanes, i64), c, lanes, bound)
         tail = extent % lanes
         if tail:
-            step(Const(extent - tail, i64), 0, tail, bound)
+            step(accumulators, Const(extent - tail, i64), 0, tail, bound)
+
+    def _add_vectors(self, group, accumulators, parts, chains: int, lanes: int) -> None:
+        for r, into, part in zip(group, accumulators, parts):
+            for c in range(chains):
+                with self.k.loop(lanes, "vector", width=lanes) as v:
+                    here = simplify(v + c * lanes)
+                    self.k.store(into, here, combined(r, into[here], part[here]))
 
     def _fold_lanes(self, r: Reduce, accumulator: Buffer, chains: int, lanes: int) -> Expr:
         width = chains * lanes
@@ -182,16 +206,20 @@ class Reductions:
         return self.k.let(cast(accumulator[Const(0, i64)], r.dtype))
 
 
-def in_parts(group: list[Reduce]) -> list[Reduce] | None:
-    """Long sums of floats over the same axes as sums of about as many parts as each has terms; None
-    if they are short, or none of them is a sum of floats."""
+def in_parts(group: list[Reduce], longest: int) -> list[Reduce] | None:
+    """Sums of floats over the same axes, of more than so many terms, as sums of about as many parts
+    as each has terms; None if they are shorter, or none of them is a sum of floats."""
     axes = group[0].axes
     total = math.prod(a.count for a in axes)
-    if total <= LONG or not any(r.op == "sum" and r.dtype.is_float for r in group):
+    if total <= longest or not _sums_floats(group):
         return None
     outer, inner, mapping = _split(axes, math.isqrt(total))
     guard = _inside(mapping)
     return [Reduce(r.op, Reduce(r.op, _part(r, mapping, guard), inner), outer) for r in group]
+
+
+def _sums_floats(group: list[Reduce]) -> bool:
+    return any(r.op == "sum" and r.dtype.is_float for r in group)
 
 
 def _split(

@@ -1,0 +1,230 @@
+"""Composite operators in narrow floats: what lies between operands and results is kept in float32.
+
+The graph of a composite is built in the types of its operands, as if each of its ops rounded its
+result. `unrounded` then makes a *twin* in float32 of every op that reads what others have rounded:
+
+    f16:  Div(p, ReduceSum(p)) of p = Exp(x - max)
+      →   Cast(Div(p', ReduceSum(p'))) of p' = Exp(f32(x) - f32(max))
+
+so that the composite's results alone are rounded (as wide_bodies.py has it for bodies). Twins are
+made of what is needed only: an op that reads operands of the composite rounds once by itself, and
+what moves or chooses elements has a twin if somebody reads it in float32. What contractions multiply
+keeps its narrow type, as matrix units take it; their sums do not.
+
+Imperative operators whose kernels add or multiply in a narrow type (into their outputs, say) are
+such composites too: conversions, the operator in float32, and a conversion back (`in_float32`).
+"""
+
+from __future__ import annotations
+
+from graphc.errors import GraphcError
+from graphc.ir import opdef
+from graphc.ir.dtypes import DType, f32
+from graphc.ir.expr import Call, Expr, Reduce, loads, walk
+from graphc.ir.graph import Graph, Op, Value, constant_op
+from graphc.ir.imperative.lowering import imperative_kernel, is_bounded
+from graphc.ir.infer import expand, infer_op, op_body
+from graphc.ir.kernel import exprs, walk_stmts
+from graphc.ir.types import TensorType
+from graphc.ir.wide_bodies import EXACT, KEPT, is_narrow, products, roundings
+
+BODIES = ("elementwise", "indexed")
+
+
+def narrow(value: Value | None) -> bool:
+    """Whether a value is a tensor of narrow floats."""
+    return value is not None and isinstance(value.type, TensorType) and is_narrow(value.type.dtype)
+
+
+def unrounded(graph: Graph) -> None:
+    """Rounds what the graph of a composite computes at its results alone, in place."""
+    if any(narrow(v) for op in graph.ops for v in op.outputs):
+        _Twins(graph).replace_all()
+
+
+class _Twins:
+    """The float32 forms of the values of one graph."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.twins: dict[Op, list[Value] | None] = {}
+        self.wide: dict[Value, Value] = {}
+
+    def replace_all(self) -> None:
+        for op in list(self.graph.ops):
+            if op.name == "Constant" or not any(map(narrow, op.inputs)) or _is_exact(op):
+                continue
+            factors = _factors(op)
+            if any(self.is_rounded(v) for n, v in enumerate(op.inputs) if n not in factors):
+                self.replace(op)
+        self.remove_unused()
+
+    def replace(self, op: Op) -> None:
+        """Lets the twin of an op, rounded, be read instead of it."""
+        for value, twin in zip(op.outputs, self.twin(op) or ()):
+            if twin.type == value.type:
+                value.replace_uses(twin)
+            elif twin.tensor.dtype is f32 and narrow(value):
+                rounded = self.cast(twin, value.tensor.dtype, twin.producer)
+                rounded.name = value.name
+                self.wide[rounded] = twin
+                value.replace_uses(rounded)
+
+    def is_rounded(self, value: Value | None) -> bool:
+        """Whether a narrow value has been rounded by an op of the graph."""
+        stack, seen = [value], set()
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen or not narrow(node) or node.producer is None:
+                continue
+            seen.add(node)
+            if node.producer.name == "Constant":
+                continue
+            if not _is_exact(node.producer):
+                return True
+            stack.extend(node.producer.inputs)
+        return False
+
+    def widened(self, value: Value) -> Value:
+        """A narrow value in float32, before it is rounded."""
+        if value not in self.wide:
+            self.wide[value] = self._widened(value)
+        return self.wide[value]
+
+    def _widened(self, value: Value) -> Value:
+        op = value.producer
+        if op is not None and (self.is_rounded(value) or _reduces(op)):
+            if op.name == "Cast":
+                source = op.inputs[0]
+                assert source is not None
+                if narrow(source):
+                    return self.widened(source)
+                return source if source.tensor.dtype is f32 else self.cast(source, f32, op)
+            twins = self.twin(op)
+            if twins is not None and twins[value.index].tensor.dtype is f32:
+                return twins[value.index]
+        return self.cast(value, f32, op)
+
+    def twin(self, op: Op) -> list[Value] | None:
+        """The outputs of an op on float32s; None if it takes none."""
+        if op not in self.twins:
+            self.twins[op] = self._twin(op)
+        return self.twins[op]
+
+    def _twin(self, op: Op) -> list[Value] | None:
+        if op.defn.form not in (*BODIES, "composite", "imperative"):
+            return None
+        factors = _factors(op)
+        inputs = [
+            v if v is None or not narrow(v)
+            else self.cast(v, f32, v.producer) if n in factors
+            else self.widened(v)
+            for n, v in enumerate(op.inputs)
+        ]  # fmt: skip
+        twin = Op(op.defn, inputs, op.attrs, len(op.outputs), (), op.loc)
+        try:
+            infer_op(twin)
+        except GraphcError:  # an operator that takes narrow floats alone
+            twin.drop_inputs()
+            return None
+        self.insert(twin, op)
+        return list(twin.outputs)
+
+    def cast(self, value: Value, dtype: DType, after: Op | None) -> Value:
+        """A value in another type, made right after an op; None: first of all."""
+        if value.constant is not None:
+            op = constant_op(value.constant.astype(dtype.np))
+        else:
+            op = Op(opdef.lookup("Cast"), [value], {"to": dtype.onnx}, 1, (), after.loc if after else ())
+            infer_op(op)
+        self.insert(op, after)
+        return op.output
+
+    def insert(self, op: Op, after: Op | None) -> None:
+        place = 0 if after is None else self.graph.place(after) + 1
+        self.graph.insert_before(self.graph.ops[place] if place < len(self.graph.ops) else None, op)
+
+    def remove_unused(self) -> None:
+        for op in reversed(list(self.graph.ops)):
+            if not any(v.uses for v in op.outputs):
+                op.erase()
+
+
+def _is_exact(op: Op) -> bool:
+    """Whether the narrow floats that an op gives, of which there are some, are elements of its
+    operands, or as exact."""
+    if "exact" not in op.memo:
+        op.memo["exact"] = any(map(narrow, op.outputs)) and _keeps(op)
+    return op.memo["exact"]
+
+
+def _keeps(op: Op) -> bool:
+    if op.defn.form in BODIES:
+        outputs = [n for n, v in enumerate(op.outputs) if narrow(v)]
+        return not any(roundings(op_body(op, n)) for n in outputs)
+    if op.defn.form == "composite":
+        return all(_is_exact(inner) or inner.name == "Constant" for inner in expand(op)[0].ops)
+    return op.defn.form == "imperative" and not any(map(_rounds, _expressions(op)))
+
+
+def _reduces(op: Op) -> bool:
+    """Whether an op picks elements (the largest) by a reduction, which is best done on what others
+    read in float32 anyway."""
+    return op.defn.form in BODIES and any(isinstance(x, Reduce) for x in walk(op_body(op)))
+
+
+def _factors(op: Op) -> set[int]:
+    """The operands that a contraction multiplies."""
+    if op.defn.form not in BODIES:
+        return set()
+    pairs = [pair for n in range(len(op.outputs)) for pair in products(op_body(op, n))]
+    return {int(x.source) for pair in pairs for factor in pair for x in loads(factor)}
+
+
+# ---------------------------------------------------------------- imperative operators
+
+
+def accumulates(op: Op) -> bool:
+    """Whether an imperative op, typed, computes with narrow floats, so that it may round what it
+    has rounded before."""
+    if op.defn.form != "imperative" or not any(map(narrow, op.inputs)) or is_bounded(op):
+        return False
+    if "accumulates" not in op.memo:
+        op.memo["accumulates"] = any(
+            _rounds(node) and node.op.name != "cast" for node in _expressions(op)
+        )
+    return op.memo["accumulates"]
+
+
+def in_float32(op: Op) -> Graph:
+    """An imperative op on float32s, with its operands converted to these and its results back, as a
+    graph whose parameters stand for its operands."""
+    graph = Graph(op.name)
+    twins = _Twins(graph)
+    inputs: list[Value | None] = []
+    for value in op.inputs:
+        param = graph.add_param(None if value is None else value.type)
+        if value is None or value.constant is not None and not narrow(value):
+            inputs.append(value and graph.append(constant_op(value.constant)).output)
+            continue
+        inputs.append(twins.cast(param, f32, None) if narrow(value) else param)
+    wide = graph.append(Op(op.defn, inputs, op.attrs, len(op.outputs), (), op.loc))
+    infer_op(wide)
+    graph.set_results(
+        [
+            twins.cast(new, old.tensor.dtype, wide) if narrow(old) else new
+            for old, new in zip(op.outputs, wide.outputs)
+        ]
+    )
+    return graph
+
+
+def _expressions(op: Op) -> list[Expr]:
+    """All nodes of the expressions of an imperative op's kernel."""
+    body = imperative_kernel(op).body
+    return [node for stmt in walk_stmts(body) for e in exprs(stmt) for node in walk(e)]
+
+
+def _rounds(node: Expr) -> bool:
+    is_call = isinstance(node, Call) and is_narrow(node.dtype)
+    return is_call and node.op.name not in EXACT | KEPT  # type: ignore[attr-defined]

@@ -1,0 +1,289 @@
+"""Operands for every operator that takes float16: what it sums or combines is long and large.
+
+Operators whose operands are floats of any one shape need no entry: `cases_of` tries shapes. Others
+have one in CASES; an operator that can have none is in EXEMPT, with the reason. An operator that is
+in neither is an error, so that a new one is covered or refused knowingly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graphc.errors import GraphcError
+from graphc.ir.build import Builder
+from graphc.ir.dtypes import DType, f16
+from graphc.ir.graph import Graph
+from graphc.ir.opdef import OpDef
+from graphc.ir.ops.helpers import RUNTIME
+from graphc.ir.types import TensorType
+
+SHAPES = ((2, 12000), (2, 3, 70, 70), (2, 48), (48,), (2, 4, 6))
+LEARNING = "ai.onnx.preview.training"
+TRADITIONAL = "ai.onnx.ml"
+OURS = "graphc"
+
+
+@dataclass
+class Case:
+    """Operands (floats are numbers of a few units, to be scaled), attributes, number of outputs.
+    Arrays of other types are constants."""
+
+    operands: list[np.ndarray | None]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    outputs: int = 1
+    remultiplied: bool = False  # contractions multiply what others have given, which is rounded
+
+    def floats(self) -> list[np.ndarray]:
+        return [x for x in self.operands if x is not None and x.dtype == np.float64]
+
+    def graph(self, defn: OpDef, dtype: DType) -> Graph:
+        """The operator on parameters of a float type."""
+        graph = Graph("narrow")
+        self.add(graph, defn, dtype)
+        return graph
+
+    def add(self, graph: Graph, defn: OpDef, dtype: DType) -> None:
+        """Adds the operator, on parameters of its own, whose results become results."""
+        b = Builder(graph)
+        given = []
+        for x in self.operands:
+            if x is None or x.dtype != np.float64:
+                given.append(x)
+            else:
+                given.append(graph.add_param(TensorType(dtype, x.shape), f"x{len(graph.params)}"))
+        made = b.op(defn.name, *given, outputs=self.outputs, domain=defn.domain, **self.attrs)
+        graph.set_results([*graph.results, *(made if isinstance(made, tuple) else [made])])
+
+
+def positive(*shape: int) -> np.ndarray:
+    """Numbers of 1/2 to 3/2."""
+    return np.random.default_rng(sum(shape)).uniform(0.5, 1.5, shape)
+
+
+def signed(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape) + 1).standard_normal(shape)
+
+
+def ints(*values) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def below(limit: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(limit).integers(0, limit, shape)
+
+
+def recurrent(gates: int) -> Case:
+    weights = [signed(1, gates * 8, n) / 8 for n in (600, 8)]
+    return Case([signed(3, 2, 600), *weights, signed(1, gates * 16)], {"hidden_size": 8}, 2, True)
+
+
+def pooled(**attrs: Any) -> Case:
+    return Case([positive(1, 2, 96, 96)], {"kernel_shape": (90, 90), **attrs})
+
+
+def image(*more: np.ndarray, **attrs: Any) -> Case:
+    return Case([positive(1, 4, 40, 40), *more], attrs)
+
+
+def attention(**attrs: Any) -> Case:
+    return Case([signed(1, 2, 300, 16) for _ in range(3)], attrs, 1, True)
+
+
+def scattered(name: str) -> Case:
+    indices = below(3, 9000)
+    if name == "ScatterND":
+        return Case([positive(3), indices[:, None], positive(9000)], {"reduction": "add"})
+    return Case([positive(3), indices, positive(9000)], {"reduction": "add"})
+
+
+CASES: dict[str, Case] = {
+    # windows and products
+    "AveragePool": pooled(),
+    "LpPool": pooled(p=2),
+    "MaxPool": pooled(),
+    "LRN": Case([positive(1, 900, 3, 3)], {"size": 801, "alpha": 3.0}),
+    "Conv": Case([positive(1, 600, 5, 5), positive(4, 600, 3, 3), signed(4)]),
+    "ConvTranspose": Case([positive(1, 900, 4, 4), positive(900, 4, 2, 2), signed(4)]),
+    "DeformConv": Case(
+        [positive(1, 300, 6, 6), positive(4, 300, 3, 3), signed(1, 18, 4, 4) / 9, signed(4)]
+    ),
+    "Col2Im": Case([positive(1, 900, 900), ints(30, 30), ints(30, 30)], {"pads": (29, 0, 0, 29)}),
+    "Gemm": Case([positive(3, 9000), positive(9000, 5), signed(5)], {"alpha": 0.3, "beta": 0.7}),
+    "Einsum": Case([positive(3, 90), positive(90, 90), positive(90, 2)], {"equation": "ab,bc,cd->ad"}),
+    "CausalConvWithState": Case([positive(2, 3, 9), positive(3, 1, 4)], {"activation": "silu"}),
+    # rows
+    "GroupNormalization": Case([positive(2, 4, 3000), positive(4), signed(4)], {"num_groups": 2}),
+    "CumSum": Case([positive(2, 9000), ints(1)]),
+    "CumProd": Case([1 + signed(2, 900) / 99, ints(1)]),
+    "ScatterElements": scattered("ScatterElements"),
+    "ScatterND": scattered("ScatterND"),
+    "NegativeLogLikelihoodLoss": Case([signed(9000, 7), below(7, 9000)], {"reduction": "sum"}),
+    "SoftmaxCrossEntropyLoss": Case([signed(9000, 7), below(7, 9000)], {"reduction": "mean"}),
+    f"{OURS}.LabelledLoss": Case([signed(90), below(7, 90), positive(7)]),
+    "DFT": Case([positive(1, 9000, 1)], {"onesided": 1}),
+    "STFT": Case([positive(1, 9000, 1), ints(900)[0], positive(3000)]),
+    "Det": Case([signed(2, 6, 6)]),
+    # recurrent layers and attention
+    "RNN": recurrent(1),
+    "GRU": recurrent(3),
+    "LSTM": recurrent(4),
+    "Attention": attention(),
+    "LinearAttention": Case(
+        [signed(1, 8, 32), signed(1, 8, 32), signed(1, 8, 32)],
+        {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"}, 2, True,
+    ),
+    "RotaryEmbedding": Case([signed(1, 2, 9, 16), signed(1, 9, 8), signed(1, 9, 8)]),
+    # coordinates
+    "AffineGrid": Case([signed(2, 2, 3), ints(2, 3, 60, 60)]),
+    "GridSample": image(np.tanh(signed(1, 30, 30, 2)), mode="cubic"),
+    "Resize": image(None, None, ints(1, 4, 17, 55), mode="cubic"),
+    "RoiAlign": image(np.array([[0, 0, 30.0, 30]]), ints(0), output_height=2, output_width=2),
+    "MaxRoiPool": image(np.array([[0, 0, 0, 30.0, 30]]), pooled_shape=(2, 2)),
+    # what moves elements
+    "Cast": Case([positive(3, 4)], {"to": 1}),
+    "CenterCropPad": Case([positive(3, 4), ints(2, 5)]),
+    "Compress": Case([positive(8), np.arange(8) % 3 == 0]),
+    "Concat": Case([positive(3, 4), positive(2, 4)], {"axis": 0}),
+    "DepthToSpace": image(blocksize=2),
+    "SpaceToDepth": image(blocksize=2),
+    "Expand": Case([positive(3, 1), ints(3, 4)]),
+    "Gather": Case([positive(3, 4), ints(2, 0)]),
+    "GatherElements": Case([positive(3, 4), ints([2, 0, 1, 1])]),
+    "GatherND": Case([positive(3, 4), ints([2, 0])]),
+    "MaxUnpool": Case([positive(1, 1, 2, 2), ints([[[[0, 3], [8, 15]]]])[0]],
+                      {"kernel_shape": (2, 2), "strides": (2, 2)}),
+    "OneHot": Case([ints(1, 0, 2), ints(3)[0], positive(2)]),
+    "Pad": Case([positive(3, 4), ints(1, 0, 0, 1)]),
+    "Reshape": Case([positive(3, 4), ints(2, 6)]),
+    "ReverseSequence": Case([positive(3, 4), ints(1, 2, 3, 1)]),
+    "Slice": Case([positive(3, 4), ints(1), ints(3)]),
+    "Tile": Case([positive(3, 4), ints(1, 2)]),
+    "TopK": Case([positive(30), ints(4)], {}, 2),
+    "Unsqueeze": Case([positive(3, 4), ints(1)]),
+    "Where": Case([np.array([True, False]), positive(2), positive(2)]),
+    f"{OURS}.Frames": Case([positive(2, 30, 1)], {"step": 3, "length": 5}),
+    f"{OURS}.Lookup": Case([below(9, 30).astype(np.uint8), positive(256)]),
+    f"{TRADITIONAL}.ArrayFeatureExtractor": Case([positive(3, 4), ints(1, 0)]),
+    # traditional models and learning
+    f"{TRADITIONAL}.LinearRegressor": Case([positive(3, 900)], {"coefficients": (0.5,) * 900}),
+    f"{TRADITIONAL}.LinearClassifier": Case(
+        [positive(3, 900)],
+        {"coefficients": (0.5,) * 1800, "intercepts": (0.1, 0.2), "classlabels_ints": (0, 1)}, 2,
+    ),
+    f"{TRADITIONAL}.Imputer": Case([positive(3, 4)], {"imputed_value_floats": (0.3,)}),
+    f"{LEARNING}.Adagrad": Case([positive(), ints(3)[0], positive(9), signed(9), positive(9)], {}, 2),
+    f"{LEARNING}.Adam": Case(
+        [positive(), ints(3)[0], positive(9), signed(9), signed(9), positive(9)], {}, 3
+    ),
+    f"{LEARNING}.Momentum": Case(
+        [positive(), ints(3)[0], positive(9), signed(9), signed(9)],
+        {"alpha": 0.9, "beta": 0.3, "mode": "standard", "norm_coefficient": 0.01}, 2,
+    ),
+    # ONNX Runtime's own
+    f"{RUNTIME}.Attention": Case(
+        [positive(1, 5, 900), signed(900, 24) / 8, signed(24)], {"num_heads": 2}, 1, True
+    ),
+    f"{RUNTIME}.MultiHeadAttention": Case(
+        [signed(1, 300, 32) for _ in range(3)], {"num_heads": 2}, 1, True
+    ),
+    f"{RUNTIME}.GroupQueryAttention": Case(
+        [signed(1, 70, 64), signed(1, 70, 32), signed(1, 70, 32), None, None,
+         np.array([69], np.int32), np.array(70, np.int32)],
+        {"num_heads": 4, "kv_num_heads": 2}, 1, True,
+    ),
+    f"{RUNTIME}.RotaryEmbedding": Case(
+        [signed(1, 2, 9, 16), np.arange(9)[None], signed(9, 8), signed(9, 8)]
+    ),
+    f"{RUNTIME}.BiasSoftmax": Case(
+        [signed(2, 9000), signed(2, 9000)], {"axis": 1, "is_inner_broadcast": 1}
+    ),
+    f"{RUNTIME}.EmbedLayerNormalization": Case(
+        [below(9, 2, 5), below(2, 2, 5), *(signed(n, 900) for n in (9, 9, 2)), signed(900), signed(900)],
+        {}, 2,
+    ),
+    f"{RUNTIME}.FusedGemm": Case(
+        [positive(3, 9000), positive(9000, 5), signed(5)], {"activation": "Relu", "alpha": 0.3}
+    ),
+    f"{RUNTIME}.GroupNorm": Case(
+        [positive(2, 30, 30, 8), positive(8), signed(8)], {"groups": 2, "activation": 1}
+    ),
+    f"{RUNTIME}.SkipGroupNorm": Case(
+        [positive(2, 30, 30, 8), positive(8), signed(8), positive(2, 30, 30, 8)],
+        {"groups": 2, "activation": 0},
+    ),
+    f"{RUNTIME}.NhwcConv": Case([positive(1, 5, 5, 600), positive(4, 600, 3, 3), signed(4)]),
+    f"{RUNTIME}.NhwcFusedConv": Case(
+        [positive(1, 5, 5, 600), positive(4, 600, 3, 3), signed(4)], {"activation": "Relu"}
+    ),
+    f"{RUNTIME}.MatMulNBits": Case(
+        [positive(3, 4096), below(256, 8, 128, 16).astype(np.uint8), positive(8, 128)],
+        {"K": 4096, "N": 8, "block_size": 32, "bits": 4},
+    ),
+    f"{RUNTIME}.GatherBlockQuantized": Case(
+        [below(256, 4, 64).astype(np.uint8), ints(1, 3), positive(4, 4)], {"block_size": 32, "bits": 4}
+    ),
+}  # fmt: skip
+
+_CODES = "its floats are the scales of 8-bit codes, whose products are integers"
+EXEMPT = {
+    **dict.fromkeys(
+        [
+            "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", f"{RUNTIME}.QAttention",
+            f"{RUNTIME}.DynamicQuantizeMatMul", f"{RUNTIME}.MatMulIntegerToFloat",
+            f"{RUNTIME}.QEmbedLayerNormalization", f"{RUNTIME}.QGemm", f"{RUNTIME}.QLinearAdd",
+            f"{RUNTIME}.QLinearAveragePool", f"{RUNTIME}.QLinearConcat",
+            f"{RUNTIME}.QLinearGlobalAveragePool", f"{RUNTIME}.QLinearLeakyRelu",
+            f"{RUNTIME}.QLinearMul", f"{RUNTIME}.QLinearSigmoid", f"{RUNTIME}.QLinearSoftmax",
+            f"{RUNTIME}.QLinearWhere",
+        ],
+        _CODES,
+    ),
+    "TfIdfVectorizer": "it counts words, in float32",
+    "NonMaxSuppression": "ONNX has it for float32 alone",
+    "Upsample": "it is Resize, of old", "BitCast": "it is of bits",
+    "MelWeightMatrix": "its floats are no tensors", "Range": "its floats decide its shape",
+    "Unique": "its results are of no size that is known",
+    "Multinomial": "it draws", "Bernoulli": "it draws", "Dropout": "it draws",
+    f"{OURS}.Draw": "it draws",
+    "RandomNormalLike": "it draws", "RandomUniformLike": "it draws",
+    f"{TRADITIONAL}.TreeEnsemble": "leaves are summed in float32 (TreeLeaves), by test_ml_ops.py",
+    f"{TRADITIONAL}.TreeEnsembleClassifier": "likewise", f"{OURS}.TreeLeaves": "likewise",
+    f"{TRADITIONAL}.TreeEnsembleRegressor": "likewise",
+    f"{OURS}.CutToTF32": "it is for float32", f"{OURS}.RoundToTF32": "it is for float32",
+    f"{OURS}.Rounded": "it is for float32",
+}  # fmt: skip
+
+
+def cases_of(defn: OpDef) -> list[Case]:
+    """The cases of an operator; none if it has no entry, and no shape fits."""
+    entry = CASES.get(defn.full_name)
+    return [entry] if entry is not None else list(_any_shapes(defn))
+
+
+def _any_shapes(defn: OpDef) -> Iterator[Case]:
+    needed = [p for p in defn.params if p.kind != "optional"]
+    if any(p.accepts.known or not p.accepts.accepts(f16) for p in needed):
+        return
+    made = 0
+    for shape in SHAPES:
+        for sizes in ([shape] * len(needed), [shape, *[shape[-1:]] * (len(needed) - 1)],
+                      [shape, *[shape[1:2]] * (len(needed) - 1)]):  # fmt: skip
+            case = Case([positive(*size) for size in sizes])
+            if made < 2 and _fits(case, defn):
+                made += 1
+                yield case
+                break
+
+
+def _fits(case: Case, defn: OpDef) -> bool:
+    try:
+        case.graph(defn, f16)
+    except GraphcError:
+        return False
+    return True
+
+

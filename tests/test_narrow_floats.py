@@ -1,0 +1,142 @@
+"""Narrow floats: sums and products are kept in float32 until an operator's result, everywhere.
+
+Every operator that takes float16 is run on long, large operands and compared with itself on the
+same numbers in float64, which is then rounded: by the interpreter, and compiled for each target.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+
+import numpy as np
+import pytest
+from every_target import COMPILERS, TARGETS
+from narrow_cases import CASES, EXEMPT, Case, cases_of
+
+from graphc.driver import compile
+from graphc.ir.dtypes import DType, bf16, f16, f32, f64
+from graphc.ir.graph import Graph
+from graphc.ir.interp import interpret
+from graphc.ir.opdef import REGISTRY, OpDef, find
+from graphc.ir.ops.helpers import RUNTIME
+
+HALF_DIGIT = {f16: 2.0**-11, bf16: 2.0**-8}
+SCALES = (1.0, 24.0)
+PER_GRAPH = 12  # operators that are compiled together
+FORMS = ("elementwise", "indexed", "composite", "imperative")
+
+
+@functools.cache
+def operators() -> list[OpDef]:
+    """Those that compute with float16, by name."""
+    find("Add")  # registers all
+    return [
+        defn
+        for _, defn in sorted(REGISTRY.items())
+        if defn.form in FORMS
+        and defn.domain in ("", RUNTIME, "graphc", "ai.onnx.ml", "ai.onnx.preview.training")
+        and defn.full_name not in EXEMPT
+        and any(p.accepts.accepts(f16) and not p.accepts.known for p in defn.params)
+    ]
+
+
+def off(found: np.ndarray, reference: np.ndarray, dtype: DType, of_largest: bool) -> float:
+    """How far results are from rounded ones, in halves of the last digit: of each element, or of
+    the largest."""
+    with np.errstate(all="ignore"):
+        wanted = reference.astype(dtype.np).astype(np.float64)
+        found = found.astype(np.float64)
+        size = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
+        least = size if of_largest else size * 2.0**-6
+        unit = HALF_DIGIT[dtype] * np.maximum(np.abs(wanted), least) + 2.0**-25
+        distance = np.abs(found - wanted) / unit
+    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    return float(np.where(same, 0, np.nan_to_num(distance, nan=np.inf)).max(initial=0))
+
+
+def feeds(case: Case, dtype: DType, scale: float) -> list[np.ndarray]:
+    return [(x * scale).astype(dtype.np) for x in case.floats()]
+
+
+def run(defn: OpDef, case: Case, dtype: DType, given) -> list[np.ndarray]:
+    return interpret(case.graph(defn, dtype), [x.astype(dtype.np) for x in given])
+
+
+def check(found, reference, case: Case, dtype: DType, what: str) -> None:
+    for number, (got, wanted) in enumerate(zip(found, reference, strict=True)):
+        if got.dtype == dtype.np:
+            error = off(got, wanted, dtype, case.remultiplied)
+            assert error <= (6 if case.remultiplied else 2), f"{what}, result {number}: {error}"
+
+
+def test_every_operator_has_a_case():
+    missing = [d.full_name for d in operators() if not cases_of(d)]
+    assert not missing, f"give them operands in narrow_cases.py: {missing}"
+    assert set(CASES).isdisjoint(EXEMPT)
+
+
+@pytest.mark.parametrize("name", [d.full_name for d in operators()])
+def test_results_alone_are_rounded(name):
+    defn = next(d for d in operators() if d.full_name == name)
+    for case in cases_of(defn):
+        for dtype in HALF_DIGIT:
+            for scale in SCALES:
+                given = feeds(case, dtype, scale)
+                wide = run(defn, case, f64, given)
+                check(run(defn, case, dtype, given), wide, case, dtype, f"{dtype} * {scale}")
+
+
+@pytest.mark.parametrize("start", range(0, len(operators()), PER_GRAPH))
+@pytest.mark.parametrize("target", TARGETS)
+def test_results_alone_are_rounded_on_targets(target, start):
+    if target in COMPILERS and shutil.which(COMPILERS[target]) is None:
+        pytest.skip(f"{COMPILERS[target]} is not here")
+    graph, given, wanted = Graph("narrow"), [], []
+    for defn in operators()[start : start + PER_GRAPH]:
+        case = cases_of(defn)[0]
+        numbers = feeds(case, f16, SCALES[1])
+        case.add(graph, defn, f16)
+        given += numbers
+        wanted += [(defn.full_name, case, x) for x in run(defn, case, f64, numbers)]
+    found = compile(graph, target, **TARGETS[target]).run(given)
+    for got, (name, case, reference) in zip(found, wanted, strict=True):
+        check([got], [reference], case, f16, f"{name} on {target}")
+
+
+# ---------------------------------------------------------------- what was wrong
+
+
+def everywhere(graph: Graph, *given: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """The first result in the interpreter and on every target."""
+    found = [("interpreter", interpret(graph, given)[0])]
+    for target, options in TARGETS.items():
+        if target not in COMPILERS or shutil.which(COMPILERS[target]):
+            found.append((target, compile(graph, target, **options).run(list(given))[0]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "name, shape, value, wanted",
+    [
+        ("GlobalAveragePool", (1, 2, 112, 112), 6.0, 6.0),
+        ("GlobalAveragePool", (1, 2, 300, 300), 3.0, 3.0),
+        ("GlobalLpPool", (1, 2, 112, 112), 6.0, 672.0),
+        ("Softmax", (1, 70000), 1.0, 1 / 70000),
+        ("LogSoftmax", (1, 70000), 1.0, -np.log(70000)),
+    ],
+)
+@pytest.mark.parametrize("dtype", HALF_DIGIT)
+def test_sums_beyond_the_largest_float16(name, shape, value, wanted, dtype):
+    case = Case([np.full(shape, value)])
+    graph = case.graph(find(name), dtype)
+    for target, found in everywhere(graph, *feeds(case, dtype, 1)):
+        assert (found == np.array(wanted).astype(dtype.np)).all(), (target, found.ravel()[:3])
+
+
+def test_attention_to_many_equal_keys():
+    keys, values = np.ones((1, 1, 66000, 4)), np.full((1, 1, 66000, 4), 3.0)
+    case = Case([np.ones((1, 1, 2, 4)), keys, values])
+    graph = case.graph(find("Attention"), f16)
+    for target, found in everywhere(graph, *feeds(case, f16, 1)):
+        np.testing.assert_allclose(found.astype(f32.np), 3.0, rtol=1e-3, err_msg=target)
