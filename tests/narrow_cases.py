@@ -111,9 +111,13 @@ CASES: dict[str, Case] = {
     "DeformConv": Case(
         [positive(1, 300, 6, 6), positive(4, 300, 3, 3), signed(1, 18, 4, 4) / 9, signed(4)]
     ),
-    "Col2Im": Case([positive(1, 900, 900), ints(30, 30), ints(30, 30)], {"pads": (29, 0, 0, 29)}),
+    "Col2Im": Case(
+        [positive(1, 900, 900), ints(30, 30), ints(30, 30)], {"pads": (29, 0, 0, 29)}
+    ),
     "Gemm": Case([positive(3, 9000), positive(9000, 5), signed(5)], {"alpha": 0.3, "beta": 0.7}),
-    "Einsum": Case([positive(3, 90), positive(90, 90), positive(90, 2)], {"equation": "ab,bc,cd->ad"}),
+    "Einsum": Case(
+        [positive(3, 90), positive(90, 90), positive(90, 2)], {"equation": "ab,bc,cd->ad"}
+    ),
     "CausalConvWithState": Case([positive(2, 3, 9), positive(3, 1, 4)], {"activation": "silu"}),
     # rows
     "GroupNormalization": Case([positive(2, 4, 3000), positive(4), signed(4)], {"num_groups": 2}),
@@ -175,7 +179,9 @@ CASES: dict[str, Case] = {
         {"coefficients": (0.5,) * 1800, "intercepts": (0.1, 0.2), "classlabels_ints": (0, 1)}, 2,
     ),
     f"{TRADITIONAL}.Imputer": Case([positive(3, 4)], {"imputed_value_floats": (0.3,)}),
-    f"{LEARNING}.Adagrad": Case([positive(), ints(3)[0], positive(9), signed(9), positive(9)], {}, 2),
+    f"{LEARNING}.Adagrad": Case(
+        [positive(), ints(3)[0], positive(9), signed(9), positive(9)], {}, 2
+    ),
     f"{LEARNING}.Adam": Case(
         [positive(), ints(3)[0], positive(9), signed(9), signed(9), positive(9)], {}, 3
     ),
@@ -202,7 +208,7 @@ CASES: dict[str, Case] = {
         [signed(2, 9000), signed(2, 9000)], {"axis": 1, "is_inner_broadcast": 1}
     ),
     f"{RUNTIME}.EmbedLayerNormalization": Case(
-        [below(9, 2, 5), below(2, 2, 5), *(signed(n, 900) for n in (9, 9, 2)), signed(900), signed(900)],
+        [below(9, 2, 5), below(2, 2, 5), *(signed(n, 900) for n in (9, 9, 2)), *[signed(900)] * 2],
         {}, 2,
     ),
     f"{RUNTIME}.FusedGemm": Case(
@@ -224,7 +230,8 @@ CASES: dict[str, Case] = {
         {"K": 4096, "N": 8, "block_size": 32, "bits": 4},
     ),
     f"{RUNTIME}.GatherBlockQuantized": Case(
-        [below(256, 4, 64).astype(np.uint8), ints(1, 3), positive(4, 4)], {"block_size": 32, "bits": 4}
+        [below(256, 4, 64).astype(np.uint8), ints(1, 3), positive(4, 4)],
+        {"block_size": 32, "bits": 4},
     ),
 }  # fmt: skip
 
@@ -285,5 +292,3 @@ def _fits(case: Case, defn: OpDef) -> bool:
     except GraphcError:
         return False
     return True
-
-

@@ -7,6 +7,7 @@ same numbers in float64, which is then rounded: by the interpreter, and compiled
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 
 import numpy as np
@@ -15,15 +16,21 @@ from every_target import COMPILERS, TARGETS
 from narrow_cases import CASES, EXEMPT, Case, cases_of
 
 from graphc.driver import compile
+from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType, bf16, f16, f32, f64
+from graphc.ir.expr import Reduce, walk
 from graphc.ir.graph import Graph
+from graphc.ir.infer import op_body
 from graphc.ir.interp import interpret
 from graphc.ir.opdef import REGISTRY, OpDef, find
 from graphc.ir.ops.helpers import RUNTIME
+from graphc.ir.types import type_of
 
 HALF_DIGIT = {f16: 2.0**-11, bf16: 2.0**-8}
 SCALES = (1.0, 24.0)
 PER_GRAPH = 12  # operators that are compiled together
+ALL = os.environ.get("GRAPHC_TEST_ALL") == "1"
+EVERY = {"cpu": 1, "c": 2, "cuda": 4}  # of how many graphs one is compiled, unless all are
 FORMS = ("elementwise", "indexed", "composite", "imperative")
 
 
@@ -39,6 +46,23 @@ def operators() -> list[OpDef]:
         and defn.full_name not in EXEMPT
         and any(p.accepts.accepts(f16) and not p.accepts.known for p in defn.params)
     ]
+
+
+@functools.cache
+def combining() -> list[OpDef]:
+    """Those that reduce, or are made of others: what targets compute in ways of their own."""
+    return [d for d in operators() if d.form in ("composite", "imperative") or _reduces(d)]
+
+
+def _reduces(defn: OpDef) -> bool:
+    ops = cases_of(defn)[0].graph(defn, f16).ops
+    bodies = [op_body(op) for op in ops if op.defn.form in ("elementwise", "indexed")]
+    return any(isinstance(node, Reduce) for body in bodies for node in walk(body))
+
+
+def graphs(target: str) -> list[int]:
+    """Where the operators of each graph that is compiled start."""
+    return list(range(0, len(combining()), PER_GRAPH))[:: 1 if ALL else EVERY[target]]
 
 
 def off(found: np.ndarray, reference: np.ndarray, dtype: DType, of_largest: bool) -> float:
@@ -87,13 +111,12 @@ def test_results_alone_are_rounded(name):
                 check(run(defn, case, dtype, given), wide, case, dtype, f"{dtype} * {scale}")
 
 
-@pytest.mark.parametrize("start", range(0, len(operators()), PER_GRAPH))
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target, start", [(t, n) for t in TARGETS for n in graphs(t)])
 def test_results_alone_are_rounded_on_targets(target, start):
     if target in COMPILERS and shutil.which(COMPILERS[target]) is None:
         pytest.skip(f"{COMPILERS[target]} is not here")
     graph, given, wanted = Graph("narrow"), [], []
-    for defn in operators()[start : start + PER_GRAPH]:
+    for defn in combining()[start : start + PER_GRAPH]:
         case = cases_of(defn)[0]
         numbers = feeds(case, f16, SCALES[1])
         case.add(graph, defn, f16)
@@ -134,9 +157,21 @@ def test_sums_beyond_the_largest_float16(name, shape, value, wanted, dtype):
         assert (found == np.array(wanted).astype(dtype.np)).all(), (target, found.ravel()[:3])
 
 
+def test_long_sums_keep_their_digits():
+    """Of equal numbers a running float32 loses more and more."""
+    for shape, axis in (((300_000, 4), 0), ((4, 300_000), 1), ((300_000,), 0)):
+        x = np.full(shape, 0.1, np.float32)
+        graph = Graph("mean")
+        mean = Builder(graph).ReduceMean(graph.add_param(type_of(x), "x"), np.array([axis]))
+        graph.set_results([mean])
+        for target, found in everywhere(graph, x):
+            np.testing.assert_allclose(found, x.reshape(-1)[0], rtol=1e-5, err_msg=target)
+
+
 def test_attention_to_many_equal_keys():
+    """Whose weights, as float16s, are off by a thousandth: they are tiny."""
     keys, values = np.ones((1, 1, 66000, 4)), np.full((1, 1, 66000, 4), 3.0)
     case = Case([np.ones((1, 1, 2, 4)), keys, values])
     graph = case.graph(find("Attention"), f16)
     for target, found in everywhere(graph, *feeds(case, f16, 1)):
-        np.testing.assert_allclose(found.astype(f32.np), 3.0, rtol=1e-3, err_msg=target)
+        np.testing.assert_allclose(found.astype(f32.np), 3.0, rtol=3e-3, err_msg=target)

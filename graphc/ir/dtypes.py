@@ -4,6 +4,7 @@ A `DType` is an interned object compared by identity. Elements narrower than a b
 float4 ...) are stored one per byte, as ml_dtypes does in numpy; only files pack them.
 Arithmetic on narrow floats (float16, bfloat16, float8, float4) is done in float32 and rounded to
 the narrow type after each scalar operation: `compute` names the type in which it is done.
+Operators do not round in between (wide_bodies.py, wide_graphs.py).
 """
 
 from __future__ import annotations

@@ -423,5 +423,5 @@ def _with_rank(value: np.ndarray, rank: int) -> np.ndarray:
 
 
 def _accumulator(dtype: DType) -> np.dtype:
-    """Sums of narrow floats, and the products in them, are kept in float32 and rounded once."""
+    """The type of sums: of narrow floats, and of the products in them, it is float32."""
     return dtype.compute.np

@@ -8,9 +8,9 @@ and the result alone is rounded:
     f16:  sum(x) / n   →   f16(sum(f32(x)) / f32(n))
 
 What only selects, compares or copies narrow floats stays as it is, and so does an operation whose
-operands have not been rounded: it rounds once by itself. A conversion to a narrow float and straight
-back is there for its rounding, and kept. The other conversions to narrow floats in between are not
-carried out.
+operands have not been rounded: it rounds once by itself. A conversion to a narrow float and
+straight back is there for its rounding, and kept. The other conversions to narrow floats in between
+are not carried out.
 """
 
 from __future__ import annotations

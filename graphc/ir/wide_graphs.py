@@ -6,10 +6,10 @@ result. `unrounded` then makes a *twin* in float32 of every op that reads what o
     f16:  Div(p, ReduceSum(p)) of p = Exp(x - max)
       →   Cast(Div(p', ReduceSum(p'))) of p' = Exp(f32(x) - f32(max))
 
-so that the composite's results alone are rounded (as wide_bodies.py has it for bodies). Twins are
-made of what is needed only: an op that reads operands of the composite rounds once by itself, and
-what moves or chooses elements has a twin if somebody reads it in float32. What contractions multiply
-keeps its narrow type, as matrix units take it; their sums do not.
+so that the composite's results alone are rounded (as wide_bodies.py has it for bodies). Only ops
+that need one have a twin: an op that reads operands of the composite rounds once by itself, and
+what moves or chooses elements has a twin if somebody reads it in float32. What contractions
+multiply keeps its narrow type, as matrix units take it; their sums do not.
 
 Imperative operators whose kernels add or multiply in a narrow type (into their outputs, say) are
 such composites too: conversions, the operator in float32, and a conversion back (`in_float32`).
@@ -135,7 +135,9 @@ class _Twins:
         if value.constant is not None:
             op = constant_op(value.constant.astype(dtype.np))
         else:
-            op = Op(opdef.lookup("Cast"), [value], {"to": dtype.onnx}, 1, (), after.loc if after else ())
+            op = Op(
+                opdef.lookup("Cast"), [value], {"to": dtype.onnx}, 1, (), after.loc if after else ()
+            )
             infer_op(op)
         self.insert(op, after)
         return op.output
@@ -190,9 +192,7 @@ def accumulates(op: Op) -> bool:
     if op.defn.form != "imperative" or not any(map(narrow, op.inputs)) or is_bounded(op):
         return False
     if "accumulates" not in op.memo:
-        op.memo["accumulates"] = any(
-            _rounds(node) and node.op.name != "cast" for node in _expressions(op)
-        )
+        op.memo["accumulates"] = any(_rounds(x) and not _casts(x) for x in _expressions(op))
     return op.memo["accumulates"]
 
 
@@ -204,10 +204,13 @@ def in_float32(op: Op) -> Graph:
     inputs: list[Value | None] = []
     for value in op.inputs:
         param = graph.add_param(None if value is None else value.type)
-        if value is None or value.constant is not None and not narrow(value):
-            inputs.append(value and graph.append(constant_op(value.constant)).output)
-            continue
-        inputs.append(twins.cast(param, f32, None) if narrow(value) else param)
+        contents = None if value is None else value.constant
+        if narrow(value):
+            inputs.append(twins.cast(param, f32, None))
+        elif contents is not None:
+            inputs.append(graph.append(constant_op(contents)).output)
+        else:
+            inputs.append(None if value is None else param)
     wide = graph.append(Op(op.defn, inputs, op.attrs, len(op.outputs), (), op.loc))
     infer_op(wide)
     graph.set_results(
@@ -225,6 +228,10 @@ def _expressions(op: Op) -> list[Expr]:
     return [node for stmt in walk_stmts(body) for e in exprs(stmt) for node in walk(e)]
 
 
+def _casts(node: Expr) -> bool:
+    return isinstance(node, Call) and node.op.name == "cast"
+
+
 def _rounds(node: Expr) -> bool:
-    is_call = isinstance(node, Call) and is_narrow(node.dtype)
-    return is_call and node.op.name not in EXACT | KEPT  # type: ignore[attr-defined]
+    is_call = isinstance(node, Call) and node.op.name not in EXACT | KEPT
+    return is_call and is_narrow(node.dtype)

@@ -23,6 +23,7 @@ from graphc.ir.ops.in_range import EFFECT
 from graphc.ir.types import TensorType
 
 EINSUM = 16  # products and sums of einsum in the time of another scalar operation
+WIDENED = 256  # elements of narrow floats that are kept in a wider type; readers convert more
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,15 @@ def _terms(node: Reduce) -> int:
     """How many terms a reduction has, for all indices that it depends on."""
     count = math.prod(x.count for x in free_indices(node.body).union(node.axes))
     return count // EINSUM if factors(node) else count
+
+
+def _widens(op: Op) -> bool:
+    """Whether an op only converts narrow floats, of which matrix units take the products as they
+    are, to a wider type."""
+    if op.name != "Cast":
+        return False
+    source, result = op.inputs[0].tensor.dtype, op.output.tensor.dtype  # type: ignore[union-attr]
+    return source.is_float and result.is_float and source.bits < result.bits
 
 
 def is_static(op: Op) -> bool:
@@ -129,7 +139,8 @@ class Contents:
             return None
         sources = sum(self.source_bytes(op.inputs[n]) for n in read)
         nbytes = sum(v.tensor.nbytes for v in op.outputs)
-        large = max(sizes) > self.policy.small and nbytes > self.policy.growth * sources
+        small = WIDENED if _widens(op) else self.policy.small
+        large = max(sizes) > small and nbytes > self.policy.growth * sources
         kept = op.name in self.policy.keep or any(op.inputs[n] in self.kept for n in read)
         if kept:
             self.kept.update(op.outputs)

@@ -11,11 +11,13 @@ import pytest
 from graphc.ir import dtypes
 from graphc.ir.dtypes import boolean, f16, f32, f64, i8, i32, i64, u8, u64
 from graphc.ir.expr import (
+    Call,
     Const,
     Index,
     Load,
     Reduce,
     Sym,
+    as_expr,
     bitcast,
     call,
     called,

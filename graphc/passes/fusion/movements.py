@@ -14,8 +14,17 @@ from graphc.passes.manager.context import Context
 
 
 def is_for_readers(op: Op, widening: bool) -> bool:
-    """Whether an op is best computed by those who read it; `widening`: so are conversions."""
-    return structure.is_movement(op) or widening and structure.is_widening(op)
+    """Whether an op is best computed by those who read it; `widening`: so are conversions. Those of
+    constants always are: who packs a constant converts it at compile time."""
+    if structure.is_movement(op):
+        return True
+    return (widening or _is_of_constant(op)) and structure.is_widening(op)
+
+
+def _is_of_constant(op: Op) -> bool:
+    """Whether an op only converts a constant of floats."""
+    value = op.inputs[0] if len(op.inputs) == 1 else None
+    return value is not None and value.constant is not None and value.tensor.dtype.is_float
 
 
 def is_only_read_by(op: Op, value: Value, region: Region) -> bool:

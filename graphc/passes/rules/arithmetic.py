@@ -66,6 +66,8 @@ def power(rw, op, x, c):
     if exponent in (0.5, -0.5) and dtype.is_float:
         if not is_nonnegative(x):
             return rw.skip("the base may be negative or -0.0")
+        if exponent < 0 and dtype.compute is not dtype:
+            return rw.skip(f"the root would be rounded to {dtype} first")
         root = rw.Sqrt(x)
         return root if exponent > 0 else rw.Reciprocal(root)
     return None
