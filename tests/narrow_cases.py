@@ -211,6 +211,9 @@ CASES: dict[str, Case] = {
         [below(9, 2, 5), below(2, 2, 5), *(signed(n, 900) for n in (9, 9, 2)), *[signed(900)] * 2],
         {}, 2,
     ),
+    f"{OURS}.SolveLinear": Case([np.eye(6) + signed(6, 6) / 9, signed(6, 2)], {}, 2),
+    f"{RUNTIME}.Solve": Case([np.eye(6) + signed(6, 6) / 9, signed(6, 2)]),
+    f"{RUNTIME}.Inverse": Case([np.eye(6) + signed(6, 6) / 9]),
     f"{RUNTIME}.FusedGemm": Case(
         [positive(3, 9000), positive(9000, 5), signed(5)], {"activation": "Relu", "alpha": 0.3}
     ),
@@ -240,7 +243,8 @@ EXEMPT = {
     **dict.fromkeys(
         [
             "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", f"{RUNTIME}.QAttention",
-            f"{RUNTIME}.DynamicQuantizeMatMul", f"{RUNTIME}.MatMulIntegerToFloat",
+            f"{RUNTIME}.DynamicQuantizeMatMul", f"{RUNTIME}.DynamicQuantizeLSTM",
+            f"{RUNTIME}.MatMulIntegerToFloat",
             f"{RUNTIME}.QEmbedLayerNormalization", f"{RUNTIME}.QGemm", f"{RUNTIME}.QLinearAdd",
             f"{RUNTIME}.QLinearAveragePool", f"{RUNTIME}.QLinearConcat",
             f"{RUNTIME}.QLinearGlobalAveragePool", f"{RUNTIME}.QLinearLeakyRelu",
@@ -257,6 +261,8 @@ EXEMPT = {
     "Multinomial": "it draws", "Bernoulli": "it draws", "Dropout": "it draws",
     f"{OURS}.Draw": "it draws",
     "RandomNormalLike": "it draws", "RandomUniformLike": "it draws",
+    f"{TRADITIONAL}.SVMClassifier": "it computes in float32, by test_ml_ops.py",
+    f"{TRADITIONAL}.SVMRegressor": "likewise", f"{OURS}.CoupledProbabilities": "likewise",
     f"{TRADITIONAL}.TreeEnsemble": "leaves are summed in float32 (TreeLeaves), by test_ml_ops.py",
     f"{TRADITIONAL}.TreeEnsembleClassifier": "likewise", f"{OURS}.TreeLeaves": "likewise",
     f"{TRADITIONAL}.TreeEnsembleRegressor": "likewise",

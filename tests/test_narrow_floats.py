@@ -30,7 +30,7 @@ HALF_DIGIT = {f16: 2.0**-11, bf16: 2.0**-8}
 SCALES = (1.0, 24.0)
 PER_GRAPH = 12  # operators that are compiled together
 ALL = os.environ.get("GRAPHC_TEST_ALL") == "1"
-EVERY = {"cpu": 1, "c": 2, "cuda": 4}  # of how many graphs one is compiled, unless all are
+EVERY = {"cpu": 2, "c": 3, "cuda": 5}  # of how many graphs one is compiled, unless all are
 FORMS = ("elementwise", "indexed", "composite", "imperative")
 
 
@@ -159,7 +159,7 @@ def test_sums_beyond_the_largest_float16(name, shape, value, wanted, dtype):
 
 def test_long_sums_keep_their_digits():
     """Of equal numbers a running float32 loses more and more."""
-    for shape, axis in (((300_000, 4), 0), ((4, 300_000), 1), ((300_000,), 0)):
+    for shape, axis in (((100_000, 4), 0), ((4, 100_000), 1), ((100_000,), 0)):
         x = np.full(shape, 0.1, np.float32)
         graph = Graph("mean")
         mean = Builder(graph).ReduceMean(graph.add_param(type_of(x), "x"), np.array([axis]))
