@@ -39,7 +39,7 @@ from graphc.passes.lower.transforms.guards import trim
 
 UNROLL = 16  # iterations of a small reduction that are unrolled
 LONG = 512  # terms of a scalar that are worth sums of parts
-LONG_LANE = 4096  # terms of a lane, which are so if parts of them cost nothing
+LONG_LANE = 2048  # terms of a lane, which are so if parts of them cost nothing
 
 
 @dataclass(frozen=True)
