@@ -51,10 +51,12 @@ def operators() -> list[OpDef]:
 @functools.cache
 def combining() -> list[OpDef]:
     """Those that reduce, or are made of others: what targets compute in ways of their own."""
-    return [d for d in operators() if d.form in ("composite", "imperative") or _reduces(d)]
+    return [d for d in operators() if cases_of(d) and _combines(d)]
 
 
-def _reduces(defn: OpDef) -> bool:
+def _combines(defn: OpDef) -> bool:
+    if defn.form in ("composite", "imperative"):
+        return True
     ops = cases_of(defn)[0].graph(defn, f16).ops
     bodies = [op_body(op) for op in ops if op.defn.form in ("elementwise", "indexed")]
     return any(isinstance(node, Reduce) for body in bodies for node in walk(body))
