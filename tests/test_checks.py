@@ -4,6 +4,7 @@ range does not."""
 from __future__ import annotations
 
 import shutil
+import subprocess
 
 import numpy as np
 import onnx
@@ -367,3 +368,96 @@ def test_the_text_of_a_program_keeps_its_checks():
     assert len(program.checks) == 3
     again = parse_program(print_program(program), program_constants(program))
     assert again.checks == program.checks and str(again) == str(program)
+
+
+def test_saved_models_keep_their_checks(tmp_path):
+    model = graphc.compile(model_of(*gather(0, 1)))
+    model.save(tmp_path / "m.gcm")
+    loaded = graphc.load(tmp_path / "m.gcm")
+    assert not outcome(loaded.run, [TABLE, longs(0, 9)])
+    assert "index 12345 of indices" in outcome(loaded.run, [TABLE, longs(0, 12345)])
+
+
+SHARED = """
+#include <stdio.h>
+#include "m.h"
+int main(void)
+{
+    static float x[40], y[8];
+    long long good[2] = {-10, 9}, bad[2] = {0, 12345};
+    const void *in[2] = {x, good};
+    void *out[1] = {y};
+    m_context *context = m_create(2);
+    int first = m_run(context, in, out);
+    in[1] = bad;
+    int second = m_run(context, in, out);
+    printf("%d %d %d %s\\n", M_OUTPUTS, first, second, m_error(context));
+    m_destroy(context);
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_shared_libraries_have_a_status(tmp_path):
+    from graphc.backends.llvm_cpu.aot import build
+    from graphc.backends.llvm_cpu.runtime import compile_program
+    from graphc.driver import cpu_program, typed
+
+    build(compile_program(cpu_program(typed(model_of(*gather(0, 1))))), tmp_path / "m.so")
+    (tmp_path / "main.c").write_text(SHARED)
+    command = "gcc -Wall -Wextra -Werror main.c ./m.so -o main"
+    subprocess.run(command.split(), cwd=tmp_path, check=True)
+    done = subprocess.run("./main", cwd=tmp_path, check=True, capture_output=True, text=True)
+    said = "Gather \"the node\": index 12345 of indices 'x1' must be in -10..9"
+    assert done.stdout == f"1 0 1 {said}\n"
+
+
+BUNDLE = """
+#include <stdio.h>
+#include "one.h"
+int main(void)
+{
+    static float x[40], y[8];
+    static double arena[ONE_ARENA_SIZE / sizeof(double) + 2];
+    int64_t good[2] = {-10, 9}, bad[2] = {0, 12345};
+    one_inputs in = {x, good};
+    one_outputs out = {y};
+    one_status first = one_run(&in, &out, arena), second;
+    x[36] = 7;
+    in.x1 = bad;
+    second = one_run(&in, &out, arena);
+    printf("%d %d %s %g\\n", first, second, one_status_string(second), (double)y[4]);
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize("switch", ["", "-DONE_CHECKS=0", "-m32"])
+def test_bundles_have_a_status_and_a_switch(tmp_path, switch):
+    from graphc.backends.micro_c import bundle
+    from graphc.driver import micro_program, typed
+
+    for path, text in bundle(micro_program(typed(model_of(*gather(0, 1))))).items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(text if isinstance(text, bytes) else text.encode())
+    (tmp_path / "main.c").write_text(BUNDLE)
+    sources = [p.name for p in tmp_path.glob("*.c")]
+    command = f"gcc -std=c99 -Wall -Wextra -Werror -pedantic {switch} {' '.join(sources)} -o main"
+    built = subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True)
+    if switch == "-m32" and built.returncode and "bits/" in built.stderr:
+        pytest.skip("gcc has no 32-bit libraries here")
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run("./main", cwd=tmp_path, check=True, capture_output=True, text=True)
+    said = "Gather \"the node\": index of indices 'x1' must be in -10..9"
+    assert done.stdout == ("0 0 ok 7\n" if "CHECKS" in switch else f"0 4 {said} 0\n")
+
+
+def test_checks_cost_bundles_without_indices_nothing():
+    from graphc.backends.micro_c import bundle
+    from graphc.driver import Settings, micro_program, typed
+
+    model = model_of("Relu", [TABLE], {})
+    on, off = (bundle(micro_program(typed(model), Settings(checks=x))) for x in ("on", "off"))
+    assert on == off and not any("CHECKS" in str(text) for text in on.values())
