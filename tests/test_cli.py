@@ -150,7 +150,7 @@ def test_dump_and_explain(capsys, tmp_path):
              "--explain", "fold-bn-into-conv", "--explain", "layout")  # fmt: skip
     assert "fold-bn-into-conv: fired 3 times" in out and "layout: fired" in out
     dumped = sorted(p.name for p in (tmp_path / "stages").iterdir())
-    assert dumped[0] == "01-integers.gir" and dumped[-1].endswith("-fuse-reductions.gir")
+    assert dumped[0] == "01-checks.gir" and dumped[-1].endswith("-fuse-reductions.gir")
 
 
 PLUGIN = '''
