@@ -93,8 +93,9 @@ class Case:
         return made.SerializeToString()
 
 
-def judged(case: Callable[[], Case]) -> tuple[str, str]:
-    """ "agrees", "differs" or "declined" (by scikit-learn, skl2onnx or ONNX Runtime), and why."""
+def judged(case: Callable[[], Case], compiled: bool = True) -> tuple[str, str]:
+    """Whether a model "agrees", "differs" or is "declined" (by scikit-learn, skl2onnx or ONNX
+    Runtime), and why. If not `compiled`, the interpreter runs it."""
     with _quietly():
         try:
             found = case()
@@ -104,7 +105,11 @@ def judged(case: Callable[[], Case]) -> tuple[str, str]:
         except Exception as error:
             return "declined", f"{type(error).__name__}: {error}"
         try:
-            outputs = graphc.compile(proto, threads=1).run(found.feeds)
+            if compiled:
+                outputs = graphc.compile(proto, threads=1).run(found.feeds)
+            else:
+                graph = graphc.import_onnx(proto)
+                outputs = graphc.interpret(graph, [found.feeds[p.name] for p in graph.params])
         except graphc.GraphcError as error:
             return "differs", f"{type(error).__name__}: {error}"
     for number, (a, b) in enumerate(zip(outputs, expected, strict=True)):
@@ -147,19 +152,21 @@ def fitted(name: str, dtype: type) -> Case:
         y = np.stack([y, (y + 1) % 2], 1)
     elif tags.estimator_type == "regressor":
         y = classes + 0.3 * x[:, 0] + 0.5
-    elif seed % 2:
+    elif seed % 2 and name not in ("NuSVC", "GaussianProcessClassifier"):
         y = np.array(["no", "yes"])[(classes > 0).astype(int)]
     if name == "CategoricalNB":
         x = np.floor(x) % 2
-    if name in ("KNNImputer", "SimpleImputer") or (tags.input_tags.allow_nan and seed % 2):
+    # ONNX lets NaN be a key of LabelEncoder, which ONNX Runtime does not take for OrdinalEncoder's
+    holes = tags.input_tags.allow_nan and seed % 2 and name != "OrdinalEncoder"
+    if holes or name in ("KNNImputer", "SimpleImputer"):
         x[rng.random(x.shape) < 0.05] = np.nan
     x = x.astype(dtype)
     try:
         made.fit(x, y)
     except ValueError:
         made.fit(x, (classes > 0).astype(int))
-    wide = dtype is np.float64 and hasattr(made, "predict_proba")
-    return Case(name, made, {"X": x[::3]}, options={"zipmap": False} if wide else None)
+    wide = dtype is np.float64 and tags.estimator_type == "classifier"
+    return Case(name, made, {"X": x[::8]}, options={"zipmap": False} if wide else None)
 
 
 def _made(name: str, seed: int) -> Any:

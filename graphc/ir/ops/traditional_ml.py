@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphc.errors import ModelError, UnsupportedError
+from graphc.errors import ModelError
+from graphc.ir.checks import VALUE
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.opdef import Any_, Int, Number, composite, op
 from graphc.ir.ops.helpers import plain_index
+from graphc.ir.ops.in_range import require
 from graphc.ir.ops.scores import (
     either,
     label_array,
@@ -111,9 +113,8 @@ def imputer(
 
 @composite("OneHotEncoder", domain=DOMAIN)
 def one_hot_encoder(b, x: Any_, *, cats_int64s=None, cats_strings=None, zeros: int = 1):
-    """1 at the category that the element equals, 0 elsewhere; unknown ones give only zeros."""
-    if not zeros:
-        raise UnsupportedError("zeros=0, which rejects unknown categories, is not supported")
+    """1 at the category that the element equals (the last of equal ones), 0 elsewhere. Unknown
+    ones give only zeros; without `zeros` they fail the run."""
     dtype = x.tensor.dtype
     if dtype.is_number:
         wanted, items = np.asarray(cats_int64s or (), np.int64), _as_type(b, x, i64)
@@ -122,7 +123,22 @@ def one_hot_encoder(b, x: Any_, *, cats_int64s=None, cats_strings=None, zeros: i
     else:
         raise ModelError(f"takes numbers or strings, found {x.type}")
     equal = b.Equal(b.Unsqueeze(items, np.array([-1])), b.constant(wanted))
-    return b.Cast(equal, to=f32.onnx)
+    last = {category: number for number, category in enumerate(wanted.tolist())}
+    if len(last) < len(wanted):
+        counts = np.isin(np.arange(len(wanted)), list(last.values()))
+        equal = b.And(equal, b.constant(counts))
+    result = b.Cast(equal, to=f32.onnx)
+    if not zeros:
+        _reject_unknown(b, x, result, len(last))
+    return result
+
+
+def _reject_unknown(b, x, hot, count: int) -> None:
+    """Has the run fail if an element of x has no 1 in `hot`; says which, counted from 1."""
+    known = b.Greater(b.ReduceMax(hot, b.constant([-1], i64), keepdims=0), b.constant(0, f32))
+    order = b.constant(np.arange(1, x.tensor.size + 1).reshape(x.tensor.static_shape), i64)
+    place = b.Where(known, b.constant(0, i64), order)
+    require(b, place, 0, 0, f"element {VALUE} of x is none of the {count} categories (zeros is 0)")
 
 
 @composite("FeatureVectorizer", domain=DOMAIN)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from every_target import agree_everywhere
 from onnx import TensorProto, helper
 from single_op import run_op
 
+import graphc
 from graphc.errors import ModelError
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir import dtypes
@@ -92,6 +94,29 @@ def test_encoders_and_selectors():
     agree_ml("ArrayFeatureExtractor", X, np.array([[2, 0]]))
     agree_ml("ArrayFeatureExtractor", X[1], np.array([2, 0]))
     agree_ml("Binarizer", X, threshold=0.2)
+
+
+@pytest.mark.parametrize(
+    "good, bad, cats",
+    [(np.array([[1], [2]]), np.array([[1], [9]]), {"cats_int64s": [2, 1]}),
+     (np.array(["a", "b"], object), np.array(["a", "?"], object), {"cats_strings": ["a", "b"]})],
+)  # fmt: skip
+def test_unknown_categories_fail_the_run(good, bad, cats):
+    agree_ml("OneHotEncoder", good, zeros=0, **cats)
+    info = helper.make_tensor_value_info(
+        "x", helper.np_dtype_to_tensor_dtype(good.dtype), good.shape
+    )
+    node = helper.make_node("OneHotEncoder", ["x"], ["y"], name="enc", domain=ML, zeros=0, **cats)
+    graph = helper.make_graph([node], "g", [info], [onnx.ValueInfoProto(name="y")])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ML, 3)]
+    compiled = graphc.compile(helper.make_model(graph, opset_imports=opsets), threads=1)
+    assert compiled.run([good])[0].sum() == 2
+    with pytest.raises(ModelError, match='OneHotEncoder "enc": element 2 of x is none of the 2'):
+        compiled.run([bad])
+
+
+def test_of_equal_categories_the_last_counts():
+    agree_ml("OneHotEncoder", LABELS, cats_int64s=[1, 0, 1])
 
 
 def test_ten_thousand_categories_and_features():
