@@ -18,6 +18,7 @@ from graphc.ir.infer import expand, infer_op
 from graphc.ir.interp import run_op
 from graphc.ir.opdef import lookup
 from graphc.ir.ops.in_range import DOMAIN, NAME, check_of, is_check
+from graphc.ir.types import TensorType
 from graphc.passes.dce import remove_dead
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
@@ -119,4 +120,10 @@ class Checks(Pass):
     requires = "typed"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return not graph.is_optimised and add_checks(graph)
+        return not graph.is_optimised and _is_static(graph) and add_checks(graph)
+
+
+def _is_static(graph: Graph) -> bool:
+    """Whether all types are known: others are compiled, and checked, once they are."""
+    types = [v.type for op in graph.ops for v in op.outputs]
+    return all(isinstance(t, TensorType) and t.is_static for t in types)
