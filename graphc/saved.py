@@ -76,7 +76,7 @@ def interface(container: Container) -> tuple[list[Spec], list[Spec]]:
         )
         counts = len(inputs), len(inputs), len(outputs)
         of_images = {
-            (len(shapes), len(entry["inputs"]), len(entry["outputs"]))
+            (len(shapes), len(entry["inputs"]), len(entry["outputs"]) - bool(entry["checks"]))
             for shapes, entry in container.entries.items()
         }
         if of_images != {counts}:
