@@ -30,6 +30,7 @@ from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import expand
 from graphc.ir.ops.helpers import RUNTIME
+from graphc.ir.ops.in_range import is_check
 from graphc.ir.types import TensorType, Type
 
 EXTERNAL = 3 << 29  # bytes of constants above which they go to a file beside the model
@@ -139,6 +140,8 @@ class _Exporter:
         elif _is_relayout(op):
             assert op.inputs[0] is not None
             self.name_of[op.output] = self.name_of[op.inputs[0]]
+        elif is_check(op) and not op.output.users:
+            return  # ONNX has no operator that fails
         elif opsets.schema(op) is not None:
             self._known(op, proto, arrays)
         elif op.defn.domain == RUNTIME:
