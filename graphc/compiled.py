@@ -10,6 +10,7 @@ from graphc.execution import SpecialisedGraph
 from graphc.ir.graph import Graph, Op
 from graphc.ir.interp import run_op
 from graphc.ir.ops.control import MAX_ITERATIONS
+from graphc.ir.ops.in_range import own_results
 from graphc.ir.types import TensorType
 from graphc.passes import maps
 from graphc.passes.fold import FoldPolicy
@@ -39,7 +40,7 @@ class CompiledModel(Runnable):
         self.graph, self.adopt = graph, adopt
         super().__init__(
             [Spec(p.name, p.type) for p in graph.params],
-            [Spec(n, v.type) for n, v in graph.named_results()],
+            [Spec(n, v.type) for n, v in own_results(graph)],
         )
         target = Target(compile_static, native, policy, max_iterations)
         tensors, self._maps = maps.apart(graph)
@@ -86,5 +87,5 @@ class CompiledModel(Runnable):
                 self._specialised.prepare(dims)
         maps.tell(self.graph, self._maps)
         tensors = self._specialised.graph
-        outputs = [Spec(n, v.type) for n, v in tensors.named_results()]
+        outputs = [Spec(n, v.type) for n, v in own_results(tensors)]
         save(path, tensors, self.inputs, outputs, self.executables())

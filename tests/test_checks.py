@@ -461,3 +461,43 @@ def test_checks_cost_bundles_without_indices_nothing():
     model = model_of("Relu", [TABLE], {})
     on, off = (bundle(micro_program(typed(model), Settings(checks=x))) for x in ("on", "off"))
     assert on == off and not any("CHECKS" in str(text) for text in on.values())
+
+
+def test_ranges_that_overlap_are_both_checked():
+    """Of equal values in -10..9 and in 0..19, the first check does not imply the second."""
+    from onnx.helper import make_node
+
+    make = helper.make_tensor_value_info
+    inputs = [make("x", 1, [20, 1, 4, 4]), make("rois", 1, [1, 4]), make("n", 7, [1])]
+    inputs.append(make("table", 1, [10, 4]))
+    nodes = [
+        make_node("RoiAlign", ["x", "rois", "n"], ["y"], output_height=1, output_width=1),
+        make_node("Gather", ["table", "n"], ["z"]),
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in "yz"]
+    ones = [np.ones(s, np.float32) for s in ((20, 1, 4, 4), (1, 4))]
+    for order in (nodes, nodes[::-1]):
+        graph = helper.make_graph(order, "two", inputs, outputs)
+        opset = [helper.make_opsetid("", 16)]
+        run = graphc.compile(helper.make_model(graph, opset_imports=opset, ir_version=10)).run
+        assert not outcome(run, [*ones, longs(9), TABLE])
+        assert "index 15 of indices" in outcome(run, [*ones, longs(15), TABLE])
+        assert "index -3 of batch_indices" in outcome(run, [*ones, longs(-3), TABLE])
+
+
+@pytest.mark.parametrize("phase", ["canonical", "fused"])
+def test_checks_in_the_text_of_a_graph_are_no_outputs(phase, tmp_path):
+    """What goes on from the text has the model's outputs, and its checks as far as it can."""
+    from graphc.cli import main
+
+    model = tmp_path / "model.onnx"
+    onnx.save(model_of("Gather", [TABLE, longs(1, 2)], {}), model)
+    text = tmp_path / "model.gir"
+    assert main(["compile", str(model), "--stop-after", phase, "-o", str(text)]) == 0
+    saved, exported = tmp_path / "model.gcm", tmp_path / "again.onnx"
+    assert main(["compile", str(text), "-o", str(saved)]) == 0
+    loaded = graphc.load(saved)
+    assert len(loaded.outputs) == 1
+    assert "index 12 of" in outcome(loaded.run, [TABLE, longs(1, 12)])
+    assert main(["opt", str(text), "-o", str(exported)]) == 0
+    assert len(onnx.load(exported).graph.output) == 1

@@ -11,6 +11,7 @@ from graphc.analysis.roofline import Machine
 from graphc.analysis.text import duration, nbytes, quantity, table
 from graphc.ir.graph import Graph, Op
 from graphc.ir.operations import kernel_operations
+from graphc.ir.ops.in_range import own_results
 from graphc.ir.program import Program
 from graphc.ir.types import TensorType
 
@@ -57,7 +58,7 @@ def summary(graph: Graph) -> str:
     count = sum(t.size for t in weights)
     lines = [f"model {graph.name}: {sum(op.name != 'Constant' for op in graph.walk())} ops"]
     lines += [f"  input  {p.name}: {p.type}" for p in graph.params]
-    lines += [f"  output {n}: {v.type}" for n, v in graph.named_results()]
+    lines += [f"  output {n}: {v.type}" for n, v in own_results(graph)]
     size = nbytes(sum(t.nbytes for t in weights))
     lines.append(f"  constants: {quantity(count)} elements in {len(weights)} tensors, {size}")
     return "\n".join(lines)

@@ -30,7 +30,7 @@ from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import expand
 from graphc.ir.ops.helpers import RUNTIME
-from graphc.ir.ops.in_range import is_check
+from graphc.ir.ops.in_range import is_check, own_results
 from graphc.ir.types import TensorType, Type
 
 EXTERNAL = 3 << 29  # bytes of constants above which they go to a file beside the model
@@ -85,17 +85,18 @@ class _Exporter:
             if isinstance(param.type, TensorType) and param.type.shape is None:
                 raise UnsupportedError(f"the rank of input {param.name!r} is not known; fix it")
         inputs = [self._info(p, self._claim(p, p.name or f"input{p.index}")) for p in graph.params]
+        results = [value for _, value in own_results(graph)]
         outputs = self._name_outputs()
         model = ModelProto(producer_name="graphc")
         model.graph.name = graph.name
         proto = self._fill(graph, model.graph, {})
         taken = {info.name for info in inputs}
-        for value, name in zip(graph.results, outputs):
+        for value, name in zip(results, outputs):
             if self._resolved(value) != name:
                 identity = helper.make_node("Identity", [self._resolved(value)], [name])
                 proto.node.append(identity)
         proto.input.extend(inputs)
-        proto.output.extend(self._info(v, n) for v, n in zip(graph.results, outputs))
+        proto.output.extend(self._info(v, n) for v, n in zip(results, outputs))
         proto.value_info.extend(self._infos(graph, {*taken, *outputs}))
         _stamp(model, self.nodes, graph)
         return model
@@ -110,7 +111,7 @@ class _Exporter:
         """The names of the outputs, each given to the value where it has none yet."""
         graph = self.graph
         names = []
-        for wish, value in graph.named_results():
+        for wish, value in own_results(graph):
             if self.name_of.get(value) == wish and wish not in names:
                 names.append(wish)  # an input that is an output
                 continue
@@ -140,7 +141,7 @@ class _Exporter:
         elif _is_relayout(op):
             assert op.inputs[0] is not None
             self.name_of[op.output] = self.name_of[op.inputs[0]]
-        elif is_check(op) and not op.output.users:
+        elif is_check(op):
             return  # ONNX has no operator that fails
         elif opsets.schema(op) is not None:
             self._known(op, proto, arrays)

@@ -28,16 +28,20 @@ def add_checks(graph: Graph) -> bool:
     """Adds the checks of all ops to the results of a graph; whether there are any. ModelError if
     what is constant is not as it has to be."""
     own = set(graph.results)
-    kept: dict[tuple, Op] = {}
+    kept: dict[tuple, list[Op]] = {}
     for op in list(graph.ops):
         for check in checks_of(op):
-            key = tuple(check.inputs), check.attrs["value"], check.attrs["extents"]
-            weaker = check
-            if key not in kept or _is_stronger(check, kept[key]):
-                weaker, kept[key] = kept.get(key, check), check
-            if weaker is not kept[key] and weaker.output not in own:
-                weaker.erase()
-    new = [check.output for check in kept.values() if check.output not in own]
+            alike = kept.setdefault(_checked(check), [])
+            if any(_implies(other, check) for other in alike):
+                weaker = [check]
+            else:
+                weaker = [other for other in alike if _implies(check, other)]
+                alike[:] = [*(other for other in alike if other not in weaker), check]
+            for one in weaker:
+                if one.output not in own:
+                    one.erase()
+    stay = [check.output for alike in kept.values() for check in alike]
+    new = [output for output in stay if output not in own]
     if new:
         named = [name for name, _ in graph.named_results()]
         graph.output_names = [*named, *_unused(len(new), named)]
@@ -45,10 +49,15 @@ def add_checks(graph: Graph) -> bool:
     return bool(new)
 
 
-def _is_stronger(check: Op, other: Op) -> bool:
+def _checked(check: Op) -> tuple:
+    """The values that a check is of."""
+    return tuple(check.inputs), check.attrs["value"], check.attrs["extents"]
+
+
+def _implies(check: Op, other: Op) -> bool:
     """Whether the range of a check lies within that of another of the same values."""
     a, b = check_of(check), check_of(other)
-    return (a.low, a.high) != (b.low, b.high) and b.low <= a.low <= a.high <= b.high
+    return b.low <= a.low and a.high <= b.high
 
 
 def _unused(count: int, names: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from graphc.ir.build import Builder
 from graphc.ir.checks import Check, key_of, sentence
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Expr, Index, Load, cast, loads, reduce
-from graphc.ir.graph import Op, Value
+from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.opdef import Any_, op
 from graphc.ir.text.expr_parser import parse_expr
 
@@ -69,3 +69,16 @@ def check_of(op: Op) -> Check:
 def is_check(op: Op | None) -> bool:
     """Whether an op checks something."""
     return op is not None and op.name == NAME and op.defn.domain == DOMAIN
+
+
+def maker_of(value: Value) -> Op | None:
+    """The op that a value is of, perhaps inside a fused one."""
+    op = value.producer
+    if op is None or op.name != "fused":
+        return op
+    return maker_of(op.regions[0].results[value.index])
+
+
+def own_results(graph: Graph) -> list[tuple[str, Value]]:
+    """The outputs of a model by name, without the checks that a pass has put after them."""
+    return [(name, value) for name, value in graph.named_results() if not is_check(maker_of(value))]

@@ -24,7 +24,7 @@ from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.imperative.lowering import SIZES, imperative_kernel, is_bounded
 from graphc.ir.kernel import Buffer, For, Kernel
 from graphc.ir.operations import elements_read
-from graphc.ir.ops.in_range import check_of, is_check
+from graphc.ir.ops.in_range import check_of, is_check, maker_of
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
 from graphc.ir.verify.kernels import verify_program
@@ -417,18 +417,10 @@ class Lowering:
 
 def split_checks(results: Sequence[Value]) -> tuple[list[Value], list[tuple[Value, Check]]]:
     """The results of a graph that are its own, and those that are checks, with what they check."""
-    made = [(value, _maker(value)) for value in results]
+    made = [(value, maker_of(value)) for value in results]
     own = [value for value, op in made if op is None or not is_check(op)]
     checks = {value: check_of(op) for value, op in made if op is not None and is_check(op)}
     return own, list(checks.items())
-
-
-def _maker(value: Value) -> Op | None:
-    """The op that a value is of, perhaps inside a fused one."""
-    op = value.producer
-    if op is None or op.name != "fused":
-        return op
-    return _maker(op.regions[0].results[value.index])
 
 
 def _is_composed(op: Op) -> bool:
