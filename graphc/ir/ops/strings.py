@@ -55,16 +55,22 @@ def string_split(x: String, *, delimiter: str = "", maxsplit: int | None = None)
     source = text(x)
     limit = -1 if maxsplit is None else maxsplit
     parts = [s.split(delimiter or None, limit) for s in source.reshape(-1)]
+    rows = padded(parts, "")
+    counts = np.array([len(p) for p in parts], np.int64)
+    return rows.reshape(*source.shape, rows.shape[1]), counts.reshape(source.shape)
+
+
+def padded(parts: list[list[str]], filling: str) -> np.ndarray:
+    """The parts of strings as rows of one length."""
     width = max(map(len, parts), default=0)
     if len(parts) * width > MAX_PARTS:
         raise ModelError(
             f"{len(parts)} strings of up to {width} parts are more than {MAX_PARTS} parts"
         )
-    padded = np.full((len(parts), width), "", object)
+    rows = np.full((len(parts), width), filling, object)
     for row, items in enumerate(parts):
-        padded[row, : len(items)] = items
-    counts = np.array([len(p) for p in parts], np.int64)
-    return padded.reshape(*source.shape, width), counts.reshape(source.shape)
+        rows[row, : len(items)] = items
+    return rows
 
 
 @host("StringNormalizer")
@@ -106,11 +112,10 @@ def _plain(s: str) -> str:
 @host("RegexFullMatch", infer=lambda x: TensorType(dtypes.boolean, x.shape))
 def regex_full_match(x: String, *, pattern: str):
     """Whether each whole string matches the pattern, which has RE2's syntax (ir/regular.py)."""
-    compiled = _pattern(pattern)
-    return each_of(compiled.fullmatch, text(x), np.bool_)
+    return each_of(pattern_of(pattern).fullmatch, text(x), np.bool_)
 
 
-_pattern = lru_cache(maxsize=16)(Pattern)
+pattern_of = lru_cache(maxsize=16)(Pattern)
 
 
 # ---------------------------------------------------------------- ai.onnx.ml

@@ -5,7 +5,6 @@ Reference: docs/ContribOperators.md of ONNX Runtime, and its kernels where that 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -14,7 +13,8 @@ from graphc.errors import ModelError
 from graphc.ir.dtypes import i32, u32
 from graphc.ir.opdef import Number, String, host
 from graphc.ir.ops.helpers import RUNTIME
-from graphc.ir.ops.strings import each_of, text
+from graphc.ir.ops.strings import each_of, padded, pattern_of, text
+from graphc.ir.regular import Pattern
 from graphc.ir.types import TensorType
 
 # ---------------------------------------------------------------- MurmurHash3
@@ -70,10 +70,10 @@ def tokenizer(
 ):  # fmt: skip
     """The tokens of each string of [C] or [N, C] along a new last dimension, padded.
 
-    Tokens are what lies between separators, which are regular expressions and taken one after the
-    other; or the matches of `tokenexp`; or characters, if the only separator is empty or tokenexp
-    is ".". Those of fewer than `mincharnum` characters are left out. With `mark`, each string's
-    begin with U+0002 and end with U+0003.
+    Tokens are what lies between separators, which are regular expressions (ir/regular.py) and taken
+    one after the other; or the longest matches of `tokenexp`; or characters, if the only separator
+    is empty or tokenexp is ".". Those of fewer than `mincharnum` characters are left out. With
+    `mark`, each string's begin with U+0002 and end with U+0003.
     """
     source = text(x)
     if source.ndim not in (1, 2):
@@ -84,13 +84,10 @@ def tokenizer(
         return np.zeros((*source.shape[: source.ndim - 1], 0), object)
     split = _splitter(separators, tokenexp, mincharnum)
     rows = [list(split(s)) for s in source.reshape(-1)]
-    width = max(map(len, rows))
-    if not width:
-        return np.zeros((*source.shape, 0), object)
-    if mark:
-        rows, width = [[START, *row, END] for row in rows], width + 2
-    padded = [row + [pad_value] * (width - len(row)) for row in rows]
-    return np.array(padded, object).reshape(*source.shape, width)
+    if mark and any(rows):
+        rows = [[START, *row, END] for row in rows]
+    tokens = padded(rows, pad_value)
+    return tokens.reshape(*source.shape, tokens.shape[1])
 
 
 def _splitter(separators, tokenexp: str | None, least: int) -> Callable[[str], Iterator[str]]:
@@ -105,42 +102,34 @@ def _splitter(separators, tokenexp: str | None, least: int) -> Callable[[str], I
     if separators is None and not tokenexp:
         raise ModelError("needs separators or a tokenexp")
     if separators is None:
-        pattern = _compiled(str(tokenexp))
+        pattern = pattern_of(str(tokenexp))
         return lambda s: _matches(pattern, s, least)
-    patterns = [_compiled(separator) for separator in separators]
+    patterns = [pattern_of(separator) for separator in separators]
     return lambda s: _between(patterns, s, least)
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern, re.ASCII)
-    except re.error as error:
-        raise ModelError(f"{pattern!r} is not a regular expression: {error}") from error
-
-
-def _matches(pattern: re.Pattern[str], s: str, least: int) -> Iterator[str]:
+def _matches(pattern: Pattern, s: str, least: int) -> Iterator[str]:
+    """The longest matches, from left to right, of at least so many characters."""
     start = 0
-    while len(s) >= least and (found := pattern.search(s, start)):
-        if len(found[0]) >= least:
-            yield found[0]
-            start = found.end()
-        elif (start := found.start() + 1) > len(s):
-            return
+    for begin, end in enumerate(pattern.ends(s) if len(s) >= least else ()):
+        if begin >= start and end - begin >= least:
+            yield s[begin:end]
+            start = end
 
 
-def _between(patterns: list[re.Pattern[str]], s: str, least: int) -> Iterator[str]:
+def _between(patterns: list[Pattern], s: str, least: int) -> Iterator[str]:
     parts = [s]
     for pattern in patterns:
         parts = [t for part in parts for t in _cut(pattern, part) if len(t) >= least]
     return iter(parts)
 
 
-def _cut(pattern: re.Pattern[str], s: str) -> Iterator[str]:
-    """What lies between the matches; an empty match takes the character behind it."""
+def _cut(pattern: Pattern, s: str) -> Iterator[str]:
+    """What lies between the longest matches; an empty match takes the character behind it."""
     start = 0
-    while found := pattern.search(s, start):
-        yield s[start : found.start()]
-        start = max(found.end(), found.start() + 1)
-        if start > len(s):
-            return
-    yield s[start:]
+    for begin, end in enumerate(pattern.ends(s)):
+        if begin >= start and end >= 0:
+            yield s[start:begin]
+            start = max(end, begin + 1)
+    if start <= len(s):
+        yield s[start:]
