@@ -107,8 +107,9 @@ class Settings:
         if not isinstance(self.device, int) or self.device < 0:
             raise ModelError(f"device must be the number of a GPU, found {self.device!r}")
         if not isinstance(self.max_iterations, int) or self.max_iterations < 1:
-            found = self.max_iterations
-            raise ModelError(f"max_iterations must be a positive integer, found {found!r}")
+            raise ModelError(
+                f"max_iterations must be a positive integer, found {self.max_iterations!r}"
+            )
         if not isinstance(self.arch, str):
             raise ModelError(f"arch must be like 'sm_80' or 'sm_80,sm_90', found {self.arch!r}")
         if isinstance(self.passes, str):

@@ -54,21 +54,21 @@ def digests(
             summed = iter(list(pool.map(sums, pieces)))
     else:
         summed = map(sums, pieces)
-    found = []
+    texts = []
     for view in views:
         state = hashlib.sha256(struct.pack("<Q", view.size))
         for _ in range(0, view.size, _PIECE):
             state.update(next(summed).astype("<u8").data)
-        found.append(state.hexdigest())
-    return found
+        texts.append(state.hexdigest())
+    return texts
 
 
 def folded(data: Any) -> int:
     """All sums of a buffer and its size in one number of 64 bits: what graphc_model.h checks."""
     view = np.frombuffer(data, np.uint8) if len(data) else _EMPTY
     result = view.size
-    for each in chunk_sums(view).tolist():
-        result = (result ^ each) * _FOLD % (1 << 64)
+    for chunk_sum in chunk_sums(view).tolist():
+        result = (result ^ chunk_sum) * _FOLD % (1 << 64)
     return result
 
 

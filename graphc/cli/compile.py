@@ -265,7 +265,7 @@ def _write_native(model: Model, path: Path, settings: Settings) -> None:
     from graphc.backends.llvm_cpu.runtime import NativeModel
     from graphc.cli.emit import check_closed, program
     from graphc.files import check_folder
-    from graphc.passes.maps import in_tensors
+    from graphc.passes import maps
     from graphc.passes.specialise import choices
 
     check_folder(path)
@@ -282,7 +282,7 @@ def _write_native(model: Model, path: Path, settings: Settings) -> None:
     if path.suffix == ".gcm":
         compiled.save(path)
     else:
-        in_tensors(model.graph)  # says which outputs are other than the model has them
+        maps.tell(model.graph, maps.presented(model.graph))
         aot.build(parts[0].image, path)
 
 

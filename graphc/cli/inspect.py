@@ -115,7 +115,7 @@ def _inspect_saved(args: argparse.Namespace) -> int:
 
     given = [name for name in ("shape", "dim", "set", "svg", "accesses") if getattr(args, name)]
     if given:
-        raise ModelError(f"--{given[0]}: {args.model} is compiled already")
+        raise ModelError(f"--{given[0]}: {args.model} is compiled already; leave the option out")
     print(contents(args.model, None if args.all else TOP))
     return 0
 

@@ -73,17 +73,17 @@ def check_node(node: NodeProto, domain: str, version: int) -> frozenset[str]:
             raise ModelError(f"operand {number} ({formal.name}) is missing")
     _check_count("outputs", len(node.output), schema.min_output, schema.max_output)
     attributes = _attributes(schema)
-    found, ignored = set(), set(IGNORED)
+    given, ignored = set(), set(IGNORED)
     for attribute in node.attribute:
         if attribute.name not in attributes and attribute.name not in IGNORED:
             _check_later(node, attribute, domain, version, sorted(attributes))
             ignored.add(attribute.name)
         if attribute.name not in ignored:
             _check_kind(attribute, attributes[attribute.name][0])
-        if attribute.name in found:
+        if attribute.name in given:
             raise ModelError(f"attribute {attribute.name!r} is given twice")
-        found.add(attribute.name)
-    missing = [name for name, (_, required) in attributes.items() if required and name not in found]
+        given.add(attribute.name)
+    missing = [name for name, (_, required) in attributes.items() if required and name not in given]
     if missing:
         raise ModelError(f"attribute {missing[0]!r} is required in opset {version}")
     return frozenset(ignored)

@@ -90,10 +90,10 @@ _collecting: ContextVar[list[Condition] | None] = ContextVar("collecting", defau
 @contextmanager
 def collected() -> Iterator[list[Condition]]:
     """Collects what bodies that are built within ask for."""
-    found: list[Condition] = []
-    token = _collecting.set(found)
+    conditions: list[Condition] = []
+    token = _collecting.set(conditions)
     try:
-        yield found
+        yield conditions
     finally:
         _collecting.reset(token)
 
@@ -104,12 +104,12 @@ def must_lie(value: Expr, low: int, high: int, what: str = "index") -> None:
     What only matters under a condition is given as a value in range where that does not hold:
     `select(matters, value, low)`.
     """
-    found = _collecting.get()
-    if found is None or not (isinstance(low, int) and isinstance(high, int)):
+    conditions = _collecting.get()
+    if conditions is None or not (isinstance(low, int) and isinstance(high, int)):
         return
     condition = Condition(cast(value, i64), low, high, what)
-    if condition not in found:
-        found.append(condition)
+    if condition not in conditions:
+        conditions.append(condition)
 
 
 def must_hold(condition: Expr, position: Expr | int, message: str) -> None:

@@ -35,8 +35,8 @@ def asked_by(op: Op, named: Op | None = None) -> list[Asked]:
         conditions = conditions_of(op)
     else:
         return []
-    found = (_asked(named or op, condition) for condition in conditions)
-    return [each for each in found if 0 not in each.extents]
+    checks = (_asked(named or op, condition) for condition in conditions)
+    return [asked for asked in checks if 0 not in asked.extents]
 
 
 def _asked(op: Op, condition: Condition) -> Asked:

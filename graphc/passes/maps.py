@@ -61,9 +61,9 @@ def _distinct(graph: Graph, value: Value, results: Sequence[Value]) -> Value:
 
 def in_tensors(graph: Graph) -> Graph:
     """The graph with outputs as tensors, for a target without a host; a warning names them."""
-    found, ops = apart(graph)
+    tensors, ops = apart(graph)
     tell(graph, ops)
-    return found
+    return tensors
 
 
 def tell(graph: Graph, ops: dict[int, Op]) -> None:
@@ -73,16 +73,16 @@ def tell(graph: Graph, ops: dict[int, Op]) -> None:
         labels = class_labels(**op.attrs)
         shown = ", ".join(map(str, labels[:8])) + (", ..." if len(labels) > 8 else "")
         warn(
-            f"output {names[number]!r} is a list of maps, which compiled code has not: it is the "
-            f"tensor that {op.where()} takes, with a column for each of the labels {shown}"
+            f"output {names[number]!r} is a list of maps, which compiled code does not have: it is "
+            f"the tensor that {op.where()} takes, with a column for each of the labels {shown}"
         )
 
 
 def as_tensors(graph: Graph, outputs: Sequence[Any]) -> list[Any]:
     """Outputs with tensors in the place of maps, as `in_tensors` gives them."""
-    found = list(outputs)
+    tensors = list(outputs)
     for number, op in presented(graph).items():
         labels = class_labels(**op.attrs)
-        rows = [[row[label] for label in labels] for row in found[number]]
-        found[number] = np.array(rows, np.float32).reshape(len(rows), len(labels))
-    return found
+        rows = [[row[label] for label in labels] for row in outputs[number]]
+        tensors[number] = np.array(rows, np.float32).reshape(len(rows), len(labels))
+    return tensors

@@ -174,19 +174,21 @@ def _check_declared(graph: Graph) -> None:
     """ModelError if an output has other elements than the model says; a warning if it has another
     shape. (A scalar that is declared says nothing.)"""
     for (name, value), declared in zip(graph.named_results(), graph.output_types):
-        found = value.type
-        if not isinstance(found, TensorType) or not isinstance(declared, TensorType):
+        actual = value.type
+        if not isinstance(actual, TensorType) or not isinstance(declared, TensorType):
             continue
-        if found.dtype is not declared.dtype:
-            raise ModelError(f"output {name!r} is declared as {declared}, but is {found}")
-        if declared.shape and found.shape is not None and not _may_be(declared.shape, found.shape):
-            warn(f"output {name!r} is declared as {declared}, but is {found}, which is given")
+        if actual.dtype is not declared.dtype:
+            raise ModelError(f"output {name!r} is declared as {declared}, but is {actual}")
+        if not declared.shape or actual.shape is None:
+            continue
+        if not _may_be(declared.shape, actual.shape):
+            warn(f"output {name!r} is declared as {declared}, but is {actual}, which is given")
 
 
-def _may_be(declared: Shape, found: Shape) -> bool:
+def _may_be(declared: Shape, actual: Shape) -> bool:
     """Whether a shape is what was declared, as far as extents are known."""
-    return len(declared) == len(found) and all(
-        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(declared, found)
+    return len(declared) == len(actual) and all(
+        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(declared, actual)
     )
 
 

@@ -261,10 +261,10 @@ def _natural(value: Any) -> int:
 
 def _checks(entries: list, outputs: tuple[tuple[str, TensorType], ...]) -> tuple[Check, ...]:
     """Checks, whose keys are the last output."""
-    found = tuple(Check(int(low), int(high), str(message)) for low, high, message in entries)
-    if found and outputs[-1][1] != TensorType(dtypes.u64, (len(found),)):
+    checks = tuple(Check(int(low), int(high), str(message)) for low, high, message in entries)
+    if checks and outputs[-1][1] != TensorType(dtypes.u64, (len(checks),)):
         raise ValueError("it has no keys for its checks")
-    return found
+    return checks
 
 
 def _interface(entries: list) -> tuple[tuple[str, TensorType], ...]:

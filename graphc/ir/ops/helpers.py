@@ -34,7 +34,8 @@ def check_table(*shape: int) -> None:
 
 
 def wide(value: Expr) -> Expr:
-    """`value` in the type that several dependent operations on it should be carried out in."""
+    """`value` in the type that operations on it are carried out in. Bodies that round more than
+    once are widened anyway (wide_bodies.py); this has comparisons and selections be wide too."""
     return value.cast(value.dtype.compute)
 
 

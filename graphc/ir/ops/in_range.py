@@ -28,11 +28,11 @@ def in_range(
     """The largest distance above `low`, modulo 2^64, of a value, an expression over $0, $1, ...
     (the operands) and indices i0, i1, ... of these extents."""
     axes = tuple(Index(f"c{n}", extent) for n, extent in enumerate(extents))
-    found = _parsed(value, axes, tuple(x.dtype for x in operands))
-    for load in loads(found):
+    parsed = _parsed(value, axes, tuple(x.dtype for x in operands))
+    for load in loads(parsed):
         if len(load.index) != operands[int(load.source)].rank:
             raise ModelError(f"reads {load}, found {operands[int(load.source)].type}")
-    key = key_of(found, low)
+    key = key_of(parsed, low)
     return reduce("max", key, axes) if axes else key
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from graphc.ir.build import Builder
 from graphc.ir.graph import Op, Region, Value
+from graphc.ir.ops.recurrent_layers import with_steps
 
 MOST_STEPS = 1 << 13  # that are written out
 PIECE = 1 << 7  # steps of a piece
@@ -97,8 +98,7 @@ class LongLayer:
         y, *last = outputs  # type: ignore[misc]
         if lengths is None:
             return [y, *last]
-        some = b.Greater(lengths, b.constant(0, lengths.tensor.dtype))
-        some = b.Reshape(some, np.array((1, -1, 1)))
+        some = with_steps(b, lengths, (1, -1, 1))
         return [y, *(b.Where(some, new, old) for new, old in zip(last, state))]
 
     def pieces(self, steps: int, state: list[Value]) -> list[Value]:

@@ -31,6 +31,7 @@ from graphc.ir.ops.recurrent_layers import (
     lstm_step,
     rnn_step,
     with_parameters,
+    with_steps,
 )
 
 
@@ -123,9 +124,8 @@ def started(
         return None
     if lengths is None:
         return state
-    some = b.Greater(lengths, b.constant(0, lengths.tensor.dtype))
-    per_sample = np.array((-1, 1, 1) if layout else (1, -1, 1))
-    return b.Where(b.Reshape(some, per_sample), state, b.constant(0, state.tensor.dtype))
+    some = with_steps(b, lengths, (-1, 1, 1) if layout else (1, -1, 1))
+    return b.Where(some, state, b.constant(0, state.tensor.dtype))
 
 
 def pick(b: Builder, value: Value, position: int, axis: int = 0) -> Value:
@@ -201,8 +201,8 @@ def _lists_of_ways(
 
 def by_way(functions: list, ways: int) -> list[list]:
     """What belongs to each direction of a list that holds as much for all."""
-    each = len(functions) // ways
-    return [functions[way * each : (way + 1) * each] for way in range(ways)]
+    count = len(functions) // ways
+    return [functions[way * count : (way + 1) * count] for way in range(ways)]
 
 
 def column(b: Builder, lengths: Value | None) -> Value | None:

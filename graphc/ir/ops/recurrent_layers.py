@@ -28,6 +28,12 @@ _ACTIVATIONS: dict[str, tuple[tuple[float | None, float | None], Callable]] = {
 }
 
 
+def with_steps(b: Builder, lengths: Value, shape: tuple[int, ...]) -> Value:
+    """Whether each sample has a step at all, in a shape in which states can be chosen by it."""
+    some = b.Greater(lengths, b.constant(0, lengths.tensor.dtype))
+    return b.Reshape(some, np.array(shape))
+
+
 def activations_of(names: Sequence[str], alphas, betas) -> list[Activation]:
     """The functions by name, with their parameters."""
     taken = with_parameters(names, alphas, betas)

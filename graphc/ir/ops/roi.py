@@ -43,8 +43,8 @@ def max_roi_pool(k, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
     A region is (image, x1, y1, x2, y2); corners are scaled and rounded half up, both included.
     """
     (y,) = k.outputs
-    (each,) = axes(rois.shape[0])
-    must_lie(rois[each, 0], 0, x.shape[0] - 1)
+    (roi,) = axes(rois.shape[0])
+    must_lie(rois[roi, 0], 0, x.shape[0] - 1)
 
     def largest(place: Place) -> Bin:
         region, *where = place
@@ -94,8 +94,8 @@ def roi_align(
     wide = x.dtype.compute
     half_pixel = coordinate_transformation_mode == "half_pixel"
     (y,) = k.outputs
-    (each,) = axes(rois.shape[0])
-    must_lie(batch_indices[each], 0, x.shape[0] - 1)
+    (roi,) = axes(rois.shape[0])
+    must_lie(batch_indices[roi], 0, x.shape[0] - 1)
     combined = _summed if mode == "avg" else _largest
 
     def bin_of(place: Place) -> Bin:

@@ -55,7 +55,7 @@ def in_order(kernel: Kernel) -> Kernel:
     def put(stmt: Stmt, inside: bool) -> Stmt:
         if isinstance(stmt, For) and stmt.kind == "parallel" and inside:
             stmt = replace(stmt, kind="serial")
-        inner = inside or isinstance(stmt, For) and stmt.kind != "parallel"
-        return map_nested(stmt, lambda body: tuple(put(each, inner) for each in body))
+        below = inside or isinstance(stmt, For) and stmt.kind != "parallel"
+        return map_nested(stmt, lambda body: tuple(put(inner, below) for inner in body))
 
     return replace(kernel, body=tuple(put(stmt, False) for stmt in kernel.body))

@@ -8,6 +8,7 @@ is compiled. Reference: docs/ContribOperators.md of ONNX Runtime, and its CPU ke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,15 +57,10 @@ def group_query_attention(
             (k_quant_type, k_scale, k, past_key, "k"), (v_quant_type, v_scale, v, past_value, "v"),
         )
     ]  # fmt: skip
-    if (q_norm_weight is None) != (k_norm_weight is None):
-        raise ModelError("q_norm_weight and k_norm_weight go together, found one of them")
-    if q_norm_weight is not None:
-        q = b.RMSNormalization(q, q_norm_weight, epsilon=q_norm_epsilon or qk_norm_epsilon)
-        k = b.RMSNormalization(k, k_norm_weight, epsilon=k_norm_epsilon or qk_norm_epsilon)
+    epsilons = [e or qk_norm_epsilon for e in (q_norm_epsilon, k_norm_epsilon)]
+    q, k = _normalised(b, (q, k), (q_norm_weight, k_norm_weight), epsilons)
     cache = _cache(b, seqlens_k, scalar_of(total_sequence_length, "total_sequence_length"), q)
-    held = 0 if past_key is None else past_key.tensor.static_shape[2]
-    least = 0 if cache.past is None else cache.rows - 1
-    require(b, seqlens_k, least, max(held, cache.length) - 1, "length")
+    cache.check_lengths(b, seqlens_k, past_key)
     if do_rotary:
         where = cache.positions(b, position_ids)
         q, k = (
@@ -72,18 +68,13 @@ def group_query_attention(
             for x in (q, k)
         )
     k, v = (
-        cache.extended(b, past, held.encoded(b, new))
-        for past, held, new in zip((past_key, past_value), codes, (k, v))
+        cache.extended(b, past, code.encoded(b, new))
+        for past, code, new in zip((past_key, past_value), codes, (k, v))
     )
-    keys, values = (held.decoded(b, x) for held, x in zip(codes, (k, v)))
+    keys, values = (code.decoded(b, x) for code, x in zip(codes, (k, v)))
     if dtypes.f32 in (keys.tensor.dtype, values.tensor.dtype):
         q, keys, values = (convert(b, x, dtypes.f32) for x in (q, keys, values))
-    scores = raw_scores(b, q, keys, scale_of(scale, q))
-    if softcap:
-        scores = b.Mul(b.Tanh(b.Div(scores, softcap)), softcap)
-    if attention_bias is not None:
-        bias = _widened(b, attention_bias, scores.tensor.static_shape[-1])
-        scores = b.Add(scores, convert(b, bias, scores.tensor.dtype))
+    scores = _scores(b, q, keys, scale_of(scale, q), softcap, attention_bias)
     visible = cache.visible(b, bool(causal), local_window_size, scores)
     masked = among(b, scores, visible)
     weights = _weights(b, masked, _sink(b, head_sink, smooth_softmax, scores))
@@ -92,6 +83,33 @@ def group_query_attention(
         return result, k, v
     shown = weights if qk_output == WEIGHTS else among(b, scores, visible, 0.0)
     return result, k, v, convert(b, _first_keys(b, shown, cache.length), query.tensor.dtype)
+
+
+def _normalised(
+    b: Builder, heads: Sequence[Value], weights: Sequence[Value | None], epsilons: Sequence[float]
+) -> Sequence[Value]:
+    """Queries and keys over their root mean squares, if there are weights for both."""
+    if (weights[0] is None) != (weights[1] is None):
+        raise ModelError("q_norm_weight and k_norm_weight go together, found one of them")
+    if weights[0] is None:
+        return heads
+    return [
+        b.RMSNormalization(x, weight, epsilon=epsilon)
+        for x, weight, epsilon in zip(heads, weights, epsilons)
+    ]
+
+
+def _scores(
+    b: Builder, q: Value, keys: Value, scale: float, softcap: float, bias: Value | None
+) -> Value:
+    """The scores (batch, heads, queries, keys), capped and biased, before anything is masked."""
+    scores = raw_scores(b, q, keys, scale)
+    if softcap:
+        scores = b.Mul(b.Tanh(b.Div(scores, softcap)), softcap)
+    if bias is None:
+        return scores
+    bias = _widened(b, bias, scores.tensor.static_shape[-1])
+    return b.Add(scores, convert(b, bias, scores.tensor.dtype))
 
 
 def _heads(
@@ -149,6 +167,13 @@ class _Cache:
         if self.past is None:
             return steps
         return b.Add(b.Reshape(self.past, np.array((self.batch, 1))), steps)
+
+    def check_lengths(self, b: Builder, seqlens: Value, past: Value | None) -> None:
+        """Has a run fail unless `seqlens`, the keys of each sample less one, count the new keys and
+        fit into the cache."""
+        held = 0 if past is None else past.tensor.static_shape[2]
+        least = 0 if self.past is None else self.rows - 1
+        require(b, seqlens, least, max(held, self.length) - 1, "length")
 
     def extended(self, b: Builder, past: Value | None, new: Value) -> Value:
         """The keys or values in the cache with the new ones. What the cache holds beyond them

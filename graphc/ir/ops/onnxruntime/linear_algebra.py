@@ -12,6 +12,7 @@ from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, absolute
 from graphc.ir.opdef import Float, composite, imperative
+from graphc.ir.ops.activation_composites import convert
 from graphc.ir.ops.helpers import RUNTIME
 
 METRICS = ("sqeuclidean", "euclidean")
@@ -59,15 +60,15 @@ def _check_square(x) -> None:
 
 
 def _solved(b, a, y):
-    kind = a.tensor.dtype
-    wide = [b.Cast(v, to=kind.compute.onnx) if kind.compute is not kind else v for v in (a, y)]
-    found = b.op("SolveLinear", *wide, domain="graphc", outputs=2)[0]
-    return b.Cast(found, to=kind.onnx) if kind.compute is not kind else found
+    dtype = a.tensor.dtype
+    wide = (convert(b, v, dtype.compute) for v in (a, y))
+    solution, _ = b.op("SolveLinear", *wide, domain="graphc", outputs=2)
+    return convert(b, solution, dtype)
 
 
 def _solved_types(a, y) -> list:
     if a.shape[:-2] != y.shape[:-2] or a.shape[-1] != y.shape[-2]:
-        raise ModelError(f"{a.type} and {y.type} do not make equations")
+        raise ModelError(f"takes [..., N, N] and [..., N, M], found {a.type} and {y.type}")
     return [y.type, a.type]
 
 

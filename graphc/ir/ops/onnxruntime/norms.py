@@ -128,10 +128,10 @@ def quantised_embed_layer_normalization(
 ):  # fmt: skip
     """EmbedLayerNormalization of 8-bit tables, whose rows are dequantised once they are found."""
     _, length = words.tensor.static_shape
-    found = _row(b, word_table, words), _positions(b, position_table, None, length)
+    word, position = _row(b, word_table, words), _positions(b, position_table, None, length)
     total = b.Add(
-        b.DequantizeLinear(found[0], word_scale, word_zero),
-        b.DequantizeLinear(found[1], position_scale, position_zero),
+        b.DequantizeLinear(word, word_scale, word_zero),
+        b.DequantizeLinear(position, position_scale, position_zero),
     )
     if segments is not None:
         kind = _row(b, segment_table, segments)
