@@ -1,8 +1,11 @@
-"""Files that are whole or not there.
+"""Files that are whole or not there, and are what they seem.
 
 A file is written beside its final place under a temporary name and renamed at the end; whatever
 goes wrong before leaves nothing behind. What the file system refuses is a ModelError that names the
 file: the user can mend it.
+
+Where code is read from a file, `open_regular` and `who_else` tell whether it is one, and who can
+have written it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64, u64
-from graphc.ir.expr import Const, Expr, as_expr, cast, select
+from graphc.ir.expr import Const, Expr, cast
 
 VALUE = "{value}"
 """What stands in a message for the offending value."""
@@ -110,9 +110,3 @@ def must_lie(value: Expr, low: int, high: int, what: str = "index") -> None:
     condition = Condition(cast(value, i64), low, high, what)
     if condition not in conditions:
         conditions.append(condition)
-
-
-def must_hold(condition: Expr, position: Expr | int, message: str) -> None:
-    """Has a run fail unless a condition holds everywhere. VALUE in the message is the `position`,
-    at least 0, of an element for which it does not."""
-    must_lie(select(condition, -1, as_expr(position, i64)), -1, -1, message)
