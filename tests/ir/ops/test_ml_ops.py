@@ -96,6 +96,16 @@ def test_encoders_and_selectors():
     agree_ml("Binarizer", X, threshold=0.2)
 
 
+@pytest.mark.parametrize("zeros", [0, 1])
+def test_categories_of_a_vector_on_every_target(zeros):
+    x = np.array([2, 1, 5, 1], np.float32)
+    graph = new_graph(x=TensorType(dtypes.f32, x.shape))
+    attrs = {"cats_int64s": (1, 2, 5), "zeros": zeros}
+    graph.set_results([Builder(graph).op("OneHotEncoder", *graph.params, domain=ML, **attrs)])
+    graph.phase = "typed"
+    agree_everywhere(graph, [x], [np.eye(3, dtype=np.float32)[[1, 0, 2, 0]]])
+
+
 @pytest.mark.parametrize(
     "good, bad, cats",
     [(np.array([[1], [2]]), np.array([[1], [9]]), {"cats_int64s": [2, 1]}),
