@@ -5,8 +5,8 @@
 `VerificationError` outputs differ from the reference                                 (exit 1)
 `InternalError`     graphc broke one of its own invariants                            (exit 70)
 
-What is odd, and goes on all the same, is told by `warn`: a `ModelWarning`, which the command line
-shows in one line on stderr.
+`warn` tells of what is odd but does not stop a run: a `ModelWarning`, which the command line shows
+in one line on stderr.
 """
 
 from __future__ import annotations

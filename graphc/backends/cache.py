@@ -4,16 +4,16 @@ An entry is one file: a 64-byte header (magic, length, and a digest of these, of
 contents), then the contents, which are therefore aligned for vector loads when the file is mapped.
 Invariants:
 
-* what `get` returns is what `put` was given under that key: a file that is truncated, damaged or
-  that of another key is a miss, which is told, and is removed;
+* what `get` returns is what `put` was given under that key: a file that is truncated or damaged, or
+  belongs to another key, is a miss; a warning says so, and the file is removed;
 * entries hold native code, so only this user (or root) can have written what is returned: a
   directory or an entry that belongs to somebody else, or that others can write to, is not used. A
   secret would add nothing to that: who can read the directory of a user can read it too;
 * what is no regular file (a pipe, a link, a directory) is no entry, and is not opened for long;
 * a file appears under its name complete or not at all (written aside, then renamed), so that any
   number of processes may read and write at once;
-* a file system that fails, is full or is read-only makes the cache miss; it never raises, and what
-  is odd is told once.
+* a file system that fails, is full or is read-only makes the cache miss; it never raises. There is
+  one warning for each kind of fault.
 
 The directory is $GRAPHC_CACHE_DIR, else $XDG_CACHE_HOME/graphc, else ~/.cache/graphc;
 GRAPHC_CACHE_DIR=off turns the cache off. It is made private to the user.
@@ -262,14 +262,14 @@ _told: set[str] = set()
 
 
 def _tell(kind: str, text: str) -> None:
-    """Says what is odd about a cache, once for each kind of oddity."""
+    """Warns of a fault of the cache, once for each kind of fault."""
     if kind not in _told:
         _told.add(kind)
         warn(text)
 
 
 def _is_private(path: Path, status: os.stat_result, sticky: bool = False) -> bool:
-    """Whether nobody but this user can have written what is there, or it is told who can."""
+    """Whether nobody but this user can have written what is there; a warning says who can."""
     other = who_else(status, sticky)
     if other:
         _tell(

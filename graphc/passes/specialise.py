@@ -222,7 +222,7 @@ class _Binding:
     def bind(self, symbol: Sym, extent: int, where: str) -> None:
         """Gives a symbol a value; ModelError if it is out of bounds, or has another from `--dim`.
 
-        If it has another from an input that names it too, the two are told apart.
+        If it has another from an input that names it too, each input keeps its own extent.
         """
         known = self.dims.get(symbol)
         if known is not None and known.value != extent:

@@ -158,12 +158,14 @@ class Reductions:
             return
 
         def step(into, start: Expr, chain: int, count: int, bound: frozenset) -> None:
+            # adds `count` terms from `start` on to the lanes of one chain
             with self.k.loop(count, "vector", width=count) as v:
                 at = {**mapping, axis: start + v}
                 targets = [(a, (simplify(v + chain * lanes),)) for a in into]
                 self._accumulate(group, [], bound | {v}, True, at, targets)
 
         def steps(into, first: Expr | int, count: int, bound: frozenset) -> None:
+            # adds `count` vectors for each chain, from the `first` on
             with self.k.loop(count) as x:
                 for c in range(chains):
                     step(into, ((x + first) * chains + c) * lanes, c, lanes, bound | {x})
@@ -186,6 +188,7 @@ class Reductions:
             step(accumulators, Const(extent - tail, i64), 0, tail, bound)
 
     def _add_vectors(self, group, accumulators, parts, chains: int, lanes: int) -> None:
+        """Combines the vectors of a part with those of the whole, lane by lane."""
         for r, into, part in zip(group, accumulators, parts):
             for c in range(chains):
                 with self.k.loop(lanes, "vector", width=lanes) as v:
@@ -219,6 +222,7 @@ def in_parts(group: list[Reduce], longest: int) -> list[Reduce] | None:
 
 
 def _sums_floats(group: list[Reduce]) -> bool:
+    """Whether one of the reductions is a sum of floats, whose errors grow with its length."""
     return any(r.op == "sum" and r.dtype.is_float for r in group)
 
 
