@@ -62,6 +62,7 @@ FAMILIES = {
         StackingClassifier StackingRegressor MultiOutputRegressor MultiOutputClassifier
         GridSearchCV Pipeline FeatureUnion ColumnTransformer RFE SelectFromModel""",
 }
+ENDLESS = ("BaggingRegressor float64",)  # skl2onnx looks for a threshold and finds no end
 PARTS: dict[str, Any] = {
     "estimator": linear_model.LogisticRegression, "param_grid": lambda: {"C": [1, 2]},
     "param_distributions": lambda: {"C": [1, 2]},
@@ -171,8 +172,9 @@ def fitted(name: str, dtype: type) -> Case:
         y = np.array(["no", "yes"])[(classes > 0).astype(int)]
     if name == "CategoricalNB":
         x = np.floor(x) % 2
-    # ONNX lets NaN be a key of LabelEncoder, which ONNX Runtime does not take for OrdinalEncoder's
-    holes = tags.input_tags.allow_nan and seed % 2 and name != "OrdinalEncoder"
+    # ONNX lets NaN be a key of LabelEncoder; ONNX Runtime does not find it for these two
+    encoder = name in ("OrdinalEncoder", "TargetEncoder")
+    holes = tags.input_tags.allow_nan and seed % 2 and not encoder
     if holes or name in ("KNNImputer", "SimpleImputer"):
         x[rng.random(x.shape) < 0.05] = np.nan
     x = x.astype(dtype)
@@ -324,6 +326,7 @@ def main() -> int:
     cases: dict[str, Callable[[], Case]] = {
         f"{name} {dtype.__name__}": lambda n=name, d=dtype: fitted(n, d)  # type: ignore[misc]
         for name in names for dtype in (np.float32, np.float64)
+        if f"{name} {dtype.__name__}" not in ENDLESS
     }  # fmt: skip
     cases |= OTHERS | (boosted() if args.trees else {})
     counts = dict.fromkeys(("agrees", "differs", "declined"), 0)
