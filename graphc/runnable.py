@@ -128,7 +128,9 @@ def _checked_map(value: Any, type: MapType, name: str) -> Map:
 
 
 def _converted(array: np.ndarray, spec: Spec) -> np.ndarray:
-    """Numbers that had no type of their own; ModelError if integers cannot hold them."""
+    """Numbers that had no type of their own; ModelError if the type cannot hold them."""
+    if array.dtype.kind == "c" != spec.dtype.kind:
+        raise ModelError(f"input {spec.name!r} takes {spec.dtype}, found {array.dtype}")
     with np.errstate(invalid="ignore"):
         found = array.astype(spec.dtype)
     if found.dtype.kind in "iu" and not np.array_equal(found, array):

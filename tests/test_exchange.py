@@ -126,6 +126,8 @@ def test_tensors_that_are_none():
         "negative": torch._neg_view(tensor.bfloat16()),
         "conjugate": torch.view_as_complex(torch.zeros(2, 3, 2)).conj(),
     }
+    with pytest.raises(graphc.ModelError, match="input 'x' takes float32, found complex64"):
+        copied(torch.view_as_complex(torch.ones(2, 3, 2)))
     for name, value in wrong.items():
         kind = {"negative": "bfloat16", "conjugate": "complex64"}.get(name, "float")
         with pytest.raises(graphc.ModelError, match="input 'x' is no array"):

@@ -73,10 +73,15 @@ def _kept(
         for file, path in compiled.items():
             os.link(path, place / file)
         _compile(place, arguments, language)
-        kept = folder / f"{stem}-{digest((place / OUTPUT).read_bytes())}.{suffix}"
+        kept = folder / f"{_named(stem, (place / OUTPUT).read_bytes())}.{suffix}"
         os.chmod(place / OUTPUT, 0o700)  # whatever the umask lets others do
         os.replace(place / OUTPUT, kept)
     return kept
+
+
+def _named(stem: str, contents: bytes) -> str:
+    """The name of what was compiled under a stem: it fits one stem and one content only."""
+    return f"{stem}-{digest(stem.encode() + contents)}"
 
 
 def _is_whole(kept: Path) -> bool:
@@ -84,7 +89,8 @@ def _is_whole(kept: Path) -> bool:
     try:
         with open(open_regular(kept, NO_LINK), "rb") as file:
             private = not who_else(os.fstat(file.fileno()))
-            return private and kept.name.split(".")[0].endswith(f"-{digest(file.read())}")
+            name = kept.name.split(".")[0]
+            return private and name == _named(name.rpartition("-")[0], file.read())
     except OSError:
         return False
 

@@ -93,12 +93,14 @@ _TANH = [-0.006104947533458471, 0.021003641188144684, -0.05385249853134155, 0.13
 
 
 def tanh_f32(x: Expr) -> Expr:
-    """x + x**3 p(x**2) for small x, 1 - 2 / (e**2|x| + 1) with the sign of x above."""
+    """|x| + |x|**3 p(x**2) for small x, 1 - 2 / (e**2|x| + 1) above, with the sign of x, also that
+    of -0.0, which is put back in its bit."""
     size = absolute(x)
     z = x * x
-    small = fma(polynomial(z, _TANH) * z, x, x)
+    small = fma(polynomial(z, _TANH) * z, size, size)
     large = 1.0 - 2.0 / (exp_f32(size + size) + 1.0)
-    return select(size < 0.625, small, select(x < 0.0, -large, large))
+    sign = bitcast(x, i32) & Const(i32.min, i32)
+    return bitcast(bitcast(select(size < 0.625, small, large), i32) | sign, f32)
 
 
 _ERF_SMALL = [8.144524326780811e-05, -0.0008088070899248123, 0.005196115467697382,

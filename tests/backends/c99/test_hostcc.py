@@ -47,6 +47,20 @@ def test_what_is_not_as_it_was_is_made_again(folder, tmp_path, how):
     assert ctypes.CDLL(str(again)).answer() == 42
 
 
+def test_a_library_of_other_sources_is_not_taken(folder):
+    """Nor under a name that is right but for what it was made of."""
+    one = shared_library(FILES, [])
+    other = {name: text.replace("42", "43") for name, text in FILES.items()}
+    two = shared_library(other, [])
+    name = f"{two.name.rpartition('-')[0]}-{one.name.rpartition('-')[2]}"
+    two.unlink()
+    (folder / name).write_bytes(one.read_bytes())
+    (folder / name).chmod(0o700)
+    again = shared_library(other, [])
+    assert again.name == two.name
+    assert ctypes.CDLL(str(again)).answer() == 43
+
+
 def test_a_folder_of_others_is_refused(folder):
     folder.mkdir()
     folder.chmod(0o777)

@@ -1,13 +1,14 @@
-"""Rounding without an instruction for it: bit for bit what numpy's rint gives."""
+"""Functions of float32 made of others: rounding as numpy's rint, bit for bit; signs of zeros."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import Index, Load
 from graphc.ir.interp import evaluate
-from graphc.ir.scalar.functions import round_f32
+from graphc.ir.scalar.functions import POLYNOMIALS, round_f32
 
 
 def test_round_f32():
@@ -18,3 +19,11 @@ def test_round_f32():
     expr = round_f32(Load("x", (Index("i0", x.size),), f32))
     found = evaluate(expr, x.shape, {"x": x})
     np.testing.assert_array_equal(found.view(np.uint32), np.rint(x).view(np.uint32))
+
+
+@pytest.mark.parametrize("name", ["tanh", "erf"])
+def test_zeros_keep_their_sign(name):
+    x = np.array([-0.0, 0.0, -1e-30, 1e-30], np.float32)
+    expr = POLYNOMIALS[name](Load("x", (Index("i0", x.size),), f32))
+    found = evaluate(expr, x.shape, {"x": x})
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(x))
