@@ -13,9 +13,10 @@ import numpy as np
 
 from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program
 from graphc.backends.llvm_cpu.strategies import conventions, strategies
-from graphc.driver import PIPELINES, to_program
+from graphc.driver import PIPELINES, Settings, to_program
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
+from graphc.ir.checks import judge
 from graphc.ir.compare import compare
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.imperative.lowering import corner
@@ -41,11 +42,11 @@ def build(function: Callable, **inputs: np.ndarray) -> tuple[Graph, list[np.ndar
     return graph, list(inputs.values())
 
 
-def program_of(graph: Graph, vector_bytes: int = 64) -> Program:
+def program_of(graph: Graph, vector_bytes: int = 64, checks: str = "off") -> Program:
     """The program of a copy of a typed graph, for a machine with such vectors."""
     made = strategies(vector_bytes, MACHINES[vector_bytes])
-    wanted = conventions(vector_bytes)
-    return to_program(clone_graph(graph), made, passes=PIPELINES["cpu"], wanted=wanted)
+    wanted, settings = conventions(vector_bytes), Settings(checks=checks)
+    return to_program(clone_graph(graph), made, settings, PIPELINES["cpu"], wanted)
 
 
 def check(
@@ -59,7 +60,7 @@ def check(
     expected = interpret(graph, inputs)
     program = None
     for vector_bytes in machines:
-        program = program_of(graph, vector_bytes)
+        program = program_of(graph, vector_bytes, checks="on")
         found = trimmed(program, native(program, inputs))
         assert_same(found, expected, tolerance, f"native {vector_bytes}")
         if vector_bytes in interpreted:
@@ -110,7 +111,10 @@ def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> list[np
                 same[slot] = piece.view(buffer.dtype.np).reshape(buffer.shape)
             arrays[buffer.name] = same[slot]
         run_kernel(kernel, arrays)
-    return spaces["output"]
+    outputs = spaces["output"]
+    if program.checks:
+        judge(program.checks, outputs.pop())
+    return outputs
 
 
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -164,11 +164,13 @@ def test_scatter_elements(reduction):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_scatter_nd_of_slices_ignores_indices_outside():
+def test_scatter_nd_of_slices_refuses_indices_outside():
     data = np.zeros((3, 2), np.float32)
     updates = np.ones((3, 2), np.float32)
-    (found,) = run("ScatterND", data, np.array([[1], [7], [-1]]), updates, reduction="add")
-    np.testing.assert_array_equal(found, [[0, 0], [1, 1], [1, 1]])
+    with pytest.raises(ModelError, match=r"index 7 of indices .*-3\.\.2"):
+        run("ScatterND", data, np.array([[1], [7], [-1]]), updates, reduction="add")
+    (sums,) = run("ScatterND", data, np.array([[1], [1], [-1]]), updates, reduction="add")
+    np.testing.assert_array_equal(sums, [[0, 0], [2, 2], [1, 1]])
 
 
 def test_scatter_checks_shapes():
