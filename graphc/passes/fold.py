@@ -23,7 +23,7 @@ from graphc.ir.ops.in_range import EFFECT
 from graphc.ir.types import TensorType
 
 EINSUM = 16  # products and sums of einsum in the time of another scalar operation
-WIDENED = 256  # elements of narrow floats that are kept in a wider type; readers convert more
+WIDENED = 16  # elements of narrow floats that are kept in a wider type; readers convert more
 
 
 @dataclass(frozen=True)
