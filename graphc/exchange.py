@@ -102,7 +102,7 @@ class _Renamed:
         return capsule
 
 
-_name_of = ctypes.pythonapi.PyCapsule_GetName
+_name_of = ctypes.pythonapi["PyCapsule_GetName"]  # by index: one that nobody else types
 _name_of.restype, _name_of.argtypes = ctypes.c_char_p, (ctypes.py_object,)
-_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of = ctypes.pythonapi["PyCapsule_GetPointer"]
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)

@@ -196,13 +196,13 @@ class _Tensor(ctypes.Structure):
     )
 
 
-_python = ctypes.pythonapi
-_new_capsule = _python.PyCapsule_New
+_python = ctypes.pythonapi  # by index: functions of our own, whose types nobody else sets
+_new_capsule = _python["PyCapsule_New"]
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-_capsule_pointer = _python.PyCapsule_GetPointer
+_capsule_pointer = _python["PyCapsule_GetPointer"]
 _capsule_pointer.restype = ctypes.c_void_p
-_capsule_is_valid = _python.PyCapsule_IsValid
+_capsule_is_valid = _python["PyCapsule_IsValid"]
 
 _exported: dict[int, Any] = {}  # what others hold of ours, by the address of its _Tensor
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
