@@ -21,14 +21,16 @@ from onnxruntime.quantization import (
     quantize_dynamic,
     quantize_static,
 )
-from onnxruntime.quantization.matmul_nbits_quantizer import (
-    DefaultWeightOnlyQuantConfig,
-    MatMulNBitsQuantizer,
-)
 
 from graphc import driver
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.interp import interpret
+
+pytest.importorskip("onnx_ir", reason="ONNX Runtime's quantiser of blocks needs it")
+from onnxruntime.quantization.matmul_nbits_quantizer import (
+    DefaultWeightOnlyQuantConfig,
+    MatMulNBitsQuantizer,
+)
 
 
 @pytest.fixture(autouse=True)
