@@ -11,11 +11,11 @@ from onnx import numpy_helper
 
 import models
 from graphc.errors import ModelError
-from graphc.feeds import random_feeds
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.graph import Graph
 from graphc.ir.text.parser import parse_graph
 from graphc.passes.specialise import specialise
+from graphc.runtime.feeds import random_feeds
 
 MODELS = os.environ.get("GRAPHC_MODELS")
 REPEATED = 1 << 20  # numbers drawn for a large input, which repeats them

@@ -17,9 +17,9 @@ import onnx
 
 from graphc import driver
 from graphc.errors import ModelError
-from graphc.feeds import random_feeds
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.graph import Graph
+from graphc.runtime.feeds import random_feeds
 
 OPEN_DIMS = {"batch": 1, "seq": 64}  # extents of dimensions left open, by a part of their name
 

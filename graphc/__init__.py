@@ -21,18 +21,18 @@ from graphc.errors import (
 )
 
 if TYPE_CHECKING:
-    from graphc.compiled import CompiledModel
     from graphc.driver import compile, load
     from graphc.frontend.onnx_export import export_onnx
     from graphc.frontend.onnx_import import import_onnx
     from graphc.ir.graph import Graph
     from graphc.ir.interp import interpret
     from graphc.ir.text.parser import parse
+    from graphc.runtime.compiled import CompiledModel
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "CompiledModel": "graphc.compiled",
+    "CompiledModel": "graphc.runtime.compiled",
     "Graph": "graphc.ir.graph",
     "compile": "graphc.driver",
     "export_onnx": "graphc.frontend.onnx_export",

@@ -19,10 +19,10 @@ from graphc.analysis import report
 from graphc.analysis.text import duration, nbytes, table
 from graphc.backends.llvm_cpu.roofline import measure_machine
 from graphc.bench import measure
-from graphc.compiled import CompiledModel
 from graphc.errors import GraphcError
 from graphc.ir.compare import compare
 from graphc.ir.program import Program
+from graphc.runtime.compiled import CompiledModel
 from graphc.verify import Run, onnxruntime
 
 MODELS = Path(__file__).parent.parent / "models"

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from graphc.compiled import CompiledModel
 from graphc.errors import ModelError, NeedsValue, UnsupportedError, within_limits
-from graphc.exchange import as_numpy
 from graphc.ir.graph import Graph
 from graphc.ir.ops.control import MAX_ITERATIONS
 from graphc.ir.program import Program
@@ -28,8 +26,10 @@ from graphc.passes.maps import in_tensors
 from graphc.passes.precision import PRECISIONS
 from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, specialise
-from graphc.plans import CompileStatic, Executable, natively
-from graphc.runnable import Runnable
+from graphc.runtime.compiled import CompiledModel
+from graphc.runtime.exchange import as_numpy
+from graphc.runtime.plans import CompileStatic, Executable, natively
+from graphc.runtime.runnable import Runnable
 
 SIMPLE = "decompose, fold, cse, dce"
 PREPARING = "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce"
@@ -173,7 +173,7 @@ def load(path: str | os.PathLike, threads: int | None = None) -> Runnable:
     for another CPU. It holds native code, which runs with all your rights: load only what comes
     from somebody you trust.
     """
-    from graphc.saved import load as load_saved
+    from graphc.runtime.saved import load as load_saved
 
     return load_saved(path, threads)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from graphc.backend import CompiledRep
 from graphc.backends.c99 import build
-from graphc.compiled import CompiledModel
 from graphc.driver import c_program, load_graph
-from graphc.plans import natively
+from graphc.runtime.compiled import CompiledModel
+from graphc.runtime.plans import natively
 
 
 class PlainRep(CompiledRep):

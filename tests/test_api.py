@@ -13,8 +13,8 @@ import onnx
 import pytest
 
 import graphc
-from graphc.feeds import index_bound, open_dims, random_feeds
 from graphc.ir.compare import agreements, compare
+from graphc.runtime.feeds import index_bound, open_dims, random_feeds
 from graphc.verify import interpreter, onnxruntime
 
 ROOT = Path(__file__).parent.parent

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 import graphc
-from graphc import execution
 from graphc.backends import c99
-from graphc.compiled import CompiledModel
 from graphc.driver import c_program, compiler, optimise, settings, typed
 from graphc.errors import InternalError, ModelError
-from graphc.execution import SpecialisedGraph
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Graph
@@ -22,7 +19,10 @@ from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import TensorType
 from graphc.passes.fusion.grouping import LONGEST
 from graphc.passes.specialise import specialise
-from graphc.plans import HostOp, Plan, Step, natively
+from graphc.runtime import execution
+from graphc.runtime.compiled import CompiledModel
+from graphc.runtime.execution import SpecialisedGraph
+from graphc.runtime.plans import HostOp, Plan, Step, natively
 
 
 def compiled(graph: Graph | str) -> CompiledModel:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import graphc
-from graphc.exchange import as_numpy
+from graphc.runtime.exchange import as_numpy
 
 sys.path.insert(0, str(Path(__file__).parent / "frontend"))
 

@@ -10,14 +10,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = (  # a room imports from those in the lines above its own
     "errors",
-    "files config exchange ir memplan",
+    "files config ir memplan runtime.exchange",
     "passes frontend",
-    "feeds verify plans runnable bench analysis",
-    "execution backends.block backends.digests",
+    "runtime.feeds runtime.plans runtime.runnable verify bench analysis",
+    "runtime.execution backends.block backends.digests",
     "backends.cache backends.cfamily",
     "backends.c99 backends.micro_c backends.llvm_cpu backends.cuda",
-    "saved",
-    "compiled",
+    "runtime.saved",
+    "runtime.compiled",
     "driver",
     "backend demo",
     "cli",
@@ -38,14 +38,14 @@ RETURNS = {  # imports inside functions that close a circle, each for a reason
 
 @cache
 def sources() -> dict[str, ast.Module]:
-    """The modules by name. The face of the whole and the empty ones are none: they import nothing
-    before they are asked for it."""
+    """The modules by name, without the face of the whole, which imports nothing before it is asked,
+    and packages that hold a docstring at most."""
     found = {}
     for path in sorted((ROOT / "graphc").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT / "graphc").with_suffix("").parts)
-        text = path.read_text()
-        if text and name != "__init__":
-            found[name] = ast.parse(text)
+        tree = ast.parse(path.read_text())
+        if name != "__init__" and not (path.stem == "__init__" and len(tree.body) < 2):
+            found[name] = tree
     return found
 
 
@@ -89,7 +89,7 @@ def home(name: str) -> str:
 def room(module: str) -> str:
     """The entry of ROOMS that a module belongs to."""
     parts = module.split(".")
-    return ".".join(parts[: 2 if parts[0] == "backends" else 1])
+    return ".".join(parts[: 2 if parts[0] in ("backends", "runtime") else 1])
 
 
 def short(module: str) -> str:

@@ -11,12 +11,12 @@ import pytest
 import graphc
 from graphc.cli import main
 from graphc.driver import Settings, optimise
-from graphc.feeds import random_feeds
 from graphc.frontend.onnx_export import export_onnx
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.compare import agreements
 from graphc.ir.graph import Graph
 from graphc.passes.specialise import pin, type_symbolically
+from graphc.runtime.feeds import random_feeds
 
 ROOT = Path(__file__).parent.parent
 WILD = sorted(ROOT.glob("tests/models_wild/*.onnx"))

@@ -21,7 +21,6 @@ import graphc
 from graphc import verify
 from graphc.backends.llvm_cpu.runtime import llvm_text
 from graphc.driver import cpu_program
-from graphc.feeds import random_feeds
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.compare import agreements
 from graphc.ir.graph import Graph
@@ -31,6 +30,7 @@ from graphc.ir.text.printer import graph_constants, print_graph, print_program
 from graphc.ir.verify.graphs import verify as verify_graph
 from graphc.passes import Hook
 from graphc.passes.specialise import pin, specialise
+from graphc.runtime.feeds import random_feeds
 
 BESIDE = Path(__file__).parents[2] / "shared" / "models"
 MODELS = Path(os.environ.get("GRAPHC_MODELS", BESIDE))

@@ -53,7 +53,7 @@ class Model:
 
     def close(self) -> Graph:
         """As `pinned`; dimensions that are left open take the least extent, which is noted."""
-        from graphc.feeds import open_dims
+        from graphc.runtime.feeds import open_dims
 
         graph = self.pinned()
         missing = open_dims(graph)
@@ -66,7 +66,7 @@ class Model:
 
     def feeds(self, seed: int) -> dict[str, Any]:
         """Contents for all inputs of the closed graph, random where none are given."""
-        from graphc.feeds import random_feeds
+        from graphc.runtime.feeds import random_feeds
 
         graph = self.close()
         unknown = [name for name in self.given if name not in {p.name for p in graph.params}]

@@ -10,7 +10,7 @@ from graphc.cli.output import progress
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
-    from graphc.compiled import CompiledModel
+    from graphc.runtime.compiled import CompiledModel
     from graphc.verify import Run
 
 

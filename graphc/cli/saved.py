@@ -17,7 +17,7 @@ TRUST = "It holds native code: load it only if you trust whoever made it."
 
 def contents(path: str, top: int | None) -> str:
     """What a file holds, at most `top` shapes and kernels of it; ModelError if it is damaged."""
-    from graphc.saved import interface, open_container
+    from graphc.runtime.saved import interface, open_container
 
     container = open_container(path)
     inputs, outputs = interface(container)

@@ -35,12 +35,12 @@ from graphc.backends import c99, cuda, micro_c
 from graphc.backends.cuda.bundle import bundle_files
 from graphc.backends.llvm_cpu.runtime import llvm_text
 from graphc.errors import GraphcError, InternalError, ModelError, UnsupportedError
-from graphc.feeds import open_dims, random_feeds
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
 from graphc.ir.types import TensorType
 from graphc.passes.specialise import pin
+from graphc.runtime.feeds import open_dims, random_feeds
 
 MEMORY = 12 << 30  # bytes of addresses
 LARGEST = 1 << 22  # elements of an input or result that is still computed

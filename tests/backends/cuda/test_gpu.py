@@ -23,10 +23,10 @@ from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matri
 from graphc.backends.cuda.strategies.contraction.warpgroups import GROUP_SIDES, GroupTile
 from graphc.backends.cuda.strategies.contraction.warps import SHARED_SIDES, SIDES, SLICES, WarpTile
 from graphc.driver import cuda_passes, cuda_program, optimise, typed
-from graphc.feeds import random_feeds
 from graphc.ir.compare import agreements
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
+from graphc.runtime.feeds import random_feeds
 
 pytestmark = pytest.mark.gpu
 

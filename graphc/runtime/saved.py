@@ -25,8 +25,8 @@ from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph
 from graphc.ir.text.printer import symbols_of
 from graphc.ir.text.type_parser import parse_type
-from graphc.plans import Executable
-from graphc.runnable import Runnable, Spec
+from graphc.runtime.plans import Executable
+from graphc.runtime.runnable import Runnable, Spec
 
 
 class SavedModel(Runnable):

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphc.execution import SpecialisedGraph
 from graphc.ir.graph import Graph, Op
 from graphc.ir.interp import run_op
 from graphc.ir.ops.control import MAX_ITERATIONS
@@ -15,8 +14,9 @@ from graphc.ir.types import TensorType
 from graphc.passes import maps
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.specialise import choices
-from graphc.plans import CompileStatic, Executable, Target, on_host
-from graphc.runnable import Runnable, Spec, check_type, checked
+from graphc.runtime.execution import SpecialisedGraph
+from graphc.runtime.plans import CompileStatic, Executable, Target, on_host
+from graphc.runtime.runnable import Runnable, Spec, check_type, checked
 
 
 class CompiledModel(Runnable):
@@ -80,7 +80,7 @@ class CompiledModel(Runnable):
         ModelError if there are too many shapes, or none. UnsupportedError if parts of the model run
         on the host, or depend on what inputs hold.
         """
-        from graphc.saved import save  # loads LLVM
+        from graphc.runtime.saved import save  # loads LLVM
 
         if not self.executables() or all(s.hi is not None for s in self.graph.symbols.values()):
             for dims in choices(self.graph):

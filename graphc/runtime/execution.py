@@ -31,7 +31,7 @@ from graphc.ir.types import Map, TensorType, type_of
 from graphc.passes.fold import is_static, work_of
 from graphc.passes.partition import part_graph
 from graphc.passes.specialise import needed_inputs, ops_before, pin, specialise
-from graphc.plans import Executable, Target, on_host, plan
+from graphc.runtime.plans import Executable, Target, on_host, plan
 
 MAX_BOUND_ELEMENTS = 1024  # integers in an input that may be specialised on by value
 MAX_BOUND_FLOATS = 16  # other numbers: the scales of a Resize, not data

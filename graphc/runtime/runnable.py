@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import LIMITS, ModelError, UnsupportedError, beyond_limits
-from graphc.exchange import as_numpy, is_array
 from graphc.ir import dtypes
 from graphc.ir.types import Map, MapType, OptionalType, SequenceType, TensorType, Type
+from graphc.runtime.exchange import as_numpy, is_array
 
 
 @dataclass(frozen=True)
