@@ -33,7 +33,8 @@ def is_compatible(model: Any, device: str = "CPU", **options: Any) -> bool:
 
 
 def prepare(model: Any, device: str = "CPU", **options: Any) -> Rep:
-    """Imports (and compiles) a model; `options` go to graphc.compile."""
+    """Imports (and compiles) a model; `options` go to graphc.compile, `target` in place of the
+    device's."""
     if not supports_device(device):
         raise UnsupportedError(f"device {device!r} is none of INTERP, {', '.join(TARGETS)}")
     kind = device.split(":")[0].upper()
@@ -43,7 +44,7 @@ def prepare(model: Any, device: str = "CPU", **options: Any) -> Rep:
         options = {"simulate": True, **options}
     if kind == "CUDA" and ":" in device:
         options = {"device": _number(device), **options}
-    return CompiledRep(model, TARGETS[kind], options)
+    return CompiledRep(model, {"target": TARGETS[kind], **options})
 
 
 def _number(device: str) -> int:
@@ -82,8 +83,8 @@ class InterpreterRep(Rep):
 class CompiledRep(Rep):
     """A model compiled for a target."""
 
-    def __init__(self, model: Any, target: str, options: dict[str, Any]):
-        self.model = driver.compile(model, target=target, **options)
+    def __init__(self, model: Any, options: dict[str, Any]):
+        self.model = driver.compile(model, **options)
         self.inputs = self.model.inputs
 
     def run(self, inputs: Any, **options: Any) -> list[Any]:

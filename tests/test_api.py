@@ -221,6 +221,12 @@ def test_backend_interface(samples):
     assert (logits.argmax(1) == samples["logits"].argmax(1)).all()
 
 
+def test_backend_interface_takes_a_target_as_an_option(samples):
+    rep = graphc.backend.prepare(onnx.load(DIGITS), "CPU", target="c")
+    (logits,) = rep.run([samples["images"][:2]])
+    assert (logits.argmax(1) == samples["logits"][:2].argmax(1)).all()
+
+
 def test_all_targets_and_references_agree(samples):
     feeds = {"image": samples["images"][:2]}
     graph = graphc.import_onnx(DIGITS)
