@@ -11,7 +11,10 @@ ROOT = Path(__file__).parents[1]
 ROOMS = (  # a room imports from those in the lines above its own
     "errors",
     "files config ir memplan runtime.exchange",
-    "passes frontend",
+    "passes.analysis frontend",
+    "passes",
+    "passes.kernel",
+    "passes.lower",
     "runtime.feeds runtime.plans runtime.runnable verify bench analysis",
     "runtime.execution backends.block backends.digests",
     "backends.cache backends.cfamily",
@@ -89,7 +92,8 @@ def home(name: str) -> str:
 def room(module: str) -> str:
     """The entry of ROOMS that a module belongs to."""
     parts = module.split(".")
-    return ".".join(parts[: 2 if parts[0] in ("backends", "runtime") else 1])
+    inner = ".".join(parts[:2])
+    return inner if inner in LEVEL or parts[0] in ("backends", "runtime") else parts[0]
 
 
 def short(module: str) -> str:

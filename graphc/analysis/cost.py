@@ -14,7 +14,7 @@ from graphc.ir.infer import expand, op_body
 from graphc.ir.kernel import Intrin, Kernel, walk_stmts
 from graphc.ir.operations import elements_read, kernel_operations, operations
 from graphc.ir.types import TensorType
-from graphc.passes.structure import has_body
+from graphc.passes.analysis.structure import has_body
 
 
 @dataclass(frozen=True)

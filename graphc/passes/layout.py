@@ -24,9 +24,9 @@ from graphc.ir.expr import Call, Expr, Load, Reduce, free_indices, loads, walk
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.types import Layout, TensorType
-from graphc.passes import structure
-from graphc.passes.lower.compose import computation
-from graphc.passes.lower.matching.views import view_of
+from graphc.passes.analysis import structure
+from graphc.passes.analysis.compose import computation
+from graphc.passes.analysis.views import view_of
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 

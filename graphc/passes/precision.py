@@ -35,7 +35,7 @@ from graphc.ir.expr import Call, loads
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.interp import run_op
 from graphc.ir.types import TensorType
-from graphc.passes import structure
+from graphc.passes.analysis import structure
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.program import Quantisation
-from graphc.passes import structure
+from graphc.passes.analysis import structure
 
 
 def quantisation(graph: Graph) -> dict[tuple[str, int], Quantisation]:

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphc.ir.graph import Graph, Op
-from graphc.passes import structure
+from graphc.passes.analysis import structure
+from graphc.passes.analysis.attention import Attention, match_attention
+from graphc.passes.analysis.compose import computation
+from graphc.passes.analysis.spaces import count
 from graphc.passes.fusion.merge import merged_group, replace_group
-from graphc.passes.lower.compose import computation
-from graphc.passes.lower.matching.attention import Attention, match_attention
-from graphc.passes.lower.transforms.spaces import count
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 

@@ -17,11 +17,11 @@ from graphc.ir.addresses import flatten_loads
 from graphc.ir.dtypes import bf16, f16, f32, f64
 from graphc.ir.expr import Expr, Reduce, loads, walk
 from graphc.ir.graph import Graph, Op, Value
-from graphc.passes import structure
+from graphc.passes.analysis import structure
+from graphc.passes.analysis.compose import computation, input_names
+from graphc.passes.analysis.contraction import match_contraction
+from graphc.passes.analysis.spaces import shapes_of
 from graphc.passes.fusion.merge import merged_group, replace_group
-from graphc.passes.lower.compose import computation, input_names
-from graphc.passes.lower.matching.contraction import match_contraction
-from graphc.passes.lower.transforms.spaces import shapes_of
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 

@@ -26,7 +26,7 @@ from graphc.ir.expr import cost, loads
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
 from graphc.ir.ops.in_range import EFFECT
-from graphc.passes import structure
+from graphc.passes.analysis import structure
 from graphc.passes.fusion.merge import results_of
 from graphc.passes.fusion.movements import is_for_readers, is_only_read_by, is_scalar
 

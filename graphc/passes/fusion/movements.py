@@ -9,7 +9,7 @@ readers: not those that end a kernel, as views of what it makes.
 from __future__ import annotations
 
 from graphc.ir.graph import Graph, Op, Region, Value
-from graphc.passes import structure
+from graphc.passes.analysis import structure
 from graphc.passes.manager.context import Context
 
 

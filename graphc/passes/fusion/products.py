@@ -18,7 +18,7 @@ import numpy as np
 
 from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Op, Value
-from graphc.passes import structure
+from graphc.passes.analysis import structure
 from graphc.passes.fusion.movements import raise_scalars
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context

@@ -14,7 +14,7 @@ from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute
 from graphc.ir.interp import evaluate
 from graphc.ir.simplify import bounds, simplify, to_poly
-from graphc.passes.lower.computation import Output
+from graphc.passes.analysis.computation import Output
 
 
 def materialise(output: Output, arrays: dict[str, np.ndarray]) -> np.ndarray:

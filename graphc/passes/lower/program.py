@@ -28,21 +28,21 @@ from graphc.ir.ops.in_range import check_of, is_check, maker_of
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
 from graphc.ir.verify.kernels import verify_program
-from graphc.passes.kernel.flat import flat_kernel, in_order, without_unread_inputs
-from graphc.passes.kernel.lanes import in_lanes
-from graphc.passes.kernel.overlap import distances
-from graphc.passes.kernel.scratch import with_scratch
-from graphc.passes.lower.arena import Arena, plan_arena
-from graphc.passes.lower.compose import computation, input_names
-from graphc.passes.lower.computation import (
+from graphc.passes.analysis.compose import computation, input_names
+from graphc.passes.analysis.computation import (
     Computation,
-    Lowered,
     Output,
     multiply_adds,
     physical_buffer,
     work,
 )
-from graphc.passes.lower.matching.views import view_of, whole_source
+from graphc.passes.analysis.views import view_of, whole_source
+from graphc.passes.kernel.flat import flat_kernel, in_order, without_unread_inputs
+from graphc.passes.kernel.lanes import in_lanes
+from graphc.passes.kernel.overlap import distances
+from graphc.passes.kernel.scratch import with_scratch
+from graphc.passes.lower.arena import Arena, plan_arena
+from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.storages import Call, Storages
 from graphc.passes.lower.transforms.numbers import Numbered, with_numbers_read

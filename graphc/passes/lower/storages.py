@@ -13,7 +13,7 @@ import numpy as np
 
 from graphc.ir.graph import Value
 from graphc.ir.kernel import Buffer
-from graphc.passes.lower.computation import physical_buffer
+from graphc.passes.analysis.computation import physical_buffer
 
 
 @dataclass

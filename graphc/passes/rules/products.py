@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from graphc.ir.graph import Op, Value
+from graphc.passes.analysis.structure import FEW_CHANNELS
 from graphc.passes.pattern import P, const, opt, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of, is_never_infinite, is_static, permutation, shape_of
 from graphc.passes.rules.views import reshaped
 from graphc.passes.rules.weights import is_shared
-from graphc.passes.structure import FEW_CHANNELS
 
 x, w, b, s, u, v = var("x w b s u v")
 c = const("c")

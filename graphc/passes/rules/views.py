@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from graphc.ir.graph import Value
+from graphc.passes.analysis.structure import is_movement
 from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import ints, inverse, is_static, permutation, shape_of
 from graphc.passes.rules.operands import MOST
-from graphc.passes.structure import is_movement
 
 x, shape, y, indices, data = var("x shape y indices data")
 

@@ -14,7 +14,7 @@ from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.interp import interpret
 from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import Layout
-from graphc.passes import structure
+from graphc.passes.analysis import structure
 from graphc.passes.specialise import specialise
 
 

@@ -6,7 +6,7 @@ import pytest
 from graphc import compile
 from graphc.ir.expr import loads
 from graphc.ir.text.parser import parse_graph
-from graphc.passes.lower.compose import computation
+from graphc.passes.analysis.compose import computation
 
 
 def sources(contents: str, type: str) -> set[str]:

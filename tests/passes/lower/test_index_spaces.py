@@ -15,13 +15,13 @@ from graphc.ir.expr import Const, Expr, Index, Load, Reduce, call, select, subst
 from graphc.ir.interp import evaluate
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.compose import computation
-from graphc.passes.lower.computation import Computation, Output, loop_indices
-from graphc.passes.lower.matching.views import view_of
-from graphc.passes.lower.matching.window import window
+from graphc.passes.analysis.compose import computation
+from graphc.passes.analysis.computation import Computation, Output, loop_indices
+from graphc.passes.analysis.guards import guard_atoms, trim
+from graphc.passes.analysis.views import view_of
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.transforms import pieces, spaces
-from graphc.passes.lower.transforms.guards import guard_atoms, trim
+from graphc.passes.lower.transforms.window import window
 
 
 def rng(seed: int = 0) -> np.random.Generator:

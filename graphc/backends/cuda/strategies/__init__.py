@@ -16,7 +16,8 @@ from graphc.backends.cuda.strategies.contraction.tiles import lower_shared_tiles
 from graphc.backends.cuda.strategies.flat import lower_flat
 from graphc.backends.cuda.strategies.rows.nest import lower_rows
 from graphc.backends.cuda.strategies.windows.kernel import lower_windows
-from graphc.passes.lower.computation import Computation, Lowered
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.program import Strategy
 
 

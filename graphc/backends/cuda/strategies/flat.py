@@ -25,7 +25,8 @@ from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Index, Reduce, Ref, call, free_indices, loads, walk
 from graphc.ir.kernel import For, Let
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Lowered, flops, in_place
+from graphc.passes.analysis.computation import Computation, flops
+from graphc.passes.lower.lowered import Lowered, in_place
 from graphc.passes.lower.strategies.nest import Nest, NestOptions, Point
 
 LARGE = 1 << 16  # elements from which a GPU has threads enough without one for each

@@ -21,22 +21,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from graphc.backends.micro_c.strategies.products import (
-    ProductMatch,
-    centred_byte,
-    interior,
-    match_product,
-)
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index, unflatten_loads
 from graphc.ir.dtypes import DType, i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, loads
 from graphc.ir.instructions import LANES, dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Lowered, flat_buffer, in_place_of_epilogue
-from graphc.passes.lower.matching.contraction import is_below_a_byte
-from graphc.passes.lower.transforms.guards import trim
-from graphc.passes.lower.transforms.spaces import merge_adjacent, shapes_of
+from graphc.passes.analysis.computation import Computation, flat_buffer
+from graphc.passes.analysis.factors import centred_byte, is_below_a_byte
+from graphc.passes.analysis.guards import trim
+from graphc.passes.analysis.spaces import merge_adjacent, shapes_of
+from graphc.passes.analysis.weighted import ProductMatch, interior, match_product
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
 
 LOOP = 3  # instructions of a loop around a tile, per product of each sum
 

@@ -17,7 +17,8 @@ from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select
 from graphc.ir.instructions import LANES
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.matching.contraction import Match, converted, is_below_a_byte
+from graphc.passes.analysis.contraction import Match
+from graphc.passes.analysis.factors import converted, is_below_a_byte
 from graphc.passes.lower.strategies.tile_plan import TilePlan
 
 

@@ -17,7 +17,15 @@ from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Reduce, cost, free_indices, substitute, walk
 from graphc.ir.kernel import Buffer, Kernel
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Lowered, flat_buffer, flops, in_place
+from graphc.passes.analysis.computation import Computation, flat_buffer, flops
+from graphc.passes.analysis.guards import guard_atoms
+from graphc.passes.analysis.spaces import (
+    drop_units,
+    merge_adjacent,
+    merge_reductions,
+    shapes_of,
+)
+from graphc.passes.lower.lowered import Lowered, in_place
 from graphc.passes.lower.strategies.edges import undecided_edges
 from graphc.passes.lower.strategies.reductions import (
     NestOptions,
@@ -28,15 +36,8 @@ from graphc.passes.lower.strategies.reductions import (
 )
 from graphc.passes.lower.strategies.short_rows import ShortRows, short_rows, start_of
 from graphc.passes.lower.strategies.turned import TurnedLoads, load_tiles, split_off, turned_loads
-from graphc.passes.lower.transforms.guards import guard_atoms
 from graphc.passes.lower.transforms.pieces import segments, turned_constants
 from graphc.passes.lower.transforms.places import shared_places
-from graphc.passes.lower.transforms.spaces import (
-    drop_units,
-    merge_adjacent,
-    merge_reductions,
-    shapes_of,
-)
 
 ROW_BUFFER_BYTES = 1 << 16  # the largest row kept on the stack
 RECOMPUTE_COST = 8  # a value cheaper than this is computed again rather than kept

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphc.passes.lower.computation import Computation, Lowered
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.program import Strategy
 from graphc.passes.lower.strategies.nest import NestOptions, lower_nest
 

@@ -34,8 +34,8 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation
-from graphc.passes.lower.transforms.guards import trim
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.guards import trim
 
 UNROLL = 16  # iterations of a small reduction that are unrolled
 LONG = 512  # terms of a scalar that are worth sums of parts

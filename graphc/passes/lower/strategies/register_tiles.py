@@ -23,18 +23,15 @@ from graphc.ir.expr import Const, Expr, Index, Load, Reduce, call, cost, loads, 
 from graphc.ir.instructions import dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import (
-    Computation,
-    Lowered,
-    flat_buffer,
-    in_place_of_epilogue,
-)
-from graphc.passes.lower.matching.contraction import Match, converted, match_contraction, wide_sums
+from graphc.passes.analysis.computation import Computation, flat_buffer
+from graphc.passes.analysis.contraction import Match, match_contraction, wide_sums
+from graphc.passes.analysis.factors import converted
+from graphc.passes.analysis.spaces import balanced_tiles, merge_adjacent
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
 from graphc.passes.lower.strategies.column_operand import Panels, prepare_columns
 from graphc.passes.lower.strategies.reductions import strides_small
 from graphc.passes.lower.strategies.row_operand import CENTRES, prepare_rows, take_quads
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan, tile_plan
-from graphc.passes.lower.transforms.spaces import balanced_tiles, merge_adjacent
 
 PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
 LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns

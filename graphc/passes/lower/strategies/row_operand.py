@@ -17,9 +17,9 @@ from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, s
 from graphc.ir.instructions import LANES
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import bounds, simplify, to_poly
-from graphc.passes.lower.matching.contraction import Match
-from graphc.passes.lower.matching.window import Window, window
-from graphc.passes.lower.matching.zero_points import take_zero_points
+from graphc.passes.analysis.contraction import Match
+from graphc.passes.lower.transforms.window import Window, window
+from graphc.passes.lower.transforms.zero_points import take_zero_points
 
 LARGEST_COPY = 1 << 26  # elements
 CENTRES = {i8: -128}  # of bytes of `a`, which the multiplication takes into account

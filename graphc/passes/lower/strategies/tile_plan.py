@@ -9,9 +9,9 @@ from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.dtypes import DType, bf16, f16
 from graphc.ir.expr import Index, Load
 from graphc.ir.instructions import LANES
-from graphc.passes.lower.matching.contraction import Match
+from graphc.passes.analysis.contraction import Match
+from graphc.passes.analysis.spaces import merge_adjacent
 from graphc.passes.lower.strategies.row_operand import separable
-from graphc.passes.lower.transforms.spaces import merge_adjacent
 
 
 @dataclass(frozen=True)

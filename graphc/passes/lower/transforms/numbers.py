@@ -20,7 +20,7 @@ import numpy as np
 from graphc.ir.dtypes import DType, boolean, i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, cast
 from graphc.ir.kernel import Buffer
-from graphc.passes.lower.computation import Computation
+from graphc.passes.analysis.computation import Computation
 
 DATA = ("add", "sub", "mul", "min", "max", "fma")  # operations whose numbers may be any
 OF_FLOATS = (*DATA, "div")

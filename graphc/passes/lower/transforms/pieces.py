@@ -10,7 +10,7 @@ from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, transform, walk
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify, to_poly
-from graphc.passes.lower.computation import Computation, Output
+from graphc.passes.analysis.computation import Computation, Output
 
 MAX_SEGMENTS = 256  # pieces that an iteration space is cut into
 AT_ONCE = 16  # pieces for which expressions are first narrowed together, if there are many

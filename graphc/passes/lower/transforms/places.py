@@ -24,7 +24,7 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer
-from graphc.passes.lower.computation import Computation, Output, loop_indices
+from graphc.passes.analysis.computation import Computation, Output, loop_indices
 
 Tabled = tuple[Computation, list[Computation], list[Buffer]]
 SHARED = 4  # elements that are worth a table

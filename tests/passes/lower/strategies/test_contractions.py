@@ -8,8 +8,8 @@ from differential import build, check, floats, program_of
 
 from graphc.ir import dtypes
 from graphc.ir.text.printer import print_kernel
+from graphc.passes.analysis.spaces import balanced_tiles
 from graphc.passes.lower.strategies import register_tiles
-from graphc.passes.lower.transforms.spaces import balanced_tiles
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -6,7 +6,7 @@ from differential import build, check, program_of
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Index, Load, Reduce, cast, walk
 from graphc.ir.kernel import Buffer
-from graphc.passes.lower.computation import Computation, Output
+from graphc.passes.analysis.computation import Computation, Output
 from graphc.passes.lower.transforms.numbers import with_numbers_read
 
 I, K = Index("i0", 8), Index("k", 8)

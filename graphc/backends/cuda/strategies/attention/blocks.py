@@ -28,8 +28,7 @@ from graphc.ir.dtypes import bf16, f16, f32, i32, i64
 from graphc.ir.expr import Call, Const, Expr, as_expr, call, cast, select, substitute
 from graphc.ir.kernel import Alloc, Buffer, For, Index, Intrin, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import flat_buffer
-from graphc.passes.lower.matching.attention import (
+from graphc.passes.analysis.attention import (
     LARGEST,
     PRODUCT,
     RESULT,
@@ -39,8 +38,9 @@ from graphc.passes.lower.matching.attention import (
     inputs_used,
     last_key,
 )
+from graphc.passes.analysis.computation import flat_buffer
+from graphc.passes.analysis.spaces import merge_adjacent
 from graphc.passes.lower.strategies.nest import Point
-from graphc.passes.lower.transforms.spaces import merge_adjacent
 
 NOTHING = Const(-math.inf, f32)
 

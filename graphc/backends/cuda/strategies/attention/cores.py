@@ -21,9 +21,10 @@ from graphc.ir.dtypes import f32, i64, u32
 from graphc.ir.expr import Const, Expr, Load, bitcast
 from graphc.ir.kernel import Barrier, Buffer, Intrin
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.matching.attention import Attention, match_attention
-from graphc.passes.lower.transforms.spaces import count
+from graphc.passes.analysis.attention import Attention, match_attention
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.spaces import count
+from graphc.passes.lower.lowered import Lowered
 
 LOG2_E = math.log2(math.e)
 QUAD = 4  # lanes that share a row

@@ -36,8 +36,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Barrier, Buffer, Intrin
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
-from graphc.passes.lower.matching.attention import (
+from graphc.passes.analysis.attention import (
     LARGEST,
     RESULT,
     SUM,
@@ -45,8 +44,10 @@ from graphc.passes.lower.matching.attention import (
     Attention,
     match_attention,
 )
+from graphc.passes.analysis.computation import Computation, Output, flat_buffer
+from graphc.passes.analysis.spaces import count
+from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.strategies.nest import NestOptions, lower_nest
-from graphc.passes.lower.transforms.spaces import count
 
 THREADS = 128
 MOST_ROWS = 8

@@ -17,9 +17,10 @@ from graphc.ir.dtypes import f32
 from graphc.ir.expr import Expr, call, cast
 from graphc.ir.kernel import Barrier, Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.matching.attention import Attention, match_attention
-from graphc.passes.lower.transforms.spaces import count
+from graphc.passes.analysis.attention import Attention, match_attention
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.spaces import count
+from graphc.passes.lower.lowered import Lowered
 
 SIDE = 16  # threads along rows, and along keys or columns
 WIDEST = 256  # depth and columns

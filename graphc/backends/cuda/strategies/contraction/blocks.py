@@ -31,9 +31,9 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Alloc, Buffer, For, If, Intrin, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
-from graphc.passes.lower.computation import flat_buffer
-from graphc.passes.lower.matching.contraction import Match
-from graphc.passes.lower.transforms.spaces import merge_adjacent
+from graphc.passes.analysis.computation import flat_buffer
+from graphc.passes.analysis.contraction import Match
+from graphc.passes.analysis.spaces import merge_adjacent
 
 AT_ONCE = 128  # blocks that run at once, roughly
 

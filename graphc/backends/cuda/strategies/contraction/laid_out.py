@@ -27,7 +27,8 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.matching.contraction import Match, is_below_a_byte
+from graphc.passes.analysis.contraction import Match
+from graphc.passes.analysis.factors import is_below_a_byte
 
 
 def lay_out_constant(match: Match, kind: Kind, across: bool = False) -> bool:

@@ -23,10 +23,11 @@ from graphc.backends.cuda.strategies.contraction.warps import WARP_TILES, Warps
 from graphc.backends.cuda.strategies.contraction.words import KINDS, Kind, narrow
 from graphc.ir.dtypes import f32, i32
 from graphc.ir.kernel import Kernel
-from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.matching.contraction import Match, match_contraction, wide_sums
-from graphc.passes.lower.matching.zero_points import take_zero_points
-from graphc.passes.lower.transforms.spaces import count
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.contraction import Match, match_contraction, wide_sums
+from graphc.passes.analysis.spaces import count
+from graphc.passes.lower.lowered import Lowered
+from graphc.passes.lower.transforms.zero_points import take_zero_points
 
 MIN_DEPTH = 16  # products to sum
 MIN_ROWS, MIN_COLUMNS = 8, 8  # below which a fragment is mostly empty

@@ -16,9 +16,10 @@ from graphc.backends.cuda.strategies.rows.nest import lower_rows
 from graphc.backends.cuda.strategies.rows.parts import cut_evenly, in_parts
 from graphc.ir.dtypes import f32, f64, i32
 from graphc.ir.expr import Reduce, walk
-from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.matching.contraction import Match, match_contraction, wide_sums
-from graphc.passes.lower.transforms.spaces import count
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.contraction import Match, match_contraction, wide_sums
+from graphc.passes.analysis.spaces import count
+from graphc.passes.lower.lowered import Lowered
 
 SIDE = 32  # rows and columns of a small tile
 THREADS = 256  # outputs of a block that computes one per thread

@@ -48,9 +48,10 @@ from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Expr, call
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Lowered
-from graphc.passes.lower.matching.contraction import match_contraction, wide_sums
-from graphc.passes.lower.transforms.spaces import count
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.contraction import match_contraction, wide_sums
+from graphc.passes.analysis.spaces import count
+from graphc.passes.lower.lowered import Lowered
 
 MIN_DEPTH = 8  # products to sum
 MIN_SIDE = 8  # rows and columns, below which a tile is mostly empty

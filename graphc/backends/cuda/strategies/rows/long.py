@@ -26,9 +26,10 @@ from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Index, Reduce, free_indices, loads, substitute, walk
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
+from graphc.passes.analysis.computation import Computation, Output, flat_buffer
+from graphc.passes.analysis.spaces import merge_reductions, shapes_of
+from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.strategies.reductions import ready_reductions
-from graphc.passes.lower.transforms.spaces import merge_reductions, shapes_of
 
 IDLE = 5  # parts of the GPU, of which a grid that is cut leaves all but one idle
 PART = 256  # elements of a part, at least

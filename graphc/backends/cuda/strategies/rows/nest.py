@@ -56,7 +56,8 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Alloc, Barrier, Buffer, For, Intrin, Kernel, Let
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Lowered, flops, in_place
+from graphc.passes.analysis.computation import Computation, flops
+from graphc.passes.lower.lowered import Lowered, in_place
 from graphc.passes.lower.strategies.nest import Nest, NestOptions, Point
 from graphc.passes.lower.strategies.reductions import combined
 

@@ -19,9 +19,10 @@ from graphc.ir.addresses import flatten_loads
 from graphc.ir.expr import Call, Expr, Index, Reduce, cast, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Lowered, Output
+from graphc.passes.analysis.computation import Computation, Output
+from graphc.passes.analysis.spaces import shapes_of
+from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.strategies.nest import NestOptions, lower_nest
-from graphc.passes.lower.transforms.spaces import shapes_of
 
 ALIGNED = 16  # elements of which parts have a multiple, if they are neighbours in memory
 SLACK = 4  # times that a part is longer than what is left, at least

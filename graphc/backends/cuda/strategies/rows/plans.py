@@ -27,9 +27,9 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation, Output, flat_buffer
+from graphc.passes.analysis.computation import Computation, Output, flat_buffer
+from graphc.passes.analysis.spaces import shapes_of
 from graphc.passes.lower.strategies.nest import Point
-from graphc.passes.lower.transforms.spaces import shapes_of
 
 BLOCK = 128  # threads of a block whose rows belong to warps or parts of them
 SHORT_ROW = 1024  # elements that a warp reduces by itself

@@ -25,7 +25,6 @@ from contextlib import contextmanager
 
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.vectors import compute_points, each_neighbour, read_neighbours
-from graphc.backends.cuda.strategies.windows.matching import Windows, match_windows
 from graphc.backends.cuda.strategies.windows.patches import Patch, best_patch
 from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
@@ -44,11 +43,13 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
-from graphc.passes.lower.computation import Computation, Lowered, Output, flat_buffer
-from graphc.passes.lower.matching.contraction import wide_sums
+from graphc.passes.analysis.computation import Computation, Output, flat_buffer
+from graphc.passes.analysis.contraction import wide_sums
+from graphc.passes.analysis.spaces import count, shapes_of
+from graphc.passes.analysis.windows import Windows, match_windows
+from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.strategies.nest import Point
 from graphc.passes.lower.strategies.reductions import combined
-from graphc.passes.lower.transforms.spaces import count, shapes_of
 
 
 def lower_windows(

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import VECTOR_BYTES, Machine
-from graphc.backends.cuda.strategies.windows.matching import Windows
 from graphc.ir.expr import Index, cost, loads
-from graphc.passes.lower.transforms.spaces import count
+from graphc.passes.analysis.spaces import count
+from graphc.passes.analysis.windows import Windows
 
 MAX_CHANNELS = 8  # of a patch
 PATCHES = (1, 2, 4, 7, 8)  # outputs along a dimension

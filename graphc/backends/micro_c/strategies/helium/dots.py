@@ -13,13 +13,13 @@ from graphc.backends.micro_c.intrinsics import dot16, sum16
 from graphc.backends.micro_c.strategies.helium.levels import Level
 from graphc.backends.micro_c.strategies.helium.matching import unguarded
 from graphc.backends.micro_c.strategies.helium.sums import Emitter, moved
-from graphc.backends.micro_c.strategies.products import centred_byte
 from graphc.backends.micro_c.vectors import BYTES, LANES
 from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
+from graphc.passes.analysis.factors import centred_byte
 
 
 class Dots(Emitter):

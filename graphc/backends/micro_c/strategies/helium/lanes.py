@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from graphc.backends.micro_c.strategies.helium.levels import Level
 from graphc.backends.micro_c.strategies.helium.starts import last_column
 from graphc.backends.micro_c.strategies.helium.sums import Emitter, HeliumOptions, moved
-from graphc.backends.micro_c.strategies.products import ProductMatch
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.transforms.guards import guard_atoms
+from graphc.passes.analysis.guards import guard_atoms
+from graphc.passes.analysis.weighted import ProductMatch
 
 
 class Lanes(Emitter):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from graphc.backends.micro_c.strategies.products import ProductMatch, centred_byte
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.transforms.guards import guard_atoms
+from graphc.passes.analysis.factors import centred_byte
+from graphc.passes.analysis.guards import guard_atoms
+from graphc.passes.analysis.weighted import ProductMatch
 
 SHORT_ROW = 12  # bytes in a row, below which lanes are faster than dots
 

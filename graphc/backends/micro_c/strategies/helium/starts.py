@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable
 
 from graphc.backends.micro_c.strategies.helium.matching import guarded_indices
-from graphc.backends.micro_c.strategies.products import ProductMatch, interior
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import DType, i32, i64
 from graphc.ir.expr import Const, Expr, Index, Load, call, reduce, select, substitute
 from graphc.ir.kernel import Buffer
-from graphc.passes.lower.transforms.guards import guard_atoms
+from graphc.passes.analysis.guards import guard_atoms
+from graphc.passes.analysis.weighted import ProductMatch, interior
 
 LEAST_TABLE = 2048  # bytes of starts that are always worth it
 

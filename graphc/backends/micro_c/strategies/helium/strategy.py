@@ -12,8 +12,9 @@ from graphc.backends.micro_c.strategies.helium.dots import Dots
 from graphc.backends.micro_c.strategies.helium.lanes import Lanes
 from graphc.backends.micro_c.strategies.helium.matching import has_byte_rows, problem
 from graphc.backends.micro_c.strategies.helium.sums import HeliumOptions
-from graphc.backends.micro_c.strategies.products import match_product
-from graphc.passes.lower.computation import Computation, Lowered
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.weighted import match_product
+from graphc.passes.lower.lowered import Lowered
 
 MIN_DEPTH = 2  # products summed, below which a plain nest does as well
 

@@ -18,7 +18,6 @@ from graphc.backends.micro_c.intrinsics import MicroPrinter
 from graphc.backends.micro_c.strategies.helium.levels import Level, conjunction, merged
 from graphc.backends.micro_c.strategies.helium.matching import element, unguarded
 from graphc.backends.micro_c.strategies.helium.starts import Starts
-from graphc.backends.micro_c.strategies.products import ProductMatch, centred_byte, interior
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.addresses import is_affine_in, unflatten_loads
 from graphc.ir.dtypes import DType, i32, i64
@@ -37,10 +36,13 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
+from graphc.passes.analysis.computation import Computation, flat_buffer
+from graphc.passes.analysis.factors import centred_byte
+from graphc.passes.analysis.guards import guard_atoms
+from graphc.passes.analysis.spaces import balanced_tiles, shapes_of
+from graphc.passes.analysis.weighted import ProductMatch, interior
 from graphc.passes.kernel.prepare import prepare_kernel
-from graphc.passes.lower.computation import Computation, Lowered, flat_buffer, in_place_of_epilogue
-from graphc.passes.lower.transforms.guards import guard_atoms
-from graphc.passes.lower.transforms.spaces import balanced_tiles, shapes_of
+from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,16 @@ from graphc.ir.expr import (
     Call,
     Expr,
     Index,
-    Load,
     Reduce,
     cast,
     free_indices,
-    loads,
     substitute,
     transform,
     walk,
 )
 from graphc.ir.kernel import Buffer
-from graphc.passes.lower.computation import Computation
-from graphc.passes.lower.transforms.spaces import drop_units, shapes_of, split_divided
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.spaces import drop_units, shapes_of, split_divided
 
 
 @dataclass
@@ -139,20 +137,3 @@ def wide_sums(computation: Computation) -> Computation:
 
     outputs = tuple(replace(o, expr=transform(o.expr, widen)) for o in computation.outputs)
     return replace(computation, outputs=outputs)
-
-
-def converted(factor: Expr) -> Expr:
-    """What a factor is converted from, if it is a conversion."""
-    is_cast = isinstance(factor, Call) and factor.op.name == "cast"
-    return factor.args[0] if is_cast else factor  # type: ignore[attr-defined]
-
-
-def is_below_a_byte(factor: Expr, computation: Computation) -> bool:
-    """Whether a factor is made of constants that together take fewer bytes than it has elements: of
-    several codes to a byte, which are not to be stored apart."""
-    sources = {x.source for x in loads(factor)}
-    if isinstance(factor, Load) or not sources <= computation.constants:
-        return False
-    elements = math.prod(x.count for x in free_indices(factor))
-    read = (b for b in computation.inputs if b.name in sources)
-    return sum(b.dtype.size * math.prod(b.shape) for b in read) < elements

@@ -16,7 +16,7 @@ from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, select, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import bounds, from_poly, simplify, to_poly
-from graphc.passes.lower.computation import Computation
+from graphc.passes.analysis.computation import Computation
 
 Sum = frozenset[tuple[Index, int]]  # indices and what each is multiplied by
 LONGEST = 1 << 24  # extent of a dimension

@@ -8,15 +8,14 @@ their own index in memory order. Ops become computations in compose.py; a strate
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from graphc.ir.addresses import flatten_index
 from graphc.ir.expr import (
     Call,
     Expr,
     Index,
-    Load,
     Reduce,
     cost,
     free_indices,
@@ -24,9 +23,8 @@ from graphc.ir.expr import (
     substitute,
     walk,
 )
-from graphc.ir.kernel import Buffer, Kernel
+from graphc.ir.kernel import Buffer
 from graphc.ir.operations import operations
-from graphc.ir.simplify import simplify
 from graphc.ir.types import TensorType
 
 
@@ -100,26 +98,6 @@ def loop_indices(extents: Sequence[int]) -> tuple[Index, ...]:
     return tuple(Index(f"o{d}", extent) for d, extent in enumerate(extents))
 
 
-@dataclass
-class Lowered:
-    """What a strategy returns: computations to run first (each filling a temporary), and a kernel.
-
-    The outputs of `prepare`, in order, are the first of `temporaries`, which later preparations may
-    read; a preparation that reads only constants is done at compile time. Other temporaries are
-    filled by the kernels of `before`, which run after the preparations, in order. `inplace` lists
-    (output, input) buffers that may share their memory. `flops`, and `read`, at most how many
-    elements of a buffer are read, where that is known, are for rooflines.
-    """
-
-    kernel: Kernel
-    prepare: list[Computation] = field(default_factory=list)
-    temporaries: list[Buffer] = field(default_factory=list)
-    before: list[Kernel] = field(default_factory=list)
-    inplace: list[tuple[str, str]] = field(default_factory=list)
-    flops: int = 0
-    read: Mapping[str, int] = field(default_factory=dict)
-
-
 def multiply_adds(part: Computation) -> int:
     """The products that the sums of products of a computation add."""
     sums = (n for o in part.outputs for n in walk(o.expr) if isinstance(n, Reduce))
@@ -128,43 +106,6 @@ def multiply_adds(part: Computation) -> int:
         for node in dict.fromkeys(sums)
         if node.op == "sum" and isinstance(node.body, Call) and node.body.op.name == "mul"
     )
-
-
-def in_place(part: Computation) -> list[tuple[str, str]]:
-    """Inputs that are read only at the very element that is being stored, by the only output.
-
-    An output of the same element size may then take the input's place.
-    """
-    if len(part.outputs) != 1:
-        return []
-    output = part.outputs[0]
-    here = flatten_index(output.index, output.extents)
-    reads: dict[str, list[Load]] = {}
-    for load in loads(output.expr):
-        reads.setdefault(load.source, []).append(load)
-    found = []
-    for buffer in part.inputs:
-        if buffer.dtype.size != output.buffer.dtype.size:
-            continue
-        if all(flatten_index(x.index, buffer.shape) is here for x in reads.get(buffer.name, ())):
-            found.append((output.buffer.name, buffer.name))
-    return found
-
-
-def in_place_of_epilogue(
-    output: Buffer, offset: Expr, epilogue: Sequence[Load], inputs: Iterable[Buffer],
-    operands: Set[str],
-) -> list[tuple[str, str]]:  # fmt: skip
-    """As `in_place`, of flat loads: inputs that an epilogue alone reads, not what it is of (the
-    `operands`), at the very offset that is stored."""
-    found = []
-    for buffer in inputs:
-        reads = [x for x in epilogue if x.source == buffer.name]
-        here = all(simplify(x.index[0]) is simplify(offset) for x in reads)
-        same_size = buffer.dtype.size == output.dtype.size
-        if reads and here and same_size and buffer.name not in operands:
-            found.append((output.name, buffer.name))
-    return found
 
 
 def flops(part: Computation) -> int:

@@ -19,7 +19,7 @@ from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
 from graphc.ir.simplify import simplify
 from graphc.ir.types import TensorType
-from graphc.passes.lower.computation import Computation, Output, physical_buffer
+from graphc.passes.analysis.computation import Computation, Output, physical_buffer
 
 
 def computation(op: Op) -> Computation:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, loads, substitute, walk
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation
-from graphc.passes.lower.transforms.spaces import drop_units, shapes_of, split_divided
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.spaces import drop_units, shapes_of, split_divided
 
 MOST_TAPS = 1024  # of a slide: positions are listed to estimate the time
 WIDE_GROUP = 16  # output channels of a group that fill a tile of a matrix product

@@ -29,10 +29,9 @@ from graphc.ir.expr import (
 )
 from graphc.ir.instructions import LANES
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation
-from graphc.passes.lower.matching.zero_points import centred
-from graphc.passes.lower.transforms.guards import guard_atoms
-from graphc.passes.lower.transforms.spaces import (
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.guards import guard_atoms
+from graphc.passes.analysis.spaces import (
     drop_units,
     merge_adjacent,
     shapes_of,
@@ -143,14 +142,6 @@ def _ordered(hole: Reduce, a: Expr, row: Index | None) -> list[Index]:
         return max((abs(is_affine_in(x.index[0], k) or 0) for x in loads(a)), default=0)
 
     return sorted(hole.axes, key=lambda k: (not bounded(k), -stride(k)))
-
-
-def centred_byte(factor: Expr) -> tuple[Load, int] | None:
-    """(load, centre) of a byte less a constant, widened to i32."""
-    found = centred(factor)
-    if found is None or not isinstance(found.byte, Load) or not isinstance(found.zero, Const):
-        return None
-    return found.byte, int(found.zero.value)
 
 
 def interior(row: Index, hole: Reduce) -> tuple[int, int]:

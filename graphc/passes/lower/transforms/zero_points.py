@@ -13,68 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from graphc.ir.dtypes import DType, i8, i32, u8
-from graphc.ir.expr import Call, Const, Expr, Index, cast, free_indices, select, substitute
+from graphc.ir.expr import Const, Expr, Index, cast, free_indices, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.matching.contraction import Match
-from graphc.passes.lower.matching.window_sums import sum_over_depth
+from graphc.passes.analysis.contraction import Match
+from graphc.passes.analysis.factors import Centred, centred, is_zero
+from graphc.passes.lower.transforms.window_sums import sum_over_depth
 
 BYTES = (i8, u8)
 NO_CENTRES: Mapping[DType, int] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Centred:
-    """A factor: a byte less a zero point, both as expressions."""
-
-    byte: Expr
-    zero: Expr
-
-    @property
-    def is_plain(self) -> bool:
-        return _is_zero(self.zero)
-
-    @property
-    def padding(self) -> Expr | None:
-        """The zero point as a byte, if it is the same everywhere."""
-        zero = self.zero
-        if isinstance(zero, Const):
-            return Const(zero.value, self.byte.dtype)
-        if free_indices(zero) or not isinstance(zero, Call) or zero.op.name != "cast":
-            return None
-        return zero.args[0] if zero.args[0].dtype is self.byte.dtype else None
-
-
-def centred(expr: Expr) -> Centred | None:
-    """A factor of int32 as a byte less a zero point; None if it is none."""
-    if isinstance(expr, Call) and expr.op.name == "select":
-        guard, value, other = expr.args
-        inner = centred(value)
-        padding = None if inner is None else inner.padding
-        if inner is None or padding is None or not _is_zero(other):
-            return None
-        return Centred(select(guard, inner.byte, padding), inner.zero)
-    if not isinstance(expr, Call) or expr.dtype is not i32:
-        return None
-    if expr.op.name == "cast":
-        byte = expr.args[0]
-        return Centred(byte, Const(0, i32)) if byte.dtype in BYTES else None
-    if expr.op.name != "sub":
-        return None
-    inner, zero = centred(expr.args[0]), expr.args[1]
-    if inner is None or not inner.is_plain:
-        return None
-    if isinstance(zero, Const) and not inner.byte.dtype.min <= zero.value <= inner.byte.dtype.max:
-        return None
-    return Centred(inner.byte, zero)
-
-
-def _is_zero(expr: Expr) -> bool:
-    return isinstance(expr, Const) and expr.value == 0
 
 
 def take_zero_points(
@@ -94,11 +44,11 @@ def take_zero_points(
     centre = centres.get(a.byte.dtype, 0)
     x, y = simplify(a.zero - centre), b.zero
     total: Expr = match.hole
-    if not _is_zero(x):
+    if not is_zero(x):
         total = total - _times_sums(match, b.byte, 0, x, "column_sums")
-    if not _is_zero(y):
+    if not is_zero(y):
         total = total - _times_sums(match, a.byte, centre, y, "row_sums")
-    if not _is_zero(x) and not _is_zero(y):
+    if not is_zero(x) and not is_zero(y):
         total = total + x * y * math.prod(k.count for k in match.depth)
     match.a, match.b = cast(a.byte, i32), cast(b.byte, i32)
     match.exprs = [substitute(e, {match.hole: total}) for e in match.exprs]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from graphc.ir.dtypes import boolean
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, free_indices, select
 from graphc.ir.kernel import Buffer
-from graphc.passes.lower.matching.contraction import Match
+from graphc.passes.analysis.contraction import Match
 
 WORTH = 1 << 16  # additions saved that pay for one kernel more
 

@@ -36,9 +36,9 @@ from graphc.ir.expr import (
 from graphc.ir.kernel import Buffer
 from graphc.ir.ops.casts import half_added, tf32_cut, tf32_rounded
 from graphc.ir.simplify import simplify
-from graphc.passes.lower.computation import Computation
-from graphc.passes.lower.transforms.guards import conjuncts
-from graphc.passes.lower.transforms.spaces import drop_units, shapes_of, split_divided
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.guards import conjuncts
+from graphc.passes.analysis.spaces import drop_units, shapes_of, split_divided
 
 PRODUCT, LARGEST, TOTAL, SUM, RESULT = (
     Ref(name, f32) for name in ("product", "largest", "total", "sum", "result")

@@ -6,10 +6,10 @@ from graphc.ir.addresses import flatten_index
 from graphc.ir.expr import Const, Load
 from graphc.ir.graph import Value
 from graphc.ir.simplify import bounds, simplify
-from graphc.passes import structure
-from graphc.passes.lower.compose import computation, input_names
-from graphc.passes.lower.computation import Computation
-from graphc.passes.lower.transforms.spaces import drop_units
+from graphc.passes.analysis import structure
+from graphc.passes.analysis.compose import computation, input_names
+from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.spaces import drop_units
 
 
 def view_of(part: Computation) -> tuple[str, int] | None:

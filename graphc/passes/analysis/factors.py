@@ -1,0 +1,88 @@
+"""What a factor of a product is: a conversion, a byte less a zero point, or codes below a byte."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from graphc.ir.dtypes import i8, i32, u8
+from graphc.ir.expr import Call, Const, Expr, Load, free_indices, loads, select
+from graphc.passes.analysis.computation import Computation
+
+BYTES = (i8, u8)
+
+
+@dataclass(frozen=True)
+class Centred:
+    """A factor: a byte less a zero point, both as expressions."""
+
+    byte: Expr
+    zero: Expr
+
+    @property
+    def is_plain(self) -> bool:
+        return is_zero(self.zero)
+
+    @property
+    def padding(self) -> Expr | None:
+        """The zero point as a byte, if it is the same everywhere."""
+        zero = self.zero
+        if isinstance(zero, Const):
+            return Const(zero.value, self.byte.dtype)
+        if free_indices(zero) or not isinstance(zero, Call) or zero.op.name != "cast":
+            return None
+        return zero.args[0] if zero.args[0].dtype is self.byte.dtype else None
+
+
+def centred(expr: Expr) -> Centred | None:
+    """A factor of int32 as a byte less a zero point; None if it is none."""
+    if isinstance(expr, Call) and expr.op.name == "select":
+        guard, value, other = expr.args
+        inner = centred(value)
+        padding = None if inner is None else inner.padding
+        if inner is None or padding is None or not is_zero(other):
+            return None
+        return Centred(select(guard, inner.byte, padding), inner.zero)
+    if not isinstance(expr, Call) or expr.dtype is not i32:
+        return None
+    if expr.op.name == "cast":
+        byte = expr.args[0]
+        return Centred(byte, Const(0, i32)) if byte.dtype in BYTES else None
+    if expr.op.name != "sub":
+        return None
+    inner, zero = centred(expr.args[0]), expr.args[1]
+    if inner is None or not inner.is_plain:
+        return None
+    if isinstance(zero, Const) and not inner.byte.dtype.min <= zero.value <= inner.byte.dtype.max:
+        return None
+    return Centred(inner.byte, zero)
+
+
+def is_zero(expr: Expr) -> bool:
+    """Whether an expression is the number 0."""
+    return isinstance(expr, Const) and expr.value == 0
+
+
+def centred_byte(factor: Expr) -> tuple[Load, int] | None:
+    """(load, centre) of a byte less a constant, widened to i32."""
+    found = centred(factor)
+    if found is None or not isinstance(found.byte, Load) or not isinstance(found.zero, Const):
+        return None
+    return found.byte, int(found.zero.value)
+
+
+def converted(factor: Expr) -> Expr:
+    """What a factor is converted from, if it is a conversion."""
+    is_cast = isinstance(factor, Call) and factor.op.name == "cast"
+    return factor.args[0] if is_cast else factor  # type: ignore[attr-defined]
+
+
+def is_below_a_byte(factor: Expr, computation: Computation) -> bool:
+    """Whether a factor is made of constants that together take fewer bytes than it has elements: of
+    several codes to a byte, which are not to be stored apart."""
+    sources = {x.source for x in loads(factor)}
+    if isinstance(factor, Load) or not sources <= computation.constants:
+        return False
+    elements = math.prod(x.count for x in free_indices(factor))
+    read = (b for b in computation.inputs if b.name in sources)
+    return sum(b.dtype.size * math.prod(b.shape) for b in read) < elements

@@ -1,0 +1,69 @@
+"""What a strategy gives: the lowered form of a computation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from graphc.ir.addresses import flatten_index
+from graphc.ir.expr import Expr, Load, loads
+from graphc.ir.kernel import Buffer, Kernel
+from graphc.ir.simplify import simplify
+from graphc.passes.analysis.computation import Computation
+
+
+@dataclass
+class Lowered:
+    """What a strategy returns: computations to run first (each filling a temporary), and a kernel.
+
+    The outputs of `prepare`, in order, are the first of `temporaries`, which later preparations may
+    read; a preparation that reads only constants is done at compile time. Other temporaries are
+    filled by the kernels of `before`, which run after the preparations, in order. `inplace` lists
+    (output, input) buffers that may share their memory. `flops`, and `read`, at most how many
+    elements of a buffer are read, where that is known, are for rooflines.
+    """
+
+    kernel: Kernel
+    prepare: list[Computation] = field(default_factory=list)
+    temporaries: list[Buffer] = field(default_factory=list)
+    before: list[Kernel] = field(default_factory=list)
+    inplace: list[tuple[str, str]] = field(default_factory=list)
+    flops: int = 0
+    read: Mapping[str, int] = field(default_factory=dict)
+
+
+def in_place(part: Computation) -> list[tuple[str, str]]:
+    """Inputs that are read only at the very element that is being stored, by the only output.
+
+    An output of the same element size may then take the input's place.
+    """
+    if len(part.outputs) != 1:
+        return []
+    output = part.outputs[0]
+    here = flatten_index(output.index, output.extents)
+    reads: dict[str, list[Load]] = {}
+    for load in loads(output.expr):
+        reads.setdefault(load.source, []).append(load)
+    found = []
+    for buffer in part.inputs:
+        if buffer.dtype.size != output.buffer.dtype.size:
+            continue
+        if all(flatten_index(x.index, buffer.shape) is here for x in reads.get(buffer.name, ())):
+            found.append((output.buffer.name, buffer.name))
+    return found
+
+
+def in_place_of_epilogue(
+    output: Buffer, offset: Expr, epilogue: Sequence[Load], inputs: Iterable[Buffer],
+    operands: Set[str],
+) -> list[tuple[str, str]]:  # fmt: skip
+    """As `in_place`, of flat loads: inputs that an epilogue alone reads, not what it is of (the
+    `operands`), at the very offset that is stored."""
+    found = []
+    for buffer in inputs:
+        reads = [x for x in epilogue if x.source == buffer.name]
+        here = all(simplify(x.index[0]) is simplify(offset) for x in reads)
+        same_size = buffer.dtype.size == output.dtype.size
+        if reads and here and same_size and buffer.name not in operands:
+            found.append((output.name, buffer.name))
+    return found
