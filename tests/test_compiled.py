@@ -17,7 +17,7 @@ from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
 from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import TensorType
-from graphc.passes.fusion.grouping import LONGEST
+from graphc.passes.fusion.legality import LONGEST
 from graphc.passes.specialise import specialise
 from graphc.runtime import execution
 from graphc.runtime.compiled import CompiledModel

@@ -11,7 +11,7 @@ from graphc.driver import PROGRAMS, cpu_program
 from graphc.ir.graph import NEAR, Graph, Op, constant_op
 from graphc.ir.interp import interpret
 from graphc.ir.text.parser import parse_graph
-from graphc.passes.fusion.grouping import LARGEST, WIDEST
+from graphc.passes.fusion.legality import LARGEST, WIDEST
 from graphc.passes.rules.operands import MOST
 
 X = np.linspace(-1, 1, 4, dtype=np.float32).reshape(1, 4)

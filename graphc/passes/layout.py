@@ -31,6 +31,7 @@ from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 
 IMAGE = 4  # the least rank of images
+VIEWED = "it is then a view of what it moves, and nothing is copied"
 
 
 def assign_layouts(graph: Graph, ctx: Context | None = None, rows: bool = False) -> bool:
@@ -44,10 +45,15 @@ def assign_layouts(graph: Graph, ctx: Context | None = None, rows: bool = False)
         if op.name == "Constant":
             continue
         if not structure.has_body(op):
-            _row_major_operands(graph, op)
+            _row_major_operands(graph, op, ctx)
             continue
         for n, value in enumerate(op.outputs):
-            layout = _effective(_choose(op, n, rows), value)
+            choice, why = _choose(op, n, rows)
+            layout = _effective(choice, value)
+            if ctx.journal is not None:
+                same = choice is not None and layout is None  # but for dims of 1
+                why = f"{why}, which is the same here" if same else why
+                ctx.journal.decide("layout", op, f"{value.name}: {_told(value, layout, why)}")
             if layout is not None and ctx.spend("layout", op):
                 value.type = value.tensor.with_layout(layout)
                 changed = changed or value.tensor.layout is not None
@@ -62,7 +68,16 @@ def _effective(layout: Layout | None, value: Value) -> Layout | None:
     return layout if long != sorted(long) else None
 
 
-def _row_major_operands(graph: Graph, op: Op) -> None:
+def _told(value: Value, layout: Layout | None, why: str) -> str:
+    """A layout in words: the order of the dims in memory, and why."""
+    dims = value.tensor.dims
+    if layout is None:
+        return f"row-major {list(dims)}, as {why}"
+    order = ", ".join(f"{d} ({dims[d]})" for d in layout.order)
+    return f"dims in memory in the order {order}, as {why}"
+
+
+def _row_major_operands(graph: Graph, op: Op, ctx: Context) -> None:
     for position, value in enumerate(op.inputs):
         if value is None or not isinstance(value.type, TensorType) or value.type.layout is None:
             continue
@@ -71,19 +86,27 @@ def _row_major_operands(graph: Graph, op: Op) -> None:
         copy.output.type = value.type.with_layout(None)
         graph.insert_before(op, copy)
         op.set_input(position, copy.output)
+        if ctx.journal is not None:
+            text = f"{value.name}: copied in row-major order, in which {op.name} reads memory"
+            ctx.journal.decide("layout", op, text)
 
 
-def _choose(op: Op, output: int, rows: bool) -> Layout | None:
+def _choose(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
+    """The layout of an output, None for row-major, and why."""
     value = op.outputs[output]
-    if value.tensor.rank < 3 or not value.tensor.is_static or 0 in value.tensor.dims:
-        return None
+    if value.tensor.rank < 3:
+        return None, "fewer than three dims have no other order that would help"
+    if not value.tensor.is_static or 0 in value.tensor.dims:
+        return None, "it has no elements, or no fixed shape"
     if structure.is_movement(op):
         return _movement_layout(op, value)
-    return _weights_last(op, output, rows) or _inherited(op, value)
+    layout, why = _weights_last(op, output, rows)
+    return (layout, why) if layout is not None else _inherited(op, value, why)
 
 
-def _weights_last(op: Op, output: int, rows: bool) -> Layout | None:
+def _weights_last(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
     """Output dims that the constant factor of a sum of products depends on, moved innermost."""
+    why_not = ""
     for r in (x for x in walk(op_body(op, output)) if isinstance(x, Reduce)):
         body = r.body
         if r.op != "sum" or not (isinstance(body, Call) and body.op.name == "mul"):
@@ -94,14 +117,16 @@ def _weights_last(op: Op, output: int, rows: bool) -> Layout | None:
                 continue
             last = [d for d, x in enumerate(index) if x in free_indices(factor)]
             if last and index[-1] not in free_indices(factor):
-                few = math.prod(dims[d] for d in last) <= structure.FEW_CHANNELS
-                if few and _runs_along(op, data, index):
+                count = math.prod(dims[d] for d in last)
+                if count <= structure.FEW_CHANNELS and _runs_along(op, data, index):
+                    why_not = f"with {count} channels, sums are vectors along the last dim"
                     continue
                 if rows and _is_depthwise(op, data, index, last):
+                    why_not = "each channel is a convolution of its own, of rows as they lie"
                     continue
                 rest = [d for d in range(len(index)) if d not in last]
-                return Layout((*rest, *last))
-    return None
+                return Layout((*rest, *last)), "sums are vectors over the dims of the weights"
+    return None, why_not
 
 
 def _runs_along(op: Op, data: Expr, index: Sequence[Expr]) -> bool:
@@ -155,8 +180,9 @@ def _is_constant(op: Op, load: Load) -> bool:
     return value is not None and value.constant is not None
 
 
-def _inherited(op: Op, value: Value) -> Layout | None:
-    """The layout of the largest operand of the same rank that has one."""
+def _inherited(op: Op, value: Value, why: str) -> tuple[Layout | None, str]:
+    """The layout of the largest operand of the same rank that has one; without, it is row-major,
+    perhaps because of `why`."""
     laid_out = [
         v.tensor
         for v in op.inputs
@@ -164,12 +190,14 @@ def _inherited(op: Op, value: Value) -> Layout | None:
     ]
     best = max(laid_out, key=lambda t: t.size, default=None)
     others = [v.tensor for v in op.inputs if v is not None and v.constant is None]
-    if best is None or any(t.layout is None and t.size > best.size for t in others):
-        return None
-    return best.layout
+    if best is None:
+        return None, why or "no operand of this rank is stored otherwise"
+    if any(t.layout is None and t.size > best.size for t in others):
+        return None, "a larger operand is row-major"
+    return best.layout, "the largest operand is stored so"
 
 
-def _movement_layout(op: Op, value: Value) -> Layout | None:
+def _movement_layout(op: Op, value: Value) -> tuple[Layout | None, str]:
     """A layout in which the op is a view; else, at equal rank, its operand's."""
     body = op_body(op)
     assert isinstance(body, Load)
@@ -177,12 +205,15 @@ def _movement_layout(op: Op, value: Value) -> Layout | None:
     rank = value.tensor.rank
     last = Layout.channels_last(rank)
     if source.tensor.layout is None:
-        images = rank >= IMAGE and source.tensor.rank == rank
-        return last if images and _is_view(op, value, last) else None
+        if rank >= IMAGE and source.tensor.rank == rank and _is_view(op, value, last):
+            return last, VIEWED
+        return None, "what it moves is row-major"
     for layout in (None, last, _permuted(body, source, value)):
         if _is_view(op, value, layout):
-            return layout
-    return source.tensor.layout if source.tensor.rank == rank and _runs_in_order(body) else None
+            return layout, VIEWED
+    if source.tensor.rank == rank and _runs_in_order(body):
+        return source.tensor.layout, "what it moves is stored so"
+    return None, "no order of the dims makes it a view of what it moves"
 
 
 def _is_view(op: Op, value: Value, layout: Layout | None) -> bool:

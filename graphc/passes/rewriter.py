@@ -29,7 +29,9 @@ from graphc.passes.fold import Contents, FoldPolicy
 from graphc.passes.infer_types import become_constants
 from graphc.passes.manager.base import Pass, file_of, made_here, register_pass
 from graphc.passes.manager.context import Context
+from graphc.passes.manager.journal import UNREAD, subject
 from graphc.passes.pattern import Match, OpPattern, attribute
+from graphc.passes.reasons import Reason
 
 FEW = 8  # uses of a value up to which rules may look at them: all its users are near a change
 MANY = 64  # rewrites per op of the graph after which the rules are taken not to terminate
@@ -110,9 +112,9 @@ class Rewriter(Builder):
         self.made.append(result.producer)
         return result
 
-    def skip(self, reason: str) -> Any:
+    def skip(self, reason: str | Reason) -> Any:
         """Declines, and keeps the reason; None."""
-        self.ctx.diagnostics.decline(self.this.name, self.match.ops[-1].where(), reason)
+        self.ctx.decline(self.this.name, self.match.ops[-1], reason)
         return None
 
     def all_const(self, *values: Value | None) -> bool:
@@ -240,7 +242,8 @@ class _Driver:
         if results is None or not _may_replace(root, results):
             self.remove_dead(made)
             return False
-        self.ctx.spend(each.name, root)
+        stand = [v.producer for v in results if v.producer is not None]
+        self.ctx.spend(each.name, root, match.ops, stand)
         self.changed = True
         self.substitute(root, results, each)
         for op in made:
@@ -264,6 +267,8 @@ class _Driver:
 
     def remove(self, op: Op) -> None:
         """Erases an op without uses, and what only it used."""
+        if self.ctx.journal is not None:
+            self.ctx.journal.change(UNREAD, [subject(op)])
         sources = [v.producer for v in op.inputs if v is not None]
         op.erase()
         self.changed = True

@@ -23,7 +23,7 @@ def strategies(vector_bytes: int | None = None, registers: int | None = None) ->
         vector_bytes, registers, host.l2_bytes, widened=host.widened_floats
     )
     nest = NestOptions(vector_bytes=vector_bytes)
-    return [lambda c: lower_register_tiles(c, contraction), nest_strategy(nest)]
+    return [partial(lower_register_tiles, options=contraction), nest_strategy(nest)]
 
 
 def conventions(vector_bytes: int | None = None) -> Conventions:

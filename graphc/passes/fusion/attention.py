@@ -39,7 +39,7 @@ def fuse_attention(graph: Graph, ctx: Context, widest: int) -> bool:
                 changed = True
                 break
             if isinstance(found, str):
-                ctx.diagnostics.decline(RULE, op.where(), found)
+                ctx.decline(RULE, op, found)
             merged.drop_inputs()
     return changed
 

@@ -24,7 +24,12 @@ def fuse(
     ctx = ctx or Context()
     raise_scalars(graph, ctx, widening)
     clone_movement(graph, widening)
-    groups = [g for g in Grouping(graph, widening, columns).run() if ctx.spend("fuse", g.ops[-1])]
+    grouping = Grouping(graph, widening, columns)
+    grouping.asked = ctx.journal is not None
+    groups = [g for g in grouping.run() if ctx.spend("fuse", g.ops[-1], g.ops)]
+    for (op, maker), reason in grouping.apart.items():
+        if grouping.group[op] is not grouping.group[maker]:
+            ctx.decline("fuse", op, reason, maker)
     position = {op: n for n, op in enumerate(graph.ops)}
     for group in groups:
         members = sorted(group.ops, key=position.__getitem__)

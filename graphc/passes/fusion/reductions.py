@@ -16,7 +16,7 @@ from graphc.ir.expr import Expr, Index, Reduce, free_indices, loads, substitute,
 from graphc.ir.graph import Graph, Op, Value
 from graphc.passes.analysis import structure
 from graphc.passes.analysis.compose import computation, input_names
-from graphc.passes.fusion.grouping import WIDEST, space_of
+from graphc.passes.fusion.legality import WIDEST, space_of
 from graphc.passes.fusion.merge import merge_all
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context

@@ -19,7 +19,7 @@ from graphc.ir.graph import Graph, Op
 from graphc.passes.analysis import structure
 from graphc.passes.analysis.compose import computation
 from graphc.passes.analysis.views import view_of
-from graphc.passes.fusion.grouping import WIDEST
+from graphc.passes.fusion.legality import WIDEST
 from graphc.passes.fusion.merge import merge_all
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context

@@ -20,7 +20,8 @@ class Lowered:
     read; a preparation that reads only constants is done at compile time. Other temporaries are
     filled by the kernels of `before`, which run after the preparations, in order. `inplace` lists
     (output, input) buffers that may share their memory. `flops`, and `read`, at most how many
-    elements of a buffer are read, where that is known, are for rooflines.
+    elements of a buffer are read, where that is known, are for rooflines. `strategy` made it, after
+    others `declined`, each for a reason.
     """
 
     kernel: Kernel
@@ -30,6 +31,8 @@ class Lowered:
     inplace: list[tuple[str, str]] = field(default_factory=list)
     flops: int = 0
     read: Mapping[str, int] = field(default_factory=dict)
+    strategy: str = ""
+    declined: tuple[tuple[str, str], ...] = ()
 
 
 def in_place(part: Computation) -> list[tuple[str, str]]:

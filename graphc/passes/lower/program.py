@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -47,11 +48,21 @@ from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.storages import Call, Storages
 from graphc.passes.lower.transforms.numbers import Numbered, with_numbers_read
 from graphc.passes.lower.transforms.pieces import split_outputs
+from graphc.passes.manager.journal import Journal
 
 PREPARED = 1 << 24  # operations spent at compile time on what depends on constants alone
 WORTH = 256  # or so many per byte of these constants
 
+IMPERATIVE = "imperative"  # in place of a strategy: loops that the operator's definition gives
+COPY = "copy"  # likewise: a result that lies elsewhere is copied into its output
+
 Strategy = Callable[[Computation], "Lowered | str"]
+
+
+def strategy_name(strategy: Strategy) -> str:
+    """What a strategy is called: lower_NAME, perhaps with options bound."""
+    function = strategy.func if isinstance(strategy, partial) else strategy
+    return function.__name__.removeprefix("lower_")
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,7 @@ class Lowering:
     computed: dict[Op, Numbered] = field(default_factory=dict)
     own: list[Value] = field(default_factory=list)
     checks: list[tuple[Value, Check]] = field(default_factory=list)
+    journal: Journal | None = None
 
     def run(self) -> Program:
         """The program of the whole graph."""
@@ -160,7 +172,7 @@ class Lowering:
         whole, names = self.computed[op].computation, input_names(op)
         made = [
             output for output, value in zip(whole.outputs, op.outputs)
-            if not self.is_view(whole.restricted([output]), value, names)
+            if not self.is_view(op, whole.restricted([output]), value, names)
         ]  # fmt: skip
         if not made:
             return
@@ -191,9 +203,10 @@ class Lowering:
                   for b in each.kernel.params if b.access == access}  # fmt: skip
         kernel = replace(lowered[0].kernel, params=tuple(params.values()), body=body)
         read = sum((Counter(each.read) for each in lowered), Counter())
-        return Lowered(kernel, flops=sum(each.flops for each in lowered), read=read)
+        flops = sum(each.flops for each in lowered)
+        return Lowered(kernel, flops=flops, read=read, strategy=lowered[0].strategy)
 
-    def is_view(self, part: Computation, output: Value, names: dict[str, Value]) -> bool:
+    def is_view(self, op: Op, part: Computation, output: Value, names: dict[str, Value]) -> bool:
         """Whether the computation of an output is a piece of an operand, and so needs no kernel."""
         view = view_of(part)
         if view is None or output in self.storages.of_value:
@@ -204,6 +217,7 @@ class Lowering:
         if start % self.wanted.alignment:
             return False
         self.storages.alias(output, self.storages.of(value), start)
+        self.spare(op, f"{output.name} is part of the memory of {value.name}: it needs no kernel")
         return True
 
     def lower_computation(self, part: Computation, places: dict[str, str], known, op: Op) -> None:
@@ -216,24 +230,28 @@ class Lowering:
             places.update(self.prepare(filled, preparation, places, known, op))
         places.update((buffer.name, self.storages.temporary(buffer)) for buffer in temporaries)
         for kernel in lowered.before:
-            self.call(Lowered(kernel), places, op)
+            self.call(Lowered(kernel, strategy=lowered.strategy), places, op)
         self.call(lowered, places, op, multiply_adds(part))
 
     def choose(self, part: Computation) -> Lowered:
         """The first strategy's answer; equal computations (layer after layer) are lowered once."""
         if part not in self.chosen:
-            lowered, read = self._choose(part), elements_read(o.expr for o in part.outputs)
+            lowered, read = self.first(part), elements_read(o.expr for o in part.outputs)
             kernel = without_unread_inputs(lowered.kernel)
             self.chosen[part] = replace(lowered, kernel=kernel, read=read)
         return self.chosen[part]
 
-    def _choose(self, part: Computation) -> Lowered:
+    def first(self, part: Computation) -> Lowered:
+        """What the first strategy that takes a computation makes of it, and why others did not."""
+        declined: list[tuple[str, str]] = []
         for strategy in self.strategies:
             lowered = strategy(part)
             if config.debug() >= 4:
                 config.say(str(getattr(lowered, "kernel", f"{part.label}: {lowered}")))
+            name = strategy_name(strategy)
             if isinstance(lowered, Lowered):
-                return lowered
+                return replace(lowered, strategy=name, declined=tuple(declined))
+            declined.append((name, lowered))
         raise InternalError(f"no strategy took {part.label}")
 
     def prepare(
@@ -246,6 +264,7 @@ class Lowering:
             given = {n: self.storages.contents(places[n]) for n in reads}
             size = sum(array.nbytes for array in given.values())
             if work(preparation) <= max(PREPARED, WORTH * size):
+                self.spare(op, f"{preparation.label or 'a constant'} is computed while compiling")
                 return {b.name: self.pack(b, output, given, known)
                         for b, output in zip(buffers, preparation.outputs)}  # fmt: skip
         filled = {buffer.name: self.storages.temporary(buffer) for buffer in buffers}
@@ -268,6 +287,8 @@ class Lowering:
     def call(self, lowered: Lowered, places: dict[str, str], op: Op, macs: int = 0) -> None:
         """Adds a call of a kernel, its parameters in the storages that `places` names."""
         kernel = self.shared(lowered.kernel)
+        if self.journal is not None:
+            self.journal.chose(op, kernel.name, lowered.strategy, lowered.declined)
         arguments = tuple(places[b.name] for b in lowered.kernel.params)
         reads = tuple(places[b.name] for b in lowered.kernel.params if b.access != "out")
         writes = tuple(places[b.name] for b in lowered.kernel.params if b.access != "in")
@@ -323,7 +344,12 @@ class Lowering:
             places[SIZES] = self.sizes_output(kernel.params[-1], op)
         kernel, scratch = with_scratch(without_unread_inputs(kernel))
         places.update((buffer.name, self.storages.temporary(buffer)) for buffer in scratch)
-        self.call(Lowered(kernel), places, op)
+        self.call(Lowered(kernel, strategy=IMPERATIVE), places, op)
+
+    def spare(self, op: Op, note: str) -> None:
+        """Notes why something needs no kernel."""
+        if self.journal is not None:
+            self.journal.spare(op, note)
 
     def sizes_output(self, buffer: Buffer, op: Op) -> str:
         """An output after those of the graph, for the true sizes of an op's results."""
@@ -368,6 +394,8 @@ class Lowering:
         places = {"in0": self.storages.of(value), "out0": name}
         arguments = tuple(places[b.name] for b in kernel.params)  # what is empty is not read
         self.calls.append(Call(kernel.name, arguments, arguments[:-1], (name,), loc))
+        if self.journal is not None and value.producer is not None:
+            self.journal.chose(value.producer, kernel.name, COPY, ())
         return name
 
     # ---------------------------------------------------------------- the program
@@ -440,10 +468,11 @@ def lower(
     strategies: Sequence[Strategy],
     name: str = "model",
     wanted: Conventions | None = None,
+    journal: Journal | None = None,
 ) -> Program:
     """Lowers a static, decomposed graph; the first strategy that matches makes a kernel."""
     wanted = wanted or Conventions()
-    program = Lowering(graph, strategies, name, wanted).run()
+    program = Lowering(graph, strategies, name, wanted, journal=journal).run()
     if wanted.in_order:
         verify_program(program)
     return program

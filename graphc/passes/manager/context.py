@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from graphc import config
 from graphc.ir.graph import Op
+from graphc.passes.manager.journal import Journal, subject
+from graphc.passes.reasons import Reason
 
 
 @dataclass
@@ -53,7 +55,8 @@ class Context:
     """One compilation's settings and findings.
 
     `fuel` is the number of the first rewrite that must not happen (default: GRAPHC_FUEL; None:
-    all may). `options` holds what the user set for passes, by name.
+    all may). `options` holds what the user set for passes, by name. `journal`, if there is one,
+    takes down every decision and its reason.
     """
 
     def __init__(
@@ -62,7 +65,9 @@ class Context:
         options: dict[str, Any] | None = None,
         fuel: int | None = None,
         debug: int | None = None,
+        journal: Journal | None = None,
     ):
+        self.journal = journal
         self.target, self.options = target, dict(options or {})
         self.fuel = config.fuel() if fuel is None else fuel
         self.debug = config.debug() if debug is None else debug
@@ -74,8 +79,11 @@ class Context:
         """Whether the fuel allows no further rewrite."""
         return self.fuel is not None and self.rewrites + 1 >= self.fuel
 
-    def spend(self, rule: str, op: Op | str) -> bool:
-        """Whether the next rewrite may happen; if so it is counted and logged."""
+    def spend(
+        self, rule: str, op: Op | str, taken: Sequence[Op] = (), made: Sequence[Op] = ()
+    ) -> bool:
+        """Whether the next rewrite may happen; if so it is counted and logged. It is one of `op`
+        or, if more than one is `taken`, of these; `made` stand for them."""
         if self.exhausted:
             return False
         self.rewrites += 1
@@ -83,9 +91,17 @@ class Context:
         rewrite = Rewrite(self.rewrites, rule, where)
         self.diagnostics.fired[rule] += 1
         self.diagnostics.log.append(rewrite)
+        if self.journal is not None and not isinstance(op, str):
+            self.journal.change(rule, map(subject, taken or [op]), map(subject, made))
         if self.debug >= 5:
             config.say(str(rewrite))
         return True
+
+    def decline(self, rule: str, op: Op, reason: str | Reason, other: Op | None = None) -> None:
+        """Notes that a rule, or a fusion of `op` with another, does not happen, and why."""
+        self.diagnostics.decline(rule, op.where(), str(reason))
+        if self.journal is not None:
+            self.journal.decide(rule, op, reason, other)
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:

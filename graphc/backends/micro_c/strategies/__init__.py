@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from graphc.backends.micro_c.cpus import DEFAULT, Cpu, cpu_of
 from graphc.backends.micro_c.strategies.helium.strategy import lower_helium
@@ -20,9 +21,9 @@ def strategies(cpu: str = DEFAULT, small: bool = False) -> Sequence[Strategy]:
     less code."""
     target = cpu_of(cpu)
     options = small_tiles(target) if small else tile_options(target)
-    found: list[Strategy] = [lambda c: lower_tiles(c, options), nest_strategy(NestOptions())]
+    found: list[Strategy] = [partial(lower_tiles, options=options), nest_strategy(NestOptions())]
     if target.vectors:
-        found.insert(0, lambda c: lower_helium(c, HeliumOptions()))
+        found.insert(0, partial(lower_helium, options=HeliumOptions()))
     return found
 
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from graphc.passes.analysis.computation import Computation
-from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.program import Strategy
 from graphc.passes.lower.strategies.nest import NestOptions, lower_nest
 
 
 def nest_strategy(options: NestOptions) -> Strategy:
     """Loop nests; always matches."""
-
-    def strategy(computation: Computation) -> Lowered:
-        return lower_nest(computation, options)
-
-    return strategy
+    return partial(lower_nest, options=options)
 
 
 def plain_loops() -> Sequence[Strategy]:

@@ -1,0 +1,385 @@
+"""Which ops may share a kernel: predicates that return None for yes, or the reason why not.
+
+Legality is about dependences (a group must not depend on itself through an outside op) and about
+spaces (values that leave a group must share one shape, or the kernel would be computed twice).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from graphc.ir.expr import cost, loads
+from graphc.ir.graph import Op, Region, Value
+from graphc.ir.infer import op_body
+from graphc.passes.analysis import structure
+from graphc.passes.fusion.merge import results_of
+from graphc.passes.fusion.movements import is_for_readers, is_only_read_by, is_scalar
+from graphc.passes.reasons import Reason
+
+CHEAP = 6  # cost per element up to which recomputing beats storing
+ROWS = 64  # cost per element up to which each pass over rows computes them again
+LONGEST = 64  # ops in a row in one group: their bodies become one expression, that deep
+LARGEST = 256  # ops in one group
+WIDEST = 256  # values that one group reads or gives to others: parameters of a kernel
+FEW = 16  # ops of a group of which any number may be stored
+WINDED = 4  # times that an op of a larger group is computed on average
+REPEATS = 2  # doublings of work in one group
+FARTHEST = 4096  # ops looked at to tell whether a group depends on another; beyond, it may
+
+ANCHORS = {
+    "map": "elementwise", "row": "a reduction over rows", "window": "a reduction over windows",
+    "contraction": "a sum of products", "opaque": "not given by an expression per element",
+}  # fmt: skip
+TOO_MANY = Reason(f"the kernel would hold more than {LARGEST} operators")
+TOO_WIDE = Reason(f"the kernel would read and write more than {WIDEST} tensors")
+TOO_DEEP = Reason(f"more than {LONGEST} operators in a row would become one expression")
+WORDY = Reason("so many of the group's values are stored that each would be computed several times")
+
+
+@dataclass(eq=False)
+class Group:
+    """Ops to be fused. `space` is the shape (and layout) of what it computes per element."""
+
+    ops: list[Op]
+    anchor: str  # map, row, window, contraction
+    space: tuple
+    number: int  # of its first op, in the order in which they are placed
+    rows: frozenset[int] = frozenset()  # physical dims reduced, in a row group
+    repeats: int = 0  # how often in a row what was absorbed is computed at several indices
+
+
+def space_of(value: Value) -> tuple:
+    """The shape and layout of what is computed per element."""
+    return (value.tensor.dims, value.tensor.layout)
+
+
+class Legality:
+    """Judges groups of one region. `widening`: conversions to wider floats are for readers.
+    `columns`: rows need not be contiguous."""
+
+    def __init__(self, region: Region, widening: bool = False, columns: bool = False):
+        self.region, self.widening, self.columns = region, widening, columns
+        self.results = set(region.results)
+        self.group: dict[Op, Group] = {}
+        self.depth: dict[Op, int] = {}  # ops of the group on the longest way to an op, and itself
+
+    def depth_in(self, group: Group, op: Op) -> int:
+        """The depth of an op as a member of a group."""
+        members = [op.inputs[n].producer for n in self.read_operands(op, group)]  # type: ignore[union-attr]
+        return 1 + max((self.depth[member] for member in members if member), default=0)
+
+    def producers(self, op: Op) -> list[Group]:
+        """The groups that make operands of an op."""
+        made = (v.producer for v in op.inputs if v is not None)
+        return list(dict.fromkeys(self.group[p] for p in made if p in self.group))
+
+    def read_operands(self, op: Op, group: Group) -> list[int]:
+        """The positions of the operands that a group makes."""
+        return [
+            n for n, v in enumerate(op.inputs)
+            if v is not None and v.producer in self.group and self.group[v.producer] is group
+        ]  # fmt: skip
+
+    def work(self, group: Group) -> int:
+        """What the bodies of a group cost, for one element of each."""
+        return sum(cost(op_body(op, n)) for op in group.ops for n in range(len(op.outputs)))
+
+    def stays(self, value: Value, *groups: Group, reader: Op | None = None) -> bool:
+        """Whether nobody reads a value but the ops of some groups, and one op besides."""
+        return value not in self.results and all(
+            user is reader or self.group.get(user) in groups for user, _ in value.uses
+        )
+
+    def leaving(self, group: Group, *others: Group, reader: Op | None = None) -> Value | None:
+        """A value of a group that is read outside of it and of some others; None if none is."""
+        values = (v for member in group.ops for v in member.outputs)
+        return next((v for v in values if not self.stays(v, group, *others, reader=reader)), None)
+
+    # ---------------------------------------------------------------- dependences
+
+    def depends(self, others: Iterable[Group], group: Group) -> bool:
+        """Whether one of some groups depends on `group`.
+
+        Searched for from both ends in turn, as one of them mostly ends soon: the operands of an op
+        are new, or few ops read them yet. True too if it takes too long.
+        """
+        ends = (dict.fromkeys(others), {group: None})
+        seen = tuple(map(set, ends))
+        steps = (self.read_groups, self.reader_groups)
+        budget = FARTHEST
+        while ends[0] and ends[1]:
+            for mine, met, theirs, step in zip(ends, seen, reversed(seen), steps):
+                each, _ = mine.popitem()
+                new = [found for found in step(each) if found not in met]
+                if not theirs.isdisjoint(new):
+                    return True
+                met.update(new)
+                mine.update(dict.fromkeys(new))
+                budget -= len(each.ops) + len(new)
+                if budget < 0:
+                    return True
+                if not mine:
+                    break
+        return False
+
+    def read_groups(self, group: Group) -> Iterable[Group]:
+        """The groups whose values the ops of a group read, itself perhaps too."""
+        read = (v.producer for op in group.ops for v in op.inputs if v is not None)
+        return dict.fromkeys(self.group[p] for p in read if p in self.group)
+
+    def reader_groups(self, group: Group) -> Iterable[Group]:
+        """The groups that read the values of a group, itself perhaps too."""
+        users = (user for op in group.ops for v in op.outputs for user, _ in v.uses)
+        return dict.fromkeys(self.group[user] for user in users if user in self.group)
+
+    # ---------------------------------------------------------------- joining a group
+
+    def why_not_join(self, op: Op, group: Group) -> Reason | None:
+        """Why `op` cannot become part of `group`, which otherwise is made ready for it: a map group
+        becomes a row group, one of rows goes on with their results."""
+        reason = self.why_too_large([*group.ops, op])
+        if reason or self.depth_in(group, op) > LONGEST:
+            return reason or TOO_DEEP
+        outside = self.why_other_space(op, group)
+        ends_rows = self.ends_rows(op, group)
+        if outside and not ends_rows:
+            return outside
+        if self.is_long_winded(op, group):
+            return WORDY
+        if self.depends([other for other in self.producers(op) if other is not group], group):
+            return Reason("{} reads another value that itself waits for this group", op)
+        if structure.reductions(op):
+            return outside or self.why_no_reduction(op, group)
+        reason = outside or self.why_no_map(op, group)
+        if reason and ends_rows:
+            group.anchor, group.space = "window", space_of(op.outputs[0])
+            return None
+        return reason
+
+    def why_too_large(self, ops: list[Op]) -> Reason | None:
+        """Why a kernel may not have so many ops and operands."""
+        if len(ops) > LARGEST:
+            return TOO_MANY
+        if sum(len(op.inputs) + len(op.outputs) for op in ops) <= WIDEST:
+            return None
+        inside = set(ops)
+        read = {
+            v for op in ops for v in op.inputs
+            if v is not None and v.producer not in inside and not is_scalar(v)
+        }  # fmt: skip
+        return TOO_WIDE if len(read) + len(results_of(ops, self.results)) > WIDEST else None
+
+    def is_long_winded(self, op: Op, group: Group) -> bool:
+        """Whether so many values of the group are stored that computing each one from the start,
+        as kernels do, takes several times the work of the group."""
+        if len(group.ops) < FEW:
+            return False
+        depths = (
+            self.depth[m] for m in group.ops
+            if not all(self.stays(v, group, reader=op) for v in m.outputs)
+        )  # fmt: skip
+        return sum(depths) > WINDED * len(group.ops)
+
+    def why_other_space(self, op: Op, group: Group) -> Reason | None:
+        """A value of the group that `op` reads, others read too, and that is not of its space."""
+        for n in self.read_operands(op, group):
+            value = op.inputs[n]
+            assert value is not None
+            if space_of(value) != group.space and not self.stays(value, group, reader=op):
+                return Reason(
+                    "{} has to be stored, as others read it too, and the kernel's loops go over {}",
+                    value, list(group.space[0]),
+                )  # fmt: skip
+        return None
+
+    def why_no_reduction(self, op: Op, group: Group) -> Reason | None:
+        """Why an op cannot reduce rows of a group, whose loops are over these rows otherwise."""
+        if group.anchor not in ("map", "row"):
+            text = "{} reduces what {} gives, which is {}: that is complete only when its loops end"
+            return Reason(text, op, group.ops[-1], ANCHORS[group.anchor])
+        row = structure.row_operand(op, self.columns)
+        if row is None:
+            kind = "contraction" if structure.is_contraction(op) else "window"
+            text = "{} is {}, whose kernel reads its operands from memory, many times each"
+            return Reason(text, op, ANCHORS[kind])
+        value = op.inputs[row[0]]
+        assert value is not None
+        if self.read_operands(op, group) != [row[0]]:
+            return Reason("{} reads other values of the group than the rows it reduces", op)
+        if group.rows not in (frozenset(), row[1]):
+            return Reason("{} reduces other dims than the rest of the group", op)
+        if space_of(value) != group.space:
+            return Reason("{} reduces {}, the kernel's loops go over {}", op, value, group.space[0])
+        if group.anchor == "map" and self.work(group) > ROWS:
+            text = "an element of {} costs {} operations, and {} would compute it in each pass"
+            return Reason(text, value, self.work(group), op)
+        group.anchor, group.rows = "row", row[1]
+        return None
+
+    def why_no_map(self, op: Op, group: Group) -> Reason | None:
+        """Why an op cannot compute each element where the group's loops are."""
+        operands = self.read_operands(op, group)
+        at_own_index = all(structure.pointwise(op, n) for n in operands)
+        spaces = {space_of(v) for v in op.outputs}
+        if at_own_index and spaces == {group.space}:
+            return None
+        if group.anchor == "row" and at_own_index:
+            if all(self.is_row_shape(v, group) for v in op.outputs):
+                return None
+            text = "{} gives {}, neither an element nor a row of the kernel's loops over {}"
+            return Reason(text, op, op.outputs[0], list(group.space[0]))
+        if self.views(op, group):
+            return None
+        return self.why_no_map_of_maps(op, group, operands)
+
+    def views(self, op: Op, group: Group) -> bool:
+        """A view of what the group computes, read by nobody else: the same memory, whose elements
+        from now on go by other indices."""
+        rows = self.viewed_rows(op, group)
+        if rows is None:
+            return False
+        group.space, group.rows = space_of(op.output), rows
+        return True
+
+    def viewed_rows(self, op: Op, group: Group) -> frozenset[int] | None:
+        """The rows of a group in a view of it; None if `op` is none that may join."""
+        is_view = structure.is_view(op)
+        if not is_view and not (self.columns and group.rows and structure.keeps_order(op)):
+            return None
+        _, value = structure.moved(op)
+        if not is_only_read_by(op, value, self.region) or space_of(value) != group.space:
+            return None
+        before, after = value.tensor.dims, op.output.tensor.dims
+        if (len(before) != len(after) or not is_view) and self.leaves(group, value):
+            return None
+        if is_view:
+            return _viewed_rows(group.rows, len(before), len(after))
+        return _rows_of_dims(group.rows, value.tensor.static_shape, op.output.tensor.static_shape)
+
+    def leaves(self, group: Group, besides: Value) -> bool:
+        """Whether another value of the group is read outside of it."""
+        values = [v for member in group.ops for v in member.outputs if v is not besides]
+        return any(not self.stays(v, group) for v in values)
+
+    def is_row_shape(self, value: Value, group: Group) -> bool:
+        """One element per row: the reduced dims are 1."""
+        shape, layout = group.space
+        order = layout.order if layout else tuple(range(len(shape)))
+        reduced = {order[d] for d in group.rows if d < len(order)}
+        wanted = tuple(1 if d in reduced else extent for d, extent in enumerate(shape))
+        return value.tensor.dims == wanted and value not in self.results
+
+    def ends_rows(self, op: Op, group: Group) -> bool:
+        """Whether `op` computes something of nothing but the result of a row group, all the rest of
+        which stays inside; for targets with columns."""
+        operands = self.read_operands(op, group)
+        values = {op.inputs[n] for n in operands}
+        if not self.columns or group.anchor != "row" or len(values) != 1:
+            return False
+        spaces = {space_of(v) for v in (*values, *op.outputs) if v is not None}
+        inside = (v for member in group.ops for v in member.outputs if v not in values)
+        return (
+            len(spaces) == 1
+            and all(structure.pointwise(op, n) for n in operands)
+            and all(self.stays(v, group) for v in inside)
+        )
+
+    def why_no_map_of_maps(self, op: Op, group: Group, operands: list[int]) -> Reason | None:
+        """Why an op cannot be a map of maps at other indices: something leaves, or much would be
+        recomputed."""
+        read = [v for n in operands if (v := op.inputs[n]) is not None]
+        if group.anchor != "map" or len(op.outputs) != 1 or op.output.type is None:
+            text = "{} reads {} at other positions than it computes; that is {}, computed once"
+            return Reason(text, op, read, ANCHORS[group.anchor])
+        outside = self.leaving(group, reader=op)
+        if outside is not None:
+            text = "{} reads {} at other positions than it computes, and others read {} too"
+            return Reason(text, op, read, outside)
+        grows = op.output.tensor.size > group.ops[-1].outputs[0].tensor.size
+        places = [x for x in loads(op_body(op)) if int(x.source) in operands]
+        if (grows or len(places) > 1) and self.work(group) > CHEAP:
+            text = (
+                "{} reads elements of {} several times; each costs {} operations, so it is stored"
+            )
+            return Reason(text, op, read, self.work(group))
+        group.space = space_of(op.output)
+        return None
+
+    # ---------------------------------------------------------------- absorbing a group
+
+    def is_read_elsewhere(self, op: Op, group: Group, other: Group) -> bool:
+        """Whether `op` and another op of its group read a group, and some ops of the group read
+        others not at their own index: then it is computed at more than one index."""
+        readers = {
+            user for m in other.ops for v in m.outputs for user, _ in v.uses
+            if user is not op and self.group.get(user) is group
+        }  # fmt: skip
+        return bool(readers) and not all(
+            structure.pointwise(m, n)
+            for m in group.ops
+            for n in (*self.read_operands(m, group), *self.read_operands(m, other))
+        )
+
+    def why_not_absorb(self, op: Op, group: Group, other: Group) -> Reason | None:
+        """Why a group may not take in another that makes operands of its op."""
+        if other.anchor != "map":
+            text = "{} is {}: what it gives is stored before others read it"
+            return Reason(text, other.ops[0], ANCHORS[other.anchor])
+        reason = self.why_too_large([*other.ops, *group.ops])
+        if reason or self.depth_in(other, op) > LONGEST:
+            return reason or TOO_DEEP
+        outside = self.leaving(other, group)
+        if outside is not None:
+            readers = [r for r in outside.users if self.group.get(r) not in (group, other)]
+            if not readers:
+                return Reason("{} is an output of the model or read later: it is stored", outside)
+            return Reason("{} is stored, as {} reads it too", outside, readers)
+        if other.repeats >= REPEATS and self.is_read_elsewhere(op, group, other):
+            return Reason("{} would be computed at several positions again", other.ops[-1])
+        return self.why_repeated(op, group, other)
+
+    def why_repeated(self, op: Op, group: Group, other: Group) -> Reason | None:
+        """Why computing another group's values where they are read repeats too much work."""
+        last = other.ops[-1]
+        pure = all(is_for_readers(m, self.widening) for m in other.ops)
+        if self.widening and structure.is_widening(op):
+            text = "{} is a conversion, which its readers do; {} is not, and is stored"
+            return None if pure else Reason(text, op, last)
+        at_own_index = all(structure.pointwise(op, n) for n in self.read_operands(op, other))
+        if group.anchor in ("contraction", "window"):
+            if pure or (at_own_index and not structure.reductions(op)):
+                return None
+            text = "{} is {}, which reads elements of {} many times: they are computed once before"
+            return Reason(text, group.ops[0], ANCHORS[group.anchor], last)
+        if group.anchor == "row" and structure.reductions(op):
+            text = "an element of {} costs {} operations, more than passes over rows compute again"
+            return None if self.work(other) <= ROWS else Reason(text, last, self.work(other))
+        if pure or at_own_index or self.work(other) <= CHEAP:
+            return None
+        text = "{} reads {} at other positions than it computes; an element costs {} operations"
+        return Reason(text, op, last, self.work(other))
+
+
+def _viewed_rows(rows: frozenset[int], rank: int, new: int) -> frozenset[int]:
+    """The dims of rows in a view of another rank: trailing ones stay so; others are none there."""
+    trailing = rows == frozenset(range(rank - len(rows), rank))
+    return frozenset(d + new - rank if trailing else new for d in rows)
+
+
+def _rows_of_dims(
+    rows: frozenset[int], before: tuple[int, ...], after: tuple[int, ...]
+) -> frozenset[int] | None:
+    """Rows in a view of other extents: trailing dims, or none if a dim is parts of several rows
+    (channels of groups); None if rows are not contiguous, or not whole parts of a dim."""
+    if rows != frozenset(range(len(before) - len(rows), len(before))):
+        return None
+    length, first = math.prod(before[d] for d in rows), len(after)
+    while first and math.prod(after[first:]) < length:
+        first -= 1
+    inside = math.prod(after[first:])
+    if inside == length:
+        return frozenset(range(first, len(after)))
+    part = math.prod(after[first + 1 :])
+    return frozenset({len(after)}) if inside % length == length % part == 0 else None

@@ -1,0 +1,44 @@
+"""Why something is not done. A predicate of a decision returns None for yes, or a `Reason`.
+
+A reason costs as little as a tuple: its text is made when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from graphc.ir.graph import Op, Value
+
+MOST = 3  # things that a text names one by one
+
+
+class Reason:
+    """A sentence, and what its braces stand for: ops and values are named as the user names them,
+    sets of dims as dims. It is true, so `predicate(x) or other(x)` is the first reason."""
+
+    __slots__ = ("parts", "text")
+
+    def __init__(self, text: str, *parts: object):
+        self.text, self.parts = text, parts
+
+    def __str__(self) -> str:
+        return self.text.format(*map(named, self.parts)) if self.parts else self.text
+
+
+def named(part: object) -> str:
+    """How a text calls something: ops by kind and layer, values by name and type."""
+    if isinstance(part, Op):
+        return part.where()
+    if isinstance(part, Value):
+        shape = "" if part.type is None else f" ({part.type})"
+        return f"{part.name or 'a value'}{shape}"
+    if isinstance(part, (list, set, frozenset, dict)):
+        return listed(map(named, part))
+    return str(part)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names one after another; of many, the first few and how many more there are."""
+    unique = list(dict.fromkeys(names))
+    more = len(unique) - MOST
+    return ", ".join(unique[:MOST]) + (f" and {more} more" if more > 0 else "")
