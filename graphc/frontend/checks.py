@@ -6,7 +6,7 @@ import functools
 
 import onnx
 from google.protobuf.message import Message
-from onnx import NodeProto, TensorProto
+from onnx import AttributeProto, NodeProto, TensorProto
 from onnx.helper import get_attribute_value
 
 from graphc.errors import ModelError, warn
@@ -95,7 +95,9 @@ def _check_count(what: str, found: int, least: int, most: int) -> None:
         raise ModelError(f"takes {limit} {what}, found {found}")
 
 
-def _check_later(node: NodeProto, attribute, domain: str, version: int, known: list[str]) -> None:
+def _check_later(
+    node: NodeProto, attribute: AttributeProto, domain: str, version: int, known: list[str]
+) -> None:
     """A warning that an attribute is of a later opset, if it has its default; else ModelError."""
     name, later = attribute.name, _first_with(attribute.name, node.op_type, domain, version)
     if later is None:
@@ -123,7 +125,7 @@ def _first_with(
     return None
 
 
-def _check_kind(attribute, required: int) -> None:
+def _check_kind(attribute: AttributeProto, required: int) -> None:
     kind = kind_of(attribute)
     if kind != required and not (attribute.ref_attr_name and kind == 0):
         names = _KIND_NAMES.get(required, "?"), _KIND_NAMES.get(kind, f"kind {kind}")

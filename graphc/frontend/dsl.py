@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -143,7 +143,7 @@ class Building:
 
 
 @contextmanager
-def building(name: str = "main"):
+def building(name: str = "main") -> Iterator[Building]:
     """`with dsl.building("stem") as g:` builds `g.graph`, by `g.input(...)` and `g.output(...)`."""
     graph = Graph(name)
     with trace.inside(graph, nested=False):
@@ -192,7 +192,9 @@ def _value(tensor: Any) -> Value:
 # ---------------------------------------------------------------- control flow
 
 
-def cond(predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any], name: str = ""):
+def cond(
+    predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any], name: str = ""
+) -> Any:
     """What `then()` returns where the predicate holds, otherwise what `otherwise()` returns."""
     frames = []
     for branch in (then, otherwise):
@@ -211,7 +213,7 @@ def loop(
     trips: Any = None,
     while_: Callable[..., Tensor] | None = None,
     name: str = "",
-):
+) -> Any:
     """Runs `body(i, *state)` over and over; it returns the new state, then tensors to stack.
 
     At most `trips` times, and as long as `while_(*state)` holds. Returns the last state and the
@@ -239,7 +241,7 @@ def scan(
     axes: Sequence[int] | None = None,
     reverse: Sequence[bool] | bool = False,
     name: str = "",
-):
+) -> Any:
     """Runs `body(*state, *slices)` along an axis of the tensors `over` (axis 0, or `axes`).
 
     The body returns the new state, then tensors to stack. Returns the last state and the stacks.
@@ -281,7 +283,7 @@ def _results(what: str, result: Any, least: int) -> tuple:
     return results
 
 
-def _control(kind: str, operands: list, frames: list, count: int, attrs: dict, name: str):
+def _control(kind: str, operands: list, frames: list, count: int, attrs: dict, name: str) -> Any:
     """Adds an op with regions; their captures become operands of it."""
     captured = share_captures([(frame.region, frame.captures) for frame in frames])
     defn = opdef.lookup(kind)

@@ -7,8 +7,8 @@ from several ops, or refused with a hint.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Union
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from graphc.ir.opdef import OpDef
 from graphc.ir.types import Shape, TensorType, Type
 
 END = np.iinfo(np.int64).max
+Operand = Union["Tensor", int, float, np.generic, np.ndarray, Sequence]
+"""What an operator of Python takes beside a tensor."""
 
 
 class Tensor:
@@ -68,7 +70,7 @@ class Tensor:
     def __bool__(self) -> bool:
         raise TypeError("a tensor has no truth value while the graph is built; use dsl.cond")
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Tensor]:
         if not isinstance(self.shape[0] if self.shape else None, int):
             raise TypeError(f"cannot iterate over {self!r}")
         return (self[n] for n in range(self.shape[0]))  # type: ignore[arg-type]
@@ -80,31 +82,31 @@ class Tensor:
 
     # ------------------------------------------------------------ arithmetic
 
-    def __add__(self, other):
+    def __add__(self, other: Operand) -> Tensor:
         return apply("Add", self, other)
 
-    def __radd__(self, other):
+    def __radd__(self, other: Operand) -> Tensor:
         return apply("Add", other, self)
 
-    def __sub__(self, other):
+    def __sub__(self, other: Operand) -> Tensor:
         return apply("Sub", self, other)
 
-    def __rsub__(self, other):
+    def __rsub__(self, other: Operand) -> Tensor:
         return apply("Sub", other, self)
 
-    def __mul__(self, other):
+    def __mul__(self, other: Operand) -> Tensor:
         return apply("Mul", self, other)
 
-    def __rmul__(self, other):
+    def __rmul__(self, other: Operand) -> Tensor:
         return apply("Mul", other, self)
 
-    def __truediv__(self, other):
+    def __truediv__(self, other: Operand) -> Tensor:
         return self._divide(self, other)
 
-    def __rtruediv__(self, other):
+    def __rtruediv__(self, other: Operand) -> Tensor:
         return self._divide(other, self)
 
-    def _divide(self, a, b):
+    def _divide(self, a: Operand, b: Operand) -> Tensor:
         if not self.dtype.is_float:
             raise ModelError(
                 f"/ of {self.dtype} at {trace.user_line()}: use //, dsl.Div (which truncates), or "
@@ -112,77 +114,77 @@ class Tensor:
             )
         return apply("Div", a, b)
 
-    def __floordiv__(self, other):
+    def __floordiv__(self, other: Operand) -> Tensor:
         if self.dtype.is_float:
             return apply("Floor", self / other)
         return apply("Div", self - self % other, other)  # divides exactly
 
-    def __mod__(self, other):
+    def __mod__(self, other: Operand) -> Tensor:
         if self.dtype.is_float:
             return self - apply("Floor", self / other) * other
         return apply("Mod", self, other)
 
-    def __pow__(self, other):
+    def __pow__(self, other: Operand) -> Tensor:
         return apply("Pow", self, other)
 
-    def __rpow__(self, other):
+    def __rpow__(self, other: Operand) -> Tensor:
         return apply("Pow", trace.as_array(other, self.dtype), self)
 
-    def __matmul__(self, other):
+    def __matmul__(self, other: Operand) -> Tensor:
         return apply("MatMul", self, other)
 
-    def __rmatmul__(self, other):
+    def __rmatmul__(self, other: Operand) -> Tensor:
         return apply("MatMul", other, self)
 
-    def __neg__(self):
+    def __neg__(self) -> Tensor:
         return apply("Neg", self)
 
-    def __abs__(self):
+    def __abs__(self) -> Tensor:
         return apply("Abs", self)
 
     # ------------------------------------------------------------ comparison and logic
 
-    def __eq__(self, other):  # type: ignore[override]
+    def __eq__(self, other: Operand) -> Tensor:  # type: ignore[override]
         return apply("Equal", self, other)
 
-    def __ne__(self, other):  # type: ignore[override]
+    def __ne__(self, other: Operand) -> Tensor:  # type: ignore[override]
         return apply("Not", apply("Equal", self, other))
 
     __hash__ = object.__hash__
 
-    def __lt__(self, other):
+    def __lt__(self, other: Operand) -> Tensor:
         return apply("Less", self, other)
 
-    def __le__(self, other):
+    def __le__(self, other: Operand) -> Tensor:
         return apply("LessOrEqual", self, other)
 
-    def __gt__(self, other):
+    def __gt__(self, other: Operand) -> Tensor:
         return apply("Greater", self, other)
 
-    def __ge__(self, other):
+    def __ge__(self, other: Operand) -> Tensor:
         return apply("GreaterOrEqual", self, other)
 
-    def _logical(self, kind: str, *others):
+    def _logical(self, kind: str, *others: Operand) -> Tensor:
         prefix = "" if self.dtype is boolean else "Bitwise"
         return apply(prefix + kind, self, *others)
 
-    def __and__(self, other):
+    def __and__(self, other: Operand) -> Tensor:
         return self._logical("And", other)
 
-    def __or__(self, other):
+    def __or__(self, other: Operand) -> Tensor:
         return self._logical("Or", other)
 
-    def __xor__(self, other):
+    def __xor__(self, other: Operand) -> Tensor:
         return self._logical("Xor", other)
 
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
-    def __invert__(self):
+    def __invert__(self) -> Tensor:
         return self._logical("Not")
 
     # ------------------------------------------------------------ shapes
 
-    def __getitem__(self, key) -> Tensor:
+    def __getitem__(self, key: Any) -> Tensor:
         return index(self, key if isinstance(key, tuple) else (key,))
 
     @property
@@ -207,19 +209,19 @@ class Tensor:
         axes = None if axis is None else np.atleast_1d(np.asarray(axis, np.int64))
         return apply(op, self, axes, keepdims=int(keepdims))
 
-    def sum(self, axis=None, keepdims=False) -> Tensor:
+    def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
         """The sum over an axis, several, or (None) all, which keep extent 1 if `keepdims`."""
         return self._reduce("ReduceSum", axis, keepdims)
 
-    def mean(self, axis=None, keepdims=False) -> Tensor:
+    def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
         """The mean; axes as for `sum`."""
         return self._reduce("ReduceMean", axis, keepdims)
 
-    def max(self, axis=None, keepdims=False) -> Tensor:
+    def max(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
         """The largest element; axes as for `sum`."""
         return self._reduce("ReduceMax", axis, keepdims)
 
-    def min(self, axis=None, keepdims=False) -> Tensor:
+    def min(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
         """The least element; axes as for `sum`."""
         return self._reduce("ReduceMin", axis, keepdims)
 
@@ -227,7 +229,7 @@ class Tensor:
 # ---------------------------------------------------------------- operators by name
 
 
-def apply(op: str, *operands: Any, outputs: int | None = None, name: str = "", **attrs: Any):
+def apply(op: str, *operands: Any, outputs: int | None = None, name: str = "", **attrs: Any) -> Any:
     """Adds an operator, `"Relu"` or `"domain.Op"`; its output, or a tuple of its outputs.
 
     Operands are tensors, None (omitted), arrays, numbers or lists; attributes are keywords. `name`

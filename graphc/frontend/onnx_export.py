@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +173,9 @@ class _Exporter:
         scratch, _ = expand(op)
         self._inline(op, scratch, op.inputs, proto, arrays)
 
-    def _converted(self, op: Op, between: Conversions, proto: GraphProto, arrays) -> None:
+    def _converted(
+        self, op: Op, between: Conversions, proto: GraphProto, arrays: dict[int, str]
+    ) -> None:
         """An op between conversions of its operands and results."""
         operands = []
         for value, dtype in zip(op.inputs, between.operands):
@@ -210,7 +212,10 @@ class _Exporter:
         self.arrays.append(array)
         proto.initializer.append(tensor_proto(array, name))
 
-    def _inline(self, op: Op, body: Region, operands, proto: GraphProto, arrays) -> None:
+    def _inline(
+        self, op: Op, body: Region, operands: Sequence[Value | None], proto: GraphProto,
+        arrays: dict[int, str],
+    ) -> None:  # fmt: skip
         for param, operand in zip(body.params, operands):
             if operand is not None:
                 self.name_of[param] = self.name_of[operand]
@@ -257,7 +262,9 @@ class _Exporter:
             return ""
         return self._claim(value, value.name)
 
-    def _body(self, region: Region, captured: list[Value], name: str, arrays) -> GraphProto:
+    def _body(
+        self, region: Region, captured: list[Value], name: str, arrays: dict[int, str]
+    ) -> GraphProto:
         """A region as a sub-graph; its last parameters are the captured values."""
         proto = GraphProto(name=name)
         cut = len(region.params) - len(captured)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ def dtype_of(number: int, where: str) -> DType:
     return found
 
 
-def checked_dims(dims, where: str) -> tuple[int, ...]:
+def checked_dims(dims: Iterable[int], where: str) -> tuple[int, ...]:
     """Dimensions that are not negative and whose product can be addressed."""
     shape = tuple(int(d) for d in dims)
     check_rank(shape, where)
@@ -83,7 +83,9 @@ def packed_bytes(dtype: DType, count: int) -> int:
     return (count * dtype.bits + 7) // 8
 
 
-def _from_bytes(data, dtype: DType, shape: tuple[int, ...], where: str) -> np.ndarray:
+def _from_bytes(
+    data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], where: str
+) -> np.ndarray:
     count = math.prod(shape)
     if dtype is dtypes.string:
         raise ModelError(f"{where}: strings cannot be stored as raw bytes")

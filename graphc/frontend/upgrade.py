@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.frontend.node import Node
-from graphc.ir.dtypes import boolean, f32, i64
+from graphc.ir.dtypes import DType, boolean, f32, i64
 from graphc.ir.dtypes import string as string_dtype
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.opdef import lookup
@@ -61,7 +61,7 @@ def since(version: int, *names: str, domain: str = "") -> Callable[[Lift], Lift]
 # ---------------------------------------------------------------- attributes that became operands
 
 
-def _to_operand(node: Node, attribute: str, position: int, dtype=i64) -> None:
+def _to_operand(node: Node, attribute: str, position: int, dtype: DType = i64) -> None:
     value = node.attrs.pop(attribute, None)
     if value is not None:
         node.set_input(position, node.constant(value, dtype))

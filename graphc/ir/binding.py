@@ -54,7 +54,10 @@ def bind(
     return Arguments(positional, bind_attrs(defn, attrs))
 
 
-def _argument(param: Param, position: int, type: Type | None, known, wrap) -> Any:
+def _argument(
+    param: Param, position: int, type: Type | None, known: np.ndarray | None,
+    wrap: Callable[..., Any],
+) -> Any:  # fmt: skip
     if type is None:
         if param.kind == "required":
             raise ModelError(f"operand {position} ({param.name}) is missing")
@@ -91,12 +94,10 @@ def bind_attrs(defn: OpDef, attrs: dict[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _named_by(rule: Callable) -> tuple[frozenset[str], bool]:
     """The parameters of a shape rule, and whether it takes all other attributes besides."""
-    parameters = inspect.signature(rule).parameters
-    others = [p for p in parameters.values() if p.kind is p.VAR_KEYWORD]
-    if not others or others[0].annotation is inspect.Parameter.empty:
-        return frozenset(parameters), bool(others)
-    shared = inspect.signature(rule, eval_str=True).parameters[others[0].name].annotation
-    return frozenset({*parameters, *shared}), False
+    parameters = inspect.signature(rule, eval_str=True).parameters
+    shared = [p.annotation for p in parameters.values() if p.kind is p.VAR_KEYWORD]
+    names = {*parameters, *(key for attrs in shared if isinstance(attrs, dict) for key in attrs)}
+    return frozenset(names), any(not isinstance(attrs, dict) for attrs in shared)
 
 
 def infer_shapes(defn: OpDef, arguments: Arguments, count: int) -> list:

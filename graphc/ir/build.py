@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class Builder:
         self,
         region: Region,
         anchor: Op | None = None,
-        loc=(),
+        loc: Sequence[Any] = (),
         count: int = 1,
         batched: bool = False,
         digits: bool = False,
@@ -45,7 +45,7 @@ class Builder:
         domain: str = "",
         regions: Sequence[Region] = (),
         **attrs: Any,
-    ) -> Value | tuple[Value, ...]:
+    ) -> Any:
         """Adds an op and returns its output, or the tuple of its outputs if there are several."""
         defn = opdef.lookup(name, domain)
         typed = (v.type for v in operands if isinstance(v, Value))
@@ -63,7 +63,7 @@ class Builder:
         self.region.insert_before(self.anchor, new)
         return new.output if outputs == 1 else tuple(new.outputs)
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         if not name[:1].isupper():
             raise AttributeError(name)
         return lambda *operands, **options: self.op(name, *operands, **options)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +30,7 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return (of, (self.name,))
 
     @cached_property
@@ -81,7 +82,7 @@ class DType:
         return self.is_float and self.name in ("f64", "f32", "f16", "bf16", "f8e5m2")
 
 
-def _row(name: str, kind: str, bits: int, numpy_type, onnx: int) -> DType:
+def _row(name: str, kind: str, bits: int, numpy_type: Any, onnx: int) -> DType:
     dtype = DType(name, kind, bits, np.dtype(numpy_type), onnx)
     BY_NAME[name], BY_ONNX[onnx] = dtype, dtype
     if kind != "string":

@@ -55,83 +55,83 @@ class Expr:
         return self
 
     # Operators. == and hash stay identity, which interning makes structural.
-    def __add__(self, o):
+    def __add__(self, o: ExprLike) -> Expr:
         return call("add", self, o)
 
-    def __radd__(self, o):
+    def __radd__(self, o: ExprLike) -> Expr:
         return call("add", o, self)
 
-    def __sub__(self, o):
+    def __sub__(self, o: ExprLike) -> Expr:
         return call("sub", self, o)
 
-    def __rsub__(self, o):
+    def __rsub__(self, o: ExprLike) -> Expr:
         return call("sub", o, self)
 
-    def __mul__(self, o):
+    def __mul__(self, o: ExprLike) -> Expr:
         return call("mul", self, o)
 
-    def __rmul__(self, o):
+    def __rmul__(self, o: ExprLike) -> Expr:
         return call("mul", o, self)
 
-    def __truediv__(self, o):
+    def __truediv__(self, o: ExprLike) -> Expr:
         return call("div", self, o)
 
-    def __rtruediv__(self, o):
+    def __rtruediv__(self, o: ExprLike) -> Expr:
         return call("div", o, self)
 
-    def __floordiv__(self, o):
+    def __floordiv__(self, o: ExprLike) -> Expr:
         return call("floordiv", self, o)
 
-    def __rfloordiv__(self, o):
+    def __rfloordiv__(self, o: ExprLike) -> Expr:
         return call("floordiv", o, self)
 
-    def __mod__(self, o):
+    def __mod__(self, o: ExprLike) -> Expr:
         return call("mod", self, o)
 
-    def __rmod__(self, o):
+    def __rmod__(self, o: ExprLike) -> Expr:
         return call("mod", o, self)
 
-    def __pow__(self, o):
+    def __pow__(self, o: ExprLike) -> Expr:
         return call("pow", self, o)
 
-    def __neg__(self):
+    def __neg__(self) -> Expr:
         return call("neg", self)
 
-    def __lt__(self, o):
+    def __lt__(self, o: ExprLike) -> Expr:
         return call("lt", self, o)
 
-    def __le__(self, o):
+    def __le__(self, o: ExprLike) -> Expr:
         return call("le", self, o)
 
-    def __gt__(self, o):
+    def __gt__(self, o: ExprLike) -> Expr:
         return call("gt", self, o)
 
-    def __ge__(self, o):
+    def __ge__(self, o: ExprLike) -> Expr:
         return call("ge", self, o)
 
-    def __and__(self, o):
+    def __and__(self, o: ExprLike) -> Expr:
         return call("and" if self.dtype is boolean else "band", self, o)
 
-    def __or__(self, o):
+    def __or__(self, o: ExprLike) -> Expr:
         return call("or" if self.dtype is boolean else "bor", self, o)
 
-    def __xor__(self, o):
+    def __xor__(self, o: ExprLike) -> Expr:
         return call("xor" if self.dtype is boolean else "bxor", self, o)
 
-    def __invert__(self):
+    def __invert__(self) -> Expr:
         return call("not" if self.dtype is boolean else "bnot", self)
 
-    def __lshift__(self, o):
+    def __lshift__(self, o: ExprLike) -> Expr:
         return call("shl", self, o)
 
-    def __rshift__(self, o):
+    def __rshift__(self, o: ExprLike) -> Expr:
         return call("shr", self, o)
 
-    def eq(self, o) -> Expr:
+    def eq(self, o: ExprLike) -> Expr:
         """Whether both are equal, as an expression; false if either is NaN."""
         return call("eq", self, o)
 
-    def ne(self, o) -> Expr:
+    def ne(self, o: ExprLike) -> Expr:
         """The opposite of `eq`."""
         return call("ne", self, o)
 
@@ -150,9 +150,13 @@ class Expr:
         return to_text(self)
 
 
-def _new(cls, key: tuple, dtype: DType) -> Any:
+ExprLike = Expr | int | float | str | np.generic | np.ndarray
+"""What becomes an expression: one, or a scalar of Python or numpy."""
+
+
+def _new(cls: type, key: tuple, dtype: DType) -> Any:
     """A node that is found by its key from now on; what is its own is for the caller to fill in."""
-    node = object.__new__(cls)
+    node: Any = object.__new__(cls)
     node.dtype = dtype
     node._free = node._called = node._text = None
     node._bounds = node._simple = node._weight = None
@@ -166,7 +170,7 @@ class Const(Expr):
     __slots__ = ("value",)
     value: Any
 
-    def __new__(cls, value, dtype: DType | None = None):
+    def __new__(cls, value: Any, dtype: DType | None = None) -> Const:
         if dtype is None:
             dtype = _natural(value)
         if dtype is i64 and type(value) is int and _LEAST <= value <= _MOST:
@@ -192,11 +196,11 @@ class Const(Expr):
             node.value = value
         return node
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return (Const, (self.value, self.dtype))
 
 
-def _natural(value) -> DType:
+def _natural(value: object) -> DType:
     if isinstance(value, (bool, np.bool_)):
         return boolean
     if isinstance(value, np.generic):
@@ -214,7 +218,7 @@ class Sym(Expr):
     lo: int
     hi: int | None
 
-    def __new__(cls, name: str, lo: int = 0, hi: int | None = None):
+    def __new__(cls, name: str, lo: int = 0, hi: int | None = None) -> Sym:
         key = (cls, name, lo, hi)
         node = _interned.get(key)
         if node is None:
@@ -222,7 +226,7 @@ class Sym(Expr):
             node.name, node.lo, node.hi = name, lo, hi
         return node
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return (Sym, (self.name, self.lo, self.hi))
 
 
@@ -233,7 +237,7 @@ class Index(Expr):
     name: str
     extent: int | Expr
 
-    def __new__(cls, name: str, extent):
+    def __new__(cls, name: str, extent: int | Expr) -> Index:
         if isinstance(extent, Const):
             extent = extent.value
 
@@ -244,7 +248,7 @@ class Index(Expr):
             node.name, node.extent = name, extent
         return node
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return (Index, (self.name, self.extent))
 
     @property
@@ -262,7 +266,7 @@ class Ref(Expr):
     lo: float
     hi: float
 
-    def __new__(cls, name: str, dtype: DType, lo: float = -math.inf, hi: float = math.inf):
+    def __new__(cls, name: str, dtype: DType, lo: float = -math.inf, hi: float = math.inf) -> Ref:
         key = (cls, name, dtype, lo, hi)
         node = _interned.get(key)
         if node is None:
@@ -270,7 +274,7 @@ class Ref(Expr):
             node.name, node.lo, node.hi = name, lo, hi
         return node
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return (Ref, (self.name, self.dtype, self.lo, self.hi))
 
 
@@ -281,7 +285,7 @@ class Load(Expr):
     source: str
     index: tuple[Expr, ...]
 
-    def __new__(cls, source: str, index: Iterable, dtype: DType):
+    def __new__(cls, source: str, index: Iterable[ExprLike], dtype: DType) -> Load:
         index = tuple([x if isinstance(x, Expr) else as_expr(x, i64) for x in index])
         key = (cls, source, index, dtype)
         node = _interned.get(key)
@@ -290,14 +294,14 @@ class Load(Expr):
             node.source, node.index = source, index
         return node
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return (Load, (self.source, self.index, self.dtype))
 
     @property
-    def children(self):
+    def children(self) -> tuple[Expr, ...]:
         return self.index
 
-    def rebuild(self, children):
+    def rebuild(self, children: Sequence[Expr]) -> Expr:
         return Load(self.source, tuple(children), self.dtype)
 
 
@@ -308,7 +312,7 @@ class Call(Expr):
     op: ScalarOp
     args: tuple[Expr, ...]
 
-    def __new__(cls, op: ScalarOp, args: tuple[Expr, ...], dtype: DType):
+    def __new__(cls, op: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Call:
         key = (cls, op, args, dtype)
         node = _interned.get(key)
         if node is None:
@@ -316,18 +320,18 @@ class Call(Expr):
             node.op, node.args = op, args
         return node
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return (_call_named, (self.op.name, self.args, self.dtype))
 
     @property
-    def children(self):
+    def children(self) -> tuple[Expr, ...]:
         return self.args
 
-    def rebuild(self, children):
+    def rebuild(self, children: Sequence[Expr]) -> Expr:
         return fold_call(self.op, tuple(children), self.dtype)
 
 
-def _call_named(name, args, dtype):
+def _call_named(name: str, args: tuple[Expr, ...], dtype: DType) -> Call:
     return Call(TABLE[name], args, dtype)
 
 
@@ -346,7 +350,7 @@ class Reduce(Expr):
     body: Expr
     axes: tuple[Index, ...]
 
-    def __new__(cls, op: str, body: Expr, axes: tuple[Index, ...]):
+    def __new__(cls, op: str, body: Expr, axes: tuple[Index, ...]) -> Reduce:
         key = (cls, op, body, axes)
         node = _interned.get(key)
         if node is None:
@@ -354,14 +358,14 @@ class Reduce(Expr):
             node.op, node.body, node.axes = op, body, axes
         return node
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return (Reduce, (self.op, self.body, self.axes))
 
     @property
-    def children(self):
+    def children(self) -> tuple[Expr, ...]:
         return (self.body,)
 
-    def rebuild(self, children):
+    def rebuild(self, children: Sequence[Expr]) -> Expr:
         return Reduce(self.op, children[0], self.axes)
 
     @property
@@ -398,7 +402,7 @@ def identity_of(reduction: str, dtype: DType) -> Const:
 # ---------------------------------------------------------------- construction
 
 
-def as_expr(value, dtype: DType | None = None) -> Expr:
+def as_expr(value: ExprLike, dtype: DType | None = None) -> Expr:
     """`value` as an expression; Python and numpy scalars become constants of `dtype`, or float32s
     that are converted to it, if it is a narrow float that rounds them."""
     if isinstance(value, Expr):
@@ -410,7 +414,7 @@ def as_expr(value, dtype: DType | None = None) -> Expr:
     return Const(value, dtype)
 
 
-def call(name: str, *args) -> Expr:
+def call(name: str, *args: ExprLike) -> Expr:
     """A call with literals converted to the type of the other arguments, and folded."""
     op = TABLE[name]
     if op.rule == "same" and len(args) == 2:  # most calls: arithmetic on indices
@@ -419,7 +423,7 @@ def call(name: str, *args) -> Expr:
             b = as_expr(b, a.dtype)
         elif not isinstance(a, Expr) and isinstance(b, Expr):
             a = as_expr(a, b.dtype)
-        if isinstance(a, Expr) and a.dtype is b.dtype:
+        if isinstance(a, Expr) and isinstance(b, Expr) and a.dtype is b.dtype:
             return fold_call(op, (a, b), a.dtype)
     values = args[1:] if op.rule == "select" else args
     typed = next((a.dtype for a in values if isinstance(a, Expr)), None)
@@ -430,7 +434,7 @@ def call(name: str, *args) -> Expr:
     return fold_call(op, exprs, op.result_type(exprs))
 
 
-def cast(value, dtype: DType, *, saturate: bool = False) -> Expr:
+def cast(value: ExprLike, dtype: DType, *, saturate: bool = False) -> Expr:
     """`value` converted to `dtype`, a no-op when it has it already. A constant that a narrow float
     type rounds stays one of its own type, converted: bodies that turn out to compute in float32
     have all of its digits (see wide_bodies.py)."""
@@ -457,7 +461,7 @@ def bitcast(value: Expr, dtype: DType) -> Expr:
     return value if value.dtype is dtype else fold_call(TABLE["bitcast"], (value,), dtype)
 
 
-def select(condition, then, otherwise) -> Expr:
+def select(condition: ExprLike, then: ExprLike, otherwise: ExprLike) -> Expr:
     """`then` where the condition holds, else `otherwise`; only the taken side is evaluated."""
     return call("select", condition, then, otherwise)
 
@@ -479,7 +483,7 @@ def fold_call(op: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Expr:
 _WRAPPING = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}  # as Const does
 
 
-def _is(e: Expr, value) -> bool:
+def _is(e: Expr, value: int) -> bool:
     return isinstance(e, Const) and e.value == value
 
 
@@ -529,12 +533,12 @@ def reduce(op: str, body: Expr, axes: Sequence[Index]) -> Expr:
     return Reduce(op, body, tuple(axes)) if axes else body
 
 
-def minimum(a, b) -> Expr:
+def minimum(a: ExprLike, b: ExprLike) -> Expr:
     """The lesser one; NaN if either is."""
     return call("min", a, b)
 
 
-def maximum(a, b) -> Expr:
+def maximum(a: ExprLike, b: ExprLike) -> Expr:
     """The greater one; NaN if either is."""
     return call("max", a, b)
 

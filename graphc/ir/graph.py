@@ -106,6 +106,12 @@ class Op:
     def name(self) -> str:
         return self.defn.name
 
+    def operand(self, position: int) -> Value:
+        """An operand that is known to be there."""
+        value = self.inputs[position]
+        assert value is not None, f"operand {position} of {self.name} is omitted"
+        return value
+
     @property
     def output(self) -> Value:
         """The only output."""

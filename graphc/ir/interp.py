@@ -285,7 +285,9 @@ class _Evaluator:
         clipped = [np.clip(x, 0, extent - 1) for x, extent in zip(where, array.shape)]
         return np.asarray(array[tuple(clipped)], array.dtype)
 
-    def _plain_load(self, node: Load, array: np.ndarray, scope) -> np.ndarray | None:
+    def _plain_load(
+        self, node: Load, array: np.ndarray, scope: tuple[Index, ...]
+    ) -> np.ndarray | None:
         """A load whose indices are distinct scope indices over whole dims (or constants)."""
         axes = [x for x in node.index if not isinstance(x, Const)]
         if not all(isinstance(x, Index) and x in scope for x in axes) or len(set(axes)) < len(axes):
@@ -307,7 +309,9 @@ class _Evaluator:
             shape[scope.index(x)] = x.extent  # type: ignore[attr-defined, arg-type]
         return view.reshape(shape)
 
-    def _strided_load(self, node: Load, array: np.ndarray, scope) -> np.ndarray | None:
+    def _strided_load(
+        self, node: Load, array: np.ndarray, scope: tuple[Index, ...]
+    ) -> np.ndarray | None:
         """A load whose indices are affine in scope indices (a sliding window), as a view of the
         array, padded where it is left."""
         separated = self._separate(node, array, scope)
@@ -328,13 +332,15 @@ class _Evaluator:
                 if index is not None:
                     strides[index] += factor * stride
         used = {x for terms in maps for x in terms}
-        shape = tuple(x.extent if x in used else 1 for x in scope)
+        shape = tuple(x.count if x in used else 1 for x in scope)
         steps = tuple(strides[x] for x in scope)
         bits = array.view(f"V{array.itemsize}") if array.dtype.isbuiltin != 1 else array
         strided = np.lib.stride_tricks.as_strided(bits[tuple(start)], shape, steps, writeable=False)
         return strided.view(array.dtype)
 
-    def _separate(self, node: Load, array: np.ndarray, scope) -> tuple[np.ndarray, list] | None:
+    def _separate(
+        self, node: Load, array: np.ndarray, scope: tuple[Index, ...]
+    ) -> tuple[np.ndarray, list] | None:
         """The array and affine maps of its dims. A dim indexed in another way is gathered first,
         if no other dim depends on the same indices."""
         result = math.prod(x.extent for x in scope if x in free_indices(node))
@@ -346,7 +352,7 @@ class _Evaluator:
                 own = tuple(y for y in scope if y in free_indices(x))
                 if any(y in free_indices(o) for o in others for y in own):
                     return None
-                extents = tuple(y.extent for y in own)
+                extents = tuple(y.count for y in own)
                 if array.size // array.shape[d] * math.prod(extents) > 4 * result + 1024:
                     return None
                 where = np.clip(np.broadcast_to(self.run(x, own), extents), 0, array.shape[d] - 1)
@@ -384,7 +390,9 @@ class _Evaluator:
             out = ufunc.reduce(wide, axis=where, dtype=None if logical else dtype.compute.np)
         return np.asarray(out).astype(dtype.np)
 
-    def _contract(self, node: Reduce, found, scope: tuple[Index, ...]) -> np.ndarray:
+    def _contract(
+        self, node: Reduce, found: Sequence[Expr], scope: tuple[Index, ...]
+    ) -> np.ndarray:
         operands: list[Any] = []
         everything = scope + node.axes
         number = {x: n for n, x in enumerate(everything)}
@@ -395,7 +403,7 @@ class _Evaluator:
         used = [x for x in scope if x in free_indices(node)]
         with np.errstate(all="ignore"):
             out = np.einsum(*operands, [number[x] for x in used], optimize=True)
-        shape = tuple(x.extent if x in used else 1 for x in scope)
+        shape = tuple(x.count if x in used else 1 for x in scope)
         return np.asarray(out).astype(node.dtype.np).reshape(shape)
 
 
@@ -412,7 +420,7 @@ def _affine(node: Expr, scope: tuple[Index, ...]) -> dict[Index | None, int] | N
 def _span(terms: dict[Index | None, int]) -> tuple[int, int]:
     """The smallest and the largest value of an affine expression."""
     ends = [
-        (0, factor * (index.extent - 1)) if index is not None else (factor, factor)
+        (0, factor * (index.count - 1)) if index is not None else (factor, factor)
         for index, factor in terms.items()
     ]
     return sum(min(e) for e in ends), sum(max(e) for e in ends)

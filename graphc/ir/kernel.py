@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 
 from graphc.errors import InternalError
 from graphc.ir.dtypes import DType, i64
-from graphc.ir.expr import Const, Expr, Index, Load, Ref, Sym, as_expr, substitute, walk
+from graphc.ir.expr import Const, Expr, ExprLike, Index, Load, Ref, Sym, as_expr, substitute, walk
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Buffer:
     shape: tuple[int, ...]
     access: str = "in"
 
-    def __getitem__(self, index) -> Load:
+    def __getitem__(self, index: ExprLike | tuple[ExprLike, ...]) -> Load:
         if not isinstance(index, tuple):
             index = (index,)
         return Load(self.name, index, self.dtype)
@@ -331,7 +331,9 @@ class KernelBuilder:
         self._stack.pop()
 
     @contextmanager
-    def loop(self, extent, kind: str = "serial", *, name: str = "", width: int = 0):
+    def loop(
+        self, extent: int | Expr, kind: str = "serial", *, name: str = "", width: int = 0
+    ) -> Iterator[Index]:
         """A loop; yields its Index."""
         var = Index(name or self.fresh("i"), extent)
         with self.block() as inner:
@@ -339,7 +341,7 @@ class KernelBuilder:
         self.emit(For(var, tuple(inner), kind, width))
 
     @contextmanager
-    def loops(self, *extents, kind: str = "serial"):
+    def loops(self, *extents: int | Expr, kind: str = "serial") -> Iterator[tuple[Expr, ...]]:
         """Nested loops; yields the tuple of indices."""
         indices = tuple(Index(self.fresh("i"), e) for e in extents)
         with self.block() as inner:
@@ -350,7 +352,7 @@ class KernelBuilder:
         for stmt in body:
             self.emit(stmt)
 
-    def let(self, value) -> Expr:
+    def let(self, value: ExprLike) -> Expr:
         """Names a value, so that it is computed once; constants and names pass through."""
         value = as_expr(value)
         if isinstance(value, (Const, Ref, Index)):
@@ -367,31 +369,32 @@ class KernelBuilder:
         self.emit(Alloc(buffer, scope))
         return buffer
 
-    def var(self, dtype: DType, initial) -> Buffer:
+    def var(self, dtype: DType, initial: ExprLike) -> Buffer:
         """A mutable scalar."""
         buffer = self.alloc(dtype, (), "reg", self.fresh("v"))
         self.store(buffer, (), initial)
         return buffer
 
-    def store(self, buffer: Buffer, index, value) -> None:
+    def store(
+        self, buffer: Buffer, index: ExprLike | tuple[ExprLike, ...], value: ExprLike
+    ) -> None:
         """buffer[index] = value. A literal takes the buffer's type; one index may stand alone."""
-        if not isinstance(index, tuple):
-            index = (index,)
-        index = tuple(as_expr(x, i64) for x in index)
-        assert len(index) == buffer.rank, f"{buffer} stored at {index}"
+        indices = index if isinstance(index, tuple) else (index,)
+        place = tuple(as_expr(x, i64) for x in indices)
+        assert len(place) == buffer.rank, f"{buffer} stored at {place}"
         value = as_expr(value, buffer.dtype)
         assert value.dtype is buffer.dtype, f"storing {value.dtype} into {buffer}"
-        self.emit(Store(buffer.name, index, value))
+        self.emit(Store(buffer.name, place, value))
 
     @contextmanager
-    def when(self, condition: Expr):
+    def when(self, condition: Expr) -> Iterator[None]:
         """What is emitted within runs if the condition holds."""
         with self.block() as inner:
             yield
         self.emit(If(condition, tuple(inner)))
 
     @contextmanager
-    def otherwise(self):
+    def otherwise(self) -> Iterator[None]:
         """The else branch of the If just emitted."""
         with self.block() as inner:
             yield
@@ -400,7 +403,7 @@ class KernelBuilder:
         self.emit(replace(previous, orelse=tuple(inner)))
 
     @contextmanager
-    def repeat(self, condition: Expr):
+    def repeat(self, condition: Expr) -> Iterator[None]:
         """What is emitted within runs as long as the condition holds."""
         with self.block() as inner:
             yield

@@ -109,7 +109,7 @@ def _from_list(values: list, dtype: DType) -> np.ndarray:
     return np.array(values, dtype.np)
 
 
-def _poison(dtype: DType):
+def _poison(dtype: DType) -> Any:
     """What uninitialised storage holds: NaN, a pattern, or a string that says so."""
     if dtype.kind == "string":
         return "uninitialised"

@@ -31,8 +31,8 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.addresses import flatten_index, unflatten_index
 from graphc.ir.dtypes import DType
-from graphc.ir.expr import Const, Expr, Index, Load
-from graphc.ir.types import Shape, TensorType
+from graphc.ir.expr import Const, Expr, ExprLike, Index, Load
+from graphc.ir.types import Dim, Shape, TensorType
 
 # ---------------------------------------------------------------- element type classes
 
@@ -43,7 +43,7 @@ class TypeClass:
     def __init__(self, name: str, accepts: Callable[[DType], bool], known: bool = False):
         self.name, self.accepts, self.known = name, accepts, known
 
-    def __or__(self, other):
+    def __or__(self, other: TypeClass | None) -> Any:
         if other is None:
             return Omissible(self)
         return TypeClass(
@@ -109,7 +109,7 @@ class OpDef:
     def full_name(self) -> str:
         return f"{self.domain}.{self.name}" if self.domain else self.name
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return (lookup, (self.name, self.domain))
 
 
@@ -149,7 +149,7 @@ REQUIRED = inspect.Parameter.empty
 """In a dict of attributes that operators share: one that has no default."""
 
 
-def _make(name: str, form: str, function: Callable, skip: int, **options) -> OpDef:
+def _make(name: str, form: str, function: Callable, skip: int, **options: Any) -> OpDef:
     params: list[Param] = []
     attrs: dict[str, Any] = {}
     required: set[str] = set()
@@ -189,10 +189,13 @@ def _declared(name: str, parameter: inspect.Parameter) -> dict[str, Any]:
     return parameter.annotation
 
 
-def op(name: str, *, infer=None, outputs: int | None = 1, domain: str = "", traits=()) -> Callable:
+def op(
+    name: str, *, infer: Callable | None = None, outputs: int | None = 1, domain: str = "",
+    traits: Sequence[str] = (),
+) -> Callable:  # fmt: skip
     """Declares an operator by a scalar body over output indices."""
 
-    def declare(function):
+    def declare(function: Callable) -> Callable:
         form = "elementwise" if infer is None else "indexed"
         _make(name, form, function, 1, infer=infer, outputs=outputs, domain=domain,
               traits=frozenset(traits))  # fmt: skip
@@ -201,10 +204,12 @@ def op(name: str, *, infer=None, outputs: int | None = 1, domain: str = "", trai
     return declare
 
 
-def composite(name: str, *, outputs: int | None = 1, domain: str = "", traits=()) -> Callable:
+def composite(
+    name: str, *, outputs: int | None = 1, domain: str = "", traits: Sequence[str] = ()
+) -> Callable:
     """Declares an operator as a graph of others; the function gets a Builder and Values."""
 
-    def declare(function):
+    def declare(function: Callable) -> Callable:
         _make(name, "composite", function, 1, outputs=outputs, domain=domain,
               traits=frozenset(traits))  # fmt: skip
         return function
@@ -213,15 +218,16 @@ def composite(name: str, *, outputs: int | None = 1, domain: str = "", traits=()
 
 
 def imperative(
-    name: str, *, infer, outputs: int | None = 1, domain: str = "", traits=()
-) -> Callable:
+    name: str, *, infer: Callable, outputs: int | None = 1, domain: str = "",
+    traits: Sequence[str] = (),
+) -> Callable:  # fmt: skip
     """Declares an operator as kernel IR: f(k, operands..., *, attrs) with `k.outputs` to store to.
 
     `infer` returns TensorTypes here (there is no body to tell the dtype). With the trait
     "bounded", dims are upper bounds and the kernel stores the true ones into `k.sizes`.
     """
 
-    def declare(function):
+    def declare(function: Callable) -> Callable:
         _make(name, "imperative", function, 1, infer=infer, outputs=outputs, domain=domain,
               traits=frozenset(traits))  # fmt: skip
         return function
@@ -230,12 +236,13 @@ def imperative(
 
 
 def host(
-    name: str, *, infer=None, outputs: int | None = 1, domain: str = "", traits=()
-) -> Callable:
+    name: str, *, infer: Callable | None = None, outputs: int | None = 1, domain: str = "",
+    traits: Sequence[str] = (),
+) -> Callable:  # fmt: skip
     """Declares an operator as a numpy function, run on the host. Without `infer` (which returns
     Types) its output types are known only once it has run."""
 
-    def declare(function):
+    def declare(function: Callable) -> Callable:
         _make(name, "host", function, 0, infer=infer, outputs=outputs, domain=domain,
               traits=frozenset(traits))  # fmt: skip
         return function
@@ -284,14 +291,14 @@ class Operand:
         return len(self.shape)
 
     @property
-    def size(self):
+    def size(self) -> Any:
         """Number of elements."""
         total: Any = 1
         for extent in self.shape:
             total = total * extent
         return total
 
-    def __getitem__(self, index) -> Load:
+    def __getitem__(self, index: ExprLike | tuple[ExprLike, ...]) -> Load:
         if isinstance(index, OutIndex):
             index = self._broadcast(index)
         elif not isinstance(index, tuple):
@@ -324,12 +331,12 @@ class Operand:
             for position, extent in zip(tail, self.shape)
         )
 
-    def flat(self, offset) -> Load:
+    def flat(self, offset: Expr) -> Load:
         """The element at a row-major offset."""
         return self[unflatten_index(offset, self.shape)]
 
 
-def axes(*extents, name: str = "k") -> tuple[Index, ...]:
+def axes(*extents: Dim, name: str = "k") -> tuple[Index, ...]:
     """Fresh indices for a Reduce, named k0, k1, ... (nested reductions need their own names)."""
     return tuple(Index(f"{name}{n}", extent) for n, extent in enumerate(extents))
 

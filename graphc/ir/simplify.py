@@ -122,7 +122,7 @@ def from_poly(poly: Poly) -> Expr:
     return result - -constant if constant < 0 else result + constant
 
 
-def _term_key(item):
+def _term_key(item: tuple[tuple[Expr, ...], int]) -> tuple:
     atoms, coefficient = item
     return (-abs(coefficient), [to_text(a) for a in atoms])
 
@@ -283,7 +283,7 @@ def _product(a: Expr, b: Expr) -> Poly:
     return _multiply(left, right)
 
 
-def _extreme(name: str):
+def _extreme(name: str) -> Callable[[Expr, Expr], Poly]:
     def build(a: Expr, b: Expr) -> Poly:
         left, right = to_poly(a), to_poly(b)
         lo, hi = bounds_of_poly(_add(left, right, -1))
@@ -294,7 +294,7 @@ def _extreme(name: str):
     return build
 
 
-_POLY = {
+_POLY: dict[str, Callable[..., Poly]] = {
     "add": lambda a, b: _add(to_poly(a), to_poly(b)),
     "sub": lambda a, b: _add(to_poly(a), to_poly(b), -1),
     "neg": lambda a: _add({}, to_poly(a), -1),

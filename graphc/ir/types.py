@@ -8,7 +8,7 @@ operator knows about layouts; lowering maps logical indices to physical ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,7 +81,7 @@ class TensorType:
     shape: Shape | None
     layout: Layout | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.shape is None:
             return
         shape = tuple(d.value if isinstance(d, Const) else d for d in self.shape)
@@ -125,7 +125,7 @@ class TensorType:
     def nbytes(self) -> int:
         return self.size * self.dtype.size
 
-    def with_shape(self, shape) -> TensorType:
+    def with_shape(self, shape: Iterable[Dim]) -> TensorType:
         """The same elements in another shape, row-major."""
         return TensorType(self.dtype, tuple(shape))
 
@@ -204,7 +204,7 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(_broadcast_dim(dims, shapes) for dims in zip(*padded))
 
 
-def _broadcast_dim(dims: tuple[Dim, ...], shapes) -> Dim:
+def _broadcast_dim(dims: tuple[Dim, ...], shapes: Sequence[Shape]) -> Dim:
     others = [d for d in dict.fromkeys(dims) if not (isinstance(d, int) and d == 1)]
     if not others:
         return 1

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import boolean
-from graphc.ir.expr import Const, Expr, Index, as_expr, maximum, minimum
+from graphc.ir.expr import Const, Expr, ExprLike, Index, as_expr, maximum, minimum
+from graphc.ir.opdef import Operand
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, Shape
 
@@ -23,7 +24,7 @@ POOL = {**WINDOW, "ceil_mode": 0}
 """Those of poolings."""
 
 
-def dim(value) -> Dim:
+def dim(value: ExprLike) -> Dim:
     """A dimension in its simplest form: an int if it is constant."""
     if isinstance(value, Expr):
         value = simplify(value)
@@ -48,11 +49,11 @@ class WindowAxis:
         """Input elements from the first tap to the last."""
         return (self.kernel - 1) * self.dilation + 1
 
-    def position(self, o, k) -> Expr:
+    def position(self, o: Dim, k: Dim) -> Expr:
         """The input position that tap `k` of output `o` reads."""
         return as_expr(o * self.stride + k * self.dilation - self.begin)
 
-    def inside(self, o, k) -> Expr:
+    def inside(self, o: Dim, k: Dim) -> Expr:
         """Whether that position lies in the input."""
         position = self.position(o, k)
         never_before = isinstance(self.begin, int) and self.begin <= 0
@@ -72,7 +73,7 @@ class WindowAxis:
             return self
         return replace(self, kernel=last - first + 1, begin=self.begin - first * self.dilation)
 
-    def count(self, o, *, padded: bool) -> Expr | Dim:
+    def count(self, o: Dim, *, padded: bool) -> Expr | Dim:
         """How many taps of output `o` lie in the input (`padded`: or in its padding)."""
         before, after = (self.begin, self.end) if padded else (0, 0)
         start = simplify(as_expr(o * self.stride - self.begin + before))
@@ -131,7 +132,9 @@ def make_window(
     )  # fmt: skip
 
 
-def pooled_shape(x, *, kernel_shape: Sequence[Dim], **attrs: POOL) -> Shape:  # type: ignore[valid-type]
+def pooled_shape(
+    x: Operand, *, kernel_shape: Sequence[Dim], **attrs: POOL,  # type: ignore[valid-type]
+) -> Shape:  # fmt: skip
     """The shape of what windows over the spatial axes of x give: batch, channels, positions."""
     window = make_window(x.shape[2:], kernel_shape, **attrs)
     return (*x.shape[:2], *(axis.out for axis in window))
@@ -168,7 +171,7 @@ def _make_axis(axis: WindowAxis, auto_pad: str, ceil_mode: int, pools: bool) -> 
     return replace(axis, begin=begin, end=end, out=out)
 
 
-def _floor_extent(room, stride: int, pools: bool) -> Dim:
+def _floor_extent(room: Dim, stride: int, pools: bool) -> Dim:
     """How many windows lie on an axis that has `room` more elements than one of them covers.
 
     ONNX Runtime rounds a quotient below 0 toward 0 in poolings: a window that is larger than its
@@ -180,7 +183,7 @@ def _floor_extent(room, stride: int, pools: bool) -> Dim:
     return dim(out)
 
 
-def _ceil_extent(axis: WindowAxis, room, floor_out: Dim) -> Dim:
+def _ceil_extent(axis: WindowAxis, room: Dim, floor_out: Dim) -> Dim:
     out = dim((room + axis.stride - 1) // axis.stride + 1)
     if isinstance(out, int) and isinstance(axis.extent, int) and isinstance(axis.begin, int):
         starts_after = (out - 1) * axis.stride >= axis.extent + axis.begin

@@ -7,7 +7,7 @@ pattern to an op, numbered in the order of execution (operands before users).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,7 +110,9 @@ class OpPattern:
         return [self.operands, self.operands[::-1]] if self.any_order else [self.operands]
 
 
-def _match_operands(patterns: Sequence, values: Sequence[Value | None], match: Match):
+def _match_operands(
+    patterns: Sequence, values: Sequence[Value | None], match: Match
+) -> Iterator[Match]:
     if not patterns:
         if not any(v is not None for v in values):
             yield match
@@ -134,10 +136,10 @@ def attribute(op: Op, name: str) -> Any:
 class _Patterns:
     """`P.Conv(x, w)` matches a Conv; `P.one_of("Add", "Sub")(x, y)` either of two."""
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Callable[..., OpPattern]:
         return self.one_of(name)
 
-    def one_of(self, *names: str):
+    def one_of(self, *names: str) -> Callable[..., OpPattern]:
         def build(*operands: Any, **attrs: Any) -> OpPattern:
             return OpPattern(names, operands, tuple(attrs.items()))
 

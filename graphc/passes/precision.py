@@ -26,6 +26,7 @@ sums, stays in float32 then. Who rounds is whom it costs least:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from graphc.errors import ModelError
 from graphc.ir import dtypes
@@ -105,7 +106,7 @@ class _Narrowing:
                 if user is not cast and _computes(user):
                     user.set_input(number, self.factor(value))
 
-    def insert(self, value: Value, name: str, **attributes) -> Value:
+    def insert(self, value: Value, name: str, **attributes: Any) -> Value:
         """An op on the value, right after it is made; a constant if the value is one."""
         producer = value.producer
         anchor = self.graph.ops[0] if producer is None else _after(self.graph, producer)

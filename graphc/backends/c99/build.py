@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,5 +55,5 @@ def _check(name: str, type: TensorType, array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def _pointers(arrays: Sequence[np.ndarray]):
+def _pointers(arrays: Sequence[np.ndarray]) -> Any:
     return (ctypes.c_void_p * max(len(arrays), 1))(*(a.ctypes.data for a in arrays))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from graphc.backends.cfamily.helpers import c_type
 from graphc.backends.cfamily.narrow import has_negative_zero
@@ -73,7 +74,7 @@ class Speller:
         low, high = bounds(node)
         return self.index.min <= low and high <= self.index.max
 
-    def constant(self, value, dtype: DType) -> Text:
+    def constant(self, value: Any, dtype: DType) -> Text:
         """A literal of the register type."""
         if dtype is dtypes.boolean:
             return Text("1" if value else "0")

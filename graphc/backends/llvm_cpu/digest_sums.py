@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -80,7 +81,7 @@ def _factors() -> np.ndarray:
 
 
 @lru_cache(maxsize=1)
-def _native():
+def _native() -> Callable:
     library: Library = load_object(cached_object(_IR, host_target(), default_cache()), [FUNCTION])
     pointer = ctypes.c_void_p
     return library.function(FUNCTION, None, pointer, ctypes.c_int64, pointer, pointer)

@@ -59,7 +59,9 @@ class ScalarEmitter:
 
     # ---------------------------------------------------------------- operations
 
-    def _typed_op(self, name, node: Call, args: list[Typed], dtype: DType, lanes: int) -> Typed:
+    def _typed_op(
+        self, name: str, node: Call, args: list[Typed], dtype: DType, lanes: int
+    ) -> Typed:
         if node.op.rule == "compare":
             return self._compare(name, args, lanes)
         if dtype is boolean:
@@ -218,7 +220,7 @@ class ScalarEmitter:
         nothing = Typed(self._const(0, result.dtype, result.lanes), result.dtype, result.lanes)
         return self._pick(zero, nothing, result)
 
-    def _signed_divide(self, name, a: Typed, b: Typed, positive: bool, lanes: int) -> Typed:
+    def _signed_divide(self, name: str, a: Typed, b: Typed, positive: bool, lanes: int) -> Typed:
         dtype, b0 = a.dtype, b
         b, zero = self._nonzero(b, positive, lanes)
         minus = None

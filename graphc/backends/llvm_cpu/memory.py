@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from sys import getrefcount
+from typing import Any
 
 import numpy as np
 
@@ -92,7 +93,7 @@ def _address_by_interface(array: np.ndarray) -> int:
     return array.ctypes.data
 
 
-def _choose_address():
+def _choose_address() -> Any:
     probe = np.arange(8)[3:]
     found = _address_by_layout(probe) == probe.ctypes.data
     return _address_by_layout if found else _address_by_interface

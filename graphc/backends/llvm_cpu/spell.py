@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def suffix(element: str, lanes: int) -> str:
     return scalar if lanes == 1 else f"v{lanes}{scalar}"
 
 
-def literal(value, dtype: DType) -> str:
+def literal(value: Any, dtype: DType) -> str:
     """A constant of a register type."""
     if dtype is boolean:
         return "true" if value else "false"

@@ -16,6 +16,7 @@ bits that were shifted out, from a certain one on, are 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -289,7 +290,7 @@ class FixedPoint:
         return self.loop.vector(node if node.dtype is i32 else node.cast(i32))
 
 
-def _fits(ranges, factors: list[int], found: Shifted, bits: int) -> bool:
+def _fits(ranges: Sequence[tuple[int, int]], factors: list[int], found: Shifted, bits: int) -> bool:
     """Whether both parts stay within 32 bits when constants are split at `bits`."""
     mask = (1 << bits) - 1
     low = _limits(ranges, [m & mask for m in factors], found.offset & mask)
@@ -298,7 +299,7 @@ def _fits(ranges, factors: list[int], found: Shifted, bits: int) -> bool:
     return all(LEAST <= x <= MOST for x in (*low, *high, *total))
 
 
-def _limits(ranges, factors: list[int], offset: int) -> tuple[int, int]:
+def _limits(ranges: Sequence[tuple[int, int]], factors: list[int], offset: int) -> tuple[int, int]:
     low = high = offset
     for (least, most), factor in zip(ranges, factors):
         ends = least * factor, most * factor

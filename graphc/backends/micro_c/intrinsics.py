@@ -19,6 +19,7 @@ where the limits are those of a byte.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from graphc.backends.cfamily.names import identifier
 from graphc.backends.cfamily.printer import Unit
@@ -184,7 +185,7 @@ def _limits(node: Expr) -> tuple[Expr, Expr, Expr] | None:
 class MicroUnit(Unit):
     """A C file with the helpers of the instructions it uses."""
 
-    def __init__(self, *args):
+    def __init__(self, *args: Any):
         super().__init__(*args)
         self.functions_needed: set[str] = set()
 

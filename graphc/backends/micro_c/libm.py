@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from graphc.backends.cfamily.spell import MATH, Speller, Text, function
 from graphc.errors import UnsupportedError
@@ -90,7 +91,7 @@ CALLS = re.compile(
 class OwnSpeller(Speller):
     """Spells float functions without libm; `own` collects those it spells itself."""
 
-    def __init__(self, *args):
+    def __init__(self, *args: Any):
         super().__init__(*args)
         self.own: set[str] = set()
 

@@ -12,6 +12,7 @@ are printed lane by lane.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from graphc.backends.cfamily.printer import KernelPrinter
 from graphc.backends.micro_c.fixed_point import FixedPoint, range_of
@@ -47,7 +48,7 @@ class NotVectors(Exception):
 class VectorPrinter(KernelPrinter):
     """Prints a kernel; `functions` collects what it needs of mve.py."""
 
-    def __init__(self, *args, functions: set[str]):
+    def __init__(self, *args: Any, functions: set[str]):
         super().__init__(*args)
         self.functions = functions
         self.vectors: dict[str, str] = {}  # types of the arrays that are variables, by name
@@ -266,7 +267,9 @@ class _VectorLoop:
         self._kind(node.dtype)
         return self._loaded(buffer, node.index, "b" if node.dtype is i8 else "w", node.dtype)
 
-    def _loaded(self, buffer: Buffer, index, size: str, lanes: DType, letter: str = "") -> str:
+    def _loaded(
+        self, buffer: Buffer, index: Sequence[Expr], size: str, lanes: DType, letter: str = ""
+    ) -> str:
         name, rest = f"vldr{size}q", [self._pointer(buffer, index)]
         if self.predicate:
             name, rest = f"{name}_z", [*rest, self.predicate]

@@ -29,7 +29,9 @@ def determinant(k: KernelBuilder, a: Buffer, at: At, size: int) -> Expr:
     return product[()]
 
 
-def _bring_up_pivot(k: KernelBuilder, a: Buffer, at: At, size: int, step: Expr, product: Buffer):
+def _bring_up_pivot(
+    k: KernelBuilder, a: Buffer, at: At, size: int, step: Expr, product: Buffer
+) -> None:
     """Swaps the row with the largest element of column `step` there; a swap flips the sign."""
     best = k.var(i64, step)
     with k.loop(size - 1 - step) as below:

@@ -24,7 +24,7 @@ class Heap:
     precedes: Callable[[Expr, Expr], Expr]
     swap: Callable[[Expr, Expr], None]
 
-    def sift(self, root, size) -> None:
+    def sift(self, root: Expr | int, size: Expr | int) -> None:
         """Moves the item at `root` down until no child among `size` slots comes after it."""
         k = self.k
         node = k.var(i64, root)
@@ -43,13 +43,13 @@ class Heap:
             with k.otherwise():
                 k.store(going, (), False)
 
-    def build(self, size) -> None:
+    def build(self, size: Expr | int) -> None:
         """Orders `size` arbitrary slots as a heap."""
         half = size // 2
         with self.k.loop(half) as j:
             self.sift(half - 1 - j, size)
 
-    def unwind(self, size) -> None:
+    def unwind(self, size: Expr | int) -> None:
         """Turns a heap into a sequence in order, first item at slot 0."""
         k = self.k
         rest = k.let(as_expr(size, i64) - 1)
@@ -60,7 +60,7 @@ class Heap:
             self.swap(as_expr(0, i64), end)
             self.sift(0, end)
 
-    def sort(self, size) -> None:
+    def sort(self, size: Expr | int) -> None:
         """Sorts `size` slots."""
         self.build(size)
         self.unwind(size)

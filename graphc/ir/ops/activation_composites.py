@@ -32,7 +32,7 @@ def exponentials(b: Builder, x: Value, axis: int) -> tuple[Value, Value, Value]:
 
 
 @composite("Softmax")
-def softmax(b, x: Float, *, axis=-1):
+def softmax(b: Builder, x: Float, *, axis: int = -1) -> Value:
     """exp(x) divided by its sum along the axis; the maximum is subtracted first."""
     if x.tensor.rank == 0:
         return b.Div(x, x)
@@ -41,7 +41,7 @@ def softmax(b, x: Float, *, axis=-1):
 
 
 @composite("LogSoftmax")
-def log_softmax(b, x: Float, *, axis=-1):
+def log_softmax(b: Builder, x: Float, *, axis: int = -1) -> Value:
     """The logarithm of softmax: x - max - log(sum(exp(x - max)))."""
     if x.tensor.rank == 0:
         return b.Sub(x, x)

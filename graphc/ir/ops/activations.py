@@ -11,52 +11,54 @@ import math
 from graphc.errors import ModelError
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import Expr, absolute, erf, exp, log, maximum, minimum, select, tanh
-from graphc.ir.opdef import Float, Number, op
+from graphc.ir.opdef import Float, Number, OutIndex, op
 from graphc.ir.ops.helpers import wide
 
 
 @op("Relu")
-def relu(i, x: Number):
+def relu(i: OutIndex, x: Number) -> Expr:
     """x above 0, else 0; NaN stays."""
     return select(x[i] < 0, 0, x[i])
 
 
 @op("LeakyRelu")
-def leaky_relu(i, x: Float, *, alpha: float = 0.01):
+def leaky_relu(i: OutIndex, x: Float, *, alpha: float = 0.01) -> Expr:
     """x above 0, else alpha * x."""
     v = wide(x[i])
     return select(v < 0, v * alpha, v).cast(x.dtype)
 
 
 @op("PRelu")
-def parametric_relu(i, x: Number, slope: Number):
+def parametric_relu(i: OutIndex, x: Number, slope: Number) -> Expr:
     """x above 0, else slope * x; slope broadcasts to x."""
     return select(x[i] < 0, x[i] * slope[i], x[i])
 
 
 @op("ThresholdedRelu")
-def thresholded_relu(i, x: Float, *, alpha: float = 1.0):
+def thresholded_relu(i: OutIndex, x: Float, *, alpha: float = 1.0) -> Expr:
     """x above alpha, else 0."""
     v = wide(x[i])
     return select(v > alpha, x[i], 0)
 
 
 @op("Elu")
-def elu(i, x: Float, *, alpha: float = 1.0):
+def elu(i: OutIndex, x: Float, *, alpha: float = 1.0) -> Expr:
     """x above 0, else alpha * (exp(x) - 1)."""
     v = wide(x[i])
     return select(v < 0, (exp(v) - 1) * alpha, v).cast(x.dtype)
 
 
 @op("Celu")
-def celu(i, x: Float, *, alpha: float = 1.0):
+def celu(i: OutIndex, x: Float, *, alpha: float = 1.0) -> Expr:
     """max(0, x) + min(0, alpha * (exp(x / alpha) - 1))."""
     v = wide(x[i])
     return (maximum(v, 0) + minimum((exp(v / alpha) - 1) * alpha, 0)).cast(x.dtype)
 
 
 @op("Selu")
-def selu(i, x: Float, *, alpha=1.6732631921768188, gamma=1.0507010221481323):
+def selu(
+    i: OutIndex, x: Float, *, alpha: float = 1.6732631921768188, gamma: float = 1.0507010221481323
+) -> Expr:
     """gamma * x above 0, else gamma * alpha * (exp(x) - 1). ONNX rounds the constants of Klambauer
     et al. (2017) to float32."""
     v = wide(x[i])
@@ -64,7 +66,7 @@ def selu(i, x: Float, *, alpha=1.6732631921768188, gamma=1.0507010221481323):
 
 
 @op("Sigmoid")
-def sigmoid(i, x: Float):
+def sigmoid(i: OutIndex, x: Float) -> Expr:
     """1 / (1 + exp(-x))."""
     return _sigmoid(wide(x[i])).cast(x.dtype)
 
@@ -74,13 +76,13 @@ def _sigmoid(v: Expr) -> Expr:
 
 
 @op("HardSigmoid")
-def hard_sigmoid(i, x: Float, *, alpha: float = 0.2, beta: float = 0.5):
+def hard_sigmoid(i: OutIndex, x: Float, *, alpha: float = 0.2, beta: float = 0.5) -> Expr:
     """alpha * x + beta, kept within 0..1."""
     return _unit(wide(x[i]) * alpha + beta).cast(x.dtype)
 
 
 @op("HardSwish")
-def hard_swish(i, x: Float):
+def hard_swish(i: OutIndex, x: Float) -> Expr:
     """x * (x / 6 + 1/2, kept within 0..1)."""
     v = wide(x[i])
     return (v * _unit(v * (1 / 6) + 0.5)).cast(x.dtype)
@@ -91,14 +93,14 @@ def _unit(v: Expr) -> Expr:
 
 
 @op("Swish")
-def swish(i, x: Float, *, alpha: float = 1.0):
+def swish(i: OutIndex, x: Float, *, alpha: float = 1.0) -> Expr:
     """x * sigmoid(alpha * x)."""
     v = wide(x[i])
     return (v * _sigmoid(v * alpha)).cast(x.dtype)
 
 
 @op("SwiGLU")
-def swiglu(i, a: Float, b: Float, *, alpha: float = 1.0):
+def swiglu(i: OutIndex, a: Float, b: Float, *, alpha: float = 1.0) -> Expr:
     """a * sigmoid(alpha * a) * b, for operands of one shape."""
     if a.shape != b.shape:
         raise ModelError(f"takes operands of equal shape, found {a.shape} and {b.shape}")
@@ -107,7 +109,7 @@ def swiglu(i, a: Float, b: Float, *, alpha: float = 1.0):
 
 
 @op("Softplus")
-def softplus(i, x: Float):
+def softplus(i: OutIndex, x: Float) -> Expr:
     """log(1 + exp(x)), as max(x, 0) + log(1 + exp(-|x|)), as exact below 0 as above."""
     v = wide(x[i])
     return (maximum(v, 0) + _log1p(exp(-absolute(v)))).cast(x.dtype)
@@ -122,7 +124,7 @@ def _log1p(v: Expr) -> Expr:
 
 
 @op("Mish")
-def mish(i, x: Float):
+def mish(i: OutIndex, x: Float) -> Expr:
     """x * tanh(log(1 + exp(x))).
 
     With n = exp(-|x|) the tanh is (1 + 2n) / (1 + 2n + 2n^2) for x >= 0, and below 0
@@ -136,14 +138,14 @@ def mish(i, x: Float):
 
 
 @op("Softsign")
-def softsign(i, x: Float):
+def softsign(i: OutIndex, x: Float) -> Expr:
     """x / (1 + |x|)."""
     v = wide(x[i])
     return (v / (absolute(v) + 1)).cast(x.dtype)
 
 
 @op("Gelu")
-def gelu(i, x: Float, *, approximate: str = "none"):
+def gelu(i: OutIndex, x: Float, *, approximate: str = "none") -> Expr:
     """x * P(standard normal <= x), by erf, or by tanh if `approximate` is "tanh"."""
     v = wide(x[i])
     if approximate == "none":
@@ -156,7 +158,7 @@ def gelu(i, x: Float, *, approximate: str = "none"):
 
 
 @op("Shrink")
-def shrink(i, x: Number, *, lambd: float = 0.5, bias: float = 0.0):
+def shrink(i: OutIndex, x: Number, *, lambd: float = 0.5, bias: float = 0.0) -> Expr:
     """x + bias below -lambd, x - bias above lambd, else 0; integers are compared as floats."""
     v = wide(x[i]) if x.dtype.is_float else x[i].cast(f32)
     return select(v < -lambd, v + bias, select(v > lambd, v - bias, 0)).cast(x.dtype)

@@ -6,14 +6,17 @@ Parts are guarded loads: `select(position inside, load, fill)`, whose untaken si
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir import dtypes
-from graphc.ir.dtypes import f32, i64
+from graphc.ir.build import Builder
+from graphc.ir.dtypes import DType, f32, i64
 from graphc.ir.expr import Const, Expr, as_expr, reduce, select
-from graphc.ir.opdef import Any_, Float, Int, Known, Number, composite, op
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Any_, Float, Int, Known, Number, Operand, OutIndex, composite, op
 from graphc.ir.opdef import axes as fresh_axes
 from graphc.ir.ops.helpers import (
     all_of,
@@ -29,11 +32,12 @@ from graphc.ir.ops.helpers import (
     wide,
     zero,
 )
+from graphc.ir.types import Dim, Shape
 
 # ---------------------------------------------------------------- joins
 
 
-def _joined(*parts, axis):
+def _joined(*parts: Operand, axis: int) -> Shape:
     axis = normal_axis(axis, parts[0].rank)
     first = replaced(parts[0].shape, axis, 0)
     for part in parts:
@@ -44,7 +48,7 @@ def _joined(*parts, axis):
 
 
 @op("Concat", infer=_joined)
-def concat(i, *parts: Any_, axis: int):
+def concat(i: OutIndex, *parts: Any_, axis: int) -> Expr:
     """The parts one after the other along `axis`."""
     axis = normal_axis(axis, parts[0].rank)
     starts, loads, start = [], [], 0
@@ -61,7 +65,7 @@ def concat(i, *parts: Any_, axis: int):
 # ---------------------------------------------------------------- pads and crops
 
 
-def _paddings(x, pads, axes) -> dict[int, tuple[int, int]]:
+def _paddings(x: Operand, pads: np.ndarray, axes: np.ndarray | None) -> dict[int, tuple[int, int]]:
     """Elements to add before and after each padded axis (negative: to drop)."""
     amounts = ints_of(pads)
     chosen = list(range(x.rank)) if axes is None else normal_axes(axes, x.rank)
@@ -70,12 +74,12 @@ def _paddings(x, pads, axes) -> dict[int, tuple[int, int]]:
     return dict(zip(chosen, zip(amounts, amounts[len(chosen) :])))
 
 
-def _padded(x, pads, value, axes):
+def _padded(x: Operand, pads: np.ndarray, value: Operand | None, axes: np.ndarray | None) -> Shape:
     amounts = _paddings(x, pads, axes)
     return tuple(extent + sum(amounts.get(n, (0, 0))) for n, extent in enumerate(x.shape))
 
 
-def _reflected(position: Expr, extent, before: int, after: int) -> Expr:
+def _reflected(position: Expr, extent: Dim, before: int, after: int) -> Expr:
     """Mirrored at the first and last element, which are not repeated."""
     if extent == 1:
         return as_expr(0, i64)
@@ -87,11 +91,11 @@ def _reflected(position: Expr, extent, before: int, after: int) -> Expr:
     return select(turn > last, 2 * last - turn, turn)
 
 
-def _clamped(position: Expr, extent, before: int, after: int) -> Expr:
+def _clamped(position: Expr, extent: Dim, before: int, after: int) -> Expr:
     return select(position < 0, 0, select(position >= extent, extent - 1, position))
 
 
-def _wrapped(position: Expr, extent, before: int, after: int) -> Expr:
+def _wrapped(position: Expr, extent: Dim, before: int, after: int) -> Expr:
     return position % extent
 
 
@@ -100,9 +104,9 @@ _FOLDS = {"reflect": _reflected, "edge": _clamped, "wrap": _wrapped}
 
 @op("Pad", infer=_padded)
 def pad(
-    i, x: Any_, pads: Known(Int), value: Any_ = None, axes: Known(Int) = None, *,
+    i: OutIndex, x: Any_, pads: Known(Int), value: Any_ = None, axes: Known(Int) = None, *,
     mode: str = "constant",
-):  # fmt: skip
+) -> Expr:  # fmt: skip
     """x with elements added around it: a constant, or x mirrored, clamped or wrapped.
 
     What negative pads drop is dropped first, and not repeated on the other side.
@@ -128,11 +132,11 @@ def pad(
     return select(all_of(guards), x[tuple(index)], fill)
 
 
-def _centred(x, shape, *, axes):
+def _centred(x: Operand, shape: np.ndarray, *, axes: Sequence[int] | None) -> Shape:
     return _centre_sizes(x, shape, axes)
 
 
-def _centre_sizes(x, shape, axes) -> tuple:
+def _centre_sizes(x: Operand, shape: np.ndarray, axes: Sequence[int] | None) -> tuple:
     wanted = ints_of(shape)
     chosen = list(range(x.rank)) if axes is None else normal_axes(axes, x.rank)
     if len(wanted) != len(chosen):
@@ -144,7 +148,9 @@ def _centre_sizes(x, shape, axes) -> tuple:
 
 
 @op("CenterCropPad", infer=_centred)
-def center_crop_pad(i, x: Any_, shape: Known(Int), *, axes=None):
+def center_crop_pad(
+    i: OutIndex, x: Any_, shape: Known(Int), *, axes: Sequence[int] | None = None
+) -> Expr:
     """The middle of x, or x in the middle of zeros, axis by axis."""
     index, guards = [], []
     for position, extent, wanted in zip(i, x.shape, i.shape):
@@ -157,7 +163,7 @@ def center_crop_pad(i, x: Any_, shape: Known(Int), *, axes=None):
 
 
 @op("Trilu", infer=lambda x, k: x.shape)
-def trilu(i, x: Any_, k: Int = None, *, upper: int = 1):
+def trilu(i: OutIndex, x: Any_, k: Int = None, *, upper: int = 1) -> Expr:
     """The upper or lower triangle of each matrix, from diagonal k on; zeros elsewhere."""
     if x.rank < 2:
         raise ModelError(f"takes matrices, found rank {x.rank}")
@@ -170,33 +176,33 @@ def trilu(i, x: Any_, k: Int = None, *, upper: int = 1):
 # ---------------------------------------------------------------- generated contents
 
 
-def _part_of_shape(x, start, end) -> list:
+def _part_of_shape(x: Operand, start: Dim, end: int | None) -> list:
     return list(x.shape)[slice(start, end)]
 
 
-def _clamped_range(x, *, start, end):
+def _clamped_range(x: Operand, *, start: Dim, end: int | None) -> Shape:
     return (len(_part_of_shape(x, start, end)),)
 
 
 @op("Shape", infer=_clamped_range)
-def shape_op(i, x: Any_, *, start: int = 0, end: int | None = None):
+def shape_op(i: OutIndex, x: Any_, *, start: int = 0, end: int | None = None) -> Expr:
     """The extents of x, or those from `start` to `end`."""
     dims = [as_expr(extent, i64) for extent in _part_of_shape(x, start, end)]
     return choose(i[0], dims) if dims else as_expr(0, i64)
 
 
 @op("Size", infer=lambda x: ())
-def size_op(i, x: Any_):
+def size_op(i: OutIndex, x: Any_) -> Expr:
     """The number of elements of x."""
     return as_expr(x.size, i64)
 
 
-def _filled_shape(shape):
+def _filled_shape(shape: np.ndarray) -> Shape:
     return tuple(ints_of(shape))
 
 
 @op("ConstantOfShape", infer=_filled_shape)
-def constant_of_shape(i, shape: Known(Int), *, value=None):
+def constant_of_shape(i: OutIndex, shape: Known(Int), *, value: np.ndarray | None = None) -> Expr:
     """A tensor filled with one value, float32 zero by default."""
     if value is None:
         return Const(0, f32)
@@ -205,14 +211,14 @@ def constant_of_shape(i, shape: Known(Int), *, value=None):
     return literal(np.asarray(value).reshape(-1)[0], dtypes.of(np.asarray(value).dtype))
 
 
-def literal(value, dtype) -> Const:
+def literal(value: np.generic, dtype: DType) -> Const:
     """A constant from a numpy scalar of any dtype."""
     if dtype.is_float:
         return Const(float(value), dtype)
     return Const(int(value) if dtype.is_integer else value, dtype)
 
 
-def _range_length(start, limit, delta):
+def _range_length(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> Shape:
     first, last, by = (scalar_of(v, "an operand of Range") for v in (start, limit, delta))
     if by == 0:
         raise ModelError("delta must not be 0")
@@ -223,8 +229,9 @@ def _range_length(start, limit, delta):
 
 @op("Range", infer=_range_length)
 def range_op(
-    i, start: Known(Number), limit: Known(Number), delta: Known(Number), *, stash_type: int = 1
-):
+    i: OutIndex, start: Known(Number), limit: Known(Number), delta: Known(Number), *,
+    stash_type: int = 1,
+) -> Expr:  # fmt: skip
     """start, start + delta, ... up to limit, which is left out."""
     dtype = dtypes.of(np.asarray(start).dtype)
     stash = dtype.compute if stash_type == dtypes.f32.onnx else dtype
@@ -233,7 +240,7 @@ def range_op(
 
 
 @op("EyeLike", infer=lambda x: x.shape)
-def eye_like(i, x: Any_, *, dtype: int | None = None, k: int = 0):
+def eye_like(i: OutIndex, x: Any_, *, dtype: int | None = None, k: int = 0) -> Expr:
     """Ones on diagonal k of a matrix shaped as x, zeros elsewhere."""
     if x.rank != 2:
         raise ModelError(f"takes a matrix, found rank {x.rank}")
@@ -245,7 +252,7 @@ def eye_like(i, x: Any_, *, dtype: int | None = None, k: int = 0):
 
 
 @composite("Upsample")
-def upsample(b, x: Any_, scales: Known(Float), *, mode: str = "nearest"):
+def upsample(b: Builder, x: Any_, scales: Known(Float), *, mode: str = "nearest") -> Value:
     """x enlarged by whole or fractional scales: Resize with asymmetric coordinates."""
     return b.Resize(
         x, None, scales, mode=mode, coordinate_transformation_mode="asymmetric",
@@ -253,7 +260,7 @@ def upsample(b, x: Any_, scales: Known(Float), *, mode: str = "nearest"):
     )  # fmt: skip
 
 
-def _image_shape(x, image_shape, block_shape):
+def _image_shape(x: Operand, image_shape: np.ndarray, block_shape: np.ndarray) -> Shape:
     block = math.prod(ints_of(block_shape))
     if x.rank != 3 or x.shape[1] % block:
         raise ModelError(f"{list(x.shape)} does not hold columns of {block} elements")
@@ -262,9 +269,10 @@ def _image_shape(x, image_shape, block_shape):
 
 @op("Col2Im", infer=_image_shape)
 def col2im(
-    i, x: Number, image_shape: Known(Int), block_shape: Known(Int), *,
-    dilations=None, pads=None, strides=None,
-):  # fmt: skip
+    i: OutIndex, x: Number, image_shape: Known(Int), block_shape: Known(Int), *,
+    dilations: Sequence[int] | None = None, pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Expr:  # fmt: skip
     """Columns added back into the image blocks they were taken from.
 
     A pixel p is reached by tap k of the block at b where b * stride + k * dilation = p + pad.

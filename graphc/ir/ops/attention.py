@@ -14,12 +14,13 @@ import numpy as np
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
-from graphc.ir.expr import select
+from graphc.ir.expr import Expr, select
 from graphc.ir.graph import Value
-from graphc.ir.opdef import Any_, Float, Int, composite, op
+from graphc.ir.opdef import Any_, Float, Int, Operand, OutIndex, composite, op
 from graphc.ir.ops.activation_composites import convert
 from graphc.ir.ops.helpers import float_type, plain_index
 from graphc.ir.ops.in_range import require
+from graphc.ir.types import Shape
 
 
 def split_heads(b: Builder, x: Value, heads: int | None) -> Value:
@@ -71,11 +72,13 @@ def weighted_values(b: Builder, weights: Value, v: Value) -> Value:
 
 @composite("Attention", outputs=None)
 def attention(
-    b, q: Float, k: Float, v: Float, attn_mask: Any_ | None = None, past_key: Float | None = None,
-    past_value: Float | None = None, nonpad_kv_seqlen: Int | None = None, *,
-    is_causal=0, kv_num_heads=None, left_window_size=-1, q_num_heads=None,
-    qk_matmul_output_mode=0, right_window_size=-1, scale=None, softcap=0.0, softmax_precision=None,
-):  # fmt: skip
+    b: Builder, q: Float, k: Float, v: Float, attn_mask: Any_ | None = None,
+    past_key: Float | None = None, past_value: Float | None = None,
+    nonpad_kv_seqlen: Int | None = None, *, is_causal: int = 0, kv_num_heads: int | None = None,
+    left_window_size: int = -1, q_num_heads: int | None = None, qk_matmul_output_mode: int = 0,
+    right_window_size: int = -1, scale: float | None = None, softcap: float = 0.0,
+    softmax_precision: int | None = None,
+) -> tuple[Value, ...]:  # fmt: skip
     """softmax(mask(softcap(scale * Q Kt))) V; also the updated keys and values, and the scores.
 
     Rank-3 operands hold their heads side by side. Rows with nothing to attend to give zeros.
@@ -205,7 +208,10 @@ def masked_softmax(b: Builder, scores: Value, may_be_empty: bool) -> Value:
 # ---------------------------------------------------------------- rotary positions
 
 
-def _rotary_shape(x, cos_cache, sin_cache, position_ids=None, *, num_heads):
+def _rotary_shape(
+    x: Operand, cos_cache: Operand, sin_cache: Operand, position_ids: Operand | None = None, *,
+    num_heads: int,
+) -> Shape:  # fmt: skip
     if x.rank not in (3, 4):
         raise ModelError(f"takes an operand of rank 3 or 4, found {x.type}")
     if x.rank == 3 and (num_heads < 1 or x.shape[2] % num_heads):
@@ -219,9 +225,9 @@ def _rotary_shape(x, cos_cache, sin_cache, position_ids=None, *, num_heads):
 
 @op("RotaryEmbedding", infer=_rotary_shape)
 def rotary_embedding(
-    i, x: Float, cos_cache: Float, sin_cache: Float, position_ids: Int | None = None, *,
-    interleaved=0, num_heads=0, rotary_embedding_dim=0,
-):  # fmt: skip
+    i: OutIndex, x: Float, cos_cache: Float, sin_cache: Float, position_ids: Int | None = None, *,
+    interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
+) -> Expr:  # fmt: skip
     """Rotates pairs of features by an angle that depends on the position.
 
     Pairs are neighbours if `interleaved`, otherwise feature d and d + half. Features from
@@ -268,10 +274,10 @@ _UPDATES = {  # rule: (decays its state, corrects what it writes)
 
 @composite("LinearAttention", outputs=None)
 def linear_attention(
-    b, query: Float, key: Float, value: Float, past_state: Float | None = None,
-    decay: Float | None = None, beta: Float | None = None, *, q_num_heads, kv_num_heads,
-    chunk_size=64, scale=0.0, update_rule="gated_delta",
-):  # fmt: skip
+    b: Builder, query: Float, key: Float, value: Float, past_state: Float | None = None,
+    decay: Float | None = None, beta: Float | None = None, *, q_num_heads: int, kv_num_heads: int,
+    chunk_size: int = 64, scale: float = 0.0, update_rule: str = "gated_delta",
+) -> tuple[Value, ...]:  # fmt: skip
     """A recurrent state per key head: S = decay * S + k (x) v', read by o = scale * q S.
 
     Delta rules write v' = beta * (v - k S) instead of v. The state is kept in float32.
@@ -321,7 +327,9 @@ def _at(b: Builder, x: Value, t: int) -> Value:
     return b.Slice(x, np.array([t]), np.array([t + 1]), np.array([2]))
 
 
-def _linear_step(b: Builder, state: Value, q, k, v, gate, rate) -> tuple[Value, Value]:
+def _linear_step(
+    b: Builder, state: Value, q: Value, k: Value, v: Value, gate: Value | None, rate: Value | None
+) -> tuple[Value, Value]:
     column = b.Transpose(k, perm=(0, 1, 3, 2))
     if gate is not None:
         state = b.Mul(state, b.Transpose(gate, perm=(0, 1, 3, 2)))
@@ -338,9 +346,9 @@ def _linear_step(b: Builder, state: Value, q, k, v, gate, rate) -> tuple[Value, 
 
 @composite("CausalConvWithState", outputs=None)
 def causal_conv_with_state(
-    b, x: Float, weight: Float, bias: Float | None = None, past_state: Float | None = None, *,
-    activation="none",
-):  # fmt: skip
+    b: Builder, x: Float, weight: Float, bias: Float | None = None,
+    past_state: Float | None = None, *, activation: str = "none",
+) -> tuple[Value, ...]:  # fmt: skip
     """Depthwise convolution over the current and the kernel - 1 previous positions.
 
     Also gives the last kernel - 1 positions, the `past_state` of the next call.

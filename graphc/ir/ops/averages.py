@@ -17,13 +17,15 @@ than 2**48 such units.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.ir import dtypes
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Expr, absolute, cast, maximum, minimum, select
+from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.kernel import Buffer, KernelBuilder
-from graphc.ir.opdef import Int, imperative
+from graphc.ir.opdef import Int, Operand, imperative
 from graphc.ir.ops.fixed_point import DOMAIN
 from graphc.ir.types import TensorType
 from graphc.ir.window import POOL, WindowAxis, guard, make_window, pooled_shape, positions
@@ -35,16 +37,18 @@ FRACTION, CLOSE = 24, 12  # bits of a quotient below the unit, and those that ma
 FARTHEST = (-12, 1)  # exponents of sx / sy for which no step overflows
 
 
-def _average_type(x, _, *, to, kernel_shape, **attrs: POOL):
+def _average_type(
+    x: Operand, _: Operand, *, to: int, kernel_shape: Sequence[int], **attrs: POOL
+) -> TensorType:
     return TensorType(dtypes.of(to), pooled_shape(x, kernel_shape=kernel_shape, **attrs))
 
 
 @imperative("RoundedAverage", domain=DOMAIN, infer=_average_type)
 def rounded_average(
-    k, x: Int, total: Int, *, kernel_shape, x_mantissa: int, mantissa: int, exponent: int,
-    x_zero_point: int, zero_point: int, added: int, low: int, high: int, to: int,
-    count_include_pad=0, **attrs: POOL,
-):  # fmt: skip
+    k: Collectives, x: Int, total: Int, *, kernel_shape: Sequence[int], x_mantissa: int,
+    mantissa: int, exponent: int, x_zero_point: int, zero_point: int, added: int, low: int,
+    high: int, to: int, count_include_pad: int = 0, **attrs: POOL,
+) -> None:  # fmt: skip
     """The mean of x - x_zero_point over each window times sx / sy, rounded, plus zero_point.
 
     `total` holds the sums of the windows. The mantissas are the 24 bits of sx and of sy, and

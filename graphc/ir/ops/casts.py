@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from graphc.errors import ModelError
 from graphc.ir import dtypes
+from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType, f32, u8, u32
 from graphc.ir.expr import Const, Expr, bitcast, cast, select
-from graphc.ir.opdef import Any_, Float, composite, op
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Any_, Float, Operand, OutIndex, composite, op
 
 _INCREMENTS = {"up": 0x7FFFFF, "down": 0, "nearest": 0x400000}  # added to the bits, then cut
 _HALF_OF_TF32, _TF32 = 0x1000, 0xFFFFE000  # half of the last bit that TF32 keeps; all it keeps
@@ -18,7 +20,7 @@ _LARGEST, _NAN = 0xFE, 0xFF  # codes of 2^127 and NaN
 
 
 @op("Cast")
-def cast_op(i, x: Any_, *, to: int, saturate: int = 1, round_mode: str = "up"):
+def cast_op(i: OutIndex, x: Any_, *, to: int, saturate: int = 1, round_mode: str = "up") -> Expr:
     """x converted to the ONNX element type `to`.
 
     `saturate` chooses the largest finite float8 over inf or NaN; `round_mode` (up, down, nearest)
@@ -72,21 +74,21 @@ def _is_special(value: Expr) -> Expr:
 
 
 @op("RoundToTF32", domain="graphc")
-def round_to_tf32(i, x: Float):
+def round_to_tf32(i: OutIndex, x: Float) -> Expr:
     """The nearest value of TF32, in float32."""
     _require_float32(x)
     return tf32_rounded(x[i])
 
 
 @op("CutToTF32", domain="graphc")
-def cut_to_tf32(i, x: Float):
+def cut_to_tf32(i: OutIndex, x: Float) -> Expr:
     """What matrix cores take for x."""
     _require_float32(x)
     return tf32_cut(x[i])
 
 
 @op("Rounded", domain="graphc")
-def rounded(i, x: Float, *, type: str):
+def rounded(i: OutIndex, x: Float, *, type: str) -> Expr:
     """A float32 as the type (tf32, f16 or bf16) holds it, in float32."""
     _require_float32(x)
     if type == "tf32":
@@ -96,20 +98,22 @@ def rounded(i, x: Float, *, type: str):
     return cast(cast(x[i], dtypes.of(type)), f32)
 
 
-def _require_float32(x) -> None:
+def _require_float32(x: Operand) -> None:
     if x.dtype is not f32:
         raise ModelError(f"takes float32, found {x.dtype}")
 
 
 @composite("CastLike")
-def cast_like(b, x: Any_, target: Any_, *, saturate: int = 1, round_mode: str = "up"):
+def cast_like(
+    b: Builder, x: Any_, target: Any_, *, saturate: int = 1, round_mode: str = "up"
+) -> Value:
     """x converted to the element type of `target`."""
     to = target.tensor.dtype.onnx
     return b.Cast(x, to=to, saturate=saturate, round_mode=round_mode)
 
 
 @op("BitCast")
-def bit_cast(i, x: Any_, *, to: int):
+def bit_cast(i: OutIndex, x: Any_, *, to: int) -> Expr:
     """The bits of x read as the ONNX element type `to` of the same width."""
     target = dtypes.of(to)
     if target.bits != x.dtype.bits or dtypes.string in (target, x.dtype):

@@ -13,16 +13,18 @@ from itertools import combinations
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.build import Builder
 from graphc.ir.dtypes import i32
 from graphc.ir.expr import Expr, Index, as_expr, reduce
-from graphc.ir.opdef import Int, Number, Operand, axes, composite, op
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Int, Number, Operand, OutIndex, axes, composite, op
 from graphc.ir.ops.convolution import centred, requantize
 from graphc.ir.types import Dim, Shape, broadcast
 
 # ---------------------------------------------------------------- MatMul
 
 
-def _matmul_shape(a, b, *_) -> Shape:
+def _matmul_shape(a: Operand, b: Operand, *_: object) -> Shape:
     """numpy's rule: vectors are rows on the left, columns on the right; batches broadcast."""
     if not a.rank or not b.rank:
         raise ModelError("takes operands of rank 1 or more, found a scalar")
@@ -35,7 +37,7 @@ def _matmul_shape(a, b, *_) -> Shape:
     return (*broadcast(a.shape[:-2], b.shape[:-2]), *rows, *columns)
 
 
-def _matmul_indices(i, a: Operand, b: Operand) -> tuple[tuple, tuple, Index]:
+def _matmul_indices(i: OutIndex, a: Operand, b: Operand) -> tuple[tuple, tuple, Index]:
     """The indices of the two factors of output element `i`, and the axis they share."""
     (k,) = axes(a.shape[-1])
     index = list(i)
@@ -53,7 +55,7 @@ def _batch(index: Sequence, shape: Shape) -> tuple:
 
 
 @op("MatMul", infer=_matmul_shape)
-def matmul(i, a: Number, b: Number):
+def matmul(i: OutIndex, a: Number, b: Number) -> Expr:
     """Sum over k of a[..., m, k] * b[..., k, n]."""
     left, right, k = _matmul_indices(i, a, b)
     return reduce("sum", a[left] * b[right], (k,))
@@ -61,8 +63,8 @@ def matmul(i, a: Number, b: Number):
 
 @op("MatMulInteger", infer=_matmul_shape)
 def matmul_integer(
-    i, a: Int, b: Int, a_zero_point: Int | None = None, b_zero_point: Int | None = None
-):
+    i: OutIndex, a: Int, b: Int, a_zero_point: Int | None = None, b_zero_point: Int | None = None
+) -> Expr:
     """MatMul of 8-bit integers less their zero points (of a per row, of b per column), in int32."""
     left, right, k = _matmul_indices(i, a, b)
     return reduce(
@@ -82,9 +84,9 @@ def _less_zero_point(x: Operand, index: tuple, zero_point: Operand | None, *, of
 
 @composite("QLinearMatMul")
 def qlinear_matmul(
-    b, a: Int, a_scale: Number, a_zero_point: Int, other: Int, other_scale: Number,
+    b: Builder, a: Int, a_scale: Number, a_zero_point: Int, other: Int, other_scale: Number,
     other_zero_point: Int, y_scale: Number, y_zero_point: Int,
-):  # fmt: skip
+) -> Value:  # fmt: skip
     """Integer product, its sum scaled by a_scale * b_scale / y_scale and rounded."""
     total = b.MatMulInteger(a, other, a_zero_point, other_zero_point)
     if a_scale.tensor.rank == 1 and a_scale.tensor.size > 1:
@@ -96,7 +98,9 @@ def qlinear_matmul(
 # ---------------------------------------------------------------- Gemm
 
 
-def _gemm_shape(a, b, *_, transA, transB):  # noqa: N803  (ONNX's attribute names)
+def _gemm_shape(
+    a: Operand, b: Operand, *_: object, transA: int, transB: int,
+) -> Shape:  # fmt: skip
     if a.rank != 2 or b.rank != 2:
         raise ModelError(f"takes matrices, found rank {a.rank} and {b.rank}")
     rows, inner = a.shape[::-1] if transA else a.shape
@@ -108,9 +112,9 @@ def _gemm_shape(a, b, *_, transA, transB):  # noqa: N803  (ONNX's attribute name
 
 @op("Gemm", infer=_gemm_shape)
 def gemm(
-    i, a: Number, b: Number, c: Number | None = None, *,
-    alpha=1.0, beta=1.0, transA=0, transB=0,  # noqa: N803
-):  # fmt: skip
+    i: OutIndex, a: Number, b: Number, c: Number | None = None, *,
+    alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0,  # noqa: N803
+) -> Expr:  # fmt: skip
     """alpha * A' B' + beta * C, with A' and B' transposed on demand and C broadcast."""
     row, column = i
     (k,) = axes(a.shape[0] if transA else a.shape[1])
@@ -225,13 +229,13 @@ def _pairs(plan: EinsumPlan, terms: list[tuple[str, ...]]) -> Iterator[tuple]:
         yield size(result) - size(left) - size(right), size(both), m, n, result
 
 
-def _einsum_shape(*operands, equation):
+def _einsum_shape(*operands: Operand, equation: str) -> Shape:
     plan = EinsumPlan(equation, [x.shape for x in operands])
     return tuple(plan.extents[label] for label in plan.output)
 
 
 @op("Einsum", infer=_einsum_shape)
-def einsum(i, *operands: Number, equation):
+def einsum(i: OutIndex, *operands: Number, equation: str) -> Expr:
     """Sum of products over the labels that the output lacks; a repeated label is a diagonal."""
     plan = EinsumPlan(equation, [x.shape for x in operands])
     summed = axes(*(plan.extents[label] for label in plan.summed))

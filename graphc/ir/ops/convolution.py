@@ -6,16 +6,20 @@ where padding can be read, and its channel index holds group arithmetic only if 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.build import Builder
 from graphc.ir.dtypes import i32
-from graphc.ir.expr import Expr, as_expr, maximum, minimum, reduce, select
-from graphc.ir.opdef import Float, Int, Operand, axes, composite, op
+from graphc.ir.expr import Expr, Index, as_expr, maximum, minimum, reduce, select
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Float, Int, Operand, OutIndex, axes, composite, op
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim, Shape
 from graphc.ir.window import (
     TRUE,
     WINDOW,
@@ -32,7 +36,7 @@ CONV = {**WINDOW, "group": 1, "kernel_shape": None}
 
 
 def conv_window(
-    x: Operand, w: Operand, *, group: int, kernel_shape=None, **attrs
+    x: Operand, w: Operand, *, group: int, kernel_shape: Sequence[int] | None = None, **attrs: Any
 ) -> tuple[WindowAxis, ...]:
     """The window of a convolution, after checking its operands against each other."""
     if x.rank < 3 or w.rank != x.rank:
@@ -50,12 +54,12 @@ def conv_window(
     return make_window(x.shape[2:], w.shape[2:], pools=False, **attrs)
 
 
-def conv_shape(x, w, *_, **attrs):
+def conv_shape(x: Operand, w: Operand, *_: object, **attrs: Any) -> Shape:
     """N, output channels, and one extent per window axis."""
     return (x.shape[0], w.shape[0], *(axis.out for axis in conv_window(x, w, **attrs)))
 
 
-def group_channel(oc, ic, w: Operand, group: int):
+def group_channel(oc: Index, ic: Index, w: Operand, group: int) -> Expr:
     """The input channel that output channel `oc` reads at position `ic` within its group."""
     if group == 1:
         return ic
@@ -64,7 +68,9 @@ def group_channel(oc, ic, w: Operand, group: int):
     return own_group if w.shape[1] == 1 else own_group * w.shape[1] + ic
 
 
-def _convolve(i, x: Operand, w: Operand, load_x, load_w, **attrs) -> Expr:
+def _convolve(
+    i: OutIndex, x: Operand, w: Operand, load_x: Callable, load_w: Callable, **attrs: Any
+) -> Expr:
     """The sum over channels and taps; `load_x(index)`, `load_w(index)` give the factors."""
     window, group = conv_window(x, w, **attrs), attrs["group"]
     n, oc, *where = i
@@ -77,7 +83,7 @@ def _convolve(i, x: Operand, w: Operand, load_x, load_w, **attrs) -> Expr:
 
 
 @op("Conv", infer=conv_shape)
-def conv(i, x: Float, w: Float, b: Float | None = None, **attrs: CONV):
+def conv(i: OutIndex, x: Float, w: Float, b: Float | None = None, **attrs: CONV) -> Expr:
     """Sum over input channels and window taps of x * w, plus a bias per output channel."""
     total = _convolve(i, x, w, x.__getitem__, w.__getitem__, **attrs)
     return total if b is None else total + b[i[1]]
@@ -85,15 +91,15 @@ def conv(i, x: Float, w: Float, b: Float | None = None, **attrs: CONV):
 
 @op("ConvInteger", infer=conv_shape)
 def conv_integer(
-    i, x: Int, w: Int, x_zero_point: Int | None = None, w_zero_point: Int | None = None,
+    i: OutIndex, x: Int, w: Int, x_zero_point: Int | None = None, w_zero_point: Int | None = None,
     **attrs: CONV,
-):  # fmt: skip
+) -> Expr:  # fmt: skip
     """Convolution of 8-bit integers less their zero points, in int32; padding counts as zero."""
 
-    def load_x(index):
+    def load_x(index: Sequence[Expr]) -> Expr:
         return centred(x, index, x_zero_point)
 
-    def load_w(index):
+    def load_w(index: Sequence[Index]) -> Expr:
         return centred(w, index, w_zero_point, axis=0)
 
     return _convolve(i, x, w, load_x, load_w, **attrs)
@@ -111,9 +117,9 @@ def centred(x: Operand, index: tuple, zero_point: Operand | None, axis: int = 0)
 
 @composite("QLinearConv")
 def qlinear_conv(
-    b, x: Int, x_scale: Float, x_zero_point: Int, w: Int, w_scale: Float, w_zero_point: Int,
-    y_scale: Float, y_zero_point: Int, bias: Int | None = None, **attrs: CONV,
-):  # fmt: skip
+    b: Builder, x: Int, x_scale: Float, x_zero_point: Int, w: Int, w_scale: Float,
+    w_zero_point: Int, y_scale: Float, y_zero_point: Int, bias: Int | None = None, **attrs: CONV,
+) -> Value:  # fmt: skip
     """Integer convolution, its sum scaled by x_scale * w_scale / y_scale and rounded."""
     total = b.ConvInteger(x, w, x_zero_point, w_zero_point, **attrs)
     spatial = (1,) * (x.tensor.rank - 2)
@@ -125,7 +131,7 @@ def qlinear_conv(
     return requantize(b, total, scale, y_zero_point)
 
 
-def requantize(b, total, scale, zero_point):
+def requantize(b: Builder, total: Value, scale: Value, zero_point: Value) -> Value:
     """round(total * scale) + zero_point, saturated to the zero point's type."""
     dtype = zero_point.tensor.dtype
     scaled = b.Round(b.Mul(b.Cast(total, to=scale.tensor.dtype.onnx), scale))
@@ -138,8 +144,10 @@ def requantize(b, total, scale, zero_point):
 
 
 def transposed_window(
-    x, w, *, auto_pad, dilations, output_padding, output_shape, pads, strides, **_
-) -> tuple[WindowAxis, ...]:
+    x: Operand, w: Operand, *, auto_pad: str, dilations: Sequence[int] | None,
+    output_padding: Sequence[int] | None, output_shape: Sequence[int] | None,
+    pads: Sequence[int] | None, strides: Sequence[int], **_: object,
+) -> tuple[WindowAxis, ...]:  # fmt: skip
     """Per axis, the window whose forward convolution this transposes: extent is *our* output."""
     if x.rank < 3 or w.rank != x.rank:
         raise ModelError(f"takes x and w of equal rank 3 or more, found {x.rank} and {w.rank}")
@@ -161,7 +169,7 @@ def transposed_window(
     )  # fmt: skip
 
 
-def _transposed_axis(axis: WindowAxis, extra: int, wanted, auto_pad: str) -> WindowAxis:
+def _transposed_axis(axis: WindowAxis, extra: int, wanted: Dim | None, auto_pad: str) -> WindowAxis:
     """The axis with its padding and extent; a `wanted` extent decides the padding."""
     unpadded = (axis.out - 1) * axis.stride + axis.span + extra
     begin, end = (0, 0) if auto_pad == "VALID" else (axis.begin, axis.end)
@@ -175,16 +183,17 @@ def _transposed_axis(axis: WindowAxis, extra: int, wanted, auto_pad: str) -> Win
     return replace(axis, extent=dim(wanted), begin=begin, end=end)
 
 
-def _transposed_shape(x, w, *_, group, **attrs):
+def _transposed_shape(x: Operand, w: Operand, *_: object, group: int, **attrs: Any) -> Shape:
     window = transposed_window(x, w, **attrs)
     return (x.shape[0], w.shape[1] * group, *(axis.extent for axis in window))
 
 
 @op("ConvTranspose", infer=_transposed_shape)
 def conv_transpose(
-    i, x: Float, w: Float, b: Float | None = None, *, group=1, output_padding=None,
-    output_shape=None, kernel_shape=None, **attrs: WINDOW,
-):  # fmt: skip
+    i: OutIndex, x: Float, w: Float, b: Float | None = None, *, group: int = 1,
+    output_padding: Sequence[int] | None = None, output_shape: Sequence[int] | None = None,
+    kernel_shape: Sequence[int] | None = None, **attrs: WINDOW,
+) -> Expr:  # fmt: skip
     """The gradient of Conv with respect to its input: tap k of x[p] lands on p*s + k*d - begin."""
     window = transposed_window(
         x, w, output_padding=output_padding, output_shape=output_shape, **attrs
@@ -201,7 +210,9 @@ def conv_transpose(
     return total if b is None else total + b[oc]
 
 
-def _sources(window: Sequence[WindowAxis], where, taps) -> tuple[tuple[Expr, ...], Expr]:
+def _sources(
+    window: Sequence[WindowAxis], where: Sequence[Index], taps: Sequence[Index]
+) -> tuple[tuple[Expr, ...], Expr]:
     """The input positions whose tap lands here, and whether there is one."""
     landed: tuple[Expr, ...] = ()
     inside: Expr = TRUE

@@ -6,6 +6,7 @@ ONNX Runtime, whose maps are sorted by key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,26 @@ import numpy as np
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import f32, i64, string
-from graphc.ir.opdef import Float, Maps, host
+from graphc.ir.opdef import Float, Maps, Operand, host
 from graphc.ir.ops.traditional_ml import DOMAIN
 from graphc.ir.types import MapType, SequenceType, TensorType
 
 
-def class_labels(classlabels_int64s=None, classlabels_strings=None) -> tuple:
+def class_labels(
+    classlabels_int64s: Sequence[int] | None = None,
+    classlabels_strings: Sequence[str] | None = None,
+) -> tuple:
     """The keys of ZipMap, whichever attribute gives them."""
     if bool(classlabels_int64s) == bool(classlabels_strings):
         raise ModelError("needs either classlabels_int64s or classlabels_strings")
     return tuple(classlabels_int64s or classlabels_strings)
 
 
-def _zipped(x, classlabels_int64s=None, classlabels_strings=None) -> SequenceType:
+def _zipped(
+    x: Operand,
+    classlabels_int64s: Sequence[int] | None = None,
+    classlabels_strings: Sequence[str] | None = None,
+) -> SequenceType:
     labels = class_labels(classlabels_int64s, classlabels_strings)
     if x.rank not in (1, 2):
         raise ModelError(f"takes [N, C] or [C], found {x.type}")
@@ -35,7 +43,10 @@ def _zipped(x, classlabels_int64s=None, classlabels_strings=None) -> SequenceTyp
 
 
 @host("ZipMap", infer=_zipped, domain=DOMAIN, traits=("presentation",))
-def zip_map(x: Float, *, classlabels_int64s=None, classlabels_strings=None):
+def zip_map(
+    x: Float, *, classlabels_int64s: Sequence[int] | None = None,
+    classlabels_strings: Sequence[str] | None = None,
+) -> list[dict]:  # fmt: skip
     """A map from labels to scores for each row, in the order of labels; of equal ones the last."""
     labels = class_labels(classlabels_int64s, classlabels_strings)
     rows: np.ndarray = np.atleast_2d(x)
@@ -50,11 +61,17 @@ def _map_type(x: Any) -> MapType:
     return x
 
 
-def _vocabulary(int64_vocabulary, string_vocabulary) -> tuple:
+def _vocabulary(
+    int64_vocabulary: Sequence[int] | None, string_vocabulary: Sequence[str] | None
+) -> tuple:
     return tuple(string_vocabulary if int64_vocabulary is None else int64_vocabulary)
 
 
-def _vectorized(x, int64_vocabulary=None, string_vocabulary=None) -> TensorType:
+def _vectorized(
+    x: MapType,
+    int64_vocabulary: Sequence[int] | None = None,
+    string_vocabulary: Sequence[str] | None = None,
+) -> TensorType:
     if (int64_vocabulary is None) == (string_vocabulary is None):
         raise ModelError("needs either int64_vocabulary or string_vocabulary")
     key = string if int64_vocabulary is None else i64
@@ -64,7 +81,10 @@ def _vectorized(x, int64_vocabulary=None, string_vocabulary=None) -> TensorType:
 
 
 @host("DictVectorizer", infer=_vectorized, domain=DOMAIN)
-def dict_vectorizer(x: Maps, *, int64_vocabulary=None, string_vocabulary=None):
+def dict_vectorizer(
+    x: Maps, *, int64_vocabulary: Sequence[int] | None = None,
+    string_vocabulary: Sequence[str] | None = None,
+) -> np.ndarray:  # fmt: skip
     """The values of the keys in the vocabulary: [1, M]; 0, or "", where the map has no such key."""
     dtype = x.type.value
     absent = "" if dtype is string else dtype.np.type(0)
@@ -82,7 +102,9 @@ def _cast_type(cast_to: str) -> dtypes.DType:
 
 
 @host("CastMap", domain=DOMAIN)
-def cast_map(x: Maps, *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE", max_map: int = 1):
+def cast_map(
+    x: Maps, *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE", max_map: int = 1
+) -> np.ndarray:
     """The values of a map in the order of its keys, as floats, integers or text: [1, M].
 
     DENSE takes them one by one; SPARSE puts those of the keys 0 to max_map - 1 there, and 0 ("0.f"

@@ -5,13 +5,27 @@ Activation functions are in activations.py, type conversions in casts.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce as fold
 
 from graphc.errors import ModelError
+from graphc.ir.build import Builder
 from graphc.ir.dtypes import f64, i64
 from graphc.ir.expr import Expr, call, isinf, isnan, maximum, minimum, select
-from graphc.ir.opdef import Any_, Bool, Float, Int, Known, Number, TypeClass, composite, op
+from graphc.ir.graph import Value
+from graphc.ir.opdef import (
+    Any_,
+    Bool,
+    Float,
+    Int,
+    Known,
+    Number,
+    Operand,
+    OutIndex,
+    TypeClass,
+    composite,
+    op,
+)
 from graphc.ir.ops.helpers import TRUE, scalar_of, wide
 
 RUN = 32  # operands combined one after the other
@@ -22,7 +36,7 @@ Signed = TypeClass("signed number", lambda d: d.is_signed)
 
 
 def _unary(name: str, scalar: str, accepts: TypeClass, doc: str) -> None:
-    def body(i, x):
+    def body(i: OutIndex, x: Operand) -> Expr:
         return call(scalar, x[i])
 
     body.__doc__ = doc
@@ -31,7 +45,7 @@ def _unary(name: str, scalar: str, accepts: TypeClass, doc: str) -> None:
 
 
 def _binary(name: str, scalar: str, accepts: TypeClass, doc: str) -> None:
-    def body(i, a, b):
+    def body(i: OutIndex, a: Operand, b: Operand) -> Expr:
         return call(scalar, a[i], b[i])
 
     body.__doc__ = doc
@@ -89,7 +103,7 @@ for _name, _scalar, _accepts, _doc in [
 
 
 @op("Reciprocal")
-def reciprocal(i, x: Float):
+def reciprocal(i: OutIndex, x: Float) -> Expr:
     """1 / x."""
     return 1 / x[i]
 
@@ -98,13 +112,13 @@ def reciprocal(i, x: Float):
 
 
 @op("Mod")
-def mod(i, a: Number, b: Number, *, fmod: int = 0):
+def mod(i: OutIndex, a: Number, b: Number, *, fmod: int = 0) -> Expr:
     """a modulo b with the sign of b, or of a if fmod is set; integers modulo 0 give 0."""
     return call("rem" if fmod else "mod", a[i], b[i])
 
 
 @op("BitShift")
-def bit_shift(i, x: Int, y: Int, *, direction: str):
+def bit_shift(i: OutIndex, x: Int, y: Int, *, direction: str) -> Expr:
     """x shifted by y bits; signed right shifts copy the sign bit."""
     if direction not in ("LEFT", "RIGHT"):
         raise ModelError(f"direction must be LEFT or RIGHT, found {direction!r}")
@@ -112,7 +126,7 @@ def bit_shift(i, x: Int, y: Int, *, direction: str):
 
 
 @op("Pow")
-def power(i, x: Number, y: Number):
+def power(i: OutIndex, x: Number, y: Number) -> Expr:
     """x to the power y, in the type of x.
 
     Integers are raised in 64-bit integers; an integer to a float power in float64, then truncated.
@@ -127,30 +141,30 @@ def power(i, x: Number, y: Number):
 
 
 @op("Min")
-def smallest(i, *operands: Number):
+def smallest(i: OutIndex, *operands: Number) -> Expr:
     """The smallest of all operands; NaN if any is NaN."""
     return _folded(minimum, [x[i] for x in operands])
 
 
 @op("Max")
-def largest(i, *operands: Number):
+def largest(i: OutIndex, *operands: Number) -> Expr:
     """The largest of all operands; NaN if any is NaN."""
     return _folded(maximum, [x[i] for x in operands])
 
 
 @op("Sum")
-def total(i, *operands: Float):
+def total(i: OutIndex, *operands: Float) -> Expr:
     """The sum of all operands."""
     return _sum(i, operands).cast(operands[0].dtype)
 
 
 @op("Mean")
-def mean(i, *operands: Float):
+def mean(i: OutIndex, *operands: Float) -> Expr:
     """The arithmetic mean of all operands."""
     return (_sum(i, operands) / len(operands)).cast(operands[0].dtype)
 
 
-def _sum(i, operands) -> Expr:
+def _sum(i: OutIndex, operands: Sequence[Operand]) -> Expr:
     return _folded(lambda a, b: a + b, [wide(x[i]) for x in operands])
 
 
@@ -162,7 +176,9 @@ def _folded(combine: Callable[[Expr, Expr], Expr], terms: list[Expr]) -> Expr:
 
 
 @op("IsInf")
-def is_infinite(i, x: Float, *, detect_negative: int = 1, detect_positive: int = 1):
+def is_infinite(
+    i: OutIndex, x: Float, *, detect_negative: int = 1, detect_positive: int = 1
+) -> Expr:
     """Whether x is an infinity of a sign that is asked for."""
     value = wide(x[i])
     wanted = [value > 0] * bool(detect_positive) + [value < 0] * bool(detect_negative)
@@ -172,13 +188,13 @@ def is_infinite(i, x: Float, *, detect_negative: int = 1, detect_positive: int =
 
 
 @op("Where")
-def where(i, condition: Bool, a: Any_, b: Any_):
+def where(i: OutIndex, condition: Bool, a: Any_, b: Any_) -> Expr:
     """a where the condition holds, else b."""
     return select(condition[i], a[i], b[i])
 
 
 @op("Clip")
-def clip(i, x: Number, low: Number = None, high: Number = None):
+def clip(i: OutIndex, x: Number, low: Number = None, high: Number = None) -> Expr:
     """x kept within low..high; high wins if they cross; NaN stays.
 
     A bound that is NaN is none, as ONNX Runtime has it.
@@ -198,15 +214,16 @@ def _given(bound: Expr, otherwise: Expr) -> Expr:
 
 
 @composite("Identity")
-def identity(b, x: Any_):
+def identity(b: Builder, x: Any_) -> Value:
     """x itself: a tensor, sequence or optional."""
     return x
 
 
 @composite("Dropout", outputs=None)
 def dropout(
-    b, x: Float, ratio: Known(Float) = None, training_mode: Known(Bool) = None, *, seed=None
-):
+    b: Builder, x: Float, ratio: Known(Float) = None, training_mode: Known(Bool) = None, *,
+    seed: int | None = None,
+) -> tuple[Value, ...]:  # fmt: skip
     """x and an all-true mask; in training, x scaled by 1 / (1 - ratio) where a random mask holds.
 
     The mask is `uniform(seed) >= ratio`, as in ONNX's reference implementation.

@@ -18,14 +18,14 @@ from graphc.ir.types import Type
 DEFERRED = (ModelError, UnsupportedError)  # what waits until a body is run
 
 
-def _declared(*, message: str, unsupported: int = 0, type=None):
+def _declared(*, message: str, unsupported: int = 0, type: Type | None = None) -> Type:
     if type is None:
         raise NeedsValue("it only fails", None)
     return type
 
 
 @host("Fail", infer=_declared, domain="graphc")
-def fail(*, message: str, unsupported: int = 0, type=None):
+def fail(*, message: str, unsupported: int = 0, type: Type | None = None) -> None:
     """Raises an error that was found earlier."""
     raise _error(message, unsupported)
 

@@ -9,11 +9,14 @@ and `high`, which also hold the limits of a fused activation, so that it always 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from graphc.ir import dtypes
 from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Expr, cast, maximum, minimum, reduce, select
-from graphc.ir.opdef import Int, Number, Operand, axes, op
+from graphc.ir.opdef import Int, Number, Operand, OutIndex, axes, op
 from graphc.ir.ops.helpers import normal_axis, only_element, replaced
+from graphc.ir.types import Shape
 from graphc.ir.window import POOL, TRUE, guard, make_window, pooled_shape, positions
 
 DOMAIN = "graphc"
@@ -21,7 +24,7 @@ UP, TO_EVEN, TO_ODD = 0, 1, 2  # what becomes of halves
 NEAR = 16  # bits of a fraction that tell whether it is one half
 
 
-def _first_shape(x, *_):
+def _first_shape(x: Operand, *_: object) -> Shape:
     return x.shape
 
 
@@ -44,9 +47,9 @@ def _limited(value: Expr, low: int, high: int, to: int) -> Expr:
 
 @op("Requantize", domain=DOMAIN, infer=_first_shape)
 def requantize(
-    i, x: Int, multiplier: Int, below: Int | None = None, *, axis: int = 1, shift: int,
+    i: OutIndex, x: Int, multiplier: Int, below: Int | None = None, *, axis: int = 1, shift: int,
     zero_point: int, low: int, high: int, to: int, even: int = 0,
-):  # fmt: skip
+) -> Expr:  # fmt: skip
     """x * multiplier / 2**shift + zero_point, in int64.
 
     There is one multiplier, or one per position of `axis`, or a tensor of them that broadcasts to
@@ -64,18 +67,18 @@ def requantize(
     return (inside + zero_point).cast(dtype)
 
 
-def _multiplier(i, x: Operand, multiplier: Operand, axis: int) -> Expr:
+def _multiplier(i: OutIndex, x: Operand, multiplier: Operand, axis: int) -> Expr:
     if multiplier.size == 1:
         return only_element(multiplier)
     return multiplier[i[normal_axis(axis, x.rank)] if multiplier.rank == 1 else i]
 
 
-def _channel_shape(x):
+def _channel_shape(x: Operand) -> Shape:
     return (*x.shape[:2], *(1,) * (x.rank - 2))
 
 
 @op("ChannelSum", domain=DOMAIN, infer=_channel_shape)
-def channel_sum(i, x: Int):
+def channel_sum(i: OutIndex, x: Int) -> Expr:
     """The sum over all spatial positions, in int32."""
     taps = axes(*x.shape[2:])
     position = (*i[:2], *taps)
@@ -84,9 +87,9 @@ def channel_sum(i, x: Int):
 
 @op("RescaledSum", domain=DOMAIN)
 def rescaled_sum(
-    i, a: Int, b: Int, *, a_multiplier: int, b_multiplier: int, offset: int, shift: int,
+    i: OutIndex, a: Int, b: Int, *, a_multiplier: int, b_multiplier: int, offset: int, shift: int,
     low: int, high: int, to: int, even: int = 0,
-):  # fmt: skip
+) -> Expr:  # fmt: skip
     """(a * a_multiplier + b * b_multiplier + offset) / 2**shift, in int64.
 
     The offset holds the zero points and one half.
@@ -96,7 +99,9 @@ def rescaled_sum(
 
 
 @op("WindowSum", domain=DOMAIN, infer=pooled_shape)
-def window_sum(i, x: Int, *, kernel_shape, zero_point: int, **attrs: POOL):
+def window_sum(
+    i: OutIndex, x: Int, *, kernel_shape: Sequence[int], zero_point: int, **attrs: POOL
+) -> Expr:
     """The sum of x - zero_point over each window, in int32; padding counts as nothing."""
     window = make_window(x.shape[2:], kernel_shape, **attrs)
     window = tuple(axis.trimmed() for axis in window)
@@ -107,13 +112,13 @@ def window_sum(i, x: Int, *, kernel_shape, zero_point: int, **attrs: POOL):
 
 
 @op("Lookup", domain=DOMAIN, infer=_first_shape)
-def lookup(i, x: Int, table: Number):
+def lookup(i: OutIndex, x: Int, table: Number) -> Expr:
     """table[x], the table beginning with the result for the smallest value of x's type."""
     return table[x[i].cast(i64) - int(x.dtype.min)]
 
 
 @op("Stepwise", domain=DOMAIN, infer=_first_shape)
-def stepwise(i, x: Int, limits: Int, *, shift: int, low: int, to: int):
+def stepwise(i: OutIndex, x: Int, limits: Int, *, shift: int, low: int, to: int) -> Expr:
     """`low` plus how many of the ascending `limits` do not exceed x, which is about x / 2**shift.
 
     To be precise, x / 2**shift rounded down is that number or one less.
@@ -125,9 +130,9 @@ def stepwise(i, x: Int, limits: Int, *, shift: int, low: int, to: int):
 
 @op("QuantisedSoftmax", domain=DOMAIN, infer=_first_shape)
 def quantised_softmax(
-    i, x: Int, table: Int, *, axis: int, factor: int, shift: int, wide: int, zero_point: int,
-    low: int, high: int, to: int,
-):  # fmt: skip
+    i: OutIndex, x: Int, table: Int, *, axis: int, factor: int, shift: int, wide: int,
+    zero_point: int, low: int, high: int, to: int,
+) -> Expr:  # fmt: skip
     """exp(x) / sum(exp(x)) along `axis`, times factor / 2**shift, plus zero_point.
 
     table[n] is exp(-n) in units of the scale of x and of any precision; the quotient is rounded,
@@ -138,7 +143,7 @@ def quantised_softmax(
     (k,), (m,) = axes(x.shape[axis]), axes(x.shape[axis], name="m")
     largest = reduce("max", x[replaced(tuple(i), axis, m)].cast(i32), (m,))
 
-    def power(index) -> Expr:
+    def power(index: tuple) -> Expr:
         return table[(largest - x[index].cast(i32)).cast(i64)].cast(dtype)
 
     total = reduce("sum", power(replaced(tuple(i), axis, k)), (k,)) << shift

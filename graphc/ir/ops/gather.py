@@ -6,20 +6,25 @@ besides: no backend reads outside a tensor.
 
 from __future__ import annotations
 
+import numpy as np
+
 from graphc.errors import ModelError
+from graphc.ir.build import Builder
 from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import minimum, select
-from graphc.ir.opdef import Any_, Int, Known, Number, composite, op
+from graphc.ir.expr import Expr, minimum, select
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Any_, Int, Known, Number, Operand, OutIndex, composite, op
 from graphc.ir.ops.helpers import normal_axis, replaced, scalar_of, wrap_index
+from graphc.ir.types import Dim, Shape
 
 
-def _require_elements(extent, axis: int) -> None:
+def _require_elements(extent: Dim, axis: int) -> None:
     if isinstance(extent, int) and extent == 0:
         raise ModelError(f"cannot gather from axis {axis}: it is empty")
 
 
-def _gathered(x, indices, *, axis):
+def _gathered(x: Operand, indices: Operand, *, axis: int) -> Shape:
     axis = normal_axis(axis, x.rank)
     if indices.size != 0:
         _require_elements(x.shape[axis], axis)
@@ -27,7 +32,7 @@ def _gathered(x, indices, *, axis):
 
 
 @op("Gather", infer=_gathered)
-def gather(i, x: Any_, indices: Int, *, axis: int = 0):
+def gather(i: OutIndex, x: Any_, indices: Int, *, axis: int = 0) -> Expr:
     """x[..., indices, ...]: slices of x along `axis`."""
     axis = normal_axis(axis, x.rank)
     end = axis + indices.rank
@@ -35,7 +40,7 @@ def gather(i, x: Any_, indices: Int, *, axis: int = 0):
     return x[i[:axis] + (position,) + i[end:]]
 
 
-def _gathered_elements(x, indices, *, axis):
+def _gathered_elements(x: Operand, indices: Operand, *, axis: int) -> Shape:
     if x.rank != indices.rank:
         raise ModelError(f"data has rank {x.rank}, indices {indices.rank}")
     axis = normal_axis(axis, x.rank)
@@ -45,13 +50,13 @@ def _gathered_elements(x, indices, *, axis):
 
 
 @op("GatherElements", infer=_gathered_elements)
-def gather_elements(i, x: Any_, indices: Int, *, axis: int = 0):
+def gather_elements(i: OutIndex, x: Any_, indices: Int, *, axis: int = 0) -> Expr:
     """Each index replaces the position along `axis`; the others are those of the index itself."""
     axis = normal_axis(axis, x.rank)
     return x[replaced(tuple(i), axis, wrap_index(indices[i], x.shape[axis]))]
 
 
-def _gathered_nd(x, indices, *, batch_dims):
+def _gathered_nd(x: Operand, indices: Operand, *, batch_dims: int) -> Shape:
     if indices.rank < 1 or not isinstance(indices.shape[-1], int):
         raise ModelError(f"indices {list(indices.shape)} need a last dimension of known extent")
     depth = indices.shape[-1]
@@ -61,21 +66,23 @@ def _gathered_nd(x, indices, *, batch_dims):
 
 
 @op("GatherND", infer=_gathered_nd)
-def gather_nd(i, x: Any_, indices: Int, *, batch_dims: int = 0):
+def gather_nd(i: OutIndex, x: Any_, indices: Int, *, batch_dims: int = 0) -> Expr:
     """The last dimension of `indices` holds positions in x after its batch dimensions."""
     depth, outer = indices.shape[-1], tuple(i[: indices.rank - 1])
     found = [wrap_index(indices[outer + (k,)], x.shape[batch_dims + k]) for k in range(depth)]
     return x[outer[:batch_dims] + tuple(found) + i[indices.rank - 1 :]]
 
 
-def _one_hot_shape(indices, depth, values, *, axis):
+def _one_hot_shape(indices: Operand, depth: np.ndarray, values: Operand, *, axis: int) -> Shape:
     axis = normal_axis(axis, indices.rank + 1)
     classes = int(scalar_of(depth, "depth"))
     return (*indices.shape[:axis], classes, *indices.shape[axis:])
 
 
 @op("OneHot", infer=_one_hot_shape)
-def one_hot(i, indices: Number, depth: Known(Number), values: Any_, *, axis: int = -1):
+def one_hot(
+    i: OutIndex, indices: Number, depth: Known(Number), values: Any_, *, axis: int = -1
+) -> Expr:
     """values[1] at the index along a new axis, values[0] elsewhere and for indices out of range."""
     axis = normal_axis(axis, indices.rank + 1)
     index = indices[i[:axis] + i[axis + 1 :]].cast(i64)
@@ -83,14 +90,16 @@ def one_hot(i, indices: Number, depth: Known(Number), values: Any_, *, axis: int
     return select(wrapped.eq(i[axis]), values[1], values[0])
 
 
-def _reversed_shape(x, lengths, *, batch_axis):
+def _reversed_shape(x: Operand, lengths: Operand, *, batch_axis: int) -> Shape:
     if lengths.shape != x.shape[batch_axis : batch_axis + 1]:
         raise ModelError(f"found lengths {lengths.type} for {x.shape[batch_axis]} sequences")
     return x.shape
 
 
 @op("ReverseSequence", infer=_reversed_shape)
-def reverse_sequence(i, x: Any_, lengths: Int, *, batch_axis: int = 1, time_axis: int = 0):
+def reverse_sequence(
+    i: OutIndex, x: Any_, lengths: Int, *, batch_axis: int = 1, time_axis: int = 0
+) -> Expr:
     """The first lengths[n] steps of sequence n reversed, the rest as they are."""
     if {batch_axis, time_axis} != {0, 1} or x.rank < 2:
         raise ModelError(f"batch_axis {batch_axis} and time_axis {time_axis} must be 0 and 1")
@@ -103,7 +112,7 @@ def reverse_sequence(i, x: Any_, lengths: Int, *, batch_axis: int = 1, time_axis
 
 
 @composite("Hardmax")
-def hardmax(b, x: Number, *, axis: int = -1):
+def hardmax(b: Builder, x: Number, *, axis: int = -1) -> Value:
     """1 at the first largest element along `axis`, 0 elsewhere."""
     dtype, axis = x.tensor.dtype, normal_axis(axis, x.tensor.rank)
     if x.tensor.dims[axis] == 0:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from graphc.errors import ModelError
 from graphc.ir.dtypes import DType, f32, i64
 from graphc.ir.expr import (
@@ -22,15 +24,16 @@ from graphc.ir.expr import (
     reduce,
     select,
 )
-from graphc.ir.opdef import Float, Int, Known, Number, Operand, axes, linear, op
+from graphc.ir.opdef import Float, Int, Known, Number, Operand, OutIndex, axes, linear, op
 from graphc.ir.ops.convolution import conv_window, group_channel
 from graphc.ir.ops.interpolation import cubic_weights, linear_weights
+from graphc.ir.types import Shape
 from graphc.ir.window import TRUE, make_window, positions
 
 # ---------------------------------------------------------------- grids
 
 
-def _grid_sample_shape(x, grid):
+def _grid_sample_shape(x: Operand, grid: Operand) -> Shape:
     if grid.rank != x.rank or grid.shape[-1] != x.rank - 2:
         raise ModelError(f"grid {list(grid.shape)} does not fit an input of {list(x.shape)}")
     return (*x.shape[:2], *grid.shape[1:-1])
@@ -87,7 +90,10 @@ class SampledAxis:
 
 
 @op("GridSample", infer=_grid_sample_shape)
-def grid_sample(i, x: Number, grid: Float, *, align_corners=0, mode="linear", padding_mode="zeros"):
+def grid_sample(
+    i: OutIndex, x: Number, grid: Float, *, align_corners: int = 0, mode: str = "linear",
+    padding_mode: str = "zeros",
+) -> Expr:  # fmt: skip
     """x at the positions that grid holds in its last axis, innermost axis of x first."""
     if padding_mode not in ("zeros", "border", "reflection"):
         raise ModelError(f"padding_mode {padding_mode!r} is not one of zeros, border, reflection")
@@ -101,7 +107,10 @@ def grid_sample(i, x: Number, grid: Float, *, align_corners=0, mode="linear", pa
     return cast(sample(x, tuple(i[:2]), plan, where, mode, wide), x.dtype)
 
 
-def sample(x: Operand, prefix: tuple, plan: Sequence[SampledAxis], where, mode, wide) -> Expr:
+def sample(
+    x: Operand, prefix: tuple, plan: Sequence[SampledAxis], where: Sequence[Expr], mode: str,
+    wide: DType,
+) -> Expr:  # fmt: skip
     """x interpolated at fractional positions of its last axes."""
     if mode not in ("nearest", "linear", "bilinear", "cubic", "bicubic"):
         raise ModelError(f"mode {mode!r} is not one of nearest, linear, cubic")
@@ -122,7 +131,10 @@ def sample(x: Operand, prefix: tuple, plan: Sequence[SampledAxis], where, mode, 
     return _blend_guarded(x, prefix, taps, TRUE, wide)
 
 
-def _blend_guarded(x: Operand, index: tuple, taps, inside: Expr, wide: DType) -> Expr:
+def _blend_guarded(
+    x: Operand, index: tuple, taps: Sequence[Sequence[Sequence[Expr | None]]], inside: Expr,
+    wide: DType,
+) -> Expr:  # fmt: skip
     if not taps:
         value = cast(x[index], wide)
         return value if inside is TRUE else select(inside, value, 0)
@@ -133,7 +145,7 @@ def _blend_guarded(x: Operand, index: tuple, taps, inside: Expr, wide: DType) ->
     return sum(terms[1:], terms[0])
 
 
-def _affine_grid_shape(theta, size):
+def _affine_grid_shape(theta: Operand, size: np.ndarray) -> Shape:
     spatial = len(size) - 2
     if theta.shape[1:] != (spatial, spatial + 1) or theta.shape[0] != size[0]:
         expected = [int(size[0]), spatial, spatial + 1]
@@ -142,7 +154,7 @@ def _affine_grid_shape(theta, size):
 
 
 @op("AffineGrid", infer=_affine_grid_shape)
-def affine_grid(i, theta: Float, size: Known(Int), *, align_corners=0):
+def affine_grid(i: OutIndex, theta: Float, size: Known(Int), *, align_corners: int = 0) -> Expr:
     """The grid for GridSample that applies the affine map theta (batch, d, d + 1)."""
     n, *where, row = i
     extents = [int(e) for e in size[2:]]
@@ -158,8 +170,10 @@ def affine_grid(i, theta: Float, size: Known(Int), *, align_corners=0):
 
 
 def _deform_conv_shape(
-    x, w, offset, b=None, mask=None, *, dilations, group, kernel_shape, offset_group, pads, strides
-):
+    x: Operand, w: Operand, offset: Operand, b: Operand | None = None, mask: Operand | None = None,
+    *, dilations: Sequence[int] | None, group: int, kernel_shape: Sequence[int] | None,
+    offset_group: int, pads: Sequence[int] | None, strides: Sequence[int] | None,
+) -> Shape:  # fmt: skip
     window = conv_window(
         x, w, group=group, kernel_shape=kernel_shape, pads=pads, strides=strides,
         dilations=dilations,
@@ -177,9 +191,11 @@ def _deform_conv_shape(
 
 @op("DeformConv", infer=_deform_conv_shape)
 def deform_conv(
-    i, x: Float, w: Float, offset: Float, b: Float | None = None, mask: Float | None = None, *,
-    dilations=None, group=1, kernel_shape=None, offset_group=1, pads=None, strides=None,
-):  # fmt: skip
+    i: OutIndex, x: Float, w: Float, offset: Float, b: Float | None = None,
+    mask: Float | None = None, *, dilations: Sequence[int] | None = None, group: int = 1,
+    kernel_shape: Sequence[int] | None = None, offset_group: int = 1,
+    pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
+) -> Expr:  # fmt: skip
     """Convolution whose taps read x at given offsets from their regular places, bilinearly.
 
     Offsets are (batch, offset groups * taps * spatial axes, positions): per tap one per axis.

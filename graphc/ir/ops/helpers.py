@@ -18,6 +18,8 @@ from graphc.ir import dtypes
 from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import Const, Expr, as_expr, maximum, minimum, select
+from graphc.ir.opdef import Operand
+from graphc.ir.types import Dim
 
 TRUE = Const(True, boolean)
 RUNTIME = "com.microsoft"  # the domain of ONNX Runtime's own operators
@@ -39,7 +41,7 @@ def wide(value: Expr) -> Expr:
     return value.cast(value.dtype.compute)
 
 
-def zero(dtype) -> Const:
+def zero(dtype: DType) -> Const:
     """The zero of a dtype; "" for strings."""
     if dtype.kind == "string":
         return Const("", dtype)
@@ -86,14 +88,14 @@ def ints_of(known: np.ndarray | Sequence[int]) -> list[int]:
     return [int(v) for v in np.asarray(known).reshape(-1)]
 
 
-def only_element(operand) -> Expr:
+def only_element(operand: Operand) -> Expr:
     """The element of an operand that holds exactly one, whatever its rank."""
     if operand.size != 1:
         raise ModelError(f"expected one element, found shape {list(operand.shape)}")
     return operand[(0,) * operand.rank]
 
 
-def wrap_index(index: Expr, extent) -> Expr:
+def wrap_index(index: Expr, extent: Dim) -> Expr:
     """An index read from data: negative counts from the end. One that is out of range fails the
     run (ir/checks.py); it is kept in range nevertheless, so that no load strays."""
     index = index.cast(i64)
@@ -101,24 +103,24 @@ def wrap_index(index: Expr, extent) -> Expr:
     return clamped(select(index < 0, index + extent, index), extent)
 
 
-def plain_index(index: Expr, extent) -> Expr:
+def plain_index(index: Expr, extent: Dim) -> Expr:
     """As `wrap_index`, where a negative index is out of range."""
     index = index.cast(i64)
     must_lie(index, 0, extent - 1)
     return clamped(index, extent)
 
 
-def clamped(index: Expr, extent) -> Expr:
+def clamped(index: Expr, extent: Dim) -> Expr:
     """The nearest index that is in range."""
     return minimum(maximum(index.cast(i64), 0), as_expr(extent, i64) - 1)
 
 
-def inside(position: Expr, extent) -> Expr:
+def inside(position: Expr, extent: Dim) -> Expr:
     """0 <= position < extent."""
     return (position >= 0) & (position < extent)
 
 
-def all_of(conditions) -> Expr:
+def all_of(conditions: Sequence[Expr]) -> Expr:
     """The conjunction of boolean expressions."""
     result: Expr = TRUE
     for condition in conditions:
@@ -143,6 +145,6 @@ def choose_segment(position: Expr, starts: Sequence, values: Sequence[Expr]) -> 
     )
 
 
-def replaced(index: Sequence, axis: int, value) -> tuple:
+def replaced(index: Sequence, axis: int, value: Expr | int) -> tuple:
     """The index with another position at `axis`."""
     return (*index[:axis], value, *index[axis + 1 :])

@@ -24,7 +24,7 @@ _FILES = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")
 
 
 @host("ImageDecoder")
-def image_decoder(encoded: _Bytes, *, pixel_format: str = "RGB"):
+def image_decoder(encoded: _Bytes, *, pixel_format: str = "RGB") -> np.ndarray:
     """The pixels u8[height, width, channels] of an encoded image: of its first frame, as it is
     stored (not turned as cameras ask for); u8[0, 0, 0] if it cannot be decoded, as ONNX has it.
 

@@ -14,7 +14,7 @@ from graphc.ir.checks import Check, key_of, sentence
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Expr, Index, Load, cast, loads, reduce
 from graphc.ir.graph import Graph, Op, Value
-from graphc.ir.opdef import Any_, op
+from graphc.ir.opdef import Any_, OutIndex, op
 from graphc.ir.text.expr_parser import parse_expr
 
 NAME, DOMAIN = "InRange", "graphc"
@@ -23,8 +23,8 @@ EFFECT = "effect"  # the trait of what is run though nobody reads it
 
 @op(NAME, domain=DOMAIN, infer=lambda *operands: (), traits=(EFFECT,))
 def in_range(
-    i, *operands: Any_, value: str, extents: tuple = (), low: int, high: int, message: str
-):
+    i: OutIndex, *operands: Any_, value: str, extents: tuple = (), low: int, high: int, message: str
+) -> Expr:
     """The largest distance above `low`, modulo 2^64, of a value, an expression over $0, $1, ...
     (the operands) and indices i0, i1, ... of these extents."""
     axes = tuple(Index(f"c{n}", extent) for n, extent in enumerate(extents))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.build import Builder
 from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, cast, maximum, minimum, reduce, select
-from graphc.ir.opdef import Float, Int, Operand, axes, composite, op
+from graphc.ir.expr import Const, Expr, Index, cast, maximum, minimum, reduce, select
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Float, Int, Operand, OutIndex, axes, composite, op
+from graphc.ir.types import Shape
 from graphc.ir.window import TRUE
 
 REDUCTIONS = ("none", "sum", "mean")
 
 
-def _loss_shape(x, target, weight=None, *, reduction):
+def _loss_shape(
+    x: Operand, target: Operand, weight: Operand | None = None, *, reduction: str
+) -> Shape:
     if x.rank < 2:
         raise ModelError(f"scores must have rank 2 or more, found {x.type}")
     if weight is not None and weight.shape != x.shape[1:2]:
@@ -24,7 +31,7 @@ def _loss_shape(x, target, weight=None, *, reduction):
     return _reduced_shape(target, reduction)
 
 
-def _reduced_shape(target, reduction: str):
+def _reduced_shape(target: Operand, reduction: str) -> Shape:
     if reduction not in REDUCTIONS:
         raise ModelError(f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}")
     return target.shape if reduction == "none" else ()
@@ -32,8 +39,9 @@ def _reduced_shape(target, reduction: str):
 
 @op("NegativeLogLikelihoodLoss", infer=_loss_shape)
 def negative_log_likelihood_loss(
-    i, x: Float, target: Int, weight: Float | None = None, *, ignore_index=None, reduction="mean"
-):
+    i: OutIndex, x: Float, target: Int, weight: Float | None = None, *,
+    ignore_index: int | None = None, reduction: str = "mean",
+) -> Expr:  # fmt: skip
     """-x at the labelled class times its weight; summed, or averaged by the weights' sum."""
     where = i if reduction == "none" else axes(*target.shape)
     label, classes = target[tuple(where)].cast(i64), x.shape[1]
@@ -42,21 +50,26 @@ def negative_log_likelihood_loss(
     return _reduced(x[at], where, target, weight, ignore_index, reduction)
 
 
-def _labelled_shape(x, target, weight=None, *, reduction):
+def _labelled_shape(
+    x: Operand, target: Operand, weight: Operand | None = None, *, reduction: str
+) -> Shape:
     return _reduced_shape(target, reduction)
 
 
 @op("LabelledLoss", infer=_labelled_shape, domain="graphc")
 def labelled_loss(
-    i, x: Float, target: Int, weight: Float | None = None, *, ignore_index=None,
-    reduction="mean",
-):  # fmt: skip
+    i: OutIndex, x: Float, target: Int, weight: Float | None = None, *,
+    ignore_index: int | None = None, reduction: str = "mean",
+) -> Expr:  # fmt: skip
     """The same, of x at the labelled classes alone: x has the shape of the labels."""
     where = i if reduction == "none" else axes(*target.shape)
     return _reduced(x[tuple(where)], where, target, weight, ignore_index, reduction)
 
 
-def _reduced(score: Expr, where, target: Operand, weight, ignore_index, reduction: str) -> Expr:
+def _reduced(
+    score: Expr, where: OutIndex | Sequence[Index], target: Operand, weight: Operand | None,
+    ignore_index: int | None, reduction: str,
+) -> Expr:  # fmt: skip
     """The loss of labelled samples that have a score at `where`, or of all of them."""
     counts = _counts(target, where, ignore_index)
     share: Expr = Const(1, score.dtype)
@@ -74,14 +87,14 @@ def _reduced(score: Expr, where, target: Operand, weight, ignore_index, reductio
     return total / reduce("sum", share, where)
 
 
-def _label(target: Operand, where, classes) -> Expr:
+def _label(target: Operand, where: OutIndex | Sequence[Index], classes: int) -> Expr:
     """The label, kept inside the classes so that an ignored one reads no foreign memory; negative
     ones count from the end."""
     label = cast(target[tuple(where)], i64)
     return minimum(maximum(select(label < 0, label + classes, label), 0), classes - 1)
 
 
-def _counts(target: Operand, where, ignore_index) -> Expr:
+def _counts(target: Operand, where: OutIndex | Sequence[Index], ignore_index: int | None) -> Expr:
     """Whether a sample is not ignored."""
     if ignore_index is None:
         return TRUE
@@ -90,9 +103,9 @@ def _counts(target: Operand, where, ignore_index) -> Expr:
 
 @composite("SoftmaxCrossEntropyLoss", outputs=None)
 def softmax_cross_entropy_loss(
-    b, scores: Float, labels: Int, weights: Float | None = None, *, ignore_index=None,
-    reduction="mean",
-):  # fmt: skip
+    b: Builder, scores: Float, labels: Int, weights: Float | None = None, *,
+    ignore_index: int | None = None, reduction: str = "mean",
+) -> tuple[Value, ...]:  # fmt: skip
     """The negative log likelihood of the labels under softmax(scores); also log(softmax).
 
     The loss needs the latter at the labels alone, so it is computed there: if that output is not

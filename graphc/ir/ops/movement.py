@@ -7,25 +7,27 @@ be the same memory. Joins, pads and constants of shapes are in assembly.py, gath
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, as_expr
-from graphc.ir.opdef import Any_, Int, Known, linear, op
+from graphc.ir.opdef import Any_, Int, Known, Operand, OutIndex, linear, op
 from graphc.ir.ops.helpers import ints_of, normal_axes, normal_axis, replaced
-from graphc.ir.types import broadcast
+from graphc.ir.types import Dim, Shape, broadcast
 
 # ---------------------------------------------------------------- views
 
 
-def _reshaped(x, shape, *, allowzero):
+def _reshaped(x: Operand, shape: np.ndarray, *, allowzero: int) -> Shape:
     """Resolves 0 (copy the dimension) and one -1 (whatever is left over)."""
     wanted = ints_of(shape)
     if wanted.count(-1) > 1 or any(d < -1 for d in wanted):
         raise ModelError(f"shape {wanted} may hold one -1 and no other negative")
-    dims = list(wanted)
+    dims: list[Dim] = [*wanted]
     if not allowzero:
         if any(d == 0 and n >= x.rank for n, d in enumerate(dims)):
             raise ModelError(f"shape {wanted} copies a dimension that {list(x.shape)} lacks")
@@ -38,7 +40,7 @@ def _reshaped(x, shape, *, allowzero):
     return tuple(dims)
 
 
-def _left_over(x, known, wanted):
+def _left_over(x: Operand, known: Dim, wanted: Sequence[int]) -> Dim:
     if isinstance(known, int) and known == 0:
         raise ModelError(f"-1 in shape {wanted} is not determined: the other dimensions hold 0")
     if isinstance(x.size, int) and isinstance(known, int) and x.size % known:
@@ -46,20 +48,20 @@ def _left_over(x, known, wanted):
     return x.size // known
 
 
-def _product(dims):
-    result = 1
+def _product(dims: Iterable[Dim]) -> Dim:
+    result: Dim = 1
     for extent in dims:
         result = result * extent
     return result
 
 
 @op("Reshape", infer=_reshaped, traits=("view",))
-def reshape(i, x: Any_, shape: Known(Int), *, allowzero: int = 0):
+def reshape(i: OutIndex, x: Any_, shape: Known(Int), *, allowzero: int = 0) -> Expr:
     """x with another shape of as many elements, in the same row-major order."""
     return x.flat(linear(i, i.shape))
 
 
-def _flattened(x, *, axis):
+def _flattened(x: Operand, *, axis: int) -> Shape:
     if not -x.rank <= axis <= x.rank:
         raise ModelError(f"axis {axis} is out of range for rank {x.rank}")
     cut = axis + x.rank if axis < 0 else axis
@@ -67,12 +69,12 @@ def _flattened(x, *, axis):
 
 
 @op("Flatten", infer=_flattened, traits=("view",))
-def flatten(i, x: Any_, *, axis: int = 1):
+def flatten(i: OutIndex, x: Any_, *, axis: int = 1) -> Expr:
     """The dimensions before `axis` as one, those from it on as another."""
     return x.flat(linear(i, i.shape))
 
 
-def _squeezed_axes(x, axes) -> list[int]:
+def _squeezed_axes(x: Operand, axes: np.ndarray | None) -> list[int]:
     if axes is None:
         return [n for n, extent in enumerate(x.shape) if isinstance(extent, int) and extent == 1]
     chosen = normal_axes(axes, x.rank)
@@ -82,26 +84,26 @@ def _squeezed_axes(x, axes) -> list[int]:
     return chosen
 
 
-def _squeezed(x, axes):
+def _squeezed(x: Operand, axes: np.ndarray | None) -> Shape:
     gone = _squeezed_axes(x, axes)
     return tuple(extent for n, extent in enumerate(x.shape) if n not in gone)
 
 
 @op("Squeeze", infer=_squeezed, traits=("view",))
-def squeeze(i, x: Any_, axes: Known(Int) = None):
+def squeeze(i: OutIndex, x: Any_, axes: Known(Int) = None) -> Expr:
     """x without some dimensions of extent 1 (all of them if none are named)."""
     gone, rest = _squeezed_axes(x, axes), iter(i)
     return x[tuple(as_expr(0, i64) if n in gone else next(rest) for n in range(x.rank))]
 
 
-def _unsqueezed(x, axes):
+def _unsqueezed(x: Operand, axes: np.ndarray) -> Shape:
     new = normal_axes(axes, x.rank + np.asarray(axes).size)
     rest = iter(x.shape)
     return tuple(1 if n in new else next(rest) for n in range(x.rank + len(new)))
 
 
 @op("Unsqueeze", infer=_unsqueezed, traits=("view",))
-def unsqueeze(i, x: Any_, axes: Known(Int)):
+def unsqueeze(i: OutIndex, x: Any_, axes: Known(Int)) -> Expr:
     """x with new dimensions of extent 1 at `axes` of the result."""
     new = normal_axes(axes, len(i))
     return x[tuple(position for n, position in enumerate(i) if n not in new)]
@@ -110,7 +112,7 @@ def unsqueeze(i, x: Any_, axes: Known(Int)):
 # ---------------------------------------------------------------- permutations and blocks
 
 
-def _permutation(x, perm) -> list[int]:
+def _permutation(x: Operand, perm: Sequence[int] | None) -> list[int]:
     order = list(range(x.rank))[::-1] if perm is None else normal_axes(perm, x.rank)
     if len(order) != x.rank:
         raise ModelError(f"perm {list(perm)} does not name each of {x.rank} dimensions once")
@@ -118,7 +120,7 @@ def _permutation(x, perm) -> list[int]:
 
 
 @op("Transpose", infer=lambda x, *, perm: tuple(x.shape[d] for d in _permutation(x, perm)))
-def transpose(i, x: Any_, *, perm=None):
+def transpose(i: OutIndex, x: Any_, *, perm: Sequence[int] | None = None) -> Expr:
     """Dimension n of the result is dimension perm[n] of x; reversed by default."""
     source: list = [None] * x.rank
     for position, dim in zip(i, _permutation(x, perm)):
@@ -126,7 +128,7 @@ def transpose(i, x: Any_, *, perm=None):
     return x[tuple(source)]
 
 
-def _to_space(x, *, blocksize):
+def _to_space(x: Operand, *, blocksize: int) -> Shape:
     n, c, h, w = x.shape
     if blocksize < 1 or isinstance(c, int) and c % (blocksize * blocksize):
         raise ModelError(f"{c} channels do not divide by blocksize {blocksize} squared")
@@ -134,7 +136,7 @@ def _to_space(x, *, blocksize):
 
 
 @op("DepthToSpace", infer=_to_space)
-def depth_to_space(i, x: Any_, *, blocksize: int, mode: str = "DCR"):
+def depth_to_space(i: OutIndex, x: Any_, *, blocksize: int, mode: str = "DCR") -> Expr:
     """Blocks of channels become blocks of pixels; DCR: block-major channels, CRD: channel-major."""
     n, c, h, w = i
     block = (h % blocksize) * blocksize + w % blocksize
@@ -144,7 +146,7 @@ def depth_to_space(i, x: Any_, *, blocksize: int, mode: str = "DCR"):
     return x[n, depth, h // blocksize, w // blocksize]
 
 
-def _to_depth(x, *, blocksize):
+def _to_depth(x: Operand, *, blocksize: int) -> Shape:
     n, c, h, w = x.shape
     if blocksize < 1 or any(isinstance(d, int) and d % blocksize for d in (h, w)):
         raise ModelError(f"image of {h} x {w} does not divide into blocks of {blocksize}")
@@ -152,7 +154,7 @@ def _to_depth(x, *, blocksize):
 
 
 @op("SpaceToDepth", infer=_to_depth)
-def space_to_depth(i, x: Any_, *, blocksize: int, mode: str = "DCR"):
+def space_to_depth(i: OutIndex, x: Any_, *, blocksize: int, mode: str = "DCR") -> Expr:
     """Blocks of pixels become blocks of channels, the inverse of DepthToSpace."""
     n, depth, h, w = i
     if mode not in ("DCR", "CRD"):
@@ -168,17 +170,17 @@ def space_to_depth(i, x: Any_, *, blocksize: int, mode: str = "DCR"):
 # ---------------------------------------------------------------- repetition and ranges
 
 
-def _expanded(x, shape):
+def _expanded(x: Operand, shape: np.ndarray) -> Shape:
     return broadcast(x.shape, tuple(ints_of(shape)))
 
 
 @op("Expand", infer=_expanded)
-def expand(i, x: Any_, shape: Known(Int)):
+def expand(i: OutIndex, x: Any_, shape: Known(Int)) -> Expr:
     """x broadcast against `shape`."""
     return x[i]
 
 
-def _tiled(x, repeats):
+def _tiled(x: Operand, repeats: np.ndarray) -> Shape:
     counts = ints_of(repeats)
     if len(counts) != x.rank or any(c < 0 for c in counts):
         raise ModelError(f"repeats {counts} must give a count for each of {x.rank} dimensions")
@@ -186,12 +188,15 @@ def _tiled(x, repeats):
 
 
 @op("Tile", infer=_tiled)
-def tile(i, x: Any_, repeats: Known(Int)):
+def tile(i: OutIndex, x: Any_, repeats: Known(Int)) -> Expr:
     """x repeated along each dimension."""
     return x[tuple(position % extent for position, extent in zip(i, x.shape))]
 
 
-def _slices(x, starts, ends, axes, steps) -> dict[int, range]:
+def _slices(
+    x: Operand, starts: np.ndarray, ends: np.ndarray, axes: np.ndarray | None,
+    steps: np.ndarray | None,
+) -> dict[int, range]:  # fmt: skip
     """The source positions of each sliced axis."""
     begin, end = ints_of(starts), ints_of(ends)
     chosen = list(range(len(begin))) if axes is None else normal_axes(axes, x.rank)
@@ -207,7 +212,7 @@ def _slices(x, starts, ends, axes, steps) -> dict[int, range]:
     return {n: _positions(x.shape[n], lo, hi, by) for n, lo, hi, by in bounds}
 
 
-def _positions(extent, lo: int, hi: int, by: int) -> range:
+def _positions(extent: Dim, lo: int, hi: int, by: int) -> range:
     """From lo to hi, each counted from the end if negative and then clamped to what there is; going
     backwards, a start before the first position is the first, where Python takes nothing."""
     if isinstance(extent, Expr):
@@ -217,16 +222,19 @@ def _positions(extent, lo: int, hi: int, by: int) -> range:
     return range(extent)[lo:hi:by]
 
 
-def _sliced(x, starts, ends, axes, steps):
+def _sliced(
+    x: Operand, starts: np.ndarray, ends: np.ndarray, axes: np.ndarray | None,
+    steps: np.ndarray | None,
+) -> Shape:  # fmt: skip
     cuts = _slices(x, starts, ends, axes, steps)
     return tuple(len(cuts[n]) if n in cuts else extent for n, extent in enumerate(x.shape))
 
 
 @op("Slice", infer=_sliced)
 def slice_op(
-    i, x: Any_, starts: Known(Int), ends: Known(Int), axes: Known(Int) = None,
+    i: OutIndex, x: Any_, starts: Known(Int), ends: Known(Int), axes: Known(Int) = None,
     steps: Known(Int) = None,
-):  # fmt: skip
+) -> Expr:  # fmt: skip
     """x[starts:ends:steps] on the named axes; limits are counted and clamped by `_positions`."""
     index = tuple(i)
     for axis, cut in _slices(x, starts, ends, axes, steps).items():
@@ -234,9 +242,11 @@ def slice_op(
     return x[index]
 
 
-def _split_sizes(x, split, axis: int, num_outputs, count: int) -> list[int]:
+def _split_sizes(
+    x: Operand, split: np.ndarray | None, axis: int, num_outputs: int | None, count: int
+) -> list[int]:
     """The extents of the parts along `axis`."""
-    extent = x.shape[axis]
+    extent: Any = x.shape[axis]
     if split is not None:
         sizes = ints_of(split)
     else:
@@ -250,7 +260,9 @@ def _split_sizes(x, split, axis: int, num_outputs, count: int) -> list[int]:
     return sizes
 
 
-def _split_shapes(x, split, *, axis, num_outputs, count):
+def _split_shapes(
+    x: Operand, split: np.ndarray | None, *, axis: int, num_outputs: int | None, count: int
+) -> list[Sequence[int]]:
     axis = normal_axis(axis, x.rank)
     sizes = _split_sizes(x, split, axis, num_outputs, count)
     return [replaced(x.shape, axis, size) for size in sizes]
@@ -258,8 +270,8 @@ def _split_shapes(x, split, *, axis, num_outputs, count):
 
 @op("Split", infer=_split_shapes, outputs=None)
 def split_op(
-    i, x: Any_, split: Known(Int) = None, *, axis: int = 0, num_outputs: int | None = None
-):
+    i: OutIndex, x: Any_, split: Known(Int) = None, *, axis: int = 0, num_outputs: int | None = None
+) -> Expr:
     """Consecutive parts of x along `axis`: of the given sizes, or equal with a smaller last one."""
     axis = normal_axis(axis, x.rank)
     sizes = _split_sizes(x, split, axis, num_outputs, i.count)

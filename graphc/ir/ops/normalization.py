@@ -15,17 +15,18 @@ import numpy as np
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
-from graphc.ir.expr import as_expr, cast, reduce, select, sqrt
+from graphc.ir.expr import Expr, Index, as_expr, cast, reduce, select, sqrt
 from graphc.ir.graph import Value
-from graphc.ir.opdef import Float, Operand, axes, composite, op
+from graphc.ir.opdef import Float, Operand, OutIndex, axes, composite, op
 from graphc.ir.ops.activation_composites import axis_of, convert
 from graphc.ir.ops.helpers import float_type
 from graphc.ir.ops.pooling import power, root
+from graphc.ir.types import Dim, Shape
 
 # ---------------------------------------------------------------- batch statistics
 
 
-def _batch_norm_shape(x, scale, *_, count):
+def _batch_norm_shape(x: Operand, scale: Operand, *_: object, count: int) -> list[Shape]:
     if x.rank > 1 and isinstance(x.shape[1], int) and scale.shape != (x.shape[1],):
         raise ModelError(f"scale has shape {list(scale.shape)}, x has {x.shape[1]} channels")
     return [x.shape, *[scale.shape] * (count - 1)]
@@ -33,9 +34,9 @@ def _batch_norm_shape(x, scale, *_, count):
 
 @op("BatchNormalization", infer=_batch_norm_shape, outputs=None)
 def batch_normalization(
-    i, x: Float, scale: Float, bias: Float, mean: Float, var: Float, *,
-    epsilon=1e-5, momentum=0.9, training_mode=0,
-):  # fmt: skip
+    i: OutIndex, x: Float, scale: Float, bias: Float, mean: Float, var: Float, *,
+    epsilon: float = 1e-5, momentum: float = 0.9, training_mode: int = 0,
+) -> Expr:  # fmt: skip
     """(x - mean) * (scale / sqrt(var + epsilon)) + bias per channel (axis 1).
 
     In training mode, by the batch's own mean and population variance; outputs 1 and 2 are then
@@ -54,10 +55,10 @@ def batch_normalization(
     return cast((cast(x[i], wide) - centre) * factor + cast(bias[channel], wide), x.dtype)
 
 
-def _batch_moments(x: Operand, channel):
+def _batch_moments(x: Operand, channel: Index) -> tuple[Expr, ...]:
     """Mean and population variance of one channel over the batch and all positions."""
 
-    def value(over):
+    def value(over: Sequence[Index]) -> Expr:
         return cast(x[over[:1] + (channel,) + over[1:]], x.dtype.compute)
 
     extents = (x.shape[0], *x.shape[2:])
@@ -67,7 +68,7 @@ def _batch_moments(x: Operand, channel):
     return mean, _mean(centred * centred, again)
 
 
-def _mean(value, over):
+def _mean(value: Expr, over: Sequence[Index]) -> Expr:
     count = math.prod((k.extent for k in over), start=as_expr(1, dtypes.i64))
     return reduce("sum", value, over) / cast(count, value.dtype)
 
@@ -103,8 +104,9 @@ def stashed(b: Builder, x: Value, stash_type: int) -> Value:
 
 @composite("LayerNormalization", outputs=None)
 def layer_normalization(
-    b, x: Float, scale: Float, bias: Float | None = None, *, axis=-1, epsilon=1e-5, stash_type=1
-):
+    b: Builder, x: Float, scale: Float, bias: Float | None = None, *, axis: int = -1,
+    epsilon: float = 1e-5, stash_type: int = 1,
+) -> tuple[Value, ...]:  # fmt: skip
     """Zero mean and unit variance over the axes from `axis` on; also the mean and 1 / deviation."""
     first = axis_of(axis, x.tensor.rank)
     wide = stashed(b, x, stash_type)
@@ -116,7 +118,10 @@ def layer_normalization(
 
 
 @composite("RMSNormalization")
-def rms_normalization(b, x: Float, scale: Float, *, axis=-1, epsilon=1e-5, stash_type=1):
+def rms_normalization(
+    b: Builder, x: Float, scale: Float, *, axis: int = -1, epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> Value:  # fmt: skip
     """x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on."""
     first = axis_of(axis, x.tensor.rank)
     wide = stashed(b, x, stash_type)
@@ -128,8 +133,9 @@ def rms_normalization(b, x: Float, scale: Float, *, axis=-1, epsilon=1e-5, stash
 
 @composite("GroupNormalization")
 def group_normalization(
-    b, x: Float, scale: Float, bias: Float, *, num_groups, epsilon=1e-5, stash_type=1
-):
+    b: Builder, x: Float, scale: Float, bias: Float, *, num_groups: int, epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> Value:  # fmt: skip
     """Zero mean and unit variance within each of `num_groups` groups of channels."""
     batch, channels, *spatial = x.tensor.static_shape
     if channels % num_groups:
@@ -146,7 +152,9 @@ def group_normalization(
 
 
 @composite("InstanceNormalization")
-def instance_normalization(b, x: Float, scale: Float, bias: Float, *, epsilon=1e-5):
+def instance_normalization(
+    b: Builder, x: Float, scale: Float, bias: Float, *, epsilon: float = 1e-5
+) -> Value:
     """Zero mean and unit variance over the positions of each image and channel."""
     _, centred, variance = moments(b, x, range(2, x.tensor.rank))
     per_channel = np.array((-1, *(1,) * (x.tensor.rank - 2)))
@@ -155,7 +163,7 @@ def instance_normalization(b, x: Float, scale: Float, bias: Float, *, epsilon=1e
 
 
 @composite("MeanVarianceNormalization")
-def mean_variance_normalization(b, x: Float, *, axes=(0, 2, 3)):
+def mean_variance_normalization(b: Builder, x: Float, *, axes: Sequence[int] = (0, 2, 3)) -> Value:
     """(x - mean) / (deviation + 1e-9) over the axes."""
     _, centred, variance = moments(b, x, axes)
     return b.Div(centred, b.Add(b.Sqrt(variance), 1e-9))
@@ -164,12 +172,12 @@ def mean_variance_normalization(b, x: Float, *, axes=(0, 2, 3)):
 # ---------------------------------------------------------------- norms
 
 
-def _same_shape(x):
+def _same_shape(x: Operand) -> Shape:
     return x.shape
 
 
 @op("LpNormalization", infer=_same_shape)
-def lp_normalization(i, x: Float, *, axis=-1, p=2):
+def lp_normalization(i: OutIndex, x: Float, *, axis: int = -1, p: int = 2) -> Expr:
     """x divided by its p-norm along the axis; 0 where that is 0."""
     axis = axis_of(axis, x.rank)
     (k,) = axes(x.shape[axis])
@@ -177,14 +185,16 @@ def lp_normalization(i, x: Float, *, axis=-1, p=2):
     return select(norm.eq(0), 0, x[i] / norm)
 
 
-def _lrn_shape(x, *, size):
+def _lrn_shape(x: Operand, *, size: Dim) -> Shape:
     if size < 1 or x.rank < 2:
         raise ModelError(f"takes rank 2 or more and a positive size, found {x.type} and {size}")
     return x.shape
 
 
 @op("LRN", infer=_lrn_shape)
-def local_response_normalization(i, x: Float, *, size, alpha=1e-4, beta=0.75, bias=1.0):
+def local_response_normalization(
+    i: OutIndex, x: Float, *, size: Dim, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+) -> Expr:
     """x / (bias + alpha / size * (sum of squares over `size` neighbouring channels)) ** beta."""
     (k,) = axes(size)
     channel = i[1] + k - (size - 1) // 2

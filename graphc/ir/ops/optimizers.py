@@ -39,14 +39,14 @@ def _mixed(b: Builder, old: Value, new: Value, keep: float) -> Value:
 
 @composite("Adagrad", domain=DOMAIN, outputs=None)
 def adagrad(
-    b, rate: Float, count: Int, *tensors: Float, decay_factor=0.0, epsilon=1e-6,
-    norm_coefficient=0.0,
-):  # fmt: skip
+    b: Builder, rate: Float, count: Int, *tensors: Float, decay_factor: float = 0.0,
+    epsilon: float = 1e-6, norm_coefficient: float = 0.0,
+) -> list[Value]:  # fmt: skip
     """Steps divided by the root of the accumulated squared gradient."""
     times = b.Cast(count, to=rate.tensor.dtype.onnx)
     step = b.Div(rate, b.Add(b.Mul(times, decay_factor), 1.0))
 
-    def update(x, gradient, squares):
+    def update(x: Value, gradient: Value, squares: Value) -> tuple[Value, ...]:
         gradient = _regularised(b, x, gradient, norm_coefficient)
         squares = b.Add(squares, b.Mul(gradient, gradient))
         scale = b.Add(b.Sqrt(squares), epsilon)
@@ -57,9 +57,9 @@ def adagrad(
 
 @composite("Adam", domain=DOMAIN, outputs=None)
 def adam(
-    b, rate: Float, count: Int, *tensors: Float, alpha=0.9, beta=0.999, epsilon=1e-6,
-    norm_coefficient=0.0, norm_coefficient_post=0.0,
-):  # fmt: skip
+    b: Builder, rate: Float, count: Int, *tensors: Float, alpha: float = 0.9, beta: float = 0.999,
+    epsilon: float = 1e-6, norm_coefficient: float = 0.0, norm_coefficient_post: float = 0.0,
+) -> list[Value]:  # fmt: skip
     """Steps along the averaged gradient divided by the root of the averaged squared gradient."""
     dtype = rate.tensor.dtype
     times = b.Cast(count, to=dtype.onnx)
@@ -67,7 +67,7 @@ def adam(
     corrected = b.Div(b.Mul(rate, b.Sqrt(falls[1])), falls[0])
     step = b.Where(b.Greater(count, b.constant(0, i64)), corrected, rate)
 
-    def update(x, gradient, mean, squares):
+    def update(x: Value, gradient: Value, mean: Value, squares: Value) -> tuple[Value, ...]:
         gradient = _regularised(b, x, gradient, norm_coefficient)
         mean = _mixed(b, mean, gradient, alpha)
         squares = _mixed(b, squares, b.Mul(gradient, gradient), beta)
@@ -80,15 +80,16 @@ def adam(
 
 @composite("Momentum", domain=DOMAIN, outputs=None)
 def momentum(
-    b, rate: Float, count: Int, *tensors: Float, alpha, beta, mode, norm_coefficient,
-):  # fmt: skip
+    b: Builder, rate: Float, count: Int, *tensors: Float, alpha: float, beta: float, mode: str,
+    norm_coefficient: float,
+) -> list[Value]:  # fmt: skip
     """Steps along the averaged gradient; Nesterov's look one step ahead."""
     if mode not in ("standard", "nesterov"):
         raise ModelError(f"mode {mode!r} is not one of standard, nesterov")
     is_later = b.Greater(count, b.constant(0, i64))
     share = b.Where(is_later, b.constant(beta, dtypes.f32), b.constant(1, dtypes.f32))
 
-    def update(x, gradient, average):
+    def update(x: Value, gradient: Value, average: Value) -> tuple[Value, ...]:
         gradient = _regularised(b, x, gradient, norm_coefficient)
         weight = b.Cast(share, to=x.tensor.dtype.onnx)
         average = b.Add(b.Mul(average, alpha), b.Mul(weight, gradient))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Const,
     Expr,
+    Index,
     absolute,
     as_expr,
     cast,
@@ -18,7 +19,8 @@ from graphc.ir.expr import (
     select,
     sqrt,
 )
-from graphc.ir.opdef import Float, Number, Operand, axes, linear, op
+from graphc.ir.opdef import Float, Number, Operand, OutIndex, axes, linear, op
+from graphc.ir.types import Shape
 from graphc.ir.window import (
     POOL,
     TRUE,
@@ -30,18 +32,25 @@ from graphc.ir.window import (
 )
 
 
-def _max_pool_shape(x, *, count, kernel_shape, **attrs: POOL):
+def _max_pool_shape(
+    x: Operand, *, count: int, kernel_shape: Sequence[int], **attrs: POOL
+) -> list[Shape]:
     return [pooled_shape(x, kernel_shape=kernel_shape, **attrs)] * count
 
 
-def _pool(name: str, x: Operand, i, window: Sequence[WindowAxis], term, otherwise) -> Expr:
+def _pool(
+    name: str, x: Operand, i: OutIndex, window: Sequence[WindowAxis], term: Callable,
+    otherwise: float,
+) -> Expr:  # fmt: skip
     """The reduction of term(element) over each window; padding counts as `otherwise`."""
     window = [axis.trimmed() for axis in window]
     taps = axes(*(axis.kernel for axis in window))
     return reduce(name, term(_tap(x, i, window, taps, Const(otherwise, x.dtype))), taps)
 
 
-def _tap(x: Operand, i, window: Sequence[WindowAxis], taps, otherwise: Const) -> Expr:
+def _tap(
+    x: Operand, i: OutIndex, window: Sequence[WindowAxis], taps: Sequence[Index], otherwise: Const
+) -> Expr:
     """x at one tap of the window, or `otherwise` in the padding."""
     value = x[i[:2] + positions(window, i[2:], taps)]
     inside = guard(window, i[2:], taps)
@@ -49,7 +58,9 @@ def _tap(x: Operand, i, window: Sequence[WindowAxis], taps, otherwise: Const) ->
 
 
 @op("MaxPool", infer=_max_pool_shape, outputs=None)
-def max_pool(i, x: Number, *, kernel_shape, storage_order=0, **attrs: POOL):
+def max_pool(
+    i: OutIndex, x: Number, *, kernel_shape: Sequence[int], storage_order: int = 0, **attrs: POOL
+) -> Expr:
     """The largest element of each window; second output: its offset in x (see `_position`)."""
     window = make_window(x.shape[2:], kernel_shape, **attrs)
     largest = _pool("max", x, i, window, lambda v: v, x.dtype.min)
@@ -58,7 +69,9 @@ def max_pool(i, x: Number, *, kernel_shape, storage_order=0, **attrs: POOL):
     return _position(i, x, window, largest, column_major=bool(storage_order))
 
 
-def _position(i, x: Operand, window, largest: Expr, *, column_major: bool) -> Expr:
+def _position(
+    i: OutIndex, x: Operand, window: Sequence[WindowAxis], largest: Expr, *, column_major: bool
+) -> Expr:
     """The offset of the first element equal to the largest, or of the first NaN; its image is
     counted by rows, or by columns if `column_major`, and images follow each other."""
     window = [axis.trimmed() for axis in window]
@@ -79,7 +92,9 @@ def _position(i, x: Operand, window, largest: Expr, *, column_major: bool) -> Ex
 
 
 @op("AveragePool", infer=pooled_shape)
-def average_pool(i, x: Float, *, kernel_shape, count_include_pad=0, **attrs: POOL):
+def average_pool(
+    i: OutIndex, x: Float, *, kernel_shape: Sequence[int], count_include_pad: int = 0, **attrs: POOL
+) -> Expr:
     """The mean of each window, over the elements inside x (or inside its padding too)."""
     window = make_window(x.shape[2:], kernel_shape, **attrs)
     total = _pool("sum", x, i, window, lambda v: v, 0)
@@ -98,7 +113,9 @@ def root(x: Expr, p: float) -> Expr:
 
 
 @op("LpPool", infer=pooled_shape)
-def lp_pool(i, x: Float, *, kernel_shape, p=2, **attrs: POOL):
+def lp_pool(
+    i: OutIndex, x: Float, *, kernel_shape: Sequence[int], p: int = 2, **attrs: POOL
+) -> Expr:
     """The p-norm of each window; padding counts as zero."""
     window = make_window(x.shape[2:], kernel_shape, **attrs)
     return root(_pool("sum", x, i, window, lambda v: power(v, p), 0), p)
@@ -107,14 +124,14 @@ def lp_pool(i, x: Float, *, kernel_shape, p=2, **attrs: POOL):
 # ---------------------------------------------------------------- whole images
 
 
-def _global_shape(x):
+def _global_shape(x: Operand) -> Shape:
     if x.rank < 2:
         raise ModelError(f"takes rank 2 or more, found {x.rank}")
     return (*x.shape[:2], *(1,) * (x.rank - 2))
 
 
 @op("GlobalAveragePool", infer=_global_shape)
-def global_average_pool(i, x: Float):
+def global_average_pool(i: OutIndex, x: Float) -> Expr:
     """Mean over all spatial positions."""
     k = axes(*x.shape[2:])
     count = math.prod(x.shape[2:], start=as_expr(1, i64))
@@ -122,14 +139,14 @@ def global_average_pool(i, x: Float):
 
 
 @op("GlobalMaxPool", infer=_global_shape)
-def global_max_pool(i, x: Number):
+def global_max_pool(i: OutIndex, x: Number) -> Expr:
     """Maximum over all spatial positions."""
     k = axes(*x.shape[2:])
     return reduce("max", x[i[:2] + k], k)
 
 
 @op("GlobalLpPool", infer=_global_shape)
-def global_lp_pool(i, x: Float, *, p=2):
+def global_lp_pool(i: OutIndex, x: Float, *, p: int = 2) -> Expr:
     """p-norm over all spatial positions."""
     k = axes(*x.shape[2:])
     return root(reduce("sum", power(x[i[:2] + k], p), k), p)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from graphc.errors import ModelError
 from graphc.ir import dtypes
+from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType, f32, i32, u8
 from graphc.ir.expr import Expr, call, minimum, select
-from graphc.ir.opdef import Float, Number, Operand, composite, op
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Float, Number, Operand, OutIndex, composite, op
 from graphc.ir.ops.casts import converted
 from graphc.ir.ops.helpers import normal_axis, only_element, replaced
+from graphc.ir.types import Shape
 
 
-def _parameter(i, x: Operand, parameter: Operand, axis: int, block_size: int) -> Expr:
+def _parameter(i: OutIndex, x: Operand, parameter: Operand, axis: int, block_size: int) -> Expr:
     """The scale or zero point that belongs to element i of x."""
     if parameter.size == 1:
         return only_element(parameter)
@@ -29,7 +32,7 @@ def _parameter(i, x: Operand, parameter: Operand, axis: int, block_size: int) ->
     return parameter[_block_index(i, x, parameter, axis, block_size)]
 
 
-def _block_index(i, x: Operand, parameter: Operand, axis: int, block_size: int) -> tuple:
+def _block_index(i: OutIndex, x: Operand, parameter: Operand, axis: int, block_size: int) -> tuple:
     if parameter.rank != x.rank:
         raise ModelError(f"scale has rank {parameter.rank}, the tensor {x.rank}")
     extent, blocks = x.shape[axis], parameter.shape[axis]
@@ -39,15 +42,15 @@ def _block_index(i, x: Operand, parameter: Operand, axis: int, block_size: int) 
     return replaced(tuple(i), axis, i[axis] // size)
 
 
-def _same_shape(x, *_):
+def _same_shape(x: Operand, *_: object) -> Shape:
     return x.shape
 
 
 @op("QuantizeLinear", infer=_same_shape)
 def quantize_linear(
-    i, x: Number, scale: Number, zero_point: Number = None, *, axis: int = 1,
+    i: OutIndex, x: Number, scale: Number, zero_point: Number = None, *, axis: int = 1,
     block_size: int = 0, output_dtype: int = 0, precision: int = 0, saturate: int = 1,
-):  # fmt: skip
+) -> Expr:  # fmt: skip
     """x / scale in the type of the scale (or `precision`), rounded to even, shifted, saturated."""
     target = _target(zero_point, output_dtype)
     divided = dtypes.of(precision) if precision else scale.dtype
@@ -67,7 +70,7 @@ def _rounded_to(value: Expr, dtype: DType) -> Expr:
     return value.cast(dtype).cast(dtype.compute)
 
 
-def _target(zero_point, output_dtype: int) -> DType:
+def _target(zero_point: Operand, output_dtype: int) -> DType:
     """The quantised type: that of the zero point, else `output_dtype`, else uint8."""
     named = dtypes.of(output_dtype) if output_dtype else None
     if zero_point is None:
@@ -89,9 +92,9 @@ def _rounded(value: Expr, shift: Expr | None, target: DType) -> Expr:
 
 @op("DequantizeLinear", infer=_same_shape)
 def dequantize_linear(
-    i, x: Number, scale: Float, zero_point: Number = None, *, axis: int = 1,
+    i: OutIndex, x: Number, scale: Float, zero_point: Number = None, *, axis: int = 1,
     block_size: int = 0, output_dtype: int = 0,
-):  # fmt: skip
+) -> Expr:  # fmt: skip
     """(x - zero_point) * scale, in float32, as the type of the scale or `output_dtype`."""
     target = dtypes.of(output_dtype) if output_dtype else scale.dtype
     value = x[i].cast(i32) if x.dtype.is_integer else x[i].cast(f32)
@@ -102,7 +105,7 @@ def dequantize_linear(
 
 
 @composite("DynamicQuantizeLinear", outputs=3)
-def dynamic_quantize_linear(b, x: Float):
+def dynamic_quantize_linear(b: Builder, x: Float) -> tuple[Value, ...]:
     """x as uint8 over the range from its smallest to its largest element, 0 included.
 
     scale = (max - min) / 255; zero point = round(-min / scale) kept within 0..255.

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir import dtypes
+from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType, boolean, f32, f64, i64, u64
 from graphc.ir.expr import Const, Expr, as_expr, cast, cos, log, maximum, sqrt
-from graphc.ir.opdef import Any_, Float, composite, imperative, linear, op
+from graphc.ir.graph import Value
+from graphc.ir.imperative.collectives import Collectives
+from graphc.ir.opdef import Any_, Float, Operand, OutIndex, composite, imperative, linear, op
 from graphc.ir.types import TensorType
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -57,7 +61,7 @@ def normal(seed: float | None, counter: Expr) -> Expr:
     return radius * cos(uniform(seed, counter * 2 + 1) * (2 * math.pi))
 
 
-def _float_type(dtype, default: DType | None = None) -> DType:
+def _float_type(dtype: int | None, default: DType | None = None) -> DType:
     """The dtype attribute (an ONNX number), a float."""
     found = default if dtype is None else dtypes.of(dtype)
     if found is None or not found.is_float:
@@ -71,35 +75,49 @@ def _scaled(unit: Expr, scale: float, shift: float, dtype: DType) -> Expr:
 
 
 @op("RandomUniform", infer=lambda shape: tuple(shape))
-def random_uniform(i, *, shape, dtype: int = 1, low: float = 0.0, high: float = 1.0, seed=None):
+def random_uniform(
+    i: OutIndex, *, shape: Sequence[int], dtype: int = 1, low: float = 0.0, high: float = 1.0,
+    seed: float | None = None,
+) -> Expr:  # fmt: skip
     """Numbers in [low, high)."""
     draw = uniform(seed, linear(i, i.shape))
     return _scaled(draw, high - low, low, _float_type(dtype))
 
 
 @op("RandomUniformLike", infer=lambda x: x.shape)
-def random_uniform_like(i, x: Any_, *, dtype=None, low: float = 0.0, high: float = 1.0, seed=None):
+def random_uniform_like(
+    i: OutIndex, x: Any_, *, dtype: int | None = None, low: float = 0.0, high: float = 1.0,
+    seed: float | None = None,
+) -> Expr:  # fmt: skip
     """Numbers in [low, high), with the shape (and dtype) of x."""
     draw = uniform(seed, linear(i, i.shape))
     return _scaled(draw, high - low, low, _float_type(dtype, x.dtype))
 
 
 @op("RandomNormal", infer=lambda shape: tuple(shape))
-def random_normal(i, *, shape, dtype: int = 1, mean: float = 0.0, scale: float = 1.0, seed=None):
+def random_normal(
+    i: OutIndex, *, shape: Sequence[int], dtype: int = 1, mean: float = 0.0, scale: float = 1.0,
+    seed: float | None = None,
+) -> Expr:  # fmt: skip
     """Normally distributed numbers."""
     draw = normal(seed, linear(i, i.shape))
     return _scaled(draw, scale, mean, _float_type(dtype))
 
 
 @op("RandomNormalLike", infer=lambda x: x.shape)
-def random_normal_like(i, x: Any_, *, dtype=None, mean: float = 0.0, scale: float = 1.0, seed=None):
+def random_normal_like(
+    i: OutIndex, x: Any_, *, dtype: int | None = None, mean: float = 0.0, scale: float = 1.0,
+    seed: float | None = None,
+) -> Expr:  # fmt: skip
     """Normally distributed numbers, with the shape (and dtype) of x."""
     draw = normal(seed, linear(i, i.shape))
     return _scaled(draw, scale, mean, _float_type(dtype, x.dtype))
 
 
 @op("Bernoulli", infer=lambda x: x.shape)
-def bernoulli(i, x: Float, *, dtype=None, seed=None):
+def bernoulli(
+    i: OutIndex, x: Float, *, dtype: int | None = None, seed: float | None = None
+) -> Expr:
     """1 with probability x, else 0."""
     target = x.dtype if dtype is None else dtypes.of(dtype)
     hit = cast(uniform(seed, linear(i, i.shape)), x.dtype) < x[i]
@@ -107,7 +125,9 @@ def bernoulli(i, x: Float, *, dtype=None, seed=None):
 
 
 @composite("Multinomial")
-def multinomial(b, x: Float, *, dtype: int = 6, sample_size: int = 1, seed=None):
+def multinomial(
+    b: Builder, x: Float, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None
+) -> Value:
     """Class numbers drawn with probabilities softmax(x[batch])."""
     if x.tensor.rank != 2:
         raise ModelError(f"the input has rank {x.tensor.rank}, expected 2 (batch, class)")
@@ -117,7 +137,7 @@ def multinomial(b, x: Float, *, dtype: int = 6, sample_size: int = 1, seed=None)
     return b.op("Draw", sums, domain="graphc", dtype=dtype, sample_size=sample_size, seed=seed)
 
 
-def _drawn_type(sums, dtype, sample_size):
+def _drawn_type(sums: Operand, dtype: int, sample_size: int) -> TensorType:
     target = dtypes.of(dtype)
     if target not in (dtypes.i32, i64):
         raise ModelError(f"dtype {target} is not int32 or int64")
@@ -127,7 +147,9 @@ def _drawn_type(sums, dtype, sample_size):
 
 
 @imperative("Draw", infer=_drawn_type, domain="graphc")
-def draw(k, sums: Float, *, dtype: int, sample_size: int, seed=None):
+def draw(
+    k: Collectives, sums: Float, *, dtype: int, sample_size: int, seed: float | None = None
+) -> None:
     """Class numbers drawn with weights of which `sums` [batch, class] are the running sums.
 
     A uniform number times the total weight is looked for among these sums, by halves.

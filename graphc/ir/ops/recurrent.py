@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class Recurrence:
     gates: int
     layout: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.layout:
             self.x = self.b.Transpose(self.x, perm=(1, 0, 2))
         self.sequence, self.batch, _ = self.x.tensor.static_shape
@@ -66,16 +67,20 @@ class Recurrence:
         axis = 1 if self.layout else 0
         return pick(self.b, value, direction, axis)
 
-    def run(self, layer: Layer, step: Step, state: list[Value], backwards: bool):
+    def run(
+        self, layer: Layer, step: Step, state: list[Value], backwards: bool,
+    ) -> tuple[list[Value], list[Value]]:  # fmt: skip
         """Per time step h, and the last state. Everything of shape (batch, hidden)."""
         shares = self.input_shares(layer)
         order = range(self.sequence)
         outputs: list[Value] = [state[0]] * self.sequence
         for t in reversed(order) if backwards else order:
-            outputs[t], state = self.advance(layer, step, shares[t], state, np.int32(t))
+            outputs[t], state = self.advance(layer, step, shares[t], state, np.array(t, np.int32))
         return outputs, state
 
-    def run_both(self, ways: Sequence[Layer], layer: Layer, step: Step, states: list[list[Value]]):
+    def run_both(
+        self, ways: Sequence[Layer], layer: Layer, step: Step, states: list[list[Value]],
+    ) -> list[tuple[list[Value], list[Value]]]:  # fmt: skip
         """The results of `run` forwards and backwards; `layer` is both of `ways`."""
         b, last = self.b, self.sequence - 1
         shares = [self.input_shares(way) for way in ways]
@@ -94,7 +99,9 @@ class Recurrence:
             )
         ]
 
-    def advance(self, layer: Layer, step: Step, x: Value, state: list[Value], time):
+    def advance(
+        self, layer: Layer, step: Step, x: Value, state: list[Value], time: np.ndarray,
+    ) -> tuple[Value, list[Value]]:  # fmt: skip
         """One step at a time, or at one per direction: h, zero beyond the end, and the state."""
         b = self.b
         new = step(layer, x, state)
@@ -149,10 +156,12 @@ def unstack(b: Builder, value: Value) -> list[Value]:
 
 
 def recurrent(
-    b: Builder, name: str, x, w, r, bias, lengths, initial: Sequence[Value | None], peepholes, *,
-    gates: int, step: Step, hidden_size, direction, activations, activation_alpha,
-    activation_beta, clip, layout, separate_biases=False, **own_attrs,
-):  # fmt: skip
+    b: Builder, name: str, x: Value, w: Value, r: Value, bias: Value | None, lengths: Value | None,
+    initial: Sequence[Value | None], peepholes: Value | None, *, gates: int, step: Step,
+    hidden_size: int | None, direction: str, activations: Sequence[str],
+    activation_alpha: Sequence[float] | None, activation_beta: Sequence[float] | None,
+    clip: float | None, layout: int, separate_biases: bool = False, **own_attrs: Any,
+) -> list[Value]:  # fmt: skip
     """Runs one or two directions; returns Y, then the last value of each state. `own_attrs` are
     those that operators of this `name` alone have."""
     if lengths is not None:
@@ -248,7 +257,9 @@ def _rows(b: Builder, *values: Value) -> Value:
     return b.Unsqueeze(stack(b, values), np.array([1]))
 
 
-def collect(whole: Recurrence, results, states: int) -> list[Value]:
+def collect(
+    whole: Recurrence, results: Sequence[Sequence[Sequence[Value]]], states: int,
+) -> list[Value]:  # fmt: skip
     """Y (sequence, directions, batch, hidden) and states (directions, batch, hidden), or with
     the batch first."""
     b, hidden = whole.b, whole.hidden
@@ -293,10 +304,13 @@ def function_names(
 
 @composite("RNN", outputs=None, traits=("recurrent",))
 def rnn(
-    b, x: Float, w: Float, r: Float, bias: Float | None = None, sequence_lens: Int | None = None,
-    initial_h: Float | None = None, *, activation_alpha=None, activation_beta=None,
-    activations=None, clip=None, direction="forward", hidden_size=None, layout=0,
-):  # fmt: skip
+    b: Builder, x: Float, w: Float, r: Float, bias: Float | None = None,
+    sequence_lens: Int | None = None, initial_h: Float | None = None, *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None, activations: Sequence[str] | None = None,
+    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
+    layout: int = 0,
+) -> list[Value] | None:  # fmt: skip
     """A simple recurrent layer: Y, and the last h."""
     return recurrent(
         b, "RNN", x, w, r, bias, sequence_lens, [initial_h], None, gates=1, step=rnn_step,
@@ -309,11 +323,13 @@ def rnn(
 
 @composite("GRU", outputs=None, traits=("recurrent",))
 def gru(
-    b, x: Float, w: Float, r: Float, bias: Float | None = None, sequence_lens: Int | None = None,
-    initial_h: Float | None = None, *, activation_alpha=None, activation_beta=None,
-    activations=None, clip=None, direction="forward", hidden_size=None, layout=0,
-    linear_before_reset=0,
-):  # fmt: skip
+    b: Builder, x: Float, w: Float, r: Float, bias: Float | None = None,
+    sequence_lens: Int | None = None, initial_h: Float | None = None, *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None, activations: Sequence[str] | None = None,
+    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
+    layout: int = 0, linear_before_reset: int = 0,
+) -> list[Value]:  # fmt: skip
     """A gated recurrent layer: Y, and the last h."""
     return recurrent(
         b, "GRU", x, w, r, bias, sequence_lens, [initial_h], None, gates=3,
@@ -328,11 +344,14 @@ def gru(
 
 @composite("LSTM", outputs=None, traits=("recurrent",))
 def lstm(
-    b, x: Float, w: Float, r: Float, bias: Float | None = None, sequence_lens: Int | None = None,
-    initial_h: Float | None = None, initial_c: Float | None = None, p: Float | None = None, *,
-    activation_alpha=None, activation_beta=None, activations=None, clip=None,
-    direction="forward", hidden_size=None, input_forget=0, layout=0,
-):  # fmt: skip
+    b: Builder, x: Float, w: Float, r: Float, bias: Float | None = None,
+    sequence_lens: Int | None = None, initial_h: Float | None = None,
+    initial_c: Float | None = None, p: Float | None = None, *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None, activations: Sequence[str] | None = None,
+    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
+    input_forget: int = 0, layout: int = 0,
+) -> list[Value]:  # fmt: skip
     """A long short-term memory layer: Y, the last h and the last cell."""
     return recurrent(
         b, "LSTM", x, w, r, bias, sequence_lens, [initial_h, initial_c], p, gates=4,

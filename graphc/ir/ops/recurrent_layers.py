@@ -34,7 +34,9 @@ def with_steps(b: Builder, lengths: Value, shape: tuple[int, ...]) -> Value:
     return b.Reshape(some, np.array(shape))
 
 
-def activations_of(names: Sequence[str], alphas, betas) -> list[Activation]:
+def activations_of(
+    names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None
+) -> list[Activation]:
     """The functions by name, with their parameters."""
     taken = with_parameters(names, alphas, betas)
     return [_bound(_ACTIVATIONS[name.lower()][1], alpha, beta) for name, alpha, beta in taken]
@@ -60,7 +62,7 @@ def with_parameters(
     return found
 
 
-def _bound(build: Callable, alpha, beta) -> Activation:
+def _bound(build: Callable, alpha: float | None, beta: float | None) -> Activation:
     return lambda b, x: build(b, x, alpha, beta)
 
 

@@ -6,6 +6,7 @@ nothing gives the identity of the operation (0, 1, the largest or smallest value
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +28,10 @@ from graphc.ir.expr import (
     sqrt,
     substitute,
 )
-from graphc.ir.opdef import Bool, Int, Known, Number, Operand, op
+from graphc.ir.opdef import Bool, Int, Known, Number, Operand, OutIndex, TypeClass, op
 from graphc.ir.opdef import axes as fresh_axes
 from graphc.ir.ops.helpers import normal_axes, normal_axis, replaced, wide
+from graphc.ir.types import Dim, Shape
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Reduction:
     element: Expr
 
     @staticmethod
-    def of(i, x: Operand, axes, keepdims: int, noop: int) -> Reduction:
+    def of(i: OutIndex, x: Operand, axes: np.ndarray | None, keepdims: int, noop: int) -> Reduction:
         gone = reduced_axes(x, axes, noop)
         indices = fresh_axes(*(x.shape[d] for d in gone))
         inner = dict(zip(gone, indices))
@@ -54,9 +56,9 @@ class Reduction:
         return Reduction(x, gone, indices, x[index])
 
     @property
-    def count(self):
+    def count(self) -> Dim:
         """How many elements each result is made of."""
-        total = 1
+        total: Dim = 1
         for index in self.indices:
             total = total * index.extent
         return total
@@ -74,14 +76,16 @@ class Reduction:
         return self.over(name, value)
 
 
-def reduced_axes(x: Operand, axes, noop: int) -> tuple[int, ...]:
+def reduced_axes(x: Operand, axes: np.ndarray | None, noop: int) -> tuple[int, ...]:
     """The axes to reduce; without any, all of them, or none if `noop` is set."""
     if axes is None or np.size(axes) == 0:
         return () if noop else tuple(range(x.rank))
     return tuple(sorted(normal_axes(axes, x.rank)))
 
 
-def reduced_shape(x, axes, *, keepdims, noop_with_empty_axes):
+def reduced_shape(
+    x: Operand, axes: np.ndarray | None, *, keepdims: int, noop_with_empty_axes: int
+) -> Shape:
     """The shape that is left, with 1 for each reduced dimension if keepdims is set."""
     gone = reduced_axes(x, axes, noop_with_empty_axes)
     if keepdims:
@@ -89,11 +93,14 @@ def reduced_shape(x, axes, *, keepdims, noop_with_empty_axes):
     return tuple(extent for d, extent in enumerate(x.shape) if d not in gone)
 
 
-def _reduction(name: str, accepts, doc: str):
+def _reduction(name: str, accepts: TypeClass, doc: str) -> Callable:
     """Declares an operator by a function from a Reduction and its (wide) element to a result."""
 
-    def declare(formula):
-        def body(i, x, axes=None, *, keepdims=1, noop_with_empty_axes=0):
+    def declare(formula: Callable) -> Callable:
+        def body(
+            i: OutIndex, x: Operand, axes: np.ndarray | None = None, *, keepdims: int = 1,
+            noop_with_empty_axes: int = 0,
+        ) -> Expr:  # fmt: skip
             over = Reduction.of(i, x, axes, keepdims, noop_with_empty_axes)
             return formula(over, wide(over.element)).cast(x.dtype)
 
@@ -167,7 +174,7 @@ def _log_sum_exp(over: Reduction, v: Expr) -> Expr:
 # ---------------------------------------------------------------- positions of extremes
 
 
-def _arg_shape(x, *, axis, keepdims):
+def _arg_shape(x: Operand, *, axis: int, keepdims: int) -> Shape:
     axis = normal_axis(axis, x.rank)
     if isinstance(x.shape[axis], int) and x.shape[axis] == 0:
         raise ModelError(f"axis {axis} of {list(x.shape)} is empty: it has no largest element")
@@ -175,7 +182,7 @@ def _arg_shape(x, *, axis, keepdims):
     return (*x.shape[:axis], 1, *rest) if keepdims else (*x.shape[:axis], *rest)
 
 
-def _position(i, x: Operand, name: str, axis: int, keepdims: int, last: int) -> Expr:
+def _position(i: OutIndex, x: Operand, name: str, axis: int, keepdims: int, last: int) -> Expr:
     """The first (or last) position along `axis` whose element is the extreme.
 
     As in ONNX Runtime a comparison with NaN never replaces the element found so far: NaNs are
@@ -186,7 +193,7 @@ def _position(i, x: Operand, name: str, axis: int, keepdims: int, last: int) -> 
     (k,) = fresh_axes(x.shape[axis])
     (m,) = fresh_axes(x.shape[axis], name="m")
 
-    def ordered(position) -> Expr:
+    def ordered(position: Index) -> Expr:
         value = x[replaced(index, axis, position)]
         worst = Const(x.dtype.min if name == "max" else x.dtype.max, x.dtype)
         return select(isnan(value), worst, value) if x.dtype.is_float else value
@@ -200,12 +207,16 @@ def _position(i, x: Operand, name: str, axis: int, keepdims: int, last: int) -> 
 
 
 @op("ArgMax", infer=_arg_shape)
-def arg_max(i, x: Number, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0):
+def arg_max(
+    i: OutIndex, x: Number, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+) -> Expr:
     """The position of the largest element along `axis`."""
     return _position(i, x, "max", axis, keepdims, select_last_index)
 
 
 @op("ArgMin", infer=_arg_shape)
-def arg_min(i, x: Number, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0):
+def arg_min(
+    i: OutIndex, x: Number, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+) -> Expr:
     """The position of the smallest element along `axis`."""
     return _position(i, x, "min", axis, keepdims, select_last_index)

@@ -33,9 +33,10 @@ from graphc.ir.expr import (
     reduce,
     select,
 )
-from graphc.ir.opdef import Any_, Float, Int, Known, axes, op
+from graphc.ir.opdef import Any_, Float, Int, Known, Operand, OutIndex, axes, op
 from graphc.ir.ops.interpolation import cubic_weight, cubic_weights, linear_weight, linear_weights
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Shape
 
 # ---------------------------------------------------------------- coordinates
 
@@ -242,7 +243,10 @@ def to_dtype(value: Expr, dtype: DType) -> Expr:
 # ---------------------------------------------------------------- Resize
 
 
-def resize_axes(shape, roi, scales, sizes, resized, policy: str, mode: str) -> list[ResizeAxis]:
+def resize_axes(
+    shape: Sequence[int], roi: np.ndarray | None, scales: np.ndarray | None,
+    sizes: np.ndarray | None, resized: Sequence[int] | None, policy: str, mode: str,
+) -> list[ResizeAxis]:  # fmt: skip
     """What becomes of each axis; exactly one of `scales` and `sizes` is given (not empty)."""
     rank = len(shape)
     which = [a % rank for a in resized] if resized else list(range(rank))
@@ -270,7 +274,9 @@ def resize_axes(shape, roi, scales, sizes, resized, policy: str, mode: str) -> l
     return result
 
 
-def _keep_aspect(extents, sizes, policy: str) -> list[tuple[int, Fraction]]:
+def _keep_aspect(
+    extents: Sequence[int], sizes: Sequence[int], policy: str
+) -> list[tuple[int, Fraction]]:
     """Sizes and scales per axis; all axes get the same scale unless the policy is stretch."""
     scales = [Fraction(size, max(extent, 1)) for size, extent in zip(sizes, extents)]
     if policy == "stretch":
@@ -282,8 +288,9 @@ def _keep_aspect(extents, sizes, policy: str) -> list[tuple[int, Fraction]]:
 
 
 def _resize_shape(
-    x, roi, scales, sizes, *, axes, keep_aspect_ratio_policy, coordinate_transformation_mode
-):
+    x: Operand, roi: np.ndarray | None, scales: np.ndarray | None, sizes: np.ndarray | None, *,
+    axes: Sequence[int] | None, keep_aspect_ratio_policy: str, coordinate_transformation_mode: str,
+) -> Shape:  # fmt: skip
     plan = resize_axes(
         x.shape, roi, scales, sizes, axes, keep_aspect_ratio_policy, coordinate_transformation_mode
     )
@@ -292,12 +299,13 @@ def _resize_shape(
 
 @op("Resize", infer=_resize_shape)
 def resize(
-    i, x: Any_, roi: Known(Float) | None = None, scales: Known(Float) | None = None,
-    sizes: Known(Int) | None = None, *, antialias=0, axes=None,
-    coordinate_transformation_mode="half_pixel", cubic_coeff_a=-0.75, exclude_outside=0,
-    extrapolation_value=0.0, keep_aspect_ratio_policy="stretch", mode="nearest",
-    nearest_mode="round_prefer_floor",
-):  # fmt: skip
+    i: OutIndex, x: Any_, roi: Known(Float) | None = None, scales: Known(Float) | None = None,
+    sizes: Known(Int) | None = None, *, antialias: int = 0, axes: Sequence[int] | None = None,
+    coordinate_transformation_mode: str = "half_pixel", cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0, extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Expr:  # fmt: skip
     """x resampled along its axes with nearest, linear or cubic interpolation."""
     if mode not in ("nearest", "linear", "cubic"):
         raise ModelError(f"mode {mode!r} is not one of nearest, linear, cubic")

@@ -8,15 +8,28 @@ from dataclasses import dataclass
 from graphc.errors import ModelError
 from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, as_expr, call, cast, ceil, floor, maximum, minimum, select
+from graphc.ir.expr import (
+    Const,
+    Expr,
+    Index,
+    as_expr,
+    call,
+    cast,
+    ceil,
+    floor,
+    maximum,
+    minimum,
+    select,
+)
+from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.imperative.sampling import Bin, Place, Sampled, Tap
 from graphc.ir.kernel import KernelBuilder
-from graphc.ir.opdef import Float, Int, axes, imperative
+from graphc.ir.opdef import Float, Int, Operand, axes, imperative
 from graphc.ir.ops.helpers import clamped
-from graphc.ir.types import TensorType
+from graphc.ir.types import Dim, TensorType
 
 
-def _max_roi_type(x, rois, *, pooled_shape):
+def _max_roi_type(x: Operand, rois: Operand, *, pooled_shape: Sequence[int]) -> TensorType:
     if x.rank != 4 or rois.rank != 2 or rois.shape[1] != 5 or len(pooled_shape) != 2:
         raise ModelError(
             f"takes images [N, C, H, W], regions [count, 5] and a pooled_shape of two, "
@@ -25,7 +38,7 @@ def _max_roi_type(x, rois, *, pooled_shape):
     return TensorType(x.dtype, (rois.shape[0], x.shape[1], *pooled_shape))
 
 
-def _bin(o, first: Expr, last: Expr, bins: int, extent) -> tuple[Expr, Expr]:
+def _bin(o: Index, first: Expr, last: Expr, bins: int, extent: Dim) -> tuple[Expr, Expr]:
     """Start and end of bin `o` of the `bins` that positions first..last are divided into."""
     size = maximum(last - first + 1, 1) / float(bins)
     start = floor(cast(o, size.dtype) * size) + first
@@ -37,7 +50,10 @@ def _bin(o, first: Expr, last: Expr, bins: int, extent) -> tuple[Expr, Expr]:
 
 
 @imperative("MaxRoiPool", infer=_max_roi_type)
-def max_roi_pool(k, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
+def max_roi_pool(
+    k: Collectives, x: Float, rois: Float, *, pooled_shape: Sequence[int],
+    spatial_scale: float = 1.0,
+) -> None:  # fmt: skip
     """Largest element of each bin of each region; 0 in empty bins.
 
     A region is (image, x1, y1, x2, y2); corners are scaled and rounded half up, both included.
@@ -71,7 +87,9 @@ def max_roi_pool(k, x: Float, rois: Float, *, pooled_shape, spatial_scale=1.0):
 # ---------------------------------------------------------------- RoiAlign
 
 
-def _roi_align_type(x, rois, batch_indices, *, output_height, output_width):
+def _roi_align_type(
+    x: Operand, rois: Operand, batch_indices: Operand, *, output_height: int, output_width: int
+) -> TensorType:
     if x.rank != 4 or rois.rank != 2 or rois.shape[1] != 4:
         raise ModelError(f"takes images of rank 4 and 4 corners each, found {x.type}, {rois.type}")
     if batch_indices.shape != rois.shape[:1]:
@@ -81,9 +99,10 @@ def _roi_align_type(x, rois, batch_indices, *, output_height, output_width):
 
 @imperative("RoiAlign", infer=_roi_align_type)
 def roi_align(
-    k, x: Float, rois: Float, batch_indices: Int, *, coordinate_transformation_mode="half_pixel",
-    mode="avg", output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0,
-):  # fmt: skip
+    k: Collectives, x: Float, rois: Float, batch_indices: Int, *,
+    coordinate_transformation_mode: str = "half_pixel", mode: str = "avg", output_height: int = 1,
+    output_width: int = 1, sampling_ratio: int = 0, spatial_scale: float = 1.0,
+) -> None:  # fmt: skip
     """Mean or maximum of bilinear samples in each bin of each region (x1, y1, x2, y2).
 
     Without a sampling ratio a bin has as many samples per axis as it is elements long. The maximum

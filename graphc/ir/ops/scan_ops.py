@@ -12,10 +12,11 @@ from graphc.errors import ModelError
 from graphc.ir.expr import Expr, cast
 from graphc.ir.imperative.collectives import Collectives, Place, Running
 from graphc.ir.kernel import Buffer
-from graphc.ir.opdef import Int, Known, Number, imperative
+from graphc.ir.opdef import Int, Known, Number, Operand, imperative
+from graphc.ir.types import TensorType
 
 
-def _same_type(x, axis, **_):
+def _same_type(x: Operand, axis: np.ndarray, **_: object) -> TensorType:
     return x.type
 
 
@@ -46,12 +47,16 @@ def _scan(
 
 
 @imperative("CumSum", infer=_same_type)
-def cumsum(k, x: Number, axis: Known(Int), *, exclusive: int = 0, reverse: int = 0):
+def cumsum(
+    k: Collectives, x: Number, axis: Known(Int), *, exclusive: int = 0, reverse: int = 0
+) -> None:
     """The sum of all elements up to each one along an axis."""
     _scan(k, x, axis, "sum", exclusive, reverse)
 
 
 @imperative("CumProd", infer=_same_type)
-def cumprod(k, x: Number, axis: Known(Int), *, exclusive: int = 0, reverse: int = 0):
+def cumprod(
+    k: Collectives, x: Number, axis: Known(Int), *, exclusive: int = 0, reverse: int = 0
+) -> None:
     """The product of all elements up to each one along an axis."""
     _scan(k, x, axis, "prod", exclusive, reverse)

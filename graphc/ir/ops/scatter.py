@@ -18,21 +18,22 @@ from graphc.ir.addresses import unflatten_index
 from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, as_expr, call, cast, select
-from graphc.ir.imperative.collectives import Place, Scattered
+from graphc.ir.imperative.collectives import Collectives, Place, Scattered
 from graphc.ir.imperative.lowering import numel
 from graphc.ir.kernel import Buffer, KernelBuilder
-from graphc.ir.opdef import Any_, Int, Known, axes, imperative, op
+from graphc.ir.opdef import Any_, Int, Known, Operand, OutIndex, axes, imperative, op
+from graphc.ir.types import Shape, TensorType
 
 _COMBINE = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 _COMBINE_BOOL = {"add": "or", "max": "or", "mul": "and", "min": "and"}
 
 
-def _same_dtype(x, updates) -> None:
+def _same_dtype(x: Operand, updates: Operand) -> None:
     if updates.dtype is not x.dtype:
         raise ModelError(f"data is {x.type}, updates {updates.type}: their types must be equal")
 
 
-def _scattered_elements(x, indices, updates, *, axis):
+def _scattered_elements(x: Operand, indices: Operand, updates: Operand, *, axis: int) -> TensorType:
     _same_dtype(x, updates)
     _axis(axis, x.rank)
     if indices.rank != x.rank:
@@ -41,7 +42,7 @@ def _scattered_elements(x, indices, updates, *, axis):
     return x.type
 
 
-def _scattered_nd(x, indices, updates):
+def _scattered_nd(x: Operand, indices: Operand, updates: Operand) -> TensorType:
     _same_dtype(x, updates)
     depth = indices.shape[-1] if indices.rank else 0
     if not indices.rank or depth > x.rank:
@@ -92,7 +93,10 @@ def _check_shapes(name: str, found: tuple, expected: tuple) -> None:
 
 
 @imperative("ScatterElements", infer=_scattered_elements)
-def scatter_elements(k, data: Any_, indices: Int, updates: Any_, *, axis=0, reduction="none"):
+def scatter_elements(
+    k: Collectives, data: Any_, indices: Int, updates: Any_, *, axis: int = 0,
+    reduction: str = "none",
+) -> None:  # fmt: skip
     """data with data[.., indices[p], ..] = updates[p] for every position p of indices."""
     axis = _axis(axis, data.rank)
     (y,) = k.outputs
@@ -112,7 +116,9 @@ def scatter_elements(k, data: Any_, indices: Int, updates: Any_, *, axis=0, redu
 
 
 @imperative("ScatterND", infer=_scattered_nd)
-def scatter_nd(k, data: Any_, indices: Int, updates: Any_, *, reduction="none"):
+def scatter_nd(
+    k: Collectives, data: Any_, indices: Int, updates: Any_, *, reduction: str = "none"
+) -> None:
     """data with data[indices[p]] = updates[p], where indices[p] picks an element or a slice."""
     depth = indices.shape[-1]
     (y,) = k.outputs
@@ -132,7 +138,9 @@ def scatter_nd(k, data: Any_, indices: Int, updates: Any_, *, reduction="none"):
     k.scattered(Scattered(y, indices.shape[:-1], data.shape[depth:], place, value, combined))
 
 
-def _tensor_scatter_shape(past, update, write_indices=None, *, axis):
+def _tensor_scatter_shape(
+    past: Operand, update: Operand, write_indices: Operand | None = None, *, axis: int
+) -> Shape:
     axis = _axis(axis, past.rank)
     extents = list(past.shape)
     extents[axis] = update.shape[axis] if update.rank == past.rank else extents[axis]
@@ -144,8 +152,9 @@ def _tensor_scatter_shape(past, update, write_indices=None, *, axis):
 
 @op("TensorScatter", infer=_tensor_scatter_shape)
 def tensor_scatter(
-    i, past: Any_, update: Any_, write_indices: Int = None, *, axis=-2, mode="linear"
-):
+    i: OutIndex, past: Any_, update: Any_, write_indices: Int = None, *, axis: int = -2,
+    mode: str = "linear",
+) -> Expr:  # fmt: skip
     """past with `update` written along `axis` from write_indices[batch] on, or wrapping around."""
     axis = _axis(axis, past.rank)
     if mode not in ("linear", "circular"):
@@ -164,7 +173,9 @@ def tensor_scatter(
 # ---------------------------------------------------------------- MaxUnpool
 
 
-def _unpooled_shape(x, kernel_shape, strides, pads) -> tuple:
+def _unpooled_shape(
+    x: Buffer | Operand, kernel_shape: Sequence[int], strides: Sequence[int], pads: Sequence
+) -> tuple:
     """The shape that the pooling had as input, as far as its attributes tell."""
     spatial = len(kernel_shape)
     if x.rank != spatial + 2:
@@ -178,7 +189,10 @@ def _unpooled_shape(x, kernel_shape, strides, pads) -> tuple:
     return (*x.shape[:2], *dims)
 
 
-def _unpool_type(x, indices, output_shape, kernel_shape, strides, pads):
+def _unpool_type(
+    x: Operand, indices: Operand, output_shape: np.ndarray, kernel_shape: Sequence[int],
+    strides: Sequence[int], pads: Sequence,
+) -> TensorType:  # fmt: skip
     _check_shapes("indices", indices.shape, x.shape)
     shape = _unpooled_shape(x, kernel_shape, strides, pads)
     if output_shape is not None:
@@ -191,8 +205,9 @@ def _unpool_type(x, indices, output_shape, kernel_shape, strides, pads):
 
 @imperative("MaxUnpool", infer=_unpool_type)
 def max_unpool(
-    k, x: Any_, indices: Int, output_shape: Known(Int) = None, *, kernel_shape, strides=(), pads=()
-):
+    k: Collectives, x: Any_, indices: Int, output_shape: Known(Int) = None, *,
+    kernel_shape: Sequence[int], strides: Sequence[int] = (), pads: Sequence = (),
+) -> None:  # fmt: skip
     """Zeros with x[p] at flat position indices[p] of the tensor that was pooled.
 
     A larger output_shape puts that tensor in the leading corner of the output.

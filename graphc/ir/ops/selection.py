@@ -11,15 +11,15 @@ from graphc.errors import ModelError
 from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, maximum, minimum, select
-from graphc.ir.imperative.collectives import Kept, Picked, Place
+from graphc.ir.imperative.collectives import Collectives, Kept, Picked, Place
 from graphc.ir.imperative.lowering import store_size
 from graphc.ir.kernel import Buffer, KernelBuilder
-from graphc.ir.opdef import Any_, Bool, Float, Int, Known, imperative
+from graphc.ir.opdef import Any_, Bool, Float, Int, Known, Operand, imperative
 from graphc.ir.types import TensorType
 
 
 @imperative("NonZero", infer=lambda x: TensorType(i64, (x.rank, x.size)), traits=("bounded",))
-def non_zero(k, x: Any_):
+def non_zero(k: Collectives, x: Any_) -> None:
     """The indices of the elements other than zero, one column each, in row-major order."""
     (y,) = k.outputs
 
@@ -37,7 +37,7 @@ def _zero(x: Buffer) -> Const:
     return Const("" if x.dtype.kind == "string" else 0, x.dtype)
 
 
-def _compress_type(x, condition, axis):
+def _compress_type(x: Operand, condition: Operand, axis: int | None) -> TensorType:
     if condition.rank != 1:
         raise ModelError(f"condition must have rank 1, found {condition.type}")
     if axis is None:
@@ -50,7 +50,7 @@ def _compress_type(x, condition, axis):
 
 
 @imperative("Compress", infer=_compress_type, traits=("bounded",))
-def compress(k, x: Any_, condition: Bool, *, axis: int | None = None):
+def compress(k: Collectives, x: Any_, condition: Bool, *, axis: int | None = None) -> None:
     """The slices of x along `axis` (or elements of flattened x) where the condition holds."""
     (y,) = k.outputs
     along = 0 if axis is None else axis % x.rank
@@ -70,11 +70,13 @@ def compress(k, x: Any_, condition: Bool, *, axis: int | None = None):
 # ---------------------------------------------------------------- NonMaxSuppression
 
 
-def _limit(max_output) -> int:
+def _limit(max_output: np.ndarray | None) -> int:
     return 0 if max_output is None else max(0, int(np.asarray(max_output).reshape(-1)[0]))
 
 
-def _selected_type(boxes, scores, max_output, *_):
+def _selected_type(
+    boxes: Operand, scores: Operand, max_output: np.ndarray | None, *_: object
+) -> TensorType:
     batch, classes, count = scores.shape
     if boxes.shape != (batch, count, 4):
         raise ModelError(
@@ -86,7 +88,7 @@ def _selected_type(boxes, scores, max_output, *_):
 
 @imperative("NonMaxSuppression", infer=_selected_type, traits=("bounded",))
 def non_max_suppression(
-    k,
+    k: Collectives,
     boxes: Float,
     scores: Float,
     max_output: Known(Int) = None,
@@ -94,7 +96,7 @@ def non_max_suppression(
     score_threshold: Float = None,
     *,
     center_point_box: int = 0,
-):
+) -> None:
     """Rows (batch, class, box) of the boxes kept per class, best score first.
 
     A box is kept unless its score is not above score_threshold, or its intersection over union with

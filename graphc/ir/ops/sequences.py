@@ -68,7 +68,7 @@ def _position(where: Any, length: int, last: int) -> int:
 
 
 @host("SequenceConstruct", infer=lambda *items: SequenceType(_common([_type(x) for x in items])))
-def sequence_construct(*items: Any_):
+def sequence_construct(*items: Any_) -> list[np.ndarray]:
     """The sequence of its operands."""
     return list(items)
 
@@ -77,29 +77,29 @@ def sequence_construct(*items: Any_):
     "SequenceEmpty",
     infer=lambda dtype: SequenceType(TensorType(dtypes.of(1 if dtype is None else dtype), None)),
 )
-def sequence_empty(*, dtype: int | None = None):
+def sequence_empty(*, dtype: int | None = None) -> list:
     """A sequence without elements."""
     return []
 
 
 @host("SequenceLength", infer=lambda sequence: TensorType(dtypes.i64, ()))
-def sequence_length(sequence: Any_):
+def sequence_length(sequence: Any_) -> np.ndarray:
     """The number of elements."""
     return np.array(len(sequence), np.int64)
 
 
 @host("SequenceAt", infer=lambda sequence, position: _element(sequence))
-def sequence_at(sequence: Any_, position: Int):
+def sequence_at(sequence: Any_, position: Int) -> np.ndarray:
     """The element at a position; negative ones count from the end."""
     return sequence[_position(position, len(sequence), len(sequence) - 1)]
 
 
-def _inserted(sequence, item, position=None):
+def _inserted(sequence: SequenceType, item: Operand, position: object = None) -> SequenceType:
     return SequenceType(_common([_sequence(sequence).element, _type(item)]))
 
 
 @host("SequenceInsert", infer=_inserted)
-def sequence_insert(sequence: Any_, item: Any_, position: Int = None):
+def sequence_insert(sequence: Any_, item: Any_, position: Int = None) -> list[np.ndarray]:
     """The sequence with an item inserted before a position (at the end by default)."""
     size = len(sequence)
     where = size if position is None else _position(position, size, size)
@@ -107,14 +107,14 @@ def sequence_insert(sequence: Any_, item: Any_, position: Int = None):
 
 
 @host("SequenceErase", infer=lambda sequence, position=None: _sequence(sequence))
-def sequence_erase(sequence: Any_, position: Int = None):
+def sequence_erase(sequence: Any_, position: Int = None) -> list[np.ndarray]:
     """The sequence without the element at a position (the last by default)."""
     size = len(sequence)
     where = _position(-1 if position is None else position, size, size - 1)
     return [*sequence[:where], *sequence[where + 1 :]]
 
 
-def _split_type(x, split=None, *, axis=0):
+def _split_type(x: TensorType, split: object = None, *, axis: int = 0) -> SequenceType:
     """A sequence of tensors whose shapes are known once it has run."""
     if x.shape is not None:
         normal_axis(axis, len(x.shape))
@@ -122,7 +122,9 @@ def _split_type(x, split=None, *, axis=0):
 
 
 @host("SplitToSequence", infer=_split_type)
-def split_to_sequence(x: Any_, split: Int = None, *, axis: int = 0, keepdims: int = 1):
+def split_to_sequence(
+    x: Any_, split: Int = None, *, axis: int = 0, keepdims: int = 1
+) -> list[np.ndarray]:
     """The parts of x along an axis: of the sizes in `split`, of one size, or of size 1."""
     extent = x.shape[axis]
     if split is None:
@@ -139,12 +141,12 @@ def split_to_sequence(x: Any_, split: Int = None, *, axis: int = 0, keepdims: in
     return _cut(x, axis, np.cumsum(sizes)[:-1])
 
 
-def _cut(x: np.ndarray, axis: int, where) -> list[np.ndarray]:
+def _cut(x: np.ndarray, axis: int, where: np.ndarray | range) -> list[np.ndarray]:
     return [np.ascontiguousarray(part) for part in np.split(x, list(where), axis)]
 
 
 @host("ConcatFromSequence")
-def concat_from_sequence(sequence: Any_, *, axis: int, new_axis: int = 0):
+def concat_from_sequence(sequence: Any_, *, axis: int, new_axis: int = 0) -> np.ndarray:
     """The elements joined along an axis, a new one if new_axis."""
     if not sequence:
         raise ModelError("cannot join the elements of an empty sequence")
@@ -155,7 +157,7 @@ def concat_from_sequence(sequence: Any_, *, axis: int, new_axis: int = 0):
 # ---------------------------------------------------------------- optionals
 
 
-def _optional_type(value=None, *, type=None):
+def _optional_type(value: Operand | None = None, *, type: Type | None = None) -> OptionalType:
     if value is not None:
         return OptionalType(_type(value))  # type: ignore[arg-type]
     if type is None:
@@ -164,24 +166,24 @@ def _optional_type(value=None, *, type=None):
 
 
 @host("Optional", infer=_optional_type)
-def optional(value: Any_ = None, *, type=None):
+def optional(value: Any_ = None, *, type: Type | None = None) -> np.ndarray:
     """An optional that holds the operand, or nothing."""
     return value
 
 
 @host("OptionalHasElement", infer=lambda value=None: TensorType(dtypes.boolean, ()))
-def optional_has_element(value: Any_ = None):
+def optional_has_element(value: Any_ = None) -> np.ndarray:
     """Whether there is a value."""
     return np.array(value is not None)
 
 
-def _held_type(value):
+def _held_type(value: Operand) -> Type:
     found = _type(value)
     return found.element if isinstance(found, OptionalType) else found
 
 
 @host("OptionalGetElement", infer=_held_type)
-def optional_get_element(value: Any_):
+def optional_get_element(value: Any_) -> np.ndarray:
     """The value of an optional; ModelError if it is empty."""
     if value is None:
         raise ModelError("OptionalGetElement: the optional is empty")

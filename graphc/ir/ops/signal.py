@@ -17,7 +17,7 @@ from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.expr import Expr, cast, cos, sin
 from graphc.ir.graph import Value
-from graphc.ir.opdef import Float, Int, Known, Number, composite, op
+from graphc.ir.opdef import Float, Int, Known, Number, Operand, OutIndex, composite, op
 from graphc.ir.ops.activation_composites import convert
 from graphc.ir.ops.fourier import (
     Transform,
@@ -27,13 +27,14 @@ from graphc.ir.ops.fourier import (
     mirrored,
 )
 from graphc.ir.ops.helpers import check_table, normal_axis
+from graphc.ir.types import Dim, Shape
 
 
 @composite("DFT")
 def dft(
-    b, x: Float, dft_length: Known(Int) | None = None, axis: Known(Int) | None = None, *,
-    inverse=0, onesided=0,
-):  # fmt: skip
+    b: Builder, x: Float, dft_length: Known(Int) | None = None, axis: Known(Int) | None = None, *,
+    inverse: int = 0, onesided: int = 0,
+) -> Value:  # fmt: skip
     """The discrete Fourier transform along an axis; the last axis holds real and imaginary parts.
 
     One-sided: only the first half of the bins forwards, and a real signal from those backwards.
@@ -91,9 +92,9 @@ def _multiply(b: Builder, x: Value, matrix: np.ndarray) -> Value:
 
 @composite("STFT")
 def stft(
-    b, signal: Float, frame_step: Known(Int), window: Float | None = None,
-    frame_length: Known(Int) | None = None, *, onesided=1,
-):  # fmt: skip
+    b: Builder, signal: Float, frame_step: Known(Int), window: Float | None = None,
+    frame_length: Known(Int) | None = None, *, onesided: int = 1,
+) -> Value:  # fmt: skip
     """Fourier transforms of windowed frames, `frame_step` apart: (batch, frames, bins, 2)."""
     batch, samples, parts = signal.tensor.static_shape
     if frame_length is not None:
@@ -118,7 +119,7 @@ def stft(
     return b.Transpose(split, perm=(0, 3, 1, 2))
 
 
-def _frames_shape(signal, *, length, step):
+def _frames_shape(signal: Operand, *, length: Dim, step: int) -> Shape:
     batch, samples, parts = signal.shape
     if step < 1 or length < 1 or samples < length:
         raise ModelError(f"no frames of {length} samples, {step} apart, in {samples} samples")
@@ -126,7 +127,7 @@ def _frames_shape(signal, *, length, step):
 
 
 @op("Frames", infer=_frames_shape, domain="graphc")
-def frames(i, signal: Number, *, length, step):
+def frames(i: OutIndex, signal: Number, *, length: Dim, step: int) -> Expr:
     """Pieces of `length` samples of (batch, samples, parts), whose starts are `step` apart."""
     return signal[i[0], i[1] * step + i[2], i[3]]
 
@@ -134,11 +135,11 @@ def frames(i, signal: Number, *, length, step):
 # ---------------------------------------------------------------- windows
 
 
-def _window_shape(size):
+def _window_shape(size: np.ndarray) -> Shape:
     return (int(size.item()),)
 
 
-def _angle(i, size: np.ndarray, periodic: int) -> Expr:
+def _angle(i: OutIndex, size: np.ndarray, periodic: int) -> Expr:
     """2 pi n / N, where a periodic window has N = size and a symmetric one N = size - 1.
 
     In float64: what is nearly zero at the ends of a window is the rest of terms that cancel.
@@ -148,21 +149,27 @@ def _angle(i, size: np.ndarray, periodic: int) -> Expr:
 
 
 @op("HannWindow", infer=_window_shape)
-def hann_window(i, size: Known(Int), *, output_datatype=1, periodic=1):
+def hann_window(
+    i: OutIndex, size: Known(Int), *, output_datatype: int = 1, periodic: int = 1
+) -> Expr:
     """sin(pi n / N) squared."""
     root = sin(_angle(i, size, periodic) * 0.5)
     return cast(root * root, dtypes.of(output_datatype))
 
 
 @op("HammingWindow", infer=_window_shape)
-def hamming_window(i, size: Known(Int), *, output_datatype=1, periodic=1):
+def hamming_window(
+    i: OutIndex, size: Known(Int), *, output_datatype: int = 1, periodic: int = 1
+) -> Expr:
     """25/46 - 21/46 cos(2 pi n / N)."""
     value = 25 / 46 - cos(_angle(i, size, periodic)) * (21 / 46)
     return cast(value, dtypes.of(output_datatype))
 
 
 @op("BlackmanWindow", infer=_window_shape)
-def blackman_window(i, size: Known(Int), *, output_datatype=1, periodic=1):
+def blackman_window(
+    i: OutIndex, size: Known(Int), *, output_datatype: int = 1, periodic: int = 1
+) -> Expr:
     """0.42 - 0.5 cos(2 pi n / N) + 0.08 cos(4 pi n / N)."""
     angle = _angle(i, size, periodic)
     value = 0.42 - cos(angle) * 0.5 + cos(angle * 2) * 0.08
@@ -174,9 +181,9 @@ def blackman_window(i, size: Known(Int), *, output_datatype=1, periodic=1):
 
 @composite("MelWeightMatrix")
 def mel_weight_matrix(
-    b, num_mel_bins: Known(Int), dft_length: Known(Int), sample_rate: Known(Int),
-    lower_edge_hertz: Known(Number), upper_edge_hertz: Known(Number), *, output_datatype=1,
-):  # fmt: skip
+    b: Builder, num_mel_bins: Known(Int), dft_length: Known(Int), sample_rate: Known(Int),
+    lower_edge_hertz: Known(Number), upper_edge_hertz: Known(Number), *, output_datatype: int = 1,
+) -> Value:  # fmt: skip
     """(spectrogram bins, mel bins): triangles equally spaced on the mel scale.
 
     The scale is 2595 log10(1 + f / 700); centres are rounded down to spectrogram bins.

@@ -18,7 +18,7 @@ from graphc.ir.expr import Const, Expr, as_expr, bitcast, cast, isnan, maximum, 
 from graphc.ir.imperative.collectives import Collectives, Kept, Leaders, Place, Running
 from graphc.ir.imperative.lowering import numel, store_size
 from graphc.ir.kernel import Buffer
-from graphc.ir.opdef import Any_, Int, Known, Number, imperative
+from graphc.ir.opdef import Any_, Int, Known, Number, Operand, imperative
 from graphc.ir.types import TensorType
 
 
@@ -72,7 +72,7 @@ def _axis(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def _topk_types(x, size, axis):
+def _topk_types(x: Operand, size: np.ndarray, axis: int) -> list[TensorType]:
     axis = _axis(axis, x.rank)
     wanted = int(np.asarray(size).reshape(-1)[0])
     if wanted < 0 or isinstance(x.shape[axis], int) and wanted > x.shape[axis]:
@@ -82,7 +82,10 @@ def _topk_types(x, size, axis):
 
 
 @imperative("TopK", infer=_topk_types, outputs=2)
-def top_k(k, x: Number, size: Known(Int), *, axis: int = -1, largest: int = 1, sorted: int = 1):
+def top_k(
+    k: Collectives, x: Number, size: Known(Int), *, axis: int = -1, largest: int = 1,
+    sorted: int = 1,
+) -> None:  # fmt: skip
     """The `size` largest (smallest) elements along an axis, best first, and their indices.
 
     Equal elements come in the order of their indices, and NaN is greater than all numbers, as for
@@ -109,7 +112,7 @@ def top_k(k, x: Number, size: Known(Int), *, axis: int = -1, largest: int = 1, s
 # ---------------------------------------------------------------- Unique
 
 
-def _unique_types(x, axis, count):
+def _unique_types(x: Operand, axis: int | None, count: int) -> list[TensorType]:
     if axis is None:
         items = x.size
         first = x.type.with_shape((items,))
@@ -121,7 +124,7 @@ def _unique_types(x, axis, count):
 
 
 @imperative("Unique", infer=_unique_types, outputs=4, traits=("bounded",))
-def unique(k, x: Any_, *, axis: int | None = None, sorted: int = 1):
+def unique(k: Collectives, x: Any_, *, axis: int | None = None, sorted: int = 1) -> None:
     """The distinct elements (slices along `axis`) of x, ascending or by first occurrence, with the
     index of the first occurrence, the number each element got, and how often each occurs.
 

@@ -4,14 +4,15 @@ object arrays."""
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir import dtypes
-from graphc.ir.opdef import Any_, String, host
+from graphc.ir.opdef import Any_, Operand, String, host
 from graphc.ir.regular import Pattern
 from graphc.ir.types import TensorType, broadcast
 
@@ -27,7 +28,7 @@ def text(x: np.ndarray) -> np.ndarray:
     return each_of(lambda s: s.decode() if isinstance(s, bytes) else str(s), array, object)
 
 
-def each_of(function: Callable, array: np.ndarray, dtype) -> np.ndarray:
+def each_of(function: Callable, array: np.ndarray, dtype: Any) -> np.ndarray:
     """`function` of every element."""
     out = np.empty(array.shape, dtype)
     flat = out.reshape(-1)
@@ -36,18 +37,20 @@ def each_of(function: Callable, array: np.ndarray, dtype) -> np.ndarray:
     return flat.reshape(array.shape)
 
 
-def _broadcast_strings(a, b):
+def _broadcast_strings(a: Operand, b: Operand) -> TensorType:
     return TensorType(dtypes.string, broadcast(a.shape, b.shape))
 
 
 @host("StringConcat", infer=_broadcast_strings)
-def string_concat(a: String, b: String):
+def string_concat(a: String, b: String) -> np.ndarray:
     """a followed by b, elementwise with broadcasting."""
     return np.asarray(np.add(text(a), text(b)), object)
 
 
 @host("StringSplit", outputs=2)
-def string_split(x: String, *, delimiter: str = "", maxsplit: int | None = None):
+def string_split(
+    x: String, *, delimiter: str = "", maxsplit: int | None = None
+) -> tuple[np.ndarray, ...]:
     """The parts of each string in a new last dimension, padded with "", and their number.
 
     An empty delimiter splits at runs of white space.
@@ -80,8 +83,8 @@ def string_normalizer(
     case_change_action: str = "NONE",
     is_case_sensitive: int = 0,
     locale: str | None = None,
-    stopwords=(),
-):
+    stopwords: Sequence[str] = (),
+) -> np.ndarray:
     """Strings of a [C] or [1, C] tensor without stop words, in one case; one "" if none is left.
 
     Case is changed by Unicode's rules whatever the locale.
@@ -110,7 +113,7 @@ def _plain(s: str) -> str:
 
 
 @host("RegexFullMatch", infer=lambda x: TensorType(dtypes.boolean, x.shape))
-def regex_full_match(x: String, *, pattern: str):
+def regex_full_match(x: String, *, pattern: str) -> np.ndarray:
     """Whether each whole string matches the pattern, which has RE2's syntax (ir/regular.py)."""
     return each_of(pattern_of(pattern).fullmatch, text(x), np.bool_)
 
@@ -128,19 +131,19 @@ _VALUES = {"int64s": np.int64, "floats": np.float32, "strings": object}
 def label_encoder(
     x: Any_,
     *,
-    keys_int64s=None,
-    keys_floats=None,
-    keys_strings=None,
-    keys_tensor=None,
-    values_int64s=None,
-    values_floats=None,
-    values_strings=None,
-    values_tensor=None,
+    keys_int64s: Sequence[int] | None = None,
+    keys_floats: Sequence[float] | None = None,
+    keys_strings: Sequence[str] | None = None,
+    keys_tensor: np.ndarray | None = None,
+    values_int64s: Sequence[int] | None = None,
+    values_floats: Sequence[float] | None = None,
+    values_strings: Sequence[str] | None = None,
+    values_tensor: np.ndarray | None = None,
     default_int64: int = -1,
     default_float: float = -0.0,
     default_string: str = "_Unused",
-    default_tensor=None,
-):
+    default_tensor: np.ndarray | None = None,
+) -> np.ndarray:
     """Each element's value in a table of keys and values, or the default."""
     keys = _only("keys", (keys_int64s, keys_floats, keys_strings, keys_tensor))
     given = (values_int64s, values_floats, values_strings, values_tensor)
@@ -169,7 +172,7 @@ def _only(what: str, choices: tuple) -> list:
     return list(np.asarray(found[0]).reshape(-1).tolist())
 
 
-def _key(value):
+def _key(value: float | str) -> float | str:
     """A dictionary key: NaN is equal to NaN, and a float to its float32 neighbour."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
@@ -179,8 +182,9 @@ def _key(value):
 
 @host("CategoryMapper", domain="ai.onnx.ml")
 def category_mapper(
-    x: Any_, *, cats_int64s=(), cats_strings=(), default_int64=-1, default_string="_Unused"
-):
+    x: Any_, *, cats_int64s: Sequence[int] = (), cats_strings: Sequence[str] = (),
+    default_int64: int = -1, default_string: str = "_Unused",
+) -> np.ndarray:  # fmt: skip
     """Strings to their integers, or integers to their strings."""
     if len(cats_int64s) != len(cats_strings):
         raise ModelError(f"{len(cats_int64s)} integers, but {len(cats_strings)} strings")

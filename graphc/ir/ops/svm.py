@@ -8,13 +8,18 @@ documentation and libsvm (Chang and Lin); where both are silent, ONNX Runtime.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.build import Builder
 from graphc.ir.dtypes import f32, f64, i64
 from graphc.ir.expr import Expr, absolute, maximum
+from graphc.ir.graph import Value
+from graphc.ir.imperative.collectives import Collectives
+from graphc.ir.kernel import Buffer
 from graphc.ir.opdef import REQUIRED, Float, Number, composite, imperative
 from graphc.ir.ops.helpers import check_table
 from graphc.ir.ops.scores import chosen, either, label_array, transformed_targets, two_columns
@@ -32,11 +37,11 @@ SVM = {
 # ---------------------------------------------------------------- the kernel matrix
 
 
-def _row(values) -> np.ndarray:
+def _row(values: Sequence[float]) -> np.ndarray:
     return np.asarray(values or (), np.float32)
 
 
-def _matrix(values, rows: int, columns: int, what: str) -> np.ndarray:
+def _matrix(values: Sequence[float], rows: int, columns: int, what: str) -> np.ndarray:
     """Values as rows of columns; ModelError if there are not as many."""
     array = _row(values)
     if array.size != rows * columns:
@@ -44,7 +49,9 @@ def _matrix(values, rows: int, columns: int, what: str) -> np.ndarray:
     return array.reshape(rows, columns)
 
 
-def _similarities(b, x, vectors: np.ndarray, kernel_type: str, kernel_params):
+def _similarities(
+    b: Builder, x: Value, vectors: np.ndarray, kernel_type: str, kernel_params: Sequence[float]
+) -> Value:
     """The kernel of every row of x [N, F] and every vector [V, F]: [N, V]."""
     if kernel_type not in KERNELS:
         raise ModelError(f"kernel_type must be one of {', '.join(KERNELS)}, found {kernel_type!r}")
@@ -62,7 +69,7 @@ def _similarities(b, x, vectors: np.ndarray, kernel_type: str, kernel_params):
     return b.Tanh(affine) if kernel_type == "SIGMOID" else _power(b, affine, degree)
 
 
-def _power(b, x, degree: float):
+def _power(b: Builder, x: Value, degree: float) -> Value:
     """x to a power; small whole ones as products."""
     if degree in (2, 3):
         square = b.Mul(x, x)
@@ -74,7 +81,9 @@ def _power(b, x, degree: float):
 
 
 @composite("SVMRegressor", domain=DOMAIN)
-def svm_regressor(b, x: Number, *, n_supports: int = 0, one_class: int = 0, **svm: SVM):
+def svm_regressor(
+    b: Builder, x: Number, *, n_supports: int = 0, one_class: int = 0, **svm: SVM
+) -> Value:
     """sum_v coefficient[v] * kernel(x, vector[v]) + rho: [N, 1]; with one_class 1 where that is
     positive, else -1. post_transform is not applied, as in ONNX Runtime."""
     x, features = rows_of(b, x)
@@ -102,9 +111,11 @@ def _rho(svm: dict, count: int) -> np.ndarray:
 
 @composite("SVMClassifier", outputs=2, domain=DOMAIN)
 def svm_classifier(
-    b, x: Number, *, classlabels_ints=None, classlabels_strings=None, prob_a=None, prob_b=None,
-    vectors_per_class=None, **svm: SVM,
-):  # fmt: skip
+    b: Builder, x: Number, *, classlabels_ints: Sequence[int] | None = None,
+    classlabels_strings: Sequence[str] | None = None, prob_a: Sequence[float] | None = None,
+    prob_b: Sequence[float] | None = None, vectors_per_class: Sequence[int] | None = None,
+    **svm: SVM,
+) -> tuple[Value, ...]:  # fmt: skip
     """The label of each row, and scores.
 
     With support vectors, every pair of classes decides for one of the two by the sign of its
@@ -130,7 +141,9 @@ def svm_classifier(
     return label, transformed_targets(b, scores, svm["post_transform"])
 
 
-def _linear(b, x, features: int, labels: np.ndarray, svm: dict, probable: bool):
+def _linear(
+    b: Builder, x: Value, features: int, labels: np.ndarray, svm: dict, probable: bool
+) -> tuple[Value, ...]:
     """liblinear's model: a row of coefficients per class, and one intercept for all."""
     weights = _matrix(svm["coefficients"], len(labels), features, "coefficients")
     intercept = b.constant(_rho(svm, 1)[:1])
@@ -146,7 +159,9 @@ def _linear(b, x, features: int, labels: np.ndarray, svm: dict, probable: bool):
     return label, transformed_targets(b, scores, svm["post_transform"])
 
 
-def _decisions(b, x, features: int, per_class, pairs: list, svm: dict):
+def _decisions(
+    b: Builder, x: Value, features: int, per_class: Sequence[int], pairs: list, svm: dict
+) -> Value:
     """The decision between the classes of each pair: [N, P], positive for the first.
 
     `coefficients` has a row less than there are classes: of a vector of class i, those of pairs
@@ -172,7 +187,7 @@ def _decisions(b, x, features: int, per_class, pairs: list, svm: dict):
     return b.Cast(b.Add(wide, rho), to=f32.onnx)
 
 
-def _votes(b, decisions, classes: int, pairs: list):
+def _votes(b: Builder, decisions: Value, classes: int, pairs: list) -> Value:
     """How many pairs decide for each class: [N, C]."""
     check_table(len(pairs), classes)
     first, second = (np.zeros((len(pairs), classes), np.float32) for _ in range(2))
@@ -182,7 +197,9 @@ def _votes(b, decisions, classes: int, pairs: list):
     return b.Add(b.MatMul(won, b.constant(first - second)), b.constant(second.sum(0)))
 
 
-def _probabilities(b, decisions, prob_a, prob_b, pairs: list):
+def _probabilities(
+    b: Builder, decisions: Value, prob_a: Sequence[float], prob_b: Sequence[float], pairs: list
+) -> Value:
     """Platt's probabilities of the classes of each pair, coupled to one per class: [N, C]."""
     a, c = _row(prob_a), _row(prob_b)
     if min(a.size, c.size) < len(pairs):
@@ -195,7 +212,7 @@ def _probabilities(b, decisions, prob_a, prob_b, pairs: list):
     return b.op("CoupledProbabilities", q, domain="graphc", outputs=2)[0]
 
 
-def _coupling(b, won, pairs: list):
+def _coupling(b: Builder, won: Value, pairs: list) -> Value:
     """Q [N, C, C] of what each class of a pair wins: Q_ii = sum_j r_ji^2, Q_ij = -r_ji r_ij."""
     classes = pairs[-1][1] + 1
     check_table(classes, classes)
@@ -214,7 +231,7 @@ def _coupling(b, won, pairs: list):
     "CoupledProbabilities", infer=lambda q: [q.type.with_shape(q.shape[:2])] * 2, outputs=2,
     domain="graphc",
 )  # fmt: skip
-def coupled_probabilities(k, q: Float):
+def coupled_probabilities(k: Collectives, q: Float) -> None:
     """Probabilities p [N, C] that make p Q p small; the second output is Q p.
 
     Q is that of Wu, Lin and Weng, "Probability estimates for multi-class classification by pairwise
@@ -239,7 +256,7 @@ def coupled_probabilities(k, q: Float):
                 _improve(k, q, p, qp, row, total)
 
 
-def _products(k, q, p, qp, row: Expr):
+def _products(k: Collectives, q: Buffer, p: Buffer, qp: Buffer, row: Expr) -> Buffer:
     """Stores Q p; gives p Q p."""
     total = k.var(p.dtype, 0.0)
     with k.loop(p.shape[1]) as i:
@@ -251,7 +268,7 @@ def _products(k, q, p, qp, row: Expr):
     return total
 
 
-def _improve(k, q, p, qp, row: Expr, total) -> None:
+def _improve(k: Collectives, q: Buffer, p: Buffer, qp: Buffer, row: Expr, total: Buffer) -> None:
     """Moves p class by class to where the derivative is 0, and scales its sum to 1 again."""
     with k.loop(p.shape[1]) as i:
         steep, slope = k.let(q[row, i, i]), k.let(qp[row, i])

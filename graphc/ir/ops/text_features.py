@@ -7,30 +7,33 @@ Works on integers and strings alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.build import Builder
+from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, composite
 from graphc.ir.ops.helpers import check_table
 
 
 @composite("TfIdfVectorizer")
 def tf_idf_vectorizer(
-    b,
+    b: Builder,
     x: Any_,
     *,
     max_gram_length: int,
     max_skip_count: int,
     min_gram_length: int,
     mode: str,
-    ngram_counts,
-    ngram_indexes,
-    pool_int64s=None,
-    pool_strings=None,
-    weights=None,
-):
+    ngram_counts: Sequence[int],
+    ngram_indexes: Sequence[int],
+    pool_int64s: Sequence[int] | None = None,
+    pool_strings: Sequence[str] | None = None,
+    weights: Sequence[float] | None = None,
+) -> Value:
     """Per row of x the frequency (TF), presence (IDF) or weighted frequency of each n-gram.
 
     `ngram_counts[n-1]` is where the n-grams of length n start in the pool, `ngram_indexes[g]` the
@@ -45,7 +48,8 @@ def tf_idf_vectorizer(
     pool = list(pool_strings if pool_int64s is None else pool_int64s)
     kind = object if pool_int64s is None else x.tensor.dtype.np
     rows = x if x.tensor.rank == 2 else b.Unsqueeze(x, np.array([0]))
-    counts, columns = [], []
+    counts: list[Value] = []
+    columns: list[int] = []
     for length, first, grams in _grams(pool, ngram_counts):
         if min_gram_length <= length <= max_gram_length and grams:
             counts.append(_count(b, rows, np.array(grams, kind), max_skip_count))
@@ -59,7 +63,7 @@ def tf_idf_vectorizer(
     return result if x.tensor.rank == 2 else b.Squeeze(result, np.array([0]))
 
 
-def _grams(pool: list, starts) -> list[tuple[int, int, list[list]]]:
+def _grams(pool: list, starts: Sequence[int]) -> list[tuple[int, int, list[list]]]:
     """(length, number of the first n-gram, n-grams) per length."""
     found, number = [], 0
     ends = [*starts[1:], len(pool)]
@@ -70,7 +74,7 @@ def _grams(pool: list, starts) -> list[tuple[int, int, list[list]]]:
     return found
 
 
-def _count(b, rows, grams: np.ndarray, max_skip: int) -> Any:
+def _count(b: Builder, rows: Value, grams: np.ndarray, max_skip: int) -> Any:
     """f32[B, M]: how often each n-gram (a row of `grams`) occurs in each row."""
     size = grams.shape[1]
     extent = rows.tensor.static_shape[1]
@@ -92,7 +96,7 @@ def _count(b, rows, grams: np.ndarray, max_skip: int) -> Any:
     return total
 
 
-def _spread(b, rows, counts: list, columns: list[int], width: int) -> Any:
+def _spread(b: Builder, rows: Value, counts: list, columns: list[int], width: int) -> Any:
     """f32[B, width] with each n-gram's count added to its column."""
     batch = rows.tensor.static_shape[0]
     doubled = len(set(columns)) < len(columns)
@@ -108,5 +112,5 @@ def _spread(b, rows, counts: list, columns: list[int], width: int) -> Any:
     return b.Gather(_joined(b, counts), source, axis=1)
 
 
-def _joined(b, parts: list) -> Any:
+def _joined(b: Builder, parts: list) -> Any:
     return parts[0] if len(parts) == 1 else b.Concat(*parts, axis=1)

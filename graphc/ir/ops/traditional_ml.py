@@ -6,12 +6,17 @@ documentation; classification scores follow ONNX Runtime where the documentation
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.build import Builder
 from graphc.ir.checks import VALUE
-from graphc.ir.dtypes import f32, i64
-from graphc.ir.opdef import Any_, Int, Number, composite, op
+from graphc.ir.dtypes import DType, f32, i64
+from graphc.ir.expr import Expr
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Any_, Int, Number, Operand, OutIndex, composite, op
 from graphc.ir.ops.helpers import plain_index
 from graphc.ir.ops.in_range import require
 from graphc.ir.ops.scores import (
@@ -21,20 +26,20 @@ from graphc.ir.ops.scores import (
     transformed_targets,
     two_columns,
 )
-from graphc.ir.types import Dim
+from graphc.ir.types import Dim, Shape
 
 DOMAIN = "ai.onnx.ml"
 
 
-def _as_type(b, x, dtype):
+def _as_type(b: Builder, x: Value, dtype: DType) -> Value:
     return x if x.tensor.dtype is dtype else b.Cast(x, to=dtype.onnx)
 
 
-def _float32(b, x):
+def _float32(b: Builder, x: Value) -> Value:
     return _as_type(b, x, f32)
 
 
-def _row_features(x) -> Dim:
+def _row_features(x: Value) -> Dim:
     """Features per row: the last dimension."""
     if x.tensor.rank not in (1, 2):
         raise ModelError(f"takes [N, C] or [C], found {x.type}")
@@ -44,27 +49,30 @@ def _row_features(x) -> Dim:
 # ---------------------------------------------------------------- features
 
 
-def _extracted(x, y):
+def _extracted(x: Operand, y: Operand) -> Shape:
     count = y.size
     return (*x.shape[:-1], count) if x.rank > 1 else (1, count)
 
 
 @op("ArrayFeatureExtractor", infer=_extracted, domain=DOMAIN)
-def array_feature_extractor(i, x: Any_, y: Int):
+def array_feature_extractor(i: OutIndex, x: Any_, y: Int) -> Expr:
     """The columns y of x (of its last dimension)."""
     column = plain_index(y.flat(i[-1]), x.shape[-1])
     return x[i[:-1] + (column,)] if x.rank > 1 else x[column]
 
 
 @op("Binarizer", domain=DOMAIN)
-def binarizer(i, x: Number, *, threshold: float = 0.0):
+def binarizer(i: OutIndex, x: Number, *, threshold: float = 0.0) -> Expr:
     """1 above the threshold, else 0."""
     above = x[i] > threshold if x.dtype.is_float else x[i].cast(f32) > threshold
     return above.cast(x.dtype)
 
 
 @composite("Scaler", domain=DOMAIN)
-def scaler(b, x: Number, *, offset=None, scale=None):
+def scaler(
+    b: Builder, x: Number, *, offset: Sequence[float] | None = None,
+    scale: Sequence[float] | None = None,
+) -> Value:  # fmt: skip
     """(x - offset) * scale, with one value or one per feature."""
     result = _float32(b, x)
     if offset is not None:
@@ -74,7 +82,7 @@ def scaler(b, x: Number, *, offset=None, scale=None):
     return result
 
 
-def _per_feature(b, x, values, what: str):
+def _per_feature(b: Builder, x: Value, values: Sequence[float], what: str) -> Value:
     features = x.tensor.dims[-1] if x.tensor.rank else 1
     if len(values) not in (1, features):
         raise ModelError(f"{what} has {len(values)} values for {features} features")
@@ -82,7 +90,7 @@ def _per_feature(b, x, values, what: str):
 
 
 @composite("Normalizer", domain=DOMAIN)
-def normalizer(b, x: Number, *, norm: str = "MAX"):
+def normalizer(b: Builder, x: Number, *, norm: str = "MAX") -> Value:
     """Each row over its largest element, sum of absolute values, or length; rows of norm 0 stay."""
     _row_features(x)
     values = _float32(b, x)
@@ -96,9 +104,10 @@ def normalizer(b, x: Number, *, norm: str = "MAX"):
 
 @composite("Imputer", domain=DOMAIN)
 def imputer(
-    b, x: Number, *, imputed_value_floats=None, imputed_value_int64s=None,
-    replaced_value_float: float = 0.0, replaced_value_int64: int = 0,
-):  # fmt: skip
+    b: Builder, x: Number, *, imputed_value_floats: Sequence[float] | None = None,
+    imputed_value_int64s: Sequence[int] | None = None, replaced_value_float: float = 0.0,
+    replaced_value_int64: int = 0,
+) -> Value:  # fmt: skip
     """x with one value (or NaN) replaced, by one value or by one per feature."""
     dtype = x.tensor.dtype
     values = imputed_value_floats if dtype.is_float else imputed_value_int64s
@@ -112,7 +121,10 @@ def imputer(
 
 
 @composite("OneHotEncoder", domain=DOMAIN)
-def one_hot_encoder(b, x: Any_, *, cats_int64s=None, cats_strings=None, zeros: int = 1):
+def one_hot_encoder(
+    b: Builder, x: Any_, *, cats_int64s: Sequence[int] | None = None,
+    cats_strings: Sequence[str] | None = None, zeros: int = 1,
+) -> Value:  # fmt: skip
     """1 at the category that the element equals (the last of equal ones), 0 elsewhere. Unknown
     ones give only zeros; without `zeros` they fail the run."""
     dtype = x.tensor.dtype
@@ -133,7 +145,7 @@ def one_hot_encoder(b, x: Any_, *, cats_int64s=None, cats_strings=None, zeros: i
     return result
 
 
-def _reject_unknown(b, x, hot, count: int) -> None:
+def _reject_unknown(b: Builder, x: Value, hot: Value, count: int) -> None:
     """Has the run fail if an element of x has no 1 in `hot`; says which, counted from 1."""
     known = b.Greater(b.ReduceMax(hot, b.constant([-1], i64), keepdims=0), b.constant(0, f32))
     order = b.constant(np.arange(1, x.tensor.size + 1).reshape(x.tensor.static_shape), i64)
@@ -142,7 +154,9 @@ def _reject_unknown(b, x, hot, count: int) -> None:
 
 
 @composite("FeatureVectorizer", domain=DOMAIN)
-def feature_vectorizer(b, *parts: Number, inputdimensions=None):
+def feature_vectorizer(
+    b: Builder, *parts: Number, inputdimensions: Sequence[int] | None = None
+) -> Value:
     """The features of all operands in one row, as float32.
 
     `inputdimensions` says how many there are of each: of an operand with more the first ones are
@@ -153,11 +167,11 @@ def feature_vectorizer(b, *parts: Number, inputdimensions=None):
     if any(size < 0 for size in inputdimensions or ()):
         raise ModelError(f"inputdimensions {list(inputdimensions)} are not all positive")
     rows = [_flat_rows(b, part) for part in parts]
-    sizes = inputdimensions or [row.tensor.dims[1] for row in rows]
+    sizes = inputdimensions or [row.tensor.static_shape[1] for row in rows]
     return b.Concat(*(_of_width(b, row, size) for row, size in zip(rows, sizes)), axis=1)
 
 
-def _flat_rows(b, part):
+def _flat_rows(b: Builder, part: Value) -> Value:
     """An operand as rows of float32."""
     wide = _float32(b, part)
     if part.tensor.rank == 1:
@@ -165,7 +179,7 @@ def _flat_rows(b, part):
     return wide if part.tensor.rank == 2 else b.Flatten(wide, axis=1)
 
 
-def _of_width(b, rows, size: int):
+def _of_width(b: Builder, rows: Value, size: int) -> Value:
     """Rows cut to a number of columns, or filled up with zeros."""
     count = rows.tensor.dims[1]
     if count > size:
@@ -176,14 +190,17 @@ def _of_width(b, rows, size: int):
 # ---------------------------------------------------------------- linear models
 
 
-def rows_of(b, x):
+def rows_of(b: Builder, x: Value) -> tuple[Value, int]:
     """x as rows of float32, [N, F], and the number F."""
     features = int(_row_features(x))
     x = _float32(b, x)
     return (x if x.tensor.rank == 2 else b.Unsqueeze(x, b.constant([0], i64))), features
 
 
-def _scores(b, x, coefficients, intercepts, count: int):
+def _scores(
+    b: Builder, x: Value, coefficients: Sequence[float], intercepts: Sequence[float] | None,
+    count: int,
+) -> Value:  # fmt: skip
     """x times the transposed coefficients, plus the intercepts: [N, count]."""
     rows, features = rows_of(b, x)
     if len(coefficients) != count * features:
@@ -197,9 +214,9 @@ def _scores(b, x, coefficients, intercepts, count: int):
 
 @composite("LinearRegressor", domain=DOMAIN)
 def linear_regressor(
-    b, x: Number, *, coefficients=None, intercepts=None, post_transform: str = "NONE",
-    targets: int = 1,
-):  # fmt: skip
+    b: Builder, x: Number, *, coefficients: Sequence[float] | None = None,
+    intercepts: Sequence[float] | None = None, post_transform: str = "NONE", targets: int = 1,
+) -> Value:  # fmt: skip
     """One linear function of the features per target."""
     scores = _scores(b, x, coefficients or (), intercepts, targets)
     return transformed_targets(b, scores, post_transform)
@@ -207,9 +224,11 @@ def linear_regressor(
 
 @composite("LinearClassifier", outputs=2, domain=DOMAIN)
 def linear_classifier(
-    b, x: Number, *, coefficients, classlabels_ints=None, classlabels_strings=None,
-    intercepts=None, multi_class: int = 0, post_transform: str = "NONE",
-):  # fmt: skip
+    b: Builder, x: Number, *, coefficients: Sequence[float],
+    classlabels_ints: Sequence[int] | None = None,
+    classlabels_strings: Sequence[str] | None = None, intercepts: Sequence[float] | None = None,
+    multi_class: int = 0, post_transform: str = "NONE",
+) -> tuple[Value, ...]:  # fmt: skip
     """The label of the best score of each row, and the scores.
 
     A single row of coefficients for two labels gives a score s for the second one, chosen if s > 0;
@@ -224,6 +243,8 @@ def linear_classifier(
     return b.Gather(b.constant(labels), best), post_transformed(b, scores, post_transform)
 
 
-def _binary(b, scores, labels: np.ndarray, post_transform: str):
+def _binary(
+    b: Builder, scores: Value, labels: np.ndarray, post_transform: str
+) -> tuple[Value, ...]:
     label = either(b, labels, b.Greater(scores, b.constant(0, f32)))
     return label, two_columns(b, scores, post_transform, positive=True)

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType, f32, f64, i64
 from graphc.ir.expr import Expr, call, isnan, select
-from graphc.ir.opdef import REQUIRED, Bool, Float, Int, Number, composite, imperative
+from graphc.ir.graph import Value
+from graphc.ir.imperative.collectives import Collectives
+from graphc.ir.opdef import REQUIRED, Bool, Float, Int, Number, Operand, composite, imperative
 from graphc.ir.ops.scores import (
     TRANSFORMS,
     chosen,
@@ -41,15 +45,15 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 # ---------------------------------------------------------------- walking
 
 
-def _leaf_type(x, *tables):
+def _leaf_type(x: Operand, *tables: Any) -> TensorType:
     return TensorType(i64, (x.shape[0], tables[-1].shape[0]))
 
 
 @imperative("TreeLeaves", infer=_leaf_type, domain="graphc")
 def tree_leaves(
-    k, x: Number, feature: Int, split: Float, mode: Int, yes: Int, no: Int, missing: Bool,
-    roots: Int, *, modes: tuple[int, ...], missing_matters: int,
-):  # fmt: skip
+    k: Collectives, x: Number, feature: Int, split: Float, mode: Int, yes: Int, no: Int,
+    missing: Bool, roots: Int, *, modes: tuple[int, ...], missing_matters: int,
+) -> None:  # fmt: skip
     """The leaf that each row of x ends at in each tree.
 
     `modes` are the comparisons that occur, so that no kernel tests for others; `missing` says per
@@ -113,7 +117,7 @@ class Forest:
                 raise ModelError(f"a branch leads to node or leaf {position}, which does not exist")
         return self
 
-    def leaves(self, b, x, kind: DType):
+    def leaves(self, b: Builder, x: Value, kind: DType) -> Value:
         """The leaf numbers [rows, trees] of the rows of x, compared in type `kind`."""
         if x.tensor.rank != 2:
             raise ModelError(f"takes rows of features, found {x.type}")
@@ -121,7 +125,7 @@ class Forest:
         if any(f < 0 or f >= features for f in self.feature):
             raise ModelError(f"feature ids up to {max(self.feature)} in rows of {features}")
 
-        def column(values: list, dtype=np.int64) -> np.ndarray:
+        def column(values: list, dtype: Any = np.int64) -> np.ndarray:
             return np.asarray(values or [0], dtype)
 
         missing = column(self.missing, bool)
@@ -135,7 +139,9 @@ class Forest:
         )  # fmt: skip
 
 
-def _aggregated(b, forest: Forest, x, aggregate: str, base, kind: DType):
+def _aggregated(
+    b: Builder, forest: Forest, x: Value, aggregate: str, base: Sequence[float] | None, kind: DType
+) -> Value:
     """Leaf weights over all trees, plus base values: [rows, targets]."""
     if aggregate not in _AGGREGATES:
         raise ModelError(f"aggregate_function must be one of {_AGGREGATES}, found {aggregate!r}")
@@ -154,13 +160,13 @@ def _aggregated(b, forest: Forest, x, aggregate: str, base, kind: DType):
     return scores
 
 
-def _votes(b, forest: Forest, leaves, absent: float, kind: DType):
+def _votes(b: Builder, forest: Forest, leaves: Value, absent: float, kind: DType) -> Value:
     """The weights of leaves, per tree and target; `absent` where a leaf says nothing of one."""
     table = np.where(np.isnan(forest.weights), absent, forest.weights).astype(kind.np)
     return b.Gather(b.constant(table), leaves, axis=0)
 
 
-def _compared_in(x, *tables) -> DType:
+def _compared_in(x: Value, *tables: Any) -> DType:
     """float64 if the rows or the thresholds are, else float32."""
     doubles = any(getattr(t, "dtype", None) == np.float64 for t in tables)
     return f64 if doubles or x.tensor.dtype is f64 else f32
@@ -171,11 +177,14 @@ def _compared_in(x, *tables) -> DType:
 
 @composite("TreeEnsemble", domain=DOMAIN)
 def tree_ensemble(
-    b, x: Float, *, nodes_featureids, nodes_splits, nodes_modes, nodes_truenodeids,
-    nodes_falsenodeids, nodes_trueleafs, nodes_falseleafs, tree_roots, leaf_targetids,
-    leaf_weights, n_targets: int = 1, nodes_missing_value_tracks_true=None, nodes_hitrates=None,
-    membership_values=None, aggregate_function: int = 1, post_transform: int = 0,
-):  # fmt: skip
+    b: Builder, x: Float, *, nodes_featureids: Sequence[int], nodes_splits: np.ndarray,
+    nodes_modes: np.ndarray, nodes_truenodeids: Sequence[int], nodes_falsenodeids: Sequence[int],
+    nodes_trueleafs: Sequence[int], nodes_falseleafs: Sequence[int], tree_roots: Sequence[int],
+    leaf_targetids: Sequence[int], leaf_weights: np.ndarray, n_targets: int = 1,
+    nodes_missing_value_tracks_true: Sequence[int] | None = None,
+    nodes_hitrates: np.ndarray | None = None, membership_values: np.ndarray | None = None,
+    aggregate_function: int = 1, post_transform: int = 0,
+) -> Value:  # fmt: skip
     """The aggregated leaf weights of all trees for each row, one column per target."""
     weights = np.full((len(leaf_targetids), n_targets), np.nan)
     weights[np.arange(len(leaf_targetids)), list(leaf_targetids)] = leaf_weights
@@ -194,7 +203,7 @@ def tree_ensemble(
     return b.Cast(scores, to=x.tensor.dtype.onnx) if x.tensor.dtype is not kind else scores
 
 
-def _expand_members(forest: Forest, values) -> None:
+def _expand_members(forest: Forest, values: np.ndarray | None) -> None:
     """Turns each membership node into equality nodes, chained by their false branches."""
     sets: list[list[float]] = [[]]
     for value in np.asarray(values if values is not None else [], np.float64).reshape(-1):
@@ -278,18 +287,19 @@ def _forest_by_ids(given: dict, values: np.ndarray, votes: tuple, targets: int) 
     ).checked()
 
 
-def _either(as_floats, as_tensor):
+def _either(as_floats: Sequence[float] | None, as_tensor: np.ndarray | None) -> Any:
     """The attribute given as floats or, in double precision, as a tensor."""
     return as_floats if as_tensor is None else np.asarray(as_tensor).reshape(-1)
 
 
 @composite("TreeEnsembleRegressor", domain=DOMAIN)
 def tree_ensemble_regressor(
-    b, x: Number, *, target_treeids, target_nodeids, target_ids, target_weights=None,
-    target_weights_as_tensor=None, base_values=None, base_values_as_tensor=None,
-    aggregate_function: str = "SUM", n_targets: int = 1, post_transform: str = "NONE",
-    **nodes: NODES,
-):  # fmt: skip
+    b: Builder, x: Number, *, target_treeids: Sequence[int], target_nodeids: Sequence[int],
+    target_ids: Sequence[int], target_weights: Sequence[float] | None = None,
+    target_weights_as_tensor: np.ndarray | None = None, base_values: Sequence[float] | None = None,
+    base_values_as_tensor: np.ndarray | None = None, aggregate_function: str = "SUM",
+    n_targets: int = 1, post_transform: str = "NONE", **nodes: NODES,
+) -> Value:  # fmt: skip
     """The aggregated leaf weights of all trees for each row, as float32."""
     values = _either(nodes["nodes_values"], nodes["nodes_values_as_tensor"])
     weights = _either(target_weights, target_weights_as_tensor)
@@ -303,11 +313,13 @@ def tree_ensemble_regressor(
 
 @composite("TreeEnsembleClassifier", outputs=2, domain=DOMAIN)
 def tree_ensemble_classifier(
-    b, x: Number, *, class_treeids, class_nodeids, class_ids, class_weights=None,
-    class_weights_as_tensor=None, base_values=None, base_values_as_tensor=None,
-    classlabels_int64s=None, classlabels_strings=None, post_transform: str = "NONE",
-    **nodes: NODES,
-):  # fmt: skip
+    b: Builder, x: Number, *, class_treeids: Sequence[int], class_nodeids: Sequence[int],
+    class_ids: Sequence[int], class_weights: Sequence[float] | None = None,
+    class_weights_as_tensor: np.ndarray | None = None, base_values: Sequence[float] | None = None,
+    base_values_as_tensor: np.ndarray | None = None,
+    classlabels_int64s: Sequence[int] | None = None,
+    classlabels_strings: Sequence[str] | None = None, post_transform: str = "NONE", **nodes: NODES,
+) -> tuple[Value, ...]:  # fmt: skip
     """The label with the largest sum of leaf weights of each row, and the sums of all labels.
 
     Of classes that no leaf of the row votes for, the sum is 0, and they are not the label. Two
@@ -316,8 +328,8 @@ def tree_ensemble_classifier(
     values = _either(nodes["nodes_values"], nodes["nodes_values_as_tensor"])
     labels = label_array(classlabels_int64s, classlabels_strings)
     weights = _either(class_weights, class_weights_as_tensor)
-    base = _either(base_values, base_values_as_tensor)
-    base = [] if base is None else list(base)
+    given = _either(base_values, base_values_as_tensor)
+    base = [] if given is None else list(given)
     kind = _compared_in(x, values)
     votes = (class_treeids, class_nodeids, class_ids, weights)
     forest = _forest_by_ids(nodes, values, votes, len(labels))
@@ -334,7 +346,7 @@ def tree_ensemble_classifier(
     )
 
 
-def _ranked(b, forest: Forest, x, scores):
+def _ranked(b: Builder, forest: Forest, x: Value, scores: Value) -> Value:
     """The scores, -inf for classes that no leaf of the row votes for."""
     voting = ~np.isnan(forest.weights)
     if voting.all():
@@ -347,8 +359,9 @@ def _ranked(b, forest: Forest, x, scores):
 
 
 def _binary(
-    b, forest: Forest, x, kind: DType, voted: int, base: list, post_transform: str, positive: bool
-):
+    b: Builder, forest: Forest, x: Value, kind: DType, voted: int, base: list, post_transform: str,
+    positive: bool,
+) -> tuple[Value, ...]:  # fmt: skip
     """Whether the sum s of the class that is `voted` for means the second label, and two scores.
 
     It does if s > 1/2, or s > 0 if a weight is negative. Where all weights are for the first class,

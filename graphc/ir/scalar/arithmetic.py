@@ -68,7 +68,8 @@ def _constant_pow(base: Expr, exponent: int) -> Expr:
     dtype = base.dtype
     if exponent < 0:
         return _inverse_pow(base, Const(exponent % 2 == 0, boolean))
-    result, power = Const(1, dtype), base
+    result: Expr = Const(1, dtype)
+    power = base
     while exponent:
         if exponent & 1:
             result = result * power

@@ -15,6 +15,7 @@ from graphc.ir.expr import (
     Call,
     Const,
     Expr,
+    ExprLike,
     absolute,
     bitcast,
     call,
@@ -31,7 +32,7 @@ def _f(value: float) -> Const:
     return Const(value, f32)
 
 
-def fma(a: Expr, b, c) -> Expr:
+def fma(a: Expr, b: ExprLike, c: ExprLike) -> Expr:
     """a * b + c; whether the product is rounded is left open."""
     return call("fma", a, b, c)
 

@@ -69,7 +69,10 @@ class ScalarOp:
 TABLE: dict[str, ScalarOp] = {}
 
 
-def _row(name, arity, rule, numpy, symbol="", *, commutative=False, cost=1) -> None:
+def _row(
+    name: str, arity: int, rule: str, numpy: Callable | None, symbol: str = "", *,
+    commutative: bool = False, cost: int = 1,
+) -> None:  # fmt: skip
     TABLE[name] = ScalarOp(name, arity, rule, numpy, symbol, commutative, cost)
 
 
@@ -80,7 +83,7 @@ def _int_or_float(on_int: Callable, on_float: Callable) -> Callable:
 def _guarded(divide: Callable) -> Callable:
     """Integer division with x / 0 = 0."""
 
-    def run(a, b):
+    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         zero = np.equal(b, 0)
         safe = np.where(zero, np.asarray(b).dtype.type(1), b)
         return np.where(zero, np.asarray(a).dtype.type(0), divide(a, safe))
@@ -88,13 +91,13 @@ def _guarded(divide: Callable) -> Callable:
     return run
 
 
-def _truncating(a, b):
+def _truncating(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     quotient = np.floor_divide(a, b)
     return quotient + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0))).astype(quotient.dtype)
 
 
 def _shift(left: bool) -> Callable:
-    def run(a, b):
+    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         a, b = np.asarray(a), np.asarray(b)
         bits = a.dtype.itemsize * 8
         amount = np.minimum(b.astype(np.uint64), np.uint64(bits - 1)).astype(a.dtype)
@@ -107,7 +110,7 @@ def _shift(left: bool) -> Callable:
     return run
 
 
-def _power(a, b):
+def _power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype.kind not in "iu":
         return np.power(a, b)
@@ -121,7 +124,7 @@ def _power(a, b):
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
-def _map_erf(a):
+def _map_erf(a: np.ndarray) -> np.ndarray:
     a = np.asarray(a)
     return np.asarray(_erf(a.astype(np.float64))).astype(a.dtype)
 
@@ -200,7 +203,7 @@ def apply(op: ScalarOp, dtype: DType, *args: np.ndarray) -> np.ndarray:
         return np.asarray(op.numpy(*wide)).astype(dtype.np, copy=False)
 
 
-def _widen(array) -> np.ndarray:
+def _widen(array: np.ndarray) -> np.ndarray:
     array = np.asarray(array)
     registered = array.dtype.isbuiltin == 2  # by ml_dtypes; 0 is any whose byte order is named
     if not registered and array.dtype != np.float16:
@@ -231,12 +234,12 @@ def _convert(name: str, array: np.ndarray, dtype: DType) -> np.ndarray:
     return wide.astype(dtype.np)
 
 
-def _map_text(function: Callable, array: np.ndarray, kind) -> np.ndarray:
+def _map_text(function: Callable, array: np.ndarray, kind: type | None) -> np.ndarray:
     items = [function(item) for item in array.reshape(-1).tolist()]
     return np.array(items, kind or (np.int64 if not items else None)).reshape(array.shape)
 
 
-def _number_text(value) -> str:
+def _number_text(value: float) -> str:
     """A number as text, with the eight significant digits that ONNX Runtime writes."""
     if isinstance(value, str):
         return value

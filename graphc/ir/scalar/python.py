@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from ctypes import c_float
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from graphc.ir.simplify import bounds
 # ---------------------------------------------------------------- literals and rounding
 
 
-def literal(value, dtype: DType) -> str:
+def literal(value: Any, dtype: DType) -> str:
     """A constant as Python text."""
     if dtype.is_float and not math.isfinite(value):
         return "nan" if value != value else "inf" if value > 0 else "(-inf)"
@@ -132,7 +133,7 @@ def table_function(name: str, dtype: DType, operands: tuple[DType, ...]) -> Call
     """A row of the scalar table on Python scalars."""
     op = TABLE[name]
 
-    def run(*values):
+    def run(*values: Any) -> Any:
         arrays = [np.asarray(v).astype(d.np) for v, d in zip(values, operands)]
         result = scalar_ops.apply(op, dtype, *arrays)
         if dtype.is_float:

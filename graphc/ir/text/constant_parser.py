@@ -113,7 +113,7 @@ class ConstantParser(TypeParser):
             return value
         return self._float_element(dtype)
 
-    def _complex(self, dtype: DType):
+    def _complex(self, dtype: DType) -> Any:
         part = dtypes.f32 if dtype.bits == 64 else dtypes.f64
         self.expect("(")
         real = self._float_element(part)
@@ -122,7 +122,7 @@ class ConstantParser(TypeParser):
         self.expect(")")
         return np.array([real, imaginary], part.np).view(dtype.np)[0]
 
-    def _float_element(self, dtype: DType):
+    def _float_element(self, dtype: DType) -> Any:
         negative = self.accept("-")
         if self.accept("nan"):
             return self._nan(dtype)
@@ -132,7 +132,7 @@ class ConstantParser(TypeParser):
             value = float(self.expect_kind("number", f"a literal of type {dtype}"))
         return _rounded(-value if negative else value, dtype)
 
-    def _nan(self, dtype: DType):
+    def _nan(self, dtype: DType) -> Any:
         if not self.accept("("):
             return np.asarray(np.nan, dtype.np)[()]
         bits = self.integer()
@@ -140,7 +140,7 @@ class ConstantParser(TypeParser):
         return nan_of_bits(bits, dtype)
 
 
-def _rounded(value: float, dtype: DType):
+def _rounded(value: float, dtype: DType) -> Any:
     """The element of `dtype` nearest to the decimal that was written (infinities may be)."""
     with np.errstate(all="ignore"):
         if dtype.bits >= 32:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from graphc.ir.dtypes import DType, boolean, f32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, Ref, Sym
@@ -17,7 +18,7 @@ PRECEDENCE = {
 }  # fmt: skip
 
 
-def literal_text(value, dtype: DType) -> str:
+def literal_text(value: Any, dtype: DType) -> str:
     """A literal as text: `3` is i64 and `3.0` is f32; other types are written `3:i32`."""
     if dtype is boolean:
         return "true" if value else "false"

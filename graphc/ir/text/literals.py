@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,7 @@ def _shortest(value: float, dtype: DType) -> str:
     return repr(float(value))
 
 
-def element_text(value, dtype: DType) -> str:
+def element_text(value: Any, dtype: DType) -> str:
     """One element of an array of `dtype`."""
     if dtype is dtypes.string:
         return quote(value) if isinstance(value, str) else "b" + quote(value.decode("latin-1"))
@@ -88,13 +89,13 @@ def element_text(value, dtype: DType) -> str:
     return str(int(value))
 
 
-def _nan_text(value, dtype: DType) -> str:
+def _nan_text(value: np.generic, dtype: DType) -> str:
     bits = np.asarray(value, dtype.np).reshape(1).view(f"u{dtype.size}").item()
     usual = np.asarray(np.nan, dtype.np).reshape(1).view(f"u{dtype.size}").item()
     return "nan" if bits == usual else f"nan({bits:#x})"
 
 
-def nan_of_bits(bits: int, dtype: DType):
+def nan_of_bits(bits: int, dtype: DType) -> np.generic:
     """The NaN of `dtype` with exactly these bits."""
     return np.asarray(bits, f"u{dtype.size}").reshape(1).view(dtype.np)[0]
 

@@ -25,7 +25,7 @@ from graphc.ir.kernel import Kernel
 from graphc.ir.program import Program
 from graphc.ir.text.constant_parser import ConstantParser, Constants
 from graphc.ir.text.kernel_parser import parse_kernel, parse_program
-from graphc.ir.text.lexer import unquote
+from graphc.ir.text.lexer import Token, unquote
 from graphc.ir.types import Type
 
 
@@ -94,7 +94,7 @@ class GraphParser(ConstantParser):
         self.expect("(")
         self.listed(")", param)
 
-    def _bind(self, name: str, value: Value, values: dict[str, Value], token) -> None:
+    def _bind(self, name: str, value: Value, values: dict[str, Value], token: Token) -> None:
         if name in values:
             self.fail(f"%{name} is defined twice", token)
         values[name] = value

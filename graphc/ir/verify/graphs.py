@@ -23,7 +23,7 @@ from graphc.ir.infer import output_types
 from graphc.ir.opdef import YIELD
 from graphc.ir.phases import PHASES
 from graphc.ir.simplify import simplify
-from graphc.ir.types import MapType, OptionalType, SequenceType, TensorType, Type
+from graphc.ir.types import Dim, Layout, MapType, OptionalType, SequenceType, TensorType, Type
 
 
 def verify(graph: Graph) -> None:
@@ -229,7 +229,10 @@ class _Verifier:
         except GraphcError as error:
             raise InternalError(f"{error}, in `{op}`") from error
 
-    def same_types(self, op: Op, what: str, outer, inner, layouts: bool) -> None:
+    def same_types(
+        self, op: Op, what: str, outer: Sequence[Value | None], inner: Sequence[Value],
+        layouts: bool,
+    ) -> None:  # fmt: skip
         for position, (a, b) in enumerate(zip(outer, inner)):
             if a is None or a.type is None or b.type is None:
                 continue
@@ -238,7 +241,7 @@ class _Verifier:
                 self.fail(op, f"{what} {position} of its region has type {b.type}, not {a.type}")
 
 
-def _layout(value: Value):
+def _layout(value: Value) -> Layout | None:
     return value.type.layout if isinstance(value.type, TensorType) else None
 
 
@@ -257,5 +260,5 @@ def same_type(a: Type | None, b: Type | None) -> bool:
     return a is b
 
 
-def _normal(dim):
+def _normal(dim: Dim) -> Dim:
     return simplify(dim) if isinstance(dim, Expr) else dim

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from graphc.errors import InternalError
 from graphc.ir import dtypes
@@ -70,7 +70,7 @@ class _Scope:
     guarded: bool = False  # under an if or while
     outside: frozenset[str] = frozenset()  # buffers bound outside the innermost vector loop
 
-    def inner(self, **changes) -> _Scope:
+    def inner(self, **changes: Any) -> _Scope:
         return replace(self, names=dict(self.names), **changes)
 
     @property

@@ -93,7 +93,10 @@ def match_contraction(
     return _classify(computation, indices, offset, exprs, hole, min_depth)
 
 
-def _classify(computation, indices, offset, exprs, hole: Reduce, min_depth: int) -> Match | str:
+def _classify(
+    computation: Computation, indices: list[Index], offset: Expr, exprs: list[Expr], hole: Reduce,
+    min_depth: int,
+) -> Match | str:  # fmt: skip
     body = hole.body
     if not (isinstance(body, Call) and body.op.name == "mul"):
         return "contraction: not a sum of products"

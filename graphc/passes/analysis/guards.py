@@ -53,7 +53,9 @@ def conjuncts(node: Expr) -> list[Expr]:
     return [] if isinstance(node, Const) else [node]
 
 
-def trim(group: list[Reduce], bodies: list[Expr], axis: Index, allowed: frozenset[Index]):
+def trim(
+    group: list[Reduce], bodies: list[Expr], axis: Index, allowed: frozenset[Index]
+) -> tuple[Range, list[Expr]] | None:
     """(Range, bodies without the guards it implies), or None if nothing bounds the axis.
 
     `allowed` are the loop indices that bounds may depend on.

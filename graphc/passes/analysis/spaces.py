@@ -47,7 +47,9 @@ def uses_division(exprs: list[Expr], index: Index) -> bool:
     return False
 
 
-def fuse_indices(exprs: list[Expr], outer: Index, inner: Index, name: str):
+def fuse_indices(
+    exprs: list[Expr], outer: Index, inner: Index, name: str
+) -> tuple[Index, list[Expr]] | None:
     """(merged index, exprs over it) if addressing allows, else None."""
     assert isinstance(outer.extent, int) and isinstance(inner.extent, int)
     merged = Index(name, outer.extent * inner.extent)

@@ -90,7 +90,9 @@ def _without_unit_axes(expr: Expr) -> Expr:
     return substitute(expr, mapping) if mapping else expr
 
 
-def _classify(computation, indices, offset, exprs, hole: Reduce) -> Windows | str:
+def _classify(
+    computation: Computation, indices: list[Index], offset: Expr, exprs: list[Expr], hole: Reduce
+) -> Windows | str:
     factors, shapes = _factors(hole), shapes_of(computation.inputs)
     for a, b in (factors, factors[::-1]) if len(factors) == 2 else ((hole.term, None),):
         a = simplify(flatten_loads(a, shapes))

@@ -34,7 +34,7 @@ def flat_kernel(kernel: Kernel) -> Kernel:
             shapes[stmt.buffer.name] = stmt.buffer.shape
     ranked = {n: s for n, s in shapes.items() if len(s) != 1}
 
-    def flat(stmt):
+    def flat(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Store) and stmt.buffer in ranked and ranked[stmt.buffer]:
             return replace(stmt, index=(flatten_index(stmt.index, ranked[stmt.buffer]),))
         if isinstance(stmt, Alloc) and len(stmt.buffer.shape) > 1:

@@ -8,13 +8,15 @@ in what the innermost loop adds share them, and an access says only what is its 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Expr, Index, Load, Ref, free_indices, transform, walk
+from graphc.ir.expr import Expr, Index, Load, Ref, Sym, free_indices, transform, walk
 from graphc.ir.kernel import (
     Alloc,
     Body,
+    Buffer,
     For,
     If,
     Kernel,
@@ -132,7 +134,7 @@ class _Offsets:
         return base
 
 
-def _names(kernel: Kernel):
+def _names(kernel: Kernel) -> Iterator[Buffer | Index | Ref | Sym]:
     """Everything that is named in a kernel."""
     yield from kernel.params
     yield from kernel.sizes

@@ -9,7 +9,7 @@ memory is planned (arena.py), calls become steps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -220,7 +220,13 @@ class Lowering:
         self.spare(op, f"{output.name} is part of the memory of {value.name}: it needs no kernel")
         return True
 
-    def lower_computation(self, part: Computation, places: dict[str, str], known, op: Op) -> None:
+    def lower_computation(
+        self,
+        part: Computation,
+        places: dict[str, str],
+        known: Mapping[str, np.ndarray | None],
+        op: Op,
+    ) -> None:
         """Lowers one computation whose buffers are at `places`."""
         lowered = self.choose(part)
         places = dict(places)
@@ -255,8 +261,9 @@ class Lowering:
         raise InternalError(f"no strategy took {part.label}")
 
     def prepare(
-        self, buffers: Sequence[Buffer], preparation: Computation, places, known, op: Op
-    ) -> dict[str, str]:
+        self, buffers: Sequence[Buffer], preparation: Computation, places: dict[str, str],
+        known: Mapping[str, np.ndarray | None], op: Op,
+    ) -> dict[str, str]:  # fmt: skip
         """Fills a temporary for each output of a preparation, now if it depends on constants alone,
         else by kernels of its own; where they are."""
         reads = {b.name for b in preparation.inputs}
@@ -273,7 +280,10 @@ class Lowering:
         self.lower_computation(preparation, inner, known, op)
         return filled
 
-    def pack(self, buffer: Buffer, output: Output, given: dict[str, np.ndarray], known) -> str:
+    def pack(
+        self, buffer: Buffer, output: Output, given: dict[str, np.ndarray],
+        known: Mapping[str, np.ndarray | None],
+    ) -> str:  # fmt: skip
         """A constant that is computed now, unless it has been before."""
         key = output.expr, buffer.shape, tuple(id(known[n]) for n in sorted(given))
         if key not in self.packed:

@@ -5,10 +5,11 @@ become one, the constants must be of ordinary size, so that no intermediate over
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from graphc.ir.graph import Value
+from graphc.ir.graph import Op, Value
 from graphc.passes.pattern import P, const, opt, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import all_equal, array_of, is_nonnegative, is_normal
@@ -17,7 +18,7 @@ x, y, a, b = var("x y a b")
 c, d = const("c d")
 
 
-def _kept(rw: Rewriter, op, x: Value) -> Value | None:
+def _kept(rw: Rewriter, op: Op, x: Value) -> Value | None:
     """x if it has the type of the op's result (a constant may have broadcast it)."""
     return x if x.type == op.output.type else rw.skip("the constant broadcasts the other operand")
 
@@ -26,32 +27,32 @@ def _kept(rw: Rewriter, op, x: Value) -> Value | None:
 
 
 @rule("add-zero", P.Add(x, c).commutes())
-def add_zero(rw, op, x, c):
+def add_zero(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x + 0 == x for integers; x + -0.0 == x for floats (x + 0.0 is not: it turns -0.0 to 0.0)."""
     number = -0.0 if op.output.tensor.dtype.is_float else 0
     return _kept(rw, op, x) if all_equal(c, number) else None
 
 
 @rule("subtract-zero", P.Sub(x, c))
-def subtract_zero(rw, op, x, c):
+def subtract_zero(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x - 0 == x."""
     return _kept(rw, op, x) if all_equal(c, 0.0) else None
 
 
 @rule("multiply-one", P.Mul(x, c).commutes())
-def multiply_one(rw, op, x, c):
+def multiply_one(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x * 1 == x."""
     return _kept(rw, op, x) if all_equal(c, 1.0) else None
 
 
 @rule("divide-one", P.Div(x, c))
-def divide_one(rw, op, x, c):
+def divide_one(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x / 1 == x."""
     return _kept(rw, op, x) if all_equal(c, 1.0) else None
 
 
 @rule("power-of-constant", P.Pow(x, c))
-def power(rw, op, x, c):
+def power(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x^1 == x; x^2 == x*x; x^3 == x*x*x; x^0.5 == sqrt(x) and x^-0.5 == 1/sqrt(x) for x >= 0."""
     exponent, dtype = rw.scalar(c), x.tensor.dtype
     if exponent is None or c.tensor.rank > x.tensor.rank or x.type != op.output.type:
@@ -78,13 +79,13 @@ IDEMPOTENT = ("Relu", "Abs", "Ceil", "Floor", "Round", "Sign")
 
 
 @rule("double-negation", P.one_of(*NEGATIONS)(P.one_of(*NEGATIONS)(x)))
-def double_negation(rw, inner, outer, x):
+def double_negation(rw: Rewriter, inner: Op, outer: Op, x: Value) -> Value | None:
     """-(-x) == x; not not x == x."""
     return x if inner.name == outer.name else None
 
 
 @rule("idempotent", P.one_of(*IDEMPOTENT)(P.one_of(*IDEMPOTENT)(x)))
-def idempotent(rw, inner, outer, x):
+def idempotent(rw: Rewriter, inner: Op, outer: Op, x: Value) -> Value | None:
     """f(f(x)) == f(x) for Relu, Abs, Sign and roundings."""
     return inner.output if inner.name == outer.name else None
 
@@ -93,7 +94,7 @@ def idempotent(rw, inner, outer, x):
 
 
 @rule("subtract-to-add", P.Sub(x, c))
-def subtract_to_add(rw, op, x, c):
+def subtract_to_add(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x - c == x + -c."""
     array = array_of(c)
     if array is None or array.dtype.kind != "f" or all_equal(c, 0.0):
@@ -102,7 +103,7 @@ def subtract_to_add(rw, op, x, c):
 
 
 @rule("divide-to-multiply", P.Div(x, c))
-def divide_to_multiply(rw, op, x, c):
+def divide_to_multiply(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x / c == x * (1/c) if c is a power of two, so that 1/c is exact."""
     array = array_of(c)
     if array is None or array.dtype.kind != "f" or array.dtype.itemsize < 4 or not is_normal(array):
@@ -115,7 +116,7 @@ def divide_to_multiply(rw, op, x, c):
 # ---------------------------------------------------------------- chains of constants
 
 
-def _combined(rw: Rewriter, name: str, c: Value, d: Value, x: Value, result) -> Value | None:
+def _combined(rw: Rewriter, name: str, c: Value, d: Value, x: Value, result: Op) -> Value | None:
     """f(c, d) computed now, if it is of ordinary size and takes no more memory than the two."""
     first, second = array_of(c), array_of(d)
     assert first is not None and second is not None
@@ -131,14 +132,18 @@ def _combined(rw: Rewriter, name: str, c: Value, d: Value, x: Value, result) -> 
 
 
 @rule("multiply-chain", P.Mul(P.Mul(x, c).commutes().only_use(), d).commutes())
-def multiply_chain(rw, inner, outer, x, c, d):
+def multiply_chain(
+    rw: Rewriter, inner: Op, outer: Op, x: Value, c: Value, d: Value
+) -> Value | None:
     """(x * c) * d == x * (c * d)."""
     both = _combined(rw, "Mul", c, d, x, outer)
     return None if both is None else rw.Mul(x, both)
 
 
 @rule("multiply-divide-chain", P.Div(P.Mul(x, c).commutes().only_use(), d))
-def multiply_divide_chain(rw, inner, outer, x, c, d):
+def multiply_divide_chain(
+    rw: Rewriter, inner: Op, outer: Op, x: Value, c: Value, d: Value
+) -> Value | None:
     """(x * c) / d == x * (c / d) for floats."""
     if not x.tensor.dtype.is_float:
         return None
@@ -147,7 +152,7 @@ def multiply_divide_chain(rw, inner, outer, x, c, d):
 
 
 @rule("add-chain", P.Add(P.Add(x, c).commutes().only_use(), d).commutes())
-def add_chain(rw, inner, outer, x, c, d):
+def add_chain(rw: Rewriter, inner: Op, outer: Op, x: Value, c: Value, d: Value) -> Value | None:
     """(x + c) + d == x + (c + d) for integers, and for floats c, d of one sign (x + c - c with a
     large c is a way to round)."""
     first, second = array_of(c), array_of(d)
@@ -169,7 +174,7 @@ def _one_sign(array: np.ndarray) -> bool:
 
 
 @rule("where-constant", P.Where(c, x, y))
-def where_constant(rw, op, c, x, y):
+def where_constant(rw: Rewriter, op: Op, c: Value, x: Value, y: Value) -> Value | None:
     """where(true, x, y) == x; where(false, x, y) == y."""
     array = array_of(c)
     if array is None or array.size == 0 or array.any() != array.all():
@@ -179,13 +184,16 @@ def where_constant(rw, op, c, x, y):
 
 
 @rule("where-same", P.Where(y, x, x))
-def where_same(rw, op, x, y):
+def where_same(rw: Rewriter, op: Op, x: Value, y: Value) -> Value | None:
     """where(c, x, x) == x."""
     return _kept(rw, op, x)
 
 
 @rule("clip-of-clip", P.Clip(P.Clip(x, opt(a), opt(b)).only_use(), opt(c), opt(d)))
-def clip_of_clip(rw, inner, outer, x, a, b, c, d):
+def clip_of_clip(
+    rw: Rewriter, inner: Op, outer: Op, x: Value, a: Value | None, b: Value | None,
+    c: Value | None, d: Value | None,
+) -> Value | None:  # fmt: skip
     """clip(clip(x, a, b), c, d) == clip(x, clip(a, c, d), clip(b, c, d)) for a <= b and c <= d."""
     low, high, floor, top = (None if v is None else rw.scalar(v) for v in (a, b, c, d))
     given = [(v, n) for v, n in ((a, low), (b, high), (c, floor), (d, top)) if v is not None]
@@ -199,11 +207,11 @@ def clip_of_clip(rw, inner, outer, x, a, b, c, d):
     return rw.Clip(x, *(None if n is None else np.array(n) for n in bounds))
 
 
-def _crossed(low, high) -> bool:
+def _crossed(low: Any, high: Any) -> bool:
     return low is not None and high is not None and low > high
 
 
-def _clipped(bound, low, high, default):
+def _clipped(bound: Any, low: Any, high: Any, default: Any) -> Any:
     """clip(bound, low, high); without a bound, that of the outer Clip on its side."""
     if bound is None:
         return low if default is max else high

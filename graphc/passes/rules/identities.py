@@ -8,7 +8,7 @@ from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.simplify import simplify
 from graphc.passes.pattern import P, opt, rest, var
-from graphc.passes.rewriter import rule
+from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of
 
 x, ratio, training = var("x ratio training")
@@ -22,13 +22,15 @@ MAY_COPY = (
 
 
 @rule("identity", P.Identity(x))
-def identity(rw, op, x):
+def identity(rw: Rewriter, op: Op, x: Value) -> Value:
     """identity(x) == x."""
     return x
 
 
 @rule("dropout-inference", P.Dropout(x, opt(ratio), opt(training)))
-def dropout(rw, op, x, ratio, training):
+def dropout(
+    rw: Rewriter, op: Op, x: Value, ratio: Value | None, training: Value | None
+) -> Value | None:
     """dropout(x, ratio, false) == x."""
     mode = array_of(training)
     if training is not None and (mode is None or mode.any()):
@@ -39,7 +41,7 @@ def dropout(rw, op, x, ratio, training):
 
 
 @rule("copy", P.one_of(*MAY_COPY)(rest("operands")))
-def copy(rw, op, operands):
+def copy(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(.., x, ..)[i] == x[i] for all i  ==>  f(.., x, ..) == x: a Transpose, Slice, Pad, Reduce,
     Concat or Resize that moves nothing."""
     if len(op.outputs) != 1 or not op.output.tensor.is_static:
@@ -66,7 +68,7 @@ def copied(op: Op) -> Value | None:
 
 
 @rule("cast-of-cast", P.Cast(P.Cast(x)))
-def cast_of_cast(rw, inner, outer, x):
+def cast_of_cast(rw: Rewriter, inner: Op, outer: Op, x: Value) -> Value | None:
     """cast(cast(x, wide), t) == cast(x, t) if `wide` holds every value of x's type."""
     middle = inner.output.tensor.dtype
     if not _holds(middle, x.tensor.dtype):

@@ -4,16 +4,20 @@ compilers and launches take only so many. Products of more than two are, where t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from graphc.ir.graph import Op, Value
 from graphc.ir.ops.contraction import EinsumPlan, in_pairs
 from graphc.passes.pattern import P, rest
-from graphc.passes.rewriter import rule
+from graphc.passes.rewriter import Rewriter, rule
 
 MOST = 64  # operands of one op
 GROUP = "lowering"
 
 
 @rule("many-extremes", P.one_of("Max", "Min")(rest("operands")), group=GROUP)
-def many_extremes(rw, op, operands):
+def many_extremes(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """max(a, b, c, d) == max(max(a, b), max(c, d)), for more operands than MOST."""
     if len(operands) <= MOST:
         return None
@@ -21,7 +25,7 @@ def many_extremes(rw, op, operands):
 
 
 @rule("many-terms", P.one_of("Sum", "Mean")(rest("operands")), group=GROUP)
-def many_terms(rw, op, operands):
+def many_terms(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """sum(a, b, c, d) == sum(sum(a, b), sum(c, d)), for more operands than MOST; a mean is their
     number-th part. Narrow floats are added as float32, as one sum adds them."""
     if len(operands) <= MOST:
@@ -37,7 +41,7 @@ def many_terms(rw, op, operands):
 
 
 @rule("many-parts", P.Concat(rest("parts")), group=GROUP)
-def many_parts(rw, op, parts):
+def many_parts(rw: Rewriter, op: Op, parts: list[Value]) -> Value | None:
     """concat(a, b, c, d) == concat(concat(a, b), concat(c, d)), for more parts than MOST."""
     if len(parts) <= MOST:
         return None
@@ -46,7 +50,7 @@ def many_parts(rw, op, parts):
 
 
 @rule("paired-products", P.Einsum(rest("operands")), group=GROUP)
-def paired_products(rw, op, operands):
+def paired_products(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """sum(a * b * c) == sum(sum(a * b) * c), where the inner sum is over what only a and b have.
     Narrow floats are multiplied as float32, and rounded once."""
     if len(operands) < 3:
@@ -64,7 +68,7 @@ def paired_products(rw, op, operands):
     return left[0] if wide is dtype else rw.Cast(left[0], to=dtype.onnx)
 
 
-def _joined(rw, name, operands, **attrs):
+def _joined(rw: Rewriter, name: str, operands: Sequence[Value], **attrs: Any) -> Sequence[Value]:
     """At most MOST results of ops that take so many of the operands each."""
     while len(operands) > MOST:
         runs = [operands[n : n + MOST] for n in range(0, len(operands), MOST)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from graphc.ir.graph import Op
-from graphc.ir.types import broadcast
+from graphc.ir.graph import Op, Value
+from graphc.ir.types import Dim, broadcast
 from graphc.ir.window import WINDOW, WindowAxis, make_window
 from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
@@ -43,19 +45,24 @@ def _spatial_pads(rw: Rewriter, pad: Op, user: Op) -> tuple[int, ...] | None:
     return tuple(a + b for a, b in zip((*before[2:], *after[2:]), own))
 
 
-def _window_attrs(attrs: dict, pads: tuple[int, ...]) -> dict:
+def _window_attrs(attrs: dict, pads: Sequence[Dim]) -> dict:
     return {**{k: v for k, v in attrs.items() if k != "auto_pad"}, "pads": pads}
 
 
 @rule("pad-into-conv", P.Conv(PADDED, w, opt(b)))
-def pad_into_conv(rw, pad, conv, x, amounts, fill, axes, w, b):
+def pad_into_conv(
+    rw: Rewriter, pad: Op, conv: Op, x: Value, amounts: Value, fill: Value, axes: Value, w: Value,
+    b: Value | None,
+) -> Value | None:  # fmt: skip
     """conv(pad(x, a), w, pads p) == conv(x, w, pads a + p) for zeros around the spatial axes."""
     pads = _spatial_pads(rw, pad, conv)
     return None if pads is None else rw.Conv(x, w, b, **_window_attrs(conv.attrs, pads))
 
 
 @rule("pad-into-average-pool", P.AveragePool(PADDED))
-def pad_into_average_pool(rw, pad, pool, x, amounts, fill, axes):
+def pad_into_average_pool(
+    rw: Rewriter, pad: Op, pool: Op, x: Value, amounts: Value, fill: Value, axes: Value
+) -> Value | None:
     """averagepool(pad(x, a)) == averagepool(x, pads a, padding counted) for zeros."""
     own = rw.attr(pool, "pads")
     if rw.attr(pool, "ceil_mode") or (own and any(own)):
@@ -67,7 +74,7 @@ def pad_into_average_pool(rw, pad, pool, x, amounts, fill, axes):
 
 
 @rule("taps-in-padding", P.Conv(x, w, opt(b)))
-def taps_in_padding(rw, conv, x, w, b):
+def taps_in_padding(rw: Rewriter, conv: Op, x: Value, w: Value, b: Value | None) -> Value | None:
     """conv(x, w) == conv(x, w without taps that read zeros of the padding at every position)."""
     weights = array_of(w)
     if weights is None or not is_static(x):
@@ -98,7 +105,7 @@ def _live_taps(axis: WindowAxis) -> range:
 
 
 @rule("expand-operand", P.one_of(*BINARY)(rest("operands")))
-def expand_operand(rw, op, operands):
+def expand_operand(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(expand(x), y) == f(x, y) if y broadcasts x as far as the Expand does."""
     if not all(v is None or is_static(v) for v in operands):
         return None
@@ -106,19 +113,20 @@ def expand_operand(rw, op, operands):
         producer = None if value is None else value.producer
         if producer is None or producer.name != "Expand":
             continue
-        others = [*operands[:number], producer.inputs[0], *operands[number + 1 :]]
+        others = [*operands[:number], producer.operand(0), *operands[number + 1 :]]
         if broadcast(*(v.tensor.dims for v in others)) == op.output.tensor.dims:
             return rw.op(op.name, *others, **op.attrs)
     return None
 
 
 @rule("scale-before-conv", P.Conv(P.Mul(x, c).commutes().only_use(), w, opt(b)))
-def scale_before_conv(rw, mul, conv, x, c, w, b):
+def scale_before_conv(
+    rw: Rewriter, mul: Op, conv: Op, x: Value, c: Value, w: Value, b: Value | None
+) -> Value | None:
     """conv(x * k, w) == conv(x, w * k) for one k per input channel of an ungrouped convolution."""
     factor, weights = array_of(c), array_of(w)
     if factor is None or weights is None or x.type != mul.output.type:
         return rw.skip("factor and weights are not both constants")
-    channels = x.tensor.dims[1]
     shape = (1,) * (x.tensor.rank - factor.ndim) + factor.shape
     wide = weights.dtype.kind == "f" and weights.dtype.itemsize >= 4
     if factor.size != 1 and (rw.attr(conv, "group") != 1 or shape[1] != factor.size):
@@ -127,7 +135,7 @@ def scale_before_conv(rw, mul, conv, x, c, w, b):
         return rw.skip("a factor is zero, huge, tiny or not finite, or weights are narrow")
     if is_shared(w):
         return rw.skip("the weights are large and have other users")
-    per_channel = np.broadcast_to(factor.reshape(-1), (channels,)).astype(np.float64)
+    per_channel = np.broadcast_to(factor.reshape(-1), x.tensor.static_shape[1:2]).astype(np.float64)
     if factor.size == 1:
         per_channel = per_channel[:1]
     spread = per_channel.reshape(1, -1, *(1,) * (weights.ndim - 2))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import permutations
+from typing import Any
 
 from graphc.ir.graph import Op, Value
 from graphc.ir.window import WindowAxis, make_window
@@ -21,7 +22,7 @@ LESS = 0.65  # so much of what is read in one step is worth steps
 
 
 @rule("max-pool-by-axes", P.MaxPool(x), group="windows")
-def max_pool_by_axes(rw, pool, x):
+def max_pool_by_axes(rw: Rewriter, pool: Op, x: Value) -> Value | None:
     """max over windows (a, b)  ==  max over windows b of max over windows a"""
     if not is_static(x) or any(value.uses for value in pool.outputs[1:]):
         return rw.skip("sizes are not known, or positions are asked for")
@@ -40,14 +41,17 @@ def max_pool_by_axes(rw, pool, x):
 
 def _read(window: Sequence[WindowAxis], order: Sequence[int]) -> int:
     """The elements of an image that all steps read."""
-    total, extents = 0, [axis.extent for axis in window]
+    total: Any = 0
+    extents = [axis.extent for axis in window]
     for a in order:
         extents[a] = window[a].out
         total += math.prod(extents) * window[a].kernel
     return total
 
 
-def _steps(rw: Rewriter, pool: Op, value: Value, window: Sequence[WindowAxis], order) -> Value:
+def _steps(
+    rw: Rewriter, pool: Op, value: Value, window: Sequence[WindowAxis], order: Sequence[int]
+) -> Value:
     rank = len(window)
     for a in order:
         axis = window[a]

@@ -86,7 +86,7 @@ def _resized(rw: Rewriter, resize: Op, small: Value) -> Value | None:
 
 
 @rule("conv-before-resize", P.Conv(x, w, opt(b)), group=GROUP)
-def conv_before_resize(rw, conv, x, w, b):
+def conv_before_resize(rw: Rewriter, conv: Op, x: Value, w: Value, b: Value | None) -> Value | None:
     """W concat(x, resize(y), ..) + b == resize(Wy y) + .. + (Wx x + b)   at single positions."""
     parts = _joined(x)
     if not all(map(is_static, (x, conv.output, *parts))):
@@ -135,7 +135,9 @@ def _product(rw: Rewriter, conv: Op, x: Value, matrix: np.ndarray, b: Value | No
 
 @rule("conv-after-pool", P.one_of("AveragePool", "GlobalAveragePool")(
     P.Conv(x, w, opt(b)).only_use()), group=GROUP)  # fmt: skip
-def conv_after_pool(rw, conv, pool, x, w, b):
+def conv_after_pool(
+    rw: Rewriter, conv: Op, pool: Op, x: Value, w: Value, b: Value | None
+) -> Value | None:
     """mean(W x + b) == W mean(x) + b   at single positions."""
     if not (is_static(x) and is_static(pool.output)):
         return rw.skip("shapes are not static")
@@ -153,7 +155,10 @@ def conv_after_pool(rw, conv, pool, x, w, b):
 
 
 @rule("conv-of-tokens", P.Conv(P.Reshape(P.Transpose(x), s), w, opt(b)), group=GROUP)
-def conv_of_tokens(rw, transpose, reshape, conv, x, s, w, b):
+def conv_of_tokens(
+    rw: Rewriter, transpose: Op, reshape: Op, conv: Op, x: Value, s: Value, w: Value,
+    b: Value | None,
+) -> Value | None:  # fmt: skip
     """W reshape(transpose(x)) + b == transpose(reshape(x W' + b))   for x of (batch, position,
     channel)."""
     if x.tensor.rank != 3 or permutation(transpose) != (0, 2, 1):
@@ -172,13 +177,17 @@ def conv_of_tokens(rw, transpose, reshape, conv, x, s, w, b):
 
 
 @rule("mixed-maps", P.Transpose(MIXED), group=GROUP)
-def mixed_maps(rw, before, product, after, x, w):
+def mixed_maps(
+    rw: Rewriter, before: Op, product: Op, after: Op, x: Value, w: Value
+) -> Value | None:
     """transpose(transpose(x) W) == W' x   for few channels in front of what is large."""
     return _mixed(rw, before, after, x, w, None)
 
 
 @rule("mixed-maps-and-term", P.Transpose(P.Add(MIXED, c).only_use().commutes()), group=GROUP)
-def mixed_maps_and_term(rw, before, product, add, after, x, w, c):
+def mixed_maps_and_term(
+    rw: Rewriter, before: Op, product: Op, add: Op, after: Op, x: Value, w: Value, c: Value
+) -> Value:
     """transpose(transpose(x) W + c) == W' x + c'   for few channels in front of what is large."""
     return _mixed(rw, before, after, x, w, c)
 
@@ -210,14 +219,18 @@ def _mixed(rw: Rewriter, before: Op, after: Op, x: Value, w: Value, c: Value | N
 
 
 @rule("product-of-product", P.MatMul(P.MatMul(x, u).only_use(), v), group=GROUP)
-def product_of_product(rw, first, second, x, u, v):
+def product_of_product(
+    rw: Rewriter, first: Op, second: Op, x: Value, u: Value, v: Value
+) -> Value | None:
     """(x U) V == x (U V)   if that is less work."""
     return _in_one(rw, x, u, None, v)
 
 
 @rule("product-of-affine", P.MatMul(P.Add(P.MatMul(x, u).only_use(), c).only_use().commutes(), v),
       group=GROUP)  # fmt: skip
-def product_of_affine(rw, first, add, second, x, u, c, v):
+def product_of_affine(
+    rw: Rewriter, first: Op, add: Op, second: Op, x: Value, u: Value, c: Value, v: Value
+) -> Value | None:
     """(x U + c) V == x (U V) + c V   if that is less work."""
     return _in_one(rw, x, u, c, v)
 

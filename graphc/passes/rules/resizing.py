@@ -15,7 +15,7 @@ from itertools import permutations
 
 import numpy as np
 
-from graphc.ir.graph import Op
+from graphc.ir.graph import Op, Value
 from graphc.ir.ops.resize import ResizeAxis, reach, resize_axes
 from graphc.passes.pattern import P, opt, var
 from graphc.passes.rewriter import Rewriter, rule
@@ -28,7 +28,9 @@ LESS = 0.65  # so much of what is read in one step is worth steps
 
 
 @rule("resize-by-axes", P.Resize(x, opt(roi), opt(scales), opt(sizes)), group="axes")
-def resize_by_axes(rw, resize, x, roi, scales, sizes):
+def resize_by_axes(
+    rw: Rewriter, resize: Op, x: Value, roi: Value | None, scales: Value | None, sizes: Value | None
+) -> Value | None:
     """resize(x, axes a, b)  ==  resize(resize(x, axis a), axis b)"""
     if rw.attr(resize, "mode") == "nearest" or not is_static(x) or x.tensor.dtype.np not in WIDE:
         return rw.skip("it does not interpolate static floats")
@@ -48,7 +50,9 @@ def resize_by_axes(rw, resize, x, roi, scales, sizes):
     return _steps(rw, resize, x, order, scales, sizes)
 
 
-def _plan(rw: Rewriter, resize: Op, shape: tuple[int, ...], scales, sizes) -> list[ResizeAxis]:
+def _plan(
+    rw: Rewriter, resize: Op, shape: tuple[int, ...], scales: Value | None, sizes: Value | None
+) -> list[ResizeAxis]:
     scale, size = (None if v is None else array_of(v) for v in (scales, sizes))
     axes = rw.attr(resize, "axes")
     return resize_axes(shape, None, scale, size, axes, "stretch", "half_pixel")
@@ -67,7 +71,10 @@ def _read(plan: Sequence[ResizeAxis], order: Sequence[int], taps: dict[int, int]
     return total
 
 
-def _steps(rw: Rewriter, resize: Op, value, order: Sequence[int], scales, sizes):
+def _steps(
+    rw: Rewriter, resize: Op, value: Value, order: Sequence[int], scales: Value | None,
+    sizes: Value | None,
+) -> Value:  # fmt: skip
     """A resize for each axis in turn, by the scale or the size that the one of all has for it."""
     rank = value.tensor.rank
     listed = [a % rank for a in rw.attr(resize, "axes") or range(rank)]

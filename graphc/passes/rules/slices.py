@@ -12,7 +12,7 @@ import numpy as np
 
 from graphc.ir.graph import Op, Value
 from graphc.passes.pattern import P, attribute, rest, var
-from graphc.passes.rewriter import rule
+from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import is_static, permutation, shape_of
 from graphc.passes.rules.views import simple_cut, sliced
 
@@ -24,7 +24,7 @@ NORMALISATIONS = ("LayerNormalization", "RMSNormalization")
 
 
 @rule("slice-before-op", P.Slice(x, rest("bounds")), group="lowering")
-def slice_before_op(rw, op, x, bounds):
+def slice_before_op(rw: Rewriter, op: Op, x: Value, bounds: list[Value]) -> Value | None:
     """f(y, c)[a..b] == f(y[a..b], c)   along an axis that f leaves alone."""
     cut = simple_cut(op)
     producer = x.producer

@@ -60,7 +60,9 @@ def _axes(op: Op, x: Value, w: Value) -> list[Axis]:
 
 
 @rule("conv-transpose-to-conv", P.ConvTranspose(x, w, opt(b)), group=GROUP)
-def conv_transpose_to_conv(rw, op, x, w, b):
+def conv_transpose_to_conv(
+    rw: Rewriter, op: Op, x: Value, w: Value, b: Value | None
+) -> Value | None:
     """y[q*s + r - begin] == sum over j of x[q - j] w[r + s*j]: a convolution per phase r."""
     weights = array_of(w)
     if weights is None or not is_static(x):
@@ -156,7 +158,9 @@ class _Phases:
         return self.conv(kernel, b, (*begins, *ends))
 
 
-def _interleaved(rw: Rewriter, parts: list[Value], group: int, channels: int, axes: list[Axis]):
+def _interleaved(
+    rw: Rewriter, parts: list[Value], group: int, channels: int, axes: list[Axis]
+) -> Value:
     """[N, group * phases * channels, rows..] to [N, group * channels, rows * stride..]."""
     batch, dims = parts[0].tensor.static_shape[0], len(axes)
     strides, rows = [a.stride for a in axes], [a.rows for a in axes]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from graphc.ir.graph import Value
+from graphc.ir.graph import Op, Value
 from graphc.passes.analysis.structure import is_movement
 from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
@@ -14,7 +16,7 @@ from graphc.passes.rules.operands import MOST
 x, shape, y, indices, data = var("x shape y indices data")
 
 
-def reshaped(rw: Rewriter, x: Value, shape) -> Value:
+def reshaped(rw: Rewriter, x: Value, shape: Sequence[int]) -> Value:
     """x with another static shape; x itself if it has that one."""
     if shape_of(x) == tuple(shape):
         return x
@@ -22,7 +24,7 @@ def reshaped(rw: Rewriter, x: Value, shape) -> Value:
 
 
 @rule("view-to-reshape", P.one_of("Squeeze", "Unsqueeze", "Flatten")(x, rest("others")))
-def view_to_reshape(rw, op, x, others):
+def view_to_reshape(rw: Rewriter, op: Op, x: Value, others: list[Value]) -> Value | None:
     """squeeze(x), unsqueeze(x), flatten(x) == reshape(x, their shape)."""
     if not is_static(op.output):
         return rw.skip("its shape is not static")
@@ -30,7 +32,7 @@ def view_to_reshape(rw, op, x, others):
 
 
 @rule("expand-to-reshape", P.one_of("Expand", "Tile")(x, shape))
-def expand_to_reshape(rw, op, x, shape):
+def expand_to_reshape(rw: Rewriter, op: Op, x: Value, shape: Value) -> Value | None:
     """expand(x, s) == reshape(x, s) if it only adds dimensions of extent 1."""
     if not is_static(x) or x.tensor.size != op.output.tensor.size:
         return None
@@ -38,7 +40,7 @@ def expand_to_reshape(rw, op, x, shape):
 
 
 @rule("explicit-shape", P.Reshape(x, shape))
-def explicit_shape(rw, op, x, shape):
+def explicit_shape(rw: Rewriter, op: Op, x: Value, shape: Value) -> Value | None:
     """reshape(x, [.., -1, 0, ..]) == reshape(x, the shape it gives)."""
     if not is_static(op.output) or ints(shape) == list(shape_of(op.output)):
         return None
@@ -49,13 +51,15 @@ def explicit_shape(rw, op, x, shape):
 
 
 @rule("reshape-of-reshape", P.Reshape(P.Reshape(x, y), shape))
-def reshape_of_reshape(rw, inner, outer, x, y, shape):
+def reshape_of_reshape(
+    rw: Rewriter, inner: Op, outer: Op, x: Value, y: Value, shape: Value
+) -> Value | None:
     """reshape(reshape(x, s), t) == reshape(x, t)."""
     return reshaped(rw, x, shape_of(outer.output)) if is_static(x) else None
 
 
 @rule("transpose-of-transpose", P.Transpose(P.Transpose(x)))
-def transpose_of_transpose(rw, inner, outer, x):
+def transpose_of_transpose(rw: Rewriter, inner: Op, outer: Op, x: Value) -> Value:
     """transpose(transpose(x, p), q) == transpose(x, p o q), which is x if that is the identity."""
     first, second = permutation(inner), permutation(outer)
     both = tuple(first[axis] for axis in second)
@@ -63,7 +67,7 @@ def transpose_of_transpose(rw, inner, outer, x):
 
 
 @rule("transpose-to-reshape", P.Transpose(x))
-def transpose_to_reshape(rw, op, x):
+def transpose_to_reshape(rw: Rewriter, op: Op, x: Value) -> Value | None:
     """transpose(x, p) == reshape(x) if only dimensions of extent 1 change places."""
     moved = [axis for axis in permutation(op) if x.tensor.dims[axis] != 1]
     if moved != sorted(moved) or not is_static(x):
@@ -75,7 +79,7 @@ def transpose_to_reshape(rw, op, x):
 
 
 @rule("gather-to-slice", P.Gather(data, indices))
-def gather_to_slice(rw, op, data, indices):
+def gather_to_slice(rw: Rewriter, op: Op, data: Value, indices: Value) -> Value | None:
     """gather(x, [a, a+1, .., b]) == x[a..b]."""
     picked, axis = ints(indices), rw.attr(op, "axis")
     if not picked or not is_static(data):
@@ -103,16 +107,18 @@ def sliced(rw: Rewriter, x: Value, axis: int, start: int, count: int, step: int 
 
 
 @rule("concat-of-concat", P.Concat(rest("parts")))
-def concat_of_concat(rw, op, parts):
+def concat_of_concat(rw: Rewriter, op: Op, parts: list[Value]) -> Value | None:
     """concat(a, concat(b, c), d) == concat(a, b, c, d) on one axis."""
     rank = op.output.tensor.rank
     axis = rw.attr(op, "axis") % rank
     flat: list[Value] = []
     for part in parts:
         inner = part.producer
-        joined = inner is not None and inner.name == "Concat" and len(part.uses) == 1
-        same = joined and rw.attr(inner, "axis") % rank == axis
-        flat += inner.inputs if same else [part]
+        if inner is not None and inner.name == "Concat" and len(part.uses) == 1:
+            if rw.attr(inner, "axis") % rank == axis:
+                flat += (v for v in inner.inputs if v is not None)
+                continue
+        flat.append(part)
     flat = [part for part in flat if shape_of(part)[axis]] if all(map(is_static, flat)) else flat
     if len(flat) == len(parts) or not flat:
         return None
@@ -122,7 +128,9 @@ def concat_of_concat(rw, op, parts):
 
 
 @rule("split-of-concat", P.Split(P.Concat(rest("parts")), opt(y)))
-def split_of_concat(rw, concat, split, parts, y):
+def split_of_concat(
+    rw: Rewriter, concat: Op, split: Op, parts: list[Value], y: Value | None
+) -> list[Value] | None:
     """split(concat(a, b), [len a, len b]) == a, b."""
     axis = rw.attr(concat, "axis") % concat.output.tensor.rank
     if rw.attr(split, "axis") % concat.output.tensor.rank != axis:
@@ -133,7 +141,7 @@ def split_of_concat(rw, concat, split, parts, y):
 
 
 @rule("split-to-slices", P.Split(x, opt(y)), group="parts")
-def split_to_slices(rw, split, x, y):
+def split_to_slices(rw: Rewriter, split: Op, x: Value, y: Value | None) -> list[Value] | None:
     """split(x) == x[..a], x[a..b], ..   for an x that is moved only: whoever reads a part then
     moves it from where it was computed."""
     if x.producer is None or not is_movement(x.producer):
@@ -145,7 +153,9 @@ def split_to_slices(rw, split, x, y):
 
 
 @rule("slice-of-concat", P.Slice(P.Concat(rest("parts")), rest("bounds")))
-def slice_of_concat(rw, concat, op, parts, bounds):
+def slice_of_concat(
+    rw: Rewriter, concat: Op, op: Op, parts: list[Value], bounds: list[Value]
+) -> Value | None:
     """concat(a, b, c)[within b] == b[..]."""
     cut = simple_cut(op)
     axis = rw.attr(concat, "axis") % concat.output.tensor.rank
@@ -163,7 +173,9 @@ def slice_of_concat(rw, concat, op, parts, bounds):
 
 
 @rule("slice-of-slice", P.Slice(P.Slice(x, rest("inner_bounds")).only_use(), rest("bounds")))
-def slice_of_slice(rw, inner, outer, x, inner_bounds, bounds):
+def slice_of_slice(
+    rw: Rewriter, inner: Op, outer: Op, x: Value, inner_bounds: list[Value], bounds: list[Value]
+) -> Value | None:
     """x[a:b][c:d] == x[a+c : a+d] on one axis."""
     first, second = simple_cut(inner), simple_cut(outer)
     if first is None or second is None or first[0] != second[0]:
@@ -171,10 +183,10 @@ def slice_of_slice(rw, inner, outer, x, inner_bounds, bounds):
     return sliced(rw, x, first[0], first[1] + second[1], second[2])
 
 
-def simple_cut(op) -> tuple[int, int, int] | None:
+def simple_cut(op: Op) -> tuple[int, int, int] | None:
     """Axis, start and count of a Slice of one axis by step 1."""
     x = op.inputs[0]
-    if not is_static(x) or not is_static(op.output):
+    if x is None or not is_static(x) or not is_static(op.output):
         return None
     before, after = shape_of(x), shape_of(op.output)
     axes = [n for n, (a, b) in enumerate(zip(before, after)) if a != b]
@@ -208,7 +220,7 @@ BINARY = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Pow", "PRelu", "And", "Or",
 
 
 @rule("sink-transpose", P.one_of(*UNARY, *BINARY)(rest("operands")))
-def sink_transpose(rw, op, operands):
+def sink_transpose(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(transpose(x, p), transpose(y, p), c) == transpose(f(x, y, c'), p) for elementwise f, with
     the constants c brought into the order of x."""
     perm = _common_permutation(op, operands)
@@ -219,7 +231,7 @@ def sink_transpose(rw, op, operands):
     return rw.Transpose(rw.op(op.name, *moved, **op.attrs), perm=perm)
 
 
-def _common_permutation(op, operands) -> tuple[int, ...] | None:
+def _common_permutation(op: Op, operands: Sequence[Value | None]) -> tuple[int, ...] | None:
     """The permutation of the transposes among the operands, if all others are constants."""
     perm, rank = None, op.output.tensor.rank
     for value in operands:
@@ -234,7 +246,7 @@ def _common_permutation(op, operands) -> tuple[int, ...] | None:
     return perm
 
 
-def _before_transpose(rw: Rewriter, value: Value | None, back) -> Value | None:
+def _before_transpose(rw: Rewriter, value: Value | None, back: Sequence[int]) -> Value | None:
     if value is None:
         return None
     if value.constant is None:
@@ -247,7 +259,7 @@ def _before_transpose(rw: Rewriter, value: Value | None, back) -> Value | None:
 
 
 @rule("sink-reshape", P.one_of(*BINARY)(rest("operands")))
-def sink_reshape(rw, op, operands):
+def sink_reshape(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(reshape(x), c) == reshape(f(x, c)) for a row c of constants, if the rows of what was
     computed are kept: f joins what computes x, or goes into its weights."""
     found = [n for n, v in enumerate(operands) if v is not None and v.constant is None]
@@ -278,18 +290,20 @@ def _of_reshape(value: Value) -> Value | None:
 
 
 @rule("sink-transpose-concat", P.Concat(rest("parts")))
-def sink_transpose_concat(rw, op, parts):
+def sink_transpose_concat(rw: Rewriter, op: Op, parts: list[Value]) -> Value | None:
     """concat(transpose(x, p), transpose(y, p), axis) == transpose(concat(x, y, p[axis]), p)."""
     perm = _common_permutation(op, parts)
     if perm is None or any(v.constant is not None for v in parts):
         return None
     axis = rw.attr(op, "axis") % len(perm)
-    joined = rw.Concat(*(v.producer.inputs[0] for v in parts), axis=perm[axis])
+    joined = rw.Concat(*(v.producer.operand(0) for v in parts if v.producer), axis=perm[axis])
     return rw.Transpose(joined, perm=perm)
 
 
 @rule("sink-transpose-pad", P.Pad(P.Transpose(x).only_use(), y, rest("others")))
-def sink_transpose_pad(rw, transpose, op, x, y, others):
+def sink_transpose_pad(
+    rw: Rewriter, transpose: Op, op: Op, x: Value, y: Value, others: list[Value]
+) -> Value | None:
     """pad(transpose(x, p), a) == transpose(pad(x, a in the order of x), p)."""
     pads, perm = ints(y), permutation(transpose)
     if pads is None or len(others) > 1 and others[1] is not None:
@@ -305,7 +319,7 @@ REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd",
 
 
 @rule("reduce-of-transpose", P.one_of(*REDUCTIONS)(P.Transpose(x).only_use(), y))
-def reduce_of_transpose(rw, transpose, op, x, y):
+def reduce_of_transpose(rw: Rewriter, transpose: Op, op: Op, x: Value, y: Value) -> Value | None:
     """reduce(transpose(x, p), axes) == transpose(reduce(x, p[axes]), p without them)."""
     axes, perm = ints(y), permutation(transpose)
     if not axes:

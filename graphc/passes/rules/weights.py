@@ -61,7 +61,10 @@ def _weight_shape(rw: Rewriter, conv: Op, w: Value, per_channel: np.ndarray) -> 
     return np.repeat(blocks, rows // group, axis=1).reshape(rows, -1, *spatial)
 
 
-def _with_affine(rw: Rewriter, conv: Op, x, w, b, factor, shift) -> Value | None:
+def _with_affine(
+    rw: Rewriter, conv: Op, x: Value, w: Value, b: Value | None, factor: np.ndarray | None,
+    shift: np.ndarray,
+) -> Value | None:  # fmt: skip
     """conv(x, w, b) * factor + shift, per output channel, as one convolution."""
     weights, bias = array_of(w), array_of(b)
     if weights is None or (b is not None and bias is None):
@@ -87,7 +90,10 @@ CONVOLUTION = P.one_of(*CONVOLUTIONS)(x, w, opt(b)).only_use()
 
 
 @rule("fold-bn-into-conv", P.BatchNormalization(CONVOLUTION, s, t, m, v))
-def fold_bn_into_conv(rw, conv, bn, x, w, b, s, t, m, v):
+def fold_bn_into_conv(
+    rw: Rewriter, conv: Op, bn: Op, x: Value, w: Value, b: Value | None, s: Value, t: Value,
+    m: Value, v: Value,
+) -> Value | None:  # fmt: skip
     """s*(W*x + b - m)/sqrt(v+eps) + t  ==  (W*k)*x + ((b-m)*k + t)   with k = s/sqrt(v+eps)."""
     if not rw.all_const(w, b):
         return rw.skip("weights are not all constants")
@@ -96,7 +102,9 @@ def fold_bn_into_conv(rw, conv, bn, x, w, b, s, t, m, v):
 
 
 @rule("fold-scale-into-conv", P.Mul(CONVOLUTION, c).commutes())
-def fold_scale_into_conv(rw, conv, op, x, w, b, c):
+def fold_scale_into_conv(
+    rw: Rewriter, conv: Op, op: Op, x: Value, w: Value, b: Value | None, c: Value
+) -> Value | None:
     """(W*x + b) * k == (W*k)*x + b*k   for one k per output channel."""
     factor = _per_channel(rw, conv, op, c)
     if factor is None:
@@ -105,7 +113,9 @@ def fold_scale_into_conv(rw, conv, op, x, w, b, c):
 
 
 @rule("fold-bias-into-conv", P.Add(CONVOLUTION, c).commutes())
-def fold_bias_into_conv(rw, conv, op, x, w, b, c):
+def fold_bias_into_conv(
+    rw: Rewriter, conv: Op, op: Op, x: Value, w: Value, b: Value | None, c: Value
+) -> Value | None:
     """(W*x + b) + t == W*x + (b + t)   for one t per output channel."""
     shift = _per_channel(rw, conv, op, c)
     if shift is None:
@@ -127,7 +137,9 @@ def _per_channel(rw: Rewriter, conv: Op, op: Op, c: Value) -> np.ndarray | None:
 
 
 @rule("fold-scale-into-matmul", P.Mul(P.MatMul(x, w).only_use(), c).commutes())
-def fold_scale_into_matmul(rw, matmul, op, x, w, c):
+def fold_scale_into_matmul(
+    rw: Rewriter, matmul: Op, op: Op, x: Value, w: Value, c: Value
+) -> Value | None:
     """(x W) * k == x (W*k)   for one k per column, or one for all."""
     weights, type = array_of(w), matmul.output.tensor
     if weights is None or weights.ndim < 2 or not _is_wide(w):
@@ -146,7 +158,10 @@ MATRIX_PRODUCT = P.one_of("MatMul", "Gemm")(x, w, opt(b)).only_use()
 
 
 @rule("fold-bn-into-matmul", P.BatchNormalization(MATRIX_PRODUCT, s, t, m, v))
-def fold_bn_into_matmul(rw, op, bn, x, w, b, s, t, m, v):
+def fold_bn_into_matmul(
+    rw: Rewriter, op: Op, bn: Op, x: Value, w: Value, b: Value, s: Value, t: Value, m: Value,
+    v: Value,
+) -> Value | None:  # fmt: skip
     """s*(x W + b - m)/sqrt(v+eps) + t  ==  x (W*k) + ((b-m)*k + t)   with k = s/sqrt(v+eps)."""
     weights, bias = array_of(w), array_of(b)
     if weights is None or weights.ndim != 2 or (b is not None and bias is None) or not _is_wide(w):
@@ -167,7 +182,7 @@ def fold_bn_into_matmul(rw, op, bn, x, w, b, s, t, m, v):
 
 
 @rule("gemm-factors", P.Gemm(x, w, opt(b)))
-def gemm_factors(rw, op, x, w, b):
+def gemm_factors(rw: Rewriter, op: Op, x: Value, w: Value, b: Value | None) -> Value | None:
     """alpha * x W + beta * c == x (alpha W) + (beta c)   for constant W and c."""
     alpha, beta = rw.attr(op, "alpha"), rw.attr(op, "beta")
     weights, bias = array_of(w), array_of(b)
@@ -188,29 +203,29 @@ def gemm_factors(rw, op, x, w, b):
 
 
 @rule("split-of-product", P.Split(y, rest("sizes")), group="products")
-def split_of_product(rw, split, y, sizes):
+def split_of_product(rw: Rewriter, split: Op, y: Value, sizes: list[Value]) -> list[Value] | None:
     """split(reshape(x W + b)) == reshape(x W1 + b1), reshape(x W2 + b2), ..   for parts of the
     columns, which what follows may then scale."""
     product = y.producer
     if product is not None and product.name == "Reshape" and len(y.uses) == 1:
-        y = product.inputs[0]
+        y = product.operand(0)
         product = y.producer
-    columns = split.inputs[0].tensor.dims[-1]
+    columns = split.operand(0).tensor.static_shape[-1]
     if product is None or product.name not in ("MatMul", "Gemm") or len(y.uses) != 1:
         return rw.skip("no product that nobody else reads")
     x, w, b = (*product.inputs, None)[:3]
     weights, term = array_of(w), array_of(b)
-    if weights is None or weights.ndim != 2 or (b is not None and term is None):
+    if w is None or weights is None or weights.ndim != 2 or (b is not None and term is None):
         return rw.skip("weights are no constant matrix")
     if is_shared(w):
         return rw.skip("the weights are large and have other users")
-    axis = rw.attr(split, "axis") % split.inputs[0].tensor.rank
-    if axis != split.inputs[0].tensor.rank - 1 or y.tensor.dims[-1] != columns:
+    axis = rw.attr(split, "axis") % split.operand(0).tensor.rank
+    if axis != split.operand(0).tensor.rank - 1 or y.tensor.dims[-1] != columns:
         return rw.skip("it does not split columns")
     rw.loc = tuple(dict.fromkeys((*product.loc, *rw.loc)))
     side, parts, start = (0 if rw.attr(product, "transB") else 1), [], 0
     for part in split.outputs:
-        inside = slice(start, start + part.tensor.dims[-1])
+        inside = slice(start, start + part.tensor.static_shape[-1])
         operands = [x, rw.constant(weights[inside] if side == 0 else weights[:, inside])]
         if term is not None:
             whole = term.ndim and term.shape[-1] == columns
@@ -225,7 +240,9 @@ def split_of_product(rw, split, y, sizes):
 
 
 @rule("bn-to-affine", P.BatchNormalization(x, s, t, m, v))
-def bn_to_affine(rw, bn, x, s, t, m, v):
+def bn_to_affine(
+    rw: Rewriter, bn: Op, x: Value, s: Value, t: Value, m: Value, v: Value
+) -> Value | None:
     """s*(x - m)/sqrt(v+eps) + t  ==  x*k + (t - m*k)   with k = s/sqrt(v+eps)."""
     producer = x.producer
     if producer is not None and producer.name in (*CONVOLUTIONS, "MatMul", "Gemm"):

@@ -264,7 +264,9 @@ class _Emitter:
 
     # ---------------------------------------------------------------- one tile
 
-    def _tile(self, at: dict, row, first: Expr, size: int, panel: Expr, width: int) -> None:
+    def _tile(
+        self, at: dict, row: Index | None, first: Expr, size: int, panel: Expr, width: int
+    ) -> None:
         """The sums of size x width elements, and what is made of them."""
         dtype = self.match.hole.dtype
         cells = []
@@ -285,7 +287,10 @@ class _Emitter:
             output = flat_buffer(self.match.computation.outputs[0].buffer)
             self.k.store(output, (where,), simplify(value, cell))
 
-    def _sum(self, depth, factors, at, panel, cells, bound) -> None:
+    def _sum(
+        self, depth: list[Index], factors: list[Expr], at: dict, panel: Expr, cells: list[tuple],
+        bound: frozenset,
+    ) -> None:  # fmt: skip
         if not depth:
             self._products(factors, at, panel, cells)
             return
@@ -301,7 +306,7 @@ class _Emitter:
             low, extent = Const(0, i64), Const(axis.count, i64)
         self._steps(axis, low, extent, not rest, (rest, factors, at, panel, cells, bound))
 
-    def _steps(self, axis: Index, low: Expr, extent: Expr, last: bool, state) -> None:
+    def _steps(self, axis: Index, low: Expr, extent: Expr, last: bool, state: tuple) -> None:
         """The loop over `extent` values of an axis from `low`, unrolled if it is the last."""
         count = extent.value if isinstance(extent, Const) else None
         if last and self.quads and count == axis.count and _all_quads(state[1]):
@@ -319,7 +324,7 @@ class _Emitter:
         for n in range(left):
             self._step(axis, simplify(low + (whole * unroll + n)), state, frozenset())
 
-    def _groups(self, axis: Index, count: int, state) -> None:
+    def _groups(self, axis: Index, count: int, state: tuple) -> None:
         """The whole of the last sum, four products at a time."""
         groups = count // LANES
         unroll = groups if groups <= self.options.quad_unroll else self.options.quad_unroll
@@ -332,7 +337,7 @@ class _Emitter:
         for n in range(groups * LANES, count):
             self._step(axis, Const(n, i64), state, frozenset())
 
-    def _quad_products(self, axis: Index, position: Expr, state) -> None:
+    def _quad_products(self, axis: Index, position: Expr, state: tuple) -> None:
         """Four products for every cell."""
         _, factors, at, panel, cells, _ = state
         for factor, (_, lane, total) in zip(factors, cells):
@@ -344,12 +349,12 @@ class _Emitter:
             assert isinstance(narrow, Load)
             self.k.emit(dot4(total[()], load, narrow, centre))
 
-    def _step(self, axis: Index, position: Expr, state, new: frozenset) -> None:
+    def _step(self, axis: Index, position: Expr, state: tuple, new: frozenset) -> None:
         rest, factors, at, panel, cells, bound = state
         moved = [simplify(f, {axis: position}) for f in factors]
         self._sum(rest, moved, {**at, axis: position}, panel, cells, bound | new)
 
-    def _products(self, factors, at, panel, cells) -> None:
+    def _products(self, factors: list[Expr], at: dict, panel: Expr, cells: list[tuple]) -> None:
         """One product for every cell; each factor is loaded once."""
         named: dict[Expr, Expr] = {}
 

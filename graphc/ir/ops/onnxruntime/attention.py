@@ -124,12 +124,13 @@ def _masked_attention(
 
 @composite("Attention", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
 def attention(
-    b, x: Float, weights: Float, bias: Float | None = None, mask_index: Int | None = None,
+    b: Builder, x: Float, weights: Float, bias: Float | None = None, mask_index: Int | None = None,
     past: Float | None = None, attention_bias: Float | None = None,
-    past_sequence_length: Int | None = None, *, num_heads, do_rotary=0,
-    mask_filter_value=FILTERED, past_present_share_buffer=0, qkv_hidden_sizes=None,
-    rotary_embedding_dim=None, scale=None, unidirectional=0,
-):  # fmt: skip
+    past_sequence_length: Int | None = None, *, num_heads: int, do_rotary: int = 0,
+    mask_filter_value: float = FILTERED, past_present_share_buffer: int = 0,
+    qkv_hidden_sizes: Sequence[int] | None = None, rotary_embedding_dim: int | None = None,
+    scale: float | None = None, unidirectional: int = 0,
+) -> Value | tuple[Value, ...]:  # fmt: skip
     """Attention of queries, keys and values that are x W + bias, side by side.
 
     `past` holds keys and values that come before these: (2, batch, heads, length, size). The second
@@ -173,11 +174,12 @@ def _self_attention(
 
 @composite("QAttention", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
 def quantised_attention(
-    b, x: Int, weights: Int, bias: Float, x_scale: Float, weight_scale: Float,
+    b: Builder, x: Int, weights: Int, bias: Float, x_scale: Float, weight_scale: Float,
     mask_index: Int | None = None, x_zero: Int | None = None, weight_zero: Int | None = None,
-    past: Float | None = None, *, num_heads, do_rotary=0, mask_filter_value=FILTERED,
-    past_present_share_buffer=0, scale=None, unidirectional=0,
-):  # fmt: skip
+    past: Float | None = None, *, num_heads: int, do_rotary: int = 0,
+    mask_filter_value: float = FILTERED, past_present_share_buffer: int = 0,
+    scale: float | None = None, unidirectional: int = 0,
+) -> Value | tuple[Value, ...]:  # fmt: skip
     """Attention of 8-bit x and weights, whose scale and zero point may be per column."""
     refuse(do_rotary=do_rotary, past_present_share_buffer=past_present_share_buffer)
     width = weights.tensor.static_shape[-1]
@@ -218,13 +220,13 @@ def _projected(
 
 @composite("MultiHeadAttention", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
 def multi_head_attention(
-    b, query: Float, key: Float | None = None, value: Float | None = None,
+    b: Builder, query: Float, key: Float | None = None, value: Float | None = None,
     bias: Float | None = None, key_padding_mask: Int | None = None,
     attention_bias: Float | None = None, past_key: Float | None = None,
     past_value: Float | None = None, past_sequence_length: Int | None = None,
-    cache_indirection: Int | None = None, *, num_heads, mask_filter_value=FILTERED, scale=None,
-    unidirectional=0,
-):  # fmt: skip
+    cache_indirection: Int | None = None, *, num_heads: int, mask_filter_value: float = FILTERED,
+    scale: float | None = None, unidirectional: int = 0,
+) -> tuple[Value, ...]:  # fmt: skip
     """Attention of given queries, keys and values, to each of which a part of the bias is added.
 
     They are (batch, length, features), or packed as (batch, length, heads, 3 or 2, size); keys and
@@ -297,9 +299,10 @@ def _features(part: Value) -> int:
 
 @composite("RotaryEmbedding", domain=RUNTIME, traits=RUNTIME_TRAITS)
 def rotary_embedding(
-    b, x: Float, position_ids: Int, cos_cache: Float, sin_cache: Float, *, interleaved=0,
-    is_packed_batching=0, num_heads=0, rotary_embedding_dim=0, scale=1.0,
-):  # fmt: skip
+    b: Builder, x: Float, position_ids: Int, cos_cache: Float, sin_cache: Float, *,
+    interleaved: int = 0, is_packed_batching: int = 0, num_heads: int = 0,
+    rotary_embedding_dim: int = 0, scale: float = 1.0,
+) -> Value:  # fmt: skip
     """ONNX's RotaryEmbedding; one position is that of the first token of every sample.
 
     `scale` is for caches that are extended, which nobody does, and `is_packed_batching` says how

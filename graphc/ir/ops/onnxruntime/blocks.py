@@ -11,8 +11,9 @@ from __future__ import annotations
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.expr import Const, Expr, as_expr, reduce, select
-from graphc.ir.opdef import Any_, Float, Int, Operand, axes, op
+from graphc.ir.opdef import Any_, Float, Int, Operand, OutIndex, axes, op
 from graphc.ir.ops.helpers import RUNTIME, inside, normal_axis, replaced
+from graphc.ir.types import Dim, Shape
 
 WIDTHS = (2, 4, 8)  # bits of a code
 
@@ -26,7 +27,7 @@ def _check_bits(bits: int, block_size: int) -> int:
     return 8 // bits
 
 
-def _code(byte: Expr, place, bits: int) -> Expr:
+def _code(byte: Expr, place: Dim, bits: int) -> Expr:
     """The code at a place (an index) in a byte, as an i32."""
     if bits == 8:
         return byte.cast(dtypes.i32)
@@ -45,9 +46,10 @@ def _weight(code: Expr, zero: Expr, scale: Expr) -> Expr:
 
 
 def _product_shape(
-    x, codes, scales, zero_points=None, g_idx=None, bias=None, *, K, N, bits, block_size,  # noqa: N803
-    weight_prepacked,
-):  # fmt: skip
+    x: Operand, codes: Operand, scales: Operand, zero_points: Operand | None = None,
+    g_idx: Operand | None = None, bias: Operand | None = None, *, K: int, N: int, bits: int,
+    block_size: int, weight_prepacked: int,
+) -> Shape:  # fmt: skip
     per_byte = _check_bits(bits, block_size)
     if g_idx is not None or weight_prepacked:
         raise UnsupportedError("g_idx and weights that are packed for a GPU are not supported")
@@ -70,10 +72,10 @@ def _product_shape(
 
 @op("MatMulNBits", domain=RUNTIME, infer=_product_shape)
 def matmul_nbits(
-    i, x: Float, codes: Int, scales: Float, zero_points: Any_ | None = None,
-    g_idx: Int | None = None, bias: Float | None = None, *, K, N, block_size, accuracy_level=0,  # noqa: N803
-    bits=4, weight_prepacked=0,
-):  # fmt: skip
+    i: OutIndex, x: Float, codes: Int, scales: Float, zero_points: Any_ | None = None,
+    g_idx: Int | None = None, bias: Float | None = None, *, K: int, N: int, block_size: int,
+    accuracy_level: int = 0, bits: int = 4, weight_prepacked: int = 0,
+) -> Expr:  # fmt: skip
     """x W' + bias, W (N, K) in blocks of `block_size` along K.
 
     Zero points are packed as the codes of a row are, or floats; without them 2^(bits - 1) is one.
@@ -96,7 +98,9 @@ def matmul_nbits(
     return total if bias is None else total + bias[(column,)]
 
 
-def _zero_point(zero_points: Operand | None, column, block, blocks: int, bits: int) -> Expr:
+def _zero_point(
+    zero_points: Operand | None, column: Expr, block: Expr, blocks: int, bits: int
+) -> Expr:
     """The zero point of a block of a column."""
     if zero_points is None:
         return Const(1 << (bits - 1), dtypes.i32)
@@ -113,7 +117,9 @@ def _zero_point(zero_points: Operand | None, column, block, blocks: int, bits: i
 class _Blocks:
     """How a quantised table lies: its logical shape, and which scale belongs to an element."""
 
-    def __init__(self, codes, scales, bits: int, block_size: int, quantize_axis: int):
+    def __init__(
+        self, codes: Operand, scales: Operand, bits: int, block_size: int, quantize_axis: int
+    ):
         self.codes, self.scales, self.bits, self.block_size = codes, scales, bits, block_size
         packed = codes.dtype is dtypes.u8
         self.per_byte = _check_bits(bits, block_size) if packed else 1
@@ -143,8 +149,9 @@ class _Blocks:
 
 
 def _gathered_shape(
-    codes, indices, scales, zero_points=None, *, bits, block_size, gather_axis, quantize_axis
-):
+    codes: Operand, indices: Operand, scales: Operand, zero_points: Operand | None = None, *,
+    bits: int, block_size: int, gather_axis: int, quantize_axis: int,
+) -> Shape:  # fmt: skip
     if not codes.dtype.is_integer:
         raise UnsupportedError(f"tables of {codes.dtype} are not supported")
     shape = _Blocks(codes, scales, bits, block_size, quantize_axis).shape
@@ -156,9 +163,9 @@ def _gathered_shape(
 
 @op("GatherBlockQuantized", domain=RUNTIME, infer=_gathered_shape)
 def gather_block_quantized(
-    i, codes: Any_, indices: Int, scales: Float, zero_points: Int | None = None, *, bits=4,
-    block_size=128, gather_axis=0, quantize_axis=1,
-):  # fmt: skip
+    i: OutIndex, codes: Any_, indices: Int, scales: Float, zero_points: Int | None = None, *,
+    bits: int = 4, block_size: int = 128, gather_axis: int = 0, quantize_axis: int = 1,
+) -> Expr:  # fmt: skip
     """Gather from a table quantised in blocks along `quantize_axis`.
 
     Indices that are out of range give zeros. Codes of type u8 have `bits` bits each, packed along

@@ -23,50 +23,52 @@ from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
 
 
 @composite("Gelu", domain=RUNTIME, traits=RUNTIME_TRAITS)
-def gelu(b, x: Float):
+def gelu(b: Builder, x: Float) -> Value:
     """ONNX's Gelu, by erf."""
     return b.Gelu(x)
 
 
 @composite("BiasGelu", domain=RUNTIME, traits=RUNTIME_TRAITS)
-def bias_gelu(b, x: Float, bias: Float):
+def bias_gelu(b: Builder, x: Float, bias: Float) -> Value:
     """Gelu of x + bias, by erf."""
     return b.Gelu(b.Add(x, bias))
 
 
 @composite("FastGelu", domain=RUNTIME, traits=RUNTIME_TRAITS)
-def fast_gelu(b, x: Float, bias: Float | None = None):
+def fast_gelu(b: Builder, x: Float, bias: Float | None = None) -> Value:
     """Gelu of x + bias, by tanh."""
     return b.Gelu(x if bias is None else b.Add(x, bias), approximate="tanh")
 
 
 @composite("GemmFastGelu", domain=RUNTIME, traits=RUNTIME_TRAITS)
-def gemm_fast_gelu(b, x: Float, w: Float, bias: Float | None = None):
+def gemm_fast_gelu(b: Builder, x: Float, w: Float, bias: Float | None = None) -> Value:
     """Gelu of x w + bias, by tanh."""
     return fast_gelu(b, b.MatMul(x, w), bias)
 
 
 @composite("QuickGelu", domain=RUNTIME, traits=RUNTIME_TRAITS)
-def quick_gelu(b, x: Float, *, alpha=1.702):
+def quick_gelu(b: Builder, x: Float, *, alpha: float = 1.702) -> Value:
     """x * sigmoid(alpha * x)."""
     return b.Swish(x, alpha=alpha)
 
 
 @composite("BiasSplitGelu", domain=RUNTIME, traits=RUNTIME_TRAITS)
-def bias_split_gelu(b, x: Float, bias: Float):
+def bias_split_gelu(b: Builder, x: Float, bias: Float) -> Value:
     """The left half of x + bias (along the last axis) times the Gelu of the right half."""
     left, right = b.Split(b.Add(x, bias), num_outputs=2, axis=-1, outputs=2)
     return b.Mul(left, b.Gelu(right))
 
 
 @composite("BiasAdd", domain=RUNTIME, traits=RUNTIME_TRAITS)
-def bias_add(b, x: Float, bias: Float, skip: Float):
+def bias_add(b: Builder, x: Float, bias: Float, skip: Float) -> Value:
     """x + bias + skip."""
     return b.Add(b.Add(x, bias), skip)
 
 
 @composite("BiasSoftmax", domain=RUNTIME, traits=RUNTIME_TRAITS)
-def bias_softmax(b, x: Float, bias: Float, *, axis=1, is_inner_broadcast):
+def bias_softmax(
+    b: Builder, x: Float, bias: Float, *, axis: int = 1, is_inner_broadcast: int
+) -> Value:
     """Softmax of x + bias over all dims from the axis on.
 
     The bias has the dims of x, some of those before the axis left out or 1: the last of these if
@@ -129,9 +131,9 @@ def _activated_by_list(
 
 @composite("FusedMatMul", domain=RUNTIME, traits=RUNTIME_TRAITS)
 def fused_matmul(
-    b, x: Float, y: Float, *,
-    alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0,  # noqa: N803
-):  # fmt: skip
+    b: Builder, x: Float, y: Float, *, alpha: float = 1.0, transA: int = 0, transB: int = 0,
+    transBatchA: int = 0, transBatchB: int = 0,
+) -> Value:  # fmt: skip
     """alpha * x' y'. A factor of `transBatch` has its rows first, before the dims of the batch;
     then one of `trans` has its last two dims exchanged."""
     product = b.MatMul(_turned(b, x, transA, transBatchA), _turned(b, y, transB, transBatchB))
@@ -149,17 +151,20 @@ def _turned(b: Builder, x: Value, last_two: int, batch: int) -> Value:
 
 
 @composite("TransposeMatMul", domain=RUNTIME, traits=RUNTIME_TRAITS)
-def transpose_matmul(b, x: Float, y: Float, *, alpha=1.0, transA=0, transB=0):  # noqa: N803
+def transpose_matmul(
+    b: Builder, x: Float, y: Float, *, alpha: float = 1.0, transA: int = 0, transB: int = 0
+) -> Value:  # noqa: N803
     """The former name of FusedMatMul."""
     return fused_matmul(b, x, y, alpha=alpha, transA=transA, transB=transB)
 
 
 @composite("FusedGemm", domain=RUNTIME, traits=RUNTIME_TRAITS)
 def fused_gemm(
-    b, x: Number, y: Number, c: Number | None = None, *,
-    activation=None, activation_alpha=None, activation_beta=None, activation_gamma=None,
-    alpha=1.0, beta=1.0, transA=0, transB=0,  # noqa: N803
-):  # fmt: skip
+    b: Builder, x: Number, y: Number, c: Number | None = None, *, activation: str | None = None,
+    activation_alpha: float | None = None, activation_beta: float | None = None,
+    activation_gamma: float | None = None, alpha: float = 1.0, beta: float = 1.0, transA: int = 0,
+    transB: int = 0,
+) -> Value:  # fmt: skip
     """The activation of ONNX's Gemm."""
     result = b.Gemm(x, y, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
     given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
@@ -168,9 +173,9 @@ def fused_gemm(
 
 @composite("FusedConv", domain=RUNTIME, traits=RUNTIME_TRAITS)
 def fused_conv(
-    b, x: Float, w: Float, bias: Float | None = None, z: Float | None = None, *,
-    activation=None, activation_params=None, **attrs: CONV,
-):  # fmt: skip
+    b: Builder, x: Float, w: Float, bias: Float | None = None, z: Float | None = None, *,
+    activation: str | None = None, activation_params: Sequence[float] | None = None, **attrs: CONV,
+) -> Value:  # fmt: skip
     """The activation of ONNX's Conv plus z."""
     result = b.Conv(x, w, bias, **attrs)
     if z is not None:
@@ -187,9 +192,9 @@ def with_channels_second(b: Builder, x: Value, function: Callable[[Value], Value
 
 @composite("NhwcFusedConv", domain=RUNTIME, traits=RUNTIME_TRAITS)
 def nhwc_fused_conv(
-    b, x: Float, w: Float, bias: Float | None = None, z: Float | None = None, *,
-    activation=None, activation_params=None, **attrs: CONV,
-):  # fmt: skip
+    b: Builder, x: Float, w: Float, bias: Float | None = None, z: Float | None = None, *,
+    activation: str | None = None, activation_params: Sequence[float] | None = None, **attrs: CONV,
+) -> Value:  # fmt: skip
     """FusedConv of x, z and a result with the channels last; the weights are as ever."""
     result = with_channels_second(b, x, lambda v: b.Conv(v, w, bias, **attrs))
     if z is not None:
@@ -198,6 +203,6 @@ def nhwc_fused_conv(
 
 
 @composite("NhwcConv", domain=RUNTIME, traits=RUNTIME_TRAITS)
-def nhwc_conv(b, x: Float, w: Float, bias: Float | None = None, **attrs: CONV):
+def nhwc_conv(b: Builder, x: Float, w: Float, bias: Float | None = None, **attrs: CONV) -> Value:
     """ONNX's Conv of x and a result with the channels last."""
     return nhwc_fused_conv(b, x, w, bias, **attrs)

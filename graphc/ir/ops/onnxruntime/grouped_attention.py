@@ -30,17 +30,19 @@ NO_SCORES, RAW_SCORES, WEIGHTS = range(3)
 
 @composite("GroupQueryAttention", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
 def group_query_attention(
-    b, query: Float, key: Float | None, value: Float | None, past_key: Any_ | None,
+    b: Builder, query: Float, key: Float | None, value: Float | None, past_key: Any_ | None,
     past_value: Any_ | None, seqlens_k: Int, total_sequence_length: Known(Int),
     cos_cache: Float | None = None, sin_cache: Float | None = None,
     position_ids: Int | None = None, attention_bias: Float | None = None,
     head_sink: Float | None = None, k_scale: Float | None = None, v_scale: Float | None = None,
     q_norm_weight: Float | None = None, k_norm_weight: Float | None = None,
-    query_seqlens: Int | None = None, *, num_heads, kv_num_heads, causal=1, do_rotary=0,
-    k_norm_epsilon=None, k_quant_type="NONE", kv_cache_bit_width=0, local_window_size=-1,
-    q_norm_epsilon=None, qk_norm_epsilon=1e-6, qk_output=NO_SCORES, rotary_interleaved=0,
-    scale=None, sliding_window_cache=0, smooth_softmax=-1, softcap=0.0, v_quant_type="NONE",
-):  # fmt: skip
+    query_seqlens: Int | None = None, *, num_heads: int, kv_num_heads: int, causal: int = 1,
+    do_rotary: int = 0, k_norm_epsilon: float | None = None, k_quant_type: str = "NONE",
+    kv_cache_bit_width: int = 0, local_window_size: int = -1, q_norm_epsilon: float | None = None,
+    qk_norm_epsilon: float = 1e-6, qk_output: int = NO_SCORES, rotary_interleaved: int = 0,
+    scale: float | None = None, sliding_window_cache: int = 0, smooth_softmax: int = -1,
+    softcap: float = 0.0, v_quant_type: str = "NONE",
+) -> tuple[Value, ...]:  # fmt: skip
     """Attention in which several heads of queries share one of keys and values.
 
     Further results are the keys and values with those of the cache, (batch, heads, length, size),

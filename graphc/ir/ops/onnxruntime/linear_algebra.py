@@ -9,9 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.build import Builder
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, absolute
-from graphc.ir.opdef import Float, composite, imperative
+from graphc.ir.graph import Value
+from graphc.ir.imperative.collectives import Collectives
+from graphc.ir.kernel import Buffer
+from graphc.ir.opdef import Float, Operand, composite, imperative
 from graphc.ir.ops.activation_composites import convert
 from graphc.ir.ops.helpers import RUNTIME
 
@@ -19,7 +23,7 @@ METRICS = ("sqeuclidean", "euclidean")
 
 
 @composite("CDist", domain=RUNTIME)
-def cdist(b, x: Float, y: Float, *, metric: str = "sqeuclidean"):
+def cdist(b: Builder, x: Float, y: Float, *, metric: str = "sqeuclidean") -> Value:
     """Distances of the rows of x [N, F] from those of y [M, F]: [N, M]."""
     if metric not in METRICS:
         raise ModelError(f"metric must be one of {', '.join(METRICS)}, found {metric!r}")
@@ -31,7 +35,7 @@ def cdist(b, x: Float, y: Float, *, metric: str = "sqeuclidean"):
 
 
 @composite("Inverse", domain=RUNTIME)
-def inverse(b, x: Float):
+def inverse(b: Builder, x: Float) -> Value:
     """The inverse of each matrix."""
     _check_square(x)
     identity = b.constant(np.eye(x.tensor.dims[-1], dtype=x.tensor.dtype.np))
@@ -39,7 +43,7 @@ def inverse(b, x: Float):
 
 
 @composite("Solve", domain=RUNTIME)
-def solve(b, a: Float, y: Float, *, lower: int = 0, transposed: int = 0):
+def solve(b: Builder, a: Float, y: Float, *, lower: int = 0, transposed: int = 0) -> Value:
     """z with a z = y, where y is [N] or [N, M]; with `transposed` of the transpose of a.
 
     `lower` promises that a is lower triangular, of which nothing is made.
@@ -54,26 +58,26 @@ def solve(b, a: Float, y: Float, *, lower: int = 0, transposed: int = 0):
     return b.Squeeze(_solved(b, a, b.Unsqueeze(y, one)), one)
 
 
-def _check_square(x) -> None:
+def _check_square(x: Value) -> None:
     if x.tensor.rank < 2 or x.tensor.dims[-1] != x.tensor.dims[-2]:
         raise ModelError(f"takes square matrices, found {x.type}")
 
 
-def _solved(b, a, y):
+def _solved(b: Builder, a: Value, y: Value) -> Value:
     dtype = a.tensor.dtype
     wide = (convert(b, v, dtype.compute) for v in (a, y))
     solution, _ = b.op("SolveLinear", *wide, domain="graphc", outputs=2)
     return convert(b, solution, dtype)
 
 
-def _solved_types(a, y) -> list:
+def _solved_types(a: Operand, y: Operand) -> list:
     if a.shape[:-2] != y.shape[:-2] or a.shape[-1] != y.shape[-2]:
         raise ModelError(f"takes [..., N, N] and [..., N, M], found {a.type} and {y.type}")
     return [y.type, a.type]
 
 
 @imperative("SolveLinear", infer=_solved_types, outputs=2, domain="graphc")
-def solve_linear(k, a: Float, y: Float):
+def solve_linear(k: Collectives, a: Float, y: Float) -> None:
     """z with a z = y for each matrix, by Gauss-Jordan elimination with the largest element of a
     column as pivot; the second output is what is left of a. 0 / 0 where a is singular."""
     z, left = k.outputs
@@ -88,7 +92,7 @@ def solve_linear(k, a: Float, y: Float):
         _clear_column(k, left, z, batch, step)
 
 
-def _pivot(k, left, batch, step: Expr, size: int) -> Expr:
+def _pivot(k: Collectives, left: Buffer, batch: tuple[Expr, ...], step: Expr, size: int) -> Expr:
     """The row, from `step` on, with the largest element in column `step`."""
     best = k.var(i64, step)
     with k.loop(size - 1 - step) as below:
@@ -100,7 +104,9 @@ def _pivot(k, left, batch, step: Expr, size: int) -> Expr:
     return k.let(best[()])
 
 
-def _bring_up(k, matrix, batch, step: Expr, pivot: Expr, width: int) -> None:
+def _bring_up(
+    k: Collectives, matrix: Buffer, batch: tuple[Expr, ...], step: Expr, pivot: Expr, width: int
+) -> None:
     """Swaps the rows `step` and `pivot`."""
     with k.when(pivot.ne(step)), k.loop(width) as column:
         upper, lower = (*batch, step, column), (*batch, pivot, column)
@@ -109,7 +115,9 @@ def _bring_up(k, matrix, batch, step: Expr, pivot: Expr, width: int) -> None:
         k.store(matrix, lower, kept)
 
 
-def _clear_column(k, left, z, batch, step: Expr) -> None:
+def _clear_column(
+    k: Collectives, left: Buffer, z: Buffer, batch: tuple[Expr, ...], step: Expr
+) -> None:
     """Divides row `step` by its pivot, and subtracts multiples of it from all others."""
     diagonal = (*batch, step, step)
     divisor = k.let(left[diagonal])

@@ -22,8 +22,9 @@ from graphc.ir.ops.onnxruntime.fused import with_channels_second
 
 @composite("SimplifiedLayerNormalization", outputs=None)
 def simplified_layer_normalization(
-    b, x: Float, scale: Float, *, axis=-1, epsilon=1e-5, stash_type=1
-):
+    b: Builder, x: Float, scale: Float, *, axis: int = -1, epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> tuple[Value, ...]:  # fmt: skip
     """x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on; also the reciprocal of
     that root."""
     normal = b.RMSNormalization(x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
@@ -44,9 +45,9 @@ def _sum(b: Builder, x: Value, skip: Value, bias: Value | None) -> Value:
 
 @composite("SkipLayerNormalization", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
 def skip_layer_normalization(
-    b, x: Float, skip: Float, gamma: Float, beta: Float | None = None, bias: Float | None = None,
-    *, epsilon=1e-12,
-):  # fmt: skip
+    b: Builder, x: Float, skip: Float, gamma: Float, beta: Float | None = None,
+    bias: Float | None = None, *, epsilon: float = 1e-12,
+) -> tuple[Value, ...]:  # fmt: skip
     """LayerNormalization of x + skip + bias over the last axis; also its mean and 1 / deviation,
     and the sum. Without a beta nothing is added."""
     total = _sum(b, x, skip, bias)
@@ -57,8 +58,9 @@ def skip_layer_normalization(
 
 @composite("SkipSimplifiedLayerNormalization", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
 def skip_simplified_layer_normalization(
-    b, x: Float, skip: Float, gamma: Float, bias: Float | None = None, *, epsilon=1e-12
-):
+    b: Builder, x: Float, skip: Float, gamma: Float, bias: Float | None = None, *,
+    epsilon: float = 1e-12,
+) -> tuple[Value, ...]:  # fmt: skip
     """RMSNormalization of x + skip + bias over the last axis. The second result, a mean, is 0; the
     third is the reciprocal of the root, the fourth the sum."""
     total = _sum(b, x, skip, bias)
@@ -70,10 +72,10 @@ def skip_simplified_layer_normalization(
 
 @composite("EmbedLayerNormalization", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
 def embed_layer_normalization(
-    b, words: Int, segments: Int | None, word_table: Float, position_table: Float,
+    b: Builder, words: Int, segments: Int | None, word_table: Float, position_table: Float,
     segment_table: Float | None, gamma: Float, beta: Float, mask: Int | None = None,
-    positions: Int | None = None, *, epsilon=1e-12, mask_index_type=None,
-):  # fmt: skip
+    positions: Int | None = None, *, epsilon: float = 1e-12, mask_index_type: int | None = None,
+) -> Value | tuple[Value, ...]:  # fmt: skip
     """LayerNormalization of the sum of the embeddings of words, positions and segments.
 
     Also, per sample, how many of its words the mask has as 1 (0 without a mask), and the sum.
@@ -120,12 +122,12 @@ def _positions(b: Builder, table: Value, positions: Value | None, length: int) -
 
 @composite("QEmbedLayerNormalization", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
 def quantised_embed_layer_normalization(
-    b, words: Int, segments: Int | None, word_table: Int, position_table: Int,
+    b: Builder, words: Int, segments: Int | None, word_table: Int, position_table: Int,
     segment_table: Int | None, gamma: Int, beta: Int, mask: Int | None, word_scale: Float,
     position_scale: Float, segment_scale: Float | None, gamma_scale: Float, beta_scale: Float,
     word_zero: Int, position_zero: Int, segment_zero: Int | None, gamma_zero: Int, beta_zero: Int,
-    *, epsilon=1e-12,
-):  # fmt: skip
+    *, epsilon: float = 1e-12,
+) -> Value | tuple[Value, ...]:  # fmt: skip
     """EmbedLayerNormalization of 8-bit tables, whose rows are dequantised once they are found."""
     _, length = words.tensor.static_shape
     word, position = _row(b, word_table, words), _positions(b, position_table, None, length)
@@ -148,8 +150,9 @@ _PLAIN, _SILU = range(2)
 
 @composite("GroupNorm", domain=RUNTIME, traits=RUNTIME_TRAITS)
 def group_norm(
-    b, x: Float, gamma: Float, beta: Float, *, activation, groups, channels_last=1, epsilon=1e-5
-):
+    b: Builder, x: Float, gamma: Float, beta: Float, *, activation: int, groups: int,
+    channels_last: int = 1, epsilon: float = 1e-5,
+) -> Value:  # fmt: skip
     """GroupNormalization, of channels that are last or second, and Swish if `activation` is 1."""
     if activation not in (_PLAIN, _SILU):
         raise ModelError(f"activation must be 0 or 1, found {activation}")
@@ -165,9 +168,9 @@ def group_norm(
 
 @composite("SkipGroupNorm", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)
 def skip_group_norm(
-    b, x: Float, gamma: Float, beta: Float, skip: Float, bias: Float | None = None, *,
-    activation, groups, channels_last=1, epsilon=1e-5,
-):  # fmt: skip
+    b: Builder, x: Float, gamma: Float, beta: Float, skip: Float, bias: Float | None = None, *,
+    activation: int, groups: int, channels_last: int = 1, epsilon: float = 1e-5,
+) -> tuple[Value, ...]:  # fmt: skip
     """GroupNorm of x + skip + bias, and that sum. A skip of rank 2 is the same everywhere."""
     channels = x.tensor.static_shape[-1 if channels_last else 1]
     one = (1, 1, channels) if channels_last else (channels, 1, 1)

@@ -12,10 +12,12 @@ ONNX Runtime. A zero point that is missing is 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Bool, Float, Int, Number, composite
 from graphc.ir.ops.helpers import RUNTIME, normal_axis
@@ -25,11 +27,11 @@ TRAITS = ("quantised",)
 BY_AXIS = 13  # from this version on, a softmax is along one axis
 
 
-def _real(b, x: Value, scale: Value, zero: Value | None, axis: int = 0) -> Value:
+def _real(b: Builder, x: Value, scale: Value, zero: Value | None, axis: int = 0) -> Value:
     return b.DequantizeLinear(x, scale, zero, axis=axis)
 
 
-def _quantised(b, y: Value, scale: Value, zero: Value | None, like: Value) -> Value:
+def _quantised(b: Builder, y: Value, scale: Value, zero: Value | None, like: Value) -> Value:
     """y quantised to the type of its zero point, or of `like`."""
     if zero is None:
         zero = b.constant(np.zeros((), like.tensor.dtype.np))
@@ -37,13 +39,17 @@ def _quantised(b, y: Value, scale: Value, zero: Value | None, like: Value) -> Va
 
 
 @composite("QuantizeLinear", domain=RUNTIME, traits=TRAITS)
-def quantize_linear(b, x: Number, scale: Float, zero_point: Int | None = None, *, axis=1):
+def quantize_linear(
+    b: Builder, x: Number, scale: Float, zero_point: Int | None = None, *, axis: int = 1
+) -> Value:
     """ONNX's QuantizeLinear."""
     return b.QuantizeLinear(x, scale, zero_point, axis=axis)
 
 
 @composite("DequantizeLinear", domain=RUNTIME, traits=TRAITS)
-def dequantize_linear(b, x: Number, scale: Float, zero_point: Int | None = None, *, axis=1):
+def dequantize_linear(
+    b: Builder, x: Number, scale: Float, zero_point: Int | None = None, *, axis: int = 1
+) -> Value:
     """ONNX's DequantizeLinear."""
     return b.DequantizeLinear(x, scale, zero_point, axis=axis)
 
@@ -53,9 +59,9 @@ def dequantize_linear(b, x: Number, scale: Float, zero_point: Int | None = None,
 
 def _binary(kind: str) -> None:
     def define(
-        b, a: Int, a_scale: Float, a_zero: Int | None, c: Int, c_scale: Float, c_zero: Int | None,
-        y_scale: Float, y_zero: Int | None = None,
-    ):  # fmt: skip
+        b: Builder, a: Int, a_scale: Float, a_zero: Int | None, c: Int, c_scale: Float,
+        c_zero: Int | None, y_scale: Float, y_zero: Int | None = None,
+    ) -> Value:  # fmt: skip
         left, right = _real(b, a, a_scale, a_zero), _real(b, c, c_scale, c_zero)
         return _quantised(b, getattr(b, kind)(left, right), y_scale, y_zero, a)
 
@@ -69,17 +75,18 @@ _binary("Mul")
 
 @composite("QLinearSigmoid", domain=RUNTIME, traits=TRAITS)
 def qlinear_sigmoid(
-    b, x: Int, x_scale: Float, x_zero: Int | None, y_scale: Float, y_zero: Int | None = None
-):
+    b: Builder, x: Int, x_scale: Float, x_zero: Int | None, y_scale: Float,
+    y_zero: Int | None = None,
+) -> Value:  # fmt: skip
     """1 / (1 + exp(-x))."""
     return _quantised(b, b.Sigmoid(_real(b, x, x_scale, x_zero)), y_scale, y_zero, x)
 
 
 @composite("QLinearLeakyRelu", domain=RUNTIME, traits=TRAITS)
 def qlinear_leaky_relu(
-    b, x: Int, x_scale: Float, x_zero: Int | None, y_scale: Float, y_zero: Int | None = None, *,
-    alpha=0.01,
-):  # fmt: skip
+    b: Builder, x: Int, x_scale: Float, x_zero: Int | None, y_scale: Float,
+    y_zero: Int | None = None, *, alpha: float = 0.01,
+) -> Value:  # fmt: skip
     """x above 0, else alpha * x."""
     result = b.LeakyRelu(_real(b, x, x_scale, x_zero), alpha=alpha)
     return _quantised(b, result, y_scale, y_zero, x)
@@ -87,16 +94,16 @@ def qlinear_leaky_relu(
 
 @composite("QLinearWhere", domain=RUNTIME, traits=TRAITS)
 def qlinear_where(
-    b, condition: Bool, x: Int, x_scale: Float, x_zero: Int, y: Int, y_scale: Float, y_zero: Int,
-    z_scale: Float, z_zero: Int,
-):  # fmt: skip
+    b: Builder, condition: Bool, x: Int, x_scale: Float, x_zero: Int, y: Int, y_scale: Float,
+    y_zero: Int, z_scale: Float, z_zero: Int,
+) -> Value:  # fmt: skip
     """x where the condition holds, else y."""
     chosen = b.Where(condition, _real(b, x, x_scale, x_zero), _real(b, y, y_scale, y_zero))
     return _quantised(b, chosen, z_scale, z_zero, x)
 
 
 @composite("QLinearConcat", domain=RUNTIME, traits=TRAITS)
-def qlinear_concat(b, y_scale: Float, y_zero: Int, *parts: Any_, axis):
+def qlinear_concat(b: Builder, y_scale: Float, y_zero: Int, *parts: Any_, axis: int) -> Value:
     """Concat of quantised tensors, each followed by its scale and its zero point."""
     if not parts or len(parts) % 3:
         raise ModelError(f"takes tensors with a scale and a zero point each, found {len(parts)}")
@@ -107,17 +114,18 @@ def qlinear_concat(b, y_scale: Float, y_zero: Int, *parts: Any_, axis):
 # ---------------------------------------------------------------- pools
 
 
-def _pooled(b, x: Value, channels_last: int, pool) -> Value:
+def _pooled(b: Builder, x: Value, channels_last: int, pool: Callable[[Value], Value]) -> Value:
     """pool(x) with the channels second, whatever their place in x."""
     return with_channels_second(b, x, pool) if channels_last else pool(x)
 
 
 @composite("QLinearAveragePool", domain=RUNTIME, traits=TRAITS)
 def qlinear_average_pool(
-    b, x: Int, x_scale: Float, x_zero: Int | None, y_scale: Float, y_zero: Int | None = None, *,
-    auto_pad="NOTSET", ceil_mode=0, channels_last=0, count_include_pad=0, kernel_shape, pads=None,
-    strides=None,
-):  # fmt: skip
+    b: Builder, x: Int, x_scale: Float, x_zero: Int | None, y_scale: Float,
+    y_zero: Int | None = None, *, auto_pad: str = "NOTSET", ceil_mode: int = 0,
+    channels_last: int = 0, count_include_pad: int = 0, kernel_shape: Sequence[int],
+    pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
+) -> Value:  # fmt: skip
     """The mean of each window."""
     result = _pooled(
         b, _real(b, x, x_scale, x_zero), channels_last,
@@ -131,8 +139,9 @@ def qlinear_average_pool(
 
 @composite("QLinearGlobalAveragePool", domain=RUNTIME, traits=TRAITS)
 def qlinear_global_average_pool(
-    b, x: Int, x_scale: Float, x_zero: Int, y_scale: Float, y_zero: Int, *, channels_last=0
-):
+    b: Builder, x: Int, x_scale: Float, x_zero: Int, y_scale: Float, y_zero: Int, *,
+    channels_last: int = 0,
+) -> Value:  # fmt: skip
     """The mean over all spatial positions."""
     real = _real(b, x, x_scale, x_zero)
     return _quantised(b, _pooled(b, real, channels_last, b.GlobalAveragePool), y_scale, y_zero, x)
@@ -143,10 +152,10 @@ def qlinear_global_average_pool(
 
 @composite("QGemm", domain=RUNTIME, traits=TRAITS)
 def qgemm(
-    b, x: Int, x_scale: Float, x_zero: Int, w: Int, w_scale: Float, w_zero: Int,
+    b: Builder, x: Int, x_scale: Float, x_zero: Int, w: Int, w_scale: Float, w_zero: Int,
     bias: Int | None = None, y_scale: Float | None = None, y_zero: Int | None = None, *,
-    alpha=1.0, transA=0, transB=0,  # noqa: N803
-):  # fmt: skip
+    alpha: float = 1.0, transA: int = 0, transB: int = 0,  # noqa: N803
+) -> Value:  # fmt: skip
     """alpha * x' w' + bias; the bias is scaled as the products are; floats without y_scale."""
     real = [_real(b, x, x_scale, x_zero), _real(b, w, w_scale, w_zero, 0 if transB else 1)]
     if bias is not None:
@@ -160,9 +169,9 @@ def qgemm(
 
 @composite("QLinearSoftmax", domain=RUNTIME, traits=TRAITS)
 def qlinear_softmax(
-    b, x: Int, x_scale: Float, x_zero: Int | None, y_scale: Float, y_zero: Int, *, axis=None,
-    opset,
-):  # fmt: skip
+    b: Builder, x: Int, x_scale: Float, x_zero: Int | None, y_scale: Float, y_zero: Int, *,
+    axis: int | None = None, opset: int,
+) -> Value:  # fmt: skip
     """Softmax along an axis, or for an opset below 13 over all dims from the axis on."""
     real, shape = _real(b, x, x_scale, x_zero), x.tensor.dims
     if axis is None:

@@ -11,6 +11,7 @@ Reference: docs/ContribOperators.md of ONNX Runtime, and its CPU kernel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,7 +62,9 @@ class QuantisedLayer(Layer):
     def add_product(self, h: Value, r: Value, x: Value | None) -> Value:
         return self.product(h, r, self.r_scale, self.r_zero, x)
 
-    def product(self, x: Value, codes: Value, scale: Value, zero: Value, added: Value | None):
+    def product(
+        self, x: Value, codes: Value, scale: Value, zero: Value, added: Value | None
+    ) -> Value:
         return self.b.DynamicQuantizeMatMul(x, codes, scale, zero, added, domain=RUNTIME)
 
 
@@ -69,7 +72,9 @@ class EndingRecurrence(Recurrence):
     """A recurrence whose state h is 0 once a sample has ended; the last h is kept behind the other
     states."""
 
-    def advance(self, layer: Layer, step: Step, x: Value, state: list[Value], time):
+    def advance(
+        self, layer: Layer, step: Step, x: Value, state: list[Value], time: np.ndarray
+    ) -> tuple[Value, list[Value]]:
         row, (_, *kept) = super().advance(layer, step, x, state, time)
         return row, [row, *kept]
 
@@ -77,11 +82,13 @@ class EndingRecurrence(Recurrence):
 @composite("DynamicQuantizeLSTM", domain=RUNTIME, outputs=None,
            traits=(*RUNTIME_TRAITS, "recurrent"))  # fmt: skip
 def dynamic_quantize_lstm(
-    b, x: Float, w: Int, r: Int, bias: Float | None, sequence_lens: Int | None,
-    initial_h: Float | None, initial_c: Float | None, p: Float | None, w_scale: Float,
-    w_zero: Int, r_scale: Float, r_zero: Int, *, activation_alpha=None, activation_beta=None,
-    activations=None, clip=None, direction="forward", hidden_size=None, input_forget=0,
-):  # fmt: skip
+    b: Builder, x: Float, w: Int, r: Int, bias: Float | None, sequence_lens: Int | None,
+    initial_h: Float | None, initial_c: Float | None, p: Float | None, w_scale: Float, w_zero: Int,
+    r_scale: Float, r_zero: Int, *, activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None, activations: Sequence[str] | None = None,
+    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
+    input_forget: int = 0,
+) -> list[Value]:  # fmt: skip
     """An LSTM whose products are of integers: Y, the last h and the last cell."""
     hidden, steps = hidden_size or r.tensor.static_shape[1], x.tensor.static_shape[0]
     if steps > MOST_STEPS:

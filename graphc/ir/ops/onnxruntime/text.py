@@ -5,7 +5,7 @@ Reference: docs/ContribOperators.md of ONNX Runtime, and its kernels where that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def murmur(data: bytes, seed: int) -> int:
 
 @host("MurmurHash3", domain=RUNTIME,
       infer=lambda x, positive: TensorType(u32 if positive else i32, x.shape))  # fmt: skip
-def murmur_hash3(x: String | Number, *, seed: int = 0, positive: int = 1):
+def murmur_hash3(x: String | Number, *, seed: int = 0, positive: int = 1) -> np.ndarray:
     """The hash of each element: of the bytes of a number, or of text in UTF-8."""
     array = np.asarray(x)
     if array.dtype.kind in "OUS":
@@ -65,9 +65,9 @@ START, END = "\x02", "\x03"
 
 @host("Tokenizer", domain=RUNTIME)
 def tokenizer(
-    x: String, *, mark: int, mincharnum: int, pad_value: str, separators=None,
-    tokenexp: str | None = None,
-):  # fmt: skip
+    x: String, *, mark: int, mincharnum: int, pad_value: str,
+    separators: Sequence[str] | None = None, tokenexp: str | None = None,
+) -> np.ndarray:  # fmt: skip
     """The tokens of each string of [C] or [N, C] along a new last dimension, padded.
 
     Tokens are what lies between separators, which are regular expressions (ir/regular.py) and taken
@@ -90,7 +90,9 @@ def tokenizer(
     return tokens.reshape(*source.shape, tokens.shape[1])
 
 
-def _splitter(separators, tokenexp: str | None, least: int) -> Callable[[str], Iterator[str]]:
+def _splitter(
+    separators: Sequence[str] | None, tokenexp: str | None, least: int
+) -> Callable[[str], Iterator[str]]:
     """What takes a string apart."""
     if separators is not None and not separators:
         raise ModelError("separators must not be empty")

@@ -180,7 +180,9 @@ class Nest(Reductions):
             self.outer_loops([*indices[:-2], below, found.along], moved)
         return True
 
-    def _vector_of_rows(self, points: list[Point], rows: ShortRows, block: Expr, vector: int):
+    def _vector_of_rows(
+        self, points: list[Point], rows: ShortRows, block: Expr, vector: int
+    ) -> None:
         with self.k.loop(rows.lanes, "vector", width=rows.lanes) as lane:
             place = rows.at(block, vector, lane)
             for point, at in zip(points, self._at(points, place)):
@@ -207,7 +209,9 @@ class Nest(Reductions):
         else:
             self.inner_loops([], last, points, frozenset(), False)
 
-    def inner_loops(self, inner, last: Index, points, bound: frozenset, tiled: bool) -> None:
+    def inner_loops(
+        self, inner: list[Index], last: Index, points: list[Point], bound: frozenset, tiled: bool
+    ) -> None:
         """Serial loops over the rest of a row; the last of them may be tiled."""
         if not inner:
             self.last_dimension(last, [points], bound)
@@ -229,7 +233,9 @@ class Nest(Reductions):
             variants = [self._at(points, {first: Const(t, i64)}) for t in left]
             self.last_dimension(last, variants, bound)
 
-    def _peeled(self, points, index: Index, tile: int, whole: int) -> list[tuple[int, int]]:
+    def _peeled(
+        self, points: list[Point], index: Index, tile: int, whole: int
+    ) -> list[tuple[int, int]]:
         """Segments (first tile, tiles): the tiles at the edges, where windows need guards on this
         index, apart from those in between, where they do not."""
         if tile == 1 or whole < 3 or not any(_guards_on(p.expr, index) for p in points):
@@ -267,7 +273,9 @@ class Nest(Reductions):
         if tail:
             self._vector(variants, last, Const(whole * lanes, i64), tail, bound)
 
-    def _vector(self, variants, last: Index, start: Expr, lanes: int, bound: frozenset) -> None:
+    def _vector(
+        self, variants: list[list[Point]], last: Index, start: Expr, lanes: int, bound: frozenset
+    ) -> None:
         if lanes == 1:
             self._element(variants, {last: start}, bound)
             return
@@ -276,7 +284,9 @@ class Nest(Reductions):
             self._element(variants, {last: start + v}, bound | {v}, per_lane=True)
             self.lane = None
 
-    def _element(self, variants, mapping, bound: frozenset, per_lane: bool = False) -> None:
+    def _element(
+        self, variants: list[list[Point]], mapping: dict, bound: frozenset, per_lane: bool = False
+    ) -> None:
         points = [p for points in variants for p in self._at(points, mapping)]
         self.store_points(self.resolved(points, bound, per_lane))
 
@@ -341,7 +351,9 @@ class Nest(Reductions):
         lanes = self.options.lanes(element_bytes([p.expr for p in points]))
         return lanes if last.count >= min(lanes, 4) else 1  # type: ignore[arg-type]
 
-    def resolved(self, points: list[Point], bound: frozenset, per_lane=False) -> list[Point]:
+    def resolved(
+        self, points: list[Point], bound: frozenset, per_lane: bool = False
+    ) -> list[Point]:
         """Emits every reduction that can be computed here; the points then refer to results."""
         exprs = self.resolve([p.expr for p in points], bound, per_lane)
         return [Point(p.output, p.offset, e) for p, e in zip(points, exprs)]
@@ -377,7 +389,9 @@ class Nest(Reductions):
         point = Point(row, axis, value)
         self.last_dimension(axis, [[point]], bound)
 
-    def _shared(self, points: list[Point], last: Index, bound: frozenset):
+    def _shared(
+        self, points: list[Point], last: Index, bound: frozenset
+    ) -> tuple[Reduce, Expr, int] | None:
         """A costly value of the outputs that a ready row reduction computes too."""
         nodes = {n for p in points for n in walk(p.expr)}
         for p in points:

@@ -73,7 +73,9 @@ class Reductions:
             exprs = self.resolve_group(ready, exprs, bound, per_lane)
         return exprs
 
-    def resolve_group(self, ready: list[Reduce], exprs, bound: frozenset, per_lane) -> list[Expr]:
+    def resolve_group(
+        self, ready: list[Reduce], exprs: list[Expr], bound: frozenset, per_lane: bool
+    ) -> list[Expr]:
         """Emits the first of the ready reductions, and those that share its loops."""
         group = sharing_loops(ready)
         mapping = dict(zip(group, self.reduction(list(group.values()), bound, per_lane)))
@@ -96,11 +98,17 @@ class Reductions:
         self._accumulate(group, axes, bound, per_lane, {}, [(a, ()) for a in accumulators])
         return [self.k.let(cast(a[()], r.dtype)) for a, r in zip(accumulators, group)]
 
-    def _accumulate(self, group, axes, bound, per_lane, mapping, targets) -> None:
+    def _accumulate(
+        self, group: list[Reduce], axes: list[Index], bound: frozenset, per_lane: bool,
+        mapping: dict, targets: list[tuple],
+    ) -> None:  # fmt: skip
         bodies = [simplify(r.term, mapping) for r in group]
         self._terms(group, bodies, axes, bound, per_lane, targets)
 
-    def _terms(self, group, bodies, axes, bound, per_lane, targets) -> None:
+    def _terms(
+        self, group: list[Reduce], bodies: list[Expr], axes: list[Index], bound: frozenset,
+        per_lane: bool, targets: list[tuple],
+    ) -> None:  # fmt: skip
         """Loops over the axes, and adds one term to every accumulator inside."""
         if not axes:
             resolved = self.resolve(bodies, bound, per_lane)
@@ -130,7 +138,9 @@ class Reductions:
         contiguous = all(strides_small(r.body, axis) for r in group)
         return lanes if contiguous and axis.count >= lanes else 1  # type: ignore[arg-type]
 
-    def horizontal(self, group, axes: list[Index], lanes: int, bound: frozenset) -> list[Expr]:
+    def horizontal(
+        self, group: list[Reduce], axes: list[Index], lanes: int, bound: frozenset
+    ) -> list[Expr]:
         """A reduction along a contiguous axis: vector accumulators, then a tree over lanes."""
         *outer, axis = axes
         extent = axis.count
@@ -150,21 +160,24 @@ class Reductions:
                     self.k.store(accumulators[-1], v + c * lanes, cast(r.identity, dtype))
         return accumulators
 
-    def _sweep(self, group, outer, axis, mapping, accumulators, chains, lanes, bound) -> None:
+    def _sweep(
+        self, group: list[Reduce], outer: list[Index], axis: Index, mapping: dict,
+        accumulators: list[Buffer], chains: int, lanes: int, bound: frozenset,
+    ) -> None:  # fmt: skip
         if outer:
             with self.k.loop(outer[0].extent) as x:
                 inner = {**mapping, outer[0]: x}
                 self._sweep(group, outer[1:], axis, inner, accumulators, chains, lanes, bound | {x})
             return
 
-        def step(into, start: Expr, chain: int, count: int, bound: frozenset) -> None:
+        def step(into: list[Buffer], start: Expr, chain: int, count: int, bound: frozenset) -> None:
             # adds `count` terms from `start` on to the lanes of one chain
             with self.k.loop(count, "vector", width=count) as v:
                 at = {**mapping, axis: start + v}
                 targets = [(a, (simplify(v + chain * lanes),)) for a in into]
                 self._accumulate(group, [], bound | {v}, True, at, targets)
 
-        def steps(into, first: Expr | int, count: int, bound: frozenset) -> None:
+        def steps(into: list[Buffer], first: Expr | int, count: int, bound: frozenset) -> None:
             # adds `count` vectors for each chain, from the `first` on
             with self.k.loop(count) as x:
                 for c in range(chains):
@@ -187,7 +200,10 @@ class Reductions:
         if tail:
             step(accumulators, Const(extent - tail, i64), 0, tail, bound)
 
-    def _add_vectors(self, group, accumulators, parts, chains: int, lanes: int) -> None:
+    def _add_vectors(
+        self, group: list[Reduce], accumulators: list[Buffer], parts: list[Buffer], chains: int,
+        lanes: int,
+    ) -> None:  # fmt: skip
         """Combines the vectors of a part with those of the whole, lane by lane."""
         for r, into, part in zip(group, accumulators, parts):
             for c in range(chains):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in, unflatten_index
 from graphc.ir.dtypes import f32, f64, i32, i64
@@ -160,7 +161,9 @@ class _Emitter:
         full = [(0, whole, self.plan.panel)] if whole else []
         return [*full, (whole, 1, rest)] if rest else full
 
-    def _rows_outside(self, outer, tiled, segments, panels) -> None:
+    def _rows_outside(
+        self, outer: list[Index], tiled: Index, segments: list[Segment], panels: list[Segment]
+    ) -> None:
         """Parallel over outer indices and blocks of row tiles; all panels for each block, or, where
         the blocks are few, a group of panels."""
         row_bytes = self.plan.depth * self.match.hole.dtype.size
@@ -174,7 +177,10 @@ class _Emitter:
                         row = (at * block + t) * size + start
                         self._tile(fixed, tiled, row, size, own + n + first, width)
 
-    def _panels_outside(self, outer, inner, tiled, segments, panels) -> None:
+    def _panels_outside(
+        self, outer: list[Index], inner: list[Index], tiled: Index, segments: list[Segment],
+        panels: list[Segment],
+    ) -> None:  # fmt: skip
         """Parallel over outer indices, panels and inner indices; all row tiles for each panel, or,
         where the panels are few, a group of tiles."""
         for first, number, width in panels:
@@ -224,7 +230,10 @@ class _Emitter:
         for t in range(size):
             self._finish_row(sums, {**fixed, tiled: row + t}, panel, t * self.plan.panel, pieces)
 
-    def _finish_in_a_loop(self, sums, fixed, tiled, row, size, panel, pieces) -> None:
+    def _finish_in_a_loop(
+        self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
+        pieces: list[tuple[int, int]],
+    ) -> None:  # fmt: skip
         """A long epilogue (an activation with a polynomial) is written once, not once per row: the
         sums leave their registers for a tile on the stack."""
         width = self.plan.panel
@@ -237,15 +246,20 @@ class _Emitter:
         with self.k.loop(size) as at:
             self._finish_row(tile, {**fixed, tiled: row + at}, panel, at * width, pieces)
 
-    def _finish_row(self, sums, at: dict, panel: Expr, start, pieces) -> None:
+    def _finish_row(
+        self, sums: Buffer, at: dict, panel: Expr, start: Expr | int, pieces: list[tuple[int, int]]
+    ) -> None:
         for j, count in pieces:
             with self._lanes(count) as v:
                 self._finish(sums[simplify(v + start + j)], at, panel, j, v)
 
-    def _lanes(self, count: int):
+    def _lanes(self, count: int) -> AbstractContextManager[Expr]:
         return self.k.loop(count, "vector" if count > 1 else "unroll", width=count)
 
-    def _sum(self, sums, fixed, tiled, row, size, panel, pieces, depth, at) -> None:
+    def _sum(
+        self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
+        pieces: list[tuple[int, int]], depth: list[Index], at: dict,
+    ) -> None:  # fmt: skip
         if depth:
             with self.k.loop(depth[0].extent, self._kind_of(depth[0])) as x:
                 inner = {**at, depth[0]: x}
@@ -276,8 +290,9 @@ class _Emitter:
         if self._is_whole:
             return self._whole_element(where, panel, v + j, at)
         cols = self.match.cols
-        column = unflatten_index(panel * self.plan.panel + j + v, tuple(x.extent for x in cols))
-        mapping: dict[Expr, Expr] = {**where, **dict(zip(cols, column))}
+        flat = panel * self.plan.panel + j + v
+        columns = unflatten_index(flat, tuple(x.extent for x in cols))
+        mapping: dict[Expr, Expr] = {**where, **dict(zip(cols, columns))}
         mapping.update((x.part, x.element(where, panel, v + j)) for x in self.packed)
         return simplify(self.match.b, mapping)
 

@@ -4,7 +4,7 @@ iteration space in which a select goes one way, and constants turned so that vec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, transform, walk
@@ -86,7 +86,7 @@ def _add_cuts(condition: Expr, indices: list[Index], cuts: dict[Index, set[int]]
             _add_cut_of_rows(poly, indices, cuts)
 
 
-def _add_cut_of_rows(poly, indices: list[Index], cuts: dict[Index, set[int]]) -> None:
+def _add_cut_of_rows(poly: dict, indices: list[Index], cuts: dict[Index, set[int]]) -> None:
     """Where an offset is compared with that of the start of a row: step * i + j + rest, for
     0 <= j < step, changes sign with i alone if `rest` is a multiple of the step."""
     steps = {k[0]: step for k, step in poly.items() if len(k) == 1 and k[0] in indices}
@@ -99,7 +99,9 @@ def _add_cut_of_rows(poly, indices: list[Index], cuts: dict[Index, set[int]]) ->
         cuts.setdefault(index, set()).add(-rest // step)
 
 
-def turned_constants(computation: Computation):
+def turned_constants(
+    computation: Computation,
+) -> tuple[Computation, list[Computation], list[Buffer]]:
     """The computation with constants transposed, at compile time, so that vectors of them are
     contiguous: the dim that the innermost output index runs over is moved last."""
     outputs = computation.outputs
@@ -120,7 +122,10 @@ def turned_constants(computation: Computation):
         temporaries.append(turned)
         inputs.append(turned)
 
-        def rewrite(node: Expr, buffer=buffer, turned=turned, order=order) -> Expr | None:
+        def rewrite(
+            node: Expr, buffer: Buffer = buffer, turned: Buffer = turned,
+            order: Sequence[int] = order,
+        ) -> Expr | None:  # fmt: skip
             if isinstance(node, Load) and node.source == buffer.name:
                 return turned[tuple(node.index[d] for d in order)]
             return None

@@ -31,7 +31,9 @@ FORMS: dict[str, Callable[[Rewriter, Op, Activated], Value | None]] = {
 
 
 @rule("integer-inference", P.QuantizeLinear(y, scale, opt(zero)), group=GROUP)
-def integer_inference(rw, op, y, scale, zero):
+def integer_inference(
+    rw: Rewriter, op: Op, y: Value, scale: Value, zero: Value | None
+) -> Value | None:
     """q(f(d(x), d(w))) == rescale(f(x - zx, w - zw)) for sums of products, sums, means, softmax."""
     target = target_of(rw, op)
     if target is None:

@@ -59,23 +59,26 @@ def _scaled_alike(found: Quantised | None) -> bool:
 
 
 @rule("dequantise-after-move", P.one_of(*ONE_OPERAND)(rest("operands")), group=GROUP)
-def dequantise_after_move(rw, op, operands):
+def dequantise_after_move(rw: Rewriter, op: Op, operands: list[Value]) -> list[Value] | None:
     """move(d(x)) == d(move(x)), and so for maxima over elements of x."""
     source = dequantised(operands[0])
     if not _scaled_alike(source) or not _only_moves(op):
         return rw.skip("the operand is not dequantised with one scale")
     assert source is not None
-    others = operands[1:]
+    others: list[Value | None] = [*operands[1:]]
     if op.name == "Pad":
-        others = _padded_with(rw, op, source)
-        if others is None:
+        padding = _padded_with(rw, op, source)
+        if padding is None:
             return None
+        others = padding
     if op.name in CHOICES and source.dtype not in BYTES:
         return rw.skip(f"it does not choose among {source.dtype}")
-    return _after(rw, op, [source.value, *others], operands[0].producer)
+    return _after(rw, op, [source.value, *others], operands[0])
 
 
-def _after(rw: Rewriter, op: Op, operands: list, dequantise: Op) -> list[Value]:
+def _after(rw: Rewriter, op: Op, operands: list, like: Value) -> list[Value]:
+    dequantise = like.producer
+    assert dequantise is not None
     moved = rw.op(op.name, *operands, outputs=len(op.outputs), **op.attrs)
     results = list(moved) if isinstance(moved, tuple) else [moved]
     return [dequantised_like(rw, value, dequantise) for value in results]
@@ -108,20 +111,22 @@ def _code(real: float, source: Quantised) -> int | None:
 
 
 @rule("dequantise-after-merge", P.one_of(*MERGES)(rest("operands")), group=GROUP)
-def dequantise_after_merge(rw, op, operands):
+def dequantise_after_merge(rw: Rewriter, op: Op, operands: list[Value]) -> list[Value] | None:
     """concat(d(a), d(b)) == d(concat(a, b)) for equal scales and zero points; so max and min."""
     sources = [source for v in operands if (source := dequantised(v)) is not None]
     alike = all(_scaled_alike(s) and s.reads_like(sources[0]) for s in sources)
     if len(sources) < len(operands) or not alike:
         return rw.skip("the operands are not dequantised alike")
-    return _after(rw, op, [s.value for s in sources], operands[0].producer)
+    return _after(rw, op, [s.value for s in sources], operands[0])
 
 
 # ---------------------------------------------------------------- quantising earlier
 
 
 @rule("quantise-before-move", P.QuantizeLinear(y, scale, opt(zero)), group=GROUP)
-def quantise_before_move(rw, op, y, scale, zero):
+def quantise_before_move(
+    rw: Rewriter, op: Op, y: Value, scale: Value, zero: Value | None
+) -> Value | None:
     """q(move(r)) == move(q(r)), and so for maxima over elements of r."""
     inner = y.producer
     movable = (*MOVES, *CHOICES, *MERGES, SELECTION)
@@ -133,7 +138,7 @@ def quantise_before_move(rw, op, y, scale, zero):
         return None
     first = int(inner.name == SELECTION)
     last = 1 if inner.name in ONE_OPERAND else len(inner.inputs)
-    parts = inner.inputs[first:last]
+    parts = [inner.operand(n) for n in range(first, last)]
     if not all(part.tensor.dtype == y.tensor.dtype for part in parts):
         return rw.skip("it changes the type")
     if any(part.tensor.size > y.tensor.size and not _from_integers(part) for part in parts):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphc.ir.graph import Value
+from graphc.ir.graph import Op, Value
 from graphc.passes.pattern import P, opt, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of
@@ -23,7 +23,10 @@ def _known(rw: Rewriter, *parameters: Value) -> bool:
 
 
 @rule("qlinear-conv", P.QLinearConv(x, xs, xz, w, ws, wz, ys, yz, opt(b)), group=GROUP)
-def qlinear_conv(rw, op, x, xs, xz, w, ws, wz, ys, yz, b):
+def qlinear_conv(
+    rw: Rewriter, op: Op, x: Value, xs: Value, xz: Value, w: Value, ws: Value, wz: Value,
+    ys: Value, yz: Value, b: Value | None,
+) -> Value | None:  # fmt: skip
     """qlinearconv(x, w, b) == q(conv(d(x), d(w), d(b))), b scaled as the products are."""
     if not _known(rw, xs, xz, w, ws, wz, ys, yz) or x.tensor.dtype not in BYTES:
         return rw.skip(NOT_CONSTANT)
@@ -38,7 +41,10 @@ def qlinear_conv(rw, op, x, xs, xz, w, ws, wz, ys, yz, b):
 
 
 @rule("qlinear-matmul", P.QLinearMatMul(x, xs, xz, w, ws, wz, ys, yz), group=GROUP)
-def qlinear_matmul(rw, op, x, xs, xz, w, ws, wz, ys, yz):
+def qlinear_matmul(
+    rw: Rewriter, op: Op, x: Value, xs: Value, xz: Value, w: Value, ws: Value, wz: Value,
+    ys: Value, yz: Value,
+) -> Value | None:  # fmt: skip
     """qlinearmatmul(x, w) == q(matmul(d(x), d(w)))."""
     if not _known(rw, xs, xz, ws, wz, ys, yz) or x.tensor.dtype not in BYTES:
         return rw.skip(NOT_CONSTANT)

@@ -157,7 +157,9 @@ def convolution(rw: Rewriter, conv: Op, after: Activated) -> Value | None:
 
 
 @rule("quantised-conv-transpose", P.ConvTranspose(x, w, opt(b)), group=GROUP)
-def quantised_conv_transpose(rw, op, x, w, b):
+def quantised_conv_transpose(
+    rw: Rewriter, op: Op, x: Value, w: Value, b: Value | None
+) -> Value | None:
     """convtranspose(d(x), d(w)) == convolutions of d(x) with d(w), w moved as integers."""
     source, weights = activation(x), constant_weights(rw, w, 1)
     if source is None or weights is None:
@@ -165,7 +167,8 @@ def quantised_conv_transpose(rw, op, x, w, b):
     if (attribute(op, "group") or 1) > 1 and weights.steps.size > 1:
         return rw.skip("it has groups, and scales per channel")
     contents, parameters = weights.contents, w.producer
-    step = parameters.inputs[1].tensor.dtype
+    assert parameters is not None
+    step = parameters.operand(1).tensor.dtype
     packed = np.empty(contents.shape, [("weight", contents.dtype), ("step", np.float64)])
     packed["weight"] = contents
     packed["step"] = weights.steps.reshape([1, -1, *[1] * (contents.ndim - 2)])
@@ -190,7 +193,9 @@ def _plain_bias(rw: Rewriter, bias: Value | None) -> Value | None:
 # ---------------------------------------------------------------- matrix products
 
 
-def matrix_product(rw: Rewriter, op: Op, after: Activated, bias: Value | None = None):
+def matrix_product(
+    rw: Rewriter, op: Op, after: Activated, bias: Value | None = None
+) -> Value | None:
     """MatMul of a quantised activation with a constant matrix, or with another activation."""
     other = activation(op.inputs[1])
     if other is not None and array_of(other.value) is None:

@@ -27,7 +27,7 @@ y, scale, zero = var("y scale zero")
 
 
 @rule("tabulate", P.QuantizeLinear(y, scale, opt(zero)), group=GROUP)
-def tabulate(rw, op, y, scale, zero):
+def tabulate(rw: Rewriter, op: Op, y: Value, scale: Value, zero: Value | None) -> Value | None:
     """q(f(d(x))) == table[x] for elementwise f of one 8-bit x."""
     if op.output.tensor.dtype not in BYTES:
         return rw.skip(f"{op.output.tensor.dtype} is neither int8 nor uint8")

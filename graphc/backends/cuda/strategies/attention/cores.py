@@ -239,7 +239,8 @@ class _CoreAttention(AttentionBlocks):
         scores = self.no_products()
         with k.loop(self.depth_steps, "unroll") as step:
             if kept is None:
-                rows, at = k.alloc(u32, (1, count, 4), "reg"), Const(0, i64)
+                rows = k.alloc(u32, (1, count, 4), "reg")
+                at: Expr = Const(0, i64)
                 self._load_queries(rows, at, step)
             else:
                 rows, at = kept, step

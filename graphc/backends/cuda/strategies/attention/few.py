@@ -13,6 +13,7 @@ Memory is linear in the number of parts, which the GPU bounds. See blocks.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from graphc.backends.cuda.machines import VECTOR_BYTES, WARP, Machine
@@ -230,7 +231,9 @@ class _FewRows(AttentionBlocks):
             found.append(self._chunk_of(operand, there, start, size, inside))
         return found
 
-    def _chunk_of(self, operand: Operand, key: Expr, start: Expr, size: int, inside: Expr):
+    def _chunk_of(
+        self, operand: Operand, key: Expr, start: Expr, size: int, inside: Expr
+    ) -> Callable[[Expr], Expr]:
         """A chunk that is read at once where that can be."""
         is_key = operand is self.b
         indices = operand.depth if is_key else operand.side
@@ -264,10 +267,10 @@ class _FewRows(AttentionBlocks):
                         at = i, Const(j, i64)
                         k.store(scores, at, call("fma", row, value, scores[at]))
         if self.together > 1:
-            with k.loops(self.row_part, self.key_part, kind="unroll") as (i, j):
-                product = k.var(f32, scores[i, j])
+            with k.loops(self.row_part, self.key_part, kind="unroll") as (i, key):
+                product = k.var(f32, scores[i, key])
                 k.emit(Intrin("warp_sum", (product[()], Const(self.together, i64))))
-                k.store(scores, (i, j), product[()])
+                k.store(scores, (i, key), product[()])
         return scores
 
     def _add_values(self, weights: Buffer, values: list) -> None:

@@ -8,13 +8,14 @@ the keys.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import STATIC_SHARED, Machine, fastest
 from graphc.backends.cuda.strategies.attention.blocks import AttentionBlocks, padded
 from graphc.backends.cuda.strategies.contraction.operands import Operand, strided
 from graphc.ir.dtypes import f32
-from graphc.ir.expr import Expr, call, cast
+from graphc.ir.expr import Expr, Index, call, cast
 from graphc.ir.kernel import Barrier, Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.attention import Attention, match_attention
@@ -140,7 +141,13 @@ class _Emitter(AttentionBlocks):
 
     # ---------------------------------------------------------------- products
 
-    def _products(self, sums: Buffer, count: int, left, right) -> None:
+    def _products(
+        self,
+        sums: Buffer,
+        count: int,
+        left: Callable[[Index, Expr], Expr],
+        right: Callable[[Expr, Index], Expr],
+    ) -> None:
         """sums[i, j] += left(i, n) * right(n, j) for n below count, a multiple of CHUNK."""
         k = self.k
         rows, columns = sums.shape

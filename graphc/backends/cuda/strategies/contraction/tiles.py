@@ -199,9 +199,9 @@ class SharedTiles(BlockedContraction):
         """All of a thread's sums, or a part of what all shares have at its place."""
         k, rows, chunks = self.k, self.tile.thread_rows, self.sides[1].chunks
         if self.tile.shares == 1:
-            with k.loop(rows, "unroll") as i:
-                runs = [[sums[place] for place in self._run(i, chunk)] for chunk in range(chunks)]
-                self._finish(i, list(enumerate(runs)), (first_row, first_column))
+            with k.loop(rows, "unroll") as row:
+                runs = [[sums[place] for place in self._run(row, chunk)] for chunk in range(chunks)]
+                self._finish(row, list(enumerate(runs)), (first_row, first_column))
             return
         self.shares.exchange(k, sums, self.exchanged)
         with self.shares.parts(k, rows * chunks) as part:

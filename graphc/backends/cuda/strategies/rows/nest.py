@@ -231,7 +231,9 @@ class RowNest(Nest):
 
     # ---------------------------------------------------------------- reductions
 
-    def resolve_group(self, ready: list[Reduce], exprs, bound: frozenset, per_lane) -> list[Expr]:
+    def resolve_group(
+        self, ready: list[Reduce], exprs: list[Expr], bound: frozenset, per_lane: bool
+    ) -> list[Expr]:
         if bound != self.row_bound:
             return super().resolve_group(ready, exprs, bound, per_lane)
         self.unresolved = exprs

@@ -208,7 +208,7 @@ class WindowPatches:
             self._fill(self.weights[tap], found.b, place)
         with k.loop(self.patch.channels, "unroll") as v:
             cell = self.sums[Const(i, i64), Const(j, i64), v]
-            term = _element(value, v)
+            term: Expr = _element(value, v)
             if found.b is not None:
                 term = term * _element(self.weights[tap], v)
             k.store(self.sums, cell.index, combined(found.hole, cell, term))

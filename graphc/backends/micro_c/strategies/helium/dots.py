@@ -111,7 +111,7 @@ class Dots(Emitter):
         self._sum(tile, tile.levels, tile.reads, weights, totals, alone)
         for t, row in enumerate(totals):
             for u, total in enumerate(row):
-                value = total[()]
+                value: Expr = total[()]
                 if tile.centred:
                     value = value - alone[u][()] * Const(self.centre, i32)
                 self.k.store(tile.sums, simplify(slot + (t * tile.stride + u)), value)
@@ -122,7 +122,10 @@ class Dots(Emitter):
         where = (*fixed, column, *(Const(0, i64) for _ in self.match.depth))
         return Load("weights", (flatten_index(where, self.weights.shape),), i8)
 
-    def _sum(self, tile: _Tile, levels: list[Level], reads, weights, totals, alone) -> None:
+    def _sum(
+        self, tile: _Tile, levels: list[Level], reads: list[Load], weights: list[Load],
+        totals: list[list[Buffer]], alone: list[Buffer],
+    ) -> None:  # fmt: skip
         level, *rest = levels
         if not rest and not level.guards:
             self._row(tile, level.count, reads, weights, totals, alone)
@@ -135,7 +138,10 @@ class Dots(Emitter):
             else:
                 self._row(tile, 1, there, inner, totals, alone)
 
-    def _row(self, tile: _Tile, count: int, reads, weights, totals, alone) -> None:
+    def _row(
+        self, tile: _Tile, count: int, reads: list[Load], weights: list[Load],
+        totals: list[list[Buffer]], alone: list[Buffer],
+    ) -> None:  # fmt: skip
         """All products along a row of bytes."""
         whole, left = divmod(count, BYTES)
         once = whole <= self.options.chunks
@@ -148,7 +154,10 @@ class Dots(Emitter):
             offset = Const(whole * BYTES, i64)
             self._products(tile, offset, left, reads, weights, totals, alone)
 
-    def _products(self, tile, offset: Expr, count: int, reads, weights, totals, alone) -> None:
+    def _products(
+        self, tile: _Tile, offset: Expr, count: int, reads: list[Load], weights: list[Load],
+        totals: list[list[Buffer]], alone: list[Buffer],
+    ) -> None:  # fmt: skip
         """Up to sixteen products for every sum; each row and column is loaded once."""
         xs = tile.kept or [self._bytes(moved(read, offset), count) for read in reads]
         for u, weight in enumerate(weights):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from graphc.backends.micro_c.strategies.helium.levels import Level
@@ -72,7 +72,9 @@ class Lanes(Emitter):
         free = [k for k in self.match.depth if not any(k in free_indices(a) for a in atoms)]
         return math.prod(k.count for k in free) < self.options.deep
 
-    def _panels(self, first: int, columns: int):
+    def _panels(
+        self, first: int, columns: int
+    ) -> Iterator[tuple[AbstractContextManager[Expr], int]]:
         """Panels of a range of columns as loops over their number, and their widths."""
         width = self.vectors * LANES
         whole, rest = divmod(columns, width)
@@ -101,7 +103,7 @@ class Lanes(Emitter):
                 if not self.vector_finish:
                     total = self._spilled(total)
                 column = simplify(first + j)
-                self._finish(at, column, lanes, lambda v, total=total: total[v], None)
+                self._finish(at, column, lanes, total.__getitem__, None)
 
     def _weights_of(self, at: dict, panel: Expr) -> Load:
         """The first weight of a panel."""
@@ -142,9 +144,13 @@ class Lanes(Emitter):
         for position, lanes in self._vectors_of(columns):
             with position as j:
                 column = simplify(j + first)
-                self._finish(at, column, lanes, lambda v, j=j: sums[simplify(j + v)], None)
 
-    def _vectors_of(self, columns: int):
+                def total(v: Expr, j: Expr = j) -> Expr:
+                    return sums[simplify(j + v)]
+
+                self._finish(at, column, lanes, total, None)
+
+    def _vectors_of(self, columns: int) -> Iterator[tuple[AbstractContextManager[Expr], int]]:
         """The vectors of some columns as loops over the first of each, and their lanes."""
         whole, rest = divmod(columns, LANES)
         if whole:
@@ -157,7 +163,9 @@ class Lanes(Emitter):
         with self._loop(count) as x:
             yield simplify(x * LANES)
 
-    def _taps(self, levels: list[Level], read: Load, weights: Load, sums, first, columns) -> None:
+    def _taps(
+        self, levels: list[Level], read: Load, weights: Load, sums: Buffer, first: int, columns: int
+    ) -> None:
         """Adds the products of all taps that are inside to the sums of a block of columns."""
         if not any(level.guards for level in levels):
             self._tap(levels, read, weights, sums, first, columns)
@@ -167,7 +175,9 @@ class Lanes(Emitter):
             inner = moved(weights, x * (level.weight * self.vectors * LANES))
             self._taps(rest, moved(read, x * level.step), inner, sums, first, columns)
 
-    def _tap(self, levels: list[Level], read: Load, weights: Load, sums, first, columns) -> None:
+    def _tap(
+        self, levels: list[Level], read: Load, weights: Load, sums: Buffer, first: int, columns: int
+    ) -> None:
         stride = math.prod(self.weights.shape[len(self.fixed) + 1 :])
         width = self.vectors * LANES
         for panel, count in self._panels(first, columns):
@@ -198,7 +208,9 @@ class Lanes(Emitter):
 
     # ------------------------------------------------------------ sums
 
-    def _sum(self, tile: _Tile, levels: list[Level], reads, weights: Load, named: dict) -> None:
+    def _sum(
+        self, tile: _Tile, levels: list[Level], reads: list[Load], weights: Load, named: dict
+    ) -> None:
         """All products from a level on; `named` are elements that are in registers already."""
         if not levels:
             self._products(tile, reads, weights, named)
@@ -223,7 +235,7 @@ class Lanes(Emitter):
         for n in range(left):
             step(Const(whole * unroll + n, i64))
 
-    def _products(self, tile: _Tile, reads, weights: Load, named: dict) -> None:
+    def _products(self, tile: _Tile, reads: list[Load], weights: Load, named: dict) -> None:
         """One product for every sum; what is loaded is used for a row or column of them."""
         for j, lanes in enumerate(tile.lanes):
             w = self._register(moved(weights, Const(j * LANES, i64)), 0, LANES)

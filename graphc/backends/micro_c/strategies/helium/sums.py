@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -233,7 +233,9 @@ class Emitter:
         where = simplify(self.match.offset, mapping)
         return where, simplify(self.expr, mapping)
 
-    def _finish(self, at: dict, column: Expr, lanes: int, total, start: Expr | None) -> None:
+    def _finish(
+        self, at: dict, column: Expr, lanes: int, total: Callable[[Expr], Expr], start: Expr | None
+    ) -> None:
         """Four outputs (or fewer), of `total(lane)`."""
         output = flat_buffer(self.match.computation.outputs[0].buffer)
         with self.k.loop(lanes, "vector", width=LANES) as v:
