@@ -27,12 +27,12 @@ def supports_device(device: str) -> bool:
     return kind == "INTERP" or kind in TARGETS
 
 
-def is_compatible(model: Any, device: str = "CPU", **options: Any) -> bool:
+def is_compatible(model: object, device: str = "CPU", **options: object) -> bool:
     """Whether the device exists; models that cannot be compiled are refused by `prepare`."""
     return supports_device(device)
 
 
-def prepare(model: Any, device: str = "CPU", **options: Any) -> Rep:
+def prepare(model: object, device: str = "CPU", **options: object) -> Rep:
     """Imports (and compiles) a model; `options` go to graphc.compile, `target` in place of the
     device's."""
     if not supports_device(device):
@@ -55,7 +55,9 @@ def _number(device: str) -> int:
     return int(number)
 
 
-def run_model(model: Any, inputs: Any, device: str = "CPU", **options: Any) -> list[Any]:
+def run_model(
+    model: object, inputs: object, device: str = "CPU", **options: object
+) -> list[object]:
     """Prepares and runs once."""
     return prepare(model, device, **options).run(inputs)
 
@@ -63,7 +65,7 @@ def run_model(model: Any, inputs: Any, device: str = "CPU", **options: Any) -> l
 class Rep:
     """A prepared model."""
 
-    def run(self, inputs: Any, **options: Any) -> list[Any]:
+    def run(self, inputs: object, **options: object) -> list[object]:
         """Outputs for a list, a dict by name, or a single array."""
         raise NotImplementedError
 
@@ -74,7 +76,7 @@ class InterpreterRep(Rep):
     def __init__(self, model: Any):
         self.graph = import_onnx(model)
 
-    def run(self, inputs: Any, **options: Any) -> list[Any]:
+    def run(self, inputs: object, **options: object) -> list[object]:
         params = self.graph.params
         values = as_list(inputs, [p.name for p in params])
         return interpret(self.graph, [as_value(v, p.type, p.name) for v, p in zip(values, params)])
@@ -83,11 +85,11 @@ class InterpreterRep(Rep):
 class CompiledRep(Rep):
     """A model compiled for a target."""
 
-    def __init__(self, model: Any, options: dict[str, Any]):
+    def __init__(self, model: object, options: dict[str, Any]):
         self.model = driver.compile(model, **options)
         self.inputs = self.model.inputs
 
-    def run(self, inputs: Any, **options: Any) -> list[Any]:
+    def run(self, inputs: object, **options: object) -> list[object]:
         values = as_list(inputs, [i.name for i in self.inputs])
         pairs = zip(values, self.inputs)
         return list(self.model.run([as_value(v, i.type, i.name) for v, i in pairs]))

@@ -135,3 +135,20 @@ def test_no_module_takes_what_is_private_to_another():
         for name, members in imported(tree):
             private = [m for m in members if m.startswith("_") and not m.startswith("__")]
             assert not (private and name.startswith("graphc")), f"{module}: {name} {private}"
+
+
+def test_few_annotations_are_any():
+    """Counted is every annotation of a parameter, a result or a variable; one that holds `Any`
+    anywhere counts as one."""
+    annotations = [
+        annotation
+        for tree in sources().values()
+        for node in ast.walk(tree)
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if annotation is not None
+    ]
+    vague = sum(
+        any(isinstance(n, ast.Name) and n.id == "Any" for n in ast.walk(annotation))
+        for annotation in annotations
+    )
+    assert vague < 0.03 * len(annotations), f"{vague} of {len(annotations)}"

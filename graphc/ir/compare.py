@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -34,13 +33,13 @@ class Agreement:
 
 
 def agreements(
-    names: Sequence[str], found: Sequence[Any], expected: Sequence[Any]
+    names: Sequence[str], found: Sequence[object], expected: Sequence[object]
 ) -> list[Agreement]:
     """Compares outputs one by one."""
     return [compare(n, a, b) for n, a, b in zip(names, found, expected, strict=True)]
 
 
-def difference(found: Sequence[Any], expected: Sequence[Any], tolerance: float) -> str | None:
+def difference(found: Sequence[object], expected: Sequence[object], tolerance: float) -> str | None:
     """How the first output that disagrees does so; None if all agree within `tolerance`."""
     if len(found) != len(expected):
         return f"{len(found)} outputs, expected {len(expected)}"
@@ -49,7 +48,7 @@ def difference(found: Sequence[Any], expected: Sequence[Any], tolerance: float) 
     return next(map(str, wrong), None)
 
 
-def compare(name: str, found: Any, expected: Any) -> Agreement:
+def compare(name: str, found: object, expected: object) -> Agreement:
     """Compares one output: an array, a list for a sequence, a dict for a map, or None for an empty
     optional."""
     if isinstance(expected, list):
@@ -72,13 +71,13 @@ def compare(name: str, found: Any, expected: Any) -> Agreement:
     return _compare_numbers(name, a, b)
 
 
-def _compare_maps(name: str, found: Any, expected: dict) -> Agreement:
+def _compare_maps(name: str, found: object, expected: dict) -> Agreement:
     if not isinstance(found, dict) or list(found) != list(expected):
         return Agreement(name, np.inf, f"{_kind(found)}, expected {_kind(expected)}")
     return compare(name, np.array(list(found.values())), np.array(list(expected.values())))
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, dict):

@@ -48,7 +48,7 @@ CHUNK = 1 << 25  # elements of the largest intermediate array
 LONG = 1 << 10  # terms of a sum that is taken in float64, lest it loses digits of a float32
 
 
-def interpret(graph: Graph, inputs: Sequence[Any], on_op: Callable | None = None) -> list[Any]:
+def interpret(graph: Graph, inputs: Sequence[object], on_op: Callable | None = None) -> list[Any]:
     """Runs a graph on numpy arrays (lists for sequences, None for empty optionals).
 
     Types are inferred again from the actual inputs, so shapes that depend on data are no obstacle.
@@ -58,7 +58,9 @@ def interpret(graph: Graph, inputs: Sequence[Any], on_op: Callable | None = None
     return run_region(graph, inputs, on_op)
 
 
-def run_region(region: Region, inputs: Sequence[Any], on_op: Callable | None = None) -> list[Any]:
+def run_region(
+    region: Region, inputs: Sequence[object], on_op: Callable | None = None
+) -> list[Any]:
     """Runs a region whose parameters take these values."""
     if len(inputs) != len(region.params):
         raise ModelError(f"expected {len(region.params)} inputs, found {len(inputs)}")
@@ -113,7 +115,7 @@ def run_op(op: Op, arguments: Sequence[Any]) -> list[Any]:
     return results
 
 
-def check_operands(op: Op, typed: Op, arguments: Sequence[Any]) -> None:
+def check_operands(op: Op, typed: Op, arguments: Sequence[object]) -> None:
     """ModelError unless operands are as an op asks for, which `typed` is with static types."""
     for asked in asked_by(typed, op):
         arrays = {str(n): np.asarray(a) for n, a in enumerate(arguments) if a is not None}
@@ -121,11 +123,11 @@ def check_operands(op: Op, typed: Op, arguments: Sequence[Any]) -> None:
         judge([asked.check], [int(keys.max())])
 
 
-def _params(graph: Graph, arguments: Sequence[Any]) -> list[Any]:
+def _params(graph: Graph, arguments: Sequence[object]) -> list[Any]:
     return list(arguments)[: len(graph.params)]
 
 
-def concrete(op: Op, arguments: Sequence[Any]) -> Op:
+def concrete(op: Op, arguments: Sequence[object]) -> Op:
     """A copy of `op` outside any region, with operand types (and small contents) as found."""
     inputs: list[Value | None] = []
     params = op.defn.params
@@ -139,7 +141,7 @@ def concrete(op: Op, arguments: Sequence[Any]) -> Op:
     return copy
 
 
-def _value_of(argument: Any, known: bool) -> Value:
+def _value_of(argument: object, known: bool) -> Value:
     if isinstance(argument, np.ndarray):
         if known or argument.size <= 64:
             return constant_op(argument).output
@@ -161,7 +163,7 @@ def _run_host(op: Op, arguments: Sequence[Any]) -> list[Any]:
 # ---------------------------------------------------------------- scalar bodies
 
 
-def _run_body(op: Op, output: int, arguments: Sequence[Any]) -> np.ndarray:
+def _run_body(op: Op, output: int, arguments: Sequence[object]) -> np.ndarray:
     shape = op.outputs[output].tensor.static_shape
     expr = op_body(op, output)
     arrays = {str(n): np.asarray(a) for n, a in enumerate(arguments) if a is not None}

@@ -342,7 +342,7 @@ def parse(pattern: str) -> Any:
     return tree
 
 
-def _repeated(tree: Any) -> int:
+def _repeated(tree: object) -> int:
     """How often the innermost part of a tree is repeated, which RE2 bounds."""
     if isinstance(tree, Repeat):
         return max(1, tree.least, tree.most or 0) * _repeated(tree.part)

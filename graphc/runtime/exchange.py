@@ -31,7 +31,7 @@ NARROW = {  # types that numpy lacks, by (code, bits)
 TYPE_AT = {b"dltensor": 20, b"dltensor_versioned": 52}
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Whether a value is an array of some library, rather than a list of numbers or of arrays."""
     return isinstance(value, np.ndarray) or hasattr(value, "__dlpack__")
 
@@ -56,14 +56,14 @@ def as_numpy(value: Any, what: str) -> np.ndarray:
         raise ModelError(f"{what} is no array: {error}") from error
 
 
-def _is_elsewhere(value: Any) -> bool:
+def _is_elsewhere(value: object) -> bool:
     place = getattr(value, "__dlpack_device__", None)
     if place is not None:
         return int(place()[0]) not in HOST
     return hasattr(value, "__cuda_array_interface__")
 
 
-def _read(value: Any) -> np.ndarray:
+def _read(value: object) -> np.ndarray:
     exported = hasattr(value, "__dlpack__")
     if exported and not hasattr(value, "__array__"):
         return _from_dlpack(value)
@@ -75,7 +75,7 @@ def _read(value: Any) -> np.ndarray:
         return _from_dlpack(value)
 
 
-def _from_dlpack(value: Any) -> np.ndarray:
+def _from_dlpack(value: object) -> np.ndarray:
     renamed = _Renamed(value)
     array = np.from_dlpack(renamed)
     return array if renamed.dtype is None else array.view(renamed.dtype)

@@ -221,7 +221,7 @@ def _contents_key(value: Any) -> Any:
     return tuple(value.reshape(-1)) if value.dtype.kind == "O" else value.tobytes()
 
 
-def _bindable(value: Any) -> bool:
+def _bindable(value: object) -> bool:
     if not isinstance(value, np.ndarray):
         return False
     if value.dtype.kind in "iub":

@@ -75,7 +75,7 @@ class Plan:
         return [_copied(slots[n]) if n in self.given else slots[n] for n in self.results]
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
@@ -230,5 +230,5 @@ def on_host(values: Sequence[Any]) -> list[Any]:
     return [v if isinstance(v, known) else np.asarray(v) for v in values]
 
 
-def _as_value(value: Any) -> Any:
+def _as_value(value: object) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value

@@ -85,7 +85,7 @@ class Runnable:
 # ---------------------------------------------------------------- values
 
 
-def checked(value: Any, spec: Spec) -> Any:
+def checked(value: object, spec: Spec) -> Any:
     """An input as its declared type asks for; ModelError says what was required and found."""
     type_ = spec.type
     if isinstance(type_, OptionalType):
@@ -114,7 +114,7 @@ def checked(value: Any, spec: Spec) -> Any:
     return array if array.dtype is spec.dtype else array.view(spec.dtype)
 
 
-def _checked_map(value: Any, type: MapType, name: str) -> Map:
+def _checked_map(value: object, type: MapType, name: str) -> Map:
     """A dict whose keys and values have the types of the map."""
     if not isinstance(value, Mapping):
         raise ModelError(f"input {name!r} takes a dict, found {value.__class__.__name__}")

@@ -34,7 +34,7 @@ from graphc.ir.types import SequenceType, TensorType, Type, type_of
 MAX_ITERATIONS = 10_000_000  # of a loop, with those of the loops inside it, unless at_most says
 
 
-def split_captures(op: Op, operands: Sequence[Any] | None = None) -> tuple[list, list]:
+def split_captures(op: Op, operands: Sequence[object] | None = None) -> tuple[list, list]:
     """The operands that ONNX declares, and the captured ones (of `operands`, by default the op's).
 
     A Loop's trip count and condition are always there, None if omitted.
@@ -50,12 +50,12 @@ def split_captures(op: Op, operands: Sequence[Any] | None = None) -> tuple[list,
 # ---------------------------------------------------------------- running
 
 
-def truth(value: Any) -> bool:
+def truth(value: object) -> bool:
     """A condition as a bool."""
     return bool(_element(value, "a condition"))
 
 
-def trips_of(value: Any) -> int:
+def trips_of(value: object) -> int:
     """A trip count as an int."""
     return int(_element(value, "a trip count"))
 
@@ -86,7 +86,7 @@ def at_most(iterations: int) -> Iterator[None]:
         _iterations.most = before
 
 
-def run(op: Op, arguments: Sequence[Any], run_region: Callable) -> list[Any]:
+def run(op: Op, arguments: Sequence[object], run_region: Callable) -> list[Any]:
     """The results of an op on actual values, given what runs a region on actual values. ModelError
     if it iterates for longer than `at_most` allows."""
     assert op.defn.function is not None
@@ -111,12 +111,12 @@ def run(op: Op, arguments: Sequence[Any], run_region: Callable) -> list[Any]:
         _iterations.depth -= 1
 
 
-def _run_if(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
+def _run_if(op: Op, arguments: Sequence[object], run: Callable) -> list[Any]:
     branch = op.regions[0 if truth(arguments[0]) else 1]
     return run(branch, list(arguments[1:]))
 
 
-def _run_loop(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
+def _run_loop(op: Op, arguments: Sequence[object], run: Callable) -> list[Any]:
     (limit, condition, *state), captures = split_captures(op, arguments)
     trips = math.inf if limit is None else trips_of(limit)
     going = True if condition is None else truth(condition)
@@ -137,7 +137,7 @@ def _run_loop(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
     return [*state, *map(np.stack, scans)]
 
 
-def _no_rows(region: Region, arguments: Sequence[Any], count: int) -> list[np.ndarray]:
+def _no_rows(region: Region, arguments: Sequence[object], count: int) -> list[np.ndarray]:
     """The last `count` results of a body that never ran, stacked: arrays of length 0."""
     error = failure(region)
     if error is not None:
@@ -177,7 +177,7 @@ def _axes(axes: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
     return tuple(axis % rank for axis, rank in zip(axes, ranks))
 
 
-def _run_scan(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
+def _run_scan(op: Op, arguments: Sequence[object], run: Callable) -> list[Any]:
     own, captures = split_captures(op, arguments)
     scanned = op.attrs["num_scan_inputs"]
     state, inputs = own[: len(own) - scanned], own[len(own) - scanned :]
@@ -202,7 +202,7 @@ def _run_scan(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
     return [*state, *(np.moveaxis(s, 0, axis) for s, axis in zip(stacks, axes))]
 
 
-def _run_sequence_map(op: Op, arguments: Sequence[Any], run: Callable) -> list[Any]:
+def _run_sequence_map(op: Op, arguments: Sequence[object], run: Callable) -> list[Any]:
     own, captures = split_captures(op, arguments)
     first = own[0]
     results = []

@@ -51,7 +51,7 @@ def _default(field: dataclasses.Field) -> Any:
     return field.default
 
 
-def _option_text(value: Any) -> str:
+def _option_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
@@ -64,7 +64,7 @@ def made_here(thing: object) -> bool:
     return getattr(thing, "__module__", "").startswith("graphc.")
 
 
-def file_of(maker: Callable[..., Any]) -> str:
+def file_of(maker: Callable) -> str:
     """The name of the file that a pass or the function of a rule is from."""
     code = getattr(getattr(maker, "run", maker), "__code__", None)
     return Path(code.co_filename).name if code else maker.__module__

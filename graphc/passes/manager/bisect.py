@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from graphc.passes.manager.context import Context, Rewrite
 from graphc.passes.manager.manager import PassManager
 from graphc.passes.specialise import specialise
 
-Execute = Callable[[Graph, Sequence[Any]], list[Any]]
+Execute = Callable[[Graph, Sequence[object]], list[object]]
 UNLIMITED = 1 << 60
 
 
@@ -39,7 +38,7 @@ class Culprit:
 
 def bisect(
     graph: Graph,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     pipeline: str,
     *,
     tolerance: float = 1e-4,
@@ -80,6 +79,6 @@ def bisect(
     return Culprit(blamed, problem, copy)
 
 
-def _specialised(graph: Graph, inputs: Sequence[Any]) -> Graph:
+def _specialised(graph: Graph, inputs: Sequence[object]) -> Graph:
     arrays = {p.name: np.shape(v) for p, v in zip(graph.params, inputs) if hasattr(v, "shape")}
     return specialise(graph, arrays)

@@ -34,7 +34,7 @@ class VerifyPlugins(Hook):
     apply rules that are none. ModelError names them: whoever wrote them can mend it."""
 
     def after(self, step: Pass, graph: Graph, ctx: Context, changed: bool) -> None:
-        makers: Sequence[Callable[..., Any]] = [type(step)]
+        makers: Sequence[Callable] = [type(step)]
         if made_here(type(step)):
             makers = _foreign_rules(step) if changed else []
         if not makers:
@@ -49,7 +49,7 @@ class VerifyPlugins(Hook):
             ) from error
 
 
-def _foreign_rules(step: Pass) -> list[Callable[..., Any]]:
+def _foreign_rules(step: Pass) -> list[Callable]:
     """The functions of the rules that a pass applies and that are no part of graphc."""
     rules = step.chosen() if isinstance(step, Rewrite) else []
     return [rule.function for rule in rules if not made_here(rule.function)]

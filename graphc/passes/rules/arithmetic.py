@@ -207,7 +207,7 @@ def clip_of_clip(
     return rw.Clip(x, *(None if n is None else np.array(n) for n in bounds))
 
 
-def _crossed(low: Any, high: Any) -> bool:
+def _crossed(low: float | None, high: float | None) -> bool:
     return low is not None and high is not None and low > high
 
 

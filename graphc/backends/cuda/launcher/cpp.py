@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from graphc.backends.cfamily.names import text_literal
 from graphc.backends.cuda.launcher.python import inputs, outputs, own_outputs
@@ -129,9 +128,7 @@ target_link_libraries({name}_example PRIVATE {name})
 """
 
 
-def cpp_files(
-    name: str, plan: Mapping[str, Any], archs: Sequence[str], weights: bytes
-) -> dict[str, str]:
+def cpp_files(name: str, plan: Mapping, archs: Sequence[str], weights: bytes) -> dict[str, str]:
     """Texts by file name; the build makes code for those architectures by default, and what it
     makes takes no other weights."""
     functions = sorted({launch["function"] for launch in plan["launches"]})
@@ -156,7 +153,7 @@ def _numbers(archs: Sequence[str]) -> str:
     return " ".join(arch.removeprefix("sm_") for arch in archs)
 
 
-def _source(name: str, plan: Mapping[str, Any], functions: Iterable[str], weights_sum: int) -> str:
+def _source(name: str, plan: Mapping, functions: Iterable[str], weights_sum: int) -> str:
     tables = [*_tensors("input", plan["inputs"]), *_tensors("output", plan["outputs"])]
     tables += [*_launches(name, plan), *_checks(plan["checks"])]
     counts = {"input_count": len(plan["inputs"]), "output_count": len(own_outputs(plan)),
@@ -186,7 +183,7 @@ def _table(type: str, name: str, rows: list[str]) -> list[str]:
     return [f"const {type} {name}[] = {{", *(f"    {row}," for row in rows), "};"]
 
 
-def _tensors(kind: str, entries: list[Mapping[str, Any]]) -> list[str]:
+def _tensors(kind: str, entries: list[Mapping]) -> list[str]:
     lines, rows = [], []
     for number, entry in enumerate(entries):
         shape = entry["shape"]
@@ -199,7 +196,7 @@ def _tensors(kind: str, entries: list[Mapping[str, Any]]) -> list[str]:
     return [*lines, *_table("Tensor", f"{kind}s", rows)]
 
 
-def _checks(checks: list[Mapping[str, Any]]) -> list[str]:
+def _checks(checks: list[Mapping]) -> list[str]:
     rows = []
     for check in checks:
         before, _, after = check["message"].partition(VALUE)
@@ -213,7 +210,7 @@ def _flag(holds: bool) -> str:
     return "true" if holds else "false"
 
 
-def _launches(name: str, plan: Mapping[str, Any]) -> list[str]:
+def _launches(name: str, plan: Mapping) -> list[str]:
     starts = [constant["offset"] for constant in plan["constants"]]
     lines, rows = [], []
     for number, launch in enumerate(plan["launches"]):
@@ -224,14 +221,14 @@ def _launches(name: str, plan: Mapping[str, Any]) -> list[str]:
     return [*lines, *_table("Launch", "launches", rows)]
 
 
-def _argument(argument: Mapping[str, Any], starts: list[int]) -> str:
+def _argument(argument: Mapping, starts: list[int]) -> str:
     space, index, offset = (argument[key] for key in ("space", "index", "offset"))
     if space == "const":
         index, offset = 0, offset + starts[index]
     return f"{{Space::{SPACES[space]}, {index}, {offset}}}"
 
 
-def _row(name: str, number: int, launch: Mapping[str, Any]) -> str:
+def _row(name: str, number: int, launch: Mapping) -> str:
     """One launch."""
     function, waits = launch["function"], launch["waits"]
     grid, block = (f"{{{launch[key]}, 1, 1}}" for key in ("grid", "block"))

@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 SCRIPT = Path(__file__).with_name("run_model.py")
 
@@ -50,7 +49,7 @@ build/{name}_example weights.bin
 """
 
 
-def python_files(name: str, plan: Mapping[str, Any]) -> dict[str, str]:
+def python_files(name: str, plan: Mapping) -> dict[str, str]:
     """Texts by file name."""
     printable = (x["name"] for x in plan["inputs"] if x["name"].isprintable())
     file = shlex.quote(f"{next(printable, 'NAME')}=x.npy")
@@ -67,17 +66,17 @@ def python_files(name: str, plan: Mapping[str, Any]) -> dict[str, str]:
     return {f"run_{name}.py": script, "README.md": readme}
 
 
-def inputs(plan: Mapping[str, Any]) -> list[str]:
+def inputs(plan: Mapping) -> list[str]:
     """Each input: `x: f32[1,784]`, on one line whatever its name."""
     return [_interface(entry) for entry in plan["inputs"]]
 
 
-def own_outputs(plan: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def own_outputs(plan: Mapping) -> Sequence[Mapping]:
     """The outputs but what tells of checks."""
     return plan["outputs"][:-1] if plan["checks"] else plan["outputs"]
 
 
-def outputs(plan: Mapping[str, Any]) -> list[str]:
+def outputs(plan: Mapping) -> list[str]:
     """Each output; of one whose shape depends on data, also which part is the result."""
     texts = []
     for entry in own_outputs(plan):
@@ -91,11 +90,11 @@ def outputs(plan: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def _interface(entry: Mapping[str, Any]) -> str:
+def _interface(entry: Mapping) -> str:
     return f"{_name(entry)}: {entry['dtype']}[{','.join(map(str, entry['shape']))}]"
 
 
-def _name(entry: Mapping[str, Any]) -> str:
+def _name(entry: Mapping) -> str:
     name = entry["name"]
     return name if name.isprintable() else json.dumps(name)
 

@@ -22,7 +22,7 @@ SHARED_BYTES = 1 << 20  # from here on a constant is looked up; smaller ones lie
 class Constants:
     """The constants of a launch plan, from the bytes of weights.bin; `pointers` by number."""
 
-    def __init__(self, plan: Mapping[str, Any], weights: Any, memory: Memory, stream: Any):
+    def __init__(self, plan: Mapping[str, Any], weights: Any, memory: Memory, stream: object):
         data = np.frombuffer(weights, np.uint8)
         starts = [constant["offset"] for constant in plan["constants"]]
         pieces = [data[a:b] for a, b in pairwise([*starts, plan["weights_bytes"]])]
@@ -47,7 +47,7 @@ class Constants:
 class _Large:
     """A constant that models may share; its memory is given back with the last of them."""
 
-    def __init__(self, driver: Driver, data: np.ndarray, stream: Any):
+    def __init__(self, driver: Driver, data: np.ndarray, stream: object):
         memory = Memory(driver)
         weakref.finalize(self, memory.close)
         self.pointer = memory.allocate(data.nbytes)
@@ -60,7 +60,7 @@ _known = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def _the_one(driver: Driver, data: np.ndarray, stream: Any) -> _Large:
+def _the_one(driver: Driver, data: np.ndarray, stream: object) -> _Large:
     """The constant with these contents on a GPU."""
     digest = hashlib.sha256(data.data).digest()
     with _lock:

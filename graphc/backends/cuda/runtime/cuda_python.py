@@ -118,13 +118,13 @@ class CudaPythonDriver(Driver):
 
     # ------------------------------------------------------------ code
 
-    def load(self, image: bytes) -> Any:
+    def load(self, image: bytes) -> object:
         return self.call("cuModuleLoadData", image + b"\0")
 
     def unload(self, module: Any) -> None:
         self.call("cuModuleUnload", module)
 
-    def function(self, module: Any, name: str, shared: int) -> Any:
+    def function(self, module: Any, name: str, shared: int) -> object:
         function = self.call("cuModuleGetFunction", module, name.encode())
         if shared:
             which = self.bindings.CUfunction_attribute
@@ -151,7 +151,7 @@ class CudaPythonDriver(Driver):
 
     # ------------------------------------------------------------ streams, events, graphs
 
-    def stream(self, apart: bool = False) -> Any:
+    def stream(self, apart: bool = False) -> object:
         flags = self.bindings.CUstream_flags
         chosen = flags.CU_STREAM_NON_BLOCKING if apart else flags.CU_STREAM_DEFAULT
         return self.call("cuStreamCreate", int(chosen))
@@ -168,7 +168,7 @@ class CudaPythonDriver(Driver):
     def settle(self, handle: int) -> None:
         self.call("cuStreamSynchronize", self.bindings.CUstream(handle))
 
-    def event(self, timed: bool = False) -> Any:
+    def event(self, timed: bool = False) -> object:
         flags = self.bindings.CUevent_flags
         chosen = flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING
         return self.call("cuEventCreate", int(chosen))
@@ -189,7 +189,7 @@ class CudaPythonDriver(Driver):
         mode = self.bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self.call("cuStreamBeginCapture", stream, mode)
 
-    def end_capture(self, stream: Any) -> Any:
+    def end_capture(self, stream: Any) -> object:
         graph = self.call("cuStreamEndCapture", stream)
         try:
             return self.call("cuGraphInstantiate", graph, 0)

@@ -16,7 +16,6 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -39,7 +38,7 @@ class Driver:
     arch = ""
     ordinal = 0
 
-    def current(self) -> AbstractContextManager[Any]:
+    def current(self) -> AbstractContextManager[object]:
         """Within it, the device's context is current on this thread."""
         raise NotImplementedError
 
@@ -59,35 +58,35 @@ class Driver:
         """Gives back what `pinned` gave."""
         raise NotImplementedError
 
-    def load(self, image: bytes) -> Any:
+    def load(self, image: bytes) -> object:
         """A module from a cubin or PTX."""
         raise NotImplementedError
 
-    def unload(self, module: Any) -> None:
+    def unload(self, module: object) -> None:
         """Gives back a module; its functions must not be launched any more."""
         raise NotImplementedError
 
-    def function(self, module: Any, name: str, shared: int) -> Any:
+    def function(self, module: object, name: str, shared: int) -> object:
         """A kernel of a module, to be launched with so many bytes of dynamic shared memory."""
         raise NotImplementedError
 
     def launch(
         self,
-        function: Any,
+        function: object,
         grid: Sequence[int],
         block: Sequence[int],
         shared: int,
-        stream: Any,
+        stream: object,
         pointers: Sequence[int],
     ) -> None:
         """Launches a kernel whose parameters are all pointers; returns before it ends."""
         raise NotImplementedError
 
-    def upload(self, target: int, source: np.ndarray, stream: Any) -> None:
+    def upload(self, target: int, source: np.ndarray, stream: object) -> None:
         """Copies contiguous bytes of the host to the device, in the order of the stream."""
         raise NotImplementedError
 
-    def download(self, target: np.ndarray, source: int, stream: Any) -> None:
+    def download(self, target: np.ndarray, source: int, stream: object) -> None:
         """Copies from the device to contiguous bytes of the host, in the order of the stream."""
         raise NotImplementedError
 
@@ -95,24 +94,24 @@ class Driver:
         """As `download`, at once: for memory whose contents are there."""
         raise NotImplementedError
 
-    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+    def copy(self, target: int, source: int, nbytes: int, stream: object) -> None:
         """Copies within the device, in the order of the stream."""
         raise NotImplementedError
 
-    def stream(self, apart: bool = False) -> Any:
+    def stream(self, apart: bool = False) -> object:
         """A stream in order with the legacy default stream; `apart`: in no order with it, so that
         any thread may use that one while this captures."""
         raise NotImplementedError
 
-    def free_stream(self, stream: Any) -> None:
+    def free_stream(self, stream: object) -> None:
         """Gives back a stream, when all that it was given is done."""
         raise NotImplementedError
 
-    def synchronize(self, stream: Any) -> None:
+    def synchronize(self, stream: object) -> None:
         """Waits until all that a stream was given is done."""
         raise NotImplementedError
 
-    def number(self, stream: Any) -> int:
+    def number(self, stream: object) -> int:
         """A stream as other libraries know it."""
         raise NotImplementedError
 
@@ -120,40 +119,40 @@ class Driver:
         """Waits for a stream of another library, by its number."""
         raise NotImplementedError
 
-    def event(self, timed: bool = False) -> Any:
+    def event(self, timed: bool = False) -> object:
         """A mark in a stream, with a time if asked for."""
         raise NotImplementedError
 
-    def free_event(self, event: Any) -> None:
+    def free_event(self, event: object) -> None:
         """Gives back a mark."""
         raise NotImplementedError
 
-    def record(self, event: Any, stream: Any) -> None:
+    def record(self, event: object, stream: object) -> None:
         """Puts a mark behind what a stream was given."""
         raise NotImplementedError
 
-    def wait(self, event: Any, stream: Any) -> None:
+    def wait(self, event: object, stream: object) -> None:
         """What the stream is given from now on starts after the mark."""
         raise NotImplementedError
 
-    def elapsed(self, start: Any, end: Any) -> float:
+    def elapsed(self, start: object, end: object) -> float:
         """Milliseconds between two marks that have been passed."""
         raise NotImplementedError
 
-    def begin_capture(self, stream: Any) -> None:
+    def begin_capture(self, stream: object) -> None:
         """What a stream apart is given from now on is recorded, not done. Meanwhile this thread and
         others may call anything else."""
         raise NotImplementedError
 
-    def end_capture(self, stream: Any) -> Any:
+    def end_capture(self, stream: object) -> object:
         """What was recorded, as a graph ready to be replayed."""
         raise NotImplementedError
 
-    def replay(self, graph: Any, stream: Any) -> None:
+    def replay(self, graph: object, stream: object) -> None:
         """Does what a graph holds, in the order of the stream."""
         raise NotImplementedError
 
-    def free_graph(self, graph: Any) -> None:
+    def free_graph(self, graph: object) -> None:
         """Gives back a graph."""
         raise NotImplementedError
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -21,10 +20,10 @@ class Memory:
         self.driver = driver
         self.pointers: set[int] = set()
         self.blocks: list[np.ndarray] = []
-        self.modules: list[Any] = []
-        self.graphs: list[Any] = []
-        self.streams: list[Any] = []
-        self.events: list[Any] = []
+        self.modules: list[object] = []
+        self.graphs: list[object] = []
+        self.streams: list[object] = []
+        self.events: list[object] = []
 
     def allocate(self, nbytes: int) -> int:
         """Device memory; DriverError says how much was asked for."""
@@ -47,27 +46,27 @@ class Memory:
         self.blocks.append(self.driver.pinned(nbytes))
         return self.blocks[-1]
 
-    def module(self, image: bytes) -> Any:
+    def module(self, image: bytes) -> object:
         """A loaded module."""
         self.modules.append(self.driver.load(image))
         return self.modules[-1]
 
-    def stream(self, apart: bool = False) -> Any:
+    def stream(self, apart: bool = False) -> object:
         """A stream, as the driver makes it."""
         self.streams.append(self.driver.stream(apart))
         return self.streams[-1]
 
-    def event(self, timed: bool = False) -> Any:
+    def event(self, timed: bool = False) -> object:
         """A mark, as the driver makes it."""
         self.events.append(self.driver.event(timed))
         return self.events[-1]
 
-    def graph(self, graph: Any) -> Any:
+    def graph(self, graph: object) -> object:
         """Keeps a graph."""
         self.graphs.append(graph)
         return graph
 
-    def free_graph(self, graph: Any) -> None:
+    def free_graph(self, graph: object) -> None:
         """Gives back a graph that was kept."""
         self.graphs.remove(graph)
         self.driver.free_graph(graph)

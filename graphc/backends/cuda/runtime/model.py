@@ -57,7 +57,7 @@ class Spec:
 class Launch:
     """One launch of the plan, its kernel loaded."""
 
-    function: Any
+    function: object
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared: int
@@ -88,7 +88,7 @@ class Model:
         self.inputs = [Spec(entry) for entry in plan["inputs"]]
         self.outputs = [Spec(entry) for entry in plan["outputs"]]
         self._lock = threading.RLock()
-        self._graphs: OrderedDict[Places, Any] = OrderedDict()
+        self._graphs: OrderedDict[Places, object] = OrderedDict()
         self._host: _HostSide | None = None
         self._proven = False  # whether a run has waited for every kernel
         self._spare: list[deque[int]] = [deque() for _ in self.outputs]
@@ -147,7 +147,7 @@ class Model:
         values: Sequence[DeviceArray],
         rounds: int,
         batch: int = 1,
-        before: Callable[[Any], None] = lambda stream: None,
+        before: Callable[[object], None] = lambda stream: None,
     ) -> list[float]:
         """Milliseconds that a run takes on the device, as the mean of `batch` runs in a row, so
         many times. `before` gives the stream work that comes before each time and is not counted:
@@ -248,7 +248,7 @@ class Model:
         if host is not None:
             host.download(self.driver, stream)
 
-    def _captured(self, places: Places, host: _HostSide | None) -> Any:
+    def _captured(self, places: Places, host: _HostSide | None) -> object:
         """Everything a run does, as a graph."""
         stream = self._branch_streams[0]
         self.driver.begin_capture(stream)
@@ -285,7 +285,7 @@ class Model:
             if used:
                 self.driver.wait(self._events[number], main)
 
-    def _enqueue(self, launch: Launch, places: Places, stream: Any) -> None:
+    def _enqueue(self, launch: Launch, places: Places, stream: object) -> None:
         pointers = [self._address(argument, places) for argument in launch.arguments]
         self.driver.launch(
             launch.function, launch.grid, launch.block, launch.shared, stream, pointers
@@ -318,11 +318,11 @@ class _HostSide:
         self.inputs, self.outputs = (Block(memory, each) for each in types)
         self.places = Places(self.inputs.pointers, self.outputs.pointers)
 
-    def upload(self, driver: Driver, stream: Any) -> None:
+    def upload(self, driver: Driver, stream: object) -> None:
         if self.inputs.nbytes:
             driver.upload(self.inputs.pointer, self.inputs.pinned, stream)
 
-    def download(self, driver: Driver, stream: Any) -> None:
+    def download(self, driver: Driver, stream: object) -> None:
         if self.outputs.nbytes:
             driver.download(self.outputs.pinned, self.outputs.pointer, stream)
 
@@ -330,7 +330,7 @@ class _HostSide:
 # ---------------------------------------------------------------- plans
 
 
-def _launch(driver: Driver, module: Any, entry: Mapping[str, Any]) -> Launch:
+def _launch(driver: Driver, module: object, entry: Mapping[str, Any]) -> Launch:
     """A launch of the plan, with its function; DriverError names it."""
     name, shared = entry["function"], entry["shared"]
     nodes = ", ".join(entry["nodes"])

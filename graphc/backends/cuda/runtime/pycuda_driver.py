@@ -115,14 +115,14 @@ class PyCudaDriver(Driver):
 
     # ------------------------------------------------------------ code
 
-    def load(self, image: bytes) -> Any:
+    def load(self, image: bytes) -> object:
         with self._errors():
             return self.bindings.module_from_buffer(image + b"\0")
 
     def unload(self, module: Any) -> None:
         """PyCUDA does it when the module and its functions are dropped."""
 
-    def function(self, module: Any, name: str, shared: int) -> Any:
+    def function(self, module: Any, name: str, shared: int) -> object:
         with self._errors():
             function = module.get_function(name)
             if shared:
@@ -147,7 +147,7 @@ class PyCudaDriver(Driver):
 
     # ------------------------------------------------------------ streams, events, graphs
 
-    def stream(self, apart: bool = False) -> Any:
+    def stream(self, apart: bool = False) -> object:
         with self._errors():
             return self.bindings.Stream(NON_BLOCKING if apart else 0)
 
@@ -164,7 +164,7 @@ class PyCudaDriver(Driver):
     def settle(self, handle: int) -> None:
         _call("cuStreamSynchronize", ctypes.c_void_p(handle))
 
-    def event(self, timed: bool = False) -> Any:
+    def event(self, timed: bool = False) -> object:
         flags = self.bindings.event_flags
         with self._errors():
             return self.bindings.Event(flags.DEFAULT if timed else flags.DISABLE_TIMING)
@@ -187,7 +187,7 @@ class PyCudaDriver(Driver):
     def begin_capture(self, stream: Any) -> None:
         _call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream.handle), RELAXED)
 
-    def end_capture(self, stream: Any) -> Any:
+    def end_capture(self, stream: Any) -> object:
         graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
         _call("cuStreamEndCapture", ctypes.c_void_p(stream.handle), ctypes.byref(graph))
         try:
