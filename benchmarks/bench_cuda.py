@@ -34,7 +34,7 @@ from graphc.backends.cuda import emit
 from graphc.backends.cuda.bundle import launch_plan
 from graphc.backends.cuda.gpu import GpuModel, open_gpu, with_own_features
 from graphc.backends.cuda.machine_code import architectures, machine_code
-from graphc.driver import Settings, cuda_program
+from graphc.driver import program_for
 from graphc.errors import GraphcError
 from graphc.ir.graph import Graph
 
@@ -154,8 +154,8 @@ def measure(case: Case, gpu: Any, copy: float, tune: bool = False) -> dict[str, 
     graph = case.graph()
     inputs = cuda_cases.inputs_of(graph)
     arch = with_own_features(gpu.arch)
-    settings = Settings(precision=case.precision, arch=arch, device=gpu.ordinal, tune=tune)
-    model = GpuModel(cuda_program(graph, settings), gpu).model
+    settings = dict(precision=case.precision, arch=arch, device=gpu.ordinal, tune=tune)
+    model = GpuModel(program_for(graph, "cuda", **settings), gpu).model
     resident = [model.to_device(array) for array in inputs]
     before = flusher(gpu, model)
     runs: dict[str, Callable[[], Sequence[float]]] = {
@@ -249,7 +249,7 @@ def copy_bandwidth(gpu: Any, size: int = 1 << 30) -> float:
 
 def rehearse(case: Case, arch: str) -> dict[str, Any]:
     """All but the GPU: kernels are made, and compiled if there is a compiler."""
-    source = emit(cuda_program(case.graph(), Settings(precision=case.precision, arch=arch)))
+    source = emit(program_for(case.graph(), "cuda", precision=case.precision, arch=arch))
     plan, weights = launch_plan(source)
     row: dict[str, Any] = {**sizes(plan), "weights_bytes": len(weights), "streams": plan["streams"]}
     if arch in architectures():

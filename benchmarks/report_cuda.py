@@ -18,14 +18,14 @@ import models
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.bundle import launch_plan
 from graphc.backends.cuda.machine_code import architectures, machine_code
-from graphc.driver import Settings, cuda_program
+from graphc.driver import program_for
 from graphc.errors import GraphcError
 
 
 def report(path: Path, archs: Sequence[str], precision: str) -> dict[str, Any]:
     """One row: kernels planned for the first architecture, with what all have (see machines.py)."""
     model, graph, _ = models.load(path)
-    program = cuda_program(graph, Settings(precision=precision, arch=",".join(archs)))
+    program = program_for(graph, "cuda", precision=precision, arch=",".join(archs))
     source = emit(program)
     plan, weights = launch_plan(source)
     row = {

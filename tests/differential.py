@@ -8,12 +8,13 @@ access out of range and every element read before it was written.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program
 from graphc.backends.llvm_cpu.strategies import conventions, strategies
-from graphc.driver import PIPELINES, Settings, to_program
+from graphc.driver import program_for
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.checks import judge
@@ -24,9 +25,26 @@ from graphc.ir.interp import interpret
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.program import Program
 from graphc.ir.types import TensorType
+from graphc.targets.base import option
+from graphc.targets.cpu import Cpu
 
 MACHINES = {64: 32, 32: 16, 16: 16, 0: 16}  # vector bytes: vector registers
 TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True)
+class CpuOf(Cpu):
+    """This machine's CPU, with vectors of so many bytes."""
+
+    vector_bytes: int = option(64, "of a register", type=int)
+
+    def strategies(self):
+        return strategies(self.vector_bytes, MACHINES[self.vector_bytes])
+
+    def conventions(self):
+        return conventions(self.vector_bytes)
+
+
 POISON = 0xFF  # bytes of a NaN
 
 
@@ -44,9 +62,7 @@ def build(function: Callable, **inputs: np.ndarray) -> tuple[Graph, list[np.ndar
 
 def program_of(graph: Graph, vector_bytes: int = 64, checks: str = "off") -> Program:
     """The program of a copy of a typed graph, for a machine with such vectors."""
-    made = strategies(vector_bytes, MACHINES[vector_bytes])
-    wanted, settings = conventions(vector_bytes), Settings(checks=checks)
-    return to_program(clone_graph(graph), made, settings, PIPELINES["cpu"], wanted)
+    return program_for(clone_graph(graph), CpuOf(vector_bytes), checks=checks)
 
 
 def check(

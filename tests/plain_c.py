@@ -10,7 +10,7 @@ from typing import Any
 
 from graphc.backend import CompiledRep
 from graphc.backends.c99 import build
-from graphc.driver import c_program, load_graph
+from graphc.driver import load_graph, program_for
 from graphc.runtime.compiled import CompiledModel
 from graphc.runtime.plans import natively
 
@@ -20,7 +20,7 @@ class PlainRep(CompiledRep):
 
     def __init__(self, model: Any):
         graph = load_graph(model)
-        self.model = CompiledModel(graph, lambda part: build(c_program(part)), natively)
+        self.model = CompiledModel(graph, lambda part: build(program_for(part, "plain")), natively)
         self.model.prepare()
         self.inputs = self.model.inputs
 

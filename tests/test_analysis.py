@@ -12,7 +12,7 @@ from graphc.analysis.roofline import Machine, parse_machine
 from graphc.analysis.text import duration, nbytes, quantity, table
 from graphc.backends.cuda.roofline import gpu_machine
 from graphc.backends.llvm_cpu.roofline import measure_machine
-from graphc.driver import c_program
+from graphc.driver import program_for
 from graphc.errors import ModelError
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Index, Load, exp, reduce, select
@@ -91,7 +91,7 @@ def test_what_is_the_same_for_all_elements_of_a_row_counts_once():
 
 def test_kernels_cost_what_their_ops_do():
     graph = typed("%a = Relu(%x) : f32[4,8]\n%y = Mul(%a, %x) : f32[4,8]")
-    program = c_program(graph)
+    program = program_for(graph, "plain")
     assert sum(kernel_operations(program.kernels[s.kernel]) for s in program.steps) >= 2 * 32
 
 
@@ -152,7 +152,7 @@ def chain(count: int):
     body = "\n".join(
         f"%v{n} = Exp(%{'x' if n == 0 else f'v{n - 1}'}) : f32[4,8]" for n in range(count)
     )
-    return c_program(typed(f"{body}\n%y = Neg(%v{count - 1}) : f32[4,8]"))
+    return program_for(typed(f"{body}\n%y = Neg(%v{count - 1}) : f32[4,8]"), "plain")
 
 
 def test_arena_of_a_chain():
@@ -173,7 +173,7 @@ def test_reports_of_a_chain():
 
 
 def test_programs_without_an_arena():
-    program = c_program(typed("%y = Exp(%x) : f32[4,8]"))
+    program = program_for(typed("%y = Exp(%x) : f32[4,8]"), "plain")
     assert arena_use(program).tensors == () and "arena 0 B" in report.memory(program)
 
 

@@ -26,7 +26,7 @@ def rectangles(text: str) -> list[ElementTree.Element]:
 @pytest.mark.parametrize("resident", [False, True])
 def test_every_tensor_is_drawn(resident):
     graph = driver.typed(DIGITS, dims={"N": 1})
-    program = driver.micro_program(graph, resident=resident)
+    program = driver.program_for(graph, "c", io="arena" if resident else "caller")
     boxes = rectangles(arena_svg(program))
     tensors = arena_use(program).tensors
     assert len(boxes) == len(tensors) > 3
@@ -46,7 +46,7 @@ def test_names_are_escaped():
     )
     for op in graph.ops:
         op.loc = ('<a href="x">&\u0001\ud800é</a>',)
-    text = arena_svg(driver.micro_program(graph, resident=True))
+    text = arena_svg(driver.program_for(graph, "c", io="arena"))
     text.encode()
     assert "<a href" not in text and "&lt;a href" in text and "é" in text
     assert rectangles(text)
@@ -54,7 +54,7 @@ def test_names_are_escaped():
 
 def test_a_program_without_an_arena():
     graph = driver.typed(parse_graph("graph @g(%x: f32[4]) -> ? {\n%y = Exp(%x)\nreturn %y\n}"))
-    assert not rectangles(arena_svg(driver.micro_program(graph)))
+    assert not rectangles(arena_svg(driver.program_for(graph, "c")))
 
 
 def test_the_command(tmp_path, capsys):

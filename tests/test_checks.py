@@ -293,12 +293,12 @@ GRAPH = """graph @g(%x: f32[10,4], %i: i64[5]) -> ? {
 
 
 def test_computed_indices_and_equal_checks():
-    from graphc.driver import cpu_program
+    from graphc.driver import program_for
     from graphc.ir.text.parser import parse_graph
     from graphc.passes.specialise import specialise
 
     graph = specialise(parse_graph(GRAPH))
-    program = cpu_program(graph)
+    program = program_for(graph)
     assert len(program.checks) == 1
     run = graphc.compile(parse_graph(GRAPH)).run
     assert not outcome(run, [TABLE, longs(0, -5, 4, 1, 2)])
@@ -339,17 +339,17 @@ def test_constants_are_judged_when_compiling():
 
 
 def program_checks(model, count: int) -> None:
-    from graphc.driver import cpu_program, typed
+    from graphc.driver import program_for, typed
 
-    assert len(cpu_program(typed(model)).checks) == count
+    assert len(program_for(typed(model)).checks) == count
 
 
 def test_models_without_indices_have_the_same_code():
-    from graphc.driver import Settings, cpu_program, cuda_program, micro_program, typed
+    from graphc.driver import program_for, typed
 
     model = model_of("Relu", [TABLE], {})
-    for make in (cpu_program, cuda_program, micro_program):
-        on, off = (make(typed(model), Settings(checks=x)) for x in ("on", "off"))
+    for target in ("cpu", "cuda", "c"):
+        on, off = (program_for(typed(model), target, checks=x) for x in ("on", "off"))
         assert str(on) == str(off) and not on.checks
 
 
@@ -360,11 +360,11 @@ def test_other_words_are_refused(checks):
 
 
 def test_the_text_of_a_program_keeps_its_checks():
-    from graphc.driver import cpu_program, typed
+    from graphc.driver import program_for, typed
     from graphc.ir.text.kernel_parser import parse_program
     from graphc.ir.text.printer import print_program, program_constants
 
-    program = cpu_program(typed(model_of(*embedding())))
+    program = program_for(typed(model_of(*embedding())))
     assert len(program.checks) == 3
     again = parse_program(print_program(program), program_constants(program))
     assert again.checks == program.checks and str(again) == str(program)
@@ -402,9 +402,9 @@ int main(void)
 def test_shared_libraries_have_a_status(tmp_path):
     from graphc.backends.llvm_cpu.aot import build
     from graphc.backends.llvm_cpu.runtime import compile_program
-    from graphc.driver import cpu_program, typed
+    from graphc.driver import program_for, typed
 
-    build(compile_program(cpu_program(typed(model_of(*gather(0, 1))))), tmp_path / "m.so")
+    build(compile_program(program_for(typed(model_of(*gather(0, 1))))), tmp_path / "m.so")
     (tmp_path / "main.c").write_text(SHARED)
     command = "gcc -Wall -Wextra -Werror main.c ./m.so -o main"
     subprocess.run(command.split(), cwd=tmp_path, check=True)
@@ -437,9 +437,9 @@ int main(void)
 @pytest.mark.parametrize("switch", ["", "-DONE_CHECKS=0", "-m32"])
 def test_bundles_have_a_status_and_a_switch(tmp_path, switch):
     from graphc.backends.micro_c import bundle
-    from graphc.driver import micro_program, typed
+    from graphc.driver import program_for, typed
 
-    for path, text in bundle(micro_program(typed(model_of(*gather(0, 1))))).items():
+    for path, text in bundle(program_for(typed(model_of(*gather(0, 1))), "c")).items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes(text if isinstance(text, bytes) else text.encode())
     (tmp_path / "main.c").write_text(BUNDLE)
@@ -456,10 +456,10 @@ def test_bundles_have_a_status_and_a_switch(tmp_path, switch):
 
 def test_checks_cost_bundles_without_indices_nothing():
     from graphc.backends.micro_c import bundle
-    from graphc.driver import Settings, micro_program, typed
+    from graphc.driver import program_for, typed
 
     model = model_of("Relu", [TABLE], {})
-    on, off = (bundle(micro_program(typed(model), Settings(checks=x))) for x in ("on", "off"))
+    on, off = (bundle(program_for(typed(model), "c", checks=x)) for x in ("on", "off"))
     assert on == off and not any("CHECKS" in str(text) for text in on.values())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import graphc
 from graphc.backends import c99
-from graphc.driver import c_program, compiler, optimise, settings, typed
+from graphc.driver import compiler, configured, optimise, program_for, typed
 from graphc.errors import InternalError, ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
@@ -28,7 +28,7 @@ from graphc.runtime.plans import HostOp, Plan, Step, natively
 def compiled(graph: Graph | str) -> CompiledModel:
     """A model for the CPU that counts in `.parts` the graphs compiled for it."""
     graph = parse_graph(graph) if isinstance(graph, str) else graph
-    build = compiler("cpu", settings(1, {}))
+    build = compiler(*configured("cpu", 1, {}))
     parts: list[Graph] = []
 
     def compile_static(part: Graph):
@@ -405,6 +405,6 @@ def test_outputs_without_names():
     graph.set_results([result, result])
     model = graphc.compile(graph, threads=1)
     assert [spec.name for spec in model.outputs] == ["output0", "output1"]
-    plain = c99.build(c_program(typed(graph)))
+    plain = c99.build(program_for(typed(graph), "plain"))
     for found in (model.run([f32(3)]), plain([f32(3)])):
         np.testing.assert_array_equal(found, [-f32(3)] * 2)

@@ -78,7 +78,7 @@ def test_programs_without_a_host_give_tensors():
     with pytest.warns(ModelWarning, match="'z' is a list of maps"):
         graph = driver.typed(classifier(classlabels_int64s=[7, 3, 5]))
     assert [str(v.type) for v in graph.results] == ["f32[2,3]", "f32[2,3]"]
-    assert driver.micro_program(graph).steps
+    assert driver.program_for(graph, "c").steps
 
 
 def test_commands(tmp_path, capsys):

@@ -15,7 +15,7 @@ import pytest
 import graphc
 from graphc import dsl
 from graphc.backends.c99 import emit
-from graphc.driver import c_program, cpu_program, optimise
+from graphc.driver import optimise, program_for
 from graphc.errors import ModelError
 from graphc.ir.compare import agreements
 from graphc.ir.expr import reduce, sin, sqrt
@@ -116,7 +116,7 @@ def test_it_is_interpreted():
 def test_it_fuses():
     """The multiplication and addition around Snake make one kernel with it; the subtraction and
     Relu after Distances another, or the same."""
-    program = cpu_program(typed())
+    program = program_for(typed())
     assert len(program.kernels) <= 2
     graph = optimise(typed())
     groups = [{o.name for o in f.regions[0].ops} for f in graph.ops if f.name == "fused"]
@@ -133,7 +133,7 @@ def test_it_runs(target):
 
 
 def test_it_prints_as_c():
-    text = emit(c_program(typed()))
+    text = emit(program_for(typed(), "plain"))
     assert "sinf(" in text and "sqrtf(" in text
 
 

@@ -80,6 +80,7 @@ def test_python(folder, capsys, code):
 
 
 def test_targets_are_those_there_are():
-    from graphc.driver import TARGETS
+    from graphc.targets import TARGETS
 
-    assert re.findall(r"^\| `(\w+)` \|", TEXT, re.M) == list(TARGETS)
+    own = [name for name, cls in TARGETS.items() if cls.__module__.startswith("graphc.")]
+    assert re.findall(r"^\| `(\w+)` \|", TEXT, re.M) == own

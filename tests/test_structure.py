@@ -20,7 +20,7 @@ ROOMS = (  # a room imports from those in the lines above its own
     "backends.cache backends.cfamily",
     "backends.c99 backends.micro_c backends.llvm_cpu backends.cuda",
     "runtime.saved",
-    "runtime.compiled",
+    "runtime.compiled targets",
     "driver",
     "backend demo",
     "cli",

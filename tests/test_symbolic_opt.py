@@ -27,7 +27,7 @@ PASSES = "canonicalise, cse, dce"
 
 
 def optimised(graph: Graph) -> Graph:
-    return optimise(type_symbolically(graph), Settings(passes=PASSES, checks="off"))
+    return optimise(type_symbolically(graph), Settings(passes=PASSES))
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)

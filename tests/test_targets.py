@@ -14,13 +14,14 @@ from graphc.backends.llvm_cpu.jit import assembly
 from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program, llvm_text
 from graphc.backends.llvm_cpu.strategies import strategies
 from graphc.backends.llvm_cpu.target import HostTarget, host_target, named_target
-from graphc.driver import to_program
+from graphc.driver import OPTIMISING, optimise
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.compare import agreements
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.interp import interpret
 from graphc.ir.program import Program
 from graphc.ir.text.parser import parse_graph
+from graphc.passes.lower import lower
 from graphc.passes.specialise import specialise
 
 ROOT = Path(__file__).parents[1]
@@ -91,7 +92,7 @@ def case(name: str) -> tuple[Graph, list[np.ndarray]]:
 
 def program_for(graph: Graph, vector_bytes: int) -> Program:
     made = strategies(vector_bytes, REGISTERS[vector_bytes])
-    return to_program(clone_graph(graph), made)
+    return lower(optimise(clone_graph(graph), passes=OPTIMISING), made)
 
 
 def check(name: str, vector_bytes: int, target: HostTarget) -> None:

@@ -20,7 +20,7 @@ from programs import check_program
 import graphc
 from graphc import verify
 from graphc.backends.llvm_cpu.runtime import llvm_text
-from graphc.driver import cpu_program
+from graphc.driver import program_for
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.compare import agreements
 from graphc.ir.graph import Graph
@@ -192,15 +192,14 @@ TEXT_MODELS = [
 
 @parametrised(TEXT_MODELS)
 def test_text_after_every_phase(path):
-    from graphc.driver import Settings
 
     graph = import_onnx(loaded(path))
     text = print_graph(graph)
     assert parse_graph(text, graph_constants(graph)) == graph
     typed = static_graph(path)
     assert parse_graph(print_graph(typed), graph_constants(typed)) == typed
-    program = cpu_program(typed, Settings(hooks=[RoundTrip()]))
+    program = program_for(typed, hooks=[RoundTrip()])
     check_program(program)
-    again = cpu_program(static_graph(path))
+    again = program_for(static_graph(path))
     assert print_program(again) == print_program(program)
     assert llvm_text(again) == llvm_text(program)

@@ -13,6 +13,7 @@ from graphc.cli.options import (
     command,
     examples,
     nonnegative,
+    target_of,
     target_options,
 )
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     model = open_model(args)
     feeds = model.feeds(args.seed)
     start = time.perf_counter()
-    runs = {"graphc": contender(model, args.target, **target_options(args))}
+    runs = {"graphc": contender(model, target_of(args), **target_options(args))}
     outputs = {"graphc": runs["graphc"](feeds)}
     ready = time.perf_counter() - start
     if args.against != "none":

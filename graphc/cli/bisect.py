@@ -12,10 +12,11 @@ from graphc.cli.options import (
     add_passes,
     add_target,
     add_tolerance,
-    code_options,
     command,
     examples,
     rtol,
+    target_of,
+    target_options,
 )
 
 if TYPE_CHECKING:
@@ -52,13 +53,14 @@ def run(args: argparse.Namespace) -> int:
     from graphc.cli.output import progress
     from graphc.passes.manager.bisect import bisect
 
-    passes = pipeline(args)
+    target = target_of(args)
+    passes = pipeline(args, target)
     model = open_model(args)
     feeds = model.feeds(args.seed)
     graph = model.pinned()
 
-    as_it_is = driver.settings(args.threads, {**code_options(args), "passes": ""})
-    compile_static = driver.compiler(args.target, as_it_is)
+    as_it_is = driver.Settings(**target_options(args), passes="checks")
+    compile_static = driver.compiler(target, as_it_is)
 
     def execute(rewritten: Graph, inputs: Sequence[Any]) -> list[Any]:
         return compile_static(rewritten)(inputs)
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     with progress(f"bisecting the rewrites of {model.path.name}"):
         inputs = [feeds[p.name] for p in graph.params]
         culprit = bisect(
-            graph, inputs, passes, tolerance=rtol(args), execute=execute, target=args.target
+            graph, inputs, passes, tolerance=rtol(args), execute=execute, target=target
         )
     if culprit is None:
         print("the output is right after every rewrite")

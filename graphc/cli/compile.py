@@ -14,10 +14,11 @@ from graphc.cli.options import (
     add_model,
     add_passes,
     add_target,
-    code_options,
     command,
     examples,
     filename,
+    target_of,
+    target_options,
 )
 from graphc.cli.resume import PHASES as RESUMABLE
 from graphc.errors import ModelError, UnsupportedError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from graphc.cli.models import Model
     from graphc.driver import Settings
     from graphc.ir.program import Program
+    from graphc.targets import Target
 
 FORMS = ("ir", "kernel", "program", "llvm", "asm", "c", "cuda")
 SUFFIXES = {".gir": "ir", ".ll": "llvm", ".s": "asm", ".c": "c", ".cu": "cuda"}
@@ -105,22 +107,23 @@ def run(args: argparse.Namespace) -> int:
     form = _form(args)
     args.target = _target(form, args)
     bundle = form is None and _is_bundle(args)
-    settings = compile_settings(args, form)
     from graphc.cli.models import open_model
 
     if not (bundle and args.output and args.target == "c"):
         check_unused(args)
+    target = target_of(args, "plain" if form == "c" else args.target)
+    settings = compile_settings(args, target)
     _check_rules(args.explain)
     if args.start_from == "planned":
         return _from_program(args, form)
     model = open_model(args)
     _resume(model, args)
     if form is not None:
-        _emit(model, form, args, settings)
+        _emit(model, form, args, target, settings)
     elif args.output:
         _save(model, args, settings)
     else:
-        _report(model, args, settings)
+        _report(model, args, target, settings)
     printed = form is not None and args.output is None
     for name in args.explain:
         text = settings.context.diagnostics.explain(name)
@@ -152,30 +155,21 @@ def _from_program(args: argparse.Namespace, form: str | None) -> int:
     return 0
 
 
-def pipeline(args: argparse.Namespace, name: str | None = None) -> str:
-    """The passes that --passes and --plugin ask for; else the pipeline `name` of the driver (by
-    default the target's)."""
+def pipeline(args: argparse.Namespace, target: Target) -> str:
+    """The passes that --passes and --plugin ask for; else those of the target."""
     from graphc.cli.plugins import load_plugins, pipeline_with
-    from graphc.driver import PIPELINES, cuda_passes
 
     own = load_plugins(args.plugin)
-    if args.target == "cuda":
-        return args.passes or pipeline_with(cuda_passes(args.precision), own)
-    return args.passes or pipeline_with(PIPELINES[name or args.target], own)
+    return args.passes or pipeline_with(target.pipeline(), own)
 
 
-def compile_settings(args: argparse.Namespace, form: str | None) -> Settings:
+def compile_settings(args: argparse.Namespace, target: Target) -> Settings:
     """Settings from --threads, --passes, --plugin and --dump-to."""
-    from graphc.driver import settings
+    from graphc.driver import Settings
     from graphc.passes.manager.hooks import Dump
 
     hooks = [Dump(args.dump_to)] if args.dump_to else []
-    options = {
-        "passes": pipeline(args, "plain" if form == "c" else args.target),
-        "hooks": hooks,
-        **code_options(args),
-    }
-    return settings(args.threads, options)
+    return Settings(passes=pipeline(args, target), hooks=hooks, **target_options(args))
 
 
 def _form(args: argparse.Namespace) -> str | None:
@@ -219,17 +213,19 @@ def _check_rules(names: list[str]) -> None:
 # ---------------------------------------------------------------- what comes out
 
 
-def _emit(model: Model, form: str, args: argparse.Namespace, settings: Settings) -> None:
+def _emit(
+    model: Model, form: str, args: argparse.Namespace, target: Target, settings: Settings
+) -> None:
     from graphc.cli import emit
     from graphc.cli.output import progress
     from graphc.ir.text.printer import graph_constants, program_constants
 
     with progress(f"compiling {model.path.name} for {args.target}"):
         if form == "ir":
-            graph = emit.graph_at(model, args.stop_after, args.target, settings)
+            graph = emit.graph_at(model, args.stop_after, target, settings)
             text, constants = str(graph), graph_constants(graph)
         else:
-            program = emit.program(model, args.target, settings, form)
+            program = emit.program(model, target, settings)
             text = emit.text(program, form)
             constants = program_constants(program) if form == "program" else {}
     emit.write(text, constants, args.output)
@@ -253,13 +249,13 @@ def _save(model: Model, args: argparse.Namespace, settings: Settings) -> None:
         elif _is_bundle(args):
             write_sources(model, args, settings)
         elif args.target == "cpu":
-            _write_native(model, Path(args.output), settings)
+            _write_native(model, Path(args.output), target_of(args), settings)
         else:
             made = f"a .{'cu' if args.target == 'cuda' else 'c'} file or a folder"
             raise UnsupportedError(f"-o {args.output}: --target {args.target} makes {made}")
 
 
-def _write_native(model: Model, path: Path, settings: Settings) -> None:
+def _write_native(model: Model, path: Path, target: Target, settings: Settings) -> None:
     from graphc import driver
     from graphc.backends.llvm_cpu import aot
     from graphc.backends.llvm_cpu.runtime import NativeModel
@@ -271,13 +267,13 @@ def _write_native(model: Model, path: Path, settings: Settings) -> None:
     check_folder(path)
     if path.suffix == ".gcm" and model.pinned().symbols:
         choices(model.pinned())  # complains before anything is compiled
-        driver.compile(model.graph, "cpu", **model.pins(), **vars(settings)).save(path)
+        driver.compile(model.graph, target, **model.pins(), **vars(settings)).save(path)
         return
     check_closed(model.pinned())
-    compiled = driver.compile(model.graph, "cpu", **model.pins(), **vars(settings))
+    compiled = driver.compile(model.graph, target, **model.pins(), **vars(settings))
     parts = [part for _, part in compiled.executables()]
     if len(parts) != 1 or not isinstance(parts[0], NativeModel):
-        program(model, "cpu", settings)  # its refusal names the node that needs the host
+        program(model, target, settings)  # its refusal names the node that needs the host
         raise UnsupportedError(f"-o {path}: parts of this model run on the host, in Python")
     if path.suffix == ".gcm":
         compiled.save(path)
@@ -286,7 +282,7 @@ def _write_native(model: Model, path: Path, settings: Settings) -> None:
         aot.build(parts[0].image, path)
 
 
-def _report(model: Model, args: argparse.Namespace, settings: Settings) -> None:
+def _report(model: Model, args: argparse.Namespace, target: Target, settings: Settings) -> None:
     """Compiles, and tells what the model came to."""
     from graphc import driver
     from graphc.analysis.text import duration
@@ -298,9 +294,9 @@ def _report(model: Model, args: argparse.Namespace, settings: Settings) -> None:
     start = time.perf_counter()
     with progress(f"compiling {model.path.name} for {args.target}"):
         if args.target == "cuda" and not args.simulate:  # needs no GPU
-            emit.text(emit.program(model, args.target, settings), "cuda")
+            emit.text(emit.program(model, target, settings), "cuda")
         else:
-            driver.compile(model.graph, args.target, **model.pins(), **vars(settings))
+            driver.compile(model.graph, target, **model.pins(), **vars(settings))
     taken = duration(time.perf_counter() - start)
     if not programs:
         note("shapes depend on inputs: compiled when it is run (pin them with --dim, --shape)")

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphc.cli.options import target_of
+
 if TYPE_CHECKING:
     from graphc.cli.models import Model
     from graphc.driver import Settings
@@ -27,7 +29,7 @@ def write_folder(model: Model, args: argparse.Namespace, settings: Settings) -> 
     if not known:
         note(f"no machine code is made: {missing()}")
         wanted = []
-    source = emit(program(model, "cuda", settings))
+    source = emit(program(model, target_of(args), settings))
     files = bundle_files(source, wanted, Path(args.model).stem)
     with atomic_folder(args.output, stale=f"{CODE}*") as temporary:
         for name, contents in files.items():

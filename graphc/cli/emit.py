@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from graphc.driver import Settings
     from graphc.ir.graph import Graph
     from graphc.ir.program import Program
+    from graphc.targets import Target
 
 
-def graph_at(model: Model, phase: str | None, target: str, settings: Settings) -> Graph:
+def graph_at(model: Model, phase: str | None, target: Target, settings: Settings) -> Graph:
     """The graph after a phase (None: after the last pass)."""
-    from graphc.driver import PIPELINES, optimise
+    from graphc.driver import optimise
     from graphc.ir.graph import clone_graph
 
     if phase == "imported":
@@ -27,22 +28,23 @@ def graph_at(model: Model, phase: str | None, target: str, settings: Settings) -
     graph = typed(model, target)
     if phase == "typed":
         return graph
-    return optimise(graph, settings, PIPELINES[target], until=phase or "")
+    return optimise(graph, settings, None, phase or "", target)
 
 
-def typed(model: Model, target: str = "cpu") -> Graph:
-    """The pinned graph with static types, and tensors for maps unless it becomes a model again;
-    ModelError says which dimension is open."""
-    from graphc.driver import POLICIES
+def typed(model: Model, target: Target | None) -> Graph:
+    """The pinned graph with static types, and tensors for maps unless it becomes a model again
+    (which has no target); ModelError says which dimension is open."""
+    from graphc.driver import policy
+    from graphc.passes.integers import KEEP_INTEGERS
     from graphc.passes.maps import in_tensors
     from graphc.passes.specialise import specialise
 
     graph = model.pinned()
     check_closed(graph)
-    if target != "onnx":
+    if target is not None:
         graph = in_tensors(graph)
     try:
-        return specialise(graph, policy=POLICIES.get(target))
+        return specialise(graph, policy=KEEP_INTEGERS if target is None else policy(target))
     except NeedsValue as error:
         raise ModelError(
             f"{error}: it depends on what inputs hold; give those with --set NAME=VALUE"
@@ -56,13 +58,11 @@ def check_closed(graph: Graph) -> None:
         raise ModelError(f"dimension {name} is open: pin it with --dim {name}=1, or with --shape")
 
 
-def program(model: Model, target: str, settings: Settings, form: str = "program") -> Program:
-    """The model lowered for a target, memory planned; for the form `c` in plain loops."""
-    from graphc.driver import PROGRAMS, c_program
+def program(model: Model, target: Target, settings: Settings) -> Program:
+    """The model lowered for a target, memory planned."""
+    from graphc.driver import to_program
 
-    if form == "c":
-        return c_program(typed(model, "plain"), settings)
-    return PROGRAMS[target](typed(model, target), settings)
+    return to_program(typed(model, target), target, settings)
 
 
 def text(program: Program, form: str) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.options import BOARDS, CPUS, GOALS, PACKAGES, nonnegative
+from graphc.cli.options import BOARDS, CPUS, GOALS, PACKAGES, nonnegative, target_of
 from graphc.errors import ModelError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -86,14 +86,10 @@ def check_unused(args: argparse.Namespace) -> None:
 
 def micro_program(model: Model, args: argparse.Namespace, settings: Settings) -> Program:
     """The program of a model, for what the options ask."""
-    from graphc import driver
-    from graphc.backends.micro_c.halves import half_weights
     from graphc.cli import emit
 
-    typed = emit.typed(model, "c")
-    resident = getattr(args, "io", "") == "arena"
-    program = driver.micro_program(typed, settings, cpu_name(args), resident, args.opt)
-    return half_weights(program) if args.weights == "f16" else program
+    args.cpu = cpu_name(args)
+    return emit.program(model, target_of(args), settings)
 
 
 def cpu_name(args: argparse.Namespace) -> str:

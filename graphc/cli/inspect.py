@@ -9,12 +9,12 @@ from graphc.cli.options import (
     CPUS,
     add_model,
     add_target,
-    code_options,
     command,
     examples,
     filename,
     natural,
     positive,
+    target_of,
     target_options,
 )
 from graphc.errors import ModelError
@@ -163,7 +163,7 @@ def _compiled(model: Model, args: argparse.Namespace) -> tuple[Graph, list[Progr
         if args.target != "cpu":  # what runs elsewhere has no part on this host
             return graph, [_program(model, args)]
         options = {**target_options(args), **model.pins(), "observe": programs.append}
-        compiled = driver.compile(model.graph, args.target, **options)
+        compiled = driver.compile(model.graph, target_of(args), **options)
         if not programs:
             compiled.run(model.feeds(args.seed))
     return graph, programs
@@ -174,7 +174,4 @@ def _program(model: Model, args: argparse.Namespace) -> Program:
     from graphc import driver
     from graphc.cli import emit
 
-    settings = driver.settings(args.threads, code_options(args))
-    if args.target == "c":
-        return driver.micro_program(emit.typed(model, args.target), settings, args.cpu)
-    return emit.program(model, args.target, settings)
+    return emit.program(model, target_of(args), driver.Settings(**target_options(args)))

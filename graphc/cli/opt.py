@@ -59,17 +59,16 @@ def run(args: argparse.Namespace) -> int:
     from graphc.cli.models import open_model
     from graphc.cli.output import progress
     from graphc.cli.plugins import load_plugins, pipeline_with
-    from graphc.driver import POLICIES, Settings, optimise
+    from graphc.driver import Settings, optimise
     from graphc.files import check_folder
     from graphc.frontend.onnx_export import export_onnx
+    from graphc.passes.integers import KEEP_INTEGERS
     from graphc.passes.manager.context import Context
 
     check_folder(Path(args.output))
     own = load_plugins(args.plugin)
-    context = Context(options={"fold_policy": POLICIES["onnx"]})
-    settings = Settings(
-        passes=args.passes or pipeline_with(PASSES, own), context=context, checks="off"
-    )
+    context = Context(options={"fold_policy": KEEP_INTEGERS})
+    settings = Settings(passes=args.passes or pipeline_with(PASSES, own), context=context)
     model = open_model(args)
     with progress(f"optimising {model.path.name}"):
         graph = _typed(model, settings.passes)
@@ -87,18 +86,18 @@ def run(args: argparse.Namespace) -> int:
 def _typed(model: Model, passes: str | Any) -> Graph:
     """The graph with static types, or, if dimensions are open, typed as far as that goes."""
     from graphc.cli.emit import typed
-    from graphc.driver import POLICIES
+    from graphc.passes.integers import KEEP_INTEGERS
     from graphc.passes.manager.pipeline import parse_pipeline
     from graphc.passes.specialise import has_static_inputs, type_symbolically
 
     pinned = model.pinned()
     if has_static_inputs(pinned):
-        return typed(model, "onnx")
+        return typed(model, None)
     for step in parse_pipeline(passes):
         if not step.symbolic:
             dims = ", ".join(pinned.symbols) or "the inputs"
             raise ModelError(f"pass {step.name} takes static shapes only: pin {dims} (--dim)")
-    return type_symbolically(pinned, POLICIES["onnx"])
+    return type_symbolically(pinned, KEEP_INTEGERS)
 
 
 def _counts(graph: Graph) -> Counter[str]:

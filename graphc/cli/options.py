@@ -6,9 +6,12 @@ import argparse
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphc.errors import ModelError
+
+if TYPE_CHECKING:
+    from graphc.targets import Target
 
 ONE_LINE = re.compile(r"\s*\n\s*")
 TARGETS = ("cpu", "c", "cuda")
@@ -87,27 +90,33 @@ def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
 
 
 def target_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings that add_target's options ask for."""
-    most = getattr(args, "max_iterations", None)  # of commands that run models
-    limits = {} if most is None else {"max_iterations": most}
-    return {"threads": args.threads, **limits, **code_options(args)}
+    """The settings that the arguments ask for."""
+    given = {name: getattr(args, name, None) for name in ("threads", "max_iterations")}
+    return {"checks": args.checks, **{n: v for n, v in given.items() if v is not None}}
 
 
-def code_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Those of them that change the code."""
-    return {"checks": args.checks, **gpu_options(args)}
+def contender_of(args: argparse.Namespace) -> str | Target:
+    """The target, or the name of what runs models beside targets."""
+    return args.target if args.target == INTERPRETER else target_of(args)
 
 
-def gpu_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Those of them that GPUs have; ModelError if one is given for another target."""
-    from graphc.driver import GPU_OPTIONS, Settings
+def target_of(args: argparse.Namespace, name: str | None = None) -> Target:
+    """The target of the arguments, or the one named, with its options; ModelError if one is given
+    that others have."""
+    from graphc.targets import lookup, options_of, owner_of
 
-    defaults = {name: getattr(Settings, name) for name in GPU_OPTIONS}
-    found = {name: getattr(args, name) or default for name, default in defaults.items()}
-    for name, default in defaults.items():
-        if found[name] != default and args.target != "cuda":
-            raise ModelError(f"--{name}: goes with --target cuda, found --target {args.target}")
-    return found
+    cls = lookup(name or args.target)
+    given = {}
+    for option, value in vars(args).items():
+        owner = cls if option in options_of(cls) else owner_of(option)
+        if owner is None or value in (None, options_of(owner)[option].default):
+            continue
+        if owner is not cls:
+            raise ModelError(
+                f"--{option}: goes with --target {owner.name}, found --target {cls.name}"
+            )
+        given[option] = value
+    return cls(**given)
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from graphc.errors import GraphcError, ModelError
 from graphc.ir.phases import PHASES
-from graphc.passes.manager.base import PASSES
+from graphc.passes.manager.base import PASSES, Pass
 from graphc.passes.manager.pipeline import parse_pipeline
 
 
@@ -44,9 +44,9 @@ def _import(path: Path, name: str) -> None:
         raise ModelError(f"--plugin {path}{line}: {type(error).__name__}: {error}") from error
 
 
-def pipeline_with(pipeline: str, names: Sequence[str]) -> str:
+def pipeline_with(pipeline: str | Sequence[Pass], names: Sequence[str]) -> str:
     """A pipeline with passes added before the first that chooses layouts (else at the end)."""
-    passes = parse_pipeline(pipeline)
+    passes = parse_pipeline(pipeline) if isinstance(pipeline, str) else list(pipeline)
     laid_out = PHASES.index("laid_out")
     later = [n for n, step in enumerate(passes)
              if step.ensures is not None and PHASES.index(step.ensures) >= laid_out]  # fmt: skip

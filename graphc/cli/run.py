@@ -13,6 +13,7 @@ from graphc.cli.options import (
     add_model,
     add_target,
     command,
+    contender_of,
     examples,
     filename,
     target_options,
@@ -67,7 +68,7 @@ def _run_model(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
 
     model = open_model(args)
     feeds = model.feeds(args.seed)
-    outputs = results(model, args.target, feeds, **target_options(args))
+    outputs = results(model, contender_of(args), feeds, **target_options(args))
     return model.graph.output_names, outputs
 
 

@@ -11,19 +11,20 @@ from graphc.cli.output import progress
 if TYPE_CHECKING:
     from graphc.cli.models import Model
     from graphc.runtime.compiled import CompiledModel
+    from graphc.targets import Target
     from graphc.verify import Run
 
 
-def compiled(model: Model, target: str, **options: Any) -> CompiledModel:
+def compiled(model: Model, target: Target, **options: Any) -> CompiledModel:
     """The model compiled for a target, for what is pinned. `options` are Settings."""
     from graphc import driver
 
-    with progress(f"compiling {model.path.name} for {target}"):
+    with progress(f"compiling {model.path.name} for {target.name}"):
         return driver.compile(model.graph, target, **model.pins(), **options)
 
 
-def contender(model: Model, name: str, **options: Any) -> Run:
-    """A function from feeds to outputs. `name` is a target, `interpreter` or `onnxruntime`.
+def contender(model: Model, name: str | Target, **options: Any) -> Run:
+    """A function from feeds to outputs, of a target, `interpreter` or `onnxruntime`.
 
     Feeds are those of the pinned graph; values that are bound are added where they are inputs.
     """
@@ -37,13 +38,16 @@ def contender(model: Model, name: str, **options: Any) -> Run:
         with progress(f"loading {model.path.name} in ONNX Runtime"):
             reference = verify.onnxruntime(source, options.get("threads"))
         return lambda feeds: reference({**feeds, **model.values})
+    assert not isinstance(name, str)
     return compiled(model, name, **options).run
 
 
-def results(model: Model, name: str, feeds: Mapping[str, Any], **options: Any) -> list[Any]:
+def results(
+    model: Model, name: str | Target, feeds: Mapping[str, Any], **options: Any
+) -> list[Any]:
     """What a contender gives for feeds; says that it runs, where that may take long."""
     run = contender(model, name, **options)
-    if not options.get("simulate"):
+    if not getattr(name, "simulate", False):
         return run(feeds)
     with progress(f"running {model.path.name} in the simulator"):
         return run(feeds)

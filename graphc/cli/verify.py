@@ -16,6 +16,7 @@ from graphc.cli.options import (
     add_target,
     add_tolerance,
     command,
+    contender_of,
     examples,
     rtol,
     target_options,
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.target == "c":
         found, expected = run_code(model, feeds, args), as_tensors(model.graph, expected)
     else:
-        found = results(model, args.target, feeds, **target_options(args))
+        found = results(model, contender_of(args), feeds, **target_options(args))
     allowed = rtol(args)
     compared = agreements(model.graph.output_names, found, expected)
     rows = [("output", "error", "")]

@@ -51,14 +51,14 @@ def decompose_region(
 @register_pass
 @dataclass
 class Decompose(Pass):
-    """Expands composite ops. `keep`: names of those that stay. `batched`: what may be done at once
-    becomes one op (two directions of a recurrent layer), for targets where kernels cost more than
-    caches give."""
+    """Expands composite ops. `keep`: names of those that stay. Where a kernel takes time to start,
+    which costs more than caches give, what may be done at once becomes one op (two directions of a
+    recurrent layer)."""
 
     keep: tuple[str, ...] = ()
-    batched: bool = False
     name = "decompose"
     requires = "typed"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return decompose_region(graph, frozenset(self.keep), ctx, self.batched)
+        batched = ctx.target.machine.launch_seconds > 0
+        return decompose_region(graph, frozenset(self.keep), ctx, batched)

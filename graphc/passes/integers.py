@@ -4,8 +4,8 @@ Operators that are defined as such a sequence (trait "quantised") are first repl
 that stand for ones of ONNX (trait "alias") by those, and padding goes into the windows that read
 it. The rules are those of the group "quantised"
 (rules/quantised). What is dequantised stays so meanwhile: as floats, weights would no longer be
-recognised as integers. With `floats`, what is no sum of products stays a computation of floats
-between integers: machines that have floats read and write no more bytes for it.
+recognised as integers. On machines with fast floats, what is no sum of products stays a computation
+of floats between integers, which reads and writes no more bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from graphc.passes.fold import FoldPolicy
 from graphc.passes.manager.base import register_pass
 from graphc.passes.manager.context import Context
 from graphc.passes.rewriter import RULES, Rewrite, apply_rules
-from graphc.passes.rules.quantised.inference import HAS_FLOATS
 from graphc.passes.rules.quantised.kernels import WHOLE_OPERATORS
 
 KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))
@@ -33,14 +32,12 @@ class Integers(Rewrite):
     """Replaces dequantise, compute, quantise by integer operators where rules allow."""
 
     group: str = "quantised"
-    floats: bool = False
     name = "integers"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         operators = [op for op in graph.walk() if op.defn.traits & REPLACED]
         whole = any(op.name in QUANTISED or "quantised" in op.defn.traits for op in graph.walk())
         ctx.options[WHOLE_OPERATORS] = whole
-        ctx.options[HAS_FLOATS] = self.floats
         changed = False
         for op in operators:
             if ctx.spend("decompose", op):

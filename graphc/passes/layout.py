@@ -3,13 +3,13 @@
 A contraction with constant weights wants the dims it shares with the weights (the output channels)
 innermost, so that its sums are vectors over them: a convolution stores N, spatial dims, C. Where
 these are few, and the other factor runs along memory in a dim of the result, sums are vectors over
-that one, and nothing moves; so it is, if asked for, where each channel is its own, as in a
-depthwise convolution, and the other factor is row-major. Layouts then spread: an operator of the
-same rank keeps its operand's layout, and a pure data movement takes the layout that makes it a view
-where there is one. A transposition that only puts the channels of images (rank 4 or more) before
-the spatial dims leaves them last. Operators written for row-major memory (imperative, control flow,
-host) get a row-major copy. Nothing else changes: index maps are adapted to layouts when kernels are
-made, so any choice is correct.
+that one, and nothing moves; so it is, on machines that read vectors from any address, where each
+channel is its own, as in a depthwise convolution, and the other factor is row-major. Layouts then
+spread: an operator of the same rank keeps its operand's layout, and a pure data movement takes the
+layout that makes it a view where there is one. A transposition that only puts the channels of
+images (rank 4 or more) before the spatial dims leaves them last. Operators written for row-major
+memory (imperative, control flow, host) get a row-major copy. Nothing else changes: index maps are
+adapted to layouts when kernels are made, so any choice is correct.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ IMAGE = 4  # the least rank of images
 VIEWED = "it is then a view of what it moves, and nothing is copied"
 
 
-def assign_layouts(graph: Graph, ctx: Context | None = None, rows: bool = False) -> bool:
+def assign_layouts(graph: Graph, ctx: Context) -> bool:
     """Sets the layout of every value of a typed, decomposed graph; True if any is not row-major.
 
-    Each layout given to a value counts as a rewrite. With `rows`, what is depthwise stays as it is.
+    Each layout given to a value counts as a rewrite.
     """
-    ctx = ctx or Context()
-    changed = False
+    changed, rows = False, ctx.target.machine.has("unaligned_vectors")
     for op in list(graph.ops):
         if op.name == "Constant":
             continue
@@ -244,14 +243,14 @@ def _runs_in_order(body: Load) -> bool:
 @register_pass
 @dataclass
 class AssignLayouts(Pass):
-    """Chooses how each value is stored. With `rows`, depthwise convolutions of row-major images
-    keep them so: neighbours in a row are computed together, and nothing is transposed. Without,
-    all convolutions have one layout, in which outputs can take the place of their inputs."""
+    """Chooses how each value is stored. Where vectors are read from any address, depthwise
+    convolutions of row-major images keep them so: neighbours in a row are computed together, and
+    nothing is transposed. Elsewhere, all convolutions have one layout, in which outputs can take
+    the place of their inputs."""
 
     name = "layout"
     requires = "typed"
     ensures = "laid_out"
-    rows: bool = False
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return assign_layouts(graph, ctx, self.rows)
+        return assign_layouts(graph, ctx)

@@ -108,20 +108,20 @@ def print_all(mutant: Mutant) -> None:
 
 
 def print_native(graph: Graph) -> dict[str, str]:
-    return {"model.ll": llvm_text(driver.cpu_program(driver.typed(graph)))}
+    return {"model.ll": llvm_text(driver.program_for(driver.typed(graph)))}
 
 
 def print_plain(graph: Graph) -> dict[str, str]:
-    return {"model.c": c99.emit(driver.c_program(driver.typed(graph)))}
+    return {"model.c": c99.emit(driver.program_for(driver.typed(graph), "plain"))}
 
 
 def print_firmware(graph: Graph) -> dict[str, str]:
-    files = micro_c.bundle(driver.micro_program(driver.typed(graph)))
+    files = micro_c.bundle(driver.program_for(driver.typed(graph), "c"))
     return {name: text for name, text in files.items() if isinstance(text, str)}
 
 
 def print_cuda(graph: Graph) -> dict[str, str]:
-    files = bundle_files(cuda.emit(driver.cuda_program(driver.typed(graph))))
+    files = bundle_files(cuda.emit(driver.program_for(driver.typed(graph), "cuda")))
     return {name: files[name].decode() for name in files if name != "weights.bin"}
 
 

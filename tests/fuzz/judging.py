@@ -139,12 +139,12 @@ def drawn(items: Sequence[str], seed: int) -> str:
 def run_micro(case: Case) -> list[Any]:
     """Runs the program for microcontrollers, printed as plain C."""
     from graphc.backends.c99 import build
-    from graphc.driver import micro_program, typed
+    from graphc.driver import program_for, typed
 
     graph = typed(clone_graph(case.graph))
     if any("bounded" in op.defn.traits for op in graph.walk()):
         raise UnsupportedError("results whose extent depends on data are not cut off here")
-    return list(build(micro_program(graph))(case.inputs))
+    return list(build(program_for(graph, "c"))(case.inputs))
 
 
 def exported(graph: Graph) -> Any:

@@ -10,6 +10,7 @@ from quantised_models import QuantisedModel
 from graphc import driver
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.interp import interpret
+from graphc.targets import lookup
 
 LAYERS = {  # shapes of the activation, weights and bias; attributes
     "Conv": ((1, 3, 7, 6), (5, 3, 3, 3), (5,), {}),
@@ -34,7 +35,7 @@ def check(model: QuantisedModel, result: str) -> None:
     (expected,) = interpret(import_onnx(proto), model.feeds)
     assert np.unique(expected).size > 3
     for target in TARGETS:
-        graph = driver.optimise(driver.typed(proto), driver.Settings(), driver.PIPELINES[target])
+        graph = driver.optimise(driver.typed(proto), target=lookup(target)())
         (found,) = interpret(graph, model.feeds)
         most = np.abs(found.astype(int) - expected.astype(int)).max()
         assert most <= (2 if model.real == ml_dtypes.bfloat16 else 1), target

@@ -9,6 +9,7 @@ A file holds cases, each a graph (or a kernel) in text followed by sections:
     // ---- declines: PIPELINE    lines `rule: part of the reason` why the rules did not fire
     // ---- error: PIPELINE       a part of the message of the error that the passes raise
 
+A pipeline is for a machine of which nothing is known, or `for TARGET: PIPELINE`.
 Every graph must print and parse back, and verify. A constant written `...` matches any contents.
 Symbols are 3, or the nearest value in their range, when graphs run. With GRAPHC_UPDATE_TEXT=1 the
 graphs expected are rewritten to what the passes give.
@@ -38,7 +39,9 @@ from graphc.ir.types import TensorType
 from graphc.ir.verify.graphs import verify
 from graphc.ir.verify.kernels import verify_kernel
 from graphc.passes import Context, PassManager, parse_pipeline
+from graphc.passes.manager.context import AnyTarget
 from graphc.passes.manager.hooks import Verify, difference
+from graphc.targets import lookup
 
 FOLDER = Path(__file__).parent
 MARK = re.compile(r"^// ---- (case|input|after|unchanged|declines|error): *(.*)$")
@@ -177,7 +180,11 @@ CHECKS = {
 
 def run_passes(source: Graph, pipeline: str) -> tuple[Graph, Context]:
     """A copy of the graph after the passes, verified after each."""
-    graph, ctx = clone_graph(source), Context(fuel=None)
+    target = AnyTarget()
+    if pipeline.startswith("for "):
+        name, pipeline = pipeline.removeprefix("for ").split(": ", 1)
+        target = lookup(name)()
+    graph, ctx = clone_graph(source), Context(target, fuel=None)
     PassManager(parse_pipeline(pipeline), [Verify()]).run(graph, ctx)
     return graph, ctx
 

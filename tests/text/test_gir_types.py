@@ -12,7 +12,6 @@ import re
 import pytest
 from test_gir import CASES, concrete, random_input, run_passes
 
-from graphc import driver
 from graphc.errors import GraphcError
 from graphc.ir import dtypes
 from graphc.ir.graph import Graph, clone_graph
@@ -20,6 +19,7 @@ from graphc.ir.interp import interpret
 from graphc.ir.text.parser import parse
 from graphc.ir.verify.graphs import verify
 from graphc.passes.manager.hooks import difference
+from graphc.targets import lookup
 
 TOLERANCES = {"f16": 2e-2, "bf16": 1e-1, "f64": 1e-4}
 GRAPHS = [case for case in CASES if re.search(r"^graph ", case.source.text, re.M)
@@ -59,7 +59,7 @@ def test_rules_at_other_types(case, name):
     expected = interpret(clone_graph(source), arrays)
     pipelines = {s.option for s in case.sections if s.kind in ("after", "unchanged", "declines")}
     if all(concrete(v.tensor) == v.tensor for v in source.params):
-        pipelines |= {driver.PIPELINES[target] for target in ("c", "cuda")}
+        pipelines |= {f"for {target}: {lookup(target)().pipeline()}" for target in ("c", "cuda")}
     for pipeline in sorted(pipelines):
         found, _ = run_passes(source, pipeline)
         compare(source, found, arrays, expected, TOLERANCES[name], pipeline)

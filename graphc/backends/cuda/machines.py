@@ -10,24 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from graphc.errors import ModelError
+from graphc.ir import machine as ir
 
 
 @dataclass(frozen=True)
-class Machine:
-    """`multiprocessors` that a grid should fill; the `products` (see instructions.py) that have an
-    instruction of their own; what the blocks on a multiprocessor share: KiB of shared memory, of
-    which one block may have `block_kib`, and threads; and what one does in a clock, about, if its
-    blocks do it all the time: products of float32, products of 32-bit words on matrix cores, bytes
-    read from the second level of cache, and products of words by warp groups (0: it has none).
-    `gpu` is the one whose `clock` (GHz, boosted), `bandwidth` of memory (GB/s) and second level of
-    cache (MiB) these are, for rooflines."""
+class Machine(ir.Machine):
+    """A GPU of an architecture; `multiprocessors` that a grid should fill; what the blocks on a
+    multiprocessor share: KiB of shared memory, of which one block may have `block_kib`, and
+    threads; and what one does in a clock, about, if its blocks do it all the time: products of
+    float32, products of 32-bit words on matrix cores, bytes read from the second level of cache,
+    and products of words by warp groups (0: it has none). `gpu` is the one whose `clock` (GHz,
+    boosted), `bandwidth` of memory (GB/s) and second level of cache (MiB) these are, for
+    rooflines."""
 
     arch: str
     multiprocessors: int
-    products: tuple[str, ...]
     kib: int
     block_kib: int
     threads: int
@@ -61,8 +61,9 @@ class Machine:
         return -(-blocks // self.multiprocessors)
 
 
-TURING = ("mma_f16", "mma_s8", "mma_u8", "mma_s8_u8", "mma_u8_s8")
-AMPERE = (*TURING, "mma_bf16", "mma_tf32")
+VOLTA = frozenset({"fast_floats", "unaligned_vectors", "widening_loads"})
+TURING = VOLTA | {"mma_f16", "mma_s8", "mma_u8", "mma_s8_u8", "mma_u8_s8"}
+AMPERE = TURING | {"mma_bf16", "mma_tf32"}
 KIB = 1 << 10
 VECTOR_BYTES = 16  # what a thread reads or writes at once; operands start at multiples of it
 STATIC_SHARED = 48 * KIB  # bytes of shared memory that a kernel may declare on every architecture
@@ -70,16 +71,26 @@ WARP = 32  # threads that go together
 FULL = 1 << 17  # threads that fill a GPU
 SHARED_LIMIT = 227 * KIB  # bytes of shared memory that a block may have on some GPU
 REGISTERS = 1 << 16  # of a multiprocessor
+LAUNCH = 1.5e-6  # seconds from one kernel of a CUDA graph to the next, about
+
+
+def _gpu(instructions: frozenset[str], *figures: Any) -> Machine:
+    return Machine(
+        *figures, vector_bytes=VECTOR_BYTES, warp=WARP, launch_seconds=LAUNCH,
+        instructions=instructions,
+    )  # fmt: skip
+
+
 MACHINES = (
-    Machine("sm_70", 80, (), 96, 96, 2048, 64, 64, 18, "V100", 1.53, 900, 6),
-    Machine("sm_75", 68, TURING, 64, 64, 1024, 64, 256, 16, "RTX 2080 Ti", 1.55, 616, 5.5),
-    Machine("sm_80", 108, AMPERE, 164, 163, 2048, 64, 512, 32, "A100", 1.41, 2039, 40),
-    Machine("sm_86", 84, AMPERE, 100, 99, 1536, 128, 256, 16, "RTX A6000", 1.8, 768, 6),
-    Machine("sm_89", 128, AMPERE, 100, 99, 1536, 128, 256, 16, "RTX 4090", 2.52, 1008, 72),
-    Machine("sm_90", 132, AMPERE, 228, 227, 2048, 128, 640, 36, "H100", 1.83, 3350, 50),
-    Machine("sm_90a", 132, AMPERE, 228, 227, 2048, 128, 640, 36, "H100", 1.83, 3350, 50, 1024),
-    Machine("sm_100", 148, AMPERE, 228, 227, 2048, 128, 512, 28, "B200", 1.85, 8000, 126),
-    Machine("sm_120", 170, AMPERE, 100, 99, 1536, 128, 256, 16, "RTX 5090", 2.41, 1792, 96),
+    _gpu(VOLTA, "sm_70", 80, 96, 96, 2048, 64, 64, 18, "V100", 1.53, 900, 6),
+    _gpu(TURING, "sm_75", 68, 64, 64, 1024, 64, 256, 16, "RTX 2080 Ti", 1.55, 616, 5.5),
+    _gpu(AMPERE, "sm_80", 108, 164, 163, 2048, 64, 512, 32, "A100", 1.41, 2039, 40),
+    _gpu(AMPERE, "sm_86", 84, 100, 99, 1536, 128, 256, 16, "RTX A6000", 1.8, 768, 6),
+    _gpu(AMPERE, "sm_89", 128, 100, 99, 1536, 128, 256, 16, "RTX 4090", 2.52, 1008, 72),
+    _gpu(AMPERE, "sm_90", 132, 228, 227, 2048, 128, 640, 36, "H100", 1.83, 3350, 50),
+    _gpu(AMPERE, "sm_90a", 132, 228, 227, 2048, 128, 640, 36, "H100", 1.83, 3350, 50, 1024),
+    _gpu(AMPERE, "sm_100", 148, 228, 227, 2048, 128, 512, 28, "B200", 1.85, 8000, 126),
+    _gpu(AMPERE, "sm_120", 170, 100, 99, 1536, 128, 256, 16, "RTX 5090", 2.41, 1792, 96),
 )
 DEFAULT_ARCH = "sm_80"
 DEFAULT_ARCHS = ("sm_80", "sm_90")  # that machine code is made for
@@ -90,11 +101,11 @@ def machine(arch: str = DEFAULT_ARCH) -> Machine:
     (sm_90,sm_80) the first, with what all have of instructions and shared memory. ModelError if one
     is older than all."""
     first, *others = found = [_machine(part) for part in arch.split(",")]
-    common = tuple(p for p in first.products if all(p in m.products for m in others))
+    common = first.instructions.intersection(*(m.instructions for m in others))
     least = min(found, key=lambda m: m.block_kib)
     groups = min(m.group_rate for m in found)
     return replace(
-        first, products=common, kib=least.kib, block_kib=least.block_kib, group_rate=groups
+        first, instructions=common, kib=least.kib, block_kib=least.block_kib, group_rate=groups
     )
 
 

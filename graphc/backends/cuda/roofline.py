@@ -6,14 +6,14 @@ from graphc.analysis.roofline import Machine
 from graphc.backends.cuda import warpgroup_instructions as warpgroup
 from graphc.backends.cuda.machines import DEFAULT_ARCH, machine
 
-LAUNCH = 1.5e-6  # seconds from one kernel of a CUDA graph to the next, about
 VALUES = {"f16": 2, "bf16": 2, "tf32": 1}  # of a word; bytes: 4
 
 
 def gpu_machine(arch: str = "") -> Machine:
     """The GPU that kernels are planned for: of an architecture, or of the first of several."""
     gpu = machine(arch or DEFAULT_ARCH)
-    warps = {name: name.removeprefix("mma_") for name in gpu.products}
+    products = (name for name in sorted(gpu.instructions) if name.startswith("mma_"))
+    warps = {name: name.removeprefix("mma_") for name in products}
     groups = {name: type for name, (type, _) in warpgroup.PRODUCTS.items()}
     groups |= dict.fromkeys(warpgroup.HELD, "tf32")
     peaks = {
@@ -23,6 +23,7 @@ def gpu_machine(arch: str = "") -> Machine:
         if rate
     }
     return Machine(
-        gpu.peak(2 * gpu.float_rate), gpu.bandwidth * 1e9, gpu.peak(gpu.cache_rate), LAUNCH,
-        int(gpu.cache_mib * (1 << 20)), peaks, f"NVIDIA {gpu.gpu} ({gpu.arch})",
+        gpu.peak(2 * gpu.float_rate), gpu.bandwidth * 1e9, gpu.peak(gpu.cache_rate),
+        gpu.launch_seconds, int(gpu.cache_mib * (1 << 20)), peaks,
+        f"NVIDIA {gpu.gpu} ({gpu.arch})",
     )  # fmt: skip

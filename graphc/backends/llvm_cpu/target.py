@@ -17,6 +17,8 @@ import llvmlite.binding as llvm
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import DType, bf16, f16
+from graphc.ir.instructions import DOT4, TRANSPOSE
+from graphc.ir.machine import Machine
 
 _SYSFS_CPU = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -41,6 +43,16 @@ class HostTarget:
     def lanes(self, element_bytes: int) -> int:
         """Elements of one vector register; 1 where there are no vectors."""
         return max(1, self.vector_bits // (8 * element_bytes))
+
+    @property
+    def machine(self) -> Machine:
+        """What passes ask of it."""
+        return Machine(
+            vector_bytes=self.vector_bits // 8,
+            registers=self.vector_registers,
+            caches=(0, self.l2_bytes),
+            instructions=self.features | {DOT4, TRANSPOSE, "fast_floats", "unaligned_vectors"},
+        )
 
     @property
     def arch(self) -> str:

@@ -8,40 +8,45 @@ weights and the sizes of tiles.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from graphc.errors import ModelError
+from graphc.ir.machine import Machine
+
+PAIRS = "smlad"  # four products of bytes are two instructions of pairs
+HELIUM_BYTES = 16  # of a vector
 
 
 @dataclass(frozen=True)
-class Cpu:
-    """A processor: its name, gcc's options for it, whether four products of bytes are two
-    instructions of pairs (`pairs`), the general registers that tiles can use, whether there are
-    vectors of 128 bits (Helium), and the bytes of code that an operator of C comes to."""
+class Cpu(Machine):
+    """A processor: its name, gcc's options for it, and the bytes of code that an operator of C
+    comes to. Its `registers` are the general ones."""
 
     name: str
     flags: tuple[str, ...] = ()
-    pairs: bool = True
-    registers: int = 13
-    vectors: bool = False
     operator_bytes: float = 2.2
+
+    @property
+    def vectors(self) -> bool:
+        """Whether it has those of Helium."""
+        return self.vector_bytes > 0
 
 
 DEFAULT = "generic"  # suits Cortex-M4 and M7, and runs everywhere
+HARD = ("-mthumb", "-mfloat-abi=hard")
+ARM: dict[str, Any] = {"registers": 13, "instructions": frozenset({PAIRS})}
 CPUS = {
     cpu.name: cpu
     for cpu in (
-        Cpu(DEFAULT),
-        Cpu("cortex-m0plus", ("-mcpu=cortex-m0plus", "-mthumb"), pairs=False, registers=8,
-            operator_bytes=3.0),
-        Cpu("cortex-m4", ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")),
-        Cpu("cortex-m7", ("-mcpu=cortex-m7", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv5-d16")),
-        Cpu("cortex-m33", ("-mcpu=cortex-m33", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv5-sp-d16")),
-        Cpu("cortex-m55", ("-mcpu=cortex-m55", "-mthumb", "-mfloat-abi=hard"), vectors=True,
-            operator_bytes=3.0),
-        Cpu("rv32", ("-march=rv32imc", "-mabi=ilp32"), pairs=False, registers=26,
-            operator_bytes=3.8),
+        Cpu(DEFAULT, **ARM),
+        Cpu("cortex-m0plus", ("-mcpu=cortex-m0plus", "-mthumb"), 3.0, registers=8),
+        Cpu("cortex-m4", ("-mcpu=cortex-m4", *HARD, "-mfpu=fpv4-sp-d16"), **ARM),
+        Cpu("cortex-m7", ("-mcpu=cortex-m7", *HARD, "-mfpu=fpv5-d16"), **ARM),
+        Cpu("cortex-m33", ("-mcpu=cortex-m33", *HARD, "-mfpu=fpv5-sp-d16"), **ARM),
+        Cpu("cortex-m55", ("-mcpu=cortex-m55", *HARD), 3.0, vector_bytes=HELIUM_BYTES, **ARM),
+        Cpu("rv32", ("-march=rv32imc", "-mabi=ilp32"), 3.8, registers=26),
     )
-}  # fmt: skip
+}
 
 
 def cpu_of(name: str) -> Cpu:

@@ -17,11 +17,10 @@ from graphc.passes.manager.context import Context
 LONGEST_NAME = 60  # of a fused op, made of its ops' names
 
 
-def fuse(
-    graph: Graph, ctx: Context | None = None, widening: bool = False, columns: bool = False
-) -> bool:
+def fuse(graph: Graph, ctx: Context) -> bool:
     """Replaces groups of ops by `fused` ops; True if there were any. Each group is a rewrite."""
-    ctx = ctx or Context()
+    machine = ctx.target.machine
+    widening, columns = machine.has("widening_loads"), machine.warp > 1
     raise_scalars(graph, ctx, widening)
     clone_movement(graph, widening)
     grouping = Grouping(graph, widening, columns)
@@ -43,16 +42,13 @@ def fuse(
 @register_pass
 @dataclass
 class Fuse(Pass):
-    """Makes one `fused` op of each group of ops that becomes one kernel. With `widening`, floats
-    are converted to wider types by their readers; with `columns`, rows whose elements are not
-    neighbours in memory (a softmax over channels) make groups too."""
-
-    widening: bool = False
-    columns: bool = False
+    """Makes one `fused` op of each group of ops that becomes one kernel. Where loads convert for
+    nothing, floats are converted to wider types by their readers; where threads go together, rows
+    whose elements are not neighbours in memory (a softmax over channels) make groups too."""
 
     name = "fuse"
     requires = "typed"
     ensures = "fused"
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return fuse(graph, ctx, self.widening, self.columns)
+        return fuse(graph, ctx)

@@ -16,7 +16,8 @@ from graphc.errors import GraphcError
 from graphc.ir.compare import difference
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.interp import interpret
-from graphc.passes.manager.context import Context, Rewrite
+from graphc.passes.manager.base import Pass
+from graphc.passes.manager.context import Aim, AnyTarget, Context, Rewrite
 from graphc.passes.manager.manager import PassManager
 from graphc.passes.specialise import specialise
 
@@ -39,11 +40,11 @@ class Culprit:
 def bisect(
     graph: Graph,
     inputs: Sequence[object],
-    pipeline: str,
+    pipeline: str | Sequence[Pass],
     *,
     tolerance: float = 1e-4,
     execute: Execute = interpret,
-    target: str = "cpu",
+    target: Aim = AnyTarget(),  # noqa: B008 (immutable)
 ) -> Culprit | None:
     """The first rewrite of `pipeline` that makes the outputs differ from the interpreter's.
 

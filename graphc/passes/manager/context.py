@@ -11,12 +11,27 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from graphc import config
 from graphc.ir.graph import Op
+from graphc.ir.machine import Machine
 from graphc.passes.manager.journal import Journal, subject
 from graphc.passes.reasons import Reason
+
+
+class Aim(Protocol):
+    """A target, as far as it concerns passes."""
+
+    @property
+    def machine(self) -> Machine: ...
+
+
+@dataclass(frozen=True)
+class AnyTarget:
+    """A target of which no more is known than its machine."""
+
+    machine: Machine = Machine()
 
 
 @dataclass
@@ -55,13 +70,13 @@ class Context:
     """One compilation's settings and findings.
 
     `fuel` is the number of the first rewrite that must not happen (default: GRAPHC_FUEL; None:
-    all may). `options` holds what the user set for passes, by name. `journal`, if there is one,
-    takes down every decision and its reason.
+    all may). `options` holds what the user set for passes, by name; passes ask `target.machine`
+    what code is made for. `journal`, if there is one, takes down every decision and its reason.
     """
 
     def __init__(
         self,
-        target: str = "cpu",
+        target: Aim = AnyTarget(),  # noqa: B008 (immutable)
         options: dict[str, Any] | None = None,
         fuel: int | None = None,
         debug: int | None = None,
@@ -73,6 +88,11 @@ class Context:
         self.debug = config.debug() if debug is None else debug
         self.diagnostics = Diagnostics()
         self.rewrites = 0
+
+    def on(self, target: Aim) -> Context:
+        """The same, for a target."""
+        self.target = target
+        return self
 
     @property
     def exhausted(self) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.nvcc import architectures, find_nvcc
 from graphc.backends.cuda.simulator.profile import profile
-from graphc.driver import cuda_program
+from graphc.driver import program_for
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.ir.text.constant_parser import random_array
@@ -44,7 +44,7 @@ def graph_of(text: str) -> Graph:
 
 def cuda_of(text: str) -> CudaSource:
     """The CUDA C of a graph."""
-    return emit(cuda_program(graph_of(text)))
+    return emit(program_for(graph_of(text), "cuda"))
 
 
 def attention_of(dtype: str, heads: int, rows: int, keys: int, size: int, options: str = "") -> str:

@@ -12,7 +12,7 @@ from cuda_programs import BRANCHES, graph_of, inputs_of, needs_compiler, needs_n
 from fake_gpu import environment, make
 from test_gpu import GRAPHS
 
-from graphc.driver import cuda_program
+from graphc.driver import program_for
 from graphc.ir.interp import interpret
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ def test_bindings(name, gpu):
     assert seen["read"], "others can use the GPU while a run is captured"
     assert seen["equal"] and seen["streams"] > 1 and seen["times"] == [0.25, 0.25]
     graph = graph_of(BRANCHES)
-    wanted = interpret(graph, inputs_of(cuda_program(graph_of(BRANCHES))))
+    wanted = interpret(graph, inputs_of(program_for(graph_of(BRANCHES), "cuda")))
     assert seen["sums"] == pytest.approx([float(y.sum()) for y in wanted], rel=1e-4, abs=1e-4)
     assert "4398046511104 bytes of device memory" in seen["memory"]
     assert "illegal memory access" in seen["broken"] and seen["broken"].startswith("kernel ")

@@ -24,9 +24,10 @@ from graphc.backends.cuda.strategies.attention.plain import (
     lower_attention,
     shared_floats,
 )
-from graphc.driver import PIPELINES, cuda_program, optimise
+from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
+from graphc.targets.cuda import Cuda
 
 PRODUCTS = """graph @g(%q: f32[2,3,21,10], %k: f32[2,3,37,10], %v: f32[2,3,37,20]) -> ? {
   const %s : f32[] = 0.3
@@ -80,7 +81,7 @@ GRAPHS = {
 @pytest.mark.parametrize("name", GRAPHS)
 def test_attention_agrees_with_the_interpreter(name):
     graph = graph_of(GRAPHS[name])
-    source = emit(cuda_program(graph))
+    source = emit(program_for(graph, "cuda"))
     inputs = inputs_of(source.program)
     if name != "one key":
         assert "attention" in [step.function.split("_")[0] for step in source.steps]
@@ -96,20 +97,20 @@ def test_attention_agrees_with_the_interpreter(name):
 @needs_compiler
 def test_rows_that_see_nothing():
     graph = graph_of(GUARDED)
-    source = emit(cuda_program(graph))
+    source = emit(program_for(graph, "cuda"))
     inputs = inputs_of(source.program)
     inputs[-1] = np.zeros_like(inputs[-1])
     (found,) = simulate(source)(inputs)
     assert np.array_equal(found, np.zeros_like(found))
     plain = graph_of(GUARDED.replace("MatMul(%w, %v2)", "MatMul(%p, %v2)").replace("Relu", "Abs"))
-    (found,) = simulate(emit(cuda_program(plain)))(inputs)
+    (found,) = simulate(emit(program_for(plain, "cuda")))(inputs)
     assert np.isnan(found).all()
 
 
 @needs_compiler
 @pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.keys}")
 def test_every_tile(tile):
-    graph = optimise(graph_of(PRODUCTS), passes=PIPELINES["cuda"])
+    graph = optimise(graph_of(PRODUCTS), target=Cuda())
     source = emit(lower(graph, [lambda c: lower_attention(c, machine(), tile), *strategies()]))
     inputs = inputs_of(source.program)
     (found,) = simulate(source, (0,))(inputs)

@@ -22,9 +22,10 @@ from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.attention.cores import CORE_TILES, lower_attention_cores
-from graphc.driver import Settings, cuda_passes, cuda_program, optimise
+from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
+from graphc.targets.cuda import Cuda
 
 KERNEL = "attention_cores"
 MASKED = """graph @g(%q: f16[1,4,ROWS,16], %k: f16[1,4,KEYS,16], %v: f16[1,4,KEYS,24],
@@ -107,7 +108,7 @@ def test_tiles_that_no_row_sees_are_left_out():
 @pytest.mark.parametrize("precision", ["f16", "bf16", "tf32"])
 def test_narrowed_attention(precision, keys):
     text = PLAIN.replace("77", str(keys))
-    source = emit(cuda_program(graph_of(text), Settings(precision=precision)))
+    source = emit(program_for(graph_of(text), "cuda", precision=precision))
     assert has_kernel(source)
     tolerance = {"f16": 2e-3, "bf16": 2e-2, "tf32": 2e-3}[precision]
     compared(source, text, inputs_of(source.program), tolerance)
@@ -141,7 +142,7 @@ def test_rows_whose_bias_is_minus_infinity():
 @pytest.mark.parametrize("tile", CORE_TILES, ids=lambda t: f"{t.warps}x{t.fragments}x{t.keys}")
 def test_every_tile(tile):
     text = attention_of("f16", 2, 70, 83, 24)
-    graph = optimise(graph_of(text), passes=cuda_passes())
+    graph = optimise(graph_of(text), target=Cuda())
     strategy = [lambda c: lower_attention_cores(c, machine(), tile), *strategies()]
     source = emit(lower(graph, strategy))
     inputs = inputs_of(source.program)
@@ -172,14 +173,14 @@ def test_rows_of_matrices_must_be_aligned():
 
 def test_wide_factors_are_left_to_others():
     assert not has_kernel(cuda_of(PLAIN))
-    settings = Settings(precision="f16", arch="sm_70")  # which has no such matrix cores
-    assert not has_kernel(emit(cuda_program(graph_of(PLAIN), settings)))
+    settings = dict(precision="f16", arch="sm_70")  # which has no such matrix cores
+    assert not has_kernel(emit(program_for(graph_of(PLAIN), "cuda", **settings)))
 
 
 @needs_nvcc
 @pytest.mark.parametrize("arch", chosen_architectures())
 def test_nvcc_compiles_attention(arch):
     for text in (attention_of("f16", 4, 512, 512, 64, "is_causal=1"), GRAPHS["shared heads"]):
-        source = emit(cuda_program(graph_of(text), Settings(arch=arch)))
+        source = emit(program_for(graph_of(text), "cuda", arch=arch))
         assert has_kernel(source) == (arch != "sm_75" or "bf16" not in text)
         assert compile_cuda(source.text, arch, strict=True)

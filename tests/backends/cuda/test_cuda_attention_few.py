@@ -17,9 +17,10 @@ from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.attention.few import MOST_ROWS, lower_attention_few
-from graphc.driver import PIPELINES, optimise
+from graphc.driver import optimise
 from graphc.ir.interp import interpret
 from graphc.passes.lower import Conventions, lower
+from graphc.targets.cuda import Cuda
 
 
 def products(batch: str, rows: int, keys: int, size: int, wide: int, type: str = "f32") -> str:
@@ -79,7 +80,7 @@ GRAPHS = {
 
 def in_parts(text: str, parts: int) -> CudaSource:
     """The CUDA C of a graph whose attention is in so many parts."""
-    graph = optimise(graph_of(text), passes=PIPELINES["cuda"])
+    graph = optimise(graph_of(text), target=Cuda())
     kinds = [lambda c: lower_attention_few(c, machine(), parts), *strategies()]
     return emit(lower(graph, kinds, wanted=Conventions(alignment=16)))
 

@@ -18,7 +18,7 @@ from graphc.backends.cuda import emit
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.simulator.profile import profile
-from graphc.driver import cuda_program
+from graphc.driver import program_for
 from graphc.ir.interp import interpret
 
 GRAPH = """graph @g(%x: f32[64,1,1024], %z: f32[3,1024]) -> ? {
@@ -83,7 +83,7 @@ ODD = GRAPH.replace("1024", "1023")
 )
 def test_neighbours_are_computed_together(text):
     graph = graph_of(text)
-    source = emit(cuda_program(graph))
+    source = emit(program_for(graph, "cuda"))
     inputs = inputs_of(source.program)
     (found,) = simulate(source)(inputs)
     (wanted,) = interpret(graph, inputs)

@@ -18,7 +18,7 @@ from cuda_programs import (
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
-from graphc.driver import cuda_program, typed
+from graphc.driver import program_for, typed
 from graphc.ir.interp import interpret
 from graphc.ir.text.parser import parse_graph
 
@@ -101,7 +101,7 @@ def test_products_of_bytes(name):
 
 
 def network() -> CudaSource:
-    return emit(cuda_program(typed(parse_graph(NETWORK))))
+    return emit(program_for(typed(parse_graph(NETWORK)), "cuda"))
 
 
 @needs_compiler
@@ -125,7 +125,7 @@ def test_a_quantised_network_stays_in_bytes():
 def test_models_agree_with_onnxruntime(path):
     if not path.exists():
         pytest.skip(f"no {path.name} beside this checkout")
-    source = emit(cuda_program(typed(path)))
+    source = emit(program_for(typed(path), "cuda"))
     stored = {x.dtype.name for step in source.steps for x in step.slots if x.space == "arena"}
     assert stored <= {"i8", "i32"}
     inputs = inputs_of(source.program)

@@ -6,7 +6,7 @@ from cuda_programs import cuda_of, graph_of, inputs_of, needs_compiler
 
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.simulator import simulate
-from graphc.driver import Settings, cuda_program
+from graphc.driver import program_for
 from graphc.ir.interp import interpret
 
 BODIES = {
@@ -28,7 +28,7 @@ def rows(operator: str, dtype: str, count: int, length: int) -> str:
 
 
 def kinds(text: str, arch: str = "sm_90") -> list[str]:
-    source = emit(cuda_program(graph_of(text), Settings(arch=arch)))
+    source = emit(program_for(graph_of(text), "cuda", arch=arch))
     return [step.function.split("_")[0] for step in source.steps]
 
 
@@ -110,7 +110,7 @@ def test_independent_reductions_share_a_pass():
 @pytest.mark.parametrize("length", [1 << 28, (1 << 28) - 57, 3 << 20])
 @pytest.mark.parametrize("operator", BODIES)
 def test_any_length_fills_a_gpu(operator, length):
-    source = emit(cuda_program(graph_of(rows(operator, "f32", 1, length)), Settings(arch="sm_90")))
+    source = emit(program_for(graph_of(rows(operator, "f32", 1, length)), "cuda", arch="sm_90"))
     most = max(step.grid for step in source.steps)
     grids = [step.grid for step in source.steps if not step.function.startswith("total")]
     assert most > 100 and min(grids) > 100

@@ -24,10 +24,11 @@ from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.contraction.panels import Panel
 from graphc.backends.cuda.strategies.contraction.warps import SIDES, SLICES, WARP_TILES, WarpTile
-from graphc.driver import Settings, cuda_passes, cuda_program, optimise
+from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
 from graphc.ir.program import Program
 from graphc.passes.lower import lower
+from graphc.targets.cuda import Cuda
 
 PRODUCT = """graph @g(%x: f32[70,72]) -> ? {
   const %w : f32[72,50] = random(seed=1)
@@ -93,7 +94,7 @@ GRAPHS = {
 
 def narrowed(text: str, precision: str) -> CudaSource:
     """The CUDA C of a graph with contractions in a precision."""
-    return emit(cuda_program(graph_of(text), Settings(precision=precision)))
+    return emit(program_for(graph_of(text), "cuda", precision=precision))
 
 
 def expected(text: str, precision: str, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -118,7 +119,7 @@ def test_products_of_narrow_floats(name, precision):
 @needs_compiler
 @pytest.mark.parametrize("text", NARROW.values(), ids=NARROW)
 def test_models_of_narrow_types(text):
-    source = emit(cuda_program(graph_of(text)))
+    source = emit(program_for(graph_of(text), "cuda"))
     assert "cores" in source.steps[-1].function
     inputs = inputs_of(source.program)
     (found,) = simulate(source, (0, 1, 2))(inputs)
@@ -140,7 +141,7 @@ def test_both_operands_of_a_convolution_are_copied():
 def test_every_tile(sides):
     tile = WarpTile(*sides, *SLICES[SIDES.index(sides) % len(SLICES)])
     text = PRODUCT.replace("70,72", "150,264").replace("72,50", "264,140").replace("[50]", "[140]")
-    graph = optimise(graph_of(text), passes=cuda_passes("f16"))
+    graph = optimise(graph_of(text), target=Cuda(precision="f16"))
     source = emit(lower(graph, [lambda c: lower_matrix_cores(c, machine(), tile), *strategies()]))
     inputs = inputs_of(source.program)
     (found,) = simulate(source, (0,))(inputs)
@@ -154,7 +155,7 @@ def test_a_thread_puts_together_windows_of_its_own_position(precision):
     """The loop over slices is written out; f32: of bytes, with a zero point."""
     text = BYTES_FIRST if precision == "f32" else FIRST
     tile = WarpTile(128, 64, 64, 32, 32 if precision == "tf32" else 16, 3)
-    graph = optimise(graph_of(text), passes=cuda_passes(precision))
+    graph = optimise(graph_of(text), target=Cuda(precision=precision))
     source = emit(lower(graph, [lambda c: lower_matrix_cores(c, machine(), tile), *strategies()]))
     assert "#pragma unroll\n    for (int32_t slice" in source.text
     assert "store_vector(tile_a" in source.text
@@ -170,7 +171,7 @@ def test_a_thread_puts_together_windows_of_its_own_position(precision):
 
 def cores(text: str, tile: WarpTile) -> Program:
     """The program of a contraction with a tile; of float32s in TF32."""
-    graph = optimise(graph_of(text), passes=cuda_passes("tf32"))
+    graph = optimise(graph_of(text), target=Cuda(precision="tf32"))
     return lower(graph, [lambda c: lower_matrix_cores(c, machine(), tile), *strategies()])
 
 
@@ -196,7 +197,7 @@ def test_conflicts_are_counted(monkeypatch):
 
 
 def test_chunks_are_copied_whichever_way_an_operand_lies():
-    text = emit(cuda_program(graph_of(BOTH_ACROSS))).text
+    text = emit(program_for(graph_of(BOTH_ACROSS), "cuda")).text
     assert text.count("load_matrices_transposed(a") == text.count("load_matrices_transposed(b") > 0
     assert "copy16(tile_a" in text and "copy16(tile_b" in text
 
@@ -231,7 +232,7 @@ def test_tiles_are_those_that_suit_a_gpu():
 @needs_nvcc
 def test_registers_are_enough_for_the_largest_tiles(tmp_path):
     large = BOTH_ACROSS.replace("3,40,48", "1,256,256").replace("3,40,56", "1,256,512")
-    graph = optimise(graph_of(large), passes=cuda_passes())
+    graph = optimise(graph_of(large), target=Cuda())
     source = emit(lower(graph, [lambda c: lower_matrix_cores(c, machine("sm_90"), WARP_TILES[0])]))
     path = tmp_path / "kernels.cu"
     path.write_text(source.text)
@@ -268,7 +269,7 @@ def test_misaligned_copies_are_caught():
 def test_nvcc_compiles_matrix_cores(arch):
     for precision in ("f16", "bf16", "tf32"):
         assert compile_cuda(narrowed(CONVOLUTIONS, precision).text, arch, strict=True)
-    assert compile_cuda(emit(cuda_program(graph_of(BYTES))).text, arch, strict=True)
+    assert compile_cuda(emit(program_for(graph_of(BYTES), "cuda")).text, arch, strict=True)
 
 
 def test_what_is_added_is_read_before_the_first_result_is_stored():

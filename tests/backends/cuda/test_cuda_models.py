@@ -18,7 +18,7 @@ from graphc.backends.cuda import emit
 from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
-from graphc.driver import Settings, cuda_program, typed
+from graphc.driver import program_for, typed
 from graphc.errors import ModelError
 from graphc.ir.interp import interpret
 
@@ -99,7 +99,7 @@ STRATEGY = {
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graphs_agree_with_the_interpreter(name):
     graph = graph_of(GRAPHS[name])
-    source = emit(cuda_program(graph))
+    source = emit(program_for(graph, "cuda"))
     if name in STRATEGY:
         assert source.steps[-1].function.startswith(STRATEGY[name])
     inputs = inputs_of(source.program)
@@ -123,15 +123,15 @@ def test_gpus_are_known_by_their_architecture():
 
 def test_kernels_are_planned_for_an_architecture():
     for arch, strategy in (("sm_75", "tiles"), ("sm_80", "cores")):
-        settings = Settings(arch=arch, precision="bf16")
-        source = emit(cuda_program(graph_of(GRAPHS["bias"]), settings))
+        settings = dict(arch=arch, precision="bf16")
+        source = emit(program_for(graph_of(GRAPHS["bias"]), "cuda", **settings))
         assert source.steps[-1].function.startswith(strategy)
 
 
 @needs_compiler
 def test_a_model_runs_in_the_simulator():
     graph = typed(DIGITS, dims={"N": 3})
-    source = emit(cuda_program(graph))
+    source = emit(program_for(graph, "cuda"))
     inputs = inputs_of(source.program)
     (found,) = simulate(source)(inputs)
     (wanted,) = interpret(graph, inputs)
@@ -141,7 +141,7 @@ def test_a_model_runs_in_the_simulator():
 @needs_nvcc
 @pytest.mark.parametrize("arch", chosen_architectures())
 def test_nvcc_compiles_a_model(arch):
-    source = emit(cuda_program(typed(DIGITS, dims={"N": 3})))
+    source = emit(program_for(typed(DIGITS, dims={"N": 3}), "cuda"))
     assert compile_cuda(source.text, arch, strict=True)
 
 

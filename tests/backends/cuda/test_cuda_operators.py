@@ -7,7 +7,7 @@ import pytest
 
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.launches import launches
-from graphc.driver import compile, cuda_program
+from graphc.driver import compile, program_for
 from graphc.ir.expr import as_expr
 from graphc.ir.interp import interpret
 from graphc.ir.kernel import For, walk_stmts
@@ -33,7 +33,7 @@ def simulated(text: str, checks: str = "on") -> Callable[..., list[np.ndarray]]:
 
 def longest_loop(text: str) -> int:
     """The iterations of the longest loop that a single thread of a program takes."""
-    program = cuda_program(graph_of(text))
+    program = program_for(graph_of(text), "cuda")
     loops = (
         stmt
         for kernel in program.kernels.values()
@@ -149,7 +149,7 @@ def test_first_in_order(shape, wanted, axis, dtype):
 def test_sorting_has_no_bank_conflicts(shape, dtype):
     body = "const %k : i64[1] = [7]\n  %y0, %y1 = TopK(%x0, %k)"
     text = graph(body, f"{dtype}[{','.join(map(str, shape))}]", outputs=2)
-    found = bank_conflicts(cuda_program(graph_of(text)), "TopK")
+    found = bank_conflicts(program_for(graph_of(text), "cuda"), "TopK")
     assert found and max(found.values()) == 0
 
 
@@ -252,7 +252,7 @@ def test_each_tree_of_each_row_has_a_thread():
         " {modes=[0], missing_matters=0}",
         "f32[64,9]",
     )
-    (step,) = emit(cuda_program(graph_of(text))).steps
+    (step,) = emit(program_for(graph_of(text), "cuda")).steps
     assert step.grid * step.block >= 6400
 
 
@@ -278,5 +278,7 @@ def test_determinants_of_singular_matrices_and_of_nan():
 
 
 def test_no_thread_eliminates_a_large_matrix():
-    (step, *others) = emit(cuda_program(graph_of(graph("%y0 = Det(%x0)", "f32[500,500]")))).steps
+    (step, *others) = emit(
+        program_for(graph_of(graph("%y0 = Det(%x0)", "f32[500,500]")), "cuda")
+    ).steps
     assert not others and step.block == 512

@@ -9,7 +9,7 @@ from cuda_programs import graph_of, inputs_of, needs_compiler
 import graphc
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.simulator import simulate
-from graphc.driver import Settings, cuda_program, optimise, typed
+from graphc.driver import optimise, program_for, typed
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.dtypes import bf16, f16, f32
 from graphc.ir.interp import interpret
@@ -35,7 +35,7 @@ def test_the_error_is_small(path, precision):
     if not path.exists():
         pytest.skip(f"no {path.name} beside this checkout")
     pins = {"dims": {"N": 2}} if path == DIGITS else {}
-    source = emit(cuda_program(typed(path, **pins), Settings(precision=precision)))
+    source = emit(program_for(typed(path, **pins), "cuda", precision=precision))
     inputs = inputs_of(source.program)
     found = simulate(source, (0,))(inputs)
     for result, wanted in zip(found, interpret(typed(path, **pins), inputs)):
@@ -45,11 +45,11 @@ def test_the_error_is_small(path, precision):
 @needs_compiler
 def test_rounding_differs_from_float32_as_it_should():
     graph = graph_of(LAYERS)
-    (x,) = inputs_of(cuda_program(graph_of(LAYERS)))
+    (x,) = inputs_of(program_for(graph_of(LAYERS), "cuda"))
     (exact,) = interpret(graph, [x])
     errors = {}
     for precision in ("f32", "tf32", "f16", "bf16"):
-        source = emit(cuda_program(graph_of(LAYERS), Settings(precision=precision)))
+        source = emit(program_for(graph_of(LAYERS), "cuda", precision=precision))
         (found,) = simulate(source, (0,))([x])
         errors[precision] = np.abs(found - exact).max() / np.ptp(exact)
     assert errors["f32"] < 1e-6
@@ -58,7 +58,7 @@ def test_rounding_differs_from_float32_as_it_should():
 
 
 def test_narrow_values_are_stored():
-    program = cuda_program(graph_of(LAYERS), Settings(precision="f16"))
+    program = program_for(graph_of(LAYERS), "cuda", precision="f16")
     stored = [s.dtype for step in program.steps for s in step.slots if s.space != "output"]
     assert f16 in stored and {c.dtype.name for c in program.constants} == {"float16"}
     assert [s.dtype for s in program.steps[0].slots] == [f32, f16, f16]  # converts its input
@@ -80,7 +80,7 @@ RESIDUAL = """graph @g(%x: f32[64,32]) -> ? {
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_tf32_takes_no_launch_and_no_byte_more(arch):
     plain, narrow = (
-        cuda_program(graph_of(RESIDUAL), Settings(precision=each, arch=arch)).steps
+        program_for(graph_of(RESIDUAL), "cuda", precision=each, arch=arch).steps
         for each in ("f32", "tf32")
     )
     assert [s.nbytes for s in narrow] == [s.nbytes for s in plain]
@@ -95,7 +95,7 @@ def test_inputs_are_converted_by_the_kernel_that_reads_them():
     }"""
     for text, more in ((picture, 0), (LAYERS, 0), (RESIDUAL, 1)):
         plain, narrow = (
-            cuda_program(graph_of(text), Settings(precision=each)).steps for each in ("f32", "f16")
+            program_for(graph_of(text), "cuda", precision=each).steps for each in ("f32", "f16")
         )
         assert len(narrow) == len(plain) + more, text
 
@@ -115,7 +115,7 @@ def test_what_depthwise_sums_multiply_is_stored_narrow(precision):
       %y = Conv(%e, %p)
       return %y
     }"""
-    source = emit(cuda_program(graph_of(text), Settings(precision=precision)))
+    source = emit(program_for(graph_of(text), "cuda", precision=precision))
     first, depthwise, *_ = source.program.steps
     stored = [s.dtype.name for s in (*first.slots, *depthwise.slots) if s.space == "arena"]
     assert stored == [precision] * 3
@@ -132,9 +132,7 @@ def test_depthwise_sums_are_no_business_of_tf32():
       %y = Conv(%x, %d) {group=16}
       return %y
     }"""
-    plain, narrow = (
-        str(cuda_program(graph_of(text), Settings(precision=p))) for p in ("f32", "tf32")
-    )
+    plain, narrow = (str(program_for(graph_of(text), "cuda", precision=p)) for p in ("f32", "tf32"))
     assert plain == narrow
 
 
@@ -153,7 +151,7 @@ def test_what_is_only_chosen_among_and_multiplied_is_stored_narrow():
       %y = GlobalAveragePool(%f)
       return %y
     }"""
-    source = emit(cuda_program(graph_of(text), Settings(precision="bf16")))
+    source = emit(program_for(graph_of(text), "cuda", precision="bf16"))
     slots = [
         [slot for slot in step.slots if slot.space == "arena"] for step in source.program.steps
     ]
@@ -173,7 +171,7 @@ def test_rounding_to_tf32_on_the_way_to_matrix_cores(transposed):
     x[range(len(special)), range(len(special))] = special
     text = "graph @g(%x: f32[64,64], %w: f32[64,64]) -> ? {"
     text += "%t = Transpose(%x) %y = MatMul(%t, %w)" if transposed else "%y = MatMul(%x, %w)"
-    source = emit(cuda_program(graph_of(text + " return %y }"), Settings(precision="tf32")))
+    source = emit(program_for(graph_of(text + " return %y }"), "cuda", precision="tf32"))
     assert len(source.steps) == 1 and "round_tf32(" in source.text
     found = np.diagonal(simulate(source)([x, np.eye(64, dtype=np.float32)])[0])[: len(special)]
     nans = np.full((64, 64), np.array(0x7FFFFFFF, np.uint32).view(np.float32))

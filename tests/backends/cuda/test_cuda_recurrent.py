@@ -14,7 +14,7 @@ from cuda_programs import (
 from graphc.backends.cuda import CudaSource, emit
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
-from graphc.driver import Settings, cuda_program
+from graphc.driver import program_for
 from graphc.ir.interp import interpret
 
 STEPS = 4
@@ -65,7 +65,7 @@ def per_step(source: CudaSource) -> int:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_agrees_with_the_interpreter(name, precision):
     graph = graph_of(GRAPHS[name])
-    source = emit(cuda_program(graph, Settings(precision=precision)))
+    source = emit(program_for(graph, "cuda", precision=precision))
     inputs = inputs_of(source.program)
     if name == "lstm, lengths and peepholes":
         inputs[1] = np.array([5, 0, 3], np.int32)
@@ -75,7 +75,7 @@ def test_agrees_with_the_interpreter(name, precision):
 
 def test_launches_per_step():
     def steps(name: str, precision: str = "f32") -> int:
-        return per_step(emit(cuda_program(graph_of(GRAPHS[name]), Settings(precision=precision))))
+        return per_step(emit(program_for(graph_of(GRAPHS[name]), "cuda", precision=precision)))
 
     assert steps("lstm") == steps("lstm forward") == steps("lstm, odd sizes") == 1
     assert steps("lstm", "f16") == steps("lstm forward", "f16") == 1  # the state stays float32
@@ -90,7 +90,7 @@ def test_launches_per_step():
 @pytest.mark.parametrize("planted", [np.nan, np.inf])
 def test_what_is_not_finite_stays_in_its_sample(planted):
     graph = graph_of(GRAPHS["lstm, odd sizes"])
-    source = emit(cuda_program(graph))
+    source = emit(program_for(graph, "cuda"))
     inputs = inputs_of(source.program)
     inputs[0][1, 2, 0] = planted
     with np.errstate(all="ignore"):

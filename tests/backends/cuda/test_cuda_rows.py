@@ -9,7 +9,7 @@ from cuda_programs import cuda_of, graph_of, inputs_of, needs_compiler
 
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.simulator import simulate
-from graphc.driver import cuda_program
+from graphc.driver import program_for
 from graphc.ir.interp import interpret
 
 OPERATORS = {
@@ -33,7 +33,7 @@ def rows(operator: str, dtype: str, count: int, length: int) -> str:
 def check(text: str, tolerance: float) -> str:
     """The CUDA C of a graph, which does in the simulator what the interpreter does."""
     graph = graph_of(text)
-    source = emit(cuda_program(graph))
+    source = emit(program_for(graph, "cuda"))
     assert any(step.function.startswith("rows") for step in source.steps)
     inputs = inputs_of(source.program)
     for found, wanted in zip(simulate(source)(inputs), interpret(graph, inputs)):

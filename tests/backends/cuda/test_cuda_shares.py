@@ -16,9 +16,10 @@ from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.contraction.tiles import TILES, Tile, lower_shared_tiles
 from graphc.backends.cuda.strategies.contraction.warps import SHARED_SIDES, WARP_TILES, WarpTile
-from graphc.driver import Settings, cuda_passes, cuda_program, optimise
+from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
+from graphc.targets.cuda import Cuda
 
 GRAPHS = {
     "epilogue": """graph @g(%x: f32[50,700]) -> ? {
@@ -54,7 +55,7 @@ def source_of(text: str, tile: Tile | WarpTile) -> CudaSource:
     """The kernels of a graph, its contraction with a tile; with factors of f16 on matrix cores."""
     is_plain = isinstance(tile, Tile)
     own = lower_shared_tiles if is_plain else lower_matrix_cores
-    graph = optimise(graph_of(text), passes=cuda_passes("f32" if is_plain else "f16"))
+    graph = optimise(graph_of(text), target=Cuda(precision="f32" if is_plain else "f16"))
     return emit(lower(graph, [lambda c: own(c, machine("sm_90"), tile), *strategies("sm_90")]))
 
 
@@ -112,6 +113,6 @@ def test_they_are_taken_where_blocks_are_few_and_sums_long():
 
 def test_kernels_of_float64_need_no_more_shared_memory_than_there_is():
     text = GRAPHS["odd"].replace("f32", "f64").replace("203", "2003")
-    source = emit(cuda_program(graph_of(text), Settings(arch="sm_75")))
+    source = emit(program_for(graph_of(text), "cuda", arch="sm_75"))
     assert any(step.function.startswith("tiles") for step in source.steps)
     assert all(step.shared <= machine("sm_75").block_shared for step in source.steps)

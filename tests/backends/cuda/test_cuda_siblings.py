@@ -14,7 +14,7 @@ from cuda_programs import (
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
-from graphc.driver import Settings, cuda_program
+from graphc.driver import program_for
 from graphc.ir.interp import interpret
 
 ROUNDED = """graph @g(%a: f32[37,24], %b: f32[24,51]) -> ? {
@@ -60,7 +60,7 @@ GRAPHS = {name: text for name, (text, _, _) in CASES.items()}
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_the_interpreter(name):
     text, precision, launches = CASES[name]
-    source = emit(cuda_program(graph_of(text), Settings(precision=precision)))
+    source = emit(program_for(graph_of(text), "cuda", precision=precision))
     assert len(source.steps) == launches
     inputs = inputs_of(source.program)
     (found,) = simulate(source)(inputs)

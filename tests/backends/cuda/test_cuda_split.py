@@ -9,7 +9,7 @@ from cuda_programs import cuda_of, graph_of, inputs_of, needs_compiler
 from graphc.backends.cuda import emit
 from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.simulator.profile import profile
-from graphc.driver import Settings, cuda_program
+from graphc.driver import program_for
 from graphc.ir.interp import interpret
 
 GRAPHS = {
@@ -65,7 +65,7 @@ GRAPHS = {
 
 
 def is_split(text: str) -> bool:
-    steps = emit(cuda_program(graph_of(text))).steps
+    steps = emit(program_for(graph_of(text), "cuda")).steps
     return any(step.function.startswith("total") for step in steps)
 
 
@@ -73,7 +73,7 @@ def is_split(text: str) -> bool:
 @pytest.mark.parametrize("precision", ["f32", "f16"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_partial_sums_add_up(name, precision):
-    source = emit(cuda_program(graph_of(GRAPHS[name]), Settings(precision=precision)))
+    source = emit(program_for(graph_of(GRAPHS[name]), "cuda", precision=precision))
     functions = [step.function.split("_")[0] for step in source.steps]
     assert "total" in functions
     inputs = inputs_of(source.program)

@@ -22,10 +22,11 @@ from graphc.backends.cuda.simulator.profile import profile
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
 from graphc.backends.cuda.strategies.contraction.tiles import TILES, Tile, lower_shared_tiles
-from graphc.driver import cuda_passes, cuda_program, optimise
+from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
 from graphc.ir.program import Program
 from graphc.passes.lower import lower
+from graphc.targets.cuda import Cuda
 
 GRAPHS = {
     "plain": """graph @g(%x: f32[128,68], %w: f32[68,64]) -> ? {
@@ -80,7 +81,7 @@ EACH_TILE = pytest.mark.parametrize("tile", TILES, ids=str)
 def tiled(text: str, tile: Tile) -> Program:
     """The program of a graph, its contraction with a tile."""
     own = [lambda c: lower_shared_tiles(c, machine(), tile), *strategies()]
-    return lower(optimise(graph_of(text), passes=cuda_passes()), own)
+    return lower(optimise(graph_of(text), target=Cuda()), own)
 
 
 def source_of(text: str, tile: Tile) -> CudaSource:
@@ -151,7 +152,7 @@ def test_awkward_sizes(sizes, type):
   %y = Add(%p, %b)
   return %y
 }}"""
-    source = emit(cuda_program(graph_of(text)))
+    source = emit(program_for(graph_of(text), "cuda"))
     inputs = inputs_of(source.program)
     (found,) = simulate(source, (0, 3))(inputs)
     (wanted,) = interpret(graph_of(text), inputs)

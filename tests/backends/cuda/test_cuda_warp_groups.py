@@ -20,10 +20,11 @@ from graphc.backends.cuda.strategies.contraction.warpgroups import (
     GroupTile,
 )
 from graphc.backends.cuda.strategies.contraction.warps import WARP_TILES
-from graphc.driver import Settings, cuda_passes, cuda_program, optimise
+from graphc.driver import optimise, program_for
 from graphc.errors import InternalError
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
+from graphc.targets.cuda import Cuda
 
 HOPPER = "sm_90a"
 PRODUCT = """graph @g(%x: f32[150,264]) -> ? {
@@ -65,7 +66,7 @@ GRAPHS = {
 
 def grouped(text: str, precision: str = "f32", tile: GroupTile | None = None) -> CudaSource:
     """The CUDA C of a graph with a tile of warp groups wherever one fits."""
-    graph = optimise(graph_of(text), passes=cuda_passes(precision))
+    graph = optimise(graph_of(text), target=Cuda(precision=precision))
     tile = tile or GroupTile(64, 64, 64, 64, 32, 4)
     known = strategies(HOPPER)
     return emit(lower(graph, [lambda c: lower_matrix_cores(c, machine(HOPPER), tile), *known]))
@@ -136,15 +137,15 @@ def test_they_are_chosen_where_there_are_any():
   %y = MatMul(%x, %w)
   return %y
 }"""
-    assert "wgmma_" in emit(cuda_program(graph_of(text), Settings(arch=HOPPER))).text
+    assert "wgmma_" in emit(program_for(graph_of(text), "cuda", arch=HOPPER)).text
     for arch in ("sm_90", "sm_80", "sm_90a,sm_80", "sm_100a", "sm_120"):
         assert machine(arch).group_rate == 0
-        assert "wgmma_" not in emit(cuda_program(graph_of(text), Settings(arch=arch))).text
+        assert "wgmma_" not in emit(program_for(graph_of(text), "cuda", arch=arch)).text
 
 
 def test_what_no_copy_brings_is_left_to_warps():
     odd = ROWS.replace("2,72,200", "2,72,197").replace("2,200,88", "2,197,88")
-    text = emit(cuda_program(graph_of(odd), Settings(arch=HOPPER))).text
+    text = emit(program_for(graph_of(odd), "cuda", arch=HOPPER)).text
     assert "wgmma_" not in text and "mma_f16(" in text
 
 

@@ -21,9 +21,10 @@ from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.windows.kernel import lower_windows
 from graphc.backends.cuda.strategies.windows.patches import Patch
-from graphc.driver import PIPELINES, optimise
+from graphc.driver import optimise
 from graphc.ir.interp import interpret
 from graphc.passes.lower import Conventions, lower
+from graphc.targets.cuda import Cuda
 
 DEPTHWISE = """graph @g(%x: {t}[2,24,13,11]) -> ? {{
   const %w : {t}[24,1,3,3] = random(seed=1)
@@ -132,7 +133,7 @@ def test_windows_agree_with_the_interpreter(name):
 
 def in_patches(text: str, patch: Patch) -> CudaSource:
     """A graph whose windows are computed in such patches."""
-    graph = optimise(graph_of(text), passes=PIPELINES["cuda"])
+    graph = optimise(graph_of(text), target=Cuda())
     first = [lambda c: lower_windows(c, machine(), patch)]
     return emit(lower(graph, [*first, *strategies()], wanted=Conventions(alignment=16)))
 

@@ -22,11 +22,12 @@ from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.contraction.warpgroups import GROUP_SIDES, GroupTile
 from graphc.backends.cuda.strategies.contraction.warps import SHARED_SIDES, SIDES, SLICES, WarpTile
-from graphc.driver import cuda_passes, cuda_program, optimise, typed
+from graphc.driver import optimise, program_for, typed
 from graphc.ir.compare import agreements
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
 from graphc.runtime.feeds import random_feeds
+from graphc.targets.cuda import Cuda
 
 pytestmark = pytest.mark.gpu
 
@@ -60,7 +61,7 @@ def check(found, wanted) -> None:
 def test_graphs(name):
     """One by one, then captured and replayed."""
     graph = graph_of(GRAPHS[name])
-    inputs = inputs_of(cuda_program(graph_of(GRAPHS[name])))
+    inputs = inputs_of(program_for(graph_of(GRAPHS[name]), "cuda"))
     wanted = interpret(graph, inputs)
     model = graphc.compile(graph, target="cuda")
     for _ in range(3):
@@ -74,7 +75,7 @@ def test_every_tile_of_matrix_cores(tile, text):
     here = machine(with_own_features(gpu.arch))
     if not tile.rate(here):
         pytest.skip(f"{gpu.arch} has no such products")
-    graph = optimise(graph_of(text), passes=cuda_passes())
+    graph = optimise(graph_of(text), target=Cuda())
     program = lower(graph, [lambda c: lower_matrix_cores(c, here, tile), *strategies(here.arch)])
     inputs = inputs_of(program)
     check(GpuModel(program, gpu)(inputs), interpret(graph_of(text), inputs))
@@ -99,7 +100,7 @@ def test_each_of_the_bindings(name, monkeypatch):
         pytest.skip(str(error))
     assert driver.name == name
     graph = graph_of(BRANCHES)
-    inputs = inputs_of(cuda_program(graph_of(BRANCHES)))
+    inputs = inputs_of(program_for(graph_of(BRANCHES), "cuda"))
     wanted = interpret(graph, inputs)
     model = graphc.compile(graph, target="cuda")
     for _ in range(4):
@@ -127,7 +128,7 @@ def arrays_of_jax(array):
 @pytest.mark.parametrize("library", [arrays_of_torch, arrays_of_cupy, arrays_of_jax])
 def test_arrays_of_other_libraries(library):
     graph = graph_of(BRANCHES)
-    (x,) = inputs_of(cuda_program(graph_of(BRANCHES)))
+    (x,) = inputs_of(program_for(graph_of(BRANCHES), "cuda"))
     wanted = interpret(graph, [x])
     model = graphc.compile(graph, target="cuda")
     given, taken = library(x)
@@ -240,7 +241,7 @@ def test_two_models_in_one_cpp_program(tmp_path):
     for (place, name), text in texts.items():
         (tmp_path / place).mkdir()
         folder(tmp_path / place, name=name, graph=text)
-        inputs = inputs_of(cuda_program(graph_of(text)))
+        inputs = inputs_of(program_for(graph_of(text), "cuda"))
         (tmp_path / place / "x.bin").write_bytes(b"".join(x.tobytes() for x in inputs))
         wanted.append(interpret(graph_of(text), inputs)[0])
     (tmp_path / "main.cpp").write_text(BOTH)

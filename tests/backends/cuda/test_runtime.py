@@ -17,7 +17,7 @@ from graphc.backends.cuda.runtime import DeviceArray, DriverError, Model, adopt
 from graphc.backends.cuda.runtime.artifact import code_for, load
 from graphc.backends.cuda.runtime.driver import DriverMissing
 from graphc.backends.cuda.runtime.model import MAX_GRAPHS
-from graphc.driver import cuda_program
+from graphc.driver import program_for
 from graphc.errors import InternalError, ModelError, UnsupportedError
 from graphc.ir.interp import interpret
 
@@ -36,7 +36,7 @@ PRODUCTS = """graph @net(%x: f32[N,1024]) -> f32[N,1024] where N: 1..4 {
 
 
 def model_of(text: str = BRANCHES, driver: FakeDriver | None = None) -> Model:
-    source = emit(cuda_program(graph_of(text)))
+    source = emit(program_for(graph_of(text), "cuda"))
     plan, weights = launch_plan(source)
     plan = json.loads(json.dumps(plan))  # as a launcher reads it
     return Model(plan, weights, source.text.encode(), driver or FakeDriver())
@@ -94,7 +94,7 @@ def test_branches_run_on_streams_of_their_own():
 
 
 def test_a_missing_dependency_would_show():
-    source = emit(cuda_program(graph_of(BRANCHES)))
+    source = emit(program_for(graph_of(BRANCHES), "cuda"))
     plan, weights = launch_plan(source)
     for launch in plan["launches"]:
         launch["waits"] = []
@@ -381,7 +381,7 @@ def written(folder, source):
 
 
 def test_a_folder_is_loaded(tmp_path):
-    source = emit(cuda_program(graph_of(BRANCHES)))
+    source = emit(program_for(graph_of(BRANCHES), "cuda"))
     weights = written(tmp_path, source)["weights.bin"]
     model = load(tmp_path, driver=FakeDriver())
     inputs = inputs_of(source.program)
@@ -397,7 +397,7 @@ def test_a_folder_is_loaded(tmp_path):
 
 def test_damaged_folders(tmp_path, request):
     """Whatever is damaged of what is read to run a model, it is refused or gives what it gave."""
-    source = emit(cuda_program(graph_of(BRANCHES)))
+    source = emit(program_for(graph_of(BRANCHES), "cuda"))
     files = written(tmp_path, source)
     inputs = inputs_of(source.program)
     wanted = load(tmp_path, driver=FakeDriver()).run(inputs)

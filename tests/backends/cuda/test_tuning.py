@@ -12,7 +12,7 @@ from graphc.backends.cuda import tuning
 from graphc.backends.cuda.runtime.driver import DriverMissing
 from graphc.backends.cuda.simulator import simulate
 from graphc.backends.cuda.strategies import strategies
-from graphc.driver import Settings, cuda_program
+from graphc.driver import program_for
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
@@ -65,7 +65,7 @@ def test_a_tuned_model_computes_the_same(tuner, monkeypatch):
     monkeypatch.setattr(tuning, "default_cache", lambda: tuner.cache)
     from graphc.backends.cuda import emit
 
-    program = cuda_program(graph_of(PRODUCT), Settings(tune=True))
+    program = program_for(graph_of(PRODUCT), "cuda", tune=True)
     assert tuner.driver.candidates == tuning.TRIED
     inputs = [np.ones(t.static_shape, np.float32) for _, t in program.inputs]
     (found,) = simulate(emit(program))(inputs)
@@ -92,7 +92,7 @@ def test_without_a_gpu_it_is_said(monkeypatch):
 
     monkeypatch.setattr("graphc.backends.cuda.gpu.open_driver", missing)
     with pytest.raises(UnsupportedError, match="no GPU can be used"):
-        cuda_program(graph_of(PRODUCT), Settings(tune=True))
+        program_for(graph_of(PRODUCT), "cuda", tune=True)
 
 
 def test_tiles_are_measured_where_they_run(monkeypatch):

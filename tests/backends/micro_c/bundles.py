@@ -42,7 +42,7 @@ def float_model(node, x: np.ndarray, weights: dict[str, np.ndarray]) -> onnx.Mod
 
 def micro_program(model: onnx.ModelProto, cpu: str = DEFAULT) -> Program:
     """The program that a bundle is made from."""
-    return driver.micro_program(driver.typed(model), cpu=cpu)
+    return driver.program_for(driver.typed(model), "c", cpu=cpu)
 
 
 def reference(model: onnx.ModelProto, feeds: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -7,15 +7,17 @@ import pytest
 from every_target import agree_everywhere
 from ort_compare import agree
 
-from graphc.driver import cpu_program, cuda_program, micro_program
+from graphc.driver import program_for
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.graph import clone_graph
 from graphc.ir.interp import interpret
+from graphc.ir.machine import Machine
 from graphc.ir.ops.attention import Band
 from graphc.ir.types import type_of
-from graphc.passes import run_pipeline
+from graphc.passes import Context, run_pipeline
+from graphc.passes.manager.context import AnyTarget
 
 rng = np.random.default_rng(11)
 
@@ -253,9 +255,9 @@ def test_directions_may_take_their_steps_together(op, gates, lengths):
     inputs = [x for x in operands if x is not None]
     wanted = interpret(graph, inputs)
     products = [len(graph.ops)]
-    for batched in ("false", "true"):
+    for seconds in (0, 1e-6):
         copy = clone_graph(graph)
-        run_pipeline(copy, f"decompose{{batched={batched}}}")
+        run_pipeline(copy, "decompose", Context(AnyTarget(Machine(launch_seconds=seconds))))
         products.append(sum(o.name in ("Gemm", "Einsum") for o in copy.ops))
         for found, expected in zip(interpret(copy, inputs), wanted):
             np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -293,8 +295,8 @@ def test_a_loss_stores_no_probabilities():
     graph = new_graph(x=type_of(scores), labels=type_of(labels))
     graph.set_results([Builder(graph).SoftmaxCrossEntropyLoss(*graph.params)])
     graph.phase = "typed"
-    for program in (cpu_program, cuda_program, micro_program):
-        assert program(clone_graph(graph)).arena_bytes < scores.nbytes / 4
+    for target in ("cpu", "cuda", "c"):
+        assert program_for(clone_graph(graph), target).arena_bytes < scores.nbytes / 4
     powers = np.exp(scores.astype(np.float64))
     likelihoods = powers[np.arange(16), labels] / powers.sum(axis=1)
     expected = np.asarray(-np.log(likelihoods).mean(), np.float32)

@@ -104,7 +104,7 @@ def test_a_gpu_fuses_all_but_the_projections_and_the_mask():
         np.ones((1, 64), np.int32),
     ]
     proto = runtime_model("Attention", operands, {"num_heads": 2}, constants={1, 2})
-    kernels = [call.kernel for call in driver.cuda_program(driver.typed(proto)).steps]
+    kernels = [call.kernel for call in driver.program_for(driver.typed(proto), "cuda").steps]
     assert [name.split("_")[0] for name in kernels if "attention" in name] == ["attention"]
     assert len(kernels) == 4
 

@@ -84,7 +84,7 @@ def test_weights_stay_packed(bits, rows, target):
     operands, attrs = weights(64, 256, 32, bits, "packed")
     given = [floats(rows, 256), *operands]
     proto = runtime_model("MatMulNBits", given, attrs, constants={1, 2, 3})
-    program = driver.PROGRAMS[target](driver.typed(proto), None)
+    program = driver.program_for(driver.typed(proto), target)
     spare = 64 * 8  # bytes: one processor's vectors take whole bytes of zero points
     assert sum(x.nbytes for x in program.constants) <= sum(x.nbytes for x in operands) + spare
 

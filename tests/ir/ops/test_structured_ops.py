@@ -12,7 +12,7 @@ from saturation import LARGEST_WEIGHT
 from single_op import run_op
 
 from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program
-from graphc.driver import cpu_program
+from graphc.driver import program_for
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
@@ -335,7 +335,7 @@ def test_determinants_of_matrices_that_no_stack_holds():
     graph = new_graph(x=TensorType(dtypes.f32, (2, 1100, 1100)))
     graph.set_results([Builder(graph).Det(*graph.params)])
     graph.phase = "typed"
-    program = cpu_program(graph)
+    program = program_for(graph)
     (kernel,) = program.kernels.values()
     assert not any(isinstance(s, Alloc) and s.buffer.size > 1 for s in walk_stmts(kernel.body))
     x = np.eye(1100, dtype=np.float32) + floats(2, 1100, 1100) / 300

@@ -12,9 +12,11 @@ from graphc.driver import OPTIMISING, optimise
 from graphc.ir.compare import compare
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.interp import interpret
+from graphc.ir.machine import Machine
 from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import Layout
 from graphc.passes.analysis import structure
+from graphc.passes.manager.context import AnyTarget
 from graphc.passes.specialise import specialise
 
 
@@ -65,7 +67,8 @@ def test_conversions_for_readers_stay_with_them():
       %z = MatMul(%c, %v)
       return %y, %z
     }"""
-    graph = optimise(specialise(parse_graph(text)), passes="fuse{widening=true}")
+    gpu = AnyTarget(Machine(instructions=frozenset({"widening_loads"})))
+    graph = optimise(specialise(parse_graph(text)), passes="fuse", target=gpu)
     assert groups(graph) == [["Relu", "Reshape"], ["Cast", "MatMul"], ["Cast", "MatMul"]]
 
 

@@ -336,9 +336,10 @@ def test_composition_keeps_reductions_apart():
         return b.ReduceSum(b.Mul(b.ReduceMax(x, np.array([1]), keepdims=1), x), np.array([1]))
 
     graph, _ = build(function, x=x)
+    from graphc.passes import Context
     from graphc.passes.fusion.fuse import fuse
 
-    fuse(graph)
+    fuse(graph, Context())
     whole = computation(graph.results[0].producer)
     found = evaluate(whole.outputs[0].expr, whole.outputs[0].extents, {"in0": x})
     np.testing.assert_allclose(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from graphc.driver import PROGRAMS, c_program
+from graphc.driver import program_for
 from graphc.errors import UnsupportedError
 from graphc.ir.text.parser import parse_graph
 from graphc.passes.specialise import specialise
@@ -42,4 +42,4 @@ COMPLEX = """graph @g(%x: c64[3]) -> ? {
 def test_what_needs_a_host_is_refused(target, text, message):
     graph = specialise(parse_graph(text))
     with pytest.raises(UnsupportedError, match=message):
-        {**PROGRAMS, "plain": c_program}[target](graph, None)
+        program_for(graph, target)

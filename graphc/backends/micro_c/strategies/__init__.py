@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from graphc.backends.micro_c.cpus import DEFAULT, Cpu, cpu_of
+from graphc.backends.micro_c.cpus import DEFAULT, PAIRS, Cpu, cpu_of
 from graphc.backends.micro_c.strategies.helium.strategy import lower_helium
 from graphc.backends.micro_c.strategies.helium.sums import HeliumOptions
 from graphc.backends.micro_c.strategies.tiles import TileOptions, lower_tiles
@@ -31,13 +31,13 @@ def tile_options(cpu: Cpu) -> TileOptions:
     """Tiles whose sums and operands fit the registers."""
     if cpu.registers >= MANY:
         return TileOptions(
-            integer_rows=4, integer_columns=4, integer_alone=8, quads=cpu.pairs
+            integer_rows=4, integer_columns=4, integer_alone=8, quads=cpu.has(PAIRS)
         )  # fmt: skip
     if cpu.registers >= FEW:
-        return TileOptions(quads=cpu.pairs)
+        return TileOptions(quads=cpu.has(PAIRS))
     return TileOptions(
         rows=2, columns=2, alone=2, integer_rows=1, integer_columns=4, integer_alone=4,
-        quads=cpu.pairs, unroll=1, whole=4,
+        quads=cpu.has(PAIRS), unroll=1, whole=4,
     )  # fmt: skip
 
 
@@ -46,6 +46,6 @@ def small_tiles(cpu: Cpu) -> TileOptions:
     if cpu.registers < FEW:
         return tile_options(cpu)
     return TileOptions(
-        rows=2, columns=2, alone=2, integer_alone=2, quads=cpu.pairs,
+        rows=2, columns=2, alone=2, integer_alone=2, quads=cpu.has(PAIRS),
         quad_unroll=1, unroll=1, whole=4,
     )  # fmt: skip

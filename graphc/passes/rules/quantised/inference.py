@@ -13,8 +13,8 @@ from graphc.passes.rules.quantised.values import GROUP, target_of
 
 y, scale, zero = var("y scale zero")
 
-HAS_FLOATS = "floats are as good"  # an option: for all but sums of products
 FLOATS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "Softmax"})
+"""Left to floats where these are fast."""
 FORMS: dict[str, Callable[[Rewriter, Op, Activated], Value | None]] = {
     "Conv": products.convolution,
     "MatMul": products.matrix_product,
@@ -42,7 +42,7 @@ def integer_inference(
     inner = value.producer
     if inner is None or inner.name not in FORMS:
         return rw.skip(f"{inner.name if inner else 'an input'} has no integer form")
-    if rw.ctx.options.get(HAS_FLOATS) and inner.name in FLOATS:
+    if rw.ctx.target.machine.has("fast_floats") and inner.name in FLOATS:
         return rw.skip("it is left to floats")
     if len(y.uses) != 1 or (len(value.uses) != 1 and inner.name != "DequantizeLinear"):
         return rw.skip("the value before the quantisation is used elsewhere")

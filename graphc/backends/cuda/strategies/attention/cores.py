@@ -74,7 +74,7 @@ def lower_attention_cores(
     if narrowed is None:
         return "attention: its factors are not all values of one narrow type"
     kind, match = narrowed
-    if kind.instruction not in gpu.products:
+    if not gpu.has(kind.instruction):
         return f"attention: {gpu.arch} has no {kind.instruction}"
     batch, rows, columns = (count(x) for x in (match.outer, match.rows, match.columns))
     tiles = [t for t in CORE_TILES if _CoreAttention(match, kind, t).fits(gpu)]

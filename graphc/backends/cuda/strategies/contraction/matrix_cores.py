@@ -47,7 +47,7 @@ def lower_matrix_cores(
     kind = kind_of(match)
     if kind is None:
         return f"contraction: factors of {match.hole.dtype} are no narrower values"
-    if kind.instruction not in gpu.products:
+    if not gpu.has(kind.instruction):
         return f"contraction: {gpu.arch} has no {kind.instruction}"
     rows, columns = count(match.rows), count(match.cols)
     if rows < MIN_ROWS or columns < MIN_COLUMNS or any(x.count == 0 for x in match.indices):

@@ -1,0 +1,35 @@
+"""What passes and strategies ask of the machine that code is made for.
+
+A `Machine` is plain data. The empty one is a processor that runs scalar loops, of which nothing
+else is known; every pass gives right results for it. Backends extend it by what only their own
+strategies need. No pass compares the names of targets or of machines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """`vector_bytes` of a register, or of what a thread of a GPU reads at once (0: no vectors);
+    `registers` that tiles can use; `caches`, bytes from the first level on, as far as known;
+    `warp`, how many threads go together, each with an element of its own; `launch_seconds` until a
+    kernel starts; and its `instructions`: those of ir/instructions.py and of its backend that it
+    has, and these properties of others:
+
+        fast_floats          arithmetic on floats takes no longer than that on 8-bit integers
+        unaligned_vectors    a vector is read from any address, as fast as from its multiples
+        widening_loads       narrow floats become wider ones at no cost while they are read
+    """
+
+    vector_bytes: int = 0
+    registers: int = 0
+    caches: tuple[int, ...] = ()
+    warp: int = 1
+    launch_seconds: float = 0.0
+    instructions: frozenset[str] = frozenset()
+
+    def has(self, instruction: str) -> bool:
+        """Whether it has an instruction, or a property of instructions."""
+        return instruction in self.instructions

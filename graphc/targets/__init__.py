@@ -1,0 +1,52 @@
+"""Targets: what models are compiled for. Importing this registers those of graphc; none of their
+backends is loaded before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from graphc.errors import ModelError, UnsupportedError
+from graphc.targets import cpu, micro_c, cuda, plain  # noqa: F401, I001  (register in this order)
+from graphc.targets.base import TARGETS, Target, options_of, register_target
+
+__all__ = [
+    "DEFAULT", "TARGETS", "Target", "configured", "lookup", "options_of", "owner_of",
+    "register_target",
+]  # fmt: skip
+
+DEFAULT = cpu.Cpu.name
+
+
+def lookup(name: str) -> type[Target]:
+    """The target of that name; ModelError tells which there are."""
+    if name not in TARGETS:
+        raise ModelError(f"target {name!r} is none of {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def configured(
+    target: str | Target, options: Mapping[str, Any], others: Sequence[str] = ()
+) -> Target:
+    """A target with options; those that are what they are anyhow may be of another target. `others`
+    are names that are options too."""
+    cls = lookup(target) if isinstance(target, str) else type(target)
+    given = {}
+    for name, value in options.items():
+        owner = cls if name in options_of(cls) else owner_of(name)
+        if owner is None:
+            known = ", ".join([*others, *options_of(cls)])
+            raise ModelError(f"there is no option {name!r}; there are {known}")
+        if owner is cls:
+            given[name] = value
+        elif value != options_of(owner)[name].default:
+            raise UnsupportedError(
+                f"target {cls.name!r} has no {name}={value!r}; target {owner.name!r} has"
+            )
+    return cls(**given) if isinstance(target, str) else replace(target, **given)
+
+
+def owner_of(option: str) -> type[Target] | None:
+    """The first target that has an option."""
+    return next((cls for cls in TARGETS.values() if option in options_of(cls)), None)

@@ -1,0 +1,26 @@
+"""Plain loops in C99, one kernel per operator: to read, and to prove that kernels mean the same
+everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphc.targets.base import Target, register_target
+
+if TYPE_CHECKING:
+    from graphc.ir.program import Program
+    from graphc.runtime.plans import Executable
+
+
+@register_target
+@dataclass(frozen=True)
+class Plain(Target):
+    """Plain loops in C, compiled by the system's compiler."""
+
+    name = "plain"
+
+    def load(self, program: Program) -> Executable:
+        from graphc.backends.c99 import build
+
+        return build(program)
