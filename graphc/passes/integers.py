@@ -1,8 +1,8 @@
 """Integer inference: QuantizeLinear(op(DequantizeLinear(x), ...)) becomes arithmetic on integers.
 
 Operators that are defined as such a sequence (trait "quantised") are first replaced by it, those
-that stand for ones of ONNX (trait "alias") by those, and padding goes into the windows that read
-it. The rules are those of the group "quantised"
+that stand for ones of ONNX (trait "alias") by those; identities go, and padding goes into the
+windows that read it. The rules are those of the group "quantised"
 (rules/quantised). What is dequantised stays so meanwhile: as floats, weights would no longer be
 recognised as integers. On machines with fast floats, what is no sum of products stays a computation
 of floats between integers, which reads and writes no more bytes.
@@ -23,7 +23,7 @@ from graphc.passes.rules.quantised.kernels import WHOLE_OPERATORS
 KEEP_INTEGERS = FoldPolicy(keep=frozenset({"DequantizeLinear"}))
 QUANTISED = frozenset({"QLinearConv", "QLinearMatMul"})  # which have a definition of their own
 REPLACED = frozenset({"quantised", "alias"})
-PADDING = ("pad-into-conv", "pad-into-average-pool")
+FIRST = ("identity", "pad-into-conv", "pad-into-average-pool")
 
 
 @register_pass
@@ -43,5 +43,5 @@ class Integers(Rewrite):
             if ctx.spend("decompose", op):
                 expand_in_place(op)
                 changed = True
-        changed |= apply_rules(graph, [RULES[name] for name in PADDING], ctx, KEEP_INTEGERS)
+        changed |= apply_rules(graph, [RULES[name] for name in FIRST], ctx, KEEP_INTEGERS)
         return apply_rules(graph, self.chosen(), ctx, KEEP_INTEGERS) or changed

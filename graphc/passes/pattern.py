@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphc.ir.graph import Op, Value
+from graphc.ir.opdef import OpDef
+
+BODIES = ("elementwise", "indexed")  # forms that scalar bodies give
 
 
 @dataclass
@@ -62,9 +65,11 @@ class Rest:
 
 @dataclass(frozen=True)
 class OpPattern:
-    """An op by name (one of several), its operands, and attributes that must have these values."""
+    """An op by name (one of several), or, without names, one with a scalar body of which a fact
+    holds; its operands, and attributes that must have these values."""
 
     op_names: tuple[str, ...]
+    fact: Callable[[Op], Any] | None
     operands: tuple[Any, ...]
     attrs: tuple[tuple[str, Any], ...] = ()
     single_use: bool = False
@@ -96,7 +101,7 @@ class OpPattern:
 
     def match_op(self, op: Op, match: Match | None = None) -> Iterator[Match]:
         """All ways in which an op matches."""
-        if op.name not in self.op_names or op.defn.domain:
+        if not self.admits(op.defn) or self.fact is not None and not self.fact(op):
             return
         if any(attribute(op, name) != wanted for name, wanted in self.attrs):
             return
@@ -105,6 +110,12 @@ class OpPattern:
                 done = found.copy()
                 done.ops.append(op)
                 yield done
+
+    def admits(self, defn: OpDef) -> bool:
+        """Whether ops of a definition can match at all."""
+        if self.fact is not None:
+            return defn.form in BODIES
+        return defn.name in self.op_names and not defn.domain
 
     def _orders(self) -> list[tuple]:
         return [self.operands, self.operands[::-1]] if self.any_order else [self.operands]
@@ -134,14 +145,21 @@ def attribute(op: Op, name: str) -> Any:
 
 
 class _Patterns:
-    """`P.Conv(x, w)` matches a Conv; `P.one_of("Add", "Sub")(x, y)` either of two."""
+    """`P.Conv(x, w)` matches a Conv; `P.one_of("Add", "Sub")(x, y)` either of two;
+    `P.where(is_pointwise)(rest("xs"))` any op of which a fact of passes/analysis holds."""
 
     def __getattr__(self, name: str) -> Callable[..., OpPattern]:
         return self.one_of(name)
 
     def one_of(self, *names: str) -> Callable[..., OpPattern]:
         def build(*operands: Any, **attrs: Any) -> OpPattern:
-            return OpPattern(names, operands, tuple(attrs.items()))
+            return OpPattern(names, None, operands, tuple(attrs.items()))
+
+        return build
+
+    def where(self, fact: Callable[[Op], Any]) -> Callable[..., OpPattern]:
+        def build(*operands: Any, **attrs: Any) -> OpPattern:
+            return OpPattern((), fact, operands, tuple(attrs.items()))
 
         return build
 

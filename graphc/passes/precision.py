@@ -36,7 +36,7 @@ from graphc.ir.expr import Call, loads
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.interp import run_op
 from graphc.ir.types import TensorType
-from graphc.passes.analysis import structure
+from graphc.passes.analysis import facts, structure
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 
@@ -79,7 +79,7 @@ class _Narrowing:
         if value.constant is None and producer is not None and structure.is_movement(producer):
             return self.again(producer, [structure.moved(producer)[0]])
         if producer is not None and value in self.readers.chosen:
-            return self.again(producer, structure.chosen(producer))
+            return self.again(producer, facts.chosen(producer))
         if self.type == "tf32":
             return self.insert(value, "RoundToTF32", domain="graphc")
         return self.insert(value, "Cast", to=dtypes.of(self.type).onnx)
@@ -139,7 +139,7 @@ class Readers:
         op = value.producer
         if op is None or op.name == "Constant" or structure.is_movement(op):
             return False
-        sources = [_source(op.inputs[n]) for n in structure.chosen(op)]  # type: ignore[arg-type]
+        sources = [_source(op.inputs[n]) for n in facts.chosen(op)]  # type: ignore[arg-type]
         return (
             value.tensor.dtype is f32
             and bool(sources)
@@ -185,7 +185,7 @@ class Readers:
 
 
 def _passes_on(op: Op, choosing: bool) -> bool:
-    return structure.is_movement(op) or (choosing and bool(structure.chosen(op)))
+    return structure.is_movement(op) or (choosing and bool(facts.chosen(op)))
 
 
 def _computes(user: Op) -> bool:

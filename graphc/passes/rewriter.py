@@ -25,6 +25,7 @@ from graphc.errors import GraphcError, InternalError, ModelError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
+from graphc.ir.opdef import OpDef
 from graphc.passes.fold import Contents, FoldPolicy
 from graphc.passes.infer_types import become_constants
 from graphc.passes.manager.base import Pass, file_of, made_here, register_pass
@@ -105,6 +106,11 @@ class Rewriter(Builder):
         self.made.append(first.producer)
         return result
 
+    def again(self, op: Op, *operands: Any) -> Any:
+        """Adds an op like one that there is, of other operands."""
+        count, domain = len(op.outputs), op.defn.domain
+        return self.op(op.name, *operands, outputs=count, domain=domain, **op.attrs)
+
     def constant(self, value: Any, dtype: DType | None = None) -> Value:
         """A constant (see Builder.constant)."""
         result = super().constant(value, dtype)
@@ -166,10 +172,8 @@ class _Worklist:
 
 class _Driver:
     def __init__(self, rules: Sequence[Rule], ctx: Context, policy: FoldPolicy | None):
-        self.by_root: dict[str, list[Rule]] = {}
-        for each in rules:
-            for name in each.pattern.op_names:
-                self.by_root.setdefault(name, []).append(each)
+        self.rules = rules
+        self.of_definition: dict[OpDef, list[Rule]] = {}
         self.ctx = ctx
         self.contents = Contents(policy or ctx.options.get("fold_policy"))
         self.work = _Worklist()
@@ -202,7 +206,11 @@ class _Driver:
             return
         if self.folded(op):
             return
-        for each in self.by_root.get(op.name, ()):
+        rules = self.of_definition.get(op.defn)
+        if rules is None:
+            rules = [each for each in self.rules if each.pattern.admits(op.defn)]
+            self.of_definition[op.defn] = rules
+        for each in rules:
             for match in each.pattern.match_op(op):
                 if self.fire(each, match):
                     return

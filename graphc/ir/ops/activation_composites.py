@@ -31,7 +31,7 @@ def exponentials(b: Builder, x: Value, axis: int) -> tuple[Value, Value, Value]:
     return shifted, powers, b.ReduceSum(powers, where, keepdims=1)
 
 
-@composite("Softmax")
+@composite("Softmax", traits=("finite",))
 def softmax(b: Builder, x: Float, *, axis: int = -1) -> Value:
     """exp(x) divided by its sum along the axis; the maximum is subtracted first."""
     if x.tensor.rank == 0:

@@ -137,7 +137,7 @@ def mish(i: OutIndex, x: Float) -> Expr:
     return (v * (top / (top + rest))).cast(x.dtype)
 
 
-@op("Softsign")
+@op("Softsign", traits=("finite",))
 def softsign(i: OutIndex, x: Float) -> Expr:
     """x / (1 + |x|)."""
     v = wide(x[i])

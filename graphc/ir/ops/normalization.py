@@ -102,7 +102,7 @@ def stashed(b: Builder, x: Value, stash_type: int) -> Value:
     return x if x.tensor.dtype.bits > stash.bits else convert(b, x, stash)
 
 
-@composite("LayerNormalization", outputs=None)
+@composite("LayerNormalization", outputs=None, traits=("finite",))
 def layer_normalization(
     b: Builder, x: Float, scale: Float, bias: Float | None = None, *, axis: int = -1,
     epsilon: float = 1e-5, stash_type: int = 1,
@@ -117,7 +117,7 @@ def layer_normalization(
     return scale_and_shift(b, normal, scale, bias), *statistics
 
 
-@composite("RMSNormalization")
+@composite("RMSNormalization", traits=("finite",))
 def rms_normalization(
     b: Builder, x: Float, scale: Float, *, axis: int = -1, epsilon: float = 1e-5,
     stash_type: int = 1,
@@ -131,7 +131,7 @@ def rms_normalization(
     return b.Mul(normal, scale)
 
 
-@composite("GroupNormalization")
+@composite("GroupNormalization", traits=("finite",))
 def group_normalization(
     b: Builder, x: Float, scale: Float, bias: Float, *, num_groups: int, epsilon: float = 1e-5,
     stash_type: int = 1,
@@ -151,7 +151,7 @@ def group_normalization(
     )  # fmt: skip
 
 
-@composite("InstanceNormalization")
+@composite("InstanceNormalization", traits=("finite",))
 def instance_normalization(
     b: Builder, x: Float, scale: Float, bias: Float, *, epsilon: float = 1e-5
 ) -> Value:

@@ -10,7 +10,6 @@ No operator's name is looked at.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from graphc.ir.addresses import flatten_index
@@ -149,31 +148,6 @@ def moved(op: Op) -> tuple[int, Value]:
     value = op.inputs[int(body.source)]
     assert value is not None
     return int(body.source), value
-
-
-def chosen(op: Op) -> list[int]:
-    """The operands of whose elements those of the one output are: moved, or the largest or smallest
-    of several; empty if there is more to it. Such an op changes places with any function of single
-    elements that never decreases."""
-    if op.defn.form != "indexed" or not has_body(op) or len(op.outputs) != 1:
-        return []
-    found: set[int] = set()
-    waiting = [op_body(op)]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, Load) and not any(loads(x) for x in node.index):
-            found.add(int(node.source))
-        elif isinstance(node, Call) and node.op.name == "select" and not loads(node.args[0]):
-            waiting += node.args[1:]
-        elif isinstance(node, Reduce) and node.op in ("max", "min"):
-            waiting.append(node.body)
-        elif not (isinstance(node, Const) and _keeps_its_place(node.value)):
-            return []
-    return sorted(found)
-
-
-def _keeps_its_place(value: object) -> bool:
-    return value == 0 or value in (math.inf, -math.inf)
 
 
 def own_index(value: Value) -> tuple[Index, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.passes.analysis import structure
+from graphc.passes.analysis.facts import is_pointwise
 from graphc.passes.manager.context import Context
 
 
@@ -85,7 +86,7 @@ def raise_scalars(graph: Graph, ctx: Context, widening: bool = False) -> None:
 def _moved_operand(op: Op, graph: Graph) -> tuple[int, Op] | None:
     """(position, movement) if an elementwise op has one operand, a movement of this op's alone,
     and scalar constants besides."""
-    if op.defn.form != "elementwise" or len(op.outputs) != 1 or not structure.has_body(op):
+    if not is_pointwise(op):
         return None
     others = [n for n, v in enumerate(op.inputs) if v is not None and not is_scalar(v)]
     if len(others) != 1:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphc.ir.graph import Op, Value
+from graphc.passes.analysis.facts import is_idempotent, is_involution
 from graphc.passes.pattern import P, const, opt, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import all_equal, array_of, is_nonnegative, is_normal
@@ -74,20 +75,20 @@ def power(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     return None
 
 
-NEGATIONS = ("Neg", "Not", "BitwiseNot")
-IDEMPOTENT = ("Relu", "Abs", "Ceil", "Floor", "Round", "Sign")
-
-
-@rule("double-negation", P.one_of(*NEGATIONS)(P.one_of(*NEGATIONS)(x)))
+@rule("double-negation", P.where(is_involution)(P.where(is_involution)(x)))
 def double_negation(rw: Rewriter, inner: Op, outer: Op, x: Value) -> Value | None:
-    """-(-x) == x; not not x == x."""
-    return x if inner.name == outer.name else None
+    """f(f(x)) == x for an f that is its own inverse: -(-x), not not x."""
+    return x if _is_same(inner, outer) else None
 
 
-@rule("idempotent", P.one_of(*IDEMPOTENT)(P.one_of(*IDEMPOTENT)(x)))
+@rule("idempotent", P.where(is_idempotent)(P.where(is_idempotent)(x)))
 def idempotent(rw: Rewriter, inner: Op, outer: Op, x: Value) -> Value | None:
-    """f(f(x)) == f(x) for Relu, Abs, Sign and roundings."""
-    return inner.output if inner.name == outer.name else None
+    """f(f(x)) == f(x) for an f that leaves its results as they are: Relu, Abs, Sign, roundings."""
+    return inner.output if _is_same(inner, outer) else None
+
+
+def _is_same(inner: Op, outer: Op) -> bool:
+    return inner.defn is outer.defn and inner.attrs == outer.attrs
 
 
 # ---------------------------------------------------------------- one spelling

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphc.ir.graph import Op, Value
+from graphc.passes.analysis.ranges import range_of
 from graphc.passes.pattern import attribute
-
-DEPTH = 8  # producers followed when a sign is proved
 
 
 def array_of(value: Value | None) -> np.ndarray | None:
@@ -79,54 +78,12 @@ def channel_vector(value: Value | None, rank: int, axis: int, channels: int) -> 
     return np.ascontiguousarray(np.broadcast_to(flat, (channels,)))
 
 
-def is_nonnegative(value: Value | None, depth: int = DEPTH) -> bool:
+def is_nonnegative(value: Value | None) -> bool:
     """Whether no element can be below 0, or -0.0 (NaN is possible): squares, exponentials, and
     sums and means of these."""
-    if value is None or depth == 0:
-        return False
-    array = array_of(value)
-    if array is not None:
-        return array.dtype.kind in "fV" and not np.signbit(array.astype(np.float64)).any()
-    op = value.producer
-    if op is None:
-        return False
-    if op.name in ("Exp", "Abs", "Sigmoid", "Softmax", "ReduceSumSquare", "ReduceL2"):
-        return True
-    if op.name == "Mul" and op.inputs[0] is op.inputs[1]:
-        return True
-    if op.name == "Pow":
-        return all_equal(op.inputs[1], 2.0)
-    passes = ("ReduceSum", "ReduceMean", "ReduceMax", "Reshape", "Transpose", "Sqrt", "Expand")
-    if op.name in passes:
-        return is_nonnegative(op.inputs[0], depth - 1)
-    if op.name in ("Add", "Mul"):
-        return all(is_nonnegative(v, depth - 1) for v in op.inputs)
-    return False
+    return range_of(value).is_nonnegative
 
 
-_BOUNDED = frozenset(("Sigmoid", "Tanh", "Softmax", "Erf", "HardSigmoid", "Softsign", "Sin", "Cos"))
-_NORMALISED = frozenset((
-    "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization",
-))  # fmt: skip
-_AS_FINITE = frozenset((
-    "Identity", "Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Flatten", "Expand",
-    "Relu", "Neg", "Abs",
-))  # fmt: skip
-
-
-def is_never_infinite(value: Value | None, depth: int = DEPTH) -> bool:
-    """Whether no element can be infinite (NaN is possible). What is normalised is at most as large
-    as the root of how much it is over, times a constant; an infinity makes all of it NaN."""
-    if value is None or depth == 0:
-        return False
-    array = array_of(value)
-    if array is not None:
-        return array.dtype.kind in "fV" and not np.isinf(array.astype(np.float64)).any()
-    op = value.producer
-    if op is None:
-        return False
-    if op.name in _NORMALISED:
-        return value is op.outputs[0] and all(is_never_infinite(v, 1) for v in op.inputs[1:] if v)
-    if op.name in _AS_FINITE:
-        return is_never_infinite(op.inputs[0], depth - 1)
-    return op.name in _BOUNDED
+def is_never_infinite(value: Value | None) -> bool:
+    """Whether no element can be infinite (NaN is possible)."""
+    return range_of(value).is_finite

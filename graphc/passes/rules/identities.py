@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from graphc.ir.dtypes import DType
-from graphc.ir.expr import Index, Load
 from graphc.ir.graph import Op, Value
-from graphc.ir.infer import op_body
-from graphc.ir.simplify import simplify
+from graphc.passes.analysis.facts import copied_operand
 from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of
 
 x, ratio, training = var("x ratio training")
-
-MAY_COPY = (
-    "Transpose", "Expand", "Tile", "Slice", "Pad", "Concat", "Split", "Reshape", "Flatten",
-    "Squeeze", "Unsqueeze", "DepthToSpace", "SpaceToDepth", "CenterCropPad", "Trilu", "Sum", "Mean",
-    "Min", "Max", "Clip", "Resize", "Upsample", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin",
-    "ReduceProd", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool", "Einsum", "Cast",
-)  # fmt: skip
 
 
 @rule("identity", P.Identity(x))
@@ -40,13 +31,18 @@ def dropout(
     return x
 
 
-@rule("copy", P.one_of(*MAY_COPY)(rest("operands")))
+def _may_copy(op: Op) -> bool:
+    """Whether there is one result, of the type of an operand."""
+    return len(op.outputs) == 1 and any(
+        v is not None and v.type == op.output.type for v in op.inputs
+    )
+
+
+@rule("copy", P.where(_may_copy)(rest("operands")))
 def copy(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(.., x, ..)[i] == x[i] for all i  ==>  f(.., x, ..) == x: a Transpose, Slice, Pad, Reduce,
     Concat or Resize that moves nothing."""
-    if len(op.outputs) != 1 or not op.output.tensor.is_static:
-        return None
-    return copied(op)
+    return copied(op) if op.output.tensor.is_static else None
 
 
 def copied(op: Op) -> Value | None:
@@ -54,17 +50,8 @@ def copied(op: Op) -> Value | None:
     source = op.inputs[0]
     if "view" in op.defn.traits:
         return source if source is not None and source.type == op.output.type else None
-    if all(v is None or v.type != op.output.type for v in op.inputs):
-        return None
-    body = simplify(op_body(op))
-    if not isinstance(body, Load):
-        return None
-    value = op.inputs[int(body.source)]
-    if value is None or value.type != op.output.type:
-        return None
-    own = [Index(f"i{dim}", extent) for dim, extent in enumerate(value.tensor.dims)]
-    same = all(a is b or b.extent == 1 for a, b in zip(body.index, own))
-    return value if same else None
+    number = copied_operand(op)
+    return None if number is None else op.inputs[number]
 
 
 @rule("cast-of-cast", P.Cast(P.Cast(x)))

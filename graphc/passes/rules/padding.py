@@ -9,10 +9,11 @@ import numpy as np
 from graphc.ir.graph import Op, Value
 from graphc.ir.types import Dim, broadcast
 from graphc.ir.window import WINDOW, WindowAxis, make_window
+from graphc.passes.analysis.facts import is_broadcast, is_pointwise
+from graphc.passes.analysis.structure import moved
 from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of, ints, is_normal, is_static
-from graphc.passes.rules.views import BINARY
 from graphc.passes.rules.weights import is_shared
 
 x, w, b, amounts, fill, axes, c = var("x w b amounts fill axes c")
@@ -104,18 +105,19 @@ def _live_taps(axis: WindowAxis) -> range:
     return range(min(before, begin // step), taps - min(after, end // step))
 
 
-@rule("expand-operand", P.one_of(*BINARY)(rest("operands")))
+@rule("expand-operand", P.where(is_pointwise)(rest("operands")))
 def expand_operand(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(expand(x), y) == f(x, y) if y broadcasts x as far as the Expand does."""
     if not all(v is None or is_static(v) for v in operands):
         return None
     for number, value in enumerate(operands):
         producer = None if value is None else value.producer
-        if producer is None or producer.name != "Expand":
+        if producer is None or not is_broadcast(producer):
             continue
-        others = [*operands[:number], producer.operand(0), *operands[number + 1 :]]
-        if broadcast(*(v.tensor.dims for v in others)) == op.output.tensor.dims:
-            return rw.op(op.name, *others, **op.attrs)
+        _, source = moved(producer)
+        others = [*operands[:number], source, *operands[number + 1 :]]
+        if broadcast(*(v.tensor.dims for v in others if v is not None)) == op.output.tensor.dims:
+            return rw.again(op, *others)
     return None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphc.ir.graph import Op, Value
+from graphc.passes.analysis.facts import is_pointwise
 from graphc.passes.pattern import P, attribute, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import is_static, permutation, shape_of
@@ -45,7 +46,7 @@ def slice_before_op(rw: Rewriter, op: Op, x: Value, bounds: list[Value]) -> Valu
     ]
     if producer.name == "Reshape":
         operands[1] = rw.constant(np.array(shape_of(op.output), np.int64))
-    return rw.op(producer.name, *operands, **producer.attrs)
+    return rw.again(producer, *operands)
 
 
 def _operands(op: Op) -> list[Value]:
@@ -90,7 +91,7 @@ def _cut_dims(op: Op, axis: int) -> list[int | None] | None:
     if len(op.outputs) != 1 or not is_static(op.output) or op.regions:
         return None
     rank, inputs = op.output.tensor.rank, op.inputs
-    if op.defn.form == "elementwise":
+    if is_pointwise(op):
         return [_aligned(value, axis, rank) for value in inputs]
     if op.name == "MatMul":
         return _dims_of_matmul(op, axis)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphc.ir.graph import Op, Value
+from graphc.passes.analysis.facts import is_pointwise
 from graphc.passes.analysis.structure import is_movement
 from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
@@ -209,17 +210,8 @@ def simple_cut(op: Op) -> tuple[int, int, int] | None:
 
 # ---------------------------------------------------------------- transposes sink towards results
 
-UNARY = (
-    "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Abs", "Neg", "Erf", "Gelu",
-    "Elu", "Selu", "HardSigmoid", "HardSwish", "Swish", "Softplus", "Mish", "Clip", "Cast",
-    "Reciprocal", "Round", "Floor", "Ceil", "Not", "IsNaN", "ThresholdedRelu", "Celu", "Softsign",
-    "Sign",
-)  # fmt: skip
-BINARY = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Pow", "PRelu", "And", "Or", "Equal", "Less",
-          "Greater", "Where")  # fmt: skip
 
-
-@rule("sink-transpose", P.one_of(*UNARY, *BINARY)(rest("operands")))
+@rule("sink-transpose", P.where(is_pointwise)(rest("operands")))
 def sink_transpose(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(transpose(x, p), transpose(y, p), c) == transpose(f(x, y, c'), p) for elementwise f, with
     the constants c brought into the order of x."""
@@ -228,7 +220,7 @@ def sink_transpose(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
         return None
     back = inverse(perm)
     moved = [_before_transpose(rw, v, back) for v in operands]
-    return rw.Transpose(rw.op(op.name, *moved, **op.attrs), perm=perm)
+    return rw.Transpose(rw.again(op, *moved), perm=perm)
 
 
 def _common_permutation(op: Op, operands: Sequence[Value | None]) -> tuple[int, ...] | None:
@@ -258,7 +250,7 @@ def _before_transpose(rw: Rewriter, value: Value | None, back: Sequence[int]) ->
     return rw.constant(np.ascontiguousarray(full.transpose(back)))
 
 
-@rule("sink-reshape", P.one_of(*BINARY)(rest("operands")))
+@rule("sink-reshape", P.where(is_pointwise)(rest("operands")))
 def sink_reshape(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(reshape(x), c) == reshape(f(x, c)) for a row c of constants, if the rows of what was
     computed are kept: f joins what computes x, or goes into its weights."""
@@ -274,7 +266,7 @@ def sink_reshape(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     if not is_row or row.tensor.rank > x.tensor.rank or shape_of(x)[-1] != length:
         return rw.skip("the constant is no row, or rows are not kept")
     below = [x if v is value else v for v in operands]
-    return reshaped(rw, rw.op(op.name, *below, **op.attrs), shape_of(value))
+    return reshaped(rw, rw.again(op, *below), shape_of(value))
 
 
 def _of_reshape(value: Value) -> Value | None:
@@ -314,11 +306,10 @@ def sink_transpose_pad(
     return rw.Transpose(padded, perm=perm)
 
 
-REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2",
-              "ReduceSumSquare", "ReduceL1", "ReduceLogSumExp")  # fmt: skip
-
-
-@rule("reduce-of-transpose", P.one_of(*REDUCTIONS)(P.Transpose(x).only_use(), y))
+@rule("reduce-of-transpose", P.one_of(
+    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2",
+    "ReduceSumSquare", "ReduceL1", "ReduceLogSumExp",
+)(P.Transpose(x).only_use(), y))  # fmt: skip
 def reduce_of_transpose(rw: Rewriter, transpose: Op, op: Op, x: Value, y: Value) -> Value | None:
     """reduce(transpose(x, p), axes) == transpose(reduce(x, p[axes]), p without them)."""
     axes, perm = ints(y), permutation(transpose)
@@ -326,7 +317,7 @@ def reduce_of_transpose(rw: Rewriter, transpose: Op, op: Op, x: Value, y: Value)
         return rw.skip("its axes are not constant")
     gone = {axis % len(perm) for axis in axes}
     inner = np.array(sorted(perm[axis] for axis in gone), np.int64)
-    reduced = rw.op(op.name, x, inner, **op.attrs)
+    reduced = rw.again(op, x, inner)
     if rw.attr(op, "keepdims"):
         return rw.Transpose(reduced, perm=perm)
     left = [axis for n, axis in enumerate(perm) if n not in gone]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from graphc.ir.dtypes import DType, f32, i8, u8
 from graphc.ir.graph import Op, Value
+from graphc.passes.analysis.facts import choice, only_moves
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.quantised.activations import Activated
-from graphc.passes.rules.quantised.moves import MERGES, MOVES, ONE_OPERAND
+from graphc.passes.rules.quantised.moves import was_moved_past
 
 PRODUCTS = ("Conv", "MatMul", "Gemm")
 # Behind these it looks for the DequantizeLinear of an operand (its QDQPropagation).
@@ -50,19 +51,19 @@ def _kind_before(value: Value | None) -> DType | None:
     if dequantise is None or dequantise.name != "DequantizeLinear":
         return None
     source = dequantise.inputs[0]
-    while source is not None and _was_moved(source):
-        assert source.producer is not None
-        if source.producer.name not in TRANSPARENT:
+    while source is not None and (mover := _moved_floats(source, dequantise)) is not None:
+        if mover.name not in TRANSPARENT:
             return f32
-        source = source.producer.inputs[0]
+        source = mover.inputs[0]
     return None if source is None else _kind(source)
 
 
-def _was_moved(value: Value) -> bool:
-    """Whether integers were moved by the rules for moves, in place of floats: then nothing in the
-    model has their name."""
+def _moved_floats(value: Value, dequantise: Op) -> Op | None:
+    """The op that moves these integers, if it moved floats in the model, which `dequantise` gave:
+    the rules for moves had them change places."""
     op = value.producer
-    return op is not None and not value.name and op.name in (*ONE_OPERAND, *MERGES)
+    moves = op is not None and (choice(op) is not None and was_moved_past(dequantise, op))
+    return op if moves else None
 
 
 def _kind(value: Value) -> DType:
@@ -72,7 +73,7 @@ def _kind(value: Value) -> DType:
 
 def _between(value: Value) -> bool:
     """Whether a value is quantised by one operator and dequantised by the next, its only user."""
-    if value.producer is None or value.producer.name in MOVES:
+    if value.producer is None or only_moves(value.producer):
         return False
     users = value.users
     if [user.name for user in users] != ["DequantizeLinear"]:

@@ -11,7 +11,9 @@ import math
 
 import numpy as np
 
+from graphc.ir.dtypes import DType
 from graphc.ir.graph import Op, Value
+from graphc.passes.analysis.facts import choice
 from graphc.passes.pattern import P, attribute, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of
@@ -25,29 +27,32 @@ from graphc.passes.rules.quantised.values import (
     target_of,
 )
 
-MOVES = (
-    "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity",
-    "Reshape", "Resize", "ReverseSequence", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile",
-    "Transpose", "Unsqueeze",
-)  # fmt: skip
-CHOICES = ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin")  # of one operand's elements
-MERGES = ("Concat", "Max", "Min")  # of all operands
-SELECTION = "Where"  # of all operands but the first
-ONE_OPERAND = (*MOVES, *CHOICES, "Pad")
-PASSED = (*MOVES, *CHOICES, *MERGES, "Clip", "LeakyRelu", "PRelu", "Relu")
+ACTIVATIONS = ("Clip", "LeakyRelu", "PRelu", "Relu")  # which go into what they follow
 FARTHEST = 16  # operators between a quantisation and the integers it looks for
 
 y, scale, zero = var("y scale zero")
 
 
-def _only_moves(op: Op) -> bool:
-    """Whether what the op gives are elements of its first operand (or of all, for MERGES)."""
-    if op.name == "MaxPool":
-        return len(op.outputs) == 1  # the second output are positions
-    if op.name == "Resize":
-        edge = attribute(op, "coordinate_transformation_mode") == "tf_crop_and_resize"
-        return attribute(op, "mode") == "nearest" and not edge
-    return True
+def _of_one(op: Op) -> bool:
+    """Whether the results are elements of one operand, or a Pad's filling."""
+    known = choice(op)
+    return known is not None and (known.is_of_elements and len(known.operands) == 1 or _pads(op))
+
+
+def _pads(op: Op) -> bool:
+    return op.name == "Pad" and not op.defn.domain
+
+
+def _takes(op: Op, number: int, dtype: DType) -> bool:
+    """Whether operand `number` may be of a type."""
+    params = op.defn.params
+    return params[min(number, len(params) - 1)].accepts.accepts(dtype)
+
+
+def _of_all(op: Op) -> bool:
+    """Whether the results are elements of all operands alike."""
+    known = choice(op)
+    return known is not None and known.is_of_elements and len(known.operands) == len(op.inputs)
 
 
 def _scaled_alike(found: Quantised | None) -> bool:
@@ -58,30 +63,41 @@ def _scaled_alike(found: Quantised | None) -> bool:
 # ---------------------------------------------------------------- dequantising later
 
 
-@rule("dequantise-after-move", P.one_of(*ONE_OPERAND)(rest("operands")), group=GROUP)
+@rule("dequantise-after-move", P.where(_of_one)(rest("operands")), group=GROUP)
 def dequantise_after_move(rw: Rewriter, op: Op, operands: list[Value]) -> list[Value] | None:
     """move(d(x)) == d(move(x)), and so for maxima over elements of x."""
-    source = dequantised(operands[0])
-    if not _scaled_alike(source) or not _only_moves(op):
+    known = choice(op)
+    assert known is not None
+    number = known.operands[0]
+    source = dequantised(operands[number])
+    if not _scaled_alike(source):
         return rw.skip("the operand is not dequantised with one scale")
     assert source is not None
-    others: list[Value | None] = [*operands[1:]]
-    if op.name == "Pad":
-        padding = _padded_with(rw, op, source)
-        if padding is None:
+    if _pads(op):
+        others = _padded_with(rw, op, source)
+        if others is None:
             return None
-        others = padding
-    if op.name in CHOICES and source.dtype not in BYTES:
+        return _after(rw, op, [source.value, *others], operands[0])
+    if known.extreme and source.dtype not in BYTES or not _takes(op, number, source.dtype):
         return rw.skip(f"it does not choose among {source.dtype}")
-    return _after(rw, op, [source.value, *others], operands[0])
+    moved = [source.value if n == number else v for n, v in enumerate(operands)]
+    return _after(rw, op, moved, operands[number])
 
 
 def _after(rw: Rewriter, op: Op, operands: list, like: Value) -> list[Value]:
+    """The op on integers, then dequantised: as if the dequantisation had been moved, which keeps
+    its place in the model and gets that of the op."""
     dequantise = like.producer
     assert dequantise is not None
-    moved = rw.op(op.name, *operands, outputs=len(op.outputs), **op.attrs)
+    moved = rw.again(op, *operands)
     results = list(moved) if isinstance(moved, tuple) else [moved]
+    rw.loc = tuple(dict.fromkeys((*dequantise.loc, *rw.loc)))
     return [dequantised_like(rw, value, dequantise) for value in results]
+
+
+def was_moved_past(dequantise: Op, op: Op) -> bool:
+    """Whether a dequantisation has changed places with an op, whose operand it was in the model."""
+    return bool(op.loc) and set(op.loc) <= set(dequantise.loc)
 
 
 def _padded_with(rw: Rewriter, pad: Op, source: Quantised) -> list[Value | None] | None:
@@ -110,13 +126,15 @@ def _code(real: float, source: Quantised) -> int | None:
     return code if inside and exact else None
 
 
-@rule("dequantise-after-merge", P.one_of(*MERGES)(rest("operands")), group=GROUP)
+@rule("dequantise-after-merge", P.where(_of_all)(rest("operands")), group=GROUP)
 def dequantise_after_merge(rw: Rewriter, op: Op, operands: list[Value]) -> list[Value] | None:
     """concat(d(a), d(b)) == d(concat(a, b)) for equal scales and zero points; so max and min."""
     sources = [source for v in operands if (source := dequantised(v)) is not None]
     alike = all(_scaled_alike(s) and s.reads_like(sources[0]) for s in sources)
     if len(sources) < len(operands) or not alike:
         return rw.skip("the operands are not dequantised alike")
+    if not all(_takes(op, n, s.dtype) for n, s in enumerate(sources)):
+        return rw.skip(f"it does not take {sources[0].dtype}")
     return _after(rw, op, [s.value for s in sources], operands[0])
 
 
@@ -129,23 +147,24 @@ def quantise_before_move(
 ) -> Value | None:
     """q(move(r)) == move(q(r)), and so for maxima over elements of r."""
     inner = y.producer
-    movable = (*MOVES, *CHOICES, *MERGES, SELECTION)
-    if inner is None or inner.name not in movable or inner.name == "Split":
+    known = None if inner is None or len(inner.outputs) != 1 else choice(inner)
+    if inner is None or known is None or not known.is_of_elements:
         return rw.skip("the operand is not made by a move")
-    if len(y.uses) != 1 or not _only_moves(inner):
+    if len(y.uses) != 1:
         return rw.skip("the value before the quantisation is used elsewhere")
     if target_of(rw, op) is None:
         return None
-    first = int(inner.name == SELECTION)
-    last = 1 if inner.name in ONE_OPERAND else len(inner.inputs)
-    parts = [inner.operand(n) for n in range(first, last)]
+    parts = [inner.operand(n) for n in known.operands]
+    if not all(_takes(inner, n, op.output.tensor.dtype) for n in known.operands):
+        return rw.skip(f"it does not take {op.output.tensor.dtype}")
     if not all(part.tensor.dtype == y.tensor.dtype for part in parts):
         return rw.skip("it changes the type")
     if any(part.tensor.size > y.tensor.size and not _from_integers(part) for part in parts):
         return rw.skip("more elements would have to be quantised")
-    quantised = [quantised_like(rw, part, op) for part in parts]
-    operands = (*inner.inputs[:first], *quantised, *inner.inputs[last:])
-    return rw.op(inner.name, *operands, **inner.attrs)
+    operands = list(inner.inputs)
+    for number, part in zip(known.operands, parts):
+        operands[number] = quantised_like(rw, part, op)
+    return rw.again(inner, *operands)
 
 
 def _from_integers(value: Value | None) -> bool:
@@ -156,7 +175,8 @@ def _from_integers(value: Value | None) -> bool:
             return False
         if op.name == "DequantizeLinear" or any(dequantised(v) for v in op.inputs):
             return True
-        if op.name not in PASSED:
+        known = choice(op)
+        if op.name not in ACTIVATIONS and (known is None or not known.is_of_elements):
             return False
-        value = op.inputs[0]
+        value = op.inputs[0 if known is None else known.operands[0]]
     return False

@@ -16,6 +16,7 @@ from graphc.errors import GraphcError
 from graphc.ir.graph import Op, Value
 from graphc.ir.interp import run_op
 from graphc.ir.ops.fixed_point import DOMAIN
+from graphc.passes.analysis.facts import is_pointwise
 from graphc.passes.pattern import P, opt, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of
@@ -80,7 +81,7 @@ def _function(root: Op) -> list[Op] | None:
             known = activation(op.output) is not None and op.output.tensor.dims == shape
             found.setdefault(op)
             return known and (first is op or first.inputs[0] is op.inputs[0] and _same(first, op))
-        if op is not root and op.defn.form != "elementwise":
+        if op is not root and not is_pointwise(op):
             return False
         operands = [v for v in op.inputs if v is not None and not _is_number(v)]
         if not operands or not all(visit(v.producer) for v in operands):
