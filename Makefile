@@ -1,15 +1,16 @@
-# make demo | test | bench | lint; each first makes .venv with everything it needs.
+# make demo | test | check | bench | lint; each first makes .venv with everything it needs.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.graphc-installed
 EXTRAS ?= dev
 
-.PHONY: help demo test bench lint clean
+.PHONY: help demo test check bench lint clean
 
 help:
 	@echo "make demo    compile and run the sample model"
-	@echo "make test    ruff, mypy and pytest"
+	@echo "make test    ruff, mypy and pytest, with a sample of each large suite"
+	@echo "make check   the same with every test"
 	@echo "make bench   time the sample model against ONNX Runtime"
 	@echo "make lint    ruff and mypy only"
 	@echo "make clean   remove .venv, caches and build outputs"
@@ -28,6 +29,9 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
+	$(BIN)/python -m pytest -q -n auto --dist worksteal --quick
+
+check: lint
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 bench: $(STAMP)

@@ -1,0 +1,43 @@
+"""--quick runs the same sample of each suite every time, and without it all of them run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = """
+import pytest
+
+@pytest.mark.suite(10)
+@pytest.mark.parametrize("n", range(25))
+def test_sampled(n): pass
+
+@pytest.mark.suite
+def test_long(): pass
+
+@pytest.mark.parametrize("n", range(4))
+def test_usual(n): pass
+"""
+
+
+def collected(folder: Path, *options: str) -> list[str]:
+    """The names of the tests that would run."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options, "."]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return re.findall(r"::(\S+)", done.stdout)
+
+
+def test_a_sample_of_each_suite(tmp_path):
+    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = suite: of tests\n")
+    (tmp_path / "test_all.py").write_text(TESTS)
+    assert len(collected(tmp_path)) == 25 + 1 + 4
+    quick = collected(tmp_path, "--quick")
+    assert sum(name.startswith("test_sampled") for name in quick) == 3
+    assert sum(name.startswith("test_usual") for name in quick) == 4
+    assert len(quick) == 7
+    assert collected(tmp_path, "--quick") == quick
