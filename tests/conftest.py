@@ -1,7 +1,8 @@
 """What the whole suite shares: options, markers, and a folder for tests that write into theirs.
 
-Tests marked `gpu` need a GPU; where there is none they are skipped, and say why. Of a function
-marked `suite(n)` one case in n runs with --quick, always the same ones, and none without n.
+Tests marked `gpu` need a GPU; where there is none they are skipped, and say why. With --quick at
+most QUICK cases of each function run, always the same ones: n of a function marked `suite(n)`, none
+of one marked `suite`.
 """
 
 from __future__ import annotations
@@ -13,37 +14,37 @@ import pytest
 
 from graphc.errors import UnsupportedError
 
+QUICK = 3
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--damages", type=int, default=40, help="damaged copies to try of each kind of file"
     )
-    parser.addoption(
-        "--quick", action="store_true", help="a sample of each function marked `suite`, not all"
-    )
+    parser.addoption("--quick", action="store_true", help=f"at most {QUICK} cases of each function")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("quick"):
-        leave_out(suite_cases(items), config, items)
+        leave_out(beyond_quick(items), config, items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if marked else ""
     for item in marked if reason else ():
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def suite_cases(items: list[pytest.Item]) -> set[str]:
-    """The cases of suites that are not in the sample."""
-    suites: dict[str, list[pytest.Item]] = defaultdict(list)
+def beyond_quick(items: list[pytest.Item]) -> set[str]:
+    """The names of the cases that --quick leaves out: of each function those of largest hashes."""
+    functions: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("suite"):
-            suites[item.nodeid.split("[")[0]].append(item)
-    left_out: set[str] = set()
-    for cases in suites.values():
-        (n,) = cases[0].get_closest_marker("suite").args or (0,)
-        names = sorted((case.nodeid for case in cases), key=lambda s: (zlib.crc32(s.encode()), s))
-        left_out.update(names[-(-len(names) // n) if n else 0 :])
-    return left_out
+        functions[item.nodeid.split("[")[0]].append(item)
+    names: set[str] = set()
+    for cases in functions.values():
+        marker = cases[0].get_closest_marker("suite")
+        kept = QUICK if marker is None else next(iter(marker.args), 0)
+        ordered = sorted((case.nodeid for case in cases), key=lambda s: (zlib.crc32(s.encode()), s))
+        names.update(ordered[kept:])
+    return names
 
 
 def leave_out(names: set[str], config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""--quick runs the same sample of each suite every time, and without it all of them run."""
+"""--quick runs a few cases of each function, always the same; without it all of them run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 TESTS = """
 import pytest
 
-@pytest.mark.suite(10)
+@pytest.mark.suite(5)
 @pytest.mark.parametrize("n", range(25))
 def test_sampled(n): pass
 
@@ -20,7 +20,13 @@ def test_long(): pass
 
 @pytest.mark.parametrize("n", range(4))
 def test_usual(n): pass
+
+def test_plain(): pass
 """
+
+
+NAMES = re.findall(r"def (\w+)", TESTS)
+QUICK = 3
 
 
 def collected(folder: Path, *options: str) -> list[str]:
@@ -31,13 +37,12 @@ def collected(folder: Path, *options: str) -> list[str]:
     return re.findall(r"::(\S+)", done.stdout)
 
 
-def test_a_sample_of_each_suite(tmp_path):
+def test_a_sample_of_each_function(tmp_path):
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = suite: of tests\n")
     (tmp_path / "test_all.py").write_text(TESTS)
-    assert len(collected(tmp_path)) == 25 + 1 + 4
+    assert len(collected(tmp_path)) == 25 + 1 + 4 + 1
     quick = collected(tmp_path, "--quick")
-    assert sum(name.startswith("test_sampled") for name in quick) == 3
-    assert sum(name.startswith("test_usual") for name in quick) == 4
-    assert len(quick) == 7
+    count = {name: sum(test.startswith(name) for test in quick) for name in NAMES}
+    assert count == {"test_sampled": 5, "test_long": 0, "test_usual": QUICK, "test_plain": 1}
     assert collected(tmp_path, "--quick") == quick
