@@ -55,6 +55,7 @@ def reads_where_data_says(op: Op) -> bool:
     )
 
 
+@pytest.mark.suite(100)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_indices_from_data_are_checked(name):
     for op in bodies(name):

@@ -222,6 +222,7 @@ def given(inputs) -> list[np.ndarray]:
     return [array for array in inputs if array is not None]
 
 
+@pytest.mark.suite(20)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("target", ["interpreter", "cpu"])
 def test_fails_where_onnx_runtime_does(target, case):
@@ -275,6 +276,7 @@ def test_one_of_many_indices_in_any_lane_of_any_thread():
         assert f"index {count + row} of" in outcome(run, [data, wrong])
 
 
+@pytest.mark.suite
 def test_what_is_padded_is_not_checked():
     for count in range(1, 20):
         node = "Gather", [TABLE, np.full(count, 9)], {}

@@ -118,6 +118,7 @@ def test_contents_that_decide_shapes_are_bound():
     assert all(names(p) for p in model.parts)
 
 
+@pytest.mark.suite
 def test_contents_that_keep_changing_are_not_bound_for_ever():
     graph = """graph @g(%x: f32[40], %s: i64[1]) -> ? {
   const %zero : i64[1] = [0]
@@ -337,6 +338,7 @@ GROWING = """graph @g(%n: i64[], %x: f32[1]) -> ? {
 )
 
 
+@pytest.mark.suite
 def test_growing_states_are_interpreted_in_the_end():
     model = compiled(GROWING)
     check(model, np.array(60, np.int64), f32(1))

@@ -147,11 +147,13 @@ def check(name: str, device: str, **options: Any) -> None:
     run(load(cases()[name]), device, **options)
 
 
+@pytest.mark.suite(20)
 @pytest.mark.parametrize("name", chosen())
 def test_interpreter(name):
     check(name, "INTERP")
 
 
+@pytest.mark.suite(30)
 @pytest.mark.parametrize("name", chosen())
 def test_cpu(name):
     check(name, "CPU")

@@ -74,6 +74,7 @@ def cases(n: int) -> dict[str, bytes]:
     }  # fmt: skip
 
 
+@pytest.mark.suite(30)
 @pytest.mark.parametrize("target", ["c", "cpu", "cuda"])
 @pytest.mark.parametrize("size", HUGE)
 @pytest.mark.parametrize("name", cases(8))

@@ -102,6 +102,7 @@ def test_every_operator_has_a_case():
     assert set(CASES).isdisjoint(EXEMPT)
 
 
+@pytest.mark.suite(60)
 @pytest.mark.parametrize("name", [d.full_name for d in operators()])
 def test_results_alone_are_rounded(name):
     defn = next(d for d in operators() if d.full_name == name)

@@ -26,7 +26,7 @@ def test_plain(): pass
 
 
 NAMES = re.findall(r"def (\w+)", TESTS)
-QUICK = 3
+QUICK = 2
 
 
 def collected(folder: Path, *options: str) -> list[str]:

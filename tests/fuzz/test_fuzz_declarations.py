@@ -16,6 +16,7 @@ from fuzz_declarations import Refused, examine, make, runtime
 FIRST, CASES, GROUPS = 16_000, 5, 4
 
 
+@pytest.mark.suite(1)
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_declarations(group):
     first = FIRST + CASES * group

@@ -23,6 +23,7 @@ PAIRS = [pytest.param(case, t, id=f"{case.name}-{t}") for case in CASES for t in
 TARGETS = [name for name in os.environ.get("GRAPHC_JUDGES", "").split(",") if name]
 
 
+@pytest.mark.suite(200)
 @pytest.mark.parametrize("case, dtype", PAIRS)
 def test_interpreter(case, dtype):
     assert verdict(case, dtype) is None

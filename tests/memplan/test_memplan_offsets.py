@@ -25,6 +25,7 @@ from graphc.memplan.matching import choose_matching, matched_weight
 from graphc.memplan.packing import Packing, live_bound, packing_of, shared_at_best
 
 
+@pytest.mark.suite(10)
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("seed", range(24))
 def test_random_plans_are_valid(seed: int, overlaps: bool) -> None:

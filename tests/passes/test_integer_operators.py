@@ -198,6 +198,7 @@ def by_onnx_runtime(model: QuantisedModel) -> np.ndarray:
     return session.run(None, dict(zip((i.name for i in session.get_inputs()), model.feeds)))[0]
 
 
+@pytest.mark.suite(40)
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("kind", BUILDS)
 def test_as_onnx_runtime(kind, dtype):

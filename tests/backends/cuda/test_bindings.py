@@ -60,6 +60,7 @@ def test_what_runs_on_a_gpu_can_be_compiled():
         graph_of(text)
 
 
+@pytest.mark.suite
 @needs_compiler
 @needs_nvcc
 def test_what_runs_on_a_gpu_would_run(gpu):

@@ -116,6 +116,7 @@ def test_any_length_fills_a_gpu(operator, length):
     assert most > 100 and min(grids) > 100
 
 
+@pytest.mark.suite
 def test_inputs_are_read_twice():
     for operator in ("softmax", "log_softmax", "layer_norm"):
         assert kinds(rows(operator, "f16", 1, 1 << 28)) == ["rows", "total", "nest"]

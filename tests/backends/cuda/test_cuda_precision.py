@@ -42,6 +42,7 @@ def test_the_error_is_small(path, precision):
         assert np.abs(result - wanted).max() <= 1e-2 * np.ptp(wanted)
 
 
+@pytest.mark.suite
 @needs_compiler
 def test_rounding_differs_from_float32_as_it_should():
     graph = graph_of(LAYERS)

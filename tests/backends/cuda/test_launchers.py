@@ -198,6 +198,7 @@ def test_outputs_may_have_any_name(here):
     assert [int(found[name][0]) for name in ("file", "allow_pickle", "a/b", "x\ny")] == [0, 1, 2, 3]
 
 
+@pytest.mark.suite
 @needs_nvcc
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
 def test_cmake_builds_a_program(here):

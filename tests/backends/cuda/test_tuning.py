@@ -44,6 +44,7 @@ def tuner(monkeypatch, tmp_path) -> tuning.Tuner:
     return tuner
 
 
+@pytest.mark.suite
 @needs_compiler
 def test_the_fastest_is_taken_and_remembered(tuner):
     seen = []

@@ -78,6 +78,7 @@ def long_lstm(steps: int) -> tuple[Graph, list[np.ndarray]]:
     return graph, [x]
 
 
+@pytest.mark.suite
 def test_long_sequences_stay_loops(short_pieces):
     graph, inputs = long_lstm(203)
     typed = specialise(clone_graph(graph))

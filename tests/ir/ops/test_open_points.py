@@ -48,6 +48,7 @@ def test_a_bound_that_is_nan_is_none_on_every_target(bounds):
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 
 
+@pytest.mark.suite(100)
 @pytest.mark.parametrize("kind", POOLS)
 @pytest.mark.parametrize("ceil_mode", [0, 1])
 @pytest.mark.parametrize("pads", [(0, 0), (1, 0), (1, 1)])

@@ -118,6 +118,7 @@ def test_multi_head_attention(seed):
     c.compare("MultiHeadAttention", operands, outputs)
 
 
+@pytest.mark.suite(20)
 @pytest.mark.parametrize("seed", range(CASES))
 @pytest.mark.parametrize("quantised", [False, True])
 def test_attention(seed, quantised):

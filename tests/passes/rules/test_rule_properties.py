@@ -109,6 +109,7 @@ def random_movement(rng, b: Builder, x):
     return b.Add(x, rng.integers(-2, 3, shapes).astype(np.float32))
 
 
+@pytest.mark.suite(10)
 @pytest.mark.parametrize("seed", range(60))
 def test_movements(seed):
     rng = np.random.default_rng(1000 + seed)
