@@ -45,7 +45,7 @@ def test_paths_exist(page):
         assert (root / name).exists(), name
     files = [
         f"/{path}"
-        for top in ("graphc", "tests", "benchmarks")
+        for top in ("graphc", "tests", "benchmarks", "docs", "examples")
         for path in (root / top).rglob("*.py")
     ]
     for name in re.findall(r"`([\w/]+\.py)`", page.read_text()):

@@ -1,6 +1,7 @@
 """Targets: what models are compiled for. Importing this registers those of graphc; none of their
 backends is loaded before it is used."""
 
+# ruff: noqa: I001
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from graphc.errors import ModelError, UnsupportedError
-from graphc.targets import cpu, micro_c, cuda, plain  # noqa: F401, I001  (register in this order)
+from graphc.targets import cpu, micro_c, cuda, plain  # noqa: F401  (register in this order)
 from graphc.targets.base import TARGETS, Target, options_of, register_target
 
 __all__ = [
