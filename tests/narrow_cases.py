@@ -35,7 +35,6 @@ class Case:
     operands: list[np.ndarray | None]
     attrs: dict[str, Any] = field(default_factory=dict)
     outputs: int = 1
-    remultiplied: bool = False  # contractions multiply what others have given, which is rounded
 
     def floats(self) -> list[np.ndarray]:
         return [x for x in self.operands if x is not None and x.dtype == np.float64]
@@ -78,7 +77,7 @@ def below(limit: int, *shape: int) -> np.ndarray:
 
 def recurrent(gates: int) -> Case:
     weights = [signed(1, gates * 8, n) / 8 for n in (600, 8)]
-    return Case([signed(3, 2, 600), *weights, signed(1, gates * 16)], {"hidden_size": 8}, 2, True)
+    return Case([signed(3, 2, 600), *weights, signed(1, gates * 16)], {"hidden_size": 8}, 2)
 
 
 def pooled(**attrs: Any) -> Case:
@@ -90,7 +89,7 @@ def image(*more: np.ndarray, **attrs: Any) -> Case:
 
 
 def attention(**attrs: Any) -> Case:
-    return Case([signed(1, 2, 300, 16) for _ in range(3)], attrs, 1, True)
+    return Case([signed(1, 2, 300, 16) for _ in range(3)], attrs)
 
 
 def scattered(name: str) -> Case:
@@ -138,7 +137,7 @@ CASES: dict[str, Case] = {
     "Attention": attention(),
     "LinearAttention": Case(
         [signed(1, 8, 32), signed(1, 8, 32), signed(1, 8, 32)],
-        {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"}, 2, True,
+        {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"}, 2,
     ),
     "RotaryEmbedding": Case([signed(1, 2, 9, 16), signed(1, 9, 8), signed(1, 9, 8)]),
     # coordinates
@@ -191,15 +190,15 @@ CASES: dict[str, Case] = {
     ),
     # ONNX Runtime's own
     f"{RUNTIME}.Attention": Case(
-        [positive(1, 5, 900), signed(900, 24) / 8, signed(24)], {"num_heads": 2}, 1, True
+        [positive(1, 5, 900), signed(900, 24) / 8, signed(24)], {"num_heads": 2}, 1
     ),
     f"{RUNTIME}.MultiHeadAttention": Case(
-        [signed(1, 300, 32) for _ in range(3)], {"num_heads": 2}, 1, True
+        [signed(1, 300, 32) for _ in range(3)], {"num_heads": 2}, 1
     ),
     f"{RUNTIME}.GroupQueryAttention": Case(
         [signed(1, 70, 64), signed(1, 70, 32), signed(1, 70, 32), None, None,
          np.array([69], np.int32), np.array(70, np.int32)],
-        {"num_heads": 4, "kv_num_heads": 2}, 1, True,
+        {"num_heads": 4, "kv_num_heads": 2}, 1,
     ),
     f"{RUNTIME}.RotaryEmbedding": Case(
         [signed(1, 2, 9, 16), np.arange(9)[None], signed(9, 8), signed(9, 8)]

@@ -36,6 +36,7 @@ class Builder:
     ):
         self.region, self.anchor, self.loc, self.count = region, anchor, tuple(loc), count
         self.batched, self.digits = batched, digits
+        self.held: list[Value] = []
 
     def op(
         self,
@@ -79,6 +80,12 @@ class Builder:
         new = constant_op(array, loc=self.loc)
         self.region.insert_before(self.anchor, new)
         return new.output
+
+    def rounded(self, value: Value) -> Value:
+        """A value of a composite that everybody reads as its type holds it, as if it were a result
+        of the operator. Others of narrow floats are rounded nowhere (wide_graphs.py)."""
+        self.held.append(value)
+        return value
 
     def _operand(self, value: Any, like: DType | None) -> Value | None:
         if value is None or isinstance(value, Value):

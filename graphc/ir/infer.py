@@ -170,7 +170,7 @@ def _expand(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
     if len(results) < len(op.outputs):
         raise ModelError(f"has {len(results)} outputs, {len(op.outputs)} are asked for")
     graph.set_results(results[: len(op.outputs)])
-    unrounded(graph)
+    unrounded(graph, builder.held)
     return graph, graph.results
 
 

@@ -398,10 +398,12 @@ class _Evaluator:
         operands: list[Any] = []
         everything = scope + node.axes
         number = {x: n for n, x in enumerate(everything)}
+        is_long = node.dtype.is_float and math.prod(x.count for x in node.axes) > LONG
+        dtype = np.float64 if is_long else _accumulator(node.dtype)
         for factor in found:
             own = tuple(x for x in everything if x in free_indices(factor))
             value = np.broadcast_to(self.run(factor, own), tuple(x.count for x in own))
-            operands += [value.astype(_accumulator(node.dtype)), [number[x] for x in own]]
+            operands += [value.astype(dtype), [number[x] for x in own]]
         used = [x for x in scope if x in free_indices(node)]
         with np.errstate(all="ignore"):
             out = np.einsum(*operands, [number[x] for x in used], optimize=True)

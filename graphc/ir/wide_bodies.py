@@ -16,7 +16,7 @@ are not carried out.
 from __future__ import annotations
 
 from graphc.ir.dtypes import DType, f32
-from graphc.ir.expr import Call, Const, Expr, Reduce, cast, fold_call, free_indices, walk
+from graphc.ir.expr import Call, Const, Expr, Reduce, cast, fold_call, walk
 
 EXACT = frozenset(
     ("neg", "abs", "sign", "floor", "ceil", "round", "trunc", "min", "max", "select")
@@ -135,17 +135,3 @@ def _is_literal(node: Expr) -> bool:
 
 def _has_bits(node: Expr) -> bool:
     return isinstance(node, Call) and node.op.name == "bitcast"
-
-
-def products(body: Expr) -> list[tuple[Expr, Expr]]:
-    """The factors of the contractions in a body: sums of products of which either factor has an
-    index of its own."""
-    found = []
-    for node in walk(body):
-        if not isinstance(node, Reduce) or node.op != "sum":
-            continue
-        if isinstance(node.body, Call) and node.body.op.name == "mul":
-            a, b = node.body.args
-            if free_indices(a) - free_indices(b) and free_indices(b) - free_indices(a):
-                found.append((a, b))
-    return found

@@ -8,8 +8,8 @@ result. `unrounded` then makes a *twin* in float32 of every op that reads what o
 
 so that the composite's results alone are rounded (as wide_bodies.py has it for bodies). Only ops
 that need one have a twin: an op that reads operands of the composite rounds once by itself, and
-what moves or chooses elements has a twin if somebody reads it in float32. What contractions
-multiply keeps its narrow type, as matrix units take it; their sums do not.
+what moves or chooses elements has a twin if somebody reads it in float32. Matrix units multiply
+narrow floats, so a composite does well to multiply operands as they are, and scale the product.
 
 Imperative operators whose kernels add or multiply in a narrow type (into their outputs, say) are
 such composites too: conversions, the operator in float32, and a conversion back (`in_float32`).
@@ -17,16 +17,18 @@ such composites too: conversions, the operator in float32, and a conversion back
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from graphc.errors import GraphcError
 from graphc.ir import opdef
 from graphc.ir.dtypes import DType, f32
-from graphc.ir.expr import Call, Expr, Reduce, loads, walk
+from graphc.ir.expr import Call, Expr, Reduce, walk
 from graphc.ir.graph import Graph, Op, Value, constant_op
 from graphc.ir.imperative.lowering import imperative_kernel, is_bounded
 from graphc.ir.infer import expand, infer_op, op_body
 from graphc.ir.kernel import exprs, walk_stmts
 from graphc.ir.types import TensorType
-from graphc.ir.wide_bodies import EXACT, KEPT, is_narrow, products, roundings
+from graphc.ir.wide_bodies import EXACT, KEPT, is_narrow, roundings
 
 BODIES = ("elementwise", "indexed")
 
@@ -36,17 +38,19 @@ def narrow(value: Value | None) -> bool:
     return value is not None and isinstance(value.type, TensorType) and is_narrow(value.type.dtype)
 
 
-def unrounded(graph: Graph) -> None:
-    """Rounds what the graph of a composite computes at its results alone, in place."""
+def unrounded(graph: Graph, rounded: Iterable[Value] = ()) -> None:
+    """Rounds what the graph of a composite computes at its results alone, in place, and what the
+    composite has rounded (Builder.rounded)."""
     if any(narrow(v) for op in graph.ops for v in op.outputs):
-        _Twins(graph).replace_all()
+        _Twins(graph, rounded).replace_all()
 
 
 class _Twins:
     """The float32 forms of the values of one graph."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, rounded: Iterable[Value] = ()):
         self.graph = graph
+        self.operands = set(rounded)  # which are read as they are, like operands of the composite
         self.twins: dict[Op, list[Value] | None] = {}
         self.wide: dict[Value, Value] = {}
 
@@ -54,8 +58,7 @@ class _Twins:
         for op in list(self.graph.ops):
             if op.name == "Constant" or not any(map(narrow, op.inputs)) or _is_exact(op):
                 continue
-            factors = _factors(op)
-            if any(self.is_rounded(v) for n, v in enumerate(op.inputs) if n not in factors):
+            if any(map(self.is_rounded, op.inputs)):
                 self.replace(op)
         self.remove_unused()
 
@@ -67,7 +70,10 @@ class _Twins:
             elif twin.tensor.dtype is f32 and narrow(value):
                 rounded = self.cast(twin, value.tensor.dtype, twin.producer)
                 rounded.name = value.name
-                self.wide[rounded] = twin
+                if value in self.operands:
+                    self.operands.add(rounded)
+                else:
+                    self.wide[rounded] = twin
                 value.replace_uses(rounded)
 
     def is_rounded(self, value: Value | None) -> bool:
@@ -78,7 +84,7 @@ class _Twins:
             if node is None or node in seen or not narrow(node) or node.producer is None:
                 continue
             seen.add(node)
-            if node.producer.name == "Constant":
+            if node.producer.name == "Constant" or node in self.operands:
                 continue
             if not _is_exact(node.producer):
                 return True
@@ -114,13 +120,7 @@ class _Twins:
     def _twin(self, op: Op) -> list[Value] | None:
         if op.defn.form not in (*BODIES, "composite", "imperative"):
             return None
-        factors = _factors(op)
-        inputs = [
-            v if v is None or not narrow(v)
-            else self.cast(v, f32, v.producer) if n in factors
-            else self.widened(v)
-            for n, v in enumerate(op.inputs)
-        ]  # fmt: skip
+        inputs = [v if v is None or not narrow(v) else self.widened(v) for v in op.inputs]
         twin = Op(op.defn, inputs, op.attrs, len(op.outputs), (), op.loc)
         try:
             infer_op(twin)
@@ -173,14 +173,6 @@ def _reduces(op: Op) -> bool:
     """Whether an op picks elements (the largest) by a reduction, which is best done on what others
     read in float32 anyway."""
     return op.defn.form in BODIES and any(isinstance(x, Reduce) for x in walk(op_body(op)))
-
-
-def _factors(op: Op) -> set[int]:
-    """The operands that a contraction multiplies."""
-    if op.defn.form not in BODIES:
-        return set()
-    pairs = [pair for n in range(len(op.outputs)) for pair in products(op_body(op, n))]
-    return {int(x.source) for pair in pairs for factor in pair for x in loads(factor)}
 
 
 # ---------------------------------------------------------------- imperative operators

@@ -49,12 +49,14 @@ def by_key_head(b: Builder, x: Value, key_heads: int) -> Value:
 
 
 def raw_scores(b: Builder, q: Value, k: Value, scale: float) -> Value:
-    """scale * Q Kt of every query head: (batch, query heads, rows, columns)."""
+    """scale * Q Kt of every query head: (batch, query heads, rows, columns). Narrow floats are
+    multiplied as they are, as matrix units take them."""
     batch, heads, rows, _ = q.tensor.static_shape
     _, key_heads, columns, _ = k.tensor.static_shape
-    queries, keys = scaled(b, q, k, scale)
-    keys = b.Transpose(keys, perm=(0, 1, 3, 2))
-    scores = b.MatMul(by_key_head(b, queries, key_heads), keys)
+    is_narrow = q.tensor.dtype.bits < 32
+    queries = by_key_head(b, q if is_narrow else b.Mul(q, scale), key_heads)
+    scores = b.MatMul(queries, b.Transpose(k, perm=(0, 1, 3, 2)))
+    scores = b.Mul(scores, scale) if is_narrow else scores
     if heads == key_heads:
         return scores
     return b.Reshape(scores, np.array((batch, heads, rows, columns)))
@@ -106,13 +108,6 @@ def attention(
     result = weighted_values(b, weights, v)
     result = join_heads(b, result) if packed else result
     return result, k, v, (raw, capped, scores, weights)[qk_matmul_output_mode]
-
-
-def scaled(b: Builder, q: Value, k: Value, scale: float) -> tuple[Value, Value]:
-    """q and k whose product is scaled. Narrow floats share the factor, lest one overflows."""
-    if q.tensor.dtype.bits >= 32:
-        return b.Mul(q, scale), k
-    return b.Mul(q, math.sqrt(scale)), b.Mul(k, math.sqrt(scale))
 
 
 class Band:

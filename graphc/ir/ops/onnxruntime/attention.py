@@ -3,8 +3,9 @@
 Each is a graph of products, masks and softmax (attention.py). What masks hide differs: keys that a
 padding mask excludes get `mask_filter_value` added to their scores, so that a row of nothing but
 padding is still a mean; scores of keys beyond a causal bound become the lowest number, which is a
-weight of 0 unless all others are -inf. Reference: docs/ContribOperators.md of ONNX Runtime, and its
-CPU kernels where that says nothing.
+weight of 0 unless all others are -inf. Keys and values are rounded before they are read, as a cache
+holds them. Reference: docs/ContribOperators.md of ONNX Runtime, and its CPU kernels where that says
+nothing.
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ def _self_attention(
     """Attention of queries, keys and values after `past`; with all keys and values if these are
     asked for."""
     q, k, v = (split_heads(b, part, heads) for part in parts)
+    k, v = b.rounded(k), b.rounded(v)
     if mask is not None and mask.tensor.rank == 1:  # where the keys of each sample end
         require(b, mask, 0, i64.max, "length", q.tensor.static_shape[:1])
     length = 0
@@ -242,6 +244,7 @@ def multi_head_attention(
     else:
         k = split_heads(b, _plus(b, key, biases[KEY]), num_heads)
         v = split_heads(b, _plus(b, value, biases[VALUE]), num_heads)
+    k, v = b.rounded(k), b.rounded(v)
     length = 0
     if past_key is not None:
         length = past_key.tensor.static_shape[2]

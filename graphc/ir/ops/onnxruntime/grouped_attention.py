@@ -70,7 +70,7 @@ def group_query_attention(
             for x in (q, k)
         )
     k, v = (
-        cache.extended(b, past, code.encoded(b, new))
+        cache.extended(b, past, b.rounded(code.encoded(b, new)))
         for past, code, new in zip((past_key, past_value), codes, (k, v))
     )
     keys, values = (code.decoded(b, x) for code, x in zip(codes, (k, v)))

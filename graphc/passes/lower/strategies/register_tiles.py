@@ -9,13 +9,14 @@
 
 Rows, columns and k are those of contraction.py. The structure is that of K. Goto and R. van de
 Geijn, Anatomy of High-Performance Matrix Multiplication (2008), with the full depth of k in one
-pass, as suits inference shapes.
+pass, as suits inference shapes. Where that is long, blocks of it are summed apart, so that errors
+do not grow with the number of terms.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in, unflatten_index
@@ -37,6 +38,7 @@ from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePl
 PARALLEL_PIECES = 12  # independent parts that a kernel should have, for a few threads to share
 LARGE_COLUMNS = 16  # times the second level of cache: no cache has room for more columns
 FEW_ROWS = 8  # that do not make up for panels made at run time
+BLOCK = 4096  # steps of a depth, at least twice as long, whose products are summed apart
 LONG_EPILOGUE = 10  # cost, per product of a step, beyond which it is not repeated for every row
 
 
@@ -219,10 +221,7 @@ class _Emitter:
         row = self.k.let(simplify(row))
         pieces = [(j, min(lanes, width - j)) for j in range(0, width, lanes)]
         sums = self.k.alloc(dtype, (size * self.plan.panel,), "reg")
-        for t in range(size):
-            for j, count in pieces:
-                with self._lanes(count) as v:
-                    self.k.store(sums, simplify(v + (t * self.plan.panel + j)), Const(0, dtype))
+        self._set(sums, size, pieces, lambda cell: Const(0, dtype))
         self._sum(sums, fixed, tiled, row, size, panel, pieces, list(self.depth), {})
         if size > 1 and sum(map(cost, self.exprs)) > LONG_EPILOGUE // self.plan.together:
             self._finish_in_a_loop(sums, fixed, tiled, row, size, panel, pieces)
@@ -238,11 +237,7 @@ class _Emitter:
         sums leave their registers for a tile on the stack."""
         width = self.plan.panel
         tile = self.k.alloc(sums.dtype, (size * width,), "stack")
-        for t in range(size):
-            for j, count in pieces:
-                with self._lanes(count) as v:
-                    cell = simplify(v + (t * width + j))
-                    self.k.store(tile, cell, sums[cell])
+        self._set(tile, size, pieces, lambda cell: sums[cell])
         with self.k.loop(size) as at:
             self._finish_row(tile, {**fixed, tiled: row + at}, panel, at * width, pieces)
 
@@ -253,6 +248,16 @@ class _Emitter:
             with self._lanes(count) as v:
                 self._finish(sums[simplify(v + start + j)], at, panel, j, v)
 
+    def _set(
+        self, tile: Buffer, size: int, pieces: list[tuple[int, int]], value: Callable[[Expr], Expr]
+    ) -> None:
+        """Stores a value, given its cell, into all cells of a tile."""
+        for t in range(size):
+            for j, count in pieces:
+                with self._lanes(count) as v:
+                    cell = simplify(v + (t * self.plan.panel + j))
+                    self.k.store(tile, cell, value(cell))
+
     def _lanes(self, count: int) -> AbstractContextManager[Expr]:
         return self.k.loop(count, "vector" if count > 1 else "unroll", width=count)
 
@@ -260,10 +265,16 @@ class _Emitter:
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
         pieces: list[tuple[int, int]], depth: list[Index], at: dict,
     ) -> None:  # fmt: skip
-        if depth:
-            with self.k.loop(depth[0].extent, self._kind_of(depth[0])) as x:
-                inner = {**at, depth[0]: x}
+        def steps(start: Expr, count: int) -> None:
+            with self.k.loop(count, self._kind_of(depth[0])) as x:
+                inner = {**at, depth[0]: simplify(start + x)}
                 self._sum(sums, fixed, tiled, row, size, panel, pieces, depth[1:], inner)
+
+        if depth and depth[0].count >= 2 * BLOCK and sums.dtype.is_float:
+            self._sum_blocks(sums, size, pieces, depth[0].count, steps)
+        elif depth:
+            steps(Const(0, i64), depth[0].count)
+        if depth:
             return
         # Row by row, so that a broadcast element dies before the next; the loads of the column
         # vectors are the same in every row, and are shared by the code generator.
@@ -275,6 +286,22 @@ class _Emitter:
                     b = self._column_element(where, panel, j, v, at)
                     cell = simplify(v + (t * self.plan.panel + j))
                     self._multiply(sums, cell, a, b)
+
+    def _sum_blocks(
+        self, sums: Buffer, size: int, pieces: list[tuple[int, int]], extent: int,
+        steps: Callable[[Expr, int], None],
+    ) -> None:  # fmt: skip
+        """Sums over a long index, of blocks that are brought together on the stack."""
+        zero = Const(0, sums.dtype)
+        total = self.k.alloc(sums.dtype, sums.shape, "stack")
+        self._set(total, size, pieces, lambda cell: zero)
+        with self.k.loop(extent // BLOCK) as block:
+            steps(simplify(block * BLOCK), BLOCK)
+            self._set(total, size, pieces, lambda cell: total[cell] + sums[cell])
+            self._set(sums, size, pieces, lambda cell: zero)
+        if extent % BLOCK:
+            steps(Const(extent - extent % BLOCK, i64), extent % BLOCK)
+        self._set(sums, size, pieces, lambda cell: total[cell] + sums[cell])
 
     def _multiply(self, sums: Buffer, cell: Expr, a: Expr, b: Expr) -> None:
         if self.plan.quad is None:

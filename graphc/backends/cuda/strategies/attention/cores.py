@@ -18,7 +18,7 @@ from graphc.backends.cuda.strategies.attention.blocks import AttentionBlocks, pa
 from graphc.backends.cuda.strategies.contraction.panels import STEP, Crew, Panel
 from graphc.backends.cuda.strategies.contraction.words import KINDS, Kind, narrow
 from graphc.ir.dtypes import f32, i64, u32
-from graphc.ir.expr import Const, Expr, Load, bitcast
+from graphc.ir.expr import Const, Expr, Load, bitcast, cast
 from graphc.ir.kernel import Barrier, Buffer, Intrin
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.attention import Attention, match_attention
@@ -88,29 +88,36 @@ def lower_attention_cores(
 
 
 def _narrowed(match: Attention) -> tuple[Kind, Attention] | None:
-    """The type that the factors of both contractions have, which becomes theirs."""
-    factors = (match.a, match.b, match.value, match.softmax.weight)
+    """The type that the factors of both contractions have, which becomes theirs. If it is that of
+    the results too, queries and weights are rounded to it."""
+    results = {o.buffer.dtype for o in match.computation.outputs}
     for kind in KINDS:
-        found = [x for x in (_factor(f, kind) for f in factors) if x is not None]
+        rounds = results == {kind.dtype} and kind.dtype is not f32
+        factors = (
+            _factor(match.a, kind, rounds), _factor(match.b, kind, False),
+            _factor(match.value, kind, False), _factor(match.softmax.weight, kind, rounds),
+        )  # fmt: skip
+        found = [x for x in factors if x is not None]
         if kind.sum is f32 and len(found) == len(factors):
             a, b, value, _ = found
             return kind, replace(match, a=a, b=b, value=value)
     return None
 
 
-def _factor(expr: Expr, kind: Kind) -> Expr | None:
-    return (
-        expr
-        if expr.dtype is kind.dtype and kind.dtype is not f32
-        else narrow(expr, kind.dtype, f32)
-    )
+def _factor(expr: Expr, kind: Kind, may_round: bool) -> Expr | None:
+    """A factor as an expression of the type of a kind; None if it is none."""
+    if expr.dtype is kind.dtype and kind.dtype is not f32:
+        return expr
+    narrowed = narrow(expr, kind.dtype, f32)
+    return cast(expr, kind.dtype) if narrowed is None and may_round else narrowed
 
 
 class _CoreAttention(AttentionBlocks):
     """Emits the kernel of an attention with factors of a kind."""
 
     def __init__(self, match: Attention, kind: Kind, tile: CoreTile):
-        super().__init__(match, tile.rows, tile.keys, WARP * tile.warps, QUAD)
+        super().__init__(match, tile.rows, 0, WARP * tile.warps, QUAD)
+        self.take(tile.keys, whole=match.softmax.weight.dtype is not f32 or kind.dtype is f32)
         self.kind, self.tile = kind, tile
         unit = STEP * kind.per_word
         words = padded(self.q.depth_count, unit) // kind.per_word
