@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from graphc import __version__
-from graphc.cli import bench, bisect, compile, inspect, opt, replay, run, verify
+from graphc.cli import bench, bisect, compile, explain, inspect, opt, replay, run, verify
 from graphc.cli.interrupt import EXIT_CODE, interruptible
 from graphc.cli.options import ONE_LINE, examples
 from graphc.cli.output import note
 from graphc.errors import LIMITS, GraphcError, ModelWarning, beyond_limits
 
-COMMANDS = (compile, run, verify, bench, opt, inspect, bisect, replay)
+COMMANDS = (compile, run, verify, bench, opt, inspect, explain, bisect, replay)
 USER_ERROR = 2
 
 

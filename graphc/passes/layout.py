@@ -69,11 +69,10 @@ def _effective(layout: Layout | None, value: Value) -> Layout | None:
 
 def _told(value: Value, layout: Layout | None, why: str) -> str:
     """A layout in words: the order of the dims in memory, and why."""
-    dims = value.tensor.dims
     if layout is None:
-        return f"row-major {list(dims)}, as {why}"
-    order = ", ".join(f"{d} ({dims[d]})" for d in layout.order)
-    return f"dims in memory in the order {order}, as {why}"
+        return f"row-major {list(value.tensor.dims)}: {why}"
+    extents = list(layout.physical(value.tensor.dims))
+    return f"{layout}, dims {list(layout.order)} in memory {extents}: {why}"
 
 
 def _row_major_operands(graph: Graph, op: Op, ctx: Context) -> None:
@@ -94,7 +93,7 @@ def _choose(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
     """The layout of an output, None for row-major, and why."""
     value = op.outputs[output]
     if value.tensor.rank < 3:
-        return None, "fewer than three dims have no other order that would help"
+        return None, "with fewer than three dims no other order is tried"
     if not value.tensor.is_static or 0 in value.tensor.dims:
         return None, "it has no elements, or no fixed shape"
     if structure.is_movement(op):

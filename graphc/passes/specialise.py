@@ -43,21 +43,22 @@ def specialise(
     *,
     policy: FoldPolicy | None = None,
     partial: bool = False,
+    ctx: Context | None = None,
 ) -> Graph:
     """A copy of `graph` with static types.
 
     `shapes` maps inputs to shapes (a list of shapes for a sequence; None for an empty optional),
     `values` inputs to their contents, `dims` dimension symbols to extents. ModelError if these
     contradict each other or the declared types, or leave a dimension open. NeedsValue if a type
-    depends on data; with `partial`, what cannot be typed is left untyped instead. A static graph
-    that is past the phase `typed` stays as it is.
+    depends on data; with `partial`, what cannot be typed is left untyped instead. `ctx` takes
+    down what is rewritten. A static graph that is past the phase `typed` stays as it is.
     """
     result = clone_graph(graph)
     binding = _Binding(result, dict(shapes or {}), dict(values or {}), dict(dims or {}))
     binding.apply()
     if graph.is_optimised and not graph.symbols:
         return result
-    walk = TypeInference(policy, members=binding.members)
+    walk = TypeInference(policy, members=binding.members, ctx=ctx)
     walk.region(result)
     remove_dead(result)
     result.symbols, result.phase = {}, "typed"

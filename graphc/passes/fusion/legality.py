@@ -197,7 +197,9 @@ class Legality:
     def why_no_reduction(self, op: Op, group: Group) -> Reason | None:
         """Why an op cannot reduce rows of a group, whose loops are over these rows otherwise."""
         if group.anchor not in ("map", "row"):
-            text = "{} reduces what {} gives, which is {}: that is complete only when its loops end"
+            text = (
+                "{} sums or compares what the kernel of {} gives; that is {}, complete at its end"
+            )
             return Reason(text, op, group.ops[-1], ANCHORS[group.anchor])
         row = structure.row_operand(op, self.columns)
         if row is None:

@@ -8,6 +8,7 @@ memory is planned (arena.py), calls become steps.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,14 +56,27 @@ WORTH = 256  # or so many per byte of these constants
 
 IMPERATIVE = "imperative"  # in place of a strategy: loops that the operator's definition gives
 COPY = "copy"  # likewise: a result that lies elsewhere is copied into its output
+ABOUT = {
+    IMPERATIVE: "Loops as the operator's definition gives them.",
+    COPY: "A result that lies elsewhere in memory is copied into its output.",
+}
 
 Strategy = Callable[[Computation], "Lowered | str"]
 
 
 def strategy_name(strategy: Strategy) -> str:
     """What a strategy is called: lower_NAME, perhaps with options bound."""
-    function = strategy.func if isinstance(strategy, partial) else strategy
-    return function.__name__.removeprefix("lower_")
+    return _function(strategy).__name__.removeprefix("lower_")
+
+
+def _function(strategy: Strategy) -> Callable:
+    return strategy.func if isinstance(strategy, partial) else strategy
+
+
+def about(strategy: Strategy) -> str:
+    """What a strategy is for: the first sentence of its module."""
+    text = inspect.getdoc(inspect.getmodule(_function(strategy))) or ""
+    return text.split("\n\n")[0].replace("\n", " ")
 
 
 @dataclass(frozen=True)
@@ -271,7 +285,7 @@ class Lowering:
             given = {n: self.storages.contents(places[n]) for n in reads}
             size = sum(array.nbytes for array in given.values())
             if work(preparation) <= max(PREPARED, WORTH * size):
-                self.spare(op, f"{preparation.label or 'a constant'} is computed while compiling")
+                self.spare(op, f"computed while compiling: {preparation.label or 'a constant'}")
                 return {b.name: self.pack(b, output, given, known)
                         for b, output in zip(buffers, preparation.outputs)}  # fmt: skip
         filled = {buffer.name: self.storages.temporary(buffer) for buffer in buffers}
@@ -482,6 +496,8 @@ def lower(
 ) -> Program:
     """Lowers a static, decomposed graph; the first strategy that matches makes a kernel."""
     wanted = wanted or Conventions()
+    if journal is not None:
+        journal.about.update(ABOUT | {strategy_name(s): about(s) for s in strategies})
     program = Lowering(graph, strategies, name, wanted, journal=journal).run()
     if wanted.in_order:
         verify_program(program)

@@ -74,12 +74,14 @@ class KernelChoice:
 
 @dataclass
 class Journal:
-    """All that was noted, in order. `stage` is the pass that runs."""
+    """All that was noted, in order. `stage` is the pass that runs; `about` says what each strategy
+    is for."""
 
     stage: str = ""
     changes: list[Change] = field(default_factory=list)
     decisions: dict[Decision, None] = field(default_factory=dict)
     kernels: list[KernelChoice] = field(default_factory=list)
+    about: dict[str, str] = field(default_factory=dict)
 
     def change(self, rule: str, taken: Iterable[Subject], made: Iterable[Subject] = ()) -> None:
         """Notes that ops were rewritten, or removed."""

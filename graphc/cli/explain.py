@@ -1,0 +1,129 @@
+"""graphc explain: what became of each layer of a model, and why."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from graphc.cli.options import (
+    CPUS,
+    add_model,
+    add_target,
+    command,
+    examples,
+    natural,
+    target_of,
+    target_options,
+)
+
+if TYPE_CHECKING:
+    from graphc.analysis.roofline import Machine
+    from graphc.cli.models import Model
+    from graphc.report.trace import Trace
+
+SUMMARY = """\
+Tells what became of a model's layers, and why. For a layer (a node of the ONNX model, or a tensor
+that it gives): which rewrites it went through, what removed it, how its result is laid out in
+memory, which layers are fused with it and why no more are, which strategy made its kernel and why
+those before it did not, the kernel's schedule (threads, loops, tiles, vectors, unrolling), its
+operations, the bytes it reads and writes, and what bounds it by the roofline: operations at peak
+speed (compute), or bytes at full bandwidth (memory, or the cache), with the least time. Without
+--layer, a line for each layer. Open dimensions count as 1.
+
+The least times are those of this machine, which is measured, or of a GPU of --arch; the peaks of a
+microcontroller are given with --machine."""
+
+EPILOG = examples(
+    ("graphc explain model.onnx", "every layer in a line"),
+    ("graphc explain model.onnx --layer /conv1/Conv", "all about a layer"),
+    ("graphc explain model.onnx --layer '*/bn*'", "about all layers of a pattern"),
+    ("graphc explain model.onnx --layer logits --dim batch=8", "the layer that gives a tensor"),
+    ("graphc explain model.onnx --target c --cpu cortex-m4 --layer conv1", "on a microcontroller"),
+    ("graphc explain model.onnx --target cuda --arch sm_90 --json", "as data, for a GPU"),
+)
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "explain", run, SUMMARY, EPILOG)
+    add_model(parser)
+    add_target(parser)
+    parser.add_argument("--layer", metavar="NAME", action="append", default=[],
+                        help="a node, or a tensor that a node gives; * and ? stand for any "
+                        "characters; repeatable")  # fmt: skip
+    parser.add_argument("--cpu", choices=CPUS, metavar="CPU", default=CPUS[0],
+                        help=f"the processor for --target c: {', '.join(CPUS)}")  # fmt: skip
+    parser.add_argument("--machine", metavar="GFLOPS,GB/S[,CACHE]",
+                        help="peak and bandwidths (default: this machine's, measured; a GPU's, "
+                        "as its architecture has them)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the answers as JSON")
+    parser.add_argument("--seed", type=natural, default=0,
+                        help="of the inputs, where shapes depend on them (default: 0)")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    from graphc.cli.models import open_model
+    from graphc.report import text
+    from graphc.report.answers import Record
+    from graphc.report.layers import find, layers_of
+    from graphc.report.trace import Trace
+
+    model = open_model(args)
+    model.close()
+    layers = layers_of(model.graph)
+    wanted = [x for asked in args.layer for x in find(layers, asked)] if args.layer else layers
+    trace = Trace()
+    _compile(model, args, trace)
+    record = Record(model.graph, trace, _machine(args))
+    answers = [record.answer(layer) for layer in dict.fromkeys(wanted)]
+    if args.json:
+        print(json.dumps([dataclasses.asdict(answer) for answer in answers], indent=2))
+    elif args.layer:
+        print("\n\n".join(map(text.full, answers)))
+    else:
+        print(text.overview(answers))
+    return 0
+
+
+def _compile(model: Model, args: argparse.Namespace, trace: Trace) -> None:
+    """Compiles the model while it is watched."""
+    from graphc import driver
+    from graphc.cli import emit
+    from graphc.cli.output import progress
+    from graphc.passes.manager.context import Context
+    from graphc.passes.specialise import specialise
+
+    target = target_of(args)
+    options = {
+        **target_options(args), "hooks": [trace], "observe": trace.observe,
+        "context": Context(journal=trace.journal),
+    }  # fmt: skip
+    with progress(f"compiling {model.path.name} for {args.target}"):
+        trace.journal.stage = "specialise"
+        context = Context(journal=trace.journal)
+        specialise(model.pinned(), policy=driver.policy(target), partial=True, ctx=context)
+        if args.target != "cpu":  # what runs elsewhere has no part on this host
+            emit.program(model, target, driver.Settings(**options))
+            return
+        compiled = driver.compile(model.graph, target, **model.pins(), **options)
+        if not trace.programs:
+            compiled.run(model.feeds(args.seed))
+
+
+def _machine(args: argparse.Namespace) -> Machine | None:
+    """The machine that is given, known or measured; None for a microcontroller without one."""
+    from graphc.analysis.roofline import parse_machine
+    from graphc.backends.cuda.roofline import gpu_machine
+    from graphc.cli.output import progress
+
+    if args.machine:
+        return parse_machine(args.machine)
+    if args.target != "cpu":
+        return gpu_machine(args.arch) if args.target == "cuda" else None
+    from graphc.backends.llvm_cpu.roofline import measure_machine  # loads LLVM
+
+    with progress("measuring this machine"):
+        return measure_machine(args.threads or 1)

@@ -1,0 +1,1 @@
+"""What became of a model's layers, and why, for people and as data."""

@@ -1,0 +1,141 @@
+"""The whole answer for a layer: fate, rewrites, layouts, fusion groups, kernels and bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from graphc.analysis.report import step_costs
+from graphc.analysis.roofline import Machine
+from graphc.ir.graph import Graph, Op
+from graphc.ir.operations import kernel_operations
+from graphc.ir.program import Program, Step
+from graphc.passes.manager.journal import Decision, KernelChoice
+from graphc.report import fate
+from graphc.report.groups import Group, group, members
+from graphc.report.layers import Layer
+from graphc.report.schedule import schedule
+from graphc.report.trace import Trace
+
+
+@dataclass(frozen=True)
+class KernelAnswer:
+    """A step of the program: its kernel, how it came to be, and what it costs at the least.
+    `seconds` and `bound` are None on a machine whose peaks are not known."""
+
+    kernel: str
+    layers: tuple[str, ...]
+    strategy: str
+    about: str
+    declined: tuple[tuple[str, str], ...]
+    schedule: tuple[str, ...]
+    operations: int
+    bytes_read: int
+    bytes_written: int
+    bound: str | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a layer, and why."""
+
+    layer: Layer
+    fate: str
+    rewrites: tuple[str, ...]
+    declined: tuple[tuple[str, str], ...]
+    layouts: tuple[str, ...]
+    groups: tuple[Group, ...]
+    notes: tuple[str, ...]
+    kernels: tuple[KernelAnswer, ...]
+
+
+@dataclass
+class Record:
+    """A model that was compiled while it was watched: the graph as imported, and the machine whose
+    roofline counts (None: not known)."""
+
+    graph: Graph
+    trace: Trace
+    machine: Machine | None
+
+    def answer(self, layer: Layer) -> Answer:
+        """The answer for a layer."""
+        journal = self.trace.journal
+        ops = self.ops(layer)
+        own = [m for _, op in ops for m in members(op) if layer.name in m.loc]
+        beside = [name for _, op in ops for name in op.loc]
+        rewrites = fate.rewrites(self.trace, layer)
+        choices = [c for c in journal.kernels if layer.name in c.of.loc]
+        return Answer(
+            layer,
+            fate.present(layer, own, beside) if ops else fate.gone(self.trace, self.graph, layer),
+            tuple(map(fate.told, rewrites)),
+            tuple(self.declined(layer, {change.rule for change in rewrites})),
+            tuple(d.text for d in self.decisions(layer) if d.about == "layout"),
+            tuple(dict.fromkeys(group(self.trace, graph, op) for graph, op in ops)),
+            tuple(dict.fromkeys(choice.note for choice in choices if choice.note)),
+            tuple(self.kernels(layer)),
+        )
+
+    def ops(self, layer: Layer) -> list[tuple[Graph, Op]]:
+        """The ops of optimised graphs that compute a layer, among others."""
+        return [
+            (run.graph, op)
+            for run in self.trace.runs
+            for op in run.graph.ops
+            if layer.name in op.loc and op.name != "Constant"
+        ]
+
+    def decisions(self, layer: Layer) -> list[Decision]:
+        """All that was decided of ops of a layer."""
+        return [d for d in self.trace.journal.decisions if layer.name in d.of.loc]
+
+    def declined(self, layer: Layer, fired: set[str]) -> Iterator[tuple[str, str]]:
+        """Rules and passes that met the layer and did not fire, each with its last reason."""
+        last = {
+            d.about: d.text for d in self.decisions(layer)
+            if d.about not in ("layout", "fuse", *fired)
+        }  # fmt: skip
+        yield from last.items()
+
+    # ---------------------------------------------------------------- kernels
+
+    def kernels(self, layer: Layer) -> Iterator[KernelAnswer]:
+        """The steps that compute a layer."""
+        for program in self.trace.programs:
+            for step, (bound, seconds) in zip(program.steps, self.bounds(program)):
+                if layer.name in step.loc:
+                    yield self.kernel(program, step, bound, seconds)
+
+    def bounds(self, program: Program) -> Sequence[tuple[str | None, float | None]]:
+        """What bounds each step, and its least time."""
+        if self.machine is None:
+            return [(None, None)] * len(program.steps)
+        return [(cost.bound, cost.seconds) for cost in step_costs(program, self.machine)]
+
+    def kernel(
+        self, program: Program, step: Step, bound: str | None, seconds: float | None
+    ) -> KernelAnswer:
+        """The answer for a step."""
+        kernel = program.kernels[step.kernel]
+        choice = self.choice(step)
+        outs = [b.access != "in" for b in kernel.params]
+        written = sum(s.elements * s.dtype.size for s, out in zip(step.slots, outs) if out)
+        written = min(written, step.nbytes) if step.nbytes else written
+        read = step.nbytes - written if step.nbytes else sum(
+            s.elements * s.dtype.size for s, out in zip(step.slots, outs) if not out
+        )  # fmt: skip
+        return KernelAnswer(
+            step.kernel, step.loc, choice.strategy,
+            self.trace.journal.about.get(choice.strategy, ""), choice.declined,
+            tuple(schedule(kernel)), step.flops or kernel_operations(kernel), read, written,
+            bound, seconds,
+        )  # fmt: skip
+
+    def choice(self, step: Step) -> KernelChoice:
+        """How the kernel of a step was chosen: by its name or, where kernels were merged after
+        that, by the layers it computes."""
+        same = [c for c in self.trace.journal.kernels if c.of.loc == step.loc and c.kernel]
+        named = [c for c in same if c.kernel == step.kernel]
+        return (named or same)[0]

@@ -1,0 +1,95 @@
+"""What became of a layer: the rewrites that it went through, and where it is in the end."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+
+from graphc.ir.graph import Graph
+from graphc.passes.manager.base import PASSES
+from graphc.passes.manager.journal import UNREAD, Change, Subject
+from graphc.passes.reasons import listed
+from graphc.passes.rewriter import RULES
+from graphc.report.layers import Layer, is_read
+from graphc.report.trace import Trace
+
+TOLD = {
+    "fold": "constant folding: all that it reads is known, so it was computed while compiling",
+    "decompose": "it is made of other operators, and was replaced by them",
+    "cse": "an equal operator computes the same; the two are one",
+    "sequences": "it only passes on what it is given; its readers read that",
+    "raise-scalar": "arithmetic with a number comes before the data is moved, in the kernel that "
+    "makes it",
+    "control-flow": "a branch is known, or a loop was unrolled",
+}
+GROUPING = ("fuse", "layout")  # told elsewhere
+
+
+def rewrites(trace: Trace, layer: Layer) -> list[Change]:
+    """The rewrites that took ops of a layer, in order, each once; those that only group or lay out
+    are left out."""
+    taken = (
+        c for c in trace.journal.changes
+        if c.rule not in (*GROUPING, UNREAD) and any(layer.name in s.loc for s in c.taken)
+    )  # fmt: skip
+    return list({(c.rule, tuple(map(str, c.taken))): c for c in taken}.values())
+
+
+def told(change: Change) -> str:
+    """A rewrite in a sentence."""
+    made = listed(map(str, change.made)) or "nothing of its own"
+    taken = listed(map(str, change.taken))
+    if change.rule in TOLD:
+        return f"{TOLD[change.rule]} ({taken}, pass {change.stage})"
+    if change.rule in RULES:
+        equation = RULES[change.rule].equation.split("\n\n")[0].replace("\n", " ")
+        return f"rule {change.rule}: {equation} ({taken} became {made}, pass {change.stage})"
+    return f"{about_pass(change.rule)} ({taken}, pass {change.rule})"
+
+
+def about_pass(name: str) -> str:
+    """What a pass does, from its documentation."""
+    text = inspect.getdoc(PASSES[name]) if name in PASSES else None
+    return (text or f"rewritten by {name}").split(". ")[0].replace("\n", " ").rstrip(".")
+
+
+def present(layer: Layer, members: Sequence[Subject], beside: Iterable[str]) -> str:
+    """The fate of a layer that is computed at run time, by some ops; `beside` are other layers in
+    their kernels."""
+    operators = listed(m.operator for m in members)
+    shared = [name for m in members for name in m.loc if name != layer.name]
+    text = f"computed at run time, as {operators}"
+    if shared:
+        text += f", together with {listed(shared)}"
+    others = [name for name in dict.fromkeys(beside) if name not in (*shared, layer.name)]
+    return text + (f"; in one kernel with {listed(others)}" if others else "")
+
+
+def gone(trace: Trace, graph: Graph, layer: Layer) -> str:
+    """The fate of a layer that no op is left of."""
+    if layer.operator == "Constant":
+        return "a constant: it is part of whatever reads it"
+    if not is_read(graph, layer):
+        return "dead code: no output of the model depends on it, so it was removed"
+    took = [c for c in rewrites(trace, layer) if not any(layer.name in s.loc for s in c.made)]
+    if took:
+        return f"removed. {told(took[-1])}"
+    through = rewrites(trace, layer)
+    unread = [c for c in trace.journal.changes if c.rule == UNREAD and _takes(c, layer)]
+    lost = trace.lost(layer.name)
+    if through and (unread or lost):
+        return f"removed, as nobody reads what was left of it after this: {told(through[-1])}"
+    if unread or lost:
+        stage = unread[-1].stage if unread else lost
+        return (
+            f"removed in pass {stage}, as nobody reads its results any more: what read them was "
+            "computed while compiling, or rewritten to read something else"
+        )
+    return (
+        "removed while shapes were fixed: what it gives follows from shapes and constants, or only "
+        "the shape of it is read, so it was computed while compiling"
+    )
+
+
+def _takes(change: Change, layer: Layer) -> bool:
+    return any(layer.name in s.loc for s in change.taken)
