@@ -57,7 +57,10 @@ def folder(elsewhere, capsys):
 def write_model(line: str) -> None:
     """The model of a command, open where the command says how large its batch is."""
     batch = "batch" if "batch=" in line else len(VALUES.T)
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], "fc1"),
+        helper.make_node("Relu", ["h"], ["y"], "relu1"),
+    ]
     inputs, outputs = [("x", TensorProto.FLOAT, (batch, 4))], [("y", TensorProto.FLOAT, None)]
     constants = [numpy_helper.from_array(VALUES, "w")]
     save(Path("model.onnx"), make(nodes, inputs, outputs, constants))

@@ -21,6 +21,8 @@ from graphc.cli.options import (
 if TYPE_CHECKING:
     from graphc.analysis.roofline import Machine
     from graphc.cli.models import Model
+    from graphc.report.answers import Record
+    from graphc.report.layers import Layer
     from graphc.report.trace import Trace
 
 SUMMARY = """\
@@ -37,10 +39,10 @@ microcontroller are given with --machine."""
 
 EPILOG = examples(
     ("graphc explain model.onnx", "every layer in a line"),
-    ("graphc explain model.onnx --layer /conv1/Conv", "all about a layer"),
-    ("graphc explain model.onnx --layer '*/bn*'", "about all layers of a pattern"),
-    ("graphc explain model.onnx --layer logits --dim batch=8", "the layer that gives a tensor"),
-    ("graphc explain model.onnx --target c --cpu cortex-m4 --layer conv1", "on a microcontroller"),
+    ("graphc explain model.onnx --layer fc1", "all about a layer"),
+    ("graphc explain model.onnx --layer 'relu*'", "about all layers of a pattern"),
+    ("graphc explain model.onnx --layer y --dim batch=8", "the layer that gives a tensor"),
+    ("graphc explain model.onnx --target c --cpu cortex-m4 --layer fc1", "on a microcontroller"),
     ("graphc explain model.onnx --target cuda --arch sm_90 --json", "as data, for a GPU"),
 )
 
@@ -65,8 +67,22 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from graphc.cli.models import open_model
     from graphc.report import text
+
+    compiled, layers = record(args)
+    answers = list(map(compiled.answer, layers))
+    if args.json:
+        print(json.dumps([dataclasses.asdict(answer) for answer in answers], indent=2))
+    elif args.layer:
+        print("\n\n".join(map(text.full, answers)))
+    else:
+        print(text.overview(answers))
+    return 0
+
+
+def record(args: argparse.Namespace) -> tuple[Record, list[Layer]]:
+    """The model, compiled while it was watched, and the layers that are asked for."""
+    from graphc.cli.models import open_model
     from graphc.report.answers import Record
     from graphc.report.layers import find, layers_of
     from graphc.report.trace import Trace
@@ -77,15 +93,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = [x for asked in args.layer for x in find(layers, asked)] if args.layer else layers
     trace = Trace()
     _compile(model, args, trace)
-    record = Record(model.graph, trace, _machine(args))
-    answers = [record.answer(layer) for layer in dict.fromkeys(wanted)]
-    if args.json:
-        print(json.dumps([dataclasses.asdict(answer) for answer in answers], indent=2))
-    elif args.layer:
-        print("\n\n".join(map(text.full, answers)))
-    else:
-        print(text.overview(answers))
-    return 0
+    return Record(model.graph, trace, _machine(args)), list(dict.fromkeys(wanted))
 
 
 def _compile(model: Model, args: argparse.Namespace, trace: Trace) -> None:

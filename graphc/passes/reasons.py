@@ -31,7 +31,8 @@ def named(part: object) -> str:
         return part.where()
     if isinstance(part, Value):
         shape = "" if part.type is None else f" ({part.type})"
-        return f"{part.name or 'a value'}{shape}"
+        made = "an input" if part.producer is None else f"what {part.producer.where()} gives"
+        return f"{part.name or made}{shape}"
     if isinstance(part, (list, set, frozenset, dict)):
         return listed(map(named, part))
     return str(part)

@@ -20,7 +20,8 @@ TOLD = {
     "sequences": "it only passes on what it is given; its readers read that",
     "raise-scalar": "arithmetic with a number comes before the data is moved, in the kernel that "
     "makes it",
-    "control-flow": "a branch is known, or a loop was unrolled",
+    "inline-if": "its condition is known: the branch that is taken stands in its place",
+    "unroll": "the number of its trips is known: its body stands in its place, once for each",
 }
 GROUPING = ("fuse", "layout")  # told elsewhere
 
@@ -37,13 +38,14 @@ def rewrites(trace: Trace, layer: Layer) -> list[Change]:
 
 def told(change: Change) -> str:
     """A rewrite in a sentence."""
-    made = listed(map(str, change.made)) or "nothing of its own"
     taken = listed(map(str, change.taken))
+    made = listed(map(str, change.made))
+    after = f"{taken} became {made}" if made else f"{taken} left nothing"
     if change.rule in TOLD:
         return f"{TOLD[change.rule]} ({taken}, pass {change.stage})"
     if change.rule in RULES:
         equation = RULES[change.rule].equation.split("\n\n")[0].replace("\n", " ")
-        return f"rule {change.rule}: {equation} ({taken} became {made}, pass {change.stage})"
+        return f"rule {change.rule}: {equation} ({after}, pass {change.stage})"
     return f"{about_pass(change.rule)} ({taken}, pass {change.rule})"
 
 
@@ -84,6 +86,11 @@ def gone(trace: Trace, graph: Graph, layer: Layer) -> str:
         return (
             f"removed in pass {stage}, as nobody reads its results any more: what read them was "
             "computed while compiling, or rewritten to read something else"
+        )
+    if layer.inside:
+        return (
+            f"part of {layer.inside}: a branch that is not taken, or a body that is compiled apart "
+            "when the host first runs it"
         )
     return (
         "removed while shapes were fixed: what it gives follows from shapes and constants, or only "

@@ -64,7 +64,8 @@ def _readers(trace: Trace, graph: Graph, op: Op) -> Iterator[Neighbour]:
 
 
 def _told(op: Op) -> str:
-    return listed(map(str, members(op)))
+    """An op of a kernel by its layers."""
+    return listed(op.loc) if len(op.loc) > 1 else listed(map(str, members(op)))
 
 
 def _reason(trace: Trace, reader: Op, maker: Op) -> str:

@@ -15,12 +15,13 @@ NEAR = 5  # names that are suggested
 
 @dataclass(frozen=True)
 class Layer:
-    """A node: its name, its operators (several, if it was upgraded from an old opset), and the
-    tensors that it gives."""
+    """A node: its name, its operators (several, if it was upgraded from an old opset), the tensors
+    that it gives, and the If or loop that it is in, if it is in one."""
 
     name: str
     operator: str
     results: tuple[str, ...]
+    inside: str = ""
 
     def __str__(self) -> str:
         return f'{self.operator} "{self.name}"'
@@ -39,7 +40,9 @@ def layers_of(graph: Graph) -> list[Layer]:
 def _layer(name: str, ops: Sequence[Op]) -> Layer:
     computing = [op for op in ops if op.name != "Constant"] or list(ops)
     operator = " + ".join(dict.fromkeys(op.name for op in computing))
-    return Layer(name, operator, tuple(v.name for v in computing[-1].outputs if v.name))
+    owner = getattr(computing[0].region, "owner", None)
+    results = tuple(v.name for v in computing[-1].outputs if v.name)
+    return Layer(name, operator, results, owner.where() if owner is not None else "")
 
 
 def find(layers: Sequence[Layer], asked: str) -> list[Layer]:
@@ -49,8 +52,9 @@ def find(layers: Sequence[Layer], asked: str) -> list[Layer]:
     if not found and any(c in asked for c in "*?"):
         found = [x for x in layers if any(fnmatchcase(n, asked) for n in (x.name, *x.results))]
     if not found:
-        near = _near(asked, [name for x in layers for name in (x.name, *x.results)])
-        hint = f"near are {', '.join(near)}" if near else "the command without --layer lists them"
+        names = [name for x in layers for name in (x.name, *x.results)]
+        near = _near(asked, names)
+        hint = f"near are {', '.join(near)}" if near else f"the first are {', '.join(names[:NEAR])}"
         raise ModelError(f"--layer {asked}: no layer and no tensor is called so; {hint}")
     return found
 

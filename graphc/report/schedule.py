@@ -9,8 +9,14 @@ import math
 from collections.abc import Iterator
 
 from graphc.ir.kernel import Alloc, Body, For, Intrin, Kernel, bodies, walk_stmts
+from graphc.ir.simplify import bounds
 
 KINDS = {"serial": "", "parallel": "parallel ", "unroll": "unrolled ", "vector": "vector "}
+
+
+def trips(loop: For) -> int:
+    """How often a loop runs at most."""
+    return loop.extent if isinstance(loop.extent, int) else int(bounds(loop.extent)[1])
 
 
 def schedule(kernel: Kernel) -> list[str]:
@@ -25,13 +31,13 @@ def schedule(kernel: Kernel) -> list[str]:
 
 def _threads(loops: list[For]) -> Iterator[str]:
     """How the work is divided among threads."""
-    blocks = [loop.var.count for loop in loops if loop.kind == "block"]
+    blocks = [trips(loop) for loop in loops if loop.kind == "block"]
     threads = [loop for loop in loops if loop.kind == "thread"]
     if threads:
-        most, held = max(t.var.count for t in threads), max(t.width for t in threads)
+        most, held = max(map(trips, threads)), max(t.width for t in threads)
         several = f", {held} blocks at once on a multiprocessor" if held else ""
         yield f"{max(blocks, default=1)} blocks of {most} threads{several}"
-    parallel = [loop.var.count for loop in loops if loop.kind == "parallel"]
+    parallel = [trips(loop) for loop in loops if loop.kind == "parallel"]
     if max(parallel, default=1) > 1:
         yield f"up to {max(parallel)} parts that threads share"
     elif not threads:
@@ -40,9 +46,9 @@ def _threads(loops: list[For]) -> Iterator[str]:
 
 def _nest(body: Body) -> Iterator[str]:
     """The loops of the nest that runs most often, outermost first, and what it repeats."""
-    path = [x for x in _longest(body) if x.kind not in ("block", "thread") and x.var.count > 1]
+    path = [x for x in _longest(body) if x.kind not in ("block", "thread") and trips(x) > 1]
     if path:
-        told = (f"{KINDS.get(x.kind, x.kind + ' ')}{x.var.count}" for x in path)
+        told = (f"{KINDS.get(x.kind, x.kind + ' ')}{trips(x)}" for x in path)
         yield f"loops, outermost first: {' > '.join(told)}"
     else:
         yield "no loops within a thread"
@@ -60,12 +66,12 @@ def _longest(body: Body) -> list[For]:
 
 
 def _trips(path: list[For]) -> int:
-    return math.prod(loop.var.count for loop in path)
+    return math.prod(trips(loop) for loop in path)
 
 
 def _registers(kernel: Kernel, loops: list[For]) -> Iterator[str]:
     """Vectors, tiles of sums that stay in registers, and copies of bodies."""
-    widths = sorted({loop.width or loop.var.count for loop in loops if loop.kind == "vector"})
+    widths = sorted({loop.width or trips(loop) for loop in loops if loop.kind == "vector"})
     if widths:
         yield f"vectors of {', '.join(map(str, widths))} elements"
     elif not any(loop.kind == "thread" for loop in loops):
@@ -74,7 +80,7 @@ def _registers(kernel: Kernel, loops: list[For]) -> Iterator[str]:
     if tiles:
         shown = ", ".join(f"{b.dtype}{list(b.shape)}" for b in tiles[:4])
         yield f"in registers: {shown}{' ...' if len(tiles) > 4 else ''}"
-    copies = sorted({loop.var.count for loop in loops if loop.kind == "unroll"} - {1})
+    copies = sorted({trips(loop) for loop in loops if loop.kind == "unroll"} - {1})
     if copies:
         yield f"unrolled {', '.join(map(str, copies))} times"
 

@@ -198,7 +198,8 @@ class Legality:
         """Why an op cannot reduce rows of a group, whose loops are over these rows otherwise."""
         if group.anchor not in ("map", "row"):
             text = (
-                "{} sums or compares what the kernel of {} gives; that is {}, complete at its end"
+                "{} reduces what the kernel of {} gives; that kernel is {}, whose results are "
+                "complete only when its loops end"
             )
             return Reason(text, op, group.ops[-1], ANCHORS[group.anchor])
         row = structure.row_operand(op, self.columns)
@@ -293,7 +294,7 @@ class Legality:
         recomputed."""
         read = [v for n in operands if (v := op.inputs[n]) is not None]
         if group.anchor != "map" or len(op.outputs) != 1 or op.output.type is None:
-            text = "{} reads {} at other positions than it computes; that is {}, computed once"
+            text = "{} reads {} at other positions than it computes; that kernel is {}, run once"
             return Reason(text, op, read, ANCHORS[group.anchor])
         outside = self.leaving(group, reader=op)
         if outside is not None:

@@ -59,7 +59,7 @@ def merge_all(
     asked for one after the other, so that a group may hold what those before it became."""
     changed = False
     for group in groups:
-        if ctx.spend(rule, group[-1]):
+        if ctx.spend(rule, group[-1], group):
             replace_group(graph, group, merged_group(graph, group, name))
             changed = True
     if changed:
