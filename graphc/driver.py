@@ -15,6 +15,7 @@ from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.integers import KEEP_INTEGERS
+from graphc.passes.layout import row_major_operands
 from graphc.passes.lower import lower
 from graphc.passes.lower.placeable import check_placeable
 from graphc.passes.manager.base import Pass, made_here
@@ -182,7 +183,7 @@ def optimise(
     context = settings.context if target is None else settings.context.on(target)
     if passes is None:
         passes = OPTIMISING if target is None else target.pipeline()
-    hooks = [*usual_hooks(settings.context), *settings.hooks]
+    hooks = usual_hooks(settings.context, settings.hooks)
     manager = PassManager(settings.pipeline(passes), hooks)
     for step in manager.remaining(graph):
         if until and graph.reached(until):
@@ -203,6 +204,7 @@ def to_program(graph: Graph, target: Target, settings: Settings) -> Program:
     def lowered(graph: Graph) -> Program:
         optimise(graph, settings, target=target)
         check_placeable(graph)
+        row_major_operands(graph, settings.context)
         journal = settings.context.journal
         return lower(graph, target.strategies(), graph.name, target.conventions(), journal)
 

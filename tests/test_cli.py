@@ -164,7 +164,7 @@ class Rename(Pass):
     """Names every value "mine"."""
 
     name = "rename-{0}"
-    requires = "typed"
+    requires = ("typed",)
 
     def run(self, graph, ctx):
         for op in graph.ops:

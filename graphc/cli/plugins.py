@@ -48,7 +48,6 @@ def pipeline_with(pipeline: str | Sequence[Pass], names: Sequence[str]) -> str:
     """A pipeline with passes added before the first that chooses layouts (else at the end)."""
     passes = parse_pipeline(pipeline) if isinstance(pipeline, str) else list(pipeline)
     laid_out = PHASES.index("laid_out")
-    later = [n for n, step in enumerate(passes)
-             if step.ensures is not None and PHASES.index(step.ensures) >= laid_out]  # fmt: skip
+    later = [n for n, step in enumerate(passes) if PHASES.index(step.phase()) >= laid_out]
     position = min(later, default=len(passes))
     return ", ".join(map(str, [*passes[:position], *names, *passes[position:]]))

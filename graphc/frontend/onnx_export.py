@@ -31,6 +31,7 @@ from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import expand
 from graphc.ir.ops.helpers import RUNTIME
 from graphc.ir.ops.in_range import is_check, own_results
+from graphc.ir.ops.relayout import is_relayout
 from graphc.ir.types import TensorType, Type
 
 EXTERNAL = 3 << 29  # bytes of constants above which they go to a file beside the model
@@ -138,7 +139,7 @@ class _Exporter:
             self._constant(op.output, proto, arrays)
         elif op.name == "fused":
             self._inline(op, op.regions[0], op.inputs, proto, arrays)
-        elif _is_relayout(op):
+        elif is_relayout(op):
             assert op.inputs[0] is not None
             self.name_of[op.output] = self.name_of[op.inputs[0]]
         elif is_check(op):
@@ -306,16 +307,7 @@ class _Exporter:
 def _transparent(value: Value) -> bool:
     """Whether a value is exported under the name of another (a constant, or an alias)."""
     producer = value.producer
-    return producer is not None and (producer.name == "Constant" or _is_relayout(producer))
-
-
-def _is_relayout(op: Op) -> bool:
-    """Whether an op only stores its operand in another layout."""
-    if op.name != "Identity" or op.inputs[0] is None:
-        return False
-    source, result = op.inputs[0].type, op.output.type
-    tensors = isinstance(source, TensorType) and isinstance(result, TensorType)
-    return tensors and source.layout != result.layout  # type: ignore[union-attr]
+    return producer is not None and (producer.name == "Constant" or is_relayout(producer))
 
 
 def _split(op: Op) -> tuple[list[Value | None], list[Value]]:

@@ -21,7 +21,7 @@ from graphc.ir import dtypes
 from graphc.ir.expr import Sym
 from graphc.ir.opdef import CONSTANT, YIELD, OpDef
 from graphc.ir.phases import PHASES
-from graphc.ir.types import TensorType, Type
+from graphc.ir.types import Layout, TensorType, Type
 
 NEAR = 512  # places around the last known one where an op is looked for before all are numbered
 
@@ -47,6 +47,11 @@ class Value:
         if not isinstance(self.type, TensorType):
             raise InternalError(f"%{self.name} is {self.type}, not a tensor")
         return self.type
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout of a tensor; None if it is row-major, or no tensor."""
+        return self.type.layout if isinstance(self.type, TensorType) else None
 
     @property
     def constant(self) -> np.ndarray | None:

@@ -24,9 +24,11 @@ _MISTAKES = (
 
 
 def infer_op(op: Op) -> None:
-    """Types the outputs of an op whose operands are typed."""
+    """Types the outputs of an op whose operands are typed. Layouts stay as they are."""
     for value, type in zip(op.outputs, output_types(op)):
-        value.type = type
+        layout, value.type = value.layout, type
+        if layout is not None:
+            value.type = value.tensor.with_layout(layout)
 
 
 def output_types(op: Op) -> list[Type]:

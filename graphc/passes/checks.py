@@ -126,7 +126,7 @@ class Checks(Pass):
     """Adds checks of indices, lengths and the like to the results of the graph."""
 
     name = "checks"
-    requires = "typed"
+    requires = ("typed", "original")
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         return not graph.is_optimised and _is_static(graph) and add_checks(graph)

@@ -57,7 +57,9 @@ class Decompose(Pass):
 
     keep: tuple[str, ...] = ()
     name = "decompose"
-    requires = "typed"
+    requires = ("typed",)
+    establishes = ("decomposed",)
+    destroys = ("original", "canonical")
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         batched = ctx.target.machine.launch_seconds > 0

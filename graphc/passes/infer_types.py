@@ -326,6 +326,8 @@ def become_constants(op: Op, position: int, arrays: list[np.ndarray]) -> None:
     made = []
     for value, array in zip(op.outputs, arrays):
         constant = constant_op(array, value.name, op.loc)
+        if value.layout is not None:
+            constant.output.type = constant.output.tensor.with_layout(value.layout)
         constant.region = region
         value.replace_uses(constant.output)
         made.append(constant)

@@ -18,12 +18,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphc.ir import opdef
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.expr import Call, Expr, Load, Reduce, free_indices, loads, walk
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.infer import op_body
-from graphc.ir.types import Layout, TensorType
+from graphc.ir.opdef import FUSED
+from graphc.ir.ops.relayout import is_relayout, relaid
+from graphc.ir.types import Layout
 from graphc.passes.analysis import structure
 from graphc.passes.analysis.compose import computation
 from graphc.passes.analysis.views import view_of
@@ -41,10 +42,7 @@ def assign_layouts(graph: Graph, ctx: Context) -> bool:
     """
     changed, rows = False, ctx.target.machine.has("unaligned_vectors")
     for op in list(graph.ops):
-        if op.name == "Constant":
-            continue
-        if not structure.has_body(op):
-            _row_major_operands(graph, op, ctx)
+        if not structure.has_body(op) or is_relayout(op):
             continue
         for n, value in enumerate(op.outputs):
             choice, why = _choose(op, n, rows)
@@ -56,6 +54,7 @@ def assign_layouts(graph: Graph, ctx: Context) -> bool:
             if layout is not None and ctx.spend("layout", op):
                 value.type = value.tensor.with_layout(layout)
                 changed = changed or value.tensor.layout is not None
+    row_major_operands(graph, ctx)
     return changed
 
 
@@ -75,18 +74,19 @@ def _told(value: Value, layout: Layout | None, why: str) -> str:
     return f"{layout}, dims {list(layout.order)} in memory {extents}: {why}"
 
 
-def _row_major_operands(graph: Graph, op: Op, ctx: Context) -> None:
-    for position, value in enumerate(op.inputs):
-        if value is None or not isinstance(value.type, TensorType) or value.type.layout is None:
+def row_major_operands(graph: Graph, ctx: Context) -> None:
+    """Gives the operators that are written for row-major memory copies of operands in another
+    layout."""
+    for op in list(graph.ops):
+        if structure.has_body(op) or op.defn is FUSED:
             continue
-        in_order = {"perm": tuple(range(value.type.rank))}
-        copy = Op(opdef.lookup("Transpose"), [value], in_order, loc=op.loc)
-        copy.output.type = value.type.with_layout(None)
-        graph.insert_before(op, copy)
-        op.set_input(position, copy.output)
-        if ctx.journal is not None:
-            text = f"{value.name}: copied in row-major order, in which {op.name} reads memory"
-            ctx.journal.decide("layout", op, text)
+        for position, value in enumerate(op.inputs):
+            if value is None or value.layout is None:
+                continue
+            op.set_input(position, relaid(value, None, op))
+            if ctx.journal is not None:
+                text = f"{value.name}: copied in row-major order, in which {op.name} reads memory"
+                ctx.journal.decide("layout", op, text)
 
 
 def _choose(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
@@ -248,8 +248,9 @@ class AssignLayouts(Pass):
     the place of their inputs."""
 
     name = "layout"
-    requires = "typed"
-    ensures = "laid_out"
+    requires = ("typed", "unfused")
+    establishes = ("laid_out",)
+    destroys = ("original",)
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         return assign_layouts(graph, ctx)

@@ -252,7 +252,8 @@ class Precision(Pass):
     type: str = "f32"
 
     name = RULE
-    requires = "typed"
+    requires = ("typed", "unfused")
+    destroys = ("original", "canonical")
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         if self.type not in PRECISIONS:

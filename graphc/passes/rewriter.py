@@ -26,6 +26,7 @@ from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.opdef import OpDef
+from graphc.ir.ops.relayout import relaid
 from graphc.passes.fold import Contents, FoldPolicy
 from graphc.passes.infer_types import become_constants
 from graphc.passes.manager.base import Pass, file_of, made_here, register_pass
@@ -263,6 +264,8 @@ class _Driver:
         if len(results) < len(root.outputs) and any(v.uses for v in root.outputs[len(results) :]):
             raise each.error(f" at {root.where()}: replaced too few results")
         for old, new in zip(root.outputs, results):
+            if old.uses and old.layout != new.layout:
+                new = relaid(new, old.layout, root)
             if old.uses and old.type != new.type:
                 raise each.error(f" at {root.where()}: replaced {old.type} by {new.type}")
             if new.producer is not None and not new.name:
@@ -338,7 +341,8 @@ class Rewrite(Pass):
     group: str = "canonical"
     without: tuple[str, ...] = ()
     name = "rewrite"
-    requires = "typed"
+    requires = ("typed",)
+    destroys = ("original", "canonical", "decomposed")
     symbolic = True
 
     def chosen(self) -> list[Rule]:
@@ -358,4 +362,4 @@ class Canonicalise(Rewrite):
     """Brings a graph into the form that later passes expect: folded, by all canonical rules."""
 
     name = "canonicalise"
-    ensures = "canonical"
+    establishes = ("canonical",)

@@ -386,7 +386,7 @@ class Infer(Pass):
     """Types every op of a graph with static inputs, folding what types depend on."""
 
     name = "infer"
-    ensures = "typed"
+    establishes = ("typed",)
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         walk = TypeInference(ctx.options.get("fold_policy"), ctx=ctx)
@@ -403,7 +403,7 @@ class Fold(Pass):
     """Evaluates what is known at compile time, where that does not make large constants."""
 
     name = "fold"
-    requires = "typed"
+    requires = ("typed",)
     symbolic = True
 
     def run(self, graph: Graph, ctx: Context) -> bool:

@@ -23,7 +23,7 @@ from graphc.ir.infer import output_types
 from graphc.ir.opdef import YIELD
 from graphc.ir.phases import PHASES
 from graphc.ir.simplify import simplify
-from graphc.ir.types import Dim, Layout, MapType, OptionalType, SequenceType, TensorType, Type
+from graphc.ir.types import Dim, MapType, OptionalType, SequenceType, TensorType, Type
 
 
 def verify(graph: Graph) -> None:
@@ -191,7 +191,7 @@ class _Verifier:
         if self.graph.reached("laid_out"):
             return
         for value in op.outputs:
-            if isinstance(value.type, TensorType) and value.type.layout is not None:
+            if value.layout is not None:
                 self.fail(op, f"%{value.name} has a layout in phase {self.graph.phase}")
 
     def types(self, op: Op) -> None:
@@ -236,13 +236,9 @@ class _Verifier:
         for position, (a, b) in enumerate(zip(outer, inner)):
             if a is None or a.type is None or b.type is None:
                 continue
-            same = same_type(a.type, b.type) and (not layouts or _layout(a) == _layout(b))
+            same = same_type(a.type, b.type) and (not layouts or a.layout == b.layout)
             if not same:
                 self.fail(op, f"{what} {position} of its region has type {b.type}, not {a.type}")
-
-
-def _layout(value: Value) -> Layout | None:
-    return value.type.layout if isinstance(value.type, TensorType) else None
 
 
 def same_type(a: Type | None, b: Type | None) -> bool:

@@ -97,7 +97,7 @@ class FuseAttention(Pass):
     widest: int = 256
 
     name = RULE
-    requires = "fused"
+    requires = ("fused",)
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         return fuse_attention(graph, ctx, self.widest)

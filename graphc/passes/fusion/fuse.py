@@ -47,8 +47,9 @@ class Fuse(Pass):
     whose elements are not neighbours in memory (a softmax over channels) make groups too."""
 
     name = "fuse"
-    requires = "typed"
-    ensures = "fused"
+    requires = ("typed",)
+    establishes = ("fused",)
+    destroys = ("original", "unfused")
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         return fuse(graph, ctx)

@@ -95,7 +95,7 @@ class FuseGates(Pass):
     vectors: int = 4
 
     name = RULE
-    requires = "fused"
+    requires = ("fused",)
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         return fuse_gates(graph, ctx, self.vectors)

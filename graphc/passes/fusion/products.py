@@ -154,7 +154,8 @@ class MergeProducts(Pass):
     """Makes one product of several that share an operand (see the module)."""
 
     name = RULE
-    requires = "typed"
+    requires = ("typed", "unfused")
+    destroys = ("original", "canonical")
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         return merge_products(graph, ctx)

@@ -92,7 +92,7 @@ class FuseReductions(Pass):
     """Makes one op of reductions of the same values."""
 
     name = RULE
-    requires = "fused"
+    requires = ("fused",)
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         return fuse_reductions(graph, ctx)

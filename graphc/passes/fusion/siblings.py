@@ -73,7 +73,7 @@ class FuseSiblings(Pass):
     """Makes one op of maps that read the same values, for the same reader."""
 
     name = RULE
-    requires = "fused"
+    requires = ("fused",)
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         return fuse_siblings(graph, ctx)

@@ -11,7 +11,7 @@ from graphc.errors import UnsupportedError
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 
-KERNEL_FORMS = ("elementwise", "indexed", "imperative", "composite")
+KERNEL_FORMS = ("elementwise", "indexed", "imperative")
 REGIONS = ("fused",)
 
 
@@ -45,6 +45,11 @@ def _check_interface(graph: Graph) -> None:
 
 
 def _why(op: Op) -> str:
+    if op.defn.form == "composite":
+        return (
+            "lowering requires a graph that is decomposed (no operator is made of others), and no "
+            "pass has taken it apart; put pass decompose after those that make such operators"
+        )
     if op.name == "Scan":
         return (
             "it has too many steps to be written out, and a program without a host has no loops; "

@@ -178,11 +178,6 @@ class Lowering:
         if op.defn.form == "imperative":
             self.lower_imperative(op)
             return
-        if op not in self.computed:
-            raise UnsupportedError(
-                f"{op.where()}: {op.defn.form} operators have no kernel; the passes of the target "
-                "take them apart"
-            )
         whole, names = self.computed[op].computation, input_names(op)
         made = [
             output for output, value in zip(whole.outputs, op.outputs)

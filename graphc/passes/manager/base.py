@@ -1,40 +1,47 @@
 """What a pass is: its base class, that of the hooks around it, and where passes are registered.
 
-A pass is a dataclass: a name, the phase it requires and the one it ensures, options as fields, and
-`run(graph, ctx) -> changed`, which edits the graph in place. Verifying, timing, dumping and
-comparing results are hooks of the manager, never code in a pass.
+A pass is a dataclass: a name, the properties of graphs that it requires, establishes and destroys
+(contracts.py), options as fields, and `run(graph, ctx) -> changed`, which edits the graph in place.
+Verifying, timing, dumping and comparing results are hooks of the manager, never code in a pass.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from graphc.errors import InternalError
+from graphc.errors import InternalError, ModelError
 from graphc.ir.graph import Graph
+from graphc.ir.phases import PHASES
 from graphc.passes.manager.context import Context
+from graphc.passes.manager.contracts import PROPERTIES
 
 
 @dataclass
 class Pass:
     """Base of all passes; subclasses are dataclasses whose fields are the pass's options.
 
-    `requires` is the phase the graph must have reached; `ensures`, if set, the one it is in
-    afterwards (a graph never goes back to an earlier phase). `symbolic` passes take graphs whose
-    types hold symbols, or are not known.
+    `requires`, `establishes` and `destroys` name properties (contracts.py); a graph is in the phase
+    that is established, unless it is in a later one. `symbolic` passes take graphs whose types hold
+    symbols, or are not known.
     """
 
     name: ClassVar[str] = ""
-    requires: ClassVar[str] = "imported"
-    ensures: ClassVar[str | None] = None
+    requires: ClassVar[Sequence[str]] = ()
+    establishes: ClassVar[Sequence[str]] = ()
+    destroys: ClassVar[Sequence[str]] = ()
     symbolic: ClassVar[bool] = False
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         """Edits the graph; returns whether anything changed."""
         raise NotImplementedError
+
+    def phase(self) -> str:
+        """The phase that the pass takes graphs to; `imported` if to none."""
+        return next((name for name in self.establishes if name in PHASES), "imported")
 
     def __str__(self) -> str:
         options = [
@@ -89,5 +96,15 @@ def register_pass(cls: type[Pass]) -> type[Pass]:
     """Makes a pass available to pipelines under its name (a class decorator)."""
     if not cls.name:
         raise InternalError(f"pass {cls.__name__} has no name")
+    for what in ("requires", "establishes", "destroys"):
+        names = getattr(cls, what)
+        unknown = [n for n in names if n not in PROPERTIES]
+        if isinstance(names, str) or unknown:
+            raise ModelError(f"pass {cls.name}: {what} must be a tuple of {', '.join(PROPERTIES)}")
     PASSES[cls.name] = cls
     return cls
+
+
+def establishing(name: str) -> list[str]:
+    """The names of the passes that establish a property."""
+    return [cls.name for cls in PASSES.values() if name in cls.establishes]

@@ -119,7 +119,9 @@ class Compare(Hook):
         return interpret(graph, self.inputs)
 
 
-def usual_hooks(ctx: Context) -> list[Hook]:
-    """The hook that checks plugins, and those that the debug level asks for."""
+def usual_hooks(ctx: Context, own: Sequence[Hook] = ()) -> list[Hook]:
+    """The hook that checks plugins, those that the debug level asks for, and `own`. With any of
+    these, graphs are verified after each pass, once the others have printed or written them."""
     ladder: list[tuple[int, Hook]] = [(1, Timings()), (2, Progress()), (3, PrintGraph())]
-    return [VerifyPlugins(), *(hook for level, hook in ladder if ctx.debug >= level)]
+    watching = [*(hook for level, hook in ladder if ctx.debug >= level), *own]
+    return [VerifyPlugins(), *watching, *([Verify()] if watching else [])]

@@ -13,7 +13,8 @@ import re
 from typing import Any
 
 from graphc.errors import ModelError
-from graphc.passes.manager.base import PASSES, Pass
+from graphc.passes.manager.base import PASSES, Pass, establishing
+from graphc.passes.manager.contracts import check_order
 from graphc.passes.rewriter import RULES, Rewrite
 
 
@@ -119,5 +120,8 @@ def _literal(text: str) -> Any:
 
 
 def parse_pipeline(text: str) -> list[Pass]:
-    """The passes that `text` names, in order; ModelError if it cannot be read."""
-    return _Pipeline(text).passes()
+    """The passes that `text` names, in order; ModelError if it cannot be read, or if no graph can
+    run through them in this order."""
+    passes = _Pipeline(text).passes()
+    check_order(passes, establishing)
+    return passes

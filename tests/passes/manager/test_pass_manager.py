@@ -1,4 +1,4 @@
-"""Pipelines as text, phases, hooks, fuel."""
+"""Pipelines as text, contracts, hooks, fuel."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_bad_pipelines_are_explained(text, message):
 def test_a_pass_needs_its_phase():
     graph = small_graph()
     graph.phase = "imported"
-    with pytest.raises(InternalError, match="canonicalise requires a graph that is typed"):
+    with pytest.raises(ModelError, match="canonicalise requires a graph that is typed.*infer does"):
         PassManager("canonicalise").run(graph, Context())
 
 
