@@ -17,7 +17,7 @@ from graphc.backends.cuda.machines import fastest, machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
 from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.attention.plain import (
+from graphc.backends.cuda.strategies.attention.flash_float32 import (
     SHARED_FLOATS,
     TILES,
     WIDEST,

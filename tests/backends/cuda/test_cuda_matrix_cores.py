@@ -23,7 +23,7 @@ from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.contraction.panels import Panel
-from graphc.backends.cuda.strategies.contraction.warps import SIDES, SLICES, WARP_TILES, WarpTile
+from graphc.backends.cuda.strategies.contraction.warp_mma import SIDES, SLICES, WARP_TILES, WarpTile
 from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
 from graphc.ir.program import Program

@@ -21,7 +21,7 @@ from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.simulator.profile import profile
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
-from graphc.backends.cuda.strategies.contraction.tiles import TILES, Tile, lower_shared_tiles
+from graphc.backends.cuda.strategies.contraction.shared_tiles import TILES, Tile, lower_shared_tiles
 from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
 from graphc.ir.program import Program

@@ -14,12 +14,12 @@ from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
-from graphc.backends.cuda.strategies.contraction.warpgroups import (
+from graphc.backends.cuda.strategies.contraction.warp_mma import WARP_TILES
+from graphc.backends.cuda.strategies.contraction.wgmma import (
     GROUP_SIDES,
     GROUP_TILES,
     GroupTile,
 )
-from graphc.backends.cuda.strategies.contraction.warps import WARP_TILES
 from graphc.driver import optimise, program_for
 from graphc.errors import InternalError
 from graphc.ir.interp import interpret

@@ -20,8 +20,13 @@ from graphc.backends.cuda.nvcc import find_nvcc
 from graphc.backends.cuda.runtime import DeviceArray, DriverMissing, open_driver
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
-from graphc.backends.cuda.strategies.contraction.warpgroups import GROUP_SIDES, GroupTile
-from graphc.backends.cuda.strategies.contraction.warps import SHARED_SIDES, SIDES, SLICES, WarpTile
+from graphc.backends.cuda.strategies.contraction.warp_mma import (
+    SHARED_SIDES,
+    SIDES,
+    SLICES,
+    WarpTile,
+)
+from graphc.backends.cuda.strategies.contraction.wgmma import GROUP_SIDES, GroupTile
 from graphc.driver import optimise, program_for, typed
 from graphc.ir.compare import agreements
 from graphc.ir.interp import interpret

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from graphc.backends.cuda.machines import DEFAULT_ARCH, machine
-from graphc.backends.cuda.strategies.attention.cores import lower_attention_cores
-from graphc.backends.cuda.strategies.attention.few import lower_attention_few
-from graphc.backends.cuda.strategies.attention.plain import lower_attention
+from graphc.backends.cuda.strategies.attention.flash_decoding import lower_attention_few
+from graphc.backends.cuda.strategies.attention.flash_float32 import lower_attention
+from graphc.backends.cuda.strategies.attention.flash_matrix_cores import lower_attention_cores
 from graphc.backends.cuda.strategies.contraction.costs import Choose, take_first
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
-from graphc.backends.cuda.strategies.contraction.split import lower_split
-from graphc.backends.cuda.strategies.contraction.tiles import lower_shared_tiles
+from graphc.backends.cuda.strategies.contraction.shared_tiles import lower_shared_tiles
+from graphc.backends.cuda.strategies.contraction.split_k import lower_split
 from graphc.backends.cuda.strategies.flat import lower_flat
-from graphc.backends.cuda.strategies.rows.nest import lower_rows
+from graphc.backends.cuda.strategies.rows.row_reductions import lower_rows
 from graphc.backends.cuda.strategies.windows.kernel import lower_windows
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.lower.lowered import Lowered

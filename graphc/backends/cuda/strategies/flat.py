@@ -1,14 +1,14 @@
-"""Loops: a thread per output element, or per a few vectors of 16 bytes where there are many.
+"""Elementwise loops: a thread per output element, or per a few vectors of 16 bytes.
 
-Elements next to one another are computed in an unrolled loop. What they read without condition of
-places next to one another is loaded before it as one vector, and results are stored after it in the
-same way; operands are known to be aligned. Of large tensors a thread takes several vectors, all of
-which it asks for before it uses the first (sweeps.py), so that enough is on its way to keep memory
-busy. Small tensors keep a thread per element, of which there are few enough.
+Neighbouring elements are computed in an unrolled loop. Their unconditional reads of neighbouring
+places are vectorised into one load before the loop, and results are stored as vectors after it;
+operands are known to be aligned. In large tensors a thread takes several vectors and issues all
+loads before it uses the first (row_sweeps.py), which keeps memory busy. Small tensors get a thread
+per element.
 
-Where an operand is contiguous along another index than the output (a transposition, say), the lanes
-of a warp do not follow one another along the output: some go along the one index and some along the
-other, so that both are accessed in whole sectors of 32 bytes, without shared memory.
+Where an operand is contiguous along another index than the output (a transposition, say), some
+lanes of a warp follow the one index and some the other, so that both are accessed in whole sectors
+of 32 bytes (coalesced), without shared memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from graphc.backends.cuda.machines import FULL, VECTOR_BYTES, WARP
-from graphc.backends.cuda.strategies.rows.sweeps import HELD, Sweep, Sweeper, placed
+from graphc.backends.cuda.strategies.rows.row_sweeps import HELD, Sweep, Sweeper, placed
 from graphc.backends.cuda.strategies.vectors import compute_points, store_points
 from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64

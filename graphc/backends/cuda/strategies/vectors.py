@@ -1,4 +1,4 @@
-"""Neighbours in memory, which one access reads or writes: where expressions have them.
+"""Vectorised accesses: neighbours in memory that one access reads or writes, found in expressions.
 
 Operands of kernels start at multiples of 16 bytes, which is also the most that an access takes. A
 load that a condition guards stays as it is: where the condition is false there may be no element.

@@ -1,1 +1,1 @@
-"""Attention in one kernel: scores, softmax and values, without a matrix of scores in memory."""
+"""Flash attention: scores, softmax and values in one kernel, without a matrix of scores in memory."""

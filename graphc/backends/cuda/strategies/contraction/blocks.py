@@ -1,7 +1,7 @@
 """Contractions cut into blocks of rows and columns, one for each block of threads.
 
-What the kernels of contractions have in common: operands over as few indices as possible, the grid,
-and the epilogue that finishes sums on their way to memory.
+What all kernels of contractions have in common: operands over as few indices as possible, the grid,
+and the epilogue, which finishes sums in registers on their way to memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from graphc.backends.cuda.strategies.contraction.operands import Operand, stride
-from graphc.backends.cuda.strategies.contraction.shares import Shares
+from graphc.backends.cuda.strategies.contraction.sliced_k import SlicedK
 from graphc.backends.cuda.strategies.vectors import are_neighbours, loaded
 from graphc.ir.addresses import flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
@@ -71,18 +71,18 @@ def flattened(match: Match) -> FlatContraction:
 
 
 class BlockedContraction:
-    """Emits the kernel of a contraction: `rows` x `columns` sums per block of `threads`, in so many
-    `shares` of the depth."""
+    """Emits the kernel of a contraction: `rows` x `columns` sums per block of `threads`, whose
+    `k_groups` split the depth."""
 
     def __init__(
-        self, flat: FlatContraction, rows: int, columns: int, threads: int, shares: int = 1
+        self, flat: FlatContraction, rows: int, columns: int, threads: int, k_groups: int = 1
     ):
         self.match, self.block_rows, self.block_columns = flat.match, rows, columns
         self.a, self.b = flat.a, flat.b
         self.offset, self.exprs, self.marker = flat.offset, flat.exprs, flat.marker
         self.k = KernelBuilder()
         self.thread = Index("thread", threads)
-        self.shares = Shares(self.thread, shares)
+        self.k_groups = SlicedK(self.thread, k_groups)
         self.shared: list[Buffer] = []
         self.resident = 0  # blocks that a multiprocessor should hold at once
 

@@ -1,15 +1,16 @@
-"""How long the kernel of a contraction takes with a tile: which one is chosen for an architecture.
+"""The cost model of contractions: how long a kernel takes with a tile, so that the best is chosen.
 
 A block is limited by what its multiprocessor does in a clock: products, bytes between shared memory
-and registers, bytes from the second level of cache. Blocks that are on a multiprocessor at once
-share these; one alone is also limited by the latency of what each warp does in turn. The grid takes
-as long as the multiprocessor with the most blocks, which come in batches of as many as fit:
+and registers, bytes from the second-level cache. Blocks that are resident on a multiprocessor
+together (occupancy) share these rates. A block alone is also limited by the latency of what each
+warp does in turn. The grid takes as long as the multiprocessor with the most blocks, which run in
+waves of as many as fit:
 
-    time = batches * batch(fitting) + batch(left over)       batch(n) = max(n * busy, alone) + ...
+    time = waves * wave(fitting) + wave(left over)         wave(n) = max(n * busy, alone) + ...
 
-as in S. Williams et al., Roofline (2009), with the quantisation of waves; the dots are a part of
-the lesser of the two, as neither hides the other entirely. Figures are clocks; only
-their order matters.
+This is a roofline (S. Williams et al., Roofline, 2009) with wave quantisation. The dots are a part
+of the lesser of the two, as neither hides the other entirely. Figures are clocks; only their order
+matters.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FIXED = 1500  # clocks from the start of a block to its first products, and from
 SYNCHRONISED = 60  # clocks in which a block that is alone waits for all its threads
 BESIDE = 100  # instructions of a thread before its first slice and after its last
 FINISHING = 10  # instructions for each result
-EXCHANGING = 4  # instructions for each sum of each share
+EXCHANGING = 4  # instructions for each sum of each group
 APART = 0.125  # of the shorter of two times, which the longer does not hide
 LATENCY = 700  # clocks until a slice is there that is asked for
 
@@ -59,8 +60,8 @@ class Tiled(Protocol):
     def columns(self) -> int: ...
 
     @property
-    def shares(self) -> int:
-        """Groups of threads that sum parts of the depth (shares.py)."""
+    def k_groups(self) -> int:
+        """Groups of threads that sum parts of the depth (sliced_k.py)."""
         ...
 
     def block(self, gpu: Machine, depth: int) -> Block:
@@ -69,8 +70,8 @@ class Tiled(Protocol):
 
 
 def exchanged(tile: Tiled) -> int:
-    """Bytes of the sums that shares put together."""
-    return 4 * tile.rows * tile.columns * tile.shares if tile.shares > 1 else 0
+    """Bytes of the partial sums that groups exchange."""
+    return 4 * tile.rows * tile.columns * tile.k_groups if tile.k_groups > 1 else 0
 
 
 T = TypeVar("T", bound=Tiled)
@@ -113,8 +114,8 @@ def _beside(tile: Tiled, block: Block) -> float:
     """Clocks that a block's threads issue instructions in before and after all slices."""
     results = tile.rows * tile.columns
     issued = BESIDE * block.threads + FINISHING * results
-    if tile.shares > 1:
-        issued += EXCHANGING * results * tile.shares
+    if tile.k_groups > 1:
+        issued += EXCHANGING * results * tile.k_groups
     return issued / WARP / PARTS
 
 

@@ -1,8 +1,10 @@
-"""Contractions on matrix cores: which these are, how their operands lie, and who multiplies them.
+"""Contractions on matrix cores (tensor cores): which ones qualify, how operands lie, which
+instruction multiplies.
 
-Factors are values of narrow types; a constant second operand is laid out for copies at compile
-time, and a first one that is yet to be converted is stored so, if copies can bring it then. The
-products are those of warps (warps.py) or of groups of four (warpgroups.py).
+Factors are values of narrow types. A constant right operand is packed at compile time so that
+asynchronous copies can bring it. A left operand that needs a conversion is stored converted, if
+copies can bring it then (operand_packing.py). Warps multiply by mma.sync (warp_mma.py), warp groups
+of four by wgmma (wgmma.py).
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ from dataclasses import replace
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.contraction.blocks import flattened, sort_depth
 from graphc.backends.cuda.strategies.contraction.costs import Choose, Problem, ranked, take_first
-from graphc.backends.cuda.strategies.contraction.laid_out import lay_out_constant, store_narrow
-from graphc.backends.cuda.strategies.contraction.sliced import SlicedContraction, SlicedTile
-from graphc.backends.cuda.strategies.contraction.warpgroups import (
+from graphc.backends.cuda.strategies.contraction.mma_operands import KINDS, Kind, narrow
+from graphc.backends.cuda.strategies.contraction.multistage import SlicedContraction, SlicedTile
+from graphc.backends.cuda.strategies.contraction.operand_packing import (
+    lay_out_constant,
+    store_narrow,
+)
+from graphc.backends.cuda.strategies.contraction.warp_mma import WARP_TILES, Warps
+from graphc.backends.cuda.strategies.contraction.wgmma import (
     GROUP_TILES,
     GroupTile,
     WarpGroups,
 )
-from graphc.backends.cuda.strategies.contraction.warps import WARP_TILES, Warps
-from graphc.backends.cuda.strategies.contraction.words import KINDS, Kind, narrow
 from graphc.ir.dtypes import f32, i32
 from graphc.ir.kernel import Kernel
 from graphc.passes.analysis.computation import Computation

@@ -1,21 +1,22 @@
-"""Operands of matrix cores in shared memory: slices of words, from which warps take fragments.
+"""Panels: slices of the operands of matrix cores in shared memory, swizzled against bank conflicts.
 
-A panel keeps several slices of an operand (its stages) as rows of 16-byte chunks, filled by copies:
+A panel holds several slices of an operand (its stages) as rows of 16-byte chunks, filled by
+asynchronous copies (cp.async):
 
     deep    a row per position of the side, chunks along the depth: words as matrix cores take them
     across  a row per element of the depth, chunks along the side: for operands whose sides are
-            contiguous in memory. The instruction that reads halves transposes them; words of TF32
-            are read one by one
+            contiguous in memory. ldmatrix transposes halves as it reads them; words of TF32 are
+            read one by one
 
-What is contiguous in neither way is put together word by word, into the first form. Rows of more
-than eight chunks are cut into lines of 128 bytes: first those of all rows' first eight chunks, then
-the others. Chunk c of row r lies at chunk c ^ (r % 8) of its line (where rows have fewer than eight
-chunks, the number of the line takes the place of r), so that neither the eight rows of a matrix nor
-the chunks of a row meet in a bank (where words are read one by one, at c ^ (2 r % 8), as two chunks
-of four rows are read at once); no memory is spent on padding. This is the permuted layout of
-CUTLASS's tensor core kernels (A. Kerr et al., CUTLASS: Fast Linear Algebra in CUDA C++, 2017) and,
-in whole lines, that of wgmma. Rows that are neither whole lines nor a half or less of one are
-padded to an odd number of chunks instead.
+An operand that is contiguous in neither way is gathered word by word into the first form. Rows of
+more than eight chunks are cut into lines of 128 bytes: the first eight chunks of all rows come
+first, then the others. The swizzle stores chunk c of row r at chunk c ^ (r % 8) of its line (where
+rows have fewer than eight chunks, the number of the line takes the place of r). Then neither the
+eight rows of a matrix nor the chunks of a row conflict in a bank, and no memory is spent on
+padding. Where words are read one by one, the chunk is c ^ (2 r % 8), as two chunks of four rows are
+read at once. This is the permuted layout of CUTLASS's tensor core kernels (A. Kerr et al., CUTLASS:
+Fast Linear Algebra in CUDA C++, 2017) and, in whole lines, the 128-byte swizzle of wgmma. Rows that
+are neither whole lines nor at most half a line are padded to an odd number of chunks instead.
 """
 
 from __future__ import annotations
@@ -24,8 +25,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import WARP
+from graphc.backends.cuda.strategies.contraction.mma_operands import (
+    CHUNK,
+    Kind,
+    Words,
+    before_rounding,
+)
 from graphc.backends.cuda.strategies.contraction.operands import Operand, strided
-from graphc.backends.cuda.strategies.contraction.words import CHUNK, Kind, Words, before_rounding
 from graphc.ir.dtypes import f32, i64, u32
 from graphc.ir.expr import Const, Expr, Load, call
 from graphc.ir.kernel import Buffer, Intrin, KernelBuilder, Store
@@ -37,7 +43,7 @@ STEP = 8  # words of the depth that one instruction multiplies: two chunks
 
 
 @dataclass
-class Crew:
+class ThreadGroup:
     """The threads of a block: a builder of what one of them does, its number, how many there are,
     and the indices that the block has fixed."""
 
@@ -124,65 +130,65 @@ class Panel:
 
     # ---------------------------------------------------------------- filling
 
-    def fetch(self, crew: Crew, first: Expr, slice: Expr, stage: Expr) -> None:
+    def fetch(self, group: ThreadGroup, first: Expr, slice: Expr, stage: Expr) -> None:
         """Brings a slice of the positions from `first` on into a stage."""
         if not (self.copied or self.across):
-            self._gather(crew, first, slice, stage)
+            self._gather(group, first, slice, stage)
             return
         other = Const(self.words.padding, u32)
         start, elements = slice * (self.depth_words * self.kind.per_word), self.words.chunk
-        with crew.strided(self.rows * self.chunks) as n:
+        with group.strided(self.rows * self.chunks) as n:
             row, chunk = simplify(n // self.chunks), simplify(n % self.chunks)
             down, along = row, chunk * elements
             position, deep = (along, down) if self.across else (down, along)
             source, valid = self.words.copy(
-                crew.fixed, simplify(first + position), simplify(start + deep)
+                group.fixed, simplify(first + position), simplify(start + deep)
             )
             place = self.buffer[self._place(stage, row, chunk)]
-            crew.k.emit(Intrin("copy16", (place, source, valid, other)))
+            group.k.emit(Intrin("copy16", (place, source, valid, other)))
 
-    def _gather(self, crew: Crew, first: Expr, slice: Expr, stage: Expr) -> None:
+    def _gather(self, group: ThreadGroup, first: Expr, slice: Expr, stage: Expr) -> None:
         """Puts words together: a thread whole chunks of its own position, if what it reads for each
         is known when the kernel is compiled; else single words, along the depth."""
         if self.is_written:
-            self._gather_chunks(crew, first, slice, stage)
+            self._gather_chunks(group, first, slice, stage)
             return
-        with crew.strided(self.side * self.depth_words, WORDS_AT_ONCE) as n:
+        with group.strided(self.side * self.depth_words, WORDS_AT_ONCE) as n:
             row, word = simplify(n // self.depth_words), simplify(n % self.depth_words)
             deep = simplify((slice * self.depth_words + word) * self.kind.per_word)
             *place, start = self._place(stage, row, simplify(word // CHUNK))
-            value = self._word(crew, first + row, deep)
-            crew.k.store(self.buffer, (*place, simplify(start + word % CHUNK)), value)
+            value = self._word(group, first + row, deep)
+            group.k.store(self.buffer, (*place, simplify(start + word % CHUNK)), value)
 
-    def _gather_chunks(self, crew: Crew, first: Expr, slice: Expr, stage: Expr) -> None:
+    def _gather_chunks(self, group: ThreadGroup, first: Expr, slice: Expr, stage: Expr) -> None:
         per_word = self.kind.per_word
-        with crew.strided(self.side * self.chunks) as n:
+        with group.strided(self.side * self.chunks) as n:
             row, chunk = simplify(n % self.side), simplify(n // self.side)
             start = (slice * self.depth_words + chunk * CHUNK) * per_word
-            words = [self._word(crew, first + row, start + at * per_word) for at in range(CHUNK)]
+            words = [self._word(group, first + row, start + at * per_word) for at in range(CHUNK)]
             into = self.buffer[self._place(stage, row, chunk)]
-            crew.k.emit(Intrin("store_vector", (into, *map(crew.k.let, words))))
+            group.k.emit(Intrin("store_vector", (into, *map(group.k.let, words))))
 
-    def _word(self, crew: Crew, position: Expr, deep: Expr) -> Expr:
-        return self.words.word(crew.fixed, simplify(position), simplify(deep))
+    def _word(self, group: ThreadGroup, position: Expr, deep: Expr) -> Expr:
+        return self.words.word(group.fixed, simplify(position), simplify(deep))
 
     # ---------------------------------------------------------------- fragments
 
-    def round(self, crew: Crew, words: list[Load]) -> None:
+    def round(self, group: ThreadGroup, words: list[Load]) -> None:
         """Rounds four loaded words, if that is left to be done."""
         if self.rounds:
-            crew.k.emit(Intrin("round_tf32", tuple(words)))
+            group.k.emit(Intrin("round_tf32", tuple(words)))
 
     def load(
-        self, crew: Crew, into: list[Load], stage: Expr, first: Expr, step: Expr | int
+        self, group: ThreadGroup, into: list[Load], stage: Expr, first: Expr, step: Expr | int
     ) -> None:
         """Loads the words of a step, 16 positions from `first` on, into four registers, which
         instructions take as they are: for a left operand words 0 to 3 of both 8 positions, then
         words 4 to 7; for a right one both halves of the first 8 positions, then of the others."""
         if self.singly:
-            self._load_singly(crew, into, stage, first, step)
+            self._load_singly(group, into, stage, first, step)
             return
-        lane = crew.lane
+        lane = group.lane
         low, high = simplify(lane // 8 % 2), simplify(lane // 16)
         across_side, across_depth = (low, high) if self.is_left else (high, low)
         if self.across:
@@ -193,20 +199,20 @@ class Panel:
             row = simplify(first + across_side * 8 + lane % 8)
             chunk = simplify(step * (STEP // CHUNK) + across_depth)
             name = "load_matrices"
-        crew.k.emit(Intrin(name, (*into, self.buffer[self._place(stage, row, chunk)])))
+        group.k.emit(Intrin(name, (*into, self.buffer[self._place(stage, row, chunk)])))
 
     def _load_singly(
-        self, crew: Crew, into: list[Load], stage: Expr, first: Expr, step: Expr | int
+        self, group: ThreadGroup, into: list[Load], stage: Expr, first: Expr, step: Expr | int
     ) -> None:
-        group, quad = simplify(crew.lane // 4), simplify(crew.lane % 4)
+        group_id, quad = simplify(group.lane // 4), simplify(group.lane % 4)
         for n, word in enumerate(into):
             half, other = (n // 2, n % 2) if self.is_left else (n % 2, n // 2)
             deep = simplify(step * STEP + (quad * 2 + half if self.paired else quad + half * 4))
-            side = simplify(first + other * 8 + group)
+            side = simplify(first + other * 8 + group_id)
             row, at = (deep, side) if self.across else (side, deep)
             *place, start = self._place(stage, row, simplify(at // CHUNK))
             value = self.buffer[tuple([*place, simplify(start + at % CHUNK)])]
-            crew.k.emit(Store(word.source, word.index, value))
+            group.k.emit(Store(word.source, word.index, value))
 
 
 def _as_copied(operand: Operand, kind: Kind) -> tuple[Words, bool]:

@@ -1,1 +1,1 @@
-"""Sliding windows over channels stored last: a patch of outputs for each thread."""
+"""Sliding windows over channels stored last: depthwise and grouped convolutions, and pooling."""

@@ -1,9 +1,10 @@
-"""Contractions on matrix cores, warp by warp: mma.sync on fragments of panels in shared memory.
+"""Contractions on matrix cores, warp by warp: mma.sync on fragments loaded by ldmatrix.
 
-The fragments of a step are loaded into registers while those of the step before are multiplied.
-What cannot be copied 16 bytes at a time (a first convolution's three channels, say) is put together
-word by word. The scheme is that of CUTLASS's multistage kernels (A. Kerr et al., CUTLASS: Fast
-Linear Algebra in CUDA C++, 2017).
+The fragments of a step are loaded from shared memory (panels.py) into registers while those of the
+step before are multiplied: double buffering in registers. Operands that cannot be copied 16 bytes
+at a time, such as the three channels of a first convolution, are gathered word by word. The scheme
+is that of CUTLASS's multistage kernels (A. Kerr et al., CUTLASS: Fast Linear Algebra in CUDA C++,
+2017).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import SHARED_LIMIT, WARP, Machine
+from graphc.backends.cuda.strategies.contraction.multistage import SlicedContraction, SlicedTile
 from graphc.backends.cuda.strategies.contraction.panels import STEP, Panel
-from graphc.backends.cuda.strategies.contraction.sliced import SlicedContraction, SlicedTile
 from graphc.ir.dtypes import i64, u32
 from graphc.ir.expr import Const, Expr
 from graphc.ir.kernel import Buffer, Intrin
@@ -44,8 +45,8 @@ SIDES = (
 SLICES = ((32, 4), (32, 3), (16, 4), (16, 3), (32, 2), (16, 2))
 SHARED_SIDES = ((32, 64, 32, 16), (32, 32, 16, 16), (16, 32, 16, 16))
 _SHARED = (
-    WarpTile(*sides, 32, stages, shares)
-    for sides in SHARED_SIDES for stages in (4, 3) for shares in (2, 4, 8)
+    WarpTile(*sides, 32, stages, k_groups)
+    for sides in SHARED_SIDES for stages in (4, 3) for k_groups in (2, 4, 8)
 )  # fmt: skip
 WARP_TILES = (
     *(WarpTile(*sides, *slices) for sides in SIDES for slices in SLICES),
@@ -91,16 +92,16 @@ class Warps(SlicedContraction):
         k, (down, across), half = self.k, self.fragments, Const(step % 2, i64)
         with k.loop(down, "unroll") as i:
             words = [self.left[half, i, Const(n, i64)] for n in range(4)]
-            self.panel_a.load(self.crew, words, stage, simplify(self.warp_row + i * 16), step)
+            self.panel_a.load(self.loaders, words, stage, simplify(self.warp_row + i * 16), step)
         with k.loop(across // 2, "unroll") as j:
             words = [self.right[half, j, Const(n, i64)] for n in range(4)]
-            self.panel_b.load(self.crew, words, stage, simplify(self.own_column + j * 16), step)
+            self.panel_b.load(self.loaders, words, stage, simplify(self.own_column + j * 16), step)
 
     def _round(self, panel: Panel, words: Buffer, half: Expr, count: int) -> None:
         """What is left to be rounded, once the words are there."""
         if panel.rounds:
             with self.k.loop(count, "unroll") as i:
-                panel.round(self.crew, [words[half, i, Const(n, i64)] for n in range(4)])
+                panel.round(self.loaders, [words[half, i, Const(n, i64)] for n in range(4)])
 
     def _multiply(self, half: int) -> None:
         """The products of a step: two columns of fragments share four registers."""

@@ -1,13 +1,13 @@
-"""Attention of few rows, as decoding has: keys and values are read once, which is what takes time.
+"""Flash-Decoding: attention of few rows. It is bound by memory, so keys and values are read once.
 
-A group of neighbouring lanes shares a key: each lane has 16 bytes of it, or several times 16, and
-multiplies them by its part of every row. Shuffles add the products up, so that all lanes of the
-group have the score, and then each adds its part of the values, weighted. The groups of a block
-keep maxima, totals and sums of their own, which shared memory brings together in the end.
+A group of neighbouring lanes shares a key: each lane holds 16 bytes of it, or a multiple of 16, and
+multiplies them by its part of every row. Warp shuffles add the products, so that all lanes of the
+group have the score. Each lane then adds its part of the values, weighted. Every group of a block
+has its own maxima, totals and sums, which are combined through shared memory at the end.
 
-Where there are too few blocks to fill a GPU, the keys are cut into parts with a block each, whose
-maxima, totals and sums a second kernel brings together (T. Dao et al., Flash-Decoding, 2023).
-Memory is linear in the number of parts, which the GPU bounds. See blocks.py.
+Where too few blocks would fill the GPU, the keys are split into parts, one block each. A second
+kernel combines their maxima, totals and sums (T. Dao et al., Flash-Decoding, 2023). Memory is
+linear in the number of parts, which the GPU bounds. See online_softmax.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from graphc.backends.cuda.machines import VECTOR_BYTES, WARP, Machine
-from graphc.backends.cuda.strategies.attention.blocks import NOTHING, AttentionBlocks, padded
+from graphc.backends.cuda.strategies.attention.online_softmax import (
+    NOTHING,
+    AttentionBlocks,
+    padded,
+)
 from graphc.backends.cuda.strategies.contraction.operands import Operand, strided
-from graphc.backends.cuda.strategies.rows.nest import lower_rows
+from graphc.backends.cuda.strategies.rows.row_reductions import lower_rows
 from graphc.backends.cuda.strategies.vectors import loaded
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index
 from graphc.ir.dtypes import f32, i64

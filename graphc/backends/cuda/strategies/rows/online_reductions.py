@@ -1,23 +1,23 @@
-"""Two reductions in one pass, the second of which is taken relative to what the first one finds.
+"""Online reductions: two reductions in one pass, the second relative to the result of the first.
 
-The largest element, and the sum of exponentials below it, as in M. Milakov and N. Gimelshein,
-Online normalizer calculation for softmax (2018):
+Online softmax: the largest element, and the sum of exponentials below it (M. Milakov and N.
+Gimelshein, Online normalizer calculation for softmax, 2018):
 
     m' = max(m, x...)        s' = s * exp(m - m') + sum of exp(x - m')
 
-for a few elements x at a time, so that there is hardly more than one exponential for each element.
-Where nothing is found yet, m is -inf and s is dropped, whatever it is: if all elements are -inf, it
-is what it should be, NaN. A NaN becomes the largest element and stays so.
+for a few elements x at a time, so that there is hardly more than one exponential per element.
+Before the first element m is -inf and s is dropped, whatever it is: if all elements are -inf, s is
+what it should be, NaN. A NaN becomes the largest element and stays so.
 
-The sum, and the sum of squares about the mean m of a whole, from sums about another number c, as in
-T. F. Chan, G. H. Golub and R. J. LeVeque, Algorithms for computing the sample variance (1983):
+Variance: the sum, and the sum of squares about the mean m, from sums about another number c (T. F.
+Chan, G. H. Golub and R. J. LeVeque, Algorithms for computing the sample variance, 1983):
 
     s = sum of x - c         sum of (x - m)**2 = sum of (x - c)**2 + (c - m) * (2 * s + n * (c - m))
 
-where c is the mean of the first elements at hand, so that little cancels, even where the mean is
-large: what is subtracted is at most n / (how many elements c is the mean of) of what is found.
+where c is the mean of the first elements, so that little cancels even where the mean is large: what
+is subtracted is at most n / (number of elements that c is the mean of) of the result.
 
-What threads, or parts of rows, have found comes together in the same ways.
+The results of threads, and of parts of rows, are combined in the same ways.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Contractions in slices of shared memory: what kernels of matrix cores have in common.
+"""Multistage pipelines: contractions on matrix cores that copy while they multiply.
 
-A block computes rows x columns sums, each of its teams (warps, or groups of four) a part of them in
-registers. Slices of both operands along the depth are copied into one of several stages of shared
-memory (panels.py) while earlier ones are multiplied.
+A block computes rows x columns sums. Each of its teams (a warp, or a warp group of four) keeps a
+part of them in registers. Slices of both operands along the depth are copied into shared memory
+(panels.py) by asynchronous copies (cp.async). There are several stages of shared memory, so that
+later slices are prefetched while an earlier one is multiplied: double buffering with two stages,
+software pipelining with more. All warps copy and all warps multiply; there is no warp
+specialisation. Subclasses multiply by mma.sync (warp_mma.py) or wgmma (wgmma.py).
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ from dataclasses import dataclass
 from graphc.backends.cuda.machines import WARP, Machine
 from graphc.backends.cuda.strategies.contraction.blocks import BlockedContraction, FlatContraction
 from graphc.backends.cuda.strategies.contraction.costs import Block, exchanged
-from graphc.backends.cuda.strategies.contraction.laid_out import whole_depth
-from graphc.backends.cuda.strategies.contraction.panels import Crew, Panel
-from graphc.backends.cuda.strategies.contraction.words import Kind, padded_depth
+from graphc.backends.cuda.strategies.contraction.mma_operands import Kind, padded_depth
+from graphc.backends.cuda.strategies.contraction.operand_packing import whole_depth
+from graphc.backends.cuda.strategies.contraction.panels import Panel, ThreadGroup
 from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr
@@ -30,8 +33,8 @@ WRITTEN = 8  # slices, of a loop that may be written out
 
 @dataclass(frozen=True)
 class SlicedTile(ABC):
-    """Sums per block and per team, words of the depth in a slice, slices in shared memory, and
-    shares of all slices."""
+    """Sums per block and per team, words of the depth in a slice, stages of shared memory, and
+    groups that split the depth."""
 
     rows: int
     columns: int
@@ -39,7 +42,7 @@ class SlicedTile(ABC):
     own_columns: int
     words: int
     stages: int
-    shares: int = 1
+    k_groups: int = 1
 
     team = WARP  # threads
     pitch = 16  # rows from one fragment of a warp to the next
@@ -50,7 +53,7 @@ class SlicedTile(ABC):
 
     @property
     def threads(self) -> int:
-        return self.team * self.teams * self.shares
+        return self.team * self.teams * self.k_groups
 
     @property
     def ahead(self) -> int:
@@ -61,7 +64,7 @@ class SlicedTile(ABC):
     def shared(self) -> int:
         """Bytes of shared memory."""
         slices = 4 * self.stages * self.words * (self.rows + self.columns)
-        return slices * self.shares + exchanged(self)
+        return slices * self.k_groups + exchanged(self)
 
     @property
     @abstractmethod
@@ -78,8 +81,8 @@ class SlicedTile(ABC):
 
     def block(self, gpu: Machine, depth: int) -> Block:
         """What a block needs for sums of so many words."""
-        slices = -(-depth // (self.words * self.shares))
-        deep, sides = slices * self.words * self.shares, self.rows + self.columns
+        slices = -(-depth // (self.words * self.k_groups))
+        deep, sides = slices * self.words * self.k_groups, self.rows + self.columns
         return Block(
             self.threads, self.shared, self.registers,
             multiply=self.rows * self.columns * deep / self.rate(gpu),
@@ -94,25 +97,25 @@ class SlicedContraction(BlockedContraction):
     before_barrier: tuple[str, ...] = ()  # what threads do once their own copies are there
 
     def __init__(self, flat: FlatContraction, kind: Kind, panels: bool, tile: SlicedTile):
-        super().__init__(flat, tile.rows, tile.columns, tile.threads, tile.shares)
+        super().__init__(flat, tile.rows, tile.columns, tile.threads, tile.k_groups)
         self.kind, self.tile = kind, tile
         if panels:
             self.b = whole_depth(self.b, padded_depth(self.b, kind))
-        stages, words = tile.stages * tile.shares, tile.words
+        stages, words = tile.stages * tile.k_groups, tile.words
         self.panel_a = Panel("tile_a", self.a, kind, (stages, tile.rows, words), left=True)
         self.panel_b = Panel("tile_b", self.b, kind, (stages, tile.columns, words))
         self.shared = [self.panel_a.buffer, self.panel_b.buffer]
-        self.slices = -(-self.depth_count // (words * kind.per_word * tile.shares))  # of a share
+        self.slices = -(-self.depth_count // (words * kind.per_word * tile.k_groups))  # of a share
         self.panel_a.is_written = (
             self.panel_a.is_gathered_across
-            and tile.rows % self.shares.members == 0
+            and tile.rows % self.k_groups.members == 0
             and self.slices <= WRITTEN
         )
-        member = self.shares.member
+        member = self.k_groups.member
         team, across = simplify(member // tile.team), tile.columns // tile.own_columns
         self.fragments = (tile.own_rows // tile.pitch, tile.own_columns // 8)
-        if tile.shares > 1:
-            self.exchanged = self.shares.sums(kind.sum, (*self.fragments, 4))
+        if tile.k_groups > 1:
+            self.exchanged = self.k_groups.sums(kind.sum, (*self.fragments, 4))
             self.shared.append(self.exchanged)
         self.own_row = simplify(team // across * tile.own_rows)
         self.own_column = simplify(team % across * tile.own_columns)
@@ -131,7 +134,7 @@ class SlicedContraction(BlockedContraction):
     def sums(self, first_row: Expr, first_column: Expr) -> None:
         """What a thread does: copies slices ahead, multiplies, and finishes its sums."""
         k, tile, (down, across) = self.k, self.tile, self.fragments
-        self.crew = Crew(k, self.shares.member, self.shares.members, self.fixed)
+        self.loaders = ThreadGroup(k, self.k_groups.member, self.k_groups.members, self.fixed)
         self.starts = (first_row, first_column)
         self.totals = k.alloc(self.kind.sum, (down, across, 4), "reg", "sums")
         with k.loops(down, across, 4, kind="unroll") as (i, j, e):
@@ -152,18 +155,18 @@ class SlicedContraction(BlockedContraction):
 
     def stage(self, slice: Expr) -> Expr:
         """Where a slice of a thread's share lies."""
-        return self.shares.stage(slice, self.tile.stages)
+        return self.k_groups.stage(slice, self.tile.stages)
 
     def fetch(self, slice: Expr) -> None:
         """A slice of the share, of both operands, into its stage."""
-        number = self.shares.number(slice, self.slices)
+        number = self.k_groups.number(slice, self.slices)
         for panel, first in zip((self.panel_a, self.panel_b), self.starts):
-            panel.fetch(self.crew, first, number, self.stage(slice))
+            panel.fetch(self.loaders, first, number, self.stage(slice))
 
     def _finish_all(self) -> None:
         """A lane has two sums next to one another in every eighth row of its fragments; four where
         that fills sectors of memory, once lanes have traded those of two fragments."""
-        if self.tile.shares > 1:
+        if self.tile.k_groups > 1:
             self._finish_part()
             return
         (down, across), wide = self.fragments, 2 if self._stores_little() else 1
@@ -183,18 +186,18 @@ class SlicedContraction(BlockedContraction):
             self._finish(i, half, runs)
 
     def _finish_part(self) -> None:
-        """A part of what all shares have at a thread's place."""
-        self.shares.exchange(self.k, self.totals, self.exchanged)
+        """A part of the sums of all groups at a thread's place."""
+        self.k_groups.exchange(self.k, self.totals, self.exchanged)
         extents = (*self.fragments, 2)
-        with self.shares.parts(self.k, math.prod(extents)) as part:
+        with self.k_groups.parts(self.k, math.prod(extents)) as part:
             i, j, half = unflatten_index(part, extents)
             places = [(i, j, simplify(half * 2 + n)) for n in range(2)]
-            cells = [self.shares.total(self.k, self.exchanged, place) for place in places]
+            cells = [self.k_groups.total(self.k, self.exchanged, place) for place in places]
             self._finish(i, half, [(j, cells)])
 
     def _finish(self, i: Expr, half: Expr, runs: Sequence[tuple[Expr, Sequence[Expr]]]) -> None:
         """Sums of rows of fragments, or of two each, that a lane has next to one another."""
-        lane, wide = self.crew.lane, len(runs[0][1]) // 2
+        lane, wide = self.loaders.lane, len(runs[0][1]) // 2
         group, odd, even = simplify(lane // 4), simplify(lane % wide), simplify(lane % 4 // wide)
         first_row, first_column = self.starts
         row = simplify(first_row + self.warp_row + i * self.tile.pitch + half * 8 + group)

@@ -1,9 +1,10 @@
-"""Operands of matrix cores: their type, and how 16 bytes or one 32-bit word of them are fetched.
+"""Operands of matrix cores: their type, and how 16 bytes or one 32-bit word of them is fetched.
 
-Matrix cores multiply words along the depth: two f16 or bf16, one TF32, or four bytes. An operand is
-recognised by its form: a narrow float converted to float32, a float32 whose last 13 bits are cut
-off (TF32), or a byte converted to int32 (less zero points, see zero_points.py). What is still to be
-rounded to TF32 is copied as it is, and rounded on its way from shared memory to matrix cores.
+Matrix cores multiply 32-bit words along the depth: two f16 or bf16, one TF32, or four bytes. An
+operand is recognised by its form: a narrow float converted to float32, a float32 whose last 13 bits
+are cut off (TF32), or a byte converted to int32 (less its zero point, see zero_points.py). Operands
+that must still be rounded to TF32 are copied unrounded. They are rounded on the way from shared
+memory to the matrix cores.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Few rows of very many elements: reductions in kernels of their own, each of which fills the GPU.
 
-A block for each row leaves most of a GPU idle. So what is the same for all elements of a row is
-taken out of the computation, reductions that others depend on first,
+A block per row leaves most of a GPU idle. So whatever is the same for all elements of a row is
+hoisted out of the computation (loop-invariant code motion), innermost reductions first,
 
     values[i] = f(reduce over k of x[i, k])        out[i, j] = g(x[i, j], values[i])
 
-until rows are independent elements, for which the other strategies have threads enough. Reductions
-that are left alone are cut into parts (parts.py): so are the mean of an image, the norm of a vector
-and the position of its largest element.
+until rows are independent elements, for which the other strategies have threads enough. The
+reductions that remain are cut into parts (split_reductions.py): the mean of an image, the norm of a
+vector, the position of its largest element.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.rows.nest import plan_of
-from graphc.backends.cuda.strategies.rows.one_pass import find_one_pass
-from graphc.backends.cuda.strategies.rows.parts import cut_evenly, in_parts
-from graphc.backends.cuda.strategies.rows.plans import by_groups
+from graphc.backends.cuda.strategies.rows.online_reductions import find_one_pass
+from graphc.backends.cuda.strategies.rows.row_plans import by_groups
+from graphc.backends.cuda.strategies.rows.row_reductions import plan_of
+from graphc.backends.cuda.strategies.rows.split_reductions import cut_evenly, in_parts
 from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Index, Reduce, free_indices, loads, substitute, walk

@@ -1,12 +1,14 @@
-"""Shares of the depth: groups of a block's threads of which each sums a part of the products.
+"""Sliced-K: split-K inside a block. Groups of threads each sum a slice of the depth.
 
-Where outputs are few, a block is alone on its multiprocessor, and waits for slices rather than for
-products. So several groups of threads take the same tile, each with slices of its own,
+Where outputs are few, one block occupies a multiprocessor alone (low occupancy), and it waits for
+memory rather than for products. So several groups of threads compute the same tile, each from its
+own slices of the depth K:
 
-    share g: slices g * n ... g * n + n - 1        out = epilogue(sum over g of what share g has)
+    group g: slices g * n ... g * n + n - 1        out = epilogue(sum over g of what group g has)
 
-and at last put their sums into shared memory, from where all finish a part of them. Shares are
-added in their order, so that results are the same every time.
+At the end the groups exchange their partial sums through shared memory, and each group finishes a
+part of the tile. Partial sums are added in a fixed order, so results are the same in every run.
+Split-K across blocks is in split_k.py.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from graphc.ir.kernel import Barrier, Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
 
 
-class Shares:
-    """`count` groups of a block's threads, and the share and the place in it of one of them."""
+class SlicedK:
+    """`count` groups of a block's threads: the group of a thread (`own`), and its place in it."""
 
     def __init__(self, thread: Index, count: int):
         self.count, self.members = count, thread.count // count
@@ -31,17 +33,17 @@ class Shares:
         self.member = simplify(thread % self.members)
 
     def stage(self, slice: Expr, stages: int) -> Expr:
-        """Where one of a share's slices lies, if each share has so many stages."""
+        """The stage of a slice of this group, if each group has so many stages."""
         return simplify(self.own * stages + slice % stages)
 
     def number(self, slice: Expr, slices: int) -> Expr:
-        """Which slice of all one of a share's is, of which each has so many."""
+        """The number among all slices of a slice of this group, which has so many."""
         return simplify(self.own * slices + slice)
 
     def sums(self, dtype: DType, shape: Sequence[int]) -> Buffer:
         """Shared memory for the sums of all threads, of such a shape each."""
         self.shape = tuple(shape)
-        return Buffer("shares", dtype, (self.count, math.prod(shape), self.members), "local")
+        return Buffer("partial_sums", dtype, (self.count, math.prod(shape), self.members), "local")
 
     def exchange(self, k: KernelBuilder, sums: Buffer, into: Buffer) -> None:
         """Puts a thread's sums where all see them."""
@@ -52,7 +54,7 @@ class Shares:
 
     @contextmanager
     def parts(self, k: KernelBuilder, number: int) -> Iterator[Expr]:
-        """The parts of a thread's sums, so many, that a share finishes: yields one's number."""
+        """The parts of a thread's sums, so many, that its group finishes: yields their numbers."""
         with k.loop(-(-number // self.count), "unroll") as step:
             part = simplify(step * self.count + self.own)
             if number % self.count:
@@ -61,10 +63,10 @@ class Shares:
             else:
                 yield part
 
-    def total(self, k: KernelBuilder, held: Buffer, place: Sequence[Expr]) -> Expr:
-        """The sum of all shares at a place of a thread's sums."""
+    def total(self, k: KernelBuilder, partial: Buffer, place: Sequence[Expr]) -> Expr:
+        """The total of all groups at a place of a thread's sums."""
         at = flatten_index(tuple(place), self.shape)
-        total: Expr = held[Const(0, i64), at, self.member]
-        for share in range(1, self.count):
-            total = total + held[Const(share, i64), at, self.member]
+        total: Expr = partial[Const(0, i64), at, self.member]
+        for group in range(1, self.count):
+            total = total + partial[Const(group, i64), at, self.member]
         return k.let(total)

@@ -1,15 +1,16 @@
-"""What kernels of attention have in common: a block of rows, and a softmax over tiles of keys.
+"""What kernels of flash attention have in common: a block of rows, and an online softmax over tiles
+of keys.
 
-A thread holds cells of several rows: `scores` of the tile of keys at hand, and `sums` of weights
-times values. `lanes` neighbouring threads share their rows and exchange maxima and totals by
-shuffles. For each tile of keys the running maximum, total and sums of every row are brought up to
-date. Memory is linear in the number of keys. See passes/lower/matching/attention.py.
+A thread holds cells of several rows: `scores` of the current tile of keys, and `sums` of weights
+times values. `lanes` neighbouring threads share their rows, and exchange maxima and totals by warp
+shuffles. Each tile of keys updates the running maximum, total and sums of every row (online
+softmax). Memory is linear in the number of keys. See passes/analysis/attention.py.
 
-Where scores beyond some key are -inf by its position alone (causal attention), a block leaves out
-the tiles that none of its rows sees, and so does not read their values.
+Causal attention: where scores beyond some key are -inf by position alone, a block skips the tiles
+that none of its rows sees, and does not read their values.
 
 Where one tile holds all keys, maxima and totals are final at once, and scores and weights are
-rounded as the graph says; otherwise types narrower than float32 are not rounded to between products
+rounded as the graph says. Otherwise types narrower than float32 are not rounded to between products
 and results.
 """
 

@@ -1,11 +1,12 @@
-"""Attention on matrix cores: a warp owns rows, and keeps scores, weights and sums in registers.
+"""Flash attention on matrix cores: a warp owns rows, and keeps scores, weights and sums in
+registers.
 
 A warp's rows of the first operand stay in registers as fragments, or in shared memory where they
-are too long for that. Tiles of keys and values are
-copied into shared memory while the tile before is worked on. The fragments in which products come
-out of matrix cores are, but for their type, those in which weights go in again, so that nothing but
-maxima and totals crosses lanes: four lanes share a row. For TF32 the order of the keys within a
-fragment is another in both factors. The scheme is that of FlashAttention-2 (T. Dao, 2023).
+are too long for that. Tiles of keys and values are prefetched into shared memory (cp.async) while
+the tile before is multiplied: double buffering. The fragments in which products leave the matrix
+cores are, but for their type, those in which weights enter again, so that only maxima and totals
+cross lanes. Four lanes share a row. For TF32 the keys within a fragment are permuted alike in both
+factors. The scheme is that of FlashAttention-2 (T. Dao, 2023).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import math
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import WARP, Machine, fastest
-from graphc.backends.cuda.strategies.attention.blocks import AttentionBlocks, padded
-from graphc.backends.cuda.strategies.contraction.panels import STEP, Crew, Panel
-from graphc.backends.cuda.strategies.contraction.words import KINDS, Kind, narrow
+from graphc.backends.cuda.strategies.attention.online_softmax import AttentionBlocks, padded
+from graphc.backends.cuda.strategies.contraction.mma_operands import KINDS, Kind, narrow
+from graphc.backends.cuda.strategies.contraction.panels import STEP, Panel, ThreadGroup
 from graphc.ir.dtypes import f32, i64, u32
 from graphc.ir.expr import Const, Expr, Load, bitcast, cast
 from graphc.ir.kernel import Barrier, Buffer, Intrin
@@ -167,8 +168,8 @@ class _CoreAttention(AttentionBlocks):
         k = self.k
         self.start()
         none = Const(0, i64)
-        self.crew = Crew(k, self.thread, self.threads, self.fixed)
-        self.queries.fetch(self.crew, self.first_row, none, none)
+        self.loaders = ThreadGroup(k, self.thread, self.threads, self.fixed)
+        self.queries.fetch(self.loaders, self.first_row, none, none)
         self._fetch(none)
         k.emit(Intrin("commit_copies", ()))
         queries = self._kept_queries()
@@ -187,8 +188,8 @@ class _CoreAttention(AttentionBlocks):
     def _fetch(self, tile: Expr) -> None:
         """Keys and values of a tile into the stage that is its turn."""
         stage, none = simplify(tile % self.tiles_at_once), Const(0, i64)
-        self.keys.fetch(self.crew, simplify(tile * self.tile_keys), none, stage)
-        self.values.fetch(self.crew, none, tile, stage)
+        self.keys.fetch(self.loaders, simplify(tile * self.tile_keys), none, stage)
+        self.values.fetch(self.loaders, none, tile, stage)
 
     def _fetch_ahead(self, tile: Expr) -> None:
         """A tile that comes next, if one does."""
@@ -216,8 +217,8 @@ class _CoreAttention(AttentionBlocks):
         """The fragments of this warp's rows at a step of the depth into `into` at `at`."""
         for i in range(self.tile.fragments):
             first = simplify(self.warp_row + i * SIDE)
-            self.queries.load(self.crew, _words(into, at, i), Const(0, i64), first, step)
-            self.queries.round(self.crew, _words(into, at, i))
+            self.queries.load(self.loaders, _words(into, at, i), Const(0, i64), first, step)
+            self.queries.round(self.loaders, _words(into, at, i))
 
     # ---------------------------------------------------------------- products
 
@@ -229,8 +230,8 @@ class _CoreAttention(AttentionBlocks):
         with k.loop(panel.side // SIDE, "unroll") as pair:
             words = k.alloc(u32, (4,), "reg")
             b = [words[Const(n, i64)] for n in range(4)]
-            panel.load(self.crew, b, stage, simplify(pair * SIDE), step)
-            panel.round(self.crew, b)
+            panel.load(self.loaders, b, stage, simplify(pair * SIDE), step)
+            panel.round(self.loaders, b)
             for i, left in enumerate(a):
                 for half in range(2):
                     cells = [

@@ -1,9 +1,9 @@
-"""Attention in float32: scores, softmax and values for a tile of rows, over tiles of keys.
+"""Flash attention in float32: scores, softmax and values for a tile of rows, over tiles of keys.
 
 A block of 16 x 16 threads holds its rows of the first operand in shared memory and goes over the
-keys once. For each tile of keys it computes products in registers, leaves the weights in shared
-memory (see blocks.py), and multiplies them by the tile's values, which take the place of
-the keys.
+keys once. For each tile of keys it computes products in registers (register tiling), stores the
+weights to shared memory (see online_softmax.py), and multiplies them by the tile's values, which
+take the place of the keys.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import STATIC_SHARED, Machine, fastest
-from graphc.backends.cuda.strategies.attention.blocks import AttentionBlocks, padded
+from graphc.backends.cuda.strategies.attention.online_softmax import AttentionBlocks, padded
 from graphc.backends.cuda.strategies.contraction.operands import Operand, strided
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import Expr, Index, call, cast

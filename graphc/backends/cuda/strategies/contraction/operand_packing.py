@@ -1,16 +1,17 @@
-"""Operands of contractions as tensors of their own: constants in another order, made at compile
-time, and what copies can bring once it has been converted.
+"""Operand packing: operands of contractions that become tensors of their own.
 
-Weights of convolutions are stored with their windows last, and the depth of a contraction goes over
-channels last. As they are, they would be gathered element by element, each from a sector of its
-own; so they become rows along the depth, from which chunks of 16 bytes are read. What takes less
-than a byte per element stays as it is, and is computed where it is fetched.
+Convolutions store weights with the window last, while the depth of a contraction runs over channels
+last. Read as they are, weights would be gathered element by element: accesses would not be
+coalesced, and each would fetch a whole sector. So constants are repacked at compile time as rows
+along the depth, which are read in chunks of 16 bytes. A left operand that must be converted first
+is stored converted if asynchronous copies can then bring it. Constants that take less than a byte
+per element (packed codes) stay as they are and are dequantised where they are fetched.
 """
 
 from __future__ import annotations
 
+from graphc.backends.cuda.strategies.contraction.mma_operands import Kind, Words, padded_depth
 from graphc.backends.cuda.strategies.contraction.operands import Operand
-from graphc.backends.cuda.strategies.contraction.words import Kind, Words, padded_depth
 from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (

@@ -1,9 +1,9 @@
-"""Reductions in parts: a computation of partial results, and the kernel that brings them together.
+"""Split reductions: a kernel of partial results, and a kernel that combines them.
 
     partial[i, s] = reduce over part s of x[i, k]        out[i] = f(reduce over s of partial[i, s])
 
-Parts are equally long. What is left of a length that they do not divide is reduced by the second
-kernel. Unlike atomic operations this gives the same bits every time.
+Parts are equally long. A remainder that they do not divide is reduced by the second kernel. Unlike
+atomic operations, this gives the same bits in every run. Split-K uses it for contractions.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.strategies.contraction.operands import stride
-from graphc.backends.cuda.strategies.rows.nest import lower_rows
-from graphc.backends.cuda.strategies.rows.one_pass import OnePass
+from graphc.backends.cuda.strategies.rows.online_reductions import OnePass
+from graphc.backends.cuda.strategies.rows.row_reductions import lower_rows
 from graphc.ir.addresses import flatten_loads
 from graphc.ir.expr import Call, Expr, Index, Reduce, cast, substitute
 from graphc.ir.kernel import Buffer

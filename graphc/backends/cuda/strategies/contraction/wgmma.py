@@ -1,18 +1,19 @@
-"""Contractions on matrix cores, four warps at a time: wgmma on panels in shared memory.
+"""Contractions on matrix cores, by warp groups of four warps: wgmma on panels in shared memory.
 
-Matrix cores read both operands where they were copied to, in lines of 128 bytes, so that no
-fragments pass through registers; a warp group computes 64 rows by up to 256 columns at once.
-Products of a slice go on while those of the next begin, and the stage they read may be filled again
-once every warp group has waited for them and a barrier has followed:
+Matrix cores read both operands from shared memory, in swizzled lines of 128 bytes, so no fragments
+pass through registers. A warp group computes 64 rows by up to 256 columns at once. wgmma is
+asynchronous: products of a slice go on while those of the next begin. A stage may be filled again
+once every warp group has waited for the products that read it and a barrier has followed:
 
-    slice s     is there; barrier; its products begin; slice s + stages - 2 is asked for, in place
-                of slice s - 2; the products of slice s - 1 are waited for
+    slice s     arrives; barrier; its products begin; the copy of slice s + stages - 2 begins, in
+                place of slice s - 2; the products of slice s - 1 are waited for
 
-This is how CUTLASS copies without TMA on sm_90 (NVIDIA, CUTLASS 3, multistage GMMA mainloop), and
-keeps every gather that copies can do: a convolution's windows as well as a matrix.
+This is CUTLASS's mainloop for sm_90 with cp.async and without TMA (NVIDIA, CUTLASS 3, multistage
+GMMA mainloop). It gathers anything that copies can gather: windows of a convolution (implicit GEMM,
+im2col without a matrix in memory) as well as rows of a matrix.
 
-What is still to be rounded to TF32 goes through registers, half a slice at a time: those of a half
-are loaded and rounded while the products of the half before go on.
+Operands that must be rounded to TF32 pass through registers, half a slice at a time: one half is
+loaded and rounded while the products of the other half go on.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import WARP, Machine
+from graphc.backends.cuda.strategies.contraction.multistage import SlicedContraction, SlicedTile
 from graphc.backends.cuda.strategies.contraction.panels import STEP
-from graphc.backends.cuda.strategies.contraction.sliced import SlicedContraction, SlicedTile
 from graphc.ir.dtypes import i64, u32
 from graphc.ir.expr import Const, Expr, Load, Ref
 from graphc.ir.kernel import Intrin, Let
@@ -118,10 +119,10 @@ class WarpGroups(SlicedContraction):
         for step in steps:
             for part in range(self.fragments[0]):
                 row = simplify(self.warp_row + part * self.tile.pitch)
-                self.panel_a.load(self.crew, self._held(step, part), stage, row, step)
+                self.panel_a.load(self.loaders, self._held(step, part), stage, row, step)
         for step in steps:
             for part in range(self.fragments[0]):
-                self.panel_a.round(self.crew, self._held(step, part))
+                self.panel_a.round(self.loaders, self._held(step, part))
 
     def _held(self, step: int, part: int) -> list[Load]:
         return [self.rows[Const(step, i64), Const(part, i64), Const(n, i64)] for n in range(4)]

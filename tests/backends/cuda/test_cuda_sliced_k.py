@@ -14,8 +14,8 @@ from graphc.backends.cuda.simulator.profile import profile
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.contraction.costs import Problem, ranked
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
-from graphc.backends.cuda.strategies.contraction.tiles import TILES, Tile, lower_shared_tiles
-from graphc.backends.cuda.strategies.contraction.warps import SHARED_SIDES, WARP_TILES, WarpTile
+from graphc.backends.cuda.strategies.contraction.shared_tiles import TILES, Tile, lower_shared_tiles
+from graphc.backends.cuda.strategies.contraction.warp_mma import SHARED_SIDES, WARP_TILES, WarpTile
 from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
@@ -46,7 +46,7 @@ GRAPHS = {
 }""",
 }
 SHARED = [
-    *(tile for tile in TILES if tile.shares > 1),
+    *(tile for tile in TILES if tile.k_groups > 1),
     *(WarpTile(*sides, 32, 4, 2) for sides in SHARED_SIDES),
 ]
 
@@ -65,7 +65,7 @@ def source_of(text: str, tile: Tile | WarpTile) -> CudaSource:
     Tile(16, 32, 16, 4, 4, 4), Tile(32, 32, 16, 4, 4, 8), Tile(32, 32, 8, 2, 2, 3),
     WarpTile(16, 32, 16, 16, 32, 3, 4), WarpTile(32, 64, 32, 16, 32, 3, 2),
 ], ids=str)  # fmt: skip
-def test_shares_add_up(tile, name):
+def test_partial_sums_add_up(tile, name):
     source = source_of(GRAPHS[name], tile)
     inputs = inputs_of(source.program)
     (found,) = simulate(source)(inputs)
@@ -98,7 +98,7 @@ def test_sums_are_not_read_before_they_are_there(tile):
 def test_sums_are_exchanged_without_conflicts():
     source = source_of(GRAPHS["epilogue"], Tile(16, 32, 16, 4, 4, 4))
     (kernel,) = profile(source, inputs_of(source.program), blocks=1)
-    found = [x for site, x in kernel.sites.items() if site.array == "shares"]
+    found = [x for site, x in kernel.sites.items() if site.array == "partial_sums"]
     assert len(found) > 1 and all(x.conflicts == 0 for x in found)
 
 
@@ -108,7 +108,7 @@ def test_they_are_taken_where_blocks_are_few_and_sums_long():
             ranked(tiles, machine("sm_90"), Problem(1, rows, 256, 2304))[0]
             for rows in (196, 100000)
         )
-        assert few.shares > 1 and many.shares == 1
+        assert few.k_groups > 1 and many.k_groups == 1
 
 
 def test_kernels_of_float64_need_no_more_shared_memory_than_there_is():

@@ -1,16 +1,17 @@
 """Row reductions: softmax, normalisations and plain reductions, several threads to a row.
 
 The reductions of a computation that depend on some output indices only span its rows; the other
-indices run inside a row. A row belongs to a block if it is long, else to a warp, or to a part of
-one: its threads go over the reduced elements in vectors of 16 bytes, combine their partial results
-by shuffles, across warps through shared memory, and then go over the outputs of the row, with all
-reductions known. What a row reads stays in registers for all of this (sweeps.py), unless it is very
-long. So a softmax or layer norm is one kernel that reads its input from memory once.
+indices run inside a row. A long row belongs to a block, a shorter one to a warp or to a part of
+one. Its threads go over the reduced elements in vectors of 16 bytes, combine partial results by
+warp shuffles, and across warps through shared memory. Then they go over the outputs of the row,
+with all reductions known. What a row reads stays in registers throughout (row_sweeps.py), unless
+the row is very long. So a softmax or layer norm is one kernel that reads its input from memory
+once.
 
-Where the rows are neighbours in memory and their elements are not (a softmax over channels, a
-vector times a matrix), a thread takes a vector of rows next to one another. Threads that share them
-lie in other parts of the warp and of the block, so that the accesses of a warp are coalesced; they
-combine their results in the same way.
+Where rows are neighbours in memory and their elements are not (a softmax over channels, a vector
+times a matrix), a thread takes a vector of neighbouring rows. Threads that share these rows lie in
+other parts of the warp and of the block, so that the accesses of a warp are coalesced. They combine
+their results in the same way.
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from graphc.backends.cuda.machines import WARP
-from graphc.backends.cuda.strategies.rows.one_pass import (
+from graphc.backends.cuda.strategies.rows.online_reductions import (
     Normalizer,
     OnePass,
     find_one_pass,
     rescaled,
 )
-from graphc.backends.cuda.strategies.rows.plans import BLOCK, Rows, by_groups, outermost, plan_rows
-from graphc.backends.cuda.strategies.rows.sweeps import (
+from graphc.backends.cuda.strategies.rows.row_plans import (
+    BLOCK,
+    Rows,
+    by_groups,
+    outermost,
+    plan_rows,
+)
+from graphc.backends.cuda.strategies.rows.row_sweeps import (
     ZERO,
     Columns,
     Ends,

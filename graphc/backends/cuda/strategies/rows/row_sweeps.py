@@ -1,13 +1,14 @@
-"""The elements of a row, as its threads go over them, and what they keep of them in registers.
+"""Sweeps: how threads go over the elements of a row, and what they keep of them in registers.
 
     element of step s, lane l, neighbour n = (s * threads + l) * vector + n
 
-so a thread reads and writes `vector` neighbours at once, and threads next to one another vectors
-next to one another. Where a thread has few elements, all steps are unrolled and what they read, or
-compute at a cost, stays in registers for the passes over the row that follow: memory is read once.
-Longer rows take a few steps at a time. Either way all loads of such steps are on their way before
-the first value is used, which is what keeps memory busy. Long rows that start anywhere, not just at
-words of 16 bytes, are swept by the words inside of them, and then element by element at their ends.
+A thread reads and writes `vector` neighbours at once, and neighbouring threads neighbouring
+vectors, so accesses are coalesced. Where a thread has few elements, all steps are unrolled.
+Whatever they read, or compute at a cost, stays in registers for later passes over the row, so
+memory is read once. Longer rows take a few steps at a time. Either way all loads of such steps are
+issued before the first value is used (prefetch), which keeps memory busy. Long rows that do not
+start at a multiple of 16 bytes are swept by the 16-byte words inside them, then element by element
+at their ends.
 """
 
 from __future__ import annotations

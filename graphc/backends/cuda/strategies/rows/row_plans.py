@@ -1,8 +1,8 @@
-"""Which threads reduce which rows: the plan of a kernel of row reductions.
+"""Plans of row reductions: which threads reduce which rows.
 
-The rows of a computation are what its reductions depend on of the output indices. Where elements of
-a row are neighbours in memory, a row is *along* memory; where they are not, but rows next to one
-another have elements that are, rows are *columns*.
+The rows of a computation are the output indices that its reductions depend on. Where elements of a
+row are neighbours in memory, a row is *along* memory. Where they are not, but neighbouring rows
+have neighbouring elements, rows are *columns*.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import FULL, VECTOR_BYTES, WARP
-from graphc.backends.cuda.strategies.rows.sweeps import AHEAD, HELD
+from graphc.backends.cuda.strategies.rows.row_sweeps import AHEAD, HELD
 from graphc.ir.addresses import flatten_loads, is_affine_in, unflatten_index
 from graphc.ir.expr import (
     Call,

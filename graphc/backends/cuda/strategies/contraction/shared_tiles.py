@@ -1,19 +1,21 @@
-"""Contractions in float32 or float64 through tiles in shared memory: matrix products, convolutions.
+"""Contractions in float32 or float64 without matrix cores: tiles in shared memory and registers.
 
-A block computes BM x BN sums, a thread TM x TN of them in registers. For each slice of BK of the
-summed indices the threads fetch both operands into registers, 16 bytes at once where they lie so in
-memory, put them into shared memory, wait for one another, and multiply; the next slice is on its
-way meanwhile. Operands are expressions, evaluated while fetching: a convolution's rows are
-positions of windows (an implicit matrix product) and what a fused prologue does to them is done
-once per fetch. The epilogue is applied to the sums in registers. This is the classical scheme of V.
-Volkov and J. Demmel, Benchmarking GPUs to Tune Dense Linear Algebra (2008).
+Register tiling: a block computes BM x BN sums, a thread TM x TN of them in registers. For each
+slice of BK of the summed indices, the threads fetch both operands into registers, by 16-byte
+vectors where memory allows, store them to shared memory, wait at a barrier, and multiply. The next
+slice is prefetched into registers meanwhile (double buffering). Operands are expressions that are
+evaluated while they are fetched, so a convolution is an implicit GEMM: its rows are positions of
+windows, and im2col writes no matrix to memory. A fused prologue runs once per fetched element. The
+epilogue is applied to the sums in registers. This is the classical scheme of V. Volkov and J.
+Demmel, Benchmarking GPUs to Tune Dense Linear Algebra (2008).
 
-The lanes of a warp form a grid of 4 x 8; a lane has rows, and columns, next to one another, which
-it reads as one vector. Lanes n and n ^ 1 have the same rows, and n and n ^ 2 the same columns, so
-that a half of the warp is served at once (simulator/profile.py says when), not a quarter. A tile
-keeps a row of positions for each summed index. What comes along the depth is transposed in being
-put there: position s of index d lies at s ^ f(d), with f such that the chunks of a row, which
-neighbouring lanes put, lie in different banks.
+Bank conflicts are avoided by the layout. The lanes of a warp form a grid of 4 x 8. A lane has
+neighbouring rows, and neighbouring columns, which it reads as one vector. Lanes n and n ^ 1 have
+the same rows, lanes n and n ^ 2 the same columns, so that half of the warp is served at once
+(simulator/profile.py has the rules), not a quarter. A tile keeps a row of positions for each summed
+index. An operand that runs along the depth is transposed on its way into shared memory and
+swizzled: position s of index d lies at s ^ f(d), where f puts the chunks of a row, which
+neighbouring lanes store, into different banks.
 """
 
 from __future__ import annotations
@@ -40,9 +42,12 @@ from graphc.backends.cuda.strategies.contraction.costs import (
     ranked,
     take_first,
 )
-from graphc.backends.cuda.strategies.contraction.laid_out import lay_out_constant, whole_depth
+from graphc.backends.cuda.strategies.contraction.mma_operands import Kind, Words, padded_depth
+from graphc.backends.cuda.strategies.contraction.operand_packing import (
+    lay_out_constant,
+    whole_depth,
+)
 from graphc.backends.cuda.strategies.contraction.operands import Operand
-from graphc.backends.cuda.strategies.contraction.words import Kind, Words, padded_depth
 from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Expr, call
@@ -70,31 +75,31 @@ RUN = BANKS // PADDING  # such elements along the depth that a warp puts there a
 
 @dataclass(frozen=True)
 class Tile:
-    """Sums per block and per thread, the depth of a slice, and shares of all slices."""
+    """Sums per block and per thread, the depth of a slice, and groups that share the slices."""
 
     rows: int
     columns: int
     depth: int
     thread_rows: int
     thread_columns: int
-    shares: int = 1
+    k_groups: int = 1
 
     @property
     def threads(self) -> int:
         own = self.thread_rows * self.thread_columns
-        return self.rows * self.columns // own * self.shares
+        return self.rows * self.columns // own * self.k_groups
 
     def block(self, gpu: Machine, depth: int) -> Block:
         """What a block needs for sums of so many products of float32."""
-        slices = -(-depth // (self.depth * self.shares))
+        slices = -(-depth // (self.depth * self.k_groups))
         deep, sides = slices * self.depth, self.rows + self.columns
         own, read = self.thread_rows * self.thread_columns, self.thread_rows + self.thread_columns
         issued = self.threads // WARP * deep * (own + read / 4 + OVERHEAD / self.depth)
-        moved = 4 * deep * (self.threads * read / 2 + self.shares * sides)
-        read_bytes = 4 * deep * self.shares * sides
-        products = self.rows * self.columns * deep * self.shares
+        moved = 4 * deep * (self.threads * read / 2 + self.k_groups * sides)
+        read_bytes = 4 * deep * self.k_groups * sides
+        products = self.rows * self.columns * deep * self.k_groups
         multiply = max(products / gpu.float_rate, issued / PARTS)
-        shared = 4 * STAGES * self.depth * (max(self.rows, BANKS) + self.columns) * self.shares
+        shared = 4 * STAGES * self.depth * (max(self.rows, BANKS) + self.columns) * self.k_groups
         return Block(
             self.threads, shared + exchanged(self), registers=min(128, own + 3 * read + OTHERS),
             multiply=multiply + UNHIDDEN * (moved / SHARED_RATE + read_bytes / gpu.cache_rate),
@@ -110,7 +115,7 @@ TILES = (
     Tile(32, 64, 16, 4, 4),
     Tile(32, 32, 32, 4, 2),
     Tile(16, 32, 32, 2, 2),
-    *(Tile(*sides, 16, 4, 4, shares) for sides in ((16, 32), (32, 32)) for shares in (4, 8)),
+    *(Tile(*sides, 16, 4, 4, k_groups) for sides in ((16, 32), (32, 32)) for k_groups in (4, 8)),
     Tile(16, 32, 8, 4, 4, 16),
 )
 
@@ -138,8 +143,8 @@ def lower_shared_tiles(
     def kernel(tile: Tile) -> Kernel:
         return SharedTiles(flat, panels, tile).kernel("tiles")
 
-    # those of shares need most of the shared memory: twice as much in float64
-    tiles = [t for t in TILES if t.shares == 1 or match.hole.dtype is f32]
+    # those of several groups need most of the shared memory: twice as much in float64
+    tiles = [t for t in TILES if t.k_groups == 1 or match.hole.dtype is f32]
     chosen = tile or choose(ranked(tiles, gpu, problem), kernel)
     flops = 2 * batch * rows * columns * count(match.depth)
     return Lowered(kernel(chosen), match.prepare, match.temporaries, flops=flops)
@@ -149,9 +154,9 @@ class SharedTiles(BlockedContraction):
     """Sums of TM x TN per thread, whose operands are read from shared memory."""
 
     def __init__(self, flat: FlatContraction, panels: bool, tile: Tile):
-        super().__init__(flat, tile.rows, tile.columns, tile.threads, tile.shares)
+        super().__init__(flat, tile.rows, tile.columns, tile.threads, tile.k_groups)
         self.tile = tile
-        self.slices = -(-self.depth_count // (tile.depth * tile.shares))  # of a share
+        self.slices = -(-self.depth_count // (tile.depth * tile.k_groups))  # of a share
         if panels:
             self.b = whole_depth(self.b, padded_depth(self.b, FLOATS))
         self.dtype = flat.marker.dtype
@@ -160,8 +165,8 @@ class SharedTiles(BlockedContraction):
             _Side(self, "b", self.b, tile.columns, tile.thread_columns),
         )
         self.shared = [side.into for side in self.sides]
-        if tile.shares > 1:
-            self.exchanged = self.shares.sums(self.dtype, (tile.thread_rows, tile.thread_columns))
+        if tile.k_groups > 1:
+            self.exchanged = self.k_groups.sums(self.dtype, (tile.thread_rows, tile.thread_columns))
             self.shared.append(self.exchanged)
         self.resident = 2 if self.dtype is f32 and tile.threads <= LARGE_BLOCK else 0
 
@@ -196,17 +201,17 @@ class SharedTiles(BlockedContraction):
             k.emit(Barrier())
 
     def _finish_all(self, sums: Buffer, first_row: Expr, first_column: Expr) -> None:
-        """All of a thread's sums, or a part of what all shares have at its place."""
+        """All of a thread's sums, or a part of the sums of all groups at its place."""
         k, rows, chunks = self.k, self.tile.thread_rows, self.sides[1].chunks
-        if self.tile.shares == 1:
+        if self.tile.k_groups == 1:
             with k.loop(rows, "unroll") as row:
                 runs = [[sums[place] for place in self._run(row, chunk)] for chunk in range(chunks)]
                 self._finish(row, list(enumerate(runs)), (first_row, first_column))
             return
-        self.shares.exchange(k, sums, self.exchanged)
-        with self.shares.parts(k, rows * chunks) as part:
+        self.k_groups.exchange(k, sums, self.exchanged)
+        with self.k_groups.parts(k, rows * chunks) as part:
             i, chunk = unflatten_index(part, (rows, chunks))
-            cells = [self.shares.total(k, self.exchanged, place) for place in self._run(i, chunk)]
+            cells = [self.k_groups.total(k, self.exchanged, place) for place in self._run(i, chunk)]
             self._finish(i, [(chunk, cells)], (first_row, first_column))
 
     def _run(self, i: Expr, chunk: Expr | int) -> list[tuple[Expr, Expr]]:
@@ -225,10 +230,10 @@ class SharedTiles(BlockedContraction):
 
     def _stage(self, slice: Expr) -> Expr:
         """Where a slice of a thread's share lies."""
-        return self.shares.stage(slice, STAGES)
+        return self.k_groups.stage(slice, STAGES)
 
     def _load(self, slice: Expr) -> None:
-        number = self.shares.number(slice, self.slices)
+        number = self.k_groups.number(slice, self.slices)
         for side in self.sides:
             side.load(simplify(number * self.tile.depth))
 
@@ -260,7 +265,7 @@ class _Side:
         if not self.is_vector and operand.is_near_across:
             self.along_depth = False  # lanes keep their positions, and so most of their addresses
         self.together = math.gcd(own, VECTOR_BYTES // tiles.dtype.size)
-        row, stages = width, STAGES * tiles.tile.shares
+        row, stages = width, STAGES * tiles.tile.k_groups
         if self.along_depth:
             row = max(width, BANKS) if self.is_vector else width + PADDING
         self.into = Buffer(f"tile_{name}", tiles.dtype, (stages, self.depth, row), "local")
@@ -273,7 +278,7 @@ class _Side:
     def position(self, n: Expr) -> Expr:
         """Where in the tile a thread's own row or column n is: those of a lane lie together."""
         columns = self.tiles.tile.columns // self._own_columns()
-        member = self.tiles.shares.member
+        member = self.tiles.k_groups.member
         lane, warp = member % WARP, member // WARP
         warps_across = columns // LANE_COLUMNS
         if self.name == "a":
@@ -298,7 +303,7 @@ class _Side:
         self.first = first
         self.size = FLOATS_AT_ONCE if self.is_vector else 1
         self.fetches = self.depth * self.width // self.size
-        steps = -(-self.fetches // self.tiles.shares.members)
+        steps = -(-self.fetches // self.tiles.k_groups.members)
         self.held = self.tiles.k.alloc(
             self.tiles.dtype, (steps, self.size), "reg", f"held_{self.name}"
         )
@@ -360,9 +365,9 @@ class _Side:
 
     @contextmanager
     def _fetches(self) -> Iterator[tuple[Expr, Expr]]:
-        k, threads = self.tiles.k, self.tiles.shares.members
+        k, threads = self.tiles.k, self.tiles.k_groups.members
         with k.loop(self.held.shape[0], "unroll") as step:
-            at = simplify(step * threads + self.tiles.shares.member)
+            at = simplify(step * threads + self.tiles.k_groups.member)
             if self.fetches % threads:
                 with k.when(at < self.fetches):
                     yield step, at

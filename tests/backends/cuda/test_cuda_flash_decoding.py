@@ -16,7 +16,7 @@ from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
 from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.attention.few import MOST_ROWS, lower_attention_few
+from graphc.backends.cuda.strategies.attention.flash_decoding import MOST_ROWS, lower_attention_few
 from graphc.driver import optimise
 from graphc.ir.interp import interpret
 from graphc.passes.lower import Conventions, lower

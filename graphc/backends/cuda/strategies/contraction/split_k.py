@@ -1,19 +1,20 @@
-"""Contractions with few outputs and many products: sums over parts of the depth, then their sum.
+"""Split-K: contractions with few outputs and many products are cut along the depth.
 
-A grid with a block for each tile of outputs leaves most of a GPU idle where outputs are few. So the
-depth is cut into parts (parts.py), which become one more dimension of the outputs,
+A grid with one block per tile leaves most of a GPU idle where outputs are few. So the depth K is
+cut into parts (rows/split_reductions.py). The parts become one more dimension of the outputs:
 
     partial[s, i] = sum over part s of a * b          out[i] = epilogue(sum over s of partial[s, i])
 
-a contraction as any other and a loop over its results.
+The first kernel is a contraction like any other. The second adds the partial sums, in a fixed
+order. Split-K inside a block is in sliced_k.py.
 """
 
 from __future__ import annotations
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.rows.long import IDLE, LONG, PART, Lower, lower_long_rows
-from graphc.backends.cuda.strategies.rows.nest import lower_rows
-from graphc.backends.cuda.strategies.rows.parts import cut_evenly, in_parts
+from graphc.backends.cuda.strategies.rows.long_rows import IDLE, LONG, PART, Lower, lower_long_rows
+from graphc.backends.cuda.strategies.rows.row_reductions import lower_rows
+from graphc.backends.cuda.strategies.rows.split_reductions import cut_evenly, in_parts
 from graphc.ir.dtypes import f32, f64, i32
 from graphc.ir.expr import Reduce, walk
 from graphc.passes.analysis.computation import Computation
