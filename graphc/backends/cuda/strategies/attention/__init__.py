@@ -1,1 +1,1 @@
-"""Flash attention: scores, softmax and values in one kernel, without a matrix of scores in memory."""
+"""Flash attention: scores, softmax and values in one kernel, no matrix of scores in memory."""
