@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from graphc.memplan import exact, order
 from graphc.memplan.greedy import Packed, pack_greedily
-from graphc.memplan.live import Layout, layout_of
+from graphc.memplan.liveness import Layout, layout_of
 from graphc.memplan.order import Ordering, best_order
 from graphc.memplan.packing import live_bound, packing_of
 from graphc.memplan.problem import (

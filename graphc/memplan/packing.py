@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from graphc.memplan.matching import Edge, matched_weight
+from graphc.memplan.in_place import Edge, matched_weight
 from graphc.memplan.problem import Buffer, Problem
 
 

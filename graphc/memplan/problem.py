@@ -1,7 +1,7 @@
 """What a memory plan is asked for, and what it answers.
 
 Two ways to ask.  A `Problem` lists `Buffer`s whose lifetimes are already known.  A schedule
-(`Step`s and `Request`s) says who reads and writes what; `live.py` turns it into a `Problem`.
+(`Step`s and `Request`s) says who reads and writes what; `liveness.py` turns it into a `Problem`.
 
 Units and conventions, everywhere in this package:
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphc.memplan.live import Storage, in_place_pairs, lags, storage_of
-from graphc.memplan.matching import matched_weight
+from graphc.memplan.in_place import matched_weight
+from graphc.memplan.liveness import Storage, in_place_pairs, lags, storage_of
 from graphc.memplan.problem import Request, Step
 
 

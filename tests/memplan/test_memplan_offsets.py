@@ -21,7 +21,7 @@ from graphc.memplan import (
     validate,
 )
 from graphc.memplan.greedy import Packed, pack_greedily
-from graphc.memplan.matching import choose_matching, matched_weight
+from graphc.memplan.in_place import choose_matching, matched_weight
 from graphc.memplan.packing import Packing, live_bound, packing_of, shared_at_best
 
 

@@ -17,7 +17,7 @@ from graphc.memplan import (
     plan_steps,
     validate_steps,
 )
-from graphc.memplan.live import lifetimes, storage_of
+from graphc.memplan.liveness import lifetimes, storage_of
 
 KILO = 1024
 

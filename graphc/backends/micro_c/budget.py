@@ -15,7 +15,7 @@ from functools import cached_property
 from graphc.analysis.memory import arena_use
 from graphc.analysis.report import layers
 from graphc.analysis.text import nbytes, table
-from graphc.backends.micro_c.measure import operators, without_comments
+from graphc.backends.micro_c.code_size import operators, without_comments
 from graphc.backends.micro_c.model import Model
 from graphc.ir.program import Step
 

@@ -14,7 +14,7 @@ from graphc.backends.micro_c.cpus import Cpu
 from graphc.errors import ModelError
 from graphc.ir.program import Program
 from graphc.passes.kernel.high_half import use_high_halves
-from graphc.passes.kernel.share import Family, share_kernels
+from graphc.passes.kernel.kernel_sharing import Family, share_kernels
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any
 from graphc.backends.cfamily.names import identifier
 from graphc.backends.cfamily.printer import Unit
 from graphc.backends.cfamily.spell import Text, function
-from graphc.backends.micro_c.measure import operators
+from graphc.backends.micro_c.code_size import operators
 from graphc.backends.micro_c.mve import NAMES, definitions
 from graphc.backends.micro_c.vectors import BYTES, VectorPrinter
 from graphc.errors import InternalError

@@ -23,7 +23,7 @@ from graphc.ir.kernel import Kernel, map_body
 from graphc.ir.program import Program, Quantisation, Slot, Step
 from graphc.ir.scalar.functions import POLYNOMIALS, expand_math, round_f32, sign_as_select
 from graphc.ir.types import TensorType
-from graphc.passes.kernel.offsets import sum_offsets
+from graphc.passes.kernel.strength_reduction import sum_offsets
 
 FUNCTIONS = {**POLYNOMIALS, "round": round_f32}  # what else would be calls of libm
 DIALECT = Dialect(index=dtypes.i32)

@@ -1,14 +1,15 @@
-"""How far below an input an output may lie whose kernel still reads that input.
+"""Overlap of input and output: how far below an input an output may lie that its kernel computes.
 
 The outermost loop of a kernel (or a nest of such loops) is a sequence of steps, in which ever later
 parts of the input are read and ever later parts of the output written. Let R(t) be the first byte
 of the input that step t or a later one reads, and W(t) the end of what steps up to t write. An
-output that begins at least max W(t) - R(t) bytes before the input overwrites what is not read any
-more. R and W come from intervals: positions are evaluated for all steps at once, with the indices
-of inner loops anywhere between their bounds. Memory planning may then overlap the two.
+output that begins at least max W(t) - R(t) bytes before the input only overwrites bytes that no
+later step reads. R and W come from intervals: positions are evaluated for all steps at once, with
+the indices of inner loops anywhere between their bounds. Memory planning may then overlap the two,
+a generalisation of working in place.
 
-This holds where steps are run in order: not for parallel loops, and not for kernels that write
-through instructions or read what they write.
+This holds where steps run in order: not for parallel loops, and not for kernels that write through
+instructions or read what they write.
 """
 
 from __future__ import annotations

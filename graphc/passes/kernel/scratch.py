@@ -1,7 +1,7 @@
-"""Large local arrays of kernels become scratch memory in the arena: stacks are small. So do those
-that kernels ask for as scratch, whatever their size.
+"""Scratch memory: large local arrays of kernels move into the arena, as stacks are small. So do
+arrays that kernels ask for as scratch, whatever their size.
 
-What is local to the iterations of parallel loops stays, as each iteration has its own.
+Arrays local to the iterations of parallel loops stay, as each iteration has its own.
 """
 
 from __future__ import annotations

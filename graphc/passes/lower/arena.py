@@ -1,7 +1,8 @@
-"""Memory for the calls of a program: their order, and where in the arena each storage lies.
+"""The arena: the order of a program's calls, and the offset of every storage in one block of
+memory.
 
-Roots are planned, views follow theirs. Outputs take part, in a pool of their own, for what depends
-on them. Every plan is validated.
+Roots are planned, views follow theirs. Outputs have a pool of their own. Every plan is validated.
+See graphc/memplan.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Temporaries that depend on constants alone, computed at compile time.
+"""Constant folding of temporaries: those that depend on constants alone are computed at compile
+time.
 
-Packing weights moves every one of them, so it has to be fast: where all load positions are sums of
+Packing weights moves every one of them, so it has to be fast. Where all load positions are sums of
 multiples of output indices, the result is a strided view of the source, copied once. A guard that
-only the last slice of some dimension needs (the last panel) is dealt with by computing that slice
+only the last slice of some dimension needs (the last panel) is handled by computing that slice
 apart. Everything else is evaluated by the interpreter.
 """
 

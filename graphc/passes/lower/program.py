@@ -40,15 +40,15 @@ from graphc.passes.analysis.computation import (
 )
 from graphc.passes.analysis.views import view_of, whole_source
 from graphc.passes.kernel.flat import flat_kernel, in_order, without_unread_inputs
-from graphc.passes.kernel.lanes import in_lanes
 from graphc.passes.kernel.overlap import distances
 from graphc.passes.kernel.scratch import with_scratch
+from graphc.passes.kernel.vectorise import in_lanes
 from graphc.passes.lower.arena import Arena, plan_arena
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.storages import Call, Storages
 from graphc.passes.lower.transforms.numbers import Numbered, with_numbers_read
-from graphc.passes.lower.transforms.pieces import split_outputs
+from graphc.passes.lower.transforms.splitting import split_outputs
 from graphc.passes.manager.journal import Journal
 
 PREPARED = 1 << 24  # operations spent at compile time on what depends on constants alone

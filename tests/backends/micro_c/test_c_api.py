@@ -14,7 +14,7 @@ from graphc import driver
 from graphc.backends.cfamily.names import bundle_name
 from graphc.backends.micro_c import BundleOptions, write_bundle
 from graphc.backends.micro_c.cpus import CPUS
-from graphc.backends.micro_c.halves import half_weights
+from graphc.backends.micro_c.float16_weights import half_weights
 from graphc.errors import UnsupportedError
 
 ARM = "arm-none-eabi-gcc"

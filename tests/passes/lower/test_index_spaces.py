@@ -20,8 +20,8 @@ from graphc.passes.analysis.computation import Computation, Output, loop_indices
 from graphc.passes.analysis.guards import guard_atoms, trim
 from graphc.passes.analysis.views import view_of
 from graphc.passes.lower.materialise import materialise
-from graphc.passes.lower.transforms import pieces, spaces
-from graphc.passes.lower.transforms.window import window
+from graphc.passes.lower.transforms import spaces, splitting
+from graphc.passes.lower.transforms.im2col import window
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -110,7 +110,7 @@ def test_segments_cover_the_space_once(seed):
         expr = select(test, space[0] * 100 + space[1] + n * 1000, expr)
     found = np.full((3, 17), -1, np.int64)
     where = flatten_index(tuple(space), (3, 17))
-    for piece, (place, part) in pieces.segments(space, [where, expr]):
+    for piece, (place, part) in splitting.segments(space, [where, expr]):
         at = ones(place, piece)
         assert (found.reshape(-1)[at] == -1).all(), "no element twice"
         found.reshape(-1)[at] = ones(part, piece)
@@ -119,12 +119,12 @@ def test_segments_cover_the_space_once(seed):
 
 def test_segments_of_very_many_pieces():
     """They are narrowed by and by, and still cover the space once, in order."""
-    row, column = indices(2, 3 * pieces.AT_ONCE + 5)
+    row, column = indices(2, 3 * splitting.AT_ONCE + 5)
     expr: Expr = Const(0, i64)
     for n in range(column.count):
         expr = select(column >= n, row * 100 + column * n, expr)
     wanted = ones(expr, [row, column]).reshape(2, -1)
-    cut = list(pieces.segments([row, column], [row * column.count + column, expr]))
+    cut = list(splitting.segments([row, column], [row * column.count + column, expr]))
     assert len(cut) == column.count
     for n, (piece, (place, part)) in enumerate(cut):
         assert ones(place, piece).tolist() == [n, column.count + n]
@@ -357,6 +357,6 @@ def test_outputs_of_different_shapes_are_split():
     wide = Output(Buffer("a", f32, (3, 4), "out"), (i, j), x[i, j])
     row = Output(Buffer("b", f32, (3,), "out"), (i,), Const(1.0, f32))
     same = Output(Buffer("c", boolean, (3, 4), "out"), (i, j), x[i, j] < 0)
-    parts = pieces.split_outputs(Computation((x,), (wide, row, same)))
+    parts = splitting.split_outputs(Computation((x,), (wide, row, same)))
     assert [[o.buffer.name for o in part.outputs] for part in parts] == [["a", "c"], ["b"]]
     assert [len(part.inputs) for part in parts] == [1, 0]

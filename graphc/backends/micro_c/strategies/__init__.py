@@ -8,7 +8,7 @@ from functools import partial
 from graphc.backends.micro_c.cpus import DEFAULT, PAIRS, Cpu, cpu_of
 from graphc.backends.micro_c.strategies.helium.strategy import lower_helium
 from graphc.backends.micro_c.strategies.helium.sums import HeliumOptions
-from graphc.backends.micro_c.strategies.tiles import TileOptions, lower_tiles
+from graphc.backends.micro_c.strategies.scalar_tiles import TileOptions, lower_tiles
 from graphc.passes.lower.program import Strategy
 from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy

@@ -1,9 +1,9 @@
-"""The operand of columns of a contraction: panels of it, each as wide as a tile.
+"""Packing: the column operand of a contraction in panels, each as wide as a tile.
 
-It is packed in panels [outer..., n / NR, k, NR], at compile time if it is constant, unless its rows
-are contiguous in n already. What is made of constants that take less than a byte per element
-(several codes to a byte, and scales), or are narrow floats, stays so: each constant has panels, and
-elements are computed where they are multiplied.
+The operand is packed in panels [outer..., n / NR, k, NR], at compile time if it is constant, unless
+its rows are contiguous in n already. Constants that take less than a byte per element (several
+codes to a byte, with scales) and narrow floats stay in their type: each constant has panels, and
+elements are dequantised where they are multiplied.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where in a row of vectors it is undecided which way conditions on positions go.
+"""Edges of a row of vectors: where a condition on positions may hold for some lanes only.
 
-A mirrored border, or an image that is enlarged, has conditions that hold in all vectors of a row,
-or in none, but for those at its ends. Apart from these, the vectors in between need no conditions,
-and what they load often lies side by side.
+A mirrored border or an enlarged image has conditions that hold for all lanes or for none, except in
+vectors at the ends of a row. The vectors in between are computed apart (loop peeling). They need no
+conditions, and their loads are often contiguous.
 """
 
 from __future__ import annotations

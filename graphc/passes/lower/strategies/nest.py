@@ -1,10 +1,11 @@
-"""The strategy that always matches: a loop nest over the outputs, scalar or with vectors.
+"""Loop nests over the outputs, scalar or vectorised: the strategy that always matches.
 
-With `lanes` 1 it is plain loops. Otherwise the innermost dimension of the output is the vector: a
-reduction that depends on it runs once per lane, over a tile of several outputs so that loads are
-shared and latency is hidden; a reduction that does not (softmax, layer norm) is hoisted to the row
-it belongs to. What a row's reduction and its outputs both compute at a cost (the exponentials of
-softmax) is kept in a row buffer. How a reduction is computed is for reductions.py.
+With `lanes` 1 a nest is plain loops. Otherwise the innermost dimension of the output is vectorised,
+with a shorter vector for the tail. A reduction that depends on this dimension runs once per lane,
+over a tile of several outputs, so that loads are shared and latency is hidden. A reduction that
+does not (softmax, layer norm) is hoisted to its row: loop-invariant code motion. Costly values that
+a row's reduction and its outputs both compute (the exponentials of softmax) are common
+subexpressions, kept in a row buffer. reductions.py computes the reductions.
 """
 
 from __future__ import annotations
@@ -35,9 +36,14 @@ from graphc.passes.lower.strategies.reductions import (
     strides_small,
 )
 from graphc.passes.lower.strategies.short_rows import ShortRows, short_rows, start_of
-from graphc.passes.lower.strategies.turned import TurnedLoads, load_tiles, split_off, turned_loads
-from graphc.passes.lower.transforms.pieces import segments, turned_constants
-from graphc.passes.lower.transforms.places import shared_places
+from graphc.passes.lower.strategies.tile_transpose import (
+    TransposedLoads,
+    load_tiles,
+    split_off,
+    transposed_loads,
+)
+from graphc.passes.lower.transforms.sampling_tables import shared_places
+from graphc.passes.lower.transforms.splitting import segments, transposed_constants
 
 ROW_BUFFER_BYTES = 1 << 16  # the largest row kept on the stack
 RECOMPUTE_COST = 8  # a value cheaper than this is computed again rather than kept
@@ -50,7 +56,7 @@ def lower_nest(computation: Computation, options: NestOptions, name: str = "nest
     temporaries: list[Buffer] = []
     if options.vector_bytes:
         computation, places, tables = shared_places(computation)
-        computation, prepare, temporaries = turned_constants(computation)
+        computation, prepare, temporaries = transposed_constants(computation)
         prepare, temporaries = [*places, *prepare], [*tables, *temporaries]
     kernel = Nest(computation, options).kernel(name)
     return Lowered(kernel, prepare, temporaries, inplace=inplace, flops=count)
@@ -104,7 +110,7 @@ class Nest(Reductions):
         if not indices:
             self.store_points(self.resolved(points, frozenset()))
             return
-        if self.turned_tiles(indices, points) or self.short_rows(indices, points):
+        if self.transposed_tiles(indices, points) or self.short_rows(indices, points):
             return
         if self._reduces_along_memory(points, indices[-1]):
             indices = [*indices, Index("one", 1)]
@@ -127,38 +133,44 @@ class Nest(Reductions):
                 points = self.row_values(points, last, bound)
             self.inner_loops(inner, last, points, bound, tiled)
 
-    def turned_tiles(self, indices: list[Index], points: list[Point]) -> bool:
+    def transposed_tiles(self, indices: list[Index], points: list[Point]) -> bool:
         """All loops over the outputs if some loads are taken in tiles; False if none is."""
         sizes = {b.name: b.size for b in self.computation.inputs}
-        turned = turned_loads(indices, [p.expr for p in points], self.options, sizes)
-        if turned is None:
+        transposed = transposed_loads(indices, [p.expr for p in points], self.options, sizes)
+        if transposed is None:
             return False
-        side, last = turned.side, turned.along
-        (down, below), (right, beside) = split_off(turned.across, side), split_off(last, side)
-        loops = [*(x for x in indices[:-1] if x is not turned.across), down, right]
+        side, last = transposed.side, transposed.along
+        (down, below), (right, beside) = split_off(transposed.across, side), split_off(last, side)
+        loops = [*(x for x in indices[:-1] if x is not transposed.across), down, right]
         with self.k.loop(math.prod(x.count for x in loops), "parallel", name="p") as p:
             *rest, top, left = unflatten_index(p, tuple(x.count for x in loops))
             mapping: dict[Expr, Expr] = dict(zip(loops, rest))
-            self._turned_tile(
-                self._at(points, mapping), turned.at(mapping), top * side, left * side
+            self._transposed_tile(
+                self._at(points, mapping), transposed.at(mapping), top * side, left * side
             )
         if beside is not None:
             moved = self._at(points, {last: beside + right.count * side})
             self.outer_loops([*indices[:-1], beside], moved)
         if below is not None:
             whole = Index(last.name, right.count * side)
-            moved = self._at(points, {turned.across: below + down.count * side, last: whole})
-            rows = [below if x is turned.across else x for x in indices[:-1]]
+            moved = self._at(points, {transposed.across: below + down.count * side, last: whole})
+            rows = [below if x is transposed.across else x for x in indices[:-1]]
             self.outer_loops([*rows, whole], moved)
         return True
 
-    def _turned_tile(self, points: list[Point], turned: TurnedLoads, top: Expr, left: Expr) -> None:
-        tiles = load_tiles(self.k, turned, top, left)
-        for r in range(turned.side):
-            with self.k.loop(turned.side, "vector", width=turned.side) as v:
-                mapping: dict[Expr, Expr] = {x: t[v + r * turned.side] for x, t in tiles.items()}
+    def _transposed_tile(
+        self, points: list[Point], transposed: TransposedLoads, top: Expr, left: Expr
+    ) -> None:
+        tiles = load_tiles(self.k, transposed, top, left)
+        for r in range(transposed.side):
+            with self.k.loop(transposed.side, "vector", width=transposed.side) as v:
+                mapping: dict[Expr, Expr] = {
+                    x: t[v + r * transposed.side] for x, t in tiles.items()
+                }
                 read = [Point(p.output, p.offset, substitute(p.expr, mapping)) for p in points]
-                self.store_points(self._at(read, {turned.across: top + r, turned.along: left + v}))
+                self.store_points(
+                    self._at(read, {transposed.across: top + r, transposed.along: left + v})
+                )
 
     def short_rows(self, indices: list[Index], points: list[Point]) -> bool:
         """All loops over the outputs if their rows are short; False if they are not."""

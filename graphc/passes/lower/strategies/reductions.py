@@ -1,12 +1,12 @@
-"""Reductions as loops: an expression over bound indices comes out with none left to compute.
+"""Reductions as loops: the expressions that come out have no reduction left to compute.
 
-A reduction is a scalar accumulator in loops over its axes, whose bounds take over what they can of
-the guards inside (see guards.py); reductions over the same axes share loops, and so do those that
-read the same over axes of other names. One along an axis that is contiguous in memory runs
-horizontally instead: vector accumulators, of which there are several so that latency is hidden, and
-then a tree over lanes. Where one accumulator would add up very many terms, it adds up sums of
-parts of them, whose rounding errors do not grow with the number of all terms (blocked summation:
-Higham, "Accuracy and Stability of Numerical Algorithms", section 4.3).
+A reduction is a scalar accumulator in loops over its axes. Guards inside become bounds of the loops
+where possible (see analysis/guards.py). Reductions over the same axes share loops, and so do those
+that read the same over axes of other names. A reduction along an axis that is contiguous in memory
+is vectorised horizontally: several vector accumulators, which hide latency, and then a tree over
+lanes. Where one accumulator would add very many terms, it adds sums of parts instead, whose
+rounding errors do not grow with the number of all terms (blocked summation: Higham, "Accuracy and
+Stability of Numerical Algorithms", section 4.3).
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Contractions in tiles of registers, for machines with vectors: a strategy.
+"""Register tiling: contractions (GEMM and convolutions) in tiles of vector registers.
 
 * `b` is packed in panels as wide as a tile (column_operand.py);
 * `a` is read element by element and broadcast, so it needs no packing (row_operand.py);
 * bytes whose products are summed as int32 are multiplied four by four (dot4 of
-  graphc/ir/instructions.py); what their zero points add is left to the epilogue (zero_points.py);
+  graphc/ir/instructions.py); zero points are corrected in the epilogue (zero_points.py);
 * a micro-kernel keeps MR x NR sums in registers over all of k, and the epilogue (bias, activation,
-  residual) is applied to them on their way to memory.
+  residual) is applied to them on their way to memory;
+* rows are blocked so that a block stays in the second-level cache while all panels pass over it.
 
-Rows, columns and k are those of contraction.py. The structure is that of K. Goto and R. van de
-Geijn, Anatomy of High-Performance Matrix Multiplication (2008), with the full depth of k in one
-pass, as suits inference shapes. Where that is long, blocks of it are summed apart, so that errors
-do not grow with the number of terms.
+Rows, columns and k are those of analysis/contraction.py. Cache blocking and packing follow K. Goto
+and R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008), with the full depth
+of k in one pass, as suits inference shapes. A long depth is summed in blocks, so that errors do not
+grow with the number of terms.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The operand of rows of a contraction: a flat load whose offset separates rows from depth.
+"""The row operand of a contraction: a flat load whose offset separates rows from depth.
 
-What is no such load is first copied: windows (a padded convolution's) into a buffer of positions,
-whatever else into rows. Of sums of products of bytes, four neighbouring bytes along
-the depth are taken at once (`take_quads`): the depth is made up to a multiple of four, with weights
-that are 0.
+Any other operand is copied first: the windows of a padded convolution into a buffer of positions
+(transforms/im2col.py), anything else into rows. For products of bytes, four neighbouring bytes
+along the depth are taken at once (`take_quads`): the depth is padded to a multiple of four, with
+weights that are 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from graphc.ir.instructions import LANES
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import bounds, simplify, to_poly
 from graphc.passes.analysis.contraction import Match
-from graphc.passes.lower.transforms.window import Window, window
+from graphc.passes.lower.transforms.im2col import Window, window
 from graphc.passes.lower.transforms.zero_points import take_zero_points
 
 LARGEST_COPY = 1 << 26  # elements

@@ -1,7 +1,7 @@
-"""Rows shorter than a vector, taken several at a time.
+"""Rows shorter than a vector, several of them vectorised together.
 
 The innermost dimension of boxes or of an image's colours is 4 or 3 elements long. As many rows as
-make whole vectors are one block, whose lanes read elements at known distances.
+make whole vectors form a block, whose lanes read elements at known distances.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, loads, substi
 from graphc.ir.known_lanes import known_lanes, lane_distances
 from graphc.ir.simplify import simplify
 from graphc.passes.lower.strategies.reductions import NestOptions, element_bytes
-from graphc.passes.lower.strategies.turned import is_inside
+from graphc.passes.lower.strategies.tile_transpose import is_inside
 
 MOST_VECTORS = 16  # of a block
 MOST_WORK = 256  # operations in a block, which is unrolled

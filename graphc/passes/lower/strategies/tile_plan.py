@@ -1,4 +1,4 @@
-"""The tiles of a contraction in registers: how many rows, and vectors of columns, at a time."""
+"""Tile sizes of register tiling: how many rows, and vectors of columns, are computed at a time."""
 
 from __future__ import annotations
 

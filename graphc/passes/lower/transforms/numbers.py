@@ -1,13 +1,13 @@
-"""Computations that differ in numbers alone become one, which reads these from memory.
+"""Numbers as operands: computations that differ in numbers alone become one, which reads them.
 
 Layers of a quantised model have scales and zero points of their own, which are numbers in what they
-compute. Each would have a kernel of its own. Here such numbers are found: constants that are added,
-multiplied or compared with data. Where computations are equal but for them, those that differ are
-elements of constants, one for each type, which every computation of the family is given with its
-own contents; those that do not differ stay numbers.
+compute. Each layer would have a kernel of its own. This transform finds such numbers: constants
+that are added to, multiplied with or compared with data. Where computations are equal but for
+these, the numbers that differ become elements of constants, one constant for each type. Every
+computation of the family gets its own contents. Numbers that are the same everywhere stay numbers.
 
-Left alone are numbers in reductions (zero points are taken out of sums of products by strategies
-that look at them), in indices, and those that code is made of: shifts, divisors of integers.
+Left alone are numbers in reductions (strategies take zero points out of sums of products), numbers
+in indices, and numbers that decide what code is made: shifts, divisors of integers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Sums over windows, in two steps: over what lies at one point, and of these over each window.
+"""Sums over windows in two steps: common subexpressions of overlapping windows are summed once.
 
 A window loads x[n, c, h * s + i, w * s + j], which may be guarded. Summed indices that share no
-dimension with others, and are in no guard (c), move alone: their sums do not depend on the window,
-and those of overlapping windows are the same. So they are taken once, into a map of points.
+dimension with others, and are in no guard (c), do not depend on the window: overlapping windows
+have their sums in common. So these are taken first, into a map of points. The second step sums the
+points of each window.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Sums of products of bytes less their zero points, as sums of products of the bytes themselves.
+"""Zero-point correction: sums of products of bytes less their zero points, as sums of the bytes.
 
     sum (a - x) (b - y)  =  sum a b  -  x sum b  -  y sum a  +  n x y
 
-for n products. So matrix cores, which multiply bytes as they are, need no zero points: the sums
-over one factor alone belong to a column or to a row, and are computed before (at compile time if
-the factor is constant). Where a window reaches into the padding, a is taken to be x there. The
-identity is that of B. Jacob et al., Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference (2018).
+for n products. Instructions that multiply bytes then need no zero points. The sums over one factor
+alone belong to a column or to a row, and are computed before (at compile time if the factor is
+constant). The epilogue subtracts them. Where a window reaches into the padding, a is taken to be x
+there. The identity is that of B. Jacob et al., Quantization and Training of Neural Networks for
+Efficient Integer-Arithmetic-Only Inference (2018).
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 A computation matches as for register tiles (products.py), if the outputs that the constant factor
 tells apart are neighbours. There are two ways to sum: sixteen products of bytes at a time where
-bytes lie in a row along the innermost summed indices (dots.py), and four columns at a time
-(lanes.py).
+bytes lie in a row along the innermost summed indices (dot_products.py), and four columns at a time
+(column_lanes.py).
 """
 
 from __future__ import annotations
 
-from graphc.backends.micro_c.strategies.helium.dots import Dots
-from graphc.backends.micro_c.strategies.helium.lanes import Lanes
+from graphc.backends.micro_c.strategies.helium.column_lanes import Lanes
+from graphc.backends.micro_c.strategies.helium.dot_products import Dots
 from graphc.backends.micro_c.strategies.helium.matching import has_byte_rows, problem
 from graphc.backends.micro_c.strategies.helium.sums import HeliumOptions
 from graphc.passes.analysis.computation import Computation

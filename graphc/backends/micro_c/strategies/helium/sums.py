@@ -1,8 +1,7 @@
-"""What both ways of summing in vectors share: loops over outputs, sums, the finish.
+"""The base of both vector strategies: loops over outputs, the sums, and the epilogue.
 
-The centre of bytes (their zero point) is taken off beforehand, as far as starts.py has it. The
-outputs at the edges are computed one row at a time, in one loop: their code is the same for all of
-them.
+The zero point of bytes (their centre) is taken off beforehand where initial_sums.py can do so. The
+outputs at the edges are computed one row at a time, in one loop: their code is the same for all.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from dataclasses import dataclass
 from graphc.backends.cfamily.printer import Dialect
 from graphc.backends.cfamily.spell import Speller
 from graphc.backends.micro_c.intrinsics import MicroPrinter
-from graphc.backends.micro_c.strategies.helium.levels import Level, conjunction, merged
+from graphc.backends.micro_c.strategies.helium.initial_sums import Starts
 from graphc.backends.micro_c.strategies.helium.matching import element, unguarded
-from graphc.backends.micro_c.strategies.helium.starts import Starts
+from graphc.backends.micro_c.strategies.helium.sum_loops import Level, conjunction, merged
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.addresses import is_affine_in, unflatten_loads
 from graphc.ir.dtypes import DType, i32, i64

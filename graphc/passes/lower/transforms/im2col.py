@@ -1,9 +1,12 @@
-"""Windows: what a convolution reads of neighbouring positions, computed once for each position.
+"""Implicit im2col: the windows of a convolution as a buffer that holds each position once.
 
-An expression in which two indices only occur as one sum, `y = oy * stride + ky`, is a function of
-that position, which many pairs of them share: `f(oy * stride + ky, c)` becomes
-`copy[oy * stride + ky, c]`, where `copy` holds f of every position. f is the guarded load of a
-convolution that is padded, a load from a mirrored or enlarged image (`y // 2`), or arithmetic.
+im2col copies every window into a row of a matrix, so an element that several windows contain is
+stored several times. Here it is stored once. An expression in which two indices only occur as one
+sum, `y = oy * stride + ky`, is a function of that position: `f(oy * stride + ky, c)` becomes
+`copy[oy * stride + ky, c]`, where `copy` holds f of every position. Rows of the matrix then are
+overlapping views of the copy, and the convolution is a matrix product (implicit GEMM). f is the
+guarded load of a padded convolution, a load from a mirrored or enlarged image (`y // 2`), or
+arithmetic.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import numpy as np
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.text.kernel_parser import parse_kernel
 from graphc.ir.verify.kernels import verify_kernel
-from graphc.passes.kernel.offsets import sum_offsets
+from graphc.passes.kernel.strength_reduction import sum_offsets
 
 KERNEL = """
 kernel @k(in a: f32[240], in at: i32[6], out y: f32[240]) {

@@ -15,7 +15,7 @@ from graphc.ir.text.kernel_parser import parse_kernel, parse_program
 from graphc.ir.text.printer import print_program
 from graphc.ir.types import TensorType
 from graphc.ir.verify.kernels import verify_kernel, verify_program
-from graphc.passes.kernel.share import read_kernel, share_kernels, without_single_loops
+from graphc.passes.kernel.kernel_sharing import read_kernel, share_kernels, without_single_loops
 
 SUMS = """
 kernel @k{name}(in a: f32[{size}], out y: f32[{rows}]) {{

@@ -1,16 +1,16 @@
-"""Kernels that are equal up to integers become one kernel with sizes.
+"""Kernel sharing: kernels that are equal up to integers become one kernel with sizes.
 
 A kernel is read as a sequence of tokens with holes between them: extents of loops, coefficients and
 constants of index arithmetic, integer literals. Kernels of equal tokens are a family. Its holes are
-the columns of a table with a row for each kernel. A column of one value stays a constant; any other
-becomes a size, or is spelled by sizes that are there already (a multiple, a product, a multiple and
-a constant), which holds for every kernel of the family and therefore for every call. The calls then
-give the sizes of the kernel they used to call.
+the columns of a table with a row for each kernel. A column of one value stays a constant. Any other
+becomes a size, or is computed from sizes that are there already (a multiple, a product, a multiple
+and a constant), which holds for every kernel of the family and therefore for every call. The calls
+then pass the sizes of their kernel.
 
 Index arithmetic is read as polynomials that have a coefficient for every loop around them and a
 constant, so that kernels that differ in a coefficient of 1 or in an offset of 0 are of one family.
-The coefficient of a loop that runs once may be any number. What cannot vary, because code is made
-of its value (widths, extents of unrolled loops and local arrays, divisors), is a token.
+The coefficient of a loop that runs once may be any number. Values that decide what code is made
+(widths, extents of unrolled loops and local arrays, divisors) cannot vary: they are tokens.
 """
 
 from __future__ import annotations

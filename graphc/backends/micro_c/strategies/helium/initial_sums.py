@@ -1,8 +1,8 @@
-"""What sums start from: the bias, and what is taken off for the centre of bytes.
+"""Initial values of sums: the bias, and the zero-point correction of bytes.
 
-sum((x - c) * w) = sum(x * w) - c * sum(w). Where guards hold back taps, sum(w) depends on which are
-inside: there is a start for every such set of taps, or, if those were many, one, and at the edges
-the centre is taken off as the sum goes along.
+sum((x - c) * w) = sum(x * w) - c * sum(w). Where guards exclude taps, sum(w) depends on which taps
+are inside. There is an initial value for every such set of taps; if there were many sets, there is
+one value, and the correction at the edges is summed along with the products.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Sums of products in register tiles, for machines without vectors.
+"""Register tiling without vectors: sums of products in tiles of scalar variables.
 
 A tile of output elements, `rows` of them along the row index and `columns` along the innermost one
-(see products.py), is summed in scalar variables, so that each element loaded serves several
-products.
+(see passes/analysis/weighted.py), is summed in scalar variables, so that each element loaded serves
+several products.
 
-* `b` is stored in the order it is read in: [outer..., column tile, summed indices..., column].
+* Packing: `b` is stored in the order it is read in: [outer..., column tile, summed indices...,
+  column].
 * Padding is never stored. A guard that depends on the row index holds for all taps in the middle
-  of its range; what is left at either end is computed one element at a time, by the same code
+  of its range; the remainder at either end is computed one element at a time, by the same code
   for both. All other guards become bounds of the loops over the summed indices
-  (passes/lower/transforms/guards.py).
-* There is one size of tiles. The last one overlaps its neighbour if the range is no multiple of it,
-  unless the result takes the place of an operand.
+  (passes/analysis/guards.py).
+* There is one size of tiles. The last tile overlaps its neighbour where the range is no multiple of
+  it, unless the result is computed in place of an operand.
 * Where eight-bit integers lie in a row along the innermost summed index, four products are one
   instruction (intrinsics.py); the weights of a column are then stored four by four.
 * The innermost summed index is unrolled, wholly if it is short.

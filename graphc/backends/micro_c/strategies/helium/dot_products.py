@@ -1,8 +1,8 @@
-"""Sums of products of bytes in vector registers: sixteen products are one instruction.
+"""Dot products of bytes in vector registers: sixteen products are one instruction (vmladava).
 
 A tile is a few rows by a few columns of sums in general registers; the bytes of a row serve all its
 columns, those of a column all its rows. The sums of a block of columns are kept on the stack, and
-finished four at a time. At the edges the centre is taken off with the sums of the weights inside.
+finished four at a time. At the edges the zero-point correction uses the sums of the weights inside.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.backends.micro_c.intrinsics import dot16, sum16
-from graphc.backends.micro_c.strategies.helium.levels import Level
 from graphc.backends.micro_c.strategies.helium.matching import unguarded
+from graphc.backends.micro_c.strategies.helium.sum_loops import Level
 from graphc.backends.micro_c.strategies.helium.sums import Emitter, moved
 from graphc.backends.micro_c.vectors import BYTES, LANES
 from graphc.ir.addresses import flatten_index

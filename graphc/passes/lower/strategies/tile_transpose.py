@@ -1,9 +1,10 @@
-"""Loads whose neighbours in memory lie across the vectors of a loop nest, taken in square tiles.
+"""Tiled transposes: loads that run across the vectors of a loop nest are taken in square tiles.
 
 Where the innermost dimension of the output is not the one in which a load moves by one element (a
 transposition, an image stored channels last that is wanted channels first), a vector of such loads
-touches as many cache lines as it has lanes. In a tile of as many rows as lanes, whole vectors are
-loaded along memory and the tile is transposed in registers: every cache line is touched once.
+touches as many cache lines as it has lanes. So the loops are blocked for the cache: in a tile of as
+many rows as lanes, whole vectors are loaded along memory and the tile is transposed in registers.
+Every cache line is touched once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MOST_LOADS = 2  # each has a tile
 
 
 @dataclass(frozen=True)
-class TurnedLoads:
+class TransposedLoads:
     """Loads from flat buffers that move by one element in the loop `across`, while outputs do in
     the loop `along`; tiles have `side` rows and columns."""
 
@@ -33,15 +34,15 @@ class TurnedLoads:
     along: Index
     side: int
 
-    def at(self, mapping: Mapping[Expr, Expr]) -> TurnedLoads:
+    def at(self, mapping: Mapping[Expr, Expr]) -> TransposedLoads:
         """The same loads with other indices known."""
         found = [simplify(load, mapping) for load in self.loads]
         return replace(self, loads=tuple(x for x in found if isinstance(x, Load)))
 
 
-def turned_loads(
+def transposed_loads(
     indices: list[Index], exprs: Sequence[Expr], options: NestOptions, sizes: dict[str, int]
-) -> TurnedLoads | None:
+) -> TransposedLoads | None:
     """What is to be loaded in tiles, of expressions over a space whose last index runs along the
     outputs; None if that is nothing. `sizes` are the elements of buffers: what is read under a
     guard alone is no part of a tile."""
@@ -56,7 +57,7 @@ def turned_loads(
         if not found or not SMALLEST_SIDE <= side <= min(across.count, last.count):
             continue
         if len(found) <= MOST_LOADS and all(is_inside(x, sizes[x.source]) for x in found):
-            return TurnedLoads(tuple(found), across, last, side)
+            return TransposedLoads(tuple(found), across, last, side)
     return None
 
 
@@ -72,16 +73,18 @@ def split_off(index: Index, side: int) -> tuple[Index, Index | None]:
     return Index(index.name, whole), Index(index.name, left) if left else None
 
 
-def load_tiles(k: KernelBuilder, turned: TurnedLoads, top: Expr, left: Expr) -> dict[Load, Buffer]:
+def load_tiles(
+    k: KernelBuilder, transposed: TransposedLoads, top: Expr, left: Expr
+) -> dict[Load, Buffer]:
     """Emits tiles whose first row and column are these; element [r * side + c] is what the load
     gives at row r and column c."""
     tiles = {}
-    for load in turned.loads:
-        tile = k.alloc(load.dtype, (turned.side * turned.side,))
-        for c in range(turned.side):
-            with k.loop(turned.side, "vector", width=turned.side) as v:
-                place = {turned.across: top + v, turned.along: left + c}
-                k.store(tile, (v + c * turned.side,), simplify(load, place))
-        k.emit(transpose(tile, turned.side))
+    for load in transposed.loads:
+        tile = k.alloc(load.dtype, (transposed.side * transposed.side,))
+        for c in range(transposed.side):
+            with k.loop(transposed.side, "vector", width=transposed.side) as v:
+                place = {transposed.across: top + v, transposed.along: left + c}
+                k.store(tile, (v + c * transposed.side,), simplify(load, place))
+        k.emit(transpose(tile, transposed.side))
         tiles[load] = tile
     return tiles

@@ -1,9 +1,9 @@
-"""Offsets into buffers are summed up loop by loop.
+"""Strength reduction and loop-invariant code motion of offsets into buffers.
 
-Every offset is a polynomial in the loops around it. What it takes from the outer loops is computed
-where it changes: the offsets of a loop's body are `let` before its statements, each the sum of one
-of the loop outside it and the terms that move with this loop. Accesses that differ in constants or
-in what the innermost loop adds share them, and an access says only what is its own.
+Every offset is a polynomial in the loops around it. Each of its terms is computed in the loop where
+it changes: the offsets of a loop's body are `let` before its statements, each the sum of an offset
+of the enclosing loop and the terms that move with this loop. Accesses that differ by constants, or
+by a multiple of the innermost loop, share an offset (common subexpressions) and add their own part.
 """
 
 from __future__ import annotations

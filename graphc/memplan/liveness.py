@@ -1,4 +1,4 @@
-"""From a schedule to a `Problem`: views resolved to their roots, lifetimes, in-place merges.
+"""Liveness: from a schedule to a `Problem`. Views are resolved to roots; roots get lifetimes.
 
 1. *Roots.*  Every request that is not a view is a root; a view is (root, byte offset).
 2. *Lifetimes.*  A root lives from the first write to the last touch of itself or of any view of
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from graphc.memplan.matching import choose_matching
+from graphc.memplan.in_place import choose_matching
 from graphc.memplan.packing import round_up, shared_at_best
 from graphc.memplan.problem import (
     Buffer,

@@ -1,8 +1,9 @@
-"""Places that data decides, computed once for all that is read there.
+"""Sampling tables: positions and weights of interpolation, computed once and read by all channels.
 
-Where images are sampled, the place of an element, its weights and whether it lies inside depend on
-its position alone: all channels share them. They become tables, which a kernel of its own fills
-before; what reads them has a few loads where there was arithmetic for each channel.
+Where images are sampled (resize, grid sample), the source position of an element, its weights and
+whether it lies inside depend on its position alone. All channels share them. They are hoisted out
+of the loop over channels (loop-invariant code motion) into tables, which a kernel of its own fills.
+Then an element takes a few loads where there was arithmetic for each channel.
 """
 
 from __future__ import annotations

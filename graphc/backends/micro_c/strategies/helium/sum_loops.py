@@ -1,4 +1,4 @@
-"""The loops of a sum: over summed indices, and where in both factors they move."""
+"""The loops of a sum: over summed indices, with the step of both factors in each."""
 
 from __future__ import annotations
 

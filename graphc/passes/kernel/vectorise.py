@@ -1,9 +1,9 @@
-"""Parallel loops of kernels in vectors.
+"""Vectorisation of parallel loops in kernels.
 
 The iterations of an innermost parallel loop become the lanes of vectors, and a shorter vector takes
-what is left, if these hold: the loop's own elements lie side by side in all that it stores, which
-is at least one buffer; no branch and no inner loop's end differs between iterations; and elements
-that are read from all over are few next to what is computed of them.
+the tail, if these hold: the loop's own elements are contiguous in all that it stores, which is at
+least one buffer; no branch and no inner loop's end differs between iterations; and gathered
+elements are few next to what is computed of them.
 """
 
 from __future__ import annotations

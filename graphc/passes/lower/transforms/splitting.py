@@ -1,5 +1,6 @@
-"""Taking a computation apart before its loops are made: outputs of different shapes, pieces of an
-iteration space in which a select goes one way, and constants turned so that vectors are contiguous.
+"""Splitting: outputs of different shapes are computed apart, and an iteration space is cut into
+segments in each of which a select takes one side. Constants are transposed at compile time so that
+vectors of them are contiguous.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _add_cut_of_rows(poly: dict, indices: list[Index], cuts: dict[Index, set[int
         cuts.setdefault(index, set()).add(-rest // step)
 
 
-def turned_constants(
+def transposed_constants(
     computation: Computation,
 ) -> tuple[Computation, list[Computation], list[Buffer]]:
     """The computation with constants transposed, at compile time, so that vectors of them are
@@ -115,19 +116,19 @@ def turned_constants(
             continue
         order = [d for d in range(buffer.rank) if d != dim] + [dim]
         shape = tuple(buffer.shape[d] for d in order)
-        turned = Buffer(f"turned_{buffer.name}", buffer.dtype, shape)
+        transposed = Buffer(f"turned_{buffer.name}", buffer.dtype, shape)
         index = tuple(Index(f"i{d}", extent) for d, extent in enumerate(shape))
         contents = buffer[tuple(index[order.index(d)] for d in range(buffer.rank))]
-        prepare.append(computation.filling(turned, index, contents, "transpose"))
-        temporaries.append(turned)
-        inputs.append(turned)
+        prepare.append(computation.filling(transposed, index, contents, "transpose"))
+        temporaries.append(transposed)
+        inputs.append(transposed)
 
         def rewrite(
-            node: Expr, buffer: Buffer = buffer, turned: Buffer = turned,
+            node: Expr, buffer: Buffer = buffer, transposed: Buffer = transposed,
             order: Sequence[int] = order,
         ) -> Expr | None:  # fmt: skip
             if isinstance(node, Load) and node.source == buffer.name:
-                return turned[tuple(node.index[d] for d in order)]
+                return transposed[tuple(node.index[d] for d in order)]
             return None
 
         outputs = tuple(Output(o.buffer, o.index, transform(o.expr, rewrite)) for o in outputs)

@@ -1,8 +1,8 @@
-"""Who takes whose place: a maximum-weight matching of in-place pairs.
+"""In-place pairs: which output takes the place of which input, a maximum-weight matching.
 
-A dying buffer can be replaced by one newborn and a newborn can take one place, so the bytes a
-step saves by working in place are a matching.  Steps have a handful of pairs; up to
-`EXACT_EDGES` of them are searched exhaustively.
+A dying buffer can be replaced by one newborn and a newborn can take one place, so the bytes that a
+step saves by working in place are a matching.  Steps have a handful of pairs; up to `EXACT_EDGES`
+of them are searched exhaustively.
 """
 
 from __future__ import annotations

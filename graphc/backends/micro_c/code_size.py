@@ -1,4 +1,4 @@
-"""How much code C text comes to, before a compiler has seen it: by the number of operators."""
+"""An estimate of code size: the number of operators in C text, before a compiler has seen it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Sums of products in vector registers whose lanes are four columns.
 
-A tile is a few rows by a few vectors of sums. An element of the other factor serves all lanes, or,
-in depthwise convolutions, has lanes as well: then neighbouring rows share what they load.
-At the edges of shallow sums they are kept in memory, tap by tap for all columns.
+A tile is a few rows by a few vectors of sums. An element of the other factor is broadcast to all
+lanes. In depthwise convolutions it has lanes as well: then neighbouring rows share what they load.
+At the edges, sums of few products are kept in memory, tap by tap for all columns.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from graphc.backends.micro_c.strategies.helium.levels import Level
-from graphc.backends.micro_c.strategies.helium.starts import last_column
+from graphc.backends.micro_c.strategies.helium.initial_sums import last_column
+from graphc.backends.micro_c.strategies.helium.sum_loops import Level
 from graphc.backends.micro_c.strategies.helium.sums import Emitter, HeliumOptions, moved
 from graphc.backends.micro_c.vectors import LANES
 from graphc.ir.addresses import flatten_index

@@ -6,7 +6,7 @@ from differential import build, check, floats, program_of
 
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.kernel import Buffer, For, Kernel, KernelBuilder, walk_stmts
-from graphc.passes.kernel.lanes import in_lanes
+from graphc.passes.kernel.vectorise import in_lanes
 
 RNG = np.random.default_rng(3)
 WIDTHS = (64, 32, 0)
