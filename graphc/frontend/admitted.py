@@ -52,11 +52,11 @@ def conversions(op: Op, operands: Sequence[Value | None]) -> Conversions | None:
     """
     schema: Any = opsets.schema(op)
     formal_in, formal_out = _formals(schema.inputs, operands), _formals(schema.outputs, op.outputs)
-    found: dict[str, DType] = {}
+    bound: dict[str, DType] = {}
     for formal, value in zip((*formal_in, *formal_out), (*operands, *op.outputs)):
         if value is not None and isinstance(value.type, TensorType):
-            found.setdefault(formal, value.type.dtype)
-    refused = {f: d for f, d in found.items() if not _admits(schema, f, d)}
+            bound.setdefault(formal, value.type.dtype)
+    refused = {f: d for f, d in bound.items() if not _admits(schema, f, d)}
     if not refused:
         return None
     chosen = {f: _wider(op, schema, f, d) for f, d in refused.items()}

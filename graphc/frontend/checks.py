@@ -89,10 +89,10 @@ def check_node(node: NodeProto, domain: str, version: int) -> frozenset[str]:
     return frozenset(ignored)
 
 
-def _check_count(what: str, found: int, least: int, most: int) -> None:
-    if not least <= found <= most:
+def _check_count(what: str, count: int, least: int, most: int) -> None:
+    if not least <= count <= most:
         limit = f"{least}" if least == most else f"{least} to {most if most < 1 << 30 else 'many'}"
-        raise ModelError(f"takes {limit} {what}, found {found}")
+        raise ModelError(f"takes {limit} {what}, found {count}")
 
 
 def _check_later(

@@ -61,10 +61,10 @@ class ElementType:
 
 def _dim(dim: Any) -> int | Expr:
     if isinstance(dim, str):
-        found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*(?::\s*(\d+)\s*\.\.\s*(\d+)\s*)?", dim)
-        if found is None:
+        parts = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*(?::\s*(\d+)\s*\.\.\s*(\d+)\s*)?", dim)
+        if parts is None:
             raise ModelError(f"{dim!r} is no dimension; write 'N' or 'N: 1..8'")
-        name, low, high = found.groups()
+        name, low, high = parts.groups()
         return Sym(name, int(low or 0), None if high is None else int(high))
     if dim is None:
         return Sym(OPEN)

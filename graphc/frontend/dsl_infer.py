@@ -34,10 +34,10 @@ def infer(op: Op) -> None:
             raise
         if op.regions:
             return
-        found = _by_example(op, symbols)
-        if found is None:
+        types = _by_example(op, symbols)
+        if types is None:
             raise
-        for value, type in zip(op.outputs, found):
+        for value, type in zip(op.outputs, types):
             value.type = type
 
 

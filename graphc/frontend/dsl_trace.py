@@ -56,8 +56,8 @@ class Frame:
         """The value as this region sees it; ModelError if it belongs to another graph."""
         if value in self.owned:
             return value
-        found = self.captures.get(value) or self.copies.get(value)
-        if found is None:
+        inner = self.captures.get(value) or self.copies.get(value)
+        if inner is None:
             if self.outer is None:
                 raise ModelError(
                     f"%{value.name} belongs to another graph, or to a branch or loop that has ended"
@@ -66,10 +66,10 @@ class Frame:
             if outside.constant is not None:
                 assert outside.producer is not None
                 copy = constant_op(outside.constant, value.name, outside.producer.loc)
-                found = self.copies[value] = self.append(copy).output
+                inner = self.copies[value] = self.append(copy).output
             else:
-                found = self.captures[value] = self.add_param(outside.type, value.name)
-        return found
+                inner = self.captures[value] = self.add_param(outside.type, value.name)
+        return inner
 
 
 def current() -> Frame:

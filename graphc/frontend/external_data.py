@@ -50,14 +50,14 @@ class DataFolder:
         if absolute or ".." in path.parts or ".." in windows.parts or "\0" in location:
             raise ModelError(f"{where}: external data {location!r} lie outside the model's folder")
         folder = Path(os.path.realpath(self.folder))
-        found = Path(os.path.realpath(folder / path))
-        if not found.is_relative_to(folder):
+        file = Path(os.path.realpath(folder / path))
+        if not file.is_relative_to(folder):
             raise ModelError(
                 f"{where}: external data {location!r} lead outside the model's folder by a link"
             )
-        if not found.is_file():
+        if not file.is_file():
             raise ModelError(f"{where}: external data file {location!r} is missing")
-        return found
+        return file
 
     def _map(self, path: Path, where: str) -> memoryview:
         if path not in self._maps:

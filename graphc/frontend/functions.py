@@ -90,14 +90,14 @@ class ValueTypes:
             inferred = onnx.shape_inference.infer_shapes(without_weights(self.model))
         except Exception:  # an unusual model: its types stay unknown
             return {}
-        found: dict[str, TypeProto] = {}
+        types: dict[str, TypeProto] = {}
         graphs = [inferred.graph]
         while graphs:
             graph = graphs.pop()
             for info in (*graph.value_info, *graph.input, *graph.output):
-                found.setdefault(info.name, info.type)
+                types.setdefault(info.name, info.type)
             graphs += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
-        return found
+        return types
 
 
 class Sizes:

@@ -22,8 +22,8 @@ def load(source: Any) -> tuple[ModelProto, str | None]:
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _parse(source, "the model"), None
     if not isinstance(source, (str, os.PathLike)):
-        found = type(source).__name__
-        raise ModelError(f"a model is a path, bytes, a ModelProto or a graph, found {found}")
+        kind = type(source).__name__
+        raise ModelError(f"a model is a path, bytes, a ModelProto or a graph, found {kind}")
     path = Path(os.fspath(source))
     try:
         if not path.is_file():

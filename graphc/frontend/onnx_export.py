@@ -355,9 +355,9 @@ def _check(model: ModelProto, declared: list[Type | None]) -> None:
     if not all(output.HasField("type") for output in model.graph.output):
         inferred = onnx.shape_inference.infer_shapes(light)
         known = [*declared, *[None] * len(model.graph.output)]
-        for output, found, type in zip(model.graph.output, inferred.graph.output, known):
+        for output, info, type in zip(model.graph.output, inferred.graph.output, known):
             if not output.HasField("type"):
-                output.type.CopyFrom(_output_type(found, type))
+                output.type.CopyFrom(_output_type(info, type))
         light.graph.ClearField("output")
         light.graph.output.extend(model.graph.output)
         _type_bodies(model.graph, inferred.graph)
@@ -366,8 +366,8 @@ def _check(model: ModelProto, declared: list[Type | None]) -> None:
 
 def _type_bodies(graph: GraphProto, inferred: GraphProto) -> None:
     """Gives the outputs of sub-graphs the types that ONNX infers; some runtimes need them."""
-    for node, found in zip(graph.node, inferred.node):
-        for attribute, other in zip(node.attribute, found.attribute):
+    for node, other_node in zip(graph.node, inferred.node):
+        for attribute, other in zip(node.attribute, other_node.attribute):
             if attribute.HasField("g"):
                 for output, typed in zip(attribute.g.output, other.g.output):
                     output.type.CopyFrom(typed.type)

@@ -109,11 +109,11 @@ class Importer:
         if not info.type.WhichOneof("value"):
             return None
         symbols = dict(self.symbols)
-        found = tensors.to_type(
+        declared = tensors.to_type(
             info.type, f"output {info.name!r}", lambda d, n: self._dim(d, n, info.name)
         )
         self.symbols = symbols  # those that only an output names are no dims of the graph
-        return found
+        return declared
 
     def _dim(self, proto: onnx.TensorShapeProto.Dimension, position: int, owner: str) -> Dim:
         """A dimension. One that is negative is not known: some exporters write -1."""

@@ -29,8 +29,8 @@ def newest(domain: str) -> int:
 def in_use(name: str, domain: str) -> int:
     """The newest version of a domain, of those graphc speaks, that has not deprecated an op."""
     for version in range(newest(domain), 0, -1):
-        found = schema_of(name, domain, version)
-        if found is None or not found.deprecated:
+        schema = schema_of(name, domain, version)
+        if schema is None or not schema.deprecated:
             return version
     return newest(domain)
 
@@ -47,16 +47,16 @@ def stamp(domain: str, nodes: Iterable[NodeProto]) -> int:
 
 def attribute_kinds(op: Op) -> dict[str, int]:
     """The kinds of the attributes that ONNX knows of an op; none if it does not know the op."""
-    found = schema(op)
-    if found is None:
+    known = schema(op)
+    if known is None:
         return {}
-    return {name: int(a.type) for name, a in found.attributes.items()}  # type: ignore[call-overload]
+    return {name: int(a.type) for name, a in known.attributes.items()}  # type: ignore[call-overload]
 
 
 def optional_outputs(op: Op) -> set[int]:
     """The numbers of the outputs that a node may leave out."""
-    found: Any = schema(op)
-    kinds = [output.option.name for output in found.outputs] if found else []
+    known: Any = schema(op)
+    kinds = [output.option.name for output in known.outputs] if known else []
     return {n for n, kind in enumerate(kinds) if kind == "Optional"}
 
 
@@ -67,8 +67,8 @@ def least_outputs(op: Op) -> int:
 
 def body_defaults(op: Op) -> dict[str, Any]:
     """Defaults to write out: ONNX looks into a fixed function body without filling them in."""
-    found: Any = schema(op)
-    return defaults(found) if found and found.has_function else {}
+    known: Any = schema(op)
+    return defaults(known) if known and known.has_function else {}
 
 
 def lowest(nodes: Iterable[NodeProto]) -> int:
@@ -80,8 +80,8 @@ def _lowest(node: NodeProto) -> int:
     changes = [version for version, _ in LIFTS.get(("", node.op_type), ()) if version != EVERY]
     least = max([FLOOR, *changes])
     for version in range(least, newest("")):
-        found = schema_of(node.op_type, "", version)
-        if found is not None and _takes(found, node):
+        schema = schema_of(node.op_type, "", version)
+        if schema is not None and _takes(schema, node):
             return version
     return newest("")
 

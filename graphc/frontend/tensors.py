@@ -39,10 +39,10 @@ NOWHERE = DataFolder(None)
 
 def dtype_of(number: int, where: str) -> DType:
     """The dtype with this ONNX number; ModelError if there is none."""
-    found = dtypes.BY_ONNX.get(number)
-    if found is None:
+    dtype = dtypes.BY_ONNX.get(number)
+    if dtype is None:
         raise ModelError(f"{where}: {number} is not an ONNX element type")
-    return found
+    return dtype
 
 
 def checked_dims(dims: Iterable[int], where: str) -> tuple[int, ...]:
@@ -114,10 +114,10 @@ def _check_items(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], wher
     field = _FIELDS.get(dtype.name, "int32_data")
     packed = 8 // dtype.bits if dtype.bits in (2, 4) else 1
     need = -(-math.prod(shape) * (2 if dtype.kind == "complex" else 1) // packed)
-    found = len(getattr(tensor, field))
-    if found != need:
+    items = len(getattr(tensor, field))
+    if items != need:
         raise ModelError(
-            f"{where}: {dtype}{list(shape)} needs {need} items of {field}, found {found}"
+            f"{where}: {dtype}{list(shape)} needs {need} items of {field}, found {items}"
         )
 
 

@@ -88,10 +88,10 @@ def solve(
         reached = max(reached, peak)
         if outcome.exhausted:
             proven = max(proven, peak)
-    found = Packed(tuple(offsets), packing.peak(offsets), "branch and bound")
-    if found.peak > proven:
-        return Solved(found, proven, GAP)
-    return Solved(found, found.peak, "proven optimal by branch and bound")
+    packed = Packed(tuple(offsets), packing.peak(offsets), "branch and bound")
+    if packed.peak > proven:
+        return Solved(packed, proven, GAP)
+    return Solved(packed, packed.peak, "proven optimal by branch and bound")
 
 
 def _always_live(packing: Packing) -> list[int]:
@@ -282,21 +282,21 @@ class _Search:
     def _candidates(self, least: int, after: int) -> Iterator[tuple[int, int]]:
         """(buffer, offset) to branch on: offsets >= `least`, at equal offsets indices > `after`."""
         allowed, sizes, aligns = self.packing.allowed, self.packing.sizes, self.packing.aligns
-        found: list[tuple[int, int, int]] = []
+        candidates: list[tuple[int, int, int]] = []
         limit = self.cap + 1
         for b in self.unplaced:
             floor = self.floor[b]
             if aligns[b] > 1:
                 floor = round_up(floor, aligns[b])
             if allowed[b]:
-                found += [(o, self.ranks[b], b) for o in self._partner_offsets(b, least)]
+                candidates += [(o, self.ranks[b], b) for o in self._partner_offsets(b, least)]
                 continue
             limit = min(limit, floor + sizes[b])
             if floor > least or (floor == least and b > after):
-                found.append((floor, self.ranks[b], b))
+                candidates.append((floor, self.ranks[b], b))
         self.work += len(self.unplaced)
-        found.sort()
-        return iter([(b, offset) for offset, _, b in found if offset < limit])
+        candidates.sort()
+        return iter([(b, offset) for offset, _, b in candidates if offset < limit])
 
     def _partner_offsets(self, b: int, least: int) -> list[int]:
         """Where b may go given its partners: clear of all, or as low as one of them allows."""

@@ -60,8 +60,8 @@ def pack_greedily(packing: Packing, bound: int | None = None) -> Packed:
     each, work = _meetings(packing), 0
     for name, order in _orders(packing):
         for fit in ("first", "best"):
-            found = place_in_order(packing, order, best_fit=fit == "best")
-            packed = Packed(found, packing.peak(found), f"{fit} fit by {name}")
+            offsets = place_in_order(packing, order, best_fit=fit == "best")
+            packed = Packed(offsets, packing.peak(offsets), f"{fit} fit by {name}")
             if best is None or packed.peak < best.peak:
                 best, best_order = packed, order
             work += each

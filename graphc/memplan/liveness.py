@@ -221,7 +221,7 @@ def lags(step: Step, storage: Storage) -> list[Lag]:
         limits[source] = min(limit, limits.get(source, limit))
     written = [storage.root(name) for name in step.writes]
     read = {name: storage.root(name) for name in step.reads}
-    found = []
+    pairs = []
     for (new, old), by_source in most.items():
         alone = written.count(new) == 1 and old not in written and new not in read.values()
         listed = all(name in by_source for name, root in read.items() if root == old)
@@ -231,8 +231,8 @@ def lags(step: Step, storage: Storage) -> list[Lag]:
             sizes = storage.rounded(old), storage.rounded(new)
             saved = shared_at_best(*sizes, -sizes[1], high // granule * granule)
             if saved:
-                found.append(Lag(new, old, high, saved))
-    return found
+                pairs.append(Lag(new, old, high, saved))
+    return pairs
 
 
 def layout_of(

@@ -269,7 +269,7 @@ def _improve(
             window = order[begin : begin + WINDOW]
             now = graph.peak_of(window, at_done, at_live)
             if now > floor and budget.left > 0:
-                found = _search(graph, window, at_done, at_live, floor, budget)
-                if found is not None and found.peak < now:
-                    order[begin : begin + WINDOW] = found.order
+                better = _search(graph, window, at_done, at_live, floor, budget)
+                if better is not None and better.peak < now:
+                    order[begin : begin + WINDOW] = better.order
     return _Path(tuple(order), max(floor, graph.peak_of(order, done, live)), False)

@@ -126,12 +126,12 @@ def step_graph(steps: Sequence[Step], requests: Sequence[Request]) -> StepGraph:
 
 def bits(mask: int) -> list[int]:
     """The positions of the ones, ascending."""
-    found = []
+    lags = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        lags.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return lags
 
 
 Access = tuple[int, int, int]

@@ -55,11 +55,11 @@ class CompiledModel(Runnable):
         return results
 
     def _checked(self, value: Any, spec: Spec) -> Any:
-        found = None if self.adopt is None or value is None else self.adopt(value)
-        if found is None or not isinstance(spec.type, TensorType):
+        array = None if self.adopt is None or value is None else self.adopt(value)
+        if array is None or not isinstance(spec.type, TensorType):
             return checked(value, spec)
-        check_type(found, spec.type, spec.name)
-        return found
+        check_type(array, spec.type, spec.name)
+        return array
 
     def prepare(self) -> bool:
         """Compiles now if the shapes of the inputs are fixed; whether the model is ready to run.

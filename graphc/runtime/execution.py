@@ -109,18 +109,18 @@ class SpecialisedGraph:
 
     def _specialised(self, values: Sequence[Any]) -> Executable:
         with self._lock:
-            found = self._cache.get(self._key(values))
-            if found is not None:
-                return found
+            executable = self._cache.get(self._key(values))
+            if executable is not None:
+                return executable
             if self._is_interpreted():
                 return lambda given: interpret(self.graph, on_host(given))
             self._count_contents(values)
-            found = self._build(values)
-            self._cache[self._key(values)] = found
+            executable = self._build(values)
+            self._cache[self._key(values)] = executable
             self._count_shapes(values)
             if len(self._cache) > MAX_SPECIALISATIONS:
                 self._cache.popitem(last=False)
-            return found
+            return executable
 
     def _is_interpreted(self) -> bool:
         """Whether this is an inner graph that has been compiled often enough."""

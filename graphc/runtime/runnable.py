@@ -92,8 +92,8 @@ def checked(value: object, spec: Spec) -> Any:
         return None if value is None else checked(value, Spec(spec.name, type_.element))
     if isinstance(type_, SequenceType):
         if not isinstance(value, (list, tuple)):
-            found = type(value).__name__
-            raise ModelError(f"input {spec.name!r} takes a list of arrays, found {found}")
+            kind = type(value).__name__
+            raise ModelError(f"input {spec.name!r} takes a list of arrays, found {kind}")
         return [checked(v, Spec(spec.name, type_.element)) for v in value]
     if isinstance(type_, MapType):
         return _checked_map(value, type_, spec.name)
@@ -132,10 +132,10 @@ def _converted(array: np.ndarray, spec: Spec) -> np.ndarray:
     if array.dtype.kind == "c" != spec.dtype.kind:
         raise ModelError(f"input {spec.name!r} takes {spec.dtype}, found {array.dtype}")
     with np.errstate(invalid="ignore"):
-        found = array.astype(spec.dtype)
-    if found.dtype.kind in "iu" and not np.array_equal(found, array):
+        converted = array.astype(spec.dtype)
+    if converted.dtype.kind in "iu" and not np.array_equal(converted, array):
         raise ModelError(f"input {spec.name!r} takes {spec.dtype}, which cannot hold {array}")
-    return found
+    return converted
 
 
 def check_type(array: Any, type: TensorType, name: str) -> None:

@@ -69,8 +69,8 @@ class MicroC(Target):
 
     def program(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
         from graphc.backends.micro_c.cpus import cpu_of
+        from graphc.backends.micro_c.float16_weights import half_weights
         from graphc.backends.micro_c.goals import finished, goal_of
-        from graphc.backends.micro_c.halves import half_weights
         from graphc.backends.micro_c.quantisation import quantisation
         from graphc.passes.lower.placeable import check_typed
 

@@ -89,13 +89,13 @@ def launches(kernel: Kernel, max_blocks: int = MAX_BLOCKS) -> list[Launch]:
     pieces = _pieces(kernel.body)
     if len(pieces) > 1 and _share_locals(pieces):
         pieces = [_serial(kernel.body)]
-    found = [_launch(kernel, piece, max_blocks) for piece in _together(pieces)]
-    found = [launch for launch in found if launch.grid]
-    if len(found) == 1:
-        return [replace(found[0], kernel=replace(found[0].kernel, name=kernel.name))]
+    launches = [_launch(kernel, piece, max_blocks) for piece in _together(pieces)]
+    launches = [launch for launch in launches if launch.grid]
+    if len(launches) == 1:
+        return [replace(launches[0], kernel=replace(launches[0].kernel, name=kernel.name))]
     return [
         replace(launch, kernel=replace(launch.kernel, name=f"{kernel.name}_{part}"))
-        for part, launch in enumerate(found)
+        for part, launch in enumerate(launches)
     ]
 
 
@@ -115,14 +115,14 @@ def _pieces(body: Body) -> list[Body]:
 def _together(pieces: list[Body]) -> list[Body]:
     """The pieces, of which neighbouring loops over elements are one where that makes no
     difference."""
-    found: list[Body] = []
+    joined: list[Body] = []
     for piece in pieces:
-        before, loop = _elements(found[-1]) if found else None, _elements(piece)
+        before, loop = _elements(joined[-1]) if joined else None, _elements(piece)
         if before is None or loop is None or _depend(before, loop):
-            found.append(piece if loop is None else (loop,))
+            joined.append(piece if loop is None else (loop,))
         else:
-            found[-1] = (_one_loop(before, loop),)
-    return found
+            joined[-1] = (_one_loop(before, loop),)
+    return joined
 
 
 def _elements(piece: Body) -> For | None:
@@ -144,11 +144,11 @@ def _depend(first: For, second: For) -> bool:
 
 
 def _written(loop: For) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for stmt in walk_stmts((loop,)):
-        found |= {stmt.buffer} if isinstance(stmt, Store) else set()
-        found |= written(stmt) if isinstance(stmt, Intrin) else set()
-    return found
+        names |= {stmt.buffer} if isinstance(stmt, Store) else set()
+        names |= written(stmt) if isinstance(stmt, Intrin) else set()
+    return names
 
 
 def _one_loop(first: For, second: For) -> For:
@@ -177,12 +177,12 @@ def _share_locals(pieces: list[Body]) -> bool:
 
 
 def _names_used(body: Body) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for stmt in walk_stmts(body):
-        found.update([stmt.buffer] if isinstance(stmt, Store) else [])
+        names.update([stmt.buffer] if isinstance(stmt, Store) else [])
         for expr in exprs(stmt):
-            found.update(_leaf_name(node) for node in walk(expr))
-    return found
+            names.update(_leaf_name(node) for node in walk(expr))
+    return names
 
 
 def _leaf_name(node: Expr) -> str:

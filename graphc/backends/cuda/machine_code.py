@@ -63,10 +63,10 @@ def machine_code(text: str, arch: str, form: str = "cubin") -> bytes:
     for part in ("cuda", name, version, arch, form, text):
         digest.update(f"{len(part)}:{part}".encode())
     key = digest.hexdigest()
-    found = None if cache is None else cache.get(key)
-    if found is None:
+    image = None if cache is None else cache.get(key)
+    if image is None:
         make = nvcc.compile_cuda if name == "nvcc" else nvrtc.compile_nvrtc
-        found = make(text, arch, form)
+        image = make(text, arch, form)
         if cache is not None:
-            cache.put(key, found)
-    return found
+            cache.put(key, image)
+    return image

@@ -100,10 +100,10 @@ def machine(arch: str = DEFAULT_ARCH) -> Machine:
     """The GPU of an architecture (sm_80, sm_90a, ...), or of the newest older one; of several
     (sm_90,sm_80) the first, with what all have of instructions and shared memory. ModelError if one
     is older than all."""
-    first, *others = found = [_machine(part) for part in arch.split(",")]
+    first, *others = machines = [_machine(part) for part in arch.split(",")]
     common = first.instructions.intersection(*(m.instructions for m in others))
-    least = min(found, key=lambda m: m.block_kib)
-    groups = min(m.group_rate for m in found)
+    least = min(machines, key=lambda m: m.block_kib)
+    groups = min(m.group_rate for m in machines)
     return replace(
         first, instructions=common, kib=least.kib, block_kib=least.block_kib, group_rate=groups
     )

@@ -29,8 +29,8 @@ def nvcc_version() -> str:
 @lru_cache
 def _version(nvcc: str) -> str:
     said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
-    found = re.search(r"V(\d[\d.]*)", said)
-    return found[1] if found else said
+    version = re.search(r"V(\d[\d.]*)", said)
+    return version[1] if version else said
 
 
 def architectures() -> list[str]:
@@ -50,10 +50,10 @@ def _architectures(nvcc: str | None) -> tuple[str, ...]:
 def with_features(known: Sequence[str], version: str) -> tuple[str, ...]:
     """Architectures that a compiler lists, and the one with features of its own (sm_90a) that it
     makes code for without listing it, since CUDA 12."""
-    found, major = list(known), re.match(r"\d+", version)
-    if "sm_90" in found and "sm_90a" not in found and major and int(major[0]) >= 12:
-        found.insert(found.index("sm_90") + 1, "sm_90a")
-    return tuple(found)
+    architectures, major = list(known), re.match(r"\d+", version)
+    if "sm_90" in architectures and "sm_90a" not in architectures and major and int(major[0]) >= 12:
+        architectures.insert(architectures.index("sm_90") + 1, "sm_90a")
+    return tuple(architectures)
 
 
 def compile_cuda(text: str, arch: str, form: str = "cubin", strict: bool = False) -> bytes:

@@ -122,8 +122,8 @@ def compile_nvrtc(text: str, arch: str, form: str, strict: bool = False) -> byte
         said = _read("nvrtcGetProgramLog", program).rstrip(b"\0").decode().strip()
         if status or (strict and re.search(r"\bwarning\b", said)):
             raise InternalError(f"NVRTC {arch} complains:\n{said[:4000]}")
-        found = _read("nvrtcGetCUBIN" if form == "cubin" else "nvrtcGetPTX", program)
-        return found if form == "cubin" else found.rstrip(b"\0")
+        image = _read("nvrtcGetCUBIN" if form == "cubin" else "nvrtcGetPTX", program)
+        return image if form == "cubin" else image.rstrip(b"\0")
     finally:
         _call("nvrtcDestroyProgram", ctypes.byref(program))
 

@@ -64,7 +64,7 @@ def _ranges(step: LaunchStep) -> list[Range]:
 
 def dependencies(touched: Sequence[Sequence[Range]]) -> tuple[tuple[int, ...], ...]:
     """Per launch, the nearest earlier ones it depends on, for the bytes that each touches."""
-    found: list[tuple[int, ...]] = []
+    nearest: list[tuple[int, ...]] = []
     ancestors: list[int] = []  # of each launch, as bits
     for number, ranges in enumerate(touched):
         known, direct = 0, []
@@ -72,9 +72,9 @@ def dependencies(touched: Sequence[Sequence[Range]]) -> tuple[tuple[int, ...], .
             if not known >> other & 1 and _conflict(ranges, touched[other]):
                 direct.append(other)
                 known |= ancestors[other] | 1 << other
-        found.append(tuple(reversed(direct)))
+        nearest.append(tuple(reversed(direct)))
         ancestors.append(known)
-    return tuple(found)
+    return tuple(nearest)
 
 
 def _conflict(a: Sequence[Range], b: Sequence[Range]) -> bool:

@@ -44,8 +44,8 @@ class Operand:
         fits = fits and (self.role not in PLACES or isinstance(given, Load))
         fits = fits and (self.role != "number" or isinstance(given, Const))
         names = " or ".join(map(str, self.types)) or "any type"
-        found = "place" if isinstance(given, Load) else "value"
-        return "" if fits else f"{wanted} of {names}, found a {found} of {given.dtype}: {given}"
+        kind = "place" if isinstance(given, Load) else "value"
+        return "" if fits else f"{wanted} of {names}, found a {kind} of {given.dtype}: {given}"
 
 
 def _places(role: str, count: int, *types: DType) -> tuple[Operand, ...]:
@@ -123,5 +123,5 @@ def _mismatch(stmt: Intrin, operands: Sequence[Operand]) -> str:
     if len(stmt.args) != len(operands):
         return f"{stmt.name} takes {len(operands)} operands, found {len(stmt.args)}"
     problems = (operand.problem(given) for operand, given in zip(operands, stmt.args))
-    found = ((n, problem) for n, problem in enumerate(problems, 1) if problem)
-    return next((f"operand {n} of {stmt.name} is {problem}" for n, problem in found), "")
+    numbered = ((n, problem) for n, problem in enumerate(problems, 1) if problem)
+    return next((f"operand {n} of {stmt.name} is {problem}" for n, problem in numbered), "")

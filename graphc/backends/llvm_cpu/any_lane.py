@@ -14,8 +14,8 @@ def any_lane(k: KernelBuilder, lanes: int, vectors: int, holds: Callable[[Expr],
     some = k.alloc(boolean, (lanes,), "reg")
     for number in range(vectors):
         with k.loop(lanes, "vector", width=lanes) as lane:
-            found = k.let(holds(lane + number * lanes))
-            k.store(some, lane, some[lane] | found if number else found)
+            held = k.let(holds(lane + number * lanes))
+            k.store(some, lane, some[lane] | held if number else held)
     while lanes > 1:
         half = lanes // 2
         with k.loop(half, "vector", width=half) as lane:

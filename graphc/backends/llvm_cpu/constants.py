@@ -26,9 +26,9 @@ def shared(array: np.ndarray) -> np.ndarray:
     data = _bytes_of(array)
     sample = data[:: array.nbytes // _SAMPLES].tobytes()
     with _lock:
-        found = _in_use.setdefault((array.dtype, array.shape, sample), array)
-    same = found is array or np.array_equal(_bytes_of(found), data)
-    return found if same else array
+        shared = _in_use.setdefault((array.dtype, array.shape, sample), array)
+    same = shared is array or np.array_equal(_bytes_of(shared), data)
+    return shared if same else array
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:

@@ -129,15 +129,15 @@ class ExprEmitter(ScalarEmitter):
         """The unsafe parts of an expression that are evaluated whichever way its selects go."""
         if not self.is_unsafe(node):
             return frozenset()
-        found = self.always.get(node)
-        if found is None:
+        always = self.always.get(node)
+        if always is None:
             if isinstance(node, Call) and node.op.name == "select":
                 condition, then, other = map(self.needed, node.args)
-                found = condition | (then & other) | {node}
+                always = condition | (then & other) | {node}
             else:
-                found = frozenset((node,)).union(*map(self.needed, node.children))
-            self.always[node] = found
-        return found
+                always = frozenset((node,)).union(*map(self.needed, node.children))
+            self.always[node] = always
+        return always
 
     def _iota(self) -> Typed:
         items = ", ".join(f"i64 {n}" for n in range(self.lanes))

@@ -155,11 +155,11 @@ class LanePicking(Picking):
 
     def clashes(self, group: Place, mine: Place, start: Expr) -> Expr:
         k, number = self.k, self.k.let(self.selected[()] - start)
-        found, first = k.var(boolean, False), k.var(i64, 0)
-        with k.repeat(~found[()] & (first[()] < number)):
-            k.store(found, (), self._any_clashes(mine, k.let(first[()]), number))
+        clashes, first = k.var(boolean, False), k.var(i64, 0)
+        with k.repeat(~clashes[()] & (first[()] < number)):
+            k.store(clashes, (), self._any_clashes(mine, k.let(first[()]), number))
             k.store(first, (), first[()] + self.step)
-        return found[()]
+        return clashes[()]
 
     def _any_clashes(self, mine: Place, first: Expr, number: Expr) -> Expr:
         """Whether an item clashes with one of the next `step`, of which `number` are in all."""

@@ -76,8 +76,8 @@ class _Choosing:
 
         with k.loop(what.count // self.lanes) as part:
             start = k.let(part * self.lanes)
-            found = any_lane(k, self.lanes, 1, lambda v: k.let(self.orders[start + v]) >= low)
-            with k.when(found), k.loop(self.lanes, "unroll") as j:
+            any_left = any_lane(k, self.lanes, 1, lambda v: k.let(self.orders[start + v]) >= low)
+            with k.when(any_left), k.loop(self.lanes, "unroll") as j:
                 offer(k.let(start + j))
         with k.loop(what.count % self.lanes) as j:
             offer(k.let(j + (what.count - what.count % self.lanes)))

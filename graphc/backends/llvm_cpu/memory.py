@@ -95,8 +95,8 @@ def _address_by_interface(array: np.ndarray) -> int:
 
 def _choose_address() -> Any:
     probe = np.arange(8)[3:]
-    found = _address_by_layout(probe) == probe.ctypes.data
-    return _address_by_layout if found else _address_by_interface
+    is_right = _address_by_layout(probe) == probe.ctypes.data
+    return _address_by_layout if is_right else _address_by_interface
 
 
 address = _choose_address()

@@ -21,7 +21,7 @@ from graphc.backends.cuda.strategies.attention.flash_float32 import (
     SHARED_FLOATS,
     TILES,
     WIDEST,
-    lower_attention,
+    lower_flash_float32,
     shared_floats,
 )
 from graphc.driver import optimise, program_for
@@ -111,7 +111,7 @@ def test_rows_that_see_nothing():
 @pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.keys}")
 def test_every_tile(tile):
     graph = optimise(graph_of(PRODUCTS), target=Cuda())
-    source = emit(lower(graph, [lambda c: lower_attention(c, machine(), tile), *strategies()]))
+    source = emit(lower(graph, [lambda c: lower_flash_float32(c, machine(), tile), *strategies()]))
     inputs = inputs_of(source.program)
     (found,) = simulate(source, (0,))(inputs)
     (wanted,) = interpret(graph_of(PRODUCTS), inputs)

@@ -16,7 +16,7 @@ from graphc.backends.cuda.machines import machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
 from graphc.backends.cuda.strategies import strategies
-from graphc.backends.cuda.strategies.attention.flash_decoding import MOST_ROWS, lower_attention_few
+from graphc.backends.cuda.strategies.attention.flash_decoding import MOST_ROWS, lower_flash_decoding
 from graphc.driver import optimise
 from graphc.ir.interp import interpret
 from graphc.passes.lower import Conventions, lower
@@ -81,7 +81,7 @@ GRAPHS = {
 def in_parts(text: str, parts: int) -> CudaSource:
     """The CUDA C of a graph whose attention is in so many parts."""
     graph = optimise(graph_of(text), target=Cuda())
-    kinds = [lambda c: lower_attention_few(c, machine(), parts), *strategies()]
+    kinds = [lambda c: lower_flash_decoding(c, machine(), parts), *strategies()]
     return emit(lower(graph, kinds, wanted=Conventions(alignment=16)))
 
 

@@ -15,12 +15,13 @@ from graphc.ir.expr import Const, Expr, Index, Load, Reduce, call, select, subst
 from graphc.ir.interp import evaluate
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
+from graphc.passes.analysis import spaces
 from graphc.passes.analysis.compose import computation
 from graphc.passes.analysis.computation import Computation, Output, loop_indices
 from graphc.passes.analysis.guards import guard_atoms, trim
 from graphc.passes.analysis.views import view_of
 from graphc.passes.lower.materialise import materialise
-from graphc.passes.lower.transforms import spaces, splitting
+from graphc.passes.lower.transforms import splitting
 from graphc.passes.lower.transforms.im2col import window
 
 

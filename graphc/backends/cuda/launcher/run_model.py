@@ -41,8 +41,8 @@ def feeds(model: Model, files: list[str], seed: int) -> list[np.ndarray]:
     values = []
     for spec in model.inputs:
         if spec.name in given:
-            found = read(given.pop(spec.name))
-            values.append(found.view(spec.dtype) if found.dtype.kind == "V" else found)
+            array = read(given.pop(spec.name))
+            values.append(array.view(spec.dtype) if array.dtype.kind == "V" else array)
         elif spec.dtype.kind in "iub":
             values.append(rng.integers(0, 2, spec.shape).astype(spec.dtype))
         else:
@@ -55,12 +55,12 @@ def feeds(model: Model, files: list[str], seed: int) -> list[np.ndarray]:
 def read(path: str) -> np.ndarray:
     """An array saved by numpy.save; ValueError says what is wrong with the file."""
     try:
-        found = np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as .npy: {error}") from error
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise ValueError(f"{path} is no .npy file, but an archive of several arrays")
-    return found
+    return array
 
 
 def results(model: Model, outputs: list[np.ndarray]) -> dict[str, np.ndarray]:

@@ -83,9 +83,9 @@ class _Block:
         found = k.let(self.rows[ZERO])
         return k.let(self._or_step(found, step))
 
-    def _or_step(self, found: Expr, step: Expr) -> Expr:
+    def _or_step(self, row: Expr, step: Expr) -> Expr:
         """The row itself if no element is larger than any other, as where all are NaN."""
-        return select(found < self.what.size, found, step)
+        return select(row < self.what.size, row, step)
 
     def _better_of(self, mine: Expr, other: Expr) -> None:
         """Takes over the larger of two values, or the one of the smaller row."""

@@ -143,22 +143,22 @@ def adopt(value: Any) -> DeviceArray | None:
     if place is not None and int(place()[0]) not in (CUDA, CUDA_MANAGED):
         return None
     try:
-        found = getattr(value, "__cuda_array_interface__", None)
+        interface = getattr(value, "__cuda_array_interface__", None)
     except (TypeError, RuntimeError) as error:  # PyTorch: a type it cannot name, a gradient
-        found = None
+        interface = None
         if place is None or "grad" in str(error):
             raise ValueError(str(error)) from error
-    if found is not None:
-        return _from_interface(found, value)
+    if interface is not None:
+        return _from_interface(interface, value)
     return None if place is None else _from_capsule(value.__dlpack__(stream=LEGACY_STREAM))
 
 
-def _from_interface(found: dict[str, Any], owner: Any) -> DeviceArray:
-    dtype, shape = np.dtype(found["typestr"]), tuple(found["shape"])
-    _check_contiguous(shape, found.get("strides"), dtype.itemsize)
-    stream = found.get("stream")
+def _from_interface(interface: dict[str, Any], owner: Any) -> DeviceArray:
+    dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
+    _check_contiguous(shape, interface.get("strides"), dtype.itemsize)
+    stream = interface.get("stream")
     awaited = None if stream in (None, LEGACY_STREAM) else int(stream)
-    return DeviceArray(int(found["data"][0] or 0), shape, dtype, None, owner, stream=awaited)
+    return DeviceArray(int(interface["data"][0] or 0), shape, dtype, None, owner, stream=awaited)
 
 
 def _check_contiguous(shape: tuple[int, ...], strides: Any, size: int) -> None:

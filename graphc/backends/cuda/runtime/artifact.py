@@ -91,13 +91,13 @@ def code_for(folder: Path, arch: str) -> Path:
     one architecture (sm_90a) is for no other."""
     wanted, _ = _parts(arch)
     for form in ("cubin", "ptx"):
-        found = {_parts(p.name): p for p in folder.glob(f"kernels.sm_*.{form}")}
-        older = [each for each in found if each[0] < wanted and not each[1]]
+        images = {_parts(p.name): p for p in folder.glob(f"kernels.sm_*.{form}")}
+        older = [each for each in images if each[0] < wanted and not each[1]]
         if form == "cubin":
             older = [each for each in older if each[0] // 10 == wanted // 10]
-        fitting = [*older, *(each for each in found if each[0] == wanted)]
+        fitting = [*older, *(each for each in images if each[0] == wanted)]
         if fitting:
-            return found[max(fitting)]
+            return images[max(fitting)]
     raise DriverMissing(
         f"{folder} holds no code that an {arch} GPU runs; make it there with: "
         f"nvcc -cubin -arch={arch} -o kernels.{arch}.cubin kernels.cu"
@@ -106,5 +106,5 @@ def code_for(folder: Path, arch: str) -> Path:
 
 def _parts(text: str) -> tuple[int, str]:
     """90 and what is there of its own, of sm_90 or kernels.sm_90a.ptx."""
-    found = re.search(r"sm_(\d+)([af]?)", text)
-    return (int(found[1]), found[2]) if found else (0, "")
+    parts = re.search(r"sm_(\d+)([af]?)", text)
+    return (int(parts[1]), parts[2]) if parts else (0, "")

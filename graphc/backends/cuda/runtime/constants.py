@@ -65,7 +65,7 @@ def _the_one(driver: Driver, data: np.ndarray, stream: object) -> _Large:
     digest = hashlib.sha256(data.data).digest()
     with _lock:
         there = _known.setdefault(driver, weakref.WeakValueDictionary())
-        found = there.get(digest)
-        if found is None:
-            found = there[digest] = _Large(driver, data, stream)
-        return found
+        constant = there.get(digest)
+        if constant is None:
+            constant = there[digest] = _Large(driver, data, stream)
+        return constant

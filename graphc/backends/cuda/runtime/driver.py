@@ -177,5 +177,5 @@ def library() -> ctypes.CDLL:
 def check_ordinal(ordinal: int, count: int) -> None:
     """DriverMissing if there is no such device."""
     if not 0 <= ordinal < count:
-        found = f"there are {count}, numbered from 0" if count else "the driver finds none"
-        raise DriverMissing(f"there is no GPU {ordinal}: {found}")
+        devices = f"there are {count}, numbered from 0" if count else "the driver finds none"
+        raise DriverMissing(f"there is no GPU {ordinal}: {devices}")

@@ -48,9 +48,9 @@ class Spec:
     def check(self, value: Any) -> None:
         """ValueError unless a value has this type."""
         if value.dtype != self.dtype or tuple(value.shape) != self.shape:
-            found = f"{value.dtype.name}{list(value.shape)}"
+            given = f"{value.dtype.name}{list(value.shape)}"
             wanted = f"{self.dtype.name}{list(self.shape)}"
-            raise ValueError(f"input {self.name} takes {wanted}, found {found}")
+            raise ValueError(f"input {self.name} takes {wanted}, found {given}")
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Model:
         start, end = self._timed
         with self._lock, self.driver.current():
             places = Places(tuple(v.pointer for v in values), self._outputs_for_a_run())
-            found = []
+            arrays = []
             for _ in range(rounds + 2):  # the first launches one by one, the second captures
                 before(self._stream)
                 self.driver.record(start, self._stream)
@@ -163,10 +163,10 @@ class Model:
                     self._perform(places)
                 self.driver.record(end, self._stream)
                 self._wait()
-                found.append(self.driver.elapsed(start, end) / batch)
+                arrays.append(self.driver.elapsed(start, end) / batch)
             for spare, pointer in zip(self._spare, places.outputs):
                 spare.append(pointer)
-        return found[2:]
+        return arrays[2:]
 
     def _run_on_host(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         if self._host is None:

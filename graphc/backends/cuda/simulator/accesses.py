@@ -41,16 +41,16 @@ def _kernels(profiles: Sequence[KernelProfile], top: int | None) -> str:
 
 def _worst(profiles: Sequence[KernelProfile], top: int | None) -> str:
     """Single accesses, by the sectors and wavefronts they cost beyond the fewest."""
-    found = [
+    wasteful = [
         (len(each.steps) * (x.sectors - x.least_sectors + x.wavefronts - x.least_wavefronts), s, x)
         for each in profiles
         for s, x in each.sites.items()
         if x.coalescing < COALESCED or x.conflicts > CONFLICTS
     ]
-    if not found:
+    if not wasteful:
         return ""
     rows = [("kernel", "access", "requests", "coalesced", "conflicts")]
-    for _, site, traffic in sorted(found, key=lambda f: -f[0])[:top]:
+    for _, site, traffic in sorted(wasteful, key=lambda f: -f[0])[:top]:
         rows.append((site.kernel, site.element, quantity(traffic.requests), *_rates(traffic)))
     return table(rows, left=2)
 

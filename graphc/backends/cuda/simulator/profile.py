@@ -144,13 +144,13 @@ class _Sample(Run):
         self.launch(step)
         scale = max(step.grid / self.blocks, 1.0)
         counts = self.library.profile_of_sites()
-        found = {}
+        sites = {}
         for number, site in enumerate(self.sites):
             if site.kernel == step.function:
                 each = counts[number]
-                found[site] = Traffic(*(getattr(each, n) * scale for n in COUNTED))
+                sites[site] = Traffic(*(getattr(each, n) * scale for n in COUNTED))
         moved = self.library.profiled_sectors() * SECTOR * scale
-        return KernelProfile(tuple(steps), found, moved, self.library.profiled_bytes() * scale)
+        return KernelProfile(tuple(steps), sites, moved, self.library.profiled_bytes() * scale)
 
 
 def _aligned(array: np.ndarray, empty: bool) -> np.ndarray:

@@ -55,11 +55,11 @@ class Numbering:
         marked = _SUBSCRIPT.sub(self._access, line)
         return f"if (int {counter} = 0; true) {marked} ++{counter};" if counter else marked
 
-    def _access(self, found: re.Match) -> str:
-        array = found[1]
+    def _access(self, access: re.Match) -> str:
+        array = access[1]
         if array not in self._arrays:
-            return found[0]
-        self.sites.append(Site(self._kernel, array, _element(found.string, found.start())))
+            return access[0]
+        self.sites.append(Site(self._kernel, array, _element(access.string, access.start())))
         at = ", ".join([str(len(self.sites) - 1), *filter(None, self._scopes)])
         return f"{array}(simulator::Site::at({at}))["
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from graphc.backends.cuda.machines import DEFAULT_ARCH, machine
-from graphc.backends.cuda.strategies.attention.flash_decoding import lower_attention_few
-from graphc.backends.cuda.strategies.attention.flash_float32 import lower_attention
-from graphc.backends.cuda.strategies.attention.flash_matrix_cores import lower_attention_cores
+from graphc.backends.cuda.strategies.attention.flash_decoding import lower_flash_decoding
+from graphc.backends.cuda.strategies.attention.flash_float32 import lower_flash_float32
+from graphc.backends.cuda.strategies.attention.flash_matrix_cores import lower_flash_matrix_cores
 from graphc.backends.cuda.strategies.contraction.costs import Choose, take_first
 from graphc.backends.cuda.strategies.contraction.matrix_cores import lower_matrix_cores
 from graphc.backends.cuda.strategies.contraction.shared_tiles import lower_shared_tiles
-from graphc.backends.cuda.strategies.contraction.split_k import lower_split
+from graphc.backends.cuda.strategies.contraction.split_k import lower_split_k
 from graphc.backends.cuda.strategies.flat import lower_flat
 from graphc.backends.cuda.strategies.rows.row_reductions import lower_rows
 from graphc.backends.cuda.strategies.windows.kernel import lower_windows
@@ -28,18 +28,18 @@ def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequenc
 
     def lower(computation: Computation) -> Lowered:
         """What the first strategy that matches makes of the rest of a computation."""
-        lowered = (strategy(computation) for strategy in found)
+        lowered = (strategy(computation) for strategy in candidates)
         return next(each for each in lowered if isinstance(each, Lowered))
 
-    found: list[Strategy] = [
-        partial(lower_attention_few, gpu=gpu),
-        partial(lower_attention_cores, gpu=gpu),
-        partial(lower_attention, gpu=gpu),
-        partial(lower_split, gpu=gpu, lower=lower),
+    candidates: list[Strategy] = [
+        partial(lower_flash_decoding, gpu=gpu),
+        partial(lower_flash_matrix_cores, gpu=gpu),
+        partial(lower_flash_float32, gpu=gpu),
+        partial(lower_split_k, gpu=gpu, lower=lower),
         partial(lower_matrix_cores, gpu=gpu, choose=choose),
         partial(lower_windows, gpu=gpu),
         partial(lower_shared_tiles, gpu=gpu, choose=choose),
         lower_rows,
         lower_flat,
     ]
-    return found
+    return candidates

@@ -35,7 +35,7 @@ def are_neighbours(dtype: DType, offsets: Sequence[Expr]) -> bool:
 
 def unconditional(exprs: Sequence[Expr]) -> list[Load]:
     """Loads that are made whatever conditions say: those outside of the branches of selects."""
-    found: dict[Load, None] = {}
+    reads: dict[Load, None] = {}
     left, seen = list(exprs), set()
     while left:
         node = left.pop()
@@ -43,10 +43,10 @@ def unconditional(exprs: Sequence[Expr]) -> list[Load]:
             continue
         seen.add(node)
         if isinstance(node, Load):
-            found[node] = None
+            reads[node] = None
         is_choice = isinstance(node, Call) and node.op.name == "select"
         left += node.children[:1] if is_choice else node.children
-    return sorted(found, key=to_text)
+    return sorted(reads, key=to_text)
 
 
 def loaded(

@@ -63,7 +63,7 @@ FLOATS = 4  # that one access takes
 TILES = 2  # of keys that a part has at least
 
 
-def lower_attention_few(
+def lower_flash_decoding(
     computation: Computation, gpu: Machine, parts: int | None = None
 ) -> Lowered | str:
     """The kernels of an attention of few rows, its keys in so many `parts` (default: as many as
@@ -227,13 +227,13 @@ class _FewRows(AttentionBlocks):
         along = operand.depth_count if is_key else operand.count
         count = self.depth_chunks if is_key else self.column_chunks
         there = simplify(call("min", key, as_expr(self.match.key.count - 1)))
-        found = []
+        chunks = []
         for chunk in range(count):
             start = self._start_of(Const(chunk, i64), size)
             inside = simplify(call("and", key < self.match.key.count, start < along))
             start = simplify(call("min", start, as_expr(along - size)))
-            found.append(self._chunk_of(operand, there, start, size, inside))
-        return found
+            chunks.append(self._chunk_of(operand, there, start, size, inside))
+        return chunks
 
     def _chunk_of(
         self, operand: Operand, key: Expr, start: Expr, size: int, inside: Expr

@@ -41,7 +41,7 @@ class Tile:
 TILES = (Tile(64, 32, 1.0), Tile(32, 32, 0.8), Tile(16, 32, 0.5), Tile(16, 16, 0.35))
 
 
-def lower_attention(
+def lower_flash_float32(
     computation: Computation, gpu: Machine, tile: Tile | None = None
 ) -> Lowered | str:
     """The kernel of an attention, or the reason why the computation is none."""

@@ -64,7 +64,7 @@ CORE_TILES = (
 )
 
 
-def lower_attention_cores(
+def lower_flash_matrix_cores(
     computation: Computation, gpu: Machine, tile: CoreTile | None = None
 ) -> Lowered | str:
     """The kernel of an attention whose factors are narrow, or the reason why there is none."""
@@ -83,7 +83,7 @@ def lower_attention_cores(
         return f"attention: {count(match.depth)} products and {columns} columns need more memory"
     fullest = [t for t in tiles if t.keys < 2 * padded(match.key.count, SIDE)]
     chosen = tile or fastest(fullest or tiles, gpu, batch, rows)
-    kernel = _CoreAttention(match, kind, chosen).kernel("attention_cores")
+    kernel = _CoreAttention(match, kind, chosen).kernel("flash_matrix_cores")
     work = batch * rows * match.key.count
     return Lowered(kernel, flops=2 * work * (count(match.depth) + columns))
 
@@ -98,9 +98,9 @@ def _narrowed(match: Attention) -> tuple[Kind, Attention] | None:
             _factor(match.a, kind, rounds), _factor(match.b, kind, False),
             _factor(match.value, kind, False), _factor(match.softmax.weight, kind, rounds),
         )  # fmt: skip
-        found = [x for x in factors if x is not None]
-        if kind.sum is f32 and len(found) == len(factors):
-            a, b, value, _ = found
+        operands = [x for x in factors if x is not None]
+        if kind.sum is f32 and len(operands) == len(factors):
+            a, b, value, _ = operands
             return kind, replace(match, a=a, b=b, value=value)
     return None
 

@@ -61,8 +61,8 @@ def stride(expr: Expr, index: Index) -> int:
     """By how many elements the first load that moves with `index` moves; large if it is unknown."""
     for load in loads(expr):
         if index in free_indices(load):
-            found = is_affine_in(load.index[0], index)
-            return abs(found) if isinstance(found, int) else 1 << 40
+            step = is_affine_in(load.index[0], index)
+            return abs(step) if isinstance(step, int) else 1 << 40
     return 0
 
 

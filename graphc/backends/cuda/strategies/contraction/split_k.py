@@ -28,7 +28,7 @@ MIN_SIDE = 8  # rows and columns of a contraction in tiles
 THIN_PART = 64  # products of a part, at least, where there are few rows or few columns
 
 
-def lower_split(computation: Computation, gpu: Machine, lower: Lower) -> Lowered | str:
+def lower_split_k(computation: Computation, gpu: Machine, lower: Lower) -> Lowered | str:
     """The kernel that adds up partial sums, after one that computes them; or why it is no gain.
     Of other reductions of few rows likewise (rows/long.py), with what is left lowered by `lower`.
     """

@@ -156,9 +156,9 @@ def _row_length(reductions: set[Reduce], place: Index) -> int:
 
 def outermost(exprs: list[Expr]) -> list[Reduce]:
     """Reductions, and those inside them that do not depend on their axes."""
-    found = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
-    axes = {a for r in found for a in r.axes}
-    return [r for r in found if not free_indices(r) & axes]
+    reductions = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
+    axes = {a for r in reductions for a in r.axes}
+    return [r for r in reductions if not free_indices(r) & axes]
 
 
 def _contiguous(reduction: Reduce) -> bool:

@@ -244,14 +244,14 @@ class RowNest(Nest):
         if bound != self.row_bound:
             return super().resolve_group(ready, exprs, bound, per_lane)
         self.unresolved = exprs
-        found = find_one_pass(ready[0], exprs)
-        if found is None or not self._is_long(ready[0]):
+        pair = find_one_pass(ready[0], exprs)
+        if pair is None or not self._is_long(ready[0]):
             return super().resolve_group(ready, exprs, bound, per_lane)
-        if isinstance(found, Normalizer):
-            results = self._normalizer(found)
+        if isinstance(pair, Normalizer):
+            results = self._normalizer(pair)
         else:
-            results = self._moments(found)
-        known: dict[Expr, Expr] = dict(zip((found.first, found.second), results))
+            results = self._moments(pair)
+        known: dict[Expr, Expr] = dict(zip((pair.first, pair.second), results))
         return [substitute(e, known) for e in exprs]
 
     def _is_long(self, reduction: Reduce) -> bool:
@@ -266,7 +266,7 @@ class RowNest(Nest):
         largest, total = normalizer.first, normalizer.second
         sweep = self._over(largest.axes)
         place = self._place(sweep)
-        most, found = self._total(largest, sweep), self._total(total, sweep)
+        most, totals = self._total(largest, sweep), self._total(total, sweep)
         mark = Ref(self.k.fresh("most"), largest.dtype)
         make = placed([largest.term, normalizer.term(mark)], largest.axes)
         for part in self._in_words(sweep, make):
@@ -276,15 +276,15 @@ class RowNest(Nest):
                 with each() as (value, _), each_neighbour(self.k, part.neighbour):
                     (value,) = self.resolve([value], bound, False)
                     self.k.store(new, place, combined(largest, new[place], simplify(value)))
-                self._rescale(sweep, found, most, new)
+                self._rescale(sweep, totals, most, new)
                 with each() as (_, term), each_neighbour(self.k, part.neighbour):
                     self.k.emit(Let(mark, cast(most[place], mark.dtype)))
                     (term,) = self.resolve([term], bound, False)
-                    self.k.store(found, place, combined(total, found[place], simplify(term)))
+                    self.k.store(totals, place, combined(total, totals[place], simplify(term)))
         whole = self._across(largest, self._copy(most, sweep), sweep)
-        self._rescale(sweep, found, most, whole)
-        found = self._across(total, found, sweep)
-        return self._results(normalizer, whole, found, sweep)
+        self._rescale(sweep, totals, most, whole)
+        totals = self._across(total, totals, sweep)
+        return self._results(normalizer, whole, totals, sweep)
 
     def _moments(self, moments: OnePass) -> list[Expr]:
         """A sum, and the sum of squares about the mean, in one pass: both about the mean of what
@@ -332,20 +332,20 @@ class RowNest(Nest):
             self.k.store(copy, place, source[place])
         return copy
 
-    def _rescale(self, sweep: Sweep, found: Buffer, most: Buffer, new: Buffer) -> None:
+    def _rescale(self, sweep: Sweep, totals: Buffer, most: Buffer, new: Buffer) -> None:
         """Sums below largest elements in terms of new ones, which take their place."""
         place = self._place(sweep)
         with each_neighbour(self.k, sweep.neighbour if place else ZERO):
-            self.k.store(found, place, rescaled(found[place], most[place], new[place]))
+            self.k.store(totals, place, rescaled(totals[place], most[place], new[place]))
             self.k.store(most, place, new[place])
 
     def _later(self, sweep: Sweep, at: Expr) -> list[Expr]:
         """What passes to come compute of an element, as far as can be told."""
         assert self.plan is not None
-        found: list[Expr] = []
+        results: list[Expr] = []
         if math.prod(x.count for x in self.plan.inner) == sweep.extent:
-            found += placed(self.unresolved, self.plan.inner)(at)
-        return found
+            results += placed(self.unresolved, self.plan.inner)(at)
+        return results
 
     def reduction(self, group: list[Reduce], bound: frozenset, per_lane: bool) -> list[Expr]:
         """Reductions of a row are shared by its threads; others belong to one thread."""

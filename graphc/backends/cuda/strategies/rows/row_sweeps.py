@@ -172,11 +172,11 @@ class Sweeper:
         if sweep.is_held:
             self.held = self.rows.setdefault(sweep, {})
             exprs, others = self._prepared(sweep, ZERO, make), self._prepared(sweep, ZERO, later)
-            with self._steps(sweep, ZERO, exprs, self._shared(sweep, exprs, others)) as found:
-                yield sweep.at(ZERO), found, sweep.loops
+            with self._steps(sweep, ZERO, exprs, self._shared(sweep, exprs, others)) as loaded:
+                yield sweep.at(ZERO), loaded, sweep.loops
             return
-        with self.chunks(sweep, make) as (chunk, each), each() as found:
-            yield sweep.at(chunk), found, sweep.loops | {chunk}
+        with self.chunks(sweep, make) as (chunk, each), each() as loaded:
+            yield sweep.at(chunk), loaded, sweep.loops | {chunk}
 
     @contextmanager
     def chunks(self, sweep: Sweep, make: Make) -> Iterator[tuple[Index, Each]]:
@@ -319,7 +319,7 @@ def placed(exprs: Sequence[Expr], indices: Sequence[Index]) -> Callable[[Expr], 
 
 def _largest(exprs: Sequence[Expr], wanted: Callable[[Expr], bool]) -> list[Expr]:
     """The wanted nodes that are not inside of others, nor of reductions."""
-    found: dict[Expr, None] = {}
+    nodes: dict[Expr, None] = {}
     left, seen = list(reversed(exprs)), set()
     while left:
         node = left.pop()
@@ -327,10 +327,10 @@ def _largest(exprs: Sequence[Expr], wanted: Callable[[Expr], bool]) -> list[Expr
             continue
         seen.add(node)
         if wanted(node):
-            found[node] = None
+            nodes[node] = None
         else:
             left += reversed(node.children)
-    return list(found)
+    return list(nodes)
 
 
 def _is_indirect(load: Load) -> bool:

@@ -88,12 +88,12 @@ def in_parts(
     label = f"parts of {whole.label}"
     preparation = replace(whole.restricted(outputs), label=label)
     buffers = [replace(o.buffer, access="in") for o in outputs]
-    found = [buffer[index] for buffer in buffers]
+    partial = [buffer[index] for buffer in buffers]
     if one_pass is None:
-        own = (Reduce(hole.op, x, (part,)) for hole, x in zip(holes, found))
+        own = (Reduce(hole.op, x, (part,)) for hole, x in zip(holes, partial))
         totals = {hole: _total(hole, cut, total) for hole, total in zip(holes, own)}
     else:
-        totals = _totals_of(one_pass, cut, part, found)
+        totals = _totals_of(one_pass, cut, part, partial)
     rest = tuple(replace(o, expr=substitute(o.expr, totals)) for o in whole.outputs)
     final = replace(whole, inputs=(*whole.inputs, *buffers)).restricted(rest)
     lowered = lower_rows(final, "total")
@@ -123,15 +123,15 @@ def _of_second(one_pass: OnePass, cut: Cut) -> Cut:
 
 
 def _totals_of(
-    one_pass: OnePass, cut: Cut, part: Index, found: Sequence[Expr]
+    one_pass: OnePass, cut: Cut, part: Index, partial: Sequence[Expr]
 ) -> dict[Reduce, Expr]:
     """The same of all parts."""
     first, second, elements = one_pass.first, one_pass.second, _elements(one_pass.first, cut)
     other = Index("other_part", cut.parts)
-    each = substitute(found[0], {part: other})
+    each = substitute(partial[0], {part: other})
     result = _total(first, cut, Reduce(first.op, each, (other,)))
-    own, whole = (cast(x, second.dtype.compute) for x in (found[0], result))
-    sum_ = Reduce("sum", one_pass.moved(found[1], own, whole, elements), (part,))
+    own, whole = (cast(x, second.dtype.compute) for x in (partial[0], result))
+    sum_ = Reduce("sum", one_pass.moved(partial[1], own, whole, elements), (part,))
     shift = one_pass.shifted_by(result, one_pass.elements)
     left = Reduce(second.op, substitute(second.body, {one_pass.shift: shift}), second.axes)
     all_ = _total(left, _of_second(one_pass, cut), sum_)

@@ -57,66 +57,66 @@ def lower_windows(
 ) -> Lowered | str:
     """The kernel of a sliding window, in patches of this shape or of the one fastest on a GPU; or
     the reason why the computation is none."""
-    found = match_windows(wide_sums(computation))
-    if isinstance(found, str):
-        return found
-    prepare, temporaries = _lay_out_weights(found)
-    emitter = WindowPatches(found, patch or best_patch(found, gpu), temporaries)
-    flops = 2 * count(found.indices) * math.prod(a.count for a in found.hole.axes)
+    windows = match_windows(wide_sums(computation))
+    if isinstance(windows, str):
+        return windows
+    prepare, temporaries = _lay_out_weights(windows)
+    emitter = WindowPatches(windows, patch or best_patch(windows, gpu), temporaries)
+    flops = 2 * count(windows.indices) * math.prod(a.count for a in windows.hole.axes)
     return Lowered(emitter.kernel("window"), prepare, temporaries, flops=flops)
 
 
-def _lay_out_weights(found: Windows) -> tuple[list[Computation], list[Buffer]]:
+def _lay_out_weights(windows: Windows) -> tuple[list[Computation], list[Buffer]]:
     """Constant weights with the channels last, as they are read."""
-    b, whole = found.b, found.computation
+    b, whole = windows.b, windows.computation
     if b is None:
         return [], []
     if not {x.source for x in loads(b)} <= whole.constants:
-        found.b = simplify(flatten_loads(b, shapes_of(whole.inputs)))
+        windows.b = simplify(flatten_loads(b, shapes_of(whole.inputs)))
         return [], []
     used = free_indices(b)
-    own = [x for x in found.indices[:-1] if x in used] + list(found.hole.axes)
-    own += [found.channels] if found.channels in used else []
+    own = [x for x in windows.indices[:-1] if x in used] + list(windows.hole.axes)
+    own += [windows.channels] if windows.channels in used else []
     index = tuple(Index(f"i{n}", x.count) for n, x in enumerate(own))
     buffer = Buffer("taps", b.dtype, tuple(x.count for x in own))
     contents = simplify(b, dict(zip(own, index)))
-    found.b = Load("taps", (flatten_index(tuple(own), buffer.shape),), b.dtype)
+    windows.b = Load("taps", (flatten_index(tuple(own), buffer.shape),), b.dtype)
     return [whole.filling(buffer, index, contents, f"taps of {whole.label}")], [buffer]
 
 
 class WindowPatches:
     """Emits the kernel of a window: a thread for each patch."""
 
-    def __init__(self, found: Windows, patch: Patch, temporaries: list[Buffer]):
-        self.found, self.patch, self.temporaries = found, patch, temporaries
+    def __init__(self, windows: Windows, patch: Patch, temporaries: list[Buffer]):
+        self.found, self.patch, self.temporaries = windows, patch, temporaries
         self.k = KernelBuilder()
-        self.dtype = found.hole.dtype.compute
-        *self.looped, self.last = found.slides
-        self.row = self.looped.pop() if patch.loops < len(found.slides) - 1 else None
-        self.marker = Load("sum", (Const(0, i64),), found.hole.dtype)
-        shapes = shapes_of(found.computation.inputs)
-        marked = (substitute(e, {found.hole: self.marker}) for e in found.exprs)
+        self.dtype = windows.hole.dtype.compute
+        *self.looped, self.last = windows.slides
+        self.row = self.looped.pop() if patch.loops < len(windows.slides) - 1 else None
+        self.marker = Load("sum", (Const(0, i64),), windows.hole.dtype)
+        shapes = shapes_of(windows.computation.inputs)
+        marked = (substitute(e, {windows.hole: self.marker}) for e in windows.exprs)
         self.exprs = [simplify(flatten_loads(e, shapes)) for e in marked]
 
     def kernel(self, name: str) -> Kernel:
         """The kernel over the inputs that are used, the weights and the outputs."""
-        found, k = self.found, self.k
-        lengths = {self.last.index: self.patch.columns, found.channels: self.patch.channels}
+        windows, k = self.found, self.k
+        lengths = {self.last.index: self.patch.columns, windows.channels: self.patch.channels}
         if self.row:
             lengths[self.row.index] = self.patch.rows
-        parts = [-(-x.count // lengths.get(x, 1)) for x in found.indices]
+        parts = [-(-x.count // lengths.get(x, 1)) for x in windows.indices]
         with k.loop(math.prod(parts), "parallel", name="p") as p:
             self.start: dict[Expr, Expr] = {
                 x: simplify(self._named(at) * lengths.get(x, 1))
-                for x, at in zip(found.indices, unflatten_index(p, tuple(parts)))
+                for x, at in zip(windows.indices, unflatten_index(p, tuple(parts)))
             }
             self._patch()
-        used = {x.source for e in (found.a, *self.exprs) for x in loads(e)}
-        used |= {x.source for x in loads(found.b)} if found.b is not None else set()
-        inputs = [b for b in (*found.computation.inputs, *self.temporaries) if b.name in used]
-        outputs = [o.buffer for o in found.computation.outputs]
+        used = {x.source for e in (windows.a, *self.exprs) for x in loads(e)}
+        used |= {x.source for x in loads(windows.b)} if windows.b is not None else set()
+        inputs = [b for b in (*windows.computation.inputs, *self.temporaries) if b.name in used]
+        outputs = [o.buffer for o in windows.computation.outputs]
         params = tuple(flat_buffer(b) for b in (*inputs, *outputs))
-        return Kernel(name, params, k.body(), found.computation.label)
+        return Kernel(name, params, k.body(), windows.computation.label)
 
     def _named(self, position: Expr) -> Expr:
         """A name for a position, whose bounds are known."""
@@ -201,17 +201,17 @@ class WindowPatches:
 
     def _add(self, i: int, j: int, value: Buffer, place: dict[Expr, Expr], tap: tuple) -> None:
         """One term of the sums of output (i, j)."""
-        found, k = self.found, self.k
-        if found.b is not None and tap not in self.weights:
-            wide = self.patch.channels if found.channels in free_indices(found.b) else 1
+        windows, k = self.found, self.k
+        if windows.b is not None and tap not in self.weights:
+            wide = self.patch.channels if windows.channels in free_indices(windows.b) else 1
             self.weights[tap] = k.alloc(self.dtype, (wide,), "reg", k.fresh("w"))
-            self._fill(self.weights[tap], found.b, place)
+            self._fill(self.weights[tap], windows.b, place)
         with k.loop(self.patch.channels, "unroll") as v:
             cell = self.sums[Const(i, i64), Const(j, i64), v]
             term: Expr = _element(value, v)
-            if found.b is not None:
+            if windows.b is not None:
                 term = term * _element(self.weights[tap], v)
-            k.store(self.sums, cell.index, combined(found.hole, cell, term))
+            k.store(self.sums, cell.index, combined(windows.hole, cell, term))
 
     def _finish(self, i: int, j: int) -> None:
         """The epilogue of output (i, j), stored if there is such an output."""

@@ -32,9 +32,9 @@ class Patch:
     loops: int
 
 
-def best_patch(found: Windows, gpu: Machine) -> Patch:
+def best_patch(windows: Windows, gpu: Machine) -> Patch:
     """The patch with the least estimated time; of equal ones, that with fewer loops."""
-    return min(_patches(found), key=lambda x: (_time(found, x, gpu), x.loops, x.channels))
+    return min(_patches(windows), key=lambda x: (_time(windows, x, gpu), x.loops, x.channels))
 
 
 def _patches(found: Windows) -> Iterator[Patch]:
@@ -57,17 +57,17 @@ def _lengths(index: Index) -> list[int]:
     return [n for n in PATCHES if n <= index.count]
 
 
-def _time(found: Windows, patch: Patch, gpu: Machine) -> float:
+def _time(windows: Windows, patch: Patch, gpu: Machine) -> float:
     """Instructions of a warp, times the warps that share a scheduler."""
-    taps, reads = count(list(found.hole.axes)), count(found.rest)
+    taps, reads = count(list(windows.hole.axes)), count(windows.rest)
     outputs = patch.rows * patch.columns
-    lengths = [*[1] * patch.loops, patch.rows, patch.columns][-len(found.slides) :]
-    for slide, length in zip(found.slides, lengths):
+    lengths = [*[1] * patch.loops, patch.rows, patch.columns][-len(windows.slides) :]
+    for slide, length in zip(windows.slides, lengths):
         reads *= len(slide.meetings(length))
-    weights = taps if found.b is not None else 0
-    finish = sum(map(cost, found.exprs)) - cost(found.hole) + 4
+    weights = taps if windows.b is not None else 0
+    finish = sum(map(cost, windows.exprs)) - cost(windows.hole) + 4
     work = 4 * reads + weights + patch.channels * outputs * (taps + min(max(finish, 4), 40))
-    threads = count(found.indices) / patch.channels
-    for slide, length in zip(found.slides, lengths):
+    threads = count(windows.indices) / patch.channels
+    for slide, length in zip(windows.slides, lengths):
         threads *= -(-slide.index.count // length) / slide.index.count
     return work * max(HIDDEN, threads / 32 / (4 * gpu.multiprocessors))

@@ -23,14 +23,14 @@ from graphc.backends.cuda.simulator import SimulationError, simulate
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.attention.flash_matrix_cores import (
     CORE_TILES,
-    lower_attention_cores,
+    lower_flash_matrix_cores,
 )
 from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
 from graphc.passes.lower import lower
 from graphc.targets.cuda import Cuda
 
-KERNEL = "attention_cores"
+KERNEL = "flash_matrix_cores"
 MASKED = """graph @g(%q: f16[1,4,ROWS,16], %k: f16[1,4,KEYS,16], %v: f16[1,4,KEYS,24],
     %m: bool[ROWS,KEYS]) -> ? {
   %y = Attention(%q, %k, %v, %m)
@@ -146,7 +146,7 @@ def test_rows_whose_bias_is_minus_infinity():
 def test_every_tile(tile):
     text = attention_of("f16", 2, 70, 83, 24)
     graph = optimise(graph_of(text), target=Cuda())
-    strategy = [lambda c: lower_attention_cores(c, machine(), tile), *strategies()]
+    strategy = [lambda c: lower_flash_matrix_cores(c, machine(), tile), *strategies()]
     source = emit(lower(graph, strategy))
     inputs = inputs_of(source.program)
     (found,), (wanted,) = simulate(source, (0,))(inputs), interpret(graph_of(text), inputs)
