@@ -73,3 +73,16 @@ def test_written_operators_are_right(registries):
     distances, centred = interpret(g.graph, [a, b])
     np.testing.assert_allclose(distances, abs(a[:, None] - b).sum(-1), rtol=1e-5)
     np.testing.assert_allclose(centred, a - a.mean(-1, keepdims=True), rtol=1e-5, atol=1e-6)
+
+
+TERMS = re.findall(
+    r"^\| ([^|]+?) \| [^|]+ \| `([^`]+)` \|$", (DOCS / "glossary.md").read_text(), re.M
+)
+
+
+@pytest.mark.parametrize(("term", "file"), TERMS, ids=lambda x: x.replace("/", "."))
+def test_glossary_terms_are_in_their_files(term, file):
+    """A search for each name of a term finds the file that the glossary gives."""
+    text = " ".join((DOCS.parent / "graphc" / file).read_text().lower().split())
+    for name in re.split(r", | and ", term.lower()):
+        assert name.removesuffix("ing").removesuffix("ion") in text, name

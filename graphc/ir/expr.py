@@ -1,9 +1,10 @@
 """Expressions: the one algebra for symbolic dimensions, index maps, operator bodies and kernels.
 
-Nodes are immutable and interned: two expressions are equal exactly when they are the same object,
-so `is`, `==` and dictionary lookup compare structure at the cost of a pointer. Every node has a
-`dtype`; index arithmetic is i64. Build nodes with Python operators and the functions below, which
-fold constants and identities as they go; `simplify.simplify` normalises index arithmetic further.
+Nodes are immutable and interned (hash-consing): two expressions are equal exactly when they are the
+same object, so `is`, `==` and dictionary lookup compare structure at the cost of a pointer. Every
+node has a `dtype`; index arithmetic is i64. Build nodes with Python operators and the functions
+below, which fold constants and identities as they go; `simplify.simplify` normalises index
+arithmetic further.
 
     Const(value)  Sym(name, lo, hi)  Index(name, extent)  Ref(name)      leaves
     Load(source, index)              element of a tensor or buffer named `source`

@@ -1,5 +1,7 @@
-"""Equal ops are computed once: same operator, operands and attributes. Constants count as equal if
-their dtype, shape and bits are. Each region is treated on its own; ops with regions are kept.
+"""Common subexpression elimination: equal ops are computed once.
+
+Ops are equal if their operator, operands and attributes are. Constants are equal if their dtype,
+shape and bits are. Each region is treated on its own; ops with regions are kept.
 """
 
 from __future__ import annotations

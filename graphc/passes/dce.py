@@ -1,8 +1,8 @@
-"""Ops whose results nobody uses are removed, in sub-regions too.
+"""Dead code elimination: ops whose results nobody uses are removed, in sub-regions too.
 
 Every op but a check is free of side effects, so an op is dead exactly when none of its results has
-a use. A region op loses captures that its regions do not use, and results that nobody uses where
-its form allows that.
+a use. A region op loses captures that its regions do not use, and unused results where its form
+allows that.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Evaluating ops at compile time, by cost.
+"""Constant folding: ops are evaluated at compile time, by cost.
 
-An op is evaluated when nothing that its result depends on is unknown: all operands it *reads* are
+An op is evaluated when everything that its result depends on is known: all operands it *reads* are
 known (Shape reads none), or its result is empty. The result becomes a constant only if it is small,
-or not larger than the constants it is computed from: an Expand, Tile or Range is cheaper than what
-it makes. A value that stays symbolic for that reason is still *known*: its contents are computed
-when a type depends on them, or when something smaller follows from them.
+or not larger than the constants it is computed from: an Expand, Tile or Range is cheaper than its
+result. A value that stays symbolic for that reason is still *known*: its contents are computed when
+a type depends on them, or when something smaller follows from them.
 """
 
 from __future__ import annotations

@@ -1,26 +1,26 @@
-"""Precision: contractions multiply in a narrower type, and add up in float32.
+"""Mixed precision: contractions multiply in a narrower type, and accumulate in float32.
 
 Every float32 factor of a sum of products is rounded to the type and converted back,
 
     sum(a * b)   →   sum(float32(f16(a)) * float32(f16(b)))
 
-so that products are exact, sums are those of float32, and what lies between contractions (biases,
+so that products are exact and sums are those of float32. Everything between contractions (biases,
 normalisations, softmax, reductions) stays in float32. The graph still means exactly what is
-computed; for TF32, which has no type of its own, the conversion back cuts off the bits of a float32
-that are zero after rounding. It is there for matrix cores: what they have no part in, depthwise
-sums, stays in float32 then. Who rounds is whom it costs least:
+computed. TF32 has no type of its own: there the conversion back clears the bits of a float32 that
+are zero after rounding. The pass serves matrix cores. Depthwise sums, which do not use them, stay
+in float32. A value is rounded at the place where rounding costs least:
 
-* constants are rounded now;
-* what only contractions read is rounded where it is made: rounding is moved up through ops that
-  only move data, and (f16 and bf16) through those that choose elements, of several tensors or the
-  largest in a window; fusion joins it to the producer, and what is stored is narrow;
-* TF32 takes no less memory, so what is there in float32 anyhow (inputs, outputs, what others read
-  too) is rounded by the contraction, which `Rounded` says;
-* so are inputs that one contraction alone multiplies, with constants. Others are rounded once for
-  all readers: f16 and bf16 take half of the memory, each time they are read;
-* what a kernel makes for contractions and for others that compute with it (the branches of a
-  residual addition) is stored as f16 alone. bf16 has three bits less, which such sums would miss:
-  of these values both forms are stored.
+* constants are rounded at compile time;
+* a value that only contractions read is rounded where it is made: rounding moves up through ops
+  that only move data, and (f16 and bf16) through those that choose elements, of several tensors or
+  the largest in a window; fusion joins it to the producer, and the narrow value is stored;
+* TF32 takes no less memory, so a value that is stored in float32 anyhow (inputs, outputs, values
+  with other readers) is rounded by the contraction, which `Rounded` says;
+* an input that only one contraction multiplies, with constants, is rounded by it as well. Other
+  inputs are rounded once for all readers: f16 and bf16 then halve the bytes of each read;
+* a value that a kernel makes for contractions and for others that compute with it (the branches of
+  a residual addition) is stored as f16 alone. bf16 has three bits less, which such sums would miss:
+  these values are stored in both forms.
 """
 
 from __future__ import annotations

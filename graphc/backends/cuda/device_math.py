@@ -1,20 +1,20 @@
-"""Exponentials, quotients and activations by the approximate instructions of GPUs.
+"""Fast approximate math on GPUs: exponentials, quotients and activations by single instructions.
 
 expf, erff, tanhf and division of float32 take 8, 22, 15 and ten or more instructions, division with
-a branch; they bound what waits for little else: epilogues of products, rows of f16. `ex2.approx`
-and `rcp.approx` are one each, good to 2**-22 or so, and the functions below are made of them,
-without branches. `shorten` puts them where they do no harm:
+a branch. They limit kernels that wait for little else: epilogues of products, rows of f16.
+`ex2.approx` and `rcp.approx` are one instruction each, accurate to 2**-22 or so. The functions
+below are made of them, without branches. `shorten` uses them where they do no harm:
 
-* Where erf or tanh is added to 1, what counts is the sum, and 1 + erf(-t) = 2**(t p(t)) with a
+* Where erf or tanh is added to 1, the sum is what counts, and 1 + erf(-t) = 2**(t p(t)) with a
   polynomial p: within 2**-22, and nearer where the sum is small. 1 + tanh(x) is
   2 / (1 + exp(-2 x)). A constant that x is multiplied by joins the others.
 * a / (1 + exp(x)) is a product with an inverse. The sum is scaled, so that no inverse is below the
   normal numbers of float32, where `rcp.approx.ftz` gives 0.
-* What is rounded to f16 or bf16 needs 11 or 8 digits. That is so for the operands of the rounding,
-  and of all that leaves relative errors as they are: products, quotients, choices, roots.
+* A value that is rounded to f16 or bf16 needs 11 or 8 digits. So do the operands of the rounding,
+  through ops that leave relative errors as they are: products, quotients, choices, roots.
 
 A quotient of two numbers of n digits is never a half of the last digit, and farther than 2**-2n
-from one; so it is rounded rightly but for a few pairs of f16, of which one in the last digit is
+from one. So it is rounded rightly but for a few pairs of f16, of which one in the last digit is
 off. Numbers of f16 are far from the ends of float32; other divisors that are not are scaled.
 Operations without such instructions are as in C, and so is the host's arithmetic. The polynomials
 are our own fits of log2(1 - erf(t)) / t, by Lawson's reweighting in float64.

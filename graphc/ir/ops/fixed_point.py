@@ -1,10 +1,11 @@
-"""Integer arithmetic in place of scales: what quantised graphs are rewritten to (passes/rules).
+"""Requantisation in fixed point: integer arithmetic in place of scales, the target of passes/rules.
 
 A real factor f is applied to integers as a multiplier m and a shift s with m / 2**s = f, after B.
 Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference (2018). Halves are rounded up; to even where `even` is 1; or to odd where it is 2, for
-what a zero point makes even (few multipliers give halves at all). The result is kept within `low`
-and `high`, which also hold the limits of a fused activation, so that it always fits the type `to`.
+results that a zero point makes even (few multipliers give halves at all). The result is kept within
+`low` and `high`, which also hold the limits of a fused activation, so that it always fits the type
+`to`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Fuses attention: a contraction, a row softmax and another contraction become one op.
 
-The three are groups that `fuse` made. They are merged if nobody else reads what lies between and
-the whole has the structure that `lower/matching/attention.py` recognises. Without a strategy that
-takes it, the merged op would compute every score several times over, so this pass is for targets
-that have one.
+The three are groups that `fuse` made. They are merged if nobody else reads the values between them
+and the whole has the structure of analysis/attention.py. Without a strategy for flash attention the
+merged op would compute every score several times over, so this pass is for targets that have one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Fusion: groups of ops become `fused` ops, whose regions hold the ops as they were.
+"""Operator fusion: groups of ops become `fused` ops, whose regions hold the ops as they were.
 
-Movements are first brought to their readers (movements.py); grouping.py says which ops are a group.
+First, movements are brought to their readers (movements.py). Then grouping.py chooses the groups.
 """
 
 from __future__ import annotations

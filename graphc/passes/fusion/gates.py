@@ -1,11 +1,11 @@
-"""Fuses gates: what reads products of a vector at several places joins the products.
+"""Fuses gates: an op that reads a product of a vector at several places joins the product.
 
 A step of an LSTM multiplies its state by one matrix for all gates, and then reads a quarter of the
-product for each gate. Fusion keeps the two apart, as the reader reads elsewhere than at its own
-index. If nobody else reads the product, and no element of it twice, they are one loop nest with as
-many sums per element. This pays where each sum is a row reduction of its own, as in products of one
-vector or of very few, and not where products are computed in tiles; so this pass is for targets
-that have a strategy for rows of many sums.
+product for each gate. Fusion keeps the two apart, as the reader does not read at its own index. If
+nobody else reads the product, and no element of it is read twice, this pass makes them one loop
+nest with several sums per element. This pays where each sum is a row reduction of its own, as in
+products of one vector or of very few, and not where products are computed in tiles. So this pass is
+for targets that have a strategy for rows of many sums.
 """
 
 from __future__ import annotations

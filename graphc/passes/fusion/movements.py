@@ -1,9 +1,10 @@
-"""Movements of data before fusion: each is computed by its readers, and arithmetic comes before it.
+"""Data movement before fusion: readers compute a movement themselves, and arithmetic comes before
+it.
 
-A movement costs nothing where whoever reads its values reads those of its operand instead. So every
-reader gets a copy of its own, and what an op does to moved values by scalars is done to the values
-before, so that the movement is left bare. What is told apart here is which movements are for their
-readers: not those that end a kernel, as views of what it makes.
+A movement (a transposition, a slice) costs nothing if its readers read the operand at other indices
+instead. So every reader gets a copy of its own. Arithmetic with scalars on moved values is done
+before the movement, so that the movement stands alone. Movements that end a kernel, as views of its
+result, are left alone.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Products of one operand with several constant matrices become one product.
+"""Products of one operand with several constant matrices become one product (as for Q, K and V).
 
     x W1 + b1,  x W2 + b2,  ...   ==   slices of   x [W1 | W2 | ...] + [b1 | b2 | ...]
 
-A branch is a MatMul or Gemm with a constant matrix and what follows it that is affine in each
-column: constant terms and factors, which go into the matrix and the term. A branch whose result
-is read by anything but movements and contractions keeps its own product, because arithmetic on the
-result is cheaper in that product's kernel. One large product fills a machine with many cores
-better than several small ones, and reads x once; where products run one after another anyway the
-slices cost more than that saves, so it is for the target to ask for this pass.
+A branch is a MatMul or Gemm with a constant matrix, and the ops behind it that are affine in each
+column: constant terms and factors, which go into the matrix and the term. A branch whose result is
+read by anything but movements and contractions keeps its own product, because arithmetic on the
+result is cheaper in that product's kernel. One large product fills a machine with many cores better
+than several small ones, and reads x once. Where products run one after another anyway, the slices
+cost more than that saves, so the pass is for targets that ask for it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Fuses reductions of the same values: the least and the largest of a tensor, say.
+"""Fuses reductions of the same values: the smallest and the largest element of a tensor, say.
 
-What a reduction takes is the reading of its operand, so several that read the same elements for
-their results become one op, whose kernel reads them once. They have no other operands that are
-computed, so none of them waits for another.
+The cost of a reduction is reading its operand. So several reductions that read the same elements
+become one op, whose kernel reads them once. They have no other computed operands, so none of them
+waits for another.
 
-Windows, whose elements are read by several results, and sums of products, whose kernels are of
-another kind, are left alone.
+Windows, whose elements are read by several results, and sums of products, which have other kernels,
+are left alone.
 """
 
 from __future__ import annotations

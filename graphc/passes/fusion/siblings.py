@@ -1,13 +1,12 @@
-"""Fuses siblings: ops that compute elements of the same values, for the same reader.
+"""Horizontal fusion: ops that compute elements of the same values for the same reader become one.
 
 Queries and keys that are rotated alike, keys and values that join those of the past, factors that
 are rounded: each is a small kernel, which can start when the other can and whose result is needed
-when the other's is. Where kernels are launched one by one, one with two results takes half the time
-of two.
+when the other's is. Where each kernel is a launch, one kernel with two results takes half the time
+of two kernels.
 
-Only maps are merged, and no views, which need no kernel. Values of different shapes stay loops of
-their own, which is for targets that put such loops into one kernel; nothing is gained where they
-take long.
+Only maps are merged, and no views, which need no kernel. Values of different shapes keep loops of
+their own, for targets that put such loops into one kernel. Long loops gain nothing and are left.
 """
 
 from __future__ import annotations

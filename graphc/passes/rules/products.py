@@ -1,13 +1,13 @@
 """Products of channels are taken where there is least to multiply.
 
-A convolution of single positions multiplies the channels of each by a matrix, and a resize mixes
-positions, each channel alone; both are linear, so they change places: heads of segmentation and
-detection networks that enlarge several maps, join and multiply them multiply the small maps. So do
-products whose results are averaged over windows (transitions of DenseNet): they come after. And two
-products in a row are one by the product of their matrices, if that is the smaller one; products of
-weights are computed once, in float64. Few channels are mixed in front of large maps. Rounding order
-changes, nothing else: where two products make NaN of an infinity, by a difference of infinities,
-one would not, so there must be none.
+A 1x1 convolution multiplies the channels of each position by a matrix. A resize mixes positions,
+each channel alone. Both are linear, so they can change places. Heads of segmentation and detection
+networks enlarge several maps, join and multiply them: after these rules they multiply the small
+maps. Products whose results are averaged over windows (transitions of DenseNet) come after the
+average. Two products in a row become one by the product of their matrices, if that is smaller;
+products of weights are computed once, in float64. Few channels are mixed before maps are enlarged.
+Only the order of rounding changes, but for one case: where two products make NaN of an infinity, by
+a difference of infinities, one product would not. So there must be no infinities.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Items picked one after the other, each of which drives others out, a block to a group.
+"""Greedy picking on GPUs (as in non-maximum suppression): a block to a group of items.
 
-Every thread has some of the items. In turn all look for the best one left, which is the next that
-is picked, and drop those of theirs that clash with it. So nothing is sorted, and what a group takes
-is as many passes over its items as are picked. The items of all groups then follow one another.
+Every thread has some of the items. In each step all threads look for the best item left, which is
+picked, and drop the items of theirs that clash with it. So nothing is sorted, and a group takes as
+many passes over its items as are picked. The picked items of all groups then follow one another.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Running sums and products, by many threads: totals of parts, what is before each part, the parts.
+"""Scans on GPUs: running sums and products by many threads, by reduce-then-scan.
 
-Where positions of a line are neighbours in memory, a part is a tile of a block: it reads the tile
-in order into shared memory, every thread adds up a few neighbours of it, shuffles add up threads,
-and the results go back the same way. Where lines are neighbours, a part belongs to one thread, and
-the threads of a warp to as many lines. A line of one part is one launch, any other takes one for
-the totals, the running totals (this again), and one for the results, so that elements are read
-twice and results written once (reduce then scan; D. Merrill and A. Grimshaw, Parallel Scan for
-Stream Architectures, 2009). Sums are taken in the same order every time.
+A line is cut into parts. One launch computes the total of each part, one the totals before each
+part (this again), one the results, so elements are read twice and results are written once (D.
+Merrill and A. Grimshaw, Parallel Scan for Stream Architectures, 2009). A line of one part is one
+launch. Where positions of a line are neighbours in memory, a part is a tile of a block: it reads
+the tile in order into shared memory, every thread adds a few neighbours of it, warp shuffles add
+threads, and the results go back the same way. Where lines are neighbours, a part belongs to one
+thread, and the threads of a warp to as many lines. Sums are taken in the same order every time.
 """
 
 from __future__ import annotations

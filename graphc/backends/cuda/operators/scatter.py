@@ -1,10 +1,10 @@
-"""Updates of places that elements name, by many threads.
+"""Scatter on GPUs: updates of places that the data names, by many threads.
 
 Where few updates could meet at one place, a thread does these in turn, for each element that they
-change. Else, if the last update of a place is to stay, each marks its place with its number, of
-which the largest stays whatever the order of threads, and those that find their own are done.
-Updates that are combined are sorted by place; then a thread takes all of one place, in their order,
-so that sums of floats have the same bits every time.
+change. Otherwise, if the last update of a place is to stay, each update marks its place with its
+number. The largest number stays whatever the order of threads, and the updates that find their own
+are done. Updates that are combined are sorted by place. Then a thread takes all of one place, in
+their order, so that sums of floats have the same bits every time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Convolutions and matrix products: sums of products in int32, rescaled once per channel.
+"""Quantised convolutions and matrix products: sums of products in int32, requantised per channel.
 
-The bias and what the zero point of the activations adds to every sum are one integer per channel.
-Weights with zero points are stored without: less them, they fit int8, or else int16.
+The bias and the zero-point correction of the activations are one integer per channel. Weights with
+zero points are stored less these: then they fit int8, or else int16.
 """
 
 from __future__ import annotations

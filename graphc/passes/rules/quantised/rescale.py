@@ -1,8 +1,8 @@
-"""Real factors in fixed point, and sums that are rescaled by them.
+"""Requantisation: real factors in fixed point, and sums that are rescaled by them.
 
-A multiplier of 31 bits is shared out by the largest of several factors: those of channels whose
-weights are all (nearly) zero may be left with a few bits. Their sums are a constant, so they come
-out right if the constant is given in units of the factor that the multiplier really stands for.
+The multiplier of 31 bits is scaled by the largest of several factors, so channels whose weights are
+all (nearly) zero may be left with a few bits. Their sums are a constant, so they come out right if
+the constant is given in units of the factor that the multiplier really stands for.
 """
 
 from __future__ import annotations
