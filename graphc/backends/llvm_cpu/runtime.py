@@ -33,6 +33,7 @@ from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
 from graphc.backends.llvm_cpu.target import HostTarget, host_target
 from graphc.ir.dtypes import bf16
 from graphc.ir.program import Program, judged
+from graphc.ir.scalar.functions import IN_ORDER
 from graphc.ir.scalar.narrow import BELOW_BYTES
 from graphc.passes.kernel.prepare import prepare_kernel
 
@@ -42,7 +43,7 @@ PIPELINE = "light"  # of LLVM passes: vectors and tiles are explicit already
 
 def llvm_text(program: Program, target: HostTarget | None = None) -> str:
     """The LLVM IR of a program."""
-    prepared = {n: prepare_kernel(k, LACKS) for n, k in program.kernels.items()}
+    prepared = {n: prepare_kernel(k, LACKS, IN_ORDER) for n, k in program.kernels.items()}
     return emit_program(replace(program, kernels=prepared), (target or host_target()).features)
 
 

@@ -25,11 +25,13 @@ from graphc.ir.kernel import (
     walk_stmts,
 )
 from graphc.ir.scalar.arithmetic import expand_arithmetic
-from graphc.ir.scalar.functions import expand_math, sign_as_select
+from graphc.ir.scalar.functions import POLYNOMIALS, Functions, expand_math, sign_as_select
 from graphc.ir.scalar.narrow import BELOW_BYTES, Narrow
 
 
-def prepare_kernel(kernel: Kernel, lacks: Collection[DType] = BELOW_BYTES) -> Kernel:
+def prepare_kernel(
+    kernel: Kernel, lacks: Collection[DType] = BELOW_BYTES, functions: Functions = POLYNOMIALS
+) -> Kernel:
     """The kernel for a machine without the types in `lacks`, its functions as polynomials.
 
     Buffers keep their sizes in bytes, so that it is called as the original.
@@ -37,7 +39,7 @@ def prepare_kernel(kernel: Kernel, lacks: Collection[DType] = BELOW_BYTES) -> Ke
     kernel = lower_narrow(kernel, Narrow(lacks))
 
     def expand(root: Expr) -> Expr:
-        return expand_math(sign_as_select(expand_arithmetic(root)))
+        return expand_math(sign_as_select(expand_arithmetic(root)), functions)
 
     return replace(kernel, body=map_body(kernel.body, expand))
 
