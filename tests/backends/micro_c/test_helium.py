@@ -11,7 +11,7 @@ from bundles import STRICT, checked, float_model, micro_program, reference, run_
 from differential import interpret_program
 from onnx import helper
 from quantised_models import QuantisedModel
-from test_tiles import CASES, convolution
+from test_scalar_tiles import CASES, convolution
 
 from graphc.backends.micro_c import BundleOptions, bundle, write_bundle
 from graphc.backends.micro_c.boards import ARM
