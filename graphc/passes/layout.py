@@ -30,6 +30,7 @@ from graphc.passes.analysis.compose import computation
 from graphc.passes.analysis.views import view_of
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+from graphc.passes.reasons import named
 
 IMAGE = 4  # the least rank of images
 VIEWED = "it is then a view of what it moves, and nothing is copied"
@@ -50,7 +51,7 @@ def assign_layouts(graph: Graph, ctx: Context) -> bool:
             if ctx.journal is not None:
                 same = choice is not None and layout is None  # but for dims of 1
                 why = f"{why}, which is the same here" if same else why
-                ctx.journal.decide("layout", op, f"{value.name}: {_told(value, layout, why)}")
+                ctx.journal.decide("layout", op, f"{named(value)}: {_told(value, layout, why)}")
             if layout is not None and ctx.spend("layout", op):
                 value.type = value.tensor.with_layout(layout)
                 changed = changed or value.tensor.layout is not None

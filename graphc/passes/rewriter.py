@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -90,6 +90,7 @@ class Rewriter(Builder):
     this: Rule
     ctx: Context
     made: list[Op]
+    taken: list[Op]
 
     def __init__(self, match: Match, this: Rule, ctx: Context):
         root = match.ops[-1]
@@ -97,6 +98,7 @@ class Rewriter(Builder):
         assert root.region is not None
         super().__init__(root.region, root, loc=tuple(locations))
         self.match, self.this, self.ctx = match, this, ctx
+        self.taken = list(match.ops)
         self.made = []
 
     def op(self, name: str, *operands: Any, **options: Any) -> Any:
@@ -118,6 +120,11 @@ class Rewriter(Builder):
         assert result.producer is not None
         self.made.append(result.producer)
         return result
+
+    def takes(self, ops: Iterable[Op]) -> None:
+        """What is built from here on also stands for these ops, beside those of the pattern."""
+        self.taken = list(dict.fromkeys((*ops, *self.taken)))
+        self.loc = tuple(dict.fromkeys((*self.loc, *(n for op in self.taken for n in op.loc))))
 
     def skip(self, reason: str | Reason) -> Any:
         """Declines, and keeps the reason; None."""
@@ -252,7 +259,7 @@ class _Driver:
             self.remove_dead(made)
             return False
         stand = [v.producer for v in results if v.producer is not None]
-        self.ctx.spend(each.name, root, match.ops, stand)
+        self.ctx.spend(each.name, root, rewriter.taken, stand)
         self.changed = True
         self.substitute(root, results, each)
         for op in made:

@@ -66,11 +66,14 @@ class Record:
         own = [m for _, op in ops for m in members(op) if layer.name in m.loc]
         beside = [name for _, op in ops for name in op.loc]
         rewrites = fate.rewrites(self.trace, layer)
+        became = (
+            fate.present(layer, own, beside) if ops else fate.gone(self.trace, self.graph, layer)
+        )
         choices = [c for c in journal.kernels if layer.name in c.of.loc]
         return Answer(
             layer,
-            fate.present(layer, own, beside) if ops else fate.gone(self.trace, self.graph, layer),
-            tuple(map(fate.told, rewrites)),
+            became,
+            tuple(text for text in map(fate.told, rewrites) if text not in became),
             tuple(self.declined(layer, {change.rule for change in rewrites})),
             tuple(d.text for d in self.decisions(layer) if d.about == "layout"),
             tuple(dict.fromkeys(group(self.trace, graph, op) for graph, op in ops)),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from graphc.ir.graph import Graph
 from graphc.passes.manager.base import PASSES
 from graphc.passes.manager.journal import UNREAD, Change, Subject
-from graphc.passes.reasons import listed
+from graphc.passes.reasons import listed, short
 from graphc.passes.rewriter import RULES
 from graphc.report.layers import Layer, is_read
 from graphc.report.trace import Trace
@@ -60,11 +60,11 @@ def present(layer: Layer, members: Sequence[Subject], beside: Iterable[str]) -> 
     their kernels."""
     operators = listed(m.operator for m in members)
     shared = [name for m in members for name in m.loc if name != layer.name]
-    text = f"computed at run time, as {operators}"
+    text = f"computed at run time as {operators}"
     if shared:
-        text += f", together with {listed(shared)}"
+        text += f", together with {listed(map(short, shared))}"
     others = [name for name in dict.fromkeys(beside) if name not in (*shared, layer.name)]
-    return text + (f"; in one kernel with {listed(others)}" if others else "")
+    return text + (f", in one kernel with {listed(map(short, others))}" if others else "")
 
 
 def gone(trace: Trace, graph: Graph, layer: Layer) -> str:
@@ -75,28 +75,41 @@ def gone(trace: Trace, graph: Graph, layer: Layer) -> str:
         return "dead code: no output of the model depends on it, so it was removed"
     took = [c for c in rewrites(trace, layer) if not any(layer.name in s.loc for s in c.made)]
     if took:
-        return f"removed. {told(took[-1])}"
-    through = rewrites(trace, layer)
-    unread = [c for c in trace.journal.changes if c.rule == UNREAD and _takes(c, layer)]
-    lost = trace.lost(layer.name)
-    if through and (unread or lost):
+        return f"removed: {told(took[-1])}"
+    if (cause := _cause(trace, layer)) is not None:
+        return f"removed, as nobody reads its results after this: {told(cause)}"
+    through, lost = rewrites(trace, layer), trace.lost(layer.name)
+    if through:
         return f"removed, as nobody reads what was left of it after this: {told(through[-1])}"
-    if unread or lost:
-        stage = unread[-1].stage if unread else lost
-        return (
-            f"removed in pass {stage}, as nobody reads its results any more: what read them was "
-            "computed while compiling, or rewritten to read something else"
-        )
+    if lost:
+        return f"removed in pass {lost}, {about_pass(lost)}: {_readers(graph, trace, layer)}"
     if layer.inside:
         return (
             f"part of {layer.inside}: a branch that is not taken, or a body that is compiled apart "
             "when the host first runs it"
         )
-    return (
-        "removed while shapes were fixed: what it gives follows from shapes and constants, or only "
-        "the shape of it is read, so it was computed while compiling"
-    )
+    return f"removed while shapes were fixed: {_readers(graph, trace, layer)}"
 
 
-def _takes(change: Change, layer: Layer) -> bool:
-    return any(layer.name in s.loc for s in change.taken)
+def _cause(trace: Trace, layer: Layer) -> Change | None:
+    """The rewrite after which nobody read a layer any more; None if it is not known."""
+    changes, last, cause = trace.journal.changes, None, None
+    for change in changes:
+        if change.rule != UNREAD:
+            last = change
+        elif last and last.stage == change.stage and any(layer.name in s.loc for s in change.taken):
+            cause = last
+    return cause
+
+
+def _readers(graph: Graph, trace: Trace, layer: Layer) -> str:
+    """What became of those that read a layer, which nobody reads any more."""
+    users = (user for op in graph.walk() if op.loc[:1] == (layer.name,)
+             for value in op.outputs for user in value.users if user.loc)  # fmt: skip
+    names = dict.fromkeys(user.loc[0] for user in users if user.loc[0] != layer.name)
+    last = {
+        name: change.rule for name in names for change in trace.journal.changes
+        if change.rule not in (*GROUPING, UNREAD) and any(name in s.loc for s in change.taken)
+    }  # fmt: skip
+    by = [f"{name} (by {last[name]})" if name in last else name for name in names]
+    return f"{listed(by) or 'nobody'} needs no more of it than its shape, or is computed already"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from graphc.ir.graph import Graph, Op
 from graphc.passes.manager.journal import Subject, subject
-from graphc.passes.reasons import listed
+from graphc.passes.reasons import listed, short
 from graphc.report.trace import Trace
 
+MOST = 2  # pairs of ops whose reasons are told, of two kernels
 LATER = "one of the two was made after operators were fused"
 
 
@@ -65,7 +66,7 @@ def _readers(trace: Trace, graph: Graph, op: Op) -> Iterator[Neighbour]:
 
 def _told(op: Op) -> str:
     """An op of a kernel by its layers."""
-    return listed(op.loc) if len(op.loc) > 1 else listed(map(str, members(op)))
+    return listed(map(short, op.loc)) if len(op.loc) > 1 else listed(map(str, members(op)))
 
 
 def _reason(trace: Trace, reader: Op, maker: Op) -> str:
@@ -76,7 +77,9 @@ def _reason(trace: Trace, reader: Op, maker: Op) -> str:
         if d.other in makers and d.of in readers and d.about == "fuse"
     ]  # fmt: skip
     if texts:
-        return "; ".join(dict.fromkeys(texts))
+        texts = list(dict.fromkeys(texts))
+        more = f"; and {len(texts) - MOST} more such pairs" if len(texts) > MOST else ""
+        return "; ".join(texts[:MOST]) + more
     fuses = any(stage == "fuse" for run in trace.runs for stage, _ in run.stages)
     for op in (reader, maker):
         if op.defn.form in ("region", "host", "imperative", "core") and op.name != "fused":

@@ -79,7 +79,7 @@ def _registers(kernel: Kernel, loops: list[For]) -> Iterator[str]:
     tiles = _allocated(kernel, "reg")
     if tiles:
         shown = ", ".join(f"{b.dtype}{list(b.shape)}" for b in tiles[:4])
-        yield f"in registers: {shown}{' ...' if len(tiles) > 4 else ''}"
+        yield f"tiles in registers: {shown}{' ...' if len(tiles) > 4 else ''}"
     copies = sorted({trips(loop) for loop in loops if loop.kind == "unroll"} - {1})
     if copies:
         yield f"unrolled {', '.join(map(str, copies))} times"

@@ -70,7 +70,7 @@ def match_contraction(
     loops, offset, exprs = computation.over_loops()
     sums = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
     if len(sums) != 1:
-        return f"contraction: {len(sums)} reductions instead of one"
+        return f"contraction: {f'it has {len(sums)} reductions' if sums else 'it reduces nothing'}"
     hole = next(iter(sums))
     body = hole.body
     if hole.op != "sum" or not (isinstance(body, Call) and body.op.name == "mul"):

@@ -149,7 +149,7 @@ class Legality:
         if self.is_long_winded(op, group):
             return WORDY
         if self.depends([other for other in self.producers(op) if other is not group], group):
-            return Reason("{} reads another value that itself waits for this group", op)
+            return Reason("{} also reads what waits for this kernel: neither could start", op)
         if structure.reductions(op):
             return outside or self.why_no_reduction(op, group)
         reason = outside or self.why_no_map(op, group)
@@ -190,7 +190,7 @@ class Legality:
             if space_of(value) != group.space and not self.stays(value, group, reader=op):
                 return Reason(
                     "{} has to be stored, as others read it too, and the kernel's loops go over {}",
-                    value, list(group.space[0]),
+                    value, group.space[0],
                 )  # fmt: skip
         return None
 
@@ -232,7 +232,7 @@ class Legality:
             if all(self.is_row_shape(v, group) for v in op.outputs):
                 return None
             text = "{} gives {}, neither an element nor a row of the kernel's loops over {}"
-            return Reason(text, op, op.outputs[0], list(group.space[0]))
+            return Reason(text, op, op.outputs[0], group.space[0])
         if self.views(op, group):
             return None
         return self.why_no_map_of_maps(op, group, operands)
@@ -294,11 +294,11 @@ class Legality:
         recomputed."""
         read = [v for n in operands if (v := op.inputs[n]) is not None]
         if group.anchor != "map" or len(op.outputs) != 1 or op.output.type is None:
-            text = "{} reads {} at other positions than it computes; that kernel is {}, run once"
+            text = "{} reads {} in another shape or order than its kernel computes, which is {}"
             return Reason(text, op, read, ANCHORS[group.anchor])
         outside = self.leaving(group, reader=op)
         if outside is not None:
-            text = "{} reads {} at other positions than it computes, and others read {} too"
+            text = "{} reads {} in another shape or order than it is computed; others read {} too"
             return Reason(text, op, read, outside)
         grows = op.output.tensor.size > group.ops[-1].outputs[0].tensor.size
         places = [x for x in loads(op_body(op)) if int(x.source) in operands]
@@ -328,8 +328,8 @@ class Legality:
     def why_not_absorb(self, op: Op, group: Group, other: Group) -> Reason | None:
         """Why a group may not take in another that makes operands of its op."""
         if other.anchor != "map":
-            text = "{} is {}: what it gives is stored before others read it"
-            return Reason(text, other.ops[0], ANCHORS[other.anchor])
+            text = "the kernel of {} is {}: what it gives is stored before others read it"
+            return Reason(text, other.ops[-1], ANCHORS[other.anchor])
         reason = self.why_too_large([*other.ops, *group.ops])
         if reason or self.depth_in(other, op) > LONGEST:
             return reason or TOO_DEEP
@@ -354,14 +354,14 @@ class Legality:
         if group.anchor in ("contraction", "window"):
             if pure or (at_own_index and not structure.reductions(op)):
                 return None
-            text = "{} is {}, which reads elements of {} many times: they are computed once before"
-            return Reason(text, group.ops[0], ANCHORS[group.anchor], last)
+            text = "the kernel of {} is {}, which reads {} many times: it is computed once before"
+            return Reason(text, op, ANCHORS[group.anchor], last.outputs)
         if group.anchor == "row" and structure.reductions(op):
             text = "an element of {} costs {} operations, more than passes over rows compute again"
             return None if self.work(other) <= ROWS else Reason(text, last, self.work(other))
         if pure or at_own_index or self.work(other) <= CHEAP:
             return None
-        text = "{} reads {} at other positions than it computes; an element costs {} operations"
+        text = "{} reads {} in another order than its own; each costs {} operations: it is stored"
         return Reason(text, op, last, self.work(other))
 
 

@@ -76,7 +76,7 @@ def _function(strategy: Strategy) -> Callable:
 def about(strategy: Strategy) -> str:
     """What a strategy is for: the first sentence of its module."""
     text = inspect.getdoc(inspect.getmodule(_function(strategy))) or ""
-    return text.split("\n\n")[0].replace("\n", " ")
+    return text.split("\n\n")[0].replace("\n", " ").replace(": a strategy.", ".")
 
 
 @dataclass(frozen=True)

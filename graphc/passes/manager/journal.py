@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from graphc.ir.graph import Op
-from graphc.passes.reasons import Reason
+from graphc.passes.reasons import Reason, called
 
 UNREAD = "unread"  # the rule that removes what nobody reads
 
@@ -26,7 +26,7 @@ class Subject(NamedTuple):
     loc: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f'{self.operator} "{self.loc[0]}"' if self.loc else self.operator
+        return called(self.operator, self.loc)
 
 
 def subject(op: Op) -> Subject:

@@ -31,25 +31,25 @@ def _kept(rw: Rewriter, op: Op, x: Value) -> Value | None:
 def add_zero(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x + 0 == x for integers; x + -0.0 == x for floats (x + 0.0 is not: it turns -0.0 to 0.0)."""
     number = -0.0 if op.output.tensor.dtype.is_float else 0
-    return _kept(rw, op, x) if all_equal(c, number) else None
+    return _kept(rw, op, x) if all_equal(c, number) else rw.skip(f"the constant is not {number}")
 
 
 @rule("subtract-zero", P.Sub(x, c))
 def subtract_zero(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x - 0 == x."""
-    return _kept(rw, op, x) if all_equal(c, 0.0) else None
+    return _kept(rw, op, x) if all_equal(c, 0.0) else rw.skip("the constant is not 0")
 
 
 @rule("multiply-one", P.Mul(x, c).commutes())
 def multiply_one(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x * 1 == x."""
-    return _kept(rw, op, x) if all_equal(c, 1.0) else None
+    return _kept(rw, op, x) if all_equal(c, 1.0) else rw.skip("the constant is not 1")
 
 
 @rule("divide-one", P.Div(x, c))
 def divide_one(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x / 1 == x."""
-    return _kept(rw, op, x) if all_equal(c, 1.0) else None
+    return _kept(rw, op, x) if all_equal(c, 1.0) else rw.skip("the constant is not 1")
 
 
 @rule("power-of-constant", P.Pow(x, c))
@@ -57,7 +57,7 @@ def power(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x^1 == x; x^2 == x*x; x^3 == x*x*x; x^0.5 == sqrt(x) and x^-0.5 == 1/sqrt(x) for x >= 0."""
     exponent, dtype = rw.scalar(c), x.tensor.dtype
     if exponent is None or c.tensor.rank > x.tensor.rank or x.type != op.output.type:
-        return None
+        return rw.skip("the exponent is not one number, or changes the shape or the type")
     exponent = float(exponent)
     if exponent == 1:
         return x
@@ -72,7 +72,7 @@ def power(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
             return rw.skip(f"the root would be rounded to {dtype} first")
         root = rw.Sqrt(x)
         return root if exponent > 0 else rw.Reciprocal(root)
-    return None
+    return rw.skip(f"a power of {exponent:g} has no cheaper form in {dtype}")
 
 
 @rule("double-negation", P.where(is_involution)(P.where(is_involution)(x)))
@@ -99,7 +99,7 @@ def subtract_to_add(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x - c == x + -c."""
     array = array_of(c)
     if array is None or array.dtype.kind != "f" or all_equal(c, 0.0):
-        return None
+        return rw.skip("the constant is 0, or not of floats")
     return rw.Add(x, rw.constant(-array))
 
 
@@ -108,7 +108,7 @@ def divide_to_multiply(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None
     """x / c == x * (1/c) if c is a power of two, so that 1/c is exact."""
     array = array_of(c)
     if array is None or array.dtype.kind != "f" or array.dtype.itemsize < 4 or not is_normal(array):
-        return None
+        return rw.skip("the divisor is zero, huge, tiny, or no float32 or wider")
     if not (np.abs(np.frexp(array)[0]) == 0.5).all():
         return rw.skip("the divisor is not a power of two")
     return rw.Mul(x, rw.constant((1 / array).astype(array.dtype)))
@@ -147,7 +147,7 @@ def multiply_divide_chain(
 ) -> Value | None:
     """(x * c) / d == x * (c / d) for floats."""
     if not x.tensor.dtype.is_float:
-        return None
+        return rw.skip("division of integers truncates")
     both = _combined(rw, "Div", c, d, x, outer)
     return None if both is None else rw.Mul(x, both)
 
@@ -158,7 +158,7 @@ def add_chain(rw: Rewriter, inner: Op, outer: Op, x: Value, c: Value, d: Value) 
     large c is a way to round)."""
     first, second = array_of(c), array_of(d)
     if first is None or second is None:
-        return None
+        return rw.skip("a constant is not of numbers")
     if first.dtype.kind == "f" and not (np.signbit(first).all() == np.signbit(second).all()
                                         and _one_sign(first) and _one_sign(second)):  # fmt: skip
         return rw.skip("the constants have different signs")

@@ -42,7 +42,7 @@ def _may_copy(op: Op) -> bool:
 def copy(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(.., x, ..)[i] == x[i] for all i  ==>  f(.., x, ..) == x: a Transpose, Slice, Pad, Reduce,
     Concat or Resize that moves nothing."""
-    return copied(op) if op.output.tensor.is_static else None
+    return copied(op) if op.output.tensor.is_static else rw.skip("its shape is not static")
 
 
 def copied(op: Op) -> Value | None:

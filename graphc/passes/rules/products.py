@@ -96,8 +96,10 @@ def conv_before_resize(rw: Rewriter, conv: Op, x: Value, w: Value, b: Value | No
     if not any(resizes):
         return None
     matrix = _matrix(rw, conv, w)
-    if matrix is None or is_shared(w):
+    if matrix is None:
         return None
+    if is_shared(w):
+        return rw.skip("the weights are large and have other users")
     terms, rest, own = [], [], []
     for part, resize, weights in zip(parts, resizes, _columns(matrix, parts)):
         if resize is None:

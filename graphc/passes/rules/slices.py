@@ -13,6 +13,7 @@ import numpy as np
 from graphc.ir.graph import Op, Value
 from graphc.passes.analysis.facts import is_pointwise
 from graphc.passes.pattern import P, attribute, rest, var
+from graphc.passes.reasons import Reason
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import is_static, permutation, shape_of
 from graphc.passes.rules.views import simple_cut, sliced
@@ -30,11 +31,13 @@ def slice_before_op(rw: Rewriter, op: Op, x: Value, bounds: list[Value]) -> Valu
     cut = simple_cut(op)
     producer = x.producer
     if cut is None or producer is None or not all(map(is_static, _operands(producer))):
-        return None
+        return rw.skip("it slices an input, more than one axis, or by a step other than 1")
     axis, start, count = cut
     dims = _cut_dims(producer, axis)
-    if dims is None or count * SHARE > shape_of(x)[axis]:
-        return None
+    if dims is None:
+        return rw.skip(Reason("{} needs more of its operands than what is sliced", producer))
+    if count * SHARE > shape_of(x)[axis]:
+        return rw.skip(f"it takes {count} of {shape_of(x)[axis]} rows, which saves too little")
     if not _is_only_cut(x, cut):
         return rw.skip("others read more rows")
     if not _has_fewer_rows(producer, cut):

@@ -10,6 +10,7 @@ from graphc.ir.graph import Op, Value
 from graphc.passes.analysis.facts import is_pointwise
 from graphc.passes.analysis.structure import is_movement
 from graphc.passes.pattern import P, opt, rest, var
+from graphc.passes.reasons import Reason
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import ints, inverse, is_static, permutation, shape_of
 from graphc.passes.rules.operands import MOST
@@ -36,7 +37,7 @@ def view_to_reshape(rw: Rewriter, op: Op, x: Value, others: list[Value]) -> Valu
 def expand_to_reshape(rw: Rewriter, op: Op, x: Value, shape: Value) -> Value | None:
     """expand(x, s) == reshape(x, s) if it only adds dimensions of extent 1."""
     if not is_static(x) or x.tensor.size != op.output.tensor.size:
-        return None
+        return rw.skip("it repeats elements, or its shape is not static")
     return reshaped(rw, x, shape_of(op.output))
 
 
@@ -56,7 +57,9 @@ def reshape_of_reshape(
     rw: Rewriter, inner: Op, outer: Op, x: Value, y: Value, shape: Value
 ) -> Value | None:
     """reshape(reshape(x, s), t) == reshape(x, t)."""
-    return reshaped(rw, x, shape_of(outer.output)) if is_static(x) else None
+    if not is_static(x):
+        return rw.skip("the shape of what is reshaped is not static")
+    return reshaped(rw, x, shape_of(outer.output))
 
 
 @rule("transpose-of-transpose", P.Transpose(P.Transpose(x)))
@@ -72,7 +75,7 @@ def transpose_to_reshape(rw: Rewriter, op: Op, x: Value) -> Value | None:
     """transpose(x, p) == reshape(x) if only dimensions of extent 1 change places."""
     moved = [axis for axis in permutation(op) if x.tensor.dims[axis] != 1]
     if moved != sorted(moved) or not is_static(x):
-        return None
+        return rw.skip("dimensions longer than 1 change places")
     return reshaped(rw, x, shape_of(op.output))
 
 
@@ -84,7 +87,7 @@ def gather_to_slice(rw: Rewriter, op: Op, data: Value, indices: Value) -> Value 
     """gather(x, [a, a+1, .., b]) == x[a..b]."""
     picked, axis = ints(indices), rw.attr(op, "axis")
     if not picked or not is_static(data):
-        return None if picked else rw.skip("the indices are not constant")
+        return rw.skip("the indices are not constant, or the shape of the data is not static")
     axis %= data.tensor.rank
     extent = shape_of(data)[axis]
     if not all(-extent <= n < extent for n in picked):
@@ -170,7 +173,7 @@ def slice_of_concat(
                 return rw.skip("it reaches over several parts")
             return sliced(rw, part, axis, start, count)
         start -= extent
-    return None
+    return rw.skip("it slices nothing")
 
 
 @rule("slice-of-slice", P.Slice(P.Slice(x, rest("inner_bounds")).only_use(), rest("bounds")))
@@ -215,7 +218,7 @@ def simple_cut(op: Op) -> tuple[int, int, int] | None:
 def sink_transpose(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(transpose(x, p), transpose(y, p), c) == transpose(f(x, y, c'), p) for elementwise f, with
     the constants c brought into the order of x."""
-    perm = _common_permutation(op, operands)
+    perm = _common_permutation(rw, op, operands)
     if perm is None or not is_static(op.output):
         return None
     back = inverse(perm)
@@ -223,17 +226,23 @@ def sink_transpose(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     return rw.Transpose(rw.again(op, *moved), perm=perm)
 
 
-def _common_permutation(op: Op, operands: Sequence[Value | None]) -> tuple[int, ...] | None:
+def _common_permutation(
+    rw: Rewriter, op: Op, operands: Sequence[Value | None]
+) -> tuple[int, ...] | None:
     """The permutation of the transposes among the operands, if all others are constants."""
+    if not any(v and v.producer and v.producer.name == "Transpose" for v in operands):
+        return None
     perm, rank = None, op.output.tensor.rank
     for value in operands:
         if value is None or value.constant is not None:
             continue
         producer = value.producer
-        if producer is None or producer.name != "Transpose" or len(value.users) != 1:
-            return None
+        if producer is None or producer.name != "Transpose":
+            return rw.skip(Reason("{} is not transposed, as another operand is", value))
+        if len(value.users) != 1:
+            return rw.skip(Reason("others read the transposed {} too", value))
         if value.tensor.rank != rank or perm not in (None, permutation(producer)):
-            return None
+            return rw.skip("the operands are transposed differently")
         perm = permutation(producer)
     return perm
 
@@ -258,9 +267,13 @@ def sink_reshape(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     if len(operands) != 2 or len(found) != 1:
         return None
     value, row = operands[found[0]], operands[1 - found[0]]
-    x = _of_reshape(value)
-    if x is None or op.output.tensor.dims != value.tensor.dims:
+    if value.producer is None or value.producer.name != "Reshape":
         return None
+    x = _of_reshape(value)
+    if x is None:
+        return rw.skip("others read what is reshaped, or it is only moved")
+    if op.output.tensor.dims != value.tensor.dims:
+        return rw.skip("the constant broadcasts what is reshaped")
     length = shape_of(value)[-1]
     is_row = shape_of(row)[-1:] == (length,) == (row.tensor.size,)
     if not is_row or row.tensor.rank > x.tensor.rank or shape_of(x)[-1] != length:
@@ -284,7 +297,7 @@ def _of_reshape(value: Value) -> Value | None:
 @rule("sink-transpose-concat", P.Concat(rest("parts")))
 def sink_transpose_concat(rw: Rewriter, op: Op, parts: list[Value]) -> Value | None:
     """concat(transpose(x, p), transpose(y, p), axis) == transpose(concat(x, y, p[axis]), p)."""
-    perm = _common_permutation(op, parts)
+    perm = _common_permutation(rw, op, parts)
     if perm is None or any(v.constant is not None for v in parts):
         return None
     axis = rw.attr(op, "axis") % len(perm)

@@ -169,7 +169,9 @@ def fold_bn_into_matmul(
     if is_shared(w):
         return rw.skip("the weights are large and have other users")
     found = _scale_shift(rw, bn)
-    if found is None or op.output.tensor.rank != 2:
+    if op.output.tensor.rank != 2:
+        return rw.skip("the product is not of two dimensions")
+    if found is None:
         return None
     factor, shift = found
     columns = factor.reshape(-1, 1) if rw.attr(op, "transB") else factor
@@ -187,7 +189,7 @@ def gemm_factors(rw: Rewriter, op: Op, x: Value, w: Value, b: Value | None) -> V
     alpha, beta = rw.attr(op, "alpha"), rw.attr(op, "beta")
     weights, bias = array_of(w), array_of(b)
     if alpha == 1 and (beta == 1 or b is None):
-        return None
+        return rw.skip("it has no factors")
     if weights is None or (b is not None and bias is None) or not _is_wide(w):
         return rw.skip("weights are not all constants of float32 or wider")
     if alpha != 1 and is_shared(w):

@@ -46,4 +46,14 @@ def integer_inference(
         return rw.skip("it is left to floats")
     if len(y.uses) != 1 or (len(value.uses) != 1 and inner.name != "DequantizeLinear"):
         return rw.skip("the value before the quantisation is used elsewhere")
+    rw.takes(_between(inner, y))
     return FORMS[inner.name](rw, inner, after)
+
+
+def _between(inner: Op, y: Value) -> list[Op]:
+    """The DequantizeLinear that an op reads, the op, and the activations from there to a value."""
+    ops = [] if y.producer is None else [y.producer]
+    while ops[0] is not inner:
+        ops.insert(0, ops[0].operand(0).producer)  # type: ignore[arg-type]
+    read = (v.producer for v in inner.inputs if v is not None and v.producer is not None)
+    return [*(op for op in read if op.name == "DequantizeLinear"), *ops]

@@ -40,6 +40,7 @@ def tabulate(rw: Rewriter, op: Op, y: Value, scale: Value, zero: Value | None) -
     table = _results(ops, source)
     if table is None:
         return rw.skip("the function cannot be evaluated")
+    rw.takes(ops)
     return looked_up(rw, source, table)
 
 
