@@ -36,7 +36,7 @@ def prepare(model: object, device: str = "CPU", **options: object) -> Rep:
     """Imports (and compiles) a model; `options` go to graphc.compile, `target` in place of the
     device's."""
     if not supports_device(device):
-        raise UnsupportedError(f"device {device!r} is none of INTERP, {', '.join(TARGETS)}")
+        raise UnsupportedError(f"device {device!r} is not one of INTERP, {', '.join(TARGETS)}")
     kind = device.split(":")[0].upper()
     if kind == "INTERP":
         return InterpreterRep(model)

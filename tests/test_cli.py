@@ -98,7 +98,7 @@ def test_saved_models_run(capsys, tmp_path):
     shown = ok(capsys, "inspect", path)
     assert "in   image: f32[N,1,8,8]" in shown and "out  logits: f32[1,10]" in shown
     assert "2 more shapes" not in shown and "compiled for this machine" in shown
-    assert "every byte is what was saved" in shown and "native code" in shown
+    assert "every byte matches its digest" in shown and "native code" in shown
     assert "--dim" in refused(capsys, "inspect", path, "--dim", "N=2")
     path.write_bytes(b"nothing")
     assert "digits.gcm" in refused(capsys, "run", path)

@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         description="Compiles neural networks: ONNX models to code for a CPU or a GPU, or to C.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=examples(
-            ("graphc inspect model.onnx", "what is in it, and where its time will go"),
+            ("graphc inspect model.onnx", "its operators, and where its time will go"),
             ("graphc verify model.onnx", "compile it and compare it with ONNX Runtime"),
             ("graphc bench model.onnx --threads 1", "time it next to ONNX Runtime"),
             ("graphc run model.onnx --input x=x.npy -o y.npz", "run it"),

@@ -81,11 +81,11 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_target(parser)
     parser.add_argument(
-        "-o", "--output", metavar="OUT", type=filename, help="where the result goes"
+        "-o", "--output", metavar="OUT", type=filename, help="the file or folder to write"
     )
     parser.add_argument("--emit", choices=FORMS, help="the form to print or write")
     parser.add_argument("--stop-after", choices=PHASES, metavar="PHASE",
-                        help=f"print what there is after a phase: {', '.join(PHASES)}")  # fmt: skip
+                        help=f"print the model after a phase: {', '.join(PHASES)}")  # fmt: skip
     parser.add_argument("--start-from", choices=RESUMABLE, metavar="PHASE",
                         help="MODEL is text of this phase, and compilation goes on from there: "
                         f"{', '.join(RESUMABLE)}; the text of a graph says so itself, unless it is "
@@ -97,8 +97,8 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--explain", metavar="RULE", action="append", default=[],
-        help="tell how often a rewrite rule or a pass (fuse-attention, say) did something, and "
-        "where it did not and why; repeatable",
+        help="print how often a rewrite rule or a pass (fuse-attention, say) applied, and where it "
+        "did not and why; repeatable",
     )  # fmt: skip
 
 

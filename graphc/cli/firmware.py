@@ -43,9 +43,9 @@ def add_bundle(parser: argparse.ArgumentParser) -> None:
         "QEMU (implies --with-test, and the board's --cpu)")  # fmt: skip
     add("--package", choices=PACKAGES, help="lay the files out for this ecosystem, and add its own")
     add("--ram", metavar="64K", type=size,
-        help="refuse what needs more: arena, stack, inputs and outputs")  # fmt: skip
+        help="refuse a model that needs more RAM: arena, stack, inputs and outputs")  # fmt: skip
     add("--flash", metavar="256K", type=size,
-        help="refuse what needs more: constants, and code as estimated for -O2")  # fmt: skip
+        help="refuse a model that needs more flash: constants, and estimated code")  # fmt: skip
 
 
 def add_code(parser: Any) -> None:
@@ -54,13 +54,13 @@ def add_code(parser: Any) -> None:
                         help="the processor it is for: "
                         f"{', '.join(CPUS)} (default: {CPUS[0]}, or a board's)")  # fmt: skip
     parser.add_argument("--opt", choices=GOALS, default=GOALS[0],
-                        help="what code is made for (default: %(default)s)")  # fmt: skip
+                        help="optimise code for this (default: %(default)s)")  # fmt: skip
     parser.add_argument("--io", choices=("caller", "arena"), default="caller",
                         help="whether inputs and outputs are the caller's, or live in the arena "
                         "and take no memory of their own (default: %(default)s)")  # fmt: skip
     parser.add_argument("--libm", action=argparse.BooleanOptionalAction,
-                        help="call libm for exp, log, tanh and erf; with --no-libm nothing of it "
-                        "(default: polynomials for those, libm for what has none)")  # fmt: skip
+                        help="call libm for exp, log, tanh and erf; with --no-libm for nothing "
+                        "(default: polynomials for those, libm for other functions)")  # fmt: skip
     parser.add_argument("--weights", choices=("f32", "f16"), default="f32",
                         help="store float weights as they are, or as float16 that is converted "
                         "when it is read, by instructions with gcc's -mfp16-format=ieee (default: "

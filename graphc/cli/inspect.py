@@ -47,7 +47,7 @@ EPILOG = examples(
     ("graphc inspect model.onnx --target c --cpu cortex-m4", "as it runs on a microcontroller"),
     ("graphc inspect model.onnx --target cuda --accesses", "which kernels read memory badly"),
     ("graphc inspect model.onnx --target c --svg arena.svg", "a picture of memory over time"),
-    ("graphc inspect model.gcm", "what a compiled model is made of, and for which CPU"),
+    ("graphc inspect model.gcm", "the contents of a compiled model, and its CPU"),
 )
 TOP = 12
 
@@ -67,7 +67,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--svg", metavar="OUT.svg", type=filename,
                         help="draw the arena over time: steps, offsets, tensors")  # fmt: skip
     parser.add_argument("--accesses", metavar="BLOCKS", type=positive, nargs="?", const=4,
-                        help="what the memory accesses of a GPU's kernels cost, from so many "
+                        help="the cost of memory accesses of a GPU's kernels, from so many "
                         "blocks of each (default: 4)")  # fmt: skip
     parser.add_argument("--seed", type=natural, default=0,
                         help="of the inputs, where shapes depend on them (default: 0)")  # fmt: skip

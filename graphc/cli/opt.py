@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
     parser = command(commands, "opt", run, SUMMARY, EPILOG)
     add_model(parser)
     parser.add_argument("-o", "--output", metavar="OUT.onnx", type=filename, required=True,
-                        help="where the model goes")  # fmt: skip
+                        help="the ONNX file to write")  # fmt: skip
     add_passes(parser)
     parser.add_argument("--verify", action="store_true", help="compare the two in ONNX Runtime")
     add_tolerance(parser)

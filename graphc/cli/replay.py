@@ -24,7 +24,7 @@ EPILOG = examples(("graphc replay graphc-crash-k3x0v9", "the same command, on th
 def add(commands: Any) -> None:
     """Adds the command."""
     parser = command(commands, "replay", run, SUMMARY, EPILOG)
-    parser.add_argument("directory", metavar="DIR", help="what the error message named")
+    parser.add_argument("directory", metavar="DIR", help="the directory of an error message")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
     add_feeds(parser)
     add_limits(parser)
     parser.add_argument(
-        "-o", "--output", metavar="OUT.npz", type=filename, help="where the outputs go"
+        "-o", "--output", metavar="OUT.npz", type=filename, help="the file to write outputs to"
     )
 
 
@@ -80,14 +80,14 @@ def _run_saved(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
     from graphc.ir.text.printer import symbols_of
 
     if args.set or args.target != "cpu":
-        raise ModelError(f"{args.model} is compiled already: values and target are what they are")
+        raise ModelError(f"{args.model} is compiled already, for these values and target")
     saved = driver.load(args.model, args.threads)
     interface = Graph(Path(args.model).stem)
     for spec in saved.inputs:
         interface.add_param(spec.type, spec.name)
     interface.symbols = symbols_of(interface)
     if (args.shape or args.dim) and not interface.symbols:
-        raise ModelError(f"{args.model} is compiled already: shapes are what they are")
+        raise ModelError(f"{args.model} is compiled already: its shapes cannot be changed")
     shapes, dims = once("--shape", args.shape), once("--dim", args.dim)
     model = Model(Path(args.model), interface, shapes, dims, {})
     model.read_inputs(args.input)

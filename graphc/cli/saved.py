@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from graphc.backends.llvm_cpu.container import Container
     from graphc.backends.llvm_cpu.image import Image
 
-TRUST = "It holds native code: load it only if you trust whoever made it."
+TRUST = "It holds native code: load it only if you trust its author."
 
 
 def contents(path: str, top: int | None) -> str:
@@ -30,7 +30,7 @@ def contents(path: str, top: int | None) -> str:
     return "\n".join(
         [
             f"{path}: {size}, of graph {_line(about.get('model'))}, saved by graphc "
-            f"{_line(about.get('graphc'))}; every byte is what was saved",
+            f"{_line(about.get('graphc'))}; every byte matches its digest",
             _target(container),
             "",
             *(f"in   {_line(s.name)}: {_line(s.type)}" for s in inputs),

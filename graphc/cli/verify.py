@@ -37,7 +37,7 @@ EPILOG = examples(
     ("graphc verify model.onnx --dim batch=4 --seed 7", "other shapes, other inputs"),
     ("graphc verify model.onnx --against interpreter", "against graphc's own interpreter"),
     ("graphc verify model.onnx --target interpreter", "the interpreter against ONNX Runtime"),
-    ("graphc verify model.onnx --target cuda --simulate --precision f16", "what half floats cost"),
+    ("graphc verify model.onnx --target cuda --simulate --precision f16", "the error of f16"),
     ("graphc verify model.onnx --target c --board mps2-an386", "on a Cortex-M4 that QEMU emulates"),
     ("graphc verify model.onnx --target c --trace log.txt", "the first layer a device has wrong"),
 )

@@ -66,7 +66,7 @@ def _argument(
         if holds_maps(type) and param.accepts is not Maps:
             raise ModelError(
                 f"operand {param.name} is {type}, which operators on tensors and sequences do not "
-                "take: what ZipMap gives can only be an output; use the tensor that ZipMap takes"
+                "take: the result of ZipMap can only be an output; use the operand of ZipMap"
             )
         if param.accepts not in (Any_, Maps):
             raise ModelError(f"operand {param.name} takes {param.accepts}, found {type}")

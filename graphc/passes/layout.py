@@ -33,7 +33,7 @@ from graphc.passes.manager.context import Context
 from graphc.passes.reasons import named
 
 IMAGE = 4  # the least rank of images
-VIEWED = "it is then a view of what it moves, and nothing is copied"
+VIEWED = "it is then a view of its operand, and nothing is copied"
 
 
 def assign_layouts(graph: Graph, ctx: Context) -> bool:
@@ -206,13 +206,13 @@ def _movement_layout(op: Op, value: Value) -> tuple[Layout | None, str]:
     if source.tensor.layout is None:
         if rank >= IMAGE and source.tensor.rank == rank and _is_view(op, value, last):
             return last, VIEWED
-        return None, "what it moves is row-major"
+        return None, "its operand is row-major"
     for layout in (None, last, _permuted(body, source, value)):
         if _is_view(op, value, layout):
             return layout, VIEWED
     if source.tensor.rank == rank and _runs_in_order(body):
-        return source.tensor.layout, "what it moves is stored so"
-    return None, "no order of the dims makes it a view of what it moves"
+        return source.tensor.layout, "its operand is stored so"
+    return None, "no order of the dims makes it a view of its operand"
 
 
 def _is_view(op: Op, value: Value, layout: Layout | None) -> bool:

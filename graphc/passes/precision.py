@@ -257,5 +257,5 @@ class Precision(Pass):
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         if self.type not in PRECISIONS:
-            raise ModelError(f"precision {self.type!r} is none of {', '.join(PRECISIONS)}")
+            raise ModelError(f"precision {self.type!r} is not one of {', '.join(PRECISIONS)}")
         return self.type != "f32" and narrow_contractions(graph, self.type, ctx)

@@ -14,10 +14,10 @@ from graphc.report.layers import Layer, is_read
 from graphc.report.trace import Trace
 
 TOLD = {
-    "fold": "constant folding: all that it reads is known, so it was computed while compiling",
+    "fold": "constant folding: all its operands are known, so it was computed at compile time",
     "decompose": "it is made of other operators, and was replaced by them",
     "cse": "an equal operator computes the same; the two are one",
-    "sequences": "it only passes on what it is given; its readers read that",
+    "sequences": "it only passes on its operand, which its readers read directly",
     "raise-scalar": "arithmetic with a number comes before the data is moved, in the kernel that "
     "makes it",
     "inline-if": "its condition is known: the branch that is taken stands in its place",
@@ -80,7 +80,7 @@ def gone(trace: Trace, graph: Graph, layer: Layer) -> str:
         return f"removed, as nobody reads its results after this: {told(cause)}"
     through, lost = rewrites(trace, layer), trace.lost(layer.name)
     if through:
-        return f"removed, as nobody reads what was left of it after this: {told(through[-1])}"
+        return f"removed, as nobody reads its remains after this: {told(through[-1])}"
     if lost:
         return f"removed in pass {lost}, {about_pass(lost)}: {_readers(graph, trace, layer)}"
     if layer.inside:

@@ -23,7 +23,7 @@ DEFAULT = cpu.Cpu.name
 def lookup(name: str) -> type[Target]:
     """The target of that name; ModelError tells which there are."""
     if name not in TARGETS:
-        raise ModelError(f"target {name!r} is none of {', '.join(TARGETS)}")
+        raise ModelError(f"target {name!r} is not one of {', '.join(TARGETS)}")
     return TARGETS[name]
 
 

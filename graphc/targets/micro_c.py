@@ -27,21 +27,21 @@ class MicroC(Target):
     """C99 for a microcontroller, run on the host."""
 
     cpu: str = option(CPUS[0], f"the processor it is for: {', '.join(CPUS)}", choices=CPUS)
-    opt: str = option(GOALS[0], "what code is made for", choices=GOALS)
+    opt: str = option(GOALS[0], "the goal of the code: speed or size", choices=GOALS)
     io: str = option(
         "caller", "whether inputs and outputs are the caller's, or live in the arena and take no "
         "memory of their own", choices=("caller", "arena"),
     )  # fmt: skip
     libm: bool | None = option(
-        None, "call libm for exp, log, tanh and erf; with --no-libm nothing of it (default: "
-        "polynomials for those, libm for what has none)", type=bool, what="true or false",
+        None, "call libm for exp, log, tanh and erf; with --no-libm for nothing (default: "
+        "polynomials for those, libm for other functions)", type=bool, what="true or false",
     )  # fmt: skip
     weights: str = option(
         "f32", "store float weights as they are, or as float16 that is converted when it is read, "
         "by instructions with gcc's -mfp16-format=ieee", choices=("f32", "f16"),
     )  # fmt: skip
     sanitize: bool = option(
-        False, "end the process where the code does what C does not define", type=bool,
+        False, "end the process on undefined behaviour of the C code", type=bool,
         what="true or false",
     )  # fmt: skip
 

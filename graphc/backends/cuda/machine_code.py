@@ -56,7 +56,7 @@ def machine_code(text: str, arch: str, form: str = "cubin") -> bytes:
     if name is None:
         raise UnsupportedError(missing())
     if form not in FORMS:
-        raise ModelError(f"form {form!r} is none of {', '.join(FORMS)}")
+        raise ModelError(f"form {form!r} is not one of {', '.join(FORMS)}")
     version = nvcc.nvcc_version() if name == "nvcc" else nvrtc.nvrtc_version()
     cache = default_cache()
     digest = hashlib.sha256()

@@ -68,7 +68,7 @@ def compile_cuda(text: str, arch: str, form: str = "cubin", strict: bool = False
     if arch not in architectures():
         raise ModelError(f"nvcc makes no code for {arch}; it does for {', '.join(architectures())}")
     if form not in FORMS:
-        raise ModelError(f"form {form!r} is none of {', '.join(FORMS)}")
+        raise ModelError(f"form {form!r} is not one of {', '.join(FORMS)}")
     with tempfile.TemporaryDirectory(prefix="graphc-cuda-") as folder:
         source, target = Path(folder, "kernels.cu"), Path(folder, f"kernels.{form}")
         source.write_text(text)

@@ -175,7 +175,7 @@ class Container:
         if digest.digest() != self.data[_HEAD.size : _START] or any(
             self.data[_START + size : self.start]
         ):
-            raise self.damaged("its header is not what was saved")
+            raise self.damaged("its header does not match its digest")
         with self.understood():
             return json.loads(bytes(header))
 
@@ -213,7 +213,7 @@ class Container:
         for part, digest in zip(new, digests(data, sums=sums)):
             if digest != part[2]:
                 where = self.start + part[0]
-                raise self.damaged(f"its {what} at byte {where} is not what was saved")
+                raise self.damaged(f"its {what} at byte {where} does not match its digest")
         self._checked.update(new)
 
     def _image(self, entry: dict) -> Image:

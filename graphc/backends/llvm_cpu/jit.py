@@ -121,7 +121,7 @@ def _link(
 
 def _optimised(text: str, machine: llvm.TargetMachine, pipeline: str) -> llvm.ModuleRef:
     if pipeline not in PIPELINES:
-        raise ValueError(f"pipeline {pipeline!r} is none of {', '.join(PIPELINES)}")
+        raise ValueError(f"pipeline {pipeline!r} is not one of {', '.join(PIPELINES)}")
     module = _parsed(text)
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)

@@ -278,7 +278,7 @@ def linear_attention(
     Delta rules write v' = beta * (v - k S) instead of v. The state is kept in float32.
     """
     if update_rule not in _UPDATES:
-        raise UnsupportedError(f"update_rule {update_rule!r} is none of {sorted(_UPDATES)}")
+        raise UnsupportedError(f"update_rule {update_rule!r} is not one of {sorted(_UPDATES)}")
     decays, corrects = _UPDATES[update_rule]
     for name, operand, needed in (("decay", decay, decays), ("beta", beta, corrects)):
         if (operand is None) == needed:

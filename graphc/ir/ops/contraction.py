@@ -206,7 +206,7 @@ def in_pairs(plan: EinsumPlan) -> list[PairedTerms] | str:
         terms = [t for n, t in enumerate(terms) if n not in (left, right)] + [result]
         products += space
     if products >= math.prod(plan.extents.values()):
-        return "one sum takes no more products"
+        return "one sum has too many products"
     return steps
 
 

@@ -97,7 +97,7 @@ _CASTS = {"TO_FLOAT": f32, "TO_INT64": i64, "TO_STRING": string}
 
 def _cast_type(cast_to: str) -> dtypes.DType:
     if cast_to not in _CASTS:
-        raise ModelError(f"cast_to {cast_to!r} is none of {', '.join(_CASTS)}")
+        raise ModelError(f"cast_to {cast_to!r} is not one of {', '.join(_CASTS)}")
     return _CASTS[cast_to]
 
 

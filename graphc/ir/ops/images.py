@@ -31,7 +31,7 @@ def image_decoder(encoded: _Bytes, *, pixel_format: str = "RGB") -> np.ndarray:
     ModelError above MAX_PIXELS. UnsupportedError where Pillow is not installed.
     """
     if pixel_format not in _PIXELS:
-        raise ModelError(f"pixel_format {pixel_format!r} is none of {', '.join(_PIXELS)}")
+        raise ModelError(f"pixel_format {pixel_format!r} is not one of {', '.join(_PIXELS)}")
     if np.ndim(encoded) != 1:
         raise ModelError(f"takes the bytes of a file [N], found shape {list(np.shape(encoded))}")
     pixels = _decoded(np.asarray(encoded).tobytes(), "L" if pixel_format == "Grayscale" else "RGB")

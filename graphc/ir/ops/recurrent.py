@@ -40,7 +40,7 @@ def ways_of(direction: str) -> tuple[bool, ...]:
     """For each direction of a layer whether it goes backwards."""
     directions = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     if direction not in directions:
-        raise ModelError(f"direction {direction!r} is none of {sorted(directions)}")
+        raise ModelError(f"direction {direction!r} is not one of {sorted(directions)}")
     return directions[direction]
 
 

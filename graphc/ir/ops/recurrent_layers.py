@@ -52,7 +52,7 @@ def with_parameters(
     for name in names:
         row = _ACTIVATIONS.get(name.lower())
         if row is None:
-            raise UnsupportedError(f"activation {name!r} is none of {sorted(_ACTIVATIONS)}")
+            raise UnsupportedError(f"activation {name!r} is not one of {sorted(_ACTIVATIONS)}")
         alpha, beta = row[0]
         if alpha is not None and alpha_left:
             alpha = alpha_left.pop(0)

@@ -126,7 +126,7 @@ class Rational:
             "round_prefer_ceil": lambda: (n * 2 + d) // (2 * d),
         }
         if mode not in choices:
-            raise ModelError(f"nearest_mode {mode!r} is none of {sorted(choices)}")
+            raise ModelError(f"nearest_mode {mode!r} is not one of {sorted(choices)}")
         return simplify(choices[mode]())
 
     def outside(self, extent: int) -> Expr:

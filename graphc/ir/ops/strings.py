@@ -94,7 +94,7 @@ def string_normalizer(
         raise ModelError(f"the input has shape {list(source.shape)}, expected [C] or [1, C]")
     change = _CASES.get(case_change_action)
     if change is None:
-        raise ModelError(f"case_change_action {case_change_action!r} is none of {list(_CASES)}")
+        raise ModelError(f"case_change_action {case_change_action!r} is not one of {list(_CASES)}")
     fold = str if is_case_sensitive else str.lower
     stops = {fold(word) for word in stopwords or ()}
     kept = [change(_plain(s)) for s in source.reshape(-1) if fold(s) not in stops]

@@ -40,7 +40,7 @@ def tf_idf_vectorizer(
     output column of n-gram g, and `weights` are per output column (as in ONNX Runtime).
     """
     if mode not in ("TF", "IDF", "TFIDF"):
-        raise ModelError(f"mode {mode!r} is none of TF, IDF, TFIDF")
+        raise ModelError(f"mode {mode!r} is not one of TF, IDF, TFIDF")
     if x.tensor.rank not in (1, 2):
         raise ModelError(f"the input has rank {x.tensor.rank}, expected 1 or 2")
     if (pool_int64s is None) == (pool_strings is None):

@@ -150,7 +150,9 @@ def _reject_unknown(b: Builder, x: Value, hot: Value, count: int) -> None:
     known = b.Greater(b.ReduceMax(hot, b.constant([-1], i64), keepdims=0), b.constant(0, f32))
     order = b.constant(np.arange(1, x.tensor.size + 1).reshape(x.tensor.static_shape), i64)
     place = b.Where(known, b.constant(0, i64), order)
-    require(b, place, 0, 0, f"element {VALUE} of x is none of the {count} categories (zeros is 0)")
+    require(
+        b, place, 0, 0, f"element {VALUE} of x is not one of the {count} categories (zeros is 0)"
+    )
 
 
 @composite("FeatureVectorizer", domain=DOMAIN)

@@ -25,7 +25,7 @@ from graphc.passes.reasons import Reason
 
 CHOICES = 64  # groups that an op with many operands may join
 CHECKED = Reason("a check of data is a kernel of its own")
-CONVERTED = Reason("a conversion to wider floats is left to whoever reads it")
+CONVERTED = Reason("a conversion to wider floats is done by its readers")
 TOO_MANY_CHOICES = Reason(f"only the best {CHOICES} groups are tried")
 
 

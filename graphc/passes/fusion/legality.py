@@ -198,7 +198,7 @@ class Legality:
         """Why an op cannot reduce rows of a group, whose loops are over these rows otherwise."""
         if group.anchor not in ("map", "row"):
             text = (
-                "{} reduces what the kernel of {} gives; that kernel is {}, whose results are "
+                "{} reduces the result of the kernel of {}; that kernel is {}, whose results are "
                 "complete only when its loops end"
             )
             return Reason(text, op, group.ops[-1], ANCHORS[group.anchor])
@@ -328,7 +328,7 @@ class Legality:
     def why_not_absorb(self, op: Op, group: Group, other: Group) -> Reason | None:
         """Why a group may not take in another that makes operands of its op."""
         if other.anchor != "map":
-            text = "the kernel of {} is {}: what it gives is stored before others read it"
+            text = "the kernel of {} is {}: its result is stored before others read it"
             return Reason(text, other.ops[-1], ANCHORS[other.anchor])
         reason = self.why_too_large([*other.ops, *group.ops])
         if reason or self.depth_in(other, op) > LONGEST:

@@ -374,7 +374,7 @@ class Lowering:
         """An output after those of the graph, for the true sizes of an op's results."""
         if self.wanted.resident:
             raise UnsupportedError(
-                f"{op.where()}: what has a size that depends on data cannot live in the arena; "
+                f"{op.where()}: a value whose size depends on data cannot live in the arena; "
                 "leave it to the caller"
             )
         position, cell = len(self.own) + len(self.sizes), 0

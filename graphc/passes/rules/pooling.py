@@ -32,7 +32,7 @@ def max_pool_by_axes(rw: Rewriter, pool: Op, x: Value) -> Value | None:
     changed = [a for a, axis in enumerate(window) if axis.kernel > 1 or axis.stride > 1]
     order = min(permutations(changed), key=lambda order: _read(window, order))
     if min((pad for axis in window for pad in (axis.begin, axis.end)), default=0) < 0:
-        return rw.skip("what is cropped is no padding")
+        return rw.skip("it crops elements that are not padding")
     at_once = math.prod(axis.out * axis.kernel for axis in window)
     if len(order) < 2 or _read(window, order) > LESS * at_once:
         return rw.skip("steps read hardly less")

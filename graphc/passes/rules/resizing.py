@@ -35,7 +35,7 @@ def resize_by_axes(
     if rw.attr(resize, "mode") == "nearest" or not is_static(x) or x.tensor.dtype.np not in WIDE:
         return rw.skip("it does not interpolate static floats")
     if rw.attr(resize, "coordinate_transformation_mode") == "tf_crop_and_resize":
-        return rw.skip("what lies outside has a value of its own")
+        return rw.skip("positions outside have a value of their own")
     if (rw.attr(resize, "keep_aspect_ratio_policy") or "stretch") != "stretch":
         return rw.skip("scales of axes depend on each other")
     plan = _plan(rw, resize, shape_of(x), scales, sizes)

@@ -149,7 +149,7 @@ def split_to_slices(rw: Rewriter, split: Op, x: Value, y: Value | None) -> list[
     """split(x) == x[..a], x[a..b], ..   for an x that is moved only: whoever reads a part then
     moves it from where it was computed."""
     if x.producer is None or not is_movement(x.producer):
-        return rw.skip("it splits what is computed, which may be part of that")
+        return rw.skip("it splits computed values, which may be part of the operand's kernel")
     axis = rw.attr(split, "axis") % x.tensor.rank
     extents = [shape_of(part)[axis] for part in split.outputs]
     starts = np.cumsum([0, *extents[:-1]])

@@ -86,7 +86,7 @@ def test_damaged_files(tmp_path):
     code = bytearray(whole)
     code[code.index(b"\x7fELF") + 700] ^= 1
     path.write_bytes(code)
-    with pytest.raises(ModelError, match="code at byte .* is not what was saved"):
+    with pytest.raises(ModelError, match="code at byte .* does not match its digest"):
         graphc.load(path)
     path.unlink()
     with pytest.raises(ModelError, match="cannot read"):
@@ -99,7 +99,7 @@ def test_another_machine(tmp_path):
     data = (tmp_path / "a.gcm").read_bytes()
     cpu = runtime.host_target().key.encode()[:6]
     (tmp_path / "a.gcm").write_bytes(data.replace(cpu, cpu[::-1], 1))
-    with pytest.raises(ModelError, match="damaged: its header is not"):
+    with pytest.raises(ModelError, match="damaged: its header does not match"):
         graphc.load(tmp_path / "a.gcm")
 
 

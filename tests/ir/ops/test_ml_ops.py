@@ -121,7 +121,7 @@ def test_unknown_categories_fail_the_run(good, bad, cats):
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ML, 3)]
     compiled = graphc.compile(helper.make_model(graph, opset_imports=opsets), threads=1)
     assert compiled.run([good])[0].sum() == 2
-    with pytest.raises(ModelError, match='OneHotEncoder "enc": element 2 of x is none of the 2'):
+    with pytest.raises(ModelError, match='OneHotEncoder "enc": element 2 of x is not one of the 2'):
         compiled.run([bad])
 
 

@@ -318,7 +318,7 @@ def test_lengths_may_be_inputs():
 
 @pytest.mark.parametrize("given, said", [
     ({}, "a cache of i8 needs k_quant_type"),
-    ({"k_quant_type": "PER_BLOCK"}, "k_quant_type 'PER_BLOCK' is none of NONE, PER_TENSOR"),
+    ({"k_quant_type": "PER_BLOCK"}, "k_quant_type 'PER_BLOCK' is not one of NONE, PER_TENSOR"),
     ({"k_quant_type": "PER_TENSOR"}, "kv_cache_bit_width is 0, supported are 8 and 4"),
     ({"k_quant_type": "PER_TENSOR", "kv_cache_bit_width": 4}, "a cache of 4 bits is of u8"),
     ({"k_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}, "k_scale is missing"),

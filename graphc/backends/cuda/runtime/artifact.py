@@ -81,7 +81,7 @@ def _plan(path: Path) -> dict[str, Any]:
     if not isinstance(plan, dict) or not plan.keys() >= PARTS:
         raise ValueError(f"{path} is no launch plan: it lacks some of {', '.join(sorted(PARTS))}")
     if plan["digest"] != plan_digest(plan):
-        raise ValueError(f"{path} is damaged: it is not what was written; {AGAIN}")
+        raise ValueError(f"{path} is damaged: its digest differs; {AGAIN}")
     return plan
 
 

@@ -56,7 +56,7 @@ def codes_of(
     """The codes of a cache of new keys or values `like` those given, by the operator's attributes
     and operands; `name` says which of k and v they are."""
     if kind not in KINDS:
-        raise UnsupportedError(f"{name}_quant_type {kind!r} is none of {', '.join(KINDS)}")
+        raise UnsupportedError(f"{name}_quant_type {kind!r} is not one of {', '.join(KINDS)}")
     if kind == "NONE":
         if scale is not None:
             raise ModelError(f"{name}_scale is given, {name}_quant_type is NONE")

@@ -111,7 +111,9 @@ def _activated(b: Builder, x: Value, name: str | None, given: dict[str, float | 
     if not name:
         return x
     if name not in _ACTIVATIONS:
-        raise UnsupportedError(f"activation {name!r} is none of {', '.join(sorted(_ACTIVATIONS))}")
+        raise UnsupportedError(
+            f"activation {name!r} is not one of {', '.join(sorted(_ACTIVATIONS))}"
+        )
     return getattr(b, name)(x, **{key: given.get(key) for key in _ACTIVATIONS[name]})
 
 
