@@ -23,6 +23,7 @@ from graphc.passes.manager.hooks import usual_hooks
 from graphc.passes.maps import in_tensors
 from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, specialise
+from graphc.plugins import load_installed
 from graphc.runtime.compiled import CompiledModel
 from graphc.runtime.exchange import as_numpy
 from graphc.runtime.plans import CompileStatic, natively
@@ -142,6 +143,7 @@ def configured(
     target: str | Target, threads: int | None, options: Mapping[str, Any]
 ) -> tuple[Target, Settings]:
     """A target with its options, and settings, from the keyword arguments of `compile`."""
+    load_installed()
     known = [f.name for f in fields(Settings) if f.name != "threads"]
     own = {name: value for name, value in options.items() if name not in known}
     aim = targets.configured(target, own, known) if isinstance(target, str) or own else target

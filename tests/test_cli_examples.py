@@ -30,7 +30,7 @@ DEVICE = re.compile(r"--board|--trace|replay")  # need a board, its log, or a cr
 
 def shown() -> list[str]:
     """The examples of all commands."""
-    top = parser()
+    top = parser([])
     (commands,) = (a for a in top._actions if isinstance(a, argparse._SubParsersAction))
     texts = [top.epilog, *(each.epilog for each in commands.choices.values())]
     lines = [line for text in texts if text for line in text.splitlines()]

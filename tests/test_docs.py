@@ -10,6 +10,7 @@ import pytest
 from graphc.ir.opdef import REGISTRY
 from graphc.passes.manager.base import PASSES
 from graphc.passes.rewriter import RULES
+from graphc.targets import TARGETS
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
@@ -19,7 +20,7 @@ SHOWN = re.compile(r"^(?:print\(.*\) +# |.* +# prints )(.*)$", re.M)
 @pytest.fixture
 def registries():
     """Whatever a page registers is forgotten after it."""
-    before = [(registry, dict(registry)) for registry in (REGISTRY, PASSES, RULES)]
+    before = [(registry, dict(registry)) for registry in (REGISTRY, PASSES, RULES, TARGETS)]
     yield
     for registry, old in before:
         registry.clear()

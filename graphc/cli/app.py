@@ -22,6 +22,7 @@ from graphc.cli.interrupt import EXIT_CODE, interruptible
 from graphc.cli.options import ONE_LINE, examples
 from graphc.cli.output import note
 from graphc.errors import LIMITS, GraphcError, ModelWarning, beyond_limits
+from graphc.plugins import load_file, load_installed
 
 COMMANDS = (compile, run, verify, bench, opt, inspect, explain, bisect, replay)
 USER_ERROR = 2
@@ -34,8 +35,12 @@ class Parser(argparse.ArgumentParser):
         self.exit(USER_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of all commands, once plugins are loaded, those that arguments name included."""
+    first = Parser(prog="graphc", add_help=False, allow_abbrev=False)
+    first.add_argument("--plugin", action="append", default=[])
+    files = first.parse_known_args(argv)[0].plugin
+    modules = [*load_installed(), *map(load_file, files)]
     top = Parser(
         prog="graphc",
         description="Compiles neural networks: ONNX models to code for a CPU or a GPU, or to C.",
@@ -49,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         ),
     )
     top.add_argument("--version", action="version", version=f"graphc {__version__}")
-    top.set_defaults(parser=top)  # a replay reads its command with it
+    top.set_defaults(parser=parser, modules=modules)  # a replay reads its command with it
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in COMMANDS:
         module.add(commands)
@@ -61,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     _open_streams()
     try:
-        args = parser().parse_args(argv)
+        args = parser(argv).parse_args(argv)
         with interruptible(), warnings.catch_warnings():
             warnings.simplefilter("default", ModelWarning)
             warnings.showwarning = _show_warning  # type: ignore[assignment]

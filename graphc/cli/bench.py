@@ -13,8 +13,9 @@ from graphc.cli.options import (
     command,
     examples,
     nonnegative,
+    run_options,
+    settings_options,
     target_of,
-    target_options,
 )
 
 SUMMARY = """\
@@ -57,11 +58,12 @@ def run(args: argparse.Namespace) -> int:
     model = open_model(args)
     feeds = model.feeds(args.seed)
     start = time.perf_counter()
-    runs = {"graphc": contender(model, target_of(args), **target_options(args))}
+    target = target_of(args)
+    runs = {"graphc": contender(model, target, **run_options(args, target))}
     outputs = {"graphc": runs["graphc"](feeds)}
     ready = time.perf_counter() - start
     if args.against != "none":
-        runs[args.against] = contender(model, args.against, **target_options(args))
+        runs[args.against] = contender(model, args.against, **settings_options(args))
         outputs[args.against] = runs[args.against](feeds)
     with progress(f"timing {model.path.name}"):
         times = measure({k: partial(f, feeds) for k, f in runs.items()}, args.seconds)

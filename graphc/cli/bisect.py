@@ -14,9 +14,10 @@ from graphc.cli.options import (
     add_tolerance,
     command,
     examples,
+    pipeline,
     rtol,
+    settings_options,
     target_of,
-    target_options,
 )
 
 if TYPE_CHECKING:
@@ -41,25 +42,24 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_target(parser)
     add_passes(parser)
-    add_tolerance(parser, narrow=True)
+    add_tolerance(parser)
     add_feeds(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from graphc import driver
-    from graphc.cli.compile import pipeline
     from graphc.cli.models import open_model
     from graphc.cli.output import progress
     from graphc.passes.manager.bisect import bisect
 
     target = target_of(args)
-    passes = pipeline(args, target)
+    passes = pipeline(args, target.pipeline()) or target.pipeline()
     model = open_model(args)
     feeds = model.feeds(args.seed)
     graph = model.pinned()
 
-    as_it_is = driver.Settings(**target_options(args), passes="checks")
+    as_it_is = driver.Settings(**settings_options(args), passes="checks")
     compile_static = driver.compiler(target, as_it_is)
 
     def execute(rewritten: Graph, inputs: Sequence[Any]) -> list[Any]:
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     with progress(f"bisecting the rewrites of {model.path.name}"):
         inputs = [feeds[p.name] for p in graph.params]
         culprit = bisect(
-            graph, inputs, passes, tolerance=rtol(args), execute=execute, target=target
+            graph, inputs, passes, tolerance=rtol(args, target), execute=execute, target=target
         )
     if culprit is None:
         print("the output is right after every rewrite")

@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphc.cli.cuda import write_folder
-from graphc.cli.firmware import add_bundle, check_unused, write_sources
 from graphc.cli.options import (
     add_model,
     add_passes,
@@ -17,23 +15,22 @@ from graphc.cli.options import (
     command,
     examples,
     filename,
+    option_name,
+    settings,
     target_of,
-    target_options,
 )
 from graphc.cli.resume import PHASES as RESUMABLE
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.phases import PHASES
+from graphc.targets import DEFAULT, TARGETS, lookup, options_of
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
-    from graphc.driver import Settings
+    from graphc.cli.runs import Job
     from graphc.ir.program import Program
     from graphc.targets import Target
 
-FORMS = ("ir", "kernel", "program", "llvm", "asm", "c", "cuda")
-SUFFIXES = {".gir": "ir", ".ll": "llvm", ".s": "asm", ".c": "c", ".cu": "cuda"}
-NATIVE = {"cpu": "llvm", "c": "c", "cuda": "cuda"}  # the form that is compiled by others
-ARTIFACTS = (".so", ".o", ".gcm")
+FORMS = ("ir", "kernel", "program")  # of any target
 
 SUMMARY = """\
 Compiles a model to files, or prints a form it takes. With -o OUT the result is written, whole or
@@ -83,14 +80,14 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "-o", "--output", metavar="OUT", type=filename, help="the file or folder to write"
     )
-    parser.add_argument("--emit", choices=FORMS, help="the form to print or write")
+    forms = dict.fromkeys(name for cls in TARGETS.values() for name in cls.forms)
+    parser.add_argument("--emit", choices=(*FORMS, *forms), help="the form to print or write")
     parser.add_argument("--stop-after", choices=PHASES, metavar="PHASE",
                         help=f"print the model after a phase: {', '.join(PHASES)}")  # fmt: skip
     parser.add_argument("--start-from", choices=RESUMABLE, metavar="PHASE",
                         help="MODEL is text of this phase, and compilation goes on from there: "
                         f"{', '.join(RESUMABLE)}; the text of a graph says so itself, unless it is "
                         "written by hand or goes back to an earlier phase")  # fmt: skip
-    add_bundle(parser)
     add_passes(parser)
     parser.add_argument(
         "--dump-to", metavar="DIR", type=filename, help="write the graph after every pass"
@@ -104,29 +101,32 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    form = _form(args)
-    args.target = _target(form, args)
-    bundle = form is None and _is_bundle(args)
     from graphc.cli.models import open_model
+    from graphc.cli.runs import Job
+    from graphc.passes.manager.hooks import Dump
 
-    if not (bundle and args.output and args.target == "c"):
-        check_unused(args)
-    target = target_of(args, "plain" if form == "c" else args.target)
-    settings = compile_settings(args, target)
+    form = _form(args)
+    args.target = _maker(form, args)
+    target = target_of(args)
+    if form is not None or not args.output:
+        _check_unused(args, target)
+    if form is not None and form in target.forms:
+        target = target.shown(form)
     _check_rules(args.explain)
     if args.start_from == "planned":
-        return _from_program(args, form)
-    model = open_model(args)
-    _resume(model, args)
+        return _from_program(args, form, target)
+    hooks = [Dump(args.dump_to)] if args.dump_to else []
+    job = Job(open_model(args), target, settings(args, target, hooks=hooks))
+    _resume(job.model, args)
     if form is not None:
-        _emit(model, form, args, target, settings)
+        _emit(job, form, args)
     elif args.output:
-        _save(model, args, settings)
+        _save(job, args.output)
     else:
-        _report(model, args, target, settings)
+        _report(job)
     printed = form is not None and args.output is None
     for name in args.explain:
-        text = settings.context.diagnostics.explain(name)
+        text = job.settings.context.diagnostics.explain(name)
         print(text, file=sys.stderr if printed else sys.stdout)
     return 0
 
@@ -145,56 +145,62 @@ def _resume(model: Model, args: argparse.Namespace) -> None:
         )
 
 
-def _from_program(args: argparse.Namespace, form: str | None) -> int:
+def _from_program(args: argparse.Namespace, form: str | None, target: Target) -> int:
     """Goes on from a planned program in text."""
     from graphc.cli.resume import compile_program
 
-    program = compile_program(args, form)
+    program = compile_program(args, form, target)
     if form is None and not args.output:
         _tell(program)
     return 0
 
 
-def pipeline(args: argparse.Namespace, target: Target) -> str:
-    """The passes that --passes and --plugin ask for; else those of the target."""
-    from graphc.cli.plugins import load_plugins, pipeline_with
+def _check_unused(args: argparse.Namespace, target: Target) -> None:
+    """ModelError if an option of what the target writes is given, and nothing is written."""
+    for name, field in options_of(type(target), args.command).items():
+        if field.metadata["commands"] and getattr(target, name) != field.default:
+            needed = f"--target {target.name} and a folder: -o FOLDER"
+            raise ModelError(f"{option_name(name)}: goes with {needed}")
 
-    own = load_plugins(args.plugin)
-    return args.passes or pipeline_with(target.pipeline(), own)
+
+# ---------------------------------------------------------------- what the arguments ask for
 
 
-def compile_settings(args: argparse.Namespace, target: Target) -> Settings:
-    """Settings from --threads, --passes, --plugin and --dump-to."""
-    from graphc.driver import Settings
-    from graphc.passes.manager.hooks import Dump
-
-    hooks = [Dump(args.dump_to)] if args.dump_to else []
-    return Settings(passes=pipeline(args, target), hooks=hooks, **target_options(args))
+def _suffixes() -> dict[str, str]:
+    """The suffixes of texts, and the forms that these are."""
+    texts = {suffix: form for cls in TARGETS.values() for form, suffix in cls.forms.items()}
+    return {".gir": "ir", **texts}
 
 
 def _form(args: argparse.Namespace) -> str | None:
-    """What to emit, from --emit, --stop-after or the name of the output; None for an artifact."""
-    suffix = Path(args.output).suffix if args.output else ""
+    """What to emit, from --emit, --stop-after or the name of the output; None for files that the
+    target writes."""
+    own = lookup(args.target).forms
+    path = Path(args.output) if args.output else None
     if args.stop_after is not None:
-        implied = {"lowered": "kernel", "planned": "program", "emitted": NATIVE[args.target]}
+        implied = {"lowered": "kernel", "planned": "program", "emitted": next(iter(own), "program")}
         form = implied.get(args.stop_after, "ir")
-        if args.emit not in (None, form) and not (form == "llvm" and args.emit == "asm"):
+        if args.emit not in (None, form, *(own if form in own else ())):
             raise ModelError(f"--emit {args.emit} does not go with --stop-after {args.stop_after}")
         return args.emit or form
-    if args.emit is None and suffix not in SUFFIXES and _is_bundle(args):
-        return None
-    if args.emit is None and args.output:
-        if suffix not in (*SUFFIXES, *ARTIFACTS):
-            known = ", ".join((*SUFFIXES, *ARTIFACTS))
-            raise ModelError(f"-o {args.output}: expected a name ending in {known}")
-    return args.emit or SUFFIXES.get(suffix)
+    if args.emit is not None or path is None:
+        return args.emit
+    files = [suffix for cls in TARGETS.values() for suffix in cls.files]
+    is_file = path.suffix in (*_suffixes(), *files) and not path.is_dir()
+    if not is_file and not lookup(args.target).folder:
+        known = ", ".join((*_suffixes(), *files))
+        raise ModelError(f"-o {args.output}: expected a name ending in {known}")
+    return _suffixes().get(path.suffix) if is_file else None
 
 
-def _is_bundle(args: argparse.Namespace) -> bool:
-    """Whether the output is a folder."""
-    path = Path(args.output or "model.c")
-    is_file = path.suffix in (*SUFFIXES, *ARTIFACTS) and not path.is_dir()
-    return args.target in ("c", "cuda") and not is_file
+def _maker(form: str | None, args: argparse.Namespace) -> str:
+    """The target whose program a form shows: that of --target, unless only others have the form."""
+    if form is None or form in (*FORMS, *lookup(args.target).forms):
+        return args.target
+    owner = next(name for name, cls in TARGETS.items() if form in cls.forms)
+    if args.target != DEFAULT:
+        raise ModelError(f"--emit {form} goes with --target {owner}")
+    return owner
 
 
 def _check_rules(names: list[str]) -> None:
@@ -213,97 +219,68 @@ def _check_rules(names: list[str]) -> None:
 # ---------------------------------------------------------------- what comes out
 
 
-def _emit(
-    model: Model, form: str, args: argparse.Namespace, target: Target, settings: Settings
-) -> None:
+def _emit(job: Job, form: str, args: argparse.Namespace) -> None:
     from graphc.cli import emit
     from graphc.cli.output import progress
     from graphc.ir.text.printer import graph_constants, program_constants
 
-    with progress(f"compiling {model.path.name} for {args.target}"):
+    with progress(f"compiling {job.model.path.name} for {job.target.name}"):
         if form == "ir":
-            graph = emit.graph_at(model, args.stop_after, target, settings)
+            graph = emit.graph_at(job.model, args.stop_after, job.target, job.settings)
             text, constants = str(graph), graph_constants(graph)
         else:
-            program = emit.program(model, target, settings)
-            text = emit.text(program, form)
+            program = job.program()
+            text = emit.text(program, form, job.target)
             constants = program_constants(program) if form == "program" else {}
     emit.write(text, constants, args.output)
 
 
-def _target(form: str | None, args: argparse.Namespace) -> str:
-    """The target whose program a form shows: that of --target, unless only one has the form."""
-    owner = {"llvm": "cpu", "asm": "cpu", "c": "c", "cuda": "cuda"}.get(form or "", args.target)
-    if args.target not in (owner, "cpu"):
-        raise ModelError(f"--emit {form} goes with --target {owner}")
-    return owner
-
-
-def _save(model: Model, args: argparse.Namespace, settings: Settings) -> None:
-    """Writes a library, object or saved model for the CPU, or a folder of sources."""
+def _save(job: Job, output: str) -> None:
+    """Has the target write the model to a file or a folder."""
+    from graphc.cli.emit import check_closed
     from graphc.cli.output import progress
-
-    with progress(f"compiling {model.path.name} to {args.output}"):
-        if _is_bundle(args) and args.target == "cuda":
-            write_folder(model, args, settings)
-        elif _is_bundle(args):
-            write_sources(model, args, settings)
-        elif args.target == "cpu":
-            _write_native(model, Path(args.output), target_of(args), settings)
-        else:
-            made = f"a .{'cu' if args.target == 'cuda' else 'c'} file or a folder"
-            raise UnsupportedError(f"-o {args.output}: --target {args.target} makes {made}")
-
-
-def _write_native(model: Model, path: Path, target: Target, settings: Settings) -> None:
-    from graphc import driver
-    from graphc.backends.llvm_cpu import aot
-    from graphc.backends.llvm_cpu.runtime import NativeModel
-    from graphc.cli.emit import check_closed, program
     from graphc.files import check_folder
-    from graphc.passes import maps
     from graphc.passes.specialise import choices
 
-    check_folder(path)
-    if path.suffix == ".gcm" and model.pinned().symbols:
-        choices(model.pinned())  # complains before anything is compiled
-        driver.compile(model.graph, target, **model.pins(), **vars(settings)).save(path)
-        return
-    check_closed(model.pinned())
-    compiled = driver.compile(model.graph, target, **model.pins(), **vars(settings))
-    parts = [part for _, part in compiled.executables()]
-    if len(parts) != 1 or not isinstance(parts[0], NativeModel):
-        program(model, target, settings)  # its refusal names the node that needs the host
-        raise UnsupportedError(f"-o {path}: parts of this model run on the host, in Python")
-    if path.suffix == ".gcm":
-        compiled.save(path)
-    else:
-        maps.tell(model.graph, maps.presented(model.graph))
-        aot.build(parts[0].image, path)
+    path, target = Path(output), job.target
+    is_folder = target.folder and (path.is_dir() or not _is_known(path.suffix))
+    if not is_folder and path.suffix not in target.files:
+        made = [f"a {suffix} file" for suffix in (*target.forms.values(), *target.files)]
+        made += ["a folder"] if target.folder else []
+        raise UnsupportedError(f"-o {output}: --target {target.name} makes {' or '.join(made)}")
+    with progress(f"compiling {job.model.path.name} to {output}"):
+        if not is_folder:
+            check_folder(path)
+        if target.any_shape(path) and not job.closed:
+            choices(job.model.pinned())  # complains before anything is compiled
+        else:
+            check_closed(job.model.pinned())
+        target.write(job, path)
 
 
-def _report(model: Model, args: argparse.Namespace, target: Target, settings: Settings) -> None:
+def _is_known(suffix: str) -> bool:
+    """Whether a suffix is that of a file."""
+    return suffix in _suffixes() or any(suffix in cls.files for cls in TARGETS.values())
+
+
+def _report(job: Job) -> None:
     """Compiles, and tells what the model came to."""
-    from graphc import driver
     from graphc.analysis.text import duration
-    from graphc.cli import emit
     from graphc.cli.output import note, progress
 
     programs: list[Program] = []
-    settings.observe = programs.append
+    job.settings.observe = programs.append
+    job.target = job.target.detached()
     start = time.perf_counter()
-    with progress(f"compiling {model.path.name} for {args.target}"):
-        if args.target == "cuda" and not args.simulate:  # needs no GPU
-            emit.text(emit.program(model, target, settings), "cuda")
-        else:
-            driver.compile(model.graph, target, **model.pins(), **vars(settings))
+    with progress(f"compiling {job.model.path.name} for {job.target.name}"):
+        job.compiled()
     taken = duration(time.perf_counter() - start)
     if not programs:
         note("shapes depend on inputs: compiled when it is run (pin them with --dim, --shape)")
         return
     for program in programs:
         _tell(program)
-    print(f"compiled for {args.target} in {taken}")
+    print(f"compiled for {job.target.name} in {taken}")
 
 
 def _tell(program: Program) -> None:

@@ -65,25 +65,13 @@ def program(model: Model, target: Target, settings: Settings) -> Program:
     return to_program(typed(model, target), target, settings)
 
 
-def text(program: Program, form: str) -> str:
-    """A program as `kernel`, `program`, `llvm`, `asm`, `c` or `cuda`."""
+def text(program: Program, form: str, target: Target) -> str:
+    """A program as `kernel`, `program`, or a form of the target's own."""
     if form == "program":
         return str(program)
     if form == "kernel":
         return "\n".join(map(str, program.kernels.values()))
-    if form == "c":
-        from graphc.backends import c99
-
-        return c99.emit(program)
-    if form == "cuda":
-        from graphc.backends import cuda
-
-        return cuda.emit(program).text
-    from graphc.backends.llvm_cpu.jit import assembly
-    from graphc.backends.llvm_cpu.runtime import PIPELINE, llvm_text
-
-    text = llvm_text(program)
-    return text if form == "llvm" else assembly(text, pipeline=PIPELINE)
+    return target.emit(program, form)
 
 
 def write(text: str, constants: Mapping[str, np.ndarray], path: str | None) -> None:

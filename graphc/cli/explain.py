@@ -8,14 +8,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli.options import (
-    CPUS,
     add_model,
     add_target,
     command,
     examples,
     natural,
+    settings,
     target_of,
-    target_options,
 )
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from graphc.report.answers import Record
     from graphc.report.layers import Layer
     from graphc.report.trace import Trace
+    from graphc.targets import Target
 
 SUMMARY = """\
 Tells what became of a model's layers, and why. For a layer (a node of the ONNX model, or a tensor
@@ -55,8 +55,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--layer", metavar="NAME", action="append", default=[],
                         help="a node, or a tensor that a node gives; * and ? stand for any "
                         "characters; repeatable")  # fmt: skip
-    parser.add_argument("--cpu", choices=CPUS, metavar="CPU", default=CPUS[0],
-                        help=f"the processor for --target c: {', '.join(CPUS)}")  # fmt: skip
     parser.add_argument("--machine", metavar="GFLOPS,GB/S[,CACHE]",
                         help="peak and bandwidths (default: this machine's, measured; a GPU's, "
                         "as its architecture has them)")  # fmt: skip
@@ -92,45 +90,44 @@ def record(args: argparse.Namespace) -> tuple[Record, list[Layer]]:
     layers = layers_of(model.graph)
     wanted = [x for asked in args.layer for x in find(layers, asked)] if args.layer else layers
     trace = Trace()
-    _compile(model, args, trace)
-    return Record(model.graph, trace, _machine(args)), list(dict.fromkeys(wanted))
+    target = target_of(args).detached()
+    _compile(model, target, args, trace)
+    return Record(model.graph, trace, _machine(target, args)), list(dict.fromkeys(wanted))
 
 
-def _compile(model: Model, args: argparse.Namespace, trace: Trace) -> None:
+def _compile(model: Model, target: Target, args: argparse.Namespace, trace: Trace) -> None:
     """Compiles the model while it is watched."""
     from graphc import driver
-    from graphc.cli import emit
     from graphc.cli.output import progress
+    from graphc.cli.runs import Job
     from graphc.passes.manager.context import Context
     from graphc.passes.specialise import specialise
 
-    target = target_of(args)
-    options = {
-        **target_options(args), "hooks": [trace], "observe": trace.observe,
-        "context": Context(journal=trace.journal),
-    }  # fmt: skip
-    with progress(f"compiling {model.path.name} for {args.target}"):
+    context = Context(journal=trace.journal)
+    watched = settings(args, target, hooks=[trace], observe=trace.observe, context=context)
+    job = Job(model, target, watched)
+    with progress(f"compiling {model.path.name} for {target.name}"):
         trace.journal.stage = "specialise"
         context = Context(journal=trace.journal)
         specialise(model.pinned(), policy=driver.policy(target), partial=True, ctx=context)
-        if args.target != "cpu":  # what runs elsewhere has no part on this host
-            emit.program(model, target, driver.Settings(**options))
+        if target.alone:  # what runs elsewhere has no part on this host
+            job.program()
             return
-        compiled = driver.compile(model.graph, target, **model.pins(), **options)
+        compiled = job.compiled()
         if not trace.programs:
             compiled.run(model.feeds(args.seed))
 
 
-def _machine(args: argparse.Namespace) -> Machine | None:
+def _machine(target: Target, args: argparse.Namespace) -> Machine | None:
     """The machine that is given, known or measured; None for a microcontroller without one."""
     from graphc.analysis.roofline import parse_machine
-    from graphc.backends.cuda.roofline import gpu_machine
     from graphc.cli.output import progress
 
     if args.machine:
         return parse_machine(args.machine)
-    if args.target != "cpu":
-        return gpu_machine(args.arch) if args.target == "cuda" else None
+    known = target.roofline()
+    if known is not None or target.alone:
+        return known
     from graphc.backends.llvm_cpu.roofline import measure_machine  # loads LLVM
 
     with progress("measuring this machine"):

@@ -6,22 +6,19 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli.options import (
-    CPUS,
     add_model,
     add_target,
     command,
     examples,
     filename,
     natural,
-    positive,
+    settings,
     target_of,
-    target_options,
 )
 from graphc.errors import ModelError
 
 if TYPE_CHECKING:
-    from graphc.analysis.roofline import Machine
-    from graphc.cli.models import Model
+    from graphc.cli.runs import Job
     from graphc.ir.graph import Graph
     from graphc.ir.program import Program
 
@@ -57,8 +54,6 @@ def add(commands: Any) -> None:
     parser = command(commands, "inspect", run, SUMMARY, EPILOG)
     add_model(parser)
     add_target(parser)
-    parser.add_argument("--cpu", choices=CPUS, metavar="CPU", default=CPUS[0],
-                        help=f"the processor for --target c: {', '.join(CPUS)}")  # fmt: skip
     parser.add_argument("--all", action="store_true",
                         help=f"every node and every step, not just the {TOP} longest")  # fmt: skip
     parser.add_argument("--machine", metavar="GFLOPS,GB/S[,CACHE]",
@@ -66,9 +61,6 @@ def add(commands: Any) -> None:
                         "as its architecture has them)")  # fmt: skip
     parser.add_argument("--svg", metavar="OUT.svg", type=filename,
                         help="draw the arena over time: steps, offsets, tensors")  # fmt: skip
-    parser.add_argument("--accesses", metavar="BLOCKS", type=positive, nargs="?", const=4,
-                        help="the cost of memory accesses of a GPU's kernels, from so many "
-                        "blocks of each (default: 4)")  # fmt: skip
     parser.add_argument("--seed", type=natural, default=0,
                         help="of the inputs, where shapes depend on them (default: 0)")  # fmt: skip
 
@@ -76,17 +68,19 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from graphc.analysis import report
+    from graphc.analysis.roofline import parse_machine
     from graphc.cli.models import open_model
     from graphc.cli.output import progress
+    from graphc.cli.runs import Job
 
-    if args.accesses and args.target != "cuda":
-        raise ModelError(f"--accesses is for --target cuda, found --target {args.target}")
     if args.model.endswith(".gcm"):
         return _inspect_saved(args)
-    machine = _machine(args)
+    target = target_of(args).detached()
+    machine = parse_machine(args.machine) if args.machine else target.roofline()
     model = open_model(args)
     model.close()
-    graph, programs = _compiled(model, args)
+    job = Job(model, target, settings(args, target))
+    graph, programs = _compiled(job, args)
     if args.svg:
         _draw(programs, args.svg)
     if machine is None:
@@ -98,14 +92,15 @@ def run(args: argparse.Namespace) -> int:
     print("\n" + report.operators(graph))
     if args.all:
         print("\n" + report.nodes(graph))
-    target = f"c ({args.cpu})" if args.target == "c" else args.target
     text = report.machine_text(machine, programs)
-    print(f"\ncompiled for {target}; least times of {text}")
+    processor = f" ({target.processor})" if target.processor else ""
+    print(f"\ncompiled for {target.name}{processor}; least times of {text}")
     for program in programs:
         print("\n" + report.steps(program, machine, None if args.all else TOP))
         print("\n" + report.memory(program))
-        if args.accesses:
-            print("\n" + _accesses(model, program, args))
+        more = target.inspected(job, program, None if args.all else TOP)
+        if more:
+            print("\n" + more)
     return 0
 
 
@@ -113,34 +108,11 @@ def _inspect_saved(args: argparse.Namespace) -> int:
     """Prints what a compiled model is made of."""
     from graphc.cli.saved import contents
 
-    given = [name for name in ("shape", "dim", "set", "svg", "accesses") if getattr(args, name)]
+    given = [name for name in ("shape", "dim", "set", "svg") if getattr(args, name)]
     if given:
         raise ModelError(f"--{given[0]}: {args.model} is compiled already; leave the option out")
     print(contents(args.model, None if args.all else TOP))
     return 0
-
-
-def _machine(args: argparse.Namespace) -> Machine | None:
-    """The machine that is given or, for GPUs, known; None if this one is to be measured."""
-    from graphc.analysis.roofline import parse_machine
-    from graphc.backends.cuda.roofline import gpu_machine
-
-    if args.machine:
-        return parse_machine(args.machine)
-    return gpu_machine(args.arch) if args.target == "cuda" else None
-
-
-def _accesses(model: Model, program: Program, args: argparse.Namespace) -> str:
-    """What accesses cost, counted in the simulator on random inputs."""
-    from graphc.backends.cuda import emit
-    from graphc.backends.cuda.simulator.accesses import accesses
-    from graphc.backends.cuda.simulator.profile import profile
-    from graphc.cli.output import progress
-
-    feeds = model.feeds(args.seed)
-    with progress("counting accesses"):
-        profiles = profile(emit(program), [feeds[n] for n, _ in program.inputs], args.accesses)
-    return accesses(profiles, None if args.all else TOP)
 
 
 def _draw(programs: list[Program], path: str) -> None:
@@ -151,27 +123,18 @@ def _draw(programs: list[Program], path: str) -> None:
     write_text(path, arena_svg(max(programs, key=lambda program: program.arena_bytes)))
 
 
-def _compiled(model: Model, args: argparse.Namespace) -> tuple[Graph, list[Program]]:
+def _compiled(job: Job, args: argparse.Namespace) -> tuple[Graph, list[Program]]:
     """The typed graph and its programs: one, or one for each stage if shapes depend on data."""
-    from graphc import driver
     from graphc.cli.output import progress
     from graphc.passes.specialise import specialise
 
-    graph = specialise(model.pinned(), partial=True)
+    graph = specialise(job.model.pinned(), partial=True)
     programs: list[Program] = []
-    with progress(f"compiling {model.path.name} for {args.target}"):
-        if args.target != "cpu":  # what runs elsewhere has no part on this host
-            return graph, [_program(model, args)]
-        options = {**target_options(args), **model.pins(), "observe": programs.append}
-        compiled = driver.compile(model.graph, target_of(args), **options)
+    with progress(f"compiling {job.model.path.name} for {job.target.name}"):
+        if job.target.alone:  # what runs elsewhere has no part on this host
+            return graph, [job.program()]
+        job.settings.observe = programs.append
+        compiled = job.compiled()
         if not programs:
-            compiled.run(model.feeds(args.seed))
+            compiled.run(job.feeds(args.seed))
     return graph, programs
-
-
-def _program(model: Model, args: argparse.Namespace) -> Program:
-    """The program for a microcontroller or a GPU."""
-    from graphc import driver
-    from graphc.cli import emit
-
-    return emit.program(model, target_of(args), driver.Settings(**target_options(args)))

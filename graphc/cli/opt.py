@@ -15,6 +15,8 @@ from graphc.cli.options import (
     command,
     examples,
     filename,
+    pipeline,
+    rtol,
 )
 from graphc.errors import ModelError
 
@@ -58,7 +60,6 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from graphc.cli.models import open_model
     from graphc.cli.output import progress
-    from graphc.cli.plugins import load_plugins, pipeline_with
     from graphc.driver import Settings, optimise
     from graphc.files import check_folder
     from graphc.frontend.onnx_export import export_onnx
@@ -66,9 +67,8 @@ def run(args: argparse.Namespace) -> int:
     from graphc.passes.manager.context import Context
 
     check_folder(Path(args.output))
-    own = load_plugins(args.plugin)
     context = Context(options={"fold_policy": KEEP_INTEGERS})
-    settings = Settings(passes=args.passes or pipeline_with(PASSES, own), context=context)
+    settings = Settings(passes=pipeline(args, PASSES) or PASSES, context=context)
     model = open_model(args)
     with progress(f"optimising {model.path.name}"):
         graph = _typed(model, settings.passes)
@@ -122,4 +122,4 @@ def _verify(model: Model, graph: Graph, args: argparse.Namespace) -> bool:
     found = onnxruntime(graph)(feeds)
     worst = max(agreements(model.graph.output_names, found, expected), key=lambda a: a.error)
     print(f"largest error {worst.error:.2g} ({worst.name}) {worst.problem}".rstrip())
-    return worst.within(args.rtol)
+    return worst.within(rtol(args, "onnxruntime"))

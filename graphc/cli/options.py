@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import math
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from graphc.errors import ModelError
+from graphc.targets import DEFAULT, TARGETS, lookup, options_of, owner_of
+from graphc.targets.base import nonnegative
 
 if TYPE_CHECKING:
+    from graphc.driver import Pipeline, Settings
     from graphc.targets import Target
 
 ONE_LINE = re.compile(r"\s*\n\s*")
-TARGETS = ("cpu", "c", "cuda")
-CPUS = ("generic", "cortex-m0plus", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "rv32")
-GOALS = ("speed", "size")
-PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
-BOARDS = ("mps2-an386", "mps2-an500", "mps2-an505", "mps3-an547", "riscv32-virt")
 INTERPRETER = "interpreter"
 CHECKS = ("on", "off")
-PRECISIONS = ("f32", "tf32", "f16", "bf16")
+RTOL = 1e-4
 
 
 def examples(*pairs: tuple[str, str]) -> str:
@@ -44,7 +42,11 @@ def command(
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    added.set_defaults(run=run)
+    added.set_defaults(run=run, command=name)
+    added.add_argument("--plugin", metavar="FILE.py", action="append", default=[],
+                       help="a file that registers operators, rules, passes or targets; its passes "
+                       "run before layouts are chosen (or where --passes names them); "
+                       "repeatable")  # fmt: skip
     return added
 
 
@@ -65,34 +67,90 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
-    """What to compile for, and with how many threads."""
-    parser.add_argument("--target", choices=(*TARGETS, *more), default="cpu",
+    """What to compile for, with the options of all targets, and with how many threads."""
+    command = parser.get_default("command")
+    parser.add_argument("--target", choices=(*TARGETS, *more), default=DEFAULT,
                         help="default: %(default)s")  # fmt: skip
     parser.add_argument("--threads", metavar="N", type=positive, default=None,
                         help="CPU threads (default: all)")  # fmt: skip
     parser.add_argument("--checks", choices=CHECKS, default=CHECKS[0],
                         help="whether a run fails that meets indices or lengths out of range; "
                         "without, they are clamped (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--device", metavar="N", type=natural, default=0,
-                        help="which GPU (default: 0)")  # fmt: skip
-    parser.add_argument("--simulate", action="store_true",
-                        help="run a GPU's kernels on this machine's CPU (slow)")  # fmt: skip
-    parser.add_argument("--precision", choices=PRECISIONS, default="f32",
-                        help="in which a GPU's kernels multiply; they add up in f32 "
-                        "(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--tune", action="store_true",
-                        help="choose the tiles of a GPU's kernels by measuring them on it; choices "
-                        "are kept in the disk cache")  # fmt: skip
-    parser.add_argument("--arch", metavar="SM,SM", type=archs,
-                        help="plan kernels for these GPUs, the first above all (default: the GPU "
-                        "at hand, or sm_80, and code for sm_90 too in a folder; sm_90a: Hopper "
-                        "alone, with its own instructions)")  # fmt: skip
+    known: set[str] = set()
+    for cls in TARGETS.values():
+        own = [f for name, f in options_of(cls, command).items() if name not in known]
+        group = parser.add_argument_group(f"--target {cls.name}") if own else parser
+        for each in own:
+            _add_option(group, each)
+        known.update(f.name for f in own)
 
 
-def target_options(args: argparse.Namespace) -> dict[str, Any]:
+def _add_option(group: Any, field: dataclasses.Field) -> None:
+    """Adds an option of a target. None stands for one that is not given."""
+    data, name = field.metadata, option_name(field.name)
+    named = isinstance(field.default, str | int) and not isinstance(field.default, bool)
+    text = data["help"] + (f" (default: {field.default})" if named and field.default != "" else "")
+    text = text.replace("%", "%%")
+    if data["type"] is bool:
+        both = field.default is None
+        action: Any = argparse.BooleanOptionalAction if both else "store_true"
+        group.add_argument(name, action=action, default=None, help=text)
+        return
+    more: dict[str, Any] = {} if data["given"] is None else {"nargs": "?", "const": data["given"]}
+    if data["choices"]:
+        more["choices"] = data["choices"]
+    metavar = data["metavar"] or (name[2:].upper() if len(data["choices"]) > 5 else None)
+    read = data["read"] or (natural if data["type"] is int else str)
+    group.add_argument(name, type=_reader(read), metavar=metavar, default=None, help=text, **more)
+
+
+def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader of texts whose complaints are those of the command line."""
+
+    def reading(text: str) -> Any:
+        try:
+            return read(text)
+        except ModelError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return reading
+
+
+def option_name(name: str) -> str:
+    """--with-test for with_test."""
+    return "--" + name.replace("_", "-")
+
+
+def settings_options(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that the arguments ask for."""
     given = {name: getattr(args, name, None) for name in ("threads", "max_iterations")}
     return {"checks": args.checks, **{n: v for n, v in given.items() if v is not None}}
+
+
+def settings(args: argparse.Namespace, target: Target, **more: Any) -> Settings:
+    """As `settings_options`, with the passes that --passes and plugins ask for."""
+    from graphc.driver import Settings
+
+    passes = pipeline(args, target.pipeline())
+    return Settings(**settings_options(args), passes=passes, **more)
+
+
+def pipeline(args: argparse.Namespace, usual: Pipeline) -> Pipeline | None:
+    """The passes that --passes asks for, or else the usual ones with those of plugins; None if
+    these are none."""
+    from graphc.passes.manager.pipeline import parse_pipeline
+    from graphc.plugins import passes_of, with_passes
+
+    chosen, own = getattr(args, "passes", None), passes_of(args.modules)
+    if chosen or not own:
+        return chosen
+    steps = with_passes(parse_pipeline(usual) if isinstance(usual, str) else usual, own)
+    return ", ".join(map(str, steps))
+
+
+def run_options(args: argparse.Namespace, who: str | Target) -> dict[str, Any]:
+    """The settings for what runs a model."""
+    return settings_options(args) if isinstance(who, str) else vars(settings(args, who))
 
 
 def contender_of(args: argparse.Namespace) -> str | Target:
@@ -103,19 +161,19 @@ def contender_of(args: argparse.Namespace) -> str | Target:
 def target_of(args: argparse.Namespace, name: str | None = None) -> Target:
     """The target of the arguments, or the one named, with its options; ModelError if one is given
     that others have."""
-    from graphc.targets import lookup, options_of, owner_of
-
     cls = lookup(name or args.target)
+    own = options_of(cls, args.command)
     given = {}
     for option, value in vars(args).items():
-        owner = cls if option in options_of(cls) else owner_of(option)
-        if owner is None or value in (None, options_of(owner)[option].default):
+        owner = cls if option in own else owner_of(option, args.command)
+        if owner is None or value is None:
             continue
-        if owner is not cls:
+        if owner is cls:
+            given[option] = value
+        elif value != options_of(owner, args.command)[option].default:
             raise ModelError(
-                f"--{option}: goes with --target {owner.name}, found --target {cls.name}"
+                f"{option_name(option)}: goes with --target {owner.name}, found --target {cls.name}"
             )
-        given[option] = value
     return cls(**given)
 
 
@@ -134,27 +192,26 @@ def add_feeds(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=natural, default=0, help="of random inputs (default: 0)")
 
 
-def add_tolerance(parser: argparse.ArgumentParser, narrow: bool = False) -> None:
-    """How far outputs may be from the reference's; `narrow`: it depends on --precision."""
-    default = "1e-4, or 1e-2 for a --precision below f32" if narrow else "1e-4"
+def add_tolerance(parser: argparse.ArgumentParser) -> None:
+    """How far outputs may be from the reference's."""
     parser.add_argument(
-        "--rtol", type=nonnegative, default=None if narrow else 1e-4, metavar="R",
-        help=f"largest error, relative to an output's range (default: {default})",
+        "--rtol", type=_reader(nonnegative), default=None, metavar="R",
+        help=f"largest error, relative to an output's range (default: {RTOL:g}, or 1e-2 for a "
+        "--precision below f32)",
     )  # fmt: skip
 
 
-def rtol(args: argparse.Namespace) -> float:
-    """What --rtol says, or the default for --precision."""
-    return args.rtol if args.rtol is not None else 1e-4 if args.precision == "f32" else 1e-2
+def rtol(args: argparse.Namespace, target: str | Target) -> float:
+    """What --rtol says, or what is expected of the target."""
+    if args.rtol is not None:
+        return args.rtol
+    return RTOL if isinstance(target, str) else target.rtol
 
 
 def add_passes(parser: argparse.ArgumentParser) -> None:
-    """The user's own pipeline and passes."""
+    """The user's own pipeline."""
     parser.add_argument("--passes", metavar="P,Q{option=value}",
                         help="a pipeline in place of the usual one")  # fmt: skip
-    parser.add_argument("--plugin", metavar="FILE.py", action="append", default=[],
-                        help="a file that registers passes or rules; its passes run before layouts "
-                        "are chosen (or where --passes names them); repeatable")  # fmt: skip
 
 
 # ---------------------------------------------------------------- texts
@@ -187,26 +244,6 @@ def natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected 0 or a positive integer, found {text!r}")
     return int(text)
-
-
-def archs(text: str) -> str:
-    """`sm_80,sm_90`, without those that are named twice."""
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    wrong = [part for part in found if not re.fullmatch(r"sm_\d+[af]?", part)]
-    if wrong or not found:
-        raise argparse.ArgumentTypeError(f"expected sm_80,sm_90 or the like, found {text!r}")
-    return ",".join(dict.fromkeys(found))
-
-
-def nonnegative(text: str) -> float:
-    """A number of at least zero."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 0, found {text!r}")
-    return found
 
 
 def _extent(text: str, whole: str) -> int:

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     os.chdir(folder)
     os.environ.update(environment)
     print("graphc", *argv)
-    inner = args.parser.parse_args(argv)
+    inner = args.parser(argv).parse_args(argv)
     if inner.run is run:
         raise ModelError(f"{folder}: its command is a replay itself")
     try:

@@ -16,9 +16,9 @@ from graphc.errors import GraphcError, InternalError, ModelError
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph
     from graphc.ir.program import Program
+    from graphc.targets import Target
 
 PHASES = ("imported", "typed", "canonical", "laid_out", "fused", "planned")
-NATIVE = (".so", ".o")
 
 
 def graph_from(graph: Graph, phase: str, path: Path) -> Graph:
@@ -42,7 +42,7 @@ def graph_from(graph: Graph, phase: str, path: Path) -> Graph:
     return result
 
 
-def compile_program(args: argparse.Namespace, form: str | None) -> Program:
+def compile_program(args: argparse.Namespace, form: str | None, target: Target) -> Program:
     """Makes what the arguments ask for of a planned program in text; the program."""
     from graphc.cli import emit
     from graphc.cli.output import progress
@@ -57,16 +57,10 @@ def compile_program(args: argparse.Namespace, form: str | None) -> Program:
         if form == "ir":
             raise ModelError("--start-from planned: no graph is left to print; try --emit program")
         constants = program_constants(program) if form == "program" else {}
-        emit.write(emit.text(program, form), constants, args.output)
+        emit.write(emit.text(program, form, target), constants, args.output)
     elif args.output:
-        from graphc.backends.llvm_cpu import aot
-        from graphc.backends.llvm_cpu.runtime import compile_program as compile_native
-
-        out = Path(args.output)
-        if out.suffix not in NATIVE or args.target != "cpu":
-            raise ModelError(f"-o {out}: a planned program becomes a .so or .o (or see --emit)")
-        with progress(f"compiling {path.name} to {out}"):
-            aot.build(compile_native(program), out)
+        with progress(f"compiling {path.name} to {args.output}"):
+            target.write_program(program, Path(args.output))
     return program
 
 

@@ -16,9 +16,10 @@ from graphc.cli.options import (
     contender_of,
     examples,
     filename,
-    target_options,
+    run_options,
 )
 from graphc.errors import ModelError
+from graphc.targets import DEFAULT
 
 SUMMARY = """\
 Runs a model once. Inputs are read from files or drawn at random; what comes out is summarised, or
@@ -64,12 +65,15 @@ def run(args: argparse.Namespace) -> int:
 def _run_model(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
     """Compiles and runs; names of the outputs, and the outputs."""
     from graphc.cli.models import open_model
-    from graphc.cli.runs import results
+    from graphc.cli.output import progress
+    from graphc.cli.runs import contender
 
     model = open_model(args)
     feeds = model.feeds(args.seed)
-    outputs = results(model, contender_of(args), feeds, **target_options(args))
-    return model.graph.output_names, outputs
+    who = contender_of(args)
+    run = contender(model, who, **run_options(args, who))
+    with progress(f"running {model.path.name}"):
+        return model.graph.output_names, run(feeds)
 
 
 def _run_saved(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
@@ -79,7 +83,7 @@ def _run_saved(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
     from graphc.ir.graph import Graph
     from graphc.ir.text.printer import symbols_of
 
-    if args.set or args.target != "cpu":
+    if args.set or args.target != DEFAULT:
         raise ModelError(f"{args.model} is compiled already, for these values and target")
     saved = driver.load(args.model, args.threads)
     interface = Graph(Path(args.model).stem)

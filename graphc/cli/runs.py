@@ -3,28 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from graphc.cli import emit
 from graphc.cli.options import INTERPRETER
-from graphc.cli.output import progress
+from graphc.cli.output import note, progress
+from graphc.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from graphc.cli.models import Model
+    from graphc.driver import Settings
+    from graphc.ir.program import Program
     from graphc.runtime.compiled import CompiledModel
     from graphc.targets import Target
     from graphc.verify import Run
 
 
-def compiled(model: Model, target: Target, **options: Any) -> CompiledModel:
-    """The model compiled for a target, for what is pinned. `options` are Settings."""
-    from graphc import driver
+@dataclass
+class Job:
+    """A model that is compiled for a target, as that sees it (graphc/targets/base.py)."""
 
-    with progress(f"compiling {model.path.name} for {target.name}"):
-        return driver.compile(model.graph, target, **model.pins(), **options)
+    model: Model
+    target: Target
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        return self.model.path.stem
+
+    @property
+    def closed(self) -> bool:
+        return not self.model.pinned().symbols
+
+    def program(self) -> Program:
+        return emit.program(self.model, self.target, self.settings)
+
+    def compiled(self) -> CompiledModel:
+        from graphc import driver
+
+        return driver.compile(
+            self.model.graph, self.target, **self.model.pins(), **vars(self.settings)
+        )
+
+    def feeds(self, seed: int = 0) -> dict[str, Any]:
+        return self.model.feeds(seed)
+
+    def expected(self, feeds: Mapping[str, Any]) -> list[Any]:
+        from graphc import verify
+        from graphc.passes.maps import as_tensors
+
+        try:
+            found = contender(self.model, "onnxruntime", threads=1)(feeds)
+        except UnsupportedError as error:
+            note(f"the test expects what graphc's interpreter computes: {error}")
+            found = verify.interpreter(self.model.pinned())(feeds)
+        return as_tensors(self.model.graph, found)
+
+    def note(self, text: str) -> None:
+        note(text)
+
+    def busy(self, what: str) -> AbstractContextManager[None]:
+        return progress(what)
 
 
 def contender(model: Model, name: str | Target, **options: Any) -> Run:
-    """A function from feeds to outputs, of a target, `interpreter` or `onnxruntime`.
+    """A function from feeds to outputs, of a target, `interpreter` or `onnxruntime`; `options` are
+    settings.
 
     Feeds are those of the pinned graph; values that are bound are added where they are inputs.
     """
@@ -39,18 +85,10 @@ def contender(model: Model, name: str | Target, **options: Any) -> Run:
             reference = verify.onnxruntime(source, options.get("threads"))
         return lambda feeds: reference({**feeds, **model.values})
     assert not isinstance(name, str)
-    return compiled(model, name, **options).run
+    from graphc.driver import Settings
 
-
-def results(
-    model: Model, name: str | Target, feeds: Mapping[str, Any], **options: Any
-) -> list[Any]:
-    """What a contender gives for feeds; says that it runs, where that may take long."""
-    run = contender(model, name, **options)
-    if not getattr(name, "simulate", False):
-        return run(feeds)
-    with progress(f"running {model.path.name} in the simulator"):
-        return run(feeds)
+    with progress(f"compiling {model.path.name} for {name.name}"):
+        return Job(model, name, Settings(**options)).compiled().run
 
 
 def _quietly(run: Run, what: str) -> Run:

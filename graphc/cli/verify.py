@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from graphc.cli.devices import compare_trace, run_code
-from graphc.cli.firmware import add_code, check_unused
 from graphc.cli.options import (
-    BOARDS,
     INTERPRETER,
     add_feeds,
     add_limits,
@@ -19,8 +17,16 @@ from graphc.cli.options import (
     contender_of,
     examples,
     rtol,
-    target_options,
+    run_options,
+    settings,
+    settings_options,
 )
+
+if TYPE_CHECKING:
+    from graphc.cli.models import Model
+    from graphc.targets import Target
+
+Feeds = Mapping[str, Any]
 
 SUMMARY = """\
 Compares a model's outputs with a reference's. Both run on the same inputs; the error of an output
@@ -50,36 +56,31 @@ def add(commands: Any) -> None:
     add_target(parser, INTERPRETER)
     parser.add_argument("--against", choices=("onnxruntime", INTERPRETER), default="onnxruntime",
                         help="the reference (default: %(default)s)")  # fmt: skip
-    add_tolerance(parser, narrow=True)
+    add_tolerance(parser)
     add_feeds(parser)
     add_limits(parser)
-    group = parser.add_argument_group("C for microcontrollers (--target c)")
-    group.add_argument("--board", choices=BOARDS, help="run on this machine of QEMU")
-    group.add_argument("--trace", metavar="LOG",
-                       help="compare the CRCs in a device's log with the host's")  # fmt: skip
-    add_code(group)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from graphc.analysis.text import table
     from graphc.cli.models import open_model
-    from graphc.cli.runs import contender, results
+    from graphc.cli.runs import contender
     from graphc.ir.compare import agreements
     from graphc.passes.maps import as_tensors
 
-    if args.target != "c":
-        check_unused(args)
+    who = contender_of(args)
     model = open_model(args)
     feeds = model.feeds(args.seed)
-    if args.trace:
-        return compare_trace(model, feeds, args)
-    expected = contender(model, args.against, **target_options(args))(feeds)
-    if args.target == "c":
-        found, expected = run_code(model, feeds, args), as_tensors(model.graph, expected)
+    code = None if isinstance(who, str) else _compared(who, model, feeds, args)
+    if code is not None:
+        return code
+    expected = contender(model, args.against, **settings_options(args))(feeds)
+    if not isinstance(who, str) and who.alone:
+        found, expected = _alone(who, model, feeds, args), as_tensors(model.graph, expected)
     else:
-        found = results(model, contender_of(args), feeds, **target_options(args))
-    allowed = rtol(args)
+        found = contender(model, who, **run_options(args, who))(feeds)
+    allowed = rtol(args, who)
     compared = agreements(model.graph.output_names, found, expected)
     rows = [("output", "error", "")]
     failed = []
@@ -88,14 +89,33 @@ def run(args: argparse.Namespace) -> int:
         rows.append((each.name, f"{each.error:.2g}", "ok" if within else f"differs {each.problem}"))
         failed += [] if within else [each.name]
     print(table(rows))
-    target = f"{args.target} on {args.board}" if args.board else args.target
-    target += f" in {args.precision}" if args.precision != "f32" else ""
-    summary = f"{target} against {args.against}, rtol {allowed:g}"
+    title = who if isinstance(who, str) else who.title
+    summary = f"{title} against {args.against}, rtol {allowed:g}"
     if failed:
         print(f"FAILED: {summary}: {len(failed)} of {len(compared)} outputs differ")
         return 1
     print(f"passed: {summary}: {len(compared)} outputs agree")
     return 0
+
+
+def _compared(target: Target, model: Model, feeds: Feeds, args: argparse.Namespace) -> int | None:
+    """The exit code of the target's own comparison, if it has one."""
+    from graphc.cli.runs import Job
+
+    return target.compared(Job(model, target, settings(args, target)), feeds, args.rtol)
+
+
+def _alone(target: Target, model: Model, feeds: Feeds, args: argparse.Namespace) -> list[Any]:
+    """The outputs of the model as one program, which has no host beside it."""
+    from graphc.cli.output import progress
+    from graphc.cli.runs import Job
+    from graphc.ir.program import true_outputs
+
+    with progress(f"compiling {model.path.name} for {target.title}"):
+        program = Job(model, target, settings(args, target)).program()
+        run = target.watched().load(program)
+    with progress(f"running {model.path.name}"):
+        return true_outputs(program, run(list(feeds.values())))
 
 
 def _unit(expected: Any) -> float:

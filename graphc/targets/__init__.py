@@ -1,7 +1,6 @@
 """Targets: what models are compiled for. Importing this registers those of graphc; none of their
 backends is loaded before it is used."""
 
-# ruff: noqa: I001
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -9,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from graphc.errors import ModelError, UnsupportedError
-from graphc.targets import cpu, micro_c, cuda, plain  # noqa: F401  (register in this order)
-from graphc.targets.base import TARGETS, Target, options_of, register_target
+from graphc.targets import cpu, cuda, micro_c, plain  # noqa: F401  (register)
+from graphc.targets.base import TARGETS, Target, option, options_of, register_target
 
 __all__ = [
-    "DEFAULT", "TARGETS", "Target", "configured", "lookup", "options_of", "owner_of",
+    "DEFAULT", "TARGETS", "Target", "configured", "lookup", "option", "options_of", "owner_of",
     "register_target",
 ]  # fmt: skip
 
@@ -48,6 +47,6 @@ def configured(
     return cls(**given) if isinstance(target, str) else replace(target, **given)
 
 
-def owner_of(option: str) -> type[Target] | None:
+def owner_of(option: str, command: str | None = None) -> type[Target] | None:
     """The first target that has an option."""
-    return next((cls for cls in TARGETS.values() if option in options_of(cls)), None)
+    return next((cls for cls in TARGETS.values() if option in options_of(cls, command)), None)

@@ -9,19 +9,24 @@ a method is called, since command lines are read with all targets registered.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.machine import Machine
 
 if TYPE_CHECKING:
+    from graphc.analysis import roofline
     from graphc.ir.graph import Graph
     from graphc.ir.program import Program
     from graphc.passes.lower.program import Conventions, Strategy
     from graphc.passes.manager.base import Pass
+    from graphc.runtime.compiled import CompiledModel
     from graphc.runtime.plans import CompileStatic, Executable
 
 PLAIN = "checks, decompose, fold, cse, dce"
@@ -46,15 +51,23 @@ class Target:
     """Base of all targets; subclasses are frozen dataclasses whose fields are options."""
 
     name: ClassVar[str] = ""
+    forms: ClassVar[Mapping[str, str]] = {}
+    """The texts it makes of programs, by name, with the suffix of their files; its code first."""
+    files: ClassVar[Sequence[str]] = ()
+    """The suffixes of files that `write` makes."""
+    folder: ClassVar[bool] = False
+    """Whether `write` makes folders, whose names have none of these suffixes."""
+    alone: ClassVar[bool] = False
+    """Whether programs have no host beside them: a model is one program, verified as it is."""
     keeps_integers: ClassVar[bool] = False
     """Whether quantised weights stay so while graphs are typed: for a pipeline with `integers`."""
 
     def __post_init__(self) -> None:
+        """ModelError if an option has a value that it does not take."""
         for f in dataclasses.fields(self):
             self._check(f, getattr(self, f.name))
 
     def _check(self, f: dataclasses.Field, value: Any) -> None:
-        """ModelError if an option has a value that it does not take."""
         choices = f.metadata["choices"]
         if choices and value not in (*choices, f.default):
             raise ModelError(f"{f.name} must be one of {', '.join(choices)}, found {value!r}")
@@ -73,6 +86,48 @@ class Target:
         """The target, with what is known of the device at hand; UnsupportedError if it is needed
         and there is none."""
         return self
+
+    def detached(self) -> Target:
+        """The target where nothing is run: code is made, and no device is needed."""
+        return self
+
+    def shown(self, form: str) -> Target:
+        """The target whose programs a form shows."""
+        return self
+
+    def watched(self) -> Target:
+        """The target as it is verified, with all that tells of mistakes."""
+        return self
+
+    # ---------------------------------------------------------------- what users are told
+
+    @property
+    def title(self) -> str:
+        """Its name, with those options that results depend on."""
+        return self.name
+
+    @property
+    def processor(self) -> str:
+        """The processor that code is made for, where a user chooses it."""
+        return ""
+
+    @property
+    def rtol(self) -> float:
+        """The largest error of results, relative to their range, that is expected."""
+        return 1e-4
+
+    def roofline(self) -> roofline.Machine | None:
+        """The peaks of its machine; None: those of this one, which can be measured."""
+        return None
+
+    def inspected(self, job: Job, program: Program, rows: int | None) -> str:
+        """What `graphc inspect` tells beside steps and memory, in at most so many rows."""
+        return ""
+
+    def compared(self, job: Job, feeds: Mapping[str, Any], rtol: float | None) -> int | None:
+        """The exit code of a comparison in place of the usual one of `graphc verify`, which prints
+        what it found; None: there is none."""
+        return None
 
     # ---------------------------------------------------------------- from graphs to programs
 
@@ -108,6 +163,22 @@ class Target:
         """What compiles static graphs."""
         return lambda graph: self.load(build.program(graph))
 
+    def emit(self, program: Program, form: str) -> str:
+        """A program as one of the target's texts."""
+        raise UnsupportedError(f"target {self.name!r} has no form {form!r}")
+
+    def any_shape(self, path: Path) -> bool:
+        """Whether a file holds models of open shapes."""
+        return False
+
+    def write(self, job: Job, path: Path) -> None:
+        """Writes a model to a file or a folder."""
+        raise UnsupportedError(f"target {self.name!r} writes no files")
+
+    def write_program(self, program: Program, path: Path) -> None:
+        """Writes a program that is planned already."""
+        raise ModelError(f"-o {path}: target {self.name!r} makes no files of planned programs")
+
     def adopter(self) -> Callable[[Any], Any] | None:
         """What takes arrays in the memory of the device (see CompiledModel); None if it has no
         memory of its own."""
@@ -121,11 +192,64 @@ def option(
     choices: Collection[str] = (),
     type: type = str,
     what: str = "a text",
+    metavar: str | None = None,
+    read: Callable[[str], Any] | None = None,
+    given: Any = None,
+    commands: Collection[str] = (),
 ) -> Any:
-    """A field of a target that is an option: its default, and what it does. Values are of `choices`
-    or `type`, which `what` tells in words."""
-    data = {"help": help, "choices": tuple(choices), "type": type, "what": what}
+    """A field of a target that is an option: its default, and what it does.
+
+    Values are of `choices` or `type`, which `what` tells in words. On the command line `read` makes
+    them of text (which is named `metavar`), and `given` is the value where none is written. An
+    option of a few `commands` is that of no other, and none of `graphc.compile`.
+    """
+    data = {
+        "help": help, "choices": tuple(choices), "type": type, "what": what, "metavar": metavar,
+        "read": read, "given": given, "commands": tuple(commands),
+    }  # fmt: skip
     return dataclasses.field(default=default, metadata=data)
+
+
+def nonnegative(text: str) -> float:
+    """A number of at least zero."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < math.inf:
+        raise ModelError(f"expected a number of at least 0, found {text!r}")
+    return found
+
+
+class Job(Protocol):
+    """A model that a command compiles for a target, and what the command offers beside it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the model's file, without its suffix."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the shapes of all inputs are fixed."""
+
+    def program(self) -> Program:
+        """The whole model as one program."""
+
+    def compiled(self) -> CompiledModel:
+        """The model as graphc.compile gives it."""
+
+    def feeds(self, seed: int = 0) -> dict[str, Any]:
+        """Contents for the inputs, random where the user gives none."""
+
+    def expected(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """The outputs of ONNX Runtime, or of the interpreter where that is missing; maps as
+        tensors."""
+
+    def note(self, text: str) -> None:
+        """Tells the user."""
+
+    def busy(self, what: str) -> AbstractContextManager[None]:
+        """Tells the user what is being done, while it lasts."""
 
 
 # ---------------------------------------------------------------- registry
@@ -141,6 +265,10 @@ def register_target(cls: type[Target]) -> type[Target]:
     return cls
 
 
-def options_of(cls: type[Target]) -> Mapping[str, dataclasses.Field]:
-    """The options of a target, by name."""
-    return {f.name: f for f in dataclasses.fields(cls)}
+def options_of(cls: type[Target], command: str | None = None) -> dict[str, dataclasses.Field]:
+    """The options of a target, by name: those of a command, or those of any."""
+    return {
+        f.name: f
+        for f in dataclasses.fields(cls)
+        if not f.metadata["commands"] or command in f.metadata["commands"]
+    }

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphc.targets.base import PREPARING, Build, Target, register_target
+from graphc.errors import ModelError, UnsupportedError
+from graphc.targets.base import PREPARING, Build, Job, Target, register_target
 
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph
     from graphc.ir.machine import Machine
+    from graphc.ir.program import Program
     from graphc.passes.lower.program import Conventions, Strategy
     from graphc.runtime.plans import CompileStatic, Executable
 
@@ -22,6 +25,8 @@ class Cpu(Target):
     """The CPU of this machine."""
 
     name = "cpu"
+    forms = {"llvm": ".ll", "asm": ".s"}  # noqa: RUF012 (a table)
+    files = (".so", ".o", ".gcm")
     keeps_integers = True
 
     @cached_property
@@ -62,3 +67,40 @@ class Cpu(Target):
             return NativeModel(image, build.threads, scratch)
 
         return compile_static
+
+    def emit(self, program: Program, form: str) -> str:
+        from graphc.backends.llvm_cpu.jit import assembly
+        from graphc.backends.llvm_cpu.runtime import PIPELINE, llvm_text
+
+        text = llvm_text(program)
+        return text if form == "llvm" else assembly(text, pipeline=PIPELINE)
+
+    def any_shape(self, path: Path) -> bool:
+        return path.suffix == ".gcm"
+
+    def write(self, job: Job, path: Path) -> None:
+        from graphc.backends.llvm_cpu import aot
+        from graphc.backends.llvm_cpu.runtime import NativeModel
+        from graphc.passes import maps
+
+        compiled = job.compiled()
+        if not job.closed:
+            compiled.save(path)
+            return
+        parts = [part for _, part in compiled.executables()]
+        if len(parts) != 1 or not isinstance(parts[0], NativeModel):
+            job.program()  # its refusal names the node that needs the host
+            raise UnsupportedError(f"-o {path}: parts of this model run on the host, in Python")
+        if self.any_shape(path):
+            compiled.save(path)
+        else:
+            maps.tell(compiled.graph, maps.presented(compiled.graph))
+            aot.build(parts[0].image, path)
+
+    def write_program(self, program: Program, path: Path) -> None:
+        from graphc.backends.llvm_cpu import aot
+        from graphc.backends.llvm_cpu.runtime import compile_program
+
+        if path.suffix not in (".so", ".o"):
+            raise ModelError(f"-o {path}: a planned program becomes a .so or .o (or see --emit)")
+        aot.build(compile_program(program), path)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphc.errors import UnsupportedError
-from graphc.targets.base import Target, option, register_target
+from graphc.errors import ModelError, UnsupportedError
+from graphc.targets.base import Job, Target, option, register_target
 
 if TYPE_CHECKING:
+    from graphc.analysis import roofline
     from graphc.backends.cuda.runtime import Driver
     from graphc.ir.graph import Graph
     from graphc.ir.machine import Machine
@@ -21,12 +24,21 @@ if TYPE_CHECKING:
 PRECISIONS = ("f32", "tf32", "f16", "bf16")
 
 
+def archs(text: str) -> str:
+    """`sm_80,sm_90`, without those that are named twice."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    wrong = [part for part in found if not re.fullmatch(r"sm_\d+[af]?", part)]
+    if wrong or not found:
+        raise ModelError(f"expected sm_80,sm_90 or the like, found {text!r}")
+    return ",".join(dict.fromkeys(found))
+
+
 @register_target
 @dataclass(frozen=True)
 class Cuda(Target):
     """A GPU of NVIDIA."""
 
-    device: int = option(0, "which GPU", type=int, what="the number of a GPU")
+    device: int = option(0, "which GPU", type=int, what="the number of a GPU", metavar="N")
     simulate: bool = option(
         False, "run a GPU's kernels on this machine's CPU (slow)", type=bool, what="true or false"
     )
@@ -40,10 +52,18 @@ class Cuda(Target):
     arch: str = option(
         "", "plan kernels for these GPUs, the first above all (default: the GPU at hand, or sm_80, "
         "and code for sm_90 too in a folder; sm_90a: Hopper alone, with its own instructions)",
-        what="like 'sm_80' or 'sm_80,sm_90'",
+        what="like 'sm_80' or 'sm_80,sm_90'", metavar="SM,SM", read=archs,
+    )  # fmt: skip
+
+    accesses: int | None = option(
+        None, "what the memory accesses of a GPU's kernels cost, from so many blocks of each "
+        "(default: 4)", type=int, what="a number of blocks", metavar="BLOCKS", given=4,
+        commands=("inspect",),
     )  # fmt: skip
 
     name = "cuda"
+    forms = {"cuda": ".cu"}  # noqa: RUF012 (a table)
+    folder = True
     keeps_integers = True
 
     @cached_property
@@ -84,6 +104,36 @@ class Cuda(Target):
         made = replace(self, arch=self.arch or with_own_features(self.gpu.arch))
         vars(made)["gpu"] = self.gpu  # opened once
         return made
+
+    def detached(self) -> Target:
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return self if self.simulate else Text(**given)
+
+    @property
+    def title(self) -> str:
+        return self.name if self.precision == "f32" else f"{self.name} in {self.precision}"
+
+    @property
+    def rtol(self) -> float:
+        return 1e-4 if self.precision == "f32" else 1e-2
+
+    def roofline(self) -> roofline.Machine | None:
+        from graphc.backends.cuda.roofline import gpu_machine
+
+        return gpu_machine(self.arch)
+
+    def inspected(self, job: Job, program: Program, rows: int | None) -> str:
+        """What accesses cost, counted in the simulator on random inputs."""
+        from graphc.backends.cuda import emit
+        from graphc.backends.cuda.simulator.accesses import accesses
+        from graphc.backends.cuda.simulator.profile import profile
+
+        if not self.accesses:
+            return ""
+        feeds = job.feeds()
+        with job.busy("counting accesses"):
+            given = [feeds[name] for name, _ in program.inputs]
+            return accesses(profile(emit(program), given, self.accesses), rows)
 
     def pipeline(self) -> str:
         return (
@@ -131,3 +181,43 @@ class Cuda(Target):
         from graphc.backends.cuda.gpu import adopted
 
         return adopted
+
+    def emit(self, program: Program, form: str) -> str:
+        from graphc.backends.cuda import emit
+
+        return emit(program).text
+
+    def write(self, job: Job, path: Path) -> None:
+        """Writes a folder; where there is no compiler, without machine code, which is noted."""
+        from graphc.backends.cuda import emit
+        from graphc.backends.cuda.bundle import CODE, bundle_files
+        from graphc.backends.cuda.machine_code import architectures, missing
+        from graphc.backends.cuda.machines import DEFAULT_ARCHS
+        from graphc.files import atomic_folder
+
+        known = architectures()
+        wanted = self.arch.split(",") if self.arch else [a for a in DEFAULT_ARCHS if a in known]
+        if not known:
+            job.note(f"no machine code is made: {missing()}")
+            wanted = []
+        files = bundle_files(emit(job.program()), wanted, job.name)
+        with atomic_folder(path, stale=f"{CODE}*") as temporary:
+            for name, contents in files.items():
+                (temporary / name).parent.mkdir(exist_ok=True)
+                (temporary / name).write_bytes(contents)
+
+
+@dataclass(frozen=True)
+class Text(Cuda):
+    """The text of kernels, which needs no GPU."""
+
+    def attached(self) -> Target:
+        return self
+
+    def load(self, program: Program) -> Executable:
+        text = self.emit(program, "cuda")
+
+        def run(values: Sequence[Any]) -> list[Any]:
+            raise UnsupportedError(f"{len(text)} characters of CUDA C are not run here")
+
+        return run

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from graphc.targets.base import PREPARING, Target, option, register_target
+from graphc.errors import ModelError
+from graphc.targets.base import PREPARING, Job, Target, nonnegative, option, register_target
 
 if TYPE_CHECKING:
     from graphc.backends.micro_c import BundleOptions
@@ -19,6 +23,18 @@ if TYPE_CHECKING:
 
 CPUS = ("generic", "cortex-m0plus", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "rv32")
 GOALS = ("speed", "size")
+PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
+BOARDS = ("mps2-an386", "mps2-an500", "mps2-an505", "mps3-an547", "riscv32-virt")
+UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20}
+TRACE_RTOL = 1e-3  # of the range of a layer's result, between processors that round otherwise
+
+
+def size(text: str) -> int:
+    """Bytes from `64K`, `1M`, `256KB`, `4096`."""
+    found = re.fullmatch(r"(\d+)([KM]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise ModelError(f"expected a size such as 64K or 1M, found {text!r}")
+    return int(found[1]) * UNITS[found[2].upper()]
 
 
 @register_target
@@ -27,7 +43,7 @@ class MicroC(Target):
     """C99 for a microcontroller, run on the host."""
 
     cpu: str = option(CPUS[0], f"the processor it is for: {', '.join(CPUS)}", choices=CPUS)
-    opt: str = option(GOALS[0], "the goal of the code: speed or size", choices=GOALS)
+    opt: str = option(GOALS[0], "optimise code for this", choices=GOALS)
     io: str = option(
         "caller", "whether inputs and outputs are the caller's, or live in the arena and take no "
         "memory of their own", choices=("caller", "arena"),
@@ -44,15 +60,75 @@ class MicroC(Target):
         False, "end the process on undefined behaviour of the C code", type=bool,
         what="true or false",
     )  # fmt: skip
+    with_test: bool = option(
+        False, "add a test on random inputs, with the outputs of ONNX Runtime", type=bool,
+        what="true or false", commands=("compile",),
+    )  # fmt: skip
+    tolerance: float | None = option(
+        None, "the largest error the test accepts, in units of an output (default: 1 for integers "
+        "of 8 bits; of floats 1e-3 of the range, 1e-2 with --weights f16)", type=float,
+        what="a number", metavar="T", read=nonnegative, commands=("compile",),
+    )  # fmt: skip
+    weights_as: str = option(
+        "c", "constants as C text, as a binary file that an assembler file includes, or as a "
+        "binary file that the firmware places", choices=("c", "incbin", "bin"),
+        commands=("compile",),
+    )  # fmt: skip
+    board: str | None = option(
+        None, "this machine of QEMU: add start-up code and a Makefile, which make the test an "
+        "image for it (implies --with-test, and the board's --cpu); to verify, run on it",
+        choices=BOARDS, commands=("compile", "verify"),
+    )  # fmt: skip
+    package: str | None = option(
+        None, "lay the files out for this ecosystem, and add its own", choices=PACKAGES,
+        commands=("compile",),
+    )  # fmt: skip
+    ram: int | None = option(
+        None, "refuse a model that needs more RAM: arena, stack, inputs and outputs", type=int,
+        what="a number of bytes", metavar="64K", read=size, commands=("compile",),
+    )  # fmt: skip
+    flash: int | None = option(
+        None, "refuse a model that needs more flash: constants, and estimated code", type=int,
+        what="a number of bytes", metavar="256K", read=size, commands=("compile",),
+    )  # fmt: skip
+    trace: str | None = option(
+        None, "compare the CRCs in a device's log with the host's", metavar="LOG",
+        commands=("verify",),
+    )  # fmt: skip
 
     name = "c"
+    forms = {"c": ".c"}  # noqa: RUF012 (a table)
+    folder = True
+    alone = True
     keeps_integers = True
 
     @cached_property
     def machine(self) -> Machine:
         from graphc.backends.micro_c.cpus import cpu_of
 
-        return cpu_of(self.cpu)
+        return cpu_of(self.processor)
+
+    @property
+    def processor(self) -> str:
+        """By name, or that of a board."""
+        if self.cpu == CPUS[0] and self.board:
+            from graphc.backends.micro_c.boards import BOARDS
+
+            return BOARDS[self.board].cpu
+        return self.cpu
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} on {self.board}" if self.board else self.name
+
+    def watched(self) -> Target:
+        return replace(self, sanitize=True)
+
+    def shown(self, form: str) -> Target:
+        """A whole program in one file is in plain loops."""
+        from graphc.targets.plain import Plain
+
+        return Plain()
 
     def pipeline(self) -> str:
         return f"checks, integers, {PREPARING}, layout, fuse"
@@ -60,7 +136,7 @@ class MicroC(Target):
     def strategies(self) -> Sequence[Strategy]:
         from graphc.backends.micro_c.strategies import strategies
 
-        return strategies(self.cpu, small=self.opt == "size")
+        return strategies(self.processor, small=self.opt == "size")
 
     def conventions(self) -> Conventions:
         from graphc.passes.lower.program import Conventions
@@ -76,17 +152,104 @@ class MicroC(Target):
 
         check_typed(graph)
         parameters = quantisation(graph)
-        program = finished(lower(graph), cpu_of(self.cpu), goal_of(self.opt))
+        program = finished(lower(graph), cpu_of(self.processor), goal_of(self.opt))
         program = replace(program, quantisation=parameters)
         return half_weights(program) if self.weights == "f16" else program
 
     def load(self, program: Program) -> Executable:
         from graphc.backends.micro_c.host import HostModel
 
+        if self.board:
+            return lambda inputs: self._on_board(program, inputs)
         return HostModel(program, self.code(), sanitize=self.sanitize)
+
+    def _on_board(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of a run in QEMU; tells its use of memory."""
+        from graphc.analysis.text import nbytes
+        from graphc.backends.micro_c.boards import BOARDS
+        from graphc.backends.micro_c.emulator import run_on_board
+
+        assert self.board is not None
+        done = run_on_board(program, inputs, BOARDS[self.board], self.code())
+        constants = sum(c.nbytes for c in program.constants)
+        print(f"{self.board}: arena {nbytes(program.arena_bytes)}, stack {nbytes(done.stack)}, "
+              f"constants {nbytes(constants)}")  # fmt: skip
+        return done.outputs
 
     def code(self, **more: object) -> BundleOptions:
         """What the options ask of the text."""
         from graphc.backends.micro_c import BundleOptions
 
-        return BundleOptions(libm=self.libm, cpu=self.cpu, opt=self.opt, **more)  # type: ignore[arg-type]
+        return BundleOptions(libm=self.libm, cpu=self.processor, opt=self.opt, **more)  # type: ignore[arg-type]
+
+    def write(self, job: Job, path: Path) -> None:
+        """Writes a folder of sources; ModelError if it exceeds a budget."""
+        from graphc.backends.micro_c import write_bundle
+        from graphc.files import atomic_folder
+
+        if self.board and self.package:
+            raise ModelError("--board: goes without --package")
+        if self.board and self.weights_as == "bin":
+            raise ModelError("--board: goes with --weights-as c or incbin")
+        samples = None
+        if self.with_test or self.board:
+            feeds = job.feeds()
+            samples = list(feeds.values()), job.expected(feeds)
+        chosen = self.code(
+            name=job.name, weights_as=self.weights_as, samples=samples, tolerance=self.tolerance,
+            package=self.package, board=self.board,
+        )  # fmt: skip
+        program = job.program()
+        self._check_budgets(program, chosen)
+        with atomic_folder(path) as temporary:
+            write_bundle(program, temporary, chosen)
+
+    def _check_budgets(self, program: Program, chosen: BundleOptions) -> None:
+        """ModelError if the program needs more; a table of the layers goes to stderr before."""
+        from graphc.analysis.text import nbytes
+        from graphc.backends.micro_c import model_of
+        from graphc.backends.micro_c.budget import Budget
+
+        if self.ram is None and self.flash is None:
+            return
+        budget = Budget.of(model_of(program, chosen))
+        over = [
+            (name, needed, limit, table)
+            for name, needed, limit, table in (
+                ("--ram", budget.ram, self.ram, budget.ram_table),
+                ("--flash", budget.flash, self.flash, budget.flash_table),
+            )
+            if limit is not None and needed > limit
+        ]  # fmt: skip
+        for _, _, _, table in over:
+            print(table(), file=sys.stderr)
+        if over:
+            raise ModelError("; ".join(f"{name} {nbytes(limit)}: {nbytes(needed)} are needed"
+                                       for name, needed, limit, _ in over))  # fmt: skip
+
+    def compared(self, job: Job, feeds: Mapping[str, Any], rtol: float | None) -> int | None:
+        """Names the first layer that a device's log has otherwise than the host."""
+        from graphc.backends.micro_c.host import HostModel
+        from graphc.backends.micro_c.traces import compared, read_traces
+
+        if self.trace is None:
+            return None
+        try:
+            device = read_traces(Path(self.trace).read_text(errors="replace"))
+        except OSError as error:
+            raise ModelError(f"--trace {self.trace}: {error.strerror}") from error
+        if not device:
+            raise ModelError(f"--trace {self.trace}: no line has the form `trace LAYER CRC NAME`")
+        host = HostModel(job.program(), self.code(), traced=True).trace(list(feeds.values()))
+        rtol = TRACE_RTOL if rtol is None else rtol
+        try:
+            found = compared(host, device, rtol)
+        except ModelError as error:
+            raise ModelError(f"--trace {self.trace}: {error}") from error
+        if found.problem:
+            print(f"FAILED: {found.problem}")
+            return 1
+        print(f"passed: {found.equal} of {len(host)} results are those of the host" + (
+            f"; {found.rounded} differ in rounding, by {found.error:.2g} of their range "
+            f"(rtol {rtol:g})" if found.rounded else ""))  # fmt: skip
+        return 0

@@ -19,6 +19,12 @@ class Plain(Target):
     """Plain loops in C, compiled by the system's compiler."""
 
     name = "plain"
+    forms = {"c": ".c"}  # noqa: RUF012 (a table)
+
+    def emit(self, program: Program, form: str) -> str:
+        from graphc.backends import c99
+
+        return c99.emit(program)
 
     def load(self, program: Program) -> Executable:
         from graphc.backends.c99 import build

@@ -18,8 +18,8 @@ from graphc.backends.micro_c.boards import ARM, BOARDS, RISCV
 from graphc.backends.micro_c.budget import Budget
 from graphc.backends.micro_c.emulator import run_on_board
 from graphc.backends.micro_c.host import HostModel
-from graphc.cli import options
 from graphc.errors import UnsupportedError
+from graphc.targets import micro_c as micro_c_target
 
 needs_arm = pytest.mark.skipif(bool(ARM.missing()), reason=f"{ARM.missing()} not installed")
 
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_the_command_line_knows_them():
-    assert tuple(BOARDS) == options.BOARDS
+    assert tuple(BOARDS) == micro_c_target.BOARDS
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)

@@ -13,8 +13,8 @@ from quantised_models import convolution, dense, difference, residual
 
 from graphc.backends.micro_c import BundleOptions, bundle, write_bundle
 from graphc.backends.micro_c.cpus import CPUS, cpu_of
-from graphc.cli import options
 from graphc.errors import ModelError
+from graphc.targets import micro_c as micro_c_target
 
 RNG = np.random.default_rng(5)
 RISCV = "riscv64-unknown-elf-gcc"
@@ -60,7 +60,7 @@ CASES = {
 
 
 def test_the_command_line_knows_them():
-    assert tuple(CPUS) == options.CPUS
+    assert tuple(CPUS) == micro_c_target.CPUS
 
 
 def test_unknown_processors_are_refused():

@@ -14,7 +14,7 @@ from onnx import helper
 
 from graphc.backends.micro_c import BundleOptions, write_bundle
 from graphc.backends.micro_c.packages import HOW, PACKAGES
-from graphc.cli import options
+from graphc.targets import micro_c as micro_c_target
 
 X = np.random.default_rng(0).standard_normal((2, 40)).astype(np.float32)
 MODEL = float_model(
@@ -30,7 +30,7 @@ def written(kind, folder, form="c"):
 
 
 def test_the_command_line_knows_them():
-    assert tuple(PACKAGES) == options.PACKAGES == tuple(HOW)
+    assert tuple(PACKAGES) == micro_c_target.PACKAGES == tuple(HOW)
 
 
 @pytest.mark.parametrize("form", ["c", "incbin"])

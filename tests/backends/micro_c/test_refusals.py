@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 from graphc import driver
 from graphc.backends.micro_c import bundle
 from graphc.backends.micro_c.goals import GOALS
-from graphc.cli import options
 from graphc.errors import GraphcError, UnsupportedError
+from graphc.targets import micro_c as micro_c_target
 
 FLOAT, INT, TEXT = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 
@@ -92,4 +92,4 @@ def test_what_can_be_resolved_is_not_refused():
 
 
 def test_the_command_line_knows_the_goals():
-    assert tuple(GOALS) == options.GOALS
+    assert tuple(GOALS) == micro_c_target.GOALS
