@@ -375,10 +375,17 @@ class Reduce(Expr):
         wide = self.dtype.compute
         if wide is self.dtype:
             return self.body
-        if self.op == "sum" and isinstance(self.body, Call) and self.body.op.name == "mul":
-            a, b = self.body.args
+        if self.factors:
+            a, b = self.factors
             return cast(a, wide) * cast(b, wide)
         return cast(self.body, wide)
+
+    @property
+    def factors(self) -> tuple[Expr, Expr] | None:
+        """The two factors of a sum of products; None of another reduction."""
+        body = self.body
+        is_product = self.op == "sum" and isinstance(body, Call) and body.op.name == "mul"
+        return (body.args[0], body.args[1]) if is_product else None  # type: ignore[attr-defined]
 
     @property
     def combine(self) -> ScalarOp:

@@ -208,9 +208,9 @@ def _largest_reduction(expr: Expr) -> int:
 def factors(node: Reduce) -> tuple[Expr, ...] | None:
     """The factors of a sum of products, if each depends on only some of the indices. More than two
     of narrow floats are not taken apart, as they are rounded in between."""
-    if node.op != "sum" or not (isinstance(node.body, Call) and node.body.op.name == "mul"):
+    if node.factors is None:
         return None
-    found = node.body.args
+    found: tuple[Expr, ...] = node.factors
     if node.dtype.compute is node.dtype:
         found = tuple(_multiplied(node.body))
     used = [free_indices(x) for x in found]

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.ir.addresses import is_affine_in
-from graphc.ir.expr import Call, Expr, Load, Reduce, free_indices, loads, walk
+from graphc.ir.expr import Expr, Load, Reduce, free_indices, loads, walk
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.opdef import FUSED
@@ -107,11 +107,10 @@ def _weights_last(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
     """Output dims that the constant factor of a sum of products depends on, moved innermost."""
     why_not = ""
     for r in (x for x in walk(op_body(op, output)) if isinstance(x, Reduce)):
-        body = r.body
-        if r.op != "sum" or not (isinstance(body, Call) and body.op.name == "mul"):
+        if r.factors is None:
             continue
         index, dims = structure.own_index(op.outputs[output]), op.outputs[output].tensor.dims
-        for factor, data in (body.args, body.args[::-1]):
+        for factor, data in (r.factors, r.factors[::-1]):
             if not loads(factor) or not all(_is_constant(op, x) for x in loads(factor)):
                 continue
             last = [d for d, x in enumerate(index) if x in free_indices(factor)]

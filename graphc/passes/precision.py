@@ -32,7 +32,7 @@ from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import f32
-from graphc.ir.expr import Call, loads
+from graphc.ir.expr import loads
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.interp import run_op
 from graphc.ir.types import TensorType
@@ -235,11 +235,10 @@ def _factors(op: Op, type: str) -> list[int]:
     contracts = structure.is_contraction(op)
     found: set[int] = set()
     for reduction in structure.reductions(op):
-        body = reduction.body
-        if reduction.op != "sum" or not isinstance(body, Call) or body.op.name != "mul":
+        if reduction.factors is None:
             continue
         if contracts or type != "tf32" and structure.slides(reduction):
-            found.update(int(x.source) for x in loads(body))
+            found.update(int(x.source) for x in loads(reduction.body))
     types = {n: op.inputs[n].type for n in found}  # type: ignore[union-attr]
     return sorted(n for n, t in types.items() if isinstance(t, TensorType) and t.dtype is f32)
 

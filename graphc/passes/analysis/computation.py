@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from graphc.ir.addresses import flatten_index
 from graphc.ir.expr import (
-    Call,
     Expr,
     Index,
     Reduce,
@@ -104,7 +103,7 @@ def multiply_adds(part: Computation) -> int:
     return sum(
         math.prod(x.count for x in (*free_indices(node), *node.axes))
         for node in dict.fromkeys(sums)
-        if node.op == "sum" and isinstance(node.body, Call) and node.body.op.name == "mul"
+        if node.factors
     )
 
 

@@ -193,11 +193,9 @@ def same_position(found: tuple[Expr, ...], wanted: tuple[Expr | None, ...]) -> b
 def is_contraction(op: Op) -> bool:
     """A body with a sum of products of two factors that each have an output index to itself."""
     for r in reductions(op):
-        body = r.body
-        if r.op == "sum" and isinstance(body, Call) and body.op.name == "mul":
-            a, b = (free_indices(x) for x in body.args)
-            if a - b and b - a:
-                return True
+        a, b = map(free_indices, r.factors or (r.body, r.body))
+        if a - b and b - a:
+            return True
     return False
 
 

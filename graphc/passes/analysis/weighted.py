@@ -12,25 +12,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in
+from graphc.ir.addresses import flatten_index, flatten_loads
 from graphc.ir.dtypes import f32, i32, i64
 from graphc.ir.expr import (
-    Call,
     Const,
     Expr,
     Index,
-    Load,
-    Reduce,
-    Ref,
     free_indices,
     loads,
-    substitute,
-    walk,
 )
 from graphc.ir.instructions import LANES
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation
-from graphc.passes.analysis.guards import guard_atoms
+from graphc.passes.analysis.core import Core, Role, reductions_in, stride
 from graphc.passes.analysis.spaces import (
     drop_units,
     merge_adjacent,
@@ -42,16 +36,10 @@ MOST_ROWS = 1 << 16  # of an index that is searched for its interior
 
 
 @dataclass
-class ProductMatch:
+class ProductMatch(Core):
     """`indices` of the output less `row` and `column` are the outer loops, in order; `a` and `b`
     are the factors over flat buffers, `depth` the summed indices in the order of the loops."""
 
-    computation: Computation
-    indices: list[Index]
-    offset: Expr
-    expr: Expr
-    hole: Reduce
-    a: Expr
     b: Expr
     depth: list[Index]
     row: Index | None
@@ -62,9 +50,10 @@ class ProductMatch:
         """Whether elements of `b` serve one column and those of `a` one too."""
         return self.column is not None and self.column in free_indices(self.a)
 
-    def epilogue_loads(self) -> list[Load]:
-        """What is read besides the factors."""
-        return loads(substitute(self.expr, {self.hole: Ref("sum", self.hole.dtype)}))
+    @property
+    def expr(self) -> Expr:
+        """The only output's."""
+        return self.exprs[0]
 
 
 def match_product(computation: Computation, min_depth: int) -> ProductMatch | str:
@@ -78,75 +67,65 @@ def match_product(computation: Computation, min_depth: int) -> ProductMatch | st
     offset = flatten_index(output.index, output.extents)
     indices, (offset, expr) = drop_units(list(output.index), [offset, expr])
     indices, (offset, expr) = split_divided(indices, [offset, expr])
-    sums = [n for n in walk(expr) if isinstance(n, Reduce)]
+    sums = reductions_in([expr])
     if len(sums) != 1:
         return f"{len(sums)} reductions instead of one"
     indices, (offset, expr) = merge_adjacent(indices, [offset, expr])
-    hole = next(n for n in walk(expr) if isinstance(n, Reduce))
-    return _classify(computation, indices, offset, expr, hole, min_depth)
-
-
-def _classify(
-    computation: Computation, indices: list[Index], offset: Expr, expr: Expr, hole: Reduce,
-    min_depth: int,
-) -> ProductMatch | str:  # fmt: skip
-    body = hole.body
-    if hole.op != "sum" or not (isinstance(body, Call) and body.op.name == "mul"):
+    (hole,) = reductions_in([expr])
+    if hole.factors is None:
         return "not a sum of products"
+    return _classify(
+        Core(computation, indices, offset, [expr], hole, *hole.factors), hole.factors, min_depth
+    )
+
+
+def _classify(core: Core, factors: tuple[Expr, Expr], min_depth: int) -> ProductMatch | str:
+    indices, hole = core.indices, core.hole
     if hole.dtype not in (f32, i32):
         return f"{hole.dtype} is neither f32 nor i32"
     if not indices or math.prod(k.count for k in hole.axes) < min_depth:
         return "too few products or sums"
-    a, b = body.args
-    if not _is_constant(b, computation):
-        a, b = b, a
-    if not _is_constant(b, computation) or _is_constant(a, computation):
+    a, b = factors if core.is_constant(factors[1]) else factors[::-1]
+    if not core.is_constant(b) or core.is_constant(a):
         return "not exactly one factor is constant"
     if any(k not in free_indices(b) for k in hole.axes):
         return "a summed index is missing in the weights"
-    in_a, in_b = free_indices(a), free_indices(b)
-    column = indices[-1] if indices[-1] in in_b else None
-    rows = [x for x in indices if x in in_a and x not in in_b]
-    row = max(reversed(rows), key=lambda x: _row_rank(x, hole, a), default=None)
-    depth = _ordered(hole, a, row)
-    return ProductMatch(computation, indices, offset, expr, hole, a, b, depth, row, column)
+    core.a, core.b = a, b
+    column = indices[-1] if indices[-1] in free_indices(b) else None
+    rows = [x for x in indices if core.role(x) is Role.ROW]
+    row = max(reversed(rows), key=lambda x: _row_rank(x, core), default=None)
+    return ProductMatch(**vars(core), depth=_ordered(core, row), row=row, column=column)
 
 
-def _row_rank(row: Index, hole: Reduce, a: Expr) -> tuple[bool, int]:
+def _row_rank(row: Index, core: Core) -> tuple[bool, int]:
     """How good tiles along an index are: whether only they let neighbouring bytes be summed four by
     four, and the number of elements that they can be made of."""
-    low, high = interior(row, hole)
-    atoms = guard_atoms(hole.op, hole.identity, hole.body)
-    bounded = {k for x in atoms if row in free_indices(x) for k in free_indices(x)}
-    quads = hole.dtype is i32 and any(
-        k.count >= LANES and k in bounded and is_affine_in(x.index[0], k) == 1
-        for k in hole.axes for x in loads(a)
+    low, high = interior(row, core)
+    bounded = {k for x in core.guards if row in free_indices(x) for k in free_indices(x)}
+    quads = core.hole.dtype is i32 and any(
+        k.count >= LANES and k in bounded and stride(x, k) == 1
+        for k in core.hole.axes for x in loads(core.a)
     )  # fmt: skip
     return quads, high - low
 
 
-def _is_constant(factor: Expr, computation: Computation) -> bool:
-    reads = loads(factor)
-    return bool(reads) and all(x.source in computation.constants for x in reads)
-
-
-def _ordered(hole: Reduce, a: Expr, row: Index | None) -> list[Index]:
+def _ordered(core: Core, row: Index | None) -> list[Index]:
     """The summed indices: first those with bounds that change from tile to tile, then those that
     move farthest in `a`. So the innermost ones run over all they have, and can be unrolled."""
-    atoms = [free_indices(x) for x in guard_atoms(hole.op, hole.identity, hole.body)]
+    atoms = [free_indices(x) for x in core.guards]
 
     def bounded(k: Index) -> bool:
         return any(k in used and used - {k, row} for used in atoms)
 
-    def stride(k: Index) -> int:
-        return max((abs(is_affine_in(x.index[0], k) or 0) for x in loads(a)), default=0)
+    def longest(k: Index) -> int:
+        return max((abs(stride(x, k) or 0) for x in loads(core.a)), default=0)
 
-    return sorted(hole.axes, key=lambda k: (not bounded(k), -stride(k)))
+    return sorted(core.hole.axes, key=lambda k: (not bounded(k), -longest(k)))
 
 
-def interior(row: Index, hole: Reduce) -> tuple[int, int]:
+def interior(row: Index, core: Core) -> tuple[int, int]:
     """The longest range of `row` in which no guard of the sum depends on it."""
-    atoms = [a for a in guard_atoms(hole.op, hole.identity, hole.body) if row in free_indices(a)]
+    atoms = [a for a in core.guards if row in free_indices(a)]
     extent = row.count
     if not atoms:
         return 0, extent

@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_loads, is_affine_in
-from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, loads, substitute, walk
+from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, loads, substitute
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation
-from graphc.passes.analysis.spaces import drop_units, shapes_of, split_divided
+from graphc.passes.analysis.core import Core, Role, core_of
 
 MOST_TAPS = 1024  # of a slide: positions are listed to estimate the time
 WIDE_GROUP = 16  # output channels of a group that fill a tile of a matrix product
@@ -41,20 +41,19 @@ class Slide:
 
 
 @dataclass
-class Windows:
+class Windows(Core):
     """A matched computation: reduction `hole` of `a` (times `b`, which does not slide) in `exprs`,
     stored at `offset`; `indices` end with the channels; `rest` are the axes that do not slide. The
     loads of `a` are flat."""
 
-    computation: Computation
-    indices: list[Index]
-    offset: Expr
-    exprs: list[Expr]
-    hole: Reduce
-    a: Expr
-    b: Expr | None
     slides: list[Slide]
     rest: list[Index]
+
+    def role(self, index: Index) -> Role:
+        """As of any core; of indices that slide, which of the two they are."""
+        if any(index is s.index for s in self.slides):
+            return Role.POSITION
+        return Role.TAP if any(index is s.axis for s in self.slides) else super().role(index)
 
     @property
     def channels(self) -> Index:
@@ -63,48 +62,26 @@ class Windows:
 
 def match_windows(computation: Computation) -> Windows | str:
     """The sliding window that a computation is, or why it is none."""
-    if not computation.has_one_space:
-        return "window: outputs have different shapes"
-    loops, offset, exprs = computation.over_loops()
-    indices, (offset, *exprs) = drop_units(loops, [offset, *exprs])
-    exprs = [_without_unit_axes(e) for e in exprs]
-    indices, (offset, *exprs) = split_divided(indices, [offset, *exprs])
-    sums = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
-    if len(sums) != 1:
-        return f"window: {len(sums)} reductions instead of one"
-    (hole,) = sums
-    if not indices or any(x.count == 0 for x in (*indices, *hole.axes)):
+    core = core_of(computation, "window", unit_axes=False)
+    if isinstance(core, str):
+        return core
+    if not core.indices or any(x.count == 0 for x in (*core.indices, *core.hole.axes)):
         return "window: no outputs"
-    if not free_indices(hole) <= set(indices):
-        return "window: nested in another reduction"
-    return _classify(computation, indices, offset, exprs, hole)
+    return _classify(core)
 
 
-def _without_unit_axes(expr: Expr) -> Expr:
-    """Reductions over axes of one element less these."""
-    mapping: dict[Expr, Expr] = {}
-    for node in walk(expr):
-        if isinstance(node, Reduce) and any(a.extent == 1 for a in node.axes):
-            axes, (body,) = drop_units(list(node.axes), [node.body])
-            mapping[node] = Reduce(node.op, body, tuple(axes)) if axes else body
-    return substitute(expr, mapping) if mapping else expr
-
-
-def _classify(
-    computation: Computation, indices: list[Index], offset: Expr, exprs: list[Expr], hole: Reduce
-) -> Windows | str:
-    factors, shapes = _factors(hole), shapes_of(computation.inputs)
+def _classify(core: Core) -> Windows | str:
+    hole, factors = core.hole, _factors(core.hole)
     for a, b in (factors, factors[::-1]) if len(factors) == 2 else ((hole.term, None),):
-        a = simplify(flatten_loads(a, shapes))
-        slides = _slides(a, b, indices, hole)
-        if not slides or not loads(a):
+        core.a, core.b = simplify(flatten_loads(a, core.shapes)), b
+        slides = _slides(core)
+        if not slides or not loads(core.a):
             continue
         if max(s.axis.count for s in slides) > MOST_TAPS:
             return f"window: more than {MOST_TAPS} taps"
         rest = [k for k in hole.axes if all(k is not s.axis for s in slides)]
-        found = Windows(computation, indices, offset, exprs, hole, a, b, slides, rest)
-        problem = _unsuitable(found)
-        return problem if problem else found
+        windows = Windows(**vars(core), slides=slides, rest=rest)
+        return _unsuitable(windows) or windows
     return "window: no summed axis slides with an output index"
 
 
@@ -115,14 +92,14 @@ def _factors(hole: Reduce) -> tuple[Expr, ...]:
     return (term,)
 
 
-def _slides(a: Expr, b: Expr | None, indices: list[Index], hole: Reduce) -> list[Slide]:
+def _slides(core: Core) -> list[Slide]:
     """The pairs of indices that slide, in the order of the output's indices."""
-    fixed = free_indices(b) if b is not None else frozenset()
-    left, found = list(hole.axes), []
-    for index in indices[:-1]:
+    fixed = free_indices(core.b) if core.b is not None else frozenset()
+    left, found = list(core.hole.axes), []
+    for index in core.indices[:-1]:
         if index in fixed:
             continue
-        slide = next((s for s in (_slide(a, index, k) for k in left) if s), None)
+        slide = next((s for s in (_slide(core.a, index, k) for k in left) if s), None)
         if slide is not None:
             left.remove(slide.axis)
             found.append(slide)

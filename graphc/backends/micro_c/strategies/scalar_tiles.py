@@ -127,7 +127,7 @@ class _Emitter:
         once = bool(self.inplace)
         if match.column is not None:
             columns = best_size(match.column.count, columns, rows, once)
-        low, high = interior(match.row, match.hole) if match.row is not None else (0, 0)
+        low, high = interior(match.row, match) if match.row is not None else (0, 0)
         return best_size(high - low, rows, columns, once), columns
 
     def _merged_depth(self) -> tuple[list[Index], Expr]:
@@ -236,7 +236,7 @@ class _Emitter:
         if row is None:
             self._columns(at, None, Const(0, i64), 1)
             return
-        low, high = interior(row, self.match.hole)
+        low, high = interior(row, self.match)
         size, extent = self.rows, row.count
         tiles, rest = divmod(high - low, size)
         tiles += bool(rest and not self.inplace)

@@ -21,7 +21,6 @@ from graphc.ir.dtypes import i32, i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.guards import guard_atoms
 from graphc.passes.analysis.weighted import ProductMatch
 
 
@@ -67,8 +66,7 @@ class Lanes(Emitter):
 
     def _is_shallow(self) -> bool:
         """Whether there are few products for a tap, which may be inside or not."""
-        hole = self.match.hole
-        atoms = guard_atoms(hole.op, hole.identity, hole.body)
+        atoms = self.match.guards
         free = [k for k in self.match.depth if not any(k in free_indices(a) for a in atoms)]
         return math.prod(k.count for k in free) < self.options.deep
 

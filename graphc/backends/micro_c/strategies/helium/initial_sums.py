@@ -16,7 +16,6 @@ from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import DType, i32, i64
 from graphc.ir.expr import Const, Expr, Index, Load, call, reduce, select, substitute
 from graphc.ir.kernel import Buffer
-from graphc.passes.analysis.guards import guard_atoms
 from graphc.passes.analysis.weighted import ProductMatch, interior
 
 LEAST_TABLE = 2048  # bytes of starts that are always worth it
@@ -75,13 +74,12 @@ class Starts:
         return count * fixed * -(-self.column.count // LANES) * LANES * 4
 
     def _interior(self, index: Index) -> tuple[int, int]:
-        return interior(index, self.match.hole)
+        return interior(index, self.match)
 
     def _weight_sum(self) -> Expr:
         """The sum of a column's weights whose taps are inside."""
         hole, body = self.match.hole, self.match.b
-        atoms = guard_atoms(hole.op, hole.identity, hole.body)
-        for atom in atoms if self.classes else []:
+        for atom in self.match.guards if self.classes else []:
             body = select(atom, body, Const(0, hole.dtype))
         return reduce("sum", body, hole.axes)
 

@@ -7,7 +7,6 @@ from graphc.ir.dtypes import DType, boolean, f32, i8, i32, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.factors import centred_byte
-from graphc.passes.analysis.guards import guard_atoms
 from graphc.passes.analysis.weighted import ProductMatch
 
 SHORT_ROW = 12  # bytes in a row, below which lanes are faster than dots
@@ -21,7 +20,7 @@ def problem(match: ProductMatch) -> str:
     stored = {x.dtype for x in loads(match.b)}
     if not stored <= ({f32} if hole.dtype is f32 else {i8, u8, i32}):
         return f"weights of {', '.join(sorted(d.name for d in stored))}"
-    for atom in guard_atoms(hole.op, hole.identity, hole.body):
+    for atom in match.guards:
         summed = [k for k in match.depth if k in free_indices(atom)]
         if len(summed) != 1 or column in free_indices(atom):
             return "a guard of several summed indices, or of columns"
@@ -45,9 +44,7 @@ def element(factor: Expr, dtype: DType) -> Load | None:
 
 def unguarded(match: ProductMatch) -> Expr:
     """The factor that is not constant, where all its guards hold."""
-    hole = match.hole
-    atoms = guard_atoms(hole.op, hole.identity, hole.body)
-    return simplify(match.a, {a: Const(True, boolean) for a in atoms})
+    return simplify(match.a, {a: Const(True, boolean) for a in match.guards})
 
 
 def has_byte_rows(match: ProductMatch) -> bool:
@@ -78,6 +75,4 @@ def _row_length(load: Load, depth: list[Index]) -> int:
 
 def guarded_indices(match: ProductMatch) -> set[Index]:
     """The indices of the output on whose account taps are held back."""
-    hole = match.hole
-    atoms = guard_atoms(hole.op, hole.identity, hole.body)
-    return {x for x in match.indices for a in atoms if x in free_indices(a)}
+    return {x for x in match.indices for a in match.guards if x in free_indices(a)}

@@ -37,7 +37,6 @@ from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, flat_buffer
 from graphc.passes.analysis.factors import centred_byte
-from graphc.passes.analysis.guards import guard_atoms
 from graphc.passes.analysis.spaces import balanced_tiles, shapes_of
 from graphc.passes.analysis.weighted import ProductMatch, interior
 from graphc.passes.kernel.prepare import prepare_kernel
@@ -140,7 +139,7 @@ class Emitter:
             self._rows(at, conditions)
             return
         index, rest = outer[0], outer[1:]
-        low, high = interior(index, self.match.hole)
+        low, high = interior(index, self.match)
         with self._loop(index.count) as x:
             beyond = [x >= low] if low > 0 else []
             beyond += [x < high] if high < index.count else []
@@ -161,7 +160,7 @@ class Emitter:
         if row is None:
             self._one_row(at, inside)
             return
-        low, high = interior(row, self.match.hole)
+        low, high = interior(row, self.match)
         if low or high < row.count or inside is not None:
             self._edges(at, row, low, high, inside)
         with self.k.when(inside) if inside is not None else nullcontext():
@@ -203,7 +202,7 @@ class Emitter:
         hole = self.match.hole
         load = element(unguarded(self.match), hole.dtype)
         assert load is not None and (inside or len(rows) == 1)
-        atoms = [] if inside else guard_atoms(hole.op, hole.identity, hole.body)
+        atoms = [] if inside else self.match.guards
         counts = [k.count for k in self.match.depth]
         levels = []
         for n, axis in enumerate(self.match.depth):
