@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from graphc.ir.opdef import REGISTRY, find
+
 ROOT = Path(__file__).parents[1]
 ROOMS = (  # a room imports from those in the lines above its own
     "errors",
@@ -129,6 +131,44 @@ def test_no_import_closes_a_circle():
 
     for module in sorted(below):
         visit(module, ())
+
+
+NAMED = {  # passes that name operators, each for a reason
+    "control_flow": "members of a sequence that a loop carries are what SequenceConstruct made",
+    "infer_types": "it forwards copies of sequences, whose operators have no bodies",
+    "sequences": "operators on sequences have no bodies to read",
+    "specialise": "Shape and Size do not depend on contents, before any type is known",
+    "integers": "it decides which rules for quantised operators are applied",
+}
+CREATING = ("op", "emit", "insert", "lookup", "_combined", "_joined")  # take a name to make an op
+
+
+def names_of_operators(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, name) of operators that a module names outside patterns and other than to make one."""
+    operators = {d.name for d in REGISTRY.values() if d.form not in ("core", "region")}
+    apart: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            apart.add(node.value)
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            pattern = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "P"
+            inner = [x for a in node.args for x in ast.walk(a)] if pattern else node.args
+            apart.update(inner if pattern or name in CREATING else ())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node not in apart and node.value in operators:
+            yield node.lineno, str(node.value)
+
+
+def test_passes_ask_for_facts_and_not_for_operators():
+    find("Add")  # has all operators registered
+    naming = set()
+    for module, tree in sources().items():
+        if module.startswith("passes.") and not module.startswith("passes.rules.quantised"):
+            names = list(names_of_operators(tree))
+            naming |= {module.removeprefix("passes.")} if names else set()
+            assert not names or module.removeprefix("passes.") in NAMED, f"{module}: {names}"
+    assert naming == set(NAMED), "an exception that is needed no more"
 
 
 def test_no_module_takes_what_is_private_to_another():

@@ -21,6 +21,7 @@ from graphc.ir.infer import op_body
 from graphc.ir.interp import check_operands, evaluate, factors, run_op
 from graphc.ir.ops.in_range import EFFECT
 from graphc.ir.types import TensorType
+from graphc.passes.analysis.facts import is_conversion
 
 EINSUM = 16  # products and sums of einsum in the time of another scalar operation
 WIDENED = 16  # elements of narrow floats that are kept in a wider type; readers convert more
@@ -77,7 +78,7 @@ def _terms(node: Reduce) -> int:
 def _widens(op: Op) -> bool:
     """Whether an op only converts narrow floats, of which matrix units take the products as they
     are, to a wider type."""
-    if op.name != "Cast":
+    if not is_conversion(op):
         return False
     source, result = op.inputs[0].tensor.dtype, op.output.tensor.dtype  # type: ignore[union-attr]
     return source.is_float and result.is_float and source.bits < result.bits

@@ -111,6 +111,11 @@ class OpPattern:
                 done.ops.append(op)
                 yield done
 
+    def maker(self, value: Value | None) -> Op | None:
+        """The op that makes a value, if it matches."""
+        match = next(self.matches(value, Match()), None)
+        return None if match is None else match.ops[-1]
+
     def admits(self, defn: OpDef) -> bool:
         """Whether ops of a definition can match at all."""
         if self.fact is not None:

@@ -65,7 +65,7 @@ class _Narrowing:
             return self.insert(value, "Rounded", domain="graphc", type=self.type)
         narrow = self.round(value)
         if self.type == "tf32":
-            return self.insert(narrow, "CutToTF32", domain="graphc")
+            return self.insert(narrow, "CutToTF32", stored=True, domain="graphc")
         return self.insert(narrow, "Cast", to=f32.onnx)
 
     def round(self, value: Value) -> Value:
@@ -106,14 +106,15 @@ class _Narrowing:
                 if user is not cast and _computes(user):
                     user.set_input(number, self.factor(value))
 
-    def insert(self, value: Value, name: str, **attributes: Any) -> Value:
-        """An op on the value, right after it is made; a constant if the value is one."""
+    def insert(self, value: Value, name: str, stored: bool = False, **attributes: Any) -> Value:
+        """An op on the value, right after it is made; a constant if the value is one, unless it is
+        `stored` before."""
         producer = value.producer
         anchor = self.graph.ops[0] if producer is None else _after(self.graph, producer)
         loc = () if producer is None else producer.loc
         result = Builder(self.graph, anchor, loc).op(name, value, **attributes)
         assert isinstance(result, Value) and result.producer is not None
-        if value.constant is None or name == "CutToTF32" or value.tensor.dtype is not f32:
+        if value.constant is None or stored or value.tensor.dtype is not f32:
             return result
         (contents,) = run_op(result.producer, [value.constant])
         constant = Builder(self.graph, anchor, loc).constant(contents)

@@ -133,7 +133,7 @@ def test_parameters_must_name_the_variables():
 
 def test_every_rule_has_an_equation_and_a_text_test():
     text = "".join(path.read_text() for path in sorted(TEXT_TESTS.glob("*.gir")))
-    fired = re.findall(r"// ---- after: (.*)", text)
+    fired = re.findall(r"// ---- after: (?:for \w+: )?(.*)", text)
     tested = {name for line in fired for step in parse_pipeline(line)
               for name in getattr(step, "rules", ())}  # fmt: skip
     for each in RULES.values():

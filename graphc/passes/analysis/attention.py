@@ -331,9 +331,3 @@ def inputs_used(match: Attention, exprs: list[Expr]) -> list[Buffer]:
     """The inputs that expressions read."""
     used = {x.source for e in exprs for x in loads(e)}
     return [b for b in match.computation.inputs if b.name in used]
-
-
-__all__ = [
-    "LARGEST", "PRODUCT", "RESULT", "SUM", "TOTAL", "Attention", "inputs_used",
-    "last_key", "match_attention",
-]  # fmt: skip

@@ -93,6 +93,12 @@ def is_pointwise(op: Op) -> bool:
 
 
 @fact
+def is_conversion(op: Op) -> bool:
+    """Whether the result is the operand in another type."""
+    return _is_call(scalar_function(op), ("cast",)) and len(op.inputs) == 1
+
+
+@fact
 def is_involution(op: Op) -> bool:
     """Whether f(f(x)) == x."""
     function = scalar_function(op)

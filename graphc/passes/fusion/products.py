@@ -22,11 +22,14 @@ from graphc.passes.analysis import structure
 from graphc.passes.fusion.movements import raise_scalars
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
-from graphc.passes.pattern import attribute
+from graphc.passes.pattern import P, attribute, opt, var
 from graphc.passes.rules.facts import array_of, channel_vector
 from graphc.passes.rules.weights import is_shared
 
 RULE = "merge-products"
+
+x, y, b = var("x y b")
+MATMUL, GEMM, ADDED, SCALED = P.MatMul(x, y), P.Gemm(x, y, opt(b)), P.Add(x, y), P.Mul(x, y)
 
 
 @dataclass
@@ -88,7 +91,7 @@ def _branch(graph: Graph, op: Op) -> Branch | None:
 
 
 def _product(op: Op) -> Branch | None:
-    if op.name not in ("MatMul", "Gemm") or len(op.inputs) < 2:
+    if not (MATMUL.admits(op.defn) or GEMM.admits(op.defn)):
         return None
     operand, weights = op.inputs[:2]
     matrix = array_of(weights)
@@ -98,7 +101,7 @@ def _product(op: Op) -> Branch | None:
     if matrix.ndim != 2 or operand.tensor.rank < 2 or not wide or is_shared(weights):
         return None
     term = np.zeros(1, matrix.dtype)
-    if op.name == "Gemm":
+    if GEMM.admits(op.defn):
         if attribute(op, "transA") or attribute(op, "alpha") != 1 or attribute(op, "beta") != 1:
             return None
         matrix = matrix.T if attribute(op, "transB") else matrix
@@ -116,14 +119,15 @@ def _affine_user(graph: Graph, branch: Branch) -> tuple[Op, np.ndarray, np.ndarr
     if len(value.uses) != 1 or value in graph.results:
         return None
     ((user, position),) = value.uses
-    if user.name not in ("Add", "Mul") or user.output.type != value.type:
+    adds, scales = ADDED.admits(user.defn), SCALED.admits(user.defn)
+    if not (adds or scales) or user.output.type != value.type:
         return None
     rank, columns = value.tensor.rank, branch.matrix.shape[1]
     other = channel_vector(user.inputs[1 - position], rank, rank - 1, columns)
     if other is None:
         return None
     zero, one = (np.full(columns, n, branch.matrix.dtype) for n in (0, 1))
-    return (user, one, other) if user.name == "Add" else (user, other, zero)
+    return (user, one, other) if adds else (user, other, zero)
 
 
 def _merge(graph: Graph, branches: list[Branch]) -> None:

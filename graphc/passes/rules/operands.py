@@ -14,6 +14,7 @@ from graphc.passes.rewriter import Rewriter, rule
 
 MOST = 64  # operands of one op
 GROUP = "lowering"
+MEAN = P.Mean(rest("operands"))
 
 
 @rule("many-extremes", P.one_of("Max", "Min")(rest("operands")), group=GROUP)
@@ -35,7 +36,7 @@ def many_terms(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     if wide is not dtype:
         operands = [rw.Cast(x, to=wide.onnx) for x in operands]
     total = rw.Sum(*_joined(rw, "Sum", operands))
-    if op.name == "Mean":
+    if MEAN.admits(op.defn):
         total = rw.Div(total, rw.constant(len(operands), wide))
     return total if wide is dtype else rw.Cast(total, to=dtype.onnx)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from graphc.ir.graph import Op, Value
 from graphc.passes.analysis.structure import FEW_CHANNELS
-from graphc.passes.pattern import P, const, opt, var
+from graphc.passes.pattern import P, const, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of, is_never_infinite, is_static, permutation, shape_of
 from graphc.passes.rules.views import reshaped
@@ -31,6 +31,7 @@ c = const("c")
 GROUP = "lowering"
 WIDE = (np.float32, np.float64)
 WIDENING = 2  # times the channels that a resize may have more than before
+JOINED, RESIZED = P.Concat(rest("parts")).only_use(), P.Resize(x, rest("sizes")).only_use()
 MIXED = P.MatMul(P.Transpose(x).only_use(), w).only_use()
 WORTH = 8  # products saved of an element that is enlarged, at least: what mixing positions takes
 
@@ -50,8 +51,8 @@ def _matrix(rw: Rewriter, conv: Op, w: Value) -> np.ndarray | None:
 
 def _joined(x: Value) -> list[Value]:
     """What a value, which nobody else reads, joins along channels; else the value itself."""
-    concat = x.producer
-    if concat is None or concat.name != "Concat" or len(x.uses) != 1:
+    concat = JOINED.maker(x)
+    if concat is None:
         return [x]
     along_channels = concat.attrs["axis"] % x.tensor.rank == 1
     return [part for part in concat.inputs if part is not None] if along_channels else [x]
@@ -59,8 +60,8 @@ def _joined(x: Value) -> list[Value]:
 
 def _enlarged(part: Value, outputs: int) -> Op | None:
     """The resize that makes a value of a smaller one, if products in front of it are fewer."""
-    resize = part.producer
-    if resize is None or resize.name != "Resize" or len(part.uses) != 1:
+    resize = RESIZED.maker(part)
+    if resize is None:
         return None
     small, large = shape_of(resize.inputs[0]), shape_of(part)  # type: ignore[arg-type]
     saved = large[1] * (1 - math.prod(small[2:]) / max(math.prod(large[2:]), 1))
@@ -146,7 +147,7 @@ def conv_after_pool(
     outputs, *large = shape_of(conv.output)[1:]
     if outputs < WORTH or math.prod(shape_of(pool.output)[2:]) >= math.prod(large):
         return rw.skip("products would not be fewer")
-    is_padded = any(rw.attr(pool, "pads") or ()) if pool.name == "AveragePool" else False
+    is_padded = any(rw.attr(pool, "pads") or ())
     if is_padded or pool.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return rw.skip("windows are padded")
     if pool.attrs.get("ceil_mode"):

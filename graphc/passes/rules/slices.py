@@ -12,17 +12,20 @@ import numpy as np
 
 from graphc.ir.graph import Op, Value
 from graphc.passes.analysis.facts import is_pointwise
-from graphc.passes.pattern import P, attribute, rest, var
+from graphc.passes.pattern import P, attribute, opt, rest, var
 from graphc.passes.reasons import Reason
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import is_static, permutation, shape_of
 from graphc.passes.rules.views import simple_cut, sliced
 
-x = var("x")
+x, w, b = var("x w b")
 Cut = tuple[int, int, int]  # axis, first row, number of rows
 SHARE = 2  # times as many rows as are asked for are worth it
 DEPTH = 24  # ops followed to a product
-NORMALISATIONS = ("LayerNormalization", "RMSNormalization")
+SLICE, MATMUL, GEMM = P.Slice(x, rest("bounds")), P.MatMul(x, w), P.Gemm(x, w, opt(b))
+NORMALISATION = P.one_of("LayerNormalization", "RMSNormalization")(x, w, opt(b))
+SOFTMAX = P.one_of("Softmax", "LogSoftmax")(x)
+TRANSPOSE, RESHAPE = P.Transpose(x), P.Reshape(x, w)
 
 
 @rule("slice-before-op", P.Slice(x, rest("bounds")), group="lowering")
@@ -47,7 +50,7 @@ def slice_before_op(rw: Rewriter, op: Op, x: Value, bounds: list[Value]) -> Valu
         value if value is None or dim is None else sliced(rw, value, dim, start, count)
         for value, dim in zip(producer.inputs, dims)
     ]
-    if producer.name == "Reshape":
+    if RESHAPE.admits(producer.defn):
         operands[1] = rw.constant(np.array(shape_of(op.output), np.int64))
     return rw.again(producer, *operands)
 
@@ -61,7 +64,7 @@ def _has_fewer_rows(op: Op, cut: Cut, depth: int = DEPTH) -> bool:
     dims = _cut_dims(op, cut[0])
     if dims is None or depth == 0:
         return False
-    if op.name in ("MatMul", "Gemm") and dims[0] is not None:
+    if (MATMUL.admits(op.defn) or GEMM.admits(op.defn)) and dims[0] is not None:
         return True
     for value, dim in dict.fromkeys(zip(op.inputs, dims)):  # once, whichever operands it is
         if value is None or dim is None or value.producer is None:
@@ -79,13 +82,13 @@ def _is_only_cut(value: Value, cut: Cut, reader: Op | None = None) -> bool:
 
 
 def _cuts(user: Op, cut: Cut, value: Value) -> bool:
-    if user.name == "Slice":
+    if SLICE.admits(user.defn):
         return simple_cut(user) == cut
     dims = _cut_dims(user, cut[0])
     if dims is None or any(d != cut[0] for v, d in zip(user.inputs, dims) if v is value):
         return False
     after = user.output.users
-    return bool(after) and all(u.name == "Slice" and simple_cut(u) == cut for u in after)
+    return bool(after) and all(SLICE.admits(u.defn) and simple_cut(u) == cut for u in after)
 
 
 def _cut_dims(op: Op, axis: int) -> list[int | None] | None:
@@ -96,20 +99,20 @@ def _cut_dims(op: Op, axis: int) -> list[int | None] | None:
     rank, inputs = op.output.tensor.rank, op.inputs
     if is_pointwise(op):
         return [_aligned(value, axis, rank) for value in inputs]
-    if op.name == "MatMul":
+    if MATMUL.admits(op.defn):
         return _dims_of_matmul(op, axis)
-    if op.name == "Gemm":
+    if GEMM.admits(op.defn):
         is_row = axis == 0 and not attribute(op, "transA")
         return [0, None, *(_aligned(value, 0, 2) for value in inputs[2:])] if is_row else None
-    if op.name in NORMALISATIONS:
+    if NORMALISATION.admits(op.defn):
         first = attribute(op, "axis") % rank
         small = all(value.tensor.rank <= rank - first for value in inputs[1:] if value is not None)
         return [axis, *[None] * (len(inputs) - 1)] if axis < first and small else None
-    if op.name in ("Softmax", "LogSoftmax"):
+    if SOFTMAX.admits(op.defn):
         return [axis] if attribute(op, "axis") % rank != axis else None
-    if op.name == "Transpose":
+    if TRANSPOSE.admits(op.defn):
         return [permutation(op)[axis]]
-    if op.name == "Reshape":
+    if RESHAPE.admits(op.defn):
         same = shape_of(inputs[0])[: axis + 1] == shape_of(op.output)[: axis + 1]  # type: ignore[arg-type]
         return [axis, None] if same else None
     return None

@@ -16,6 +16,9 @@ from graphc.passes.rules.facts import ints, inverse, is_static, permutation, sha
 from graphc.passes.rules.operands import MOST
 
 x, shape, y, indices, data = var("x shape y indices data")
+JOINED = P.Concat(rest("parts")).only_use()
+TRANSPOSED = P.Transpose(x)
+RESHAPED = P.Reshape(x, shape).only_use()
 
 
 def reshaped(rw: Rewriter, x: Value, shape: Sequence[int]) -> Value:
@@ -117,11 +120,10 @@ def concat_of_concat(rw: Rewriter, op: Op, parts: list[Value]) -> Value | None:
     axis = rw.attr(op, "axis") % rank
     flat: list[Value] = []
     for part in parts:
-        inner = part.producer
-        if inner is not None and inner.name == "Concat" and len(part.uses) == 1:
-            if rw.attr(inner, "axis") % rank == axis:
-                flat += (v for v in inner.inputs if v is not None)
-                continue
+        inner = JOINED.maker(part)
+        if inner is not None and rw.attr(inner, "axis") % rank == axis:
+            flat += (v for v in inner.inputs if v is not None)
+            continue
         flat.append(part)
     flat = [part for part in flat if shape_of(part)[axis]] if all(map(is_static, flat)) else flat
     if len(flat) == len(parts) or not flat:
@@ -236,8 +238,8 @@ def _common_permutation(
     for value in operands:
         if value is None or value.constant is not None:
             continue
-        producer = value.producer
-        if producer is None or producer.name != "Transpose":
+        producer = TRANSPOSED.maker(value)
+        if producer is None:
             return rw.skip(Reason("{} is not transposed, as another operand is", value))
         if len(value.users) != 1:
             return rw.skip(Reason("others read the transposed {} too", value))
@@ -284,10 +286,8 @@ def sink_reshape(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
 
 def _of_reshape(value: Value) -> Value | None:
     """What an op computed, if a value is that in another shape, for a reader alone."""
-    reshape = value.producer
-    if reshape is None or reshape.name != "Reshape" or len(value.uses) != 1:
-        return None
-    x = reshape.inputs[0]
+    reshape = RESHAPED.maker(value)
+    x = None if reshape is None else reshape.inputs[0]
     if x is None or x.producer is None or len(x.uses) != 1 or not is_static(x):
         return None
     moves = len(x.producer.outputs) != 1 or is_movement(x.producer)

@@ -53,7 +53,7 @@ def _scale_shift(rw: Rewriter, bn: Op) -> tuple[np.ndarray, np.ndarray] | None:
 def _weight_shape(rw: Rewriter, conv: Op, w: Value, per_channel: np.ndarray) -> np.ndarray:
     """One number per output channel, shaped to multiply the weights of a (transposed) Conv."""
     spatial = (1,) * (w.tensor.rank - 2)
-    if conv.name == "Conv":
+    if CONVOLVED.admits(conv.defn):
         return per_channel.reshape(-1, 1, *spatial)
     group = rw.attr(conv, "group") or 1
     rows = w.tensor.static_shape[0]
@@ -85,8 +85,10 @@ def _with_affine(
     return rw.op(conv.name, x, moved, rw.constant(new.astype(dtype)), **conv.attrs)
 
 
-CONVOLUTIONS = ("Conv", "ConvTranspose")
-CONVOLUTION = P.one_of(*CONVOLUTIONS)(x, w, opt(b)).only_use()
+CONVOLVED = P.Conv(x, w, opt(b))
+CONVOLUTION = P.one_of("Conv", "ConvTranspose")(x, w, opt(b)).only_use()
+MATRIX_PRODUCT = P.one_of("MatMul", "Gemm")(x, w, opt(b)).only_use()
+RESHAPED = P.Reshape(x, w).only_use()
 
 
 @rule("fold-bn-into-conv", P.BatchNormalization(CONVOLUTION, s, t, m, v))
@@ -154,9 +156,6 @@ def fold_scale_into_matmul(
     return rw.MatMul(x, rw.constant((weights * factor.astype(np.float64)).astype(weights.dtype)))
 
 
-MATRIX_PRODUCT = P.one_of("MatMul", "Gemm")(x, w, opt(b)).only_use()
-
-
 @rule("fold-bn-into-matmul", P.BatchNormalization(MATRIX_PRODUCT, s, t, m, v))
 def fold_bn_into_matmul(
     rw: Rewriter, op: Op, bn: Op, x: Value, w: Value, b: Value, s: Value, t: Value, m: Value,
@@ -175,7 +174,7 @@ def fold_bn_into_matmul(
         return None
     factor, shift = found
     columns = factor.reshape(-1, 1) if rw.attr(op, "transB") else factor
-    beta = rw.attr(op, "beta") if op.name == "Gemm" else 1
+    beta = op.attrs.get("beta", 1)
     old = np.zeros(1) if bias is None else bias.astype(np.float64) * beta
     scaled = rw.constant((weights * columns).astype(weights.dtype))
     moved = rw.constant((old * factor + shift).astype(weights.dtype))
@@ -208,12 +207,11 @@ def gemm_factors(rw: Rewriter, op: Op, x: Value, w: Value, b: Value | None) -> V
 def split_of_product(rw: Rewriter, split: Op, y: Value, sizes: list[Value]) -> list[Value] | None:
     """split(reshape(x W + b)) == reshape(x W1 + b1), reshape(x W2 + b2), ..   for parts of the
     columns, which what follows may then scale."""
-    product = y.producer
-    if product is not None and product.name == "Reshape" and len(y.uses) == 1:
-        y = product.operand(0)
-        product = y.producer
+    reshape = RESHAPED.maker(y)
+    y = y if reshape is None else reshape.operand(0)
+    product = MATRIX_PRODUCT.maker(y)
     columns = split.operand(0).tensor.static_shape[-1]
-    if product is None or product.name not in ("MatMul", "Gemm") or len(y.uses) != 1:
+    if product is None:
         return rw.skip("no product that nobody else reads")
     x, w, b = (*product.inputs, None)[:3]
     weights, term = array_of(w), array_of(b)
@@ -247,7 +245,7 @@ def bn_to_affine(
 ) -> Value | None:
     """s*(x - m)/sqrt(v+eps) + t  ==  x*k + (t - m*k)   with k = s/sqrt(v+eps)."""
     producer = x.producer
-    if producer is not None and producer.name in (*CONVOLUTIONS, "MatMul", "Gemm"):
+    if producer is not None and any(p.admits(producer.defn) for p in (CONVOLUTION, MATRIX_PRODUCT)):
         weights = producer.inputs[1]
         shared = weights is not None and is_shared(weights)
         if len(x.uses) == 1 and rw.all_const(*producer.inputs[1:]) and _is_wide(x) and not shared:

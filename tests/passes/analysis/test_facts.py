@@ -228,7 +228,7 @@ def _before_a_maximum(b, x, f):
 
 
 SIMPLE = "canonicalise, cse, dce"
-GROUPED = "canonicalise, rewrite{group=lowering}, decompose, fold, layout{rows=true}, fuse"
+GROUPED = "canonicalise, rewrite{group=lowering}, decompose, fold, layout, fuse"
 CASES = [
     (_transposes, SIMPLE, ["f"]), (_transposed_parts, SIMPLE, ["Neg", "f", "Concat"]),
     (_nothing_moved, SIMPLE, None), (_duplicates, SIMPLE, ["f", "Add"]), (_unused, SIMPLE, ["Neg"]),
