@@ -18,7 +18,7 @@ from graphc.passes.rules.operands import MOST
 x, shape, y, indices, data = var("x shape y indices data")
 JOINED = P.Concat(rest("parts")).only_use()
 TRANSPOSED = P.Transpose(x)
-RESHAPED = P.Reshape(x, shape).only_use()
+RESHAPED = P.Reshape(x, shape)
 
 
 def reshaped(rw: Rewriter, x: Value, shape: Sequence[int]) -> Value:
@@ -232,7 +232,7 @@ def _common_permutation(
     rw: Rewriter, op: Op, operands: Sequence[Value | None]
 ) -> tuple[int, ...] | None:
     """The permutation of the transposes among the operands, if all others are constants."""
-    if not any(v and v.producer and v.producer.name == "Transpose" for v in operands):
+    if not any(map(TRANSPOSED.maker, operands)):
         return None
     perm, rank = None, op.output.tensor.rank
     for value in operands:
@@ -269,7 +269,7 @@ def sink_reshape(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     if len(operands) != 2 or len(found) != 1:
         return None
     value, row = operands[found[0]], operands[1 - found[0]]
-    if value.producer is None or value.producer.name != "Reshape":
+    if RESHAPED.maker(value) is None:
         return None
     x = _of_reshape(value)
     if x is None:
@@ -287,7 +287,7 @@ def sink_reshape(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
 def _of_reshape(value: Value) -> Value | None:
     """What an op computed, if a value is that in another shape, for a reader alone."""
     reshape = RESHAPED.maker(value)
-    x = None if reshape is None else reshape.inputs[0]
+    x = None if reshape is None or len(value.uses) != 1 else reshape.inputs[0]
     if x is None or x.producer is None or len(x.uses) != 1 or not is_static(x):
         return None
     moves = len(x.producer.outputs) != 1 or is_movement(x.producer)

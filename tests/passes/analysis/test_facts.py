@@ -283,10 +283,11 @@ def test_an_own_operator_becomes_a_table():
     assert own == ["QuantizeLinear", "Lookup", "DequantizeLinear"]
 
 
+@pytest.mark.parametrize("target", ["cpu", "c", "cuda"])
 @pytest.mark.parametrize("build", [_between_convolutions, _behind_a_product, _behind_a_softmax])
-def test_kernels_of_an_own_operator_are_those_of_tanh(build):
+def test_kernels_of_an_own_operator_are_those_of_tanh(build, target):
     own, known = (
-        driver.cpu_program(graph_of(build, name, domain))
+        driver.program_for(graph_of(build, name, domain), target)
         for name, domain in (("TanhShrink", "my.ops"), ("Tanh", ""))
     )
     assert len(own.steps) == len(known.steps)
