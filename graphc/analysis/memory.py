@@ -95,13 +95,13 @@ def _resident(program: Program, side: str) -> list[Slot]:
 
 
 def _tensors(program: Program, edges: list[int], lives: list) -> list[ArenaTensor]:
-    found = []
+    tensors = []
     for (side, number), slot in program.resident.items():
         if side == "input" and slot.elements:
             last = max(lives[s][0][1] for s in _segments(slot, edges))
             name = program.inputs[number][0]
             size = slot.elements * slot.dtype.size
-            found.append(ArenaTensor(slot.offset, size, 0, last, (name,)))
+            tensors.append(ArenaTensor(slot.offset, size, 0, last, (name,)))
     for number, slot, access in _accesses(program):
         if access != "out":
             continue
@@ -110,8 +110,8 @@ def _tensors(program: Program, edges: list[int], lives: list) -> list[ArenaTenso
             default=number,
         )
         size = slot.elements * slot.dtype.size
-        found.append(ArenaTensor(slot.offset, size, number, last, program.steps[number].loc))
-    return found
+        tensors.append(ArenaTensor(slot.offset, size, number, last, program.steps[number].loc))
+    return tensors
 
 
 def picture(live: tuple[int, ...], total: int, width: int = 72, height: int = 6) -> list[str]:

@@ -34,12 +34,12 @@ def step_costs(program: Program, machine: Machine) -> list[StepCost]:
     """The steps of a program, in order."""
     flops = {name: kernel_operations(kernel) for name, kernel in program.kernels.items()}
     machines = {n: machine.using(instructions(kernel)) for n, kernel in program.kernels.items()}
-    found = []
+    costs = []
     for step in program.steps:
         cost = Cost(step.flops or flops[step.kernel], step.nbytes)
         name, own = layers(step.loc) or step.kernel, machines[step.kernel]
-        found.append(StepCost(name, step.kernel, cost, own.bound(cost), own.seconds(cost)))
-    return found
+        costs.append(StepCost(name, step.kernel, cost, own.bound(cost), own.seconds(cost)))
+    return costs
 
 
 def layers(loc: Sequence[str]) -> str:

@@ -613,20 +613,20 @@ def substitute(
     def visit(node: Expr) -> Expr:
         if node in mapping:
             return mapping[node]
-        found = done.get(node)
-        if found is None:
+        result = done.get(node)
+        if result is None:
             if indices is not None and free_indices(node).isdisjoint(indices):
                 return node
             children = node.children
             if decide is not None and isinstance(node, Call) and node.op.name == "select":
                 condition = decide(visit(children[0]))
                 if isinstance(condition, Const):
-                    found = done[node] = visit(children[1 if condition.value else 2])
-                    return found
+                    result = done[node] = visit(children[1 if condition.value else 2])
+                    return result
             new = tuple([visit(c) for c in children])
             same = all([a is b for a, b in zip(new, children)])
-            found = done[node] = node if same else node.rebuild(new)
-        return found
+            result = done[node] = node if same else node.rebuild(new)
+        return result
 
     return visit(root)
 
@@ -639,8 +639,8 @@ def loads(root: Expr) -> list[Load]:
 def called(root: Expr) -> frozenset[str]:
     """The names of the scalar operations in `root`: what it can be spared to be rewritten for."""
     if root._called is None:
-        found = frozenset().union(*(called(c) for c in root.children))
-        root._called = found | {root.op.name} if isinstance(root, Call) else found
+        names = frozenset().union(*(called(c) for c in root.children))
+        root._called = names | {root.op.name} if isinstance(root, Call) else names
     return root._called
 
 
@@ -650,8 +650,8 @@ def free_indices(root: Expr) -> frozenset[Index]:
         if isinstance(root, Index):
             root._free = frozenset((root,))
         else:
-            found = frozenset().union(*(free_indices(c) for c in root.children))
-            root._free = found.difference(root.axes) if isinstance(root, Reduce) else found
+            indices = frozenset().union(*(free_indices(c) for c in root.children))
+            root._free = indices.difference(root.axes) if isinstance(root, Reduce) else indices
     return root._free
 
 

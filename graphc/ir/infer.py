@@ -85,12 +85,12 @@ def arguments(op: Op) -> Arguments:
 def op_body(op: Op, output: int = 0) -> Expr:
     """The scalar body of an output of an elementwise or indexed op (see binding.body)."""
     key = ("body", output)
-    found = op.memo.get(key)
-    if found is None:
+    body = op.memo.get(key)
+    if body is None:
         value = op.outputs[output]
         shape = _shapes(op)[output] if value.type is None else value.tensor.dims
-        found = _built(op, arguments(op), shape, output)
-    return found
+        body = _built(op, arguments(op), shape, output)
+    return body
 
 
 def _built(op: Op, bound: Arguments, shape: Shape, output: int) -> Expr:
@@ -102,11 +102,11 @@ def _built(op: Op, bound: Arguments, shape: Shape, output: int) -> Expr:
 
 def conditions_of(op: Op) -> list[Condition]:
     """What the scalar bodies of an op ask of its operands, once each."""
-    found: list[Condition] = []
+    conditions: list[Condition] = []
     for output in range(len(op.outputs)):
         op_body(op, output)
-        found += (c for c in op.memo["conditions", output] if c not in found)
-    return found
+        conditions += (c for c in op.memo["conditions", output] if c not in conditions)
+    return conditions
 
 
 def _shapes(op: Op) -> list:

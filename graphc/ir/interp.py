@@ -210,14 +210,14 @@ def factors(node: Reduce) -> tuple[Expr, ...] | None:
     of narrow floats are not taken apart, as they are rounded in between."""
     if node.factors is None:
         return None
-    found: tuple[Expr, ...] = node.factors
+    operands: tuple[Expr, ...] = node.factors
     if node.dtype.compute is node.dtype:
-        found = tuple(_multiplied(node.body))
-    used = [free_indices(x) for x in found]
+        operands = tuple(_multiplied(node.body))
+    used = [free_indices(x) for x in operands]
     every = frozenset().union(*used)
-    if len(found) == 2 and not (used[0] - used[1] and used[1] - used[0]):
+    if len(operands) == 2 and not (used[0] - used[1] and used[1] - used[0]):
         return None
-    return found if all(x != every for x in used) and every.issuperset(node.axes) else None
+    return operands if all(x != every for x in used) and every.issuperset(node.axes) else None
 
 
 def _multiplied(node: Expr) -> Iterator[Expr]:
@@ -245,10 +245,10 @@ class _Evaluator:
     def run(self, node: Expr, scope: tuple[Index, ...]) -> np.ndarray:
         """An array that broadcasts over the scope."""
         key = (node, scope)
-        found = self.memo.get(key)
-        if found is None:
-            found = self.memo[key] = self._run(node, scope)
-        return found
+        value = self.memo.get(key)
+        if value is None:
+            value = self.memo[key] = self._run(node, scope)
+        return value
 
     def _run(self, node: Expr, scope: tuple[Index, ...]) -> np.ndarray:
         if isinstance(node, Const):
@@ -366,9 +366,9 @@ class _Evaluator:
     def _reduce(self, node: Reduce, scope: tuple[Index, ...]) -> np.ndarray:
         if any(a.extent == 0 for a in node.axes):
             return np.asarray(node.identity.value, node.dtype.np)
-        found = factors(node)
-        if found and node.dtype.is_number:
-            return self._contract(node, found, scope)
+        operands = factors(node)
+        if operands and node.dtype.is_number:
+            return self._contract(node, operands, scope)
         inner = scope + node.axes
         value = self.run(node.term, inner)
         value = _with_rank(value, len(inner))

@@ -259,11 +259,11 @@ def with_sizes(kernel: Kernel, values: Sequence[int]) -> Kernel:
 
 def buffers_read(body: Body) -> set[str]:
     """Names of all buffers loaded from."""
-    found: set[str] = set()
+    names: set[str] = set()
     for stmt in walk_stmts(body):
         for expr in exprs(stmt):
-            found.update(n.source for n in walk(expr) if isinstance(n, Load))
-    return found
+            names.update(n.source for n in walk(expr) if isinstance(n, Load))
+    return names
 
 
 def without_unread(body: Body) -> Body:

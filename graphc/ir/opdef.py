@@ -118,11 +118,11 @@ REGISTRY: dict[tuple[str, str], OpDef] = {}
 
 def lookup(name: str, domain: str = "") -> OpDef:
     """The definition of an operator; UnsupportedError if there is none."""
-    found = find(name, domain)
-    if found is None:
+    defn = find(name, domain)
+    if defn is None:
         full = f"{domain}.{name}" if domain else name
         raise UnsupportedError(f"operator {full} is not defined")
-    return found
+    return defn
 
 
 def find(name: str, domain: str = "") -> OpDef | None:

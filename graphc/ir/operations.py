@@ -27,10 +27,10 @@ def operations(exprs: Iterable[Expr], fixed: frozenset[Index] = frozenset()) -> 
 def elements_read(exprs: Iterable[Expr]) -> Counter[str]:
     """At most how many elements of each source expressions read, for all values of their indices:
     of a table, as many as are looked up."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for load in dict.fromkeys(x for expr in exprs for x in loads(expr)):
-        found[str(load.source)] += math.prod(x.count for x in free_indices(load))
-    return found
+        counts[str(load.source)] += math.prod(x.count for x in free_indices(load))
+    return counts
 
 
 def _own(node: Expr) -> int:

@@ -79,9 +79,9 @@ class Repeat:
 
 def _forms(char: str) -> tuple[str, ...]:
     """A character in all cases."""
-    found = {char, char.lower(), char.upper(), char.upper().lower(), char.lower().upper()}
-    found |= {FOLDS[c] for c in tuple(found) if c in FOLDS}
-    return tuple(c for c in found if len(c) == 1)
+    variants = {char, char.lower(), char.upper(), char.upper().lower(), char.lower().upper()}
+    variants |= {FOLDS[c] for c in tuple(variants) if c in FOLDS}
+    return tuple(c for c in variants if len(c) == 1)
 
 
 def within(what: Any, forms: Iterable[str]) -> bool:

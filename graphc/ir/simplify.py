@@ -67,8 +67,8 @@ def _simplify_node(node: Expr) -> Expr:
     if node.dtype is i64 and isinstance(node, (Call, Index)):
         return from_poly(to_poly(node))
     if isinstance(node, Call) and node.dtype is boolean and node.op.rule == "compare":
-        found = _compare(node)
-        return node if found is None else found
+        decided = _compare(node)
+        return node if decided is None else decided
     return node
 
 

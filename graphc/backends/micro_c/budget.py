@@ -56,9 +56,9 @@ class Budget:
     @classmethod
     def of(cls, model: Model) -> Budget:
         """Reads them off the text; `functions` is by kernel."""
-        found = {kernel: _function(model.functions[kernel], text, model.cpu.operator_bytes)
+        functions = {kernel: _function(model.functions[kernel], text, model.cpu.operator_bytes)
                  for kernel, text in model.texts.items()}  # fmt: skip
-        return cls(model, found)
+        return cls(model, functions)
 
     @cached_property
     def code(self) -> int:

@@ -222,7 +222,7 @@ def _functions(model: Model, budget: Budget) -> list[dict]:
     nodes: dict[str, dict[str, None]] = {}
     for step in model.program.steps:
         nodes.setdefault(step.kernel, {}).update(dict.fromkeys(step.loc))
-    found = [
+    entries = [
         {
             "function": f.name,
             "stack_bytes_bound": f.stack,
@@ -232,16 +232,16 @@ def _functions(model: Model, budget: Budget) -> list[dict]:
         for kernel, f in budget.functions.items()
     ]
     run = {"function": f"{model.name}_run", "stack_bytes_bound": budget.run_stack}
-    return [*found, run]
+    return [*entries, run]
 
 
 def _described(model: Model, tensor: Tensor) -> dict[str, object]:
-    found: dict[str, object] = {
+    report: dict[str, object] = {
         "name": tensor.name, "field": tensor.field, "type": tensor.shape_text,
         "bytes": tensor.nbytes,
     }  # fmt: skip
     if tensor.quantisation is not None:
-        found["scale"], found["zero_point"] = tensor.quantisation
+        report["scale"], report["zero_point"] = tensor.quantisation
     if tensor.key in model.resident:
-        found["arena_offset"] = model.resident[tensor.key].offset
-    return found
+        report["arena_offset"] = model.resident[tensor.key].offset
+    return report

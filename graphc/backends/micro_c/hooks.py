@@ -100,9 +100,9 @@ def results(model: Model, step: Step) -> Iterator[tuple[int, Slot]]:
 
 def _summaries(model: Model) -> str:
     """A function for every type of element that a layer results in, and their helpers."""
-    found = {slot.dtype for step in model.program.steps for _, slot in results(model, step)}
+    dtypes = {slot.dtype for step in model.program.steps for _, slot in results(model, step)}
     speller, parts = Speller(), []
-    for dtype in sorted(found, key=lambda dtype: dtype.name):
+    for dtype in sorted(dtypes, key=lambda dtype: dtype.name):
         parts.append(SUMMARY.format(
             name=model.name, dtype=dtype, c_type=storage_type(dtype),
             first=_element("data[0]", dtype, speller), element=_element("data[i]", dtype, speller),

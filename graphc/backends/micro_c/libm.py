@@ -111,9 +111,9 @@ class OwnSpeller(Speller):
 
 def check_no_calls(text: str) -> None:
     """UnsupportedError if C text calls libm."""
-    found = sorted({call.rstrip("(") for call in CALLS.findall(text)})
-    if found:
+    calls = sorted({call.rstrip("(") for call in CALLS.findall(text)})
+    if calls:
         raise UnsupportedError(
-            f"--no-libm: {', '.join(found)} cannot be computed without libm; leave it out, or "
+            f"--no-libm: {', '.join(calls)} cannot be computed without libm; leave it out, or "
             "replace the operators that need them"
         )

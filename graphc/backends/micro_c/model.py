@@ -268,14 +268,14 @@ def kernel_comments(program: Program) -> dict[str, str]:
     steps: dict[str, list[int]] = {}
     for number, step in enumerate(program.steps):
         steps.setdefault(step.kernel, []).append(number)
-    found = {}
+    comments = {}
     for name, kernel in program.kernels.items():
         lines, callers = [kernel.comment] if kernel.comment else [], steps.get(name, [])
         if callers:
             numbers = f"layer{'s' if len(callers) > 1 else ''} {', '.join(map(str, callers))}"
             lines.append(f"{numbers}: {node_names(program.steps[callers[0]])}".rstrip(": "))
-        found[name] = "\n".join(line for text in lines for line in wrap(text, COMMENT_WIDTH))
-    return found
+        comments[name] = "\n".join(line for text in lines for line in wrap(text, COMMENT_WIDTH))
+    return comments
 
 
 def node_names(step: Step) -> str:

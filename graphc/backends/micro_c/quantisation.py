@@ -15,16 +15,16 @@ from graphc.passes.analysis import structure
 
 def quantisation(graph: Graph) -> dict[tuple[str, int], Quantisation]:
     """(scale, zero point) of inputs and outputs that have one, by ("input" or "output", number)."""
-    found: dict[tuple[str, int], Quantisation] = {}
+    parameters: dict[tuple[str, int], Quantisation] = {}
     for number, value in enumerate(graph.params):
         ways = {_parameters(op, "DequantizeLinear") for op in _readers(value)}
         if len(ways) == 1 and None not in ways:
-            found["input", number] = ways.pop()  # type: ignore[assignment]
+            parameters["input", number] = ways.pop()  # type: ignore[assignment]
     for number, value in enumerate(graph.results):
         way = _parameters(_maker(value), "QuantizeLinear")
         if way is not None:
-            found["output", number] = way
-    return found
+            parameters["output", number] = way
+    return parameters
 
 
 def _readers(value: Value) -> Iterator[Op]:

@@ -35,18 +35,18 @@ class Trace:
 def read_traces(text: str) -> list[Trace]:
     """The traces in a log: `trace LAYER CRC NAME`, `summary LAYER LEAST MOST MEAN NAME`; anywhere
     in a line; CRCs in hexadecimal, numbers in decimal or (after 0x) as their bits."""
-    found: list[Trace] = []
+    traces: list[Trace] = []
     for line in text.splitlines():
         trace, summary = _after(line, "trace ", 2), _after(line, "summary ", 4)
         try:
             if trace:
-                found.append(Trace(int(trace[0]), int(trace[1], 16), trace[2]))
-            elif summary and found and found[-1].layer == int(summary[0]):
+                traces.append(Trace(int(trace[0]), int(trace[1], 16), trace[2]))
+            elif summary and traces and traces[-1].layer == int(summary[0]):
                 least, most, mean = map(_number, summary[1:4])
-                found[-1] = replace(found[-1], summary=(least, most, mean))
+                traces[-1] = replace(traces[-1], summary=(least, most, mean))
         except ValueError:
             continue
-    return found
+    return traces
 
 
 def _after(line: str, word: str, count: int) -> list[str]:
@@ -74,7 +74,7 @@ class Comparison:
 
 def compared(host: Sequence[Trace], device: Sequence[Trace], rtol: float) -> Comparison:
     """Compares up to the first fault. ModelError if the layers are not those of the model."""
-    found = Comparison()
+    comparison = Comparison()
     for ours, theirs in zip(host, device):
         if ours.layer != theirs.layer:
             raise ModelError(
@@ -82,14 +82,14 @@ def compared(host: Sequence[Trace], device: Sequence[Trace], rtol: float) -> Com
                 "this model, for the same --cpu, --opt and --io?"
             )
         if ours.crc == theirs.crc:
-            found.equal += 1
+            comparison.equal += 1
             continue
-        found.problem = _problem(ours, theirs, found, rtol)
-        if found.problem:
-            return found
+        comparison.problem = _problem(ours, theirs, comparison, rtol)
+        if comparison.problem:
+            return comparison
     if len(device) < len(host):
-        found.problem = f"the log ends before {host[len(device)].where()}"
-    return found
+        comparison.problem = f"the log ends before {host[len(device)].where()}"
+    return comparison
 
 
 def _problem(ours: Trace, theirs: Trace, so_far: Comparison, rtol: float) -> str:

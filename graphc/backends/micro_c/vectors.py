@@ -71,16 +71,16 @@ class VectorPrinter(KernelPrinter):
                 del self.vectors[name]
 
     def _accessed_plainly(self, body: Body) -> set[str]:
-        found: set[str] = set()
+        arrays: set[str] = set()
         for stmt in body:
             if self.is_vector(stmt) or isinstance(stmt, Intrin):
                 continue
-            found |= {x.source for e in exprs(stmt) for x in walk(e) if isinstance(x, Load)}
+            arrays |= {x.source for e in exprs(stmt) for x in walk(e) if isinstance(x, Load)}
             if isinstance(stmt, Store):
-                found.add(stmt.buffer)
+                arrays.add(stmt.buffer)
             for inner in bodies(stmt):
-                found |= self._accessed_plainly(inner)
-        return found
+                arrays |= self._accessed_plainly(inner)
+        return arrays
 
     def _lines(self, stmt: For) -> list[str] | None:
         """The text of a vector loop without a loop, if it has one."""

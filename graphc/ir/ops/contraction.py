@@ -199,8 +199,8 @@ def in_pairs(plan: EinsumPlan) -> list[PairedTerms] | str:
     terms = [tuple(term) for term in plan.inputs]
     steps, products = [], 0
     while len(terms) > 1:
-        found = min(_pairs(plan, terms), key=lambda pair: pair[:2])
-        _, space, left, right, result = found
+        best = min(_pairs(plan, terms), key=lambda pair: pair[:2])
+        _, space, left, right, result = best
         texts = ["".join(names[x] for x in t) for t in (terms[left], terms[right], result)]
         steps.append(PairedTerms(left, right, f"{texts[0]},{texts[1]}->{texts[2]}"))
         terms = [t for n, t in enumerate(terms) if n not in (left, right)] + [result]

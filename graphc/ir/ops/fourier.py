@@ -75,13 +75,13 @@ def mirrored(length: int, bins: int) -> np.ndarray:
 
 def prime_factors(number: int) -> list[int]:
     """In ascending order."""
-    found, factor = [], 2
+    factors, factor = [], 2
     while factor * factor <= number:
         while number % factor == 0:
-            found.append(factor)
+            factors.append(factor)
             number //= factor
         factor += 1
-    return [*found, number] if number > 1 else found
+    return [*factors, number] if number > 1 else factors
 
 
 @cache
@@ -150,8 +150,8 @@ class Transform:
             matrix = matrix / length
         matrix = matrix.reshape(parts * last, used * self.parts)
         rows = _reshape(b, x, done, parts * last)
-        found = b.MatMul(rows, b.constant(matrix, x.tensor.dtype))
-        digits = _reshape(b, found, count, *steps, used, self.parts)
+        sums = b.MatMul(rows, b.constant(matrix, x.tensor.dtype))
+        digits = _reshape(b, sums, count, *steps, used, self.parts)
         order = (0, *range(len(steps) + 1, 0, -1), len(steps) + 2)
         whole = _reshape(b, b.Transpose(digits, perm=order), count, -1, self.parts)
         return _first(b, whole, self.columns, axis=1)

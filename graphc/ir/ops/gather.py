@@ -69,8 +69,8 @@ def _gathered_nd(x: Operand, indices: Operand, *, batch_dims: int) -> Shape:
 def gather_nd(i: OutIndex, x: Any_, indices: Int, *, batch_dims: int = 0) -> Expr:
     """The last dimension of `indices` holds positions in x after its batch dimensions."""
     depth, outer = indices.shape[-1], tuple(i[: indices.rank - 1])
-    found = [wrap_index(indices[outer + (k,)], x.shape[batch_dims + k]) for k in range(depth)]
-    return x[outer[:batch_dims] + tuple(found) + i[indices.rank - 1 :]]
+    selected = [wrap_index(indices[outer + (k,)], x.shape[batch_dims + k]) for k in range(depth)]
+    return x[outer[:batch_dims] + tuple(selected) + i[indices.rank - 1 :]]
 
 
 def _one_hot_shape(indices: Operand, depth: np.ndarray, values: Operand, *, axis: int) -> Shape:

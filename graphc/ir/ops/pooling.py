@@ -87,8 +87,10 @@ def _position(
     if x.dtype.is_float:
         wanted = wanted | isnan(value)  # the largest is NaN too
     nowhere, inside = Const(i64.max, i64), guard(window, i[2:], taps)
-    found = select(wanted, offset, nowhere)  # of an element that is there
-    return reduce("min", found if inside is TRUE else select(inside, found, nowhere), taps)
+    offset_there = select(wanted, offset, nowhere)  # of an element that is there
+    return reduce(
+        "min", offset_there if inside is TRUE else select(inside, offset_there, nowhere), taps
+    )
 
 
 @op("AveragePool", infer=pooled_shape)

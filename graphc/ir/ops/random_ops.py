@@ -63,10 +63,10 @@ def normal(seed: float | None, counter: Expr) -> Expr:
 
 def _float_type(dtype: int | None, default: DType | None = None) -> DType:
     """The dtype attribute (an ONNX number), a float."""
-    found = default if dtype is None else dtypes.of(dtype)
-    if found is None or not found.is_float:
-        raise ModelError(f"dtype {found} is not a float type")
-    return found
+    chosen = default if dtype is None else dtypes.of(dtype)
+    if chosen is None or not chosen.is_float:
+        raise ModelError(f"dtype {chosen} is not a float type")
+    return chosen
 
 
 def _scaled(unit: Expr, scale: float, shift: float, dtype: DType) -> Expr:

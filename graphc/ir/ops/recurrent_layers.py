@@ -48,7 +48,7 @@ def with_parameters(
     """Names of functions, each with its alpha and beta; None if it takes none. The lists are
     consumed by those that take one, in order."""
     alpha_left, beta_left = list(alphas or ()), list(betas or ())
-    found = []
+    functions = []
     for name in names:
         row = _ACTIVATIONS.get(name.lower())
         if row is None:
@@ -58,8 +58,8 @@ def with_parameters(
             alpha = alpha_left.pop(0)
         if beta is not None and beta_left:
             beta = beta_left.pop(0)
-        found.append((name, alpha, beta))
-    return found
+        functions.append((name, alpha, beta))
+    return functions
 
 
 def _bound(build: Callable, alpha: float | None, beta: float | None) -> Activation:

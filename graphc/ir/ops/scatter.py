@@ -127,8 +127,8 @@ def scatter_nd(
     _copy(k, y, data)
 
     def place(where: Place) -> tuple[Place, Expr]:
-        found = [indices[where + (d,)] for d in range(depth)]
-        at = tuple(k.let(_from_end(x, extent)) for x, extent in zip(found, data.shape))
+        place = [indices[where + (d,)] for d in range(depth)]
+        at = tuple(k.let(_from_end(x, extent)) for x, extent in zip(place, data.shape))
         return at, _inside(at, data.shape)
 
     def value(where: Place, inner: Place) -> Expr:

@@ -23,12 +23,12 @@ def _type(operand: Any) -> Type:
 
 
 def _sequence(operand: Any) -> SequenceType:
-    found = _type(operand)
-    if isinstance(found, OptionalType):
-        found = found.element
-    if not isinstance(found, SequenceType):
-        raise ModelError(f"expected a sequence, found {found}")
-    return found
+    type = _type(operand)
+    if isinstance(type, OptionalType):
+        type = type.element
+    if not isinstance(type, SequenceType):
+        raise ModelError(f"expected a sequence, found {type}")
+    return type
 
 
 def _common(types: list[Type]) -> Type:
@@ -43,10 +43,10 @@ def _common(types: list[Type]) -> Type:
 
 
 def _element(operand: Any) -> Type:
-    found = _sequence(operand).element
-    if isinstance(found, TensorType) and found.shape is None:
+    element = _sequence(operand).element
+    if isinstance(element, TensorType) and element.shape is None:
         raise NeedsValue("the shapes of the sequence's elements are not known")
-    return found
+    return element
 
 
 def _scalar(value: Any) -> int:
@@ -58,10 +58,10 @@ def _scalar(value: Any) -> int:
 def _position(where: Any, length: int, last: int) -> int:
     """A position in 0..last, negative ones counted from `length`."""
     position = _scalar(where)
-    found = position + length if position < 0 else position
-    if not 0 <= found <= last:
+    place = position + length if position < 0 else position
+    if not 0 <= place <= last:
         raise ModelError(f"position {position} is out of range for a sequence of length {length}")
-    return found
+    return place
 
 
 # ---------------------------------------------------------------- sequences
@@ -178,8 +178,8 @@ def optional_has_element(value: Any_ = None) -> np.ndarray:
 
 
 def _held_type(value: Operand) -> Type:
-    found = _type(value)
-    return found.element if isinstance(found, OptionalType) else found
+    held = _type(value)
+    return held.element if isinstance(held, OptionalType) else held
 
 
 @host("OptionalGetElement", infer=_held_type)

@@ -43,17 +43,17 @@ def dft(
     where = normal_axis(-2 if axis is None else int(axis.item()), rank)
     if where == rank - 1 or parts not in (1, 2):
         raise ModelError(f"cannot transform axis {where} of shape {list(x.tensor.dims)}")
-    found = x.tensor.static_shape[where]
+    extent = x.tensor.static_shape[where]
     to_real = bool(inverse and onesided)
-    default = 2 * (found - 1) if to_real else found
+    default = 2 * (extent - 1) if to_real else extent
     length = default if dft_length is None else int(dft_length.item())
     check_table(max(length, 0), 2)
     half = length // 2 + 1
-    used = min(found, half if to_real else length)
+    used = min(extent, half if to_real else length)
     columns = half if onesided and not to_real else length
     order = [d for d in range(rank - 1) if d != where] + [where, rank - 1]
     moved = b.Transpose(x, perm=order)
-    if used < found:
+    if used < extent:
         moved = b.Slice(moved, np.array([0]), np.array([used]), np.array([rank - 2]))
     if not is_direct(length):
         result = _fast(b, moved, Transform(length, bool(inverse), columns, 1 if to_real else 2))

@@ -166,10 +166,10 @@ def label_encoder(
 
 def _only(what: str, choices: tuple) -> list:
     """The one attribute that is given."""
-    found = [c for c in choices if c is not None]
-    if len(found) != 1:
-        raise ModelError(f"needs exactly one {what}_* attribute, found {len(found)}")
-    return list(np.asarray(found[0]).reshape(-1).tolist())
+    defaults = [c for c in choices if c is not None]
+    if len(defaults) != 1:
+        raise ModelError(f"needs exactly one {what}_* attribute, found {len(defaults)}")
+    return list(np.asarray(defaults[0]).reshape(-1).tolist())
 
 
 def _key(value: float | str) -> float | str:

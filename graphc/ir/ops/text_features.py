@@ -65,13 +65,13 @@ def tf_idf_vectorizer(
 
 def _grams(pool: list, starts: Sequence[int]) -> list[tuple[int, int, list[list]]]:
     """(length, number of the first n-gram, n-grams) per length."""
-    found, number = [], 0
+    runs, number = [], 0
     ends = [*starts[1:], len(pool)]
     for length, (start, end) in enumerate(zip(starts, ends), 1):
         grams = [pool[p : p + length] for p in range(start, end - length + 1, length)]
-        found.append((length, number, grams))
+        runs.append((length, number, grams))
         number += len(grams)
-    return found
+    return runs
 
 
 def _count(b: Builder, rows: Value, grams: np.ndarray, max_skip: int) -> Any:
@@ -89,8 +89,8 @@ def _count(b: Builder, rows: Value, grams: np.ndarray, max_skip: int) -> Any:
             window = b.Slice(rows, np.array([start]), np.array([start + positions]), np.array([1]))
             same = b.Equal(b.Unsqueeze(window, np.array([2])), grams[None, None, :, n])
             match = same if match is None else b.And(match, same)
-        found = b.ReduceSum(b.Cast(match, to=1), np.array([1]), keepdims=0)
-        total = found if total is None else b.Add(total, found)
+        counts = b.ReduceSum(b.Cast(match, to=1), np.array([1]), keepdims=0)
+        total = counts if total is None else b.Add(total, counts)
     if total is None:
         return b.constant(np.zeros((rows.tensor.static_shape[0], len(grams)), np.float32))
     return total

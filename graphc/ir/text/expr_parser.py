@@ -168,10 +168,10 @@ class ExprParser(Cursor):
         name = unquote(self.next().text)
         if self.sees("["):
             return self._load(name, token)
-        found = self.scope.names.get(name)
-        if found is None:
+        named = self.scope.names.get(name)
+        if named is None:
             self.fail(f"unknown name `{name}`", token)
-        return found
+        return named
 
     def _cast(self, op: ScalarOp) -> Expr:
         self.next()

@@ -123,12 +123,12 @@ def _default_name(value: Value) -> str:
 
 def symbols_of(graph: Graph) -> dict[str, Sym]:
     """The declared symbols of a graph, then those its types mention, by name."""
-    found = dict(graph.symbols)
+    symbols = dict(graph.symbols)
     for region in _regions(graph):
         for value in region.values():
             for sym in _type_symbols(value.type):
-                found.setdefault(sym.name, sym)
-    return found
+                symbols.setdefault(sym.name, sym)
+    return symbols
 
 
 def _regions(region: Region) -> Iterator[Region]:

@@ -210,10 +210,10 @@ class _KernelVerifier:
             self.fail(f"`{expr}` is {expr.dtype}, not {dtype}")
 
     def buffer(self, name: str, scope: _Scope) -> Buffer:
-        found = scope.names.get(name)
-        if not isinstance(found, Buffer):
+        named = scope.names.get(name)
+        if not isinstance(named, Buffer):
             self.fail(f"unknown buffer {name}")
-        return found
+        return named
 
     def expr(self, root: Expr, scope: _Scope, guarded: bool = False) -> None:
         """Checks a tree, each node once; what a select's branches load is guarded."""

@@ -139,11 +139,11 @@ def spell_columns(columns: Sequence[Column]) -> tuple[dict[Column, Expr], list[S
         if len(set(known)) < 2:
             spelled[column] = Const(known[0] if known else 0, i64)
             continue
-        found = _derived(column, sizes)
-        if found is None:
-            found = Sym(f"n{len(sizes)}", min(known), max(known))
-            sizes.append((found, tuple(known[0] if v is None else v for v in column)))
-        spelled[column] = found
+        derived = _derived(column, sizes)
+        if derived is None:
+            derived = Sym(f"n{len(sizes)}", min(known), max(known))
+            sizes.append((derived, tuple(known[0] if v is None else v for v in column)))
+        spelled[column] = derived
     return spelled, sizes
 
 

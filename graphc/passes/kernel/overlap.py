@@ -46,7 +46,7 @@ def distances(kernel: Kernel) -> dict[tuple[str, str], int]:
         return {}
     outputs = [b for b in kernel.params if b.access == "out" and len(b.shape) == 1]
     inputs = [b for b in kernel.params if b.access == "in" and len(b.shape) == 1]
-    found = {}
+    distances = {}
     reach = {b.name: _Reach(b) for b in (*outputs, *inputs)}
     for stmt in kernel.body:
         steps, body, env = _steps(stmt)
@@ -59,8 +59,8 @@ def distances(kernel: Kernel) -> dict[tuple[str, str], int]:
             reads, writes = reach[source.name].first_reads(), reach[out.name].last_writes()
             distance = int((reads * source.dtype.size - writes * out.dtype.size).min())
             if distance > -out.size * out.dtype.size:
-                found[out.name, source.name] = distance
-    return found
+                distances[out.name, source.name] = distance
+    return distances
 
 
 def _may_alias(out: Buffer, source: Buffer) -> bool:

@@ -17,11 +17,11 @@ MOST_LOCAL = 1 << 14  # bytes of an array on the stack
 def with_scratch(kernel: Kernel) -> tuple[Kernel, list[Buffer]]:
     """The kernel with its large local arrays as parameters, after the others, and these."""
     names = [s.buffer.name for s in walk_stmts(kernel.body) if isinstance(s, Alloc)]
-    found: dict[str, Buffer] = {}
-    body = _hoisted(kernel.body, {n for n in names if names.count(n) == 1}, found)
-    if not found:
+    arrays: dict[str, Buffer] = {}
+    body = _hoisted(kernel.body, {n for n in names if names.count(n) == 1}, arrays)
+    if not arrays:
         return kernel, []
-    scratch = list(found.values())
+    scratch = list(arrays.values())
     return replace(kernel, params=(*kernel.params, *scratch), body=body), scratch
 
 

@@ -47,13 +47,13 @@ def in_place(part: Computation) -> list[tuple[str, str]]:
     reads: dict[str, list[Load]] = {}
     for load in loads(output.expr):
         reads.setdefault(load.source, []).append(load)
-    found = []
+    pairs = []
     for buffer in part.inputs:
         if buffer.dtype.size != output.buffer.dtype.size:
             continue
         if all(flatten_index(x.index, buffer.shape) is here for x in reads.get(buffer.name, ())):
-            found.append((output.buffer.name, buffer.name))
-    return found
+            pairs.append((output.buffer.name, buffer.name))
+    return pairs
 
 
 def in_place_of_epilogue(
@@ -62,11 +62,11 @@ def in_place_of_epilogue(
 ) -> list[tuple[str, str]]:  # fmt: skip
     """As `in_place`, of flat loads: inputs that an epilogue alone reads, not what it is of (the
     `operands`), at the very offset that is stored."""
-    found = []
+    pairs = []
     for buffer in inputs:
         reads = [x for x in epilogue if x.source == buffer.name]
         here = all(simplify(x.index[0]) is simplify(offset) for x in reads)
         same_size = buffer.dtype.size == output.dtype.size
         if reads and here and same_size and buffer.name not in operands:
-            found.append((output.name, buffer.name))
-    return found
+            pairs.append((output.name, buffer.name))
+    return pairs

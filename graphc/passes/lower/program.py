@@ -146,8 +146,12 @@ class Lowering:
     def compose(self) -> None:
         """Finds what each op that is given by scalar bodies computes."""
         ops = [op for op in self.graph.ops if op.name != "Constant" and _is_composed(op)]
-        found = list(map(computation, ops))
-        read = with_numbers_read(found) if self.wanted.numbers else list(map(Numbered, found))
+        computations = list(map(computation, ops))
+        read = (
+            with_numbers_read(computations)
+            if self.wanted.numbers
+            else list(map(Numbered, computations))
+        )
         self.computed = dict(zip(ops, read))
 
     def reserve_outputs(self) -> None:

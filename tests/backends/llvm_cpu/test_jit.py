@@ -114,7 +114,7 @@ def test_invalid_ir_is_an_internal_error():
 
 
 def test_unknown_pipeline():
-    with pytest.raises(ValueError, match="none of light, full, none"):
+    with pytest.raises(ValueError, match="not one of light, full, none"):
         jit.compile_module(LIBM, pipeline="fast")
 
 

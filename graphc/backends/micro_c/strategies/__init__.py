@@ -21,10 +21,10 @@ def strategies(cpu: str = DEFAULT, small: bool = False) -> Sequence[Strategy]:
     less code."""
     target = cpu_of(cpu)
     options = small_tiles(target) if small else tile_options(target)
-    found: list[Strategy] = [partial(lower_tiles, options=options), nest_strategy(NestOptions())]
+    chosen: list[Strategy] = [partial(lower_tiles, options=options), nest_strategy(NestOptions())]
     if target.vectors:
-        found.insert(0, partial(lower_helium, options=HeliumOptions()))
-    return found
+        chosen.insert(0, partial(lower_helium, options=HeliumOptions()))
+    return chosen
 
 
 def tile_options(cpu: Cpu) -> TileOptions:

@@ -342,10 +342,10 @@ class _Emitter:
         """Four products for every cell."""
         _, factors, at, panel, cells, _ = state
         for factor, (_, lane, total) in zip(factors, cells):
-            found = centred_byte(simplify(factor, {axis: position}))
+            centred = centred_byte(simplify(factor, {axis: position}))
             weight = self._weight({**at, axis: position}, panel, lane)
-            assert found is not None and isinstance(weight, Call)
-            load, centre = found
+            assert centred is not None and isinstance(weight, Call)
+            load, centre = centred
             narrow = weight.args[0]
             assert isinstance(narrow, Load)
             self.k.emit(dot4(total[()], load, narrow, centre))

@@ -21,7 +21,7 @@ WIDTHS = (2, 4, 8)  # bits of a code
 def _check_bits(bits: int, block_size: int) -> int:
     """Codes per byte."""
     if bits not in WIDTHS:
-        raise UnsupportedError(f"weights of {bits} bits are none of {WIDTHS}")
+        raise UnsupportedError(f"weights of {bits} bits are not one of {WIDTHS}")
     if block_size < 16 or block_size & (block_size - 1):
         raise ModelError(f"block_size must be a power of two from 16 on, found {block_size}")
     return 8 // bits

@@ -176,20 +176,20 @@ class Nest(Reductions):
         """All loops over the outputs if their rows are short; False if they are not."""
         sizes = {b.name: b.size for b in self.computation.inputs}
         exprs = [p.expr for p in points]
-        found = short_rows(indices, points[0].offset, exprs, self.options, sizes)
-        if found is None:
+        rows = short_rows(indices, points[0].offset, exprs, self.options, sizes)
+        if rows is None:
             return False
-        blocks, left = divmod(found.across.count, found.rows)
-        loops = [*indices[:-2], Index(found.across.name, blocks)]
+        blocks, left = divmod(rows.across.count, rows.rows)
+        loops = [*indices[:-2], Index(rows.across.name, blocks)]
         with self.k.loop(math.prod(x.count for x in loops), "parallel", name="p") as p:
             *rest, block = unflatten_index(p, tuple(x.count for x in loops))
             moved = self._at(points, dict(zip(indices, rest)))
-            for vector in range(found.vectors):
-                self._vector_of_rows(moved, found, block, vector)
+            for vector in range(rows.vectors):
+                self._vector_of_rows(moved, rows, block, vector)
         if left:
-            below = Index(found.across.name, left)
-            moved = self._at(points, {found.across: below + blocks * found.rows})
-            self.outer_loops([*indices[:-2], below, found.along], moved)
+            below = Index(rows.across.name, left)
+            moved = self._at(points, {rows.across: below + blocks * rows.rows})
+            self.outer_loops([*indices[:-2], below, rows.along], moved)
         return True
 
     def _vector_of_rows(
@@ -386,10 +386,10 @@ class Nest(Reductions):
     def keep_rows(self, points: list[Point], last: Index, bound: frozenset) -> list[Point]:
         """Stores in a row buffer what a reduction over the row and the outputs both compute."""
         while True:
-            found = self._shared(points, last, bound)
-            if found is None:
+            shared = self._shared(points, last, bound)
+            if shared is None:
                 return points
-            reduction, value, extent = found
+            reduction, value, extent = shared
             axis = reduction.axes[0]
             (resolved,) = self.resolve([substitute(value, {last: axis})], bound, False)
             row = self.k.alloc(value.dtype, (extent,), "stack")

@@ -291,13 +291,13 @@ def sharing_loops(ready: list[Reduce]) -> dict[Reduce, Reduce]:
     extents that read what these read (the least and the largest of a tensor): what each is over
     the axes of the first."""
     axes = ready[0].axes
-    found = {each: each for each in ready if each.axes == axes}
-    read = {load for each in found for load in loads(each.body)}
+    group = {each: each for each in ready if each.axes == axes}
+    read = {load for each in group for load in loads(each.body)}
     for each in ready:
-        moved = each if each in found else _over(axes, each)
+        moved = each if each in group else _over(axes, each)
         if moved is not None and not read.isdisjoint(loads(moved.body)):
-            found[each] = moved
-    return found
+            group[each] = moved
+    return group
 
 
 def _over(axes: tuple[Index, ...], reduction: Reduce) -> Reduce | None:
@@ -312,7 +312,7 @@ def _over(axes: tuple[Index, ...], reduction: Reduce) -> Reduce | None:
 
 def ready_reductions(exprs: list[Expr], bound: frozenset) -> list[Reduce]:
     """Reductions over bound indices only, that contain no other such reduction."""
-    found: dict[Reduce, None] = {}
+    ready: dict[Reduce, None] = {}
     waiting: set[Expr] = set()
     for expr in exprs:
         for node in walk(expr):
@@ -320,9 +320,9 @@ def ready_reductions(exprs: list[Expr], bound: frozenset) -> list[Reduce]:
                 waiting.add(node)
             if isinstance(node, Reduce) and free_indices(node) <= bound:
                 if node not in waiting:
-                    found[node] = None
+                    ready[node] = None
                 waiting.add(node)
-    return list(found)
+    return list(ready)
 
 
 def combined(r: Reduce, accumulator: Expr, value: Expr) -> Expr:

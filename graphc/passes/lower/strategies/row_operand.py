@@ -103,8 +103,8 @@ class _Access:
         """The summed index along which bytes are neighbours that wastes the fewest products when
         they are read four by four."""
         last = simplify(self.load.index[-1])
-        found = [k for k in depth if is_affine_in(last, k) == 1]
-        return max(found, key=lambda k: (k.count / _longer(k).count, k.count), default=None)
+        contiguous = [k for k in depth if is_affine_in(last, k) == 1]
+        return max(contiguous, key=lambda k: (k.count / _longer(k).count, k.count), default=None)
 
     def missing(self, index: Index) -> int:
         """Elements by which the last extent is too small for an index made up to fours."""

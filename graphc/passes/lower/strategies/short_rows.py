@@ -62,13 +62,13 @@ def short_rows(
     lanes = options.lanes(element_bytes(list(exprs)))
     if not 1 < along.count < lanes:
         return None
-    found = ShortRows(across, along, lanes // math.gcd(along.count, lanes), lanes)
+    rows = ShortRows(across, along, lanes // math.gcd(along.count, lanes), lanes)
     work = sum(isinstance(node, (Call, Load)) for node in nodes)
-    if found.rows > across.count or found.vectors > MOST_VECTORS:
+    if rows.rows > across.count or rows.vectors > MOST_VECTORS:
         return None
-    if found.vectors > 1 and found.vectors * work > MOST_WORK:
+    if rows.vectors > 1 and rows.vectors * work > MOST_WORK:
         return None
-    return found if _are_loads_of_vectors(found, offset, exprs, sizes) else None
+    return rows if _are_loads_of_vectors(rows, offset, exprs, sizes) else None
 
 
 def _are_loads_of_vectors(

@@ -36,8 +36,8 @@ class TransposedLoads:
 
     def at(self, mapping: Mapping[Expr, Expr]) -> TransposedLoads:
         """The same loads with other indices known."""
-        found = [simplify(load, mapping) for load in self.loads]
-        return replace(self, loads=tuple(x for x in found if isinstance(x, Load)))
+        loads = [simplify(load, mapping) for load in self.loads]
+        return replace(self, loads=tuple(x for x in loads if isinstance(x, Load)))
 
 
 def transposed_loads(
@@ -53,11 +53,11 @@ def transposed_loads(
     side = min(LARGEST_SIDE, options.lanes(element_bytes(list(exprs))))
     apart = [x for e in exprs for x in loads(e) if abs(is_affine_in(x.index[0], last) or 0) > 1]
     for across in reversed(rows):
-        found = [x for x in dict.fromkeys(apart) if is_affine_in(x.index[0], across) == 1]
-        if not found or not SMALLEST_SIDE <= side <= min(across.count, last.count):
+        columns = [x for x in dict.fromkeys(apart) if is_affine_in(x.index[0], across) == 1]
+        if not columns or not SMALLEST_SIDE <= side <= min(across.count, last.count):
             continue
-        if len(found) <= MOST_LOADS and all(is_inside(x, sizes[x.source]) for x in found):
-            return TransposedLoads(tuple(found), across, last, side)
+        if len(columns) <= MOST_LOADS and all(is_inside(x, sizes[x.source]) for x in columns):
+            return TransposedLoads(tuple(columns), across, last, side)
     return None
 
 

@@ -56,13 +56,13 @@ def with_numbers_read(computations: Sequence[Computation]) -> list[Numbered]:
 
 def _skeleton(computation: Computation) -> tuple[Computation, list[Const]]:
     """A computation with places for its numbers, and these, in order."""
-    found: list[Const] = []
+    numbers: list[Const] = []
 
     def place(const: Const) -> Expr:
-        found.append(const)
-        return Load("number", (Const(len(found) - 1, i64),), const.dtype)
+        numbers.append(const)
+        return Load("number", (Const(len(numbers) - 1, i64),), const.dtype)
 
-    return _rebuilt(computation, place), found
+    return _rebuilt(computation, place), numbers
 
 
 class _Layout:

@@ -48,10 +48,10 @@ def shared_places(
     if math.prod(x.count for x in index if x not in own) < SHARED:
         return unchanged
     kept = tuple(x for x in index if x in own)
-    found = list(dict.fromkeys(node for e in exprs for node in _shared(e, set(kept))))
-    if sum(map(cost, found)) < COSTLY:
+    shared = list(dict.fromkeys(node for e in exprs for node in _shared(e, set(kept))))
+    if sum(map(cost, shared)) < COSTLY:
         return unchanged
-    return _with_tables(computation, index, exprs, kept, found)
+    return _with_tables(computation, index, exprs, kept, shared)
 
 
 def _with_tables(
@@ -76,13 +76,13 @@ def _with_tables(
 
 def _deciding(exprs: list[Expr]) -> set[Expr]:
     """The indices on which places depend that are data."""
-    found: set[Expr] = set()
+    indices: set[Expr] = set()
     for expr in exprs:
         for load in loads(expr):
             for place in load.index:
                 if any(isinstance(node, Load) for node in walk(place)):
-                    found |= free_indices(place)
-    return found
+                    indices |= free_indices(place)
+    return indices
 
 
 def _shared(expr: Expr, kept: set[Expr]) -> Iterator[Expr]:

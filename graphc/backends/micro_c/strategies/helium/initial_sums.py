@@ -56,8 +56,8 @@ class Starts:
     def _made(self, guarded: bool) -> tuple[Buffer | None, Buffer | None]:
         """What sums start from with all taps inside, and at the edges."""
         if not self.centre:
-            found = None if self.bias is None else self._start("start", self.bias)
-            return found, found
+            start = None if self.bias is None else self._start("start", self.bias)
+            return start, start
         zero = Const(0, self.match.hole.dtype)
         before = self.bias if self.bias is not None else zero
         taken = self._start("start", before - self._weight_sum() * Const(self.centre, i32))

@@ -38,8 +38,8 @@ def element(factor: Expr, dtype: DType) -> Load | None:
     """The load of a factor that is an element, or a byte less its centre."""
     if isinstance(factor, Load):
         return factor if factor.dtype is dtype else None
-    found = centred_byte(factor) if dtype is i32 else None
-    return None if found is None else found[0]
+    centred = centred_byte(factor) if dtype is i32 else None
+    return None if centred is None else centred[0]
 
 
 def unguarded(match: ProductMatch) -> Expr:
