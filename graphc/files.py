@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and are what they seem.
+"""Files that are written whole or not at all, and checks of who could have written them.
 
 A file is written beside its final place under a temporary name and renamed at the end; whatever
 goes wrong before leaves nothing behind. What the file system refuses is a ModelError that names the

@@ -1,4 +1,5 @@
-"""What is left behind when graphc itself fails: a directory from which one command replays it.
+"""The crash directory that graphc leaves when it fails itself: a directory from which one command
+replays it.
 
 It holds the command, the traceback, versions, and a copy of every file the command read (a model
 that is large or has its data in other files stays where it is, and is named in full).

@@ -1,4 +1,4 @@
-"""graphc inspect: what is in a model, where its time goes, and how its memory is used."""
+"""graphc inspect: the operators of a model, where its time goes, and how its memory is used."""
 
 from __future__ import annotations
 

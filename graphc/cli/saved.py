@@ -1,4 +1,4 @@
-"""What is in a compiled model (.gcm), told without loading its code."""
+"""The contents of a compiled model (.gcm), listed without loading its code."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Tensors under construction: Python operators, indexing and the usual methods.
 
-Operators mean what they mean in numpy, and broadcast. Python numbers take the tensor's dtype. Where
-numpy and ONNX differ (integer `/`, `//` and `%` of negative numbers) numpy's meaning is built
-from several ops, or refused with a hint.
+Operators have numpy's meaning, and broadcast. Python numbers take the tensor's dtype. Where numpy
+and ONNX differ (integer `/`, `//` and `%` of negative numbers) numpy's meaning is built from
+several ops, or refused with a hint.
 """
 
 from __future__ import annotations

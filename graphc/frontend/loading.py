@@ -1,4 +1,4 @@
-"""The ONNX message that a file, bytes or a caller gives. What is wrong with it is a ModelError."""
+"""The ONNX message that a file, bytes or a caller gives. Faults in it are a ModelError."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 ONNX asks for that order, but ONNX Runtime takes any, and its own tools write graphs (converters to
 float16 among them) whose new nodes come last. Here nodes move up to where they are first needed;
-the others stay in order. Nodes that wait for one another are left as they are: whoever reads them
-names the value that is missing.
+the others stay in order. Nodes that wait for one another are left as they are: the importer then
+names the missing value.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lifts nodes of older opsets to the meaning that graphc's operator definitions have.
 
 `LIFTS` lists, per operator, what changed and in which opset: the rewrites for all changes after the
-model's opset are applied in turn, so each of them only knows one change. What is not listed did
-not change its meaning (only types were added). The rewrites work on single nodes while they are
+model's opset are applied in turn, so each of them only knows one change. Operators that are not
+listed kept their meaning (only types were added). The rewrites work on single nodes while they are
 imported, so sub-graphs, function bodies, foreign domains and models of any size need no special
 care; where a rewrite depends on a rank that the model does not declare, it computes it with Shape,
 which folds away once shapes are known. Sources: the ONNX operator changelog.

@@ -5,7 +5,7 @@ scalar/ops.py says; operations without a spelling here call that table. Every Lo
 index is not provably in range is checked, and raises InternalError naming kernel, buffer and index.
 A `select` evaluates only the branch it takes. Loops of every kind run in order; the threads of a
 loop nest that holds barriers run in lockstep, as generators. Local arrays start poisoned (NaN, or a
-pattern), so that reading what was never written shows.
+pattern), so that reads of unwritten elements show.
 
 An expression is printed inline, except that what it uses twice, or what cannot be inlined, is first
 assigned to a temporary; the temporaries of a select's branch live inside that branch.

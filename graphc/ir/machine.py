@@ -1,8 +1,8 @@
 """What passes and strategies ask of the machine that code is made for.
 
 A `Machine` is plain data. The empty one is a processor that runs scalar loops, of which nothing
-else is known; every pass gives right results for it. Backends extend it by what only their own
-strategies need. No pass compares the names of targets or of machines.
+else is known; every pass gives right results for it. Backends extend it with fields for their own
+strategies. No pass compares the names of targets or of machines.
 """
 
 from __future__ import annotations

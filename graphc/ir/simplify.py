@@ -3,9 +3,9 @@
 An i64 expression is normalised to a polynomial: a sum of `coefficient * product of atoms` plus a
 constant, where an atom is anything that is not a sum or product (an Index, a Load, a `//` or `%`
 that did not go away, ...). Division by a constant splits the polynomial into the part divisible by
-it and a remainder; when the bounds of the remainder fit, the division disappears. Together with
-`(e // c) * c + e % c -> e` this proves that unravelling a ravelled index is the identity, which is
-what makes reshapes free. `//` and `%` floor.
+it and a remainder; when the bounds of the remainder fit, the division disappears. Together with `(e
+// c) * c + e % c -> e` this proves that unravelling a ravelled index is the identity, which makes
+reshapes free. `//` and `%` floor.
 
 Dimensions and loop indices are taken never to overflow. Numbers loaded from tensors may, and i64
 arithmetic wraps, so divisions and comparisons of loads without bounds are left alone.

@@ -1,14 +1,14 @@
-"""Bodies of operators in narrow floats: what lies between operands and result is kept in float32.
+"""Bodies of operators in narrow floats: values between operands and result are kept in float32.
 
 A scalar operation on narrow floats (see dtypes.DType.compute) rounds its result. A body of several
-would round in between: a sum above 65504 is infinite as a float16 before it can be divided. So
-whatever a body computes before its result is computed in float32, from operands that are widened,
-and the result alone is rounded:
+would round in between: a sum above 65504 is infinite as a float16 before it can be divided. So a
+body computes everything before its result in float32, from operands that are widened, and the
+result alone is rounded:
 
     f16:  sum(x) / n   →   f16(sum(f32(x)) / f32(n))
 
-What only selects, compares or copies narrow floats stays as it is, and so does an operation whose
-operands have not been rounded: it rounds once by itself. A conversion to a narrow float and
+An operation that only selects, compares or copies narrow floats stays as it is, and so does one
+whose operands have not been rounded: it rounds once by itself. A conversion to a narrow float and
 straight back is there for its rounding, and kept. The other conversions to narrow floats in between
 are not carried out.
 """

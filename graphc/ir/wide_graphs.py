@@ -1,4 +1,4 @@
-"""Composite operators in narrow floats: what lies between operands and results is kept in float32.
+"""Composite operators in narrow floats: values between operands and results are kept in float32.
 
 The graph of a composite is built in the types of its operands, as if each of its ops rounded its
 result. `unrounded` then makes a *twin* in float32 of every op that reads what others have rounded:

@@ -1,9 +1,9 @@
 """Puts an op `graphc.InRange` beside each op that asks something of what its operands hold.
 
 It comes first, while ops are as the model has them: messages then name its nodes and tensors. The
-checks are results of the graph, after its own; what they compute is read off the definitions
+checks are results of the graph, after its own; their computation is read off the definitions
 (ir/conditions.py). Of a composite op, the part of its body that its checks depend on is copied
-beside it; what they share with the op is computed once when equal ops are merged. A check of
+beside it; values that they share with the op are computed once, as equal ops are merged. A check of
 constants is made here.
 """
 

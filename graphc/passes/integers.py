@@ -2,10 +2,10 @@
 
 Operators that are defined as such a sequence (trait "quantised") are first replaced by it, those
 that stand for ones of ONNX (trait "alias") by those; identities go, and padding goes into the
-windows that read it. The rules are those of the group "quantised"
-(rules/quantised). What is dequantised stays so meanwhile: as floats, weights would no longer be
-recognised as integers. On machines with fast floats, what is no sum of products stays a computation
-of floats between integers, which reads and writes no more bytes.
+windows that read it. The rules are those of the group "quantised" (rules/quantised). Dequantised
+constants are not folded meanwhile: as floats, weights would no longer be recognised as integers. On
+machines with fast floats, ops other than sums of products stay computations of floats between
+integers, which read and write as few bytes.
 """
 
 from __future__ import annotations

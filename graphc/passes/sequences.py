@@ -7,7 +7,7 @@
     OptionalGetElement(Optional(x)) == x,  OptionalHasElement(Optional(x)) == true
 
 so that a model that uses sequences of fixed length needs no host code. `forward` rewrites one op in
-place and tells whether it did; what is left over is removed as dead code.
+place and tells whether it did; the rest is removed as dead code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The schedule of a kernel in sentences, read off its loops.
 
-Of statements side by side, the loops that run most often are told: the nest that takes the time.
+Of several statements, the loops that run most often are described: the nest that takes the time.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ to run on the host (strings, sequences, control flow on data), the graph is cut:
 runs compiled parts and host ops in turn, and what could not be typed yet last, as a
 SpecialisedGraph of its own.
 
-Inputs that take ever new values are bound no more: then what depends on their contents is a later
-part. So it is from the start if it takes more to compute than arithmetic on shapes does. Inner
-graphs (the rest of a plan, the bodies of loops) that meet ever new shapes are interpreted instead
-of compiled, unless that would take longer. So no model compiles without end. A warning says when
-one keeps meeting new shapes.
+Inputs whose values keep changing are no longer bound: then what depends on their contents is a
+later part. So it is from the start if it takes more to compute than arithmetic on shapes does.
+Inner graphs (the rest of a plan, the bodies of loops) that meet ever new shapes are interpreted
+instead of compiled, unless that would take longer. So no model compiles without end. A warning says
+when one keeps meeting new shapes.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 `CC`, else gcc or cc, compiles C; `CXX`, else g++ or c++, compiles C++. Libraries are kept by a hash
 of all files and flags in a folder of this user's below the system's temporary directory (or
 GRAPHC_HOST_CACHE), written under another name and renamed, so that concurrent builds do no harm.
-Their digests are part of their names: what is damaged is compiled again. A folder that others can
-write to is refused: whoever writes there has their code run.
-A header that many libraries share is kept compiled there too; a compiler that has no use for that
-reads the header itself.
+Their digests are part of their names: a damaged library is compiled again. A folder that others can
+write to is refused: code of anybody who can write there is run. A header that many libraries share
+is kept compiled there too; a compiler that has no use for that reads the header itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What strategies know of GPUs: how many blocks run at once, and what matrix cores multiply.
+"""Figures of GPUs that strategies read: how many blocks run at once, and which types matrix cores
+multiply.
 
 One entry per architecture, of its largest common GPU; figures are from NVIDIA's architecture white
 papers and from the table of technical specifications of the CUDA C++ Programming Guide. Kernels are

@@ -1,4 +1,4 @@
-"""Rooflines of GPUs, from what is known of their architectures (machines.py)."""
+"""Rooflines of GPUs, from the figures of their architectures (machines.py)."""
 
 from __future__ import annotations
 

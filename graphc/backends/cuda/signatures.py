@@ -2,8 +2,7 @@
 
 An operand is a place (an element of an array, or a scalar variable), which the instruction reads,
 writes or both; a value; or a number known when the kernel is compiled. Types are checked before a
-kernel is printed, whoever wrote it, so that a wrong operand is an error of the kernel and not one
-that a compiler of CUDA finds.
+kernel is printed, so that a wrong operand is an error of the kernel and not one of CUDA's compiler.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tiles by measurement: the candidates that a cost model ranks first, timed on the GPU at hand.
 
 Each candidate becomes a program of its one kernel, on random numbers, and is run as models are; the
-fastest is taken. The choice is kept in the disk cache, under the kernel that the first candidate
-makes (which says what is computed), the candidates, the device and the precision of its code; so a
+fastest is taken. The choice is kept in the disk cache, under the kernel of the first candidate
+(which identifies the computation), the candidates, the device and the precision of its code; so a
 model is measured once, and its kernels are the same from then on.
 """
 

@@ -1,7 +1,7 @@
 """The compilation cache: images by the text of the graph they were compiled from.
 
-The large constants of an image are an entry of their own, by their contents, so that what is
-compiled from one model for many shapes keeps its weights once.
+The large constants of an image are an entry of their own, by their contents, so that
+specialisations of one model to many shapes store its weights once.
 """
 
 from __future__ import annotations

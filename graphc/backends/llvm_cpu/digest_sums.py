@@ -1,4 +1,4 @@
-"""The sums of digests.py in native code, which reads as fast as memory is."""
+"""The sums of digests.py in native code, at the speed of memory."""
 
 from __future__ import annotations
 

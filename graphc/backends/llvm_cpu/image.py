@@ -1,4 +1,4 @@
-"""A compiled program: what is saved, cached and loaded."""
+"""A compiled program: the unit that is saved, cached and loaded."""
 
 from __future__ import annotations
 

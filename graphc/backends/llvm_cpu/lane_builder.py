@@ -1,9 +1,9 @@
 """Builds kernels of operators for a processor with vectors.
 
-Picking keeps the traits of what was picked, an array for each, and compares an item with a vector
-of those at a time. Items are sorted in vectors, too. Where the few best items of a line are looked
-for, a vector is passed over in which none is better than those so far. What takes elements from all
-channels of an image at the same positions has the channels lie side by side first.
+Picking stores the traits of picked items, an array for each trait, and compares an item with a
+vector of picked ones at a time. Items are sorted in vectors, too. In a search for the few best
+items of a line, a vector without a better item is skipped. What takes elements from all channels of
+an image at the same positions has the channels lie side by side first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a bundle needs of a microcontroller: flash, RAM, stack, and which layers need most of it.
+"""The needs of a bundle: flash, RAM, stack, and which layers need most of it.
 
 Constants, arena and tensors are exact. Code and stack are read off the C text, as no compiler is at
 hand: an operator of C comes to so many bytes at -O2, by the processor (cpus.py; within a factor of

@@ -1,4 +1,5 @@
-"""The processors that kernels can be made for: what they offer, and how to name them to gcc.
+"""The processors that kernels can be made for: their instructions and registers, and their names
+for gcc.
 
 Bundles of every processor compile and give the same results everywhere: instructions that a
 compiler does not offer are spelled out (intrinsics.py). A processor decides the order of loops and

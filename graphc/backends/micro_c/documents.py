@@ -1,4 +1,4 @@
-"""What lies beside the code: a build file, a page to read, and a report."""
+"""The files beside the code: a build file, a page to read, and a report."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Float weights stored as float16: half the flash, converted to float32 where they are read.
 
 A constant is stored so if it is float32, not small, has no element beyond float16's range, and is
-read only through parameters of kernels that never get anything else. Which those are depends on
-each other: starting from all candidates, constants and parameters are struck off until what is left
-agrees. Rounding is to nearest even; activations, and sums, stay float32.
+read only through parameters of kernels that never get anything else. Constants and parameters
+depend on each other here, so the set is a fixed point: starting from all candidates, constants and
+parameters are struck off until nothing changes. Rounding is to nearest even; activations, and sums,
+stay float32.
 """
 
 from __future__ import annotations

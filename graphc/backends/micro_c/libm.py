@@ -1,8 +1,8 @@
 """Code that calls nothing of libm: floor, ceil, trunc and sqrt of float32 in C of our own.
 
-exp, log, tanh, erf and round are expressions by then (see model.py). What is left has no spelling
-without libm and is refused. `sqrt` is digit by digit in integers, so that it is rounded correctly,
-where the processor has no instruction for it.
+exp, log, tanh, erf and round are expressions by then (see model.py). Other functions cannot be
+written without libm and are refused. `sqrt` is digit by digit in integers, so that it is rounded
+correctly, where the processor has no instruction for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""NAME_test.c: a main that runs the model on sample inputs and compares what comes out.
+"""NAME_test.c: a main that runs the model on sample inputs and compares the outputs.
 
-What is expected of an output whose shape is a bound is put into the leading corner, and only that
-is compared; its true sizes are compared too.
+The expected values of an output whose shape is a bound are in its leading corner, and only the
+corner is compared; its true sizes are compared too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Traces of runs: the CRC-32 of every result of a layer, and its range and mean where logged.
 
-Equal CRCs are equal bytes. Other CRCs are a fault, except of floats (and of what comes after them),
-since processors round them differently: those are compared by least, largest and mean element.
+Equal CRCs are equal bytes. Different CRCs are a fault, except for floats and layers behind them,
+since processors round floats differently: those are compared by least, largest and mean element.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What is made of a few elements of each channel of images, at positions that channels share."""
+"""Sampling: results made of a few elements of each channel of images, at positions that channels
+share.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Sampling at positions that are data: GridSample, AffineGrid, which makes grids, and DeformConv.
 
-Positions are floats, so elements are loaded at indices that are computed, and what lies outside is
-known only then: each tap has an element to read and a condition on which it counts.
+Positions are floats, so elements are loaded at computed indices, and only then is it known which
+lie outside: each tap has an element to read and a condition on which it counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The operator of checks, `graphc.InRange`, which pass `checks` puts beside what it checks.
 
 What it computes comes with it as the text of an expression, as the body of another operator asked
-for it (ir/checks.py). It has an effect: no pass removes it, and whoever runs it judges its result.
+for it (ir/checks.py). It has an effect: no pass removes it, and the runner checks its result.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Recurrent layers of very many steps, in pieces: a Scan whose body is the layer itself.
 
 Steps are written out one by one, which takes long to compile for more than MOST_STEPS of them. Such
-a sequence is divided into pieces, each of which starts from the state of the one before; what is
-left over is a layer of its own. Backwards, the pieces are taken from the last one on, and what is
-left over comes first. Each direction has a Scan of its own.
+a sequence is divided into pieces, each of which starts from the state of the one before; the
+remaining steps are a layer of their own. Backwards, the pieces are taken from the last one on, and
+the remaining steps come first. Each direction has a Scan of its own.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Scalar operations, and what stands for those that a machine lacks."""
+"""Scalar operations, and replacements for those that a machine lacks."""

@@ -2,9 +2,9 @@
 
 Kernels: no name is bound again within its scope; indices, scalars and buffers are used where they
 are bound; loads and stores have the rank and dtype of their buffer and are not provably outside it;
-register arrays are indexed by what is constant once loops are unrolled; lanes of a vector loop are
-independent. An access outside a `select` or `if` whose index takes every value between its bounds
-is checked at both ends, others only where they are outside always.
+register arrays are indexed by expressions that are constant once loops are unrolled; lanes of a
+vector loop are independent. An access outside a `select` or `if` whose index takes every value
+between its bounds is checked at both ends, others only where they are outside always.
 
 Programs: steps name kernels and fit their parameters; slots are aligned and lie inside their
 storage; nothing is read before it is written, or after something else has been written over it, and

@@ -3,8 +3,8 @@
 A computation matches when its outputs contain one `sum(a * b)` in which some output indices occur
 in `a` alone (rows, m), some in `b` alone (columns, n, the innermost output index among them), and
 the summed ones in both (k). Indices in both factors, or in neither, are outer loops. Nothing is
-said of how such sums are computed: targets have strategies for that, which start from a Match.
-Sums of narrow floats are taken in float32, which is what they mean (see expr.Reduce).
+said of how such sums are computed: targets have strategies for that, which start from a Match. Sums
+of narrow floats are taken in float32, by definition (see expr.Reduce).
 """
 
 from __future__ import annotations

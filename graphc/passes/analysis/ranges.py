@@ -1,4 +1,4 @@
-"""Ranges: what a value can be, from the ranges of what it is computed of.
+"""Ranges: the range of a value, from the ranges of its operands.
 
 Interval arithmetic (R. Moore, Interval Analysis, 1966) over scalar bodies. The ends are rounded as
 the operation rounds, which keeps order, so they hold for what machines compute. 0.0 lies above

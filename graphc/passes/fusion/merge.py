@@ -1,7 +1,7 @@
 """Ops, and groups of them that are `fused` already, become one `fused` op.
 
-Its region computes what they did. Constants of one element, and those whose contents are part of an
-operator's type, go into the region; all others are operands.
+Its region holds their computation. Constants of one element, and those whose contents are part of
+an operator's type, go into the region; all others are operands.
 """
 
 from __future__ import annotations

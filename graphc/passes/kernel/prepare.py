@@ -1,4 +1,5 @@
-"""The last step before a kernel is printed: what a machine lacks is put in terms of what it has.
+"""The last step before a kernel is printed: operations and types that a machine lacks are expressed
+by those that it has.
 
 After `prepare_kernel` no buffer, variable or expression has a type among those that the machine
 `lacks` (ir/scalar/narrow.py says how elements are stored), and of the scalar operations only those

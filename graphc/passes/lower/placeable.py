@@ -1,8 +1,8 @@
-"""What cannot run without a host, refused by name: the ONNX node, and what to do about it.
+"""Ops that cannot run without a host are refused by name: the ONNX node, and what to do about it.
 
 Everything a program computes is a tensor of numbers or booleans whose shape is known when it is
-compiled. What is not (strings, sequences, optionals, sizes that depend on data, control flow that
-was not resolved) is found before anything is lowered.
+compiled. Everything else (strings, sequences, optionals, sizes that depend on data, control flow
+that was not resolved) is refused before anything is lowered.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Images are resized along one axis at a time, where that reads less.
 
 Weights of linear and cubic interpolation, with and without antialiasing, are products of one for
-each axis. So what is resized along several axes may be resized along one after the other: an
-element is then a sum over the taps of one axis at each step instead of over all combinations. The
-order is the one that reads least. What lies in between is held in memory, and is as wide as the
-result: rounding differs by what the sums' orders do.
+each axis. So a resize along several axes may be done along one axis after the other: an element is
+then a sum over the taps of one axis at each step instead of over all combinations. The order is the
+one that reads least. The intermediate images are held in memory, and are as wide as the result:
+rounding differs by what the sums' orders do.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Only what is asked for is computed: slices of rows go in front of products.
+"""Only rows that are read are computed: slices of rows go in front of products.
 
 Classifiers read one row of what the last layer of a transformer gives, so one row of its products,
 normalisations and queries is all that is needed. A slice goes in front of an op whose results along
 the axis are made of its operands' elements at the same place, if that goes on to a product, which
-then has fewer rows. What is computed of the rows that are left does not change.
+then has fewer rows. The remaining rows are computed as before.
 """
 
 from __future__ import annotations

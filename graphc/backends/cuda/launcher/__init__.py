@@ -1,4 +1,4 @@
-"""What is put beside compiled kernels to launch them: from Python, and from C++."""
+"""The files beside compiled kernels that launch them: from Python, and from C++."""
 
 from graphc.backends.cuda.launcher.cpp import cpp_files
 from graphc.backends.cuda.launcher.python import python_files

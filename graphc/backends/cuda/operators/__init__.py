@@ -1,4 +1,4 @@
-"""How GPUs build what imperative operators do with many elements at once."""
+"""Collective operations of imperative operators, as GPUs implement them."""
 
 from graphc.backends.cuda.operators.builder import GridBuilder
 

@@ -1,9 +1,9 @@
 """ONNX Runtime's GroupQueryAttention, the attention of generated text, with its cache.
 
-The cache of a sample holds `past` keys, then the new ones: past is 0 for a prompt, which is told by
-as many queries as there are tokens in all, and otherwise seqlens_k + 1 - queries. Samples may
-differ in it, so it is data, and only what follows from total_sequence_length is known when a graph
-is compiled. Reference: docs/ContribOperators.md of ONNX Runtime, and its CPU kernel.
+The cache of a sample holds `past` keys, then the new ones: past is 0 for a prompt, which has as
+many queries as there are tokens in all, and otherwise seqlens_k + 1 - queries. Samples may differ
+in it, so it is data, and only what follows from total_sequence_length is known when a graph is
+compiled. Reference: docs/ContribOperators.md of ONNX Runtime, and its CPU kernel.
 """
 
 from __future__ import annotations

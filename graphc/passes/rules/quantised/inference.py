@@ -1,4 +1,4 @@
-"""The rule that finds an integer form for what stands before a QuantizeLinear."""
+"""The rule that finds an integer form of the operator before a QuantizeLinear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps: how threads go over the elements of a row, and what they keep of them in registers.
+"""Sweeps: how threads go over the elements of a row, and which of them stay in registers.
 
     element of step s, lane l, neighbour n = (s * threads + l) * vector + n
 
