@@ -1,3 +1,3 @@
 """Operator fusion: which ops become one kernel. Importing this registers its passes."""
 
-from graphc.passes.fusion import attention, fuse, gates, products, reductions, siblings  # noqa: F401
+from graphc.passes.fusion import attention, fuse, gates, product_merging, reductions, siblings  # noqa: F401

@@ -3,7 +3,8 @@
     operators      QLinear operators in terms of dequantise, compute, quantise
     moves          q and d change places with operators that only move or choose elements
     tables         functions of one 8-bit value are 256 results, computed at compile time
-    products       convolutions and matrix products: sums in int32, rescaled once
+    per_channel_products
+                   convolutions and matrix products: sums in int32, rescaled once
     sums           sums, differences and products of two values
     pairs          what ONNX Runtime gives for all pairs of them, and which form gives the same
     means          means, in which a tie is rounded as floats would round it

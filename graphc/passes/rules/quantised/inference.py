@@ -7,7 +7,7 @@ from collections.abc import Callable
 from graphc.ir.graph import Op, Value
 from graphc.passes.pattern import P, opt, var
 from graphc.passes.rewriter import Rewriter, rule
-from graphc.passes.rules.quantised import means, normalised, products, sums
+from graphc.passes.rules.quantised import means, normalised, per_channel_products, sums
 from graphc.passes.rules.quantised.activations import Activated, activated
 from graphc.passes.rules.quantised.values import GROUP, target_of
 
@@ -16,9 +16,9 @@ y, scale, zero = var("y scale zero")
 FLOATS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "Softmax"})
 """Left to floats where these are fast."""
 FORMS: dict[str, Callable[[Rewriter, Op, Activated], Value | None]] = {
-    "Conv": products.convolution,
-    "MatMul": products.matrix_product,
-    "Gemm": products.gemm,
+    "Conv": per_channel_products.convolution,
+    "MatMul": per_channel_products.matrix_product,
+    "Gemm": per_channel_products.gemm,
     "DequantizeLinear": sums.rescaling,
     "Add": sums.addition,
     "Sub": sums.subtraction,

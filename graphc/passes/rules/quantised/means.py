@@ -22,7 +22,7 @@ from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.facts import ints
 from graphc.passes.rules.quantised.activations import Activated
 from graphc.passes.rules.quantised.kernels import in_one_kernel, shift_in_kernel
-from graphc.passes.rules.quantised.products import LARGEST_BYTE, NO_OPERAND
+from graphc.passes.rules.quantised.per_channel_products import LARGEST_BYTE, NO_OPERAND
 from graphc.passes.rules.quantised.rescale import (
     LARGEST_SUM,
     fixed_point,

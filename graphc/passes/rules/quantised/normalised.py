@@ -16,7 +16,7 @@ from graphc.passes.pattern import attribute
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.quantised.activations import Activated
 from graphc.passes.rules.quantised.kernels import in_one_kernel
-from graphc.passes.rules.quantised.products import NO_OPERAND
+from graphc.passes.rules.quantised.per_channel_products import NO_OPERAND
 from graphc.passes.rules.quantised.values import activation
 
 FINEST = 24  # bits of the largest exponential where 64 bits hold the quotient

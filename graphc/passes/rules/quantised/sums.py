@@ -17,7 +17,7 @@ from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.quantised.activations import Activated
 from graphc.passes.rules.quantised.kernels import in_one_kernel, shift_in_kernel
 from graphc.passes.rules.quantised.pairs import Pairs, Sum, best_halves, by_tables
-from graphc.passes.rules.quantised.products import NO_OPERAND, matrix_product
+from graphc.passes.rules.quantised.per_channel_products import NO_OPERAND, matrix_product
 from graphc.passes.rules.quantised.rescale import fixed_point, rescaled
 from graphc.passes.rules.quantised.values import Quantised, Target, activation, codes
 
