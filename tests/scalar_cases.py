@@ -63,6 +63,8 @@ def cases() -> Iterator[Case]:
             yield from ((op.name, (boolean, d, d), d) for d in (*NUMBERS, boolean))
         elif op.rule in ("compare", "test"):
             yield from ((op.name, (d,) * op.arity, boolean) for d in NUMBERS)
+        elif op.rule == "float32":
+            yield op.name, (dtypes.f32,), dtypes.f32
         elif op.rule == "same":
             kinds = FLOATS if op.name in FLOAT_ONLY else NUMBERS
             kinds = INTEGERS if op.name in INTEGER_ONLY else kinds

@@ -16,6 +16,7 @@ from graphc.backends.cfamily.spell import storage_type
 from graphc.errors import InternalError
 from graphc.ir.kernel import Buffer
 from graphc.ir.program import Program, Slot, Step
+from graphc.passes.kernel.prepare import without_tf32
 
 INCLUDES = "#include <float.h>\n#include <math.h>\n#include <stdint.h>\n"
 HEADER = """\
@@ -26,7 +27,7 @@ int run(const void *const *inputs, void *const *outputs, void *arena, const void
 def emit(program: Program) -> str:
     """The C text; UnsupportedError if a kernel uses what C lacks (strings, complex numbers)."""
     unit = Unit()
-    names = {name: unit.kernel(kernel) for name, kernel in program.kernels.items()}
+    names = {name: unit.kernel(without_tf32(kernel)) for name, kernel in program.kernels.items()}
     unit.functions.append(_entry(program, names))
     title = comment(
         f"{program.name}: {len(program.steps)} steps, arena {program.arena_bytes} bytes"

@@ -23,6 +23,7 @@ from graphc.ir.kernel import Kernel, map_body
 from graphc.ir.program import Program, Quantisation, Slot, Step
 from graphc.ir.scalar.functions import POLYNOMIALS, expand_math, round_f32, sign_as_select
 from graphc.ir.types import TensorType
+from graphc.passes.kernel.prepare import without_tf32
 from graphc.passes.kernel.strength_reduction import sum_offsets
 
 FUNCTIONS = {**POLYNOMIALS, "round": round_f32}  # what else would be calls of libm
@@ -251,7 +252,7 @@ def _prepared(kernel: Kernel, libm: bool) -> Kernel:
     if not libm:
         body = map_body(kernel.body, lambda e: expand_math(sign_as_select(e), FUNCTIONS))
         kernel = replace(kernel, body=body)
-    return sum_offsets(kernel)
+    return sum_offsets(without_tf32(kernel))
 
 
 def layer_names(program: Program) -> dict[str, str]:

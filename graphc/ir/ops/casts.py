@@ -10,12 +10,11 @@ from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType, f32, u8, u32
-from graphc.ir.expr import Const, Expr, bitcast, cast, select
+from graphc.ir.expr import Const, Expr, bitcast, call, cast, select
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Float, Operand, OutIndex, composite, op
 
 _INCREMENTS = {"up": 0x7FFFFF, "down": 0, "nearest": 0x400000}  # added to the bits, then cut
-_HALF_OF_TF32, _TF32 = 0x1000, 0xFFFFE000  # half of the last bit that TF32 keeps; all it keeps
 _LARGEST, _NAN = 0xFE, 0xFF  # codes of 2^127 and NaN
 
 
@@ -51,40 +50,18 @@ def _power_of_two(value: Expr, saturate: bool, round_mode: str) -> Expr:
     return bitcast(code.cast(u8), dtypes.f8e8m0)
 
 
-def tf32_rounded(value: Expr) -> Expr:
-    """A float32 rounded to the 10 bits of fraction that TF32 has, halves away from zero."""
-    rounded = bitcast((bitcast(value, u32) + _HALF_OF_TF32) & _TF32, f32)
-    return select(_is_special(value), value, rounded)
-
-
-def tf32_cut(value: Expr) -> Expr:
-    """A float32 without the 13 bits of fraction that TF32 lacks, as matrix cores see it."""
-    return bitcast(bitcast(value, u32) & _TF32, f32)
-
-
-def half_added(value: Expr) -> Expr:
-    """A float32 that, cut to TF32, is the nearest value: half of the last bit kept is added."""
-    half = select(_is_special(value), Const(0, u32), Const(_HALF_OF_TF32, u32))
-    return bitcast(bitcast(value, u32) + half, f32)
-
-
-def _is_special(value: Expr) -> Expr:
-    """Whether a float32 is infinite or no number."""
-    return (bitcast(value, u32) & 0x7F800000).eq(0x7F800000)
-
-
 @op("RoundToTF32", domain="graphc")
 def round_to_tf32(i: OutIndex, x: Float) -> Expr:
     """The nearest value of TF32, in float32."""
     _require_float32(x)
-    return tf32_rounded(x[i])
+    return call("round_tf32", x[i])
 
 
 @op("CutToTF32", domain="graphc")
 def cut_to_tf32(i: OutIndex, x: Float) -> Expr:
     """What matrix cores take for x."""
     _require_float32(x)
-    return tf32_cut(x[i])
+    return call("cut_tf32", x[i])
 
 
 @op("Rounded", domain="graphc")
@@ -92,7 +69,7 @@ def rounded(i: OutIndex, x: Float, *, type: str) -> Expr:
     """A float32 as the type (tf32, f16 or bf16) holds it, in float32."""
     _require_float32(x)
     if type == "tf32":
-        return tf32_cut(half_added(x[i]))
+        return call("cut_tf32", call("add_half_tf32", x[i]))
     if type not in ("f16", "bf16"):
         raise ModelError(f"type must be tf32, f16 or bf16, found {type!r}")
     return cast(cast(x[i], dtypes.of(type)), f32)

@@ -1,16 +1,19 @@
-"""Operations that machines lack, in terms of those they have: modulo and powers.
+"""Operations that machines lack, in terms of those they have: modulo, powers, rounding to TF32.
 
     mod(a, b)       of floats: rem(a, b), moved to the side of b; a zero takes the sign of b
     floordiv(a, b)  of floats: (a - mod(a, b)) / b, rounded to the nearest whole number
     pow(a, b)       of integers: by squaring, wrapping; 1 / a**-b, truncated, for negative b
     bitcast         from and to booleans, whose bits are 0 or 1
+    round_tf32, add_half_tf32, cut_tf32: sums and masks of bits
 
 They give what numpy gives (npy_divmod), bit for bit.
 """
 
 from __future__ import annotations
 
-from graphc.ir.dtypes import boolean, f32, i8, u8
+from collections.abc import Collection
+
+from graphc.ir.dtypes import boolean, f32, i8, u8, u32
 from graphc.ir.expr import (
     Call,
     Const,
@@ -23,8 +26,33 @@ from graphc.ir.expr import (
     select,
     transform,
 )
+from graphc.ir.scalar.ops import HALF_OF_TF32, KEPT_BY_TF32
 
-EXPANDED = ("mod", "floordiv", "pow", "bitcast")
+
+def rounded_to_tf32(value: Expr) -> Expr:
+    """A float32 rounded to the 10 bits of fraction that TF32 has, halves away from zero."""
+    rounded = bitcast((bitcast(value, u32) + HALF_OF_TF32) & KEPT_BY_TF32, f32)
+    return select(_is_special(value), value, rounded)
+
+
+def half_added(value: Expr) -> Expr:
+    """A float32 that, cut to TF32, is the nearest value: half of the last bit kept is added."""
+    half = select(_is_special(value), Const(0, u32), Const(HALF_OF_TF32, u32))
+    return bitcast(bitcast(value, u32) + half, f32)
+
+
+def cut_to_tf32(value: Expr) -> Expr:
+    """A float32 without the 13 bits of fraction that TF32 lacks."""
+    return bitcast(bitcast(value, u32) & KEPT_BY_TF32, f32)
+
+
+def _is_special(value: Expr) -> Expr:
+    """Whether a float32 is infinite or no number."""
+    return (bitcast(value, u32) & 0x7F800000).eq(0x7F800000)
+
+
+OF_TF32 = {"round_tf32": rounded_to_tf32, "add_half_tf32": half_added, "cut_tf32": cut_to_tf32}
+EXPANDED = ("mod", "floordiv", "pow", "bitcast", *OF_TF32)
 
 
 def float_mod(a: Expr, b: Expr) -> Expr:
@@ -85,13 +113,14 @@ def _inverse_pow(base: Expr, even: Expr) -> Expr:
     return select(unit, select(even, Const(1, base.dtype), base), Const(0, base.dtype))
 
 
-def expand_arithmetic(root: Expr) -> Expr:
-    """Replaces the operations named above; narrow floats are widened to float32 once."""
-    if called(root).isdisjoint(EXPANDED):
+def expand_arithmetic(root: Expr, names: Collection[str] = EXPANDED) -> Expr:
+    """Replaces the operations named above, or those of them in `names`; narrow floats are widened
+    to float32 once."""
+    if called(root).isdisjoint(names):
         return root
 
     def visit(node: Expr) -> Expr | None:
-        if not isinstance(node, Call):
+        if not isinstance(node, Call) or node.op.name not in names:
             return None
         name = node.op.name
         if name in ("mod", "floordiv") and node.dtype.is_float:
@@ -99,6 +128,8 @@ def expand_arithmetic(root: Expr) -> Expr:
             compute = f32 if node.dtype.compute is f32 else node.dtype
             a, b = (cast(x, compute) for x in node.args)
             return cast(function(a, b), node.dtype)
+        if name in OF_TF32:
+            return OF_TF32[name](*node.args)
         if name == "pow" and node.dtype.is_integer:
             return integer_pow(*node.args)
         if name == "bitcast" and boolean in (node.dtype, node.args[0].dtype):

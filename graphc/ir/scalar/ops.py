@@ -8,6 +8,9 @@ Semantics are fixed here once, to what ONNX says, for every backend:
 * `cast` float to integer truncates, saturates to the 32- or 64-bit range (NaN gives 0) and then
   wraps to narrower types; to narrow floats it rounds to nearest even and overflows to inf or NaN,
   `cast_sat` to the largest finite value instead;
+* `cut_tf32` drops the 13 bits of a float32's fraction that TF32 lacks, as matrix cores do;
+  `round_tf32` rounds to the nearest TF32, halves away from zero, and `add_half_tf32` gives a number
+  that is the nearest once it is cut; the last two leave infinities and NaN as they are;
 * `select` evaluates only the branch it takes: loads in the other one may be out of bounds.
 A narrow float (see dtypes.DType.compute) is widened to float32, operated on, and rounded back.
 """
@@ -22,12 +25,13 @@ import ml_dtypes
 import numpy as np
 
 from graphc.errors import ModelError
-from graphc.ir.dtypes import DType, boolean
+from graphc.ir.dtypes import DType, boolean, f32
 
 
 @dataclass(frozen=True, eq=False)
 class ScalarOp:
-    """One scalar operation. `rule` is same, compare, logic, select, cast or test (result_type)."""
+    """One scalar operation. `rule` is same, compare, logic, select, cast, test or float32
+    (result_type)."""
 
     name: str
     arity: int
@@ -57,6 +61,8 @@ class ScalarOp:
                 raise TypeError(f"select takes a boolean condition, found {first}")
             self._require_equal(args[1:])
             return args[1].dtype
+        if self.rule == "float32" and first is not f32:
+            raise TypeError(f"{self.name} takes float32, found {first}")
         self._require_equal(args)
         return first
 
@@ -129,6 +135,17 @@ def _map_erf(a: np.ndarray) -> np.ndarray:
     return np.asarray(_erf(a.astype(np.float64))).astype(a.dtype)
 
 
+HALF_OF_TF32, KEPT_BY_TF32, ALL = 0x1000, 0xFFFFE000, 0xFFFFFFFF  # bits of float32s
+
+
+def _bits_of_tf32(half: int, mask: int) -> Callable:
+    def run(a: np.ndarray) -> np.ndarray:
+        added = np.asarray(a).view(np.uint32) + np.isfinite(a) * np.uint32(half)
+        return (added & np.uint32(mask)).view(np.float32)
+
+    return run
+
+
 _row("neg", 1, "same", np.negative, "-")
 _row("abs", 1, "same", np.abs)
 _row("sign", 1, "same", np.sign)
@@ -156,6 +173,13 @@ _row("isnan", 1, "test", np.isnan)
 _row("isinf", 1, "test", np.isinf)
 _row("not", 1, "logic", np.logical_not, "!")
 _row("bnot", 1, "same", np.invert, "~")
+
+_cut, _half_added = _bits_of_tf32(0, KEPT_BY_TF32), _bits_of_tf32(HALF_OF_TF32, ALL)
+_row("cut_tf32", 1, "float32", _cut, cost=3)
+_row("add_half_tf32", 1, "float32", _half_added, cost=6)
+_row(
+    "round_tf32", 1, "float32", lambda a: np.where(np.isfinite(a), _cut(_half_added(a)), a), cost=7
+)
 
 _row("add", 2, "same", np.add, "+", commutative=True)
 _row("sub", 2, "same", np.subtract, "-")

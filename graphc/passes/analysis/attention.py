@@ -34,7 +34,7 @@ from graphc.ir.expr import (
     walk,
 )
 from graphc.ir.kernel import Buffer
-from graphc.ir.ops.casts import half_added, tf32_cut, tf32_rounded
+from graphc.ir.scalar.arithmetic import OF_TF32
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.guards import conjuncts
@@ -249,10 +249,7 @@ def _proportional(node: Expr, marker: Ref) -> Expr:
     if not isinstance(node, Call) or not node.dtype.is_float:
         raise _Mismatch("the weights are not proportional to the exponentials")
     name, args = node.op.name, node.args
-    precise = _before_tf32(node)
-    if precise is not None:
-        return _proportional(precise, marker)
-    if name == "cast":
+    if name == "cast" or name in OF_TF32:
         return _proportional(args[0], marker)
     if name == "div" and not _mentions(args[1], marker):
         return call("div", _proportional(args[0], marker), cast(args[1], f32))
@@ -265,17 +262,6 @@ def _proportional(node: Expr, marker: Ref) -> Expr:
         sides = [_zero_or_proportional(x, marker) for x in args[1:]]
         return select(condition, *sides)
     raise _Mismatch("the weights are not proportional to the exponentials")
-
-
-def _before_tf32(node: Call) -> Expr | None:
-    """The float32 that the node rounds to TF32 or cuts; None if it is another function."""
-    if node.op.name not in ("bitcast", "select"):
-        return None
-    for value in walk(node):
-        if value.dtype is f32 and value is not node:
-            if any(simplify(f(value)) is node for f in (tf32_rounded, tf32_cut, half_added)):
-                return value
-    return None
 
 
 def _zero_or_proportional(node: Expr, marker: Ref) -> Expr:

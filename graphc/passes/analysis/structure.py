@@ -32,9 +32,8 @@ from graphc.ir.simplify import simplify
 from graphc.ir.types import Layout, TensorType
 
 DEQUANTISING = 8  # cost of a conversion that readers repeat
-CONVERSIONS = ("cast", "bitcast")
+CONVERSIONS = ("cast", "bitcast", "cut_tf32", "add_half_tf32")  # round_tf32 is for producers
 FEW_CHANNELS = 16  # no more than a vector has elements
-ON_BITS = ("band", "add", "eq", "select")  # of integers
 
 
 def has_body(op: Op) -> bool:
@@ -108,12 +107,8 @@ def _converts_float(body: Expr) -> bool:
     return (
         load.dtype.is_float
         and load.dtype.size <= body.dtype.size
-        and all(node.op.name in CONVERSIONS or _is_on_bits(node) for node in calls)
+        and all(node.op.name in CONVERSIONS for node in calls)
     )
-
-
-def _is_on_bits(node: Call) -> bool:
-    return node.op.name in ON_BITS and not any(x.dtype.is_float for x in node.args)
 
 
 def _is_dequantising(op: Op, body: Expr) -> bool:

@@ -25,7 +25,7 @@ from graphc.ir.kernel import (
     map_nested,
     walk_stmts,
 )
-from graphc.ir.scalar.arithmetic import expand_arithmetic
+from graphc.ir.scalar.arithmetic import OF_TF32, expand_arithmetic
 from graphc.ir.scalar.functions import POLYNOMIALS, Functions, expand_math, sign_as_select
 from graphc.ir.scalar.narrow import BELOW_BYTES, Narrow
 
@@ -43,6 +43,11 @@ def prepare_kernel(
         return expand_math(sign_as_select(expand_arithmetic(root)), functions)
 
     return replace(kernel, body=map_body(kernel.body, expand))
+
+
+def without_tf32(kernel: Kernel) -> Kernel:
+    """The kernel for C, which spells all other operations of the scalar table."""
+    return replace(kernel, body=map_body(kernel.body, lambda e: expand_arithmetic(e, OF_TF32)))
 
 
 def lower_narrow(kernel: Kernel, narrow: Narrow) -> Kernel:

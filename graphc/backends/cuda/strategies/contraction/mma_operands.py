@@ -28,11 +28,9 @@ from graphc.ir.expr import (
     select,
     substitute,
 )
-from graphc.ir.ops.casts import half_added
 from graphc.ir.simplify import simplify, to_poly
 
 CHUNK = 4  # words that are copied at once
-TF32_MASK = 0xFFFFE000
 RAW = {f16: u16, bf16: u16}  # the type in which elements are read as they are, if another
 
 
@@ -68,39 +66,21 @@ def narrow(expr: Expr, dtype: DType, sum: DType) -> Expr | None:
         if inner is None or expr.args[2].value != 0:
             return None
         return select(expr.args[0], inner, Const(0, dtype))
-    if dtype is f32:
-        return _cut(expr)
-    if isinstance(expr, Call) and expr.op.name == "cast" and expr.dtype is sum:
+    wanted = "cut_tf32" if dtype is f32 else "cast"
+    if isinstance(expr, Call) and expr.op.name == wanted and expr.dtype is sum:
         return expr.args[0] if expr.args[0].dtype is dtype else None
     return None
-
-
-def _cut(expr: Expr) -> Expr | None:
-    """x of a float32 of which only the bits that TF32 has are kept."""
-    if not (isinstance(expr, Call) and expr.op.name == "bitcast" and expr.dtype is f32):
-        return None
-    masked = expr.args[0]
-    if not (isinstance(masked, Call) and masked.op.name == "band"):
-        return None
-    bits, mask = masked.args
-    if not (isinstance(mask, Const) and mask.value == TF32_MASK and isinstance(bits, Call)):
-        return None
-    return bits.args[0] if bits.op.name == "bitcast" and bits.args[0].dtype is f32 else None
 
 
 def before_rounding(expr: Expr) -> Expr | None:
     """The float32 of one that is to be rounded to TF32 by adding half of the last bit kept; None of
     any other expression."""
-    if isinstance(expr, Call) and expr.op.name == "select" and isinstance(expr.args[2], Const):
+    if not isinstance(expr, Call):
+        return None
+    if expr.op.name == "select" and isinstance(expr.args[2], Const):
         inner = before_rounding(expr.args[1])
         return None if inner is None else select(expr.args[0], inner, expr.args[2])
-    added = expr.args[0] if isinstance(expr, Call) and expr.op.name == "bitcast" else None
-    if not isinstance(added, Call) or added.op.name != "add":
-        return None
-    bits = added.args[0]
-    value = bits.args[0] if isinstance(bits, Call) and bits.op.name == "bitcast" else None
-    is_rounded = value is not None and value.dtype is f32 and simplify(half_added(value)) is expr
-    return value if is_rounded else None
+    return expr.args[0] if expr.op.name == "add_half_tf32" else None
 
 
 @dataclass(frozen=True)
