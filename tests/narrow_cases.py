@@ -92,6 +92,11 @@ def attention(**attrs: Any) -> Case:
     return Case([signed(1, 2, 300, 16) for _ in range(3)], attrs)
 
 
+def grouped() -> list[np.ndarray | None]:
+    operands = (signed(1, 70, 64), signed(1, 70, 32), signed(1, 70, 32))
+    return [*operands, None, None, np.array([69], np.int32), np.array(70, np.int32)]
+
+
 def scattered(name: str) -> Case:
     indices = below(3, 9000)
     if name == "ScatterND":
@@ -99,7 +104,7 @@ def scattered(name: str) -> Case:
     return Case([positive(3), indices, positive(9000)], {"reduction": "add"})
 
 
-CASES: dict[str, Case] = {
+CASES: dict[str, Case | list[Case]] = {
     # windows and products
     "AveragePool": pooled(),
     "LpPool": pooled(p=2),
@@ -134,7 +139,11 @@ CASES: dict[str, Case] = {
     "RNN": recurrent(1),
     "GRU": recurrent(3),
     "LSTM": recurrent(4),
-    "Attention": attention(),
+    "Attention": [attention(), attention(softcap=5.0, is_causal=1), Case(
+        [*(signed(1, 2, 300, 16) for _ in range(3)), signed(300, 340),
+         *(signed(1, 2, 40, 16) for _ in range(2))],
+        {"qk_matmul_output_mode": 3}, 4,
+    )],
     "LinearAttention": Case(
         [signed(1, 8, 32), signed(1, 8, 32), signed(1, 8, 32)],
         {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"}, 2,
@@ -195,11 +204,11 @@ CASES: dict[str, Case] = {
     f"{RUNTIME}.MultiHeadAttention": Case(
         [signed(1, 300, 32) for _ in range(3)], {"num_heads": 2}, 1
     ),
-    f"{RUNTIME}.GroupQueryAttention": Case(
-        [signed(1, 70, 64), signed(1, 70, 32), signed(1, 70, 32), None, None,
-         np.array([69], np.int32), np.array(70, np.int32)],
-        {"num_heads": 4, "kv_num_heads": 2}, 1,
-    ),
+    f"{RUNTIME}.GroupQueryAttention": [
+        Case(grouped(), {"num_heads": 4, "kv_num_heads": 2}),
+        Case([*grouped(), *[None] * 3, signed(1, 4, 70, 70), signed(4)],
+             {"num_heads": 4, "kv_num_heads": 2, "softcap": 3.0, "qk_output": 2}, 4),
+    ],
     f"{RUNTIME}.RotaryEmbedding": Case(
         [signed(1, 2, 9, 16), np.arange(9)[None], signed(9, 8), signed(9, 8)]
     ),
@@ -273,7 +282,9 @@ EXEMPT = {
 def cases_of(defn: OpDef) -> list[Case]:
     """The cases of an operator; none if it has no entry, and no shape fits."""
     entry = CASES.get(defn.full_name)
-    return [entry] if entry is not None else list(_any_shapes(defn))
+    if entry is None:
+        return list(_any_shapes(defn))
+    return entry if isinstance(entry, list) else [entry]
 
 
 def _any_shapes(defn: OpDef) -> Iterator[Case]:
