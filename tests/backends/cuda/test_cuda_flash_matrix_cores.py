@@ -42,6 +42,17 @@ PAST = """graph @g(%q: f16[1,2,5,16], %k: f16[1,2,5,16], %v: f16[1,2,5,16],
   %y, %a, %b = Attention(%q, %k, %v, _, %p, %r) {is_causal=1}
   return %y, %a, %b
 }"""
+ADDED = """graph @g(%q: f16[1,20,32], %k: f16[1,70,32], %v: f16[1,70,32], %b: f16[96]) -> ? {
+  %y = com.microsoft.MultiHeadAttention(%q, %k, %v, %b) {num_heads=2}
+  return %y
+}"""
+WIDE = """graph @g(%q: f16[1,2,20,16], %k: f16[1,2,70,16], %v: f16[1,2,70,16]) -> ? {
+  %a = Cast(%q) {to=1}
+  %b = Cast(%k) {to=1}
+  %c = Cast(%v) {to=1}
+  %y = Attention(%a, %b, %c)
+  return %y
+}"""
 PLAIN = """graph @g(%q: f32[2,2,21,20], %k: f32[2,2,77,20], %v: f32[2,2,77,36]) -> ? {
   const %s : f32[] = 0.3
   %t = Transpose(%k) {perm=[0,1,3,2]}
@@ -72,6 +83,7 @@ GRAPHS = {
     "biased": sized(BIASED, 20, 72),
     "masked": sized(MASKED, 21, 67),
     "past keys": PAST,
+    "queries that are sums": ADDED,
 }
 
 
@@ -172,6 +184,11 @@ def test_rows_of_matrices_must_be_aligned():
     text = f"{source.text[:end]} + 1{source.text[end:]}"
     with pytest.raises(SimulationError, match="not aligned"):
         simulate(replace(source, text=text))(inputs_of(source.program))
+
+
+def test_wide_results_are_left_to_others():
+    """Their weights have more digits than the narrow values that they multiply."""
+    assert not has_kernel(cuda_of(WIDE))
 
 
 def test_wide_factors_are_left_to_others():
