@@ -25,12 +25,6 @@ FINITE = "finite"  # a trait: no result is infinite while no operand but the fir
 DEPTH = 8  # producers that are followed
 ARITHMETIC = ("add", "sub", "mul", "div")
 COMPARISONS = ("lt", "le", "gt", "ge")
-WHOLE: dict[str, Callable[[float], float]] = {
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "round": round,
-    "trunc": math.trunc,
-}
 inf = math.inf
 
 
@@ -94,7 +88,7 @@ def range_of(value: Value | None, depth: int = DEPTH) -> Range:
     if not all(v.type is not None and v.type.is_static for v in (*op.inputs, *op.outputs) if v):
         return ANY
     if op.defn.form == "composite":
-        return _of_composite(op, value.index, depth)
+        return range_of(expand(op)[1][value.index], depth - 1)  # of operands that can be anything
     return _Ranges(op, depth).of(op_body(op, value.index), {}) if has_body(op) else ANY
 
 
@@ -108,12 +102,6 @@ def _of_array(array: np.ndarray) -> Range:
     if low == 0:
         low = -0.0 if np.signbit(wide[wide == 0]).any() else 0.0
     return Range(low, high)
-
-
-def _of_composite(op: Op, output: int, depth: int) -> Range:
-    """As its graph of other operators has it, of operands that can be anything."""
-    _, results = expand(op)
-    return range_of(results[output], depth - 1)
 
 
 # ---------------------------------------------------------------- expressions
@@ -130,34 +118,37 @@ def decided(expr: Expr, known: Known) -> Expr:
     """The side that choices in an expression take, given ranges of parts of it."""
     ranges = _Ranges()
     while isinstance(expr, Call):
-        if expr.op.name == "select":
-            truth = _truth(expr.args[0], ranges, known)
-            if truth is None:
-                break
-            expr = expr.args[1] if truth else expr.args[2]
+        if expr.op.name == "select" and _never(expr.args[0], ranges, known):
+            expr = expr.args[2]
         elif expr.op.name in ("min", "max"):
-            first, second = (ranges.of(x, known) for x in expr.args)
-            least = expr.op.name == "min"
-            if first.high <= second.low:
-                expr = expr.args[0 if least else 1]
-            elif second.high <= first.low:
-                expr = expr.args[1 if least else 0]
-            else:
-                break
+            kept = (a for a, b in (expr.args, expr.args[::-1]) if _leaves(expr, a, b, known))
+            side = next(kept, None)
+            if side is None:
+                return expr
+            expr = side
         else:
-            break
+            return expr
     return expr
 
 
-def _truth(condition: Expr, ranges: _Ranges, known: Known) -> bool | None:
-    """Which way a comparison goes; None if that is not known. One with NaN does not hold."""
+def _leaves(extreme: Call, value: Expr, bound: Expr, known: Known) -> bool:
+    """Whether a minimum or maximum of a value and a number is the value, NaN included."""
+    if not isinstance(bound, Const):
+        return False
+    limits = range_of_expr(value, known)
+    if extreme.op.name == "min":
+        return limits.high <= bound.value
+    return bound.value <= limits.low
+
+
+def _never(condition: Expr, ranges: _Ranges, known: Known) -> bool:
+    """Whether a comparison cannot hold. With NaN none does."""
     if not (isinstance(condition, Call) and condition.op.name in COMPARISONS):
-        return None
+        return False
     left, right = (ranges.of(x, known) for x in condition.args)
     if condition.op.name in ("gt", "ge"):
         left, right = right, left
-    never = left.low >= right.high if condition.op.name in ("lt", "gt") else left.low > right.high
-    return False if never else None
+    return left.low >= right.high if condition.op.name in ("lt", "gt") else left.low > right.high
 
 
 @dataclass
@@ -206,7 +197,7 @@ class _Ranges:
 
     def _selected(self, expr: Call, known: Known) -> Range:
         condition, then, other = expr.args
-        if _truth(condition, self, known) is False:
+        if _never(condition, self, known):
             return self.of(other, known)
         sides = [self.of(then, known), self.of(other, known)]
         if isinstance(condition, Call) and condition.op.name in COMPARISONS:
@@ -247,9 +238,6 @@ def _called(node: Call, args: list[Range]) -> Range:
         return BOOLEAN
     if name in CODOMAINS:
         return CODOMAINS[name]
-    if name in WHOLE and args[0].is_finite:
-        low, high = (math.copysign(WHOLE[name](x), x) for x in (args[0].low, args[0].high))
-        return Range(low, high)
     if name == "abs":
         first = args[0]
         outside = first.low if first.is_nonnegative else 0.0
