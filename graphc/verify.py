@@ -52,8 +52,8 @@ def onnxruntime(source: str | os.PathLike | bytes | Graph, threads: int | None =
     types = [output.type for output in session.get_outputs()]
 
     def run(feeds: Mapping[str, Any]) -> list[Any]:
-        found = _declining(lambda: session.run(None, dict(feeds)), UNFIT)
-        return [_of_type(value, type) for value, type in zip(found, types, strict=True)]
+        outputs = _declining(lambda: session.run(None, dict(feeds)), UNFIT)
+        return [_of_type(value, type) for value, type in zip(outputs, types, strict=True)]
 
     return run
 

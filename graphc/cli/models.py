@@ -95,11 +95,11 @@ def open_model(args: argparse.Namespace) -> Model:
 
 def once(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """What an option says by name; ModelError if it says two things of one name."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if found.setdefault(name, value) != value:
-            raise ModelError(f"{option} {name}: is both {found[name]} and {value}")
-    return found
+        if values.setdefault(name, value) != value:
+            raise ModelError(f"{option} {name}: is both {values[name]} and {value}")
+    return values
 
 
 def read_graph(path: Path) -> Graph:
@@ -136,15 +136,15 @@ def constant(name: str, text: str, type: Type | None) -> np.ndarray:
     """The contents that `--set` gives an input, as its type asks for."""
     if not isinstance(type, TensorType):
         raise ModelError(f"--set {name}: only tensors can be set, the input is {type}")
-    found = load_npy(Path(text[1:])) if text.startswith("@") else _literal(text)
+    value = load_npy(Path(text[1:])) if text.startswith("@") else _literal(text)
     dtype = np.dtype(object) if type.dtype.kind == "string" else type.dtype.np
     try:
-        array = np.asarray(found)
+        array = np.asarray(value)
         if array.dtype.kind == "f" and type.dtype.is_integer and (array % 1 != 0).any():
             raise ValueError("not integers")
         if (array.dtype.kind in "US") != (type.dtype.kind == "string"):
             raise TypeError("not text" if type.dtype.kind == "string" else "not numbers")
-        array = np.asarray(found, dtype)
+        array = np.asarray(value, dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"--set {name}={text}: cannot be {type}: {error}") from error
     if array.size == 1 and type.shape is not None and array.ndim != type.rank:
@@ -193,11 +193,11 @@ def load_npy(path: Path, type: Type | None = None) -> np.ndarray:
 def load_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays in a .npz file, by name."""
     try:
-        found = np.load(path, allow_pickle=False)
-        if isinstance(found, np.ndarray):
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
             raise ModelError(f"{path}: holds one array; give it as NAME={path}")
-        with found:
-            return {name: found[name] for name in found.files}
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     except Exception as error:  # of damaged files: whatever Python's own parsers raise

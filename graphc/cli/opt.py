@@ -119,7 +119,7 @@ def _verify(model: Model, graph: Graph, args: argparse.Namespace) -> bool:
 
     feeds = model.feeds(args.seed)
     expected = contender(model, "onnxruntime")(feeds)
-    found = onnxruntime(graph)(feeds)
-    worst = max(agreements(model.graph.output_names, found, expected), key=lambda a: a.error)
+    outputs = onnxruntime(graph)(feeds)
+    worst = max(agreements(model.graph.output_names, outputs, expected), key=lambda a: a.error)
     print(f"largest error {worst.error:.2g} ({worst.name}) {worst.problem}".rstrip())
     return worst.within(rtol(args, "onnxruntime"))

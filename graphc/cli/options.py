@@ -261,8 +261,8 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
 def dim(text: str) -> tuple[str, int | tuple[int, int]]:
     """`N=4`, or `N=1..8`."""
     name, rest = pair(text)
-    low, found, high = rest.partition("..")
-    if not found:
+    low, parts, high = rest.partition("..")
+    if not parts:
         return name, _extent(rest, text)
     bounds = _extent(low, text), _extent(high, text)
     if bounds[0] > bounds[1]:

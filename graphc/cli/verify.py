@@ -77,11 +77,11 @@ def run(args: argparse.Namespace) -> int:
         return code
     expected = contender(model, args.against, **settings_options(args))(feeds)
     if not isinstance(who, str) and who.alone:
-        found, expected = _alone(who, model, feeds, args), as_tensors(model.graph, expected)
+        outputs, expected = _alone(who, model, feeds, args), as_tensors(model.graph, expected)
     else:
-        found = contender(model, who, **run_options(args, who))(feeds)
+        outputs = contender(model, who, **run_options(args, who))(feeds)
     allowed = rtol(args, who)
-    compared = agreements(model.graph.output_names, found, expected)
+    compared = agreements(model.graph.output_names, outputs, expected)
     rows = [("output", "error", "")]
     failed = []
     for each, value in zip(compared, expected):

@@ -374,14 +374,14 @@ def _type_bodies(graph: GraphProto, inferred: GraphProto) -> None:
                 _type_bodies(attribute.g, other.g)
 
 
-def _output_type(found: ValueInfoProto, declared: Type | None) -> TypeProto:
+def _output_type(info: ValueInfoProto, declared: Type | None) -> TypeProto:
     """The type that ONNX infers, or where it has no rank the declared one."""
-    kind = found.type.WhichOneof("value")
-    ranked = kind and (kind != "tensor_type" or found.type.tensor_type.HasField("shape"))
+    kind = info.type.WhichOneof("value")
+    ranked = kind and (kind != "tensor_type" or info.type.tensor_type.HasField("shape"))
     if ranked:
-        return found.type
+        return info.type
     if declared is None or (isinstance(declared, TensorType) and declared.shape is None):
-        raise UnsupportedError(f"the rank of output {found.name!r} is not known; fix the shapes")
+        raise UnsupportedError(f"the rank of output {info.name!r} is not known; fix the shapes")
     return type_proto(declared)
 
 

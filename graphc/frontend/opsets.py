@@ -86,8 +86,8 @@ def _lowest(node: NodeProto) -> int:
     return newest("")
 
 
-def _takes(found: onnx.defs.OpSchema, node: NodeProto) -> bool:
-    attributes = all(a.name in found.attributes for a in node.attribute)
+def _takes(schema: onnx.defs.OpSchema, node: NodeProto) -> bool:
+    attributes = all(a.name in schema.attributes for a in node.attribute)
     return (
-        attributes and len(node.input) <= found.max_input and len(node.output) <= found.max_output
+        attributes and len(node.input) <= schema.max_input and len(node.output) <= schema.max_output
     )

@@ -154,8 +154,8 @@ class Contents:
         """Ops whose types are known only once they have run, on known operands."""
         if not all(self.known(v) for v in op.inputs):
             return None
-        found = self._attempt(op)
-        return found if found and all(isinstance(a, np.ndarray) for a in found) else None
+        arrays = self._attempt(op)
+        return arrays if arrays and all(isinstance(a, np.ndarray) for a in arrays) else None
 
     def _attempt(self, op: Op) -> list[np.ndarray] | None:
         """The results, or None where the op fails: then it fails at run time, if it is reached."""
@@ -168,5 +168,5 @@ class Contents:
         """Bytes of the constants that a known value is computed from."""
         if value is None:
             return 0
-        found = self.lazy.get(value)
-        return value.tensor.nbytes if found is None else found
+        known = self.lazy.get(value)
+        return value.tensor.nbytes if known is None else known

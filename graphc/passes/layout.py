@@ -138,11 +138,11 @@ def _runs_along(op: Op, data: Expr, index: Sequence[Expr]) -> bool:
 def _is_depthwise(op: Op, data: Expr, index: Sequence[Expr], last: Sequence[int]) -> bool:
     """Whether a factor is of the same channels as the result, and its last dim, which is that of
     the result, runs along memory."""
-    found = loads(data)
-    if len(found) != 1 or any(found[0].index[d : d + 1] != (index[d],) for d in last):
+    reads = loads(data)
+    if len(reads) != 1 or any(reads[0].index[d : d + 1] != (index[d],) for d in last):
         return False
-    value = op.inputs[int(found[0].source)]
-    along = index[-1] in free_indices(found[0].index[-1])
+    value = op.inputs[int(reads[0].source)]
+    along = index[-1] in free_indices(reads[0].index[-1])
     return along and value is not None and _is_stored_in_order(value)
 
 
@@ -218,9 +218,9 @@ def _is_view(op: Op, value: Value, layout: Layout | None) -> bool:
     """Whether a movement would move nothing if its result had this layout."""
     plain = value.tensor
     value.type = plain.with_layout(layout)
-    found = view_of(computation(op)) is not None
+    is_view = view_of(computation(op)) is not None
     value.type = plain
-    return found
+    return is_view
 
 
 def _permuted(body: Load, source: Value, value: Value) -> Layout | None:

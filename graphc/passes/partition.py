@@ -47,7 +47,7 @@ def partition(graph: Graph, native: Callable[[Op], bool]) -> Partition:
     `native` tells which typed ops can be compiled. An op that has no type although its operands are
     inputs of the graph gains nothing by waiting: it runs on the host.
     """
-    found = Partition([], [])
+    partition = Partition([], [])
     given = set(graph.params)
     at: dict[Value, int] = dict.fromkeys(graph.params, 0)
     for op in graph.ops:
@@ -55,19 +55,19 @@ def partition(graph: Graph, native: Callable[[Op], bool]) -> Partition:
             continue
         operands = [v for v in op.inputs if v is not None and v.constant is None]
         if any(v not in at for v in operands):
-            found.rest.append(op)
+            partition.rest.append(op)
             continue
         number = max((at[v] for v in operands), default=0)
         typed = all(is_typed(v.type) for v in op.outputs)
         if typed and native(op):
-            found.level(number).native.append(op)
+            partition.level(number).native.append(op)
             at.update(dict.fromkeys(op.outputs, number))
         elif typed or op.defn.form in ("host", "region") or given.issuperset(operands):
-            found.level(number).host.append(op)
+            partition.level(number).host.append(op)
             at.update(dict.fromkeys(op.outputs, number + 1))
         else:
-            found.rest.append(op)
-    return found
+            partition.rest.append(op)
+    return partition
 
 
 def is_typed(type: Type | None) -> bool:

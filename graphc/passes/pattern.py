@@ -106,8 +106,8 @@ class OpPattern:
         if any(attribute(op, name) != wanted for name, wanted in self.attrs):
             return
         for operands in self._orders():
-            for found in _match_operands(operands, op.inputs, match or Match()):
-                done = found.copy()
+            for bound in _match_operands(operands, op.inputs, match or Match()):
+                done = bound.copy()
                 done.ops.append(op)
                 yield done
 

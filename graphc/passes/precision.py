@@ -130,8 +130,10 @@ class Readers:
 
     def __init__(self, graph: Graph, type: str):
         self.results = set(graph.results)
-        self.factors = {op: found for op in graph.ops if (found := _factors(op, type))}
-        values = dict.fromkeys(op.inputs[n] for op, found in self.factors.items() for n in found)
+        self.factors = {op: positions for op in graph.ops if (positions := _factors(op, type))}
+        values = dict.fromkeys(
+            op.inputs[n] for op, positions in self.factors.items() for n in positions
+        )
         self.rounding = {v for v in values if v is not None and self._round(_source(v), type)}
         outputs = (v for op in graph.ops for v in op.outputs if type != "tf32")
         self.chosen = {v for v in outputs if v not in self.results and self._is_chosen(v)}
@@ -168,17 +170,17 @@ class Readers:
     def _uses(self, value: Value, choosing: bool = False) -> list[tuple[Op, int] | None]:
         """Where contractions multiply a value, as it is or moved (or `choosing` among others); None
         for every other use."""
-        found: list[tuple[Op, int] | None] = []
+        uses: list[tuple[Op, int] | None] = []
         waiting = list(value.uses)
         while waiting:
             user, number = waiting.pop()
             if number in self.factors.get(user, ()):
-                found.append((user, number))
+                uses.append((user, number))
             elif _passes_on(user, choosing) and user.output not in self.results:
                 waiting += user.output.uses
             else:
-                found.append(None)
-        return found
+                uses.append(None)
+        return uses
 
     def _by_constants(self, op: Op, number: int) -> bool:
         others = [op.inputs[n] for n in self.factors[op] if n != number]
@@ -234,13 +236,13 @@ def _factors(op: Op, type: str) -> list[int]:
     if op.name == "Constant" or not structure.has_body(op):
         return []
     contracts = structure.is_contraction(op)
-    found: set[int] = set()
+    positions: set[int] = set()
     for reduction in structure.reductions(op):
         if reduction.factors is None:
             continue
         if contracts or type != "tf32" and structure.slides(reduction):
-            found.update(int(x.source) for x in loads(reduction.body))
-    types = {n: op.inputs[n].type for n in found}  # type: ignore[union-attr]
+            positions.update(int(x.source) for x in loads(reduction.body))
+    types = {n: op.inputs[n].type for n in positions}  # type: ignore[union-attr]
     return sorted(n for n, t in types.items() if isinstance(t, TensorType) and t.dtype is f32)
 
 

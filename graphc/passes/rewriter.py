@@ -151,10 +151,12 @@ class Rewriter(Builder):
         """Runs the rule; the replacements of the root's results, or None."""
         ops = self.match.ops
         skip = len(ops) - self.this.op_parameters
-        found = self.this.function(self, *(ops[skip:] if skip >= 0 else ops), **self.match.values)
-        if found is None:
+        replacement = self.this.function(
+            self, *(ops[skip:] if skip >= 0 else ops), **self.match.values
+        )
+        if replacement is None:
             return None
-        results = list(found) if isinstance(found, (list, tuple)) else [found]
+        results = list(replacement) if isinstance(replacement, (list, tuple)) else [replacement]
         for each in results:
             if not isinstance(each, Value):
                 raise TypeError(f"gave {each!r} for a value")

@@ -297,15 +297,15 @@ class _Binding:
     def extent(self, dim: int | Expr, name: str) -> int | Expr:
         if isinstance(dim, int):
             return dim
-        found = simplify(dim, self.dims)  # type: ignore[arg-type]
-        if not isinstance(found, Const):
+        extent = simplify(dim, self.dims)  # type: ignore[arg-type]
+        if not isinstance(extent, Const):
             if self.partial:
-                return found
+                return extent
             raise ModelError(
                 f"input {name!r}: dimension {dim} is not known; give the input a shape, or the "
                 f"dimension a value"
             )
-        return int(found.value)
+        return int(extent.value)
 
     def replace(self, param: Value, contents: Any) -> None:
         """Uses of the parameter become uses of a constant."""

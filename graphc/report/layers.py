@@ -48,15 +48,15 @@ def _layer(name: str, ops: Sequence[Op]) -> Layer:
 def find(layers: Sequence[Layer], asked: str) -> list[Layer]:
     """The layers of a name, that of a tensor they give, or a pattern with * and ?. ModelError
     suggests names that are near."""
-    found = [x for x in layers if asked in (x.name, *x.results)]
-    if not found and any(c in asked for c in "*?"):
-        found = [x for x in layers if any(fnmatchcase(n, asked) for n in (x.name, *x.results))]
-    if not found:
+    matching = [x for x in layers if asked in (x.name, *x.results)]
+    if not matching and any(c in asked for c in "*?"):
+        matching = [x for x in layers if any(fnmatchcase(n, asked) for n in (x.name, *x.results))]
+    if not matching:
         names = [name for x in layers for name in (x.name, *x.results)]
         near = _near(asked, names)
         hint = f"near are {', '.join(near)}" if near else f"the first are {', '.join(names[:NEAR])}"
         raise ModelError(f"--layer {asked}: no layer and no tensor is called so; {hint}")
-    return found
+    return matching
 
 
 def _near(asked: str, names: Iterable[str]) -> list[str]:

@@ -23,11 +23,11 @@ INSTALL = {
 
 def compiler() -> str | None:
     """Which compiler there is: nvcc, nvrtc or none; $GRAPHC_CUDA_COMPILER chooses one."""
-    found = {"nvcc": nvcc.find_nvcc, "nvrtc": nvrtc.find_nvrtc}
+    finders = {"nvcc": nvcc.find_nvcc, "nvrtc": nvrtc.find_nvrtc}
     choice = os.environ.get(COMPILER, "")
-    if choice not in ("", *found):
-        raise ModelError(f"{COMPILER} is {choice!r}; it can be {' or '.join(found)}")
-    return next((name for name in found if choice in ("", name) and found[name]()), None)
+    if choice not in ("", *finders):
+        raise ModelError(f"{COMPILER} is {choice!r}; it can be {' or '.join(finders)}")
+    return next((name for name in finders if choice in ("", name) and finders[name]()), None)
 
 
 def missing() -> str:

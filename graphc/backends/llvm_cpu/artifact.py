@@ -31,9 +31,9 @@ def cached_image(graph: Graph, options: str, make: Callable[[], Program]) -> Ima
     with the same options, by the same version, for this machine."""
     cache = default_cache()
     key = cache_key("image", print_graph(graph), options, host_target().key)
-    found = None if cache is None else _cached(cache, key)
-    if found is not None:
-        return found
+    cached = None if cache is None else _cached(cache, key)
+    if cached is not None:
+        return cached
     image = compile_program(make())
     if cache is not None:
         cache.put(key, *pack({(): image}, {}, _kept(cache, image.constants)))

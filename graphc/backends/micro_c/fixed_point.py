@@ -170,41 +170,41 @@ class FixedPoint:
 
     def narrowed(self, value: Expr) -> str | None:
         """The text of cast<i32>(value); None if it is not of this form."""
-        found = shifted(value)
-        if found is None:
+        shift = shifted(value)
+        if shift is None:
             return None
-        text = self._product(found) if len(found.terms) == 1 else None
-        return self._split(found) if text is None else text
+        text = self._product(shift) if len(shift.terms) == 1 else None
+        return self._split(shift) if text is None else text
 
     def call(self, name: str, *args: str) -> str:
         return self.loop.call(name, *args)
 
-    def _product(self, found: Shifted) -> str | None:
+    def _product(self, shift: Shifted) -> str | None:
         """One product of 32 by 32 bits."""
-        ((number, factor),) = found.terms
-        half = 1 << found.shift - 1
-        low_offset = (found.offset + (1 << WORD - 1)) % (1 << WORD) - (1 << WORD - 1)
-        high_offset = found.offset - low_offset >> WORD
+        ((number, factor),) = shift.terms
+        half = 1 << shift.shift - 1
+        low_offset = (shift.offset + (1 << WORD - 1)) % (1 << WORD) - (1 << WORD - 1)
+        high_offset = shift.offset - low_offset >> WORD
         if abs(high_offset) > MOST // 2:
             return None
-        if found.shift <= WORD and (found.offset != half or found.halves != UP):
+        if shift.shift <= WORD and (shift.offset != half or shift.halves != UP):
             return None
         x, m = self._vector(number), self._vector(factor)
-        if found.shift > WORD and found.offset == half and found.halves == UP:
+        if shift.shift > WORD and shift.offset == half and shift.halves == UP:
             high = self.call("vmulhq_s32", x, m)
-            return self.call("vrshrq_n_s32", high, str(found.shift - WORD))
+            return self.call("vrshrq_n_s32", high, str(shift.shift - WORD))
         x, m = self.loop.named(x), self.loop.named(m)
         high = self.call("vmulhq_s32", x, m)
-        if found.shift <= WORD:
-            return self._low_word(high, self.call("vmulq_s32", x, m), found.shift)
+        if shift.shift <= WORD:
+            return self._low_word(high, self.call("vmulq_s32", x, m), shift.shift)
         total = self.call("vaddq_n_s32", high, self._literal(high_offset))
-        lost, matters = "", found.halves != UP and found.first < WORD
+        lost, matters = "", shift.halves != UP and shift.first < WORD
         if low_offset or matters:
             low = self.loop.named(self.call("vmulq_s32", x, m))
             if low_offset:
                 total, low = self._with_carry(total, low, low_offset)
-            lost = self._masked(low, found.lost(0, WORD)) if matters else ""
-        return self._finish(total, lost, WORD, found)
+            lost = self._masked(low, shift.lost(0, WORD)) if matters else ""
+        return self._finish(total, lost, WORD, shift)
 
     def _with_carry(self, high: str, low: str, offset: int) -> tuple[str, str]:
         """The high and the low word after adding a number of 32 bits to the low one."""
@@ -224,28 +224,28 @@ class FixedPoint:
             high = self.call("vshlq_n_s32", high, str(WORD - shift))
         return self.call("vaddq_s32", high, rest)
 
-    def _split(self, found: Shifted) -> str | None:
+    def _split(self, shift: Shifted) -> str | None:
         """Numbers of few bits times constants."""
-        ranges = [range_of(x) for x, _ in found.terms]
-        if not all(isinstance(m, Const) for _, m in found.terms):
+        ranges = [range_of(x) for x, _ in shift.terms]
+        if not all(isinstance(m, Const) for _, m in shift.terms):
             return None
-        factors = [int(m.value) for _, m in found.terms]  # type: ignore[attr-defined]
-        bits = next((q for q in range(found.shift) if _fits(ranges, factors, found, q)), None)
+        factors = [int(m.value) for _, m in shift.terms]  # type: ignore[attr-defined]
+        bits = next((q for q in range(shift.shift) if _fits(ranges, factors, shift, q)), None)
         if bits is None:
             return None
-        numbers = [self._vector(x) for x, _ in found.terms]
+        numbers = [self._vector(x) for x, _ in shift.terms]
         if bits == 0:
-            return self._finish(self._linear(numbers, factors, found.offset), "", 0, found)
+            return self._finish(self._linear(numbers, factors, shift.offset), "", 0, shift)
         numbers = [self.loop.named(x) for x in numbers]
         mask = (1 << bits) - 1
-        low = self._linear(numbers, [m & mask for m in factors], found.offset & mask)
+        low = self._linear(numbers, [m & mask for m in factors], shift.offset & mask)
         lost = ""
-        if found.halves != UP and found.first < bits:
+        if shift.halves != UP and shift.first < bits:
             low = self.loop.named(low)
-            lost = self._masked(low, found.lost(0, bits))
-        high = self._linear(numbers, [m >> bits for m in factors], found.offset >> bits)
+            lost = self._masked(low, shift.lost(0, bits))
+        high = self._linear(numbers, [m >> bits for m in factors], shift.offset >> bits)
         total = self.call("vaddq_s32", high, self.call("vshrq_n_s32", low, str(bits)))
-        return self._finish(total, lost, bits, found)
+        return self._finish(total, lost, bits, shift)
 
     def _linear(self, numbers: list[str], factors: list[int], offset: int) -> str:
         """The sum of numbers times factors, and the offset."""
@@ -290,11 +290,11 @@ class FixedPoint:
         return self.loop.vector(node if node.dtype is i32 else node.cast(i32))
 
 
-def _fits(ranges: Sequence[tuple[int, int]], factors: list[int], found: Shifted, bits: int) -> bool:
+def _fits(ranges: Sequence[tuple[int, int]], factors: list[int], shift: Shifted, bits: int) -> bool:
     """Whether both parts stay within 32 bits when constants are split at `bits`."""
     mask = (1 << bits) - 1
-    low = _limits(ranges, [m & mask for m in factors], found.offset & mask)
-    high = _limits(ranges, [m >> bits for m in factors], found.offset >> bits)
+    low = _limits(ranges, [m & mask for m in factors], shift.offset & mask)
+    high = _limits(ranges, [m >> bits for m in factors], shift.offset >> bits)
     total = high[0] + (low[0] >> bits), high[1] + (low[1] >> bits)
     return all(LEAST <= x <= MOST for x in (*low, *high, *total))
 

@@ -158,17 +158,17 @@ def _unwidened(expr: Expr) -> Expr:
 
 def _outermost(expr: Expr) -> list[Reduce]:
     """Reductions that are in no other one."""
-    found: dict[Reduce, None] = {}
+    reductions: dict[Reduce, None] = {}
     seen: set[Expr] = set()
     stack = [expr]
     while stack:
         node = stack.pop()
         if isinstance(node, Reduce):
-            found[node] = None
+            reductions[node] = None
         elif node not in seen:
             seen.add(node)
             stack.extend(node.children)
-    return list(found)
+    return list(reductions)
 
 
 def _has_reduction(expr: Expr) -> bool:
@@ -176,10 +176,10 @@ def _has_reduction(expr: Expr) -> bool:
 
 
 def _only_sum(exprs: list[Expr], what: str) -> Reduce:
-    found = list(dict.fromkeys(r for e in exprs for r in _outermost(e)))
-    if len(found) != 1 or found[0].op != "sum":
-        raise _Mismatch(f"{what} {len(found)} reductions instead of one sum of products")
-    return found[0]
+    sums = list(dict.fromkeys(r for e in exprs for r in _outermost(e)))
+    if len(sums) != 1 or sums[0].op != "sum":
+        raise _Mismatch(f"{what} {len(sums)} reductions instead of one sum of products")
+    return sums[0]
 
 
 def _factors(total: Reduce) -> tuple[Expr, Expr]:

@@ -65,10 +65,10 @@ def is_zero(expr: Expr) -> bool:
 
 def centred_byte(factor: Expr) -> tuple[Load, int] | None:
     """(load, centre) of a byte less a constant, widened to i32."""
-    found = centred(factor)
-    if found is None or not isinstance(found.byte, Load) or not isinstance(found.zero, Const):
+    byte = centred(factor)
+    if byte is None or not isinstance(byte.byte, Load) or not isinstance(byte.zero, Const):
         return None
-    return found.byte, int(found.zero.value)
+    return byte.byte, int(byte.zero.value)
 
 
 def converted(factor: Expr) -> Expr:

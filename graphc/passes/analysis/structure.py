@@ -46,10 +46,10 @@ def has_body(op: Op) -> bool:
 
 def reductions(op: Op) -> list[Reduce]:
     """Distinct Reduce nodes in the bodies of all outputs."""
-    found: dict[Reduce, None] = {}
+    nodes: dict[Reduce, None] = {}
     for n in range(len(op.outputs)):
-        found.update((x, None) for x in walk(op_body(op, n)) if isinstance(x, Reduce))
-    return list(found)
+        nodes.update((x, None) for x in walk(op_body(op, n)) if isinstance(x, Reduce))
+    return list(nodes)
 
 
 def is_movement(op: Op) -> bool:
@@ -177,11 +177,11 @@ def aligned(index: tuple[Index, ...], shape: tuple) -> tuple[Expr | None, ...]:
     return tuple(None if extent == 1 else x for extent, x in zip(shape, tail))
 
 
-def same_position(found: tuple[Expr, ...], wanted: tuple[Expr | None, ...]) -> bool:
+def same_position(index: tuple[Expr, ...], wanted: tuple[Expr | None, ...]) -> bool:
     """Whether a load is at wanted positions (None: any). The index of a dim of one element is 0."""
-    return len(found) == len(wanted) and all(
+    return len(index) == len(wanted) and all(
         w is None or f is w or (isinstance(f, Const) and isinstance(w, Index) and w.extent == 1)
-        for f, w in zip(found, wanted)
+        for f, w in zip(index, wanted)
     )
 
 
@@ -211,10 +211,10 @@ def row_operand(op: Op, anywhere: bool = False) -> tuple[int, frozenset[int]] | 
 
     The output keeps the reduced dims as 1 or drops them; the other dims are at their own index.
     """
-    found = reductions(op)
-    if len(op.outputs) != 1 or len(found) != 1:
+    reduced = reductions(op)
+    if len(op.outputs) != 1 or len(reduced) != 1:
         return None
-    r = found[0]
+    r = reduced[0]
     inside = loads(r.body)
     if len(inside) != 1 or len(loads(op_body(op))) != 1:
         return None

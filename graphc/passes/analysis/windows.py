@@ -32,12 +32,12 @@ class Slide:
 
     def meetings(self, patch: int) -> list[list[tuple[int, int]]]:
         """For each input position that a patch of outputs needs: the (output, tap) that meet."""
-        found: dict[int, list[tuple[int, int]]] = {}
+        taps: dict[int, list[tuple[int, int]]] = {}
         for output in range(patch):
             for tap in range(self.axis.count):
                 at = output * self.stride + tap * self.dilation
-                found.setdefault(at, []).append((output, tap))
-        return [found[at] for at in sorted(found)]
+                taps.setdefault(at, []).append((output, tap))
+        return [taps[at] for at in sorted(taps)]
 
 
 @dataclass
@@ -95,15 +95,15 @@ def _factors(hole: Reduce) -> tuple[Expr, ...]:
 def _slides(core: Core) -> list[Slide]:
     """The pairs of indices that slide, in the order of the output's indices."""
     fixed = free_indices(core.b) if core.b is not None else frozenset()
-    left, found = list(core.hole.axes), []
+    left, slides = list(core.hole.axes), []
     for index in core.indices[:-1]:
         if index in fixed:
             continue
         slide = next((s for s in (_slide(core.a, index, k) for k in left) if s), None)
         if slide is not None:
             left.remove(slide.axis)
-            found.append(slide)
-    return found
+            slides.append(slide)
+    return slides
 
 
 def _slide(a: Expr, index: Index, axis: Index) -> Slide | None:
@@ -121,16 +121,16 @@ def _slide(a: Expr, index: Index, axis: Index) -> Slide | None:
     return slide if simplify(moved) is simplify(a) else None
 
 
-def _unsuitable(found: Windows) -> str:
-    channels = found.channels
-    if channels not in free_indices(found.hole):
+def _unsuitable(windows: Windows) -> str:
+    channels = windows.channels
+    if channels not in free_indices(windows.hole):
         return "window: it is one for all channels"
-    steps = {is_affine_in(x.index[0], channels) for x in loads(found.a)}
+    steps = {is_affine_in(x.index[0], channels) for x in loads(windows.a)}
     if not steps <= {0, 1}:
         return "window: channels are not neighbours in memory"
-    if found.b is None or channels in free_indices(found.a):
+    if windows.b is None or channels in free_indices(windows.a):
         return ""
-    shared = free_indices(found.a) & free_indices(found.b) - set(found.hole.axes)
+    shared = free_indices(windows.a) & free_indices(windows.b) - set(windows.hole.axes)
     if not shared:
         return "window: one group"
     return "window: its groups fill tiles" if channels.count >= WIDE_GROUP else ""

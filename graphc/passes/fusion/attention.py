@@ -32,13 +32,13 @@ def fuse_attention(graph: Graph, ctx: Context, widest: int) -> bool:
             continue
         for group in _groups(graph, [op], set()):
             merged = merged_group(graph, group, "attention")
-            found = _match(merged, widest)
-            if isinstance(found, Attention) and ctx.spend(RULE, op):
+            match = _match(merged, widest)
+            if isinstance(match, Attention) and ctx.spend(RULE, op):
                 replace_group(graph, group, merged)
                 changed = True
                 break
-            if isinstance(found, str):
-                ctx.decline(RULE, op, found)
+            if isinstance(match, str):
+                ctx.decline(RULE, op, match)
             merged.drop_inputs()
     return changed
 

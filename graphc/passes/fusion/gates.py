@@ -32,9 +32,9 @@ def fuse_gates(graph: Graph, ctx: Context, vectors: int) -> bool:
     """Merges products of at most so many vectors with their readers; whether there were any."""
     changed = False
     for op in list(graph.ops):
-        found = _products(graph, op, vectors)
-        if found is not None and ctx.spend(RULE, op):
-            replace_group(graph, [found, op], merged_group(graph, [found, op], "gates"))
+        products = _products(graph, op, vectors)
+        if products is not None and ctx.spend(RULE, op):
+            replace_group(graph, [products, op], merged_group(graph, [products, op], "gates"))
             changed = True
     return changed
 

@@ -54,13 +54,13 @@ def _read(op: Op) -> frozenset[Value]:
 
 def _alike(group: list[Op]) -> list[list[Op]]:
     """Groups of at most MOST ops that read the same elements, in the same order."""
-    found: dict[frozenset, list[Op]] = {}
+    groups: dict[frozenset, list[Op]] = {}
     for op in group:
         read = _elements(op)
         if read:
-            found.setdefault(read, []).append(op)
+            groups.setdefault(read, []).append(op)
     most = min(MOST, max(1, WIDEST // max(len(op.inputs) + len(op.outputs) for op in group)))
-    parts = (ops[n : n + most] for ops in found.values() for n in range(0, len(ops), most))
+    parts = (ops[n : n + most] for ops in groups.values() for n in range(0, len(ops), most))
     return [part for part in parts if len(part) > 1]
 
 
@@ -68,9 +68,9 @@ def _elements(op: Op) -> frozenset[tuple[Value, tuple[Expr, ...]]]:
     """The values that the reductions of an op read, and where: by the index of a result, and one
     for each dim reduced. Nothing, if one of them is a window, or reads what is constant."""
     whole, names = computation(op), input_names(op)
-    found = {n for o in whole.outputs for n in walk(o.expr) if isinstance(n, Reduce)}
+    reductions = {n for o in whole.outputs for n in walk(o.expr) if isinstance(n, Reduce)}
     elements = set()
-    for each in found:
+    for each in reductions:
         axes = {axis: Index(f"k{n}", axis.extent) for n, axis in enumerate(each.axes)}
         for load in loads(each.body):
             mixed = any(_is_mixed(free_indices(p), each.axes) for p in load.index)

@@ -25,15 +25,15 @@ def with_scratch(kernel: Kernel) -> tuple[Kernel, list[Buffer]]:
     return replace(kernel, params=(*kernel.params, *scratch), body=body), scratch
 
 
-def _hoisted(body: Body, names: set[str], found: dict[str, Buffer]) -> Body:
+def _hoisted(body: Body, names: set[str], arrays: dict[str, Buffer]) -> Body:
     """A body less its large arrays of these names, which are added to `found`."""
     kept = []
     for stmt in body:
         if isinstance(stmt, Alloc) and stmt.buffer.name in names and _is_for_arena(stmt):
-            found[stmt.buffer.name] = replace(stmt.buffer, access="out")
+            arrays[stmt.buffer.name] = replace(stmt.buffer, access="out")
             continue
         if not (isinstance(stmt, For) and stmt.kind != "serial"):
-            stmt = map_nested(stmt, lambda inner: _hoisted(inner, names, found))
+            stmt = map_nested(stmt, lambda inner: _hoisted(inner, names, arrays))
         kept.append(stmt)
     return tuple(kept)
 

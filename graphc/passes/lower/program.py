@@ -333,13 +333,13 @@ class Lowering:
             return ()
         if kernel.name not in self.distances:
             self.distances[kernel.name] = distances(kernel)
-        found = self.distances[kernel.name]
+        apart = self.distances[kernel.name]
         reads = [b.name for b in kernel.params if b.access == "in"]
         pairs: dict[tuple[str, str], int] = {}
-        for out, into in found:
+        for out, into in apart:
             same = [name for name in reads if places[name] == places[into]]
-            if all((out, name) in found for name in same):
-                pairs[places[out], places[into]] = min(found[out, name] for name in same)
+            if all((out, name) in apart for name in same):
+                pairs[places[out], places[into]] = min(apart[out, name] for name in same)
         return tuple((*pair, most) for pair, most in pairs.items())
 
     def shared(self, kernel: Kernel) -> Kernel:

@@ -59,10 +59,10 @@ class _Pipeline:
         return bool(self.tokens) and self.tokens[0] == ("mark", mark)
 
     def take(self, mark: str) -> bool:
-        found = self.peek(mark)
-        if found:
+        matched = self.peek(mark)
+        if matched:
             self.tokens.pop(0)
-        return found
+        return matched
 
     def expect(self, mark: str) -> None:
         if not self.take(mark):

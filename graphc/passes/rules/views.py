@@ -265,10 +265,10 @@ def _before_transpose(rw: Rewriter, value: Value | None, back: Sequence[int]) ->
 def sink_reshape(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(reshape(x), c) == reshape(f(x, c)) for a row c of constants, if the rows of what was
     computed are kept: f joins what computes x, or goes into its weights."""
-    found = [n for n, v in enumerate(operands) if v is not None and v.constant is None]
-    if len(operands) != 2 or len(found) != 1:
+    variable = [n for n, v in enumerate(operands) if v is not None and v.constant is None]
+    if len(operands) != 2 or len(variable) != 1:
         return None
-    value, row = operands[found[0]], operands[1 - found[0]]
+    value, row = operands[variable[0]], operands[1 - variable[0]]
     if RESHAPED.maker(value) is None:
         return None
     x = _of_reshape(value)

@@ -99,8 +99,8 @@ def fold_bn_into_conv(
     """s*(W*x + b - m)/sqrt(v+eps) + t  ==  (W*k)*x + ((b-m)*k + t)   with k = s/sqrt(v+eps)."""
     if not rw.all_const(w, b):
         return rw.skip("weights are not all constants")
-    found = _scale_shift(rw, bn)
-    return None if found is None else _with_affine(rw, conv, x, w, b, *found)
+    affine = _scale_shift(rw, bn)
+    return None if affine is None else _with_affine(rw, conv, x, w, b, *affine)
 
 
 @rule("fold-scale-into-conv", P.Mul(CONVOLUTION, c).commutes())
@@ -129,10 +129,10 @@ def _per_channel(rw: Rewriter, conv: Op, op: Op, c: Value) -> np.ndarray | None:
     type = conv.output.tensor
     if op.output.type != type:
         return rw.skip("the constant broadcasts the convolution")
-    found = channel_vector(c, type.rank, 1, type.static_shape[1])
-    if found is None:
+    vector = channel_vector(c, type.rank, 1, type.static_shape[1])
+    if vector is None:
         return rw.skip("the constant differs within a channel")
-    return found if np.isfinite(found).all() else rw.skip("the constant is not finite")
+    return vector if np.isfinite(vector).all() else rw.skip("the constant is not finite")
 
 
 # ---------------------------------------------------------------- matrix products
@@ -167,12 +167,12 @@ def fold_bn_into_matmul(
         return rw.skip("weights are not all constants of float32 or wider")
     if is_shared(w):
         return rw.skip("the weights are large and have other users")
-    found = _scale_shift(rw, bn)
+    affine = _scale_shift(rw, bn)
     if op.output.tensor.rank != 2:
         return rw.skip("the product is not of two dimensions")
-    if found is None:
+    if affine is None:
         return None
-    factor, shift = found
+    factor, shift = affine
     columns = factor.reshape(-1, 1) if rw.attr(op, "transB") else factor
     beta = op.attrs.get("beta", 1)
     old = np.zeros(1) if bias is None else bias.astype(np.float64) * beta
@@ -252,10 +252,10 @@ def bn_to_affine(
             return rw.skip("it is folded into the contraction")
     if not _is_wide(x):
         return rw.skip(f"{x.tensor.dtype} would be rounded once more")
-    found = _scale_shift(rw, bn)
-    if found is None:
+    affine = _scale_shift(rw, bn)
+    if affine is None:
         return None
     rank, dtype = x.tensor.rank, x.tensor.dtype.np
     shape = (-1, *(1,) * (rank - 2)) if rank > 1 else (-1,)
-    factor, shift = (array.reshape(shape).astype(dtype) for array in found)
+    factor, shift = (array.reshape(shape).astype(dtype) for array in affine)
     return rw.Add(rw.Mul(x, rw.constant(factor)), rw.constant(shift))

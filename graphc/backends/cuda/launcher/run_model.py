@@ -65,14 +65,14 @@ def read(path: str) -> np.ndarray:
 
 def results(model: Model, outputs: list[np.ndarray]) -> dict[str, np.ndarray]:
     """Outputs by name, those whose shapes depend on data cut to what they came to."""
-    found = {}
+    summaries = {}
     for entry, value in zip(model.plan["outputs"], outputs):
         if "true_shape" in entry:
             sizes, first = (entry["true_shape"][key] for key in ("output", "first"))
             extents = outputs[sizes][first : first + value.ndim]
             value = value[tuple(slice(extent) for extent in extents)]
-        found[entry["name"]] = value
-    return found
+        summaries[entry["name"]] = value
+    return summaries
 
 
 def save(path: str, arrays: dict[str, np.ndarray]) -> None:

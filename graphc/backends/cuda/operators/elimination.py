@@ -80,8 +80,8 @@ class _Block:
         k.store(self.rows, g.thread, row[()])
         k.emit(Barrier())
         g.tournament(self._better_of)
-        found = k.let(self.rows[ZERO])
-        return k.let(self._or_step(found, step))
+        pivot = k.let(self.rows[ZERO])
+        return k.let(self._or_step(pivot, step))
 
     def _or_step(self, row: Expr, step: Expr) -> Expr:
         """The row itself if no element is larger than any other, as where all are NaN."""

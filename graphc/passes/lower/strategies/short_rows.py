@@ -72,20 +72,20 @@ def short_rows(
 
 
 def _are_loads_of_vectors(
-    found: ShortRows, offset: Expr, exprs: Sequence[Expr], sizes: dict[str, int]
+    rows: ShortRows, offset: Expr, exprs: Sequence[Expr], sizes: dict[str, int]
 ) -> bool:
     """Whether elements are stored side by side, and read at known distances."""
-    block = Index("block", found.across.count // found.rows)
-    lane = Index("lane", found.lanes)
+    block = Index("block", rows.across.count // rows.rows)
+    lane = Index("lane", rows.lanes)
     read = [x for e in exprs for x in loads(e)]
     if any(not is_inside(x, sizes[x.source]) for x in read):
         return False
-    for vector in range(found.vectors):
-        place = found.at(block, vector, lane)
-        stored = lane_distances(substitute(offset, place), lane, found.lanes)
-        if stored is None or list(stored) != list(range(found.lanes)):
+    for vector in range(rows.vectors):
+        place = rows.at(block, vector, lane)
+        stored = lane_distances(substitute(offset, place), lane, rows.lanes)
+        if stored is None or list(stored) != list(range(rows.lanes)):
             return False
-        if any(known_lanes(substitute(x.index[0], place), lane, found.lanes) is None for x in read):
+        if any(known_lanes(substitute(x.index[0], place), lane, rows.lanes) is None for x in read):
             return False
     return True
 

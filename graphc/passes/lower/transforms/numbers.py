@@ -41,9 +41,9 @@ def with_numbers_read(computations: Sequence[Computation]) -> list[Numbered]:
     families: dict[Computation, list[int]] = {}
     holes: list[list[Const]] = []
     for n, each in enumerate(computations):
-        skeleton, found = _skeleton(each)
+        skeleton, numbers = _skeleton(each)
         families.setdefault(skeleton, []).append(n)
-        holes.append(found)
+        holes.append(numbers)
     result = [Numbered(each) for each in computations]
     for members in families.values():
         different = {computations[n]: n for n in members}

@@ -59,13 +59,13 @@ def _with_tables(
     index: tuple[Index, ...],
     exprs: list[Expr],
     kept: tuple[Index, ...],
-    found: list[Expr],
+    shared: list[Expr],
 ) -> Tabled:
     shape = tuple(x.count for x in kept)
-    tables = [Buffer(f"place{n}", node.dtype, shape) for n, node in enumerate(found)]
-    mapping: dict[Expr, Expr] = {node: table[kept] for node, table in zip(found, tables)}
+    tables = [Buffer(f"place{n}", node.dtype, shape) for n, node in enumerate(shared)]
+    mapping: dict[Expr, Expr] = {node: table[kept] for node, table in zip(shared, tables)}
     filled = tuple(
-        Output(Buffer(t.name, t.dtype, shape, "out"), kept, node) for t, node in zip(tables, found)
+        Output(Buffer(t.name, t.dtype, shape, "out"), kept, node) for t, node in zip(tables, shared)
     )
     outputs = [
         Output(o.buffer, index, substitute(e, mapping)) for o, e in zip(computation.outputs, exprs)

@@ -148,5 +148,5 @@ def _lane_dim(computation: Computation, buffer: Buffer) -> int | None:
                 dims.add(tuple(d for d, x in enumerate(load.index) if wide[-1] in free_indices(x)))
     if len(dims) != 1:
         return None
-    (found,) = dims
-    return found[0] if len(found) == 1 and found[0] != buffer.rank - 1 else None
+    (moved,) = dims
+    return moved[0] if len(moved) == 1 and moved[0] != buffer.rank - 1 else None

@@ -72,5 +72,5 @@ def _slope(op: Op | None) -> np.ndarray | None:
     if op is None or op.name != "PRelu" or op.output.tensor.rank < 2:
         return None
     shape = op.output.tensor.static_shape
-    found = channel_vector(op.inputs[1], len(shape), 1, shape[1])
-    return None if found is None else found.astype(np.float64)
+    slopes = channel_vector(op.inputs[1], len(shape), 1, shape[1])
+    return None if slopes is None else slopes.astype(np.float64)

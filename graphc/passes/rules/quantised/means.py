@@ -84,8 +84,8 @@ def _often_tied(counts: np.ndarray, factor: float) -> bool:
     """Whether means times a factor often are close to halfway between two integers."""
     if factor == 1:
         return bool((counts % 2 == 0).any())
-    found = fixed_point(factor / np.unique(counts))
-    return found is not None and gives_halves(*found)
+    fixed = fixed_point(factor / np.unique(counts))
+    return fixed is not None and gives_halves(*fixed)
 
 
 def _within_reach(pool: Op, x: Quantised, target: Target) -> bool:

@@ -55,9 +55,9 @@ def _of_all(op: Op) -> bool:
     return known is not None and known.is_of_elements and len(known.operands) == len(op.inputs)
 
 
-def _scaled_alike(found: Quantised | None) -> bool:
+def _scaled_alike(source: Quantised | None) -> bool:
     """Whether all elements of a value mean the same real numbers."""
-    return found is not None and found.per_tensor and found.step > 0
+    return source is not None and source.per_tensor and source.step > 0
 
 
 # ---------------------------------------------------------------- dequantising later

@@ -115,8 +115,8 @@ def best_halves(totals: np.ndarray, shift: int, target: Target, expected: np.nda
     include one half."""
 
     def failed(halves: int) -> int:
-        found = target.clipped(shifted(totals, shift, halves) + target.zero_point)
-        return int((found != expected).sum())
+        results = target.clipped(shifted(totals, shift, halves) + target.zero_point)
+        return int((results != expected).sum())
 
     return min(HALVES, key=failed)
 
@@ -245,10 +245,10 @@ def _limit(above: np.ndarray, under: np.ndarray) -> int:
 
 def by_tables(rw: Rewriter, sum_: Sum) -> Value | None:
     """The sum of two table entries, compared with where results change; None if out of reach."""
-    found = sum_.tables()
-    if found is None:
+    tables = sum_.tables()
+    if tables is None:
         return None
-    left, right, limits, shift = found
+    left, right, limits, shift = tables
     target = sum_.pairs.target
     terms = [
         rw.op("Lookup", q.value, rw.constant(table), domain=DOMAIN)

@@ -49,24 +49,24 @@ class Weights:
 
 def constant_weights(rw: Rewriter, value: Value | None, axis: int) -> Weights | None:
     """Weights that were dequantised from 8-bit constants, scaled along `axis` or as a whole."""
-    found = dequantised(value)
-    if found is None or found.dtype not in BYTES:
+    source = dequantised(value)
+    if source is None or source.dtype not in BYTES:
         return rw.skip("the weights are not dequantised from 8 bits")
-    contents = array_of(found.value)
+    contents = array_of(source.value)
     if contents is None:
         return rw.skip("the weights are not constant")
-    if not found.per_tensor and found.axis != axis:
+    if not source.per_tensor and source.axis != axis:
         return rw.skip("the weights' scales do not belong to the output channels")
-    if not found.zero.any():
-        return Weights(contents, found.scale.reshape(-1), found.value)
-    return Weights(_less_zero_points(contents, found), found.scale.reshape(-1), None)
+    if not source.zero.any():
+        return Weights(contents, source.scale.reshape(-1), source.value)
+    return Weights(_less_zero_points(contents, source), source.scale.reshape(-1), None)
 
 
-def _less_zero_points(contents: np.ndarray, found: Quantised) -> np.ndarray:
+def _less_zero_points(contents: np.ndarray, source: Quantised) -> np.ndarray:
     shape = [1] * contents.ndim
-    if found.zero.size > 1:
-        shape[found.axis] = found.zero.size
-    less = contents.astype(np.int64) - found.zero.reshape(shape)
+    if source.zero.size > 1:
+        shape[source.axis] = source.zero.size
+    less = contents.astype(np.int64) - source.zero.reshape(shape)
     fits = i8.min <= less.min(initial=0) and less.max(initial=0) <= i8.max
     return less.astype(np.int8 if fits else i16.np)
 
@@ -76,9 +76,9 @@ def _biases(rw: Rewriter, bias: Value | None, steps: np.ndarray) -> np.ndarray |
     of floats likewise (its WeightBiasQuantization)."""
     if bias is None:
         return np.zeros(1)
-    found = dequantised(bias)
-    if found is not None and array_of(found.value) is not None:
-        real = _real(found)
+    source = dequantised(bias)
+    if source is not None and array_of(source.value) is not None:
+        real = _real(source)
     else:
         plain = array_of(bias)
         if plain is None:
@@ -87,11 +87,11 @@ def _biases(rw: Rewriter, bias: Value | None, steps: np.ndarray) -> np.ndarray |
     return np.rint(real.reshape(-1) / steps.reshape(-1))
 
 
-def _real(found: Quantised) -> np.ndarray:
+def _real(source: Quantised) -> np.ndarray:
     """The real numbers that a constant vector means."""
-    contents = array_of(found.value)
+    contents = array_of(source.value)
     assert contents is not None
-    return (contents.astype(np.float64) - found.zero) * found.scale
+    return (contents.astype(np.float64) - source.zero) * source.scale
 
 
 def _product(
@@ -184,10 +184,10 @@ def quantised_conv_transpose(
 
 def _plain_bias(rw: Rewriter, bias: Value | None) -> Value | None:
     """A bias of floats, which can be repeated; one that is dequantised is computed now."""
-    found = dequantised(bias)
-    if found is None or array_of(found.value) is None:
+    integers = dequantised(bias)
+    if integers is None or array_of(integers.value) is None:
         return bias
-    return rw.constant(_real(found).astype(bias.tensor.dtype.np))  # type: ignore[union-attr]
+    return rw.constant(_real(integers).astype(bias.tensor.dtype.np))  # type: ignore[union-attr]
 
 
 # ---------------------------------------------------------------- matrix products

@@ -47,13 +47,13 @@ def gives_halves(multipliers: np.ndarray, shift: int) -> bool:
     by = np.unique(np.abs(multipliers.reshape(-1).astype(np.int64)))
     half = 1 << shift - 1
     near = half >> NEAR + 1
-    found = 0
+    hits = 0
     for start in range(0, by.size, TOGETHER):
         values = np.multiply.outer(by[start : start + TOGETHER], WHOLE_NUMBERS)
         values += near - half
         values &= (1 << shift) - 1
-        found += np.count_nonzero(values <= 2 * near)
-    return bool(found >= by.size * WHOLE_NUMBERS.size / 512)
+        hits += np.count_nonzero(values <= 2 * near)
+    return bool(hits >= by.size * WHOLE_NUMBERS.size / 512)
 
 
 def along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
@@ -82,10 +82,10 @@ def rescaled(
     are its factors. No sum exceeds `largest`.
     """
     both = factors if below is None else np.concatenate([factors.reshape(-1), below.reshape(-1)])
-    found = fixed_point(both)
-    if found is None:
+    fixed = fixed_point(both)
+    if fixed is None:
         return rw.skip("a factor is out of reach of fixed point")
-    multipliers, shift = found
+    multipliers, shift = fixed
     above = multipliers.reshape(-1)[: factors.size].reshape(factors.shape)
     if bias is not None and bias.any():
         units = np.ldexp(factors, shift) / np.where(above == 0, 1, above)

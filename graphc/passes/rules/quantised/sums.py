@@ -80,10 +80,10 @@ def _halves_of_slopes(
     x: Quantised, slopes: np.ndarray, factors: np.ndarray, target: Target
 ) -> int | None:
     """What halves have to become for most values, times the factors, to be as floats have them."""
-    found = fixed_point(factors)
-    if found is None:
+    fixed = fixed_point(factors)
+    if fixed is None:
         return None
-    (by, *below), shift = found
+    (by, *below), shift = fixed
     whole = codes(x.value).astype(np.int64)[:, None] - x.zero_point
     real = whole.astype(np.float32) * np.float32(x.step)
     real = np.where(whole < 0, real * slopes.astype(np.float32), real)
@@ -110,10 +110,10 @@ def product(rw: Rewriter, op: Op, after: Activated) -> Value | None:
 
 def _halves_of_products(pairs: Pairs, factors: np.ndarray) -> int | None:
     """What halves have to become for most products to be as ONNX Runtime has them."""
-    found = fixed_point(factors)
-    if found is None:
+    fixed = fixed_point(factors)
+    if fixed is None:
         return None
-    (by,), shift = found
+    (by,), shift = fixed
     a, b = pairs.centred()
     totals = a * b * int(by) + (1 << shift - 1)
     return best_halves(totals, shift, pairs.target, pairs.products())

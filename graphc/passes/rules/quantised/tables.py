@@ -69,28 +69,28 @@ def _limited(rw: Rewriter, x: Value, low: np.generic, high: np.generic) -> Value
 def _function(root: Op) -> list[Op] | None:
     """The ops from the DequantizeLinear to the QuantizeLinear `root`, in the order of execution;
     None if they are not elementwise, or do not all come from one DequantizeLinear."""
-    found: dict[Op, None] = {}
+    chain: dict[Op, None] = {}
     shape = root.output.tensor.dims
 
     def visit(op: Op | None) -> bool:
-        if op in found:
+        if op in chain:
             return True
-        if op is None or len(found) >= MOST_OPS:
+        if op is None or len(chain) >= MOST_OPS:
             return False
         if op.name == "DequantizeLinear":
-            first = next(iter(found), op)
+            first = next(iter(chain), op)
             known = activation(op.output) is not None and op.output.tensor.dims == shape
-            found.setdefault(op)
+            chain.setdefault(op)
             return known and (first is op or first.inputs[0] is op.inputs[0] and _same(first, op))
         if op is not root and not is_pointwise(op):
             return False
         operands = [v for v in op.inputs if v is not None and not _is_number(v)]
         if not operands or not all(visit(v.producer) for v in operands):
             return False
-        found.setdefault(op)
+        chain.setdefault(op)
         return op.output.tensor.dims == shape and len(op.outputs) == 1
 
-    return list(found) if visit(root) else None
+    return list(chain) if visit(root) else None
 
 
 def _same(one: Op, other: Op) -> bool:

@@ -105,8 +105,8 @@ def dequantised(value: Value | None) -> Quantised | None:
 
 def activation(value: Value | None) -> Quantised | None:
     """A dequantised value of 8 bits with one scale."""
-    found = dequantised(value)
-    return found if found and found.per_tensor and found.dtype in BYTES else None
+    source = dequantised(value)
+    return source if source and source.per_tensor and source.dtype in BYTES else None
 
 
 def target_of(rw: Rewriter, op: Op) -> Target | None:

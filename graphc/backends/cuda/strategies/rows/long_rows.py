@@ -135,7 +135,7 @@ def _rows(computation: Computation) -> list[RowReductions]:
         if not any(isinstance(n, Reduce) for n in walk(r.body)) and all(a.count for a in r.axes):
             rows = tuple(x for x in index if x in free_indices(r))
             groups.setdefault((rows, *(a.count for a in r.axes)), []).append(r)
-    return [RowReductions(rows, found) for (rows, *_), found in groups.items()]
+    return [RowReductions(rows, reductions) for (rows, *_), reductions in groups.items()]
 
 
 def _in_one_pass(
@@ -190,7 +190,7 @@ def _apart(computation: Computation, rows: RowReductions, lower: Lower) -> Lower
 
 def _values(exprs: list[Expr], rows: RowReductions) -> list[Expr]:
     """The largest terms of nothing but some reductions and what else belongs to their rows."""
-    own, found = {*rows.reductions}, dict[Expr, None]()
+    own, values = {*rows.reductions}, dict[Expr, None]()
     left, seen = list(reversed(exprs)), set()
     while left:
         node = left.pop()
@@ -199,7 +199,7 @@ def _values(exprs: list[Expr], rows: RowReductions) -> list[Expr]:
         seen.add(node)
         inside = {n for n in walk(node) if isinstance(n, Reduce)}
         if inside and inside <= own and free_indices(node) <= {*rows.indices}:
-            found[node] = None
+            values[node] = None
         else:
             left += reversed(node.children)
-    return list(found)
+    return list(values)

@@ -37,10 +37,10 @@ def best_patch(windows: Windows, gpu: Machine) -> Patch:
     return min(_patches(windows), key=lambda x: (_time(windows, x, gpu), x.loops, x.channels))
 
 
-def _patches(found: Windows) -> Iterator[Patch]:
-    size = min(x.dtype.size for x in loads(found.a))
-    channels = found.channels.count
-    *outer, last = found.slides
+def _patches(windows: Windows) -> Iterator[Patch]:
+    size = min(x.dtype.size for x in loads(windows.a))
+    channels = windows.channels.count
+    *outer, last = windows.slides
     for wide in (1, 2, 4, 8):
         if channels % wide or wide > min(MAX_CHANNELS, VECTOR_BYTES // size):
             continue
