@@ -72,7 +72,7 @@ def test_runs_on_the_board(board, case):
     if board.tools.missing():
         pytest.skip(f"{', '.join(board.tools.missing())} not installed")
     model, feeds, tolerance = CASES[case]()
-    program = driver.micro_program(driver.typed(model), cpu=board.cpu)
+    program = driver.program_for(driver.typed(model), "c", cpu=board.cpu)
     done = run_on_board(program, feeds, board, BundleOptions(cpu=board.cpu))
     for found, expected in zip(done.outputs, reference(model, feeds), strict=True):
         difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
@@ -84,7 +84,7 @@ def test_runs_on_the_board(board, case):
 @pytest.mark.parametrize("case", ["float", "int8"])
 def test_traces_are_those_of_the_host(case):
     model, feeds, _ = CASES[case]()
-    program = driver.micro_program(driver.typed(model), cpu="cortex-m4")
+    program = driver.program_for(driver.typed(model), "c", cpu="cortex-m4")
     device = run_on_board(program, feeds, BOARDS["mps2-an386"], traced=True).traces
     assert device == HostModel(program, traced=True).trace(feeds)
     assert device[0].layer == -1 and len(device) > len(program.steps)
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused():
     weights = np.ones((1100, 1000), np.float32)
     x = np.ones((1, 1100), np.float32)
     model = float_model(helper.make_node("MatMul", ["x", "w"], ["y"]), x, {"w": weights})
-    program = driver.micro_program(driver.typed(model))
+    program = driver.program_for(driver.typed(model), "c")
     with pytest.raises(UnsupportedError, match="mps2-an386.*not fit"):
         run_on_board(program, [x], BOARDS["mps2-an386"])
 
@@ -109,7 +109,7 @@ def test_missing_tools_are_named(board, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda tool: None)
     x = np.ones((1, 4), np.float32)
     model = float_model(helper.make_node("Relu", ["x"], ["y"]), x, {})
-    program = driver.micro_program(driver.typed(model))
+    program = driver.program_for(driver.typed(model), "c")
     with pytest.raises(UnsupportedError, match=f"{board.name}: .*gcc and qemu.*apt install gcc-"):
         run_on_board(program, [x], board)
 
@@ -117,7 +117,7 @@ def test_missing_tools_are_named(board, monkeypatch):
 @pytest.mark.skipif(bool(RISCV.missing()), reason=f"{RISCV.missing()} not installed")
 def test_the_makefile_of_a_bundle(tmp_path):
     model, feeds, _ = CASES["float"]()
-    program = driver.micro_program(driver.typed(model), cpu="rv32")
+    program = driver.program_for(driver.typed(model), "c", cpu="rv32")
     samples = (feeds, reference(model, feeds))
     options = BundleOptions("net", samples=samples, cpu="rv32", board="riscv32-virt")
     write_bundle(program, tmp_path, options)

@@ -114,7 +114,7 @@ def test_every_refusal_has_a_status(tmp_path):
 
 @pytest.mark.parametrize("place", ["arena", "caller", "whole"])
 def test_tensors_that_live_in_the_arena(place, tmp_path):
-    program = driver.micro_program(driver.typed(MODEL), resident=True)
+    program = driver.program_for(driver.typed(MODEL), "c", io="arena")
     assert set(program.resident) == {("input", 0), ("output", 0)}
     bodies = {
         "whole": "memcpy(net_input_ptr(arena), x, sizeof x); status = net_run(0, 0, arena);"
@@ -129,13 +129,13 @@ def test_tensors_that_live_in_the_arena(place, tmp_path):
 
 def test_memory_in_the_arena_is_shared_with_the_layers():
     apart = micro_program(MODEL)
-    together = driver.micro_program(driver.typed(MODEL), resident=True)
+    together = driver.program_for(driver.typed(MODEL), "c", io="arena")
     assert together.arena_bytes < apart.arena_bytes + X.nbytes + EXPECTED.nbytes
 
 
 @pytest.mark.parametrize("resident", [False, True])
 def test_traces_are_those_of_zlib(resident, tmp_path):
-    program = driver.micro_program(driver.typed(MODEL), resident=resident)
+    program = driver.program_for(driver.typed(MODEL), "c", io="arena" if resident else "caller")
     declared = """
     void net_trace(int layer, const char *name, uint32_t crc)
     { printf("trace %d %08lx %s\\n", layer, (unsigned long)crc, name); }

@@ -31,7 +31,7 @@ def dense_layers():
 @pytest.mark.parametrize("opt", ["speed", "size"])
 def test_both_goals_give_the_same(opt, tmp_path):
     model, data = dense_layers(), RNG.standard_normal((6, CHANNELS[0])).astype(np.float32)
-    program = driver.micro_program(driver.typed(model), opt=opt)
+    program = driver.program_for(driver.typed(model), "c", opt=opt)
     assert len(program.kernels) < len(program.steps) == 5
     samples = ([data], reference(model, [data]))
     options = BundleOptions(name="net", samples=samples, tolerance=1e-4, opt=opt)
@@ -44,14 +44,14 @@ def test_both_goals_give_the_same(opt, tmp_path):
 
 def test_size_makes_less_text():
     model = dense_layers()
-    programs = {o: driver.micro_program(driver.typed(model), opt=o) for o in ("speed", "size")}
+    programs = {o: driver.program_for(driver.typed(model), "c", opt=o) for o in ("speed", "size")}
     speed, size = (bundle(p, BundleOptions("net", opt=o))["net.c"] for o, p in programs.items())
     assert len(size) < len(speed)
     assert 'GCC optimize("O2")' in str(size) and 'GCC optimize("O2")' not in str(speed)
 
 
 def test_sizes_lie_in_binary_constants_too(tmp_path):
-    program = driver.micro_program(driver.typed(dense_layers()))
+    program = driver.program_for(driver.typed(dense_layers()), "c")
     files = bundle(program, BundleOptions("net", weights_as="bin"))
     table = np.array([n for row in size_rows(program) for n in row], np.int32)
     assert files["net_weights.bin"].endswith(table.tobytes())  # type: ignore[arg-type]
@@ -59,6 +59,6 @@ def test_sizes_lie_in_binary_constants_too(tmp_path):
 
 def test_unknown_goals():
     with pytest.raises(ModelError, match="speed or size"):
-        driver.micro_program(driver.typed(dense_layers()), opt="beauty")
+        driver.program_for(driver.typed(dense_layers()), "c", opt="beauty")
     with pytest.raises(ModelError, match="speed or size"):
-        bundle(driver.micro_program(driver.typed(dense_layers())), BundleOptions(opt="beauty"))
+        bundle(driver.program_for(driver.typed(dense_layers()), "c"), BundleOptions(opt="beauty"))

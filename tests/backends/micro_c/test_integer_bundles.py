@@ -67,7 +67,7 @@ def test_within_one_unit(name, dtype, tmp_path):
 
 def test_header_tells_how_integers_are_read():
     model = convolution(np.int8)
-    program = driver.micro_program(driver.typed(model.result))
+    program = driver.program_for(driver.typed(model.result), "c")
     text = bundle(program, BundleOptions(name="net"))["net.h"]
     assert "#define NET_INPUT_x0_ZERO_POINT (3)\n" in text
     assert "_ZERO_POINT (-5)\n" in text and f"_SCALE {float(np.float32(0.1))!r}f\n" in text
@@ -84,5 +84,5 @@ def test_softmax_between_integers_needs_no_libm(tmp_path):
 
 def test_weights_take_a_byte_each():
     model = convolution(np.int8, (1, 8, 6, 6), (8, 8, 3, 3), pads=[1, 1, 1, 1])
-    program = driver.micro_program(driver.typed(model.result))
+    program = driver.program_for(driver.typed(model.result), "c")
     assert sum(c.nbytes for c in program.constants) == 8 * 8 * 9 + 2 * 8 * 4

@@ -47,7 +47,7 @@ def test_tensors_named_like_macros_and_keywords(language, resident, tmp_path):
     ]
     shape = (TensorProto.FLOAT, [2])
     model = model_of(nodes, {"stdin": shape, "NAN": shape}, dict.fromkeys(TAKEN, shape))
-    program = driver.micro_program(driver.typed(model), resident=resident)
+    program = driver.program_for(driver.typed(model), "c", io="arena" if resident else "caller")
     samples = ([np.ones(2, np.float32)] * 2, [np.full(2, 4, np.float32)] * len(TAKEN))
     write_bundle(program, tmp_path, BundleOptions(name="net", samples=samples))
     for source in ("net.c", "net_test.c"):

@@ -67,20 +67,20 @@ CASES = {
 def test_refused(name):
     make, message = CASES[name]
     with pytest.raises(GraphcError, match=message) as refused:
-        bundle(driver.micro_program(driver.typed(make())))
+        bundle(driver.program_for(driver.typed(make()), "c"))
     assert refused.value.exit_code == 2
 
 
 def test_strings_say_what_to_do():
     with pytest.raises(UnsupportedError, match="convert it to real numbers beforehand"):
-        driver.micro_program(driver.typed(strings()))
+        driver.program_for(driver.typed(strings()), "c")
 
 
 def test_complex_numbers():
     node = helper.make_node("Identity", ["x"], ["y"])
     kind = (TensorProto.COMPLEX64, [2])
     with pytest.raises(UnsupportedError, match="complex numbers"):
-        driver.micro_program(driver.typed(model_of([node], {"x": kind}, {"y": kind})))
+        driver.program_for(driver.typed(model_of([node], {"x": kind}, {"y": kind})), "c")
 
 
 def test_what_can_be_resolved_is_not_refused():
@@ -88,7 +88,7 @@ def test_what_can_be_resolved_is_not_refused():
     nodes = branches().graph.node
     model = model_of(list(nodes), {"x": (FLOAT, [2])}, {"y": (FLOAT, [2])},
                      {"c": np.array(True)})  # fmt: skip
-    assert driver.micro_program(driver.typed(model)).steps
+    assert driver.program_for(driver.typed(model), "c").steps
 
 
 def test_the_command_line_knows_the_goals():

@@ -70,7 +70,7 @@ def test_what_multiplies_a_sum_is_an_operand():
     operands = (quarter, zero, weights, scales, np.zeros(5, np.int8), np.float32(8), zero)
     graph.set_results([Builder(graph).QLinearMatMul(graph.params[0], *operands)])
     graph.output_names = ["y"]
-    program = driver.micro_program(driver.typed(graph))
+    program = driver.program_for(driver.typed(graph), "c")
     (kernel,) = (k for name, k in program.kernels.items() if name.startswith("tiles"))
     assert len(kernel.params) == 4  # x, the multipliers, the weights, the result
     verify_kernel(kernel)

@@ -78,7 +78,7 @@ def test_what_has_no_size_stays_out_of_the_arena():
     nodes, _, x = BOUNDED["nonzero"]
     model = model_of(nodes[:1], {"x": (FLOAT, x.shape)}, {"y": (TensorProto.INT64, None)})
     with pytest.raises(UnsupportedError, match="NonZero .*leave it to the caller"):
-        driver.micro_program(driver.typed(model), resident=True)
+        driver.program_for(driver.typed(model), "c", io="arena")
 
 
 def test_nothing_to_compare(tmp_path):

@@ -70,7 +70,7 @@ def test_other_layers():
 def test_a_processor_that_rounds_otherwise(case):
     """Helium multiplies and adds without rounding between; integers are the same everywhere."""
     model, feeds, _ = CASES[case]()
-    program = driver.micro_program(driver.typed(model), cpu="cortex-m55")
+    program = driver.program_for(driver.typed(model), "c", cpu="cortex-m55")
     options = BundleOptions(cpu="cortex-m55")
     device = run_on_board(program, feeds, BOARDS["mps3-an547"], options, traced=True).traces
     found = compared(HostModel(program, options, traced=True).trace(feeds), device, 1e-4)
