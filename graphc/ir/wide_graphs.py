@@ -188,6 +188,11 @@ def accumulates(op: Op) -> bool:
     return op.memo["accumulates"]
 
 
+def is_made_of_others(op: Op) -> bool:
+    """Whether an op is computed as a graph of others: a composite, or one that `accumulates`."""
+    return op.defn.form == "composite" or accumulates(op)
+
+
 def in_float32(op: Op) -> Graph:
     """An imperative op on float32s, with its operands converted to these and its results back, as a
     graph whose parameters stand for its operands."""

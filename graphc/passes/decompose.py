@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from graphc.ir.graph import Graph, Op, Region, Value, copy_ops
 from graphc.ir.infer import expand
-from graphc.ir.wide_graphs import accumulates, in_float32
+from graphc.ir.wide_graphs import in_float32, is_made_of_others
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 
@@ -37,8 +37,7 @@ def decompose_region(
     changed, position = False, 0
     while position < len(region.ops):
         op = region.ops[position]
-        is_made_of_others = op.defn.form == "composite" or accumulates(op)
-        if is_made_of_others and op.name not in keep and ctx.spend("decompose", op):
+        if is_made_of_others(op) and op.name not in keep and ctx.spend("decompose", op):
             expand_in_place(op, batched)
             changed = True
             continue

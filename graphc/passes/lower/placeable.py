@@ -10,6 +10,7 @@ from __future__ import annotations
 from graphc.errors import UnsupportedError
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.types import OptionalType, SequenceType, TensorType
+from graphc.ir.wide_graphs import is_made_of_others
 
 KERNEL_FORMS = ("elementwise", "indexed", "imperative")
 REGIONS = ("fused",)
@@ -29,7 +30,8 @@ def check_placeable(graph: Graph) -> None:
     for op in graph.ops:
         if op.name == "Constant":
             continue
-        if op.defn.form not in KERNEL_FORMS and op.name not in REGIONS:
+        has_kernel = op.defn.form in KERNEL_FORMS and not is_made_of_others(op)
+        if not has_kernel and op.name not in REGIONS:
             raise UnsupportedError(f"{op.where()}: {_why(op)}")
         for value in op.outputs:
             _check_value(value, op.where())
@@ -45,7 +47,7 @@ def _check_interface(graph: Graph) -> None:
 
 
 def _why(op: Op) -> str:
-    if op.defn.form == "composite":
+    if is_made_of_others(op):
         return (
             "lowering requires a graph that is decomposed (no operator is made of others), and no "
             "pass has taken it apart; put pass decompose after those that make such operators"

@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol
 
 from graphc.errors import ModelError
 from graphc.ir.graph import Graph
+from graphc.ir.wide_graphs import is_made_of_others
 
 Makers = Callable[[str], Sequence[str]]  # the passes that establish a property
 
@@ -41,7 +42,7 @@ class Property:
 
 
 def _is_decomposed(graph: Graph) -> bool:
-    return all(op.defn.form != "composite" for op in graph.ops)
+    return not any(map(is_made_of_others, graph.ops))
 
 
 PROPERTIES = {

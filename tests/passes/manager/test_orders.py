@@ -247,6 +247,19 @@ def test_operators_made_of_others_are_refused_at_the_end():
         graphc.compile(graph, passes="fold, layout, fuse")
 
 
+def test_narrow_sums_are_refused_where_they_would_be_rounded_at_each_step():
+    updates, zeros = np.full(5000, 0.1, np.float16), np.zeros(5000, np.int64)
+
+    def body(b, x, u):
+        return b.ScatterElements(x, zeros, u, reduction="add")
+
+    graph, inputs = build(body, x=np.zeros(2, np.float16), u=updates)
+    model = graphc.compile(clone_graph(graph), passes="decompose")
+    assert difference(model(x=inputs[0], u=updates), interpret(graph, inputs), 1e-3) is None
+    with pytest.raises(UnsupportedError, match="ScatterElements.*requires a graph that is decomp"):
+        graphc.compile(graph, passes="fold")
+
+
 def test_a_pass_names_properties_that_there_are():
     for wrong in ("typed", ("tpyed",)):
         with pytest.raises(ModelError, match="requires must be a tuple of typed, original"):
