@@ -26,7 +26,7 @@ from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.opdef import OpDef
-from graphc.ir.ops.relayout import relaid
+from graphc.ir.ops.relayout import is_relayout, relaid
 from graphc.passes.fold import Contents, FoldPolicy
 from graphc.passes.infer_types import become_constants
 from graphc.passes.manager.base import Pass, file_of, made_here, register_pass
@@ -218,7 +218,8 @@ class _Driver:
             return
         rules = self.of_definition.get(op.defn)
         if rules is None:
-            rules = [each for each in self.rules if each.pattern.admits(op.defn)]
+            admitted = (each for each in self.rules if each.pattern.admits(op.defn))
+            rules = [] if is_relayout(op) else list(admitted)
             self.of_definition[op.defn] = rules
         for each in rules:
             for match in each.pattern.match_op(op):

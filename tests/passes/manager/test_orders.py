@@ -295,6 +295,15 @@ def test_no_rule_removes_a_relayout():
     assert difference(interpret(graph, inputs), expected, 0) is None
 
 
+@pytest.mark.parametrize("case", STATIC)
+def test_rewriting_what_is_laid_out_ends(case):
+    graph, inputs = case(np.random.default_rng(0))
+    expected = interpret(graph, inputs)
+    passes = "layout, canonicalise, decompose, canonicalise, infer, canonicalise, layout"
+    PassManager(passes, [Verify()]).run(graph, Context())
+    assert difference(interpret(graph, inputs), expected, 1e-4) is None
+
+
 def test_a_relayout_prints_and_parses():
     graph, _ = laid_out()
     again = parse_graph(print_graph(graph), graph_constants(graph))
