@@ -87,3 +87,35 @@ def test_glossary_terms_are_in_their_files(term, file):
     text = " ".join((DOCS.parent / "graphc" / file).read_text().lower().split())
     for name in re.split(r", | and ", term.lower()):
         assert name.removesuffix("ing").removesuffix("ion") in text, name
+
+
+def test_the_written_strategy_is_right(registries):
+    """Products of several forms by the strategy on the page, in the interpreter of kernels."""
+    import numpy as np
+    from differential import build, interpret_program
+
+    from graphc.driver import program_for
+    from graphc.ir.graph import clone_graph
+    from graphc.ir.interp import interpret
+
+    text = (DOCS / "writing_a_strategy.md").read_text()
+    namespace: dict = {"__name__": "docs"}
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
+        exec(compile(block, "writing_a_strategy.md", "exec", dont_inherit=True), namespace)
+    rng = np.random.default_rng(0)
+
+    def floats(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    w, v = floats(6, 3, 3, 3), floats(5, 7)
+    cases = [
+        build(lambda b, x, y: b.Relu(b.MatMul(x, y)), x=floats(2, 3, 5), y=floats(2, 5, 4)),
+        build(lambda b, x: b.Conv(x, w, pads=[1, 1, 1, 1], strides=[2, 2]), x=floats(1, 3, 6, 7)),
+        build(lambda b, x: b.Tanh(b.Gemm(x, v, transA=1)), x=floats(5, 4)),
+    ]
+    for graph, inputs in cases:
+        passes = "decompose, fold, canonicalise, fuse"
+        program = program_for(clone_graph(graph), "rows", passes=passes, checks="off")
+        assert any(name.startswith("row_sums") for name in program.kernels)
+        for found, expected in zip(interpret_program(program, inputs), interpret(graph, inputs)):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
