@@ -34,7 +34,7 @@ FORMS = ("ir", "kernel", "program")  # of any target
 
 SUMMARY = """\
 Compiles a model to files, or prints a form it takes. With -o OUT the result is written, whole or
-not at all; the name tells what it is:
+not at all. The suffix of the name chooses the form:
 
   .so .o     a shared library or an object file, with a C header beside it
   .gcm       a model for graphc.load and graphc run, for every shape within the bounds of
@@ -44,16 +44,16 @@ not at all; the name tells what it is:
   .c         plain loops in C
   .gir       the graph as text, its large constants beside it in .gir.npz
   a folder   (--target c) C99 sources for a microcontroller, a header, a build file and a report
-             (--target cuda) kernels, their machine code, weights, a launch plan, and what runs
-             them from Python and from C++
+             (--target cuda) kernels, their machine code, weights, a launch plan, and launchers
+             in Python and C++
 
-With --target c or cuda every name that does not end in one of these suffixes is that of a folder
-(kws-v1.0 too); with --target cpu such a name is refused.
+With --target c or cuda every name without one of these suffixes is a folder (kws-v1.0 too); with
+--target cpu such a name is refused.
 
-A .so, .o or .gcm holds native code: load one only if you trust whoever made it.
+A .so, .o or .gcm holds native code: load one only if you trust its author.
 
-With --emit the form named is printed, or written to OUT. With neither, the model is compiled and
-what it came to is told."""
+With --emit the form named is printed, or written to OUT. With neither, the model is compiled and a
+summary is printed."""
 
 EPILOG = examples(
     ("graphc compile model.onnx", "can it be compiled? how long does that take?"),

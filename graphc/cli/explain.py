@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from graphc.targets import Target
 
 SUMMARY = """\
-Tells what became of a model's layers, and why. For a layer (a node of the ONNX model, or a tensor
+Explains what became of a model's layers, and why: for a layer (an ONNX node, or a tensor
 that it gives): which rewrites it went through, what removed it, how its result is laid out in
-memory, which layers are fused with it and why no more are, which strategy made its kernel and why
-those before it did not, the kernel's schedule (threads, loops, tiles, vectors, unrolling), its
+memory, which layers are fused with it and why others are not, which strategy made its kernel and
+why those before it did not, the kernel's schedule (threads, loops, tiles, vectors, unrolling), its
 operations, the bytes it reads and writes, and what bounds it by the roofline: operations at peak
 speed (compute), or bytes at full bandwidth (memory, or the cache), with the least time. Without
 --layer, a line for each layer. Open dimensions count as 1.

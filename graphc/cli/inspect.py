@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from graphc.ir.program import Program
 
 SUMMARY = """\
-Tells what is in a model and where its time goes. Operators with their operations (FLOPs), bytes and
-operations per byte; the steps the model is compiled to, with the least time each can take on this
-machine by the roofline (operations at peak speed, or bytes at full bandwidth) and what bounds it;
-and the memory plan. Open dimensions count as 1. With --target c the steps are those of a
+Lists the contents of a model and where its time goes: operators with their operations (FLOPs),
+bytes and operations per byte; the steps the model is compiled to, with the least time each can take
+on this machine by the roofline (operations at peak speed, or bytes at full bandwidth) and its
+bound; and the memory plan. Open dimensions count as 1. With --target c the steps are those of a
 microcontroller: give its peaks with --machine. With --target cuda they are those of a GPU of
 --arch, whose peaks (those of matrix cores for kernels that use them) are known; --accesses then
-runs some blocks of every kernel in the simulator and tells what their accesses cost: bytes
+runs some blocks of every kernel in the simulator and lists the cost of their accesses: bytes
 that are moved and not used, how far the accesses of a warp are coalesced (the fewest sectors of
 global memory they need, of those they touch), and bank conflicts (the wavefronts of shared memory
 they need beyond the fewest), with the worst accesses one by one.
 
-Of a .gcm file it tells what is inside, and whether every byte is what was saved, without running
-or loading any of its code. A .gcm holds native code: load it only if you trust whoever made it."""
+Of a .gcm file it lists the contents, and checks every byte against its digest, without running or
+loading any code. A .gcm holds native code: load it only if you trust its author."""
 
 EPILOG = examples(
     ("graphc inspect model.onnx", "the most important of everything"),

@@ -22,10 +22,10 @@ from graphc.errors import ModelError
 from graphc.targets import DEFAULT
 
 SUMMARY = """\
-Runs a model once. Inputs are read from files or drawn at random; what comes out is summarised, or
-written to a .npz file, one array for each output (of a list of maps: their values, a row each).
-A .gcm holds native code, which runs with all your rights: run one only if you trust whoever made
-it (graphc inspect tells what is inside)."""
+Runs a model once. Inputs are read from files or drawn at random. Outputs are summarised, or written
+to a .npz file, one array for each output (of a list of maps: their values, a row each). A .gcm
+holds native code, which runs with all your rights: run one only if you trust its author (graphc
+inspect shows the contents)."""
 
 SHOWN = 8  # members of a list or map
 

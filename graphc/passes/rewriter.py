@@ -54,7 +54,7 @@ class Rule:
         return inspect.getdoc(self.function) or ""
 
     def error(self, fault: str) -> GraphcError:
-        """What to raise if the rule has a fault: whoever wrote it can mend one of a plugin."""
+        """The error of a faulty rule: a ModelError if a plugin has it, whose author can fix it."""
         text = f"rule {self.name}{fault}"
         if made_here(self.function):
             return InternalError(text)

@@ -52,7 +52,7 @@ class Scratch:
         return piece
 
     def give(self, piece: _Piece) -> None:
-        """Takes back what the call needs no more."""
+        """Takes back memory that the call no longer needs."""
         self.pieces.append(piece)
 
 

@@ -1,7 +1,8 @@
 """Greedy picking on GPUs (as in non-maximum suppression): a block to a group of items.
 
 Every thread has some of the items. In each step all threads look for the best item left, which is
-picked, and drop the items of theirs that clash with it. So nothing is sorted, and a group takes as
+picked, and drop those of their items that clash with it. So nothing is sorted, and a group takes as
+
 many passes over its items as are picked. The picked items of all groups then follow one another.
 """
 

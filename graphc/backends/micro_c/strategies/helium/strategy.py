@@ -1,9 +1,9 @@
 """Sums of products in vector registers, for the M-profile Vector Extension (Helium).
 
-A computation matches as for register tiles (products.py), if the outputs that the constant factor
-tells apart are neighbours. There are two ways to sum: sixteen products of bytes at a time where
-bytes lie in a row along the innermost summed indices (dot_products.py), and four columns at a time
-(column_lanes.py).
+A computation matches as for register tiles (analysis/weighted.py), if the outputs that the constant
+factor tells apart are neighbours. There are two ways to sum: sixteen products of bytes at a time
+where bytes lie in a row along the innermost summed indices (dot_products.py), and four columns at a
+time (column_lanes.py).
 """
 
 from __future__ import annotations
