@@ -103,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from graphc.cli.models import open_model
     from graphc.cli.runs import Job
+    from graphc.passes.manager.context import Context
     from graphc.passes.manager.hooks import Dump
+    from graphc.passes.manager.journal import Journal
 
     form = _form(args)
     args.target = _maker(form, args)
@@ -116,7 +118,9 @@ def run(args: argparse.Namespace) -> int:
     if args.start_from == "planned":
         return _from_program(args, form, target)
     hooks = [Dump(args.dump_to)] if args.dump_to else []
-    job = Job(open_model(args), target, settings(args, target, hooks=hooks))
+    context = Context(journal=Journal() if args.explain else None)
+    asked = settings(args, target, hooks=hooks, context=context)
+    job = Job(open_model(args), target, asked)
     _resume(job.model, args)
     if form is not None:
         _emit(job, form, args)

@@ -70,7 +70,7 @@ def _effective(layout: Layout | None, value: Value) -> Layout | None:
 def _told(value: Value, layout: Layout | None, why: str) -> str:
     """A layout in words: the order of the dims in memory, and why."""
     if layout is None:
-        return f"row-major {list(value.tensor.dims)}: {why}"
+        return f"row-major: {why}"
     extents = list(layout.physical(value.tensor.dims))
     return f"{layout}, dims {list(layout.order)} in memory {extents}: {why}"
 

@@ -29,7 +29,7 @@ class Reason:
 def named(part: object) -> str:
     """How a text calls something: ops by kind and layer, values by name and type."""
     if isinstance(part, Op):
-        return called(part.name, part.loc)
+        return called("the kernel of" if part.name == "fused" else part.name, part.loc)
     if isinstance(part, Value):
         shape = "" if part.type is None else f" ({part.type})"
         made = "an input" if part.producer is None else f"what {named(part.producer)} gives"

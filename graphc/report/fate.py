@@ -31,7 +31,8 @@ def rewrites(trace: Trace, layer: Layer) -> list[Change]:
     are left out."""
     taken = (
         c for c in trace.journal.changes
-        if c.rule not in (*GROUPING, UNREAD) and any(layer.name in s.loc for s in c.taken)
+        if c.rule not in (*GROUPING, UNREAD)
+        and any(layer.name in s.loc and s.operator != "Constant" for s in c.taken)
     )  # fmt: skip
     return list({(c.rule, tuple(map(str, c.taken))): c for c in taken}.values())
 

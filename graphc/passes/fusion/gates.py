@@ -24,6 +24,7 @@ from graphc.passes.analysis.spaces import shapes_of
 from graphc.passes.fusion.merge import merged_group, replace_group
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+from graphc.passes.reasons import Reason
 
 RULE = "fuse-gates"
 
@@ -32,14 +33,14 @@ def fuse_gates(graph: Graph, ctx: Context, vectors: int) -> bool:
     """Merges products of at most so many vectors with their readers; whether there were any."""
     changed = False
     for op in list(graph.ops):
-        products = _products(graph, op, vectors)
+        products = _products(graph, op, ctx, vectors)
         if products is not None and ctx.spend(RULE, op):
             replace_group(graph, [products, op], merged_group(graph, [products, op], "gates"))
             changed = True
     return changed
 
 
-def _products(graph: Graph, op: Op, vectors: int) -> Op | None:
+def _products(graph: Graph, op: Op, ctx: Context, vectors: int) -> Op | None:
     """The op whose products `op` alone reads, each at most once."""
     if op.name != "fused":
         return None
@@ -47,8 +48,10 @@ def _products(graph: Graph, op: Op, vectors: int) -> Op | None:
         producer = None if value is None else value.producer
         if value is None or producer is None or not _is_private(graph, value, op):
             continue
-        if _reads_once(op, value) and _is_product_of_few(producer, vectors):
+        reason = _why_not_once(op, value) or _why_not_few(producer, vectors)
+        if reason is None:
             return producer
+        ctx.decline(RULE, op, reason, producer)
     return None
 
 
@@ -61,14 +64,14 @@ def _is_private(graph: Graph, value: Value, op: Op) -> bool:
     return producer.name == "fused" or structure.has_body(producer)
 
 
-def _reads_once(op: Op, value: Value) -> bool:
-    """Whether an op without reductions reads a value at several places, no element twice."""
+def _why_not_once(op: Op, value: Value) -> Reason | None:
+    """Why an op does not read a value at several places, no element twice, without reductions."""
     whole = computation(op)
     outputs = whole.outputs
     if any(o.extents != outputs[0].extents or o.index != outputs[0].index for o in outputs):
-        return False
+        return Reason("{} gives results of several shapes", op)
     if any(isinstance(n, Reduce) for o in outputs for n in walk(o.expr)):
-        return False
+        return Reason("{} reduces what it reads", op)
     source = next(name for name, v in input_names(op).items() if v is value)
     shapes = shapes_of(whole.inputs)
     places: set[Expr] = {
@@ -76,14 +79,18 @@ def _reads_once(op: Op, value: Value) -> bool:
         if x.source == source
     }  # fmt: skip
     size = math.prod(outputs[0].extents)
-    return len(places) > 1 and len(places) * size <= value.tensor.size
+    if len(places) > 1 and len(places) * size <= value.tensor.size:
+        return None
+    return Reason("{} reads {} at one place for each element, or elements several times", op, value)
 
 
-def _is_product_of_few(op: Op, vectors: int) -> bool:
+def _why_not_few(op: Op, vectors: int) -> Reason | None:
+    """Why an op is no product of at most so many vectors."""
     match = match_contraction(computation(op), types=(f16, bf16, f32, f64))
     if isinstance(match, str):
-        return False
-    return min(math.prod(x.count for x in side) for side in (match.rows, match.cols)) <= vectors
+        return Reason(match)
+    count = min(math.prod(x.count for x in side) for side in (match.rows, match.cols))
+    return None if count <= vectors else Reason("{} multiplies {} vectors", op, count)
 
 
 @register_pass

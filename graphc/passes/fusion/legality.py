@@ -148,8 +148,11 @@ class Legality:
             return outside
         if self.is_long_winded(op, group):
             return WORDY
-        if self.depends([other for other in self.producers(op) if other is not group], group):
-            return Reason("{} also reads what waits for this kernel: neither could start", op)
+        others = [other for other in self.producers(op) if other is not group]
+        if self.depends(others, group):
+            waiting = next((x for x in others[:FEW] if self.depends([x], group)), others[0])
+            text = "{} also reads what {} gives, which waits for {}: each would wait for the other"
+            return Reason(text, op, waiting.ops[-1], group.ops[-1])
         if structure.reductions(op):
             return outside or self.why_no_reduction(op, group)
         reason = outside or self.why_no_map(op, group)

@@ -23,6 +23,7 @@ from graphc.passes.fusion.movements import raise_scalars
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 from graphc.passes.pattern import P, attribute, opt, var
+from graphc.passes.reasons import Reason
 from graphc.passes.rules.facts import array_of, channel_vector
 from graphc.passes.rules.weights import is_shared
 
@@ -61,21 +62,25 @@ def merge_products(graph: Graph, ctx: Context) -> bool:
     groups: dict[tuple, list[Branch]] = {}
     for op in graph.ops:
         branch = _branch(graph, op)
-        if branch is not None:
+        if isinstance(branch, Reason):
+            ctx.decline(RULE, op, branch)
+        elif branch is not None:
             groups.setdefault((branch.operand, branch.matrix.dtype.str), []).append(branch)
     merged = False
     for branches in groups.values():
-        if len(branches) > 1 and ctx.spend(RULE, branches[0].ops[0]):
+        if len(branches) == 1:
+            ctx.decline(RULE, branches[0].ops[0], "no other product reads the same operand")
+        elif ctx.spend(RULE, branches[0].ops[0], [op for b in branches for op in b.ops]):
             _merge(graph, branches)
             merged = True
     return merged
 
 
-def _branch(graph: Graph, op: Op) -> Branch | None:
-    """The branch that begins with a product; None if there is none, or it is better alone."""
+def _branch(graph: Graph, op: Op) -> Branch | Reason | None:
+    """The branch that begins with a product; why it is better alone; None if there is none."""
     branch = _product(op)
-    if branch is None:
-        return None
+    if not isinstance(branch, Branch):
+        return branch
     while (following := _affine_user(graph, branch)) is not None:
         user, factor, term = following
         with np.errstate(all="ignore"):
@@ -87,28 +92,30 @@ def _branch(graph: Graph, op: Op) -> Branch | None:
     apart = all(structure.is_movement(u) or structure.is_contraction(u)
                 for u in users if structure.has_body(u))  # fmt: skip
     inside = branch.result not in graph.results and all(structure.has_body(u) for u in users)
-    return branch if users and apart and inside else None
+    if users and apart and inside:
+        return branch
+    return Reason("arithmetic on {} is cheaper in the product's own kernel", branch.result)
 
 
-def _product(op: Op) -> Branch | None:
+def _product(op: Op) -> Branch | Reason | None:
     if not (MATMUL.admits(op.defn) or GEMM.admits(op.defn)):
         return None
     operand, weights = op.inputs[:2]
     matrix = array_of(weights)
     if operand is None or operand.constant is not None or weights is None or matrix is None:
-        return None
+        return Reason("the right operand is not constant, or the left one is")
     wide = weights.tensor.dtype.is_float and weights.tensor.dtype.bits >= 32
     if matrix.ndim != 2 or operand.tensor.rank < 2 or not wide or is_shared(weights):
-        return None
+        return Reason("the weights are no matrix of float32 or wider, or have other users")
     term = np.zeros(1, matrix.dtype)
     if GEMM.admits(op.defn):
         if attribute(op, "transA") or attribute(op, "alpha") != 1 or attribute(op, "beta") != 1:
-            return None
+            return Reason("Gemm has factors, or transposes its first operand")
         matrix = matrix.T if attribute(op, "transB") else matrix
         if len(op.inputs) > 2 and op.inputs[2] is not None:
             found = channel_vector(op.inputs[2], 2, 1, matrix.shape[1])
             if found is None:
-                return None
+                return Reason("its term differs between rows")
             term = found
     return Branch([op], matrix, np.broadcast_to(term, matrix.shape[1:]))
 

@@ -22,6 +22,7 @@ from graphc.passes.fusion.legality import WIDEST
 from graphc.passes.fusion.merge import merge_all
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+from graphc.passes.reasons import Reason
 
 RULE = "fuse-siblings"
 MOST = 4  # ops that become one
@@ -31,11 +32,11 @@ LARGE = 1 << 22  # elements of a value whose kernel takes much longer than its l
 def fuse_siblings(graph: Graph, ctx: Context) -> bool:
     """Merges siblings; whether there were any."""
     readers = (op for op in list(graph.ops) if op.region is not None)
-    siblings = (group for reader in readers for group in _siblings(reader))
+    siblings = (group for reader in readers for group in _siblings(reader, ctx))
     return merge_all(graph, ctx, RULE, siblings, "siblings")
 
 
-def _siblings(reader: Op) -> list[list[Op]]:
+def _siblings(reader: Op, ctx: Context) -> list[list[Op]]:
     """The groups of siblings among the ops whose results one op reads."""
     groups: dict[frozenset, list[Op]] = {}
     made = (v.producer for v in reader.inputs if v is not None and v.producer is not None)
@@ -47,23 +48,33 @@ def _siblings(reader: Op) -> list[list[Op]]:
             )  # fmt: skip
             groups.setdefault(sources, []).append(op)
     several = (group for group in groups.values() if len(group) > 1)
-    maps = ([op for op in group if _is_small_map(op)] for group in several)
+    maps = (_small_maps(group, ctx) for group in several)
     return [group[:MOST] for group in maps if len(group) > 1]
 
 
-def _is_small_map(op: Op) -> bool:
-    """Whether all that an op makes is computed element by element, and is no view; and MOST such
-    ops together have no more operands than a kernel may."""
+def _small_maps(group: list[Op], ctx: Context) -> list[Op]:
+    """Those of some siblings that may be merged."""
+    reasons = {op: _why_no_small_map(op) for op in group}
+    for op, reason in reasons.items():
+        if reason is not None:
+            ctx.decline(RULE, op, reason)
+    return [op for op in group if reasons[op] is None]
+
+
+def _why_no_small_map(op: Op) -> Reason | None:
+    """Why not all that an op makes is computed element by element, and is no view; or MOST such
+    ops together have more operands than a kernel may."""
     if op.name != "fused" and not structure.has_body(op):
-        return False
+        return Reason("{} is not given by an expression per element", op)
     if any(v.tensor.size > LARGE for v in op.outputs):
-        return False
+        return Reason("its result is so large that a launch more costs little")
     if len(op.inputs) + len(op.outputs) > WIDEST // MOST:
-        return False
+        return Reason("it has so many operands that several together are too many for a kernel")
     whole = computation(op)
     if any(isinstance(n, Reduce) for o in whole.outputs for n in walk(o.expr)):
-        return False
-    return all(view_of(whole.restricted([o])) is None for o in whole.outputs)
+        return Reason("it reduces: its loops are of another kind")
+    views = [o for o in whole.outputs if view_of(whole.restricted([o])) is not None]
+    return Reason("it is a view, which needs no kernel") if views else None
 
 
 @register_pass
