@@ -34,7 +34,8 @@ VAGUE = ("not fused", "None", "<", "unknown")
 @cache
 def answers(model: str, target: str) -> tuple[Record, tuple[Answer, ...]]:
     """The answers for all layers of a model."""
-    args = parser().parse_args(["explain", model, *TARGETS[target], *MACHINE])
+    argv = ["explain", model, *TARGETS[target], *MACHINE]
+    args = parser(argv).parse_args(argv)
     record, layers = explain.record(args)
     return record, tuple(map(record.answer, layers))
 
