@@ -8,7 +8,7 @@
     copied_operand(op)      the operand that the result is equal to
 
 No operator's name is looked at, so whoever defines an operator gets the rewrites of its like. All
-hold for NaN, infinities and -0.0. Of an op that is not of static types nothing is known.
+hold for NaN, infinities and -0.0. Of an op whose operands have no known rank nothing is known.
 """
 
 from __future__ import annotations
@@ -52,14 +52,12 @@ EXTREMES = ("max", "min")
 
 def fact(function: Callable[[Op], Known]) -> Callable[[Op], Known | None]:
     """A fact that is found once for an op, while its operands stay; None for an op that has no
-    scalar body or is not of static types."""
+    scalar body, or operands of unknown rank."""
 
     @wraps(function)
     def known(op: Op) -> Known | None:
         if function not in op.memo:
-            values = (v for v in (*op.inputs, *op.outputs) if v is not None)
-            static = all(v.type is not None and v.type.is_static for v in values)
-            op.memo[function] = function(op) if static and has_body(op) else None
+            op.memo[function] = function(op) if has_body(op) else None
         return op.memo[function]
 
     return known

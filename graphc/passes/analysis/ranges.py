@@ -85,8 +85,6 @@ def range_of(value: Value | None, depth: int = DEPTH) -> Range:
     if FINITE in op.defn.traits and value.index == 0:
         others = [range_of(v, 1) for v in op.inputs[1:] if v is not None]
         return LIMITED if all(other.is_finite for other in others) else ANY
-    if not all(v.type is not None and v.type.is_static for v in (*op.inputs, *op.outputs) if v):
-        return ANY
     if op.defn.form == "composite":
         return range_of(expand(op)[1][value.index], depth - 1)  # of operands that can be anything
     return _Ranges(op, depth).of(op_body(op, value.index), {}) if has_body(op) else ANY

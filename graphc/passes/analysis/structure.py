@@ -39,7 +39,9 @@ FEW_CHANNELS = 16  # no more than a vector has elements
 def has_body(op: Op) -> bool:
     """Whether the op is given by scalar bodies and can be part of a fused region."""
     return op.defn.form in ("elementwise", "indexed") and all(
-        isinstance(v.type, TensorType) and v.type.dtype.kind not in ("string", "complex")
+        isinstance(v.type, TensorType)
+        and v.type.shape is not None
+        and v.type.dtype.kind not in ("string", "complex")
         for v in (*op.outputs, *(x for x in op.inputs if x is not None))
     )
 
