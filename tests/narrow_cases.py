@@ -254,7 +254,7 @@ EXEMPT = {
             f"{RUNTIME}.DynamicQuantizeMatMul", f"{RUNTIME}.DynamicQuantizeLSTM",
             f"{RUNTIME}.MatMulIntegerToFloat",
             f"{RUNTIME}.QEmbedLayerNormalization", f"{RUNTIME}.QGemm", f"{RUNTIME}.QLinearAdd",
-            f"{RUNTIME}.QLinearAveragePool", f"{RUNTIME}.QLinearConcat",
+            f"{RUNTIME}.QLinearAveragePool", f"{RUNTIME}.QLinearConcat", f"{RUNTIME}.QLinearConv",
             f"{RUNTIME}.QLinearGlobalAveragePool", f"{RUNTIME}.QLinearLeakyRelu",
             f"{RUNTIME}.QLinearMul", f"{RUNTIME}.QLinearSigmoid", f"{RUNTIME}.QLinearSoftmax",
             f"{RUNTIME}.QLinearWhere",

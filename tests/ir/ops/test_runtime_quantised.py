@@ -120,6 +120,18 @@ def test_global_average_pool(dtype, channels_last):
           channels_last=channels_last)  # fmt: skip
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("channels_last", [0, 1])
+def test_conv(dtype, channels_last, groups):
+    w = integers((8, 4 // groups, 3, 3), np.int8).clip(-LARGEST_WEIGHT, LARGEST_WEIGHT)
+    scale, zero = np.linspace(0.002, 0.004, 8, dtype=np.float32), np.zeros(8, np.int8)
+    bias = RANDOM.integers(-2000, 2000, 8).astype(np.int32)
+    operands = [0, *parameters("x", dtype), w, scale, zero, *parameters("y", dtype), bias]
+    shape = (1, 7, 6, 4) if channels_last else (1, 4, 7, 6)
+    check("QLinearConv", [integers(shape, dtype)], operands, channels_last=channels_last,
+          group=groups, pads=[1, 1, 0, 1], strides=[2, 1])  # fmt: skip
+
+
 @pytest.mark.parametrize("transposed", [0, 1])
 @pytest.mark.parametrize("channels", [1, 5])
 def test_gemm(dtype, channels, transposed):

@@ -20,6 +20,7 @@ from graphc.errors import ModelError
 from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Bool, Float, Int, Number, composite
+from graphc.ir.ops.convolution import CONV
 from graphc.ir.ops.helpers import RUNTIME, normal_axis
 from graphc.ir.ops.onnxruntime.fused import with_channels_second
 
@@ -111,12 +112,26 @@ def qlinear_concat(b: Builder, y_scale: Float, y_zero: Int, *parts: Any_, axis: 
     return _quantised(b, b.Concat(*real, axis=axis), y_scale, y_zero, parts[0])
 
 
-# ---------------------------------------------------------------- pools
+# ---------------------------------------------------------------- windows
 
 
-def _pooled(b: Builder, x: Value, channels_last: int, pool: Callable[[Value], Value]) -> Value:
-    """pool(x) with the channels second, whatever their place in x."""
-    return with_channels_second(b, x, pool) if channels_last else pool(x)
+@composite("QLinearConv", domain=RUNTIME, traits=TRAITS)
+def qlinear_conv(
+    b: Builder, x: Int, x_scale: Float, x_zero: Int, w: Int, w_scale: Float, w_zero: Int,
+    y_scale: Float, y_zero: Int, bias: Int | None = None, *, channels_last: int = 0, **attrs: CONV,
+) -> Value:  # fmt: skip
+    """ONNX's QLinearConv, of images whose channels may lie last; the weights' never do."""
+    return _windowed(
+        b, x, channels_last,
+        lambda v: b.QLinearConv(
+            v, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, **attrs
+        ),
+    )  # fmt: skip
+
+
+def _windowed(b: Builder, x: Value, channels_last: int, op: Callable[[Value], Value]) -> Value:
+    """op(x) with the channels second, whatever their place in x."""
+    return with_channels_second(b, x, op) if channels_last else op(x)
 
 
 @composite("QLinearAveragePool", domain=RUNTIME, traits=TRAITS)
@@ -127,7 +142,7 @@ def qlinear_average_pool(
     pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
 ) -> Value:  # fmt: skip
     """The mean of each window."""
-    result = _pooled(
+    result = _windowed(
         b, _real(b, x, x_scale, x_zero), channels_last,
         lambda v: b.AveragePool(
             v, auto_pad=auto_pad, ceil_mode=ceil_mode, count_include_pad=count_include_pad,
@@ -144,7 +159,7 @@ def qlinear_global_average_pool(
 ) -> Value:  # fmt: skip
     """The mean over all spatial positions."""
     real = _real(b, x, x_scale, x_zero)
-    return _quantised(b, _pooled(b, real, channels_last, b.GlobalAveragePool), y_scale, y_zero, x)
+    return _quantised(b, _windowed(b, real, channels_last, b.GlobalAveragePool), y_scale, y_zero, x)
 
 
 # ---------------------------------------------------------------- products, softmax
