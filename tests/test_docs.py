@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,16 @@ def test_the_written_strategy_is_right(registries):
         assert any(name.startswith("row_sums") for name in program.kernels)
         for found, expected in zip(interpret_program(program, inputs), interpret(graph, inputs)):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_api_reference_is_up_to_date():
+    done = subprocess.run([sys.executable, DOCS / "api_reference.py", "--check"])
+    assert done.returncode == 0, "write it again: python docs/api_reference.py"
+
+
+def test_whatever_is_public_is_described():
+    entries = re.split(r"^#{3,4} ", (DOCS / "api.md").read_text(), flags=re.M)[1:]
+    signature = re.compile(r"\n```\n.*?\n```", re.S)
+    assert [
+        e for e in entries if not signature.sub("", e, count=1).partition("\n")[2].strip()
+    ] == []

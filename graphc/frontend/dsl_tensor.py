@@ -55,6 +55,7 @@ class Tensor:
 
     @property
     def rank(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
     def _tensor(self) -> TensorType:

@@ -185,6 +185,7 @@ class Region:
 
     @property
     def results(self) -> list[Value]:
+        """The values that the region returns, in order."""
         return self.terminator.inputs  # type: ignore[return-value]
 
     def set_results(self, values: Sequence[Value]) -> None:
@@ -279,10 +280,12 @@ class Graph(Region):
 
     @property
     def inputs(self) -> list[Value]:
+        """The model's inputs: the parameters of the region."""
         return self.params
 
     @property
     def outputs(self) -> list[Value]:
+        """The model's outputs: the results of the region."""
         return self.results
 
     def named_results(self) -> list[tuple[str, Value]]:

@@ -51,6 +51,7 @@ class Rule:
 
     @property
     def equation(self) -> str:
+        """What the rule claims: the docstring of its function."""
         return inspect.getdoc(self.function) or ""
 
     def error(self, fault: str) -> GraphcError:

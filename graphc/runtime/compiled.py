@@ -49,6 +49,7 @@ class CompiledModel(Runnable):
             self.execute = self._specialised.run  # type: ignore[method-assign]  # saves a call
 
     def execute(self, values: Sequence[Any]) -> list[Any]:
+        """Outputs for inputs in order, which `run` has checked against their types."""
         results = list(self._specialised.run(values))
         for number, op in self._maps.items():
             (results[number],) = run_op(op, on_host([results[number]]))
