@@ -78,10 +78,19 @@ class Settings:
         return ours and not watched and (self.passes is None or isinstance(self.passes, str))
 
     def pipeline(self, usual: Pipeline) -> list[Pass]:
-        """The passes: the settings' own, if they have any, else the usual ones."""
-        passes = usual if self.passes is None else self.passes
-        steps = parse_pipeline(passes) if isinstance(passes, str) else list(passes)
+        """The passes: the settings' own, if they have any, else the usual ones. Checks of data are
+        no matter of optimisation: those of the usual pipeline come first where the own has none."""
+        steps = _steps(usual)
+        if self.passes is not None:
+            checks = [step for step in steps if step.name == "checks"]
+            steps = _steps(self.passes)
+            if all(step.name != "checks" for step in steps):
+                steps = checks + steps
         return [step for step in steps if self.checks == "on" or step.name != "checks"]
+
+
+def _steps(pipeline: Pipeline) -> list[Pass]:
+    return parse_pipeline(pipeline) if isinstance(pipeline, str) else list(pipeline)
 
 
 def _is_ours(graph: Graph) -> bool:

@@ -255,6 +255,16 @@ def test_without_checks_indices_are_clamped(target):
     np.testing.assert_array_equal(found, TABLE[[0, 9]])
 
 
+@pytest.mark.parametrize("passes", ["decompose, fold", "checks, decompose, fold, fuse"])
+def test_a_pipeline_of_the_users_own_has_checks(passes):
+    node = gather(0, 12345)
+    assert "index 12345 of indices" in outcome(
+        runner(model_of(*node), "cpu", passes=passes), node[1]
+    )
+    run = runner(model_of(*node), "cpu", passes=passes, checks="off")
+    np.testing.assert_array_equal(run(node[1])[0], TABLE[[0, 9]])
+
+
 @pytest.mark.parametrize("target", EVERY)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_largest_and_smallest_indices(target, dtype):
