@@ -138,7 +138,7 @@ def test_constants_inside_bodies_are_stored_once():
 def test_fused_regions_and_layouts():
     graph = new_graph("g", x=TensorType(dtypes.f32, (1, 2, 3, 3)))
     x = graph.params[0]
-    copy = graph.append(Op(opdef.lookup("Identity"), [x])).output
+    copy = graph.append(Op(opdef.lookup("Relayout", "graphc"), [x])).output
     copy.type = x.tensor.with_layout(Layout((0, 2, 3, 1)))
     body = Region()
     b = Builder(body)

@@ -186,4 +186,4 @@ def test_only_gpus_have_a_precision():
     with pytest.raises(UnsupportedError, match="target 'cuda' has"):
         graphc.compile(str(DIGITS), target="cpu", precision="f16")
     with pytest.raises(ModelError, match="one of f32, tf32, f16, bf16"):
-        graphc.compile(str(DIGITS), precision="f8")
+        graphc.compile(str(DIGITS), target="cuda", simulate=True, precision="f8")
