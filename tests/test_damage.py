@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import re
 import struct
 import warnings
@@ -22,13 +23,14 @@ import graphc
 from graphc import dsl
 from graphc.backends import cache, digests
 from graphc.backends.digests import CHUNK
-from graphc.backends.llvm_cpu.container import MAGIC
+from graphc.backends.llvm_cpu.container import MAGIC, Container
 from graphc.backends.llvm_cpu.digest_sums import native_sums
 from graphc.cli.models import load_npy, read_graph
 from graphc.cli.saved import contents
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.text.printer import print_graph
+from graphc.runtime import verified
 
 DIGITS = Path(__file__).parents[1] / "models" / "digits_cnn.onnx"
 RNG = np.random.default_rng(0)
@@ -57,6 +59,34 @@ def test_saved_models(tmp_path, request):
 
 
 TABLE = RNG.standard_normal((300, 300)).astype(np.float32)  # kept by the cache as weights
+
+
+def test_weights_are_read_again_only_if_the_file_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAPHC_CACHE_DIR", str(tmp_path / "cache"))
+    x = RNG.standard_normal((1, 1, 8, 8)).astype(np.float32)
+    path = tmp_path / "digits.gcm"
+    graphc.compile(DIGITS, dims={"N": 1}, threads=1).save(path)
+    read = []
+    check = Container.check
+    monkeypatch.setattr(Container, "check", lambda self, *a: (read.append(a), check(self, *a)))
+
+    def times_read() -> int:
+        read.clear()
+        graphc.load(path, threads=1).run([x])
+        return len(read)
+
+    assert [times_read(), times_read()] == [1, 1]  # it may still be written to
+    monkeypatch.setattr(verified, "RECENT", 0.0)
+    assert [times_read(), times_read()] == [1, 0]
+    data, status = bytearray(path.read_bytes()), path.stat()
+    data[-100] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(ModelError, match="is damaged"):
+        times_read()
+    monkeypatch.setenv("GRAPHC_CACHE_DIR", "off")
+    with pytest.raises(ModelError, match="is damaged"):
+        times_read()
 
 
 @dsl.graph

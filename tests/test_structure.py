@@ -21,6 +21,7 @@ ROOMS = (  # a room imports from those in the lines above its own
     "runtime.execution backends.block backends.digests report",
     "backends.cache backends.cfamily",
     "backends.c99 backends.micro_c backends.llvm_cpu backends.cuda",
+    "runtime.verified",
     "runtime.saved",
     "runtime.compiled plugins",
     "targets",

@@ -2,7 +2,8 @@
 
 What a file holds is said in backends/llvm_cpu/container.py. It is checked against its digests: what
 describes it, and its code, when it is loaded; the weights of an image when it first runs, so that
-loading reads no weights that are not needed.
+loading reads no weights that are not needed, and only if the file changed since they were checked
+(verified.py).
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from graphc.ir.text.printer import symbols_of
 from graphc.ir.text.type_parser import parse_type
 from graphc.runtime.plans import Executable
 from graphc.runtime.runnable import Runnable, Spec
+from graphc.runtime.verified import Marks
 
 
 class SavedModel(Runnable):
     """A model loaded from a file: runs for the shapes it was saved for."""
 
-    def __init__(self, container: Container, threads: int):
+    def __init__(self, container: Container, marks: Marks, threads: int):
         try:
             super().__init__(*interface(container))
             scratch = Scratch()
@@ -42,7 +44,7 @@ class SavedModel(Runnable):
             }
         except InternalError as error:
             raise ModelError(f"{container.where}: {error}; compile the model again") from error
-        self._container = container
+        self._container, self._marks = container, marks
         self._ready: dict[Shapes, NativeModel] = {}  # those whose weights are what was saved
 
     def execute(self, values: Sequence[Any]) -> list[Any]:
@@ -60,7 +62,9 @@ class SavedModel(Runnable):
                 f"this file was saved for inputs of shapes {known}, found "
                 f"{[list(s) for s in shapes]}; compile the model again for these"
             )
-        self._container.check(shapes, native_sums)
+        if not self._marks.has(shapes):
+            self._container.check(shapes, native_sums)
+            self._marks.add(shapes)
         self._ready[shapes] = model
         return model
 
@@ -127,20 +131,25 @@ def _is_shape(key: Any) -> bool:
 
 def load(path: str | os.PathLike, threads: int | None = None) -> SavedModel:
     """A model that `save` wrote. ModelError if it is damaged or for another machine."""
-    container = open_container(path)
+    container, marks = _open(path)
     if container.target != host_target().key:
         raise ModelError(
             f"{path} was compiled for another machine ({container.target}); this one is "
             f"{host_target().key}: compile the model here"
         )
-    return SavedModel(container, threads or default_threads())
+    return SavedModel(container, marks, threads or default_threads())
 
 
 def open_container(path: str | os.PathLike) -> Container:
     """A file that `save` wrote, mapped: nothing of it is loaded. ModelError if it is damaged."""
+    return _open(path)[0]
+
+
+def _open(path: str | os.PathLike) -> tuple[Container, Marks]:
     try:
         with open(open_regular(path), "rb") as file:
+            marks = Marks(file.fileno())
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {path}: {error}") from error
-    return Container(data, str(path))
+    return Container(data, str(path)), marks
