@@ -200,6 +200,8 @@ def _applies(op, dtype) -> bool:
         return op.name != "bitcast"
     if op.rule == "logic" or dtype is dtypes.boolean:
         return op.rule == "logic" and dtype is dtypes.boolean
+    if op.rule == "float32":
+        return dtype is dtypes.f32
     if op.rule == "select" or op.name in ("pow", "fma"):
         return False
     return op.name in _ON_INTEGERS if dtype.is_integer else op.name not in _BITWISE
@@ -211,7 +213,7 @@ def test_scalars_agree_with_the_table(dtype):
     for op in scalar_ops.TABLE.values():
         if not _applies(op, dtype):
             continue
-        same = dtype if op.rule == "same" else dtypes.boolean
+        same = dtype if op.rule in ("same", "float32") else dtypes.boolean
         for result in _DTYPES if op.rule == "cast" else [same]:
             _check(op, result, [dtype] * op.arity, rng)
 

@@ -84,7 +84,8 @@ def test_attention_agrees_with_the_interpreter(name):
     source = emit(program_for(graph, "cuda"))
     inputs = inputs_of(source.program)
     if name != "one key":
-        assert "attention" in [step.function.split("_")[0] for step in source.steps]
+        kernels = {step.function.split("_")[0] for step in source.steps}
+        assert kernels & {"attention", "flash"}  # of float32, of matrix cores
         assert source.program.arena_bytes < 2 * sum(x.nbytes for x in inputs)
     for found, wanted in zip(simulate(source)(inputs), interpret(graph, inputs)):
         tolerance = {"f": 1e-5, "e": 1e-3}.get(wanted.dtype.char, 8e-3)  # the last bit
