@@ -20,6 +20,7 @@ from graphc.passes.lower import lower
 from graphc.passes.lower.placeable import check_placeable
 from graphc.passes.manager.base import Pass, made_here
 from graphc.passes.manager.hooks import usual_hooks
+from graphc.passes.manager.pipeline import steps_of
 from graphc.passes.maps import in_tensors
 from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, specialise
@@ -80,17 +81,13 @@ class Settings:
     def pipeline(self, usual: Pipeline) -> list[Pass]:
         """The passes: the settings' own, if they have any, else the usual ones. Checks of data are
         no matter of optimisation: those of the usual pipeline come first where the own has none."""
-        steps = _steps(usual)
+        steps = steps_of(usual)
         if self.passes is not None:
             checks = [step for step in steps if step.name == "checks"]
-            steps = _steps(self.passes)
+            steps = steps_of(self.passes)
             if all(step.name != "checks" for step in steps):
                 steps = checks + steps
         return [step for step in steps if self.checks == "on" or step.name != "checks"]
-
-
-def _steps(pipeline: Pipeline) -> list[Pass]:
-    return parse_pipeline(pipeline) if isinstance(pipeline, str) else list(pipeline)
 
 
 def _is_ours(graph: Graph) -> bool:

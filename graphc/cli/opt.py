@@ -87,13 +87,13 @@ def _typed(model: Model, passes: str | Any) -> Graph:
     """The graph with static types, or, if dimensions are open, typed as far as that goes."""
     from graphc.cli.emit import typed
     from graphc.passes.integers import KEEP_INTEGERS
-    from graphc.passes.manager.pipeline import parse_pipeline
+    from graphc.passes.manager.pipeline import steps_of
     from graphc.passes.specialise import has_static_inputs, type_symbolically
 
     pinned = model.pinned()
     if has_static_inputs(pinned):
         return typed(model, None)
-    for step in parse_pipeline(passes):
+    for step in steps_of(passes):
         if not step.symbolic:
             dims = ", ".join(pinned.symbols) or "the inputs"
             raise ModelError(f"pass {step.name} takes static shapes only: pin {dims} (--dim)")

@@ -138,13 +138,13 @@ def settings(args: argparse.Namespace, target: Target, **more: Any) -> Settings:
 def pipeline(args: argparse.Namespace, usual: Pipeline) -> Pipeline | None:
     """The passes that --passes asks for, or else the usual ones with those of plugins; None if
     these are none."""
-    from graphc.passes.manager.pipeline import parse_pipeline
+    from graphc.passes.manager.pipeline import steps_of
     from graphc.plugins import passes_of, with_passes
 
     chosen, own = getattr(args, "passes", None), passes_of(args.modules)
     if chosen or not own:
         return chosen
-    steps = with_passes(parse_pipeline(usual) if isinstance(usual, str) else usual, own)
+    steps = with_passes(steps_of(usual), own)
     return ", ".join(map(str, steps))
 
 

@@ -13,14 +13,14 @@ from graphc.passes.manager.base import Hook, Pass, establishing, made_here
 from graphc.passes.manager.context import Context
 from graphc.passes.manager.contracts import Ledger, check_order
 from graphc.passes.manager.hooks import usual_hooks
-from graphc.passes.manager.pipeline import parse_pipeline
+from graphc.passes.manager.pipeline import steps_of
 
 
 class PassManager:
     """Runs passes in order, with hooks around each."""
 
     def __init__(self, passes: str | Iterable[Pass], hooks: Sequence[Hook] = ()):
-        self.passes = parse_pipeline(passes) if isinstance(passes, str) else list(passes)
+        self.passes = steps_of(passes)
         self.hooks = list(hooks)
         self.ledger = Ledger()
 

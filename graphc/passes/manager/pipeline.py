@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from graphc.errors import ModelError
@@ -125,3 +126,8 @@ def parse_pipeline(text: str) -> list[Pass]:
     passes = _Pipeline(text).passes()
     check_order(passes, establishing)
     return passes
+
+
+def steps_of(pipeline: str | Iterable[Pass]) -> list[Pass]:
+    """The passes of a pipeline that is given as text (see parse_pipeline) or as passes."""
+    return parse_pipeline(pipeline) if isinstance(pipeline, str) else list(pipeline)
