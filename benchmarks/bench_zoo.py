@@ -23,7 +23,7 @@ import numpy as np
 import graphc
 import models
 from graphc.analysis.cost import Cost, op_cost
-from graphc.analysis.roofline import Machine
+from graphc.analysis.roofline import Peaks
 from graphc.backends.llvm_cpu.roofline import measure_machine
 from graphc.bench import measure
 from graphc.errors import GraphcError
@@ -32,7 +32,7 @@ from graphc.ir.graph import Graph
 from graphc.verify import onnxruntime
 
 
-def bench(path: Path, threads: int, seconds: float, machine: Machine) -> dict[str, Any]:
+def bench(path: Path, threads: int, seconds: float, machine: Peaks) -> dict[str, Any]:
     """One row: times in milliseconds, error relative to the range of the outputs."""
     model, graph, feeds = models.load(path)
     start = time.perf_counter()
@@ -60,7 +60,7 @@ def bench(path: Path, threads: int, seconds: float, machine: Machine) -> dict[st
     }
 
 
-def least_seconds(graph: Graph, machine: Machine) -> float:
+def least_seconds(graph: Graph, machine: Peaks) -> float:
     """The time the machine needs if every product and window is a step of its own, and everything
     else is fused into them at no cost."""
     steps = [op_cost(op) for op in graph.ops]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import enum
-import importlib
 import inspect
 import re
 import sys
@@ -139,8 +138,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="say whether the page is up to date")
     check = parser.parse_args().check
-    for name in MODULES:
-        importlib.import_module(name if name != "graphc.dsl" else "graphc.frontend.dsl")
     text = page()
     if check:
         return 0 if PAGE.exists() and PAGE.read_text() == text else 1

@@ -25,6 +25,6 @@ graph @example(%x: f32[4]) -> f32[4] phase typed {
 if __name__ == "__main__":
     graph, context = graphc.parse(GRAPH), Context()
     run_pipeline(graph, "log-of-exp, dce", context)
-    print(context.diagnostics.explain("log-of-exp"))
+    print(context.explain("log-of-exp"))
     print([op.name for op in graph.ops])
     assert [op.name for op in graph.ops] == ["Neg"]

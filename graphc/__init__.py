@@ -21,7 +21,7 @@ from graphc.errors import (
 )
 
 if TYPE_CHECKING:
-    from graphc.driver import compile, load
+    from graphc.api import compile, load
     from graphc.frontend.onnx_export import export_onnx
     from graphc.frontend.onnx_import import import_onnx
     from graphc.ir.graph import Graph
@@ -34,11 +34,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "CompiledModel": "graphc.runtime.compiled",
     "Graph": "graphc.ir.graph",
-    "compile": "graphc.driver",
+    "compile": "graphc.api",
     "export_onnx": "graphc.frontend.onnx_export",
     "import_onnx": "graphc.frontend.onnx_import",
     "interpret": "graphc.ir.interp",
-    "load": "graphc.driver",
+    "load": "graphc.api",
     "parse": "graphc.ir.text.parser",
 }
 _MODULES = {"backend": "graphc.backend", "dsl": "graphc.frontend.dsl", "passes": "graphc.passes"}

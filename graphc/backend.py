@@ -1,12 +1,14 @@
 """The standard onnx.backend interface: `prepare(model, device).run(inputs)`.
 
-Devices: "INTERP" runs the reference interpreter; "CPU", "C" and "CUDA" (or "CUDA:1", the second
-GPU) compile for that target; "SIMULATOR" runs the kernels of CUDA on the host.
+Devices: "INTERP" runs the reference interpreter; "CPU", "C", "CUDA" (or "CUDA:1", the second GPU)
+and the names of other targets compile for that target; "SIMULATOR" runs the kernels of CUDA on the
+host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -17,14 +19,19 @@ from graphc.frontend.onnx_import import import_onnx
 from graphc.ir import dtypes
 from graphc.ir.interp import interpret
 from graphc.ir.types import OptionalType, SequenceType, TensorType
+from graphc.targets import TARGETS
 
-TARGETS = {"CPU": "cpu", "C": "c", "CUDA": "cuda", "SIMULATOR": "cuda"}
+
+def _devices() -> dict[str, tuple[str, dict[str, Any]]]:
+    """The target, and options of it, for each name of a device."""
+    every = ((name, cls.devices()) for name, cls in TARGETS.items())
+    return {device: (name, own) for name, devices in every for device, own in devices.items()}
 
 
 def supports_device(device: str) -> bool:
     """Whether `prepare` takes this device name ("CPU", "CUDA:0", ...)."""
     kind = device.split(":")[0].upper()
-    return kind == "INTERP" or kind in TARGETS
+    return kind == "INTERP" or kind in _devices()
 
 
 def is_compatible(model: object, device: str = "CPU", **options: object) -> bool:
@@ -36,15 +43,14 @@ def prepare(model: object, device: str = "CPU", **options: object) -> Rep:
     """Imports (and compiles) a model; `options` go to graphc.compile, `target` in place of the
     device's."""
     if not supports_device(device):
-        raise UnsupportedError(f"device {device!r} is not one of INTERP, {', '.join(TARGETS)}")
+        raise UnsupportedError(f"device {device!r} is not one of INTERP, {', '.join(_devices())}")
     kind = device.split(":")[0].upper()
     if kind == "INTERP":
         return InterpreterRep(model)
-    if kind == "SIMULATOR":
-        options = {"simulate": True, **options}
-    if kind == "CUDA" and ":" in device:
+    name, own = _devices()[kind]
+    if ":" in device and any(option.name == "device" for option in fields(TARGETS[name])):
         options = {"device": _number(device), **options}
-    return CompiledRep(model, {"target": TARGETS[kind], **options})
+    return CompiledRep(model, {"target": name, **own, **options})
 
 
 def _number(device: str) -> int:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphc import targets
 from graphc.errors import ModelError, NeedsValue, UnsupportedError, within_limits
+from graphc.files import noted_files
 from graphc.ir.graph import Graph
 from graphc.ir.ops.control import MAX_ITERATIONS
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
 from graphc.passes.fold import FoldPolicy
+from graphc.passes.general import check_open
 from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.layout import row_major_operands
 from graphc.passes.lower import lower
@@ -28,12 +29,13 @@ from graphc.plugins import load_installed
 from graphc.runtime.compiled import CompiledModel
 from graphc.runtime.exchange import as_numpy
 from graphc.runtime.plans import CompileStatic, natively
-from graphc.runtime.runnable import Runnable
-from graphc.targets.base import PREPARING, Build, Target
+from graphc.targets.base import CHECKS, MODES, PREPARING, Build, Target
+
+if TYPE_CHECKING:
+    from graphc.runtime.model_cache import Entry
 
 Pipeline = str | Sequence[Pass]
 OPTIMISING = f"checks, {PREPARING}, layout, fuse"
-CHECKS = ("on", "off")
 
 
 def _default_threads() -> int:
@@ -47,8 +49,10 @@ class Settings:
     """How graphs are compiled, whatever the target: `threads` to run on; `passes` a pipeline in
     place of the target's own; hooks around passes; the context (fuel, diagnostics); `observe`,
     which is called with every program made; `max_iterations`, after which a loop that the host runs
-    ends in an error, those of loops inside it counted; and `checks`, "off" for compiled code that
-    takes indices and lengths to be in range: what is not is clamped."""
+    ends in an error, those of loops inside it counted; `checks`, "off" for compiled code that takes
+    indices and lengths to be in range: what is not is clamped; and `specialise`, which tells how a
+    model of open shape runs: "any", by one program for all shapes within bounds; "exact", by one
+    compiled for each shape; "auto", by both (runtime/tiers.py)."""
 
     threads: int = field(default_factory=_default_threads)
     passes: Pipeline | None = None
@@ -57,12 +61,16 @@ class Settings:
     observe: Callable[[Program], object] | None = None
     max_iterations: int = MAX_ITERATIONS
     checks: str = "on"
+    specialise: str = "exact"
 
     def __post_init__(self) -> None:
         if not isinstance(self.threads, int) or self.threads < 1:
             raise ModelError(f"threads must be a positive integer, found {self.threads!r}")
         if self.checks not in CHECKS:
             raise ModelError(f"checks must be one of {', '.join(CHECKS)}, found {self.checks!r}")
+        if self.specialise not in MODES:
+            one = f"one of {', '.join(MODES)}"
+            raise ModelError(f"specialise must be {one}, found {self.specialise!r}")
         if not isinstance(self.max_iterations, int) or self.max_iterations < 1:
             raise ModelError(
                 f"max_iterations must be a positive integer, found {self.max_iterations!r}"
@@ -111,38 +119,26 @@ def compile(
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     values: Mapping[str, Any] | None = None,
     threads: int | None = None,
+    entry: Entry | None = None,
     **options: Any,
 ) -> CompiledModel:
-    """Compiles a model (path, bytes, ModelProto or Graph) for a target.
-
-    `shapes` pins inputs, `dims` dimension symbols (a pair gives bounds), and `values` binds inputs
-    to contents (they are inputs no more). If this fixes all shapes the model is compiled at once,
-    otherwise when it is run. `threads` is the number of CPU threads (default: all). `options` are
-    the other fields of `Settings`, and the options of the target (the fields of its class in
-    graphc/targets). Raises ModelError, UnsupportedError.
-    """
+    """As `graphc.compile`, and keeps the model in the cache's `entry`."""
     aim, chosen = configured(target, threads, options)
-    with within_limits():
+    with within_limits(), noted_files() as external:
         values = {n: as_numpy(v, f"the value of {n!r}") for n, v in (values or {}).items()}
         graph = pin(load_graph(source), shapes, values, dims)
+        if not (chosen.is_plain and _is_ours(graph)) or chosen.specialise != "exact":
+            entry = None
         model = CompiledModel(
             graph, compiler(aim, chosen), natively, aim.adopter(), policy(aim),
-            chosen.max_iterations,
+            chosen.max_iterations, chosen.context.noting(),
+            None if entry is None else entry.add_part, chosen.specialise,
+            "" if aim.open_sizes else f"target {aim.name} has no programs for all shapes",
         )  # fmt: skip
         model.prepare()
+    if entry is not None:
+        entry.add(model, external)
     return model
-
-
-def load(path: str | os.PathLike, threads: int | None = None) -> Runnable:
-    """A model that `CompiledModel.save` wrote, ready to run without being compiled again.
-
-    ModelError if the file is damaged, here or when weights are read for the first run, or was made
-    for another CPU. It holds native code, which runs with all your rights: load only what comes
-    from somebody you trust.
-    """
-    from graphc.runtime.saved import load as load_saved
-
-    return load_saved(path, threads)
 
 
 def configured(
@@ -213,6 +209,8 @@ def to_program(graph: Graph, target: Target, settings: Settings) -> Program:
         optimise(graph, settings, target=target)
         check_placeable(graph)
         row_major_operands(graph, settings.context)
+        if graph.symbols:
+            check_open(graph)
         journal = settings.context.journal
         return lower(graph, target.strategies(), graph.name, target.conventions(), journal)
 

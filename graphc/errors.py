@@ -12,9 +12,10 @@ in one line on stderr.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -35,18 +36,40 @@ class UnsupportedError(GraphcError, NotImplementedError):
     """The model is valid, but this operator, type or target combination is not supported."""
 
 
+NAMED = 3  # nodes of one reason that `together` names
+
+
+def together(errors: Sequence[UnsupportedError]) -> UnsupportedError:
+    """One error that says all of several, each "operator "node": reason": nodes by their reason."""
+    if len(errors) == 1:
+        return errors[0]
+    nodes: dict[str, list[str]] = {}
+    for error in errors:
+        located = re.match(r'(\S+ "[^"]*"): (.*)', str(error), re.DOTALL)
+        where, reason = located.groups() if located else ("", str(error))
+        nodes.setdefault(reason, []).append(where)
+    lines = [f"{len(errors)} nodes of the model are not supported:"]
+    for reason, names in nodes.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        lines.append(f"  {', '.join(names[:NAMED])}{more}: {reason}")
+    return UnsupportedError("\n".join(lines))
+
+
 class ModelWarning(UserWarning):
     """The model or an input is odd; what graphc makes of it is what ONNX Runtime does."""
 
 
 def warn(message: str, category: type[Warning] = ModelWarning) -> None:
     """Warns whoever called graphc: the warning's place is the first caller outside of it."""
+    global warned
+    warned += 1
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 
 
+warned = 0  # how often
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import os
 import stat
-import tempfile
+import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from graphc.errors import ModelError
@@ -57,6 +59,50 @@ def who_else(status: os.stat_result, sticky: bool = False) -> str:
     return ""
 
 
+def identity(status: os.stat_result) -> str:
+    """Changes whenever a file is written to: the system sets the time of change (ctime) and lets
+    nobody set it back."""
+    return ":".join(
+        str(getattr(status, name))
+        for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+    )
+
+
+_read: ContextVar[set[Path] | None] = ContextVar("read", default=None)
+
+
+@contextlib.contextmanager
+def noted_files() -> Iterator[set[Path]]:
+    """Notes which files a model is made of, beside its own."""
+    files: set[Path] = set()
+    token = _read.set(files)
+    try:
+        yield files
+    finally:
+        _read.reset(token)
+
+
+def note_file(path: Path) -> None:
+    """Says that a model is made of a file."""
+    files = _read.get()
+    if files is not None:
+        files.add(path)
+
+
+RECENT = 5.0  # seconds; clocks of file systems are coarse
+
+
+def is_settled(status: os.stat_result) -> bool:
+    """Whether a write from now on would change the identity of a file for certain."""
+    return time.time_ns() - status.st_ctime_ns >= RECENT * 1e9
+
+
+def installed(package: str) -> str:
+    """Changes whenever another version of a package is installed; "" if there is none."""
+    spec = importlib.util.find_spec(package)
+    return "" if spec is None or spec.origin is None else identity(os.stat(spec.origin))
+
+
 def check_folder(path: Path) -> None:
     """ModelError if no file can have this name."""
     if path.is_dir():
@@ -84,6 +130,8 @@ def atomic(path: str | os.PathLike) -> Iterator[Path]:
     final = Path(path)
     check_folder(final)
     is_device = final.exists() and not final.is_file()
+    import tempfile  # costs more than the rest of this module
+
     with writing(final):
         handle, name = tempfile.mkstemp(
             prefix=f".{final.name[:100]}.",
@@ -109,6 +157,8 @@ def atomic_folder(path: str | os.PathLike, stale: str = "") -> Iterator[Path]:
     `path`, which is made if need be, with those above it; files of other names there stay, unless
     they match the pattern `stale`. Of several who write it at once, one comes after the other."""
     final = Path(path)
+    import tempfile
+
     if final.exists() and not final.is_dir():
         raise ModelError(f"{final}: is a file; a folder is needed")
     with writing(final.parent):

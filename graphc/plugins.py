@@ -9,13 +9,14 @@ that names them.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
+import os
 import sys
-import traceback
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from graphc.errors import GraphcError, ModelError, warn
@@ -39,6 +40,8 @@ def load_file(path: str) -> str:
     except GraphcError as error:
         raise ModelError(f"--plugin {path}: {error}") from error
     except Exception as error:
+        import traceback
+
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         line = f" line {lines[-1]}" if lines else ""
@@ -50,6 +53,10 @@ def load_file(path: str) -> str:
 def load_installed() -> tuple[str, ...]:
     """Imports the plugins of installed packages, once; the names of their modules. A warning names
     one that cannot be imported."""
+    if not _may_have_plugins():
+        return ()
+    from importlib import metadata
+
     loaded = []
     for entry in metadata.entry_points(group=GROUP):
         try:
@@ -59,6 +66,31 @@ def load_installed() -> tuple[str, ...]:
         else:
             loaded.append(entry.module)
     return tuple(loaded)
+
+
+def _may_have_plugins() -> bool:
+    """Whether a package that is installed may name the group of plugins. Reading the metadata of
+    all packages takes longer than loading a model."""
+    finders = [f for f in sys.meta_path if hasattr(f, "find_distributions")]
+    return any(f is not PathFinder for f in finders) or any(map(_names_group, sys.path))
+
+
+def _names_group(place: str) -> bool:
+    """Whether packages in a place where modules are looked for may name the group."""
+    if os.path.isfile(place):
+        return True  # an archive
+    with contextlib.suppress(OSError), os.scandir(place or ".") as entries:
+        for entry in entries:
+            if entry.name.endswith(".egg"):
+                return True
+            if entry.name.endswith((".dist-info", ".egg-info")):
+                with (
+                    contextlib.suppress(OSError),
+                    open(os.path.join(entry.path, "entry_points.txt"), "rb") as file,
+                ):
+                    if GROUP.encode() in file.read():
+                        return True
+    return False
 
 
 def passes_of(modules: Sequence[str]) -> list[str]:

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 
 from graphc.errors import UnsupportedError
+from graphc.ir.opdef import REGISTRY
+from graphc.passes.manager.base import PASSES
+from graphc.passes.rewriter import RULES
+from graphc.targets import TARGETS
 
 QUICK = 2
 SIMULATED = "tests/backends/cuda/"  # where a case compiles C++, for about a second: one of each
@@ -64,6 +69,16 @@ def why_no_gpu() -> str:
     except UnsupportedError as error:
         return str(error)
     return ""
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    """Whatever a test registers, or a plugin that it loads, is forgotten after it."""
+    before = [(registry, dict(registry)) for registry in (REGISTRY, PASSES, RULES, TARGETS)]
+    yield
+    for registry, old in before:
+        registry.clear()
+        registry.update(old)
 
 
 @pytest.fixture

@@ -8,12 +8,14 @@ access out of range and every element read before it was written.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program
-from graphc.backends.llvm_cpu.strategies import conventions, strategies
+from graphc.backends.llvm_cpu.codegen import compile_program
+from graphc.backends.llvm_cpu.runtime import NativeModel
+from graphc.backends.llvm_cpu.target import host_target
 from graphc.driver import program_for
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
@@ -38,11 +40,10 @@ class CpuOf(Cpu):
 
     vector_bytes: int = option(64, "of a register", type=int)
 
-    def strategies(self):
-        return strategies(self.vector_bytes, MACHINES[self.vector_bytes])
-
-    def conventions(self):
-        return conventions(self.vector_bytes)
+    @cached_property
+    def machine(self):
+        own = {"vector_bytes": self.vector_bytes, "registers": MACHINES[self.vector_bytes]}
+        return replace(host_target().machine, **own)
 
 
 POISON = 0xFF  # bytes of a NaN

@@ -97,6 +97,12 @@ def grouped() -> list[np.ndarray | None]:
     return [*operands, None, None, np.array([69], np.int32), np.array(70, np.int32)]
 
 
+def blob(blocks: int) -> np.ndarray:
+    """Blocks of codes, each behind its scale: what MatMulFpQ4 takes."""
+    scales = positive(blocks, 1).astype("<f4").view(np.uint8)
+    return np.concatenate([scales, below(256, blocks, 16).astype(np.uint8)], axis=1).reshape(-1)
+
+
 def scattered(name: str) -> Case:
     indices = below(3, 9000)
     if name == "ScatterND":
@@ -244,6 +250,122 @@ CASES: dict[str, Case | list[Case]] = {
         [below(256, 4, 64).astype(np.uint8), ints(1, 3), positive(4, 4)],
         {"block_size": 32, "bits": 4},
     ),
+    # what only ONNX Runtime still has, or has of its own
+    "Crop": image(border=(1, 2, 3, 4)),
+    "ImageScaler": image(scale=0.3, bias=(0.1, 0.2, 0.3, 0.4)),
+    "ParametricSoftplus": Case([signed(2, 900)], {"alpha": 0.3, "beta": 0.7}),
+    "ScaledTanh": Case([signed(2, 900)], {"alpha": 0.3, "beta": 0.7}),
+    f"{RUNTIME}.CausalConvWithState": [
+        Case([signed(2, 4, 90), signed(4, 1, 60), signed(4), signed(2, 4, 59)],
+             {"activation": "silu"}, 2),
+        Case([signed(2, 9, 4), signed(4, 1, 4)], {"channels_last": 1, "dilation": 2}, 2),
+    ],
+    f"{RUNTIME}.VarlenCausalConvWithState": Case(
+        [signed(90, 4), signed(4, 1, 40), np.array([0, 1, 50, 90], np.int32), signed(4),
+         signed(3, 4, 39)],
+        {"activation": "silu"}, 2,
+    ),
+    f"{RUNTIME}.ConvTransposeWithDynamicPads": Case(
+        [positive(1, 900, 4, 4), positive(900, 4, 2, 2), ints(0, 1, 1, 0), signed(4)]
+    ),
+    f"{RUNTIME}.CropAndResize": [
+        image(np.array([[0.1, 0.2, 0.9, 0.7]]), np.array([0], np.int32), ints(7, 5), mode=mode)
+        for mode in ("bilinear", "nearest")
+    ],
+    f"{RUNTIME}.MaxpoolWithMask": Case(
+        [signed(1, 2, 20, 20), below(2, 1, 1, 20, 20).astype(np.int32)], {"kernel_shape": (5, 5)}
+    ),
+    f"{RUNTIME}.UnfoldTensor": Case([positive(3, 20)], {"size": 5, "step": 2}),
+    f"{RUNTIME}.DecoderMaskedMultiHeadAttention": [
+        Case([signed(2, 1, 32), signed(2, 2, 300, 16), signed(2, 2, 300, 16)], {"num_heads": 2}),
+        Case([*(signed(2, 1, n) for n in (32, 32, 32)), None, signed(1, 2, 1, 300),
+              *(signed(2, 2, 300, 16) for _ in range(2)), np.array([299], np.int32), None, None,
+              signed(96)],
+             {"num_heads": 2, "past_present_share_buffer": 1}, 3),
+    ],
+    f"{RUNTIME}.SparseAttention": [
+        Case([signed(1, rows, 64) / soften, *(signed(1, rows, 32) for _ in range(2)),
+              *(signed(1, 2, 128, 16) for _ in range(2)),
+              np.array([[0, 1, 3, 5, 8]], np.int32),
+              np.array([[0, 0, 1, 0, 2, 0, 2, 3]], np.int32),
+              np.array(120, np.int32), np.array([120], np.int32), *tables],
+             {"num_heads": 4, "kv_num_heads": 2, "sparse_block_size": 32, **turned}, 3)
+        # small scores where keys are turned, for the cache rounds those; elsewhere middling ones:
+        # float32 is too coarse for larger, and weights, of float16 on CUDA, show in smaller
+        for rows, soften, tables, turned in (
+            (120, 3, [], {}),
+            (1, 9999, [signed(128, 8) / 24, signed(128, 8) / 24], {"do_rotary": 1}),
+        )
+    ],
+    f"{RUNTIME}.MRotaryEmbedding": Case(
+        [signed(2, 9, 64), below(20, 3, 2, 9), signed(20, 8), signed(20, 8)],
+        {"num_heads": 4, "mrope_section": (2, 3, 3)},
+    ),
+    f"{RUNTIME}.LinearAttention": [
+        Case([signed(1, 60, 32) / 8 for _ in range(3)],
+             {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"}, 2),
+        Case([signed(1, 60, 32) / 8, signed(1, 60, 32) / 99, signed(1, 60, 32) / 8,
+              signed(1, 2, 16, 16), -positive(1, 60, 2) / 99, positive(1, 60, 2) / 99],
+             {"q_num_heads": 2, "kv_num_heads": 2}, 2),
+    ],
+    f"{RUNTIME}.GatedDeltaNet": [
+        Case([signed(60, 2, 16), signed(60, 2, 16) / 99, signed(60, 4, 12),
+              np.array([0, 20, 60], np.int32), -positive(60, 4) / 99, positive(60, 4) / 99,
+              signed(2, 4, 12, 16)], {}, 2),
+        Case([signed(60, 2, 16), signed(60, 2, 16), signed(60, 4, 12),
+              np.array([0, 20, 60], np.int32), -positive(60, 4), signed(60, 4), None,
+              signed(4) / 9, signed(4)],
+             {"qk_l2_norm": 1, "beta_activation": "sigmoid", "gate_activation": "softplus"}, 2),
+    ],
+    f"{RUNTIME}.LinearAttentionGate": Case(
+        [signed(2, 90, 8), signed(8), -positive(8), signed(2, 90, 8)], {}, 2
+    ),
+    f"{RUNTIME}.EngramGate": Case(
+        [signed(2, 3, 2, 900), signed(2, 3, 2, 900), signed(2, 3, 900),
+         *(positive(2, 900) for _ in range(3))], {}, 2
+    ),
+    f"{RUNTIME}.GatedAdd": Case([positive(2, 900), positive(2, 900), positive(2, 1)]),
+    f"{RUNTIME}.HyperConnectionPostMix": Case(
+        [positive(2, 90, 8), positive(2, 8), positive(2, 90), positive(2, 90, 90)]
+    ),
+    f"{RUNTIME}.MatMulBnb4": Case(
+        [positive(3, 4096), below(256, 8 * 2048).astype(np.uint8), positive(8 * 64)],
+        {"K": 4096, "N": 8, "block_size": 64, "quant_type": 1},
+    ),
+    f"{RUNTIME}.MatMulFpQ4": Case(
+        [positive(3, 4096), blob(8 * 128), ints(4096, 8)], {"blk_quant_type": 0}
+    ),
+    f"{RUNTIME}.MoE": [
+        Case([signed(6, 400), signed(6, 4), signed(4, 24, 400) / 8, signed(4, 24),
+              signed(4, 400, size) / 8, signed(4, 400)], {"k": 2, **attrs})
+        for size, attrs in (
+            (24, {"activation_type": "gelu"}),
+            (12, {"activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": 7.0,
+                  "activation_alpha": 1.702, "activation_beta": 1.0}),
+        )
+    ],
+    f"{RUNTIME}.QMoE": Case(
+        [signed(6, 400), signed(6, 4), below(256, 4, 24, 200).astype(np.uint8),
+         positive(4, 24) / 8, signed(4, 24), below(256, 4, 400, 12).astype(np.uint8),
+         positive(4, 400) / 8, signed(4, 400)],
+        {"k": 2, "activation_type": "silu"},
+    ),
+    f"{RUNTIME}.MoEGroupRouter": [
+        Case([signed(30, 8), signed(8)], {"top_k": 3, "n_group": 4, "topk_group": 2}),
+        Case([signed(30, 8), signed(8)], {"top_k": 3}, 3),
+    ],
+    f"{OURS}.ExpertProduct": [
+        Case([signed(6, 1, 4000), below(4, 6, 2), positive(4, 8, 4000), None, None, signed(4, 8)]),
+        Case([signed(6, 1, 4000), below(4, 6, 2), below(256, 4, 8, 2000).astype(np.uint8),
+              positive(4, 8, 250), None, signed(4, 8)], {"bits": 4, "block_size": 16}),
+    ],
+    f"{RUNTIME}.NGramRepeatBlock": Case(
+        [below(3, 3, 8), signed(3, 6)], {"ngram_size": 2}
+    ),
+    f"{RUNTIME}.SparseToDenseMatMul": Case([positive(3, 9000), positive(9000, 5)], {"alpha": 0.3}),
+    f"{RUNTIME}.WordConvEmbedding": Case(
+        [1 + below(8, 6, 20), signed(5, 1, 9, 90) / 90, signed(5) / 9, signed(9, 90)]
+    ),
 }  # fmt: skip
 
 _CODES = "its floats are the scales of 8-bit codes, whose products are integers"
@@ -275,6 +397,7 @@ EXEMPT = {
     f"{TRADITIONAL}.TreeEnsembleClassifier": "likewise", f"{OURS}.TreeLeaves": "likewise",
     f"{TRADITIONAL}.TreeEnsembleRegressor": "likewise",
     f"{OURS}.CutToTF32": "it is for float32", f"{OURS}.RoundToTF32": "it is for float32",
+    f"{OURS}.DeltaRule": "what is made of it gives it float32, in which its states are its result",
     f"{OURS}.Rounded": "it is for float32", f"{OURS}.InRange": "it compares indices",
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from graphc.ir.dtypes import DType, boolean
 from graphc.ir.expr import Call, Index, Load
 from graphc.ir.kernel import Buffer, For, Kernel, Store
 from graphc.ir.program import Program, Slot, Step
-from graphc.ir.scalar.ops import TABLE
+from graphc.ir.scalar.ops import ONLY, TABLE
 from graphc.ir.types import TensorType
 
 Case = tuple[str, tuple[DType, ...], DType]
@@ -27,7 +27,7 @@ APPROXIMATE = {
     "asinh", "acosh", "atanh", "erf", "pow",
 }  # fmt: skip
 FLOAT_ONLY = APPROXIMATE - {"pow"}
-INTEGER_ONLY = {"bnot", "band", "bor", "bxor", "shl", "shr"}
+INTEGER_ONLY = {"bnot", "band", "bor", "bxor", "shl", "shr", "shr_rounded"}
 
 
 def nasty(dtype: DType) -> np.ndarray:
@@ -63,8 +63,8 @@ def cases() -> Iterator[Case]:
             yield from ((op.name, (boolean, d, d), d) for d in (*NUMBERS, boolean))
         elif op.rule in ("compare", "test"):
             yield from ((op.name, (d,) * op.arity, boolean) for d in NUMBERS)
-        elif op.rule == "float32":
-            yield op.name, (dtypes.f32,), dtypes.f32
+        elif op.rule in ONLY:
+            yield op.name, (ONLY[op.rule],) * op.arity, ONLY[op.rule]
         elif op.rule == "same":
             kinds = FLOATS if op.name in FLOAT_ONLY else NUMBERS
             kinds = INTEGERS if op.name in INTEGER_ONLY else kinds

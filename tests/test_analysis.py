@@ -8,7 +8,7 @@ import pytest
 from graphc.analysis import report
 from graphc.analysis.cost import Cost, op_cost
 from graphc.analysis.memory import arena_use, picture
-from graphc.analysis.roofline import Machine, parse_machine
+from graphc.analysis.roofline import Peaks, parse_machine
 from graphc.analysis.text import duration, nbytes, quantity, table
 from graphc.backends.cuda.roofline import gpu_machine
 from graphc.backends.llvm_cpu.roofline import measure_machine
@@ -99,7 +99,7 @@ def test_kernels_cost_what_their_ops_do():
 
 
 def test_roofline():
-    machine = Machine(flops=1e9, bandwidth=1e8, cache_bandwidth=1e9, overhead=1e-6)
+    machine = Peaks(flops=1e9, bandwidth=1e8, cache_bandwidth=1e9, overhead=1e-6)
     assert machine.bound(Cost(10**9, 10)) == "compute"
     assert machine.bound(Cost(10, 10**8)) == "memory"
     assert machine.bound(Cost(10, 10**6)) == "cache"
@@ -108,8 +108,8 @@ def test_roofline():
 
 
 def test_machines_in_text():
-    assert parse_machine("100,20") == Machine(1e11, 2e10, 8e10)
-    assert parse_machine("100,20,50") == Machine(1e11, 2e10, 5e10)
+    assert parse_machine("100,20") == Peaks(1e11, 2e10, 8e10)
+    assert parse_machine("100,20,50") == Peaks(1e11, 2e10, 5e10)
     for text in ("", "1", "1,2,3,4", "0,1", "-1,1", "nan,1", "inf,1", "fast,1"):
         with pytest.raises(ModelError):
             parse_machine(text)
@@ -166,7 +166,7 @@ def test_arena_of_a_chain():
 
 def test_reports_of_a_chain():
     program = chain(3)
-    machine = Machine(1e9, 1e8, 1e9)
+    machine = Peaks(1e9, 1e8, 1e9)
     assert "4 steps take at least" in report.steps(program, machine)
     assert "and 2 more" in report.steps(program, machine, top=2)
     assert "live bytes over 4 steps" in report.memory(program)

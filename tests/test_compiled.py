@@ -312,6 +312,7 @@ COUNTER = """graph @g(%n: i64[], %x: f32[40], %zero: f32[1]) -> ? {
 }"""
 
 
+@pytest.mark.suite
 def test_loop_counters_do_not_compile_without_end():
     model = compiled(COUNTER)
     check(model, np.array(35, np.int64), f32(40), f32(1))

@@ -9,28 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from graphc.ir.opdef import REGISTRY
-from graphc.passes.manager.base import PASSES
-from graphc.passes.rewriter import RULES
-from graphc.targets import TARGETS
-
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 SHOWN = re.compile(r"^(?:print\(.*\) +# |.* +# prints )(.*)$", re.M)
 
 
-@pytest.fixture
-def registries():
-    """Whatever a page registers is forgotten after it."""
-    before = [(registry, dict(registry)) for registry in (REGISTRY, PASSES, RULES, TARGETS)]
-    yield
-    for registry, old in before:
-        registry.clear()
-        registry.update(old)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_examples(page, registries, capsys):
+def test_examples(page, capsys):
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
     namespace: dict = {"__name__": "docs"}
     for block in blocks:
@@ -57,7 +42,7 @@ def test_paths_exist(page):
         assert (DOCS / name).exists(), name
 
 
-def test_written_operators_are_right(registries):
+def test_written_operators_are_right():
     """What the definitions on the page compute, next to numpy."""
     import numpy as np
 
@@ -91,7 +76,7 @@ def test_glossary_terms_are_in_their_files(term, file):
         assert name.removesuffix("ing").removesuffix("ion") in text, name
 
 
-def test_the_written_strategy_is_right(registries):
+def test_the_written_strategy_is_right():
     """Products of several forms by the strategy on the page, in the interpreter of kernels."""
     import numpy as np
     from differential import build, interpret_program
@@ -121,6 +106,11 @@ def test_the_written_strategy_is_right(registries):
         assert any(name.startswith("row_sums") for name in program.kernels)
         for found, expected in zip(interpret_program(program, inputs), interpret(graph, inputs)):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_table_of_kernels_is_up_to_date():
+    done = subprocess.run([sys.executable, DOCS / "runtime_table.py", "--check"])
+    assert done.returncode == 0, "write it again: python docs/runtime_table.py"
 
 
 def test_the_api_reference_is_up_to_date():

@@ -6,11 +6,13 @@ import json
 from functools import cache
 from pathlib import Path
 
+import onnx
 import pytest
 from commands import DIGITS, ok, refused
 
 from graphc.cli import explain
 from graphc.cli.app import parser
+from graphc.errors import ModelError
 from graphc.report import text
 from graphc.report.answers import Answer, Record
 
@@ -21,6 +23,7 @@ WILD = (
     "sklearn_mlp",
     "genai_style",
     "torchscript_if_squeeze",
+    "if_runtime",
 )
 TARGETS = {
     "cpu": ["--threads", "1"],
@@ -103,6 +106,54 @@ def test_the_command_prints_a_layer_a_pattern_and_json(capsys):
     assert conv["kernels"][0]["schedule"] and conv["groups"][0]["neighbours"]
     lines = ok(capsys, "explain", DIGITS, *MACHINE).splitlines()
     assert sum(line.startswith("/conv") for line in lines) == 3
+
+
+def test_stages_of_a_model_are_all_answered():
+    """Two Ifs run on the host, which compiles the branch that is taken; what follows is later."""
+    _, given = answers(str(ROOT / "tests" / "models_wild" / "if_runtime.onnx"), "cpu")
+    fates = {answer.layer.name: answer.fate for answer in given}
+    assert all(
+        "runs on the host: which of its bodies" in fates[n] for n in ("factor__node", "pick__node")
+    )
+    taken = next(a for a in given if a.layer.name == "negative/MatMul_2__node")
+    assert taken.kernels[0].strategy == "register_tiles"
+
+
+def test_what_waits_for_the_host_is_compiled_and_told(tmp_path):
+    """NonZero gives as many positions as there are; what reads them is compiled after it ran."""
+    nodes = [
+        onnx.helper.make_node("NonZero", ["x"], ["places"], name="places"),
+        onnx.helper.make_node("Transpose", ["places"], ["rows"], name="rows"),
+        onnx.helper.make_node("GatherND", ["x", "rows"], ["values"], name="values"),
+        onnx.helper.make_node("Tanh", ["values"], ["y"], name="last"),
+    ]
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [3, 4])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n"])
+    path = tmp_path / "nonzero.onnx"
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [y])), path)
+    given = {answer.layer.name: answer for answer in answers(str(path), "cpu")[1]}
+    assert any("the host cuts it" in note for note in given["places"].notes)
+    assert given["last"].kernels
+    assert any("once the host has run" in note for note in given["last"].notes)
+
+
+def test_what_a_run_did_not_come_to_is_told(monkeypatch):
+    def refuse(self, feeds):
+        raise ModelError("index 7 is out of range")
+
+    monkeypatch.setattr("graphc.runtime.compiled.CompiledModel.run", refuse)
+    argv = ["explain", str(ROOT / "tests/models_wild/if_runtime.onnx"), *TARGETS["cpu"], *MACHINE]
+    record, layers = explain.record(parser(argv).parse_args(argv))
+    fates = {layer.name: record.answer(layer).fate for layer in layers}
+    assert fates["negative/MatMul_2__node"].endswith(
+        "the run ended before it: index 7 is out of range"
+    )
+
+
+def test_a_float_model_lists_no_rule_for_integers():
+    _, given = answers(DIGITS, "cpu")
+    declined = {rule for answer in given for rule, _ in answer.declined}
+    assert declined and not any("quantise" in rule for rule in declined)
 
 
 def test_a_name_that_is_not_there_suggests_those_that_are_near(capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,6 @@ from onnx import TensorProto, helper
 
 import graphc as compiler
 from graphc import plugins
-from graphc.ir.opdef import REGISTRY
-from graphc.passes.manager.base import PASSES
-from graphc.passes.rewriter import RULES
-from graphc.targets import TARGETS
 
 PAGE = ROOT / "docs" / "writing_a_target.md"
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
@@ -32,16 +27,6 @@ def tanh_shrink(i, x: Float):
     """x - tanh(x)."""
     return x[i] - call("tanh", x[i])
 '''
-
-
-@pytest.fixture(autouse=True)
-def registries():
-    """Whatever a plugin registers is forgotten after a test."""
-    before = [(registry, dict(registry)) for registry in (REGISTRY, PASSES, RULES, TARGETS)]
-    yield
-    for registry, old in before:
-        registry.clear()
-        registry.update(old)
 
 
 @pytest.fixture
@@ -95,6 +80,15 @@ def test_numbers_of_every_type(js, capsys, tmp_path):
     assert "7 outputs agree" in ok(capsys, "verify", *argv, *js[:4], "--against", "interpreter")
 
 
+@needs_node
+def test_a_result_without_dimensions(js, capsys, tmp_path):
+    """The kernel of Det stores its number in a buffer of shape []."""
+    x, y = (helper.make_tensor_value_info(n, 1, s) for n, s in (("x", [2, 2]), ("y", [])))
+    graph = helper.make_graph([helper.make_node("Det", ["x"], ["y"])], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    assert "passed: js" in ok(capsys, "verify", save(tmp_path / "det.onnx", model), *js[:4])
+
+
 def test_options_of_a_target_that_is_not_there(js, capsys):
     assert "invalid choice: 'js'" in refused(capsys, "run", DIGITS, *js[2:])
     told = refused(capsys, "run", DIGITS, *js[:2], "--node", "deno")
@@ -138,10 +132,10 @@ def test_plugins_of_installed_packages(monkeypatch, tmp_path):
         "from graphc.targets.plain import Plain\n"
         "@register_target\n@dataclass(frozen=True)\nclass Mine(Plain):\n    name = 'mine'\n"
     )
-    entries = [
-        metadata.EntryPoint(n, n, plugins.GROUP) for n in ("installed_plugin", "missing_one")
-    ]
-    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: entries)
+    package = tmp_path / "mine-1.0.dist-info"
+    package.mkdir()
+    lines = [f"{name} = {name}" for name in ("installed_plugin", "missing_one")]
+    (package / "entry_points.txt").write_text("\n".join([f"[{plugins.GROUP}]", *lines]))
     monkeypatch.syspath_prepend(tmp_path)
     plugins.load_installed.cache_clear()
     with pytest.warns(compiler.ModelWarning, match="missing_one cannot be loaded"):

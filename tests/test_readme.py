@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from graphc.cli import main
-from graphc.passes.manager.base import PASSES
-from graphc.passes.rewriter import RULES
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -32,11 +30,7 @@ def folder(tmp_path, monkeypatch):
         if named:
             (tmp_path / named[1]).write_text(block)
     monkeypatch.chdir(tmp_path)
-    before = dict(RULES), dict(PASSES)
-    yield tmp_path
-    for registry, old in zip((RULES, PASSES), before):
-        registry.clear()
-        registry.update(old)
+    return tmp_path
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -10,8 +10,9 @@ from graphc.backends.llvm_cpu.emit_program import PART, RUN, emit_program
 from graphc.driver import program_for
 from graphc.ir.graph import NEAR, Graph, Op, constant_op
 from graphc.ir.interp import interpret
+from graphc.ir.machine import Machine
 from graphc.ir.text.parser import parse_graph
-from graphc.passes.fusion.legality import LARGEST, WIDEST
+from graphc.passes.fusion.legality import LARGEST
 from graphc.passes.rules.operands import MOST
 
 X = np.linspace(-1, 1, 4, dtype=np.float32).reshape(1, 4)
@@ -66,7 +67,7 @@ def test_kernels_have_no_more_parameters_than_they_may(target):
     parts = ", ".join(f"%v{n}" for n in range(count))
     lines.append(f"%y = Concat({parts}) {{axis=0}} : f32[{count},4]")
     program = program_for(graph_of(lines, "%y", f"(f32[{count},4])"), target)
-    assert max(len(kernel.params) for kernel in program.kernels.values()) <= WIDEST + 1
+    assert max(len(kernel.params) for kernel in program.kernels.values()) <= Machine().operands + 1
 
 
 def test_places_of_ops_after_many_changes():

@@ -13,6 +13,7 @@ import sklearn_models as models
 MOST_DECLINED = 0.25  # of a family: versions of skl2onnx differ in what they convert
 
 
+@pytest.mark.suite(1)
 @pytest.mark.parametrize("family", models.FAMILIES)
 def test_estimators(family):
     """Every fifth estimator is compiled; the interpreter runs the others, as it has to agree."""

@@ -15,6 +15,8 @@ from graphc.frontend.onnx_export import export_onnx
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.compare import agreements
 from graphc.ir.graph import Graph
+from graphc.passes.analysis import facts, parts
+from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, type_symbolically
 from graphc.runtime.feeds import random_feeds
 
@@ -61,6 +63,30 @@ graph @g(%x: f32[N,4], %y: f32[M,4]) -> (f32[N,4], ?) where N: 1..8, M: 1..8 {
     assert result.results[1].type is None  # N or M may be 1
     x, y = np.ones((1, 4), np.float32), np.ones((3, 4), np.float32)
     assert graphc.interpret(result, [x, y])[1].shape == (3, 4)
+
+
+def test_facts_of_values_without_a_type_are_not_known():
+    graph = type_symbolically(
+        graphc.parse("""
+graph @g(%x: f32[N,4], %y: f32[M,4], %z: f32[3,4]) -> (?, ?) where N: 1..8, M: 1..8 {
+  %a = Add(%x, %y)
+  %b = Neg(%a)
+  %c = Neg(%b)
+  %d = Transpose(%c)
+  %e = Concat(%d, %d) {axis=0}
+  %f = Softmax(%a)
+  %h = MatMul(%e, %z)
+  return %h, %f
+}
+""")
+    )  # N or M may be 1
+    known = facts.is_involution, facts.choice, facts.copied_operand, facts.limits, parts.map_operand
+    for op in graph.ops:
+        assert op.output.type is None and not op.is_typed and not op.output.is_static
+        assert not any(fact(op) for fact in known) and parts.dims_along(op, 0) is None
+        for each in RULES.values():
+            assert each.pattern.fact is None or not list(each.pattern.match_op(op)), each.name
+    optimised(graph)
 
 
 def test_the_command(capsys, tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from programs import CONVOLUTIONS
 
+from graphc import backend
+from graphc.backends.llvm_cpu.codegen import compile_program, llvm_text
 from graphc.backends.llvm_cpu.jit import assembly
-from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program, llvm_text
+from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.backends.llvm_cpu.strategies import strategies
 from graphc.backends.llvm_cpu.target import HostTarget, host_target, named_target
 from graphc.driver import OPTIMISING, optimise
@@ -23,6 +25,8 @@ from graphc.ir.program import Program
 from graphc.ir.text.parser import parse_graph
 from graphc.passes.lower import lower
 from graphc.passes.specialise import specialise
+from graphc.targets import register_target
+from graphc.targets.cpu import Cpu
 
 ROOT = Path(__file__).parents[1]
 VECTOR_BYTES = (64, 32, 16, 0)
@@ -91,7 +95,8 @@ def case(name: str) -> tuple[Graph, list[np.ndarray]]:
 
 
 def program_for(graph: Graph, vector_bytes: int) -> Program:
-    made = strategies(vector_bytes, REGISTERS[vector_bytes])
+    sizes = {"vector_bytes": vector_bytes, "registers": REGISTERS[vector_bytes]}
+    made = strategies(replace(host_target().machine, **sizes))
     return lower(optimise(clone_graph(graph), passes=OPTIMISING), made)
 
 
@@ -143,3 +148,20 @@ def test_assembly_for_arm(name):
     assert "ret" in code
     if name in ("matmul", "convolutions"):
         assert "fmla" in code and ".4s" in code  # four lanes of float32, multiplied and added
+
+
+def test_devices_of_onnx_are_the_registered_targets():
+    """A target of a plugin is a device; a simulator is CUDA with an option."""
+    assert not backend.supports_device("TWIN")
+
+    @register_target
+    @dataclass(frozen=True)
+    class Twin(Cpu):
+        name = "twin"
+
+    assert all(map(backend.supports_device, ("twin:0", "CPU", "C", "CUDA:1", "SIMULATOR")))
+    model = parse_graph(
+        "graph @g(%x: f32[2]) -> f32[2] {\n  %y = Relu(%x) : f32[2]\n  return %y\n}"
+    )
+    (y,) = backend.prepare(model, "TWIN").run([np.array([-1, 2], np.float32)])
+    assert y.tolist() == [0, 2]

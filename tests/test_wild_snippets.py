@@ -201,6 +201,7 @@ def agree(found: list, wanted: list) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.suite(1)
 @pytest.mark.parametrize("name", CASES)
 def test_at_all_shapes(name):
     text, cases = CASES[name]

@@ -19,7 +19,7 @@ from programs import check_program
 
 import graphc
 from graphc import verify
-from graphc.backends.llvm_cpu.runtime import llvm_text
+from graphc.backends.llvm_cpu.codegen import llvm_text
 from graphc.driver import program_for
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.compare import agreements
@@ -149,12 +149,15 @@ def test_on_a_gpu(path):
 # ---------------------------------------------------------------- many shapes
 
 
+MANY_SHAPES = [(1, 8), (4, 8), (2, 37), (1, 128)]
+
+
 @pytest.mark.skipif(not (MODELS / "zoo/distilbert_dyn.onnx").exists(), reason="no such model here")
-def test_one_model_for_many_shapes():
+def test_one_model_for_many_shapes(pytestconfig):
     model = loaded(MODELS / "zoo" / "distilbert_dyn.onnx")
     compiled = graphc.compile(model, threads=1)
     reference = verify.onnxruntime(model.SerializeToString(), 1)
-    shapes = [(1, 8), (4, 8), (2, 37), (1, 128)]
+    shapes = [(1, 8), (2, 37)] if pytestconfig.getoption("quick") else MANY_SHAPES
     if ALL:
         shapes = [(b, s) for b in range(1, 5) for s in (8, 21, 64, 128)]
     for batch, sequence in shapes:
@@ -190,6 +193,7 @@ TEXT_MODELS = [
 ]
 
 
+@pytest.mark.suite(1)
 @parametrised(TEXT_MODELS)
 def test_text_after_every_phase(path):
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from graphc.analysis.cost import Cost, instructions, op_cost
 from graphc.analysis.memory import ArenaUse, arena_use, picture
-from graphc.analysis.roofline import Machine
+from graphc.analysis.roofline import Peaks
 from graphc.analysis.text import duration, nbytes, quantity, table
 from graphc.ir.graph import Graph, Op
 from graphc.ir.operations import kernel_operations
@@ -30,7 +30,7 @@ class StepCost:
     seconds: float
 
 
-def step_costs(program: Program, machine: Machine) -> list[StepCost]:
+def step_costs(program: Program, machine: Peaks) -> list[StepCost]:
     """The steps of a program, in order."""
     flops = {name: kernel_operations(kernel) for name, kernel in program.kernels.items()}
     machines = {n: machine.using(instructions(kernel)) for n, kernel in program.kernels.items()}
@@ -102,7 +102,7 @@ def _cells(cost: Cost, total: Cost) -> tuple[str, str, str, str]:
 # ---------------------------------------------------------------- steps
 
 
-def steps(program: Program, machine: Machine, top: int | None = None) -> str:
+def steps(program: Program, machine: Peaks, top: int | None = None) -> str:
     """A table of the steps that take longest by the roofline (`top`: at most so many)."""
     costs = step_costs(program, machine)
     total = sum(each.seconds for each in costs) or 1.0
@@ -129,7 +129,7 @@ def _by_bound(costs: list[StepCost], total: float) -> str:
     return f"{len(costs)} steps take at least {duration(total)}: {', '.join(parts)}"
 
 
-def machine_text(machine: Machine, programs: Sequence[Program] = ()) -> str:
+def machine_text(machine: Peaks, programs: Sequence[Program] = ()) -> str:
     """The name and the numbers of a machine, with the peak of what some programs use of its
     special instructions."""
     kernels = [kernel for program in programs for kernel in program.kernels.values()]

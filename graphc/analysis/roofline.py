@@ -19,7 +19,7 @@ OVERHEAD = 0.5e-6  # seconds to start a step
 
 
 @dataclass(frozen=True)
-class Machine:
+class Peaks:
     """Peak operations/s, bytes/s from memory and from the cache, seconds to start a step, bytes of
     the cache, and the peak operations/s of instructions that have one of their own. `name` is
     empty if nothing but these numbers is known."""
@@ -32,7 +32,7 @@ class Machine:
     instructions: Mapping[str, float] = field(default_factory=dict)
     name: str = ""
 
-    def using(self, instructions: Iterable[str]) -> Machine:
+    def using(self, instructions: Iterable[str]) -> Peaks:
         """The same for steps that use some instructions."""
         peaks = (self.instructions[name] for name in instructions if name in self.instructions)
         return replace(self, flops=max(peaks, default=self.flops))
@@ -58,7 +58,7 @@ class Machine:
         return cost.nbytes / (self.cache_bandwidth if within else self.bandwidth)
 
 
-def parse_machine(text: str) -> Machine:
+def parse_machine(text: str) -> Peaks:
     """`GFLOPS,GB/S[,CACHE GB/S]` as a machine."""
     try:
         numbers = [float(part) for part in text.split(",")]
@@ -67,4 +67,4 @@ def parse_machine(text: str) -> Machine:
     if len(numbers) not in (2, 3) or any(not 0 < n < float("inf") for n in numbers):
         raise ModelError(f"a machine is GFLOPS,GB/S[,CACHE-GB/S], found {text!r}")
     flops, bandwidth = numbers[0] * 1e9, numbers[1] * 1e9
-    return Machine(flops, bandwidth, numbers[2] * 1e9 if len(numbers) == 3 else 4 * bandwidth)
+    return Peaks(flops, bandwidth, numbers[2] * 1e9 if len(numbers) == 3 else 4 * bandwidth)

@@ -6,6 +6,8 @@ Invariants:
 
 * what `get` returns is what `put` was given under that key: a file that is truncated or damaged, or
   belongs to another key, is a miss; a warning says so, and the file is removed;
+* a large entry is read to be checked only if it changed since it was last found whole: a small one,
+  the *mark*, says so of its header and of the file's identity (files.py);
 * entries hold native code, so only this user (or root) can have written what is returned: a
   directory or an entry that belongs to somebody else, or that others can write to, is not used. A
   secret would add nothing to that: who can read the directory of a user can read it too;
@@ -28,16 +30,15 @@ import os
 import re
 import stat
 import struct
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 
-from graphc.backends.digests import digests
+from graphc import __version__
+from graphc.backends.digests import Sums, digests
 from graphc.errors import warn
-from graphc.files import NO_LINK, open_regular, who_else
+from graphc.files import NO_LINK, identity, is_settled, open_regular, who_else
 
 Buffer = bytes | bytearray | memoryview
 DEFAULT_LIMIT = 4 << 30
@@ -46,6 +47,8 @@ _MAGIC = b"graphc\x00\x02"
 _EARLIER = (b"graphc\x00\x01",)  # of versions whose entries are of no use
 _TEMPORARY = "tmp-"
 _STALE_SECONDS = 3600.0
+MARKED_BYTES = 1 << 20  # of entries that have marks
+MARKED_SECONDS = 86400.0  # for which using such an entry does not change its times
 _GROUP, _ENTRY = re.compile("[0-9a-f]{2}"), re.compile(f"[0-9a-f]{{62}}|{_TEMPORARY}.*")
 
 
@@ -98,14 +101,15 @@ class DiskCache:
         view = self.get_mapped(key)
         return None if view is None else bytes(view)
 
-    def get_mapped(self, key: str) -> memoryview | None:
-        """An entry's contents, read-only and mapped from the file, or None.
+    def get_mapped(self, key: str, sums: Sums | None = None) -> memoryview | None:
+        """An entry's contents, read-only and mapped from the file, or None. `sums` computes digests
+        (digests.py).
 
         The view stays valid if the entry is evicted meanwhile. It starts at a multiple of 64 bytes.
         """
         path = self._path(key)
         try:
-            view = self._map(key, path)
+            view = self._map(key, path, sums)
         except FileNotFoundError:
             return None
         except _REFUSED:
@@ -117,8 +121,7 @@ class DiskCache:
             )
             self._remove(path)
             return None
-        with contextlib.suppress(OSError):
-            os.utime(path)  # the mark of use that eviction goes by
+        _note_use(path, view.nbytes)
         return view
 
     def holds(self, key: str, size: int) -> bool:
@@ -129,7 +132,7 @@ class DiskCache:
             status = path.lstat()
             fits = status.st_size == _HEADER.size + size and self._is_entry(status, path)
             if fits:
-                os.utime(path)
+                _note_use(path, size)
         except _REFUSED:
             return False
         return fits
@@ -216,7 +219,7 @@ class DiskCache:
             self._is_private() and _is_private(group, os.lstat(group)) and _is_private(path, status)
         )
 
-    def _map(self, key: str, path: Path) -> memoryview | None:
+    def _map(self, key: str, path: Path, sums: Sums | None = None) -> memoryview | None:
         """The contents of an entry; None if it is damaged. Raises OSError if there is none."""
         if not self._is_entry(os.lstat(path), path):
             raise PermissionError(str(path))
@@ -230,8 +233,23 @@ class DiskCache:
         if whole[: len(_MAGIC)] in _EARLIER:
             self._remove(path)
             raise FileNotFoundError(str(path))
-        view = whole[_HEADER.size :]
-        return view if whole[: _HEADER.size] == _header(key, view) else None
+        is_whole = self._is_whole(key, whole, status, sums)
+        return whole[_HEADER.size :] if is_whole else None
+
+    def _is_whole(
+        self, key: str, whole: memoryview, status: os.stat_result, sums: Sums | None
+    ) -> bool:
+        """Whether a file holds what was put under a key."""
+        header, contents = whole[: _HEADER.size], whole[_HEADER.size :]
+        if contents.nbytes < MARKED_BYTES:
+            return header == _header(key, contents)
+        mark = cache_key("entry found whole", key, identity(status))
+        if self.get(mark) == header:
+            return True
+        is_whole = header == _header(key, contents, sums)
+        if is_whole and is_settled(status):
+            self.put(mark, header)
+        return is_whole
 
     def _path(self, key: str) -> Path:
         return self.directory / key[:2] / key[2:]
@@ -280,15 +298,25 @@ def _is_private(path: Path, status: os.stat_result, sticky: bool = False) -> boo
     return not other
 
 
-def _header(key: str, contents: memoryview) -> bytes:
+def _note_use(path: Path, size: int) -> None:
+    """Changes the time that eviction goes by; that of a large entry not often, since its mark holds
+    for as long as its times do."""
+    with contextlib.suppress(OSError):
+        if size < MARKED_BYTES or time.time() - path.stat().st_mtime > MARKED_SECONDS:
+            os.utime(path)
+
+
+def _header(key: str, contents: memoryview, sums: Sums | None = None) -> bytes:
     """The header of an entry: it fits one key and one content only."""
     state = hashlib.sha256(struct.pack("<8sQ", _MAGIC, contents.nbytes))
-    state.update(f"{key} {digests([contents])[0]}".encode())
+    state.update(f"{key} {digests([contents], sums=sums)[0]}".encode())
     return _HEADER.pack(_MAGIC, contents.nbytes, state.digest(), b"")
 
 
 def _write_aside(key: str, path: Path, parts: Sequence[Buffer]) -> None:
     """Writes an entry under a temporary name in the same directory, then renames it."""
+    import tempfile  # costs more than a process that only reads has to pay
+
     handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "w+b") as file:
@@ -314,15 +342,18 @@ def _make_private(directory: Path) -> None:
 @lru_cache(maxsize=1)
 def _fingerprint() -> bytes:
     """Changes whenever graphc does: its version, and the size and time of each source file."""
-    try:
-        version = metadata.version("graphc")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
-    digest = hashlib.sha256(version.encode())
-    package = Path(__file__).resolve().parents[1]
-    for path in sorted(package.rglob("*.py")):
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            name = path.relative_to(package)
-            digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    digest = hashlib.sha256(__version__.encode())
+    for line in sorted(_sources(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")):
+        digest.update(line.encode())
     return digest.digest()
+
+
+def _sources(folder: str, name: str) -> Iterator[str]:
+    """A line for each Python file of a folder."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                status = entry.stat()
+                yield f"{name}{entry.name} {status.st_size} {status.st_mtime_ns}\n"
+            elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():
+                yield from _sources(entry.path, f"{name}{entry.name}/")

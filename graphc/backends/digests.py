@@ -20,7 +20,6 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -50,6 +49,8 @@ def digests(
     pieces = [view[at : at + _PIECE] for view in views for at in range(0, view.size, _PIECE)]
     threads = min(threads or _cores(), _MOST_THREADS, len(pieces))
     if threads > 1:
+        from concurrent.futures import ThreadPoolExecutor  # small files need none
+
         with ThreadPoolExecutor(threads) as pool:
             summed = iter(list(pool.map(sums, pieces)))
     else:

@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         _report(job)
     printed = form is not None and args.output is None
     for name in args.explain:
-        text = job.settings.context.diagnostics.explain(name)
+        text = job.settings.context.explain(name)
         print(text, file=sys.stderr if printed else sys.stdout)
     return 0
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from graphc.driver import Settings
     from graphc.ir.graph import Graph
     from graphc.ir.program import Program
+    from graphc.passes.manager.context import Context
     from graphc.targets import Target
 
 
@@ -31,9 +32,10 @@ def graph_at(model: Model, phase: str | None, target: Target, settings: Settings
     return optimise(graph, settings, None, phase or "", target)
 
 
-def typed(model: Model, target: Target | None) -> Graph:
+def typed(model: Model, target: Target | None, ctx: Context | None = None) -> Graph:
     """The pinned graph with static types, and tensors for maps unless it becomes a model again
-    (which has no target); ModelError says which dimension is open."""
+    (which has no target); `ctx` takes down what is rewritten. ModelError says which dimension is
+    open."""
     from graphc.driver import policy
     from graphc.passes.integers import KEEP_INTEGERS
     from graphc.passes.maps import in_tensors
@@ -44,7 +46,8 @@ def typed(model: Model, target: Target | None) -> Graph:
     if target is not None:
         graph = in_tensors(graph)
     try:
-        return specialise(graph, policy=KEEP_INTEGERS if target is None else policy(target))
+        kept = KEEP_INTEGERS if target is None else policy(target)
+        return specialise(graph, policy=kept, ctx=ctx)
     except NeedsValue as error:
         raise ModelError(
             f"{error}: it depends on what inputs hold; give those with --set NAME=VALUE"
@@ -62,7 +65,7 @@ def program(model: Model, target: Target, settings: Settings) -> Program:
     """The model lowered for a target, memory planned."""
     from graphc.driver import to_program
 
-    return to_program(typed(model, target), target, settings)
+    return to_program(typed(model, target, settings.context.noting()), target, settings)
 
 
 def text(program: Program, form: str, target: Target) -> str:

@@ -8,17 +8,17 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli.options import (
+    add_machine,
     add_model,
     add_target,
     command,
     examples,
-    natural,
     settings,
     target_of,
 )
+from graphc.errors import ModelError
 
 if TYPE_CHECKING:
-    from graphc.analysis.roofline import Machine
     from graphc.cli.models import Model
     from graphc.report.answers import Record
     from graphc.report.layers import Layer
@@ -55,12 +55,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--layer", metavar="NAME", action="append", default=[],
                         help="a node, or a tensor that a node gives; * and ? stand for any "
                         "characters; repeatable")  # fmt: skip
-    parser.add_argument("--machine", metavar="GFLOPS,GB/S[,CACHE]",
-                        help="peak and bandwidths (default: this machine's, measured; a GPU's, "
-                        "as its architecture has them)")  # fmt: skip
+    add_machine(parser)
     parser.add_argument("--json", action="store_true", help="print the answers as JSON")
-    parser.add_argument("--seed", type=natural, default=0,
-                        help="of the inputs, where shapes depend on them (default: 0)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
 def record(args: argparse.Namespace) -> tuple[Record, list[Layer]]:
     """The model, compiled while it was watched, and the layers that are asked for."""
     from graphc.cli.models import open_model
+    from graphc.cli.runs import machine_of
     from graphc.report.answers import Record
     from graphc.report.layers import find, layers_of
     from graphc.report.trace import Trace
@@ -92,43 +89,28 @@ def record(args: argparse.Namespace) -> tuple[Record, list[Layer]]:
     trace = Trace()
     target = target_of(args).detached()
     _compile(model, target, args, trace)
-    return Record(model.graph, trace, _machine(target, args)), list(dict.fromkeys(wanted))
+    known = args.machine or not target.alone  # of a microcontroller nothing is known
+    machine = machine_of(target, args) if known else None
+    return Record(model.graph, trace, machine), list(dict.fromkeys(wanted))
 
 
 def _compile(model: Model, target: Target, args: argparse.Namespace, trace: Trace) -> None:
     """Compiles the model while it is watched."""
-    from graphc import driver
     from graphc.cli.output import progress
     from graphc.cli.runs import Job
     from graphc.passes.manager.context import Context
-    from graphc.passes.specialise import specialise
 
-    context = Context(journal=trace.journal)
-    watched = settings(args, target, hooks=[trace], observe=trace.observe, context=context)
+    watched = settings(
+        args, target, hooks=[trace], observe=trace.observe, context=Context(journal=trace.journal)
+    )
     job = Job(model, target, watched)
     with progress(f"compiling {model.path.name} for {target.name}"):
-        trace.journal.stage = "specialise"
-        context = Context(journal=trace.journal)
-        specialise(model.pinned(), policy=driver.policy(target), partial=True, ctx=context)
         if target.alone:  # what runs elsewhere has no part on this host
             job.program()
             return
         compiled = job.compiled()
-        if not trace.programs:
-            compiled.run(model.feeds(args.seed))
-
-
-def _machine(target: Target, args: argparse.Namespace) -> Machine | None:
-    """The machine that is given, known or measured; None for a microcontroller without one."""
-    from graphc.analysis.roofline import parse_machine
-    from graphc.cli.output import progress
-
-    if args.machine:
-        return parse_machine(args.machine)
-    known = target.roofline()
-    if known is not None or target.alone:
-        return known
-    from graphc.backends.llvm_cpu.roofline import measure_machine  # loads LLVM
-
-    with progress("measuring this machine"):
-        return measure_machine(args.threads or 1)
+        if trace.is_staged or not trace.programs:
+            try:
+                compiled.run(model.feeds(args.seed))
+            except ModelError as error:  # of the random inputs: what comes later is not compiled
+                trace.stopped = str(error)

@@ -6,12 +6,12 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli.options import (
+    add_machine,
     add_model,
     add_target,
     command,
     examples,
     filename,
-    natural,
     settings,
     target_of,
 )
@@ -56,38 +56,27 @@ def add(commands: Any) -> None:
     add_target(parser)
     parser.add_argument("--all", action="store_true",
                         help=f"every node and every step, not just the {TOP} longest")  # fmt: skip
-    parser.add_argument("--machine", metavar="GFLOPS,GB/S[,CACHE]",
-                        help="peak and bandwidths (default: this machine's, measured; a GPU's, "
-                        "as its architecture has them)")  # fmt: skip
+    add_machine(parser)
     parser.add_argument("--svg", metavar="OUT.svg", type=filename,
                         help="draw the arena over time: steps, offsets, tensors")  # fmt: skip
-    parser.add_argument("--seed", type=natural, default=0,
-                        help="of the inputs, where shapes depend on them (default: 0)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from graphc.analysis import report
-    from graphc.analysis.roofline import parse_machine
     from graphc.cli.models import open_model
-    from graphc.cli.output import progress
-    from graphc.cli.runs import Job
+    from graphc.cli.runs import Job, machine_of
 
     if args.model.endswith(".gcm"):
         return _inspect_saved(args)
     target = target_of(args).detached()
-    machine = parse_machine(args.machine) if args.machine else target.roofline()
+    machine = machine_of(target, args)
     model = open_model(args)
     model.close()
     job = Job(model, target, settings(args, target))
     graph, programs = _compiled(job, args)
     if args.svg:
         _draw(programs, args.svg)
-    if machine is None:
-        from graphc.backends.llvm_cpu.roofline import measure_machine  # loads LLVM
-
-        with progress("measuring this machine"):
-            machine = measure_machine(args.threads or 1)
     print(report.summary(graph))
     print("\n" + report.operators(graph))
     if args.all:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,12 +177,8 @@ def _read_input(text: str, types: dict[str, Type | None]) -> dict[str, Any]:
 
 def load_npy(path: Path, type: Type | None = None) -> np.ndarray:
     """The array in a .npy file. Types that numpy stores as raw bytes are those of `type`."""
-    try:
+    with _reading(path, ".npy"):
         array = np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # of damaged files: whatever Python's own parsers raise
-        raise ModelError(f"{path}: is no .npy file: {error}") from error
     if not isinstance(array, np.ndarray):
         raise ModelError(f"{path}: holds several arrays; name one .npy file")
     wanted = type.dtype.np if isinstance(type, TensorType) else None
@@ -192,13 +189,20 @@ def load_npy(path: Path, type: Type | None = None) -> np.ndarray:
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays in a .npz file, by name."""
-    try:
+    with _reading(path, ".npz"):
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             raise ModelError(f"{path}: holds one array; give it as NAME={path}")
         with loaded:
             return {name: loaded[name] for name in loaded.files}
+
+
+@contextmanager
+def _reading(path: Path, kind: str) -> Iterator[None]:
+    """Errors tell the file."""
+    try:
+        yield
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     except Exception as error:  # of damaged files: whatever Python's own parsers raise
-        raise ModelError(f"{path}: is no .npz file: {error}") from error
+        raise ModelError(f"{path}: is no {kind} file: {error}") from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphc.errors import ModelError
 from graphc.targets import DEFAULT, TARGETS, lookup, options_of, owner_of
-from graphc.targets.base import nonnegative
+from graphc.targets.base import CHECKS, MODES, RTOL, nonnegative
 
 if TYPE_CHECKING:
     from graphc.driver import Pipeline, Settings
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 ONE_LINE = re.compile(r"\s*\n\s*")
 INTERPRETER = "interpreter"
-CHECKS = ("on", "off")
-RTOL = 1e-4
 
 
 def examples(*pairs: tuple[str, str]) -> str:
@@ -76,6 +74,9 @@ def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
     parser.add_argument("--checks", choices=CHECKS, default=CHECKS[0],
                         help="whether a run fails that meets indices or lengths out of range; "
                         "without, they are clamped (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--specialise", choices=MODES, default=None,
+                        help="how a model of open shape runs: any: by one program for all "
+                        "sizes; exact: by one for each shape (default); auto: by both")  # fmt: skip
     known: set[str] = set()
     for cls in TARGETS.values():
         own = [f for name, f in options_of(cls, command).items() if name not in known]
@@ -123,7 +124,9 @@ def option_name(name: str) -> str:
 
 def settings_options(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that the arguments ask for."""
-    given = {name: getattr(args, name, None) for name in ("threads", "max_iterations")}
+    given = {
+        name: getattr(args, name, None) for name in ("threads", "max_iterations", "specialise")
+    }
     return {"checks": args.checks, **{n: v for n, v in given.items() if v is not None}}
 
 
@@ -162,10 +165,9 @@ def target_of(args: argparse.Namespace, name: str | None = None) -> Target:
     """The target of the arguments, or the one named, with its options; ModelError if one is given
     that others have."""
     cls = lookup(name or args.target)
-    own = options_of(cls, args.command)
     given = {}
     for option, value in vars(args).items():
-        owner = cls if option in own else owner_of(option, args.command)
+        owner = owner_of(option, cls, args.command)
         if owner is None or value is None:
             continue
         if owner is cls:
@@ -206,6 +208,15 @@ def rtol(args: argparse.Namespace, target: str | Target) -> float:
     if args.rtol is not None:
         return args.rtol
     return RTOL if isinstance(target, str) else target.rtol
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """What least times are of; compiling may need inputs."""
+    parser.add_argument("--machine", metavar="GFLOPS,GB/S[,CACHE]",
+                        help="peak and bandwidths (default: this machine's, measured; a GPU's, "
+                        "as its architecture has them)")  # fmt: skip
+    parser.add_argument("--seed", type=natural, default=0,
+                        help="of the inputs, where shapes depend on them (default: 0)")  # fmt: skip
 
 
 def add_passes(parser: argparse.ArgumentParser) -> None:

@@ -78,14 +78,14 @@ def _run_model(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
 
 def _run_saved(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
     """As `_run_model`, for a file that graphc compile wrote."""
-    from graphc import driver
+    from graphc import api
     from graphc.cli.models import Model, once
     from graphc.ir.graph import Graph
     from graphc.ir.text.printer import symbols_of
 
     if args.set or args.target != DEFAULT:
         raise ModelError(f"{args.model} is compiled already, for these values and target")
-    saved = driver.load(args.model, args.threads)
+    saved = api.load(args.model, args.threads)
     interface = Graph(Path(args.model).stem)
     for spec in saved.inputs:
         interface.add_param(spec.type, spec.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from graphc.cli.output import note, progress
 from graphc.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from graphc.analysis.roofline import Peaks
     from graphc.cli.models import Model
     from graphc.driver import Settings
     from graphc.ir.program import Program
@@ -89,6 +91,21 @@ def contender(model: Model, name: str | Target, **options: Any) -> Run:
 
     with progress(f"compiling {model.path.name} for {name.name}"):
         return Job(model, name, Settings(**options)).compiled().run
+
+
+def machine_of(target: Target, args: argparse.Namespace) -> Peaks:
+    """The machine that is given, that of the target, or this one, which is measured."""
+    from graphc.analysis.roofline import parse_machine
+
+    if args.machine:
+        return parse_machine(args.machine)
+    known = target.roofline()
+    if known is not None:
+        return known
+    from graphc.backends.llvm_cpu.roofline import measure_machine  # loads LLVM
+
+    with progress("measuring this machine"):
+        return measure_machine(args.threads or 1)
 
 
 def _quietly(run: Run, what: str) -> Run:

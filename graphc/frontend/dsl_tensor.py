@@ -7,7 +7,7 @@ several ops, or refused with a hint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -25,6 +25,26 @@ from graphc.ir.types import Shape, TensorType, Type
 END = np.iinfo(np.int64).max
 Operand = Union["Tensor", int, float, np.generic, np.ndarray, Sequence]
 """What an operator of Python takes beside a tensor."""
+
+
+def _operator(op: str, swapped: bool = False) -> Callable[[Tensor, Operand], Tensor]:
+    """A method that applies an operator to the tensor and another operand, or the other way."""
+    if swapped:
+        return lambda self, other: apply(op, other, self)
+    return lambda self, other: apply(op, self, other)
+
+
+def _reduction(op: str, doc: str) -> Callable[..., Tensor]:
+    """A method that reduces the tensor over some axes."""
+
+    def reduce(
+        self: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False
+    ) -> Tensor:
+        axes = None if axis is None else np.atleast_1d(np.asarray(axis, np.int64))
+        return apply(op, self, axes, keepdims=int(keepdims))
+
+    reduce.__doc__ = doc
+    return reduce
 
 
 class Tensor:
@@ -83,23 +103,11 @@ class Tensor:
 
     # ------------------------------------------------------------ arithmetic
 
-    def __add__(self, other: Operand) -> Tensor:
-        return apply("Add", self, other)
-
-    def __radd__(self, other: Operand) -> Tensor:
-        return apply("Add", other, self)
-
-    def __sub__(self, other: Operand) -> Tensor:
-        return apply("Sub", self, other)
-
-    def __rsub__(self, other: Operand) -> Tensor:
-        return apply("Sub", other, self)
-
-    def __mul__(self, other: Operand) -> Tensor:
-        return apply("Mul", self, other)
-
-    def __rmul__(self, other: Operand) -> Tensor:
-        return apply("Mul", other, self)
+    __add__, __radd__ = _operator("Add"), _operator("Add", swapped=True)
+    __sub__, __rsub__ = _operator("Sub"), _operator("Sub", swapped=True)
+    __mul__, __rmul__ = _operator("Mul"), _operator("Mul", swapped=True)
+    __matmul__, __rmatmul__ = _operator("MatMul"), _operator("MatMul", swapped=True)
+    __pow__ = _operator("Pow")
 
     def __truediv__(self, other: Operand) -> Tensor:
         return self._divide(self, other)
@@ -125,17 +133,8 @@ class Tensor:
             return self - apply("Floor", self / other) * other
         return apply("Mod", self, other)
 
-    def __pow__(self, other: Operand) -> Tensor:
-        return apply("Pow", self, other)
-
     def __rpow__(self, other: Operand) -> Tensor:
         return apply("Pow", trace.as_array(other, self.dtype), self)
-
-    def __matmul__(self, other: Operand) -> Tensor:
-        return apply("MatMul", self, other)
-
-    def __rmatmul__(self, other: Operand) -> Tensor:
-        return apply("MatMul", other, self)
 
     def __neg__(self) -> Tensor:
         return apply("Neg", self)
@@ -153,17 +152,8 @@ class Tensor:
 
     __hash__ = object.__hash__
 
-    def __lt__(self, other: Operand) -> Tensor:
-        return apply("Less", self, other)
-
-    def __le__(self, other: Operand) -> Tensor:
-        return apply("LessOrEqual", self, other)
-
-    def __gt__(self, other: Operand) -> Tensor:
-        return apply("Greater", self, other)
-
-    def __ge__(self, other: Operand) -> Tensor:
-        return apply("GreaterOrEqual", self, other)
+    __lt__, __le__ = _operator("Less"), _operator("LessOrEqual")
+    __gt__, __ge__ = _operator("Greater"), _operator("GreaterOrEqual")
 
     def _logical(self, kind: str, *others: Operand) -> Tensor:
         prefix = "" if self.dtype is boolean else "Bitwise"
@@ -206,25 +196,13 @@ class Tensor:
         """Elements converted to another type."""
         return apply("Cast", self, to=dtypes.of(dtype).onnx)
 
-    def _reduce(self, op: str, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:
-        axes = None if axis is None else np.atleast_1d(np.asarray(axis, np.int64))
-        return apply(op, self, axes, keepdims=int(keepdims))
-
-    def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-        """The sum over an axis, several, or (None) all, which keep extent 1 if `keepdims`."""
-        return self._reduce("ReduceSum", axis, keepdims)
-
-    def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-        """The mean; axes as for `sum`."""
-        return self._reduce("ReduceMean", axis, keepdims)
-
-    def max(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-        """The largest element; axes as for `sum`."""
-        return self._reduce("ReduceMax", axis, keepdims)
-
-    def min(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-        """The least element; axes as for `sum`."""
-        return self._reduce("ReduceMin", axis, keepdims)
+    sum = _reduction(
+        "ReduceSum",
+        "The sum over an axis, several, or (None) all, which keep extent 1 if `keepdims`.",
+    )
+    mean = _reduction("ReduceMean", "The mean; axes as for `sum`.")
+    max = _reduction("ReduceMax", "The largest element; axes as for `sum`.")
+    min = _reduction("ReduceMin", "The least element; axes as for `sum`.")
 
 
 # ---------------------------------------------------------------- operators by name

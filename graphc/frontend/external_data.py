@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from onnx import TensorProto
 
 from graphc.errors import ModelError
+from graphc.files import note_file
 
 
 class DataFolder:
@@ -61,6 +62,7 @@ class DataFolder:
 
     def _map(self, path: Path, where: str) -> memoryview:
         if path not in self._maps:
+            note_file(path)
             try:
                 self._maps[path] = mapped(path)
             except OSError as error:

@@ -13,14 +13,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
-from graphc.errors import GraphcError, ModelError, UnsupportedError, warn
-from graphc.frontend import checks, tensors, upgrade
+from graphc.errors import GraphcError, ModelError, UnsupportedError, together, warn
+from graphc.frontend import blocked, checks, tensors, upgrade
+from graphc.frontend import runtime_names as runtime_names  # registers what they mean
 from graphc.frontend.external_data import DataFolder
 from graphc.frontend.functions import Sizes, ValueTypes, schema_body
 from graphc.frontend.loading import load
@@ -32,7 +34,8 @@ from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.opdef import OpDef
-from graphc.ir.ops.failing import DEFERRED, fail_instead
+from graphc.ir.ops.failing import DEFERRED, fail_instead, failing
+from graphc.ir.ops.onnxruntime.blocked import BLOCKED
 from graphc.ir.types import Dim, TensorType, Type
 
 MAX_OPS = 1 << 20  # after functions are expanded
@@ -69,6 +72,7 @@ class Importer:
         self.types = ValueTypes(model)
         self.symbols: dict[str, Sym] = {}
         self.count = 0
+        self.refused: list[UnsupportedError] = []  # of nodes of the whole model
 
     def graph(self) -> Graph:
         """The whole model."""
@@ -82,6 +86,8 @@ class Importer:
             if info.name not in constants or info.name in self.keep_inputs:
                 self._input(scope, info)
         self._fill(scope, proto, self.keep_inputs)
+        if self.refused:
+            raise together(self.refused)
         graph.output_names = [info.name for info in proto.output]
         graph.output_types = [self._output_type(info) for info in proto.output]
         graph.symbols = {symbol.name: symbol for symbol in self.symbols.values()}
@@ -97,6 +103,11 @@ class Importer:
                 f"opset {versions['']} is not one of the known ones, 1 to {newest}"
             )
         return versions
+
+    @cached_property
+    def block(self) -> int:
+        """The channels of a block of ONNX Runtime's layout, if the model holds it."""
+        return blocked.block_size(self.model)
 
     # ------------------------------------------------------------ inputs
 
@@ -160,7 +171,12 @@ class Importer:
         remaining = {name: position for position, some in enumerate(names) for name in some if name}
         scope.later = remaining.keys()
         for position, proto in enumerate(nodes):
-            self._node(scope, proto)
+            try:
+                self._node(scope, proto)
+            except UnsupportedError as error:
+                if scope.depth:
+                    raise
+                self._refuse(scope, proto, error)
             for name in names[position]:
                 if remaining.get(name) == position:
                     del remaining[name]
@@ -194,6 +210,13 @@ class Importer:
             made.in_function = bool(scope.context.call)  # the name tells all calls around it
             raise made from error
 
+    def _refuse(self, scope: Scope, proto: NodeProto, error: UnsupportedError) -> None:
+        """Keeps the error of a node, and goes on as if it had results."""
+        self.refused.append(error)
+        names = [name for name in proto.output if name]
+        for name, value in zip(names, failing(scope.region, error, names)):
+            scope.define(name, value)
+
     def _read(self, scope: Scope, proto: NodeProto, name: str, where: str) -> Node:
         domain, context = domain_of(proto.domain), scope.context
         version = context.versions.get(domain)
@@ -215,6 +238,8 @@ class Importer:
             elif attribute.name not in ignored:
                 attrs[attribute.name] = tensors.to_python(attribute, where, self.folder)
         inputs = [scope.find(key) if key else None for key in proto.input]
+        if domain == BLOCKED and proto.op_type in ("Conv", "ReorderInput"):
+            attrs["block"] = self.block
         outputs = list(proto.output)
         if not checks.is_variadic(proto.op_type, domain, version):  # those count all outputs
             while outputs and not outputs[-1]:
@@ -244,7 +269,8 @@ class Importer:
         self.count += 1
         if self.count > MAX_OPS:
             raise UnsupportedError(f"more than {MAX_OPS} operations, when functions are expanded")
-        upgrade.lift(node)
+        if node.domain in upgrade.OPSETS or self._function(node) is None:
+            upgrade.lift(node)
         outputs = node.built if node.built is not None else self._ops(node)
         for finish in reversed(node.finish):
             outputs = finish(outputs)
@@ -256,7 +282,7 @@ class Importer:
                 node.scope.region.append(constant_op(constant_value(node), loc=node.loc)).output
             ]
         defn = opdef.find(node.op_type, node.domain)
-        function = self.functions.get((node.domain, node.op_type, node.overload))
+        function = self._function(node)
         if function is not None and (defn is None or node.domain not in upgrade.OPSETS):
             if node.graphs:
                 raise UnsupportedError("functions with graph attributes are not supported")
@@ -266,9 +292,14 @@ class Importer:
         body = schema_body(node, self.types)
         if body is None:
             raise UnsupportedError(
-                f"operator {node.full_name} has neither a definition nor a function body"
+                f"operator {node.full_name} has neither a definition nor a function body; --plugin "
+                "loads definitions (docs/writing_an_operator.md)"
             )
         return self._call(node, *body)
+
+    def _function(self, node: Node) -> FunctionProto | None:
+        """The model's own function that a node calls."""
+        return self.functions.get((node.domain, node.op_type, node.overload))
 
     def _op(self, node: Node, defn: OpDef) -> list[Value]:
         while node.inputs and node.inputs[-1] is None:

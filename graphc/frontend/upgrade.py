@@ -67,26 +67,28 @@ def _to_operand(node: Node, attribute: str, position: int, dtype: DType = i64) -
         node.set_input(position, node.constant(value, dtype))
 
 
-def _attribute_to_operand(version: int, names: str, attribute: str) -> None:
-    since(version, *names.split())(lambda node: _to_operand(node, attribute, 1))
+def _attributes_to_operands(version: int, names: str, *attributes: str, dtype: DType = i64) -> None:
+    """Attributes that became operand 1 and those that follow."""
+
+    def move(node: Node) -> None:
+        for position, attribute in enumerate(attributes, 1):
+            _to_operand(node, attribute, position, dtype)
+
+    since(version, *names.split())(move)
 
 
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare"
-_attribute_to_operand(5, "Reshape", "shape")
-_attribute_to_operand(13, "Squeeze Unsqueeze ReduceSum", "axes")
-_attribute_to_operand(18, " ".join(f"Reduce{name}" for name in _REDUCTIONS.split()), "axes")
-_attribute_to_operand(13, "Split", "split")
+_attributes_to_operands(5, "Reshape", "shape")
+_attributes_to_operands(13, "Squeeze Unsqueeze ReduceSum", "axes")
+_attributes_to_operands(18, " ".join(f"Reduce{name}" for name in _REDUCTIONS.split()), "axes")
+_attributes_to_operands(13, "Split", "split")
+_attributes_to_operands(10, "Slice", "starts", "ends", "axes")
+_attributes_to_operands(9, "Upsample", "scales", dtype=f32)
 
 
 @since(10, "TopK")
 def _top_k(node: Node) -> None:
     node.set_input(1, node.constant([node.attrs.pop("k")], i64))
-
-
-@since(10, "Slice")
-def _slice(node: Node) -> None:
-    for position, attribute in enumerate(("starts", "ends", "axes"), 1):
-        _to_operand(node, attribute, position)
 
 
 @since(20, "DFT")
@@ -183,11 +185,6 @@ def _prelu(node: Node) -> None:
     node.set_input(1, _append_ones(node, slope, count))
 
 
-@since(7, "Gemm")
-def _gemm(node: Node) -> None:
-    node.attrs.pop("broadcast", None)
-
-
 # ---------------------------------------------------------------- defaults and spellings
 
 
@@ -198,9 +195,22 @@ def _default(version: int, name: str, **defaults: Any) -> None:
     since(version, name)(fill)
 
 
+def _without(version: int, names: str, attribute: str) -> None:
+    """An attribute that says nothing."""
+    since(version, *names.split())(lambda node: node.attrs.pop(attribute, None))
+
+
+def _renamed(version: int, old: str, new: str) -> None:
+    since(version, old)(lambda node: setattr(node, "op_type", new))
+
+
 _default(4, "Concat", axis=1)
 _default(6, "Selu", alpha=1.6732, gamma=1.0507)
 _default(16, "RoiAlign", coordinate_transformation_mode="output_half_pixel")
+_without(7, "Gemm", "broadcast")
+_without(7, "RNN GRU LSTM", "output_sequence")
+_renamed(11, "Scatter", "ScatterElements")
+_renamed(10, "Upsample", "Resize")
 
 
 @since(6, "Cast")
@@ -220,19 +230,10 @@ def _integer_norm(node: Node) -> None:
 
 
 @since(20, "GridSample")
-def _grid_sample(node: Node) -> None:
+def grid_sample_modes(node: Node) -> None:
+    """Modes were called after images."""
     mode = node.attrs.get("mode", "bilinear")
     node.attrs["mode"] = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
-
-
-@since(7, "RNN", "GRU", "LSTM")
-def _recurrent(node: Node) -> None:
-    node.attrs.pop("output_sequence", None)
-
-
-@since(11, "Scatter")
-def _scatter(node: Node) -> None:
-    node.op_type = "ScatterElements"
 
 
 @since(7, "Dropout")
@@ -332,16 +333,6 @@ def _upsample_attributes(node: Node) -> None:
         node.attrs["scales"] = (1.0, 1.0, height, width)
     if node.attrs.get("mode") == "bilinear":
         node.attrs["mode"] = "linear"
-
-
-@since(9, "Upsample")
-def _upsample_scales(node: Node) -> None:
-    _to_operand(node, "scales", 1, f32)
-
-
-@since(10, "Upsample")
-def _upsample(node: Node) -> None:
-    node.op_type = "Resize"
 
 
 @since(11, "Resize")

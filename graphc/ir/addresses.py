@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Index, Load, as_expr, free_indices, transform
-from graphc.ir.simplify import simplify, to_poly
+from graphc.ir.simplify import Poly, from_poly, simplify, to_poly
 
 
 def is_affine_in(node: Expr, index: Index) -> int | None:
@@ -18,6 +18,20 @@ def is_affine_in(node: Expr, index: Index) -> int | None:
             return None
         stride += coefficient
     return stride
+
+
+def stride_in(node: Expr, index: Index) -> Expr | None:
+    """The stride of an i64 expression in `index`, which symbols may be part of; None if it is not
+    affine in it."""
+    stride: Poly = {}
+    for atoms, coefficient in to_poly(simplify(node)).items():
+        if not any(index in free_indices(a) for a in atoms):
+            continue
+        others = [a for a in atoms if a is not index]
+        if len(others) != len(atoms) - 1 or any(index in free_indices(a) for a in others):
+            return None
+        stride[tuple(others)] = coefficient
+    return from_poly(stride)
 
 
 def flatten_index(index: tuple, shape: tuple) -> Expr:

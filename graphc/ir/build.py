@@ -9,7 +9,8 @@ import numpy as np
 
 from graphc.ir import opdef
 from graphc.ir.dtypes import DType
-from graphc.ir.graph import Graph, Op, Region, Value, constant_op
+from graphc.ir.expr import Expr
+from graphc.ir.graph import Graph, Op, Region, Value, constant_op, sizes_op
 from graphc.ir.infer import infer_op
 from graphc.ir.types import TensorType
 from graphc.ir.wide_bodies import is_narrow
@@ -90,6 +91,10 @@ class Builder:
     def _operand(self, value: Any, like: DType | None) -> Value | None:
         if value is None or isinstance(value, Value):
             return value
+        if isinstance(value, np.ndarray) and any(isinstance(x, Expr) for x in value.flat):
+            made = sizes_op(value, loc=self.loc)
+            self.region.insert_before(self.anchor, made)
+            return made.output
         if isinstance(value, (np.ndarray, np.generic)):
             return self.constant(value)
         return self.constant(value, like)

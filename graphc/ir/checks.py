@@ -17,10 +17,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64, u64
-from graphc.ir.expr import Const, Expr, cast
+
+if TYPE_CHECKING:
+    from graphc.ir.expr import Expr
 
 VALUE = "{value}"
 """What stands in a message for the offending value."""
@@ -77,8 +82,17 @@ def judge(checks: Sequence[Check], keys: Sequence[int]) -> None:
             raise check.error(int(key))
 
 
+def judged(checks: Sequence[Check], outputs: list) -> list:
+    """The outputs of a program but the keys of its checks. ModelError says which does not hold."""
+    if checks:
+        judge(checks, np.asarray(outputs.pop()).tolist())
+    return outputs
+
+
 def key_of(value: Expr, low: int) -> Expr:
     """The distance of a value above `low`, modulo 2^64."""
+    from graphc.ir.expr import Const, cast  # running code needs no expressions
+
     return cast(value, u64) - Const(low, u64)
 
 
@@ -107,6 +121,8 @@ def must_lie(value: Expr, low: int, high: int, what: str = "index") -> None:
     conditions = _collecting.get()
     if conditions is None or not (isinstance(low, int) and isinstance(high, int)):
         return
+    from graphc.ir.expr import cast
+
     condition = Condition(cast(value, i64), low, high, what)
     if condition not in conditions:
         conditions.append(condition)

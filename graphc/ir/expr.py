@@ -37,10 +37,12 @@ class Expr:
     """Base of all nodes. Compare with `is`; use `a.eq(b)` for an expression that compares."""
 
     __slots__ = (
-        "dtype", "_free", "_called", "_text", "_bounds", "_simple", "_weight", "__weakref__",
+        "dtype", "_free", "_symbols", "_called", "_text", "_bounds", "_simple", "_weight",
+        "__weakref__",
     )  # fmt: skip
     dtype: DType
     _free: frozenset[Index] | None  # what the functions below have found, once asked
+    _symbols: frozenset[Sym] | None
     _called: frozenset[str] | None
     _text: str | None
     _bounds: tuple[float, float] | None
@@ -159,7 +161,7 @@ def _new(cls: type, key: tuple, dtype: DType) -> Any:
     """A node that is found by its key from now on; what is its own is for the caller to fill in."""
     node: Any = object.__new__(cls)
     node.dtype = dtype
-    node._free = node._called = node._text = None
+    node._free = node._symbols = node._called = node._text = None
     node._bounds = node._simple = node._weight = None
     _interned[key] = node
     return node
@@ -209,6 +211,9 @@ def _natural(value: object) -> DType:
     return (
         i64 if isinstance(value, int) else dtypes.string if isinstance(value, str) else dtypes.f32
     )
+
+
+TRUE, FALSE = Const(True, boolean), Const(False, boolean)
 
 
 class Sym(Expr):
@@ -653,6 +658,19 @@ def free_indices(root: Expr) -> frozenset[Index]:
             indices = frozenset().union(*(free_indices(c) for c in root.children))
             root._free = indices.difference(root.axes) if isinstance(root, Reduce) else indices
     return root._free
+
+
+def symbols(root: Expr) -> frozenset[Sym]:
+    """The Sym nodes in `root`, and in the extents of its indices."""
+    if root._symbols is None:
+        names = frozenset((root,)) if isinstance(root, Sym) else frozenset()
+        inner: Iterable[Expr] = root.children
+        if isinstance(root, Index) and isinstance(root.extent, Expr):
+            inner = (root.extent,)
+        elif isinstance(root, Reduce):
+            inner = (root.body, *root.axes)
+        root._symbols = names.union(*(symbols(x) for x in inner))
+    return root._symbols
 
 
 def count_uses(

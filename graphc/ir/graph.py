@@ -19,10 +19,11 @@ import numpy as np
 from graphc.errors import InternalError
 from graphc.ir import dtypes
 from graphc.ir.expr import Sym
-from graphc.ir.opdef import CONSTANT, YIELD, OpDef
+from graphc.ir.opdef import CONSTANT, YIELD, OpDef, lookup
 from graphc.ir.phases import PHASES
 from graphc.ir.types import Layout, TensorType, Type
 
+SIZES = "Sizes"  # of domain graphc: the operator that gives dimensions
 NEAR = 512  # places around the last known one where an op is looked for before all are numbered
 
 
@@ -49,6 +50,11 @@ class Value:
         return self.type
 
     @property
+    def is_static(self) -> bool:
+        """Whether this is a tensor of which all dims are known; not while its type is not."""
+        return isinstance(self.type, TensorType) and self.type.is_static
+
+    @property
     def layout(self) -> Layout | None:
         """The layout of a tensor; None if it is row-major, or no tensor."""
         return self.type.layout if isinstance(self.type, TensorType) else None
@@ -60,6 +66,17 @@ class Value:
         if producer is None or producer.name != "Constant":
             return None
         return producer.attrs["value"]
+
+    @property
+    def known(self) -> np.ndarray | None:
+        """The contents as far as types may depend on them: those of a constant, or dimensions,
+        which may be expressions (ir/ops/sizes.py)."""
+        producer = self.producer
+        if producer is None or producer.name != SIZES:
+            return self.constant
+        dims = np.empty(len(producer.attrs["dims"]), object)
+        dims[:] = producer.attrs["dims"]
+        return dims.reshape(producer.attrs["shape"])
 
     @property
     def users(self) -> list[Op]:
@@ -122,6 +139,11 @@ class Op:
         """The only output."""
         (value,) = self.outputs
         return value
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the types of all operands and results are known: else nothing is derived."""
+        return all(v is None or v.type is not None for v in (*self.inputs, *self.outputs))
 
     def add_input(self, value: Value | None) -> None:
         """One more operand, after the others; None if it is left out."""
@@ -375,5 +397,14 @@ def constant_op(array: np.ndarray, name: str = "", loc: tuple[str, ...] = ()) ->
     array = np.asarray(array)
     op = Op(CONSTANT, (), {"value": array}, loc=loc)
     op.output.type = TensorType(dtypes.of(array.dtype), tuple(map(int, array.shape)))
+    op.output.name = name
+    return op
+
+
+def sizes_op(dims: np.ndarray, name: str = "", loc: tuple[str, ...] = ()) -> Op:
+    """An op that gives an array of dimensions, integers and expressions (its output typed)."""
+    attrs = {"dims": tuple(dims.reshape(-1)), "shape": dims.shape}
+    op = Op(lookup(SIZES, "graphc"), (), attrs, loc=loc)
+    op.output.type = TensorType(dtypes.i64, dims.shape)
     op.output.name = name
     return op

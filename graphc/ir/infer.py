@@ -78,7 +78,7 @@ def _require_typed(op: Op) -> None:
 def arguments(op: Op) -> Arguments:
     """The operands and attributes of an op bound to its definition's parameters."""
     types = [None if v is None else v.type for v in op.inputs]
-    constants = [None if v is None else v.constant for v in op.inputs]
+    constants = [None if v is None else v.known for v in op.inputs]
     return bind(op.defn, types, op.attrs, constants)
 
 
@@ -163,7 +163,7 @@ def _expand(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
         if value is None:
             graph.add_param(None)
     types = [None if v is None else v.type for v in op.inputs]
-    constants = [None if v is None else v.constant for v in op.inputs]
+    constants = [None if v is None else v.known for v in op.inputs]
     bound = bind(op.defn, types, op.attrs, constants, wrap=lambda n, _: values[n])
     builder = Builder(graph, None, op.loc, len(op.outputs), batched, digits=True)
     assert op.defn.function is not None

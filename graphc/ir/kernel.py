@@ -20,14 +20,28 @@ in registers. Expressions are those of expr.py without Reduce; Load sources are 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from graphc.errors import InternalError
 from graphc.ir.dtypes import DType, i64
-from graphc.ir.expr import Const, Expr, ExprLike, Index, Load, Ref, Sym, as_expr, substitute, walk
+from graphc.ir.expr import (
+    TRUE,
+    Const,
+    Expr,
+    ExprLike,
+    Index,
+    Load,
+    Ref,
+    Sym,
+    as_expr,
+    substitute,
+    symbols,
+    walk,
+)
+from graphc.ir.types import elements_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class Buffer:
 
     name: str
     dtype: DType
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]  # integers, or expressions over the sizes of the kernel
     access: str = "in"
 
     def __getitem__(self, index: ExprLike | tuple[ExprLike, ...]) -> Load:
@@ -49,9 +63,9 @@ class Buffer:
         return len(self.shape)
 
     @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
+    def size(self) -> Any:
+        """Number of elements: an expression if a dimension is one."""
+        return elements_of(self.shape)
 
 
 class Stmt:
@@ -257,6 +271,14 @@ def with_sizes(kernel: Kernel, values: Sequence[int]) -> Kernel:
     return Kernel(kernel.name, tuple(params), map_body(kernel.body, put), kernel.comment)
 
 
+def sized(kernel: Kernel) -> Kernel:
+    """The kernel with all symbols that occur in it as its sizes, by name."""
+    dims = (x for b in kernel.params for x in b.shape if isinstance(x, Expr))
+    held = (e for s in walk_stmts(kernel.body) for e in exprs(s))
+    sizes = {size for e in (*dims, *held) for size in symbols(e)}
+    return replace(kernel, sizes=tuple(sorted(sizes, key=lambda s: s.name)))
+
+
 def buffers_read(body: Body) -> set[str]:
     """Names of all buffers loaded from."""
     names: set[str] = set()
@@ -392,6 +414,24 @@ class KernelBuilder:
         with self.block() as inner:
             yield
         self.emit(If(condition, tuple(inner)))
+
+    @contextmanager
+    def where(self, condition: Expr) -> Iterator[None]:
+        """As `when`, without a branch if the condition is known to hold."""
+        with nullcontext() if condition is TRUE else self.when(condition):
+            yield
+
+    @contextmanager
+    def threads(
+        self, thread: Index, shared: Sequence[Buffer] = (), resident: int = 0
+    ) -> Iterator[None]:
+        """A loop over the threads of a block, after the arrays that these share, which may turn up
+        within; `resident` blocks should be on a multiprocessor at once."""
+        with self.block() as inner:
+            yield
+        for buffer in shared:
+            self.emit(Alloc(buffer, "shared"))
+        self.emit(For(thread, tuple(inner), "thread", resident))
 
     @contextmanager
     def otherwise(self) -> Iterator[None]:

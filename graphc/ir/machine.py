@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PRECISIONS = ("f32", "tf32", "f16", "bf16")  # in which matrix products can be multiplied
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -21,6 +23,12 @@ class Machine:
         fast_floats          arithmetic on floats takes no longer than that on 8-bit integers
         unaligned_vectors    a vector is read from any address, as fast as from its multiples
         widening_loads       narrow floats become wider ones at no cost while they are read
+
+    Limits of fusion: `operands`, tensors that a kernel takes; on how many operations per element it
+    spends less time than on storing the element and reading it again (`recomputed`), or than on a
+    pass more over rows in memory (`recomputed_in_rows`); `attention_features`, the longest keys and
+    values that flash attention keeps close by; and `reduced_vectors`, how many vectors times one
+    matrix are row reductions rather than tiles.
     """
 
     vector_bytes: int = 0
@@ -28,6 +36,11 @@ class Machine:
     caches: tuple[int, ...] = ()
     warp: int = 1
     launch_seconds: float = 0.0
+    operands: int = 256
+    recomputed: int = 6
+    recomputed_in_rows: int = 64
+    attention_features: int = 256
+    reduced_vectors: int = 4
     instructions: frozenset[str] = frozenset()
 
     def has(self, instruction: str) -> bool:

@@ -189,32 +189,34 @@ def _declared(name: str, parameter: inspect.Parameter) -> dict[str, Any]:
     return parameter.annotation
 
 
+def _decorator(
+    name: str, form: str, skip: int, infer: Callable | None, outputs: int | None, domain: str,
+    traits: Sequence[str],
+) -> Callable:  # fmt: skip
+    """What makes a definition of a function, whose first `skip` parameters are no operands."""
+
+    def declare(function: Callable) -> Callable:
+        _make(name, form, function, skip, infer=infer, outputs=outputs, domain=domain,
+              traits=frozenset(traits))  # fmt: skip
+        return function
+
+    return declare
+
+
 def op(
     name: str, *, infer: Callable | None = None, outputs: int | None = 1, domain: str = "",
     traits: Sequence[str] = (),
 ) -> Callable:  # fmt: skip
     """Declares an operator by a scalar body over output indices."""
-
-    def declare(function: Callable) -> Callable:
-        form = "elementwise" if infer is None else "indexed"
-        _make(name, form, function, 1, infer=infer, outputs=outputs, domain=domain,
-              traits=frozenset(traits))  # fmt: skip
-        return function
-
-    return declare
+    form = "elementwise" if infer is None else "indexed"
+    return _decorator(name, form, 1, infer, outputs, domain, traits)
 
 
 def composite(
     name: str, *, outputs: int | None = 1, domain: str = "", traits: Sequence[str] = ()
 ) -> Callable:
     """Declares an operator as a graph of others; the function gets a Builder and Values."""
-
-    def declare(function: Callable) -> Callable:
-        _make(name, "composite", function, 1, outputs=outputs, domain=domain,
-              traits=frozenset(traits))  # fmt: skip
-        return function
-
-    return declare
+    return _decorator(name, "composite", 1, None, outputs, domain, traits)
 
 
 def imperative(
@@ -226,13 +228,7 @@ def imperative(
     `infer` returns TensorTypes here (there is no body to tell the dtype). With the trait
     "bounded", dims are upper bounds and the kernel stores the true ones into `k.sizes`.
     """
-
-    def declare(function: Callable) -> Callable:
-        _make(name, "imperative", function, 1, infer=infer, outputs=outputs, domain=domain,
-              traits=frozenset(traits))  # fmt: skip
-        return function
-
-    return declare
+    return _decorator(name, "imperative", 1, infer, outputs, domain, traits)
 
 
 def host(
@@ -241,13 +237,7 @@ def host(
 ) -> Callable:  # fmt: skip
     """Declares an operator as a numpy function, run on the host. Without `infer` (which returns
     Types) its output types are known only once it has run."""
-
-    def declare(function: Callable) -> Callable:
-        _make(name, "host", function, 0, infer=infer, outputs=outputs, domain=domain,
-              traits=frozenset(traits))  # fmt: skip
-        return function
-
-    return declare
+    return _decorator(name, "host", 0, infer, outputs, domain, traits)
 
 
 def region_op(

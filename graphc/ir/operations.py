@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, loads, walk
 from graphc.ir.kernel import Body, For, If, Kernel, Let, Store, While
+from graphc.ir.types import largest
 
 FREE = frozenset(("select", "cast", "cast_sat", "bitcast"))
 
@@ -26,10 +27,10 @@ def operations(exprs: Iterable[Expr], fixed: frozenset[Index] = frozenset()) -> 
 
 def elements_read(exprs: Iterable[Expr]) -> Counter[str]:
     """At most how many elements of each source expressions read, for all values of their indices:
-    of a table, as many as are looked up."""
+    of a table, as many as are looked up. Sizes count as much as they can be."""
     counts: Counter[str] = Counter()
     for load in dict.fromkeys(x for expr in exprs for x in loads(expr)):
-        counts[str(load.source)] += math.prod(x.count for x in free_indices(load))
+        counts[str(load.source)] += math.prod(largest(x.extent) for x in free_indices(load))
     return counts
 
 

@@ -9,34 +9,37 @@ memory order their kernels expect (weights packed once).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from graphc.ir.checks import Check, judge
-from graphc.ir.dtypes import DType
+from graphc.ir.checks import Check
+from graphc.ir.dtypes import DType, i64
+from graphc.ir.expr import Const, Expr, Sym
 from graphc.ir.imperative.lowering import corner
-from graphc.ir.kernel import Kernel
-from graphc.ir.types import TensorType
+from graphc.ir.kernel import Kernel, with_sizes
+from graphc.ir.types import TensorType, at
 
 
 @dataclass(frozen=True)
 class Slot:
     """Storage of a tensor. space: input, output, const or arena; `index` numbers inputs, outputs
-    and constants; `offset` is in bytes (within the arena, or within that input/output/constant)."""
+    and constants; `offset` is in bytes (within the arena, or within that input/output/constant).
+    `elements` is an integer, or an expression over the program's sizes."""
 
     space: str
     index: int
     offset: int
     dtype: DType
-    elements: int
+    elements: Any
 
 
 @dataclass(frozen=True)
 class Step:
     """One kernel call. `loc` names the ONNX nodes computed; `flops`/`nbytes` feed the roofline;
     `macs` are the products that its sums of products add; `sizes` are the values of the kernel's
-    sizes."""
+    sizes: integers, or expressions over the program's."""
 
     kernel: str
     slots: tuple[Slot, ...]
@@ -44,7 +47,7 @@ class Step:
     flops: int = 0
     nbytes: int = 0
     macs: int = 0
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[Any, ...] = ()
 
 
 Quantisation = tuple[float, int]
@@ -53,7 +56,11 @@ Quantisation = tuple[float, int]
 
 @dataclass
 class Program:
-    """A static model, ready to be emitted.
+    """A model, ready to be emitted.
+
+    It is static, or one of open shape: its `sizes` are the symbols in the types of inputs and
+    outputs, all of them bounded. A run reads each from the shape of an input (`sizes_of`). The
+    arena, and where things lie in it, are those of the largest sizes.
 
     By ("input" or "output", number), `quantisation` says how integer inputs and outputs are read,
     where that is known, and `resident` where in the arena they lie, if the caller does not keep
@@ -75,6 +82,7 @@ class Program:
     resident: dict[tuple[str, int], Slot] = field(default_factory=dict)
     true_sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
+    sizes: tuple[Sym, ...] = ()
 
     @property
     def own_outputs(self) -> list[tuple[str, TensorType]]:
@@ -108,11 +116,26 @@ def program_of(*kernels: Kernel) -> Program:
     return program
 
 
-def judged(checks: Sequence[Check], outputs: list) -> list:
-    """The outputs of a program but the keys of its checks. ModelError says which does not hold."""
-    if checks:
-        judge(checks, np.asarray(outputs.pop()).tolist())
-    return outputs
+def at_sizes(program: Program, values: Sequence[int]) -> Program:
+    """The static program that a program of open shape is at these values of its sizes."""
+    known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(program.sizes, values)}
+
+    def typed(tensors: Sequence[tuple[str, TensorType]]) -> list[tuple[str, TensorType]]:
+        return [(n, t.with_shape(at(d, known) for d in t.dims)) for n, t in tensors]
+
+    kernels: dict[str, Kernel] = {}
+    steps = []
+    for step in program.steps:
+        kernel = program.kernels[step.kernel]
+        own = [at(size, known) for size in step.sizes]
+        name = "_".join(map(str, (step.kernel, *own)))
+        kernels[name] = replace(with_sizes(kernel, own), name=name)  # type: ignore[arg-type]
+        slots = tuple(replace(s, elements=at(s.elements, known)) for s in step.slots)
+        steps.append(replace(step, kernel=name, slots=slots, sizes=()))
+    return replace(
+        program, inputs=typed(program.inputs), outputs=typed(program.outputs), kernels=kernels,
+        steps=steps, sizes=(),
+    )  # fmt: skip
 
 
 def true_outputs(program: Program, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:

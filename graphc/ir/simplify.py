@@ -18,7 +18,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from graphc.ir.dtypes import DType, boolean, i64
-from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, call, substitute, walk
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Ref,
+    Sym,
+    call,
+    substitute,
+    symbols,
+    walk,
+)
 from graphc.ir.text.expr_printer import to_text
 
 Poly = dict[tuple[Expr, ...], int]  # atoms (sorted by text) -> coefficient; () is the constant
@@ -157,10 +169,12 @@ def _key(left: tuple[Expr, ...], right: tuple[Expr, ...]) -> tuple[Expr, ...]:
 def _recombine(poly: Poly) -> Poly:
     """(e // c) * k*c + (e % c) * k  ->  e * k, and its step (e//a % b)*a + e%a -> e % (a*b)."""
     for key, k in poly.items():
-        atom = key[0] if len(key) == 1 else None
-        if not (isinstance(atom, Call) and atom.op.name == "mod"):
+        atom = next((a for a in key if isinstance(a, Call) and a.op.name == "mod"), None)
+        if not isinstance(atom, Call):
             continue
-        if not isinstance(atom.args[1], Const):
+        if symbols(atom.args[1]) and (joined := _joined(poly, key, atom)) is not None:
+            return joined
+        if len(key) > 1 or not isinstance(atom.args[1], Const):
             continue
         inner, c = atom.args[0], atom.args[1].value
         for other, factor in poly.items():
@@ -171,6 +185,20 @@ def _recombine(poly: Poly) -> Poly:
                 rest = {t: v for t, v in poly.items() if t not in (key, other)}
                 return _add(rest, to_poly(whole), k)
     return poly
+
+
+def _joined(poly: Poly, key: tuple[Expr, ...], atom: Call) -> Poly | None:
+    """A polynomial with k * (e % s) and k * (e // s) * s as k * e, for symbols s."""
+    inner, size = atom.args
+    others = list(key)
+    others.remove(atom)
+    scale = {tuple(others): poly[key]}
+    quotient = _floordiv(inner, size)
+    high = _multiply(_multiply(quotient, to_poly(size)), scale)
+    if not high or any(poly.get(k) != v for k, v in high.items()):
+        return None
+    rest = {k: v for k, v in poly.items() if k != key and k not in high}
+    return _add(rest, _multiply(to_poly(inner), scale))
 
 
 def _rejoin(high: Expr, inner: Expr, c: int) -> Expr | None:
@@ -206,7 +234,52 @@ def _may_wrap(*polys: Poly) -> bool:
     )
 
 
+def _divided(poly: Poly, divisor: Poly) -> tuple[Poly, Poly]:
+    """poly = divisor * quotient + remainder, by long division of polynomials: the remainder has no
+    term that the leading one of the divisor divides."""
+    lead = min((key for key in divisor if key), key=lambda key: (-len(key), [*map(to_text, key)]))
+    quotient: Poly = {}
+    for _ in range(MOST_TERMS):
+        term = next((t for k, v in poly.items() if (t := _over(k, v, lead, divisor[lead]))), None)
+        if term is None:
+            break
+        quotient = _add(quotient, dict([term]))
+        poly = _add(poly, _multiply(divisor, dict([term])), -1)
+    return quotient, poly
+
+
+def _over(
+    atoms: tuple[Expr, ...], coefficient: int, lead: tuple[Expr, ...], by: int
+) -> tuple[tuple[Expr, ...], int] | None:
+    """A term over another one, if this divides it."""
+    left = list(atoms)
+    for atom in lead:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return None if coefficient % by else (tuple(left), coefficient // by)
+
+
+def _divided_by_size(a: Expr, b: Expr) -> tuple[Poly, Poly, bool] | None:
+    """Quotient and remainder of a division by symbols that are positive, and whether the remainder
+    certainly lies in 0 .. b-1. None if that does not apply."""
+    if not symbols(b) or bounds(b)[0] < 1:
+        return None
+    poly, divisor = to_poly(a), to_poly(b)
+    if _may_wrap(poly):
+        return None
+    quotient, rest = _divided(poly, divisor)
+    for shift in (0, 1):
+        moved = _add(rest, divisor, shift)
+        if bounds_of_poly(moved)[0] >= 0 and bounds_of_poly(_add(divisor, moved, -1))[0] >= 1:
+            return _add(quotient, {(): -shift} if shift else {}), moved, True
+    return quotient, rest, False
+
+
 def _floordiv(a: Expr, b: Expr) -> Poly:
+    if (parts := _divided_by_size(a, b)) is not None:
+        quotient, rest, decided = parts
+        return quotient if decided else _add(quotient, _opaque("floordiv", from_poly(rest), b))
     poly = to_poly(a)
     if not isinstance(b, Const) or b.value <= 0 or b.value > 1 and _may_wrap(poly):
         return _opaque("floordiv", a, b)
@@ -243,6 +316,9 @@ def _floordiv_atom(inner: Expr, divisor: int) -> Poly:
 
 
 def _mod(a: Expr, b: Expr) -> Poly:
+    if (parts := _divided_by_size(a, b)) is not None:
+        _, rest, decided = parts
+        return rest if decided else _opaque("mod", from_poly(rest), b)
     poly = to_poly(a)
     if not isinstance(b, Const) or b.value <= 0 or b.value > 1 and _may_wrap(poly):
         return _opaque("mod", a, b)
@@ -354,6 +430,88 @@ def _bounds_of_type(dtype: DType) -> Bounds:
 
 def bounds_of_poly(poly: Poly) -> Bounds:
     """The bounds of a polynomial, from those of its atoms."""
+    for atoms in poly:
+        for atom in atoms:
+            if symbols(atom):
+                return _least_of(poly), -_least_of(_add({}, poly, -1))
+    return _bounds_of_terms(poly)
+
+
+def _least_of(poly: Poly) -> float:
+    """A lower bound of a polynomial with symbols. Atoms take their least or largest value one after
+    the other, indices before the symbols of their extents: where `v * q + r` has q of one sign, its
+    least value is at an end of v."""
+    least = _bounds_of_terms(poly)[0]
+    atoms = {atom for key in poly for atom in key if symbols(atom)}
+    for atom in sorted(atoms, key=_elimination_order):
+        rest = {k: v for k, v in poly.items() if atom not in k}
+        factor: Poly = {}
+        for k, v in poly.items():
+            if atom in k:
+                left = list(k)
+                left.remove(atom)
+                factor[tuple(left)] = v
+        if isinstance(atom, Call) and atom.op.name == "floordiv" and not symbols(atom.args[1]):
+            return max(least, _least_of_quotient(rest, factor, atom))
+        low, high = bounds_of_poly(factor)
+        end = _end_of(atom, low >= 0) if low >= 0 or high <= 0 else None
+        if end is not None:
+            return max(least, _least_of(_add(rest, _multiply(factor, end))))
+    return least
+
+
+def _least_of_quotient(rest: Poly, factor: Poly, atom: Call) -> float:
+    """A lower bound of factor * (e // c) + rest, as e - c + 1 <= c * (e // c) <= e."""
+    number, divisor = atom.args
+    low, high = bounds_of_poly(factor)
+    if not isinstance(divisor, Const) or divisor.value <= 0 or low < 0 < high:
+        return -math.inf
+    c = divisor.value
+    scale = 1 if all(v % c == 0 for v in factor.values()) else c
+    end = _add(to_poly(number), {(): 1 - c} if low >= 0 and c > 1 else {})
+    parts = {k: v * scale // c for k, v in factor.items()}
+    least = _least_of(_add({k: v * scale for k, v in rest.items()}, _multiply(parts, end)))
+    return least if math.isinf(least) else math.ceil(least / scale)
+
+
+def _elimination_order(atom: Expr) -> tuple:
+    return isinstance(atom, Sym), not isinstance(atom, Index), to_text(atom)
+
+
+def _end_of(atom: Expr, lowest: bool) -> Poly | None:
+    """The least or the largest value of an atom in terms of symbols; None if it is not known."""
+    if isinstance(atom, Index) and isinstance(atom.extent, Expr):
+        return {} if lowest else _add(to_poly(_where_entered(atom.extent)), {(): -1})
+    if isinstance(atom, Call) and atom.op.name in ("floordiv", "mod") and symbols(atom.args[1]):
+        return _end_of_division(atom, lowest)
+    end = bounds(atom)[0 if lowest else 1]
+    if math.isinf(end):
+        return None
+    return {(): int(end)} if end else {}
+
+
+def _where_entered(extent: Expr) -> Expr:
+    """The extent of a loop where it has an iteration: max(e, 0) is e there."""
+    if isinstance(extent, Call) and extent.op.name == "max" and Const(0, i64) in extent.args:
+        return next((a for a in extent.args if a is not Const(0, i64)), extent)
+    return extent
+
+
+def _end_of_division(atom: Call, lowest: bool) -> Poly | None:
+    """As `_end_of`, of a division of what is not negative by symbols that are positive."""
+    number, size = atom.args
+    if bounds(number)[0] < 0 or bounds(size)[0] < 1:
+        return None
+    if lowest:
+        return {}
+    if atom.op.name == "mod":
+        return _add(to_poly(size), {(): -1})
+    if not (isinstance(number, Index) and isinstance(number.extent, Expr)):
+        return None
+    return _floordiv(number.extent - 1, size)
+
+
+def _bounds_of_terms(poly: Poly) -> Bounds:
     lo: float = 0
     hi: float = 0
     for atoms, coefficient in poly.items():
@@ -373,6 +531,11 @@ def _times(a: float, b: float) -> float:
 
 def _bounds_floordiv(a: Expr, b: Expr) -> Bounds:
     (lo, hi), divisor = bounds(a), b
+    if symbols(b):
+        least, largest = bounds(b)
+        if lo < 0 or least < 1 or math.isinf(largest):
+            return _UNKNOWN
+        return (lo // largest, hi if math.isinf(hi) else hi // least)
     if not isinstance(divisor, Const) or divisor.value <= 0:
         return _UNKNOWN
     floor = lambda v: v if math.isinf(v) else v // divisor.value  # noqa: E731
@@ -380,6 +543,8 @@ def _bounds_floordiv(a: Expr, b: Expr) -> Bounds:
 
 
 def _bounds_mod(a: Expr, b: Expr) -> Bounds:
+    if symbols(b) and bounds(b)[0] >= 1:
+        return (0, bounds(b)[1] - 1)
     if not isinstance(b, Const) or b.value <= 0:
         return _UNKNOWN
     lo, hi = bounds(a)

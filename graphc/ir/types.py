@@ -8,19 +8,22 @@ operator knows about layouts; lowering maps logical indices to physical ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
-from graphc.ir.expr import Const, Expr
 
-Dim = int | Expr
-Shape = tuple[Dim, ...]
+if TYPE_CHECKING:
+    from graphc.ir.expr import Expr
+
+Dim: TypeAlias = "int | Expr"
+Shape: TypeAlias = "tuple[Dim, ...]"
 
 MAX_ELEMENTS = 1 << 46  # more cannot be addressed by any machine
 MAX_RANK = 64  # of numpy's arrays
@@ -67,6 +70,33 @@ class Layout:
         return tuple(positions)
 
 
+def largest(dim: Dim) -> int:
+    """The most that a dimension can be, within the bounds of its symbols (by interval arithmetic).
+    UnsupportedError if these do not bound it."""
+    if isinstance(dim, int):
+        return max(dim, 0)
+    from graphc.ir.simplify import bounds  # running code needs no expressions
+
+    high = bounds(dim)[1]
+    if high == math.inf:
+        raise UnsupportedError(f"dimension {dim} has no upper bound")
+    return max(int(high), 0)
+
+
+def at(dim: Dim, sizes: Mapping[Any, Expr]) -> Dim:
+    """A dimension with symbols replaced; an integer once none is left."""
+    if isinstance(dim, int):
+        return dim
+    from graphc.ir.simplify import simplify
+
+    return _constant(simplify(dim, sizes))
+
+
+def elements_of(shape: Iterable[Dim]) -> Any:
+    """The product of dimensions, in normal form."""
+    return at(math.prod(shape), {})  # type: ignore[arg-type]
+
+
 def check_rank(shape: Sequence, where: str = "a tensor") -> None:
     """UnsupportedError if a tensor has more dimensions than an array can have."""
     if len(shape) > MAX_RANK:
@@ -84,7 +114,7 @@ class TensorType:
     def __post_init__(self) -> None:
         if self.shape is None:
             return
-        shape = tuple(d.value if isinstance(d, Const) else d for d in self.shape)
+        shape = tuple(d if isinstance(d, int) else _constant(d) for d in self.shape)
         check_rank(shape)
         if any(isinstance(d, int) and d < 0 for d in shape):
             raise ModelError(f"negative dimension in shape {list(shape)}")
@@ -125,6 +155,17 @@ class TensorType:
     def nbytes(self) -> int:
         return self.size * self.dtype.size
 
+    @property
+    def most(self) -> int:
+        """The number of elements at the largest sizes: what a decision of speed or memory goes by.
+        UnsupportedError if a dimension has no upper bound."""
+        return math.prod(map(largest, self.dims))
+
+    @property
+    def count(self) -> Dim:
+        """The number of elements, in normal form: tensors of one count always have as many."""
+        return elements_of(self.dims)
+
     def with_shape(self, shape: Iterable[Dim]) -> TensorType:
         """The same elements in another shape, row-major."""
         return TensorType(self.dtype, tuple(shape))
@@ -140,6 +181,13 @@ class TensorType:
     def __str__(self) -> str:
         dims = "*" if self.shape is None else ",".join(map(str, self.shape))
         return f"{self.dtype}[{dims}]" + (f"@{self.layout}" if self.layout else "")
+
+
+def _constant(dim: Dim) -> Dim:
+    """A dimension; an integer if it is an expression without symbols."""
+    from graphc.ir.expr import Const  # most types have no such dimensions
+
+    return dim.value if isinstance(dim, Const) else dim
 
 
 @dataclass(frozen=True)
@@ -188,6 +236,19 @@ class Map(dict):
 
 
 Type = TensorType | SequenceType | OptionalType | MapType
+
+
+_STATIC = re.compile(r"(\w+)\[([0-9]*(?:,[0-9]+)*)\]")
+
+
+def static_type(text: str) -> TensorType | None:
+    """The type that `str` wrote, if it is a dense tensor of static shape; text/type_parser.py reads
+    all types."""
+    parts = _STATIC.fullmatch(text)
+    dtype = parts and dtypes.BY_NAME.get(parts[1])
+    if not parts or not dtype:
+        return None
+    return TensorType(dtype, tuple(map(int, parts[2].split(","))) if parts[2] else ())
 
 
 def holds_maps(type: Type | None) -> bool:

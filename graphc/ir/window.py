@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from graphc.errors import ModelError
-from graphc.ir.dtypes import boolean
-from graphc.ir.expr import Const, Expr, ExprLike, Index, as_expr, maximum, minimum
+from graphc.ir.expr import TRUE, Const, Expr, ExprLike, Index, as_expr, maximum, minimum
 from graphc.ir.opdef import Operand
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, Shape
 
-TRUE = Const(True, boolean)
 WINDOW = {"auto_pad": "NOTSET", "dilations": None, "pads": None, "strides": None}
 """The attributes that place a window, which convolutions and poolings have in common."""
 POOL = {**WINDOW, "ceil_mode": 0}

@@ -134,10 +134,8 @@ def place_in_order(
         met = placed.met(packing.firsts[i], packing.lasts[i])
         if packing.allowed[i]:
             offset = _place_with_allowances(packing, met, i)
-        elif best_fit:
-            offset = _best_fit(packing, met, i)
         else:
-            offset = _first_fit(packing, met, i)
+            offset = _fit(packing, met, i, best_fit)
         offsets[i] = offset
         placed.add((offset, offset + packing.sizes[i], packing.firsts[i], packing.lasts[i], i))
     return tuple(offsets)
@@ -195,30 +193,20 @@ class _Placed(_FewPlaced):
         return found
 
 
-def _first_fit(packing: Packing, placed: Iterable[Span], i: int) -> int:
-    """The lowest free offset for i; `placed` is sorted by offset."""
-    size, align = packing.sizes[i], packing.aligns[i]
-    born, dies = packing.firsts[i], packing.lasts[i]
-    floor = 0
-    for offset, end, first, last, _ in placed:
-        if first <= dies and born <= last:
-            if floor + size <= offset:
-                break
-            if end > floor:
-                floor = end if align == 1 else round_up(end, align)
-    return floor
-
-
-def _best_fit(packing: Packing, placed: Iterable[Span], i: int) -> int:
-    """The offset in the smallest gap that holds i, else on top of everything live with it."""
+def _fit(packing: Packing, placed: Iterable[Span], i: int, best: bool) -> int:
+    """The lowest free offset for i (first fit), or `best`: the one in the smallest gap that holds
+    it, else on top of everything live with it. `placed` is sorted by offset."""
     size, align = packing.sizes[i], packing.aligns[i]
     born, dies = packing.firsts[i], packing.lasts[i]
     floor, best_gap, best_at = 0, -1, -1
     for offset, end, first, last, _ in placed:
         if first <= dies and born <= last:
             gap = offset - floor
-            if gap >= size and (best_gap < 0 or gap < best_gap):
-                best_gap, best_at = gap, floor
+            if gap >= size:
+                if not best:
+                    return floor
+                if best_gap < 0 or gap < best_gap:
+                    best_gap, best_at = gap, floor
             if end > floor:
                 floor = end if align == 1 else round_up(end, align)
     return floor if best_gap < 0 else best_at

@@ -167,11 +167,7 @@ def in_place_pairs(step: Step, storage: Storage) -> list[InPlace]:
     """
     pairs: dict[tuple[str, str], InPlace] = {}
     for out, source in step.inplace:
-        if out not in step.writes or source not in step.reads:
-            raise ProblemError(
-                f'step "{step.name}": in-place pair ("{out}", "{source}") is not one of '
-                "its writes and one of its reads"
-            )
+        _check_pair(step, "in-place pair", out, source)
         new, new_at = storage.places[out]
         old, old_at = storage.places[source]
         if new == old or storage.roots[new].pool != storage.roots[old].pool:
@@ -183,6 +179,14 @@ def in_place_pairs(step: Step, storage: Storage) -> list[InPlace]:
             saved = shared_at_best(*sizes, delta, delta) if whole else 0
             pairs.setdefault((new, old), InPlace(new, old, delta, saved))
     return list(pairs.values())
+
+
+def _check_pair(step: Step, what: str, out: str, source: str) -> None:
+    if out not in step.writes or source not in step.reads:
+        raise ProblemError(
+            f'step "{step.name}": {what} ("{out}", "{source}") is not one of its writes and one of '
+            "its reads"
+        )
 
 
 def _harmless(step: Step, storage: Storage, out: str, source: str) -> bool:
@@ -210,11 +214,7 @@ def lags(step: Step, storage: Storage) -> list[Lag]:
     """
     most: dict[tuple[str, str], dict[str, int]] = {}
     for out, source, distance in step.overlaps:
-        if out not in step.writes or source not in step.reads:
-            raise ProblemError(
-                f'step "{step.name}": overlap ("{out}", "{source}") is not one of its writes and '
-                "one of its reads"
-            )
+        _check_pair(step, "overlap", out, source)
         (new, new_at), (old, old_at) = storage.places[out], storage.places[source]
         limits = most.setdefault((new, old), {})
         limit = distance + old_at - new_at

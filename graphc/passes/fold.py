@@ -21,6 +21,7 @@ from graphc.ir.infer import op_body
 from graphc.ir.interp import check_operands, evaluate, factors, run_op
 from graphc.ir.ops.in_range import EFFECT
 from graphc.ir.types import TensorType
+from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.facts import is_conversion
 
 EINSUM = 16  # products and sums of einsum in the time of another scalar operation
@@ -64,8 +65,7 @@ def work_of(op: Op) -> int:
         if op.defn.form not in ("elementwise", "indexed"):
             total += 16 * size
             continue
-        reductions = (x for x in walk(op_body(op, k)) if isinstance(x, Reduce))
-        total += max(size, sum(map(_terms, reductions)))
+        total += max(size, sum(map(_terms, reductions_in([op_body(op, k)]))))
     return total
 
 

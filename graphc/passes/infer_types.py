@@ -18,7 +18,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from graphc.errors import GraphcError, ModelError, NeedsValue, UnsupportedError
+from graphc.errors import GraphcError, ModelError, NeedsValue, UnsupportedError, together
 from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import infer_op
 from graphc.ir.ops.control import split_captures
@@ -27,6 +27,7 @@ from graphc.ir.ops.long_recurrent import holds_loop
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 from graphc.passes import control_flow, sequences
 from graphc.passes.decompose import expand_in_place
+from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import Contents, FoldPolicy
 from graphc.passes.manager.context import Context
 
@@ -46,6 +47,7 @@ class TypeInference:
     folded. `ctx`, if given, counts each replacement as a rewrite. `members` are the types of the
     members of sequences that are parameters. With `symbolic`, dims of the parameters may be
     symbols: an op that cannot be typed for all their values stays untyped, whatever the reason.
+    With `dimensions`, arithmetic on these is done.
     """
 
     def __init__(
@@ -56,15 +58,19 @@ class TypeInference:
         outer: TypeInference | None = None,
         members: dict[Value, list[TensorType]] | None = None,
         symbolic: bool = False,
+        dimensions: Dimensions | None = None,
     ):
         self.symbolic: bool = outer.symbolic if outer else symbolic
-        self.retype, self.ctx = retype, ctx
+        self.retype, self.ctx, self.dimensions = retype, ctx, dimensions
         self.contents: Contents = outer.contents if outer else Contents(policy)
         # values whose dims are upper bounds, the true ones being known at run time
         self.inexact: set[Value] = outer.inexact if outer else set()
         # types of the members of sequences that are inputs
         self.members: dict[Value, list[TensorType]] = members or {}
         self.needs: list[Need] = []
+        self.untyped: dict[Op, str] = {}  # and why
+        # at the top: errors of ops that are not supported, told together
+        self.refused: list[UnsupportedError] | None = None if outer else []
         self.changed = False
         self.position = 0
 
@@ -77,6 +83,8 @@ class TypeInference:
                 self.changed = True
             else:
                 self.position += 1
+        if self.refused:
+            raise together(self.refused)
         return self.changed
 
     def replace(self, op: Op) -> bool:
@@ -96,7 +104,7 @@ class TypeInference:
             return self.rewritten("decompose", op)
         results = self.known_results(op) if self.may_rewrite else None
         if results is None:
-            return False
+            return self.became_dimensions(op)
         become_constants(op, self.position, results)
         return self.rewritten("fold", op)
 
@@ -105,6 +113,19 @@ class TypeInference:
         if op.name == "SequenceLength" and op.inputs[0] in self.members:
             return [np.array(len(self.members[op.inputs[0]]), np.int64)]
         return self.contents.fold(op)
+
+    def became_dimensions(self, op: Op) -> bool:
+        """Whether an op was arithmetic on dimensions, and has been replaced by its result."""
+        if self.dimensions is None or any(v.type is None for v in op.outputs):
+            return False
+        made = self.dimensions.replacement(op)
+        if made is None:
+            return False
+        assert op.region is not None
+        op.region.insert_before(op, made)
+        op.output.replace_uses(made.output)
+        op.erase()
+        return self.rewritten("dimensions", op)
 
     def member_type(self, op: Op) -> TensorType | None:
         """The type of a member of a sequence that is a parameter."""
@@ -155,6 +176,14 @@ class TypeInference:
         except NeedsValue as error:
             self.leave_untyped(op, error)
             return False
+        except UnsupportedError as error:
+            if self.refused is None:
+                raise
+            self.refused.append(error)
+            self.untyped[op] = str(error)
+            for value in op.outputs:
+                value.type = None
+            return False
         if "bounded" in op.defn.traits:
             self.inexact.update(op.outputs)
         return True
@@ -176,6 +205,7 @@ class TypeInference:
         """Takes the types of an op's results away. A need of no value: known once it has run."""
         for value in op.outputs:
             value.type = None
+        self.untyped[op] = str(error)
         if isinstance(error.value, Value):
             error.contents = error.value not in self.inexact and error.value.type is not None
             self.needs.append(Need(op, error))

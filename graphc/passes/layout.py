@@ -160,9 +160,9 @@ def _is_stored_in_order(value: Value) -> bool:
                 return False
             _, value = structure.moved(op)
         else:
-            size = value.tensor.size
+            size = value.tensor.count
             varying = [(n, v) for n, v in enumerate(op.inputs) if v and v.constant is None]
-            read = [v for n, v in varying if structure.pointwise(op, n) and v.tensor.size == size]
+            read = [v for n, v in varying if structure.pointwise(op, n) and v.tensor.count == size]
             if not read:
                 return True
             value = read[0]
@@ -186,11 +186,11 @@ def _inherited(op: Op, value: Value, why: str) -> tuple[Layout | None, str]:
         for v in op.inputs
         if v is not None and v.tensor.layout is not None and v.tensor.rank == value.tensor.rank
     ]
-    best = max(laid_out, key=lambda t: t.size, default=None)
+    best = max(laid_out, key=lambda t: t.most, default=None)
     others = [v.tensor for v in op.inputs if v is not None and v.constant is None]
     if best is None:
         return None, why or "no operand of this rank is stored otherwise"
-    if any(t.layout is None and t.size > best.size for t in others):
+    if any(t.layout is None and t.most > best.most for t in others):
         return None, "a larger operand is row-major"
     return best.layout, "the largest operand is stored so"
 

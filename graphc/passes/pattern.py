@@ -65,8 +65,8 @@ class Rest:
 
 @dataclass(frozen=True)
 class OpPattern:
-    """An op by name (one of several), or, without names, one with a scalar body of which a fact
-    holds; its operands, and attributes that must have these values."""
+    """An op by name (one of several) or, without names, one with a scalar body, of which a fact
+    holds (None: any); its operands, and attributes that must have these values."""
 
     op_names: tuple[str, ...]
     fact: Callable[[Op], Any] | None
@@ -88,6 +88,10 @@ class OpPattern:
         """The value is output `number` of the op (the first by default)."""
         return replace(self, result=number)
 
+    def when(self, fact: Callable[[Op], Any]) -> OpPattern:
+        """Only an op of which a fact holds matches."""
+        return replace(self, fact=fact)
+
     def names(self) -> list[str]:
         return [name for operand in self.operands for name in operand.names()]
 
@@ -101,7 +105,7 @@ class OpPattern:
 
     def match_op(self, op: Op, match: Match | None = None) -> Iterator[Match]:
         """All ways in which an op matches."""
-        if not self.admits(op.defn) or self.fact is not None and not self.fact(op):
+        if not self.admits(op.defn) or not self._fact_holds(op):
             return
         if any(attribute(op, name) != wanted for name, wanted in self.attrs):
             return
@@ -118,9 +122,13 @@ class OpPattern:
 
     def admits(self, defn: OpDef) -> bool:
         """Whether ops of a definition can match at all."""
-        if self.fact is not None:
+        if not self.op_names:
             return defn.form in BODIES
         return defn.name in self.op_names and not defn.domain
+
+    def _fact_holds(self, op: Op) -> bool:
+        """Whether the fact holds; of an op with a value whose type is not known, none does."""
+        return self.fact is None or op.is_typed and bool(self.fact(op))
 
     def _orders(self) -> list[tuple]:
         return [self.operands, self.operands[::-1]] if self.any_order else [self.operands]

@@ -35,13 +35,14 @@ from graphc.ir.dtypes import f32
 from graphc.ir.expr import loads
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.interp import run_op
+from graphc.ir.machine import PRECISIONS
 from graphc.ir.types import TensorType
 from graphc.passes.analysis import facts, structure
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+from graphc.passes.reasons import Reason
 
 RULE = "precision"
-PRECISIONS = ("f32", "tf32", "f16", "bf16")
 
 
 @dataclass
@@ -128,9 +129,15 @@ class Readers:
     op, values that those who read them round to the type (`rounding`), not their producers, and
     values that ops choose of others which had better be rounded before (`chosen`)."""
 
-    def __init__(self, graph: Graph, type: str):
+    def __init__(self, graph: Graph, type: str, ctx: Context):
         self.results = set(graph.results)
-        self.factors = {op: positions for op in graph.ops if (positions := _factors(op, type))}
+        self.factors: dict[Op, list[int]] = {}
+        for op in graph.ops:
+            positions = _factors(op, type)
+            if isinstance(positions, Reason):
+                ctx.decline(RULE, op, positions)
+            elif positions:
+                self.factors[op] = positions
         values = dict.fromkeys(
             op.inputs[n] for op, positions in self.factors.items() for n in positions
         )
@@ -215,7 +222,7 @@ def _after(graph: Graph, op: Op) -> Op | None:
 
 def narrow_contractions(graph: Graph, type: str, ctx: Context) -> bool:
     """Rounds the factors of all contractions in float32; whether there were any."""
-    readers = Readers(graph, type)
+    readers = Readers(graph, type, ctx)
     narrowing = _Narrowing(graph, type, readers)
     changed = False
     for op, operands in readers.factors.items():
@@ -230,20 +237,22 @@ def narrow_contractions(graph: Graph, type: str, ctx: Context) -> bool:
     return changed
 
 
-def _factors(op: Op, type: str) -> list[int]:
+def _factors(op: Op, type: str) -> list[int] | Reason:
     """The operands in float32 that a contraction multiplies, or a window that slides over one of
-    them (which is for float32 if matrix cores alone are to gain)."""
+    them (which is for float32 if matrix cores alone are to gain); none if an op sums no products, a
+    reason if it sums such that stay as they are."""
     if op.name == "Constant" or not structure.has_body(op):
         return []
     contracts = structure.is_contraction(op)
-    positions: set[int] = set()
-    for reduction in structure.reductions(op):
-        if reduction.factors is None:
-            continue
-        if contracts or type != "tf32" and structure.slides(reduction):
-            positions.update(int(x.source) for x in loads(reduction.body))
+    sums = [r for r in structure.reductions(op) if r.factors is not None]
+    narrow = [r for r in sums if contracts or type != "tf32" and structure.slides(r)]
+    if not narrow:
+        text = "{} has no sums of products that matrix cores could take"
+        return Reason(text, op) if sums else []
+    positions = {int(x.source) for r in narrow for x in loads(r.body)}
     types = {n: op.inputs[n].type for n in positions}  # type: ignore[union-attr]
-    return sorted(n for n, t in types.items() if isinstance(t, TensorType) and t.dtype is f32)
+    wide = sorted(n for n, t in types.items() if isinstance(t, TensorType) and t.dtype is f32)
+    return wide or Reason("{} multiplies no values of float32", op)
 
 
 @register_pass

@@ -8,9 +8,9 @@
 
 The function's parameters are the rewriter; then the matched ops, in the order of execution; then
 the pattern's variables by name. It returns the value (or list of values) that replaces the results
-of the root, or `rw.skip(reason)`: reasons are kept for `--explain`. Ops are built by name on the
-rewriter, before the root and with the locations of all matched ops; what turns out constant is
-folded. A worklist visits every op, and again all ops near a change.
+of the root, or `rw.skip(reason)`: reasons are kept if there is a journal (`--explain`). Ops are
+built by name on the rewriter, before the root and with the locations of all matched ops; what turns
+out constant is folded. A worklist visits every op, and again all ops near a change.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class Rewriter(Builder):
     ctx: Context
     made: list[Op]
     taken: list[Op]
+    declined: bool
 
     def __init__(self, match: Match, this: Rule, ctx: Context):
         root = match.ops[-1]
@@ -100,7 +101,7 @@ class Rewriter(Builder):
         super().__init__(root.region, root, loc=tuple(locations))
         self.match, self.this, self.ctx = match, this, ctx
         self.taken = list(match.ops)
-        self.made = []
+        self.made, self.declined = [], False
 
     def op(self, name: str, *operands: Any, **options: Any) -> Any:
         """Adds an op (see Builder.op), noting that it was made here."""
@@ -127,9 +128,10 @@ class Rewriter(Builder):
         self.taken = list(dict.fromkeys((*ops, *self.taken)))
         self.loc = tuple(dict.fromkeys((*self.loc, *(n for op in self.taken for n in op.loc))))
 
-    def skip(self, reason: str | Reason) -> Any:
-        """Declines, and keeps the reason; None."""
-        self.ctx.decline(self.this.name, self.match.ops[-1], reason)
+    def skip(self, text: str, *parts: object) -> Any:
+        """Declines, and keeps the reason, whose braces stand for the parts (see Reason); None."""
+        self.declined = True
+        self.ctx.decline(self.this.name, self.match.ops[-1], Reason(text, *parts))
         return None
 
     def all_const(self, *values: Value | None) -> bool:
@@ -252,12 +254,14 @@ class _Driver:
         except (GraphcError, TypeError, ValueError) as error:
             if all(map(_is_static, match.ops)):
                 raise each.error(f" at {root.where()}: {error}") from error
-            results = rewriter.skip(f"its shapes are not static: {error}")
+            results = rewriter.skip("its shapes are not static: {}", error)
         except Exception as error:
             if made_here(each.function):
                 raise
             what = f"{type(error).__name__}: {error}"
             raise each.error(f" at {root.where()}: {what}") from error
+        if results is None and not rewriter.declined:
+            rewriter.skip("the rule gives no reason")
         made = rewriter.made
         if results is None or not _may_replace(root, results):
             self.remove_dead(made)

@@ -56,6 +56,8 @@ def specialise(
     result = clone_graph(graph)
     binding = _Binding(result, dict(shapes or {}), dict(values or {}), dict(dims or {}))
     binding.apply()
+    if ctx is not None:
+        ctx.begin("specialise")
     if graph.is_optimised and not graph.symbols:
         return result
     walk = TypeInference(policy, members=binding.members, ctx=ctx)

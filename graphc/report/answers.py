@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from graphc.analysis.report import step_costs
-from graphc.analysis.roofline import Machine
+from graphc.analysis.roofline import Peaks
 from graphc.ir.graph import Graph, Op
 from graphc.ir.operations import kernel_operations
 from graphc.ir.program import Program, Step
@@ -16,6 +16,7 @@ from graphc.report.groups import Group, group, members
 from graphc.report.layers import Layer
 from graphc.report.schedule import schedule
 from graphc.report.trace import Trace
+from graphc.runtime.plans import HOST, LATER
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Record:
 
     graph: Graph
     trace: Trace
-    machine: Machine | None
+    machine: Peaks | None
 
     def answer(self, layer: Layer) -> Answer:
         """The answer for a layer."""
@@ -66,18 +67,23 @@ class Record:
         own = [m for _, op in ops for m in members(op) if layer.name in m.loc]
         beside = [name for _, op in ops for name in op.loc]
         rewrites = fate.rewrites(self.trace, layer)
+        decisions = self.decisions(layer)
+        hosted = [d.text for d in decisions if d.about == HOST]
+        staged = [d.text for d in decisions if d.about in (HOST, LATER)]
         became = (
-            fate.present(layer, own, beside) if ops else fate.gone(self.trace, self.graph, layer)
-        )
+            fate.present(layer, own, beside) if ops
+            else fate.on_host(hosted) if hosted
+            else fate.gone(self.trace, self.graph, layer)
+        )  # fmt: skip
         choices = [c for c in journal.kernels if layer.name in c.of.loc]
         return Answer(
             layer,
             became,
             tuple(text for text in map(fate.told, rewrites) if text not in became),
             tuple(self.declined(layer, {change.rule for change in rewrites})),
-            tuple(d.text for d in self.decisions(layer) if d.about == "layout"),
+            tuple(d.text for d in decisions if d.about == "layout"),
             tuple(dict.fromkeys(group(self.trace, graph, op) for graph, op in ops)),
-            tuple(dict.fromkeys(choice.note for choice in choices if choice.note)),
+            tuple(dict.fromkeys([*(c.note for c in choices if c.note), *(staged if ops else ())])),
             tuple(self.kernels(layer)),
         )
 
@@ -98,7 +104,7 @@ class Record:
         """Rules and passes that met the layer and did not fire, each with its last reason."""
         last = {
             d.about: d.text for d in self.decisions(layer)
-            if d.about not in ("layout", "fuse", *fired)
+            if d.about not in ("layout", "fuse", HOST, LATER, *fired)
         }  # fmt: skip
         yield from last.items()
 
@@ -124,15 +130,14 @@ class Record:
         kernel = program.kernels[step.kernel]
         choice = self.choice(step)
         outs = [b.access != "in" for b in kernel.params]
-        written = sum(s.elements * s.dtype.size for s, out in zip(step.slots, outs) if out)
-        written = min(written, step.nbytes) if step.nbytes else written
-        read = step.nbytes - written if step.nbytes else sum(
-            s.elements * s.dtype.size for s, out in zip(step.slots, outs) if not out
-        )  # fmt: skip
+        sizes = [slot.elements * slot.dtype.size for slot in step.slots]
+        moved = step.nbytes or sum(sizes)
+        written = min(moved, sum(size for size, out in zip(sizes, outs) if out))
         return KernelAnswer(
             step.kernel, step.loc, choice.strategy,
             self.trace.journal.about.get(choice.strategy, ""), choice.declined,
-            tuple(schedule(kernel)), step.flops or kernel_operations(kernel), read, written,
+            tuple(schedule(kernel)), step.flops or kernel_operations(kernel), moved - written,
+            written,
             bound, seconds,
         )  # fmt: skip
 

@@ -68,6 +68,11 @@ def present(layer: Layer, members: Sequence[Subject], beside: Iterable[str]) -> 
     return text + (f", in one kernel with {listed(map(short, others))}" if others else "")
 
 
+def on_host(reasons: Sequence[str]) -> str:
+    """The fate of a layer that the host runs, for reasons of which the last counts."""
+    return f"runs on the host: {reasons[-1]}"
+
+
 def gone(trace: Trace, graph: Graph, layer: Layer) -> str:
     """The fate of a layer that no op is left of."""
     if layer.operator == "Constant":
@@ -84,6 +89,8 @@ def gone(trace: Trace, graph: Graph, layer: Layer) -> str:
         return f"removed, as nobody reads its remains after this: {told(through[-1])}"
     if lost:
         return f"removed in pass {lost}, {about_pass(lost)}: {_readers(graph, trace, layer)}"
+    if trace.stopped:
+        return f"not compiled: with random inputs, the run ended before it: {short(trace.stopped)}"
     if layer.inside:
         return (
             f"part of {layer.inside}: a branch that is not taken, or a body that is compiled apart "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from graphc.ir.kernel import Alloc, Body, For, Intrin, Kernel, bodies, walk_stmts
+from graphc.ir.kernel import Alloc, Body, Buffer, For, Intrin, Kernel, bodies, walk_stmts
 from graphc.ir.simplify import bounds
 
 KINDS = {"serial": "", "parallel": "parallel ", "unroll": "unrolled ", "vector": "vector "}
@@ -85,13 +85,18 @@ def _registers(kernel: Kernel, loops: list[For]) -> Iterator[str]:
         yield f"unrolled {', '.join(map(str, copies))} times"
 
 
-def _allocated(kernel: Kernel, scope: str) -> list:
+def _allocated(kernel: Kernel, scope: str) -> list[Buffer]:
     """The local arrays of a scope, each shape once, the largest first; no single numbers."""
-    made = (s.buffer for s in walk_stmts(kernel.body) if isinstance(s, Alloc) and s.scope == scope)
-    unique = {(b.dtype.name, b.shape): b for b in made if b.size > 1}
+    unique = {(b.dtype.name, b.shape): b for b in _arrays(kernel, scope) if b.size > 1}
     return sorted(unique.values(), key=lambda b: -b.size)
 
 
 def _bytes(kernel: Kernel, scope: str) -> int:
-    made = (s.buffer for s in walk_stmts(kernel.body) if isinstance(s, Alloc) and s.scope == scope)
-    return sum(b.size * b.dtype.size for b in made)
+    return sum(b.size * b.dtype.size for b in _arrays(kernel, scope))
+
+
+def _arrays(kernel: Kernel, scope: str) -> Iterator[Buffer]:
+    """The local arrays of a scope."""
+    for stmt in walk_stmts(kernel.body):
+        if isinstance(stmt, Alloc) and stmt.scope == scope:
+            yield stmt.buffer

@@ -24,7 +24,7 @@ def full(answer: Answer) -> str:
     for number, each in enumerate(answer.groups, 1):
         several = f" {number} of {len(answer.groups)}" if len(answer.groups) > 1 else ""
         lines += _group(each, f"Fusion group{several}")
-    lines += _section("Memory", answer.notes)
+    lines += _section("Notes", answer.notes)
     for number, kernel in enumerate(answer.kernels, 1):
         several = f" {number} of {len(answer.kernels)}" if len(answer.kernels) > 1 else ""
         lines += _kernel(kernel, f"Kernel{several}: {kernel.kernel}")

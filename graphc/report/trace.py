@@ -10,6 +10,7 @@ from graphc.ir.program import Program
 from graphc.passes.manager.base import Hook, Pass
 from graphc.passes.manager.context import Context
 from graphc.passes.manager.journal import Journal, Subject, subject
+from graphc.runtime.plans import HOST
 
 
 def subjects(graph: Graph) -> list[Subject]:
@@ -30,20 +31,26 @@ class Run:
 
 @dataclass
 class Trace(Hook):
-    """Watches passes: a hook of the pass manager. `observe` takes programs."""
+    """Watches passes: a hook of the pass manager. `observe` takes programs. `stopped` is the error
+    that ended the run of a model which is compiled in stages, while it runs."""
 
     journal: Journal = field(default_factory=Journal)
     runs: list[Run] = field(default_factory=list)
     programs: list[Program] = field(default_factory=list)
+    stopped: str = ""
 
     def before(self, step: Pass, graph: Graph, ctx: Context) -> None:
-        self.journal.stage = step.name
         if not self.runs or self.runs[-1].graph is not graph:
             self.runs.append(Run(graph, [("specialise", subjects(graph))]))
 
     def after(self, step: Pass, graph: Graph, ctx: Context, changed: bool) -> None:
         if changed:
             self.runs[-1].stages.append((step.name, subjects(graph)))
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the host runs a part of the model, and others are compiled after it has run."""
+        return any(decision.about == HOST for decision in self.journal.decisions)
 
     def observe(self, program: Program) -> None:
         """Keeps a program that was made."""

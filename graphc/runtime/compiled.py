@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from graphc.ir.graph import Graph, Op
-from graphc.ir.interp import run_op
-from graphc.ir.ops.control import MAX_ITERATIONS
-from graphc.ir.ops.in_range import own_results
 from graphc.ir.types import TensorType
-from graphc.passes import maps
-from graphc.passes.fold import FoldPolicy
-from graphc.passes.specialise import choices
-from graphc.runtime.execution import SpecialisedGraph
-from graphc.runtime.plans import CompileStatic, Executable, Target, on_host
 from graphc.runtime.runnable import Runnable, Spec, check_type, checked
+
+if TYPE_CHECKING:
+    from graphc.ir.graph import Graph, Op
+    from graphc.passes.fold import FoldPolicy
+    from graphc.passes.manager.context import Context
+    from graphc.runtime.plans import CompileStatic, Executable
 
 
 class CompiledModel(Runnable):
@@ -25,7 +22,9 @@ class CompiledModel(Runnable):
     Outputs that are maps are compiled as tensors, of which `run` makes maps (passes/maps.py).
 
     `adopt` takes values in the memory of the target's device: it gives an array with dtype and
-    shape that executables take as it is, or None for a value that is elsewhere.
+    shape that executables take as it is, or None for a value that is elsewhere. `made` is called
+    with what is compiled, and with the shapes (and contents) it is compiled for. `mode` is one of
+    targets.base.MODES; with a `reason` there is no program for all shapes.
     """
 
     def __init__(
@@ -35,21 +34,54 @@ class CompiledModel(Runnable):
         native: Callable[[Op], bool],
         adopt: Callable[[Any], Any] | None = None,
         policy: FoldPolicy | None = None,
-        max_iterations: int = MAX_ITERATIONS,
+        max_iterations: int | None = None,
+        ctx: Context | None = None,
+        made: Callable[[tuple, Executable], None] | None = None,
+        mode: str = "exact",
+        reason: str = "",
     ):
-        self.graph, self.adopt = graph, adopt
-        super().__init__(
+        from graphc.ir.ops.in_range import own_results  # a model from the cache has no graph
+        from graphc.passes import maps
+        from graphc.runtime.execution import SpecialisedGraph
+        from graphc.runtime.plans import MAX_ITERATIONS, Target
+        from graphc.runtime.tiers import TieredGraph
+
+        self.graph = graph
+        self._present(
             [Spec(p.name, p.type) for p in graph.params],
             [Spec(n, v.type) for n, v in own_results(graph)],
+            adopt,
         )
-        target = Target(compile_static, native, policy, max_iterations)
+        target = Target(compile_static, native, policy, max_iterations or MAX_ITERATIONS, ctx)
         tensors, self._maps = maps.apart(graph)
-        self._specialised = SpecialisedGraph(tensors, target, inner=False)
+        self._specialised: SpecialisedGraph = (
+            SpecialisedGraph(tensors, target, inner=False, made=made)
+            if mode == "exact"
+            else TieredGraph(tensors, target, mode, reason)
+        )
         if not self._maps:
             self.execute = self._specialised.run  # type: ignore[method-assign]  # saves a call
 
+    def _present(
+        self,
+        inputs: list[Spec],
+        outputs: list[Spec],
+        adopt: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Sets what the user sees."""
+        super().__init__(inputs, outputs)
+        self.adopt = adopt
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether outputs are what compiled code gives."""
+        return not self._maps
+
     def execute(self, values: Sequence[Any]) -> list[Any]:
         """Outputs for inputs in order, which `run` has checked against their types."""
+        from graphc.ir.interp import run_op
+        from graphc.runtime.plans import on_host
+
         results = list(self._specialised.run(values))
         for number, op in self._maps.items():
             (results[number],) = run_op(op, on_host([results[number]]))
@@ -70,8 +102,15 @@ class CompiledModel(Runnable):
         return self._specialised.prepare()
 
     def executables(self) -> list[tuple[tuple, Executable]]:
-        """What has been compiled, with the shapes (and contents) it was compiled for."""
+        """What has been compiled, with the shapes (and contents) it was compiled for; dims of the
+        program for all shapes, which comes first, are symbols."""
         return self._specialised.executables()
+
+    @property
+    def why_exact(self) -> str:
+        """Why shapes are compiled for that the program for all shapes might have taken: what it
+        lacks, or the last shape that it did not take. Empty if there were none."""
+        return self._specialised.why
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes what has been compiled to a file that `graphc.load` runs without compiling: for
@@ -81,12 +120,18 @@ class CompiledModel(Runnable):
         ModelError if there are too many shapes, or none. UnsupportedError if parts of the model run
         on the host, or depend on what inputs hold.
         """
-        from graphc.runtime.saved import save  # loads LLVM
+        from graphc.ir.ops.in_range import own_results
+        from graphc.passes import maps
+        from graphc.passes.specialise import choices
+        from graphc.runtime.execution import is_exact
+        from graphc.runtime.saved import save
 
-        if not self.executables() or all(s.hi is not None for s in self.graph.symbols.values()):
+        made = [(key, run) for key, run in self.executables() if is_exact(key)]
+        if not made or all(s.hi is not None for s in self.graph.symbols.values()):
             for dims in choices(self.graph):
                 self._specialised.prepare(dims)
         maps.tell(self.graph, self._maps)
         tensors = self._specialised.graph
         outputs = [Spec(n, v.type) for n, v in own_results(tensors)]
-        save(path, tensors, self.inputs, outputs, self.executables())
+        made = [(key, run) for key, run in self.executables() if is_exact(key)]
+        save(path, tensors, self.inputs, outputs, made)

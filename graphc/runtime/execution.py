@@ -17,7 +17,7 @@ when one keeps meeting new shapes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import RLock
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import NeedsValue, warn
+from graphc.ir.expr import Expr
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.interp import interpret
 from graphc.ir.types import Map, TensorType, type_of
@@ -42,13 +43,18 @@ MAX_INNER_CONTENTS = 4  # as MAX_CONTENTS, for inner graphs
 MANY = 8  # shapes that a model is compiled for until a warning says so
 MAX_INNER = 16  # shapes or contents for which an inner graph is compiled
 MAX_INTERPRETED = 1 << 26  # scalar operations of a graph that is faster interpreted than compiled
+Made = Callable[[tuple, Executable], None]
 
 
 class SpecialisedGraph:
-    """A graph that is compiled for the shapes it meets. Safe to use from several threads."""
+    """A graph that is compiled for the shapes it meets. Safe to use from several threads. `made` is
+    told each executable and its key."""
 
-    def __init__(self, graph: Graph, target: Target, inner: bool = True):
+    why = ""  # the general program did not serve a shape; tiers.py sets it
+
+    def __init__(self, graph: Graph, target: Target, inner: bool = True, made: Made | None = None):
         self.graph, self.target, self.inner = graph, target, inner
+        self._made = made or (lambda key, executable: None)
         self._names = [p.name for p in graph.params]
         self._ranked = [isinstance(p.type, TensorType) for p in graph.params]
         self._bound: list[int] = []  # inputs specialised on by value, in order found
@@ -84,9 +90,11 @@ class SpecialisedGraph:
             key = tuple([t.static_shape for t in types if isinstance(t, TensorType)])
             if key not in self._cache:
                 try:
-                    self._cache[key] = self._plan(specialise(graph, policy=self.target.policy))
+                    typed = specialise(graph, policy=self.target.policy, ctx=self.target.ctx)
+                    self._cache[key] = self._plan(typed)
                 except NeedsValue:
                     return False
+                self._made(key, self._cache[key])
         return True
 
     def executables(self) -> list[tuple[tuple, Executable]]:
@@ -116,7 +124,9 @@ class SpecialisedGraph:
                 return lambda given: interpret(self.graph, on_host(given))
             self._count_contents(values)
             executable = self._build(values)
-            self._cache[self._key(values)] = executable
+            key = self._key(values)
+            self._cache[key] = executable
+            self._made(key, executable)
             self._count_shapes(values)
             if len(self._cache) > MAX_SPECIALISATIONS:
                 self._cache.popitem(last=False)
@@ -160,7 +170,9 @@ class SpecialisedGraph:
         while True:
             contents = {self._names[n]: values[n] for n in self._bound}
             try:
-                graph = specialise(source, shapes, contents, policy=self.target.policy)
+                graph = specialise(
+                    source, shapes, contents, policy=self.target.policy, ctx=self.target.ctx
+                )
             except NeedsValue as error:
                 if any([self._bind(need, error.graph, values) for need in error.needs]):
                     continue
@@ -211,6 +223,11 @@ def _type_key(value: Any) -> Any:
     if isinstance(value, Map):
         return value.type
     return None if value is None else (value.dtype, value.shape)
+
+
+def is_exact(key: tuple) -> bool:
+    """Whether something was compiled for shapes of integers."""
+    return not any(isinstance(d, Expr) for shape in key if isinstance(shape, tuple) for d in shape)
 
 
 def _contents_key(value: Any) -> Any:

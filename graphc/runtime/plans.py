@@ -20,6 +20,7 @@ from graphc.ir.interp import run_op
 from graphc.ir.ops import control
 from graphc.ir.types import TensorType, Type
 from graphc.passes.fold import FoldPolicy
+from graphc.passes.manager.context import Context
 from graphc.passes.partition import (
     crossing,
     opened,
@@ -28,7 +29,11 @@ from graphc.passes.partition import (
     partition,
     region_graph,
 )
+from graphc.passes.reasons import Reason
 
+HOST, LATER = "host", "later"  # decisions about ops that the host runs, or that wait for these
+
+MAX_ITERATIONS = control.MAX_ITERATIONS
 Executable = Callable[[Sequence[Any]], list[Any]]
 CompileStatic = Callable[[Graph], Executable]
 Inner = Callable[[Graph], Executable]  # of a graph whose types are known once it runs
@@ -37,12 +42,14 @@ Inner = Callable[[Graph], Executable]  # of a graph whose types are known once i
 @dataclass(frozen=True)
 class Target:
     """What graphs are compiled with: a compiler of static graphs, which typed ops it takes, how
-    constants are folded before, and how long loops on the host may run."""
+    constants are folded before, how long loops on the host may run, and the context that graphs are
+    specialised in, if that is watched."""
 
     compile: CompileStatic
     native: Callable[[Op], bool]
     policy: FoldPolicy | None = None
-    max_iterations: int = control.MAX_ITERATIONS
+    max_iterations: int = MAX_ITERATIONS
+    ctx: Context | None = None
 
 
 @dataclass
@@ -102,6 +109,8 @@ class _Planner:
             self.native(level.native)
             for op in level.host:
                 self.host(op)
+        for op in parts.rest:
+            self.note(LATER, op, "it is compiled once the host has run what its type depends on")
         if parts.rest:
             operands, results = operands_of(parts.rest), crossing(graph, parts.rest)
             rest = opened(part_graph(graph, parts.rest, operands, results))
@@ -149,12 +158,21 @@ class _Planner:
         run = self.target.compile(part_graph(self.graph, ops, operands, results))
         self.step(run, operands, results)
 
+    def note(self, about: str, op: Op, text: str | Reason) -> None:
+        """Takes down why an op is not compiled with the ops before it."""
+        if self.target.ctx is not None:
+            self.target.ctx.decline(about, op, text)
+
     def host(self, op: Op) -> None:
         """Runs one op by itself."""
-        if not is_bounded(op) or not all(is_native(v.type) for v in (*op.inputs, *op.outputs) if v):
+        foreign = next((v for v in (*op.inputs, *op.outputs) if v and not is_native(v.type)), None)
+        if not is_bounded(op) or foreign is not None:
+            self.note(HOST, op, why_on_host(op, foreign))
             made = HostOp(op, self.inner, self.target.max_iterations)
             self.step(made, op.inputs, op.outputs)
             return
+        text = "the shape of its result depends on data: it has the largest, until the host cuts it"
+        self.note(HOST, op, text)
         operands = operands_of([op])
         run = self.target.compile(part_graph(self.graph, [op], operands, op.outputs))
         self.step(BoundedOp(op, run), operands, op.outputs)
@@ -177,7 +195,7 @@ class BoundedOp:
 class HostOp:
     """An op that runs on the host; its regions are graphs that are compiled in turn."""
 
-    def __init__(self, op: Op, inner: Inner, max_iterations: int = control.MAX_ITERATIONS):
+    def __init__(self, op: Op, inner: Inner, max_iterations: int = MAX_ITERATIONS):
         self.op, self.max_iterations = op, max_iterations
         self.types = [v.type for v in op.outputs]
         self.bodies = {region: inner(region_graph(region)) for region in op.regions}
@@ -206,6 +224,15 @@ class HostOp:
                 f"{self.op.where()} was inferred to give {type}, but gave "
                 f"{TensorType(kind, value.shape)}"
             )
+
+
+def why_on_host(op: Op, foreign: Value | None) -> str | Reason:
+    """Why an op runs on the host; `foreign` is a value of it that compiled code cannot hold."""
+    if op.defn.form == "region":
+        return "which of its bodies runs, or how often, depends on data; each is compiled apart"
+    if foreign is not None:
+        return Reason("compiled code holds tensors of numbers of known shape, not {}", foreign)
+    return "it has no definition that can be compiled"
 
 
 def is_native(type: Type | None) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from graphc import __version__
 from graphc.backends.llvm_cpu.container import Container, Shapes, pack
@@ -22,13 +22,17 @@ from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.backends.llvm_cpu.target import default_threads, host_target
 from graphc.errors import InternalError, ModelError, UnsupportedError
 from graphc.files import open_regular, write_bytes
-from graphc.ir.expr import Sym
-from graphc.ir.graph import Graph
-from graphc.ir.text.printer import symbols_of
-from graphc.ir.text.type_parser import parse_type
-from graphc.runtime.plans import Executable
+from graphc.ir.types import Type, static_type
 from graphc.runtime.runnable import Runnable, Spec
 from graphc.runtime.verified import Marks
+
+if TYPE_CHECKING:
+    from graphc.ir.graph import Graph
+    from graphc.runtime.plans import Executable
+
+
+Interface = dict[str, Any]
+"""Inputs, outputs and symbols of a model, as JSON."""
 
 
 class SavedModel(Runnable):
@@ -72,12 +76,7 @@ class SavedModel(Runnable):
 def interface(container: Container) -> tuple[list[Spec], list[Spec]]:
     """The inputs and outputs of a saved model; ModelError if what describes them is damaged."""
     with container.understood():
-        declared = container.interface
-        symbols = {n: Sym(n, lo, hi) for n, (lo, hi) in declared["symbols"].items()}
-        inputs, outputs = (
-            [Spec(str(n), None if t is None else parse_type(t, symbols)) for n, t in entries]
-            for entries in (declared["inputs"], declared["outputs"])
-        )
+        inputs, outputs = read_interface(container.interface)
         counts = len(inputs), len(inputs), len(outputs)
         of_images = {
             (len(shapes), len(entry["inputs"]), len(entry["outputs"]) - bool(entry["checks"]))
@@ -86,6 +85,39 @@ def interface(container: Container) -> tuple[list[Spec], list[Spec]]:
         if of_images != {counts}:
             raise ValueError("its parts have other inputs and outputs than it")
     return inputs, outputs
+
+
+def read_interface(declared: Interface) -> tuple[list[Spec], list[Spec]]:
+    """What `described` tells."""
+
+    def type_of(text: str | None) -> Type | None:
+        return None if text is None else static_type(text) or _parsed(text, declared["symbols"])
+
+    inputs, outputs = (
+        [Spec(str(name), type_of(text)) for name, text in declared[side]]
+        for side in ("inputs", "outputs")
+    )
+    return inputs, outputs
+
+
+def _parsed(text: str, symbols: Mapping[str, list]) -> Type:
+    from graphc.ir.expr import Sym  # most models need no symbols
+    from graphc.ir.text.type_parser import parse_type
+
+    return parse_type(text, {n: Sym(n, low, high) for n, (low, high) in symbols.items()})
+
+
+def described(graph: Graph, inputs: Sequence[Spec], outputs: Sequence[Spec]) -> Interface:
+    """The interface of a model, as files tell it."""
+    from graphc.ir.text.printer import symbols_of
+
+    return {
+        "graphc": __version__,
+        "model": graph.name,
+        "symbols": {n: [s.lo, s.hi] for n, s in symbols_of(graph).items()},
+        "inputs": [[s.name, None if s.type is None else str(s.type)] for s in inputs],
+        "outputs": [[s.name, None if s.type is None else str(s.type)] for s in outputs],
+    }
 
 
 def save(
@@ -106,7 +138,7 @@ def save(
                 "only models for the CPU without parts on the host can be saved (for a GPU: "
                 "graphc compile --target cuda -o FOLDER)"
             )
-        if len(shapes) != len(inputs) or not all(map(_is_shape, shapes)):
+        if len(shapes) != len(inputs) or not is_shapes(shapes):
             raise UnsupportedError(
                 "the model depends on the contents of its inputs: bind them (values=, --set)"
             )
@@ -115,18 +147,12 @@ def save(
         raise UnsupportedError(
             "nothing is compiled yet: fix the shapes of the inputs, or run the model first"
         )
-    described = {
-        "graphc": __version__,
-        "model": graph.name,
-        "symbols": {n: [s.lo, s.hi] for n, s in symbols_of(graph).items()},
-        "inputs": [[s.name, None if s.type is None else str(s.type)] for s in inputs],
-        "outputs": [[s.name, None if s.type is None else str(s.type)] for s in outputs],
-    }
-    write_bytes(path, *pack(images, described))
+    write_bytes(path, *pack(images, described(graph, inputs, outputs)))
 
 
-def _is_shape(key: Any) -> bool:
-    return isinstance(key, tuple) and all(isinstance(d, int) for d in key)
+def is_shapes(key: tuple) -> bool:
+    """Whether a key of an executable is the shapes of inputs, and nothing of their contents."""
+    return all(isinstance(s, tuple) and all(isinstance(d, int) for d in s) for s in key)
 
 
 def load(path: str | os.PathLike, threads: int | None = None) -> SavedModel:

@@ -1,20 +1,17 @@
 """Which saved models were found whole before, so that weights are not read just to be checked.
 
 A mark in the cache of compiled code says so of one image in one file. It is bound to the file's
-device, inode, size and times. The system sets the time of change (ctime) at every write and lets
-nobody set it back, so a file that was written to has no mark. A file that changed within the last
-RECENT seconds gets none, as clocks of file systems are coarse: a write that follows could leave the
-same time. Damage beneath the file system is for the disk to detect.
+identity (files.py), so a file that was written to has no mark. A file that changed within the last
+few seconds gets none: a write that follows could leave the same time. Damage beneath the file
+system is for the disk to detect.
 """
 
 from __future__ import annotations
 
 import os
-import time
 
 from graphc.backends.cache import cache_key, default_cache
-
-RECENT = 5.0  # seconds
+from graphc.files import identity, is_settled
 
 
 class Marks:
@@ -22,11 +19,7 @@ class Marks:
 
     def __init__(self, file: int):
         status = os.fstat(file)
-        self.identity = ":".join(
-            str(getattr(status, name))
-            for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
-        )
-        self.is_recent = time.time_ns() - status.st_ctime_ns < RECENT * 1e9
+        self.identity, self.is_settled = identity(status), is_settled(status)
 
     def has(self, image: object) -> bool:
         """Whether an image of the file, known by its shapes, was found whole."""
@@ -36,7 +29,7 @@ class Marks:
     def add(self, image: object) -> None:
         """Remembers that an image was found whole."""
         cache = default_cache()
-        if cache is not None and not self.is_recent:
+        if cache is not None and self.is_settled:
             cache.put(self._key(image), b"whole")
 
     def _key(self, image: object) -> str:

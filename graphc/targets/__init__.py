@@ -34,7 +34,7 @@ def configured(
     cls = lookup(target) if isinstance(target, str) else type(target)
     given = {}
     for name, value in options.items():
-        owner = cls if name in options_of(cls) else owner_of(name)
+        owner = owner_of(name, cls)
         if owner is None:
             known = ", ".join([*others, *options_of(cls)])
             raise ModelError(f"there is no option {name!r}; there are {known}")
@@ -47,6 +47,9 @@ def configured(
     return cls(**given) if isinstance(target, str) else replace(target, **given)
 
 
-def owner_of(option: str, command: str | None = None) -> type[Target] | None:
-    """The first target that has an option."""
-    return next((cls for cls in TARGETS.values() if option in options_of(cls, command)), None)
+def owner_of(
+    option: str, preferred: type[Target], command: str | None = None
+) -> type[Target] | None:
+    """The target that has an option: the preferred one if it does, else the first."""
+    having = (cls for cls in (preferred, *TARGETS.values()) if option in options_of(cls, command))
+    return next(having, None)

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 PLAIN = "checks, decompose, fold, cse, dce"
 """A pipeline for machines of plain loops: a kernel for each operator."""
+CHECKS = ("on", "off")  # whether compiled code checks indices and lengths of data
+MODES = ("any", "exact", "auto")  # how a model of open shape runs (runtime/tiers.py)
+RTOL = 1e-4
+"""The largest error of results in float32, relative to their range, that is expected."""
 PREPARING = "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce"
 """What most pipelines have in front of layouts and fusion."""
 
@@ -59,6 +63,8 @@ class Target:
     """Whether `write` makes folders, whose names have none of these suffixes."""
     alone: ClassVar[bool] = False
     """Whether programs have no host beside them: a model is one program, verified as it is."""
+    open_sizes: ClassVar[bool] = False
+    """Whether programs may be of open shape: kernels whose sizes are known at run time."""
     keeps_integers: ClassVar[bool] = False
     """Whether quantised weights stay so while graphs are typed: for a pipeline with `integers`."""
 
@@ -76,6 +82,11 @@ class Target:
             raise ModelError(f"{f.name} must be {f.metadata['what']}, found {value!r}")
 
     # ---------------------------------------------------------------- what code is made for
+
+    @classmethod
+    def devices(cls) -> dict[str, dict[str, Any]]:
+        """The devices of onnx.backend that are this target, each with options that it sets."""
+        return {cls.name.upper(): {}}
 
     @cached_property
     def machine(self) -> Machine:
@@ -114,9 +125,9 @@ class Target:
     @property
     def rtol(self) -> float:
         """The largest error of results, relative to their range, that is expected."""
-        return 1e-4
+        return RTOL
 
-    def roofline(self) -> roofline.Machine | None:
+    def roofline(self) -> roofline.Peaks | None:
         """The peaks of its machine; None: those of this one, which can be measured."""
         return None
 

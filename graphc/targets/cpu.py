@@ -28,6 +28,7 @@ class Cpu(Target):
     forms = {"llvm": ".ll", "asm": ".s"}  # noqa: RUF012 (a table)
     files = (".so", ".o", ".gcm")
     keeps_integers = True
+    open_sizes = True
 
     @cached_property
     def machine(self) -> Machine:
@@ -44,23 +45,24 @@ class Cpu(Target):
     def strategies(self) -> Sequence[Strategy]:
         from graphc.backends.llvm_cpu.strategies import strategies
 
-        return strategies()
+        return strategies(self.machine)
 
     def conventions(self) -> Conventions:
         from graphc.backends.llvm_cpu.strategies import conventions
 
-        return conventions()
+        return conventions(self.machine)
 
     def compiler(self, build: Build) -> CompileStatic:
         from graphc.backends.llvm_cpu.artifact import cached_image
+        from graphc.backends.llvm_cpu.codegen import compile_program
         from graphc.backends.llvm_cpu.memory import Scratch
-        from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program
+        from graphc.backends.llvm_cpu.runtime import NativeModel
 
         scratch = Scratch()
 
         def compile_static(graph: Graph) -> Executable:
             key = build.key(graph)
-            if key is None:
+            if key is None or graph.symbols:
                 image = compile_program(build.program(graph))
             else:
                 image = cached_image(graph, key, lambda: build.program(graph))
@@ -69,8 +71,8 @@ class Cpu(Target):
         return compile_static
 
     def emit(self, program: Program, form: str) -> str:
+        from graphc.backends.llvm_cpu.codegen import PIPELINE, llvm_text
         from graphc.backends.llvm_cpu.jit import assembly
-        from graphc.backends.llvm_cpu.runtime import PIPELINE, llvm_text
 
         text = llvm_text(program)
         return text if form == "llvm" else assembly(text, pipeline=PIPELINE)
@@ -99,7 +101,7 @@ class Cpu(Target):
 
     def write_program(self, program: Program, path: Path) -> None:
         from graphc.backends.llvm_cpu import aot
-        from graphc.backends.llvm_cpu.runtime import compile_program
+        from graphc.backends.llvm_cpu.codegen import compile_program
 
         if path.suffix not in (".so", ".o"):
             raise ModelError(f"-o {path}: a planned program becomes a .so or .o (or see --emit)")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphc.errors import ModelError, UnsupportedError
-from graphc.targets.base import Job, Target, option, register_target
+from graphc.ir.machine import PRECISIONS
+from graphc.targets.base import RTOL, Job, Target, option, register_target
 
 if TYPE_CHECKING:
     from graphc.analysis import roofline
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from graphc.ir.program import Program
     from graphc.passes.lower.program import Conventions, Strategy
     from graphc.runtime.plans import Executable
-
-PRECISIONS = ("f32", "tf32", "f16", "bf16")
 
 
 def archs(text: str) -> str:
@@ -65,6 +64,10 @@ class Cuda(Target):
     forms = {"cuda": ".cu"}  # noqa: RUF012 (a table)
     folder = True
     keeps_integers = True
+
+    @classmethod
+    def devices(cls) -> dict[str, dict[str, Any]]:
+        return {"CUDA": {}, "SIMULATOR": {"simulate": True}}
 
     @cached_property
     def machine(self) -> Machine:
@@ -115,9 +118,9 @@ class Cuda(Target):
 
     @property
     def rtol(self) -> float:
-        return 1e-4 if self.precision == "f32" else 1e-2
+        return RTOL if self.precision == "f32" else 1e-2
 
-    def roofline(self) -> roofline.Machine | None:
+    def roofline(self) -> roofline.Peaks | None:
         from graphc.backends.cuda.roofline import gpu_machine
 
         return gpu_machine(self.arch)
@@ -209,15 +212,18 @@ class Cuda(Target):
 
 @dataclass(frozen=True)
 class Text(Cuda):
-    """The text of kernels, which needs no GPU."""
+    """The same target where no GPU is needed: kernels are emitted, and never run."""
 
     def attached(self) -> Target:
         return self
 
     def load(self, program: Program) -> Executable:
-        text = self.emit(program, "cuda")
+        self.emit(program, "cuda")  # so that what cannot be printed is refused now
 
         def run(values: Sequence[Any]) -> list[Any]:
-            raise UnsupportedError(f"{len(text)} characters of CUDA C are not run here")
+            raise UnsupportedError(
+                "the outputs of a GPU are needed to go on, and this command runs none: add "
+                "--simulate, or fix the shapes and values that depend on them (--dim, --set)"
+            )
 
         return run

@@ -33,7 +33,7 @@ from worker import Worker, add_bounds
 from graphc import driver
 from graphc.backends import c99, cuda, micro_c
 from graphc.backends.cuda.bundle import bundle_files
-from graphc.backends.llvm_cpu.runtime import llvm_text
+from graphc.backends.llvm_cpu.codegen import llvm_text
 from graphc.errors import GraphcError, InternalError, ModelError, UnsupportedError
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.graph import Graph

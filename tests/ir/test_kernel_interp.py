@@ -187,9 +187,10 @@ def _check(op, result, operands, rng):
     np.testing.assert_array_equal(found.astype(kind), expected.astype(kind), err_msg=op.name)
 
 
-_BITWISE = {"band", "bor", "bxor", "shl", "shr", "bnot"}
+_BITWISE = {"band", "bor", "bxor", "shl", "shr", "shr_rounded", "bnot"}
 _ON_INTEGERS = {
     "neg", "abs", "sign", "add", "sub", "mul", "div", "floordiv", "mod", "rem", "min", "max",
+    "clamp",
     *_BITWISE,
 }  # fmt: skip
 
@@ -200,8 +201,8 @@ def _applies(op, dtype) -> bool:
         return op.name != "bitcast"
     if op.rule == "logic" or dtype is dtypes.boolean:
         return op.rule == "logic" and dtype is dtypes.boolean
-    if op.rule == "float32":
-        return dtype is dtypes.f32
+    if op.rule in scalar_ops.ONLY:
+        return dtype is scalar_ops.ONLY[op.rule]
     if op.rule == "select" or op.name in ("pow", "fma"):
         return False
     return op.name in _ON_INTEGERS if dtype.is_integer else op.name not in _BITWISE
@@ -213,7 +214,7 @@ def test_scalars_agree_with_the_table(dtype):
     for op in scalar_ops.TABLE.values():
         if not _applies(op, dtype):
             continue
-        same = dtype if op.rule in ("same", "float32") else dtypes.boolean
+        same = dtype if op.rule in ("same", *scalar_ops.ONLY) else dtypes.boolean
         for result in _DTYPES if op.rule == "cast" else [same]:
             _check(op, result, [dtype] * op.arity, rng)
 

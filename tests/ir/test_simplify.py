@@ -10,7 +10,19 @@ import pytest
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index
 from graphc.ir.dtypes import boolean, i8, i64
-from graphc.ir.expr import Const, Expr, Index, Load, Sym, call, maximum, minimum, select
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Sym,
+    call,
+    maximum,
+    minimum,
+    select,
+    walk,
+)
 from graphc.ir.interp import evaluate
 from graphc.ir.simplify import bounds, simplify
 
@@ -169,3 +181,71 @@ def test_arithmetic_on_data_is_not_multiplied_out():
     assert simplify(total).dtype is i64
     assert bounds(total) == (-math.inf, math.inf)
     assert not isinstance(simplify(power < total), Const)
+
+
+# ---------------------------------------------------------------- sizes at run time
+
+S, T = Sym("S", 1, 512), Sym("T", 1, 64)
+
+
+def test_index_arithmetic_over_sizes_needs_no_division():
+    i, j, k = Index("i", T), Index("j", S), Index("k", 768)
+    assert simplify((i * S + j) // S) is i
+    assert simplify((i * S + j) % S) is j
+    assert simplify(((i * S + j) * 768 + k) // (S * 768)) is i
+    assert simplify(((i * S + j) * 768 + k) % (S * 768)) is simplify(j * 768 + k)
+    half = (S - 1) // 2 + 1
+    h = Index("h", half)
+    assert simplify((i * half + h) // half) is i
+    assert simplify((i * half + h) % half) is h
+    p = Index("p", simplify(T * S))
+    assert simplify((p // S) * S * 768 + (p % S) * 768) is simplify(p * 768)
+    assert simplify((T * S - 1) // S) is simplify(T - 1)
+
+
+@pytest.mark.parametrize(
+    "low, high, holds",
+    [(1, 512, True), (0, 512, False)],
+)
+def test_divisions_by_a_size_that_may_be_zero_stay(low, high, holds):
+    size = Sym("S", low, high)
+    e = (Index("i", 4) * size + Index("j", 3)) // size
+    assert (simplify((Index("i", 4) * size) // size) is Index("i", 4)) is holds
+    assert any(isinstance(n, Call) and n.op.name == "floordiv" for n in walk(simplify(e)))
+
+
+def test_comparisons_are_decided_for_all_sizes_or_not_at_all():
+    i, j = Index("i", T), Index("j", S)
+    assert simplify(i * S + j < T * S) is Const(True)
+    assert not isinstance(simplify(i * S + j < T * S - 1), Const)
+    assert simplify(S * T - S >= 0) is Const(True)
+    assert not isinstance(simplify(S * T - S > 0), Const)
+    assert simplify(minimum(j, S - 1)) is j
+
+
+def test_simplified_arithmetic_over_sizes_has_the_same_value():
+    dice = random.Random(1)
+    for _ in range(300):
+        e = _random_over_sizes(dice, 3)
+        simple = simplify(e)
+        for s, t in ((1, 1), (2, 64), (512, 1), (512, 64), (7, 5)):
+            values = {
+                S: s,
+                T: t,
+                Index("i", T): dice.randrange(t),
+                Index("j", S): dice.randrange(s),
+            }
+            mapping = {k: Const(v) for k, v in values.items()}
+            assert simplify(e, mapping) is simplify(simple, mapping), (e, simple, values)
+
+
+def _random_over_sizes(dice, depth):
+    if depth == 0:
+        leaves = (S, T, Index("i", T), Index("j", S), Const(dice.randrange(-3, 9)))
+        return dice.choice(leaves)
+    a, b = (_random_over_sizes(dice, dice.randrange(depth)) for _ in range(2))
+    size = dice.choice((S, T, S * T, (S - 1) // 2 + 1, S * 4))
+    kinds = (lambda: a + b, lambda: a - b, lambda: a * b, lambda: a // size, lambda: a % size,
+             lambda: minimum(a, b), lambda: (a * size + b) // size, lambda: (a * size + b) % size,
+             lambda: (a // size) * size + a % size)  # fmt: skip
+    return dice.choice(kinds)()

@@ -10,6 +10,8 @@ from quantised_models import QuantisedModel, convolution, dense, residual
 import graphc
 from graphc import driver
 from graphc.ir.interp import interpret
+from graphc.passes.manager.context import Context
+from graphc.passes.manager.journal import Journal
 
 CASES = {
     "padded": lambda t: convolution(t, pads=[1, 1, 1, 1]),
@@ -23,9 +25,9 @@ CASES = {
 
 
 def rewritten(model):
-    settings = driver.Settings()
+    settings = driver.Settings(context=Context(journal=Journal()))
     graph = driver.optimise(driver.typed(model), settings, "integers, fold, dce")
-    return graph, settings.context.diagnostics
+    return graph, settings.context
 
 
 def reference(model: QuantisedModel) -> list[np.ndarray]:
@@ -60,17 +62,17 @@ def test_leaves_integers_only(name):
 def test_says_why_not():
     model = QuantisedModel()
     total = model.node("LpNormalization", model.activation((1, 5)))
-    graph, diagnostics = rewritten(model.build(model.quantise(total, 0.01, -128)))
-    assert "LpNormalization has no integer form" in diagnostics.explain("integer-inference")
+    graph, context = rewritten(model.build(model.quantise(total, 0.01, -128)))
+    assert "LpNormalization has no integer form" in context.explain("integer-inference")
 
 
 def test_values_used_elsewhere_stay():
     model = QuantisedModel()
     total = model.node("Conv", model.activation((1, 2, 4, 4)), model.weights((3, 2, 1, 1)))
     one, two = model.quantise(total, 0.1), model.quantise(total, 0.3)
-    graph, diagnostics = rewritten(model.build(one, two))
+    graph, context = rewritten(model.build(one, two))
     assert any(op.name == "Conv" for op in graph.ops)
-    assert "used elsewhere" in diagnostics.explain("integer-inference")
+    assert "used elsewhere" in context.explain("integer-inference")
 
 
 MASKED = """graph @masked(%a: i8[256,1], %b: i8[1,256]) -> i8[256,256] phase typed {

@@ -14,6 +14,7 @@ from graphc.ir.interp import interpret
 from graphc.ir.text.parser import parse_graph
 from graphc.passes import Context, P, const, opt, parse_pipeline, rest, rule, run_pipeline, var
 from graphc.passes.manager.bisect import bisect
+from graphc.passes.manager.journal import Journal
 from graphc.passes.rewriter import RULES, apply_rules
 
 x, y, b = var("x y b")
@@ -87,13 +88,13 @@ def test_a_rule_of_ones_own(scratch_rules):
         '%w = Max(%a, %m) : f32[4] loc("bottom")',
         "%y, %w",
     )
-    before, ctx = clone_graph(graph), Context(fuel=None)
+    before, ctx = clone_graph(graph), Context(journal=Journal())
     run_pipeline(graph, "rewrite{group=mine}, dce", ctx)
     value = graph.results[0]
     assert value.name == "y" and value.producer.inputs[0] is graph.params[0]
     assert value.producer.loc == ("act", "top"), "the new op knows all nodes it came from"
     assert ctx.diagnostics.fired["relu-of-max"] == 1
-    assert ctx.diagnostics.explain("relu-of-max").splitlines() == [
+    assert ctx.explain("relu-of-max").splitlines() == [
         "relu-of-max: fired 1 times",
         '  Max "bottom": the bound is negative',
     ]

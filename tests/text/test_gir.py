@@ -41,6 +41,7 @@ from graphc.ir.verify.kernels import verify_kernel
 from graphc.passes import Context, PassManager, parse_pipeline
 from graphc.passes.manager.context import AnyTarget
 from graphc.passes.manager.hooks import Verify, difference
+from graphc.passes.manager.journal import Journal
 from graphc.targets import lookup
 
 FOLDER = Path(__file__).parent
@@ -161,7 +162,7 @@ def check_declines(case: Case, source: Graph, section: Section, inputs) -> None:
     _, ctx = run_passes(source, section.option)
     for line in filter(None, map(str.strip, section.lines)):
         rule, _, reason = line.partition(": ")
-        assert reason in ctx.diagnostics.explain(rule)
+        assert reason in ctx.explain(rule)
 
 
 def check_error(case: Case, source: Graph, section: Section, inputs) -> None:
@@ -184,7 +185,7 @@ def run_passes(source: Graph, pipeline: str) -> tuple[Graph, Context]:
     if pipeline.startswith("for "):
         name, pipeline = pipeline.removeprefix("for ").split(": ", 1)
         target = lookup(name)()
-    graph, ctx = clone_graph(source), Context(target, fuel=None)
+    graph, ctx = clone_graph(source), Context(target, journal=Journal())
     PassManager(parse_pipeline(pipeline), [Verify()]).run(graph, ctx)
     return graph, ctx
 

@@ -11,7 +11,8 @@ import numpy as np
 from graphc.backends.c99.emit import emit
 from graphc.backends.cfamily.hostcc import shared_library
 from graphc.errors import ModelError
-from graphc.ir.program import Program, judged
+from graphc.ir.checks import judged
+from graphc.ir.program import Program
 from graphc.ir.types import TensorType
 
 FLAGS = ("-std=c99", "-O1", "-ffp-contract=off", "-Wall", "-Wextra")

@@ -13,10 +13,10 @@ from graphc.backends.cfamily.float_rules import double_check, float_rules
 from graphc.backends.cfamily.names import comment
 from graphc.backends.cfamily.printer import Unit, size_values
 from graphc.backends.cfamily.spell import storage_type
-from graphc.errors import InternalError
+from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.kernel import Buffer
 from graphc.ir.program import Program, Slot, Step
-from graphc.passes.kernel.prepare import without_tf32
+from graphc.passes.kernel.prepare import for_c
 
 INCLUDES = "#include <float.h>\n#include <math.h>\n#include <stdint.h>\n"
 HEADER = """\
@@ -25,9 +25,12 @@ int run(const void *const *inputs, void *const *outputs, void *arena, const void
 
 
 def emit(program: Program) -> str:
-    """The C text; UnsupportedError if a kernel uses what C lacks (strings, complex numbers)."""
+    """The C text; UnsupportedError for sizes, or if a kernel uses what C lacks (strings, complex
+    numbers)."""
+    if program.sizes:
+        raise UnsupportedError(f"{program.name}: plain C takes no sizes at run time; fix them")
     unit = Unit()
-    names = {name: unit.kernel(without_tf32(kernel)) for name, kernel in program.kernels.items()}
+    names = {name: unit.kernel(for_c(kernel)) for name, kernel in program.kernels.items()}
     unit.functions.append(_entry(program, names))
     title = comment(
         f"{program.name}: {len(program.steps)} steps, arena {program.arena_bytes} bytes"

@@ -20,7 +20,7 @@ from graphc.backends.cuda.printer import INDEX, LaunchPrinter, device_helpers
 from graphc.ir.kernel import Kernel
 from graphc.ir.program import Program, Slot, Step
 from graphc.ir.types import TensorType
-from graphc.passes.kernel.prepare import without_tf32
+from graphc.passes.kernel.prepare import for_c
 
 MAX_NAMED = 4  # steps whose nodes are named before a kernel that many steps share
 INCLUDES = "#include <math.h>\n#include <stdint.h>\n"
@@ -77,7 +77,7 @@ def emit(program: Program) -> CudaSource:
     misplaced = {s.kernel for s in program.steps if any(x.offset % VECTOR_BYTES for x in s.slots)}
     for name, kernel in program.kernels.items():
         entries[name] = []
-        for launch in launches(shorten(without_tf32(_with_nodes(kernel, program)))):
+        for launch in launches(shorten(for_c(_with_nodes(kernel, program)))):
             function = identifier(launch.kernel.name, taken)
             taken.add(function)
             printer = LaunchPrinter(

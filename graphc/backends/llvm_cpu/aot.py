@@ -15,8 +15,7 @@ from pathlib import Path
 
 from graphc.backends.block import Block
 from graphc.backends.cfamily.names import comment, prefix, text_literal
-from graphc.backends.llvm_cpu.emit_program import INVOKE
-from graphc.backends.llvm_cpu.image import Image
+from graphc.backends.llvm_cpu.image import INVOKE, Image
 from graphc.backends.llvm_cpu.jit import compile_module
 from graphc.backends.llvm_cpu.memory import ALIGNMENT
 from graphc.backends.llvm_cpu.pool import pool_object

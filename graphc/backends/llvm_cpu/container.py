@@ -34,8 +34,7 @@ from graphc.backends.llvm_cpu.memory import ALIGNMENT
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.checks import Check
-from graphc.ir.text.type_parser import parse_type
-from graphc.ir.types import TensorType
+from graphc.ir.types import TensorType, static_type
 
 FORMAT = 3
 _NAME = b"graphc\x00"
@@ -270,8 +269,8 @@ def _checks(entries: list, outputs: tuple[tuple[str, TensorType], ...]) -> tuple
 def _interface(entries: list) -> tuple[tuple[str, TensorType], ...]:
     tensors = []
     for name, text in entries:
-        type = parse_type(text)
-        if not isinstance(type, TensorType) or not type.is_static:
+        type = static_type(text)
+        if type is None:
             raise ValueError(f"{text} is not a static tensor")
         _natural(math.prod(type.static_shape) * type.dtype.size)
         tensors.append((str(name), type))

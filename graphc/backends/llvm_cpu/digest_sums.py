@@ -11,7 +11,7 @@ import numpy as np
 
 from graphc.backends.cache import default_cache
 from graphc.backends.digests import CHUNK, chunk_sums, factors
-from graphc.backends.llvm_cpu.jit import Library, cached_object, load_object
+from graphc.backends.llvm_cpu.objects import Library, cached_object, load_object
 from graphc.backends.llvm_cpu.target import host_target
 
 FUNCTION = "graphc_digest_sums"

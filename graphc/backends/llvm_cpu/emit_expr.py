@@ -18,19 +18,23 @@ from graphc.errors import InternalError
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import DType, boolean, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, free_indices, substitute, walk
+from graphc.ir.extents import is_below
 from graphc.ir.known_lanes import KnownLanes, known_lanes
-from graphc.ir.simplify import bounds, simplify
+from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim
 
 
 @dataclass
 class Storage:
-    """Where a buffer lives. `lanes` > 1: a private copy per lane, elements are vectors."""
+    """Where a buffer lives. `lanes` > 1: a private copy per lane, elements are vectors. A local
+    array `in_registers` has whole vectors."""
 
     pointer: str
     dtype: DType
-    elements: int
+    elements: Dim
     local: bool = False
     lanes: int = 1
+    in_registers: bool = False
 
 
 @dataclass
@@ -42,6 +46,8 @@ class ExprEmitter(ScalarEmitter):
     vector: Index | None = None
     lanes: int = 1
     masks: list[Typed | None] = field(default_factory=lambda: [None])
+    kept: dict[Expr, Typed] = field(default_factory=dict)  # values that no store changes
+    active: Typed | None = None  # the lanes that do something, if not all do
     unsafe: dict[Expr, bool] = field(default_factory=dict)
     always: dict[Expr, frozenset[Expr]] = field(default_factory=dict)
 
@@ -49,7 +55,19 @@ class ExprEmitter(ScalarEmitter):
 
     def new_statement(self) -> None:
         """Forgets values that a store may have changed."""
-        self.memo, self.masks, self.unsafe, self.always = [{}], [None], {}, {}
+        self.memo, self.masks, self.unsafe, self.always = [dict(self.kept)], [None], {}, {}
+
+    def enter_lanes(self, vector: Index, lanes: int, end: Typed) -> None:
+        """What follows is in lanes of a vector, of which only those below `end` do something."""
+        self.vector, self.lanes = vector, lanes
+        iota, limit = self._iota(), self.splat(end, lanes)
+        self.active = self.op(f"icmp slt {iota.type} {iota.text}, {limit.text}", boolean, lanes)
+        self.new_statement()
+
+    def leave_lanes(self) -> None:
+        """What follows is scalar again."""
+        self.vector, self.lanes, self.active = None, 1, None
+        self.new_statement()
 
     def value(self, node: Expr) -> Typed:
         """The value of an expression, computed once. One that reads nothing under a condition is
@@ -96,8 +114,7 @@ class ExprEmitter(ScalarEmitter):
 
     def _may_miss(self, node: Load) -> bool:
         """Whether a load may be out of bounds, for all that is known."""
-        low, high = bounds(self._offset(node))
-        return low < 0 or high >= self.storage[node.source].elements
+        return not is_below(self._offset(node), self.storage[node.source].elements)
 
     def depends(self, node: Expr) -> bool:
         """Whether a value differs between lanes."""
@@ -183,13 +200,13 @@ class ExprEmitter(ScalarEmitter):
             return self._plain_load(storage, self.element_pointer(storage, self.value(offset)),
                                     storage.lanes)  # fmt: skip
         mask = self.masks[-1]
-        if mask is not None:
-            low, high = bounds(offset)
-            if low >= 0 and high < storage.elements:
-                mask = None
+        if mask is not None and not self._may_miss(node):
+            mask = None
         if mask is not None and mask.lanes == 1 and not self.depends(offset):
             safe = self.op(f"select i1 {mask.text}, i64 {self.value(offset).text}, i64 0", i64, 1)
             return self._plain_load(storage, self.element_pointer(storage, safe), 1)
+        if self.active is not None and self.depends(offset) and not storage.in_registers:
+            mask = self._both(self.active, mask)
         pointer, stride = self.address(storage, offset)
         if stride == 0 and mask is None:
             return self._plain_load(storage, pointer, 1)
@@ -294,6 +311,9 @@ class ExprEmitter(ScalarEmitter):
             self._write(storage, pointer, self.splat(result, storage.lanes))
             return
         pointer, stride = self.address(storage, offset)
+        if self.active is not None and stride == 1:
+            self._masked_write(storage, pointer, self.splat(result, self.lanes))
+            return
         if self.vector is not None and stride not in (0, 1):
             self._scatter(storage, offset, self.splat(result, self.lanes))
             return
@@ -313,13 +333,30 @@ class ExprEmitter(ScalarEmitter):
         value = self._to_memory(value)
         self.line(f"store {value.type} {value.text}, ptr {pointer}, align {storage.dtype.size}")
 
+    def _masked_write(self, storage: Storage, pointer: str, value: Typed) -> None:
+        """Stores the active lanes. An array in registers is written whole."""
+        assert self.active is not None
+        if storage.in_registers:
+            old, bits = self._plain_load(storage, pointer, self.lanes), self.active
+            both = f"{value.type} {value.text}, {old.type} {old.text}"
+            mixed = self.op(f"select {bits.type} {bits.text}, {both}", value.dtype, self.lanes)
+            self._write(storage, pointer, mixed)
+            return
+        value = self._to_memory(value)
+        kind = spell.suffix(spell.storage_type(storage.dtype), self.lanes)
+        name = f"llvm.masked.store.{kind}.p0"
+        bits = self.active
+        self.declare(f"declare void @{name}({value.type}, ptr, i32, {bits.type})")
+        self.line(f"call void @{name}({value.type} {value.text}, ptr {pointer}, "
+                  f"i32 {storage.dtype.size}, {bits.type} {bits.text})")  # fmt: skip
+
     def _scatter(self, storage: Storage, offset: Expr, value: Typed) -> None:
         value, lanes = self._to_memory(value), self.lanes
         pointers = self.lane_pointers(storage, offset)
         element = spell.storage_type(storage.dtype)
         name = f"llvm.masked.scatter.{spell.suffix(element, lanes)}.v{lanes}p0"
         self.declare(f"declare void @{name}({value.type}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
-        bits = self.splat(Typed("true", boolean), lanes)
+        bits = self.active or self.splat(Typed("true", boolean), lanes)
         self.line(f"call void @{name}({value.type} {value.text}, <{lanes} x ptr> {pointers}, "
                   f"i32 {storage.dtype.size}, {bits.type} {bits.text})")  # fmt: skip
 
@@ -363,15 +400,17 @@ class ExprEmitter(ScalarEmitter):
             f"{other.type} {other.text}", node.dtype, lanes,
         )  # fmt: skip
 
+    def _both(self, mask: Typed, outer: Typed | None) -> Typed:
+        """Where a mask holds, and one around it if there is one."""
+        if outer is None:
+            return mask
+        pair, lanes = self.align([outer, mask])
+        return self._logic("and", pair, lanes)
+
     def _guarded(self, condition: Typed, node: Expr) -> Typed:
         if not self.is_unsafe(node):
             return self.value(node)
-        outer = self.masks[-1]
-        mask = condition
-        if outer is not None:
-            pair, lanes = self.align([outer, condition])
-            mask = self._logic("and", pair, lanes)
-        self.masks.append(mask)
+        self.masks.append(self._both(condition, self.masks[-1]))
         self.memo.append({})
         result = self.value(node)
         self.memo.pop()

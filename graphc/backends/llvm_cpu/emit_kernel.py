@@ -18,7 +18,8 @@ from graphc.backends.llvm_cpu.emit_transpose import emit_transpose
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr, walk
+from graphc.ir.expr import Call, Const, Expr, Index, Load, Sym, as_expr, symbols, walk
+from graphc.ir.extents import as_dim, is_of_sizes
 from graphc.ir.instructions import DOT4, TRANSPOSE
 from graphc.ir.kernel import (
     Alloc,
@@ -35,8 +36,10 @@ from graphc.ir.kernel import (
     exprs,
     map_stmt,
     substitute_body,
+    walk_stmts,
 )
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim
 
 OPEN_EXTENT = 16  # iterations that a loop without a known end is taken to make
 
@@ -45,12 +48,13 @@ OPEN_EXTENT = 16  # iterations that a loop without a known end is taken to make
 class Phase:
     """A function `name(ptr args, i64 begin, i64 end)`; extent 1 and not parallel: call (0, 1).
 
-    `work` estimates the scalar or vector operations of the whole phase (see `operations`)."""
+    `work` estimates the scalar or vector operations of the whole phase (see `operations`). Both are
+    expressions over the sizes of the kernel where they depend on these."""
 
     name: str
-    extent: int
+    extent: Dim
     parallel: bool
-    work: int = 0
+    work: Dim = 0
 
 
 @dataclass
@@ -70,30 +74,33 @@ def emit_kernel(kernel: Kernel, declarations: Declarations) -> tuple[list[Phase]
     phases, texts = [], []
     for number, (parallel, body) in enumerate(_phases(kernel)):
         name = f"{spell.global_name(kernel.name)}.{number}"
-        extent = 1
+        extent: Dim = 1
         if parallel:
             (loop,) = body
             assert isinstance(loop, For)
-            if not isinstance(loop.extent, int):
-                raise InternalError(f"parallel loop of {kernel.name} has no constant extent")
             extent = loop.extent
         texts.append(_Function(kernel, name, declarations).text(body, parallel))
         phases.append(Phase(name, extent, parallel, operations(body)))
     return phases, "\n".join(texts)
 
 
-def operations(body: Body) -> int:
+def operations(body: Body) -> Dim:
     """About how many operations a body executes; one on a whole vector counts as one."""
-    total = 0
+    total: Dim = 0
     for stmt in body:
-        inner = sum(map(operations, bodies(stmt)))
+        inner: Dim = sum(map(operations, bodies(stmt)))
         if isinstance(stmt, For) and stmt.kind != "vector":
-            inner *= stmt.extent if isinstance(stmt.extent, int) else OPEN_EXTENT
+            inner = as_dim(inner * _trips(stmt.extent))
         elif isinstance(stmt, While):
             inner *= OPEN_EXTENT
         nodes = {n for e in exprs(stmt) for n in walk(e) if isinstance(n, (Call, Load))}
         total += inner + len(nodes)
     return total
+
+
+def _trips(extent: Dim) -> Dim:
+    """The iterations of a loop as far as sizes tell."""
+    return extent if is_of_sizes(extent) else OPEN_EXTENT
 
 
 def _phases(kernel: Kernel) -> list[tuple[bool, Body]]:
@@ -121,10 +128,11 @@ class _Function:
         self.allocas: list[str] = []
         self.count = 0
         storage = {
-            b.name: Storage(f"%b.{n}", b.dtype, int(b.shape[0]) if b.shape else 1)
+            b.name: Storage(f"%b.{n}", b.dtype, b.shape[0] if b.shape else 1)
             for n, b in enumerate(kernel.params)
         }
         self.expr = ExprEmitter(self.line, self.fresh, declarations.add, storage)
+        self.expr.names.update((s, Typed(f"%s.{n}", i64)) for n, s in enumerate(kernel.sizes))
         self.features = declarations.features
 
     def line(self, text: str) -> None:
@@ -145,6 +153,7 @@ class _Function:
         else:
             self.statements(body)
         params = [f"ptr noalias %b.{n}" for n in range(len(self.kernel.params))]
+        params += [f"i64 %s.{n}" for n in range(len(self.kernel.sizes))]
         inner = ", ".join([*params, "i64 %begin", "i64 %end"])
         return "\n".join(
             [
@@ -164,18 +173,50 @@ class _Function:
             lines.append(f"  %a{n} = getelementptr ptr, ptr %args, i64 {n}")
             lines.append(f"  %p{n} = load ptr, ptr %a{n}")
         passed = ", ".join(f"ptr %p{n}" for n in range(len(self.kernel.params)))
+        passed += self._wrap_sizes(lines, ", " if passed else "")
         comma = ", " if passed else ""
         lines.append(f"  call void {self.name}.body({passed}{comma}i64 %begin, i64 %end)")
         return [*lines, "  ret void", "}"]
 
+    def _wrap_sizes(self, lines: list[str], comma: str) -> str:
+        """Loads the sizes, to which the cell after those of the buffers points; as arguments."""
+        sizes = self.kernel.sizes
+        if not sizes:
+            return ""
+        lines.append(f"  %as = getelementptr ptr, ptr %args, i64 {len(self.kernel.params)}")
+        lines.append("  %sizes = load ptr, ptr %as")
+        for n in range(len(sizes)):
+            lines.append(f"  %z{n} = getelementptr i64, ptr %sizes, i64 {n}")
+            lines.append(f"  %q{n} = load i64, ptr %z{n}")
+        return comma + ", ".join(f"i64 %q{n}" for n in range(len(sizes)))
+
     # ---------------------------------------------------------------- statements
 
     def statements(self, body: Body) -> None:
-        names, storage = dict(self.expr.names), dict(self.expr.storage)
+        names, storage, kept = (
+            dict(self.expr.names), dict(self.expr.storage), dict(self.expr.kept)
+        )  # fmt: skip
+        if self.kernel.sizes:
+            self.keep_divisions(body)
         for stmt in body:
             self.expr.new_statement()
             _EMIT[type(stmt)](self, stmt)
-        self.expr.names, self.expr.storage = names, storage
+        self.expr.names, self.expr.storage, self.expr.kept = names, storage, kept
+
+    def keep_divisions(self, body: Body) -> None:
+        """Divides sizes, and loops by sizes, before inner loops in which that stays the same."""
+        self.expr.new_statement()
+        nodes = dict.fromkeys(n for s in walk_stmts(body) for e in exprs(s) for n in walk(e))
+        for node in nodes:
+            is_division = isinstance(node, Call) and node.op.name in ("floordiv", "mod")
+            if is_division and symbols(node) and all(map(self.is_fixed, walk(node))):
+                self.expr.kept[node] = self.expr.value(node)
+
+    def is_fixed(self, node: Expr) -> bool:
+        """Whether a part of an expression is the same in the whole of the body at hand."""
+        if isinstance(node, Index):
+            return node in self.expr.names and node is not self.expr.vector
+        return isinstance(node, (Call, Const, Sym))
 
     def let(self, stmt: Let) -> None:
         self.expr.names[stmt.ref] = self.expr.value(stmt.value)
@@ -201,7 +242,10 @@ class _Function:
         element = spell.vector_of(spell.storage_type(buffer.dtype), lanes)
         name = f"%m{len(self.allocas)}"
         self.allocas.append(f"  {name} = alloca [{max(elements, 1)} x {element}], align 64")
-        self.expr.storage[buffer.name] = Storage(name, buffer.dtype, elements, True, lanes)
+        in_registers = stmt.scope == "reg"
+        self.expr.storage[buffer.name] = Storage(
+            name, buffer.dtype, elements, True, lanes, in_registers
+        )
 
     def loop(self, stmt: For) -> None:
         kinds = {"unroll": self.unrolled, "vector": self.vectorised}
@@ -224,8 +268,11 @@ class _Function:
             self.statements(_at(stmt, n))
 
     def vectorised(self, stmt: For) -> None:
-        if self.expr.vector is not None or not isinstance(stmt.extent, int):
-            raise InternalError(f"nested or open-ended vector loop over {stmt.var}")
+        if self.expr.vector is not None:
+            raise InternalError(f"nested vector loop over {stmt.var}")
+        if isinstance(stmt.extent, Expr):
+            self.open_vector(stmt, stmt.extent)
+            return
         if stmt.extent == 1:
             self.statements(_at(stmt, 0))
             return
@@ -233,6 +280,20 @@ class _Function:
         self.statements(stmt.body)
         self.expr.vector, self.expr.lanes = None, 1
         self.expr.new_statement()
+
+    def open_vector(self, stmt: For, extent: Expr) -> None:
+        """Lanes 0 .. extent-1 of a vector; nothing if there are none."""
+        end = self.expr.value(extent)
+        number = self.count = self.count + 1
+        test, some, done = self.fresh(), f"some{number}", f"none{number}"
+        self.line(f"{test} = icmp sgt i64 {end.text}, 0")
+        self.line(f"br i1 {test}, label %{some}, label %{done}")
+        self.label(some)
+        self.expr.enter_lanes(stmt.var, stmt.width, end)
+        self.statements(stmt.body)
+        self.expr.leave_lanes()
+        self.line(f"br label %{done}")
+        self.label(done)
 
     def counted_loop(self, var: Index, begin: str, end: str, body: Body, guard: bool) -> None:
         """A bottom-tested loop; `guard` tests once before it for an empty range."""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphc.ir.checks import Check
 from graphc.ir.types import TensorType
 
+if TYPE_CHECKING:
+    from graphc.ir.expr import Sym
+
+INVOKE = "graphc_invoke"
+"""The function that runs a program (see emit_program.py)."""
 Interface = tuple[tuple[str, TensorType], ...]
 
 
@@ -17,7 +23,8 @@ class Image:
     """A program in machine code together with all that a run needs. `code` is an object file for
     `target_key` (see HostTarget.key) that exports emit_program's functions; constants are aligned
     to 64 bytes, in program order; `kernels` are the names of its functions, for people. With
-    `checks`, the last output holds their keys."""
+    `checks`, the last output holds their keys; with `sizes`, dims of inputs and outputs are
+    expressions over them. `entry` is its key in the cache, if it is there."""
 
     name: str
     target_key: str
@@ -29,3 +36,5 @@ class Image:
     kernels: tuple[str, ...] = ()
     steps: int = 0
     checks: tuple[Check, ...] = ()
+    entry: str = ""
+    sizes: tuple[Sym, ...] = ()

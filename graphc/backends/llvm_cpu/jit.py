@@ -1,31 +1,24 @@
-"""LLVM IR text to machine code, and machine code to callable addresses.
+"""LLVM IR text to machine code.
 
-Three steps, each usable alone: `compile_module` (text to the bytes of an object file),
-`load_object` (object bytes to a `Library` of addresses), and `cached_object` around the first.
+`compile_module` makes the bytes of an object file of text; objects.py keeps and loads these, and
+asks `link` where its own loader cannot.
 Vectors are explicit in graphc's IR, so the pass pipeline only cleans up: registers from stack
 slots, common subexpressions, loop-invariant code. No loop is unrolled or vectorised again, and no
 function is inlined. (LLVM's whole module pipeline took two to three times as long and the code it
 made ran no faster, on a transformer layer and on a residual block.)
 
-Invariants: an address got from a `Library` is valid while that library, or a function got from it,
-is alive. Code may refer to C functions of this process (libm, libc, pthread), to the symbols passed
-as `imports`, and to nothing else. Compiling is serialised: LLVM's global context is not made for
-several threads.
+Compiling is serialised: LLVM's global context is not made for several threads.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from threading import RLock
-from typing import Any
 
 import llvmlite.binding as llvm
 
-from graphc.backends.cache import DiskCache, cache_key, default_cache
-from graphc.backends.llvm_cpu.soft_float import SOFT_FLOAT_IR, SYMBOLS
 from graphc.backends.llvm_cpu.target import HostTarget, host_target, target_machine
 from graphc.errors import InternalError
 
@@ -55,54 +48,9 @@ def assembly(text: str, target: HostTarget | None = None, pipeline: str = "full"
         return machine.emit_assembly(_optimised(text, machine, pipeline))
 
 
-def cached_object(
-    text: str, target: HostTarget, cache: DiskCache | None, pipeline: str = "full"
-) -> bytes:
-    """Like compile_module, but looks in the disk cache first; the text itself is the key."""
-    if cache is None:
-        return compile_module(text, target, pipeline)
-    key = cache_key("object", target.key, pipeline, text)
-    data = cache.get(key)
-    if data is None:
-        data = compile_module(text, target, pipeline)
-        cache.put(key, data)
-    return data
-
-
-class Library:
-    """Loaded machine code and the addresses of the functions asked for."""
-
-    def __init__(self, addresses: Mapping[str, int], keep: Iterable[Any]):
-        self._addresses = dict(addresses)
-        self._keep = tuple(keep)  # the code is unmapped when these go
-
-    def address(self, name: str) -> int:
-        """The address of an exported function, as an integer."""
-        return self._addresses[name]
-
-    def function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-        """A ctypes function; it releases the GIL while it runs and keeps this library alive."""
-        function = ctypes.CFUNCTYPE(result, *arguments)(self._addresses[name])
-        function.library = self  # type: ignore[attr-defined]
-        return function
-
-
-def load_object(
-    data: bytes, exports: Iterable[str], imports: Mapping[str, int] | None = None
-) -> Library:
-    """Maps an object file into this process and resolves it.
-
-    `imports` gives addresses of symbols that the process itself does not export. Raises
-    InternalError if a symbol is missing.
-    """
-    support = _support()
-    symbols = {name: support.address(name) for name in SYMBOLS} | dict(imports or {})
-    return _link(data, tuple(exports), symbols, (support,))
-
-
-def _link(
-    data: bytes, exports: Iterable[str], imports: Mapping[str, int], keep: Iterable[Any]
-) -> Library:
+def link(data: bytes, exports: Iterable[str], imports: Mapping[str, int]) -> llvm.ResourceTracker:
+    """Maps an object file by LLVM's own linker; what it gives has the addresses of `exports`, which
+    are valid as long as it is alive. InternalError if a symbol is missing."""
     builder = llvm.JITLibraryBuilder().add_object_img(data).add_current_process()
     for symbol, address in imports.items():
         builder.import_symbol(symbol, address)
@@ -110,10 +58,9 @@ def _link(
         builder.export_symbol(name)
     with _lock:
         try:
-            tracker = builder.link(_engine(), f"graphc.{next(_library_numbers)}")
+            return builder.link(_engine(), f"graphc.{next(_library_numbers)}")
         except RuntimeError as error:
             raise InternalError(f"cannot load compiled code: {error}") from error
-    return Library({name: tracker[name] for name in exports}, (tracker, *keep))
 
 
 # ---------------------------------------------------------------- passes
@@ -169,10 +116,3 @@ def _tuning() -> llvm.PipelineTuningOptions:
 def _engine() -> llvm.LLJIT:
     """The process's one JIT engine. It owns its target machine."""
     return llvm.create_lljit_compiler(target_machine(host_target()), use_jit_link=True)
-
-
-@lru_cache(maxsize=1)
-def _support() -> Library:
-    """Conversions of small floats, which the C runtime of the process may lack."""
-    data = cached_object(SOFT_FLOAT_IR, host_target(), default_cache(), "light")
-    return _link(data, SYMBOLS, {}, ())

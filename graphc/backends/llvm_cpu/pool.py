@@ -15,7 +15,7 @@ import weakref
 from functools import lru_cache
 
 from graphc.backends.cache import default_cache
-from graphc.backends.llvm_cpu.jit import Library, cached_object, compile_module, load_object
+from graphc.backends.llvm_cpu.objects import Library, cached_object, load_object
 from graphc.backends.llvm_cpu.pool_ir import SYMBOLS, pool_ir
 from graphc.backends.llvm_cpu.target import HostTarget, default_threads, host_target
 from graphc.errors import InternalError
@@ -78,6 +78,8 @@ def pool_symbols() -> dict[str, int]:
 
 def pool_object(target: HostTarget | None = None) -> bytes:
     """The pool as an object file, to link into code compiled ahead of time."""
+    from graphc.backends.llvm_cpu.jit import compile_module  # loads LLVM
+
     target = target or host_target()
     return compile_module(pool_ir(target), target)
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphc.analysis.roofline import Machine
+from graphc.analysis.roofline import Peaks
 from graphc.backends.llvm_cpu.emit_dots import has_vnni, vnni_intrinsic
-from graphc.backends.llvm_cpu.jit import compile_module, load_object
+from graphc.backends.llvm_cpu.jit import compile_module
+from graphc.backends.llvm_cpu.objects import load_object
 from graphc.backends.llvm_cpu.spell import vector_of
 from graphc.backends.llvm_cpu.target import default_threads, host_target
 from graphc.ir.instructions import DOT4
@@ -30,7 +31,7 @@ MEASURABLE = 1e-3  # seconds that clocks tell apart well
 MOST_AT_ONCE = 1000  # runs
 
 
-def measure_machine(threads: int = 1) -> Machine:
+def measure_machine(threads: int = 1) -> Peaks:
     """This machine, measured in about a fifth of a second.
 
     The peak is that of one thread times `threads`, the cache's bandwidth too; that of the memory is
@@ -41,7 +42,7 @@ def measure_machine(threads: int = 1) -> Machine:
     products = byte_product_peak()
     own = {} if products is None else {DOT4: cores * products}
     flops = cores * multiply_add_peak()
-    return Machine(flops, memory, cores * cache, instructions=own)
+    return Peaks(flops, memory, cores * cache, instructions=own)
 
 
 def multiply_add_peak() -> float:

@@ -13,49 +13,22 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from graphc.backends.cache import default_cache
 from graphc.backends.llvm_cpu.constants import shared
-from graphc.backends.llvm_cpu.emit_program import INVOKE, emit_program
-from graphc.backends.llvm_cpu.image import Image
-from graphc.backends.llvm_cpu.jit import cached_object, load_object
+from graphc.backends.llvm_cpu.image import INVOKE, Image
 from graphc.backends.llvm_cpu.memory import (
     LARGE,
     SHARED_ARENA,
     Scratch,
     address,
-    aligned,
     empty_aligned,
 )
+from graphc.backends.llvm_cpu.objects import load_object
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
-from graphc.backends.llvm_cpu.target import HostTarget, host_target
-from graphc.ir.dtypes import bf16
-from graphc.ir.program import Program, judged
-from graphc.ir.scalar.functions import IN_ORDER
-from graphc.ir.scalar.narrow import BELOW_BYTES
-from graphc.passes.kernel.prepare import prepare_kernel
-
-LACKS = BELOW_BYTES | {bf16}  # types that few CPUs convert in hardware
-PIPELINE = "light"  # of LLVM passes: vectors and tiles are explicit already
-
-
-def llvm_text(program: Program, target: HostTarget | None = None) -> str:
-    """The LLVM IR of a program."""
-    prepared = {n: prepare_kernel(k, LACKS, IN_ORDER) for n, k in program.kernels.items()}
-    return emit_program(replace(program, kernels=prepared), (target or host_target()).features)
-
-
-def compile_program(program: Program, target: HostTarget | None = None) -> Image:
-    """Machine code for a program; from the disk cache if equal code was compiled before."""
-    target = target or host_target()
-    code = cached_object(llvm_text(program, target), target, default_cache(), PIPELINE)
-    return Image(
-        program.name, target.key, code, tuple(program.inputs), tuple(program.outputs),
-        tuple(aligned(c) for c in program.constants), program.arena_bytes,
-        tuple(program.kernels), len(program.steps), program.checks,
-    )  # fmt: skip
+from graphc.ir.checks import judged
 
 
 class NativeModel:
@@ -71,8 +44,9 @@ class NativeModel:
         self._constants = (ctypes.c_void_p * max(len(image.constants), 1))(
             *map(address, image.constants)
         )
-        self._outputs = [(t.static_shape, t.dtype.np) for _, t in image.outputs]
-        sizes = [t.size * t.dtype.size for _, t in image.outputs]
+        self._outputs: list[Any] = [(t.dims, t.dtype.np) for _, t in image.outputs]
+        self._met: dict[tuple, tuple[Any, list]] = {}  # sizes and outputs, by shapes
+        sizes = [t.most * t.dtype.size for _, t in image.outputs]
         is_large = image.arena_bytes >= SHARED_ARENA or max(sizes, default=0) >= LARGE
         self._scratch = (scratch or Scratch()) if is_large else None
         self._frames: list[_Frame] = []
@@ -83,7 +57,10 @@ class NativeModel:
             frame = frames.pop()
         except IndexError:
             frame = _Frame(self.image, ctypes.addressof(self._constants), scratch is None)
-        cells, cell = frame.cells, _FIRST
+        cells, cell, shapes = frame.cells, frame.first, self._outputs
+        if self.image.sizes:
+            sizes, shapes = self._at([array.shape for array in inputs])
+            cells[_SIZES] = ctypes.addressof(sizes)
         held = []
         for array in inputs:
             flags = array.flags
@@ -93,11 +70,11 @@ class NativeModel:
             cells[cell] = address(array)
             cell += 1
         if scratch is None:
-            outputs = [np.empty(shape, dtype) for shape, dtype in self._outputs]
+            outputs = [np.empty(shape, dtype) for shape, dtype in shapes]
         else:
             piece = scratch.take(self.image.arena_bytes)
             cells[_ARENA] = address(piece.arena)
-            outputs = piece.outputs(self._outputs)
+            outputs = piece.outputs(shapes)
         for array in outputs:
             cells[cell] = address(array)
             cell += 1
@@ -108,21 +85,43 @@ class NativeModel:
             scratch.give(piece)
         return judged(self.image.checks, outputs)
 
+    def _at(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, list]:
+        """The sizes for inputs of these shapes, as the code reads them, and the outputs' types."""
+        from graphc.ir.dtypes import i64
+        from graphc.ir.expr import Const, Expr
+        from graphc.ir.sizes import sizes_of
+        from graphc.ir.types import at
 
-_INPUTS, _OUTPUTS, _ARENA, _CONSTANTS, _POOL, _FIRST = range(6)
+        key = tuple(shapes)
+        known = self._met.get(key)
+        if known is None:
+            image = self.image
+            values = sizes_of(image.sizes, image.inputs, shapes)
+            at_values: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(image.sizes, values)}
+            outputs = [(tuple(at(d, at_values) for d in dims), t) for dims, t in self._outputs]
+            if len(self._met) >= MOST_MET:
+                self._met.clear()
+            known = self._met[key] = (ctypes.c_int64 * len(values))(*values), outputs
+        return known
+
+
+MOST_MET = 1 << 12  # shapes whose sizes are remembered
+_INPUTS, _OUTPUTS, _ARENA, _CONSTANTS, _POOL, _SIZES = range(6)
 
 
 class _Frame:
-    """What one call at a time needs: the cells that INVOKE reads, then the pointers to inputs and
-    outputs that the first two of them point to; and an arena, unless calls are given one."""
+    """What one call at a time needs: the cells that INVOKE reads (the last is that of sizes, where
+    there are any), then the pointers to inputs and outputs that the first two of them point to; and
+    an arena, unless calls are given one."""
 
     def __init__(self, image: Image, constants: int, has_arena: bool):
         inputs, outputs = len(image.inputs), len(image.outputs)
-        self.cells = (ctypes.c_void_p * (_FIRST + inputs + outputs))()
+        self.first = _SIZES + bool(image.sizes)
+        self.cells = (ctypes.c_void_p * (self.first + inputs + outputs))()
         self.address = ctypes.addressof(self.cells)
         self.arena = empty_aligned(image.arena_bytes if has_arena else 0)
         pointer = ctypes.sizeof(ctypes.c_void_p)
-        self.cells[_INPUTS] = self.address + _FIRST * pointer
-        self.cells[_OUTPUTS] = self.address + (_FIRST + inputs) * pointer
+        self.cells[_INPUTS] = self.address + self.first * pointer
+        self.cells[_OUTPUTS] = self.address + (self.first + inputs) * pointer
         self.cells[_ARENA] = address(self.arena)
         self.cells[_CONSTANTS] = constants

@@ -3,28 +3,36 @@
 A `HostTarget` is plain data that strategies read to choose tiles, and from which the LLVM target
 machine is made. Invariants: `vector_bits` never exceeds what `features` can hold in one register,
 and equal targets give equal machine code, so `HostTarget.key` may name entries of a cache.
+
+What LLVM says of this machine's CPU is kept in the disk cache, so that processes which compile
+nothing need not load LLVM. The key is what the system says of the CPU, and of the LLVM installed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import llvmlite.binding as llvm
-
+from graphc.backends.cache import cache_key, default_cache
 from graphc.errors import ModelError
-from graphc.ir.dtypes import DType, bf16, f16
-from graphc.ir.instructions import DOT4, TRANSPOSE
-from graphc.ir.machine import Machine
+from graphc.files import installed
+
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
+
+    from graphc.ir.machine import Machine
 
 _SYSFS_CPU = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 L2_BYTES = 512 << 10  # where nothing is known
+HALVES = "converts_halves"  # vectors of f16 become float32 in an instruction or two, as bf16 do
 
 
 @dataclass(frozen=True)
@@ -47,22 +55,21 @@ class HostTarget:
     @property
     def machine(self) -> Machine:
         """What passes ask of it."""
+        from graphc.ir.instructions import DOT4, TRANSPOSE
+        from graphc.ir.machine import Machine
+
+        halves = {HALVES} if "f16c" in self.features or self.arch == "aarch64" else set()
         return Machine(
             vector_bytes=self.vector_bits // 8,
             registers=self.vector_registers,
             caches=(0, self.l2_bytes),
-            instructions=self.features | {DOT4, TRANSPOSE, "fast_floats", "unaligned_vectors"},
+            instructions=self.features
+            | {DOT4, TRANSPOSE, "fast_floats", "unaligned_vectors", *halves},
         )
 
     @property
     def arch(self) -> str:
         return self.triple.split("-")[0]
-
-    @property
-    def widened_floats(self) -> frozenset[DType]:
-        """The narrow floats that vectors are made float32 of in an instruction or two."""
-        halves = "f16c" in self.features or self.arch == "aarch64"
-        return frozenset((f16, bf16)) if halves else frozenset((bf16,))
 
     @property
     def feature_string(self) -> str:
@@ -71,11 +78,10 @@ class HostTarget:
             [f"+{x}" for x in sorted(self.features)] + [f"-{x}" for x in sorted(self.disabled)]
         )
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Everything that machine code depends on, the version of LLVM included."""
-        version = ".".join(map(str, llvm.llvm_version_info))
-        return f"llvm-{version} {self.triple} {self.cpu} {self.feature_string}"
+        return f"llvm-{_told_by_llvm()['version']} {self.triple} {self.cpu} {self.feature_string}"
 
     @property
     def runs_here(self) -> bool:
@@ -91,11 +97,54 @@ def host_target() -> HostTarget:
 
 @lru_cache(maxsize=1)
 def _host_target() -> HostTarget:
-    enabled, disabled = _split_features(llvm.get_host_cpu_features())
-    triple = llvm.get_process_triple()
+    told = _told_by_llvm()
+    enabled, disabled = frozenset(told["enabled"]), frozenset(told["disabled"])
+    triple = told["triple"]
     bits, registers = _vector_file(triple.split("-")[0], enabled)
-    cpu = llvm.get_host_cpu_name()
-    return HostTarget(triple, cpu, enabled, disabled, bits, registers, _l2_bytes())
+    return HostTarget(triple, told["cpu"], enabled, disabled, bits, registers, _l2_bytes())
+
+
+@lru_cache(maxsize=1)
+def _told_by_llvm() -> dict[str, Any]:
+    """LLVM's version, and what it says of this CPU."""
+    cache, cpu = default_cache(), _cpu_identity()
+    if cache is None or not cpu:
+        return _ask_llvm()
+    key = cache_key("host", cpu, installed("llvmlite"))
+    entry = cache.get(key)
+    if entry is None:
+        entry = json.dumps(_ask_llvm()).encode()
+        cache.put(key, entry)
+    return json.loads(entry)
+
+
+def _ask_llvm() -> dict[str, Any]:
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features()
+    enabled = [name for name, on in features.items() if on]
+    return {
+        "version": ".".join(map(str, llvm.llvm_version_info)),
+        "triple": llvm.get_process_triple(),
+        "cpu": llvm.get_host_cpu_name(),
+        "enabled": sorted(enabled),
+        "disabled": sorted(set(features) - set(enabled)),
+    }
+
+
+def _cpu_identity(path: Path = Path("/proc/cpuinfo")) -> str:
+    """What Linux says of the first core, but for what changes; "" elsewhere."""
+    try:
+        with path.open() as file:
+            first = file.read(_CPUINFO).partition("\n\n")[0]
+    except OSError:
+        return ""
+    lines = [line for line in first.splitlines() if not line.startswith(_CHANGING)]
+    return "\n".join(lines) if "flags" in first or "Features" in first else ""
+
+
+_CPUINFO = 1 << 14  # characters that hold all about one core
+_CHANGING = ("processor", "cpu MHz", "bogomips", "BogoMIPS", "apicid", "initial apicid", "core id")
 
 
 def named_target(name: str) -> HostTarget:
@@ -120,6 +169,8 @@ def target_machine(target: HostTarget) -> llvm.TargetMachine:
 
     Not cached: whoever asked owns it (a JIT engine disposes of the one it is given).
     """
+    import llvmlite.binding as llvm
+
     _initialise()
     return llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu,
@@ -160,11 +211,6 @@ def _x86_level(name: str) -> HostTarget:
     )
 
 
-def _split_features(features: dict[str, bool]) -> tuple[frozenset[str], frozenset[str]]:
-    enabled = frozenset(name for name, on in features.items() if on)
-    return enabled, frozenset(features) - enabled
-
-
 def _vector_file(arch: str, features: Iterable[str]) -> tuple[int, int]:
     """Bits of a vector register and the number of registers."""
     if arch != "x86_64":
@@ -176,6 +222,8 @@ def _vector_file(arch: str, features: Iterable[str]) -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def _initialise() -> None:
+    import llvmlite.binding as llvm
+
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()

@@ -1,4 +1,4 @@
-"""Fixed-point arithmetic in 64 bits, as vectors of 32: (sum of products + offset) >> shift.
+"""Fixed-point arithmetic in 64 bits, in terms of 32: (sum of products + offset) >> shift.
 
 With h and l the high and the low word of a product p = h * 2**32 + l, and the carry of l + c0
 
@@ -18,22 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from graphc.ir.dtypes import i32, i64
-from graphc.ir.expr import Call, Const, Expr
+from graphc.ir.dtypes import i32, u32
+from graphc.ir.expr import Call, Const, Expr, bitcast, call
+from graphc.ir.ops.fixed_point import SHIFTS, TO_EVEN, UP
+from graphc.ir.simplify import to_poly
 
 WORD = 32
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
 
 
-UP, TO_EVEN, TO_ODD = 0, 1, 2  # what becomes of halves
-
-
 @dataclass(frozen=True)
 class Shifted:
     """(sum of number * factor + offset) >> shift, and what becomes of `halves`, which are those
-    whose bits from `first` on, of those shifted out, are 0."""
+    whose bits from `first` on, of those shifted out, are 0. Numbers and factors are i32."""
 
     terms: tuple[tuple[Expr, Expr], ...]
     offset: int
@@ -66,228 +64,140 @@ def range_of(node: Expr) -> tuple[int, int]:
     return low, high
 
 
-def shifted(value: Expr) -> Shifted | None:
+def in_words(value: Expr) -> Expr | None:
+    """cast<i32>(value), of an i64, in arithmetic of 32 bits; None if it is not of this form."""
+    shifted = _shifted(value)
+    if shifted is None:
+        return None
+    whole = _product(shifted) if len(shifted.terms) == 1 else None
+    return _split(shifted) if whole is None else whole
+
+
+def _shifted(value: Expr) -> Shifted | None:
     """What an i64 expression is, if it is of this form."""
-    halves = UP
-    if _is(value, "sub") and _is(value.args[1], "select"):  # type: ignore[attr-defined]
-        value, wrong = value.args  # type: ignore[attr-defined]
-        halves = _halves(value, wrong)
-        if halves == UP:
-            return None
-    total, shift = _shift(value)
+    total, shift, halves = _shift(value)
     first = 0
-    if halves != UP and _is(total, "shr"):
-        total, first = _shift(total)
-    terms: list[tuple[Expr, Expr]] = []
-    offset = _collect(total, terms)
-    if offset is None or not terms or not 0 < shift + first < 2 * WORD:
-        return None
-    return Shifted(tuple(terms), offset, shift + first, halves, first)
-
-
-def _shift(node: Expr) -> tuple[Expr, int]:
-    """What is shifted right, and how far."""
-    if _is(node, "shr") and isinstance(node.args[1], Const):  # type: ignore[attr-defined]
-        return node.args[0], int(node.args[1].value)  # type: ignore[attr-defined]
-    return node, 0
-
-
-def _halves(whole: Expr, wrong: Expr) -> int:
-    """What halves become if `wrong` is: 1 where `whole` is odd (or even) and the bits that it has
-    lost are 0, else 0; UP if it is something else."""
-    condition, then, otherwise = wrong.args  # type: ignore[attr-defined]
-    total, shift = _shift(whole)
-    zero, one = Const(0, i64), Const(1, i64)
-    lost = Const((1 << shift) - 1, i64)
-    if not (shift and _is(condition, "eq") and otherwise is zero and condition.args[1] is zero):
-        return UP
-    kept = condition.args[0]
-    if not (_is(kept, "band") and set(kept.args) == {total, lost}):
-        return UP
-    way = TO_EVEN
-    if _is(then, "bxor") and one in then.args:
-        then = then.args[0] if then.args[1] is one else then.args[1]
-        way = TO_ODD
-    return way if _is(then, "band") and set(then.args) == {whole, one} else UP
-
-
-def _is(node: Expr, name: str) -> bool:
-    return isinstance(node, Call) and node.op.name == name
-
-
-def _collect(node: Expr, terms: list[tuple[Expr, Expr]], sign: int = 1) -> int | None:
-    """Adds the products of a sum to `terms`; its constant, or None if it is no such sum."""
-    if isinstance(node, Const):
-        return sign * int(node.value)
-    if _is(node, "add") or _is(node, "sub"):
-        left, right = node.args  # type: ignore[attr-defined]
-        a = _collect(left, terms, sign)
-        b = _collect(right, terms, -sign if _is(node, "sub") else sign)
-        return None if a is None or b is None else a + b
-    if not _is(node, "mul"):
-        return None
-    left, right = (_narrow(x) for x in node.args)  # type: ignore[attr-defined]
-    if isinstance(left, Const):
-        left, right = right, left
-    if left is None or right is None or isinstance(left, Const):
-        return None
-    if sign < 0:
-        if not isinstance(right, Const):
+    if halves != UP:
+        total, first, inner = _shift(total)
+        if inner != UP:
             return None
-        right = Const(-right.value, i32)
-    terms.append((left, right))
-    return 0
+    poly = to_poly(total)
+    offset = poly.pop((), 0)
+    terms = [_term(atoms, factor) for atoms, factor in poly.items()]
+    if not terms or None in terms or not 0 < shift + first < 2 * WORD:
+        return None
+    return Shifted(tuple(t for t in terms if t), offset, shift + first, halves, first)
+
+
+def _shift(node: Expr) -> tuple[Expr, int, int]:
+    """What is shifted right, how far, and what becomes of halves."""
+    if isinstance(node, Call) and node.op.name in SHIFTS and isinstance(node.args[1], Const):
+        return node.args[0], int(node.args[1].value), SHIFTS.index(node.op.name)
+    return node, 0, UP
+
+
+def _term(atoms: tuple[Expr, ...], factor: int) -> tuple[Expr, Expr] | None:
+    """A number of 32 bits and its factor, of a product in 64."""
+    numbers = [_narrow(atom) for atom in atoms]
+    if len(numbers) == 1 and LEAST <= factor <= MOST:
+        numbers.append(Const(factor, i32))
+    elif factor != 1:
+        return None
+    if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
+        return None
+    return numbers[0], numbers[1]
 
 
 def _narrow(node: Expr) -> Expr | None:
     """An i64 factor as the i32 (or narrower) value it was widened from."""
-    if isinstance(node, Const):
-        return Const(node.value, i32) if LEAST < node.value <= MOST else None
-    if _is(node, "cast"):
-        inner: Expr = node.args[0]  # type: ignore[attr-defined]
+    if isinstance(node, Call) and node.op.name == "cast":
+        (inner,) = node.args
         if inner.dtype.is_integer and (inner.dtype is i32 or inner.dtype.bits < WORD):
             return inner
     return None
 
 
-class VectorLoop(Protocol):
-    """A loop that prints vectors: calls, names for results, expressions, and numbers of 32 bits."""
+def _product(shift: Shifted) -> Expr | None:
+    """One product of 32 by 32 bits."""
+    x, m = (node.cast(i32) for node in shift.terms[0])
+    half = 1 << shift.shift - 1
+    low_offset = (shift.offset + (1 << WORD - 1)) % (1 << WORD) - (1 << WORD - 1)
+    high_offset = shift.offset - low_offset >> WORD
+    if abs(high_offset) > MOST // 2:
+        return None
+    rounded = shift.offset == half and shift.halves == UP
+    if shift.shift <= WORD and not rounded:
+        return None
+    high, low = call("mul_high", x, m), x * m
+    if rounded and shift.shift > WORD:
+        return call("shr_rounded", high, shift.shift - WORD)
+    if rounded:
+        rest = bitcast(call("shr_rounded", bitcast(low, u32), shift.shift), i32)
+        return (high << WORD - shift.shift if shift.shift < WORD else high) + rest
+    total = high + high_offset
+    if low_offset:
+        total, low = _with_carry(total, low, low_offset)
+    return _finished(total, _masked(low, shift.lost(0, WORD)), WORD, shift)
 
-    def call(self, name: str, *args: str) -> str: ...
 
-    def named(self, text: str) -> str: ...
+def _with_carry(high: Expr, low: Expr, offset: int) -> tuple[Expr, Expr]:
+    """The high and the low word after adding a number of 32 bits to the low one."""
+    new = low + offset
+    # The sign bit goes from 1 to 0 with a carry, and from 0 to 1 with a borrow.
+    if offset < 0:
+        return high + ((new & ~low) >> WORD - 1), new
+    return high - ((low & ~new) >> WORD - 1), new
 
-    def vector(self, node: Expr) -> str: ...
 
-    def number(self, value: int) -> str: ...
+def _split(shift: Shifted) -> Expr | None:
+    """Numbers of few bits times constants."""
+    ranges = [range_of(x) for x, _ in shift.terms]
+    factors = [m.value for _, m in shift.terms if isinstance(m, Const)]
+    if len(factors) < len(shift.terms):
+        return None
+    bits = next((q for q in range(shift.shift) if _fits(ranges, factors, shift, q)), None)
+    if bits is None:
+        return None
+    numbers = [x.cast(i32) for x, _ in shift.terms]
+    mask = (1 << bits) - 1
+    low = _linear(numbers, [m & mask for m in factors], shift.offset & mask)
+    high = _linear(numbers, [m >> bits for m in factors], shift.offset >> bits)
+    total = high + (low >> bits) if bits else high
+    return _finished(total, _masked(low, shift.lost(0, bits)), bits, shift)
 
 
-class FixedPoint:
-    """Prints such arithmetic in a vector loop."""
+def _linear(numbers: Sequence[Expr], factors: Sequence[int], offset: int) -> Expr:
+    """The sum of numbers times factors, and the offset."""
+    total: Expr = Const(offset, i32)
+    for number, factor in zip(numbers, factors):
+        total = total + number * factor
+    return total
 
-    def __init__(self, loop: VectorLoop):
-        self.loop = loop
 
-    def narrowed(self, value: Expr) -> str | None:
-        """The text of cast<i32>(value); None if it is not of this form."""
-        shift = shifted(value)
-        if shift is None:
-            return None
-        text = self._product(shift) if len(shift.terms) == 1 else None
-        return self._split(shift) if text is None else text
+def _finished(total: Expr, lost: Expr, start: int, shift: Shifted) -> Expr:
+    """`total`, whose lowest bit is number `start`, shifted by the rest, halves as they should;
+    `lost` holds those of the bits before that matter."""
+    distance = shift.shift - start
+    whole = total >> distance if distance else total
+    if shift.halves == UP:
+        return whole
+    rest = _masked(total, shift.lost(start, shift.shift))
+    rest = rest if _is_zero(lost) else lost | rest
+    # -1 unless all of them are 0: a number or its negative has the sign bit
+    some = (rest | -rest) >> WORD - 1
+    wrong = whole & 1 if shift.halves == TO_EVEN else Const(1, i32) & ~whole
+    return whole - (wrong & ~some)
 
-    def call(self, name: str, *args: str) -> str:
-        return self.loop.call(name, *args)
 
-    def _product(self, shift: Shifted) -> str | None:
-        """One product of 32 by 32 bits."""
-        ((number, factor),) = shift.terms
-        half = 1 << shift.shift - 1
-        low_offset = (shift.offset + (1 << WORD - 1)) % (1 << WORD) - (1 << WORD - 1)
-        high_offset = shift.offset - low_offset >> WORD
-        if abs(high_offset) > MOST // 2:
-            return None
-        if shift.shift <= WORD and (shift.offset != half or shift.halves != UP):
-            return None
-        x, m = self._vector(number), self._vector(factor)
-        if shift.shift > WORD and shift.offset == half and shift.halves == UP:
-            high = self.call("vmulhq_s32", x, m)
-            return self.call("vrshrq_n_s32", high, str(shift.shift - WORD))
-        x, m = self.loop.named(x), self.loop.named(m)
-        high = self.call("vmulhq_s32", x, m)
-        if shift.shift <= WORD:
-            return self._low_word(high, self.call("vmulq_s32", x, m), shift.shift)
-        total = self.call("vaddq_n_s32", high, self._literal(high_offset))
-        lost, matters = "", shift.halves != UP and shift.first < WORD
-        if low_offset or matters:
-            low = self.loop.named(self.call("vmulq_s32", x, m))
-            if low_offset:
-                total, low = self._with_carry(total, low, low_offset)
-            lost = self._masked(low, shift.lost(0, WORD)) if matters else ""
-        return self._finish(total, lost, WORD, shift)
+def _masked(value: Expr, mask: int) -> Expr:
+    """The bits of a mask."""
+    if mask in (0, (1 << WORD) - 1):
+        return value if mask else Const(0, i32)
+    return value & mask
 
-    def _with_carry(self, high: str, low: str, offset: int) -> tuple[str, str]:
-        """The high and the low word after adding a number of 32 bits to the low one."""
-        new = self.loop.named(self.call("vaddq_n_s32", low, self._literal(offset)))
-        # The sign bit goes from 1 to 0 with a carry, and from 0 to 1 with a borrow.
-        before, after, function = low, new, "vsubq_s32"
-        if offset < 0:
-            before, after, function = new, low, "vaddq_s32"
-        turned = self.call("vshrq_n_s32", self.call("vbicq_s32", before, after), "31")
-        return self.call(function, high, turned), new
 
-    def _low_word(self, high: str, low: str, shift: int) -> str:
-        unsigned = self.call("vreinterpretq_u32_s32", low)
-        rounded = self.call("vrshrq_n_u32", unsigned, str(shift))
-        rest = self.call("vreinterpretq_s32_u32", rounded)
-        if shift < WORD:
-            high = self.call("vshlq_n_s32", high, str(WORD - shift))
-        return self.call("vaddq_s32", high, rest)
-
-    def _split(self, shift: Shifted) -> str | None:
-        """Numbers of few bits times constants."""
-        ranges = [range_of(x) for x, _ in shift.terms]
-        if not all(isinstance(m, Const) for _, m in shift.terms):
-            return None
-        factors = [int(m.value) for _, m in shift.terms]  # type: ignore[attr-defined]
-        bits = next((q for q in range(shift.shift) if _fits(ranges, factors, shift, q)), None)
-        if bits is None:
-            return None
-        numbers = [self._vector(x) for x, _ in shift.terms]
-        if bits == 0:
-            return self._finish(self._linear(numbers, factors, shift.offset), "", 0, shift)
-        numbers = [self.loop.named(x) for x in numbers]
-        mask = (1 << bits) - 1
-        low = self._linear(numbers, [m & mask for m in factors], shift.offset & mask)
-        lost = ""
-        if shift.halves != UP and shift.first < bits:
-            low = self.loop.named(low)
-            lost = self._masked(low, shift.lost(0, bits))
-        high = self._linear(numbers, [m >> bits for m in factors], shift.offset >> bits)
-        total = self.call("vaddq_s32", high, self.call("vshrq_n_s32", low, str(bits)))
-        return self._finish(total, lost, bits, shift)
-
-    def _linear(self, numbers: list[str], factors: list[int], offset: int) -> str:
-        """The sum of numbers times factors, and the offset."""
-        text = self.call("vdupq_n_s32", self._literal(offset))
-        for number, factor in zip(numbers, factors):
-            text = self.call("vmlaq_n_s32", text, number, self._literal(factor))
-        return text
-
-    def _finish(self, total: str, lost: str, start: int, found: Shifted) -> str:
-        """`total`, whose lowest bit is number `start`, shifted by the rest, halves as they should;
-        `lost` holds those of the bits before that matter."""
-        shift = found.shift - start
-        if found.halves == UP:
-            return self.call("vshrq_n_s32", total, str(shift)) if shift else total
-        total = self.loop.named(total)
-        rest = self._masked(total, found.lost(start, found.shift))
-        rest = self.loop.named(self.call("vorrq_s32", lost, rest) if lost else rest)
-        whole = self.loop.named(self.call("vshrq_n_s32", total, str(shift)) if shift else total)
-        # -1 unless all of them are 0: a number or its negative has the sign bit
-        uneven = self.call("vorrq_s32", rest, self.call("vnegq_s32", rest))
-        some = self.call("vshrq_n_s32", uneven, "31")
-        one = self.call("vdupq_n_s32", "1")
-        if found.halves == TO_EVEN:
-            wrong = self.call("vandq_s32", whole, one)
-        else:
-            wrong = self.call("vbicq_s32", one, whole)
-        return self.call("vsubq_s32", whole, self.call("vbicq_s32", wrong, some))
-
-    def _masked(self, text: str, mask: int) -> str:
-        mask -= 1 << WORD if mask > MOST else 0
-        return (
-            text
-            if mask == -1
-            else self.call("vandq_s32", text, self.call("vdupq_n_s32", self._literal(mask)))
-        )
-
-    def _literal(self, value: int) -> str:
-        return self.loop.number(value)
-
-    def _vector(self, node: Expr) -> str:
-        """An integer of at most 32 bits as a vector of i32."""
-        return self.loop.vector(node if node.dtype is i32 else node.cast(i32))
+def _is_zero(node: Expr) -> bool:
+    return isinstance(node, Const) and node.value == 0
 
 
 def _fits(ranges: Sequence[tuple[int, int]], factors: list[int], shift: Shifted, bits: int) -> bool:

@@ -12,8 +12,8 @@ In dot16 and sum16 `x` and `w` are loads of the first of sixteen int8 in registe
 last stored by a vector loop over `count` lanes: the rest are 0. They are one instruction of the
 M-profile Vector Extension each.
 
-Limits of constants, min(max(x, low), high), are printed as `limit_i32`, which is one instruction
-where the limits are those of a byte.
+`clamp` of i32 is printed as `limit_i32`, which is one instruction where the limits are those of a
+byte.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from graphc.backends.cfamily.printer import Unit
 from graphc.backends.cfamily.spell import Text, function
 from graphc.backends.micro_c.code_size import operators
 from graphc.backends.micro_c.mve import NAMES, definitions
-from graphc.backends.micro_c.vectors import BYTES, VectorPrinter
+from graphc.backends.micro_c.vector_printer import VectorPrinter
+from graphc.backends.micro_c.vectors import BYTES
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i8, i32, i64
-from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr
+from graphc.ir.expr import Call, Const, Expr, Index, Load, as_expr, call, transform
 from graphc.ir.instructions import DOT4, meaning
-from graphc.ir.kernel import Body, Buffer, For, Intrin, Kernel, Stmt, Store, map_nested
+from graphc.ir.kernel import Body, Buffer, For, Intrin, Kernel, Stmt, Store, map_body, map_nested
 
 DOT16, SUM16 = "dot16", "sum16"
 
@@ -133,6 +134,22 @@ def _fold(stmt: Intrin) -> Stmt:
     return For(lane, (Store(total.source, (), total + value),))
 
 
+def with_clamps(kernel: Kernel) -> Kernel:
+    """The kernel with limits of constants, min(max(x, low), high) in i32, as `clamp`."""
+    return replace(kernel, body=map_body(kernel.body, lambda e: transform(e, _clamped)))
+
+
+def _clamped(node: Expr) -> Expr | None:
+    if not (isinstance(node, Call) and node.op.name == "min" and node.dtype is i32):
+        return None
+    inner, high = node.args
+    if not (isinstance(inner, Call) and inner.op.name == "max" and isinstance(high, Const)):
+        return None
+    x, low = inner.args
+    is_range = isinstance(low, Const) and low.value <= high.value
+    return call("clamp", x, low, high) if is_range else None
+
+
 # ---------------------------------------------------------------- printing
 
 
@@ -140,11 +157,10 @@ class MicroPrinter(VectorPrinter):
     """Prints kernels with these instructions; `functions` collects what it needs."""
 
     def _fresh(self, node: Expr) -> Text:
-        limits = _limits(node)
-        if limits is None:
+        if not (isinstance(node, Call) and node.op.name == "clamp"):
             return super()._fresh(node)
         self.functions.add("limit_i32")
-        return function("limit_i32", *map(self.expr, limits))
+        return function("limit_i32", *map(self.expr, node.args))
 
     def _intrin(self, stmt: Intrin) -> None:
         if stmt.name in (DOT16, SUM16):
@@ -169,17 +185,6 @@ class MicroPrinter(VectorPrinter):
         function = "vmladavaq_s8" if stmt.name == DOT16 else "vaddvaq_s8"
         total, *registers = (self.name(name) for name in sources)
         self.line(f"{total} = {self.function_call(function, total, *registers)};")
-
-
-def _limits(node: Expr) -> tuple[Expr, Expr, Expr] | None:
-    """(x, low, high) of min(max(x, low), high) with constant limits, in i32."""
-    if not (isinstance(node, Call) and node.op.name == "min" and node.dtype is i32):
-        return None
-    inner, high = node.args
-    if not (isinstance(inner, Call) and inner.op.name == "max" and isinstance(high, Const)):
-        return None
-    x, low = inner.args
-    return (x, low, high) if isinstance(low, Const) and low.value <= high.value else None
 
 
 class MicroUnit(Unit):

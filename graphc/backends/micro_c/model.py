@@ -14,8 +14,9 @@ from graphc.backends.cfamily.names import identifier
 from graphc.backends.cfamily.printer import Dialect, Unit, size_values
 from graphc.backends.cfamily.spell import storage_type
 from graphc.backends.micro_c.cpus import CPUS, DEFAULT, Cpu
-from graphc.backends.micro_c.intrinsics import MicroUnit
+from graphc.backends.micro_c.intrinsics import MicroUnit, with_clamps
 from graphc.backends.micro_c.libm import OwnSpeller, check_no_calls
+from graphc.backends.micro_c.vectors import with_vectors
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.checks import VALUE
@@ -23,7 +24,6 @@ from graphc.ir.kernel import Kernel, map_body
 from graphc.ir.program import Program, Quantisation, Slot, Step
 from graphc.ir.scalar.functions import POLYNOMIALS, expand_math, round_f32, sign_as_select
 from graphc.ir.types import TensorType
-from graphc.passes.kernel.prepare import without_tf32
 from graphc.passes.kernel.strength_reduction import sum_offsets
 
 FUNCTIONS = {**POLYNOMIALS, "round": round_f32}  # what else would be calls of libm
@@ -252,7 +252,7 @@ def _prepared(kernel: Kernel, libm: bool) -> Kernel:
     if not libm:
         body = map_body(kernel.body, lambda e: expand_math(sign_as_select(e), FUNCTIONS))
         kernel = replace(kernel, body=body)
-    return sum_offsets(without_tf32(kernel))
+    return with_clamps(with_vectors(sum_offsets(kernel)))
 
 
 def layer_names(program: Program) -> dict[str, str]:

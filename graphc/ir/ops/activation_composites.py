@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphc.errors import ModelError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, composite
+from graphc.ir.ops.helpers import normal_axis
 
 
 def convert(b: Builder, x: Value, dtype: DType) -> Value:
@@ -16,16 +16,9 @@ def convert(b: Builder, x: Value, dtype: DType) -> Value:
     return x if x.tensor.dtype is dtype else b.Cast(x, to=dtype.onnx)
 
 
-def axis_of(axis: int, rank: int) -> int:
-    """A possibly negative axis as 0 .. rank-1; ModelError if there is no such axis."""
-    if not -rank <= axis < max(rank, 1):
-        raise ModelError(f"axis {axis} does not exist in a tensor of rank {rank}")
-    return axis % rank if rank else 0
-
-
 def exponentials(b: Builder, x: Value, axis: int) -> tuple[Value, Value, Value]:
     """x less its maximum along the axis, its exponential, and the sum of that (kept dims)."""
-    where = np.array([axis_of(axis, x.tensor.rank)])
+    where = np.array([normal_axis(axis, x.tensor.rank)])
     shifted = b.Sub(x, b.ReduceMax(x, where, keepdims=1))
     powers = b.Exp(shifted)
     return shifted, powers, b.ReduceSum(powers, where, keepdims=1)

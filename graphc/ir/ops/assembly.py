@@ -22,6 +22,7 @@ from graphc.ir.ops.helpers import (
     all_of,
     choose,
     choose_segment,
+    dims_of,
     inside,
     ints_of,
     normal_axes,
@@ -32,7 +33,8 @@ from graphc.ir.ops.helpers import (
     wide,
     zero,
 )
-from graphc.ir.types import Dim, Shape
+from graphc.ir.simplify import bounds
+from graphc.ir.types import Dim, Shape, at
 
 # ---------------------------------------------------------------- joins
 
@@ -198,7 +200,7 @@ def size_op(i: OutIndex, x: Any_) -> Expr:
 
 
 def _filled_shape(shape: np.ndarray) -> Shape:
-    return tuple(ints_of(shape))
+    return tuple(dims_of(shape))
 
 
 @op("ConstantOfShape", infer=_filled_shape)
@@ -219,6 +221,8 @@ def literal(value: np.generic, dtype: DType) -> Const:
 
 
 def _range_length(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> Shape:
+    if any(v.dtype.kind == "O" for v in (start, limit, delta)):
+        return _open_length(start, limit, delta)
     first, last, by = (scalar_of(v, "an operand of Range") for v in (start, limit, delta))
     if by == 0:
         raise ModelError("delta must not be 0")
@@ -227,15 +231,26 @@ def _range_length(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> Sh
     return (len(range(first, last, by)),)
 
 
+def _open_length(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> Shape:
+    """The length of a range between dimensions; steps of 1."""
+    first, last, by = (v.reshape(-1)[0] for v in (start, limit, delta))
+    length = at(last - first, {})
+    if isinstance(by, Expr) or by != 1 or isinstance(length, Expr) and bounds(length)[0] < 0:
+        raise ModelError(f"a range from {first} to {last} by {by} may have no elements")
+    return (length,)
+
+
 @op("Range", infer=_range_length)
 def range_op(
     i: OutIndex, start: Known(Number), limit: Known(Number), delta: Known(Number), *,
     stash_type: int = 1,
 ) -> Expr:  # fmt: skip
     """start, start + delta, ... up to limit, which is left out."""
-    dtype = dtypes.of(np.asarray(start).dtype)
+    open_dims = any(v.dtype.kind == "O" for v in (start, limit, delta))
+    dtype = i64 if open_dims else dtypes.of(np.asarray(start).dtype)
     stash = dtype.compute if stash_type == dtypes.f32.onnx else dtype
-    first, by = (literal(np.asarray(v).reshape(-1)[0], dtype).cast(stash) for v in (start, delta))
+    held = (np.asarray(v).reshape(-1)[0] for v in (start, delta))
+    first, by = ((v if isinstance(v, Expr) else literal(v, dtype)).cast(stash) for v in held)
     return (first + i[0].cast(stash) * by).cast(dtype)
 
 

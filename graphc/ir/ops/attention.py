@@ -18,7 +18,7 @@ from graphc.ir.expr import Expr, select
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Float, Int, Operand, OutIndex, composite, op
 from graphc.ir.ops.activation_composites import convert
-from graphc.ir.ops.helpers import float_type, plain_index
+from graphc.ir.ops.helpers import float_type, joined, plain_index, sliced
 from graphc.ir.ops.in_range import require
 from graphc.ir.types import Shape
 
@@ -297,11 +297,12 @@ def linear_attention(
     rate = convert(b, split_heads(b, beta, beta.tensor.dims[2]), dtypes.f32) if corrects else None
     rows = []
     for t in range(length):
-        step = [None if x is None else _at(b, x, t) for x in (q, k, v, gate, rate)]
+        step = [
+            None if x is None else sliced(b, x, t, t + 1, axis=2) for x in (q, k, v, gate, rate)
+        ]
         state, row = _linear_step(b, state, *step)
         rows.append(row)
-    result = b.Concat(*rows, axis=2) if len(rows) > 1 else rows[0]
-    return convert(b, join_heads(b, result), dtype), convert(b, state, state_dtype)
+    return convert(b, join_heads(b, joined(b, rows, axis=2)), dtype), convert(b, state, state_dtype)
 
 
 def _initial_state(b: Builder, past: Value | None, shape: tuple) -> Value:
@@ -315,11 +316,6 @@ def _gate(b: Builder, decay: Value, heads: int, size: int) -> Value:
     if decay.tensor.dims[2] not in (heads, heads * size):
         raise ModelError(f"decay has {decay.tensor.dims[2]} features, not {heads} * (1 or {size})")
     return b.Exp(convert(b, split_heads(b, decay, heads), dtypes.f32))
-
-
-def _at(b: Builder, x: Value, t: int) -> Value:
-    """Time step `t` (axis 2) of x, kept as one row."""
-    return b.Slice(x, np.array([t]), np.array([t + 1]), np.array([2]))
 
 
 def _linear_step(
@@ -359,5 +355,5 @@ def causal_conv_with_state(
     if activation != "none":
         wide = convert(b, y, x.tensor.dtype.compute)
         y = convert(b, b.Mul(wide, b.Sigmoid(wide)), x.tensor.dtype)
-    state = b.Slice(padded, np.array([length]), np.array([length + keep]), np.array([2]))
+    state = sliced(b, padded, length, length + keep, axis=2)
     return y, state

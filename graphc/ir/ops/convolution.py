@@ -15,13 +15,12 @@ import numpy as np
 from graphc.errors import ModelError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import i32
-from graphc.ir.expr import Expr, Index, as_expr, maximum, minimum, reduce, select
+from graphc.ir.expr import TRUE, Expr, Index, as_expr, maximum, minimum, reduce, select
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, Operand, OutIndex, axes, composite, op
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, Shape
 from graphc.ir.window import (
-    TRUE,
     WINDOW,
     WindowAxis,
     dim,

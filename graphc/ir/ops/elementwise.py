@@ -11,7 +11,7 @@ from functools import reduce as fold
 from graphc.errors import ModelError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import f64, i64
-from graphc.ir.expr import Expr, call, isinf, isnan, maximum, minimum, select
+from graphc.ir.expr import TRUE, Expr, call, isinf, isnan, maximum, minimum, select
 from graphc.ir.graph import Value
 from graphc.ir.opdef import (
     Any_,
@@ -26,7 +26,7 @@ from graphc.ir.opdef import (
     composite,
     op,
 )
-from graphc.ir.ops.helpers import TRUE, scalar_of, wide
+from graphc.ir.ops.helpers import scalar_of, wide
 
 RUN = 32  # operands combined one after the other
 Signed = TypeClass("signed number", lambda d: d.is_signed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphc.errors import GraphcError, ModelError, NeedsValue, UnsupportedError
-from graphc.ir.graph import Op, Region
+from graphc.ir.graph import Op, Region, Value
 from graphc.ir.opdef import host, lookup
 from graphc.ir.types import Type
 
@@ -49,11 +49,16 @@ def fail_instead(region: Region, error: GraphcError, names: Sequence[str]) -> No
     region.set_results([])
     for op in reversed(region.ops.copy()):
         op.erase()
+    region.set_results(failing(region, error, names))
+
+
+def failing(region: Region, error: Exception, names: Sequence[str]) -> list[Value]:
+    """Adds values of these names, each of which raises the error and has no type yet."""
     attrs = {"message": str(error), "unsupported": int(isinstance(error, UnsupportedError))}
     made = [region.append(Op(lookup("Fail", "graphc"), [], attrs)).output for _ in names]
     for value, name in zip(made, names):
         value.name = name
-    region.set_results(made)
+    return made
 
 
 def fail_with_types(region: Region, types: Sequence[Type | None]) -> None:

@@ -14,19 +14,16 @@ from collections.abc import Sequence
 
 from graphc.ir import dtypes
 from graphc.ir.dtypes import i32, i64
-from graphc.ir.expr import Expr, cast, maximum, minimum, reduce, select
+from graphc.ir.expr import TRUE, Expr, call, cast, maximum, minimum, reduce, select
 from graphc.ir.opdef import Int, Number, Operand, OutIndex, axes, op
-from graphc.ir.ops.helpers import normal_axis, only_element, replaced
+from graphc.ir.ops.helpers import normal_axis, only_element, replaced, same_shape
 from graphc.ir.types import Shape
-from graphc.ir.window import POOL, TRUE, guard, make_window, pooled_shape, positions
+from graphc.ir.window import POOL, guard, make_window, pooled_shape, positions
 
 DOMAIN = "graphc"
 UP, TO_EVEN, TO_ODD = 0, 1, 2  # what becomes of halves
+SHIFTS = ("shr", "shr_to_even", "shr_to_odd")  # of the scalar table
 NEAR = 16  # bits of a fraction that tell whether it is one half
-
-
-def _first_shape(x: Operand, *_: object) -> Shape:
-    return x.shape
 
 
 def _shifted(value: Expr, shift: int, even: int) -> Expr:
@@ -34,19 +31,14 @@ def _shifted(value: Expr, shift: int, even: int) -> Expr:
     if even and shift > NEAR:
         value = (value + (1 << shift - NEAR - 1)) >> shift - NEAR
         shift = NEAR
-    whole = value >> shift
-    if even:
-        half = (value & ((1 << shift) - 1)).eq(0)
-        wrong = whole & 1 if even == TO_EVEN else (whole & 1) ^ 1
-        whole = whole - select(half, wrong, 0)
-    return whole.cast(i32)
+    return call(SHIFTS[even], value, shift).cast(i32)
 
 
 def _limited(value: Expr, low: int, high: int, to: int) -> Expr:
     return minimum(maximum(value, low), high).cast(dtypes.of(to))
 
 
-@op("Requantize", domain=DOMAIN, infer=_first_shape)
+@op("Requantize", domain=DOMAIN, infer=same_shape)
 def requantize(
     i: OutIndex, x: Int, multiplier: Int, below: Int | None = None, *, axis: int = 1, shift: int,
     zero_point: int, low: int, high: int, to: int, even: int = 0,
@@ -112,13 +104,13 @@ def window_sum(
     return reduce("sum", value if inside is TRUE else select(inside, value, 0), taps)
 
 
-@op("Lookup", domain=DOMAIN, infer=_first_shape)
+@op("Lookup", domain=DOMAIN, infer=same_shape)
 def lookup(i: OutIndex, x: Int, table: Number) -> Expr:
     """table[x], the table beginning with the result for the smallest value of x's type."""
     return table[x[i].cast(i64) - int(x.dtype.min)]
 
 
-@op("Stepwise", domain=DOMAIN, infer=_first_shape)
+@op("Stepwise", domain=DOMAIN, infer=same_shape)
 def stepwise(i: OutIndex, x: Int, limits: Int, *, shift: int, low: int, to: int) -> Expr:
     """`low` plus how many of the ascending `limits` do not exceed x, which is about x / 2**shift.
 
@@ -129,7 +121,7 @@ def stepwise(i: OutIndex, x: Int, limits: Int, *, shift: int, low: int, to: int)
     return (about + more + low).cast(dtypes.of(to))
 
 
-@op("QuantisedSoftmax", domain=DOMAIN, infer=_first_shape)
+@op("QuantisedSoftmax", domain=DOMAIN, infer=same_shape)
 def quantised_softmax(
     i: OutIndex, x: Int, table: Int, *, axis: int, factor: int, shift: int, wide: int,
     zero_point: int, low: int, high: int, to: int,

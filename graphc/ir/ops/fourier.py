@@ -25,7 +25,7 @@ import numpy as np
 
 from graphc.ir.build import Builder
 from graphc.ir.graph import Value
-from graphc.ir.ops.helpers import check_table
+from graphc.ir.ops.helpers import check_table, sliced
 
 SHORT = 128  # transforms up to this length are one product
 LARGEST_PRIME = (
@@ -154,7 +154,7 @@ class Transform:
         digits = _reshape(b, sums, count, *steps, used, self.parts)
         order = (0, *range(len(steps) + 1, 0, -1), len(steps) + 2)
         whole = _reshape(b, b.Transpose(digits, perm=order), count, -1, self.parts)
-        return _first(b, whole, self.columns, axis=1)
+        return sliced(b, whole, 0, self.columns, axis=1)
 
     def _matrix(self, radix: int, columns: int, parts: int, results: int) -> np.ndarray:
         """(inputs, parts, outputs, parts of them) of a short transform that does not scale."""
@@ -194,7 +194,7 @@ class Transform:
         columns = Transform(wide, True, self.columns).of(b, b.Transpose(product, perm=(0, 2, 1)))
         last = chirp[: self.columns] / (length if self.inverse else 1)
         result = turn(b, b.Transpose(columns, perm=(0, 2, 1)), last[None])
-        return b.Transpose(_first(b, result, self.parts, axis=1), perm=(0, 2, 1))
+        return b.Transpose(sliced(b, result, 0, self.parts, axis=1), perm=(0, 2, 1))
 
 
 def turn(b: Builder, x: Value, by: np.ndarray) -> Value:
@@ -209,9 +209,3 @@ def turn(b: Builder, x: Value, by: np.ndarray) -> Value:
 
 def _reshape(b: Builder, x: Value, *shape: int) -> Value:
     return b.Reshape(x, np.array(shape))
-
-
-def _first(b: Builder, x: Value, count: int, axis: int) -> Value:
-    if x.tensor.static_shape[axis] == count:
-        return x
-    return b.Slice(x, np.array([0]), np.array([count]), np.array([axis]))

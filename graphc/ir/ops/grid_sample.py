@@ -15,6 +15,7 @@ import numpy as np
 from graphc.errors import ModelError
 from graphc.ir.dtypes import DType, f32, i64
 from graphc.ir.expr import (
+    TRUE,
     Expr,
     call,
     cast,
@@ -28,7 +29,7 @@ from graphc.ir.opdef import Float, Int, Known, Number, Operand, OutIndex, axes, 
 from graphc.ir.ops.convolution import conv_window, group_channel
 from graphc.ir.ops.interpolation import cubic_weights, linear_weights
 from graphc.ir.types import Shape
-from graphc.ir.window import TRUE, make_window, positions
+from graphc.ir.window import make_window, positions
 
 # ---------------------------------------------------------------- grids
 

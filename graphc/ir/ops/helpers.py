@@ -15,13 +15,15 @@ import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
+from graphc.ir.build import Builder
 from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import DType, boolean, i64
-from graphc.ir.expr import Const, Expr, as_expr, maximum, minimum, select
+from graphc.ir.expr import TRUE, Const, Expr, as_expr, maximum, minimum, select
+from graphc.ir.graph import Value
 from graphc.ir.opdef import Operand
-from graphc.ir.types import Dim
+from graphc.ir.simplify import bounds
+from graphc.ir.types import Dim, Shape
 
-TRUE = Const(True, boolean)
 RUNTIME = "com.microsoft"  # the domain of ONNX Runtime's own operators
 RUNTIME_TRAITS = ("alias",)  # they are replaced by ONNX's before rules look for those
 MOST_GENERATED = 1 << 26  # elements of a table that an operator makes at compile time
@@ -88,6 +90,16 @@ def ints_of(known: np.ndarray | Sequence[int]) -> list[int]:
     return [int(v) for v in np.asarray(known).reshape(-1)]
 
 
+def dims_of(known: np.ndarray) -> list[Dim]:
+    """The elements of a known operand that holds dimensions. ModelError if one of open size may
+    not be positive: 0 and -1 have meanings of their own."""
+    dims = [v if isinstance(v, Expr) else int(v) for v in np.asarray(known).reshape(-1)]
+    for dim in dims:
+        if isinstance(dim, Expr) and bounds(dim)[0] < 1:
+            raise ModelError(f"dimension {dim} may be less than 1")
+    return dims
+
+
 def only_element(operand: Operand) -> Expr:
     """The element of an operand that holds exactly one, whatever its rank."""
     if operand.size != 1:
@@ -113,6 +125,23 @@ def plain_index(index: Expr, extent: Dim) -> Expr:
 def clamped(index: Expr, extent: Dim) -> Expr:
     """The nearest index that is in range."""
     return minimum(maximum(index.cast(i64), 0), as_expr(extent, i64) - 1)
+
+
+def sliced(b: Builder, x: Value, start: int, end: int, axis: int) -> Value:
+    """The positions from `start` up to `end` of an axis; x itself if these are all."""
+    if (start, end) == (0, x.tensor.dims[axis]):
+        return x
+    return b.Slice(x, *(np.array([number]) for number in (start, end, axis)))
+
+
+def joined(b: Builder, values: Sequence[Value], axis: int) -> Value:
+    """Values one after the other; only one as it is."""
+    return values[0] if len(values) == 1 else b.Concat(*values, axis=axis)
+
+
+def same_shape(x: Operand, *_: object) -> Shape:
+    """A shape rule: that of the first operand."""
+    return x.shape
 
 
 def inside(position: Expr, extent: Dim) -> Expr:

@@ -16,6 +16,7 @@ import numpy as np
 
 from graphc.ir.build import Builder
 from graphc.ir.graph import Op, Region, Value
+from graphc.ir.ops.helpers import joined, sliced
 from graphc.ir.ops.recurrent_layers import with_steps
 
 MOST_STEPS = 1 << 13  # that are written out
@@ -71,12 +72,12 @@ class LongLayer:
             y, *state = self.rest(whole, state) if is_rest else self.pieces(whole, state)
             rows.append(y)
         ordered = rows[::-1] if backwards else rows
-        return [ordered[0] if len(rows) == 1 else self.b.Concat(*ordered, axis=0), *state]
+        return [joined(self.b, ordered, 0), *state]
 
     def rest(self, start: int, state: list[Value]) -> list[Value]:
         """The steps from `start` on."""
         b, steps = self.b, self.x.tensor.static_shape[0]
-        x = _slice(b, self.x, start, steps, 0)
+        x = sliced(b, self.x, start, steps, 0)
         lengths = None
         if self.lengths is not None:
             lengths = self.within(self.lengths, np.array([start]), steps - start)
@@ -105,7 +106,7 @@ class LongLayer:
         """The first steps, piece by piece."""
         b, count = self.b, steps // PIECE
         batch, features = self.x.tensor.static_shape[1:]
-        first = _slice(b, self.x, 0, steps, 0)
+        first = sliced(b, self.x, 0, steps, 0)
         scanned = [b.Reshape(first, np.array((count, PIECE, batch, features)))]
         if self.lengths is not None:
             starts = np.arange(count)[:, None] * PIECE
@@ -153,7 +154,7 @@ def in_pieces(
 
         def own(value: Value | None, number: int = number) -> Value | None:
             alone = value is None or len(ways) == 1
-            return value if alone else _slice(b, value, number, number + 1, 0)
+            return value if alone else sliced(b, value, number, number + 1, 0)
 
         state = []
         for value in initial:
@@ -166,18 +167,8 @@ def in_pieces(
             b, name, attrs, x, [own(v) for v in weights], lengths, state, own(peepholes)
         )
         results.append(layer.run())
-    joined = [_joined(b, values, 1 if n == 0 else 0) for n, values in enumerate(zip(*results))]
+    whole = [joined(b, values, 1 if n == 0 else 0) for n, values in enumerate(zip(*results))]
     if not layout:
-        return joined
-    y, *last = joined
+        return whole
+    y, *last = whole
     return [b.Transpose(y, perm=(2, 0, 1, 3)), *(b.Transpose(v, perm=(1, 0, 2)) for v in last)]
-
-
-def _joined(b: Builder, values: Sequence[Value], axis: int) -> Value:
-    return values[0] if len(values) == 1 else b.Concat(*values, axis=axis)
-
-
-def _slice(b: Builder, value: Value, start: int, end: int, axis: int) -> Value:
-    if (start, end) == (0, value.tensor.static_shape[axis]):
-        return value
-    return b.Slice(value, np.array([start]), np.array([end]), np.array([axis]))

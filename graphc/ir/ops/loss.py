@@ -10,11 +10,10 @@ from graphc.errors import ModelError
 from graphc.ir.build import Builder
 from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index, cast, maximum, minimum, reduce, select
+from graphc.ir.expr import TRUE, Const, Expr, Index, cast, maximum, minimum, reduce, select
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, Operand, OutIndex, axes, composite, op
 from graphc.ir.types import Shape
-from graphc.ir.window import TRUE
 
 REDUCTIONS = ("none", "sum", "mean")
 

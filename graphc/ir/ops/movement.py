@@ -14,18 +14,19 @@ import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Expr, as_expr
+from graphc.ir.expr import Expr, as_expr, maximum, minimum
 from graphc.ir.opdef import Any_, Int, Known, Operand, OutIndex, linear, op
-from graphc.ir.ops.helpers import ints_of, normal_axes, normal_axis, replaced
-from graphc.ir.types import Dim, Shape, broadcast
+from graphc.ir.ops.helpers import dims_of, ints_of, normal_axes, normal_axis, replaced
+from graphc.ir.simplify import bounds, simplify
+from graphc.ir.types import Dim, Shape, at, broadcast
 
 # ---------------------------------------------------------------- views
 
 
 def _reshaped(x: Operand, shape: np.ndarray, *, allowzero: int) -> Shape:
     """Resolves 0 (copy the dimension) and one -1 (whatever is left over)."""
-    wanted = ints_of(shape)
-    if wanted.count(-1) > 1 or any(d < -1 for d in wanted):
+    wanted = dims_of(shape)
+    if wanted.count(-1) > 1 or any(isinstance(d, int) and d < -1 for d in wanted):
         raise ModelError(f"shape {wanted} may hold one -1 and no other negative")
     dims: list[Dim] = [*wanted]
     if not allowzero:
@@ -35,17 +36,20 @@ def _reshaped(x: Operand, shape: np.ndarray, *, allowzero: int) -> Shape:
     known = _product(d for d in dims if not (isinstance(d, int) and d == -1))
     if -1 in wanted:
         dims[wanted.index(-1)] = _left_over(x, known, wanted)
-    elif isinstance(known, int) and isinstance(x.size, int) and known != x.size:
+    elif at(known, {}) != at(x.size, {}):
         raise ModelError(f"{list(x.shape)} has {x.size} elements, shape {wanted} {known}")
     return tuple(dims)
 
 
-def _left_over(x: Operand, known: Dim, wanted: Sequence[int]) -> Dim:
+def _left_over(x: Operand, known: Dim, wanted: Sequence[Dim]) -> Dim:
     if isinstance(known, int) and known == 0:
         raise ModelError(f"-1 in shape {wanted} is not determined: the other dimensions hold 0")
     if isinstance(x.size, int) and isinstance(known, int) and x.size % known:
         raise ModelError(f"{list(x.shape)} ({x.size} elements) does not fit shape {wanted}")
-    return x.size // known
+    left = at(x.size // known, {})
+    if at(left * known, {}) != at(x.size, {}):
+        raise ModelError(f"{list(x.shape)} may not fit shape {wanted}")
+    return left
 
 
 def _product(dims: Iterable[Dim]) -> Dim:
@@ -171,7 +175,7 @@ def space_to_depth(i: OutIndex, x: Any_, *, blocksize: int, mode: str = "DCR") -
 
 
 def _expanded(x: Operand, shape: np.ndarray) -> Shape:
-    return broadcast(x.shape, tuple(ints_of(shape)))
+    return broadcast(x.shape, tuple(dims_of(shape)))
 
 
 @op("Expand", infer=_expanded)
@@ -196,9 +200,9 @@ def tile(i: OutIndex, x: Any_, repeats: Known(Int)) -> Expr:
 def _slices(
     x: Operand, starts: np.ndarray, ends: np.ndarray, axes: np.ndarray | None,
     steps: np.ndarray | None,
-) -> dict[int, range]:  # fmt: skip
-    """The source positions of each sliced axis."""
-    begin, end = ints_of(starts), ints_of(ends)
+) -> dict[int, tuple[Dim, Dim, int]]:  # fmt: skip
+    """The source positions of each sliced axis (see `_positions`)."""
+    begin, end = _limits(starts), _limits(ends)
     chosen = list(range(len(begin))) if axes is None else normal_axes(axes, x.rank)
     stride = [1] * len(begin) if steps is None else ints_of(steps)
     if not len(begin) == len(end) == len(chosen) == len(stride):
@@ -212,14 +216,38 @@ def _slices(
     return {n: _positions(x.shape[n], lo, hi, by) for n, lo, hi, by in bounds}
 
 
-def _positions(extent: Dim, lo: int, hi: int, by: int) -> range:
-    """From lo to hi, each counted from the end if negative and then clamped to what there is; going
-    backwards, a start before the first position is the first, where Python takes nothing."""
-    if isinstance(extent, Expr):
-        raise ModelError(f"cannot slice dimension `{extent}`: its extent must be known")
+def _limits(known: np.ndarray) -> list[Dim]:
+    return [v if isinstance(v, Expr) else int(v) for v in np.asarray(known).reshape(-1)]
+
+
+def _open_positions(extent: Dim, lo: Dim, hi: Dim, by: int) -> tuple[Dim, Dim, int]:
+    """As `_positions`, where the extent or a limit is of open size: by steps of 1."""
+    if by != 1:
+        raise ModelError(f"cannot slice dimension `{extent}` by {by}: its extent must be known")
+    first, last = (_clamped_limit(limit, as_expr(extent, i64)) for limit in (lo, hi))
+    return at(first, {}), at(maximum(last - first, 0), {}), 1
+
+
+def _clamped_limit(limit: Dim, extent: Expr) -> Expr:
+    """A limit of a slice as a position in 0..extent."""
+    low, high = (limit, limit) if isinstance(limit, int) else bounds(limit)
+    if low < 0 <= high:
+        raise ModelError(f"the limit `{limit}` of a slice may be negative")
+    counted = as_expr(limit, i64) if low >= 0 else extent + limit
+    return simplify(minimum(maximum(counted, 0), extent))
+
+
+def _positions(extent: Dim, lo: Dim, hi: Dim, by: int) -> tuple[Dim, Dim, int]:
+    """From lo to hi, each counted from the end if negative and then clamped to what there is: the
+    first position, how many there are, and the step. Going backwards, a start before the first
+    position is the first, where Python takes nothing."""
+    if any(isinstance(x, Expr) for x in (extent, lo, hi)):
+        return _open_positions(extent, lo, hi, by)
+    assert isinstance(extent, int) and isinstance(lo, int) and isinstance(hi, int)
     if by < 0 and lo < -extent:
         lo = 0
-    return range(extent)[lo:hi:by]
+    positions = range(extent)[lo:hi:by]
+    return positions.start, len(positions), by
 
 
 def _sliced(
@@ -227,7 +255,7 @@ def _sliced(
     steps: np.ndarray | None,
 ) -> Shape:  # fmt: skip
     cuts = _slices(x, starts, ends, axes, steps)
-    return tuple(len(cuts[n]) if n in cuts else extent for n, extent in enumerate(x.shape))
+    return tuple(cuts[n][1] if n in cuts else extent for n, extent in enumerate(x.shape))
 
 
 @op("Slice", infer=_sliced)
@@ -237,8 +265,8 @@ def slice_op(
 ) -> Expr:  # fmt: skip
     """x[starts:ends:steps] on the named axes; limits are counted and clamped by `_positions`."""
     index = tuple(i)
-    for axis, cut in _slices(x, starts, ends, axes, steps).items():
-        index = replaced(index, axis, i[axis] * cut.step + cut.start)
+    for axis, (start, _, step) in _slices(x, starts, ends, axes, steps).items():
+        index = replaced(index, axis, i[axis] * step + start)
     return x[index]
 
 

@@ -18,8 +18,8 @@ from graphc.ir.build import Builder
 from graphc.ir.expr import Expr, Index, as_expr, cast, reduce, select, sqrt
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Operand, OutIndex, axes, composite, op
-from graphc.ir.ops.activation_composites import axis_of, convert
-from graphc.ir.ops.helpers import float_type
+from graphc.ir.ops.activation_composites import convert
+from graphc.ir.ops.helpers import float_type, normal_axis, same_shape
 from graphc.ir.ops.pooling import power, root
 from graphc.ir.types import Dim, Shape
 
@@ -108,7 +108,7 @@ def layer_normalization(
     epsilon: float = 1e-5, stash_type: int = 1,
 ) -> tuple[Value, ...]:  # fmt: skip
     """Zero mean and unit variance over the axes from `axis` on; also the mean and 1 / deviation."""
-    first = axis_of(axis, x.tensor.rank)
+    first = normal_axis(axis, x.tensor.rank)
     wide = stashed(b, x, stash_type)
     mean, centred, variance = moments(b, wide, range(first, x.tensor.rank))
     inverse = inverse_root(b, variance, epsilon)
@@ -123,7 +123,7 @@ def rms_normalization(
     stash_type: int = 1,
 ) -> Value:  # fmt: skip
     """x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on."""
-    first = axis_of(axis, x.tensor.rank)
+    first = normal_axis(axis, x.tensor.rank)
     wide = stashed(b, x, stash_type)
     where = np.arange(first, x.tensor.rank)
     inverse = inverse_root(b, b.ReduceMean(b.Mul(wide, wide), where, keepdims=1), epsilon)
@@ -172,14 +172,10 @@ def mean_variance_normalization(b: Builder, x: Float, *, axes: Sequence[int] = (
 # ---------------------------------------------------------------- norms
 
 
-def _same_shape(x: Operand) -> Shape:
-    return x.shape
-
-
-@op("LpNormalization", infer=_same_shape)
+@op("LpNormalization", infer=same_shape)
 def lp_normalization(i: OutIndex, x: Float, *, axis: int = -1, p: int = 2) -> Expr:
     """x divided by its p-norm along the axis; 0 where that is 0."""
-    axis = axis_of(axis, x.rank)
+    axis = normal_axis(axis, x.rank)
     (k,) = axes(x.shape[axis])
     norm = root(reduce("sum", power(x[i[:axis] + (k,) + i[axis + 1 :]], p), (k,)), p)
     return select(norm.eq(0), 0, x[i] / norm)

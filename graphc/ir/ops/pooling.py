@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
+    TRUE,
     Const,
     Expr,
     Index,
@@ -23,7 +24,6 @@ from graphc.ir.opdef import Float, Number, Operand, OutIndex, axes, linear, op
 from graphc.ir.types import Shape
 from graphc.ir.window import (
     POOL,
-    TRUE,
     WindowAxis,
     guard,
     make_window,

@@ -14,8 +14,7 @@ from graphc.ir.expr import Expr, call, minimum, select
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Number, Operand, OutIndex, composite, op
 from graphc.ir.ops.casts import converted
-from graphc.ir.ops.helpers import normal_axis, only_element, replaced
-from graphc.ir.types import Shape
+from graphc.ir.ops.helpers import normal_axis, only_element, replaced, same_shape
 
 
 def _parameter(i: OutIndex, x: Operand, parameter: Operand, axis: int, block_size: int) -> Expr:
@@ -42,11 +41,7 @@ def _block_index(i: OutIndex, x: Operand, parameter: Operand, axis: int, block_s
     return replaced(tuple(i), axis, i[axis] // size)
 
 
-def _same_shape(x: Operand, *_: object) -> Shape:
-    return x.shape
-
-
-@op("QuantizeLinear", infer=_same_shape)
+@op("QuantizeLinear", infer=same_shape)
 def quantize_linear(
     i: OutIndex, x: Number, scale: Number, zero_point: Number = None, *, axis: int = 1,
     block_size: int = 0, output_dtype: int = 0, precision: int = 0, saturate: int = 1,
@@ -90,7 +85,7 @@ def _rounded(value: Expr, shift: Expr | None, target: DType) -> Expr:
     return whole.cast(target)
 
 
-@op("DequantizeLinear", infer=_same_shape)
+@op("DequantizeLinear", infer=same_shape)
 def dequantize_linear(
     i: OutIndex, x: Number, scale: Float, zero_point: Number = None, *, axis: int = 1,
     block_size: int = 0, output_dtype: int = 0,

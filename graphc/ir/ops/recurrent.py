@@ -10,9 +10,8 @@ is zero, whatever it starts from, as ONNX Runtime has it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, composite
 from graphc.ir.ops import long_recurrent
+from graphc.ir.ops.helpers import joined, sliced
 from graphc.ir.ops.in_range import require
 from graphc.ir.ops.recurrent_layers import (
     Layer,
@@ -137,10 +137,7 @@ def started(
 
 def pick(b: Builder, value: Value, position: int, axis: int = 0) -> Value:
     """value at one position of an axis, without that axis."""
-    if value.tensor.dims[axis] != 1:
-        limits = (np.array([position]), np.array([position + 1]), np.array([axis]))
-        value = b.Slice(value, *limits)
-    return b.Squeeze(value, np.array([axis]))
+    return b.Squeeze(sliced(b, value, position, position + 1, axis), np.array([axis]))
 
 
 def stack(b: Builder, values: Sequence[Value]) -> Value:
@@ -158,36 +155,38 @@ def unstack(b: Builder, value: Value) -> list[Value]:
 def recurrent(
     b: Builder, name: str, x: Value, w: Value, r: Value, bias: Value | None, lengths: Value | None,
     initial: Sequence[Value | None], peepholes: Value | None, *, gates: int, step: Step,
-    hidden_size: int | None, direction: str, activations: Sequence[str],
-    activation_alpha: Sequence[float] | None, activation_beta: Sequence[float] | None,
-    clip: float | None, layout: int, separate_biases: bool = False, **own_attrs: Any,
+    default: tuple[str, ...], layout: int, hidden_size: int | None, direction: str,
+    activations: Sequence[str] | None, activation_alpha: Sequence[float] | None,
+    activation_beta: Sequence[float] | None, clip: float | None, separate_biases: bool = False,
+    own: Mapping[str, int] | None = None,
 ) -> list[Value]:  # fmt: skip
-    """Runs one or two directions; returns Y, then the last value of each state. `own_attrs` are
-    those that operators of this `name` alone have."""
+    """Runs one or two directions; returns Y, then the last value of each state. `default` names the
+    functions of a direction; `own` are the attributes that operators of this `name` alone have."""
+    names = function_names(activations, default, direction)
+    lists = (names, activation_alpha, activation_beta)
     if lengths is not None:
         require(b, lengths, 0, long_recurrent.steps_of(x, layout), "length")
     ways = ways_of(direction)
     hidden = hidden_size or r.tensor.static_shape[2]
     initial = [started(b, v, x, lengths, layout) for v in initial]
     if long_recurrent.steps_of(x, layout) > long_recurrent.MOST_STEPS:
-        lists = (activations, activation_alpha, activation_beta)
-        own = [
+        attrs = [
             {"direction": "reverse" if back else "forward", "hidden_size": hidden, "clip": clip,
-             **split, **own_attrs}
+             **split, **(own or {})}
             for back, split in zip(ways, _lists_of_ways(len(ways), *lists))
         ]  # fmt: skip
         return long_recurrent.in_pieces(
-            b, name, x, [w, r, bias], lengths, initial, peepholes, ways=own, layout=layout,
+            b, name, x, [w, r, bias], lengths, initial, peepholes, ways=attrs, layout=layout,
             hidden=hidden,
         )  # fmt: skip
     whole = Recurrence(b, x, column(b, lengths), hidden, gates, layout)
-    functions = by_way(activations_of(activations, activation_alpha, activation_beta), len(ways))
+    functions = by_way(activations_of(*lists), len(ways))
     layers = [
-        layer_of(b, n, w, r, bias, peepholes, own, hidden, gates, clip, separate_biases)
-        for n, own in enumerate(functions)
+        layer_of(b, n, w, r, bias, peepholes, each, hidden, gates, clip, separate_biases)
+        for n, each in enumerate(functions)
     ]
     states = [[whole.initial(v, n) for v in initial] for n in range(len(ways))]
-    if b.batched and len(ways) == 2 and _same(activations, activation_alpha, activation_beta):
+    if b.batched and len(ways) == 2 and _same(*lists):
         results = whole.run_both(layers, _both(b, layers, r), step, states)
     else:
         results = [whole.run(*each) for each in zip(layers, [step] * 2, states, ways)]
@@ -265,14 +264,14 @@ def collect(
     b, hidden = whole.b, whole.hidden
     shape = (whole.sequence, 1, whole.batch, hidden)
     if whole.sequence:
-        sides = [_reshaped(b, _concat(b, outputs, 0), shape) for outputs, _ in results]
+        sides = [_reshaped(b, joined(b, outputs, 0), shape) for outputs, _ in results]
     else:
         sides = [b.constant(np.zeros(shape, whole.x.tensor.dtype.np)) for _ in results]
-    y = _concat(b, sides, 1)
+    y = joined(b, sides, 1)
     last = []
     for k in range(states):
         rows = [b.Unsqueeze(state[k], np.array([0])) for _, state in results]
-        last.append(_concat(b, rows, 0))
+        last.append(joined(b, rows, 0))
     if whole.layout:
         y = b.Transpose(y, perm=(2, 0, 1, 3))
         last = [b.Transpose(v, perm=(1, 0, 2)) for v in last]
@@ -282,10 +281,6 @@ def collect(
 def _reshaped(b: Builder, value: Value, shape: tuple[int, ...]) -> Value:
     """The value in a shape whose zeros are extents."""
     return b.Reshape(value, np.array(shape), allowzero=1 if 0 in shape else None)
-
-
-def _concat(b: Builder, values: Sequence[Value], axis: int) -> Value:
-    return values[0] if len(values) == 1 else b.Concat(*values, axis=axis)
 
 
 # ---------------------------------------------------------------- the operators
@@ -302,43 +297,38 @@ def function_names(
     return names
 
 
+RECURRENT = {
+    "activation_alpha": None, "activation_beta": None, "activations": None, "clip": None,
+    "direction": "forward", "hidden_size": None,
+}  # fmt: skip
+"""The attributes of recurrent layers."""
+
+
 @composite("RNN", outputs=None, traits=("recurrent",))
 def rnn(
     b: Builder, x: Float, w: Float, r: Float, bias: Float | None = None,
-    sequence_lens: Int | None = None, initial_h: Float | None = None, *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None, activations: Sequence[str] | None = None,
-    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
-    layout: int = 0,
+    sequence_lens: Int | None = None, initial_h: Float | None = None, *, layout: int = 0,
+    **attrs: RECURRENT,
 ) -> list[Value] | None:  # fmt: skip
     """A simple recurrent layer: Y, and the last h."""
     return recurrent(
         b, "RNN", x, w, r, bias, sequence_lens, [initial_h], None, gates=1, step=rnn_step,
-        hidden_size=hidden_size, direction=direction,
-        activations=function_names(activations, ("Tanh",), direction),
-        activation_alpha=activation_alpha, activation_beta=activation_beta, clip=clip,
-        layout=layout,
+        default=("Tanh",), layout=layout, **attrs,
     )  # fmt: skip
 
 
 @composite("GRU", outputs=None, traits=("recurrent",))
 def gru(
     b: Builder, x: Float, w: Float, r: Float, bias: Float | None = None,
-    sequence_lens: Int | None = None, initial_h: Float | None = None, *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None, activations: Sequence[str] | None = None,
-    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
-    layout: int = 0, linear_before_reset: int = 0,
+    sequence_lens: Int | None = None, initial_h: Float | None = None, *, layout: int = 0,
+    linear_before_reset: int = 0, **attrs: RECURRENT,
 ) -> list[Value]:  # fmt: skip
     """A gated recurrent layer: Y, and the last h."""
     return recurrent(
         b, "GRU", x, w, r, bias, sequence_lens, [initial_h], None, gates=3,
         step=gru_reset_after_step if linear_before_reset else gru_step,
-        hidden_size=hidden_size, direction=direction,
-        activations=function_names(activations, ("Sigmoid", "Tanh"), direction),
-        activation_alpha=activation_alpha, activation_beta=activation_beta, clip=clip,
-        layout=layout, separate_biases=bool(linear_before_reset),
-        linear_before_reset=linear_before_reset,
+        default=("Sigmoid", "Tanh"), layout=layout, separate_biases=bool(linear_before_reset),
+        own={"linear_before_reset": linear_before_reset}, **attrs,
     )  # fmt: skip
 
 
@@ -346,18 +336,13 @@ def gru(
 def lstm(
     b: Builder, x: Float, w: Float, r: Float, bias: Float | None = None,
     sequence_lens: Int | None = None, initial_h: Float | None = None,
-    initial_c: Float | None = None, p: Float | None = None, *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None, activations: Sequence[str] | None = None,
-    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
-    input_forget: int = 0, layout: int = 0,
+    initial_c: Float | None = None, p: Float | None = None, *, input_forget: int = 0,
+    layout: int = 0, **attrs: RECURRENT,
 ) -> list[Value]:  # fmt: skip
     """A long short-term memory layer: Y, the last h and the last cell."""
     return recurrent(
         b, "LSTM", x, w, r, bias, sequence_lens, [initial_h, initial_c], p, gates=4,
         step=lstm_coupled_step if input_forget else lstm_step,
-        hidden_size=hidden_size, direction=direction,
-        activations=function_names(activations, ("Sigmoid", "Tanh", "Tanh"), direction),
-        activation_alpha=activation_alpha, activation_beta=activation_beta, clip=clip,
-        layout=layout, input_forget=input_forget,
+        default=("Sigmoid", "Tanh", "Tanh"), layout=layout, own={"input_forget": input_forget},
+        **attrs,
     )  # fmt: skip

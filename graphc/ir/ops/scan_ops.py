@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphc.errors import ModelError
 from graphc.ir.expr import Expr, cast
 from graphc.ir.imperative.collectives import Collectives, Place, Running
 from graphc.ir.kernel import Buffer
 from graphc.ir.opdef import Int, Known, Number, Operand, imperative
+from graphc.ir.ops.helpers import normal_axis
 from graphc.ir.types import TensorType
 
 
@@ -25,10 +25,7 @@ def _scan(
 ) -> None:
     """out[.., j, ..] = sum (product) of x[.., 0..j, ..] (0..j-1 if exclusive; from the end if
     reverse)."""
-    along = int(np.asarray(axis).reshape(-1)[0])
-    if not -x.rank <= along < x.rank:
-        raise ModelError(f"axis {along} is out of range for rank {x.rank}")
-    along %= x.rank
+    along = normal_axis(int(np.asarray(axis).reshape(-1)[0]), x.rank)
     (y,) = k.outputs
     length = x.shape[along]
     work = x.dtype.compute

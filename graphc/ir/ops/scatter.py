@@ -22,6 +22,7 @@ from graphc.ir.imperative.collectives import Collectives, Place, Scattered
 from graphc.ir.imperative.lowering import numel
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.opdef import Any_, Int, Known, Operand, OutIndex, axes, imperative, op
+from graphc.ir.ops.helpers import normal_axis
 from graphc.ir.types import Shape, TensorType
 
 _COMBINE = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
@@ -35,7 +36,7 @@ def _same_dtype(x: Operand, updates: Operand) -> None:
 
 def _scattered_elements(x: Operand, indices: Operand, updates: Operand, *, axis: int) -> TensorType:
     _same_dtype(x, updates)
-    _axis(axis, x.rank)
+    normal_axis(axis, x.rank)
     if indices.rank != x.rank:
         raise ModelError(f"data has rank {x.rank}, indices {indices.rank}")
     _check_shapes("updates", updates.shape, indices.shape)
@@ -81,12 +82,6 @@ def _combination(reduction: str, dtype: DType) -> Callable[[Expr, Expr], Expr] |
     return partial(call, table[reduction])
 
 
-def _axis(axis: int, rank: int) -> int:
-    if not -rank <= axis < rank:
-        raise ModelError(f"axis {axis} is out of range for rank {rank}")
-    return axis % rank
-
-
 def _check_shapes(name: str, found: tuple, expected: tuple) -> None:
     if tuple(found) != tuple(expected):
         raise ModelError(f"{name} has shape {list(found)}, expected {list(expected)}")
@@ -98,7 +93,7 @@ def scatter_elements(
     reduction: str = "none",
 ) -> None:  # fmt: skip
     """data with data[.., indices[p], ..] = updates[p] for every position p of indices."""
-    axis = _axis(axis, data.rank)
+    axis = normal_axis(axis, data.rank)
     (y,) = k.outputs
     must_lie(indices[axes(*indices.shape)], -data.shape[axis], data.shape[axis] - 1)
     _copy(k, y, data)
@@ -141,7 +136,7 @@ def scatter_nd(
 def _tensor_scatter_shape(
     past: Operand, update: Operand, write_indices: Operand | None = None, *, axis: int
 ) -> Shape:
-    axis = _axis(axis, past.rank)
+    axis = normal_axis(axis, past.rank)
     extents = list(past.shape)
     extents[axis] = update.shape[axis] if update.rank == past.rank else extents[axis]
     _check_shapes("update", update.shape, tuple(extents))
@@ -156,7 +151,7 @@ def tensor_scatter(
     mode: str = "linear",
 ) -> Expr:  # fmt: skip
     """past with `update` written along `axis` from write_indices[batch] on, or wrapping around."""
-    axis = _axis(axis, past.rank)
+    axis = normal_axis(axis, past.rank)
     if mode not in ("linear", "circular"):
         raise ModelError(f"mode {mode!r} is not linear or circular")
     start = as_expr(0, i64) if write_indices is None else cast(write_indices[i[0]], i64)

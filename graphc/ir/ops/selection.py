@@ -15,6 +15,7 @@ from graphc.ir.imperative.collectives import Collectives, Kept, Picked, Place
 from graphc.ir.imperative.lowering import store_size
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.opdef import Any_, Bool, Float, Int, Known, Operand, imperative
+from graphc.ir.ops.helpers import normal_axis
 from graphc.ir.types import TensorType
 
 
@@ -42,9 +43,7 @@ def _compress_type(x: Operand, condition: Operand, axis: int | None) -> TensorTy
         raise ModelError(f"condition must have rank 1, found {condition.type}")
     if axis is None:
         return x.type.with_shape((min(x.size, condition.shape[0]),))
-    if not -x.rank <= axis < x.rank:
-        raise ModelError(f"axis {axis} is out of range for rank {x.rank}")
-    axis %= x.rank
+    axis = normal_axis(axis, x.rank)
     kept = min(x.shape[axis], condition.shape[0])
     return x.type.with_shape((*x.shape[:axis], kept, *x.shape[axis + 1 :]))
 

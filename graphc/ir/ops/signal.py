@@ -26,7 +26,7 @@ from graphc.ir.ops.fourier import (
     is_direct,
     mirrored,
 )
-from graphc.ir.ops.helpers import check_table, normal_axis
+from graphc.ir.ops.helpers import check_table, normal_axis, sliced
 from graphc.ir.types import Dim, Shape
 
 
@@ -52,9 +52,7 @@ def dft(
     used = min(extent, half if to_real else length)
     columns = half if onesided and not to_real else length
     order = [d for d in range(rank - 1) if d != where] + [where, rank - 1]
-    moved = b.Transpose(x, perm=order)
-    if used < extent:
-        moved = b.Slice(moved, np.array([0]), np.array([used]), np.array([rank - 2]))
+    moved = sliced(b, b.Transpose(x, perm=order), 0, used, rank - 2)
     if not is_direct(length):
         result = _fast(b, moved, Transform(length, bool(inverse), columns, 1 if to_real else 2))
     elif to_real:

@@ -19,6 +19,7 @@ from graphc.ir.imperative.collectives import Collectives, Kept, Leaders, Place, 
 from graphc.ir.imperative.lowering import numel, store_size
 from graphc.ir.kernel import Buffer
 from graphc.ir.opdef import Any_, Int, Known, Number, Operand, imperative
+from graphc.ir.ops.helpers import normal_axis
 from graphc.ir.types import TensorType
 
 
@@ -66,14 +67,8 @@ def comes_first(a: Expr, b: Expr) -> Expr:
 # ---------------------------------------------------------------- TopK
 
 
-def _axis(axis: int, rank: int) -> int:
-    if not -rank <= axis < rank:
-        raise ModelError(f"axis {axis} is out of range for rank {rank}")
-    return axis % rank
-
-
 def _topk_types(x: Operand, size: np.ndarray, axis: int) -> list[TensorType]:
-    axis = _axis(axis, x.rank)
+    axis = normal_axis(axis, x.rank)
     wanted = int(np.asarray(size).reshape(-1)[0])
     if wanted < 0 or isinstance(x.shape[axis], int) and wanted > x.shape[axis]:
         raise ModelError(f"k is {wanted}, but the axis has {x.shape[axis]} elements")
@@ -91,7 +86,7 @@ def top_k(
     Equal elements come in the order of their indices, and NaN is greater than all numbers, as for
     ONNX Runtime and PyTorch. `sorted=0` allows any order; it is the same.
     """
-    axis = _axis(axis, x.rank)
+    axis = normal_axis(axis, x.rank)
     wanted = int(np.asarray(size).reshape(-1)[0])
     if wanted == 0:
         return
@@ -117,7 +112,7 @@ def _unique_types(x: Operand, axis: int | None, count: int) -> list[TensorType]:
         items = x.size
         first = x.type.with_shape((items,))
     else:
-        items = x.shape[_axis(axis, x.rank)]
+        items = x.shape[normal_axis(axis, x.rank)]
         first = x.type.with_shape(x.shape)
     listing = TensorType(i64, (items,))
     return [first, listing, listing, listing][:count]
@@ -131,7 +126,7 @@ def unique(k: Collectives, x: Any_, *, axis: int | None = None, sorted: int = 1)
     Items are sorted by content, and equal neighbours form a group. A running count of where groups
     start numbers them; by first occurrence, it is one of the items that are the first of theirs.
     """
-    items = _Items(k, x, None if axis is None else _axis(axis, x.rank))
+    items = _Items(k, x, None if axis is None else normal_axis(axis, x.rank))
 
     def finish(number: Expr) -> None:
         store_size(k, 0, 0 if axis is None else items.axis, number)

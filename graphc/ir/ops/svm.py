@@ -21,7 +21,7 @@ from graphc.ir.graph import Value
 from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.kernel import Buffer
 from graphc.ir.opdef import REQUIRED, Float, Number, composite, imperative
-from graphc.ir.ops.helpers import check_table
+from graphc.ir.ops.helpers import check_table, sliced
 from graphc.ir.ops.scores import chosen, either, label_array, transformed_targets, two_columns
 from graphc.ir.ops.traditional_ml import DOMAIN, rows_of
 
@@ -219,7 +219,7 @@ def _coupling(b: Builder, won: Value, pairs: list) -> Value:
     place = np.full((classes, classes), 2 * len(pairs))  # of zeros
     for n, (i, j) in enumerate(pairs):
         place[i, j], place[j, i] = n, len(pairs) + n
-    zeros = b.Mul(b.Slice(won, np.array([0]), np.array([1]), np.array([1])), 0.0)
+    zeros = b.Mul(sliced(b, won, 0, 1, axis=1), 0.0)
     both = b.Concat(won, b.Sub(b.constant(1, f32), won), zeros, axis=1)
     rates, turned = (b.Gather(both, b.constant(t), axis=1) for t in (place, place.T))
     squares = b.ReduceSumSquare(turned, b.constant([2], i64), keepdims=1)

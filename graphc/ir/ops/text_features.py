@@ -16,7 +16,7 @@ from graphc.errors import ModelError
 from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, composite
-from graphc.ir.ops.helpers import check_table
+from graphc.ir.ops.helpers import check_table, joined, sliced
 
 
 @composite("TfIdfVectorizer")
@@ -86,7 +86,7 @@ def _count(b: Builder, rows: Value, grams: np.ndarray, max_skip: int) -> Any:
         match = None
         for n in range(size):
             start = n * step
-            window = b.Slice(rows, np.array([start]), np.array([start + positions]), np.array([1]))
+            window = sliced(b, rows, start, start + positions, 1)
             same = b.Equal(b.Unsqueeze(window, np.array([2])), grams[None, None, :, n])
             match = same if match is None else b.And(match, same)
         counts = b.ReduceSum(b.Cast(match, to=1), np.array([1]), keepdims=0)
@@ -104,13 +104,9 @@ def _spread(b: Builder, rows: Value, counts: list, columns: list[int], width: in
     if doubled:
         matrix = np.zeros((len(columns), width), np.float32)
         matrix[np.arange(len(columns)), columns] = 1
-        return b.MatMul(_joined(b, counts), matrix)
+        return b.MatMul(joined(b, counts, 1), matrix)
     if len(columns) < width:
         counts = [*counts, b.constant(np.zeros((batch, 1), np.float32))]
     source = np.full(width, len(columns), np.int64)  # the column of zeros
     source[columns] = np.arange(len(columns))
-    return b.Gather(_joined(b, counts), source, axis=1)
-
-
-def _joined(b: Builder, parts: list) -> Any:
-    return parts[0] if len(parts) == 1 else b.Concat(*parts, axis=1)
+    return b.Gather(joined(b, counts, 1), source, axis=1)

@@ -17,7 +17,7 @@ from graphc.ir.dtypes import DType, f32, i64
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Int, Number, Operand, OutIndex, composite, op
-from graphc.ir.ops.helpers import plain_index
+from graphc.ir.ops.helpers import plain_index, sliced
 from graphc.ir.ops.in_range import require
 from graphc.ir.ops.scores import (
     either,
@@ -185,7 +185,7 @@ def _of_width(b: Builder, rows: Value, size: int) -> Value:
     """Rows cut to a number of columns, or filled up with zeros."""
     count = rows.tensor.dims[1]
     if count > size:
-        return b.Slice(rows, np.array([0]), np.array([size]), np.array([1]))
+        return sliced(b, rows, 0, size, axis=1)
     return rows if count == size else b.Pad(rows, np.array([0, 0, 0, size - count]))
 
 

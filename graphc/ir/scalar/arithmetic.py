@@ -1,19 +1,21 @@
-"""Operations that machines lack, in terms of those they have: modulo, powers, rounding to TF32.
+"""Operations that machines lack, in terms of those they have: modulo, powers, rounding.
 
     mod(a, b)       of floats: rem(a, b), moved to the side of b; a zero takes the sign of b
     floordiv(a, b)  of floats: (a - mod(a, b)) / b, rounded to the nearest whole number
     pow(a, b)       of integers: by squaring, wrapping; 1 / a**-b, truncated, for negative b
     bitcast         from and to booleans, whose bits are 0 or 1
-    round_tf32, add_half_tf32, cut_tf32: sums and masks of bits
+    mul_high        of i32: the product in 64 bits, shifted
+    clamp           a minimum of a maximum
+    shr_rounded, shr_to_even, shr_to_odd, round_tf32, add_half_tf32, cut_tf32: sums, masks of bits
 
 They give what numpy gives (npy_divmod), bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from graphc.ir.dtypes import boolean, f32, i8, u8, u32
+from graphc.ir.dtypes import boolean, f32, i8, i32, i64, u8, u32
 from graphc.ir.expr import (
     Call,
     Const,
@@ -23,6 +25,8 @@ from graphc.ir.expr import (
     call,
     called,
     cast,
+    maximum,
+    minimum,
     select,
     transform,
 )
@@ -51,8 +55,43 @@ def _is_special(value: Expr) -> Expr:
     return (bitcast(value, u32) & 0x7F800000).eq(0x7F800000)
 
 
+def clamp(value: Expr, low: Expr, high: Expr) -> Expr:
+    """The value kept within low..high."""
+    return minimum(maximum(value, low), high)
+
+
+def mul_high(a: Expr, b: Expr) -> Expr:
+    """The upper 32 bits of a product of two i32."""
+    return ((a.cast(i64) * b.cast(i64)) >> 32).cast(i32)
+
+
+def shr_rounded(value: Expr, distance: Expr) -> Expr:
+    """value >> distance, and the last bit that was shifted out."""
+    return (value >> distance) + ((value >> distance - 1) & 1)
+
+
+def shr_to_even(value: Expr, distance: Expr) -> Expr:
+    """value >> distance, less one where that is odd and no bit that was shifted out is set."""
+    whole = value >> distance
+    return whole - select(_is_multiple(value, distance), whole & 1, 0)
+
+
+def shr_to_odd(value: Expr, distance: Expr) -> Expr:
+    """value >> distance, less one where that is even and no bit that was shifted out is set."""
+    whole = value >> distance
+    return whole - select(_is_multiple(value, distance), (whole & 1) ^ 1, 0)
+
+
+def _is_multiple(value: Expr, distance: Expr) -> Expr:
+    return (value & ((Const(1, i64) << distance) - 1)).eq(0)
+
+
 OF_TF32 = {"round_tf32": rounded_to_tf32, "add_half_tf32": half_added, "cut_tf32": cut_to_tf32}
-EXPANDED = ("mod", "floordiv", "pow", "bitcast", *OF_TF32)
+LACKED_BY_C: dict[str, Callable[..., Expr]] = {
+    **OF_TF32, "clamp": clamp, "mul_high": mul_high, "shr_rounded": shr_rounded,
+    "shr_to_even": shr_to_even, "shr_to_odd": shr_to_odd,
+}  # fmt: skip
+EXPANDED = ("mod", "floordiv", "pow", "bitcast", *LACKED_BY_C)
 
 
 def float_mod(a: Expr, b: Expr) -> Expr:
@@ -128,8 +167,8 @@ def expand_arithmetic(root: Expr, names: Collection[str] = EXPANDED) -> Expr:
             compute = f32 if node.dtype.compute is f32 else node.dtype
             a, b = (cast(x, compute) for x in node.args)
             return cast(function(a, b), node.dtype)
-        if name in OF_TF32:
-            return OF_TF32[name](*node.args)
+        if name in LACKED_BY_C:
+            return LACKED_BY_C[name](*node.args)
         if name == "pow" and node.dtype.is_integer:
             return integer_pow(*node.args)
         if name == "bitcast" and boolean in (node.dtype, node.args[0].dtype):

@@ -4,6 +4,7 @@ Semantics are fixed here once, to what ONNX says, for every backend:
 * arithmetic on integers wraps; integer `div` truncates, `floordiv` and `mod` floor, `rem` takes the
   sign of the dividend; dividing by zero gives 0 (never a trap);
 * `min` and `max` return NaN if either side is NaN; comparisons with NaN are false, `ne` true;
+* `clamp(x, low, high)` is min(max(x, low), high);
 * `round` rounds halves to even; shifts by the width or more give 0 (-1 for negative `shr`);
 * `cast` float to integer truncates, saturates to the 32- or 64-bit range (NaN gives 0) and then
   wraps to narrower types; to narrow floats it rounds to nearest even and overflows to inf or NaN,
@@ -11,6 +12,10 @@ Semantics are fixed here once, to what ONNX says, for every backend:
 * `cut_tf32` drops the 13 bits of a float32's fraction that TF32 lacks, as matrix cores do;
   `round_tf32` rounds to the nearest TF32, halves away from zero, and `add_half_tf32` gives a number
   that is the nearest once it is cut; the last two leave infinities and NaN as they are;
+* `shr_to_even(x, n)` and `shr_to_odd(x, n)` are x / 2**n - 1/2, rounded to the nearest integer, and
+  halves to the even or odd one: requantisation adds one half to x beforehand, with other constants;
+  `shr_rounded(x, n)` is x >> n and the last bit that was shifted out, which is x / 2**n with halves
+  rounded up; `mul_high` gives the upper 32 bits of a product of two i32;
 * `select` evaluates only the branch it takes: loads in the other one may be out of bounds.
 A narrow float (see dtypes.DType.compute) is widened to float32, operated on, and rounded back.
 """
@@ -25,13 +30,15 @@ import ml_dtypes
 import numpy as np
 
 from graphc.errors import ModelError
-from graphc.ir.dtypes import DType, boolean, f32
+from graphc.ir.dtypes import DType, boolean, f32, i32, i64
+
+ONLY = {"float32": f32, "int32": i32, "int64": i64}  # the one type that operands have, by rule
 
 
 @dataclass(frozen=True, eq=False)
 class ScalarOp:
-    """One scalar operation. `rule` is same, compare, logic, select, cast, test or float32
-    (result_type)."""
+    """One scalar operation. `rule` is same, compare, logic, select, cast, test, or the name of the
+    one type it takes and gives (result_type)."""
 
     name: str
     arity: int
@@ -61,8 +68,8 @@ class ScalarOp:
                 raise TypeError(f"select takes a boolean condition, found {first}")
             self._require_equal(args[1:])
             return args[1].dtype
-        if self.rule == "float32" and first is not f32:
-            raise TypeError(f"{self.name} takes float32, found {first}")
+        if first is not ONLY.get(self.rule, first):
+            raise TypeError(f"{self.name} takes {self.rule}, found {first}")
         self._require_equal(args)
         return first
 
@@ -112,6 +119,23 @@ def _shift(left: bool) -> Callable:
             return np.where(over, a.dtype.type(0), np.left_shift(a, amount))
         shifted = np.right_shift(a, amount)
         return shifted if a.dtype.kind == "i" else np.where(over, a.dtype.type(0), shifted)
+
+    return run
+
+
+def _shift_rounded(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    right = _shift(left=False)
+    return right(a, b) + (right(a, b - np.asarray(b).dtype.type(1)) & 1)
+
+
+def _shift_halves(odd: int) -> Callable:
+    """x >> n, less one where x is a multiple of 2**n and the result is odd, or even if `odd`."""
+    right, left = _shift(left=False), _shift(left=True)
+
+    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        whole = right(a, b)
+        half = np.bitwise_and(a, left(np.int64(1), b) - 1) == 0
+        return whole - np.where(half, (whole & 1) ^ odd, 0)
 
     return run
 
@@ -196,6 +220,10 @@ _row("bor", 2, "same", np.bitwise_or, "|", commutative=True)
 _row("bxor", 2, "same", np.bitwise_xor, "^", commutative=True)
 _row("shl", 2, "same", _shift(left=True), "<<")
 _row("shr", 2, "same", _shift(left=False), ">>")
+_row("shr_rounded", 2, "same", _shift_rounded, cost=2)
+_row("mul_high", 2, "int32", lambda a, b: a.astype(np.int64) * b >> 32, commutative=True)
+_row("shr_to_even", 2, "int64", _shift_halves(odd=0), cost=5)
+_row("shr_to_odd", 2, "int64", _shift_halves(odd=1), cost=6)
 _row("eq", 2, "compare", np.equal, "==", commutative=True)
 _row("ne", 2, "compare", np.not_equal, "!=", commutative=True)
 _row("lt", 2, "compare", np.less, "<")
@@ -207,6 +235,7 @@ _row("or", 2, "logic", np.logical_or, "||", commutative=True)
 _row("xor", 2, "logic", np.logical_xor, "^^", commutative=True)
 
 _row("select", 3, "select", np.where)
+_row("clamp", 3, "same", lambda x, low, high: np.minimum(np.maximum(x, low), high), cost=2)
 _row("fma", 3, "same", lambda a, b, c: a * b + c)
 _row("cast", 1, "cast", None)
 _row("cast_sat", 1, "cast", None)

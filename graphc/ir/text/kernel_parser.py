@@ -19,7 +19,7 @@ import numpy as np
 
 from graphc.ir import dtypes
 from graphc.ir.checks import Check
-from graphc.ir.expr import Index, Ref
+from graphc.ir.expr import Expr, Index, Ref
 from graphc.ir.kernel import (
     Alloc,
     Barrier,
@@ -183,6 +183,9 @@ class KernelParser(ConstantParser):
     def program(self) -> Program:
         self.expect("program")
         program = Program(self.sigil_name("symbol", "the program's @name"), [], [])
+        program.sizes = tuple(self.where().values())
+        if self.sees("where"):
+            self._where_clause()
         self.expect("{")
         while not self.accept("}"):
             if self.sees("kernel"):
@@ -248,10 +251,10 @@ class KernelParser(ConstantParser):
         loc = self._loc()
         program.steps.append(Step(kernel, tuple(slots), loc, flops, nbytes, macs, sizes))
 
-    def _sizes(self) -> tuple[int, ...]:
-        sizes = [self.integer()]
+    def _sizes(self) -> tuple[int | Expr, ...]:
+        sizes = [self.dimension()]
         while self.accept(","):
-            sizes.append(self.integer())
+            sizes.append(self.dimension())
         return tuple(sizes)
 
     def _slot(self) -> Slot:
@@ -264,7 +267,7 @@ class KernelParser(ConstantParser):
         self.expect(":")
         dtype = self.dtype()
         self.expect("[")
-        elements = self.integer()
+        elements = self.dimension()
         self.expect("]")
         return Slot(space, index, offset, dtype, elements)
 

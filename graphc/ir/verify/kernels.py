@@ -8,12 +8,14 @@ between its bounds is checked at both ends, others only where they are outside a
 
 Programs: steps name kernels and fit their parameters; slots are aligned and lie inside their
 storage; nothing is read before it is written, or after something else has been written over it, and
-every output is written in full.
+every output is written in full. A program of open shape is verified at its least and largest sizes,
+and at a few between.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -47,9 +49,10 @@ from graphc.ir.kernel import (
     While,
     with_sizes,
 )
-from graphc.ir.program import Program, Slot, Step
+from graphc.ir.program import Program, Slot, Step, at_sizes
 from graphc.ir.simplify import bounds, simplify, to_poly
 from graphc.ir.text.printer import slot_text, stmt_text
+from graphc.ir.types import largest
 from graphc.ir.verify.overlap import overwrites
 
 KINDS = ("serial", "parallel", "unroll", "vector", "block", "thread")
@@ -285,7 +288,24 @@ def verify_program(program: Program) -> None:
         if kernel.name != name:
             raise InternalError(f"program @{program.name}: @{kernel.name} is filed as {name!r}")
         verify_kernel(kernel)
-    _ProgramVerifier(program).run()
+    if not program.sizes:
+        _ProgramVerifier(program).run()
+    for values in chosen_sizes(program):
+        static = at_sizes(program, values)
+        for kernel in static.kernels.values():
+            verify_kernel(kernel)
+        _ProgramVerifier(static).run()
+
+
+def chosen_sizes(program: Program, count: int = 3) -> list[tuple[int, ...]]:
+    """Sizes that a program of open shape is tried at: the least, the largest, and a few between."""
+    if not program.sizes:
+        return []
+    dice = random.Random(0)
+    ranges = [(size.lo, largest(size)) for size in program.sizes]
+    corners = [tuple(pair[end] for pair in ranges) for end in (0, 1)]
+    between = (tuple(dice.randint(*pair) for pair in ranges) for _ in range(count))
+    return list(dict.fromkeys((*corners, *between)))
 
 
 class _ProgramVerifier:

@@ -19,7 +19,20 @@ import numpy as np
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Load, walk
-from graphc.ir.kernel import Body, Buffer, For, If, Intrin, Kernel, Let, Stmt, Store, While, exprs
+from graphc.ir.kernel import (
+    Body,
+    Buffer,
+    For,
+    If,
+    Intrin,
+    Kernel,
+    Let,
+    Stmt,
+    Store,
+    While,
+    bodies,
+    exprs,
+)
 from graphc.ir.simplify import bounds, simplify
 
 MOST = 1 << 24  # values of the loops around one access; more are not played through
@@ -60,6 +73,20 @@ def overwrites(kernel: Kernel, output: Buffer, source: Buffer, distance: int) ->
     lost = np.flatnonzero(loaded > stored)
     where = f"byte {lost[0] * unit} of {source.name}" if lost.size else ""
     return f"{where} is read after {output.name} is written over it" if where else ""
+
+
+def can_judge(kernel: Kernel) -> bool:
+    """Whether no nest of loops has more turns than are played through."""
+    return _turns(kernel.body) <= MOST
+
+
+def _turns(body: Body) -> int:
+    """The most turns of a nest of loops among statements."""
+    most = 1
+    for stmt in body:
+        times = _longest(stmt) if isinstance(stmt, For) else 1
+        most = max([most, *(times * _turns(inner) for inner in bodies(stmt))])
+    return most
 
 
 def _last(loaded: np.ndarray, access: _Access, size: int) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from graphc.ir.addresses import flatten_loads
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import (
     Call,
@@ -28,17 +27,15 @@ from graphc.ir.expr import (
     call,
     cast,
     free_indices,
-    loads,
     select,
     substitute,
     walk,
 )
-from graphc.ir.kernel import Buffer
 from graphc.ir.scalar.arithmetic import OF_TF32
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.computation import Computation, memoised
+from graphc.passes.analysis.core import Core, Role, core_of, reductions_in
 from graphc.passes.analysis.guards import conjuncts
-from graphc.passes.analysis.spaces import drop_units, shapes_of, split_divided
 
 PRODUCT, LARGEST, TOTAL, SUM, RESULT = (
     Ref(name, f32) for name in ("product", "largest", "total", "sum", "result")
@@ -85,6 +82,7 @@ class _Mismatch(Exception):
     """Why a computation is no attention."""
 
 
+@memoised
 def match_attention(computation: Computation) -> Attention | str:
     """The attention that a computation is, or why it is none."""
     try:
@@ -94,21 +92,17 @@ def match_attention(computation: Computation) -> Attention | str:
 
 
 def _match(computation: Computation) -> Attention:
-    if not computation.has_one_space:
-        raise _Mismatch("outputs have different shapes")
-    loops, offset, exprs = computation.over_loops()
-    shapes = shapes_of(computation.inputs)
-    exprs = [simplify(flatten_loads(e, shapes)) for e in exprs]
-    if not any(n.op == "max" for e in exprs for n in walk(e) if isinstance(n, Reduce)):
+    if not any(r.op == "max" for r in reductions_in(o.expr for o in computation.outputs)):
         raise _Mismatch("no maximum of scores")
-    indices, exprs = drop_units(loops, [offset, *exprs])
-    indices, (offset, *exprs) = split_divided(indices, exprs)
-    hole = _only_sum(exprs, "the outputs have")
+    core = core_of(computation, "attention", flat=True, nested=False)
+    if isinstance(core, str):
+        raise _Mismatch(core.removeprefix("attention: "))
+    hole = _only_sum(core.exprs, "the outputs have")
     weight, value = _factors(hole)
-    if not _has_reduction(weight):
+    if not reductions_in([weight]):
         weight, value = value, weight
-    value = _unwidened(value)
-    if _has_reduction(value) or not _has_reduction(weight):
+    core.a, core.b = weight, _unwidened(value)
+    if reductions_in([value]) or not reductions_in([weight]):
         raise _Mismatch("not one factor has reductions")
     key = _only_axis(hole)
     softmax = _softmax(weight, key)
@@ -116,23 +110,30 @@ def _match(computation: Computation) -> Attention:
     a, b = map(_unwidened, _factors(product))
     if key in free_indices(a):
         a, b = b, a
-    if key in free_indices(a) or key not in free_indices(b) & free_indices(value):
+    if key in free_indices(a) or key not in free_indices(b) & free_indices(core.b):
         raise _Mismatch("keys are not in one factor of the scores, and in the values")
     if any(k not in free_indices(a) & free_indices(b) for k in product.axes):
         raise _Mismatch("an index of the inner products is in one factor only")
     if any(x.dtype.compute is not f32 for x in (hole, product)):
         raise _Mismatch(f"{hole.dtype} is not computed in float32")
-    inside, shared = free_indices(weight), free_indices(value) | free_indices(b)
-    columns = [x for x in indices if x not in inside and x in free_indices(value)]
-    rows = [x for x in indices if x in inside and x not in shared]
-    outer = [x for x in indices if x not in columns and x not in rows]
+    return _attention(core, softmax, key, product, a, b)
+
+
+def _attention(
+    core: Core, softmax: Softmax, key: Index, product: Reduce, a: Expr, b: Expr
+) -> Attention:
+    """The attention that a sum of values by weights is, its output indices told apart by role."""
+    columns = [x for x in core.indices if core.role(x) is Role.COLUMN]
+    rows = [x for x in core.indices if core.role(x) is Role.ROW and x not in free_indices(b)]
+    outer = [x for x in core.indices if x not in columns and x not in rows]
     if not columns:
         raise _Mismatch("no columns")
-    rounded = cast(PRODUCT, product.dtype)
-    score = cast(substitute(softmax.score, {product: rounded}), f32)
-    exprs = [substitute(e, {hole: cast(RESULT, hole.dtype)}) for e in exprs]
+    score = cast(substitute(softmax.score, {product: cast(PRODUCT, product.dtype)}), f32)
+    result = cast(RESULT, core.hole.dtype)
+    exprs = [substitute(e, {core.hole: result}) for e in core.exprs]
+    assert core.b is not None
     return Attention(
-        computation, offset, exprs, softmax, score, a, b, value,
+        core.computation, core.offset, exprs, softmax, score, a, b, core.b,
         outer, rows, columns, key, list(product.axes),
     )  # fmt: skip
 
@@ -156,27 +157,8 @@ def _unwidened(expr: Expr) -> Expr:
     return expr
 
 
-def _outermost(expr: Expr) -> list[Reduce]:
-    """Reductions that are in no other one."""
-    reductions: dict[Reduce, None] = {}
-    seen: set[Expr] = set()
-    stack = [expr]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Reduce):
-            reductions[node] = None
-        elif node not in seen:
-            seen.add(node)
-            stack.extend(node.children)
-    return list(reductions)
-
-
-def _has_reduction(expr: Expr) -> bool:
-    return any(isinstance(n, Reduce) for n in walk(expr))
-
-
 def _only_sum(exprs: list[Expr], what: str) -> Reduce:
-    sums = list(dict.fromkeys(r for e in exprs for r in _outermost(e)))
+    sums = reductions_in(exprs, nested=False)
     if len(sums) != 1 or sums[0].op != "sum":
         raise _Mismatch(f"{what} {len(sums)} reductions instead of one sum of products")
     return sums[0]
@@ -228,7 +210,7 @@ def _softmax(weight: Expr, key: Index) -> Softmax:
 def _marked(weight: Expr, exponential: Expr, score: Expr, key: Index, marker: Ref) -> Expr:
     """The weight with the exponential, its sum and the maximum replaced by what rows have."""
     mapping: dict[Expr, Expr] = {exponential: marker}
-    for reduction in _outermost(substitute(weight, mapping)):
+    for reduction in reductions_in([substitute(weight, mapping)], nested=False):
         moved = _moved(reduction, key)
         if reduction.op == "max" and moved is score:
             mapping[reduction] = cast(LARGEST, reduction.dtype)
@@ -311,9 +293,3 @@ def _bound(condition: Expr, key: Index) -> Expr | None:
     if lower is not key or key in free_indices(upper):
         return None
     return upper if condition.op.name in ("le", "ge") else upper - 1
-
-
-def inputs_used(match: Attention, exprs: list[Expr]) -> list[Buffer]:
-    """The inputs that expressions read."""
-    used = {x.source for e in exprs for x in loads(e)}
-    return [b for b in match.computation.inputs if b.name in used]

@@ -8,8 +8,11 @@ their own index in memory order. Ops become computations in compose.py; a strate
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any, TypeVar
 
 from graphc.ir.addresses import flatten_index
 from graphc.ir.expr import (
@@ -24,7 +27,9 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer
 from graphc.ir.operations import operations
-from graphc.ir.types import TensorType
+from graphc.ir.types import Shape, TensorType, largest
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,8 @@ class Output:
     expr: Expr
 
     @property
-    def extents(self) -> tuple[int, ...]:
-        return self.buffer.shape  # type: ignore[return-value]
+    def extents(self) -> tuple[Any, ...]:
+        return self.buffer.shape
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Computation:
     outputs: tuple[Output, ...]
     constants: frozenset[str] = frozenset()
     label: str = ""
+    memo: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def input(self, name: str) -> Buffer:
         """The input of this name, which there must be."""
@@ -55,9 +61,8 @@ class Computation:
 
     def restricted(self, outputs: Sequence[Output]) -> Computation:
         """The computation of other outputs, less the inputs that these do not read."""
-        read = {x.source for o in outputs for x in loads(o.expr)}
-        inputs = tuple(b for b in self.inputs if b.name in read)
-        return replace(self, inputs=inputs, outputs=tuple(outputs))
+        inputs = buffers_read(self.inputs, (o.expr for o in outputs))
+        return replace(self, inputs=tuple(inputs), outputs=tuple(outputs))
 
     def filling(
         self, buffer: Buffer, index: tuple[Index, ...], contents: Expr, label: str
@@ -78,18 +83,45 @@ class Computation:
         return list(loops), flatten_index(loops, self.outputs[0].extents), exprs
 
 
+def memoised(analysis: Callable[..., Result]) -> Callable[..., Result]:
+    """An analysis of computations whose results are kept with them. Each caller gets a copy, with
+    lists of its own."""
+
+    @wraps(analysis)
+    def known(computation: Computation, *args: Hashable, **options: Hashable) -> Result:
+        key = analysis, args, *options.items()
+        if key not in computation.memo:
+            computation.memo[key] = analysis(computation, *args, **options)
+        result = computation.memo[key]
+        if isinstance(result, str):
+            return result  # type: ignore[return-value]
+        own = copy(result)
+        for name, value in vars(own).items():
+            if isinstance(value, list):
+                setattr(own, name, list(value))
+        return own
+
+    return known
+
+
 def physical_buffer(name: str, type: TensorType, access: str) -> Buffer:
     """The buffer of a tensor: its shape in memory order."""
-    shape = type.layout.physical(type.static_shape) if type.layout else type.static_shape
+    shape = type.layout.physical(type.dims) if type.layout else type.dims
     return Buffer(name, type.dtype, shape, access)
+
+
+def buffers_read(buffers: Iterable[Buffer], exprs: Iterable[Expr]) -> list[Buffer]:
+    """The buffers from which expressions load."""
+    names = {x.source for e in exprs for x in loads(e)}
+    return [b for b in buffers if b.name in names]
 
 
 def flat_buffer(buffer: Buffer) -> Buffer:
     """The same memory as one dimension."""
-    return Buffer(buffer.name, buffer.dtype, (math.prod(buffer.shape),), buffer.access)  # type: ignore
+    return Buffer(buffer.name, buffer.dtype, (buffer.size,), buffer.access)
 
 
-def loop_indices(extents: Sequence[int]) -> tuple[Index, ...]:
+def loop_indices(extents: Shape) -> tuple[Index, ...]:
     """Indices of an iteration space, of names that no loop of a KernelBuilder bears.
 
     Indices of equal name and extent are one: substituting loops for indices must not confuse them.
@@ -98,10 +130,10 @@ def loop_indices(extents: Sequence[int]) -> tuple[Index, ...]:
 
 
 def multiply_adds(part: Computation) -> int:
-    """The products that the sums of products of a computation add."""
+    """The products that the sums of products of a computation add, at the largest sizes."""
     sums = (n for o in part.outputs for n in walk(o.expr) if isinstance(n, Reduce))
     return sum(
-        math.prod(x.count for x in (*free_indices(node), *node.axes))
+        math.prod(largest(x.extent) for x in (*free_indices(node), *node.axes))
         for node in dict.fromkeys(sums)
         if node.factors
     )
@@ -114,4 +146,6 @@ def flops(part: Computation) -> int:
 
 def work(part: Computation) -> int:
     """Roughly what a computation takes, in multiply-adds, for deciding when it is done."""
-    return sum(math.prod(o.extents) * min(cost(o.expr), 1 << 20) for o in part.outputs)
+    return sum(
+        math.prod(map(largest, o.extents)) * min(cost(o.expr), 1 << 20) for o in part.outputs
+    )

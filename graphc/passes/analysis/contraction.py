@@ -9,7 +9,6 @@ of narrow floats are taken in float32, by definition (see expr.Reduce).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
@@ -23,8 +22,9 @@ from graphc.ir.expr import (
     substitute,
     transform,
 )
+from graphc.ir.extents import points
 from graphc.ir.kernel import Buffer
-from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.computation import Computation, memoised
 from graphc.passes.analysis.core import Core, Role, core_of, reductions_in
 from graphc.passes.analysis.spaces import shapes_of, split_divided
 
@@ -54,6 +54,7 @@ class Match(Core):
         self.temporaries.append(buffer)
 
 
+@memoised
 def match_contraction(
     computation: Computation, min_depth: int = 1, types: tuple[DType, ...] = (f32, f64)
 ) -> Match | str:
@@ -89,7 +90,7 @@ def _classify(core: Core, min_depth: int) -> Match | str:
         return "contraction: the innermost output index is not in exactly one factor"
     if not free_indices(a) & free_indices(b) >= set(hole.axes):
         return "contraction: a summed index is in one factor only"
-    depth = math.prod(k.count for k in hole.axes)
+    depth = points(hole.axes)
     if depth < min_depth:
         return f"contraction: only {depth} products to sum"
     columns = takewhile(lambda x: core.role(x) is Role.COLUMN, reversed(indices))
@@ -97,11 +98,12 @@ def _classify(core: Core, min_depth: int) -> Match | str:
     rest = indices[: len(indices) - len(cols)]
     rows = [x for x in rest if core.role(x) is Role.ROW]
     outer = [x for x in rest if x not in rows]
-    if math.prod(x.count for x in cols) == 1 and math.prod(x.count for x in rows) > 4:
+    if points(cols) == 1 and points(rows) > 4:
         return "contraction: a single column"
     return Match(**vars(core), outer=outer, rows=rows, cols=cols, depth=list(hole.axes))
 
 
+@memoised
 def wide_sums(computation: Computation) -> Computation:
     """The computation with sums of products of narrow floats written as sums of float32s."""
 

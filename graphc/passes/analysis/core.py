@@ -8,12 +8,14 @@ the prologues; of another reduction, `a` is what is reduced and `b` is None.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from graphc.ir.addresses import is_affine_in
+from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.expr import Expr, Index, Load, Reduce, Ref, free_indices, loads, substitute, walk
-from graphc.passes.analysis.computation import Computation
+from graphc.ir.simplify import simplify
+from graphc.passes.analysis.computation import Computation, memoised
 from graphc.passes.analysis.guards import guard_atoms
 from graphc.passes.analysis.spaces import drop_units, shapes_of, split_divided
 
@@ -77,22 +79,59 @@ def stride(load: Load, index: Index) -> int | None:
     return is_affine_in(load.index[0], index)
 
 
-def reductions_in(exprs: list[Expr]) -> list[Reduce]:
-    """The distinct reductions of several expressions."""
-    return list(dict.fromkeys(n for e in exprs for n in walk(e) if isinstance(n, Reduce)))
+def reductions_in(exprs: Iterable[Expr], nested: bool = True) -> list[Reduce]:
+    """The distinct reductions of several expressions; without `nested`, those in no other one."""
+    if nested:
+        return list(dict.fromkeys(n for e in exprs for n in walk(e) if isinstance(n, Reduce)))
+    reductions: dict[Reduce, None] = {}
+    seen: set[Expr] = set()
+    stack = [*exprs]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Reduce):
+            reductions[node] = None
+        elif node not in seen:
+            seen.add(node)
+            stack.extend(node.children)
+    return list(reductions)
 
 
-def core_of(computation: Computation, kind: str, unit_axes: bool = True) -> Core | str:
-    """The core of a computation over one space, or why it has none; without `unit_axes`, reductions
-    over one element are gone."""
+def outermost(exprs: Iterable[Expr]) -> list[Reduce]:
+    """Reductions, and those inside them that do not depend on their axes."""
+    reductions = reductions_in(exprs)
+    axes = {axis for r in reductions for axis in r.axes}
+    return [r for r in reductions if not free_indices(r) & axes]
+
+
+def rows_of(exprs: Iterable[Expr], indices: Sequence[Index]) -> dict[Reduce, frozenset[Index]]:
+    """The outermost reductions of expressions over indices, and the indices of the row that each is
+    of: those that it depends on. A row reduction depends on some, one per element on all."""
+    return {r: free_indices(r) & {*indices} for r in outermost(exprs)}
+
+
+@memoised
+def core_of(
+    computation: Computation,
+    kind: str,
+    *,
+    unit_axes: bool = True,
+    flat: bool = False,
+    nested: bool = True,
+) -> Core | str:
+    """The core of a computation over one space, or why it has none. Without `unit_axes`, reductions
+    over one element are gone; with `flat`, buffers have one dimension; without `nested`, the hole
+    may hold other reductions."""
     if not computation.has_one_space:
         return f"{kind}: outputs have different shapes"
     loops, offset, exprs = computation.over_loops()
+    if flat:
+        shapes = shapes_of(computation.inputs)
+        exprs = [simplify(flatten_loads(e, shapes)) for e in exprs]
     indices, (offset, *exprs) = drop_units(loops, [offset, *exprs])
     if not unit_axes:
         exprs = [_without_unit_axes(e) for e in exprs]
     indices, (offset, *exprs) = split_divided(indices, [offset, *exprs])
-    sums = reductions_in(exprs)
+    sums = reductions_in(exprs, nested)
     if len(sums) != 1:
         return f"{kind}: {f'it has {len(sums)} reductions' if sums else 'it reduces nothing'}"
     (hole,) = sums

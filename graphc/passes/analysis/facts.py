@@ -3,6 +3,10 @@
     scalar_function(op)     what a pointwise op computes of one element of each operand
     is_pointwise(op)        whether that is all: it changes places with movements of its operands
     choice(op)              of whose elements those of the results are: moved, or largest of some
+    is_monotone(op, n)      whether f never falls as operand n grows
+    is_linear_in(op, n)     f(.., a * x + b * y, ..) == a * f(.., x, ..) + b * f(.., y, ..)
+    limits(op)              f(x) == min(max(x, low), high)
+    negative_factor(op)     f(x) == x, or x times this below 0
     is_idempotent(op)       f(f(x)) == f(x)
     is_involution(op)       f(f(x)) == x
     copied_operand(op)      the operand that the result is equal to
@@ -13,7 +17,8 @@ hold for NaN, infinities and -0.0. Of an op whose operands have no known rank no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from typing import TypeVar
@@ -29,10 +34,11 @@ from graphc.ir.expr import (
     loads,
     substitute,
 )
-from graphc.ir.graph import Op
+from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.ranges import decided, range_of_expr
+from graphc.passes.analysis.ranges import Range, decided, range_of, range_of_expr
+from graphc.passes.analysis.slopes import keeps_nan, slope
 from graphc.passes.analysis.structure import (
     aligned,
     has_body,
@@ -52,11 +58,13 @@ EXTREMES = ("max", "min")
 
 def fact(function: Callable[[Op], Known]) -> Callable[[Op], Known | None]:
     """A fact that is found once for an op, while its operands stay; None for an op that has no
-    scalar body, or operands of unknown rank."""
+    scalar body, or operands of unknown rank, and until all its types are known."""
 
     @wraps(function)
     def known(op: Op) -> Known | None:
         if function not in op.memo:
+            if not op.is_typed:
+                return None
             op.memo[function] = function(op) if has_body(op) else None
         return op.memo[function]
 
@@ -113,6 +121,122 @@ def is_idempotent(op: Op) -> bool:
         return True
     x = Ref("x0", function.dtype)
     return x.dtype is function.dtype and decided(function, {x: range_of_expr(function, {})}) is x
+
+
+@fact
+def _known_function(op: Op) -> tuple[Expr, dict[Expr, Range]] | None:
+    """The scalar function of an op, constants of one element put in; and the ranges of the other
+    operands' elements."""
+    function = scalar_function(op)
+    if function is None:
+        return None
+    numbers: dict[Expr, Expr] = {}
+    ranges: dict[Expr, Range] = {}
+    for n, value in enumerate(op.inputs):
+        if value is None:
+            continue
+        x = Ref(f"x{n}", value.tensor.dtype)
+        if value.constant is not None and value.constant.size == 1:
+            numbers[x] = Const(value.constant.item(), value.tensor.dtype)
+        ranges[x] = range_of(value)
+    return simplify(function, numbers), ranges
+
+
+def is_monotone(op: Op, operand: int = 0, falling: bool = False) -> bool:
+    """Whether the elements of a pointwise op's result never fall (or, with `falling`, never rise)
+    as those of an operand grow, but for rounding; and NaN gives NaN."""
+    known, value = _known_function(op), op.inputs[operand]
+    if known is None or value is None:
+        return False
+    function, ranges = known
+    x = Ref(f"x{operand}", value.tensor.dtype)
+    bounds = slope(function, x, ranges)
+    if bounds is None or not keeps_nan(function, x):
+        return False
+    return bounds.high <= 0 if falling else bounds.low >= 0
+
+
+def limits(op: Op) -> tuple[float, float] | None:
+    """The least and the largest result of an op that otherwise gives its first operand."""
+    known = _known_function(op)
+    return None if known is None else _limits(known[0], Ref("x0", op.output.tensor.dtype))
+
+
+def _limits(function: Expr, x: Expr) -> tuple[float, float] | None:
+    if function is x:
+        return -math.inf, math.inf
+    if not isinstance(function, Call) or function.op.name not in (*EXTREMES, "select"):
+        return None
+    name, (inner, bound) = function.op.name, function.args[-2:]
+    if name == "select":  # x < bound: bound, x
+        condition, inner, bound = function.args[0], *function.args[:0:-1]
+        if not _is_call(condition, ("lt", "gt")) or condition.children != (x, bound):
+            return None
+        name = "max" if condition.op.name == "lt" else "min"  # type: ignore[attr-defined]
+    ends = _limits(inner, x)
+    if ends is None or not isinstance(bound, Const):
+        return None
+    keep, number = max if name == "max" else min, float(bound.value)  # type: ignore[arg-type]
+    return keep(ends[0], number), keep(ends[1], number)
+
+
+def negative_factor(op: Op) -> float | Value | None:
+    """What an op multiplies negative elements of its first operand by, and leaves others as they
+    are: a number, or an operand."""
+    known = _known_function(op)
+    if known is None or not _is_call(known[0], ("select",)):
+        return None
+    condition, below, above = known[0].children
+    x = Ref("x0", op.output.tensor.dtype)
+    is_below_zero = _is_call(condition, ("lt",)) and condition.children == (x, Const(0.0, x.dtype))
+    if above is not x or not is_below_zero or not _is_call(below, ("mul",)):
+        return None
+    factor = next((arg for arg in below.children if arg is not x), None)
+    if isinstance(factor, Const):
+        return float(factor.value)  # type: ignore[arg-type]
+    return op.inputs[int(factor.name[1:])] if isinstance(factor, Ref) else None
+
+
+# ---------------------------------------------------------------- sums with factors
+
+
+@fact
+def _linear_operands(op: Op) -> frozenset[int]:
+    bodies = [op_body(op, n) for n in range(len(op.outputs))]
+    read = {load.source for body in bodies for load in loads(body)}
+    return frozenset(int(n) for n in read if all(_is_linear(body, n) for body in bodies))
+
+
+def is_linear_in(op: Op, operand: int) -> bool:
+    """Whether all results are sums of elements of a float operand times factors that do not depend
+    on it."""
+    return operand in (_linear_operands(op) or ())
+
+
+def _is_linear(node: Expr, operand: str) -> bool:
+    """Whether an expression is a sum of elements of an operand with factors, or zero."""
+    if isinstance(node, Load):
+        return node.source == operand and not _reads(node.index, operand)
+    if isinstance(node, Const):
+        return node.value == 0
+    if not node.dtype.is_float:
+        return False
+    if isinstance(node, Reduce):
+        return node.op == "sum" and _is_linear(node.body, operand)
+    if not isinstance(node, Call):
+        return False
+    name, args = node.op.name, node.args
+    if name in ("add", "sub", "neg", "cast"):
+        return all(_is_linear(arg, operand) for arg in args)
+    if name == "select":
+        return not _reads(args[:1], operand) and all(_is_linear(x, operand) for x in args[1:])
+    if name == "mul" and _is_linear(args[1], operand):
+        args = args[::-1]
+    return name in ("mul", "div") and _is_linear(args[0], operand) and not _reads(args[1:], operand)
+
+
+def _reads(nodes: Iterable[Expr], operand: str) -> bool:
+    return any(load.source == operand for node in nodes for load in loads(node))
 
 
 def _is_call(node: Expr | None, names: tuple[str, ...]) -> bool:

@@ -16,6 +16,7 @@ from graphc.ir.expr import (
     Expr,
     Index,
     Reduce,
+    as_expr,
     free_indices,
     maximum,
     minimum,
@@ -63,7 +64,7 @@ def trim(
     atoms = [guard_atoms(r.op, r.identity, b) for r, b in zip(group, bodies)]
     shared = [a for a in dict.fromkeys(atoms[0]) if all(a in each for each in atoms)]
     low: Expr = Const(0, i64)
-    high: Expr = Const(axis.count, i64)  # type: ignore[arg-type]
+    high: Expr = as_expr(axis.extent, i64)
     used: dict[Expr, Expr] = {}
     for atom in shared:
         if axis not in free_indices(atom) or not free_indices(atom) <= allowed | {axis}:

@@ -199,15 +199,21 @@ class _Ranges:
             return self.of(other, known)
         sides = [self.of(then, known), self.of(other, known)]
         if isinstance(condition, Call) and condition.op.name in COMPARISONS:
-            x, bound = condition.args
-            if isinstance(bound, Const):
-                held, limit = self.of(x, known), float(bound.value)
-                below = Range(held.low, _least(held.high, limit))
-                above = Range(_largest(held.low, -0.0 if limit == 0 else limit), held.high)
-                if condition.op.name in ("gt", "ge"):
-                    below, above = above, below
-                sides = [self.of(then, {**known, x: below}), self.of(other, {**known, x: above})]
+            x = condition.args[0]
+            first, second = narrowed(condition, self.of(x, known))
+            sides = [self.of(then, {**known, x: first}), self.of(other, {**known, x: second})]
         return sides[0].joined(sides[1])
+
+
+def narrowed(comparison: Call, held: Range) -> tuple[Range, Range]:
+    """The left side of a comparison, of range `held`: where it holds, and where it does not."""
+    bound = comparison.args[1]
+    if not isinstance(bound, Const):
+        return held, held
+    limit = float(bound.value)  # type: ignore[arg-type]
+    below = Range(held.low, _least(held.high, limit))
+    above = Range(_largest(held.low, -0.0 if limit == 0 else limit), held.high)
+    return (above, below) if comparison.op.name in ("gt", "ge") else (below, above)
 
 
 def _rounded(ends: Range, dtype: DType) -> Range:
@@ -252,7 +258,7 @@ def _called(node: Call, args: list[Range]) -> Range:
         exponent = args[1].low
         even = exponent == args[1].high and exponent % 2 == 0
         return Range(0.0, inf) if even or args[0].is_nonnegative else ANY
-    return _arithmetic(name, args[0], args[1], dtype) if name in ARITHMETIC else ANY
+    return arithmetic(name, args[0], args[1], dtype) if name in ARITHMETIC else ANY
 
 
 def _extreme(name: str, a: Range, b: Range) -> Range:
@@ -264,7 +270,8 @@ def _extreme(name: str, a: Range, b: Range) -> Range:
     return Range(low, 0.0 if high == 0 else high)
 
 
-def _arithmetic(name: str, a: Range, b: Range, dtype: DType) -> Range:
+def arithmetic(name: str, a: Range, b: Range, dtype: DType) -> Range:
+    """Sums, differences, products and quotients of numbers in two ranges."""
     if name == "sub":
         name, b = "add", Range(-b.high, -b.low)
     if name == "add":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from graphc.ir.addresses import is_affine_in
+from graphc.ir.addresses import stride_in
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
@@ -18,13 +18,17 @@ from graphc.ir.expr import (
     Expr,
     Index,
     Reduce,
+    as_expr,
     free_indices,
     loads,
+    symbols,
     transform,
     walk,
 )
+from graphc.ir.extents import as_dim
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import simplify
+from graphc.ir.simplify import bounds, simplify
+from graphc.ir.types import elements_of
 
 
 def count(indices: Iterable[Index]) -> int:
@@ -51,13 +55,15 @@ def fuse_indices(
     exprs: list[Expr], outer: Index, inner: Index, name: str
 ) -> tuple[Index, list[Expr]] | None:
     """(merged index, exprs over it) if addressing allows, else None."""
-    assert isinstance(outer.extent, int) and isinstance(inner.extent, int)
-    merged = Index(name, outer.extent * inner.extent)
-    width = Const(inner.extent, i64)
+    merged = Index(name, elements_of((outer.extent, inner.extent)))
+    width = as_expr(inner.extent, i64)
     mapping: dict[Expr, Expr] = {outer: merged // width, inner: merged % width}
+    if symbols(width):  # what is affine needs no division
+        mapping = {inner: merged - outer * width}
     new = [simplify(e, mapping) for e in exprs]
     before = uses_division(exprs, outer) or uses_division(exprs, inner)
-    return None if before or uses_division(new, merged) else (merged, new)
+    apart = uses_division(new, merged) or any(outer in free_indices(e) for e in new)
+    return None if before or apart else (merged, new)
 
 
 def merge_adjacent(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index], list[Expr]]:
@@ -96,10 +102,10 @@ def merge_reductions(expr: Expr) -> Expr:
     return transform(expr, visit)
 
 
-def _longest_stride(expr: Expr, index: Index) -> int:
-    """The largest step in memory that an index makes; 0 if none is known."""
-    steps = (is_affine_in(x.index[0], index) for x in loads(expr) if len(x.index) == 1)
-    return max((abs(step) for step in steps if step is not None), default=0)
+def _longest_stride(expr: Expr, index: Index) -> float:
+    """The largest step in memory that an index makes at most; 0 if none is known."""
+    steps = (stride_in(x.index[0], index) for x in loads(expr) if len(x.index) == 1)
+    return max((max(map(abs, bounds(step))) for step in steps if step is not None), default=0)
 
 
 def split_divided(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index], list[Expr]]:
@@ -108,8 +114,7 @@ def split_divided(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index],
         divisor = _divisor(exprs, index)
         if divisor is None:
             continue
-        assert isinstance(index.extent, int)
-        outer = Index(index.name + "o", index.extent // divisor)
+        outer = Index(index.name + "o", as_dim(as_expr(index.extent, i64) // divisor))
         inner = Index(index.name + "i", divisor)
         mapping: dict[Expr, Expr] = {index: outer * divisor + inner}
         new = [simplify(e, mapping) for e in exprs]
@@ -118,15 +123,16 @@ def split_divided(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index],
     return indices, exprs
 
 
-def _divisor(exprs: list[Expr], index: Index) -> int | None:
+def _divisor(exprs: list[Expr], index: Index) -> Expr | None:
+    """What an index is divided by without rest."""
     for expr in exprs:
         for node in walk(expr):
             if not (isinstance(node, Call) and node.op.name in ("floordiv", "mod")):
                 continue
             by = node.args[1]
-            if node.args[0] is index and isinstance(by, Const):
-                if isinstance(index.extent, int) and index.extent % by.value == 0:
-                    return by.value
+            if node.args[0] is index and (isinstance(by, Const) or symbols(by)):
+                if as_dim(as_expr(index.extent, i64) % by) == 0:
+                    return by
     return None
 
 

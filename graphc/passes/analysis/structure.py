@@ -30,6 +30,7 @@ from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Layout, TensorType
+from graphc.passes.analysis.core import reductions_in
 
 DEQUANTISING = 8  # cost of a conversion that readers repeat
 CONVERSIONS = ("cast", "bitcast", "cut_tf32", "add_half_tf32")  # round_tf32 is for producers
@@ -48,10 +49,7 @@ def has_body(op: Op) -> bool:
 
 def reductions(op: Op) -> list[Reduce]:
     """Distinct Reduce nodes in the bodies of all outputs."""
-    nodes: dict[Reduce, None] = {}
-    for n in range(len(op.outputs)):
-        nodes.update((x, None) for x in walk(op_body(op, n)) if isinstance(x, Reduce))
-    return list(nodes)
+    return reductions_in(op_body(op, n) for n in range(len(op.outputs)))
 
 
 def is_movement(op: Op) -> bool:
@@ -114,7 +112,7 @@ def _converts_float(body: Expr) -> bool:
 
 
 def _is_dequantising(op: Op, body: Expr) -> bool:
-    wide = [n for n, v in enumerate(op.inputs) if v is not None and v.tensor.size > 1]
+    wide = [n for n, v in enumerate(op.inputs) if v is not None and v.tensor.count != 1]
     if len(wide) != 1 or reductions(op) or cost(body) > DEQUANTISING:
         return False
     value = op.inputs[wide[0]]

@@ -41,6 +41,6 @@ def whole_source(value: Value) -> Value:
         return value
     view = view_of(computation(op))
     source = None if view is None else input_names(op)[view[0]]
-    if source is None or source.producer is None or source.tensor.size != value.tensor.size:
+    if source is None or source.producer is None or source.tensor.count != value.tensor.count:
         return value
     return whole_source(source)

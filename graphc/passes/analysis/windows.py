@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, loads, substitute
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation
+from graphc.passes.analysis.computation import Computation, memoised
 from graphc.passes.analysis.core import Core, Role, core_of
 
 MOST_TAPS = 1024  # of a slide: positions are listed to estimate the time
@@ -60,6 +60,7 @@ class Windows(Core):
         return self.indices[-1]
 
 
+@memoised
 def match_windows(computation: Computation) -> Windows | str:
     """The sliding window that a computation is, or why it is none."""
     core = core_of(computation, "window", unit_axes=False)

@@ -18,15 +18,16 @@ from graphc.passes.analysis.spaces import count
 from graphc.passes.fusion.merge import merged_group, replace_group
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+from graphc.passes.reasons import Reason
 
 LONGEST = 5  # ops of a group, which two contractions enclose
 RULE = "fuse-attention"
 
 
-def fuse_attention(graph: Graph, ctx: Context, widest: int) -> bool:
-    """Merges every group of ops that is an attention with at most so many features in keys and
-    values; whether there was one."""
-    changed = False
+def fuse_attention(graph: Graph, ctx: Context) -> bool:
+    """Merges every group of ops that is an attention, if the machine can keep the features of its
+    keys and values; whether there was one."""
+    changed, widest = False, ctx.target.machine.attention_features
     for op in list(graph.ops):
         if op.region is None or not _contracts(op):
             continue
@@ -37,16 +38,16 @@ def fuse_attention(graph: Graph, ctx: Context, widest: int) -> bool:
                 replace_group(graph, group, merged)
                 changed = True
                 break
-            if isinstance(match, str):
+            if not isinstance(match, Attention):
                 ctx.decline(RULE, op, match)
             merged.drop_inputs()
     return changed
 
 
-def _match(merged: Op, widest: int) -> Attention | str:
+def _match(merged: Op, widest: int) -> Attention | str | Reason:
     match = match_attention(computation(merged))
     if isinstance(match, Attention) and max(count(match.depth), count(match.columns)) > widest:
-        return f"attention: keys or values have more than {widest} features"
+        return Reason("keys or values have more than {} features", widest)
     return match
 
 
@@ -90,13 +91,11 @@ def _maximises(op: Op) -> bool:
 @register_pass
 @dataclass
 class FuseAttention(Pass):
-    """Makes one op of a softmax and the contractions around it, for keys and values of at most
-    `widest` features."""
-
-    widest: int = 256
+    """Makes one op of a softmax and the contractions around it, if keys and values have no more
+    features than the machine can keep."""
 
     name = RULE
     requires = ("fused",)
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return fuse_attention(graph, ctx, self.widest)
+        return fuse_attention(graph, ctx)

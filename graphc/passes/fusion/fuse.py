@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.ir.graph import Graph
+from graphc.passes.dce import remove_dead
 from graphc.passes.fusion.grouping import Grouping
 from graphc.passes.fusion.merge import merged_group, replace_group, sort_ops
 from graphc.passes.fusion.movements import clone_movement, raise_scalars
@@ -19,11 +20,11 @@ LONGEST_NAME = 60  # of a fused op, made of its ops' names
 
 def fuse(graph: Graph, ctx: Context) -> bool:
     """Replaces groups of ops by `fused` ops; True if there were any. Each group is a rewrite."""
+    remove_dead(graph)  # a group of dead ops would have no results
     machine = ctx.target.machine
-    widening, columns = machine.has("widening_loads"), machine.warp > 1
-    raise_scalars(graph, ctx, widening)
-    clone_movement(graph, widening)
-    grouping = Grouping(graph, widening, columns)
+    grouping = Grouping(graph, machine)
+    raise_scalars(graph, ctx, grouping.widening)
+    clone_movement(graph, grouping.widening)
     grouping.asked = ctx.journal is not None
     groups = [g for g in grouping.run() if ctx.spend("fuse", g.ops[-1], g.ops)]
     for (op, maker), reason in grouping.apart.items():

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_loads
 from graphc.ir.dtypes import bf16, f16, f32, f64
-from graphc.ir.expr import Expr, Reduce, loads, walk
+from graphc.ir.expr import Expr, loads
 from graphc.ir.graph import Graph, Op, Value
 from graphc.passes.analysis import structure
 from graphc.passes.analysis.compose import computation, input_names
 from graphc.passes.analysis.contraction import match_contraction
+from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.spaces import shapes_of
 from graphc.passes.fusion.merge import merged_group, replace_group
 from graphc.passes.manager.base import Pass, register_pass
@@ -29,9 +30,9 @@ from graphc.passes.reasons import Reason
 RULE = "fuse-gates"
 
 
-def fuse_gates(graph: Graph, ctx: Context, vectors: int) -> bool:
-    """Merges products of at most so many vectors with their readers; whether there were any."""
-    changed = False
+def fuse_gates(graph: Graph, ctx: Context) -> bool:
+    """Merges products of few vectors (see Machine) with their readers; whether there were any."""
+    changed, vectors = False, ctx.target.machine.reduced_vectors
     for op in list(graph.ops):
         products = _products(graph, op, ctx, vectors)
         if products is not None and ctx.spend(RULE, op):
@@ -70,7 +71,7 @@ def _why_not_once(op: Op, value: Value) -> Reason | None:
     outputs = whole.outputs
     if any(o.extents != outputs[0].extents or o.index != outputs[0].index for o in outputs):
         return Reason("{} gives results of several shapes", op)
-    if any(isinstance(n, Reduce) for o in outputs for n in walk(o.expr)):
+    if reductions_in(o.expr for o in outputs):
         return Reason("{} reduces what it reads", op)
     source = next(name for name, v in input_names(op).items() if v is value)
     shapes = shapes_of(whole.inputs)
@@ -79,7 +80,7 @@ def _why_not_once(op: Op, value: Value) -> Reason | None:
         if x.source == source
     }  # fmt: skip
     size = math.prod(outputs[0].extents)
-    if len(places) > 1 and len(places) * size <= value.tensor.size:
+    if len(places) > 1 and len(places) * size <= value.tensor.most:
         return None
     return Reason("{} reads {} at one place for each element, or elements several times", op, value)
 
@@ -96,13 +97,11 @@ def _why_not_few(op: Op, vectors: int) -> Reason | None:
 @register_pass
 @dataclass
 class FuseGates(Pass):
-    """Makes one op of products of at most `vectors` vectors and an op that reads each product once,
-    several per element."""
-
-    vectors: int = 4
+    """Makes one op of products of as few vectors as the machine reduces row by row and an op that
+    reads each product once, several per element."""
 
     name = RULE
     requires = ("fused",)
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return fuse_gates(graph, ctx, self.vectors)
+        return fuse_gates(graph, ctx)

@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from graphc.ir.expr import cost, loads
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
+from graphc.ir.machine import Machine
 from graphc.passes.analysis import structure
 from graphc.passes.fusion.merge import results_of
 from graphc.passes.fusion.movements import is_for_readers, is_only_read_by, is_scalar
 from graphc.passes.reasons import Reason
 
-CHEAP = 6  # cost per element up to which recomputing beats storing
-ROWS = 64  # cost per element up to which each pass over rows computes them again
 LONGEST = 64  # ops in a row in one group: their bodies become one expression, that deep
 LARGEST = 256  # ops in one group
-WIDEST = 256  # values that one group reads or gives to others: parameters of a kernel
 FEW = 16  # ops of a group of which any number may be stored
 WINDED = 4  # times that an op of a larger group is computed on average
 REPEATS = 2  # doublings of work in one group
@@ -33,7 +31,6 @@ ANCHORS = {
     "contraction": "a sum of products", "opaque": "not given by an expression per element",
 }  # fmt: skip
 TOO_MANY = Reason(f"the kernel would hold more than {LARGEST} operators")
-TOO_WIDE = Reason(f"the kernel would read and write more than {WIDEST} tensors")
 TOO_DEEP = Reason(f"more than {LONGEST} operators in a row would become one expression")
 WORDY = Reason("so many of the group's values are stored that each would be computed several times")
 
@@ -56,11 +53,13 @@ def space_of(value: Value) -> tuple:
 
 
 class Legality:
-    """Judges groups of one region. `widening`: conversions to wider floats are for readers.
-    `columns`: rows need not be contiguous."""
+    """Judges groups of one region, for a machine. `widening`: its loads convert for nothing, so
+    conversions to wider floats are for readers. `columns`: its threads go together, so rows need
+    not be contiguous."""
 
-    def __init__(self, region: Region, widening: bool = False, columns: bool = False):
-        self.region, self.widening, self.columns = region, widening, columns
+    def __init__(self, region: Region, machine: Machine):
+        self.region, self.machine = region, machine
+        self.widening, self.columns = machine.has("widening_loads"), machine.warp > 1
         self.results = set(region.results)
         self.group: dict[Op, Group] = {}
         self.depth: dict[Op, int] = {}  # ops of the group on the longest way to an op, and itself
@@ -111,13 +110,13 @@ class Legality:
         budget = FARTHEST
         while ends[0] and ends[1]:
             for mine, met, theirs, step in zip(ends, seen, reversed(seen), steps):
-                each, _ = mine.popitem()
-                new = [found for found in step(each) if found not in met]
+                nearest, _ = mine.popitem()
+                new = [other for other in step(nearest) if other not in met]
                 if not theirs.isdisjoint(new):
                     return True
                 met.update(new)
                 mine.update(dict.fromkeys(new))
-                budget -= len(each.ops) + len(new)
+                budget -= len(nearest.ops) + len(new)
                 if budget < 0:
                     return True
                 if not mine:
@@ -165,14 +164,17 @@ class Legality:
         """Why a kernel may not have so many ops and operands."""
         if len(ops) > LARGEST:
             return TOO_MANY
-        if sum(len(op.inputs) + len(op.outputs) for op in ops) <= WIDEST:
+        most = self.machine.operands
+        if sum(len(op.inputs) + len(op.outputs) for op in ops) <= most:
             return None
         inside = set(ops)
         read = {
             v for op in ops for v in op.inputs
             if v is not None and v.producer not in inside and not is_scalar(v)
         }  # fmt: skip
-        return TOO_WIDE if len(read) + len(results_of(ops, self.results)) > WIDEST else None
+        count = len(read) + len(results_of(ops, self.results))
+        text = "the kernel would read and write {} tensors, more than the {} that one can take"
+        return Reason(text, count, most) if count > most else None
 
     def is_long_winded(self, op: Op, group: Group) -> bool:
         """Whether so many values of the group are stored that computing each one from the start,
@@ -218,7 +220,7 @@ class Legality:
             return Reason("{} reduces other dims than the rest of the group", op)
         if space_of(value) != group.space:
             return Reason("{} reduces {}, the kernel's loops go over {}", op, value, group.space[0])
-        if group.anchor == "map" and self.work(group) > ROWS:
+        if group.anchor == "map" and self.work(group) > self.machine.recomputed_in_rows:
             text = "an element of {} costs {} operations, and {} would compute it in each pass"
             return Reason(text, value, self.work(group), op)
         group.anchor, group.rows = "row", row[1]
@@ -303,9 +305,9 @@ class Legality:
         if outside is not None:
             text = "{} reads {} in another shape or order than it is computed; others read {} too"
             return Reason(text, op, read, outside)
-        grows = op.output.tensor.size > group.ops[-1].outputs[0].tensor.size
+        grows = op.output.tensor.most > group.ops[-1].outputs[0].tensor.most
         places = [x for x in loads(op_body(op)) if int(x.source) in operands]
-        if (grows or len(places) > 1) and self.work(group) > CHEAP:
+        if (grows or len(places) > 1) and self.work(group) > self.machine.recomputed:
             text = (
                 "{} reads elements of {} several times; each costs {} operations, so it is stored"
             )
@@ -361,8 +363,9 @@ class Legality:
             return Reason(text, op, ANCHORS[group.anchor], last.outputs)
         if group.anchor == "row" and structure.reductions(op):
             text = "an element of {} costs {} operations, more than passes over rows compute again"
-            return None if self.work(other) <= ROWS else Reason(text, last, self.work(other))
-        if pure or at_own_index or self.work(other) <= CHEAP:
+            work, most = self.work(other), self.machine.recomputed_in_rows
+            return None if work <= most else Reason(text, last, work)
+        if pure or at_own_index or self.work(other) <= self.machine.recomputed:
             return None
         text = "{} reads {} in another order than its own; each costs {} operations: it is stored"
         return Reason(text, op, last, self.work(other))

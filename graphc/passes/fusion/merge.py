@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from graphc.errors import InternalError
-from graphc.ir.graph import Graph, Op, Region, Value, constant_op, copy_op, copy_ops
+from graphc.ir.graph import Graph, Op, Region, Value, constant_op, copy_op, copy_ops, sizes_op
 from graphc.ir.opdef import FUSED
 from graphc.passes.manager.context import Context
 
@@ -30,11 +30,12 @@ def merged_group(graph: Graph, group: Sequence[Op], name: str) -> Op:
         v for op in group for v in op.inputs if v is not None and v not in made
     ))  # fmt: skip
     inside, region = set(group), Region()
-    own = {v: v.constant for v in inputs if v.constant is not None and _is_inlined(v, inside)}
+    own = {v: v.known for v in inputs if v.known is not None and _is_inlined(v, inside)}
     inputs = [v for v in inputs if v not in own]
     mapping: dict[Value, Value] = {v: region.add_param(v.type, v.name) for v in inputs}
     for value, contents in own.items():
-        mapping[value] = region.append(constant_op(contents, value.name)).output
+        make = sizes_op if value.constant is None else constant_op
+        mapping[value] = region.append(make(contents, value.name)).output
     for op in group:
         if op.name == "fused":
             inner = op.regions[0]
@@ -68,8 +69,9 @@ def merge_all(
 
 
 def _is_inlined(constant: Value, ops: set[Op]) -> bool:
-    """Whether a constant is small, or some op takes its contents as part of its type."""
-    if constant.tensor.size == 1:
+    """Whether a constant is small, or of dimensions, or an op takes its contents as part of its
+    type."""
+    if constant.constant is None or constant.tensor.size == 1:
         return True
     for op, position in constant.uses:
         params = op.defn.params

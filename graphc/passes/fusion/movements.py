@@ -45,7 +45,7 @@ def clone_movement(graph: Graph, widening: bool = False) -> None:
     for op in reversed(list(graph.ops)):
         if op.name == "Constant" or not is_for_readers(op, widening) or op.output in graph.results:
             continue
-        if op.output.tensor.size == 0 or _ends_a_kernel(op, graph):
+        if op.output.tensor.most == 0 or _ends_a_kernel(op, graph):
             continue
         for user in op.output.users[1:]:
             copy = Op(op.defn, op.inputs, op.attrs, 1, (), op.loc)
@@ -102,7 +102,7 @@ def _moved_operand(op: Op, graph: Graph) -> tuple[int, Op] | None:
     if not is_only_read_by(op, value, graph) or not structure.is_movement(movement):
         return None
     _, source = structure.moved(movement)
-    if source.constant is not None or source.tensor.size > value.tensor.size:
+    if source.constant is not None or source.tensor.most > value.tensor.most:
         return None
     return (others[0], movement) if source.tensor.rank >= 1 else None
 

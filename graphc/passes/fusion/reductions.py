@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphc.ir.expr import Expr, Index, Reduce, free_indices, loads, substitute, walk
+from graphc.ir.expr import Expr, Index, free_indices, loads, substitute
 from graphc.ir.graph import Graph, Op, Value
 from graphc.passes.analysis import structure
 from graphc.passes.analysis.compose import computation, input_names
-from graphc.passes.fusion.legality import WIDEST, space_of
+from graphc.passes.analysis.core import reductions_in
+from graphc.passes.fusion.legality import space_of
 from graphc.passes.fusion.merge import merge_all
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+from graphc.passes.reasons import Reason
 
 RULE = "fuse-reductions"
 MOST = 4  # ops that become one
@@ -31,8 +33,7 @@ def fuse_reductions(graph: Graph, ctx: Context) -> bool:
     for op in graph.ops:
         if _reduces(op):
             groups.setdefault((_read(op), space_of(op.outputs[0])), []).append(op)
-    several = [group for group in groups.values() if len(group) > 1]
-    alike = (part for group in several for part in _alike(group))
+    alike = (part for group in groups.values() for part in _alike(group, ctx))
     return merge_all(graph, ctx, RULE, alike, "reductions")
 
 
@@ -41,8 +42,8 @@ def _reduces(op: Op) -> bool:
     inner = [m for m in (op.regions[0].ops if op.regions else [op]) if m.name != "Constant"]
     if any(not structure.has_body(m) or structure.is_contraction(m) for m in inner):
         return False
-    largest = max((v.tensor.size for v in _read(op)), default=0)
-    if len({space_of(v) for v in op.outputs}) > 1 or op.outputs[0].tensor.size >= largest:
+    largest = max((v.tensor.most for v in _read(op)), default=0)
+    if len({space_of(v) for v in op.outputs}) > 1 or op.outputs[0].tensor.most >= largest:
         return False
     return any(map(structure.reductions, inner))
 
@@ -52,30 +53,40 @@ def _read(op: Op) -> frozenset[Value]:
     return frozenset(v for v in op.inputs if v is not None and v.constant is None)
 
 
-def _alike(group: list[Op]) -> list[list[Op]]:
+def _alike(group: list[Op], ctx: Context) -> list[list[Op]]:
     """Groups of at most MOST ops that read the same elements, in the same order."""
+    if len(group) == 1:
+        ctx.decline(RULE, group[0], "no other reduction to this shape reads the same values")
+        return []
     groups: dict[frozenset, list[Op]] = {}
     for op in group:
         read = _elements(op)
-        if read:
+        if isinstance(read, Reason):
+            ctx.decline(RULE, op, read)
+        else:
             groups.setdefault(read, []).append(op)
-    most = min(MOST, max(1, WIDEST // max(len(op.inputs) + len(op.outputs) for op in group)))
-    parts = (ops[n : n + most] for ops in groups.values() for n in range(0, len(ops), most))
+    widest = ctx.target.machine.operands
+    most = min(MOST, max(1, widest // max(len(op.inputs) + len(op.outputs) for op in group)))
+    parts = [ops[n : n + most] for ops in groups.values() for n in range(0, len(ops), most)]
+    for part in parts:
+        if len(part) == 1:
+            text = "{} reads other elements than other reductions do, or as many as fit are fused"
+            ctx.decline(RULE, part[0], Reason(text, part[0]))
     return [part for part in parts if len(part) > 1]
 
 
-def _elements(op: Op) -> frozenset[tuple[Value, tuple[Expr, ...]]]:
+def _elements(op: Op) -> frozenset[tuple[Value, tuple[Expr, ...]]] | Reason:
     """The values that the reductions of an op read, and where: by the index of a result, and one
-    for each dim reduced. Nothing, if one of them is a window, or reads what is constant."""
+    for each dim reduced. A reason, if one of them is a window, or reads what is constant."""
     whole, names = computation(op), input_names(op)
-    reductions = {n for o in whole.outputs for n in walk(o.expr) if isinstance(n, Reduce)}
     elements = set()
-    for each in reductions:
-        axes = {axis: Index(f"k{n}", axis.extent) for n, axis in enumerate(each.axes)}
-        for load in loads(each.body):
-            mixed = any(_is_mixed(free_indices(p), each.axes) for p in load.index)
-            if mixed or names[load.source].constant is not None:
-                return frozenset()
+    for reduction in reductions_in(o.expr for o in whole.outputs):
+        axes = {axis: Index(f"k{n}", axis.extent) for n, axis in enumerate(reduction.axes)}
+        for load in loads(reduction.body):
+            if any(_is_mixed(free_indices(p), reduction.axes) for p in load.index):
+                return Reason("{} reduces windows, whose elements several results read", op)
+            if names[load.source].constant is not None:
+                return Reason("{} reduces a constant with what is computed", op)
             place = tuple(substitute(p, axes) for p in load.index)
             elements.add((names[load.source], place))
     return frozenset(elements)

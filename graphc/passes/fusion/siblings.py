@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphc.ir.expr import Reduce, walk
 from graphc.ir.graph import Graph, Op
 from graphc.passes.analysis import structure
 from graphc.passes.analysis.compose import computation
+from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.views import view_of
-from graphc.passes.fusion.legality import WIDEST
 from graphc.passes.fusion.merge import merge_all
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
@@ -54,24 +53,25 @@ def _siblings(reader: Op, ctx: Context) -> list[list[Op]]:
 
 def _small_maps(group: list[Op], ctx: Context) -> list[Op]:
     """Those of some siblings that may be merged."""
-    reasons = {op: _why_no_small_map(op) for op in group}
+    most = ctx.target.machine.operands // MOST
+    reasons = {op: _why_no_small_map(op, most) for op in group}
     for op, reason in reasons.items():
         if reason is not None:
             ctx.decline(RULE, op, reason)
     return [op for op in group if reasons[op] is None]
 
 
-def _why_no_small_map(op: Op) -> Reason | None:
-    """Why not all that an op makes is computed element by element, and is no view; or MOST such
-    ops together have more operands than a kernel may."""
+def _why_no_small_map(op: Op, most: int) -> Reason | None:
+    """Why not all that an op makes is computed element by element, and is no view; or it has more
+    than `most` operands."""
     if op.name != "fused" and not structure.has_body(op):
         return Reason("{} is not given by an expression per element", op)
-    if any(v.tensor.size > LARGE for v in op.outputs):
+    if any(v.tensor.most > LARGE for v in op.outputs):
         return Reason("its result is so large that a launch more costs little")
-    if len(op.inputs) + len(op.outputs) > WIDEST // MOST:
+    if len(op.inputs) + len(op.outputs) > most:
         return Reason("it has so many operands that several together are too many for a kernel")
     whole = computation(op)
-    if any(isinstance(n, Reduce) for o in whole.outputs for n in walk(o.expr)):
+    if reductions_in(o.expr for o in whole.outputs):
         return Reason("it reduces: its loops are of another kind")
     views = [o for o in whole.outputs if view_of(whole.restricted([o])) is not None]
     return Reason("it is a view, which needs no kernel") if views else None

@@ -9,7 +9,8 @@ the indices of inner loops anywhere between their bounds. Memory planning may th
 a generalisation of working in place.
 
 This holds where steps run in order: not for parallel loops, and not for kernels that write through
-instructions or read what they write.
+instructions or read what they write. Kernels of more accesses than the verifier can play through
+(`ir/verify/overlap.py`) get no overlap, since nothing would prove it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from graphc.ir.kernel import (
     walk_stmts,
 )
 from graphc.ir.simplify import simplify, to_poly
+from graphc.ir.verify.overlap import can_judge
 
 MOST_STEPS = 1 << 16
 FAR = 2.0**60  # beyond every position
@@ -42,7 +44,7 @@ Env = dict[Expr, Interval]
 def distances(kernel: Kernel) -> dict[tuple[str, str], int]:
     """By (output, input), the greatest distance in bytes from the start of the input to that of the
     output for which nothing is overwritten that is read later; none where there is no such."""
-    if not _in_order(kernel):
+    if not _in_order(kernel) or not can_judge(kernel):
         return {}
     outputs = [b for b in kernel.params if b.access == "out" and len(b.shape) == 1]
     inputs = [b for b in kernel.params if b.access == "in" and len(b.shape) == 1]

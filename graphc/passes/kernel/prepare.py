@@ -25,7 +25,7 @@ from graphc.ir.kernel import (
     map_nested,
     walk_stmts,
 )
-from graphc.ir.scalar.arithmetic import OF_TF32, expand_arithmetic
+from graphc.ir.scalar.arithmetic import LACKED_BY_C, expand_arithmetic
 from graphc.ir.scalar.functions import POLYNOMIALS, Functions, expand_math, sign_as_select
 from graphc.ir.scalar.narrow import BELOW_BYTES, Narrow
 
@@ -45,9 +45,10 @@ def prepare_kernel(
     return replace(kernel, body=map_body(kernel.body, expand))
 
 
-def without_tf32(kernel: Kernel) -> Kernel:
-    """The kernel for C, which spells all other operations of the scalar table."""
-    return replace(kernel, body=map_body(kernel.body, lambda e: expand_arithmetic(e, OF_TF32)))
+def for_c(kernel: Kernel, names: Collection[str] = LACKED_BY_C) -> Kernel:
+    """The kernel for C, which spells all operations of the scalar table but a few; only those in
+    `names` are expanded."""
+    return replace(kernel, body=map_body(kernel.body, lambda e: expand_arithmetic(e, names)))
 
 
 def lower_narrow(kernel: Kernel, narrow: Narrow) -> Kernel:

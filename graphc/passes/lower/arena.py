@@ -7,7 +7,6 @@ See graphc/memplan.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,13 +28,12 @@ class Arena:
 
     def slot(self, storage: Storage, numbers: Mapping[int, int]) -> Slot:
         """The slot of a storage, given the numbers that constants go by."""
-        elements = math.prod(storage.buffer.shape)  # type: ignore[arg-type]
         index, offset = storage.index, storage.offset
         if storage.space == "arena":
             index, offset = 0, offset + self.offsets[storage.root]
         elif storage.space == "const":
             index = numbers[index]
-        return Slot(storage.space, index, offset, storage.buffer.dtype, elements)
+        return Slot(storage.space, index, offset, storage.buffer.dtype, storage.buffer.size)
 
 
 def plan_arena(calls: Sequence[Call], storages: Storages) -> Arena:

@@ -8,6 +8,7 @@ that was not resolved) is refused before anything is lowered.
 from __future__ import annotations
 
 from graphc.errors import UnsupportedError
+from graphc.ir.expr import Sym, as_expr, symbols
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.types import OptionalType, SequenceType, TensorType
 from graphc.ir.wide_graphs import is_made_of_others
@@ -34,16 +35,17 @@ def check_placeable(graph: Graph) -> None:
         if not has_kernel and op.name not in REGIONS:
             raise UnsupportedError(f"{op.where()}: {_why(op)}")
         for value in op.outputs:
-            _check_value(value, op.where())
+            _check_value(value, op.where(), graph)
 
 
 def _check_interface(graph: Graph) -> None:
     for value in graph.params:
-        _check_value(value, "input")
+        _check_value(value, "input", graph)
     for name, value in graph.named_results():
         maker = value.producer
         where = maker.where() if maker is not None and maker.name != "Constant" else "output"
-        _check_value(value, f"{where}, output {name!r}" if where != "output" else "output")
+        named = f"{where}, output {name!r}" if where != "output" else "output"
+        _check_value(value, named, graph)
 
 
 def _why(op: Op) -> str:
@@ -67,14 +69,15 @@ def _why(op: Op) -> str:
     )
 
 
-def _check_value(value: Value, where: str) -> None:
-    problem = _problem(value)
+def _check_value(value: Value, where: str, graph: Graph) -> None:
+    problem = _problem(value, frozenset(graph.symbols.values()))
     if problem:
         raise UnsupportedError(f"{where}: {value.name!r} {problem}")
 
 
-def _problem(value: Value) -> str:
-    """Why a value has no place in memory; empty if it has one."""
+def _problem(value: Value, sizes: frozenset[Sym]) -> str:
+    """Why a value has no place in memory; empty if it has one: its dims are integers, or
+    expressions over the sizes of the graph."""
     type = value.type
     if isinstance(type, SequenceType):
         return f"is {type}: sequences need a host; take the model apart into tensors"
@@ -85,6 +88,6 @@ def _problem(value: Value) -> str:
     if type.dtype.kind in ("string", "complex"):
         kind = "strings" if type.dtype.kind == "string" else "complex numbers"
         return f"is {type}: compiled code has no {kind}; convert it to real numbers beforehand"
-    if not type.is_static:
+    if type.shape is None or not all(symbols(as_expr(d)) <= sizes for d in type.shape):
         return f"is {type}: its size depends on data; fix it with --shape, --dim or --set"
     return ""

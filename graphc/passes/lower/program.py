@@ -24,11 +24,11 @@ from graphc.ir.expr import Index, Load
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.imperative.lowering import SIZES, imperative_kernel, is_bounded
-from graphc.ir.kernel import Buffer, For, Kernel
+from graphc.ir.kernel import Buffer, For, Kernel, sized
 from graphc.ir.operations import elements_read
 from graphc.ir.ops.in_range import check_of, is_check, maker_of
 from graphc.ir.program import Program, Slot, Step
-from graphc.ir.types import TensorType
+from graphc.ir.types import TensorType, largest
 from graphc.ir.verify.kernels import verify_program
 from graphc.passes.analysis.compose import computation, input_names
 from graphc.passes.analysis.computation import (
@@ -309,7 +309,7 @@ class Lowering:
 
     def call(self, lowered: Lowered, places: dict[str, str], op: Op, macs: int = 0) -> None:
         """Adds a call of a kernel, its parameters in the storages that `places` names."""
-        kernel = self.shared(lowered.kernel)
+        kernel = self.shared(self.sized(lowered.kernel))
         if self.journal is not None:
             self.journal.chose(op, kernel.name, lowered.strategy, lowered.declined)
         arguments = tuple(places[b.name] for b in lowered.kernel.params)
@@ -341,6 +341,10 @@ class Lowering:
             if all((out, name) in apart for name in same):
                 pairs[places[out], places[into]] = min(apart[out, name] for name in same)
         return tuple((*pair, most) for pair, most in pairs.items())
+
+    def sized(self, kernel: Kernel) -> Kernel:
+        """A kernel with the sizes that it depends on."""
+        return sized(kernel) if self.graph.symbols else kernel
 
     def shared(self, kernel: Kernel) -> Kernel:
         """An equal kernel, or this one, now registered under a unique name."""
@@ -413,7 +417,7 @@ class Lowering:
         name = self.storages.temporary(target, space, position)
         lowered = self.choose(part)
         loc = value.producer.loc if value.producer is not None else ()
-        kernel = self.shared(lowered.kernel)
+        kernel = self.shared(self.sized(lowered.kernel))
         places = {"in0": self.storages.of(value), "out0": name}
         arguments = tuple(places[b.name] for b in kernel.params)  # what is empty is not read
         self.calls.append(Call(kernel.name, arguments, arguments[:-1], (name,), loc))
@@ -429,12 +433,13 @@ class Lowering:
         used = sorted({self.storages[a].index for c in self.calls for a in c.arguments
                        if self.storages[a].space == "const"})  # fmt: skip
         renumber = {old: new for new, old in enumerate(used)}
+        kernels = {k.name: k for k in self.kernels.values()}
         steps = []
         for call in (self.calls[n] for n in arena.order):
             slots = tuple(arena.slot(self.storages[a], renumber) for a in call.arguments)
             nbytes = _moved(slots, call.touched)
-            steps.append(Step(call.kernel, slots, call.loc, call.flops, nbytes, call.macs))
-        kernels = {k.name: k for k in self.kernels.values()}
+            sizes = kernels[call.kernel].sizes
+            steps.append(Step(call.kernel, slots, call.loc, call.flops, nbytes, call.macs, sizes))
         return Program(
             self.name,
             [(v.name, v.tensor) for v in self.graph.params],
@@ -447,6 +452,7 @@ class Lowering:
             resident=self.places(arena),
             true_sizes={n: self.bounded[v] for n, v in enumerate(self.own) if v in self.bounded},
             checks=tuple(check for _, check in self.checks),
+            sizes=tuple(self.graph.symbols.values()),
         )
 
     def outputs(self) -> list[tuple[str, TensorType]]:
@@ -482,7 +488,8 @@ def _is_composed(op: Op) -> bool:
 def _moved(slots: Sequence[Slot], touched: Sequence[int | None]) -> int:
     """The bytes that a call reads and writes at the least."""
     most = touched or [None] * len(slots)
-    elements = (s.elements if n is None else min(n, s.elements) for s, n in zip(slots, most))
+    sizes = [largest(s.elements) for s in slots]
+    elements = (s if n is None else min(n, s) for s, n in zip(sizes, most))
     return sum(n * s.dtype.size for n, s in zip(elements, slots))
 
 

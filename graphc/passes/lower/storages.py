@@ -13,6 +13,7 @@ import numpy as np
 
 from graphc.ir.graph import Value
 from graphc.ir.kernel import Buffer
+from graphc.ir.types import largest
 from graphc.passes.analysis.computation import physical_buffer
 
 
@@ -35,7 +36,8 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.buffer.shape) * self.buffer.dtype.size  # type: ignore[arg-type]
+        """Of the tensor at the largest sizes."""
+        return math.prod(map(largest, self.buffer.shape)) * self.buffer.dtype.size
 
 
 @dataclass

@@ -48,22 +48,11 @@ class Rewrite:
 
 @dataclass
 class Diagnostics:
-    """Counters by rule, why rules did not fire, seconds by pass, and free-form notes."""
+    """Rewrites by rule, in order, and seconds by pass."""
 
     fired: Counter[str] = field(default_factory=Counter)
-    declined: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     log: list[Rewrite] = field(default_factory=list)
-
-    def decline(self, rule: str, where: str, reason: str) -> None:
-        """Notes that `rule` matched at `where` but did not fire."""
-        self.declined.setdefault(rule, Counter())[where, reason] += 1
-
-    def explain(self, rule: str) -> str:
-        """What happened to a rule: how often it fired, and each place where it declined."""
-        lines = [f"{rule}: fired {self.fired[rule]} times"]
-        lines += [f"  {where}: {reason}" for where, reason in self.declined.get(rule, ())]
-        return "\n".join(lines)
 
 
 class Context:
@@ -94,6 +83,16 @@ class Context:
         self.target = target
         return self
 
+    def begin(self, stage: str) -> None:
+        """Names the pass that runs from here on, for the journal."""
+        if self.journal is not None:
+            self.journal.stage = stage
+
+    def noting(self) -> Context | None:
+        """A context that writes to the same journal and numbers no rewrites of this one; None
+        without a journal."""
+        return None if self.journal is None else Context(self.target, journal=self.journal)
+
     @property
     def exhausted(self) -> bool:
         """Whether the fuel allows no further rewrite."""
@@ -118,10 +117,17 @@ class Context:
         return True
 
     def decline(self, rule: str, op: Op, reason: str | Reason, other: Op | None = None) -> None:
-        """Notes that a rule, or a fusion of `op` with another, does not happen, and why."""
-        self.diagnostics.decline(rule, op.where(), str(reason))
+        """Notes in the journal, if there is one, that a rule, or a fusion of `op` with another,
+        does not happen, and why."""
         if self.journal is not None:
             self.journal.decide(rule, op, reason, other)
+
+    def explain(self, rule: str) -> str:
+        """What happened to a rule: how often it fired and, by the journal, where it declined."""
+        lines = [f"{rule}: fired {self.diagnostics.fired[rule]} times"]
+        declined = self.journal.decisions if self.journal is not None else ()
+        lines += dict.fromkeys(f"  {d.of}: {d.text}" for d in declined if d.about == rule)
+        return "\n".join(lines)
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:

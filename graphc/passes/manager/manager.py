@@ -53,6 +53,7 @@ class PassManager:
         self.ledger.require(step, graph, establishing)
         for hook in self.hooks:
             hook.before(step, graph, ctx)
+        ctx.begin(step.name)
         with ctx.timed(step.name):
             changed = _run(step, graph, ctx)
         self.ledger.ran(step)

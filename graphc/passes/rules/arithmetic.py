@@ -31,7 +31,7 @@ def _kept(rw: Rewriter, op: Op, x: Value) -> Value | None:
 def add_zero(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
     """x + 0 == x for integers; x + -0.0 == x for floats (x + 0.0 is not: it turns -0.0 to 0.0)."""
     number = -0.0 if op.output.tensor.dtype.is_float else 0
-    return _kept(rw, op, x) if all_equal(c, number) else rw.skip(f"the constant is not {number}")
+    return _kept(rw, op, x) if all_equal(c, number) else rw.skip("the constant is not {}", number)
 
 
 @rule("subtract-zero", P.Sub(x, c))
@@ -69,7 +69,7 @@ def power(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
         if not is_nonnegative(x):
             return rw.skip("the base may be negative or -0.0")
         if exponent < 0 and dtype.compute is not dtype:
-            return rw.skip(f"the root would be rounded to {dtype} first")
+            return rw.skip("the root would be rounded to {} first", dtype)
         root = rw.Sqrt(x)
         return root if exponent > 0 else rw.Reciprocal(root)
     return rw.skip(f"a power of {exponent:g} has no cheaper form in {dtype}")
@@ -78,13 +78,13 @@ def power(rw: Rewriter, op: Op, x: Value, c: Value) -> Value | None:
 @rule("double-negation", P.where(is_involution)(P.where(is_involution)(x)))
 def double_negation(rw: Rewriter, inner: Op, outer: Op, x: Value) -> Value | None:
     """f(f(x)) == x for an f that is its own inverse: -(-x), not not x."""
-    return x if _is_same(inner, outer) else None
+    return x if _is_same(inner, outer) else rw.skip("the two are different operators")
 
 
 @rule("idempotent", P.where(is_idempotent)(P.where(is_idempotent)(x)))
 def idempotent(rw: Rewriter, inner: Op, outer: Op, x: Value) -> Value | None:
     """f(f(x)) == f(x) for an f that leaves its results as they are: Relu, Abs, Sign, roundings."""
-    return inner.output if _is_same(inner, outer) else None
+    return inner.output if _is_same(inner, outer) else rw.skip("the two are different operators")
 
 
 def _is_same(inner: Op, outer: Op) -> bool:
@@ -123,7 +123,7 @@ def _combined(rw: Rewriter, name: str, c: Value, d: Value, x: Value, result: Op)
     assert first is not None and second is not None
     exact = first.dtype.kind in "iu"
     if not exact and (first.dtype.itemsize < 4 or first.dtype.kind != "f"):
-        return rw.skip(f"{c.tensor.dtype} is too narrow to change the order of roundings")
+        return rw.skip("{} is too narrow to change the order of roundings", c.tensor.dtype)
     both = np.broadcast_shapes(first.shape, second.shape)
     if math.prod(both) > max(first.size, second.size):
         return rw.skip("the combined constant would be larger than each")

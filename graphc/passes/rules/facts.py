@@ -47,8 +47,8 @@ def shape_of(value: Value) -> tuple[int, ...]:
 
 
 def is_static(value: Value) -> bool:
-    """Whether all dims are known."""
-    return value.tensor.is_static
+    """Whether all dims are known; not while the type is not."""
+    return value.is_static
 
 
 def permutation(op: Op) -> tuple[int, ...]:

@@ -31,18 +31,21 @@ def dropout(
     return x
 
 
-def _may_copy(op: Op) -> bool:
-    """Whether there is one result, of the type of an operand."""
-    return len(op.outputs) == 1 and any(
+def _copies(op: Op) -> bool:
+    """Whether there is one result, which is an operand."""
+    of_same_type = len(op.outputs) == 1 and any(
         v is not None and v.type == op.output.type for v in op.inputs
     )
+    return of_same_type and op.output.is_static and copied(op) is not None
 
 
-@rule("copy", P.where(_may_copy)(rest("operands")))
-def copy(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
+@rule("copy", P.where(_copies)(rest("operands")))
+def copy(rw: Rewriter, op: Op, operands: list[Value]) -> Value:
     """f(.., x, ..)[i] == x[i] for all i  ==>  f(.., x, ..) == x: a Transpose, Slice, Pad, Reduce,
     Concat or Resize that moves nothing."""
-    return copied(op) if op.output.tensor.is_static else rw.skip("its shape is not static")
+    source = copied(op)
+    assert source is not None
+    return source
 
 
 def copied(op: Op) -> Value | None:
@@ -59,7 +62,7 @@ def cast_of_cast(rw: Rewriter, inner: Op, outer: Op, x: Value) -> Value | None:
     """cast(cast(x, wide), t) == cast(x, t) if `wide` holds every value of x's type."""
     middle = inner.output.tensor.dtype
     if not _holds(middle, x.tensor.dtype):
-        return rw.skip(f"{middle} does not hold every {x.tensor.dtype}")
+        return rw.skip("{} does not hold every {}", middle, x.tensor.dtype)
     if outer.output.type == x.type:
         return x
     return rw.Cast(x, **outer.attrs)

@@ -12,7 +12,6 @@ from graphc.ir.window import WINDOW, WindowAxis, make_window
 from graphc.passes.analysis.facts import is_broadcast, is_pointwise
 from graphc.passes.analysis.structure import moved
 from graphc.passes.pattern import P, opt, rest, var
-from graphc.passes.reasons import Reason
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of, ints, is_normal, is_static
 from graphc.passes.rules.weights import is_shared
@@ -106,11 +105,17 @@ def _live_taps(axis: WindowAxis) -> range:
     return range(min(before, begin // step), taps - min(after, end // step))
 
 
-@rule("expand-operand", P.where(is_pointwise)(rest("operands")))
+def _computes_with_broadcast(op: Op) -> bool:
+    makers = (v.producer for v in op.inputs if v is not None)
+    return is_pointwise(op) and any(maker is not None and is_broadcast(maker) for maker in makers)
+
+
+@rule("expand-operand", P.where(_computes_with_broadcast)(rest("operands")))
 def expand_operand(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(expand(x), y) == f(x, y) if y broadcasts x as far as the Expand does."""
     if not all(v is None or is_static(v) for v in operands):
         return rw.skip("shapes are not static")
+    needed = []
     for number, value in enumerate(operands):
         producer = None if value is None else value.producer
         if producer is None or not is_broadcast(producer):
@@ -119,8 +124,8 @@ def expand_operand(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
         others = [*operands[:number], source, *operands[number + 1 :]]
         if broadcast(*(v.tensor.dims for v in others if v is not None)) == op.output.tensor.dims:
             return rw.again(op, *others)
-        rw.skip(Reason("without {} the result would be smaller", producer))
-    return None
+        needed.append(producer)
+    return rw.skip("without {} the result would be smaller", needed)
 
 
 @rule("scale-before-conv", P.Conv(P.Mul(x, c).commutes().only_use(), w, opt(b)))

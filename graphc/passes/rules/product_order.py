@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from graphc.errors import ModelError
 from graphc.ir.graph import Op, Value
+from graphc.passes.analysis.parts import computes_alike, keeps_constants, map_operand
 from graphc.passes.analysis.structure import FEW_CHANNELS
 from graphc.passes.pattern import P, const, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
@@ -31,7 +33,8 @@ c = const("c")
 GROUP = "lowering"
 WIDE = (np.float32, np.float64)
 WIDENING = 2  # times the channels that a resize may have more than before
-JOINED, RESIZED = P.Concat(rest("parts")).only_use(), P.Resize(x, rest("sizes")).only_use()
+JOINED, RESIZED = P.Concat(rest("parts")).only_use(), P.Resize(x, rest("sizes"))
+CONVOLVED = P.Conv(x, w, opt(b)).only_use()
 MIXED = P.MatMul(P.Transpose(x).only_use(), w).only_use()
 WORTH = 8  # products saved of an element that is enlarged, at least: what mixing positions takes
 
@@ -58,35 +61,52 @@ def _joined(x: Value) -> list[Value]:
     return [part for part in concat.inputs if part is not None] if along_channels else [x]
 
 
+def _maker(part: Value) -> Op | None:
+    """The op that makes maps of others, for one reader alone."""
+    op = part.producer if len(part.uses) == 1 else None
+    return op if op is not None and map_operand(op) is not None else None
+
+
+def _maps(op: Op) -> Value:
+    """The maps that an op makes others of."""
+    number = map_operand(op)
+    assert number is not None
+    return op.operand(number)
+
+
 def _enlarged(part: Value, outputs: int) -> Op | None:
-    """The resize that makes a value of a smaller one, if products in front of it are fewer."""
-    resize = RESIZED.maker(part)
-    if resize is None:
+    """The op that makes maps of smaller ones, if products in front of it are fewer."""
+    op = _maker(part)
+    if op is None:
         return None
-    small, large = shape_of(resize.inputs[0]), shape_of(part)  # type: ignore[arg-type]
+    small, large = shape_of(_maps(op)), shape_of(part)
     saved = large[1] * (1 - math.prod(small[2:]) / max(math.prod(large[2:]), 1))
-    is_linear = resize.attrs.get("coordinate_transformation_mode") != "tf_crop_and_resize"
-    is_spatial = small[:2] == large[:2] and is_linear
-    return resize if is_spatial and saved >= WORTH and outputs <= WIDENING * large[1] else None
+    return op if saved >= WORTH and outputs <= WIDENING * large[1] else None
 
 
-def _resized(rw: Rewriter, resize: Op, small: Value) -> Value | None:
-    """The same resize of a value with other channels; None if its sizes are not known."""
-    _, _, scales, sizes = (*resize.inputs, None, None, None)[:4]
-    if sizes is None:
-        return rw.op("Resize", small, None, scales, **resize.attrs)
-    wanted = array_of(sizes)
-    if wanted is None:
-        return None
-    axes = resize.attrs.get("axes")
-    if axes is None:
-        wanted = np.array([*shape_of(small)[:2], *wanted[2:]], np.int64)
-    elif any(axis % small.tensor.rank < 2 for axis in axes):
-        return None
-    return rw.op("Resize", small, None, None, rw.constant(wanted), **resize.attrs)
+def _of_channels(rw: Rewriter, op: Op, maps: Value) -> Value | None:
+    """What an op makes of maps of other channels; None if it cannot be applied to these."""
+    operands = list(op.inputs)
+    number = map_operand(op)
+    assert number is not None
+    operands[number] = maps
+    if RESIZED.admits(op.defn) and (sizes := array_of((*operands, None, None)[3])) is not None:
+        if op.attrs.get("axes") is None and sizes.size:
+            operands[3] = rw.constant(np.array([*shape_of(maps)[:2], *sizes[2:]], np.int64))
+    try:
+        result = rw.again(op, *operands)
+    except ModelError:
+        return rw.skip("{} cannot take other channels", op)
+    wanted = (*shape_of(maps)[:2], *shape_of(op.output)[2:])
+    return result if shape_of(result) == wanted and computes_alike(op, result.producer) else None
 
 
-@rule("conv-before-resize", P.Conv(x, w, opt(b)), group=GROUP)
+def _reads_enlarged(conv: Op) -> bool:
+    makers = [op for part in _joined(conv.operand(0)) if (op := _maker(part)) is not None]
+    return any(_maps(op).tensor.size < op.output.tensor.size for op in makers)
+
+
+@rule("conv-before-resize", P.Conv(x, w, opt(b)).when(_reads_enlarged), group=GROUP)
 def conv_before_resize(rw: Rewriter, conv: Op, x: Value, w: Value, b: Value | None) -> Value | None:
     """W concat(x, resize(y), ..) + b == resize(Wy y) + .. + (Wx x + b)   at single positions."""
     parts = _joined(x)
@@ -95,7 +115,7 @@ def conv_before_resize(rw: Rewriter, conv: Op, x: Value, w: Value, b: Value | No
     outputs = shape_of(conv.output)[1]
     resizes = [_enlarged(part, outputs) for part in parts]
     if not any(resizes):
-        return None
+        return rw.skip("products before the resize would hardly be fewer")
     matrix = _matrix(rw, conv, w)
     if matrix is None:
         return None
@@ -107,11 +127,10 @@ def conv_before_resize(rw: Rewriter, conv: Op, x: Value, w: Value, b: Value | No
             rest.append(part)
             own.append(weights)
             continue
-        small = resize.inputs[0]
-        assert small is not None
-        term = _resized(rw, resize, _product(rw, conv, small, weights))
+        small = _maps(resize)
+        term = _of_channels(rw, resize, _product(rw, conv, small, weights))
         if term is None:
-            return rw.skip("the sizes of a resize are not constant")
+            return rw.skip("{} depends on the number of channels", resize)
         terms.append(term)
     if rest:
         whole = rest[0] if len(rest) == 1 else rw.Concat(*rest, axis=1)
@@ -136,25 +155,34 @@ def _product(rw: Rewriter, conv: Op, x: Value, matrix: np.ndarray, b: Value | No
     return rw.op("Conv", x, rw.constant(np.ascontiguousarray(weights)), b, **conv.attrs)
 
 
-@rule("conv-after-pool", P.one_of("AveragePool", "GlobalAveragePool")(
-    P.Conv(x, w, opt(b)).only_use()), group=GROUP)  # fmt: skip
-def conv_after_pool(
-    rw: Rewriter, conv: Op, pool: Op, x: Value, w: Value, b: Value | None
-) -> Value | None:
-    """mean(W x + b) == W mean(x) + b   at single positions."""
+def _of_products(op: Op) -> bool:
+    number = map_operand(op)
+    return number is not None and CONVOLVED.maker(op.operand(number)) is not None
+
+
+@rule("conv-after-pool", P.where(_of_products)(rest("operands")), group=GROUP)
+def conv_after_pool(rw: Rewriter, pool: Op, operands: list[Value | None]) -> Value | None:
+    """mean(W x + b) == W mean(x) + b   at single positions; without b, any f that is linear."""
+    number = map_operand(pool)
+    assert number is not None
+    conv = CONVOLVED.maker(operands[number])
+    assert conv is not None
+    x, w, b = (*conv.inputs, None)[:3]
+    assert x is not None and w is not None
     if not (is_static(x) and is_static(pool.output)):
         return rw.skip("shapes are not static")
     outputs, *large = shape_of(conv.output)[1:]
     if outputs < WORTH or math.prod(shape_of(pool.output)[2:]) >= math.prod(large):
         return rw.skip("products would not be fewer")
-    is_padded = any(rw.attr(pool, "pads") or ())
-    if is_padded or pool.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        return rw.skip("windows are padded")
-    if pool.attrs.get("ceil_mode"):
-        return rw.skip("windows may end outside")
+    if b is not None and not keeps_constants(pool, number):
+        return rw.skip("the bias would not be the same everywhere")
     if _matrix(rw, conv, w) is None:
         return None
-    return rw.op("Conv", rw.op(pool.name, x, **pool.attrs), w, b, **conv.attrs)
+    rw.takes([conv])
+    pooled = _of_channels(rw, pool, x)
+    if pooled is None:
+        return rw.skip("{} depends on the number of channels", pool)
+    return rw.op("Conv", pooled, w, b, **conv.attrs)
 
 
 @rule("conv-of-tokens", P.Conv(P.Reshape(P.Transpose(x), s), w, opt(b)), group=GROUP)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from graphc.ir.graph import Op, Value
 from graphc.passes.analysis.facts import is_pointwise
 from graphc.passes.analysis.structure import is_movement
-from graphc.passes.pattern import P, opt, rest, var
-from graphc.passes.reasons import Reason
+from graphc.passes.pattern import OpPattern, P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import ints, inverse, is_static, permutation, shape_of
 from graphc.passes.rules.operands import MOST
@@ -44,11 +43,13 @@ def expand_to_reshape(rw: Rewriter, op: Op, x: Value, shape: Value) -> Value | N
     return reshaped(rw, x, shape_of(op.output))
 
 
-@rule("explicit-shape", P.Reshape(x, shape))
-def explicit_shape(rw: Rewriter, op: Op, x: Value, shape: Value) -> Value | None:
+def _computes_extents(op: Op) -> bool:
+    return is_static(op.output) and ints(op.inputs[1]) != list(shape_of(op.output))
+
+
+@rule("explicit-shape", P.Reshape(x, shape).when(_computes_extents))
+def explicit_shape(rw: Rewriter, op: Op, x: Value, shape: Value) -> Value:
     """reshape(x, [.., -1, 0, ..]) == reshape(x, the shape it gives)."""
-    if not is_static(op.output) or ints(shape) == list(shape_of(op.output)):
-        return None
     return rw.Reshape(
         x, np.array(shape_of(op.output), np.int64),
         allowzero=1 if 0 in shape_of(op.output) else None,
@@ -127,9 +128,9 @@ def concat_of_concat(rw: Rewriter, op: Op, parts: list[Value]) -> Value | None:
         flat.append(part)
     flat = [part for part in flat if shape_of(part)[axis]] if all(map(is_static, flat)) else flat
     if len(flat) == len(parts) or not flat:
-        return None
+        return rw.skip("no part is empty, or joined on the same axis")
     if len(flat) > MOST:
-        return rw.skip(f"together they have more than {MOST} parts")
+        return rw.skip("together they have more than {} parts", MOST)
     return flat[0] if len(flat) == 1 else rw.Concat(*flat, axis=axis)
 
 
@@ -216,15 +217,26 @@ def simple_cut(op: Op) -> tuple[int, int, int] | None:
 # ---------------------------------------------------------------- transposes sink towards results
 
 
-@rule("sink-transpose", P.where(is_pointwise)(rest("operands")))
+def _reads_transposed(op: Op) -> bool:
+    return any(map(TRANSPOSED.maker, op.inputs))
+
+
+def _computes_with(made: OpPattern) -> Callable[[Op], bool]:
+    """Whether an op computes element by element with what such an op makes."""
+    return lambda op: is_pointwise(op) and any(map(made.maker, op.inputs))
+
+
+@rule("sink-transpose", P.where(_computes_with(TRANSPOSED))(rest("operands")))
 def sink_transpose(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(transpose(x, p), transpose(y, p), c) == transpose(f(x, y, c'), p) for elementwise f, with
     the constants c brought into the order of x."""
     perm = _common_permutation(rw, op, operands)
-    if perm is None or not is_static(op.output):
+    if perm is None:
         return None
+    if not is_static(op.output):
+        return rw.skip("its shape is not static")
     back = inverse(perm)
-    moved = [_before_transpose(rw, v, back) for v in operands]
+    moved = [None if v is None else _before_transpose(rw, v, back) for v in operands]
     return rw.Transpose(rw.again(op, *moved), perm=perm)
 
 
@@ -232,28 +244,24 @@ def _common_permutation(
     rw: Rewriter, op: Op, operands: Sequence[Value | None]
 ) -> tuple[int, ...] | None:
     """The permutation of the transposes among the operands, if all others are constants."""
-    if not any(map(TRANSPOSED.maker, operands)):
-        return None
     perm, rank = None, op.output.tensor.rank
     for value in operands:
         if value is None or value.constant is not None:
             continue
         producer = TRANSPOSED.maker(value)
         if producer is None:
-            return rw.skip(Reason("{} is not transposed, as another operand is", value))
+            return rw.skip("{} is not transposed, as another operand is", value)
         if len(value.users) != 1:
-            return rw.skip(Reason("others read the transposed {} too", value))
+            return rw.skip("others read the transposed {} too", value)
         if value.tensor.rank != rank or perm not in (None, permutation(producer)):
             return rw.skip("the operands are transposed differently")
         perm = permutation(producer)
     return perm
 
 
-def _before_transpose(rw: Rewriter, value: Value | None, back: Sequence[int]) -> Value | None:
-    if value is None:
-        return None
+def _before_transpose(rw: Rewriter, value: Value, back: Sequence[int]) -> Value:
     if value.constant is None:
-        return value.producer.inputs[0]  # type: ignore[union-attr]
+        return value.producer.operand(0)  # type: ignore[union-attr]
     array = value.constant
     if array.size == 1:
         return value
@@ -261,16 +269,14 @@ def _before_transpose(rw: Rewriter, value: Value | None, back: Sequence[int]) ->
     return rw.constant(np.ascontiguousarray(full.transpose(back)))
 
 
-@rule("sink-reshape", P.where(is_pointwise)(rest("operands")))
+@rule("sink-reshape", P.where(_computes_with(RESHAPED))(rest("operands")))
 def sink_reshape(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     """f(reshape(x), c) == reshape(f(x, c)) for a row c of constants, if the rows of what was
     computed are kept: f joins what computes x, or goes into its weights."""
     variable = [n for n, v in enumerate(operands) if v is not None and v.constant is None]
     if len(operands) != 2 or len(variable) != 1:
-        return None
+        return rw.skip("it does not compute with one constant")
     value, row = operands[variable[0]], operands[1 - variable[0]]
-    if RESHAPED.maker(value) is None:
-        return None
     x = _of_reshape(value)
     if x is None:
         return rw.skip("others read what is reshaped, or it is only moved")
@@ -294,12 +300,14 @@ def _of_reshape(value: Value) -> Value | None:
     return None if moves else x
 
 
-@rule("sink-transpose-concat", P.Concat(rest("parts")))
+@rule("sink-transpose-concat", P.Concat(rest("parts")).when(_reads_transposed))
 def sink_transpose_concat(rw: Rewriter, op: Op, parts: list[Value]) -> Value | None:
     """concat(transpose(x, p), transpose(y, p), axis) == transpose(concat(x, y, p[axis]), p)."""
     perm = _common_permutation(rw, op, parts)
-    if perm is None or any(v.constant is not None for v in parts):
+    if perm is None:
         return None
+    if any(v.constant is not None for v in parts):
+        return rw.skip("a part is constant")
     axis = rw.attr(op, "axis") % len(perm)
     joined = rw.Concat(*(v.producer.operand(0) for v in parts if v.producer), axis=perm[axis])
     return rw.Transpose(joined, perm=perm)

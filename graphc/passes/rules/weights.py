@@ -70,7 +70,7 @@ def _with_affine(
     if weights is None or (b is not None and bias is None):
         return rw.skip("weights are not all constants")
     if not _is_wide(w):
-        return rw.skip(f"{w.tensor.dtype} weights would be rounded once more")
+        return rw.skip("{} weights would be rounded once more", w.tensor.dtype)
     if factor is not None and is_shared(w):
         return rw.skip("the weights are large and have other users")
     dtype = weights.dtype
@@ -251,7 +251,7 @@ def bn_to_affine(
         if len(x.uses) == 1 and rw.all_const(*producer.inputs[1:]) and _is_wide(x) and not shared:
             return rw.skip("it is folded into the contraction")
     if not _is_wide(x):
-        return rw.skip(f"{x.tensor.dtype} would be rounded once more")
+        return rw.skip("{} would be rounded once more", x.tensor.dtype)
     affine = _scale_shift(rw, bn)
     if affine is None:
         return None

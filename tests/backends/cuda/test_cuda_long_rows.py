@@ -107,6 +107,7 @@ def test_independent_reductions_share_a_pass():
     check(text, 1e-5)
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("length", [1 << 28, (1 << 28) - 57, 3 << 20])
 @pytest.mark.parametrize("operator", BODIES)
 def test_any_length_fills_a_gpu(operator, length):

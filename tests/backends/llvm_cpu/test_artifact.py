@@ -12,7 +12,8 @@ import pytest
 import graphc
 from graphc import dsl
 from graphc.backends import cache
-from graphc.backends.llvm_cpu import aot, artifact, runtime
+from graphc.backends.llvm_cpu import aot, artifact, codegen
+from graphc.backends.llvm_cpu.target import host_target
 from graphc.errors import ModelError, UnsupportedError
 
 
@@ -97,7 +98,7 @@ def test_another_machine(tmp_path):
     model = graphc.compile(DIGITS, shapes={"image": (1, 1, 8, 8)}, threads=1)
     model.save(tmp_path / "a.gcm")
     data = (tmp_path / "a.gcm").read_bytes()
-    cpu = runtime.host_target().key.encode()[:6]
+    cpu = host_target().key.encode()[:6]
     (tmp_path / "a.gcm").write_bytes(data.replace(cpu, cpu[::-1], 1))
     with pytest.raises(ModelError, match="damaged: its header does not match"):
         graphc.load(tmp_path / "a.gcm")
@@ -106,8 +107,8 @@ def test_another_machine(tmp_path):
 def test_the_second_compilation_comes_from_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("GRAPHC_CACHE_DIR", str(tmp_path))
     calls = []
-    real = artifact.compile_program
-    monkeypatch.setattr(artifact, "compile_program", lambda p: calls.append(p) or real(p))
+    real = codegen.compile_program
+    monkeypatch.setattr(codegen, "compile_program", lambda p: calls.append(p) or real(p))
     x = images(2)
     results = [
         graphc.compile(DIGITS, shapes={"image": x.shape}, threads=1).run([x])[0] for _ in range(3)
@@ -139,8 +140,8 @@ def product(rows: int) -> np.ndarray:
 def test_weights_are_kept_once_for_all_shapes(tmp_path, monkeypatch):
     monkeypatch.setenv("GRAPHC_CACHE_DIR", str(tmp_path))
     calls = []
-    real = artifact.compile_program
-    monkeypatch.setattr(artifact, "compile_program", lambda p: calls.append(p) or real(p))
+    real = codegen.compile_program
+    monkeypatch.setattr(codegen, "compile_program", lambda p: calls.append(p) or real(p))
 
     def sizes() -> list[int]:
         return [e.stat().st_size for e in tmp_path.rglob("*") if e.is_file()]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program, llvm_text
+from graphc.backends.llvm_cpu.codegen import compile_program, llvm_text
+from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, boolean, f32, f64, i32, i64
 from graphc.ir.expr import Const, Expr, Index, Load, call, cast, reduce, select, substitute
@@ -91,6 +92,7 @@ CLOSE = ("exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cos
          "asinh", "acosh", "atanh")  # fmt: skip
 BINARY = ("add", "sub", "mul", "div", "min", "max", "eq", "ne", "lt", "le", "gt", "ge", "mod",
           "floordiv", "rem")  # fmt: skip
+OF_ONE_TYPE = {i32: ("mul_high",), i64: ("shr_to_even", "shr_to_odd")}
 
 
 @pytest.mark.parametrize("lanes", list(LANES))
@@ -121,6 +123,7 @@ def test_integer_operations(dtype, lanes):
     index = Index("i", COUNT)
     x, y = Load("x", (index,), dtype), Load("y", (index,), dtype)
     names = ["bnot", "abs", "sign", "neg", *BINARY, "band", "bor", "bxor", "shl", "shr"]
+    names += ["shr_rounded", *OF_ONE_TYPE.get(dtype, ())]
     exprs = [call(n, x, y) if scalar_ops.TABLE[n].arity == 2 else call(n, x) for n in names]
     fixed = [call(n, x, 3) for n in ("div", "floordiv", "mod", "rem", "pow")]
     check(elementwise([*exprs, *fixed], {"x": dtype, "y": dtype}, LANES[lanes]),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from graphc.backends.cache import DiskCache
-from graphc.backends.llvm_cpu import jit
+from graphc.backends.llvm_cpu import jit, objects
 from graphc.backends.llvm_cpu.target import host_target, named_target
 from graphc.errors import InternalError
 
@@ -76,7 +76,7 @@ def _accumulators(rows: int, vectors: int, depth: int = 64) -> str:
 
 @pytest.mark.parametrize("pipeline", jit.PIPELINES)
 def test_functions_of_libm_resolve(pipeline):
-    library = jit.load_object(jit.compile_module(LIBM, pipeline=pipeline), ["f"])
+    library = objects.load_object(jit.compile_module(LIBM, pipeline=pipeline), ["f"])
     f = library.function("f", ctypes.c_double, ctypes.c_double)
     x = 0.4
     expected = 2 * np.exp(x) + 0.42839235504666845 + np.tanh(x)
@@ -87,7 +87,7 @@ def test_functions_of_libm_resolve(pipeline):
 def test_micro_kernel_computes_a_product(target):
     rows, vectors, depth = 6, 2, 64
     data = jit.compile_module(_accumulators(rows, vectors, depth), named_target(target))
-    micro = jit.load_object(data, ["micro"]).function("micro", None, *[ctypes.c_void_p] * 3)
+    micro = objects.load_object(data, ["micro"]).function("micro", None, *[ctypes.c_void_p] * 3)
     rng = np.random.default_rng(0)
     a = rng.standard_normal((rows, depth)).astype(np.float32)
     b = rng.standard_normal((depth, vectors * 16)).astype(np.float32)
@@ -130,13 +130,13 @@ define i32 @f(i32 %x) {{
 
 def test_missing_symbol_is_an_internal_error(capfd):
     with pytest.raises(InternalError, match="cannot load"):
-        jit.load_object(_caller("no_such"), ["f"])
+        objects.load_object(_caller("no_such"), ["f"])
 
 
 def test_imports_and_lifetime():
     twice = "define i32 @twice(i32 %x) {\n  %y = shl i32 %x, 1\n  ret i32 %y\n}"
-    callee = jit.load_object(jit.compile_module(twice), ["twice"])
-    caller = jit.load_object(_caller("twice"), ["f"], {"twice": callee.address("twice")})
+    callee = objects.load_object(jit.compile_module(twice), ["twice"])
+    caller = objects.load_object(_caller("twice"), ["f"], {"twice": callee.address("twice")})
     f = caller.function("f", ctypes.c_int, ctypes.c_int)
     del caller
     gc.collect()  # the function keeps its code
@@ -145,7 +145,7 @@ def test_imports_and_lifetime():
 
 def test_equal_modules_may_be_loaded_twice():
     data = jit.compile_module("define i32 @f() {\n  ret i32 7\n}")
-    libraries = [jit.load_object(data, ["f"]) for _ in range(2)]
+    libraries = [objects.load_object(data, ["f"]) for _ in range(2)]
     assert len({x.address("f") for x in libraries}) == 2
     assert [x.function("f", ctypes.c_int)() for x in libraries] == [7, 7]
 
@@ -155,7 +155,7 @@ def test_threads_compile_at_once():
 
     def work(n: int) -> None:
         data = jit.compile_module(f"define i32 @f() {{\n  ret i32 {n}\n}}")
-        results[n] = jit.load_object(data, ["f"]).function("f", ctypes.c_int)()
+        results[n] = objects.load_object(data, ["f"]).function("f", ctypes.c_int)()
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -167,14 +167,14 @@ def test_threads_compile_at_once():
 
 def test_cached_object(tmp_path, monkeypatch):
     cache = DiskCache(tmp_path)
-    first = jit.cached_object(LIBM, host_target(), cache)
+    first = objects.cached_object(LIBM, host_target(), cache)
     monkeypatch.setattr(jit, "compile_module", lambda *_: pytest.fail("compiled again"))
-    assert jit.cached_object(LIBM, host_target(), cache) == first
+    assert objects.cached_object(LIBM, host_target(), cache) == first
 
 
 def test_target_and_pipeline_are_part_of_the_key(tmp_path):
     cache = DiskCache(tmp_path)
-    jit.cached_object(LIBM, host_target(), cache)
-    jit.cached_object(LIBM, host_target(), cache, "light")
-    jit.cached_object(LIBM, named_target("scalar"), cache)
+    objects.cached_object(LIBM, host_target(), cache)
+    objects.cached_object(LIBM, host_target(), cache, "light")
+    objects.cached_object(LIBM, named_target("scalar"), cache)
     assert len(list(cache._entries())) == 3

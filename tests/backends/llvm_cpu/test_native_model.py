@@ -12,7 +12,7 @@ import pytest
 import graphc
 from graphc.backends.llvm_cpu import memory
 from graphc.backends.llvm_cpu.constants import shared
-from graphc.backends.llvm_cpu.emit_kernel import Phase, operations
+from graphc.backends.llvm_cpu.emit_kernel import operations
 from graphc.backends.llvm_cpu.emit_program import MIN_RANGES, PARALLEL_WORK, RANGE_WORK, _grain
 from graphc.backends.llvm_cpu.memory import LARGE
 from graphc.errors import ModelError
@@ -238,14 +238,13 @@ def test_work_of_a_body():
 @pytest.mark.parametrize("extent", [2, 7, 100, 10_000, 1_000_000])
 @pytest.mark.parametrize("work", [10, PARALLEL_WORK, 10**6, 10**9])
 def test_grain(extent, work):
-    phase = Phase("@k", extent, True, work)
-    grain = _grain(phase)
+    grain = _grain(extent, work, parallel=True)
     if work < PARALLEL_WORK:
         assert grain == extent
         return
     assert 1 <= grain < extent
     assert grain * work / extent >= RANGE_WORK or -(-extent // grain) <= 2 * MIN_RANGES
-    assert _grain(Phase("@k", extent, False, work)) == extent
+    assert _grain(extent, work, parallel=False) == extent
 
 
 def test_specialisations_share_equal_constants():

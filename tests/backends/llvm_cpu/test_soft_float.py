@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from graphc.backends.llvm_cpu import jit
+from graphc.backends.llvm_cpu import jit, objects
 from graphc.backends.llvm_cpu.target import named_target
 
 
@@ -32,7 +32,7 @@ done:
 }}
 """
     data = jit.compile_module(text, named_target("scalar"))
-    function = jit.load_object(data, ["convert"]).function(
+    function = objects.load_object(data, ["convert"]).function(
         "convert", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
     )
     values = np.ascontiguousarray(values)

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from graphc.backends.llvm_cpu import jit, pool
+from graphc.backends.llvm_cpu import jit, objects, pool
 from graphc.backends.llvm_cpu.pool import ThreadPool, pool_symbols, shared_pool
 from graphc.backends.llvm_cpu.pool_ir import SYMBOLS
 from graphc.backends.llvm_cpu.target import default_threads, named_target
@@ -79,7 +79,7 @@ CALLBACK = ctypes.CFUNCTYPE(None, POINTER, I64, I64)
 @pytest.fixture(scope="module")
 def users():
     names = ["repeat", "nested", "with_callback"]
-    return jit.load_object(jit.compile_module(USERS), names, pool_symbols())
+    return objects.load_object(jit.compile_module(USERS), names, pool_symbols())
 
 
 @pytest.fixture(scope="module")

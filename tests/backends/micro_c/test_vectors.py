@@ -13,6 +13,7 @@ from bundles import STRICT
 from graphc.backends.micro_c.intrinsics import MicroUnit
 from graphc.backends.micro_c.model import DIALECT
 from graphc.backends.micro_c.mve import NAMES, definitions
+from graphc.backends.micro_c.vectors import with_vectors
 from graphc.ir.dtypes import f32, i8, i32, i64
 from graphc.ir.expr import Const, call, maximum, minimum
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
@@ -54,7 +55,7 @@ def kernel_of(value, dtype, lanes: int = 4) -> Kernel:
 
 def text_of(kernel: Kernel) -> str:
     unit = MicroUnit(DIALECT)
-    unit.kernel(kernel)
+    unit.kernel(with_vectors(kernel))
     return "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n" + unit.text()
 
 
@@ -142,6 +143,23 @@ def test_registers_are_variables():
         k.store(out, v, total[v] + total[v])
     text = text_of(Kernel("sum", (NUMBERS, out), k.body()))
     assert "int32x4_t a1;" in text and "vaddq_s32(a1, a1)" in text
+
+
+def test_loops_over_lanes_read_copies_of_registers():
+    k = KernelBuilder()
+    out = Buffer("y", i32, (4,), "out")
+    total = k.alloc(i32, (4,), "reg")
+    with k.loop(4, "vector", width=4) as v:
+        k.store(total, v, NUMBERS[v] + 1)
+    with k.loop(4, "vector", width=4) as v:
+        k.store(out, v, call("div", total[v], FACTORS[v]))
+    kernel = Kernel("quotients", (NUMBERS, FACTORS, out), k.body())
+    made = with_vectors(kernel)
+    assert "int32x4_t a1;" in text_of(kernel) and "vstrwq_s32(&lanes1[0], a1)" in text_of(kernel)
+    results = [np.zeros(4, np.int32) for _ in range(2)]
+    for each, result in zip((kernel, made), results):
+        run_kernel(each, {"a": arrays()["a"], "m": arrays()["m"], "y": result})
+    np.testing.assert_array_equal(*results)
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "g++", "arm-none-eabi-gcc"])

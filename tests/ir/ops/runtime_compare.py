@@ -26,6 +26,7 @@ def runtime_model(
     outputs: Sequence[bool] = (True,),
     constants: Collection[int] = (),
     domain: str = DOMAIN,
+    opset: int = 21,
 ) -> ModelProto:
     """A model of one node. Operands of None are left out, those in `constants` initialisers;
     `outputs` says which there are."""
@@ -48,7 +49,7 @@ def runtime_model(
         for out in outs:
             out.type.CopyFrom(floats)
     graph = helper.make_graph([node], "g", infos, outs, initialisers)
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
@@ -83,12 +84,15 @@ def check(
     tolerance: float = 1e-5,
     expected: Sequence[np.ndarray] | None = None,
     compiled: bool = False,
+    opset: int = 21,
+    decomposed: bool = True,
     **attrs: Any,
 ) -> list[np.ndarray]:
     """Asserts that the interpreter and the model exported as ONNX's own operators, and with
     `compiled` what is compiled for this CPU, give what ONNX Runtime gives, or what is `expected`.
+    Without `decomposed`, for what ONNX has no operators for, it is exported as the node that it is.
     Returns what was found."""
-    proto = runtime_model(kind, operands, attrs, outputs, constants, domain)
+    proto = runtime_model(kind, operands, attrs, outputs, constants, domain, opset)
     feeds = [x for n, x in enumerate(operands) if x is not None and n not in constants]
     wanted = run_ort(proto, feeds) if expected is None else expected
     graph = import_onnx(proto)
@@ -98,8 +102,10 @@ def check(
     if compiled:
         for got, want in zip(driver.compile(graph, threads=1).run(feeds), found, strict=True):
             close(got, want, tolerance)
-    unchecked = driver.Settings(checks="off")
-    decomposed = driver.optimise(specialise(graph), unchecked, passes="decompose")
-    for got, want in zip(run_ort(export_onnx(decomposed), feeds), wanted, strict=True):
+    exported = specialise(graph)
+    if decomposed:
+        unchecked = driver.Settings(checks="off")
+        exported = driver.optimise(exported, unchecked, passes="decompose")
+    for got, want in zip(run_ort(export_onnx(exported), feeds), wanted, strict=True):
         close(got, want, tolerance)
     return found

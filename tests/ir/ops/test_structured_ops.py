@@ -11,7 +11,8 @@ from ort_compare import agree, run_both
 from saturation import LARGEST_WEIGHT
 from single_op import run_op
 
-from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program
+from graphc.backends.llvm_cpu.codegen import compile_program
+from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.driver import program_for
 from graphc.errors import ModelError
 from graphc.ir import dtypes

@@ -15,6 +15,7 @@ from graphc.ir.interp import interpret
 from graphc.ir.machine import Machine
 from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import Layout
+from graphc.passes import run_pipeline
 from graphc.passes.analysis import structure
 from graphc.passes.manager.context import AnyTarget
 from graphc.passes.specialise import specialise
@@ -184,3 +185,18 @@ def test_what_is_read_at_two_places_is_not_computed_twice_again_and_again():
         return x
 
     assert max(map(len, groups(optimised(joined, x=floats(rng(), 4))))) < 6
+
+
+def test_dead_ops_are_not_fused():
+    """They would be a kernel without results, which passes over fused graphs do not expect."""
+
+    def body(b, x):
+        b.ReduceSum(b.Exp(b.Neg(x)), np.array([1]))
+        return b.Relu(b.Neg(x))
+
+    graph, inputs = build(body, x=floats(rng(), 4, 6))
+    expected = interpret(clone_graph(graph), inputs)
+    graph.phase = "typed"
+    run_pipeline(graph, "decompose, fuse, fuse-reductions")
+    assert groups(graph) == [["Neg", "Relu"]]
+    np.testing.assert_array_equal(interpret(graph, inputs)[0], expected[0])

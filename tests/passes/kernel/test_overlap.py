@@ -99,3 +99,10 @@ def test_instructions_read_on():
     assert distances(k) == {("y", "a"): 4 - 8}
     assert not overwrites(k, k.params[1], k.params[0], -4)
     assert overwrites(k, k.params[1], k.params[0], 4)
+
+
+def test_no_distance_that_the_verifier_cannot_judge():
+    loops = "for i < 4 { for j < 100000 { for k < 100000 { y[i] = a[i] } } }"
+    params = "in a: f32[4], out y: f32[4]"
+    assert distances(parse_kernel(f"kernel @k({params}) {{ {loops} }}")) == {}
+    assert distances(parse_kernel(f"kernel @k({params}) {{ for i < 4 {{ y[i] = a[i] }} }}"))

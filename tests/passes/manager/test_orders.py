@@ -29,6 +29,7 @@ from tests.differential import build, floats
 
 GROUPS = sorted({rule.group for rule in RULES.values()})
 SEEDS = {"cpu": 24, "c": 6, "cuda": 5}
+STEP = 0.03  # of the range: 1/256 of results up to 0.2, which rounding may be off by
 Case = tuple[Graph, list[np.ndarray]]
 
 
@@ -206,15 +207,16 @@ def judge(seed: int, target: str) -> str:
     except (ModelError, UnsupportedError) as refusal:
         assert " requires a graph that is " in str(refusal), text
         return str(refusal)
-    problem = difference(found, expected, 1e-2 if case is quantised else 1e-3)
+    problem = difference(found, expected, STEP if case is quantised else 1e-3)
     assert problem is None, f"{text}: {problem}"
     return "right"
 
 
 @pytest.mark.parametrize("target", SEEDS)
-def test_any_order_of_passes_works_or_is_refused_by_name(target):
-    verdicts = [judge(seed, target) for seed in range(SEEDS[target])]
-    assert verdicts.count("right") > SEEDS[target] // 2
+def test_any_order_of_passes_works_or_is_refused_by_name(target, pytestconfig):
+    seeds = SEEDS[target] // 2 if pytestconfig.getoption("quick") else SEEDS[target]
+    verdicts = [judge(seed, target) for seed in range(seeds)]
+    assert verdicts.count("right") > seeds // 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from graphc.ir.build import Builder, new_graph
 from graphc.ir.dtypes import f32
 from graphc.ir.types import TensorType
 from graphc.passes import Context, Pass, PassManager, parse_pipeline, register_pass
-from graphc.passes.manager.base import PASSES
 from graphc.passes.manager.hooks import Compare, Dump, difference
 
 
@@ -24,14 +23,6 @@ def small_graph():
     graph.output_names = ["y"]
     graph.phase = "typed"
     return graph
-
-
-@pytest.fixture
-def scratch_passes():
-    known = dict(PASSES)
-    yield
-    PASSES.clear()
-    PASSES.update(known)
 
 
 def test_pipeline_text_gives_passes_with_options():
@@ -96,7 +87,7 @@ def test_fuel_comes_from_the_environment(monkeypatch):
         Context()
 
 
-def test_compare_blames_the_pass_that_breaks_a_graph(scratch_passes):
+def test_compare_blames_the_pass_that_breaks_a_graph():
     @register_pass
     @dataclass
     class Break(Pass):

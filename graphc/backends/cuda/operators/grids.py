@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, Index, Ref, cast
-from graphc.ir.kernel import Alloc, Barrier, Buffer, For, KernelBuilder, Let
+from graphc.ir.kernel import Barrier, Buffer, For, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
 
 
@@ -56,10 +56,9 @@ class Grid:
 def grid(k: KernelBuilder, blocks: int, threads: int) -> Iterator[Grid]:
     """What every thread of so many blocks does."""
     made = Grid(k, blocks, threads)
-    with k.block() as body:
+    with k.block() as body, k.threads(made.thread, made.arrays):
         yield made
-    arrays = (Alloc(buffer, "shared") for buffer in made.arrays)
-    k.emit(For(made.block, (*arrays, For(made.thread, tuple(body), "thread")), "block"))
+    k.emit(For(made.block, tuple(body), "block"))
 
 
 @contextmanager

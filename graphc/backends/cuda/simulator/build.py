@@ -18,8 +18,9 @@ from graphc.backends.cuda.emit import CudaSource, LaunchStep
 from graphc.backends.cuda.machines import VECTOR_BYTES
 from graphc.backends.cuda.simulator.translate import translate
 from graphc.errors import InternalError, ModelError
+from graphc.ir.checks import judged
 from graphc.ir.imperative.lowering import SIZES
-from graphc.ir.program import Slot, judged
+from graphc.ir.program import Slot
 
 HEADER = "simulator.h"  # what kernels include: these files, one after another
 PARTS = ("state", "memory", "threads", "functions", "instructions", "warp_groups")

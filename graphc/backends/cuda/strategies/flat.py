@@ -22,10 +22,11 @@ from graphc.backends.cuda.strategies.rows.row_sweeps import HELD, Sweep, Sweeper
 from graphc.backends.cuda.strategies.vectors import compute_points, store_points
 from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index, Reduce, Ref, call, free_indices, loads, walk
-from graphc.ir.kernel import For, Let
+from graphc.ir.expr import Const, Expr, Index, Ref, call, free_indices, loads
+from graphc.ir.kernel import Let
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, flops
+from graphc.passes.analysis.core import reductions_in
 from graphc.passes.lower.lowered import Lowered, in_place
 from graphc.passes.lower.strategies.nest import Nest, NestOptions, Point
 
@@ -47,11 +48,10 @@ class FlatNest(Nest):
 
     def flat_loop(self, indices: list[Index], points: list[Point]) -> None:
         elements = math.prod(x.count for x in indices)
-        reduces = any(isinstance(node, Reduce) for x in points for node in walk(x.expr))
-        if elements < LARGE or reduces:
+        if elements < LARGE or reductions_in(x.expr for x in points):
             super().flat_loop(indices, points)
             return
-        together, across = _together(indices, points), _across(indices, points)
+        together, across = _vector_width(indices, points), _across(indices, points)
         if across is None:
             self._in_order(indices, points, together)
         else:
@@ -67,12 +67,11 @@ class FlatNest(Nest):
             sweep = Sweep(elements, THREADS, together, thread, steps, simplify(block * share))
             sweeper = Sweeper(self.k, frozenset(b.name for b in self.computation.inputs))
             with (
-                self.k.block() as body,
+                self.k.threads(thread),
                 sweeper.elements(sweep, values, lambda at: []) as (at, exprs, _),
             ):
                 moved = [Point(p.output, o, e) for p, o, e in zip(points, offsets(at), exprs)]
                 store_points(self.k, moved, sweep.neighbour)
-            self.k.emit(For(thread, tuple(body), "thread"))
 
     def _in_tiles(
         self, indices: list[Index], points: list[Point], together: int, across: Index
@@ -116,7 +115,7 @@ class FlatNest(Nest):
                 yield places
 
 
-def _together(indices: list[Index], points: list[Point]) -> int:
+def _vector_width(indices: list[Index], points: list[Point]) -> int:
     """How many neighbours take 16 bytes of the widest type that is read or written."""
     sizes = [x.output.dtype.size for x in points]
     sizes += [load.dtype.size for x in points for load in loads(x.expr)]

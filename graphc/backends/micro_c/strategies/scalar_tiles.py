@@ -28,7 +28,7 @@ from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, l
 from graphc.ir.instructions import LANES, dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation, flat_buffer
+from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer
 from graphc.passes.analysis.factors import centred_byte, is_below_a_byte
 from graphc.passes.analysis.guards import trim
 from graphc.passes.analysis.spaces import merge_adjacent, shapes_of
@@ -214,9 +214,8 @@ class _Emitter:
         match = self.match
         self._outer(list(self.outer), {})
         output = flat_buffer(match.computation.outputs[0].buffer)
-        used = {x.source for x in (*match.epilogue_loads(), *loads(match.a))}
-        inputs = [flat_buffer(b) for b in match.computation.inputs if b.name in used]
-        params = (*inputs, flat_buffer(self.weights), output)
+        inputs = buffers_read(match.computation.inputs, (*match.epilogue_loads(), match.a))
+        params = (*map(flat_buffer, (*inputs, self.weights)), output)
         kernel = Kernel("tiles", params, self.k.body(), match.computation.label)
         work = 2 * math.prod(x.count for x in (*match.indices, *match.depth))
         return Lowered(kernel, [self.packed], [self.weights], inplace=self.inplace, flops=work)

@@ -237,13 +237,13 @@ def multi_head_attention(
     """
     refuse(past_sequence_length=past_sequence_length, cache_indirection=cache_indirection)
     query, key, value = _unpacked(b, query, key, value)
-    biases = _split_bias(b, bias, query, key, value)
-    q = split_heads(b, _plus(b, query, biases[QUERY]), num_heads)
+    biases = split_bias(b, bias, query, key, value)
+    q = split_heads(b, plus(b, query, biases[QUERY]), num_heads)
     if key.tensor.rank == 4:
         k, v = key, value
     else:
-        k = split_heads(b, _plus(b, key, biases[KEY]), num_heads)
-        v = split_heads(b, _plus(b, value, biases[VALUE]), num_heads)
+        k = split_heads(b, plus(b, key, biases[KEY]), num_heads)
+        v = split_heads(b, plus(b, value, biases[VALUE]), num_heads)
     k, v = b.rounded(k), b.rounded(v)
     length = 0
     if past_key is not None:
@@ -256,7 +256,7 @@ def multi_head_attention(
     return result, k, v, scores
 
 
-def _plus(b: Builder, x: Value, bias: Value | None) -> Value:
+def plus(b: Builder, x: Value, bias: Value | None) -> Value:
     return x if bias is None else b.Add(x, bias)
 
 
@@ -281,7 +281,7 @@ def _members(b: Builder, packed: Value) -> list[Value]:
     return [b.Reshape(part, flat) for part in parts]
 
 
-def _split_bias(b: Builder, bias: Value | None, *parts: Value) -> Sequence[Value | None]:
+def split_bias(b: Builder, bias: Value | None, *parts: Value) -> Sequence[Value | None]:
     """The biases of queries, keys and values, which lie side by side."""
     if bias is None:
         return (None, None, None)
@@ -325,4 +325,37 @@ def rotary_embedding(
     return b.RotaryEmbedding(
         x, cos_cache, sin_cache, position_ids, interleaved=interleaved,
         num_heads=num_heads if len(shape) == 3 else 0, rotary_embedding_dim=rotary_embedding_dim,
+    )  # fmt: skip
+
+
+@composite("MRotaryEmbedding", domain=RUNTIME, traits=RUNTIME_TRAITS)
+def multimodal_rotary_embedding(
+    b: Builder, x: Float, position_ids: Int, cos_cache: Float, sin_cache: Float, *,
+    interleaved: int = 0, is_packed_batching: int = 0, mrope_layout: int = 0,
+    mrope_section: Sequence[int], num_heads: int = 0, rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> Value:  # fmt: skip
+    """RotaryEmbedding by three positions (3, batch, length): which of them turns a pair is a matter
+    of sections of the pairs, side by side or (layout 1) taking turns."""
+    half = cos_cache.tensor.static_shape[-1]
+    if len(mrope_section) != 3 or sum(mrope_section) != half:
+        raise ModelError(f"mrope_section {list(mrope_section)} does not divide {half} pairs in 3")
+    pairs = np.arange(half)
+    stream = np.repeat(np.arange(3), mrope_section)
+    if mrope_layout:
+        turns = np.array(mrope_section)[pairs % 3] * 3
+        stream = np.where(pairs < turns, pairs % 3, 0)
+    tables = []
+    for cache in (cos_cache, sin_cache):
+        rows = b.Gather(cache, position_ids, axis=0)
+        chosen = b.Gather(rows, np.array(0), axis=0)
+        for n in (1, 2):
+            other = b.Gather(rows, np.array(n), axis=0)
+            chosen = b.Where(b.constant(stream == n), other, chosen)
+        tables.append(chosen)
+    if not num_heads and x.tensor.rank == 3:
+        num_heads = x.tensor.static_shape[2] // (rotary_embedding_dim or 2 * half)
+    return b.RotaryEmbedding(
+        x, *tables, interleaved=interleaved, num_heads=num_heads,
+        rotary_embedding_dim=rotary_embedding_dim,
     )  # fmt: skip

@@ -27,7 +27,7 @@ def _check_bits(bits: int, block_size: int) -> int:
     return 8 // bits
 
 
-def _code(byte: Expr, place: Dim, bits: int) -> Expr:
+def code_in(byte: Expr, place: Dim, bits: int) -> Expr:
     """The code at a place (an index) in a byte, as an i32."""
     if bits == 8:
         return byte.cast(dtypes.i32)
@@ -35,7 +35,7 @@ def _code(byte: Expr, place: Dim, bits: int) -> Expr:
     return (byte.cast(dtypes.i32) >> shift) & ((1 << bits) - 1)
 
 
-def _weight(code: Expr, zero: Expr, scale: Expr) -> Expr:
+def weight_of(code: Expr, zero: Expr, scale: Expr) -> Expr:
     """(code - zero) * scale, in the type of the scale."""
     wide = scale.dtype.compute
     value = (code - zero).cast(wide) if zero.dtype is dtypes.i32 else code.cast(wide) - zero
@@ -88,12 +88,12 @@ def matmul_nbits(
     factor: Expr = x[row + (k,)]
     if blocks * block_size != K:
         factor = select(k < K, factor, 0)
-    code = _code(
+    code = code_in(
         codes.flat((column * blocks + block) * (block_size // per_byte) + byte), place, bits
     )
     at = column * blocks + block
     zero = _zero_point(zero_points, column, block, blocks, bits)
-    weight = _weight(code, zero, scales.flat(at))
+    weight = weight_of(code, zero, scales.flat(at))
     total = reduce("sum", factor * weight.cast(x.dtype), (block, byte, place))
     return total if bias is None else total + bias[(column,)]
 
@@ -108,7 +108,7 @@ def _zero_point(
         return zero_points.flat(column * blocks + block).cast(zero_points.dtype.compute)
     per_byte = 8 // bits
     byte = zero_points.flat(column * -(-blocks // per_byte) + block // per_byte)
-    return _code(byte, block % per_byte, bits)
+    return code_in(byte, block % per_byte, bits)
 
 
 # ---------------------------------------------------------------- GatherBlockQuantized
@@ -139,7 +139,7 @@ class _Blocks:
         if self.per_byte == 1:
             return operand[index].cast(dtypes.i32)
         byte = operand[index[:-1] + (index[-1] // self.per_byte,)]
-        return _code(byte, index[-1] % self.per_byte, self.bits)
+        return code_in(byte, index[-1] % self.per_byte, self.bits)
 
     def zero_point(self, zero_points: Operand | None, index: tuple) -> Expr:
         if zero_points is not None:
@@ -178,7 +178,7 @@ def gather_block_quantized(
     position = select(index < 0, index + extent, index)
     within = inside(position, extent)
     at = (*i[:axis], select(within, position, 0), *i[end:])
-    weight = _weight(
+    weight = weight_of(
         blocks.code(codes, at), blocks.zero_point(zero_points, at), scales[blocks.parameter(at)]
     )
     return select(within, weight, 0)

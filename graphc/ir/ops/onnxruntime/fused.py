@@ -15,9 +15,8 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Number, composite
-from graphc.ir.ops.activation_composites import axis_of
 from graphc.ir.ops.convolution import CONV
-from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
+from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, normal_axis
 
 # ---------------------------------------------------------------- activations
 
@@ -75,7 +74,7 @@ def bias_softmax(
     `is_inner_broadcast`, else the first.
     """
     shape = x.tensor.static_shape
-    first = axis_of(axis, len(shape))
+    first = normal_axis(axis, len(shape))
     if is_inner_broadcast:
         missing = len(shape) - bias.tensor.rank
         dims = bias.tensor.static_shape
@@ -117,7 +116,7 @@ def _activated(b: Builder, x: Value, name: str | None, given: dict[str, float | 
     return getattr(b, name)(x, **{key: given.get(key) for key in _ACTIVATIONS[name]})
 
 
-def _activated_by_list(
+def activated_by_list(
     b: Builder, x: Value, name: str | None, params: Sequence[float] | None
 ) -> Value:
     """As `_activated`, the parameters in order; also Clip, whose parameters are its bounds."""
@@ -182,7 +181,7 @@ def fused_conv(
     result = b.Conv(x, w, bias, **attrs)
     if z is not None:
         result = b.Add(result, z)
-    return _activated_by_list(b, result, activation, activation_params)
+    return activated_by_list(b, result, activation, activation_params)
 
 
 def with_channels_second(b: Builder, x: Value, function: Callable[[Value], Value]) -> Value:
@@ -201,7 +200,7 @@ def nhwc_fused_conv(
     result = with_channels_second(b, x, lambda v: b.Conv(v, w, bias, **attrs))
     if z is not None:
         result = b.Add(result, z)
-    return _activated_by_list(b, result, activation, activation_params)
+    return activated_by_list(b, result, activation, activation_params)
 
 
 @composite("NhwcConv", domain=RUNTIME, traits=RUNTIME_TRAITS)

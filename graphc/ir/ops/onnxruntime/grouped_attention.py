@@ -20,7 +20,7 @@ from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Float, Int, Known, composite
 from graphc.ir.ops.activation_composites import convert
 from graphc.ir.ops.attention import Band, join_heads, raw_scores, split_heads, weighted_values
-from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, scalar_of
+from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, scalar_of, sliced
 from graphc.ir.ops.in_range import require
 from graphc.ir.ops.onnxruntime.attention import among, refuse, scale_of
 from graphc.ir.ops.onnxruntime.cache_codes import codes_of
@@ -52,7 +52,7 @@ def group_query_attention(
     (cache_codes.py) is attended to in float32, new keys and values as it holds them.
     """
     refuse(query_seqlens=query_seqlens, sliding_window_cache=sliding_window_cache)
-    q, k, v = _heads(b, query, key, value, num_heads, kv_num_heads)
+    q, k, v = grouped_heads(b, query, key, value, num_heads, kv_num_heads)
     codes = [
         codes_of(b, kind, kv_cache_bit_width, step, new, past, name)
         for kind, step, new, past, name in (
@@ -61,12 +61,12 @@ def group_query_attention(
     ]  # fmt: skip
     epsilons = [e or qk_norm_epsilon for e in (q_norm_epsilon, k_norm_epsilon)]
     q, k = _normalised(b, (q, k), (q_norm_weight, k_norm_weight), epsilons)
-    cache = _cache(b, seqlens_k, scalar_of(total_sequence_length, "total_sequence_length"), q)
+    cache = cache_of(b, seqlens_k, scalar_of(total_sequence_length, "total_sequence_length"), q)
     cache.check_lengths(b, seqlens_k, past_key)
     if do_rotary:
         where = cache.positions(b, position_ids)
         q, k = (
-            _rotated(b, x, cos_cache, sin_cache, where, cache.length, rotary_interleaved)
+            rotated(b, x, cos_cache, sin_cache, where, cache.length, rotary_interleaved)
             for x in (q, k)
         )
     k, v = (
@@ -84,7 +84,7 @@ def group_query_attention(
     if b.count <= 3:
         return result, k, v
     shown = weights if qk_output == WEIGHTS else among(b, scores, visible, 0.0)
-    return result, k, v, convert(b, _first_keys(b, shown, cache.length), query.tensor.dtype)
+    return result, k, v, convert(b, sliced(b, shown, 0, cache.length, axis=3), query.tensor.dtype)
 
 
 def _normalised(
@@ -110,11 +110,11 @@ def _scores(
         scores = b.Mul(b.Tanh(b.Div(scores, softcap)), softcap)
     if bias is None:
         return scores
-    bias = _widened(b, bias, scores.tensor.static_shape[-1])
+    bias = widened(b, bias, scores.tensor.static_shape[-1])
     return b.Add(scores, convert(b, bias, scores.tensor.dtype))
 
 
-def _heads(
+def grouped_heads(
     b: Builder, query: Value, key: Value | None, value: Value | None, heads: int, key_heads: int
 ) -> tuple[Value, Value, Value]:
     """Queries, keys and values as (batch, heads, length, size); those without keys are packed."""
@@ -129,7 +129,7 @@ def _heads(
     )
 
 
-def _rotated(
+def rotated(
     b: Builder, x: Value, cos_cache: Value | None, sin_cache: Value | None, where: Value,
     length: int, interleaved: int,
 ) -> Value:  # fmt: skip
@@ -146,7 +146,7 @@ def _rotated(
 
 
 @dataclass
-class _Cache:
+class Cache:
     """Where the new keys of each sample belong. `past`, their number, and `last`, the position of
     the last new one, are (batch, 1, 1, 1); a `past` of None is 0. `length` is what the cache holds
     at least."""
@@ -185,8 +185,7 @@ class _Cache:
         if self.past is None:
             if past is None or held <= self.rows:
                 return new
-            beyond = b.Slice(past, np.array([self.rows]), np.array([held]), np.array([2]))
-            return b.Concat(new, beyond, axis=2)
+            return b.Concat(new, sliced(b, past, self.rows, held, axis=2), axis=2)
         if past is None:
             raise ModelError("queries after the first need past_key and past_value")
         start = b.Reshape(self.past, np.array((self.batch,)))
@@ -202,7 +201,7 @@ class _Cache:
         return b.LessOrEqual(b.constant(np.arange(columns)), self.last)
 
 
-def _cache(b: Builder, seqlens: Value, length: int, q: Value) -> _Cache:
+def cache_of(b: Builder, seqlens: Value, length: int, q: Value) -> Cache:
     batch, _, rows, _ = q.tensor.static_shape
     if length < rows:
         raise ModelError(f"total_sequence_length is {length}, there are {rows} queries")
@@ -210,14 +209,7 @@ def _cache(b: Builder, seqlens: Value, length: int, q: Value) -> _Cache:
     if last.tensor.dims[0] != batch:
         raise ModelError(f"seqlens_k holds {last.tensor.dims[0]} lengths for {batch} samples")
     past = b.Add(last, 1 - rows) if rows > 1 else last
-    return _Cache(batch, rows, length, None if rows == length else past, last)
-
-
-def _first_keys(b: Builder, scores: Value, length: int) -> Value:
-    """The scores of the first keys, `length` of them."""
-    if scores.tensor.static_shape[-1] == length:
-        return scores
-    return b.Slice(scores, np.array([0]), np.array([length]), np.array([3]))
+    return Cache(batch, rows, length, None if rows == length else past, last)
 
 
 def _lengthened(b: Builder, x: Value, length: int) -> Value:
@@ -229,7 +221,7 @@ def _lengthened(b: Builder, x: Value, length: int) -> Value:
                     axis=2)  # fmt: skip
 
 
-def _widened(b: Builder, bias: Value, columns: int) -> Value:
+def widened(b: Builder, bias: Value, columns: int) -> Value:
     """A bias of scores for as many keys as the cache holds; more are not visible."""
     outer = bias.tensor.static_shape[:-1]
     missing = columns - bias.tensor.static_shape[-1]

@@ -15,7 +15,7 @@ from graphc.ir.expr import Expr, absolute
 from graphc.ir.graph import Value
 from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.kernel import Buffer
-from graphc.ir.opdef import Float, Operand, composite, imperative
+from graphc.ir.opdef import Float, Number, Operand, composite, imperative
 from graphc.ir.ops.activation_composites import convert
 from graphc.ir.ops.helpers import RUNTIME
 
@@ -32,6 +32,18 @@ def cdist(b: Builder, x: Float, y: Float, *, metric: str = "sqeuclidean") -> Val
     apart = b.Sub(b.Unsqueeze(x, b.constant([1], i64)), b.Unsqueeze(y, b.constant([0], i64)))
     squares = b.ReduceSumSquare(apart, b.constant([2], i64), keepdims=0)
     return b.Sqrt(squares) if metric == "euclidean" else squares
+
+
+@composite("SparseToDenseMatMul", domain=RUNTIME)
+def sparse_to_dense_matmul(
+    b: Builder, x: Number, y: Number, *, alpha: float = 1.0, transA: int = 0, transB: int = 0
+) -> Value:  # noqa: N803
+    """alpha * x' y' of matrices, the first of which is a sparse initialiser of a model."""
+    if x.tensor.rank != 2 or y.tensor.rank != 2:
+        raise ModelError(f"takes matrices, found {x.type} and {y.type}")
+    left, right = (b.Transpose(v) if t else v for v, t in ((x, transA), (y, transB)))
+    product = b.MatMul(left, right)
+    return product if alpha == 1 else b.Mul(product, alpha)
 
 
 @composite("Inverse", domain=RUNTIME)

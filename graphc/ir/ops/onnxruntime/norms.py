@@ -13,8 +13,8 @@ from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, composite
-from graphc.ir.ops.activation_composites import axis_of, convert
-from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, float_type
+from graphc.ir.ops.activation_composites import convert
+from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, float_type, normal_axis, sliced
 from graphc.ir.ops.in_range import require
 from graphc.ir.ops.normalization import inverse_root, stashed
 from graphc.ir.ops.onnxruntime.fused import with_channels_second
@@ -31,7 +31,7 @@ def simplified_layer_normalization(
     if b.count == 1:
         return normal
     wide = stashed(b, x, stash_type)
-    where = np.arange(axis_of(axis, x.tensor.rank), x.tensor.rank)
+    where = np.arange(normal_axis(axis, x.tensor.rank), x.tensor.rank)
     root = inverse_root(b, b.ReduceMean(b.Mul(wide, wide), where, keepdims=1), epsilon)
     return normal, convert(b, root, float_type(stash_type, "stash_type"))
 
@@ -117,7 +117,7 @@ def _positions(b: Builder, table: Value, positions: Value | None, length: int) -
     rows = table.tensor.dims[0]
     if isinstance(rows, int) and rows < length:
         raise ModelError(f"position_embedding has {rows} rows, {length} words need one each")
-    return b.Slice(table, np.array([0]), np.array([length]), np.array([0]))
+    return sliced(b, table, 0, length, axis=0)
 
 
 @composite("QEmbedLayerNormalization", domain=RUNTIME, outputs=None, traits=RUNTIME_TRAITS)

@@ -11,7 +11,6 @@ Reference: docs/ContribOperators.md of ONNX Runtime, and its CPU kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +24,7 @@ from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
 from graphc.ir.ops.in_range import require
 from graphc.ir.ops.long_recurrent import MOST_STEPS
 from graphc.ir.ops.recurrent import (
+    RECURRENT,
     Recurrence,
     by_way,
     collect,
@@ -84,17 +84,15 @@ class EndingRecurrence(Recurrence):
 def dynamic_quantize_lstm(
     b: Builder, x: Float, w: Int, r: Int, bias: Float | None, sequence_lens: Int | None,
     initial_h: Float | None, initial_c: Float | None, p: Float | None, w_scale: Float, w_zero: Int,
-    r_scale: Float, r_zero: Int, *, activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None, activations: Sequence[str] | None = None,
-    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
-    input_forget: int = 0,
+    r_scale: Float, r_zero: Int, *, input_forget: int = 0, **attrs: RECURRENT,
 ) -> list[Value]:  # fmt: skip
     """An LSTM whose products are of integers: Y, the last h and the last cell."""
-    hidden, steps = hidden_size or r.tensor.static_shape[1], x.tensor.static_shape[0]
+    hidden, steps = attrs["hidden_size"] or r.tensor.static_shape[1], x.tensor.static_shape[0]
+    ways = ways_of(attrs["direction"])
     if steps > MOST_STEPS:
         raise UnsupportedError(f"takes at most {MOST_STEPS} steps, found {steps}")
     for name, codes, inner in (("W", w, x.tensor.static_shape[2]), ("R", r, hidden)):
-        expected = (len(ways_of(direction)), inner, GATES * hidden)
+        expected = (len(ways), inner, GATES * hidden)
         if codes.tensor.static_shape != expected:
             raise ModelError(f"{name} must be {list(expected)}, found {codes.type}")
     if sequence_lens is not None:
@@ -102,13 +100,12 @@ def dynamic_quantize_lstm(
     whole = EndingRecurrence(b, x, column(b, sequence_lens), hidden, GATES, layout=0)
     given = [started(b, v, x, sequence_lens) for v in (initial_c, initial_h)]
     states = [initial_h, *given]  # the first is quantised, also for samples without steps
-    names = function_names(activations, ("Sigmoid", "Tanh", "Tanh"), direction)
-    functions = activations_of(names, activation_alpha, activation_beta)
+    names = function_names(attrs["activations"], ("Sigmoid", "Tanh", "Tanh"), attrs["direction"])
+    functions = activations_of(names, attrs["activation_alpha"], attrs["activation_beta"])
     step = _remembering(lstm_coupled_step if input_forget else lstm_step)
     results = []
-    ways = ways_of(direction)
     for n, (backwards, own) in enumerate(zip(ways, by_way(functions, len(ways)))):
-        plain = layer_of(b, n, w, r, bias, p, own, hidden, GATES, clip)
+        plain = layer_of(b, n, w, r, bias, p, own, hidden, GATES, attrs["clip"])
         layer = QuantisedLayer(
             **vars(plain), w_scale=pick(b, w_scale, n), w_zero=pick(b, w_zero, n),
             r_scale=pick(b, r_scale, n), r_zero=pick(b, r_zero, n),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
 from graphc.ir.dtypes import DType
 from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select
+from graphc.ir.extents import as_dim
 from graphc.ir.instructions import LANES
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
@@ -70,10 +71,10 @@ def _packed(match: Match, plan: TilePlan, part: Expr, depth: list[Index], name: 
     """Asks for panels of a part of `b`; bytes that are multiplied four by four lie together."""
     used = free_indices(part)
     outer = [x for x in match.outer if x in used]
-    panels = -(-plan.columns // plan.panel)
-    deep = tuple(k.count for k in depth)
+    panels = as_dim((plan.columns + plan.panel - 1) // plan.panel)
+    deep = tuple(k.extent for k in depth)
     bytes_of = () if plan.quad is None else (LANES,)
-    shape = (*(x.count for x in outer), panels, *deep, plan.panel, *bytes_of)
+    shape = (*(x.extent for x in outer), panels, *deep, plan.panel, *bytes_of)
     index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
     lane = len(outer) + 1 + len(deep)
     panel, inner = index[len(outer)], index[len(outer) + 1 : lane]
@@ -83,7 +84,7 @@ def _packed(match: Match, plan: TilePlan, part: Expr, depth: list[Index], name: 
         mapping[plan.quad] = inner[-1] * LANES + index[-1]
     mapping.update(zip(match.cols, unflatten_index(column, tuple(x.extent for x in match.cols))))
     contents = simplify(part, mapping)
-    if plan.columns % plan.panel:
+    if as_dim(plan.columns % plan.panel) != 0:
         contents = select(column < plan.columns, contents, Const(0, contents.dtype))
     buffer = Buffer(name, part.dtype, shape)
     match.add(buffer, index, simplify(contents), f"{name} of {match.computation.label}")

@@ -12,17 +12,20 @@ from collections.abc import Sequence
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, walk
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim
 
 ENDS = ((1, 0), (0, 1), (1, 1))  # how many vectors there may be at the two ends
 
 
 def undecided_edges(
-    exprs: Sequence[Expr], index: Index, lanes: int, vectors: int
-) -> list[tuple[int, int]]:
+    exprs: Sequence[Expr], index: Index, lanes: int, vectors: Dim
+) -> list[tuple[int, Dim]]:
     """Pieces, first vector and how many, of the vectors that `index` runs over in a row."""
-    if not vectors:
+    if vectors == 0:
         return []
-    whole = [(0, vectors)]
+    whole: list[tuple[int, Dim]] = [(0, vectors)]
+    if not isinstance(vectors, int):
+        return whole
     nodes = {node for e in exprs for node in walk(e)}
     conditions = [node for node in nodes if _is_condition(node, {index})]
     if vectors < 3 or not conditions or any(isinstance(node, Reduce) for node in nodes):
@@ -33,7 +36,7 @@ def undecided_edges(
         inner = Index(f"{index.name}v", count)
         place: dict[Expr, Expr] = {index: (inner + left) * lanes + lane}
         if not any(_stays(simplify(c, place), {inner, lane}) for c in conditions):
-            pieces = [(0, left), (left, count), (left + count, right)]
+            pieces: list[tuple[int, Dim]] = [(0, left), (left, count), (left + count, right)]
             return [piece for piece in pieces if piece[1]]
     return whole
 

@@ -10,15 +10,30 @@ subexpressions, kept in a row buffer. reductions.py computes the reductions.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Call, Const, Expr, Index, Reduce, cost, free_indices, substitute, walk
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Reduce,
+    as_expr,
+    cost,
+    free_indices,
+    maximum,
+    minimum,
+    substitute,
+    walk,
+)
+from graphc.ir.extents import as_dim, divided, most
 from graphc.ir.kernel import Buffer, Kernel
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.computation import Computation, flat_buffer, flops
+from graphc.passes.analysis.core import reductions_in, rows_of
 from graphc.passes.analysis.guards import guard_atoms
 from graphc.passes.analysis.spaces import (
     drop_units,
@@ -88,7 +103,7 @@ class Nest(Reductions):
         ):
             merged, (where, *parts) = merge_adjacent(pieces, [where, *parts])
             points = [Point(b, where, e) for b, e in zip(outputs, parts)]
-            if all(x.count for x in indices):
+            if all(x.extent != 0 for x in indices):
                 self.outer_loops(merged, points)
         params = (*map(flat_buffer, self.computation.inputs), *outputs)
         return Kernel(name, params, self.k.body(), self.computation.label)
@@ -97,8 +112,8 @@ class Nest(Reductions):
 
     def flat_loop(self, indices: list[Index], points: list[Point]) -> None:
         """One parallel loop over all elements, the innermost dimension fastest."""
-        extents = tuple(x.count for x in indices)
-        with self.k.loop(math.prod(extents), "parallel", name="p") as p:
+        extents = tuple(x.extent for x in indices)
+        with self.k.loop(elements_of(extents), "parallel", name="p") as p:
             points = self._at(points, dict(zip(indices, unflatten_index(p, extents))))
             self.store_points(self.resolved(points, frozenset({p})))
 
@@ -124,7 +139,7 @@ class Nest(Reductions):
         if tiled:
             depth = min(depth, len(rows) - 1)
         outer, inner = rows[:depth], rows[depth:]
-        extent = math.prod(x.extent for x in outer)  # type: ignore[misc]
+        extent = elements_of(x.extent for x in outer)
         with self.k.loop(extent, "parallel", name="p") as p:
             position = unflatten_index(p, tuple(x.extent for x in outer))
             points = self._at(points, dict(zip(outer, position)))
@@ -142,18 +157,18 @@ class Nest(Reductions):
         side, last = transposed.side, transposed.along
         (down, below), (right, beside) = split_off(transposed.across, side), split_off(last, side)
         loops = [*(x for x in indices[:-1] if x is not transposed.across), down, right]
-        with self.k.loop(math.prod(x.count for x in loops), "parallel", name="p") as p:
-            *rest, top, left = unflatten_index(p, tuple(x.count for x in loops))
+        with self.k.loop(elements_of(x.extent for x in loops), "parallel", name="p") as p:
+            *rest, top, left = unflatten_index(p, tuple(x.extent for x in loops))
             mapping: dict[Expr, Expr] = dict(zip(loops, rest))
             self._transposed_tile(
                 self._at(points, mapping), transposed.at(mapping), top * side, left * side
             )
         if beside is not None:
-            moved = self._at(points, {last: beside + right.count * side})
+            moved = self._at(points, {last: beside + right.extent * side})
             self.outer_loops([*indices[:-1], beside], moved)
         if below is not None:
-            whole = Index(last.name, right.count * side)
-            moved = self._at(points, {transposed.across: below + down.count * side, last: whole})
+            whole = Index(last.name, as_dim(right.extent * side))
+            moved = self._at(points, {transposed.across: below + down.extent * side, last: whole})
             rows = [below if x is transposed.across else x for x in indices[:-1]]
             self.outer_loops([*rows, whole], moved)
         return True
@@ -179,14 +194,14 @@ class Nest(Reductions):
         rows = short_rows(indices, points[0].offset, exprs, self.options, sizes)
         if rows is None:
             return False
-        blocks, left = divmod(rows.across.count, rows.rows)
+        blocks, left = divided(rows.across.extent, rows.rows)
         loops = [*indices[:-2], Index(rows.across.name, blocks)]
-        with self.k.loop(math.prod(x.count for x in loops), "parallel", name="p") as p:
-            *rest, block = unflatten_index(p, tuple(x.count for x in loops))
+        with self.k.loop(elements_of(x.extent for x in loops), "parallel", name="p") as p:
+            *rest, block = unflatten_index(p, tuple(x.extent for x in loops))
             moved = self._at(points, dict(zip(indices, rest)))
             for vector in range(rows.vectors):
                 self._vector_of_rows(moved, rows, block, vector)
-        if left:
+        if left != 0:
             below = Index(rows.across.name, left)
             moved = self._at(points, {rows.across: below + blocks * rows.rows})
             self.outer_loops([*indices[:-2], below, rows.along], moved)
@@ -207,15 +222,15 @@ class Nest(Reductions):
             points = self.row_values(points, last, frozenset())
             self.inner_loops([], last, points, frozenset(), False)
             return
-        extent, block = last.count, self.options.block  # type: ignore[arg-type]
-        whole = extent // block
-        if whole > 1:
+        block = self.options.block
+        whole, left = divided(last.extent, block)
+        if most(whole) > 1:
             with self.k.loop(whole, "parallel", name="p") as p:
                 inside = Index(last.name, block)
                 moved = self._at(points, {last: p * block + inside})
                 self.inner_loops([], inside, moved, frozenset({p}), False)
-            rest = Index(last.name, extent - whole * block)
-            if rest.extent:
+            if left != 0:
+                rest = Index(last.name, left)
                 moved = self._at(points, {last: rest + whole * block})
                 self.inner_loops([], rest, moved, frozenset(), False)
         else:
@@ -229,36 +244,41 @@ class Nest(Reductions):
             self.last_dimension(last, [points], bound)
             return
         first, *rest = inner
-        extent = first.count
-        tile = self._tile(extent) if tiled and not rest else 1
-        whole = extent // tile
+        tile = self._tile(first.extent) if tiled and not rest else 1
+        whole, left = divided(first.extent, tile)
         for start, count in self._peeled(points, first, tile, whole):
             with self.k.loop(count, "unroll" if count == 1 else "serial") as x:
-                at = x + start if count > 1 else Const(start, i64)
+                at = as_expr(start, i64) if count == 1 else x + start
                 variants = [self._at(points, {first: at * tile + t}) for t in range(tile)]
                 if rest:
                     self.inner_loops(rest, last, variants[0], bound | {x}, tiled)
                 else:
                     self.last_dimension(last, variants, bound | {x})
-        left = range(whole * tile, extent)
-        if left:
-            variants = [self._at(points, {first: Const(t, i64)}) for t in left]
+        if isinstance(left, Expr):
+            with self.k.loop(left) as x:
+                moved = self._at(points, {first: x + whole * tile})
+                self.last_dimension(last, [moved], bound | {x})
+        elif left:
+            done = whole * tile
+            variants = [self._at(points, {first: as_expr(done + t, i64)}) for t in range(left)]
             self.last_dimension(last, variants, bound)
 
     def _peeled(
-        self, points: list[Point], index: Index, tile: int, whole: int
-    ) -> list[tuple[int, int]]:
+        self, points: list[Point], index: Index, tile: int, whole: Dim
+    ) -> list[tuple[Dim, Dim]]:
         """Segments (first tile, tiles): the tiles at the edges, where windows need guards on this
         index, apart from those in between, where they do not."""
-        if tile == 1 or whole < 3 or not any(_guards_on(p.expr, index) for p in points):
-            return [(0, whole)] if whole else []
+        if tile == 1 or most(whole) < 3 or not any(_guards_on(p.expr, index) for p in points):
+            return [] if whole == 0 else [(0, whole)]
         for edge in (1, 2):
-            count = whole - 2 * edge
-            if count < 1:
+            count = as_dim(whole - 2 * edge)
+            if most(count) < 1:
                 break
             x = Index("tile", count)
             inside = [self._at(points, {index: (x + edge) * tile + t}) for t in range(tile)]
             if not any(_guards_on(p.expr, x) for variant in inside for p in variant):
+                if isinstance(whole, Expr):
+                    return _edges(whole, edge)
                 ends = [(n, 1) for n in range(edge)]
                 return [*ends, (edge, count), *((n + edge + count, 1) for n, _ in ends)]
         return [(0, whole)]
@@ -266,15 +286,14 @@ class Nest(Reductions):
     def last_dimension(self, last: Index, variants: list[list[Point]], bound: frozenset) -> None:
         """The innermost dimension, in vectors with a tail, for a tile of points."""
         lanes = self._lanes([p for points in variants for p in points], last)
-        extent = last.count
         if lanes == 1:
-            if extent == 1:
+            if last.extent == 1:
                 self._element(variants, {last: Const(0, i64)}, bound)
                 return
-            with self.k.loop(extent) as x:
+            with self.k.loop(last.extent) as x:
                 self._element(variants, {last: x}, bound | {x})
             return
-        whole, tail = divmod(extent, lanes)
+        whole, tail = divided(last.extent, lanes)
         exprs = [p.expr for points in variants for p in points]
         for first, count in undecided_edges(exprs, last, lanes, whole):
             if count == 1:
@@ -282,16 +301,19 @@ class Nest(Reductions):
                 continue
             with self.k.loop(count) as x:
                 self._vector(variants, last, (x + first) * lanes, lanes, bound | {x})
-        if tail:
-            self._vector(variants, last, Const(whole * lanes, i64), tail, bound)
+        if tail != 0:
+            self._vector(variants, last, as_expr(whole * lanes, i64), lanes, bound, tail)
 
     def _vector(
-        self, variants: list[list[Point]], last: Index, start: Expr, lanes: int, bound: frozenset
-    ) -> None:
-        if lanes == 1:
+        self, variants: list[list[Point]], last: Index, start: Expr, lanes: int, bound: frozenset,
+        tail: Dim | None = None,
+    ) -> None:  # fmt: skip
+        """So many lanes from `start` on; the first of them, if there is a tail."""
+        count = lanes if tail is None else tail
+        if count == 1:
             self._element(variants, {last: start}, bound)
             return
-        with self.k.loop(lanes, "vector", width=lanes) as v:
+        with self.k.loop(count, "vector", width=count if isinstance(count, int) else lanes) as v:
             self.lane = v
             self._element(variants, {last: start + v}, bound | {v}, per_lane=True)
             self.lane = None
@@ -318,50 +340,38 @@ class Nest(Reductions):
 
     def _row_depth(self, rows: list[Index], last: Index, points: list[Point]) -> int | None:
         """How many outer dims the hoistable reductions need; None if there are none."""
-        depth = None
-        for point in points:
-            for node in walk(point.expr):
-                if isinstance(node, Reduce):
-                    free = free_indices(node)
-                    if last in free or any(x not in rows for x in free):
-                        continue
-                    needed = max((rows.index(x) + 1 for x in free), default=0)
-                    depth = max(depth or 0, needed)
-        return depth
+        reduced = rows_of((p.expr for p in points), [*rows, last]).values()
+        hoisted = [row for row in reduced if last not in row]
+        depths = [max((rows.index(x) + 1 for x in row), default=0) for row in hoisted]
+        return max(depths, default=None)
 
     def _has_lane_reduction(self, points: list[Point], last: Index) -> bool:
-        return any(
-            isinstance(node, Reduce) and last in free_indices(node)
-            for point in points
-            for node in walk(point.expr)
-        )
+        return any(last in row for row in rows_of((p.expr for p in points), [last]).values())
 
     def _reduces_along_memory(self, points: list[Point], last: Index) -> bool:
         """Whether every reduction for an element runs along memory, where neighbouring elements'
         are apart: each element is a row of its own then."""
-        reductions = {
-            node
-            for point in points
-            for node in walk(point.expr)
-            if isinstance(node, Reduce) and last in free_indices(node)
-        }
-        return bool(reductions) and all(
+        reductions = reductions_in(p.expr for p in points)
+        own = [r for r in reductions if last in free_indices(r)]
+        return bool(own) and all(
             self.horizontal_lanes([r], r.axes[-1]) > 1 and not strides_small(r.body, last)
-            for r in reductions
+            for r in own
         )
 
-    def _tile(self, extent: int) -> int:
-        best = min(self.options.tile, extent)
+    def _tile(self, extent: Dim) -> int:
+        best = min(self.options.tile, most(extent))
+        if isinstance(extent, Expr):
+            return best
         for tile in range(best + 2, best // 2, -1):
             if extent % tile == 0:
                 return tile
         return best
 
     def _lanes(self, points: list[Point], last: Index) -> int:
-        if not self.options.vector_bytes or last.count < 2:  # type: ignore[arg-type]
+        if not self.options.vector_bytes or most(last.extent) < 2:
             return 1
         lanes = self.options.lanes(element_bytes([p.expr for p in points]))
-        return lanes if last.count >= min(lanes, 4) else 1  # type: ignore[arg-type]
+        return lanes if most(last.extent) >= min(lanes, 4) else 1
 
     def resolved(
         self, points: list[Point], bound: frozenset, per_lane: bool = False
@@ -415,16 +425,22 @@ class Nest(Reductions):
                         continue
                     same = substitute(inner, {r.axes[0]: last})
                     if r.axes[0] in free_indices(inner) and same in nodes:
-                        if last.count * inner.dtype.size <= ROW_BUFFER_BYTES:  # type: ignore
-                            return r, same, last.count
+                        if most(last.extent) * inner.dtype.size <= ROW_BUFFER_BYTES:
+                            return r, same, most(last.extent)
         return None
+
+
+def _edges(whole: Expr, edge: int) -> list[tuple[Dim, Dim]]:
+    """Segments of so many tiles, of which so many at either end are apart, if there are as many."""
+    first = as_dim(minimum(whole, edge))
+    last = as_dim(maximum(whole - edge, first))
+    return [(0, first), (edge, as_dim(maximum(whole - 2 * edge, 0))), (last, as_dim(whole - last))]
 
 
 def _guards_on(expr: Expr, index: Index) -> bool:
     """Whether a guard of a reduction depends on `index`."""
     return any(
         index in free_indices(atom)
-        for node in walk(expr)
-        if isinstance(node, Reduce)
-        for atom in guard_atoms(node.op, node.identity, node.body)
+        for r in reductions_in([expr])
+        for atom in guard_atoms(r.op, r.identity, r.body)
     )

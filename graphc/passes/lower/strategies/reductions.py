@@ -23,6 +23,7 @@ from graphc.ir.expr import (
     Index,
     Load,
     Reduce,
+    as_expr,
     call,
     cast,
     fold_call,
@@ -32,8 +33,10 @@ from graphc.ir.expr import (
     substitute,
     walk,
 )
+from graphc.ir.extents import as_dim, divided, most, points
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.guards import trim
 
@@ -124,8 +127,10 @@ class Reductions:
                 moved = [simplify(b, {axis: x + inside.low}) for b in bodies]
                 self._terms(group, moved, rest, bound | {x}, per_lane, targets)
             return
-        total = math.prod(a.count for a in axes)
-        kind = "unroll" if total <= UNROLL and total * len(group) <= 8 * UNROLL else "serial"
+        total = points(axes)
+        is_small = total <= UNROLL and total * len(group) <= 8 * UNROLL
+        is_known = all(isinstance(a.extent, int) for a in axes)
+        kind = "unroll" if is_small and is_known else "serial"
         with self.k.loop(axis.extent, kind) as x:
             moved = [simplify(b, {axis: x}) for b in bodies]
             self._terms(group, moved, rest, bound | {x}, per_lane, targets)
@@ -136,15 +141,14 @@ class Reductions:
             return 1
         lanes = self.options.lanes(element_bytes([r.body for r in group]))
         contiguous = all(strides_small(r.body, axis) for r in group)
-        return lanes if contiguous and axis.count >= lanes else 1  # type: ignore[arg-type]
+        return lanes if contiguous and most(axis.extent) >= lanes else 1
 
     def horizontal(
         self, group: list[Reduce], axes: list[Index], lanes: int, bound: frozenset
     ) -> list[Expr]:
         """A reduction along a contiguous axis: vector accumulators, then a tree over lanes."""
         *outer, axis = axes
-        extent = axis.count
-        chains = self.options.chains if extent >= self.options.chains * lanes else 1
+        chains = self.options.chains if most(axis.extent) >= self.options.chains * lanes else 1
         accumulators = self._vectors(group, chains, lanes)
         self._sweep(group, outer, axis, {}, accumulators, chains, lanes, bound)
         return [self._fold_lanes(r, a, chains, lanes) for r, a in zip(group, accumulators)]
@@ -170,35 +174,40 @@ class Reductions:
                 self._sweep(group, outer[1:], axis, inner, accumulators, chains, lanes, bound | {x})
             return
 
-        def step(into: list[Buffer], start: Expr, chain: int, count: int, bound: frozenset) -> None:
+        def step(into: list[Buffer], start: Expr, chain: int, count: Dim, bound: frozenset) -> None:
             # adds `count` terms from `start` on to the lanes of one chain
-            with self.k.loop(count, "vector", width=count) as v:
+            width = count if isinstance(count, int) else lanes
+            with self.k.loop(count, "vector", width=width) as v:
                 at = {**mapping, axis: start + v}
                 targets = [(a, (simplify(v + chain * lanes),)) for a in into]
                 self._accumulate(group, [], bound | {v}, True, at, targets)
 
-        def steps(into: list[Buffer], first: Expr | int, count: int, bound: frozenset) -> None:
+        def steps(into: list[Buffer], first: Dim, count: Dim, bound: frozenset) -> None:
             # adds `count` vectors for each chain, from the `first` on
             with self.k.loop(count) as x:
                 for c in range(chains):
                     step(into, ((x + first) * chains + c) * lanes, c, lanes, bound | {x})
 
-        extent = axis.count
-        whole = extent // (chains * lanes)
-        size = math.isqrt(whole) if whole > LONG_LANE and _sums_floats(group) else whole
-        parts = whole // size if size < whole else 0
-        if parts:
+        whole, left = divided(axis.extent, chains * lanes)
+        is_long = most(whole) > LONG_LANE and _sums_floats(group)
+        size = math.isqrt(most(whole)) if is_long else most(whole)
+        parts = divided(whole, size)[0] if is_long else 0
+        if parts != 0:
             with self.k.loop(parts) as part:
                 sums = self._vectors(group, chains, lanes)
                 steps(sums, part * size, size, bound | {part})
                 self._add_vectors(group, accumulators, sums, chains, lanes)
-        steps(accumulators, parts * size, whole - parts * size, bound)
+        steps(accumulators, parts * size, as_dim(whole - parts * size), bound)
         done = whole * chains * lanes
-        for c in range((extent - done) // lanes):
-            step(accumulators, Const(done + c * lanes, i64), c, lanes, bound)
-        tail = extent % lanes
-        if tail:
-            step(accumulators, Const(extent - tail, i64), 0, tail, bound)
+        vectors, tail = divided(left, lanes)
+        if isinstance(vectors, Expr):
+            with self.k.loop(vectors) as x:
+                step(accumulators, x * lanes + done, 0, lanes, bound | {x})
+        else:
+            for c in range(vectors):
+                step(accumulators, as_expr(done + c * lanes, i64), c, lanes, bound)
+        if tail != 0:
+            step(accumulators, as_expr(axis.extent - tail, i64), 0, tail, bound)
 
     def _add_vectors(
         self, group: list[Reduce], accumulators: list[Buffer], parts: list[Buffer], chains: int,
@@ -229,7 +238,7 @@ def in_parts(group: list[Reduce], longest: int) -> list[Reduce] | None:
     """Sums of floats over the same axes, of more than so many terms, as sums of about as many parts
     as each has terms; None if they are shorter, or none of them is a sum of floats."""
     axes = group[0].axes
-    total = math.prod(a.count for a in axes)
+    total = points(axes)
     if total <= longest or not _sums_floats(group):
         return None
     outer, inner, mapping = _split(axes, math.isqrt(total))
@@ -248,22 +257,22 @@ def _split(
     """Axes as outer and inner ones, these of about `wanted` points in all; and what becomes of the
     axis that is both, if one is."""
     first = len(axes) - 1
-    while axes[first].count <= wanted:
-        wanted //= axes[first].count
+    while most(axes[first].extent) <= wanted:
+        wanted //= most(axes[first].extent)
         first -= 1
-    axis, size = axes[first], _part_size(axes[first].count, wanted)
+    axis, size = axes[first], _part_size(axes[first].extent, wanted)
     if size == 1:
         return axes[: first + 1], axes[first + 1 :], {}
     part, term = (
-        Index(f"{axis.name}_part", -(-axis.count // size)),
+        Index(f"{axis.name}_part", divided(axis.extent + size - 1, size)[0]),
         Index(f"{axis.name}_term", size),
     )
     return (*axes[:first], part), (term, *axes[first + 1 :]), {axis: part * size + term}
 
 
-def _part_size(extent: int, wanted: int) -> int:
+def _part_size(extent: Dim, wanted: int) -> int:
     """Terms of a part: a divisor of the extent that is near what is wanted, or just that."""
-    near = range(wanted, max(wanted // 2, 1), -1)
+    near = range(wanted, max(wanted // 2, 1), -1) if isinstance(extent, int) else ()
     return next((size for size in near if extent % size == 0), max(wanted, 1))
 
 

@@ -16,18 +16,34 @@ grow with the number of terms.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in, unflatten_index
 from graphc.ir.dtypes import f32, f64, i32, i64
-from graphc.ir.expr import Const, Expr, Index, Load, Reduce, call, cost, loads, substitute, walk
+from graphc.ir.expr import (
+    Const,
+    Expr,
+    Index,
+    Load,
+    as_expr,
+    call,
+    cost,
+    loads,
+    maximum,
+    minimum,
+    select,
+    substitute,
+)
+from graphc.ir.extents import as_dim, divided, most, points
 from graphc.ir.instructions import dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.computation import Computation, flat_buffer
 from graphc.passes.analysis.contraction import Match, match_contraction, wide_sums
+from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.factors import converted
 from graphc.passes.analysis.spaces import balanced_tiles, merge_adjacent
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
@@ -43,7 +59,15 @@ BLOCK = 4096  # steps of a depth, at least twice as long, whose products are sum
 LONG_EPILOGUE = 10  # cost, per product of a step, beyond which it is not repeated for every row
 
 
-Segment = tuple[int, int, int]  # of panels or row tiles: the first, how many, the size of each
+@dataclass(frozen=True)
+class Segment:
+    """Panels or tiles of rows: the first (of rows: the first row), how many, the size of each. Of
+    an `open` panel fewer columns may be there, of which the columns of the output tell."""
+
+    first: Dim
+    count: Dim
+    size: int
+    open: bool = False
 
 
 def lower_register_tiles(computation: Computation, options: RegisterTileOptions) -> Lowered | str:
@@ -68,11 +92,11 @@ def _runs_along_memory(match: Match, options: RegisterTileOptions) -> bool:
     b, deepest = converted(match.b), match.depth[-1]
     if not isinstance(b, Load) or b.source in match.computation.constants:
         return False
-    if math.prod(x.count for x in match.rows) > FEW_ROWS:
+    if points(match.rows) > FEW_ROWS:
         return False
     flat = flatten_loads(b, match.shapes)
     assert isinstance(flat, Load)
-    long_enough = deepest.count * b.dtype.size >= options.vector_bytes
+    long_enough = most(deepest.extent) * b.dtype.size >= options.vector_bytes
     along = is_affine_in(flat.index[0], deepest) == 1 and strides_small(match.hole.body, deepest)
     return long_enough and along
 
@@ -91,13 +115,14 @@ class _Emitter:
         self.match, self.plan, self.options, self.packed = match, plan, options, panels
         self.k = KernelBuilder()
         self.column = Index("column", plan.columns)
+        self.is_open = False  # whether the panel at hand may lack columns
         self._flatten()
 
     def _flatten(self) -> None:
         """Epilogue, offset and operands over merged outer and row indices and one column."""
         match, shapes = self.match, self.match.shapes
         exprs = [flatten_loads(e, shapes) for e in match.exprs]
-        hole = next(n for e in exprs for n in walk(e) if isinstance(n, Reduce))
+        hole = reductions_in(exprs)[0]
         marker = Load("sum", (Const(0, i64),), hole.dtype)
         exprs = [substitute(e, {hole: marker}) for e in exprs]
         columns = unflatten_index(self.column, tuple(x.extent for x in match.cols))
@@ -125,11 +150,13 @@ class _Emitter:
         match = self.match
         *outer_rows, tiled = self.rows or [Index("m", 1)]
         outer = [*match.outer, *outer_rows]
-        segments = balanced_tiles(tiled.count, self.plan.row_tile)
+        segments = row_tiles(tiled.extent, self.plan.row_tile)
         panels = self._panels()
-        batch = math.prod(x.count for x in outer)
-        tiles = sum(count for _, count, _ in segments)
-        if self._are_large():
+        batch = points(outer)
+        tiles = sum(most(rows.count) for rows in segments)
+        if isinstance(tiled.extent, Expr):
+            self._in_blocks(outer, tiled, segments, panels)
+        elif self._are_large():
             self._panels_outside(match.outer, outer_rows, tiled, segments, panels)
         elif batch >= 4 or batch * tiles >= 16 * len(panels):
             self._rows_outside(outer, tiled, segments, panels)
@@ -140,8 +167,8 @@ class _Emitter:
         used.update(x.buffer.name for x in self.packed)
         inputs = [b for b in match.computation.inputs if b.name in used]
         params = [flat_buffer(b) for b in (*inputs, *match.temporaries)] + outputs
-        steps = self.plan.depth * self.plan.together
-        work = math.prod(x.count for x in match.indices) * steps * 2
+        steps = most(self.plan.depth) * self.plan.together
+        work = points(match.indices) * steps * 2
         kernel = Kernel("contract", tuple(params), self.k.body(), match.computation.label)
         inplace = self._in_place(inputs)
         return Lowered(kernel, match.prepare, match.temporaries, flops=work, inplace=inplace)
@@ -155,30 +182,65 @@ class _Emitter:
 
     def _are_large(self) -> bool:
         """Whether all columns are more than caches hold: they should come from memory once."""
-        elements = self.plan.columns * self.plan.depth
+        elements = most(self.plan.columns) * most(self.plan.depth)
         return elements * self.match.hole.dtype.size > LARGE_COLUMNS * self.options.l2_bytes
 
     def _panels(self) -> list[Segment]:
-        """Segments (first panel, count, columns in each)."""
-        whole, rest = divmod(self.plan.columns, self.plan.panel)
-        full = [(0, whole, self.plan.panel)] if whole else []
-        return [*full, (whole, 1, rest)] if rest else full
+        """The whole panels, and the one that is not, if there may be one."""
+        panel = self.plan.panel
+        whole, rest = divided(self.plan.columns, panel)
+        full = [] if whole == 0 else [Segment(0, whole, panel)]
+        if isinstance(rest, Expr):
+            return [*full, Segment(whole, as_dim(minimum(rest, 1)), panel, open=True)]
+        return [*full, Segment(whole, 1, rest)] if rest else full
 
     def _rows_outside(
         self, outer: list[Index], tiled: Index, segments: list[Segment], panels: list[Segment]
     ) -> None:
         """Parallel over outer indices and blocks of row tiles; all panels for each block, or, where
         the blocks are few, a group of panels."""
-        row_bytes = self.plan.depth * self.match.hole.dtype.size
-        for start, count, size in segments:
-            block = max(1, min(count, self.options.l2_bytes // 2 // max(1, size * row_bytes)))
-            while count % block:
+        for rows in segments:
+            assert isinstance(rows.count, int)
+            block = min(rows.count, self._block(rows.size))
+            while rows.count % block:
                 block -= 1
-            for fixed, at, part in self._parallel(outer, count // block, [], panels):
-                for (first, _, width), own, each in part:
+            for fixed, at, part in self._parallel(outer, rows.count // block, [], panels):
+                for panel, own, each in part:
                     with self.k.loop(each) as n, self.k.loop(block) as t:
-                        row = (at * block + t) * size + start
-                        self._tile(fixed, tiled, row, size, own + n + first, width)
+                        row = (at * block + t) * rows.size + rows.first
+                        self._tile(fixed, tiled, row, rows.size, own + n + panel.first, panel)
+
+    def _block(self, size: int) -> int:
+        """Tiles of so many rows that stay in the second level of cache."""
+        row_bytes = most(self.plan.depth) * self.match.hole.dtype.size
+        return max(1, self.options.l2_bytes // 2 // max(1, size * row_bytes))
+
+    def _in_blocks(
+        self, outer: list[Index], tiled: Index, segments: list[Segment], panels: list[Segment]
+    ) -> None:
+        """Parallel over outer indices, blocks of row tiles and panels, where the rows are known at
+        run time only. What rows are left when all tiles are whole belongs to the last block. Blocks
+        pass over columns that are large inside of each panel, over others outside."""
+        whole, *left = segments
+        block = self._block(whole.size)
+        blocks = as_dim(maximum((whole.count + block - 1) // block, 1))
+        for panel in panels:
+            inside = [blocks, panel.count] if not self._are_large() else [panel.count, blocks]
+            extents = (*(x.extent for x in outer), *inside)
+            with self.k.loop(elements_of(extents), "parallel", name="p") as p:
+                *front, one, two = unflatten_index(p, extents)
+                at, n = (two, one) if self._are_large() else (one, two)
+                fixed = dict(zip(outer, front))
+                for rows in segments:
+                    tiles = rows.count
+                    if rows is whole:
+                        tiles = as_dim(minimum(whole.count - at * block, block))
+                    elif blocks != 1:
+                        tiles = select((at + 1).eq(blocks), rows.count, 0)
+                    with self.k.loop(tiles) as t:
+                        first = t if rows is not whole else at * block + t
+                        row = first * rows.size + rows.first
+                        self._tile(fixed, tiled, row, rows.size, n + panel.first, panel)
 
     def _panels_outside(
         self, outer: list[Index], inner: list[Index], tiled: Index, segments: list[Segment],
@@ -186,40 +248,41 @@ class _Emitter:
     ) -> None:  # fmt: skip
         """Parallel over outer indices, panels and inner indices; all row tiles for each panel, or,
         where the panels are few, a group of tiles."""
-        for first, number, width in panels:
-            for fixed, n, part in self._parallel(outer, number, inner, segments):
-                for (start, _, size), own, each in part:
+        for panel in panels:
+            for fixed, n, part in self._parallel(outer, panel.count, inner, segments):
+                for rows, own, each in part:
                     with self.k.loop(each) as t:
-                        row = (own + t) * size + start
-                        self._tile(fixed, tiled, row, size, n + first, width)
+                        row = (own + t) * rows.size + rows.first
+                        self._tile(fixed, tiled, row, rows.size, n + panel.first, panel)
 
     def _parallel(
-        self, outer: Sequence[Index], number: int, inner: list[Index], segments: list[Segment]
-    ) -> Iterator[tuple[dict, Expr, list[tuple[Segment, Expr, int]]]]:
+        self, outer: Sequence[Index], number: Dim, inner: list[Index], segments: list[Segment]
+    ) -> Iterator[tuple[dict, Expr, list[tuple[Segment, Expr, Dim]]]]:
         """Loops over outer indices, so many pieces, and inner indices. Each does all segments, or,
         where they are few, a group of one. Yields the indices, the piece, and its segments, each
         with the first of its items to do and their number."""
-        batch = math.prod(x.count for x in (*outer, *inner))
-        few = batch * number < PARALLEL_PIECES
+        pieces = points((*outer, *inner)) * most(number)
+        few = pieces < PARALLEL_PIECES
         for part in [[segment] for segment in segments] if few else [segments]:
-            groups = _pieces(part[0][1], batch * number) if few else 1
-            extents = (*(x.count for x in outer), number, *(x.count for x in inner), groups)
-            with self.k.loop(math.prod(extents), "parallel", name="p") as p:
+            groups = _pieces(part[0].count, pieces) if few else 1
+            extents = (*(x.extent for x in outer), number, *(x.extent for x in inner), groups)
+            with self.k.loop(elements_of(extents), "parallel", name="p") as p:
                 *front, group = unflatten_index(p, extents)
                 piece = front.pop(len(outer))
-                each = [segment[1] // groups for segment in part]
+                each = [divided(segment.count, groups)[0] for segment in part]
                 own = [(segment, group * n, n) for segment, n in zip(part, each)]
                 yield dict(zip((*outer, *inner), front)), piece, own
 
     # ---------------------------------------------------------------- the micro-kernel
 
     def _tile(
-        self, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr, width: int
+        self, fixed: dict, tiled: Index, row: Expr, size: int, number: Expr, panels: Segment
     ) -> None:
         """MR x NR sums over the whole depth, then the epilogue."""
-        lanes, dtype = self.plan.lanes, self.match.hole.dtype
-        panel = self.k.let(simplify(panel))
+        lanes, dtype, width = self.plan.lanes, self.match.hole.dtype, panels.size
+        panel = self.k.let(simplify(number))
         row = self.k.let(simplify(row))
+        self.is_open = panels.open
         pieces = [(j, min(lanes, width - j)) for j in range(0, width, lanes)]
         sums = self.k.alloc(dtype, (size * self.plan.panel,), "reg")
         self._set(sums, size, pieces, lambda cell: Const(0, dtype))
@@ -246,8 +309,23 @@ class _Emitter:
         self, sums: Buffer, at: dict, panel: Expr, start: Expr | int, pieces: list[tuple[int, int]]
     ) -> None:
         for j, count in pieces:
-            with self._lanes(count) as v:
+            with self._columns(panel, j, count) as v:
                 self._finish(sums[simplify(v + start + j)], at, panel, j, v)
+
+    @contextmanager
+    def _columns(self, panel: Expr, j: int, count: int) -> Iterator[Expr]:
+        """As `_lanes`, from column j of a panel on: those that are there."""
+        if not self.is_open:
+            with self._lanes(count) as v:
+                yield v
+            return
+        inside = simplify(self.plan.columns - panel * self.plan.panel - j)
+        if count == 1:
+            with self.k.when(inside > 0):
+                yield Const(0, i64)
+            return
+        with self.k.loop(as_dim(minimum(inside, count)), "vector", width=count) as v:
+            yield v
 
     def _set(
         self, tile: Buffer, size: int, pieces: list[tuple[int, int]], value: Callable[[Expr], Expr]
@@ -266,15 +344,15 @@ class _Emitter:
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
         pieces: list[tuple[int, int]], depth: list[Index], at: dict,
     ) -> None:  # fmt: skip
-        def steps(start: Expr, count: int) -> None:
+        def steps(start: Expr, count: Dim) -> None:
             with self.k.loop(count, self._kind_of(depth[0])) as x:
                 inner = {**at, depth[0]: simplify(start + x)}
                 self._sum(sums, fixed, tiled, row, size, panel, pieces, depth[1:], inner)
 
-        if depth and depth[0].count >= 2 * BLOCK and sums.dtype.is_float:
-            self._sum_blocks(sums, size, pieces, depth[0].count, steps)
+        if depth and most(depth[0].extent) >= 2 * BLOCK and sums.dtype.is_float:
+            self._sum_blocks(sums, size, pieces, depth[0].extent, steps)
         elif depth:
-            steps(Const(0, i64), depth[0].count)
+            steps(Const(0, i64), depth[0].extent)
         if depth:
             return
         # Row by row, so that a broadcast element dies before the next; the loads of the column
@@ -289,19 +367,20 @@ class _Emitter:
                     self._multiply(sums, cell, a, b)
 
     def _sum_blocks(
-        self, sums: Buffer, size: int, pieces: list[tuple[int, int]], extent: int,
-        steps: Callable[[Expr, int], None],
+        self, sums: Buffer, size: int, pieces: list[tuple[int, int]], extent: Dim,
+        steps: Callable[[Expr, Dim], None],
     ) -> None:  # fmt: skip
         """Sums over a long index, of blocks that are brought together on the stack."""
         zero = Const(0, sums.dtype)
         total = self.k.alloc(sums.dtype, sums.shape, "stack")
         self._set(total, size, pieces, lambda cell: zero)
-        with self.k.loop(extent // BLOCK) as block:
+        blocks, left = divided(extent, BLOCK)
+        with self.k.loop(blocks) as block:
             steps(simplify(block * BLOCK), BLOCK)
             self._set(total, size, pieces, lambda cell: total[cell] + sums[cell])
             self._set(sums, size, pieces, lambda cell: zero)
-        if extent % BLOCK:
-            steps(Const(extent - extent % BLOCK, i64), extent % BLOCK)
+        if left != 0:
+            steps(as_expr(blocks * BLOCK, i64), left)
         self._set(sums, size, pieces, lambda cell: total[cell] + sums[cell])
 
     def _multiply(self, sums: Buffer, cell: Expr, a: Expr, b: Expr) -> None:
@@ -349,8 +428,27 @@ class _Emitter:
             self.k.store(flat_buffer(output.buffer), (offset,), value)
 
 
-def _pieces(count: int, others: int) -> int:
+def row_tiles(rows: Dim, largest: int) -> list[Segment]:
+    """Tiles of rows, of almost equal size. Where the rows are known at run time only, tiles of the
+    largest size, then of each power of two that may be left."""
+    if isinstance(rows, int):
+        return [Segment(*tiles) for tiles in balanced_tiles(rows, largest)]
+    count, left = divided(rows, largest)
+    segments = [Segment(0, count, largest)]
+    done: Dim = count * largest
+    size = 1 << (largest - 1).bit_length() - 1 if largest > 1 else 0
+    while size:
+        count, left = divided(left, size)
+        if count != 0:
+            segments.append(Segment(as_dim(done), count, size))
+        done, size = done + count * size, size // 2
+    return segments
+
+
+def _pieces(count: Dim, others: int) -> int:
     """Into how many equal parts to split `count` iterations, so that with `others` outside there is
     work for several threads."""
+    if not isinstance(count, int):
+        return 1
     divisors = [d for d in range(1, count + 1) if count % d == 0]
     return next((d for d in divisors if d * others >= PARALLEL_PIECES), divisors[-1])

@@ -8,15 +8,27 @@ weights that are 0.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from graphc.ir.addresses import flatten_loads, is_affine_in
+from graphc.ir.addresses import flatten_loads, is_affine_in, stride_in
 from graphc.ir.dtypes import i8, i64
-from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, select, substitute
+from graphc.ir.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    as_expr,
+    call,
+    free_indices,
+    select,
+    substitute,
+)
+from graphc.ir.extents import least, points
 from graphc.ir.instructions import LANES
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import bounds, simplify, to_poly
+from graphc.ir.types import Dim
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.lower.transforms.im2col import Window, window
 from graphc.passes.lower.transforms.zero_points import take_zero_points
@@ -43,6 +55,8 @@ def take_quads(match: Match) -> Index | str:
     """Makes both factors of a sum of int32 bytes, `b` signed, and `a` a flat load of the first of
     four neighbours, which the last summed index counts. Returns the index of single bytes, which
     `b` still has, or why it cannot be done."""
+    if any(not isinstance(k.extent, int) for k in match.depth):
+        return "contraction: bytes in a depth that is known at run time only"
     if not take_zero_points(match, CENTRES, signed=True):
         return "contraction: factors of integers that are no bytes"
     match.a, match.b = _byte(match.a), _byte(match.b)
@@ -85,7 +99,7 @@ class _Access:
 
     load: Load
     flat: Load
-    width: int
+    width: Dim
     copy: Window | None
 
     def taken(self, match: Match) -> Load:
@@ -109,7 +123,7 @@ class _Access:
     def missing(self, index: Index) -> int:
         """Elements by which the last extent is too small for an index made up to fours."""
         end = bounds(simplify(self.load.index[-1]))[1] + _longer(index).count - index.count
-        return int(max(0, end + 1 - self.width))
+        return int(max(0, end + 1 - least(self.width)))
 
 
 def _access(match: Match, spare: int = 0) -> _Access | None:
@@ -127,7 +141,7 @@ def _loaded(match: Match, load: Load, copy: Window | None) -> _Access:
     shape = match.shapes[load.source] if copy is None else copy.buffer.shape
     flat = flatten_loads(load, {load.source: shape})
     assert isinstance(flat, Load)
-    return _Access(load, flat, int(shape[-1]), copy)
+    return _Access(load, flat, shape[-1], copy)
 
 
 def _access_along(match: Match) -> tuple[_Access, Index] | None:
@@ -149,13 +163,13 @@ def _copy_rows(match: Match, last: Index, longer: Index) -> str:
     used = free_indices(match.a)
     own = [x for x in (*match.indices, *match.depth) if x in used and x is not last]
     places = [*own, *([longer] if last in used else [])]
-    shape = tuple(x.count for x in places)
-    if math.prod(shape) > LARGEST_COPY:
+    shape = tuple(x.extent for x in places)
+    if points(places) > LARGEST_COPY:
         return f"contraction: the row operand would take a copy of shape {list(shape)}"
     index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
     mapping: dict[Expr, Expr] = dict(zip(own, index))
     if last in used:
-        end = Const(last.count - 1, i64)
+        end = as_expr(last.extent - 1, i64)
         mapping[last] = index[-1] if last is longer else call("min", index[-1], end)
     buffer = Buffer("rows", match.a.dtype, shape)
     contents = substitute(match.a, mapping)
@@ -177,6 +191,7 @@ def _order_depth(match: Match) -> None:
     """Sorts the summed indices so that the innermost moves least in `a`."""
     assert isinstance(match.a, Load)
     offset = match.a.index[0]
-    strides = {k: is_affine_in(offset, k) for k in match.depth}
+    strides = {k: stride_in(offset, k) for k in match.depth}
     if all(s is not None for s in strides.values()):
-        match.depth.sort(key=lambda k: -abs(strides[k] or 0))
+        longest = {k: max(map(abs, bounds(s))) for k, s in strides.items() if s is not None}
+        match.depth.sort(key=lambda k: -longest[k])

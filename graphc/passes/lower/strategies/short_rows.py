@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Reduce, loads, substitute, walk
+from graphc.ir.extents import divided, most
 from graphc.ir.known_lanes import known_lanes, lane_distances
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim
 from graphc.passes.lower.strategies.reductions import NestOptions, element_bytes
 from graphc.passes.lower.strategies.tile_transpose import is_inside
 
@@ -49,7 +51,7 @@ def short_rows(
     offset: Expr,
     exprs: Sequence[Expr],
     options: NestOptions,
-    sizes: dict[str, int],
+    sizes: dict[str, Dim],
 ) -> ShortRows | None:
     """The blocks of an iteration space, whose elements are stored at `offset`; None if its rows are
     not short, or what they read is better read in another way. `sizes` are those of buffers."""
@@ -60,11 +62,11 @@ def short_rows(
         return None
     across, along = indices[-2:]
     lanes = options.lanes(element_bytes(list(exprs)))
-    if not 1 < along.count < lanes:
+    if not isinstance(along.extent, int) or not 1 < along.extent < lanes:
         return None
     rows = ShortRows(across, along, lanes // math.gcd(along.count, lanes), lanes)
     work = sum(isinstance(node, (Call, Load)) for node in nodes)
-    if rows.rows > across.count or rows.vectors > MOST_VECTORS:
+    if rows.rows > most(across.extent) or rows.vectors > MOST_VECTORS:
         return None
     if rows.vectors > 1 and rows.vectors * work > MOST_WORK:
         return None
@@ -72,10 +74,10 @@ def short_rows(
 
 
 def _are_loads_of_vectors(
-    rows: ShortRows, offset: Expr, exprs: Sequence[Expr], sizes: dict[str, int]
+    rows: ShortRows, offset: Expr, exprs: Sequence[Expr], sizes: dict[str, Dim]
 ) -> bool:
     """Whether elements are stored side by side, and read at known distances."""
-    block = Index("block", rows.across.count // rows.rows)
+    block = Index("block", divided(rows.across.extent, rows.rows)[0])
     lane = Index("lane", rows.lanes)
     read = [x for e in exprs for x in loads(e)]
     if any(not is_inside(x, sizes[x.source]) for x in read):

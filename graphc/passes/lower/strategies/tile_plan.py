@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.dtypes import DType, bf16, f16
 from graphc.ir.expr import Index, Load
+from graphc.ir.extents import most
 from graphc.ir.instructions import LANES
+from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.spaces import merge_adjacent
 from graphc.passes.lower.strategies.row_operand import separable
@@ -34,8 +35,8 @@ class TilePlan:
     lanes: int
     vectors: int
     row_tile: int
-    columns: int
-    depth: int
+    columns: Dim
+    depth: Dim
     packed: bool
     quad: Index | None
 
@@ -52,13 +53,13 @@ class TilePlan:
 def tile_plan(match: Match, options: RegisterTileOptions, quad: Index | None) -> TilePlan:
     """The tiles of a contraction on a machine; `quad` as in TilePlan."""
     lanes = max(1, options.vector_bytes // match.hole.dtype.size)
-    columns = math.prod(x.count for x in match.cols)
-    depth = math.prod(x.count for x in match.depth)
+    columns = elements_of(x.extent for x in match.cols)
+    depth = elements_of(x.extent for x in match.depth)
     merged, _ = merge_adjacent(match.rows, [match.a])
-    rows = merged[-1].count if merged else 1
-    vectors = _vectors(rows, -(-columns // lanes), options.registers)
+    rows = most(merged[-1].extent) if merged else 1
+    vectors = _vectors(rows, -(-most(columns) // lanes), options.registers)
     row_tile = max(1, min((options.registers - vectors - 1) // vectors, rows))
-    packed = quad is not None or not _contiguous_columns(match)
+    packed = quad is not None or not isinstance(columns, int) or not _contiguous_columns(match)
     return TilePlan(lanes, vectors, row_tile, columns, depth, packed, quad)
 
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.expr import Expr, Index, Load, Reduce, loads, walk
+from graphc.ir.extents import divided, is_below, most
 from graphc.ir.instructions import transpose
 from graphc.ir.kernel import Buffer, KernelBuilder
-from graphc.ir.simplify import bounds, simplify
+from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim
 from graphc.passes.lower.strategies.reductions import NestOptions, element_bytes
 
 LARGEST_SIDE = 16  # of a tile, whose rows are held in registers
@@ -41,7 +43,7 @@ class TransposedLoads:
 
 
 def transposed_loads(
-    indices: list[Index], exprs: Sequence[Expr], options: NestOptions, sizes: dict[str, int]
+    indices: list[Index], exprs: Sequence[Expr], options: NestOptions, sizes: dict[str, Dim]
 ) -> TransposedLoads | None:
     """What is to be loaded in tiles, of expressions over a space whose last index runs along the
     outputs; None if that is nothing. `sizes` are the elements of buffers: what is read under a
@@ -54,23 +56,22 @@ def transposed_loads(
     apart = [x for e in exprs for x in loads(e) if abs(is_affine_in(x.index[0], last) or 0) > 1]
     for across in reversed(rows):
         columns = [x for x in dict.fromkeys(apart) if is_affine_in(x.index[0], across) == 1]
-        if not columns or not SMALLEST_SIDE <= side <= min(across.count, last.count):
+        if not columns or not SMALLEST_SIDE <= side <= min(most(across.extent), most(last.extent)):
             continue
         if len(columns) <= MOST_LOADS and all(is_inside(x, sizes[x.source]) for x in columns):
             return TransposedLoads(tuple(columns), across, last, side)
     return None
 
 
-def is_inside(load: Load, size: int) -> bool:
+def is_inside(load: Load, size: Dim) -> bool:
     """Whether a load from a buffer of so many elements needs no guard."""
-    low, high = bounds(load.index[0])
-    return low >= 0 and high < size
+    return is_below(load.index[0], size)
 
 
 def split_off(index: Index, side: int) -> tuple[Index, Index | None]:
     """The whole tiles along an index, and what is left, if anything is."""
-    whole, left = divmod(index.count, side)
-    return Index(index.name, whole), Index(index.name, left) if left else None
+    whole, left = divided(index.extent, side)
+    return Index(index.name, whole), None if left == 0 else Index(index.name, left)
 
 
 def load_tiles(

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, select, substitute
+from graphc.ir.extents import as_dim, least, most, points
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import bounds, from_poly, simplify, to_poly
+from graphc.ir.simplify import from_poly, simplify, to_poly
+from graphc.ir.types import Dim
 from graphc.passes.analysis.computation import Computation
 
 Sum = frozenset[tuple[Index, int]]  # indices and what each is multiplied by
@@ -42,13 +44,13 @@ def window(expr: Expr, name: str, computation: Computation, spare: int = 0) -> W
     expr = simplify(expr)
     sums = _in_order_of_memory(_positions(expr), expr, computation)
     written = [from_poly({(x,): times for x, times in part}) for part in sums]
-    lows, extents = [int(bounds(p)[0]) for p in written], [_extent(p) for p in written]
-    if math.prod(extents) >= math.prod(x.count for x in free_indices(expr)):
+    lows, extents = [_lowest(part) for part in sums], [_extent(part) for part in sums]
+    if math.prod(map(most, extents)) >= points(free_indices(expr)):
         return None
-    if max(extents) > LONGEST:
+    if max(map(most, extents)) > LONGEST:
         return None
     exact = extents[-1]
-    extents[-1] += spare
+    extents[-1] = extents[-1] + spare
     index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(extents))
     contents = substitute(expr, _inverse(sums, [i + low for i, low in zip(index, lows)]))
     if spare:
@@ -58,9 +60,14 @@ def window(expr: Expr, name: str, computation: Computation, spare: int = 0) -> W
     return Window(buffer, index, simplify(contents), buffer[access])
 
 
-def _extent(position: Expr) -> int:
-    low, high = bounds(position)
-    return int(high - low + 1)
+def _lowest(part: Sum) -> Dim:
+    """The least value of a sum."""
+    return as_dim(sum((times * (x.extent - 1) for x, times in part if times < 0), start=0))
+
+
+def _extent(part: Sum) -> Dim:
+    """How many numbers there are between the bounds of a sum."""
+    return as_dim(sum((abs(times) * (x.extent - 1) for x, times in part), start=1))
 
 
 def _inverse(sums: list[Sum], positions: list[Expr]) -> dict[Expr, Expr]:
@@ -124,15 +131,13 @@ def _is_dense(part: Sum) -> bool:
     for x, times in sorted(part, key=lambda term: abs(term[1])):
         if abs(times) > reach + 1:
             return False
-        reach += abs(times) * (x.count - 1)
+        reach += abs(times) * (least(x.extent) - 1)
     return any(times == 1 for _, times in part)
 
 
 def _in_order_of_memory(sums: list[Sum], expr: Expr, computation: Computation) -> list[Sum]:
     """Sorted by where the largest tensor that is read has them."""
-    largest = max(
-        loads(expr), key=lambda x: math.prod(computation.input(x.source).shape), default=None
-    )
+    largest = max(loads(expr), key=lambda x: most(computation.input(x.source).size), default=None)
     index = largest.index if largest is not None else ()
 
     def dimension(part: Sum) -> int:

@@ -8,7 +8,6 @@ Then an element takes a few loads where there was arithmetic for each channel.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -24,6 +23,7 @@ from graphc.ir.expr import (
     substitute,
     walk,
 )
+from graphc.ir.extents import points
 from graphc.ir.kernel import Buffer
 from graphc.passes.analysis.computation import Computation, Output, loop_indices
 
@@ -42,10 +42,10 @@ def shared_places(
     index = loop_indices(space)
     exprs = [substitute(o.expr, dict(zip(o.index, index))) for o in computation.outputs]
     own = _deciding(exprs) & set(index)
-    wide = [x for x in index if x.count > 1]
+    wide = [x for x in index if x.extent != 1]
     if not wide or wide[-1] not in own:
         return unchanged
-    if math.prod(x.count for x in index if x not in own) < SHARED:
+    if points(x for x in index if x not in own) < SHARED:
         return unchanged
     kept = tuple(x for x in index if x in own)
     shared = list(dict.fromkeys(node for e in exprs for node in _shared(e, set(kept))))
@@ -61,7 +61,7 @@ def _with_tables(
     kept: tuple[Index, ...],
     shared: list[Expr],
 ) -> Tabled:
-    shape = tuple(x.count for x in kept)
+    shape = tuple(x.extent for x in kept)
     tables = [Buffer(f"place{n}", node.dtype, shape) for n, node in enumerate(shared)]
     mapping: dict[Expr, Expr] = {node: table[kept] for node, table in zip(shared, tables)}
     filled = tuple(

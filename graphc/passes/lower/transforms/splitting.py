@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, transform, walk
+from graphc.ir.extents import as_dim, is_of_sizes, least, most
 from graphc.ir.kernel import Buffer
-from graphc.ir.simplify import simplify, to_poly
+from graphc.ir.simplify import bounds, from_poly, simplify, to_poly
+from graphc.ir.types import Dim
 from graphc.passes.analysis.computation import Computation, Output
 
 MAX_SEGMENTS = 256  # pieces that an iteration space is cut into
@@ -30,7 +32,7 @@ def split_outputs(computation: Computation) -> list[Computation]:
 def segments(indices: list[Index], exprs: list[Expr]) -> Iterator[tuple[list[Index], list[Expr]]]:
     """Pieces of the iteration space in which a select on one index alone (a Concat, a Pad) goes one
     way: the indices of each, and the expressions there."""
-    cuts: dict[Index, set[int]] = {}
+    cuts: dict[Index, set[Dim]] = {}
     for expr in exprs:
         for node in walk(expr):
             if isinstance(node, Call) and node.op.name == "select":
@@ -39,24 +41,33 @@ def segments(indices: list[Index], exprs: list[Expr]) -> Iterator[tuple[list[Ind
         yield indices, [simplify(e) for e in exprs]
         return
     index = max(cuts, key=lambda x: (len(cuts[x]), -indices.index(x)))
-    extent = index.count
-    edges = sorted({0, extent} | {c for c in cuts[index] if 0 < c < extent})
+    edges = [0, *_in_order(cuts[index], index.extent), index.extent]
     if len(edges) > MAX_SEGMENTS + 1:
         yield indices, [simplify(e) for e in exprs]
         return
     for some, start, narrowed in _narrowed(index, edges, exprs):
         for low, high in zip(some, some[1:]):
-            piece = Index(index.name, high - low)
-            place = piece + (low - start) if high - low > 1 else Const(low - start, i64)
-            inside = Index(index.name, some[-1] - start)
+            piece = Index(index.name, as_dim(high - low))
+            place = Const(low - start, i64) if piece.extent == 1 else piece + (low - start)
+            inside = Index(index.name, as_dim(some[-1] - start))
             left = [piece if x is index else x for x in indices]
             parts = [simplify(e, {inside: place}) for e in narrowed]
             yield [x for x in left if x.extent != 1], parts
 
 
+def _in_order(cuts: set[Dim], extent: Dim) -> list[Dim]:
+    """The cuts within an extent, in the order of their values. Of those that are known at run time
+    only the first is taken, if it is within at all sizes and no other is."""
+    within: list[Dim] = sorted(c for c in cuts if isinstance(c, int) and 0 < c < least(extent))
+    for cut in sorted((c for c in cuts if isinstance(c, Expr)), key=str):
+        if not within and bounds(cut)[0] >= 0 and bounds(simplify(extent - cut))[0] >= 0:
+            return [cut]
+    return within
+
+
 def _narrowed(
-    index: Index, edges: list[int], exprs: list[Expr]
-) -> Iterator[tuple[list[int], int, list[Expr]]]:
+    index: Index, edges: list[Dim], exprs: list[Expr]
+) -> Iterator[tuple[list[Dim], Dim, list[Expr]]]:
     """Runs of edges, where the index starts there, and the expressions between them: of very many
     pieces each would else be found in expressions that tell all of them apart."""
     if len(edges) <= 2 * AT_ONCE:
@@ -64,11 +75,11 @@ def _narrowed(
         return
     for first in range(0, len(edges) - 1, AT_ONCE):
         some = edges[first : first + AT_ONCE + 1]
-        place = Index(index.name, some[-1] - some[0]) + some[0]
+        place = Index(index.name, as_dim(some[-1] - some[0])) + some[0]
         yield some, some[0], [simplify(e, {index: place}) for e in exprs]
 
 
-def _add_cuts(condition: Expr, indices: list[Index], cuts: dict[Index, set[int]]) -> None:
+def _add_cuts(condition: Expr, indices: list[Index], cuts: dict[Index, set[Dim]]) -> None:
     """Where comparisons of a single output index with a constant change their truth."""
     for node in walk(condition):
         if not (isinstance(node, Call) and node.op.name in ("lt", "le", "gt", "ge")):
@@ -76,28 +87,31 @@ def _add_cuts(condition: Expr, indices: list[Index], cuts: dict[Index, set[int]]
         if node.args[0].dtype is not i64:
             continue
         poly = to_poly(simplify(node.args[0] - node.args[1]))
-        atoms = [k for k in poly if k]
+        atoms = [k for k in poly if not all(map(is_of_sizes, k))]
         if len(atoms) == 1 and len(atoms[0]) == 1 and atoms[0][0] in indices:
-            step, rest = poly[atoms[0]], poly.get((), 0)
+            step = poly[atoms[0]]
+            rest = as_dim(from_poly({k: v for k, v in poly.items() if k is not atoms[0]}))
             if abs(step) == 1:  # step * i + rest changes sign at i = -rest / step
-                edge = -rest * step
+                edge = as_dim(-rest * step)
                 at_edge = node.op.name in ("lt", "ge") if step > 0 else node.op.name in ("gt", "le")
-                cuts.setdefault(atoms[0][0], set()).add(edge if at_edge else edge + 1)  # type: ignore
+                cuts.setdefault(atoms[0][0], set()).add(as_dim(edge if at_edge else edge + 1))  # type: ignore
         elif node.op.name in ("lt", "ge"):
             _add_cut_of_rows(poly, indices, cuts)
 
 
-def _add_cut_of_rows(poly: dict, indices: list[Index], cuts: dict[Index, set[int]]) -> None:
+def _add_cut_of_rows(poly: dict, indices: list[Index], cuts: dict[Index, set[Dim]]) -> None:
     """Where an offset is compared with that of the start of a row: step * i + j + rest, for
     0 <= j < step, changes sign with i alone if `rest` is a multiple of the step."""
     steps = {k[0]: step for k, step in poly.items() if len(k) == 1 and k[0] in indices}
-    if len(steps) + (() in poly) < len(poly) or min(steps.values(), default=0) <= 0:
+    others = {k: v for k, v in poly.items() if len(k) != 1 or k[0] not in steps}
+    of_sizes = all(is_of_sizes(a) for k in others for a in k)
+    if not of_sizes or min(steps.values(), default=0) <= 0:
         return
     index = max(steps, key=lambda x: steps[x])
-    step, rest = steps[index], poly.get((), 0)
-    inside = sum(steps[x] * (x.count - 1) for x in steps if x is not index)
-    if inside < step and rest % step == 0:
-        cuts.setdefault(index, set()).add(-rest // step)
+    step, rest = steps[index], as_dim(from_poly(others))
+    along = sum(steps[x] * (most(x.extent) - 1) for x in steps if x is not index)
+    if along < step and (isinstance(rest, Expr) or rest % step == 0):
+        cuts.setdefault(index, set()).add(as_dim(-rest // step))
 
 
 def transposed_constants(

@@ -41,7 +41,7 @@ def integer_inference(
     value, after = activated(y, target)
     inner = value.producer
     if inner is None or inner.name not in FORMS:
-        return rw.skip(f"{inner.name if inner else 'an input'} has no integer form")
+        return rw.skip("{} has no integer form", inner.name if inner else "an input")
     if rw.ctx.target.machine.has("fast_floats") and inner.name in FLOATS:
         return rw.skip("it is left to floats")
     if len(y.uses) != 1 or (len(value.uses) != 1 and inner.name != "DequantizeLinear"):

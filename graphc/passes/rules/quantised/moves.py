@@ -13,7 +13,7 @@ import numpy as np
 
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Op, Value
-from graphc.passes.analysis.facts import choice
+from graphc.passes.analysis.facts import choice, limits, negative_factor
 from graphc.passes.pattern import P, attribute, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of
@@ -27,16 +27,23 @@ from graphc.passes.rules.quantised.values import (
     target_of,
 )
 
-ACTIVATIONS = ("Clip", "LeakyRelu", "PRelu", "Relu")  # which go into what they follow
 FARTHEST = 16  # operators between a quantisation and the integers it looks for
 
 y, scale, zero = var("y scale zero")
 
 
-def _of_one(op: Op) -> bool:
-    """Whether the results are elements of one operand, or a Pad's filling."""
+def _dequantised(op: Op) -> list[Quantised]:
+    """What the operands are dequantised from whose elements the results of an op are."""
     known = choice(op)
-    return known is not None and (known.is_of_elements and len(known.operands) == 1 or _pads(op))
+    sources = (dequantised(op.inputs[n]) for n in known.operands) if known else ()
+    return [source for source in sources if source is not None]
+
+
+def _of_one(op: Op) -> bool:
+    """Whether the results are elements of one operand, a dequantised one, or a Pad's filling."""
+    known = choice(op)
+    of_one = known is not None and (known.is_of_elements and len(known.operands) == 1 or _pads(op))
+    return of_one and bool(_dequantised(op))
 
 
 def _pads(op: Op) -> bool:
@@ -50,14 +57,15 @@ def _takes(op: Op, number: int, dtype: DType) -> bool:
 
 
 def _of_all(op: Op) -> bool:
-    """Whether the results are elements of all operands alike."""
+    """Whether the results are elements of all operands alike, some of them dequantised."""
     known = choice(op)
-    return known is not None and known.is_of_elements and len(known.operands) == len(op.inputs)
+    of_all = known is not None and known.is_of_elements and len(known.operands) == len(op.inputs)
+    return of_all and bool(_dequantised(op))
 
 
-def _scaled_alike(source: Quantised | None) -> bool:
+def _scaled_alike(source: Quantised) -> bool:
     """Whether all elements of a value mean the same real numbers."""
-    return source is not None and source.per_tensor and source.step > 0
+    return source.per_tensor and source.step > 0
 
 
 # ---------------------------------------------------------------- dequantising later
@@ -70,16 +78,15 @@ def dequantise_after_move(rw: Rewriter, op: Op, operands: list[Value]) -> list[V
     assert known is not None
     number = known.operands[0]
     source = dequantised(operands[number])
-    if not _scaled_alike(source):
+    if source is None or not _scaled_alike(source):
         return rw.skip("the operand is not dequantised with one scale")
-    assert source is not None
     if _pads(op):
         others = _padded_with(rw, op, source)
         if others is None:
             return None
         return _after(rw, op, [source.value, *others], operands[0])
     if known.extreme and source.dtype not in BYTES or not _takes(op, number, source.dtype):
-        return rw.skip(f"it does not choose among {source.dtype}")
+        return rw.skip("it does not choose among {}", source.dtype)
     moved = [source.value if n == number else v for n, v in enumerate(operands)]
     return _after(rw, op, moved, operands[number])
 
@@ -111,7 +118,7 @@ def _padded_with(rw: Rewriter, pad: Op, source: Quantised) -> list[Value | None]
     real = 0.0 if filling is None else float(filling.reshape(-1)[0])
     code = _code(real, source)
     if code is None:
-        return rw.skip(f"no integer means {real}")
+        return rw.skip("no integer means {}", real)
     return [others[0], rw.constant(np.array(code, source.dtype.np)), others[2]]
 
 
@@ -129,12 +136,12 @@ def _code(real: float, source: Quantised) -> int | None:
 @rule("dequantise-after-merge", P.where(_of_all)(rest("operands")), group=GROUP)
 def dequantise_after_merge(rw: Rewriter, op: Op, operands: list[Value]) -> list[Value] | None:
     """concat(d(a), d(b)) == d(concat(a, b)) for equal scales and zero points; so max and min."""
-    sources = [source for v in operands if (source := dequantised(v)) is not None]
+    sources = _dequantised(op)
     alike = all(_scaled_alike(s) and s.reads_like(sources[0]) for s in sources)
     if len(sources) < len(operands) or not alike:
         return rw.skip("the operands are not dequantised alike")
     if not all(_takes(op, n, s.dtype) for n, s in enumerate(sources)):
-        return rw.skip(f"it does not take {sources[0].dtype}")
+        return rw.skip("it does not take {}", sources[0].dtype)
     return _after(rw, op, [s.value for s in sources], operands[0])
 
 
@@ -156,7 +163,7 @@ def quantise_before_move(
         return None
     parts = [inner.operand(n) for n in known.operands]
     if not all(_takes(inner, n, op.output.tensor.dtype) for n in known.operands):
-        return rw.skip(f"it does not take {op.output.tensor.dtype}")
+        return rw.skip("it does not take {}", op.output.tensor.dtype)
     if not all(part.tensor.dtype == y.tensor.dtype for part in parts):
         return rw.skip("it changes the type")
     if any(part.tensor.size > y.tensor.size and not _from_integers(part) for part in parts):
@@ -176,7 +183,8 @@ def _from_integers(value: Value | None) -> bool:
         if op.name == "DequantizeLinear" or any(dequantised(v) for v in op.inputs):
             return True
         known = choice(op)
-        if op.name not in ACTIVATIONS and (known is None or not known.is_of_elements):
+        activates = limits(op) is not None or negative_factor(op) is not None
+        if not activates and (known is None or not known.is_of_elements):
             return False
         value = op.inputs[0 if known is None else known.operands[0]]
     return False

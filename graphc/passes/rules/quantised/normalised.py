@@ -36,7 +36,7 @@ def softmax(rw: Rewriter, op: Op, after: Activated) -> Value | None:
     if one_kernel:
         inverse = math.floor(np.float32(1) / np.float32(target.step))
     if not (inverse >= 1 or one_kernel) or inverse >= 1 << 16:
-        return rw.skip(f"a scale of {target.step} is out of reach")
+        return rw.skip("a scale of {} is out of reach", target.step)
     length = x.value.tensor.static_shape[attribute(op, "axis")]
     shift = 0 if abs(inverse - round(inverse)) < 1e-6 else 30 - math.frexp(inverse)[1]
     factor = round(math.ldexp(inverse, shift))

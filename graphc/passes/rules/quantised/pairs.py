@@ -18,8 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphc.ir.dtypes import i64
 from graphc.ir.graph import Value
-from graphc.ir.ops.fixed_point import DOMAIN, NEAR, TO_EVEN, TO_ODD, UP
+from graphc.ir.ops.fixed_point import DOMAIN, NEAR, SHIFTS, TO_EVEN, TO_ODD, UP
+from graphc.ir.scalar.ops import TABLE, apply
 from graphc.passes.rewriter import Rewriter
 from graphc.passes.rules.quantised.rescale import LARGEST_SHIFT, MULTIPLIER_BITS
 from graphc.passes.rules.quantised.values import Quantised, Target, codes
@@ -29,6 +31,8 @@ COARSEST_SUM = 12  # bits below the unit that sums of table entries have at leas
 NUDGE = 18  # bits fewer than the unit has, in what is added to see if it rounds better
 CLOSE = 6  # bits fewer than the unit has, in which sums are close to halfway
 HALVES = (UP, TO_EVEN, TO_ODD)
+
+Tables = tuple[np.ndarray, np.ndarray, np.ndarray, int]
 
 
 @dataclass(frozen=True)
@@ -103,11 +107,7 @@ def shifted(total: np.ndarray, shift: int, halves: int) -> np.ndarray:
     if halves != UP and shift > NEAR:
         total = (total + (1 << shift - NEAR - 1)) >> shift - NEAR
         shift = NEAR
-    whole = total >> shift
-    if halves == UP:
-        return whole
-    wrong = whole & 1 if halves == TO_EVEN else ~whole & 1
-    return whole - np.where(total & (1 << shift) - 1 == 0, wrong, 0)
+    return apply(TABLE[SHIFTS[halves]], i64, total, np.int64(shift))
 
 
 def best_halves(totals: np.ndarray, shift: int, target: Target, expected: np.ndarray) -> int:
@@ -191,7 +191,7 @@ class Sum:
             return offset - pairs.a.zero_point * by[0] - pairs.b.zero_point * by[1]
         return round(math.ldexp(constant, shift)) + pairs.shift * (sum(by) - (1 << shift))
 
-    def tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, int] | None:
+    def tables(self) -> Tables | None:
         """Tables whose entries add up to the result and 1/4, in units of 2**-shift, and the limits
         from which on sums belong to the next result; None if they are out of reach."""
         pairs = self.pairs
@@ -243,11 +243,8 @@ def _limit(above: np.ndarray, under: np.ndarray) -> int:
     return int(unclear[int(np.argmin(failed))])
 
 
-def by_tables(rw: Rewriter, sum_: Sum) -> Value | None:
-    """The sum of two table entries, compared with where results change; None if out of reach."""
-    tables = sum_.tables()
-    if tables is None:
-        return None
+def by_tables(rw: Rewriter, sum_: Sum, tables: Tables) -> Value:
+    """The sum of two table entries, compared with where results change."""
     left, right, limits, shift = tables
     target = sum_.pairs.target
     terms = [

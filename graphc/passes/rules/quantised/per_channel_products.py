@@ -142,9 +142,12 @@ def _as_floats(x: float, w: np.ndarray, y: float, channels: int) -> np.ndarray:
 
 def convolution(rw: Rewriter, conv: Op, after: Activated) -> Value | None:
     """Conv of a quantised activation with constant quantised weights."""
-    x, weights = activation(conv.inputs[0]), constant_weights(rw, conv.inputs[1], 0)
-    if x is None or weights is None:
-        return rw.skip(NO_OPERAND) if x is None else None
+    x = activation(conv.inputs[0])
+    if x is None:
+        return rw.skip(NO_OPERAND)
+    weights = constant_weights(rw, conv.inputs[1], 0)
+    if weights is None:
+        return None
     bias = conv.inputs[2] if len(conv.inputs) > 2 else None
     pads, auto = conv.attrs.get("pads"), conv.attrs.get("auto_pad", "NOTSET")
     padded = auto.startswith("SAME") or any(pads or ())
@@ -162,8 +165,10 @@ def quantised_conv_transpose(
 ) -> Value | None:
     """convtranspose(d(x), d(w)) == convolutions of d(x) with d(w), w moved as integers."""
     source, weights = activation(x), constant_weights(rw, w, 1)
-    if source is None or weights is None:
-        return rw.skip(NO_OPERAND) if source is None else None
+    if source is None:
+        return rw.skip(NO_OPERAND)
+    if weights is None:
+        return None
     if (attribute(op, "group") or 1) > 1 and weights.steps.size > 1:
         return rw.skip("it has groups, and scales per channel")
     contents, parameters = weights.contents, w.producer
@@ -199,10 +204,15 @@ def matrix_product(
     """MatMul of a quantised activation with a constant matrix, or with another activation."""
     other = activation(op.inputs[1])
     if other is not None and array_of(other.value) is None:
-        return _activations_product(rw, op, other, after) if bias is None else None
-    x, weights = activation(op.inputs[0]), constant_weights(rw, op.inputs[1], 1)
-    if x is None or weights is None:
-        return rw.skip(NO_OPERAND) if x is None else None
+        if bias is not None:
+            return rw.skip("a bias is not added to the product of two activations")
+        return _activations_product(rw, op, other, after)
+    x = activation(op.inputs[0])
+    if x is None:
+        return rw.skip(NO_OPERAND)
+    weights = constant_weights(rw, op.inputs[1], 1)
+    if weights is None:
+        return None
     if weights.contents.ndim != 2:
         return rw.skip("the weights are no matrix")
     return _product(
@@ -217,7 +227,7 @@ def _activations_product(rw: Rewriter, op: Op, b: Quantised, after: Activated) -
         return rw.skip(NO_OPERAND)
     length = a.value.tensor.static_shape[-1]
     if length * LARGEST_BYTE**2 > LARGEST_SUM:
-        return rw.skip(f"sums of {length} products do not fit int32")
+        return rw.skip("sums of {} products do not fit int32", length)
     if after.slope is not None and after.slope.size > 1:
         return rw.skip("the slopes below zero belong to no channels")
     zeros = [np.array(q.zero_point, q.dtype.np) if q.zero_point else None for q in (a, b)]
@@ -236,8 +246,10 @@ def gemm(rw: Rewriter, op: Op, after: Activated) -> Value | None:
         return rw.skip("Gemm has factors, or transposes its first operand")
     x = activation(op.inputs[0])
     weights = constant_weights(rw, op.inputs[1], 0 if transposed else 1)
-    if x is None or weights is None:
-        return rw.skip(NO_OPERAND) if x is None else None
+    if x is None:
+        return rw.skip(NO_OPERAND)
+    if weights is None:
+        return None
     rows = weights.contents if transposed else weights.contents.T
     if bias is not None and bias.tensor.size not in (1, rows.shape[0]):
         return rw.skip("the bias has more than one row")

@@ -50,11 +50,11 @@ def _sum(rw: Rewriter, op: Op, after: Activated, sign: int, one_kernel: bool) ->
         return rw.skip("a sum has no slopes below zero")
     total = Sum(Pairs(a, b, after.target, one_kernel, shift_in_kernel(rw)), sign)
     form, failed = total.best()
-    tabulated = by_tables(rw, total) if failed > MOST_FAILED else None
-    if tabulated is not None:
-        return tabulated
+    tables = total.tables() if failed > MOST_FAILED else None
+    if tables is not None:
+        return by_tables(rw, total, tables)
     if form is None:
-        return rw.skip(f"scales {a.step} and {b.step} are out of reach of fixed point")
+        return rw.skip("scales {} and {} are out of reach of fixed point", a.step, b.step)
     return rw.op(
         "RescaledSum", a.value, b.value, domain=DOMAIN, a_multiplier=form.by[0],
         b_multiplier=form.by[1], offset=form.offset, shift=form.shift, even=form.halves,

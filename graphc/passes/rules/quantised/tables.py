@@ -31,7 +31,7 @@ y, scale, zero = var("y scale zero")
 def tabulate(rw: Rewriter, op: Op, y: Value, scale: Value, zero: Value | None) -> Value | None:
     """q(f(d(x))) == table[x] for elementwise f of one 8-bit x."""
     if op.output.tensor.dtype not in BYTES:
-        return rw.skip(f"{op.output.tensor.dtype} is neither int8 nor uint8")
+        return rw.skip("{} is neither int8 nor uint8", op.output.tensor.dtype)
     ops = _function(op)
     if ops is None:
         return rw.skip("it is no elementwise function of one 8-bit value with one scale")

@@ -116,10 +116,10 @@ def target_of(rw: Rewriter, op: Op) -> Target | None:
     if step is None or step.size != 1 or (zero is not None and shift is None):
         return rw.skip("the scale is no constant number")
     if dtype not in BYTES:
-        return rw.skip(f"{dtype} is neither int8 nor uint8")
+        return rw.skip("{} is neither int8 nor uint8", dtype)
     number = float(step.reshape(-1)[0])
     if not (math.isfinite(number) and number > 0):
-        return rw.skip(f"the scale {number} is not a positive number")
+        return rw.skip("the scale {} is not a positive number", number)
     zero_point = 0 if shift is None else int(shift.reshape(-1)[0])
     return Target(number, zero_point, int(dtype.min), int(dtype.max), dtype)
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from differential import build, check, interpret_program, program_of
 
-from graphc.backends.llvm_cpu.runtime import NativeModel, compile_program, llvm_text
+from graphc.backends.llvm_cpu.codegen import compile_program, llvm_text
+from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.backends.llvm_cpu.target import host_target, named_target
 from graphc.ir.instructions import DOT4
 from graphc.ir.interp import interpret

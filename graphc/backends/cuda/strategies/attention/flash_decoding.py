@@ -49,7 +49,7 @@ from graphc.passes.analysis.attention import (
     Attention,
     match_attention,
 )
-from graphc.passes.analysis.computation import Computation, Output, flat_buffer
+from graphc.passes.analysis.computation import Computation, Output, buffers_read, flat_buffer
 from graphc.passes.analysis.spaces import count
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.strategies.nest import NestOptions, lower_nest
@@ -115,12 +115,9 @@ def lower_total(match: Attention, sums: Buffer, totals: Buffer) -> Lowered:
         Output(replace(o.buffer, shape=shape), tuple(ordered), substitute(expr, {RESULT: result}))
         for o, expr in zip(match.computation.outputs, match.exprs)
     )
-    read = {x.source for o in outputs for x in loads(o.expr)}
-    inputs = [flat_buffer(b) for b in match.computation.inputs if b.name in read]
-    computation = match.computation
-    final = Computation(
-        (*inputs, sums, totals), outputs, computation.constants, computation.label
-    )  # fmt: skip
+    inputs = buffers_read(match.computation.inputs, (o.expr for o in outputs))
+    inputs = [*map(flat_buffer, inputs), sums, totals]
+    final = replace(match.computation, inputs=tuple(inputs), outputs=outputs)
     lowered = lower_rows(final)
     return lowered if isinstance(lowered, Lowered) else lower_nest(final, NestOptions(flat=True))
 

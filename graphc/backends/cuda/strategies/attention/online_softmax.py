@@ -27,7 +27,7 @@ from graphc.backends.cuda.strategies.vectors import compute_points
 from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import bf16, f16, f32, i32, i64
 from graphc.ir.expr import Call, Const, Expr, as_expr, call, cast, select, substitute
-from graphc.ir.kernel import Alloc, Buffer, For, Index, Intrin, Kernel, KernelBuilder
+from graphc.ir.kernel import Buffer, Index, Intrin, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.attention import (
     LARGEST,
@@ -36,10 +36,9 @@ from graphc.passes.analysis.attention import (
     SUM,
     TOTAL,
     Attention,
-    inputs_used,
     last_key,
 )
-from graphc.passes.analysis.computation import flat_buffer
+from graphc.passes.analysis.computation import buffers_read, flat_buffer
 from graphc.passes.analysis.spaces import merge_adjacent
 from graphc.passes.lower.strategies.nest import Point
 
@@ -140,15 +139,13 @@ class AttentionBlocks:
             self.block_number = simplify(block // self.parts)
             self.fixed: dict[Expr, Expr] = dict(zip(outer, front))
             self.first_row = simplify(at * self.tile_rows)
-            with self.k.block() as body:
+            with self.k.threads(self.thread, self.shared):
                 self.body()
-            for buffer in self.shared:
-                self.k.emit(Alloc(buffer, "shared"))
-            self.k.emit(For(self.thread, tuple(body), "thread"))
         read = [self.q.expr, self.b.expr, self.v.expr, self.score, *self.finishing()]
         read += [self.exponential, self.weight] if self.is_whole else []
-        params = [flat_buffer(b) for b in (*inputs_used(self.match, read), *self.results())]
-        return Kernel(name, tuple(params), self.k.body(), self.match.computation.label)
+        inputs = buffers_read(self.match.computation.inputs, read)
+        params = tuple(map(flat_buffer, (*inputs, *self.results())))
+        return Kernel(name, params, self.k.body(), self.match.computation.label)
 
     def results(self) -> list[Buffer]:
         """What the kernel stores into."""
@@ -202,12 +199,8 @@ class AttentionBlocks:
         self.find_last()
         with self.k.loop(self.tiles_of_part, name="tile") as at:
             tile = simplify(self.part * self.tiles_of_part + at)
-            seen = self.is_seen(tile)
-            if isinstance(seen, Const):
+            with self.k.where(self.is_seen(tile)):
                 yield tile
-            else:
-                with self.k.when(seen):
-                    yield tile
 
     def no_products(self) -> Buffer:
         """Scores before anything is multiplied."""

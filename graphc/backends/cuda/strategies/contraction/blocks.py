@@ -18,21 +18,20 @@ from graphc.backends.cuda.strategies.vectors import are_neighbours, loaded
 from graphc.ir.addresses import flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
+    FALSE,
     Const,
     Expr,
     Index,
     Load,
-    Reduce,
     Ref,
     call,
-    loads,
     substitute,
-    walk,
 )
-from graphc.ir.kernel import Alloc, Buffer, For, If, Intrin, Kernel, KernelBuilder, Let
+from graphc.ir.kernel import Buffer, If, Intrin, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
-from graphc.passes.analysis.computation import flat_buffer
+from graphc.passes.analysis.computation import buffers_read, flat_buffer
 from graphc.passes.analysis.contraction import Match
+from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.spaces import merge_adjacent
 
 AT_ONCE = 128  # blocks that run at once, roughly
@@ -60,7 +59,7 @@ class FlatContraction:
 def flattened(match: Match) -> FlatContraction:
     """What kernels with any tile start from; the depth of the match is sorted."""
     flat = [flatten_loads(e, match.shapes) for e in (match.a, match.b, *match.exprs)]
-    hole = next(n for e in flat[2:] for n in walk(e) if isinstance(n, Reduce))
+    hole = reductions_in(flat[2:])[0]
     marker = Load("sum", (Const(0, i64),), hole.dtype)
     a, b, *exprs = (simplify(e, {hole: marker}) for e in flat)
     depth, (a, b) = merge_adjacent(match.depth, [a, b])
@@ -101,28 +100,25 @@ class BlockedContraction:
             -(-self.a.count // self.block_rows),
             -(-self.b.count // self.block_columns),
         )
-        together = self._rows_together(tiles[0])
+        together = self._swizzled_rows(tiles[0])
         groups = (tiles[0] // together, tiles[1], together)
         extents = (*(x.count for x in outer), *groups)
         with self.k.loop(math.prod(extents), "block", name="block") as block:
             *front, group, column, within = unflatten_index(block, extents)
             row = group * together + within
             self.fixed: dict[Expr, Expr] = dict(zip(outer, front))
-            with self.k.block() as body:
+            with self.k.threads(self.thread, self.shared, self.resident):
                 self.sums(simplify(row * self.block_rows), simplify(column * self.block_columns))
-            for buffer in self.shared:
-                self.k.emit(Alloc(buffer, "shared"))
-            self.k.emit(For(self.thread, tuple(body), "thread", self.resident))
         computation = self.match.computation
-        used = {x.source for e in (self.a.expr, self.b.expr, *self.exprs) for x in loads(e)}
-        inputs = [b for b in (*computation.inputs, *self.match.temporaries) if b.name in used]
-        params = [flat_buffer(b) for b in (*inputs, *(o.buffer for o in computation.outputs))]
+        read = (self.a.expr, self.b.expr, *self.exprs)
+        inputs = buffers_read((*computation.inputs, *self.match.temporaries), read)
+        params = map(flat_buffer, (*inputs, *(o.buffer for o in computation.outputs)))
         return Kernel(name, tuple(params), self.k.body(), computation.label)
 
-    def _rows_together(self, rows: int) -> int:
-        """How many blocks of a column, which has `rows`, follow one another: those that run at
-        once should share as much as they can of both operands, which is most where they cover a
-        square."""
+    def _swizzled_rows(self, rows: int) -> int:
+        """Block swizzling (rasterisation order): how many blocks of a column, which has `rows`,
+        follow one another. Blocks that run at once share most of both operands in the second-level
+        cache where they cover a square."""
         side = math.sqrt(AT_ONCE * self.block_columns / self.block_rows)
         return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= max(side, 1))
 
@@ -151,11 +147,9 @@ class BlockedContraction:
             return simplify(call("and", row < self.a.count, group[0][0] < self.b.count))
 
         for condition, batch in groupby(groups, inside):
-            if not isinstance(condition, Const):
-                with self.k.when(condition):
+            if condition is not FALSE:
+                with self.k.where(condition):
                     self._store(row, list(batch))
-            elif condition.value:
-                self._store(row, list(batch))
 
     def _store(self, row: Expr, groups: Sequence[Sequence[tuple[Expr, Expr]]]) -> None:
         results = [result for group in groups for result in self._results(row, group)]

@@ -23,7 +23,7 @@ from graphc.backends.cuda.machines import WARP, Machine
 from graphc.ir.kernel import Kernel
 
 SHARED_RATE = 128  # bytes that a multiprocessor moves between shared memory and registers
-PARTS = 4  # of a multiprocessor, with schedulers of their own
+SCHEDULERS = 4  # warp schedulers of a multiprocessor
 FIXED = 1500  # clocks from the start of a block to its first products, and from the last to its end
 SYNCHRONISED = 60  # clocks in which a block that is alone waits for all its threads
 BESIDE = 100  # instructions of a thread before its first slice and after its last
@@ -97,7 +97,7 @@ def clocks(tile: Tiled, gpu: Machine, problem: Problem) -> float:
     most = -(-grid // gpu.multiprocessors)
     warps, beside = block.threads // WARP, _beside(tile, block)
     busy = max(block.multiply, block.moved / SHARED_RATE, block.read / gpu.cache_rate) + beside
-    turn = block.multiply * PARTS / min(PARTS, warps) / block.slices
+    turn = block.multiply * SCHEDULERS / min(SCHEDULERS, warps) / block.slices
     alone = block.slices * (max(turn, LATENCY / block.ahead) + SYNCHRONISED) + FIXED + beside
     batches, left = divmod(most, fitting)
     return batches * _together(fitting * busy, alone) + (
@@ -116,7 +116,7 @@ def _beside(tile: Tiled, block: Block) -> float:
     issued = BESIDE * block.threads + FINISHING * results
     if tile.k_groups > 1:
         issued += EXCHANGING * results * tile.k_groups
-    return issued / WARP / PARTS
+    return issued / WARP / SCHEDULERS
 
 
 class Choose(Protocol):

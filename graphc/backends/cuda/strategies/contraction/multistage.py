@@ -57,7 +57,7 @@ class SlicedTile(ABC):
 
     @property
     def ahead(self) -> int:
-        """Slices asked for before the one that is multiplied."""
+        """Prefetch distance: slices asked for before the one that is multiplied."""
         return self.stages - 1
 
     @property

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from graphc.ir.addresses import is_affine_in, unflatten_index
-from graphc.ir.expr import Const, Expr, Index, call, free_indices, loads, select
+from graphc.ir.expr import TRUE, Const, Expr, Index, call, free_indices, loads, select
 from graphc.ir.kernel import KernelBuilder
 from graphc.ir.simplify import simplify
 
@@ -74,8 +74,5 @@ def strided(
     are written out (0: all): yields the position."""
     with k.loop(-(-elements // threads), "unroll", width=written) as step:
         at = simplify(step * threads + thread)
-        if elements % threads:
-            with k.when(at < elements):
-                yield at
-        else:
+        with k.where(at < elements if elements % threads else TRUE):
             yield at

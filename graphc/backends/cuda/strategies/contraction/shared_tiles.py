@@ -33,7 +33,7 @@ from graphc.backends.cuda.strategies.contraction.blocks import (
     sort_depth,
 )
 from graphc.backends.cuda.strategies.contraction.costs import (
-    PARTS,
+    SCHEDULERS,
     SHARED_RATE,
     Block,
     Choose,
@@ -50,7 +50,7 @@ from graphc.backends.cuda.strategies.contraction.operand_packing import (
 from graphc.backends.cuda.strategies.contraction.operands import Operand
 from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import f32, i64
-from graphc.ir.expr import Const, Expr, call
+from graphc.ir.expr import TRUE, Const, Expr, call
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation
@@ -98,7 +98,7 @@ class Tile:
         moved = 4 * deep * (self.threads * read / 2 + self.k_groups * sides)
         read_bytes = 4 * deep * self.k_groups * sides
         products = self.rows * self.columns * deep * self.k_groups
-        multiply = max(products / gpu.float_rate, issued / PARTS)
+        multiply = max(products / gpu.float_rate, issued / SCHEDULERS)
         shared = 4 * STAGES * self.depth * (max(self.rows, BANKS) + self.columns) * self.k_groups
         return Block(
             self.threads, shared + exchanged(self), registers=min(128, own + 3 * read + OTHERS),
@@ -368,10 +368,7 @@ class _Side:
         k, threads = self.tiles.k, self.tiles.k_groups.members
         with k.loop(self.held.shape[0], "unroll") as step:
             at = simplify(step * threads + self.tiles.k_groups.member)
-            if self.fetches % threads:
-                with k.when(at < self.fetches):
-                    yield step, at
-            else:
+            with k.where(at < self.fetches if self.fetches % threads else TRUE):
                 yield step, at
 
     # ---------------------------------------------------------------- multiplying

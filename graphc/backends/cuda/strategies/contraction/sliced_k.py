@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 from graphc.ir.addresses import flatten_index
 from graphc.ir.dtypes import DType, i64
-from graphc.ir.expr import Const, Expr, Index
+from graphc.ir.expr import TRUE, Const, Expr, Index
 from graphc.ir.kernel import Barrier, Buffer, KernelBuilder
 from graphc.ir.simplify import simplify
 
@@ -57,10 +57,7 @@ class SlicedK:
         """The parts of a thread's sums, so many, that its group finishes: yields their numbers."""
         with k.loop(-(-number // self.count), "unroll") as step:
             part = simplify(step * self.count + self.own)
-            if number % self.count:
-                with k.when(part < number):
-                    yield part
-            else:
+            with k.where(part < number if number % self.count else TRUE):
                 yield part
 
     def total(self, k: KernelBuilder, partial: Buffer, place: Sequence[Expr]) -> Expr:

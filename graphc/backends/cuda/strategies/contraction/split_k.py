@@ -16,9 +16,9 @@ from graphc.backends.cuda.strategies.rows.long_rows import IDLE, LONG, PART, Low
 from graphc.backends.cuda.strategies.rows.row_reductions import lower_rows
 from graphc.backends.cuda.strategies.rows.split_reductions import cut_evenly, in_parts
 from graphc.ir.dtypes import f32, f64, i32
-from graphc.ir.expr import Reduce, walk
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.contraction import Match, match_contraction, wide_sums
+from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.spaces import count
 from graphc.passes.lower.lowered import Lowered
 
@@ -39,7 +39,7 @@ def lower_split_k(computation: Computation, gpu: Machine, lower: Lower) -> Lower
     if isinstance(parts, str):
         return parts
     whole = wide_sums(computation)
-    hole = next(n for n in walk(whole.outputs[0].expr) if isinstance(n, Reduce))
+    hole = reductions_in([whole.outputs[0].expr])[0]
     cut = cut_evenly(whole, hole, parts)
     if cut.parts < 2:
         return "split: no index of the depth is long enough for parts"

@@ -23,10 +23,11 @@ from graphc.backends.cuda.strategies.rows.row_reductions import plan_of
 from graphc.backends.cuda.strategies.rows.split_reductions import cut_evenly, in_parts
 from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index, Reduce, free_indices, loads, substitute, walk
+from graphc.ir.expr import Const, Expr, Index, Reduce, free_indices, loads, substitute
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, Output, flat_buffer
+from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.spaces import merge_reductions, shapes_of
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.strategies.reductions import ready_reductions
@@ -86,7 +87,7 @@ def lower_long_rows(computation: Computation, gpu: Machine, lower: Lower) -> Low
     extents = computation.outputs[0].extents
     if not computation.has_one_space or 0 in extents:
         return "long rows: outputs have different shapes, or no elements"
-    if not any(isinstance(n, Reduce) for o in computation.outputs for n in walk(o.expr)):
+    if not reductions_in(o.expr for o in computation.outputs):
         return "long rows: no reductions"
     merged = _merged(computation)
     levels = _rows(merged)
@@ -98,8 +99,7 @@ def lower_long_rows(computation: Computation, gpu: Machine, lower: Lower) -> Low
     one_pass = find_one_pass(rows.reductions[0], exprs) if len(rows.reductions) == 1 else None
     if one_pass is not None:
         rows = RowReductions(rows.indices, [one_pass.first, one_pass.second])
-    reductions = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
-    is_alone = len(reductions) == len(rows.reductions)
+    is_alone = len(reductions_in(exprs)) == len(rows.reductions)
     if is_alone and rows.count == math.prod(extents):
         cut = cut_evenly(merged, rows.reductions[0], rows.parts(gpu))
         if cut.parts < 2:
@@ -132,7 +132,7 @@ def _rows(computation: Computation) -> list[RowReductions]:
     exprs = [o.expr for o in computation.outputs]
     groups: dict[tuple, list[Reduce]] = {}
     for r in ready_reductions(exprs, frozenset(index)):
-        if not any(isinstance(n, Reduce) for n in walk(r.body)) and all(a.count for a in r.axes):
+        if not reductions_in([r.body]) and all(a.count for a in r.axes):
             rows = tuple(x for x in index if x in free_indices(r))
             groups.setdefault((rows, *(a.count for a in r.axes)), []).append(r)
     return [RowReductions(rows, reductions) for (rows, *_), reductions in groups.items()]
@@ -197,8 +197,8 @@ def _values(exprs: list[Expr], rows: RowReductions) -> list[Expr]:
         if node in seen:
             continue
         seen.add(node)
-        inside = {n for n in walk(node) if isinstance(n, Reduce)}
-        if inside and inside <= own and free_indices(node) <= {*rows.indices}:
+        inside = reductions_in([node])
+        if inside and own.issuperset(inside) and free_indices(node) <= {*rows.indices}:
             values[node] = None
         else:
             left += reversed(node.children)

@@ -8,7 +8,7 @@ have neighbouring elements, rows are *columns*.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from graphc.backends.cuda.machines import FULL, VECTOR_BYTES, WARP
@@ -17,7 +17,6 @@ from graphc.ir.addresses import flatten_loads, is_affine_in, unflatten_index
 from graphc.ir.expr import (
     Call,
     Const,
-    Expr,
     Index,
     Load,
     Reduce,
@@ -28,6 +27,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, Output, flat_buffer
+from graphc.passes.analysis.core import reductions_in, rows_of
 from graphc.passes.analysis.spaces import shapes_of
 from graphc.passes.lower.strategies.nest import Point
 
@@ -77,10 +77,10 @@ class Rows:
 
 def plan_rows(indices: list[Index], points: list[Point]) -> Rows | str:
     """The plan for outputs over these indices, or why they have no rows."""
-    reductions = outermost([p.expr for p in points])
+    reductions = rows_of([p.expr for p in points], indices)
     if not reductions:
         return "no reductions"
-    used = [free_indices(r) & set(indices) for r in reductions]
+    used = reductions.values()
     spanned = frozenset().union(*(u for u in used if len(u) < len(indices)))
     if not spanned and all(len(u) == len(indices) for u in used):
         spanned = frozenset(indices)
@@ -88,7 +88,7 @@ def plan_rows(indices: list[Index], points: list[Point]) -> Rows | str:
         return "the reductions have no rows in common"
     rows = [x for x in indices if x in spanned]
     inner = [x for x in indices if x not in spanned]
-    own = [r for r, u in zip(reductions, used) if u <= spanned]
+    own = [r for r, u in reductions.items() if u <= spanned]
     depth = max((math.prod(a.count for a in r.axes) for r in own), default=0)
     width = math.prod(x.count for x in inner)
     if depth == 0 or any(x.count == 0 for x in indices):
@@ -108,7 +108,8 @@ def by_groups(computation: Computation) -> Computation:
     """The same over rows and places in them, if that is how reductions see the place of an element:
     by a quotient, like those of groups on channels."""
     first = computation.outputs[0]
-    if not any(_divides(r, first.index) for r in _reductions(computation.outputs)):
+    reductions = reductions_in(o.expr for o in computation.outputs)
+    if not any(_divides(r, first.index) for r in reductions):
         return computation
     place = Index("place", math.prod(first.extents))
     own = dict(zip(first.index, unflatten_index(place, first.extents)))
@@ -117,7 +118,7 @@ def by_groups(computation: Computation) -> Computation:
         replace(o, expr=simplify(flatten_loads(substitute(o.expr, own), shapes)))
         for o in computation.outputs
     ]
-    size = _row_length(_reductions(flat), place)
+    size = _row_length(reductions_in(o.expr for o in flat), place)
     if size == 1:
         return computation
     index = (Index("row", place.count // size), Index("inside", size))
@@ -130,10 +131,6 @@ def by_groups(computation: Computation) -> Computation:
     return replace(computation, inputs=inputs, outputs=outputs)
 
 
-def _reductions(outputs: Iterable[Output]) -> set[Reduce]:
-    return {n for o in outputs for n in walk(o.expr) if isinstance(n, Reduce)}
-
-
 def _divides(reduction: Reduce, index: Sequence[Index]) -> bool:
     """Whether a reduction sees quotients of indices."""
     return any(
@@ -142,7 +139,7 @@ def _divides(reduction: Reduce, index: Sequence[Index]) -> bool:
     )
 
 
-def _row_length(reductions: set[Reduce], place: Index) -> int:
+def _row_length(reductions: list[Reduce], place: Index) -> int:
     """By what reductions divide a place, of which they see no more than the quotient; else 1."""
     nodes = {n for r in reductions for n in walk(r) if place in n.children}
     if not all(isinstance(n, Call) and n.op.name == "floordiv" for n in nodes):
@@ -152,13 +149,6 @@ def _row_length(reductions: set[Reduce], place: Index) -> int:
     if len(divisors) != 1 or not isinstance(divisor, Const) or place.count % divisor.value:
         return 1
     return divisor.value
-
-
-def outermost(exprs: list[Expr]) -> list[Reduce]:
-    """Reductions, and those inside them that do not depend on their axes."""
-    reductions = {n for e in exprs for n in walk(e) if isinstance(n, Reduce)}
-    axes = {a for r in reductions for a in r.axes}
-    return [r for r in reductions if not free_indices(r) & axes]
 
 
 def _contiguous(reduction: Reduce) -> bool:

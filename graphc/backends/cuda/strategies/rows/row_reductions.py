@@ -33,7 +33,6 @@ from graphc.backends.cuda.strategies.rows.row_plans import (
     BLOCK,
     Rows,
     by_groups,
-    outermost,
     plan_rows,
 )
 from graphc.backends.cuda.strategies.rows.row_sweeps import (
@@ -48,8 +47,9 @@ from graphc.backends.cuda.strategies.rows.row_sweeps import (
 )
 from graphc.backends.cuda.strategies.vectors import each_neighbour, store_points
 from graphc.ir.addresses import unflatten_index
-from graphc.ir.dtypes import DType, boolean, f32, i64
+from graphc.ir.dtypes import DType, f32, i64
 from graphc.ir.expr import (
+    TRUE,
     Const,
     Expr,
     Index,
@@ -61,9 +61,10 @@ from graphc.ir.expr import (
     minimum,
     substitute,
 )
-from graphc.ir.kernel import Alloc, Barrier, Buffer, For, Intrin, Kernel, Let
+from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel, Let
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, flops
+from graphc.passes.analysis.core import outermost
 from graphc.passes.lower.lowered import Lowered, in_place
 from graphc.passes.lower.strategies.nest import Nest, NestOptions, Point
 from graphc.passes.lower.strategies.reductions import combined
@@ -110,7 +111,7 @@ class RowNest(Nest):
     row_bound: frozenset = frozenset()
     lane_of_row: Expr = Const(0, i64)
     column: Expr = Const(0, i64)  # of the columns of a block
-    stores_if: Expr = Const(True, boolean)
+    stores_if: Expr = TRUE
     unresolved: list[Expr] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -174,12 +175,11 @@ class RowNest(Nest):
     @contextmanager
     def _grid(self, blocks: int, thread: Index) -> Iterator[Index]:
         """A block loop around a thread loop; shared arrays that turn up are declared between."""
-        with self.k.loop(blocks, "block", name="block") as block:
-            with self.k.block() as body:
-                yield block
-            for buffer in self.shared:
-                self.k.emit(Alloc(buffer, "shared"))
-            self.k.emit(For(thread, tuple(body), "thread"))
+        with (
+            self.k.loop(blocks, "block", name="block") as block,
+            self.k.threads(thread, self.shared),
+        ):
+            yield block
 
     def _row(self, points: list[Point], row: Expr, bound: frozenset) -> None:
         """The reductions of a row, then its elements."""
@@ -196,11 +196,8 @@ class RowNest(Nest):
             with self.sweeper.elements(sweep, make, lambda at: []) as (at, exprs, more):
                 own = bound | more | {ELEMENT}
                 moved = [Point(p.output, o, e) for p, o, e in zip(points, places(at), exprs)]
-                if isinstance(self.stores_if, Const):
+                with self.k.where(self.stores_if):
                     store_points(self.k, self.resolved(moved, own), sweep.neighbour)
-                else:
-                    with self.k.when(self.stores_if):
-                        store_points(self.k, self.resolved(moved, own), sweep.neighbour)
 
     def _over(self, indices: Sequence[Index], alone: bool = False) -> Sweep:
         """How the threads of a row go over its elements; `alone`: one at a time."""
@@ -259,7 +256,7 @@ class RowNest(Nest):
         assert self.plan is not None
         is_shared = self.plan.are_columns or self.plan.threads > 1
         sweep = self._over(reduction.axes)
-        return is_shared and not sweep.is_held and sweep.steps > sweep.together
+        return is_shared and not sweep.is_held and sweep.steps > sweep.unrolled
 
     def _normalizer(self, normalizer: Normalizer) -> list[Expr]:
         """A largest element and the sum of exponentials below it, in one pass."""
@@ -290,7 +287,7 @@ class RowNest(Nest):
         """A sum, and the sum of squares about the mean, in one pass: both about the mean of what
         a thread reads first."""
         first, second, sweep = moments.first, moments.second, self._over(moments.first.axes)
-        place, together = self._place(sweep), sweep.together * sweep.per_step
+        place, together = self._place(sweep), sweep.unrolled * sweep.per_step
         centre, total, squares = (self._total(first, sweep) for _ in range(3))
         with self.sweeper.chunks(sweep, placed([first.term], first.axes)) as (chunk, each):
             bound = self.row_bound | sweep.loops | {chunk}

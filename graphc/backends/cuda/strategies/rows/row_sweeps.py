@@ -64,13 +64,13 @@ class Sweep:
         return self.steps * self.vector <= HELD
 
     @property
-    def together(self) -> int:
+    def unrolled(self) -> int:
         """Steps that are unrolled."""
         return self.steps if self.is_held else max(AHEAD, LEAST_AHEAD // self.vector)
 
     @property
     def step(self) -> Expr:
-        return Index(f"step{self.together}", self.together) if self.together > 1 else ZERO
+        return Index(f"step{self.unrolled}", self.unrolled) if self.unrolled > 1 else ZERO
 
     @property
     def neighbour(self) -> Expr:
@@ -83,7 +83,7 @@ class Sweep:
 
     def first(self, chunk: Expr) -> Expr:
         """The first neighbour of a step."""
-        step = chunk * self.together + self.step
+        step = chunk * self.unrolled + self.step
         return simplify(self.start + (step * self.threads + self.lane) * self.vector)
 
     def at(self, chunk: Expr) -> Expr:
@@ -120,7 +120,7 @@ class Columns(Sweep):
 
     def first(self, chunk: Expr) -> Expr:
         """The element, which is that of the same step of all rows."""
-        step = chunk * self.together + self.step
+        step = chunk * self.unrolled + self.step
         return simplify(self.start + step * self.threads + self.lane)
 
     def at(self, chunk: Expr) -> Expr:
@@ -183,7 +183,7 @@ class Sweeper:
         """A loop over as many steps as are unrolled together: yields it, and what makes loops over
         these steps, which give what `make` gives for an element, in terms of registers."""
         self.held = {}
-        chunk = Index(self.k.fresh("chunk"), -(-sweep.steps // sweep.together))
+        chunk = Index(self.k.fresh("chunk"), -(-sweep.steps // sweep.unrolled))
         exprs = self._prepared(sweep, chunk, make)
 
         @contextmanager
@@ -250,7 +250,7 @@ class Sweeper:
         """What is read, then what is kept, then the elements of the steps that are unrolled."""
         self._read(sweep, chunk, exprs)
         for value in kept:
-            cells = self.k.alloc(value.dtype, (sweep.together * sweep.vector,), "reg")
+            cells = self.k.alloc(value.dtype, (sweep.unrolled * sweep.vector,), "reg")
             with self._each(sweep, chunk), each_neighbour(self.k, sweep.neighbour):
                 place = sweep.cell(sweep.neighbour)
                 self.k.store(cells, place, substitute(value, self._registers(sweep)))
@@ -272,7 +272,7 @@ class Sweeper:
                 continue
             if not load.index or sweep.loops and not free & sweep.loops or _is_indirect(load):
                 continue
-            cells = self.k.alloc(load.dtype, (sweep.together * sweep.vector,), "reg")
+            cells = self.k.alloc(load.dtype, (sweep.unrolled * sweep.vector,), "reg")
             with self._each(sweep, chunk):
                 self._fill(sweep, cells, load)
             self.held[load] = cells
@@ -294,16 +294,8 @@ class Sweeper:
     def _each(self, sweep: Sweep, chunk: Expr) -> Iterator[None]:
         """The steps that are unrolled, as far as there are elements."""
         inside = sweep.has(chunk)
-        with self.k.block() as body:
-            if isinstance(inside, Const):
-                yield
-            else:
-                with self.k.when(inside):
-                    yield
-        if isinstance(sweep.step, Index):
-            body = [For(sweep.step, tuple(body), "unroll")]
-        for stmt in body:
-            self.k.emit(stmt)
+        with each_neighbour(self.k, sweep.step), self.k.where(inside):
+            yield
 
 
 def placed(exprs: Sequence[Expr], indices: Sequence[Index]) -> Callable[[Expr], list[Expr]]:

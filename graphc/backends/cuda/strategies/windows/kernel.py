@@ -20,8 +20,6 @@ Convolutional Neural Networks (2016), section 3.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.vectors import compute_points, each_neighbour, read_neighbours
@@ -29,6 +27,7 @@ from graphc.backends.cuda.strategies.windows.patches import Patch, best_patch
 from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
+    TRUE,
     Call,
     Const,
     Expr,
@@ -43,7 +42,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
-from graphc.passes.analysis.computation import Computation, Output, flat_buffer
+from graphc.passes.analysis.computation import Computation, Output, buffers_read, flat_buffer
 from graphc.passes.analysis.contraction import wide_sums
 from graphc.passes.analysis.spaces import count, shapes_of
 from graphc.passes.analysis.windows import Windows, match_windows
@@ -88,7 +87,7 @@ class WindowPatches:
     """Emits the kernel of a window: a thread for each patch."""
 
     def __init__(self, windows: Windows, patch: Patch, temporaries: list[Buffer]):
-        self.found, self.patch, self.temporaries = windows, patch, temporaries
+        self.windows, self.patch, self.temporaries = windows, patch, temporaries
         self.k = KernelBuilder()
         self.dtype = windows.hole.dtype.compute
         *self.looped, self.last = windows.slides
@@ -100,7 +99,7 @@ class WindowPatches:
 
     def kernel(self, name: str) -> Kernel:
         """The kernel over the inputs that are used, the weights and the outputs."""
-        windows, k = self.found, self.k
+        windows, k = self.windows, self.k
         lengths = {self.last.index: self.patch.columns, windows.channels: self.patch.channels}
         if self.row:
             lengths[self.row.index] = self.patch.rows
@@ -111,12 +110,10 @@ class WindowPatches:
                 for x, at in zip(windows.indices, unflatten_index(p, tuple(parts)))
             }
             self._patch()
-        used = {x.source for e in (windows.a, *self.exprs) for x in loads(e)}
-        used |= {x.source for x in loads(windows.b)} if windows.b is not None else set()
-        inputs = [b for b in (*windows.computation.inputs, *self.temporaries) if b.name in used]
-        outputs = [o.buffer for o in windows.computation.outputs]
-        params = tuple(flat_buffer(b) for b in (*inputs, *outputs))
-        return Kernel(name, params, k.body(), windows.computation.label)
+        read = [e for e in (windows.a, windows.b, *self.exprs) if e is not None]
+        inputs = buffers_read((*windows.computation.inputs, *self.temporaries), read)
+        params = map(flat_buffer, (*inputs, *(o.buffer for o in windows.computation.outputs)))
+        return Kernel(name, tuple(params), k.body(), windows.computation.label)
 
     def _named(self, position: Expr) -> Expr:
         """A name for a position, whose bounds are known."""
@@ -130,8 +127,8 @@ class WindowPatches:
         k, patch = self.k, self.patch
         self.sums = k.alloc(self.dtype, (patch.rows, patch.columns, patch.channels), "reg", "sums")
         with k.loops(*self.sums.shape, kind="unroll") as place:
-            k.store(self.sums, place, cast(self.found.hole.identity, self.dtype))
-        self._taps([*self.found.rest, *(s.axis for s in self.looped)], {})
+            k.store(self.sums, place, cast(self.windows.hole.identity, self.dtype))
+        self._taps([*self.windows.rest, *(s.axis for s in self.looped)], {})
         for i in range(patch.rows):
             for j in range(patch.columns):
                 self._finish(i, j)
@@ -163,27 +160,25 @@ class WindowPatches:
         return place
 
     def _at(self, expr: Expr, place: dict[Expr, Expr], channel: Expr) -> Expr:
-        channels = self.found.channels
+        channels = self.windows.channels
         here = {**self.start, **place, channels: self.start[channels] + channel}
         return simplify(expr, here)
 
     def _fetch(self, place: dict[Expr, Expr]) -> Buffer:
         """The values of the channels at an input position, in registers."""
-        expr, other = self.found.a, Const(0, self.dtype)
+        expr, other = self.windows.a, Const(0, self.dtype)
         guard = self._inside(place)
         if isinstance(expr, Call) and expr.op.name == "select" and isinstance(expr.args[2], Const):
             condition, inner, padding = expr.args
-            if self.found.channels not in free_indices(condition):
+            if self.windows.channels not in free_indices(condition):
                 guard = simplify(call("and", guard, self._at(condition, place, Const(0, i64))))
                 expr, other = inner, padding  # type: ignore[assignment]
-        wide = self.patch.channels if self.found.channels in free_indices(expr) else 1
+        wide = self.patch.channels if self.windows.channels in free_indices(expr) else 1
         value = self.k.alloc(self.dtype, (wide,), "reg", self.k.fresh("x"))
-        if isinstance(guard, Const) and guard.value:
-            self._fill(value, expr, place)
-            return value
-        with self.k.loop(wide, "unroll") as v:
-            self.k.store(value, v, cast(other, self.dtype))
-        with self.k.when(guard):
+        if guard is not TRUE:
+            with self.k.loop(wide, "unroll") as v:
+                self.k.store(value, v, cast(other, self.dtype))
+        with self.k.where(guard):
             self._fill(value, expr, place)
         return value
 
@@ -201,7 +196,7 @@ class WindowPatches:
 
     def _add(self, i: int, j: int, value: Buffer, place: dict[Expr, Expr], tap: tuple) -> None:
         """One term of the sums of output (i, j)."""
-        windows, k = self.found, self.k
+        windows, k = self.windows, self.k
         if windows.b is not None and tap not in self.weights:
             wide = self.patch.channels if windows.channels in free_indices(windows.b) else 1
             self.weights[tap] = k.alloc(self.dtype, (wide,), "reg", k.fresh("w"))
@@ -219,29 +214,21 @@ class WindowPatches:
         inside = self._inside(place)
         if isinstance(inside, Const) and not inside.value:
             return
-        with self._where(inside):
+        with self.k.where(inside):
             total = self.sums[Const(i, i64), Const(j, i64), Const(0, i64)]
-            for output, expr in zip(self.found.computation.outputs, self.exprs):
+            for output, expr in zip(self.windows.computation.outputs, self.exprs):
                 self._store(output, expr, total, place)
 
     def _store(self, output: Output, expr: Expr, total: Load, place: dict[Expr, Expr]) -> None:
         v = self._channels(self.patch.channels)
         sum = cast(Load(total.source, (*total.index[:2], v), total.dtype), self.marker.dtype)
         value = simplify(self._at(expr, place, v), {self.marker: sum})
-        point = Point(flat_buffer(output.buffer), self._at(self.found.offset, place, v), value)
+        point = Point(flat_buffer(output.buffer), self._at(self.windows.offset, place, v), value)
         compute_points(self.k, [point], v)
 
     def _channels(self, count: int) -> Expr:
         """An index of so many of the patch's channels."""
         return Index(self.k.fresh("v"), count) if count > 1 else Const(0, i64)
-
-    @contextmanager
-    def _where(self, guard: Expr) -> Iterator[None]:
-        if isinstance(guard, Const):
-            yield
-        else:
-            with self.k.when(guard):
-                yield
 
 
 def _element(values: Buffer, v: Expr) -> Load:

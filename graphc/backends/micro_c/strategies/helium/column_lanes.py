@@ -36,7 +36,6 @@ class Lanes(Emitter):
             most = options.lane_alone
         self.vectors = _even_parts(-(-column.count // LANES), most)
         super().__init__(match, options)
-        self.vector_finish = self._is_vector()
 
     def _tile_rows(self) -> int:
         return self.options.lane_rows
@@ -98,8 +97,6 @@ class Lanes(Emitter):
         self._sum(tile, levels, reads, self._weights_of(rows[0], panel), {})
         for at, row in zip(rows, totals):
             for total, (j, lanes) in zip(row, pieces):
-                if not self.vector_finish:
-                    total = self._spilled(total)
                 column = simplify(first + j)
                 self._finish(at, column, lanes, total.__getitem__, None)
 
@@ -196,13 +193,6 @@ class Lanes(Emitter):
         with self.k.loop(LANES, "vector", width=LANES) as v:
             self.k.store(total, v, sums[simplify(position + v)])
         return total
-
-    def _spilled(self, total: Buffer) -> Buffer:
-        """The lanes of a register in memory, for a finish that is no vector's."""
-        kept = self.k.alloc(total.dtype, (LANES,), "stack")
-        with self.k.loop(LANES, "vector", width=LANES) as v:
-            self.k.store(kept, v, total[v])
-        return kept
 
     # ------------------------------------------------------------ sums
 

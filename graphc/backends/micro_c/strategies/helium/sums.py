@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
-from graphc.backends.cfamily.printer import Dialect
-from graphc.backends.cfamily.spell import Speller
-from graphc.backends.micro_c.intrinsics import MicroPrinter
 from graphc.backends.micro_c.strategies.helium.initial_sums import Starts
 from graphc.backends.micro_c.strategies.helium.matching import element, unguarded
 from graphc.backends.micro_c.strategies.helium.sum_loops import Level, conjunction, merged
@@ -35,11 +32,10 @@ from graphc.ir.expr import (
 )
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
-from graphc.passes.analysis.computation import Computation, flat_buffer
+from graphc.passes.analysis.computation import Computation, buffers_read, flat_buffer
 from graphc.passes.analysis.factors import centred_byte
 from graphc.passes.analysis.spaces import balanced_tiles, shapes_of
 from graphc.passes.analysis.weighted import ProductMatch, interior
-from graphc.passes.kernel.prepare import prepare_kernel
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
 
 
@@ -124,8 +120,8 @@ class Emitter:
         match = self.match
         self._outer(list(self.outer), {}, [])
         output = flat_buffer(match.computation.outputs[0].buffer)
-        used = {x.source for x in (*loads(self.expr), *loads(match.a))}
-        inputs = [flat_buffer(b) for b in match.computation.inputs if b.name in used]
+        read = buffers_read(match.computation.inputs, (self.expr, match.a))
+        inputs = [flat_buffer(b) for b in read]
         params = (*inputs, *map(flat_buffer, self.temporaries), output)
         kernel = Kernel("helium", params, self.k.body(), match.computation.label)
         work = 2 * math.prod(x.count for x in (*match.indices, *match.depth))
@@ -242,21 +238,6 @@ class Emitter:
                 value = value + moved(start, v)
             where, result = self._finished(at, value, simplify(column + v))
             self.k.store(output, (where,), result)
-
-    def _is_vector(self) -> bool:
-        """Whether the finish of four outputs can do without a loop over them."""
-        dtype = self.match.hole.dtype
-        k = KernelBuilder()
-        total = k.alloc(dtype, (LANES,), "stack", "total")
-        at = {x: Const(0, i64) for x in self.match.indices}
-        emitter, self.k = self.k, k
-        self._finish(at, Const(0, i64), LANES, lambda v: total[v], None)
-        self.k = emitter
-        output = flat_buffer(self.match.computation.outputs[0].buffer)
-        params = (*map(flat_buffer, self.match.computation.inputs), output)
-        kernel = prepare_kernel(Kernel("finish", params, k.body()), lacks=())
-        printer = MicroPrinter(kernel, "finish", Speller(i32), Dialect(index=i32), functions=set())
-        return printer.is_vector(kernel.body[-1])
 
 
 def moved(load: Expr, offset: Expr) -> Load:

@@ -1,0 +1,37 @@
+"""From programs to machine code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from graphc.backends.cache import default_cache
+from graphc.backends.llvm_cpu.emit_program import emit_program
+from graphc.backends.llvm_cpu.image import Image
+from graphc.backends.llvm_cpu.memory import aligned
+from graphc.backends.llvm_cpu.objects import cached_object
+from graphc.backends.llvm_cpu.target import HostTarget, host_target
+from graphc.ir.dtypes import bf16
+from graphc.ir.program import Program
+from graphc.ir.scalar.functions import IN_ORDER
+from graphc.ir.scalar.narrow import BELOW_BYTES
+from graphc.passes.kernel.prepare import prepare_kernel
+
+LACKS = BELOW_BYTES | {bf16}  # types that few CPUs convert in hardware
+PIPELINE = "light"  # of LLVM passes: vectors and tiles are explicit already
+
+
+def llvm_text(program: Program, target: HostTarget | None = None) -> str:
+    """The LLVM IR of a program."""
+    prepared = {n: prepare_kernel(k, LACKS, IN_ORDER) for n, k in program.kernels.items()}
+    return emit_program(replace(program, kernels=prepared), (target or host_target()).features)
+
+
+def compile_program(program: Program, target: HostTarget | None = None) -> Image:
+    """Machine code for a program; from the disk cache if equal code was compiled before."""
+    target = target or host_target()
+    code = cached_object(llvm_text(program, target), target, default_cache(), PIPELINE)
+    return Image(
+        program.name, target.key, code, tuple(program.inputs), tuple(program.outputs),
+        tuple(aligned(c) for c in program.constants), program.arena_bytes,
+        tuple(program.kernels), len(program.steps), program.checks, sizes=program.sizes,
+    )  # fmt: skip

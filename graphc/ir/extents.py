@@ -1,0 +1,53 @@
+"""Extents of loops: integers, or expressions over symbols with bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from graphc.ir.expr import Call, Const, Expr, Index, Sym, as_expr, walk
+from graphc.ir.simplify import bounds, bounds_of_poly, simplify, to_poly
+from graphc.ir.types import Dim, at
+
+UNKNOWN = 1 << 30  # what estimates take for an extent that has no bound
+
+
+def as_dim(extent: Dim) -> Dim:
+    """The normal form of an extent: an integer if it is constant."""
+    return at(extent, {})
+
+
+def divided(extent: Dim, by: int) -> tuple[Dim, Dim]:
+    """How many times `by` goes into an extent, and what is left."""
+    if isinstance(extent, int):
+        return divmod(extent, by)
+    return as_dim(extent // by), as_dim(extent % by)
+
+
+def most(extent: Dim) -> int:
+    """The largest value of an extent, or a bound of it."""
+    return extent if isinstance(extent, int) else int(min(bounds(extent)[1], UNKNOWN))
+
+
+def least(extent: Dim) -> int:
+    """The smallest value of an extent, or a bound of it."""
+    return extent if isinstance(extent, int) else int(max(bounds(extent)[0], 0))
+
+
+def is_of_sizes(dim: Dim) -> bool:
+    """Whether a number is made of symbols and constants alone."""
+    return isinstance(dim, int) or all(isinstance(x, (Call, Const, Sym)) for x in walk(dim))
+
+
+def points(indices: Iterable[Index]) -> int:
+    """The positions of several indices; at most so many, if extents are not known."""
+    return math.prod(most(x.extent) for x in indices)
+
+
+def is_below(position: Expr, extent: Dim) -> bool:
+    """Whether a position is known to lie in 0 .. extent-1."""
+    low, high = bounds(position)
+    if isinstance(extent, int):
+        return low >= 0 and high < extent
+    room = as_expr(extent) - 1 - position
+    return low >= 0 and bounds_of_poly(to_poly(simplify(room)))[0] >= 0

@@ -1,0 +1,143 @@
+"""A graph for all sizes within bounds: one whose dims are expressions over symbols.
+
+`general` types a graph without binding its symbols. Type rules and bodies are made for integers;
+that they say the same of symbols is not taken on trust: `check_open` compares the types and bodies
+of each op with what its definition gives at a few sizes, among them the least, where a dimension
+of 1 shows. What cannot be typed for all sizes is an UnsupportedError that says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from graphc.errors import GraphcError, UnsupportedError
+from graphc.ir.expr import Const, Expr, Index, Reduce, Sym, reduce, symbols
+from graphc.ir.graph import Graph, Op, Value, clone_graph, constant_op
+from graphc.ir.infer import op_body, output_types
+from graphc.ir.simplify import simplify
+from graphc.ir.types import TensorType, at
+from graphc.passes.dce import remove_dead
+from graphc.passes.dimensions import Dimensions
+from graphc.passes.fold import FoldPolicy
+from graphc.passes.infer_types import TypeInference
+
+FORMS = ("elementwise", "indexed", "composite", "core")
+
+Sizes = Mapping[Expr, Expr]
+
+
+def general(graph: Graph, policy: FoldPolicy | None = None) -> Graph:
+    """A copy of a graph with bounded symbols, typed for all their values. UnsupportedError names
+    what depends on data, or has no type that holds at all sizes."""
+    result = clone_graph(graph)
+    types = TypeInference(policy, symbolic=True, dimensions=Dimensions())
+    types.region(result)
+    remove_dead(result)
+    untyped = next((op for op in result.ops if not all(map(_is_ranked, op.outputs))), None)
+    if untyped is not None:
+        reason = types.untyped.get(untyped, f"{untyped.where()}: its type is not known")
+        raise UnsupportedError(reason)
+    result.symbols = _sizes_of_inputs(result)
+    result.phase = "typed"
+    check_open(result)
+    return result
+
+
+def _is_ranked(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.shape is not None
+
+
+def _sizes_of_inputs(graph: Graph) -> dict[str, Sym]:
+    """The symbols of the dims of inputs, by name. UnsupportedError if one has no bound, or is no
+    input's dim by itself."""
+    types = [p.type for p in graph.params]
+    dims = [d for t in types if isinstance(t, TensorType) for d in t.dims if isinstance(d, Expr)]
+    sizes = {size.name: size for d in dims for size in symbols(d)}
+    for symbol in sizes.values():
+        if symbol not in dims or symbol.hi is None or symbol.lo < 1:
+            raise UnsupportedError(f"dimension {symbol.name} has no bounds, or is no input's own")
+    return {name: sizes[name] for name in sorted(sizes)}
+
+
+# ---------------------------------------------------------------- what holds at all sizes
+
+
+def check_open(graph: Graph) -> None:
+    """UnsupportedError names an op whose types or bodies are not those that its definition gives at
+    the sizes it is tried at."""
+    sizes = list(graph.symbols.values())
+    least: Sizes = {s: Const(s.lo) for s in sizes}
+    apart: Sizes = {s: Const(min(s.hi or 0, s.lo + 1 + 2 * n)) for n, s in enumerate(sizes)}
+    for op in graph.walk():
+        open_types = _has_open_types(op)
+        if op.defn.form not in (FORMS if open_types else (*FORMS, "imperative")):
+            raise UnsupportedError(f"{op.where()} is {op.defn.form}, made for one shape at a time")
+        if any(v.tensor.dtype.kind in ("string", "complex") for v in op.outputs):
+            raise UnsupportedError(f"{op.where()} gives {op.outputs[0].type}, which the host holds")
+        if op.name in ("Constant", "yield", "fused") or not open_types:
+            continue
+        for values in (least, apart):
+            _check_at(op, values)
+
+
+def _has_open_types(op: Op) -> bool:
+    values = (*op.outputs, *(v for v in op.inputs if v is not None))
+    return not all(v.type is not None and v.type.is_static for v in values)
+
+
+def _check_at(op: Op, sizes: Sizes) -> None:
+    """Compares an op with one of its definition whose operands have the types of some sizes."""
+    shown = ", ".join(f"{s} = {n}" for s, n in sizes.items())
+    twin = Op(op.defn, [_at_sizes(v, sizes) for v in op.inputs], op.attrs, len(op.outputs))
+    try:
+        types = output_types(twin)
+    except GraphcError as error:
+        raise UnsupportedError(f"{op.where()}: at {shown}, {error}") from error
+    for number, (value, type) in enumerate(zip(op.outputs, types)):
+        mine = _type_at(value, sizes)
+        if mine.with_layout(None) != type:
+            raise UnsupportedError(f"{op.where()} gives {value.type}, but {type} at {shown}")
+        twin.outputs[number].type = type
+        if op.defn.form == "composite":
+            continue
+        if _at(op_body(op, number), sizes) is not simplify(op_body(twin, number)):
+            raise UnsupportedError(f"{op.where()} computes something else at {shown}")
+
+
+def _at_sizes(value: Value | None, sizes: Sizes) -> Value | None:
+    """A value that stands for another at some sizes."""
+    if value is None or value.constant is not None:
+        return value
+    dims = value.known
+    if dims is not None:
+        numbers = [at(d, sizes) for d in dims.reshape(-1)]
+        return constant_op(np.array(numbers, np.int64).reshape(dims.shape)).output
+    return Value(_type_at(value, sizes).with_layout(None))
+
+
+def _type_at(value: Value, sizes: Sizes) -> TensorType:
+    type = value.tensor
+    return TensorType(type.dtype, tuple(at(d, sizes) for d in type.dims), type.layout)
+
+
+def _at(body: Expr, sizes: Sizes) -> Expr:
+    """A body at some sizes, simplified."""
+    done: dict[Expr, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if node not in done:
+            if isinstance(node, Index):
+                done[node] = Index(node.name, at(node.extent, sizes))
+            elif isinstance(node, Reduce):
+                axes = [Index(a.name, at(a.extent, sizes)) for a in node.axes]
+                done[node] = reduce(node.op, visit(node.body), axes)
+            else:
+                known = sizes.get(node)
+                done[node] = (
+                    node.rebuild([visit(c) for c in node.children]) if known is None else known
+                )
+        return done[node]
+
+    return simplify(visit(body))

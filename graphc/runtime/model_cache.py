@@ -1,0 +1,284 @@
+"""A cache of whole compiled models, so that a process which runs a known one imports no compiler.
+
+The key is made of the model's bytes, all arguments of `graphc.compile`, graphc's own sources, the
+packages that models are read with, and the CPU. Under it the cache of compiled code keeps a
+*record*: inputs and outputs, and the digests of external data. For each tuple of input shapes that
+was compiled to one piece of native code, it keeps under which key that code is (artifact.py). Code
+and weights are not kept twice.
+
+The bytes of a file are hashed only if it changed since that was last done: their digest is kept by
+the file's identity (files.py).
+
+What a record cannot tell is not kept: models with parts on the host, of inputs that are not
+tensors, with operators or rules of a user's own, and those that graphc warned about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphc import config, errors
+from graphc.backends.cache import DiskCache, cache_key, default_cache
+from graphc.backends.llvm_cpu.artifact import kept_image
+from graphc.backends.llvm_cpu.memory import Scratch
+from graphc.backends.llvm_cpu.runtime import NativeModel
+from graphc.backends.llvm_cpu.target import default_threads, host_target
+from graphc.errors import ModelError
+from graphc.files import identity, installed, is_settled
+from graphc.ir.types import TensorType
+from graphc.runtime.compiled import CompiledModel
+from graphc.runtime.saved import Interface, described, is_shapes, read_interface
+
+if TYPE_CHECKING:
+    from graphc.ir.graph import Graph
+    from graphc.runtime.plans import Executable
+
+READERS = ("onnx", "numpy", "ml_dtypes")  # packages that the graph of a model depends on
+PLAIN = (str, int, float, bool, type(None))  # types of options that their text tells all about
+BLOCK = 1 << 20  # bytes of a file that are hashed at a time
+Make = Callable[[], CompiledModel]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The bytes of a model: contents, or a file as it was when its digest was taken."""
+
+    digest: str
+    path: Path | None = None
+    identity: str = ""
+
+    @staticmethod
+    def of(source: object, cache: DiskCache) -> Source | None:
+        """The source if it is bytes, or a file that can be read."""
+        if isinstance(source, bytes):
+            return Source(hashlib.sha256(source).hexdigest())
+        if not isinstance(source, (str, os.PathLike)):
+            return None
+        try:
+            path = Path(source).absolute()
+            return Source(_digest(path, cache), path, identity(path.stat()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @property
+    def is_unchanged(self) -> bool:
+        try:
+            return self.path is None or identity(self.path.stat()) == self.identity
+        except OSError:
+            return False
+
+
+class Entry:
+    """Where the cache keeps a model."""
+
+    def __init__(self, cache: DiskCache, key: str, source: Source):
+        self.cache, self.key, self.source = cache, key, source
+        self.warnings = errors.warned
+
+    @staticmethod
+    def of(
+        source: object, arguments: Mapping[str, object], options: Mapping[str, object]
+    ) -> Entry | None:
+        """The entry for a model compiled for the CPU with arguments and options of
+        `graphc.compile`; None if no key can tell what it depends on."""
+        cache = default_cache()
+        if cache is None or config.debug() or config.fuel() is not None or _is_extended():
+            return None
+        told = _text_of(arguments, options)
+        known = None if told is None else Source.of(source, cache)
+        if told is None or known is None:
+            return None
+        readers = [installed(package) for package in READERS]
+        key = cache_key("model", known.digest, told, host_target().key, *readers)
+        return Entry(cache, key, known)
+
+    # ---------------------------------------------------------------- reading
+
+    def model(self, threads: int | None, make: Make) -> CachedModel | None:
+        """The model, if the cache has it; `make` compiles it."""
+        data = self.cache.get(self.key)
+        record = None if data is None else json.loads(data)
+        if record is None or not self._has_external(record["external"]):
+            return None
+        model = CachedModel(self, record["interface"], threads or default_threads(), make)
+        return model if record["shapes"] is None or model.has(_tuples(record["shapes"])) else None
+
+    def _has_external(self, files: Sequence[Sequence[str]]) -> bool:
+        """Whether external data are what they were."""
+        try:
+            return all(_digest(Path(path), self.cache) == digest for path, digest in files)
+        except OSError:
+            return False
+
+    def part(self, shapes: tuple, threads: int, scratch: Scratch) -> NativeModel | None:
+        """What the model was compiled to for these shapes of inputs."""
+        data = self.cache.get(self._part_key(shapes))
+        image = None if data is None else kept_image(self.cache, data.decode())
+        return None if image is None else NativeModel(image, threads, scratch)
+
+    def _part_key(self, shapes: tuple) -> str:
+        return cache_key("part of a model", self.key, repr(shapes))
+
+    # ---------------------------------------------------------------- writing
+
+    def add_part(self, key: tuple, executable: object) -> None:
+        """Keeps what a model was compiled to, if that is native code for inputs of some shapes."""
+        if isinstance(executable, NativeModel) and executable.image.entry and is_shapes(key):
+            self.cache.put(self._part_key(key), executable.image.entry.encode())
+
+    def add(self, model: CompiledModel, external: Iterable[Path]) -> None:
+        """Keeps a model that has been compiled, unless the record cannot tell all about it."""
+        made = model.executables()
+        if (
+            not model.is_plain
+            or not all(isinstance(spec.type, TensorType) for spec in model.inputs)
+            or not all(isinstance(executable, NativeModel) for _, executable in made)
+            or errors.warned != self.warnings
+        ):
+            return
+        is_closed = not model.graph.symbols
+        if is_closed and not (made and is_shapes(made[0][0])):
+            return
+        try:
+            files = [[str(path), _digest(path, self.cache)] for path in sorted(external)]
+        except OSError:
+            return
+        record = {
+            "interface": described(model.graph, model.inputs, model.outputs),
+            "external": files,
+            "shapes": made[0][0] if is_closed else None,
+        }
+        if self.source.is_unchanged:
+            self.cache.put(self.key, json.dumps(record).encode())
+
+
+class CachedModel(CompiledModel):
+    """A model from the cache. It is read and compiled only for what the cache does not have."""
+
+    def __init__(self, entry: Entry, interface: Interface, threads: int, make: Make):
+        self._make, self._entry, self._threads = make, entry, threads
+        self._present(*read_interface(interface))
+        self._scratch, self._lock = Scratch(), RLock()
+        self._ready: dict[tuple, NativeModel] = {}
+
+    def execute(self, values: Sequence[Any]) -> list[Any]:
+        shapes = tuple([v.shape for v in values])
+        run = self._ready.get(shapes)
+        if run is None and not self.has(shapes):
+            return self.whole.execute(values)
+        return self._ready[shapes](values)
+
+    def has(self, shapes: tuple) -> bool:
+        """Whether the cache has what the model was compiled to for these shapes; loads it."""
+        with self._lock:
+            if shapes not in self._ready:
+                part = self._entry.part(shapes, self._threads, self._scratch)
+                if part is not None:
+                    self._ready[shapes] = part
+            return shapes in self._ready
+
+    @cached_property
+    def whole(self) -> CompiledModel:
+        """The model compiled from its source. ModelError if that has changed."""
+        with self._lock:
+            model = self.__dict__.get("whole")  # of another thread
+            if model is None:
+                model = self._make()
+                if not self._entry.source.is_unchanged:
+                    raise ModelError(
+                        f"{self._entry.source.path} has changed since graphc.compile read it: "
+                        "compile it again"
+                    )
+            return model
+
+    @property
+    def graph(self) -> Graph:  # type: ignore[override]
+        return self.whole.graph
+
+    def prepare(self) -> bool:
+        return all(isinstance(s.type, TensorType) and s.type.is_static for s in self.inputs)
+
+    def executables(self) -> list[tuple[tuple, Executable]]:
+        return self.whole.executables()
+
+    def save(self, path: str | os.PathLike) -> None:
+        self.whole.save(path)
+
+
+# ---------------------------------------------------------------- keys
+
+
+def _text_of(arguments: Mapping[str, Any], options: Mapping[str, object]) -> str | None:
+    """A text that tells all about the arguments; None if there is none."""
+    shapes, dims, values = (arguments.get(name) or {} for name in ("shapes", "dims", "values"))
+    try:
+        extents = sorted((str(n), [_whole(d) for d in shape]) for n, shape in shapes.items())
+        bounds = sorted(
+            (str(n), [_whole(x) for x in d] if isinstance(d, tuple) else _whole(d))
+            for n, d in dims.items()
+        )
+        contents = sorted((str(n), _contents(value)) for n, value in values.items())
+    except TypeError:
+        return None
+    if options.get("passes") is not None or not all(isinstance(v, PLAIN) for v in options.values()):
+        return None
+    return repr((extents, bounds, contents, sorted(options.items())))
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise TypeError
+    return int(value)
+
+
+def _contents(value: object) -> tuple:
+    array = np.asarray(value)
+    if array.dtype.kind == "O":
+        raise TypeError
+    return str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()
+
+
+def _tuples(shapes: Sequence[Sequence[int]]) -> tuple:
+    return tuple(map(tuple, shapes))
+
+
+def _is_extended() -> bool:
+    """Whether operators, rules or targets of a user's own are registered in this process."""
+    operators, rules, targets = (
+        list(getattr(sys.modules.get(f"graphc.{module}"), name, {}).values())
+        for module, name in (
+            ("ir.opdef", "REGISTRY"),
+            ("passes.rewriter", "RULES"),
+            ("targets.base", "TARGETS"),
+        )
+    )
+    makers = [x.function for x in (*operators, *rules) if x.function is not None] + targets
+    return not all(getattr(m, "__module__", "").startswith("graphc.") for m in makers)
+
+
+def _digest(path: Path, cache: DiskCache) -> str:
+    """The SHA-256 of a file; from the cache if the file has not changed since."""
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        key = cache_key("digest of a file", identity(status))
+        known = cache.get(key)
+        if known is not None:
+            return known.decode()
+        state = hashlib.sha256()
+        while block := file.read(BLOCK):
+            state.update(block)
+        digest = state.hexdigest()
+        if is_settled(status) and identity(os.fstat(file.fileno())) == identity(status):
+            cache.put(key, digest.encode())
+    return digest

@@ -1,0 +1,153 @@
+"""One program for all sizes within bounds: it gives what the static graph of each size gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from open_shapes import loops_of_any_size, run_at
+from programs import check_program
+
+import graphc
+from graphc.driver import configured, load_graph, optimise
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir.compare import compare
+from graphc.ir.graph import Graph
+from graphc.ir.interp import interpret
+from graphc.ir.program import Program
+from graphc.ir.sizes import sizes_of
+from graphc.passes.general import check_open, general
+from graphc.passes.layout import row_major_operands
+from graphc.passes.lower import lower
+from graphc.passes.specialise import pin, specialise
+from graphc.runtime.feeds import random_feeds
+
+ROOT = Path(__file__).parent.parent
+WILD = ROOT / "tests" / "models_wild"
+MODELS = {
+    ROOT / "models" / "digits_cnn.onnx": [{"N": 1}, {"N": 3}],
+    WILD / "sklearn_mlp.onnx": [{"X_dim0": n} for n in (1, 7, 64)],
+    WILD / "sklearn_mixture.onnx": [{"X_dim0": n} for n in (1, 7, 64)],
+    WILD / "sklearn_gaussian_process.onnx": [{"X_dim0": n} for n in (1, 64)],
+    WILD / "decoder_sliding.onnx": [
+        {"new": 1, "past": 1, "total": 2}, {"new": 3, "past": 4, "total": 7},
+    ],
+}  # fmt: skip
+WHERE = "where N: 1..5, S: 1..6, H: 5..9"
+GRAPHS = {
+    "broadcast": "(%x: f32[N,S,4], %y: f32[N,1,4]) -> ? {} { %a = Add(%x, %y) %r = Relu(%a)",
+    "matmul": "(%x: f32[N,S,4], %y: f32[N,4,S]) -> ? {} { %r = MatMul(%x, %y)",
+    "gemm": "(%x: f32[N,4]) -> ? {} { const %w : f32[4,6] = random(seed=1) %r = Gemm(%x, %w)",
+    "conv": "(%x: f32[N,3,H,H]) -> ? {} { const %w : f32[4,3,3,3] = random(seed=1) "
+    "%r = Conv(%x, %w) {{pads=[1,1,1,1], strides=[2,2]}}",
+    "depthwise": "(%x: f32[N,3,H,8]) -> ? {} { const %w : f32[3,1,3,3] = random(seed=1) "
+    "%a = Conv(%x, %w) {{group=3}} %r = Transpose(%a) {{perm=[0,2,3,1]}}",
+    "pools": "(%x: f32[N,3,H,H]) -> ? {} { %a = MaxPool(%x) {{kernel_shape=[3,3], strides=[2,2]}} "
+    "%r = GlobalAveragePool(%a)",
+    "average": "(%x: f32[N,2,H]) -> ? {} { %r = AveragePool(%x) {{kernel_shape=[3], pads=[1,1]}}",
+    "softmax": "(%x: f32[N,S]) -> ? {} { %r = Softmax(%x) {{axis=1}}",
+    "norm": "(%x: f32[N,S,6]) -> ? {} { const %s : f32[6] = random(seed=1) "
+    "%r = LayerNormalization(%x, %s)",
+    "mean": "(%x: f32[N,S,3]) -> ? {} { const %a : i64[1] = [1] "
+    "%r = ReduceMean(%x, %a) {{keepdims=0}}",
+    "concat": "(%x: f32[N,S], %y: f32[N,3]) -> ? {} { %r = Concat(%x, %y, %x) {{axis=1}}",
+    "slice": "(%x: f32[N,H]) -> ? {} { const %b : i64[1] = [-3] const %e : i64[1] = [1000] "
+    "const %a : i64[1] = [1] %r = Slice(%x, %b, %e, %a)",
+    "heads": "(%x: f32[N,S,12]) -> ? {} { const %s : i64[4] = [0,0,3,4] %a = Reshape(%x, %s) "
+    "%b = Transpose(%a) {{perm=[0,2,1,3]}} const %t : i64[2] = [-1,4] %r = Reshape(%b, %t)",
+    "shapes": "(%x: f32[N,S,6]) -> ? {} { %d = Shape(%x) const %one : i64[1] = [1] "
+    "const %zero : i64[1] = [0] %n = Gather(%d, %zero) %s = Gather(%d, %one) %m = Mul(%n, %s) "
+    "const %two : i64[1] = [2] const %three : i64[1] = [3] "
+    "%t = Concat(%m, %three, %two) {{axis=0}} %a = Reshape(%x, %t) "
+    "%b = Transpose(%a) {{perm=[1,0,2]}} %c = Neg(%b) %u = Concat(%three, %n, %s, %two) {{axis=0}} "
+    "%r = Reshape(%c, %u)",
+    "expand": "(%x: f32[N,1]) -> ? {} { const %s : i64[3] = [2,1,4] %r = Expand(%x, %s)",
+    "positions": "(%x: i64[N,S]) -> ? {} { const %w : f32[9,3] = random(seed=1) %d = Shape(%x) "
+    "const %at : i64[] = 1 %s = Gather(%d, %at) const %z : i64[] = 0 const %o : i64[] = 1 "
+    "%p = Range(%z, %s, %o) %e = Gather(%w, %p) %y = Cast(%x) {{to=1}} "
+    "const %l : i64[1] = [2] %v = Unsqueeze(%y, %l) %r = Add(%v, %e)",
+    "pad": "(%x: f32[N,H]) -> ? {} { const %p : i64[4] = [0,1,0,2] %r = Pad(%x, %p)",
+    "argmax": "(%x: f32[N,S]) -> ? {} { %r = ArgMax(%x) {{axis=1}}",
+}
+"""Graphs by name; `{}` stands for the bounds of their symbols."""
+
+
+def program_of(graph: Graph) -> Program:
+    """The program of a graph of open shape, of plain loops."""
+    typed = general(graph)
+    target, settings = configured("cpu", None, {})
+    optimise(typed, settings, target=target)
+    row_major_operands(typed, settings.context)
+    check_open(typed)
+    program = lower(typed, [loops_of_any_size])
+    check_program(program)
+    return program
+
+
+def agrees_at(program: Program, graph: Graph, dims: Mapping[str, int], seed: int) -> None:
+    feeds = random_feeds(pin(graph, dims=dims), seed)
+    shapes = {name: array.shape for name, array in feeds.items()}
+    expected = interpret(specialise(graph, shapes), list(feeds.values()))
+    for found, wanted in zip(run_at(program, list(feeds.values())), expected, strict=True):
+        agreement = compare("output", found, wanted)
+        assert agreement.within(2e-5), f"{dict(dims)}: {agreement}"
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_models(path):
+    graph = load_graph(path)
+    graph = pin(graph, dims={name: (1, 64) for name in graph.symbols if name != "_"})
+    program = program_of(graph)
+    for seed, dims in enumerate(MODELS[path]):
+        agrees_at(program, graph, dims, seed)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs(name):
+    text = GRAPHS[name].replace("{}", WHERE, 1).replace("{{", "{").replace("}}", "}")
+    graph = graphc.parse(f"graph @g{text} return %r }}")
+    program = program_of(graph)
+    dice = random.Random(name)
+    used = program.sizes
+    for seed in range(8):
+        dims = {s.name: (s.lo, s.hi)[seed] if seed < 2 else dice.randint(s.lo, s.hi) for s in used}
+        agrees_at(program, graph, dims, seed)
+
+
+def test_sizes_are_checked():
+    graph = graphc.parse("graph @g(%x: f32[N,2], %y: f32[N,1]) -> ? where N: 1..4 {"
+                         " %r = Mul(%x, %y) return %r }")  # fmt: skip
+    program = program_of(graph)
+    assert sizes_of(program.sizes, program.inputs, [(3, 2), (3, 1)]) == (3,)
+    with pytest.raises(ModelError, match="dimension N = 5 is not in 1..4"):
+        sizes_of(program.sizes, program.inputs, [(5, 2), (5, 1)])
+    with pytest.raises(ModelError, match="input 'y' takes"):
+        sizes_of(program.sizes, program.inputs, [(3, 2), (2, 1)])
+
+
+def test_what_depends_on_a_size_being_one_is_refused():
+    graph = graphc.parse(f"graph @g(%x: f32[N,2,S]) -> ? {WHERE} {{ %r = Squeeze(%x) return %r }}")
+    with pytest.raises(UnsupportedError, match="Squeeze.* at N = 1, S = 1"):
+        general(graph)
+    graph = graphc.parse(f"graph @g(%x: f32[N], %y: f32[S]) -> ? {WHERE} {{ %r = Add(%x, %y) "
+                         "return %r }")  # fmt: skip
+    with pytest.raises(UnsupportedError, match="may be 1"):
+        general(graph)
+
+
+def test_what_depends_on_data_is_refused():
+    graph = graphc.parse(f"graph @g(%x: f32[N]) -> ? {WHERE} {{ %r = NonZero(%x) return %r }}")
+    with pytest.raises(UnsupportedError, match="NonZero"):
+        general(graph)
+
+
+def test_memory_is_that_of_the_largest_sizes():
+    graph = graphc.parse(f"graph @g(%x: f32[N,S]) -> ? {WHERE} {{ %a = Softmax(%x) {{axis=0}} "
+                         "%r = Softmax(%a) {axis=1} return %r }")  # fmt: skip
+    program = program_of(graph)
+    assert program.arena_bytes % 64 == 0
+    assert 4 * 5 * 6 <= program.arena_bytes <= 2 * 128
+    assert np.prod([size.hi for size in program.sizes]) == 30
