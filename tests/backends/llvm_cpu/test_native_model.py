@@ -247,7 +247,8 @@ def test_grain(extent, work):
     assert _grain(extent, work, parallel=False) == extent
 
 
-def test_specialisations_share_equal_constants():
+def test_specialisations_share_equal_constants(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAPHC_CACHE_DIR", str(tmp_path))  # constants of the cache are mapped
     first, second = (graphc.compile(mlp(rows, 256), threads=1) for rows in (5, 6))
     first.prepare()
     second.prepare()
