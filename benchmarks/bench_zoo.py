@@ -22,17 +22,18 @@ import numpy as np
 
 import graphc
 import models
+from graphc.analysis import roofline
 from graphc.analysis.cost import Cost, op_cost
-from graphc.analysis.roofline import Peaks
-from graphc.backends.llvm_cpu.roofline import measure_machine
+from graphc.backends.llvm_cpu.machine import host_machine
 from graphc.bench import measure
 from graphc.errors import GraphcError
 from graphc.ir.compare import agreements
 from graphc.ir.graph import Graph
+from graphc.ir.machine import Peaks
 from graphc.verify import onnxruntime
 
 
-def bench(path: Path, threads: int, seconds: float, machine: Peaks) -> dict[str, Any]:
+def bench(path: Path, threads: int, seconds: float, peaks: Peaks) -> dict[str, Any]:
     """One row: times in milliseconds, error relative to the range of the outputs."""
     model, graph, feeds = models.load(path)
     start = time.perf_counter()
@@ -55,17 +56,17 @@ def bench(path: Path, threads: int, seconds: float, machine: Peaks) -> dict[str,
         "error": max((each.error for each in found), default=0.0),
         "gflops": cost.flops / taken / 1e9,
         "gbytes": cost.nbytes / taken / 1e9,
-        "of_roofline": least_seconds(graph, machine) / taken,
+        "of_roofline": least_seconds(graph, peaks) / taken,
         "rounds": len(times["graphc"].seconds),
     }
 
 
-def least_seconds(graph: Graph, machine: Peaks) -> float:
+def least_seconds(graph: Graph, peaks: Peaks) -> float:
     """The time the machine needs if every product and window is a step of its own, and everything
     else is fused into them at no cost."""
     steps = [op_cost(op) for op in graph.ops]
     heavy = [cost for cost in steps if cost.flops >= sum(c.flops for c in steps) / 1000]
-    return sum(machine.seconds(cost) for cost in heavy)
+    return sum(roofline.seconds(peaks, cost) for cost in heavy)
 
 
 def rounded(row: dict[str, Any]) -> dict[str, Any]:
@@ -79,10 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     failed = False
     for threads in args.threads:
-        machine, speedups = measure_machine(threads), []
+        peaks, speedups = host_machine().peaks(threads), []
         for path in models.paths(args):
             try:
-                row = bench(path, threads, args.seconds, machine)
+                row = bench(path, threads, args.seconds, peaks)
                 speedups.append(row["speedup"])
             except GraphcError as error:
                 row, failed = {"model": path.stem, "threads": threads, "error": str(error)}, True
@@ -91,8 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             mean = float(np.exp(np.mean(np.log(speedups))))
             print(
                 f"threads {threads}: geometric mean x{mean:.3f} of {len(speedups)} models, "
-                f"lowest x{min(speedups):.3f}; machine {machine.flops / 1e9:.0f} GFLOP/s, "
-                f"{machine.bandwidth / 1e9:.1f} GB/s",
+                f"lowest x{min(speedups):.3f}; machine {peaks.flops / 1e9:.0f} GFLOP/s, "
+                f"{peaks.bandwidth / 1e9:.1f} GB/s",
                 file=sys.stderr,
             )
     return int(failed)

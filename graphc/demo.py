@@ -17,7 +17,7 @@ import numpy as np
 from graphc import driver
 from graphc.analysis import report
 from graphc.analysis.text import duration, nbytes, table
-from graphc.backends.llvm_cpu.roofline import measure_machine
+from graphc.backends.llvm_cpu.machine import host_machine
 from graphc.bench import measure
 from graphc.errors import GraphcError
 from graphc.ir.compare import compare
@@ -42,9 +42,9 @@ def main() -> int:
     latency(model, reference, images, "all images")
     model, programs = compile_model(1)
     latency(model, reference, images[:1], "one image")
-    machine = measure_machine()
-    print(f"\nWhere the time of one image goes, at least, with {report.machine_text(machine)}:\n")
-    print(report.steps(programs[0], machine, TOP))
+    peaks = host_machine().peaks()
+    print(f"\nWhere the time of one image goes, at least, with {report.peaks_text(peaks)}:\n")
+    print(report.steps(programs[0], peaks, TOP))
     print("\nHow memory is used:\n")
     print(report.memory(programs[0]))
     return 0 if right else 1

@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from graphc.backends.llvm_cpu.codegen import compile_program
+from graphc.backends.llvm_cpu.machine import host_machine
 from graphc.backends.llvm_cpu.runtime import NativeModel
-from graphc.backends.llvm_cpu.target import host_target
 from graphc.driver import program_for
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
@@ -43,7 +43,7 @@ class CpuOf(Cpu):
     @cached_property
     def machine(self):
         own = {"vector_bytes": self.vector_bytes, "registers": MACHINES[self.vector_bytes]}
-        return replace(host_target().machine, **own)
+        return replace(host_machine(), **own)
 
 
 POISON = 0xFF  # bytes of a NaN

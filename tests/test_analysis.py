@@ -8,18 +8,20 @@ import pytest
 from graphc.analysis import report
 from graphc.analysis.cost import Cost, op_cost
 from graphc.analysis.memory import arena_use, picture
-from graphc.analysis.roofline import Peaks, parse_machine
+from graphc.analysis.roofline import bound, parse_peaks, seconds
 from graphc.analysis.text import duration, nbytes, quantity, table
-from graphc.backends.cuda.roofline import gpu_machine
-from graphc.backends.llvm_cpu.roofline import measure_machine
+from graphc.backends.cuda.machines import machine
+from graphc.backends.llvm_cpu.machine import host_machine
 from graphc.driver import program_for
 from graphc.errors import ModelError
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import Const, Index, Load, exp, reduce, select
 from graphc.ir.graph import Graph
+from graphc.ir.machine import Peaks
 from graphc.ir.operations import kernel_operations, operations
 from graphc.ir.text.parser import parse_graph
 from graphc.passes.specialise import specialise
+from graphc.targets import configured
 
 
 def typed(body: str, params: str = "%x: f32[4,8]", result: str = "f32[4,8]") -> Graph:
@@ -99,50 +101,57 @@ def test_kernels_cost_what_their_ops_do():
 
 
 def test_roofline():
-    machine = Peaks(flops=1e9, bandwidth=1e8, cache_bandwidth=1e9, overhead=1e-6)
-    assert machine.bound(Cost(10**9, 10)) == "compute"
-    assert machine.bound(Cost(10, 10**8)) == "memory"
-    assert machine.bound(Cost(10, 10**6)) == "cache"
-    assert machine.bound(Cost(1, 1)) == "overhead"
-    assert machine.seconds(Cost(10**9, 10)) == pytest.approx(1 + 1e-6)
+    peaks = Peaks(flops=1e9, bandwidth=1e8, cache_bandwidth=1e9, overhead=1e-6)
+    assert bound(peaks, Cost(10**9, 10)) == "compute"
+    assert bound(peaks, Cost(10, 10**8)) == "memory"
+    assert bound(peaks, Cost(10, 10**6)) == "cache"
+    assert bound(peaks, Cost(1, 1)) == "overhead"
+    assert seconds(peaks, Cost(10**9, 10)) == pytest.approx(1 + 1e-6)
 
 
 def test_machines_in_text():
-    assert parse_machine("100,20") == Peaks(1e11, 2e10, 8e10)
-    assert parse_machine("100,20,50") == Peaks(1e11, 2e10, 5e10)
+    assert parse_peaks("100,20") == Peaks(1e11, 2e10, 8e10)
+    assert parse_peaks("100,20,50") == Peaks(1e11, 2e10, 5e10)
     for text in ("", "1", "1,2,3,4", "0,1", "-1,1", "nan,1", "inf,1", "fast,1"):
         with pytest.raises(ModelError):
-            parse_machine(text)
+            parse_peaks(text)
 
 
 def test_machines_of_gpus():
     """Peaks of data sheets: A100 19.5 and 312 TFLOP/s (f16), H100 989."""
-    old, new = gpu_machine(), gpu_machine("sm_90a,sm_80")
+    old, new = machine().peaks(), machine("sm_90a,sm_80").peaks()
     assert old.name == "NVIDIA A100 (sm_80)" and old.flops == pytest.approx(19.5e12, rel=0.01)
     assert old.using(["commit_copies", "mma_f16"]).flops == pytest.approx(312e12, rel=0.01)
     assert old.using(["mma_s8"]).flops == pytest.approx(624e12, rel=0.01)
     assert old.using(["commit_copies"]) == old
     assert new.using(["wgmma_f16_n256"]) == new  # not on the second
-    new = gpu_machine("sm_90a")
+    new = machine("sm_90a").peaks()
     assert new.using(["wgmma_f16_n256"]).flops == pytest.approx(989e12, rel=0.01)
     assert new.using(["wgmma_tf32_held_n64"]).flops == pytest.approx(495e12, rel=0.01)
     cost = Cost(10**12, 40 << 20)
-    assert old.bound(Cost(1, 40 << 20)) == "cache" and old.bound(Cost(1, 1 << 30)) == "memory"
-    assert old.using(["mma_f16"]).seconds(cost) < old.seconds(cost) / 10
+    assert bound(old, Cost(1, 40 << 20)) == "cache" and bound(old, Cost(1, 1 << 30)) == "memory"
+    assert seconds(old.using(["mma_f16"]), cost) < seconds(old, cost) / 10
 
 
 def test_this_machine():
     """Multiply-adds from registers are faster than data can be copied for them."""
-    one, many = measure_machine(1), measure_machine(10**6)
+    one, many = host_machine().peaks(1), host_machine().peaks(10**6)
     assert many.flops > 0.5 * one.flops > 0
     assert one.bandwidth > 1e8 and one.cache_bandwidth > 1e8
     assert one.flops > one.bandwidth / 4
 
 
+def test_peaks_are_those_of_the_targets_machine():
+    """A processor of which only the name is known has none."""
+    assert configured("cuda", {"arch": "sm_90a"}).machine.peaks() == machine("sm_90a").peaks()
+    assert configured("c", {}).machine.peaks() is None
+    assert configured("cpu", {}).machine.peaks().flops > 0
+
+
 def test_processor_time_that_stands_still(monkeypatch):
     monkeypatch.setattr("graphc.backends.llvm_cpu.roofline.time.thread_time", lambda: 1.0)
-    found = measure_machine(1)
-    assert found.flops > 0 and 1e7 < found.cache_bandwidth < 1e14
+    peaks = host_machine().peaks(1)
+    assert peaks.flops > 0 and 1e7 < peaks.cache_bandwidth < 1e14
 
 
 # ---------------------------------------------------------------- memory
@@ -166,9 +175,9 @@ def test_arena_of_a_chain():
 
 def test_reports_of_a_chain():
     program = chain(3)
-    machine = Peaks(1e9, 1e8, 1e9)
-    assert "4 steps take at least" in report.steps(program, machine)
-    assert "and 2 more" in report.steps(program, machine, top=2)
+    peaks = Peaks(1e9, 1e8, 1e9)
+    assert "4 steps take at least" in report.steps(program, peaks)
+    assert "and 2 more" in report.steps(program, peaks, top=2)
     assert "live bytes over 4 steps" in report.memory(program)
 
 

@@ -13,6 +13,7 @@ from programs import CONVOLUTIONS
 from graphc import backend
 from graphc.backends.llvm_cpu.codegen import compile_program, llvm_text
 from graphc.backends.llvm_cpu.jit import assembly
+from graphc.backends.llvm_cpu.machine import host_machine
 from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.backends.llvm_cpu.strategies import strategies
 from graphc.backends.llvm_cpu.target import HostTarget, host_target, named_target
@@ -96,7 +97,7 @@ def case(name: str) -> tuple[Graph, list[np.ndarray]]:
 
 def program_for(graph: Graph, vector_bytes: int) -> Program:
     sizes = {"vector_bytes": vector_bytes, "registers": REGISTERS[vector_bytes]}
-    made = strategies(replace(host_target().machine, **sizes))
+    made = strategies(replace(host_machine(), **sizes))
     return lower(optimise(clone_graph(graph), passes=OPTIMISING), made)
 
 

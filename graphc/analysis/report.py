@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graphc.analysis import roofline
 from graphc.analysis.cost import Cost, instructions, op_cost
 from graphc.analysis.memory import ArenaUse, arena_use, picture
-from graphc.analysis.roofline import Peaks
 from graphc.analysis.text import duration, nbytes, quantity, table
 from graphc.ir.graph import Graph, Op
+from graphc.ir.machine import Peaks
 from graphc.ir.operations import kernel_operations
 from graphc.ir.ops.in_range import own_results
 from graphc.ir.program import Program
@@ -30,15 +31,16 @@ class StepCost:
     seconds: float
 
 
-def step_costs(program: Program, machine: Peaks) -> list[StepCost]:
+def step_costs(program: Program, peaks: Peaks) -> list[StepCost]:
     """The steps of a program, in order."""
     flops = {name: kernel_operations(kernel) for name, kernel in program.kernels.items()}
-    machines = {n: machine.using(instructions(kernel)) for n, kernel in program.kernels.items()}
+    used = {n: peaks.using(instructions(kernel)) for n, kernel in program.kernels.items()}
     costs = []
     for step in program.steps:
         cost = Cost(step.flops or flops[step.kernel], step.nbytes)
-        name, own = layers(step.loc) or step.kernel, machines[step.kernel]
-        costs.append(StepCost(name, step.kernel, cost, own.bound(cost), own.seconds(cost)))
+        name, own = layers(step.loc) or step.kernel, used[step.kernel]
+        least, bound = roofline.seconds(own, cost), roofline.bound(own, cost)
+        costs.append(StepCost(name, step.kernel, cost, bound, least))
     return costs
 
 
@@ -102,9 +104,9 @@ def _cells(cost: Cost, total: Cost) -> tuple[str, str, str, str]:
 # ---------------------------------------------------------------- steps
 
 
-def steps(program: Program, machine: Peaks, top: int | None = None) -> str:
+def steps(program: Program, peaks: Peaks, top: int | None = None) -> str:
     """A table of the steps that take longest by the roofline (`top`: at most so many)."""
-    costs = step_costs(program, machine)
+    costs = step_costs(program, peaks)
     total = sum(each.seconds for each in costs) or 1.0
     rows = [("layer", "kernel", "FLOPs", "bytes", "FLOP/byte", "bound by", "at least", "share")]
     for each in sorted(costs, key=lambda c: -c.seconds)[:top]:
@@ -129,16 +131,16 @@ def _by_bound(costs: list[StepCost], total: float) -> str:
     return f"{len(costs)} steps take at least {duration(total)}: {', '.join(parts)}"
 
 
-def machine_text(machine: Peaks, programs: Sequence[Program] = ()) -> str:
-    """The name and the numbers of a machine, with the peak of what some programs use of its
+def peaks_text(peaks: Peaks, programs: Sequence[Program] = ()) -> str:
+    """The name and the peaks of a machine, with the peak of what some programs use of its
     special instructions."""
     kernels = [kernel for program in programs for kernel in program.kernels.values()]
-    peak = max((machine.using(instructions(kernel)).flops for kernel in kernels), default=0.0)
-    special = f", by special instructions {_rate(peak)}" if peak > machine.flops else ""
+    peak = max((peaks.using(instructions(kernel)).flops for kernel in kernels), default=0.0)
+    special = f", by special instructions {_rate(peak)}" if peak > peaks.flops else ""
     return (
-        f"{machine.name or 'a machine'} with {_rate(machine.flops)}{special}, "
-        f"memory {machine.bandwidth / 1e9:.4g} GB/s, "
-        f"cache {machine.cache_bandwidth / 1e9:.4g} GB/s, {duration(machine.overhead)} a step"
+        f"{peaks.name or 'a machine'} with {_rate(peaks.flops)}{special}, "
+        f"memory {peaks.bandwidth / 1e9:.4g} GB/s, "
+        f"cache {peaks.cache_bandwidth / 1e9:.4g} GB/s, {duration(peaks.overhead)} a step"
     )
 
 

@@ -8,58 +8,37 @@ that multiply by special instructions, these instructions' peak.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-
 from graphc.analysis.cost import Cost
 from graphc.errors import ModelError
-
-CACHE = 1 << 20  # bytes a step may touch and still find in the cache
-OVERHEAD = 0.5e-6  # seconds to start a step
+from graphc.ir.machine import Peaks
 
 
-@dataclass(frozen=True)
-class Peaks:
-    """Peak operations/s, bytes/s from memory and from the cache, seconds to start a step, bytes of
-    the cache, and the peak operations/s of instructions that have one of their own. `name` is
-    empty if nothing but these numbers is known."""
-
-    flops: float
-    bandwidth: float
-    cache_bandwidth: float
-    overhead: float = OVERHEAD
-    cache: int = CACHE
-    instructions: Mapping[str, float] = field(default_factory=dict)
-    name: str = ""
-
-    def using(self, instructions: Iterable[str]) -> Peaks:
-        """The same for steps that use some instructions."""
-        peaks = (self.instructions[name] for name in instructions if name in self.instructions)
-        return replace(self, flops=max(peaks, default=self.flops))
-
-    def seconds(self, cost: Cost) -> float:
-        """The least time of a step."""
-        return max(self._compute(cost), self._transfer(cost)) + self.overhead
-
-    def bound(self, cost: Cost) -> str:
-        """What limits a step: compute, bandwidth (cache or memory) or overhead."""
-        compute, transfer = self._compute(cost), self._transfer(cost)
-        if self.overhead > max(compute, transfer):
-            return "overhead"
-        if compute >= transfer:
-            return "compute"
-        return "cache" if cost.nbytes <= self.cache else "memory"
-
-    def _compute(self, cost: Cost) -> float:
-        return cost.flops / self.flops
-
-    def _transfer(self, cost: Cost) -> float:
-        within = cost.nbytes <= self.cache
-        return cost.nbytes / (self.cache_bandwidth if within else self.bandwidth)
+def seconds(peaks: Peaks, cost: Cost) -> float:
+    """The least time of a step."""
+    return max(_compute(peaks, cost), _transfer(peaks, cost)) + peaks.overhead
 
 
-def parse_machine(text: str) -> Peaks:
-    """`GFLOPS,GB/S[,CACHE GB/S]` as a machine."""
+def bound(peaks: Peaks, cost: Cost) -> str:
+    """What limits a step: compute, bandwidth (cache or memory) or overhead."""
+    compute, transfer = _compute(peaks, cost), _transfer(peaks, cost)
+    if peaks.overhead > max(compute, transfer):
+        return "overhead"
+    if compute >= transfer:
+        return "compute"
+    return "cache" if cost.nbytes <= peaks.cache else "memory"
+
+
+def _compute(peaks: Peaks, cost: Cost) -> float:
+    return cost.flops / peaks.flops
+
+
+def _transfer(peaks: Peaks, cost: Cost) -> float:
+    within = cost.nbytes <= peaks.cache
+    return cost.nbytes / (peaks.cache_bandwidth if within else peaks.bandwidth)
+
+
+def parse_peaks(text: str) -> Peaks:
+    """The peaks of a machine given as `GFLOPS,GB/S[,CACHE GB/S]`."""
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 def record(args: argparse.Namespace) -> tuple[Record, list[Layer]]:
     """The model, compiled while it was watched, and the layers that are asked for."""
     from graphc.cli.models import open_model
-    from graphc.cli.runs import machine_of
+    from graphc.cli.runs import peaks_of
     from graphc.report.answers import Record
     from graphc.report.layers import find, layers_of
     from graphc.report.trace import Trace
@@ -90,8 +90,8 @@ def record(args: argparse.Namespace) -> tuple[Record, list[Layer]]:
     target = target_of(args).detached()
     _compile(model, target, args, trace)
     known = args.machine or not target.alone  # of a microcontroller nothing is known
-    machine = machine_of(target, args) if known else None
-    return Record(model.graph, trace, machine), list(dict.fromkeys(wanted))
+    peaks = peaks_of(target, args) if known else None
+    return Record(model.graph, trace, peaks), list(dict.fromkeys(wanted))
 
 
 def _compile(model: Model, target: Target, args: argparse.Namespace, trace: Trace) -> None:

@@ -65,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     from graphc.analysis import report
     from graphc.cli.models import open_model
-    from graphc.cli.runs import Job, machine_of
+    from graphc.cli.runs import Job, peaks_of
 
     if args.model.endswith(".gcm"):
         return _inspect_saved(args)
     target = target_of(args).detached()
-    machine = machine_of(target, args)
+    peaks = peaks_of(target, args)
     model = open_model(args)
     model.close()
     job = Job(model, target, settings(args, target))
@@ -81,11 +81,11 @@ def run(args: argparse.Namespace) -> int:
     print("\n" + report.operators(graph))
     if args.all:
         print("\n" + report.nodes(graph))
-    text = report.machine_text(machine, programs)
+    text = report.peaks_text(peaks, programs)
     processor = f" ({target.processor})" if target.processor else ""
     print(f"\ncompiled for {target.name}{processor}; least times of {text}")
     for program in programs:
-        print("\n" + report.steps(program, machine, None if args.all else TOP))
+        print("\n" + report.steps(program, peaks, None if args.all else TOP))
         print("\n" + report.memory(program))
         more = target.inspected(job, program, None if args.all else TOP)
         if more:

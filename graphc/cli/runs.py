@@ -14,9 +14,9 @@ from graphc.cli.output import note, progress
 from graphc.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from graphc.analysis.roofline import Peaks
     from graphc.cli.models import Model
     from graphc.driver import Settings
+    from graphc.ir.machine import Peaks
     from graphc.ir.program import Program
     from graphc.runtime.compiled import CompiledModel
     from graphc.targets import Target
@@ -93,19 +93,17 @@ def contender(model: Model, name: str | Target, **options: Any) -> Run:
         return Job(model, name, Settings(**options)).compiled().run
 
 
-def machine_of(target: Target, args: argparse.Namespace) -> Peaks:
-    """The machine that is given, that of the target, or this one, which is measured."""
-    from graphc.analysis.roofline import parse_machine
+def peaks_of(target: Target, args: argparse.Namespace) -> Peaks:
+    """The peaks that are given, those of the target's machine, or of this one, where none are
+    known."""
+    from graphc.analysis.roofline import parse_peaks
+    from graphc.backends.llvm_cpu.machine import host_machine
 
     if args.machine:
-        return parse_machine(args.machine)
-    known = target.roofline()
-    if known is not None:
-        return known
-    from graphc.backends.llvm_cpu.roofline import measure_machine  # loads LLVM
-
-    with progress("measuring this machine"):
-        return measure_machine(args.threads or 1)
+        return parse_peaks(args.machine)
+    threads = args.threads or 1
+    with progress("reading the peaks of the machine"):
+        return target.machine.peaks(threads) or host_machine().peaks(threads)
 
 
 def _quietly(run: Run, what: str) -> Run:

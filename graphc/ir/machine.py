@@ -7,9 +7,32 @@ strategies. No pass compares the names of targets or of machines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+CACHE = 1 << 20  # bytes a step may touch and still find in the cache
+OVERHEAD = 0.5e-6  # seconds to start a step
 PRECISIONS = ("f32", "tf32", "f16", "bf16")  # in which matrix products can be multiplied
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Peak operations/s, bytes/s from memory and from the cache, seconds to start a step, bytes of
+    the cache, and the peak operations/s of instructions that have one of their own. `name` is
+    empty if nothing but these numbers is known."""
+
+    flops: float
+    bandwidth: float
+    cache_bandwidth: float
+    overhead: float = OVERHEAD
+    cache: int = CACHE
+    instructions: Mapping[str, float] = field(default_factory=dict)
+    name: str = ""
+
+    def using(self, instructions: Iterable[str]) -> Peaks:
+        """The same for steps that use some instructions."""
+        peaks = (self.instructions[name] for name in instructions if name in self.instructions)
+        return replace(self, flops=max(peaks, default=self.flops))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,3 +69,7 @@ class Machine:
     def has(self, instruction: str) -> bool:
         """Whether it has an instruction, or a property of instructions."""
         return instruction in self.instructions
+
+    def peaks(self, threads: int = 1) -> Peaks | None:
+        """What it can do at most, on so many threads of a CPU; None if that is not known."""
+        return None

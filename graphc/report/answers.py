@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from graphc.analysis.report import step_costs
-from graphc.analysis.roofline import Peaks
 from graphc.ir.graph import Graph, Op
+from graphc.ir.machine import Peaks
 from graphc.ir.operations import kernel_operations
 from graphc.ir.program import Program, Step
 from graphc.passes.manager.journal import Decision, KernelChoice
@@ -53,12 +53,12 @@ class Answer:
 
 @dataclass
 class Record:
-    """A model that was compiled while it was watched: the graph as imported, and the machine whose
-    roofline counts (None: not known)."""
+    """A model that was compiled while it was watched: the graph as imported, and the peaks of
+    the machine whose roofline counts (None: not known)."""
 
     graph: Graph
     trace: Trace
-    machine: Peaks | None
+    peaks: Peaks | None
 
     def answer(self, layer: Layer) -> Answer:
         """The answer for a layer."""
@@ -119,9 +119,9 @@ class Record:
 
     def bounds(self, program: Program) -> Sequence[tuple[str | None, float | None]]:
         """What bounds each step, and its least time."""
-        if self.machine is None:
+        if self.peaks is None:
             return [(None, None)] * len(program.steps)
-        return [(cost.bound, cost.seconds) for cost in step_costs(program, self.machine)]
+        return [(cost.bound, cost.seconds) for cost in step_costs(program, self.peaks)]
 
     def kernel(
         self, program: Program, step: Step, bound: str | None, seconds: float | None

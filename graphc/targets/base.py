@@ -21,7 +21,6 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.machine import Machine
 
 if TYPE_CHECKING:
-    from graphc.analysis import roofline
     from graphc.ir.graph import Graph
     from graphc.ir.program import Program
     from graphc.passes.lower.program import Conventions, Strategy
@@ -126,10 +125,6 @@ class Target:
     def rtol(self) -> float:
         """The largest error of results, relative to their range, that is expected."""
         return RTOL
-
-    def roofline(self) -> roofline.Peaks | None:
-        """The peaks of its machine; None: those of this one, which can be measured."""
-        return None
 
     def inspected(self, job: Job, program: Program, rows: int | None) -> str:
         """What `graphc inspect` tells beside steps and memory, in at most so many rows."""

@@ -32,9 +32,9 @@ class Cpu(Target):
 
     @cached_property
     def machine(self) -> Machine:
-        from graphc.backends.llvm_cpu.target import host_target
+        from graphc.backends.llvm_cpu.machine import host_machine
 
-        return host_target().machine
+        return host_machine()
 
     def pipeline(self) -> str:
         return (

@@ -14,7 +14,6 @@ from graphc.ir.machine import PRECISIONS
 from graphc.targets.base import RTOL, Job, Target, option, register_target
 
 if TYPE_CHECKING:
-    from graphc.analysis import roofline
     from graphc.backends.cuda.runtime import Driver
     from graphc.ir.graph import Graph
     from graphc.ir.machine import Machine
@@ -119,11 +118,6 @@ class Cuda(Target):
     @property
     def rtol(self) -> float:
         return RTOL if self.precision == "f32" else 1e-2
-
-    def roofline(self) -> roofline.Peaks | None:
-        from graphc.backends.cuda.roofline import gpu_machine
-
-        return gpu_machine(self.arch)
 
     def inspected(self, job: Job, program: Program, rows: int | None) -> str:
         """What accesses cost, counted in the simulator on random inputs."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+from graphc.backends.cuda import warpgroup_instructions as warpgroup
 from graphc.errors import ModelError
 from graphc.ir import machine as ir
 
@@ -57,6 +58,27 @@ class Machine(ir.Machine):
         """How many in a second, if a multiprocessor does so many in a clock."""
         return rate * self.multiprocessors * self.clock * 1e9
 
+    def peaks(self, threads: int = 1) -> ir.Peaks:
+        """Those of its architecture; `threads` are a CPU's."""
+        products = (name for name in sorted(self.instructions) if name.startswith("mma_"))
+        warps = {name: name.removeprefix("mma_") for name in products}
+        groups = {name: type for name, (type, _) in warpgroup.PRODUCTS.items()}
+        groups |= dict.fromkeys(warpgroup.HELD, "tf32")
+        return ir.Peaks(
+            self.peak(2 * self.float_rate),
+            self.bandwidth * 1e9,
+            self.peak(self.cache_rate),
+            self.launch_seconds,
+            int(self.cache_mib * (1 << 20)),
+            {
+                name: self.peak(2 * rate * PER_WORD.get(type, 4))
+                for rate, types in ((self.core_rate, warps), (self.group_rate, groups))
+                for name, type in types.items()
+                if rate
+            },
+            f"NVIDIA {self.gpu} ({self.arch})",
+        )
+
     def rounds(self, blocks: int) -> int:
         """How many times the GPU is filled, one block to a multiprocessor."""
         return -(-blocks // self.multiprocessors)
@@ -65,6 +87,7 @@ class Machine(ir.Machine):
 VOLTA = frozenset({"fast_floats", "unaligned_vectors", "widening_loads"})
 TURING = VOLTA | {"mma_f16", "mma_s8", "mma_u8", "mma_s8_u8", "mma_u8_s8"}
 AMPERE = TURING | {"mma_bf16", "mma_tf32"}
+PER_WORD = {"f16": 2, "bf16": 2, "tf32": 1}  # elements of 32 bits; bytes: 4
 KIB = 1 << 10
 VECTOR_BYTES = 16  # what a thread reads or writes at once; operands start at multiples of it
 STATIC_SHARED = 48 * KIB  # bytes of shared memory that a kernel may declare on every architecture

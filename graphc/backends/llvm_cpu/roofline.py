@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphc.analysis.roofline import Peaks
 from graphc.backends.llvm_cpu.emit_dots import has_vnni, vnni_intrinsic
 from graphc.backends.llvm_cpu.jit import compile_module
 from graphc.backends.llvm_cpu.objects import load_object
 from graphc.backends.llvm_cpu.spell import vector_of
 from graphc.backends.llvm_cpu.target import default_threads, host_target
 from graphc.ir.instructions import DOT4
+from graphc.ir.machine import Peaks
 
 CHAINS = 12  # independent sums: above latency times units on today's processors
 TRIPS = 500_000  # of the loop, in one run
@@ -31,8 +31,8 @@ MEASURABLE = 1e-3  # seconds that clocks tell apart well
 MOST_AT_ONCE = 1000  # runs
 
 
-def measure_machine(threads: int = 1) -> Peaks:
-    """This machine, measured in about a fifth of a second.
+def measured_peaks(threads: int = 1) -> Peaks:
+    """The peaks of this machine, measured in about a fifth of a second.
 
     The peak is that of one thread times `threads`, the cache's bandwidth too; that of the memory is
     one thread's.

@@ -25,14 +25,11 @@ from graphc.files import installed
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
 
-    from graphc.ir.machine import Machine
-
 _SYSFS_CPU = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 L2_BYTES = 512 << 10  # where nothing is known
-HALVES = "converts_halves"  # vectors of f16 become float32 in an instruction or two, as bf16 do
 
 
 @dataclass(frozen=True)
@@ -51,21 +48,6 @@ class HostTarget:
     def lanes(self, element_bytes: int) -> int:
         """Elements of one vector register; 1 where there are no vectors."""
         return max(1, self.vector_bits // (8 * element_bytes))
-
-    @property
-    def machine(self) -> Machine:
-        """What passes ask of it."""
-        from graphc.ir.instructions import DOT4, TRANSPOSE
-        from graphc.ir.machine import Machine
-
-        halves = {HALVES} if "f16c" in self.features or self.arch == "aarch64" else set()
-        return Machine(
-            vector_bytes=self.vector_bits // 8,
-            registers=self.vector_registers,
-            caches=(0, self.l2_bytes),
-            instructions=self.features
-            | {DOT4, TRANSPOSE, "fast_floats", "unaligned_vectors", *halves},
-        )
 
     @property
     def arch(self) -> str:

@@ -13,11 +13,11 @@ from programs import check_program
 
 from graphc.backends.llvm_cpu.codegen import compile_program
 from graphc.backends.llvm_cpu.emit_program import INVOKE
+from graphc.backends.llvm_cpu.machine import host_machine
 from graphc.backends.llvm_cpu.memory import empty_aligned
 from graphc.backends.llvm_cpu.objects import load_object
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
 from graphc.backends.llvm_cpu.strategies import conventions, strategies
-from graphc.backends.llvm_cpu.target import host_target
 from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.expr import Const, Sym, as_expr, symbols
@@ -80,7 +80,7 @@ def check(
     """Asserts that one program gives at all sizes what the graph of these shapes gives."""
     types = {n: TensorType(dtypes.f32, shape) for n, shape in shapes.items()}
     own = {"vector_bytes": vector_bytes, "registers": MACHINES[vector_bytes]}
-    machine = replace(host_target().machine, **own)
+    machine = replace(host_machine(), **own)
     program = lower(opened(function, types), strategies(machine), wanted=conventions(machine))
     check_program(program)
     model, rng = Native(program, threads), np.random.default_rng(0)
