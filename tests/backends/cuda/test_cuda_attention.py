@@ -1,5 +1,7 @@
 """Attention in one kernel: masks, guards, shared heads, any head size; right in the simulator."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cuda_programs import (
@@ -13,20 +15,22 @@ from cuda_programs import (
 )
 
 from graphc.backends.cuda import emit
-from graphc.backends.cuda.machines import fastest, machine
+from graphc.backends.cuda.machines import Machine, fastest, machine
 from graphc.backends.cuda.nvcc import compile_cuda
 from graphc.backends.cuda.simulator import simulate
 from graphc.backends.cuda.strategies import strategies
 from graphc.backends.cuda.strategies.attention.flash_float32 import (
     SHARED_FLOATS,
     TILES,
-    WIDEST,
     lower_flash_float32,
     shared_floats,
 )
 from graphc.driver import optimise, program_for
 from graphc.ir.interp import interpret
+from graphc.passes.analysis.attention import Attention, match_attention
+from graphc.passes.analysis.compose import computation
 from graphc.passes.lower import lower
+from graphc.passes.lower.lowered import Lowered
 from graphc.targets.cuda import Cuda
 
 PRODUCTS = """graph @g(%q: f32[2,3,21,10], %k: f32[2,3,37,10], %v: f32[2,3,37,20]) -> ? {
@@ -120,16 +124,31 @@ def test_every_tile(tile):
 
 
 def test_tiles_fit_into_shared_memory():
-    smallest = TILES[-1]
-    assert shared_floats(smallest, WIDEST, WIDEST) <= SHARED_FLOATS
+    smallest, widest = TILES[-1], machine().attention_features
+    assert shared_floats(smallest, widest, widest) <= SHARED_FLOATS
     assert all(shared_floats(tile, 64, 64) <= SHARED_FLOATS for tile in TILES)
     gpu = machine()
     assert fastest(TILES, gpu, 64, 4096).rows > fastest(TILES, gpu, 1, 16).rows
 
 
 def test_heads_may_be_too_large():
-    text = cuda_of(attention_of("f32", 2, 9, 9, WIDEST + 1, "")).text
+    gpu = machine()
+    text = cuda_of(attention_of("f32", 2, 9, 9, gpu.attention_features + 1, "")).text
     assert "attention" not in text
+    few = replace(gpu, attention_features=16)
+    assert "at most 16 products and columns" in str(refusal(24, few))
+    many = replace(gpu, attention_features=4096)
+    assert "a kernel may declare 49152" in str(refusal(1024, many))
+
+
+def refusal(features: int, gpu: Machine) -> Lowered | str:
+    """What the strategy makes of heads of so many features that were fused for some GPU."""
+    target = Cuda()
+    vars(target)["machine"] = replace(gpu, attention_features=features)
+    graph = optimise(graph_of(attention_of("f32", 2, 9, 9, features, "")), target=target)
+    groups = (computation(op) for op in graph.ops if op.region is not None)
+    (attention,) = (c for c in groups if isinstance(match_attention(c), Attention))
+    return lower_flash_float32(attention, gpu)
 
 
 def test_scores_that_others_read_stay():

@@ -24,7 +24,6 @@ from graphc.passes.analysis.spaces import count
 from graphc.passes.lower.lowered import Lowered
 
 SIDE = 16  # threads along rows, and along keys or columns
-WIDEST = 256  # depth and columns
 SHARED_FLOATS = STATIC_SHARED // 4
 CHUNK = 8  # products between which the loop over them is not unrolled
 
@@ -49,10 +48,20 @@ def lower_flash_float32(
     if isinstance(match, str):
         return match
     depth, columns = count(match.depth), count(match.columns)
-    if max(depth, columns) > WIDEST:
-        return f"attention: {depth} products and {columns} columns; kernels take {WIDEST}"
+    widest = gpu.attention_features
+    if max(depth, columns) > widest:
+        return (
+            f"attention: flash attention in float32 takes at most {widest} products and columns, "
+            f"found {depth} and {columns}"
+        )
     batch, rows = count(match.outer), count(match.rows)
     fitting = [t for t in TILES if shared_floats(t, depth, columns) <= SHARED_FLOATS]
+    if not fitting:
+        least = 4 * min(shared_floats(t, depth, columns) for t in TILES)
+        return (
+            f"attention: {depth} products and {columns} columns need {least} bytes of shared "
+            f"memory; a kernel may declare {STATIC_SHARED}"
+        )
     chosen = tile or fastest(fitting, gpu, batch, rows)
     kernel = _Emitter(match, chosen).kernel("attention")
     work = batch * rows * match.key.count
