@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from graphc import targets
+from graphc.collector import collecting_rarely
 from graphc.errors import ModelError, NeedsValue, UnsupportedError, within_limits
 from graphc.files import noted_files
 from graphc.ir.graph import Graph
@@ -112,6 +113,7 @@ def load_graph(source: Any) -> Graph:
     return import_onnx(source)
 
 
+@collecting_rarely()
 def compile(
     source: Any,
     target: str | Target = targets.DEFAULT,
@@ -162,7 +164,8 @@ def compiler(target: Target, settings: Settings) -> CompileStatic:
             return None
         return ", ".join(map(str, settings.pipeline(target.pipeline())))
 
-    return target.compiler(Build(lambda g: to_program(g, target, settings), settings.threads, key))
+    build = Build(lambda g: to_program(g, target, settings), settings.threads, key)
+    return collecting_rarely()(target.compiler(build))
 
 
 def policy(target: Target) -> FoldPolicy | None:
@@ -202,6 +205,7 @@ def program_for(graph: Graph, target: str | Target = targets.DEFAULT, **options:
     return to_program(graph, *configured(target, None, options))
 
 
+@collecting_rarely()
 def to_program(graph: Graph, target: Target, settings: Settings) -> Program:
     """As `program_for`, of a target with its options."""
 
