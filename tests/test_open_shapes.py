@@ -151,3 +151,40 @@ def test_memory_is_that_of_the_largest_sizes():
     assert program.arena_bytes % 64 == 0
     assert 4 * 5 * 6 <= program.arena_bytes <= 2 * 128
     assert np.prod([size.hi for size in program.sizes]) == 30
+
+
+IMAGES = {
+    "convolutions": "const %w : f32[24,8,3,3] = random(seed=1) "
+    "const %v : f32[40,24,1,1] = random(seed=2) %a = Conv(%x, %w) {{pads=[1,1,1,1]}} "
+    "%b = Relu(%a) %r = Conv(%b, %v) {{strides=[2,2]}}",
+    "depthwise": "const %w : f32[8,1,3,3] = random(seed=1) const %v : f32[32,8,1,1] = "
+    "random(seed=2) %a = Conv(%x, %w) {{group=8, pads=[1,1,1,1], strides=[2,2]}} "
+    "%r = Conv(%a, %v)",
+    "pools": "const %v : f32[32,8,1,1] = random(seed=2) %a = Conv(%x, %v) "
+    "%b = MaxPool(%a) {{kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]}} "
+    "%c = AveragePool(%b) {{kernel_shape=[2,2]}} %r = GlobalAveragePool(%c)",
+    "residual": "const %w : f32[24,8,3,3] = random(seed=1) %a = Conv(%x, %w) {{pads=[1,1,1,1]}} "
+    "%b = Sigmoid(%a) %c = Add(%a, %b) %r = MaxPool(%c) {{kernel_shape=[3,3]}}",
+}
+"""Networks of images of which the batch, the height and the width are open."""
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_of_all_sizes_are_stored_as_those_of_one_size(name):
+    text = IMAGES[name].replace("{{", "{").replace("}}", "}")
+    graph = graphc.parse("graph @g(%x: f32[N,8,H,W]) -> ? where N: 1..3, H: 5..24, W: 5..24 { "
+                         f"{text} return %r }}")  # fmt: skip
+    assert layouts(general(graph)) == layouts(specialise(graph, {"x": (3, 8, 24, 24)})) != set()
+    model = graphc.compile(graph, specialise="any", threads=1)
+    for shape in [(1, 8, 5, 5), (3, 8, 24, 24), (2, 8, 7, 18), (1, 8, 19, 6), (3, 8, 16, 23)]:
+        x = np.random.default_rng(shape[2]).standard_normal(shape, np.float32)
+        for found, wanted in zip(model.run([x]), graphc.interpret(graph, [x]), strict=True):
+            assert compare("output", found, wanted).within(2e-5)
+    assert model.why_exact == "" and len(model.executables()) == 1
+
+
+def layouts(graph: Graph) -> set[str]:
+    """How the values of a graph are stored, by the names of the layouts."""
+    target, settings = configured("cpu", None, {})
+    optimise(graph, settings, target=target)
+    return {str(v.layout) for v in graph.values() if v.layout is not None}

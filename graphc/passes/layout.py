@@ -24,7 +24,7 @@ from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.opdef import FUSED
 from graphc.ir.ops.relayout import is_relayout, relaid
-from graphc.ir.types import Layout
+from graphc.ir.types import Layout, largest
 from graphc.passes.analysis import structure
 from graphc.passes.analysis.compose import computation
 from graphc.passes.analysis.views import view_of
@@ -95,8 +95,8 @@ def _choose(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
     value = op.outputs[output]
     if value.tensor.rank < 3:
         return None, "with fewer than three dims no other order is tried"
-    if not value.tensor.is_static or 0 in value.tensor.dims:
-        return None, "it has no elements, or no fixed shape"
+    if 0 in value.tensor.dims:
+        return None, "it has no elements"
     if structure.is_movement(op):
         return _movement_layout(op, value)
     layout, why = _weights_last(op, output, rows)
@@ -115,7 +115,7 @@ def _weights_last(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
                 continue
             last = [d for d, x in enumerate(index) if x in free_indices(factor)]
             if last and index[-1] not in free_indices(factor):
-                count = math.prod(dims[d] for d in last)
+                count = math.prod(largest(dims[d]) for d in last)
                 if count <= structure.FEW_CHANNELS and _runs_along(op, data, index):
                     why_not = f"with {count} channels, sums are vectors along the last dim"
                     continue
