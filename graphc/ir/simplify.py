@@ -312,7 +312,25 @@ def _floordiv_atom(inner: Expr, divisor: int) -> Poly:
         if name == "mod" and by > 0 and by % divisor == 0:
             quotient = from_poly(_floordiv(inner.args[0], Const(divisor, i64)))
             return _mod(quotient, Const(by // divisor, i64))
+    if (merged := _one_division(inner, divisor)) is not None:
+        return merged
     return {(_call("floordiv", inner, divisor),): 1}
+
+
+def _one_division(inner: Expr, divisor: int) -> Poly | None:
+    """(e // b + c) // d as (e + b*c) // (b*d), for sizes: extents behind strides stay short."""
+    if not symbols(inner):
+        return None
+    terms = to_poly(inner)
+    (factors, scale), *others = [(key, v) for key, v in terms.items() if key] or [((), 0)]
+    quotient = factors[0] if len(factors) == 1 and scale == 1 and not others else None
+    if not isinstance(quotient, Call) or quotient.op.name != "floordiv":
+        return None
+    number, by = quotient.args
+    if not isinstance(by, Const) or by.value <= 0:
+        return None
+    shifted = from_poly(_add(to_poly(number), {(): by.value}, terms.get((), 0)))
+    return _floordiv(shifted, Const(by.value * divisor, i64))
 
 
 def _mod(a: Expr, b: Expr) -> Poly:

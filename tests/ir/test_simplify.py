@@ -249,3 +249,19 @@ def _random_over_sizes(dice, depth):
              lambda: minimum(a, b), lambda: (a * size + b) // size, lambda: (a * size + b) % size,
              lambda: (a // size) * size + a % size)  # fmt: skip
     return dice.choice(kinds)()
+
+
+def test_divisions_of_sizes_in_a_row_become_one():
+    assert simplify(((S + 1) // 2 + 1) // 2) is simplify((S + 3) // 4)
+    assert simplify((S * 2 // 3 - 5) // 7) is simplify((S * 2 - 15) // 21)
+    for apart in ((S // 2 + T) // 2, (S // 2 * 3 + 1) // 4, (I // 3 + 1) // 2):
+        assert (
+            sum(isinstance(x, Call) and x.op.name == "floordiv" for x in walk(simplify(apart))) == 2
+        )
+    rng = random.Random(0)
+    for _ in range(50):
+        a, b, c = (rng.choice(DIVISORS) for _ in range(3))
+        size, shift = rng.randint(1, 512), rng.randint(-20, 20)
+        chain = ((S + shift) // a - shift * b) // b + (S // c + shift) // a
+        expected = ((size + shift) // a - shift * b) // b + (size // c + shift) // a
+        assert simplify(simplify(chain), {S: Const(size, i64)}) is Const(expected, i64)
