@@ -10,9 +10,8 @@ guard depends on it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from graphc.ir.addresses import flatten_index, flatten_loads
 from graphc.ir.dtypes import f32, i32, i64
 from graphc.ir.expr import (
     Const,
@@ -24,12 +23,9 @@ from graphc.ir.expr import (
 from graphc.ir.instructions import LANES
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation
-from graphc.passes.analysis.core import Core, Role, reductions_in, stride
+from graphc.passes.analysis.core import Core, Role, core_of, reductions_in, stride
 from graphc.passes.analysis.spaces import (
-    drop_units,
     merge_adjacent,
-    shapes_of,
-    split_divided,
 )
 
 MOST_ROWS = 1 << 16  # of an index that is searched for its interior
@@ -60,36 +56,35 @@ def match_product(computation: Computation, min_depth: int) -> ProductMatch | st
     """The sum of products that a computation's output contains, or why it is not one of at least so
     many products."""
     if len(computation.outputs) != 1:
-        return "several outputs"
-    output = computation.outputs[0]
-    shapes = shapes_of(computation.inputs)
-    expr = simplify(flatten_loads(output.expr, shapes))
-    offset = flatten_index(output.index, output.extents)
-    indices, (offset, expr) = drop_units(list(output.index), [offset, expr])
-    indices, (offset, expr) = split_divided(indices, [offset, expr])
-    sums = reductions_in([expr])
-    if len(sums) != 1:
-        return f"{len(sums)} reductions instead of one"
-    indices, (offset, expr) = merge_adjacent(indices, [offset, expr])
-    (hole,) = reductions_in([expr])
+        return f"product: it must have one output, found {len(computation.outputs)}"
+    core = core_of(computation, "product", flat=True)
+    if isinstance(core, str):
+        return core
+    indices, (offset, *exprs) = merge_adjacent(core.indices, [core.offset, *core.exprs])
+    (hole,) = reductions_in(exprs)
     if hole.factors is None:
-        return "not a sum of products"
-    return _classify(
-        Core(computation, indices, offset, [expr], hole, *hole.factors), hole.factors, min_depth
-    )
+        return f"product: it must sum products, found a {hole.op} of other terms"
+    core = replace(core, indices=indices, offset=offset, exprs=exprs, hole=hole)
+    return _classify(core, hole.factors, min_depth)
 
 
 def _classify(core: Core, factors: tuple[Expr, Expr], min_depth: int) -> ProductMatch | str:
     indices, hole = core.indices, core.hole
     if hole.dtype not in (f32, i32):
-        return f"{hole.dtype} is neither f32 nor i32"
-    if not indices or math.prod(k.count for k in hole.axes) < min_depth:
-        return "too few products or sums"
+        return f"product: sums must be f32 or i32, found {hole.dtype}"
+    depth = math.prod(k.count for k in hole.axes)
+    if not indices:
+        return "product: it must have several sums, found one"
+    if depth < min_depth:
+        return f"product: at least {min_depth} products must be summed, found {depth}"
     a, b = factors if core.is_constant(factors[1]) else factors[::-1]
     if not core.is_constant(b) or core.is_constant(a):
-        return "not exactly one factor is constant"
+        number = "both are" if core.is_constant(b) else "none is"
+        return f"product: one factor must be constant, found that {number}"
     if any(k not in free_indices(b) for k in hole.axes):
-        return "a summed index is missing in the weights"
+        return (
+            "product: weights must differ along each summed index, found one index that they lack"
+        )
     core.a, core.b = a, b
     column = indices[-1] if indices[-1] in free_indices(b) else None
     rows = [x for x in indices if core.role(x) is Role.ROW]

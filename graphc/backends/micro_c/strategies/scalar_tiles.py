@@ -63,9 +63,9 @@ def lower_tiles(computation: Computation, options: TileOptions) -> Lowered | str
     """The kernel of a sum of products, or the reason why the computation is not one."""
     match = match_product(computation, options.min_depth)
     if isinstance(match, str):
-        return f"tiles: {match}"
+        return match
     if is_below_a_byte(match.b, computation):
-        return "tiles: weights that share bytes would be stored apart"
+        return "tiles: weights must have whole bytes, found several in a byte"
     return _Emitter(match, options).lowered()
 
 

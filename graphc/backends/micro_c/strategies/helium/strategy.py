@@ -23,7 +23,7 @@ def lower_helium(computation: Computation, options: HeliumOptions) -> Lowered | 
     """The kernel of a sum of products in vectors, or the reason why there is none."""
     match = match_product(computation, MIN_DEPTH)
     if isinstance(match, str):
-        return f"helium: {match}"
+        return match
     reason = problem(match)
     if reason:
         return f"helium: {reason}"
