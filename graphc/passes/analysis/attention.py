@@ -93,29 +93,37 @@ def match_attention(computation: Computation) -> Attention | str:
 
 def _match(computation: Computation) -> Attention:
     if not any(r.op == "max" for r in reductions_in(o.expr for o in computation.outputs)):
-        raise _Mismatch("no maximum of scores")
+        raise _Mismatch("there must be a maximum of scores, found none")
     core = core_of(computation, "attention", flat=True, nested=False)
     if isinstance(core, str):
         raise _Mismatch(core.removeprefix("attention: "))
-    hole = _only_sum(core.exprs, "the outputs have")
+    hole = _only_sum(core.exprs, "the outputs")
     weight, value = _factors(hole)
     if not reductions_in([weight]):
         weight, value = value, weight
     core.a, core.b = weight, _unwidened(value)
     if reductions_in([value]) or not reductions_in([weight]):
-        raise _Mismatch("not one factor has reductions")
+        raise _Mismatch(
+            "one factor, the weights, must have reductions, found them in both or in none"
+        )
     key = _only_axis(hole)
     softmax = _softmax(weight, key)
-    product = _only_sum([softmax.score], "the scores have")
+    product = _only_sum([softmax.score], "the scores")
     a, b = map(_unwidened, _factors(product))
     if key in free_indices(a):
         a, b = b, a
     if key in free_indices(a) or key not in free_indices(b) & free_indices(core.b):
-        raise _Mismatch("keys are not in one factor of the scores, and in the values")
+        raise _Mismatch(
+            "keys must be in one factor of the scores and in the values, found them elsewhere"
+        )
     if any(k not in free_indices(a) & free_indices(b) for k in product.axes):
-        raise _Mismatch("an index of the inner products is in one factor only")
+        raise _Mismatch(
+            "indices of the inner products must be in both factors, found one that is not"
+        )
     if any(x.dtype.compute is not f32 for x in (hole, product)):
-        raise _Mismatch(f"{hole.dtype} is not computed in float32")
+        raise _Mismatch(
+            f"scores and sums must be computed in float32, found {product.dtype} and {hole.dtype}"
+        )
     return _attention(core, softmax, key, product, a, b)
 
 
@@ -127,7 +135,7 @@ def _attention(
     rows = [x for x in core.indices if core.role(x) is Role.ROW and x not in free_indices(b)]
     outer = [x for x in core.indices if x not in columns and x not in rows]
     if not columns:
-        raise _Mismatch("no columns")
+        raise _Mismatch("the values must have columns, found none")
     score = cast(substitute(softmax.score, {product: cast(PRODUCT, product.dtype)}), f32)
     result = cast(RESULT, core.hole.dtype)
     exprs = [substitute(e, {core.hole: result}) for e in core.exprs]
@@ -160,21 +168,21 @@ def _unwidened(expr: Expr) -> Expr:
 def _only_sum(exprs: list[Expr], what: str) -> Reduce:
     sums = reductions_in(exprs, nested=False)
     if len(sums) != 1 or sums[0].op != "sum":
-        raise _Mismatch(f"{what} {len(sums)} reductions instead of one sum of products")
+        raise _Mismatch(f"{what} must have one sum of products, found {len(sums)} reductions")
     return sums[0]
 
 
 def _factors(total: Reduce) -> tuple[Expr, Expr]:
     body = _plain(total.body)
     if not (isinstance(body, Call) and body.op.name == "mul"):
-        raise _Mismatch("not a sum of products")
+        raise _Mismatch("it must sum products, found other terms")
     return body.args[0], body.args[1]
 
 
 def _only_axis(total: Reduce) -> Index:
     axes = [a for a in total.axes if a.extent != 1]
     if len(total.axes) != 1 and len(axes) != len(total.axes) or len(axes) != 1:
-        raise _Mismatch("the keys have not one index")
+        raise _Mismatch(f"keys must have one index, found {len(axes)}")
     return axes[0]
 
 
@@ -204,7 +212,7 @@ def _softmax(weight: Expr, key: Index) -> Softmax:
                 score, _proportional(marked, exponent), substitute(node, known), marked,
                 marker, exponent,
             )  # fmt: skip
-    raise _Mismatch("no exponentials of scores less their maximum")
+    raise _Mismatch("the weights must have exponentials of scores less their maximum, found none")
 
 
 def _marked(weight: Expr, exponential: Expr, score: Expr, key: Index, marker: Ref) -> Expr:
@@ -217,10 +225,10 @@ def _marked(weight: Expr, exponential: Expr, score: Expr, key: Index, marker: Re
         elif reduction.op == "sum" and moved is exponential:
             mapping[reduction] = cast(TOTAL, reduction.dtype)
         else:
-            raise _Mismatch("the weights depend on another reduction")
+            raise _Mismatch("the weights must hold one maximum and total, found another reduction")
     marked = substitute(weight, mapping)
     if key in free_indices(marked):
-        raise _Mismatch("the weights depend on the key beyond the exponential")
+        raise _Mismatch("the weights must depend on keys in the exponential alone, found more")
     return marked
 
 
@@ -229,7 +237,7 @@ def _proportional(node: Expr, marker: Ref) -> Expr:
     if node is marker:
         return SUM
     if not isinstance(node, Call) or not node.dtype.is_float:
-        raise _Mismatch("the weights are not proportional to the exponentials")
+        raise _Mismatch("the weights must be proportional to the exponentials, found others")
     name, args = node.op.name, node.args
     if name == "cast" or name in OF_TF32:
         return _proportional(args[0], marker)
@@ -243,7 +251,7 @@ def _proportional(node: Expr, marker: Ref) -> Expr:
         condition = _row_condition(args[0], marker)
         sides = [_zero_or_proportional(x, marker) for x in args[1:]]
         return select(condition, *sides)
-    raise _Mismatch("the weights are not proportional to the exponentials")
+    raise _Mismatch("the weights must be proportional to the exponentials, found others")
 
 
 def _zero_or_proportional(node: Expr, marker: Ref) -> Expr:
@@ -259,7 +267,7 @@ def _row_condition(node: Expr, marker: Ref) -> Expr:
         return node
     if isinstance(node, Call) and node.op.name == "isnan":
         return call("isnan", substitute(_proportional(node.args[0], marker), {SUM: TOTAL}))
-    raise _Mismatch("a guard differs from key to key")
+    raise _Mismatch("guards of sums must be the same for all keys, found one that differs")
 
 
 def _mentions(node: Expr, marker: Ref) -> bool:

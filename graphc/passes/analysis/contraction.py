@@ -62,11 +62,12 @@ def match_contraction(
     least so many products in one of these types."""
     sums = reductions_in([o.expr for o in computation.outputs])
     if len(sums) != 1:
-        return f"contraction: {f'it has {len(sums)} reductions' if sums else 'it reduces nothing'}"
+        return f"contraction: it must have one reduction, found {len(sums) or 'none'}"
     if sums[0].factors is None:
-        return "contraction: not a sum of products"
+        return f"contraction: it must sum products, found a {sums[0].op} of other terms"
     if sums[0].dtype not in types:
-        return f"contraction: {sums[0].dtype} is not {' or '.join(t.name for t in types)}"
+        wanted = " or ".join(t.name for t in types)
+        return f"contraction: sums must be {wanted}, found {sums[0].dtype}"
     core = core_of(computation, "contraction")
     if isinstance(core, str):
         return core
@@ -81,25 +82,27 @@ def match_contraction(
 def _classify(core: Core, min_depth: int) -> Match | str:
     indices, hole = core.indices, core.hole
     if hole.factors is None:
-        return "contraction: not a sum of products"
+        return f"contraction: it must sum products, found a {hole.op} of other terms"
     if not indices:
-        return "contraction: a single output element"
+        return "contraction: it must have several output elements, found one"
     a, b = hole.factors
     core.a, core.b = (b, a) if indices[-1] in free_indices(a) else (a, b)
     if core.role(indices[-1]) is not Role.COLUMN:
-        return "contraction: the innermost output index is not in exactly one factor"
+        return "contraction: the innermost output index must be in one factor, found it in " + (
+            "both" if indices[-1] in free_indices(core.b) else "none"
+        )
     if not free_indices(a) & free_indices(b) >= set(hole.axes):
-        return "contraction: a summed index is in one factor only"
+        return "contraction: summed indices must be in both factors, found one that is not"
     depth = points(hole.axes)
     if depth < min_depth:
-        return f"contraction: only {depth} products to sum"
+        return f"contraction: at least {min_depth} products must be summed, found {depth}"
     columns = takewhile(lambda x: core.role(x) is Role.COLUMN, reversed(indices))
     cols = list(columns)[::-1]
     rest = indices[: len(indices) - len(cols)]
     rows = [x for x in rest if core.role(x) is Role.ROW]
     outer = [x for x in rest if x not in rows]
     if points(cols) == 1 and points(rows) > 4:
-        return "contraction: a single column"
+        return f"contraction: {points(rows)} rows must have several columns, found one"
     return Match(**vars(core), outer=outer, rows=rows, cols=cols, depth=list(hole.axes))
 
 

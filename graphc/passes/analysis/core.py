@@ -122,7 +122,7 @@ def core_of(
     over one element are gone; with `flat`, buffers have one dimension; without `nested`, the hole
     may hold other reductions."""
     if not computation.has_one_space:
-        return f"{kind}: outputs have different shapes"
+        return f"{kind}: outputs must have one shape, found different ones"
     loops, offset, exprs = computation.over_loops()
     if flat:
         shapes = shapes_of(computation.inputs)
@@ -133,10 +133,10 @@ def core_of(
     indices, (offset, *exprs) = split_divided(indices, [offset, *exprs])
     sums = reductions_in(exprs, nested)
     if len(sums) != 1:
-        return f"{kind}: {f'it has {len(sums)} reductions' if sums else 'it reduces nothing'}"
+        return f"{kind}: it must have one reduction, found {len(sums) or 'none'}"
     (hole,) = sums
     if not free_indices(hole) <= set(indices):
-        return f"{kind}: nested in another reduction"
+        return f"{kind}: its reduction must stand alone, found it inside another"
     a, b = hole.factors or (hole.body, None)
     return Core(computation, indices, offset, exprs, hole, a, b)
 

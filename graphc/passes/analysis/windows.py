@@ -67,7 +67,7 @@ def match_windows(computation: Computation) -> Windows | str:
     if isinstance(core, str):
         return core
     if not core.indices or any(x.count == 0 for x in (*core.indices, *core.hole.axes)):
-        return "window: no outputs"
+        return "window: it must have outputs and taps, found none"
     return _classify(core)
 
 
@@ -78,12 +78,13 @@ def _classify(core: Core) -> Windows | str:
         slides = _slides(core)
         if not slides or not loads(core.a):
             continue
-        if max(s.axis.count for s in slides) > MOST_TAPS:
-            return f"window: more than {MOST_TAPS} taps"
+        taps = max(s.axis.count for s in slides)
+        if taps > MOST_TAPS:
+            return f"window: an axis may have {MOST_TAPS} taps, found {taps}"
         rest = [k for k in hole.axes if all(k is not s.axis for s in slides)]
         windows = Windows(**vars(core), slides=slides, rest=rest)
         return _unsuitable(windows) or windows
-    return "window: no summed axis slides with an output index"
+    return "window: a summed axis must slide with an output index, found none that does"
 
 
 def _factors(hole: Reduce) -> tuple[Expr, ...]:
@@ -125,13 +126,24 @@ def _slide(a: Expr, index: Index, axis: Index) -> Slide | None:
 def _unsuitable(windows: Windows) -> str:
     channels = windows.channels
     if channels not in free_indices(windows.hole):
-        return "window: it is one for all channels"
+        return "window: each channel must have its own, found one for all channels"
     steps = {is_affine_in(x.index[0], channels) for x in loads(windows.a)}
     if not steps <= {0, 1}:
-        return "window: channels are not neighbours in memory"
+        return f"window: channels must be neighbours in memory, found steps of {_listed(steps)}"
     if windows.b is None or channels in free_indices(windows.a):
         return ""
     shared = free_indices(windows.a) & free_indices(windows.b) - set(windows.hole.axes)
     if not shared:
-        return "window: one group"
-    return "window: its groups fill tiles" if channels.count >= WIDE_GROUP else ""
+        return "window: products must be in several groups, found one: a contraction"
+    if channels.count < WIDE_GROUP:
+        return ""
+    return (
+        f"window: groups must have fewer than {WIDE_GROUP} output channels, found "
+        f"{channels.count}, which fill tiles of a matrix product"
+    )
+
+
+def _listed(steps: set[int | None]) -> str:
+    """Steps in memory, in order; those that are not affine last."""
+    known = sorted(step for step in steps if step is not None)
+    return ", ".join([*map(str, known), *(["another form"] if None in steps else [])])

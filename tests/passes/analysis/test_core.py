@@ -54,7 +54,9 @@ def test_indices_that_slide_are_positions_and_taps():
 
 
 def test_computations_without_one_reduction_say_why():
-    assert "reduces nothing" in core_of(computed(lambda b, x: b.Exp(x), x=(3,)), "test")
+    assert "must have one reduction, found none" in core_of(
+        computed(lambda b, x: b.Exp(x), x=(3,)), "test"
+    )
 
 
 def test_rows_of_reductions():
@@ -85,5 +87,7 @@ def test_matches_are_found_once_and_given_apart():
     first.exprs, first.a = [], first.b
     third = match_contraction(part)
     assert third.prepare == [] and third.exprs == second.exprs and third.a is second.a
-    assert match_contraction(part, 100) == "contraction: only 4 products to sum"
+    assert (
+        match_contraction(part, 100) == "contraction: at least 100 products must be summed, found 4"
+    )
     assert replace(part, label="other").memo == {}

@@ -76,13 +76,16 @@ def lower_register_tiles(computation: Computation, options: RegisterTileOptions)
     if isinstance(match, str):
         return match
     if _runs_along_memory(match, options):
-        return "contraction: few rows, and columns that run along memory in the depth"
+        return (
+            f"contraction: columns that run along memory in the depth need more than {FEW_ROWS} "
+            f"rows to be packed at run time, found {points(match.rows)}"
+        )
     quad = take_quads(match) if match.hole.dtype is i32 else prepare_rows(match)
     if isinstance(quad, str):
         return quad
     plan = tile_plan(match, options, quad)
     if plan.packed and quad is None and not match.rows and not _is_constant(match):
-        return "contraction: one row, and columns that would be packed for it at run time"
+        return "contraction: columns that are packed at run time need several rows, found one"
     return _Emitter(match, plan, options, prepare_columns(match, plan, options.widened)).lowered()
 
 

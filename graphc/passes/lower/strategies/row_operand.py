@@ -56,9 +56,9 @@ def take_quads(match: Match) -> Index | str:
     four neighbours, which the last summed index counts. Returns the index of single bytes, which
     `b` still has, or why it cannot be done."""
     if any(not isinstance(k.extent, int) for k in match.depth):
-        return "contraction: bytes in a depth that is known at run time only"
+        return "contraction: products of bytes need a static depth, found an open one"
     if not take_zero_points(match, CENTRES, signed=True):
-        return "contraction: factors of integers that are no bytes"
+        return "contraction: factors of sums of integers must be bytes, found wider integers"
     match.a, match.b = _byte(match.a), _byte(match.b)
     found = _access_along(match)
     if found is None:
@@ -165,7 +165,10 @@ def _copy_rows(match: Match, last: Index, longer: Index) -> str:
     places = [*own, *([longer] if last in used else [])]
     shape = tuple(x.extent for x in places)
     if points(places) > LARGEST_COPY:
-        return f"contraction: the row operand would take a copy of shape {list(shape)}"
+        return (
+            f"contraction: a copy of the row operand may have {LARGEST_COPY} elements, found shape "
+            f"{list(shape)}"
+        )
     index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
     mapping: dict[Expr, Expr] = dict(zip(own, index))
     if last in used:

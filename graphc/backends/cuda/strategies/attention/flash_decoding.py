@@ -73,13 +73,19 @@ def lower_flash_decoding(
         return match
     rows, keys = count(match.rows), match.key.count
     if rows > MOST_ROWS:
-        return f"attention: {rows} rows"
+        return f"attention: flash decoding takes at most {MOST_ROWS} rows, found {rows}"
     is_narrow = any(x.dtype is not f32 for x in (match.a, match.b, match.value))
     if is_narrow and keys <= ROUNDED:
-        return f"attention: {keys} keys, whose weights are rounded"
+        return (
+            f"attention: flash decoding takes narrow values of more than {ROUNDED} keys, found "
+            f"{keys}, whose weights are rounded as the graph says"
+        )
     emitter = _FewRows(match)
     if emitter.cells > MOST_CELLS:
-        return f"attention: {rows} rows are too long"
+        return (
+            f"attention: a thread holds at most {MOST_CELLS} floats of rows and sums, found "
+            f"{emitter.cells}"
+        )
     emitter.cut(parts or gpu.multiprocessors * RESIDENT // count(match.outer))
     flops = 2 * count(match.outer) * rows * keys * (count(match.depth) + count(match.columns))
     if emitter.parts == 1:

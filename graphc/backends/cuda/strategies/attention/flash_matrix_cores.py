@@ -73,14 +73,17 @@ def lower_flash_matrix_cores(
         return match
     narrowed = _narrowed(match)
     if narrowed is None:
-        return "attention: its factors are not all values of one narrow type"
+        return "attention: factors must all be values of one narrow type, found others"
     kind, match = narrowed
     if not gpu.has(kind.instruction):
-        return f"attention: {gpu.arch} has no {kind.instruction}"
+        return f"attention: matrix cores must have {kind.instruction}, found none in {gpu.arch}"
     batch, rows, columns = (count(x) for x in (match.outer, match.rows, match.columns))
     tiles = [t for t in CORE_TILES if _CoreAttention(match, kind, t).fits(gpu)]
     if not tiles:
-        return f"attention: {count(match.depth)} products and {columns} columns need more memory"
+        return (
+            f"attention: a tile must fit into registers and {gpu.block_shared} bytes of shared "
+            f"memory, found {count(match.depth)} products and {columns} columns"
+        )
     fullest = [t for t in tiles if t.keys < 2 * padded(match.key.count, SIDE)]
     chosen = tile or fastest(fullest or tiles, gpu, batch, rows)
     kernel = _CoreAttention(match, kind, chosen).kernel("flash_matrix_cores")

@@ -51,12 +51,15 @@ def lower_matrix_cores(
         return match
     kind = kind_of(match)
     if kind is None:
-        return f"contraction: factors of {match.hole.dtype} are no narrower values"
+        return f"contraction: factors must be values narrower than {match.hole.dtype}, found none"
     if not gpu.has(kind.instruction):
-        return f"contraction: {gpu.arch} has no {kind.instruction}"
+        return f"contraction: matrix cores must have {kind.instruction}, found none in {gpu.arch}"
     rows, columns = count(match.rows), count(match.cols)
     if rows < MIN_ROWS or columns < MIN_COLUMNS or any(x.count == 0 for x in match.indices):
-        return f"contraction: {rows} rows and {columns} columns do not fill fragments"
+        return (
+            f"contraction: fragments need {MIN_ROWS} rows and {MIN_COLUMNS} columns, found {rows} "
+            f"and {columns}"
+        )
     sort_depth(match)
     panels = lay_out_constant(match, kind)
     store_narrow(match, kind)

@@ -130,9 +130,9 @@ def lower_shared_tiles(
         return match
     rows, columns = count(match.rows), count(match.cols)
     if min(rows, columns) < MIN_SIDE:
-        return f"contraction: {rows} rows and {columns} columns do not fill tiles"
+        return f"contraction: tiles need {MIN_SIDE} rows and columns, found {rows} and {columns}"
     if any(x.count == 0 for x in match.indices):
-        return "contraction: no outputs"
+        return "contraction: it must have output elements, found none"
     sort_depth(match)
     batch = count(match.outer)
     problem = Problem(batch, rows, columns, count(match.depth))

@@ -42,7 +42,7 @@ def lower_split_k(computation: Computation, gpu: Machine, lower: Lower) -> Lower
     hole = reductions_in([whole.outputs[0].expr])[0]
     cut = cut_evenly(whole, hole, parts)
     if cut.parts < 2:
-        return "split: no index of the depth is long enough for parts"
+        return "split: an index of the depth must divide into parts, found none"
     return in_parts(whole, [hole], cut, are_last=False)
 
 
@@ -55,7 +55,10 @@ def _parts(match: Match, computation: Computation, gpu: Machine) -> int | str:
     else:
         blocks, least = -(-batch * rows * columns // THREADS), THIN_PART
         if depth < LONG and isinstance(lower_rows(computation), Lowered):
-            return "split: several threads sum each row"
+            return f"split: where rows are reduced, depths have {LONG} products, found {depth}"
     if blocks * IDLE > gpu.multiprocessors or any(x.count == 0 for x in match.indices):
-        return f"split: a grid of {blocks} blocks"
+        return (
+            f"split: most of {gpu.multiprocessors} multiprocessors must be idle, found a grid of "
+            f"{blocks} blocks"
+        )
     return min(gpu.multiprocessors // max(blocks, 1), depth // least)

@@ -86,14 +86,17 @@ def lower_long_rows(computation: Computation, gpu: Machine, lower: Lower) -> Low
     computation = by_groups(computation)
     extents = computation.outputs[0].extents
     if not computation.has_one_space or 0 in extents:
-        return "long rows: outputs have different shapes, or no elements"
+        return "long rows: outputs must have one shape and elements, found others"
     if not reductions_in(o.expr for o in computation.outputs):
-        return "long rows: no reductions"
+        return "long rows: it must have reductions, found none"
     merged = _merged(computation)
     levels = _rows(merged)
     cuts = [rows for rows in levels if rows.parts(gpu) > 1]
     if not cuts:
-        return "long rows: no long reductions of few rows"
+        return (
+            "long rows: rows must be few for the GPU and have several parts of at least "
+            f"{PART} elements, found none"
+        )
     merged, rows = _in_one_pass(merged, cuts[0])
     exprs = [o.expr for o in merged.outputs]
     one_pass = find_one_pass(rows.reductions[0], exprs) if len(rows.reductions) == 1 else None
@@ -103,7 +106,7 @@ def lower_long_rows(computation: Computation, gpu: Machine, lower: Lower) -> Low
     if is_alone and rows.count == math.prod(extents):
         cut = cut_evenly(merged, rows.reductions[0], rows.parts(gpu))
         if cut.parts < 2:
-            return "long rows: no index of the reduction divides into parts"
+            return "long rows: an index of the reduction must divide into parts, found none"
         return in_parts(merged, rows.reductions, cut, rows.are_along_memory, one_pass)
     problem = _is_filling(merged, rows, gpu)
     return problem or _apart(merged, rows, lower)
@@ -160,8 +163,16 @@ def _is_filling(computation: Computation, rows: RowReductions, gpu: Machine) -> 
         return f"long rows: {plan}"
     elements = rows.count * rows.elements
     if plan.blocks * (2 if elements >= LARGE else IDLE) > gpu.multiprocessors:
-        return f"long rows: a grid of {plan.blocks} blocks"
-    return "" if elements >= WORTH * plan.blocks else "long rows: one launch does as well"
+        return (
+            f"long rows: most of {gpu.multiprocessors} multiprocessors must be idle, found a grid "
+            f"of {plan.blocks} blocks"
+        )
+    if elements >= WORTH * plan.blocks:
+        return ""
+    return (
+        f"long rows: a block must have {WORTH} elements to be worth several launches, found "
+        f"{elements // max(plan.blocks, 1)}"
+    )
 
 
 def _apart(computation: Computation, rows: RowReductions, lower: Lower) -> Lowered:

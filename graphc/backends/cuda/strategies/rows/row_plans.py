@@ -79,26 +79,26 @@ def plan_rows(indices: list[Index], points: list[Point]) -> Rows | str:
     """The plan for outputs over these indices, or why they have no rows."""
     reductions = rows_of([p.expr for p in points], indices)
     if not reductions:
-        return "no reductions"
+        return "there must be reductions, found none"
     used = reductions.values()
     spanned = frozenset().union(*(u for u in used if len(u) < len(indices)))
     if not spanned and all(len(u) == len(indices) for u in used):
         spanned = frozenset(indices)
     elif len(spanned) == len(indices):
-        return "the reductions have no rows in common"
+        return "reductions must have rows in common, found none"
     rows = [x for x in indices if x in spanned]
     inner = [x for x in indices if x not in spanned]
     own = [r for r, u in reductions.items() if u <= spanned]
     depth = max((math.prod(a.count for a in r.axes) for r in own), default=0)
     width = math.prod(x.count for x in inner)
     if depth == 0 or any(x.count == 0 for x in indices):
-        return "nothing to reduce"
+        return "there must be elements to reduce, found none"
     along_rows = all(map(_contiguous, own)) and (not inner or inner[-1] is indices[-1])
     if not along_rows:
         is_simple = len(own) == len(reductions)
         return _columns(rows, inner, own, points, max(depth, width), is_simple)
     if max(depth, width) < MIN_ELEMENTS:
-        return f"only {depth} elements to reduce"
+        return f"a row must have at least {MIN_ELEMENTS} elements, found {depth}"
     vector = _vector(points, points, {*(r.axes[-1] for r in own), *inner[-1:]})
     count = math.prod(x.count for x in rows)
     return Rows(rows, inner, _threads(max(depth, width), vector, count), vector=vector)
@@ -200,10 +200,15 @@ def _columns(
     and no reductions but those of rows; and several threads to a row, if that has many elements."""
     count = math.prod(x.count for x in rows)
     if not rows or not all(_follows(r, rows[-1]) for r in own):
-        return Rows(rows, inner, 1) if inner else "reduced elements are not neighbours"
+        return (
+            Rows(rows, inner, 1) if inner else "reduced elements must be neighbours, found others"
+        )
     is_large = count * elements >= LARGE
     if not inner and not is_large and (elements < MIN_ELEMENTS or count > MANY_ROWS):
-        return f"{count} rows of {elements} elements have threads enough"
+        return (
+            f"columns of {MIN_ELEMENTS} elements, at most {MANY_ROWS} of them, need threads of "
+            f"their own, found {count} of {elements}"
+        )
     is_wide = is_large and is_simple
     stored = points if inner else []
     vector = math.gcd(rows[-1].count, _vector(points, stored, {rows[-1]})) if is_wide else 1

@@ -75,7 +75,7 @@ ELEMENT = Index("element", 1)  # bound where one thread computes what belongs to
 def lower_rows(computation: Computation, name: str = "rows") -> Lowered | str:
     """The kernel of row reductions, or the reason why the computation has none."""
     if not computation.has_one_space:
-        return "rows: outputs have different shapes"
+        return "rows: outputs must have one shape, found different ones"
     nest = RowNest(by_groups(computation), NestOptions(flat=True))
     kernel = nest.kernel(name)
     if nest.problem:
@@ -93,7 +93,7 @@ def plan_of(computation: Computation) -> Rows | str:
 class _Planning(Nest):
     """Finds the plan of a kernel without making it."""
 
-    plan: Rows | str = "nothing to compute"
+    plan: Rows | str = "a kernel must have stores, found none"
 
     def outer_loops(self, indices: list[Index], points: list[Point]) -> None:
         self.plan = plan_rows(indices, points)
@@ -120,7 +120,9 @@ class RowNest(Nest):
 
     def kernel(self, name: str) -> Kernel:
         kernel = super().kernel(name)
-        self.problem = self.problem or ("" if kernel.body else "nothing to compute")
+        self.problem = self.problem or (
+            "" if kernel.body else "a kernel must have stores, found none"
+        )
         return kernel
 
     def outer_loops(self, indices: list[Index], points: list[Point]) -> None:

@@ -16,21 +16,23 @@ def problem(match: ProductMatch) -> str:
     """Why a sum of products cannot be taken in vectors; empty if it can."""
     column, hole = match.column, match.hole
     if column is None or is_affine_in(match.offset, column) != 1:
-        return "the columns of the weights are no neighbours in the output"
+        return "columns of the weights must be neighbours in the output, found them apart"
     stored = {x.dtype for x in loads(match.b)}
-    if not stored <= ({f32} if hole.dtype is f32 else {i8, u8, i32}):
-        return f"weights of {', '.join(sorted(d.name for d in stored))}"
+    known = {f32} if hole.dtype is f32 else {i8, u8, i32}
+    if not stored <= known:
+        wanted, types = (", ".join(sorted(d.name for d in some)) for some in (known, stored))
+        return f"weights for sums of {hole.dtype} must be {wanted}, found {types}"
     for atom in match.guards:
         summed = [k for k in match.depth if k in free_indices(atom)]
         if len(summed) != 1 or column in free_indices(atom):
-            return "a guard of several summed indices, or of columns"
+            return "a guard must depend on one summed index and on no column, found another"
     read = element(unguarded(match), hole.dtype)
     if read is None:
-        return "the other factor is more than an element"
+        return "the other factor must be an element, found a computed value"
     if any(is_affine_in(read.index[0], k) is None for k in (*match.indices, *match.depth)):
-        return "the other factor is not affine"
+        return "the other factor must be read at affine places, found another"
     if is_affine_in(read.index[0], column) not in (0, 1):
-        return "the other factor is not read in the order of columns"
+        return "the other factor must be read at one place or at neighbours, found others"
     return ""
 
 
