@@ -379,8 +379,18 @@ def copy_op(op: Op, target: Region, mapping: dict[Value, Value], before: Op | No
     for old_value, new_value in zip(op.outputs, new.outputs):
         new_value.type, new_value.name = old_value.type, old_value.name
         mapping[old_value] = new_value
+    if all(map(_is_alike, op.inputs, inputs)):
+        new.memo.update(op.memo)
     target.insert_before(before, new)
     return new
+
+
+def _is_alike(one: Value | None, other: Value | None) -> bool:
+    """Whether the same can be derived from two operands: they have one type and, if they are known,
+    the same contents."""
+    if one is other or one is None or other is None:
+        return one is other
+    return one.type == other.type and one.known is other.known
 
 
 def clone_graph(graph: Graph) -> Graph:

@@ -132,21 +132,30 @@ def _infer_declared(op: Op) -> list[Type]:
 
 
 def _infer_composite(op: Op) -> list[Type]:
-    _, results = _expand(op)
+    _, results = _expanded(op)
     return [r.type for r in results]  # type: ignore[misc]
 
 
 def expand(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
     """The body of a composite op as a graph whose parameters stand for the op's operands;
-    `batched` as for Builder.
+    `batched` as for Builder. It is made once and kept with the op: whoever changes it copies it.
 
     Raises the errors of `output_types`.
     """
     with blaming(op):
-        return _expand(op, batched)
+        return _expanded(op, batched)
 
 
-def _expand(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
+def _expanded(op: Op, batched: bool = False) -> tuple[Graph, list[Value]]:
+    read = [None if v is None else v.type for v in op.inputs], op.loc
+    kept = op.memo.get(("expansion", batched))
+    if kept is None or kept[0] != read:
+        kept = read, _expand(op, batched)
+        op.memo["expansion", batched] = kept
+    return kept[1]
+
+
+def _expand(op: Op, batched: bool) -> tuple[Graph, list[Value]]:
     from graphc.ir.build import Builder  # which infers every op it adds
     from graphc.ir.wide_graphs import unrounded  # which does so too
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from graphc.ir.conditions import Asked, asked_by
 from graphc.ir.expr import Expr, Load, loads, transform
-from graphc.ir.graph import Graph, Op, Value, copy_ops
+from graphc.ir.graph import Graph, Op, Value, clone_graph, copy_ops
 from graphc.ir.infer import expand, infer_op
 from graphc.ir.interp import run_op
 from graphc.ir.opdef import lookup
@@ -104,9 +104,18 @@ def _check(op: Op, asked: Asked) -> Op | None:
     return new
 
 
+def _asks(op: Op) -> bool:
+    """Whether an op asks anything of its operands, or its body does of what it computes."""
+    if op.defn.form == "composite":
+        return any(map(_asks, expand(op)[0].ops))
+    return is_check(op) or bool(asked_by(op))
+
+
 def _checks_within(op: Op) -> list[Op]:
     """The checks of the body of a composite op, with what they depend on."""
-    body, _ = expand(op)
+    if not _asks(op):
+        return []
+    body = clone_graph(expand(op)[0])
     if not add_checks(body):
         return []
     checks = [value for value in body.results if is_check(value.producer)]
