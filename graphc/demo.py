@@ -60,7 +60,7 @@ def compile_model(batch: int) -> tuple[CompiledModel, list[Program]]:
     weights = sum(c.nbytes for c in program.constants)
     print(
         f"{MODEL.name} ({nbytes(MODEL.stat().st_size)}) for {batch} images: compiled in "
-        f"{duration(taken)} to {len(program.steps)} steps; weights {nbytes(weights)}, "
+        f"{duration(taken)} to {len(program.calls)} steps; weights {nbytes(weights)}, "
         f"arena {nbytes(program.arena_bytes)} (at least {nbytes(program.arena_lower_bound)})"
     )
     return model, programs

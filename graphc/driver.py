@@ -10,13 +10,14 @@ from graphc import targets
 from graphc.collector import collecting_rarely
 from graphc.errors import ModelError, NeedsValue, UnsupportedError, within_limits
 from graphc.files import noted_files
-from graphc.ir.graph import Graph
+from graphc.ir.graph import Graph, Op, Region
 from graphc.ir.ops.control import MAX_ITERATIONS
 from graphc.ir.program import Program
 from graphc.passes import Context, Hook, PassManager, parse_pipeline
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.general import check_open
 from graphc.passes.integers import KEEP_INTEGERS
+from graphc.passes.iterations import count_iterations
 from graphc.passes.layout import row_major_operands
 from graphc.passes.lower import lower
 from graphc.passes.lower.placeable import check_placeable
@@ -24,12 +25,14 @@ from graphc.passes.manager.base import Pass, made_here
 from graphc.passes.manager.hooks import usual_hooks
 from graphc.passes.manager.pipeline import steps_of
 from graphc.passes.maps import in_tensors
+from graphc.passes.native import as_flow, natively
+from graphc.passes.partition import part_graph
 from graphc.passes.rewriter import RULES
 from graphc.passes.specialise import pin, specialise
 from graphc.plugins import load_installed
 from graphc.runtime.compiled import CompiledModel
 from graphc.runtime.exchange import as_numpy
-from graphc.runtime.plans import CompileStatic, natively
+from graphc.runtime.plans import CompileStatic
 from graphc.targets.base import CHECKS, MODES, PREPARING, Build, Target
 
 if TYPE_CHECKING:
@@ -132,7 +135,7 @@ def compile(
         if not (chosen.is_plain and _is_ours(graph)) or chosen.specialise != "exact":
             entry = None
         model = CompiledModel(
-            graph, compiler(aim, chosen), natively, aim.adopter(), policy(aim),
+            graph, compiler(aim, chosen), native_on(aim, chosen), aim.adopter(), policy(aim),
             chosen.max_iterations, chosen.context.noting(),
             None if entry is None else entry.add_part, chosen.specialise,
             "" if aim.open_sizes else f"target {aim.name} has no programs for all shapes",
@@ -162,10 +165,24 @@ def compiler(target: Target, settings: Settings) -> CompileStatic:
     def key(graph: Graph) -> str | None:
         if not (settings.is_plain and _is_ours(graph)):
             return None
-        return ", ".join(map(str, settings.pipeline(target.pipeline())))
+        limits = []
+        if any(op.defn.form == "region" for op in graph.ops):
+            limits.append(f"at most {settings.max_iterations} iterations")
+        return ", ".join([*map(str, settings.pipeline(target.pipeline())), *limits])
 
     build = Build(lambda g: to_program(g, target, settings), settings.threads, key)
     return collecting_rarely()(target.compiler(build))
+
+
+def native_on(target: Target, settings: Settings) -> Callable[[Op], bool]:
+    """Tells which typed ops are compiled for a target."""
+
+    def is_compiled(op: Op) -> bool:
+        if target.control_flow and op.defn.form == "region":
+            return not as_flow(op, settings.max_iterations)
+        return natively(op)
+
+    return is_compiled
 
 
 def policy(target: Target) -> FoldPolicy | None:
@@ -210,19 +227,46 @@ def to_program(graph: Graph, target: Target, settings: Settings) -> Program:
     """As `program_for`, of a target with its options."""
 
     def lowered(graph: Graph) -> Program:
-        optimise(graph, settings, target=target)
-        check_placeable(graph)
-        row_major_operands(graph, settings.context)
+        if target.control_flow and not graph.is_optimised:
+            _bound_loops(graph, settings.max_iterations)
+        bodies = _optimised(graph, target, settings)
         if graph.symbols:
             check_open(graph)
-        journal = settings.context.journal
-        return lower(graph, target.strategies(), graph.name, target.conventions(), journal)
+        return lower(
+            graph, target.strategies(), graph.name, target.conventions(),
+            settings.context.journal, bodies,
+        )  # fmt: skip
 
     with within_limits():
         made = target.program(graph, lowered)
     if settings.observe is not None:
         settings.observe(made)
     return made
+
+
+def _bound_loops(graph: Graph, most: int) -> None:
+    """Has the loops of a typed graph end; UnsupportedError if control flow needs a host."""
+    for op in graph.ops:
+        why = as_flow(op, most) if op.defn.form == "region" else ""
+        if why:
+            raise UnsupportedError(f"{op.where()}: it runs on a host only, as {why}")
+    count_iterations(graph, most)
+
+
+def _optimised(graph: Graph, target: Target, settings: Settings) -> dict[Region, Graph]:
+    """Optimises a graph, in place, for lowering; the graphs of the bodies of its control flow,
+    optimised alike, by their regions."""
+    optimise(graph, settings, target=target)
+    check_placeable(graph, target.control_flow)
+    row_major_operands(graph, settings.context)
+    bodies: dict[Region, Graph] = {}
+    for op in graph.ops:
+        for region in op.regions if op.defn.form == "region" else ():
+            body = part_graph(Graph("body"), region.ops, region.params, region.results)
+            body.phase = "typed"
+            bodies.update(_optimised(body, target, settings))
+            bodies[region] = body
+    return bodies
 
 
 def typed(source: Any, **pins: Any) -> Graph:

@@ -25,7 +25,7 @@ from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.imperative.lowering import corner
 from graphc.ir.interp import interpret
 from graphc.ir.kernel_interp import run_kernel
-from graphc.ir.program import Program
+from graphc.ir.program import Copy, If, Program, Slot, While
 from graphc.ir.types import TensorType
 from graphc.targets.base import option
 from graphc.targets.cpu import Cpu
@@ -117,21 +117,54 @@ def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> list[np
         "const": [np.ascontiguousarray(c) for c in program.constants],
         "arena": [np.full(program.arena_bytes, POISON, np.uint8)],
     }
-    for step in program.steps:
-        kernel = program.kernels[step.kernel]
-        arrays, same = {}, {}
-        for buffer, slot in zip(kernel.params, step.slots, strict=True):
-            if slot not in same:
-                raw = spaces[slot.space][slot.index].reshape(-1).view(np.uint8)
-                piece = raw[slot.offset : slot.offset + slot.elements * slot.dtype.size]
-                assert piece.size == slot.elements * slot.dtype.size, "a slot leaves its space"
-                same[slot] = piece.view(buffer.dtype.np).reshape(buffer.shape)
-            arrays[buffer.name] = same[slot]
-        run_kernel(kernel, arrays)
+    _run_steps(program, program.steps, spaces)
     outputs = spaces["output"]
     if program.checks:
         judge(program.checks, outputs.pop())
     return outputs
+
+
+def _run_steps(program: Program, steps: Sequence, spaces: dict, trip: int = 0) -> None:
+    """Runs steps; directly in a loop, in its trip of this number."""
+
+    def piece(slot: Slot, stride: int = 0) -> np.ndarray:
+        raw = spaces[slot.space][slot.index].reshape(-1).view(np.uint8)
+        start = slot.offset + trip * stride
+        found = raw[start : start + slot.elements * slot.dtype.size]
+        assert start >= 0 and found.size == slot.elements * slot.dtype.size, "leaves its space"
+        return found
+
+    def element(slot: Slot) -> int:
+        return piece(slot).view(slot.dtype.np)[0]
+
+    for step in steps:
+        if isinstance(step, Copy):
+            piece(step.target, step.target_stride)[:] = piece(step.source, step.source_stride)
+        elif isinstance(step, If):
+            assert piece(step.condition)[0] in (0, 1), "a condition that was not written"
+            _run_steps(program, step.then if element(step.condition) else step.orelse, spaces)
+        elif isinstance(step, While):
+            _run_loop(program, step, spaces, element)
+        else:
+            kernel = program.kernels[step.kernel]
+            arrays, same = {}, {}
+            for buffer, slot in zip(kernel.params, step.slots, strict=True):
+                if slot not in same:
+                    same[slot] = piece(slot).view(buffer.dtype.np).reshape(buffer.shape)
+                arrays[buffer.name] = same[slot]
+            run_kernel(kernel, arrays)
+
+
+def _run_loop(program: Program, step: While, spaces: dict, element: Callable) -> None:
+    limit = element(step.trips) if isinstance(step.trips, Slot) else step.trips
+    trip = 0
+    while (limit is None or trip < limit) and (step.condition is None or element(step.condition)):
+        if step.counter is not None:
+            counter, (start, size) = step.counter, (step.counter.offset, step.counter.dtype.size)
+            raw = spaces[counter.space][counter.index].reshape(-1).view(np.uint8)
+            raw[start : start + size].view(np.int64)[0] = trip
+        _run_steps(program, step.body, spaces, trip)
+        trip += 1
 
 
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -11,8 +11,8 @@ from typing import Any
 from graphc.backend import CompiledRep
 from graphc.backends.c99 import build
 from graphc.driver import load_graph, program_for
+from graphc.passes.native import natively
 from graphc.runtime.compiled import CompiledModel
-from graphc.runtime.plans import natively
 
 
 class PlainRep(CompiledRep):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from graphc.ir.program import Program
-from graphc.ir.text.kernel_parser import parse_program
 from graphc.ir.text.printer import print_program, program_constants
-from graphc.ir.verify.kernels import verify_program
+from graphc.ir.text.program_parser import parse_program
+from graphc.ir.verify.programs import verify_program
 
 CONVOLUTIONS = """graph @g(%x: f32[1,5,13,11]) -> ? {
   const %w : f32[18,5,3,3] = random(seed=1)

@@ -373,8 +373,8 @@ def test_other_words_are_refused(checks):
 
 def test_the_text_of_a_program_keeps_its_checks():
     from graphc.driver import program_for, typed
-    from graphc.ir.text.kernel_parser import parse_program
     from graphc.ir.text.printer import print_program, program_constants
+    from graphc.ir.text.program_parser import parse_program
 
     program = program_for(typed(model_of(*embedding())))
     assert len(program.checks) == 3

@@ -18,11 +18,12 @@ from graphc.ir.interp import interpret
 from graphc.ir.text.parser import parse_graph
 from graphc.ir.types import TensorType
 from graphc.passes.fusion.legality import LONGEST
+from graphc.passes.native import natively
 from graphc.passes.specialise import specialise
 from graphc.runtime import execution
 from graphc.runtime.compiled import CompiledModel
 from graphc.runtime.execution import SpecialisedGraph
-from graphc.runtime.plans import HostOp, Plan, Step, natively
+from graphc.runtime.plans import HostOp, Plan, Step
 
 
 def compiled(graph: Graph | str) -> CompiledModel:

@@ -36,7 +36,7 @@ def arena_svg(program: Program) -> str:
     parts = [*plot.axes(), *plot.tensors(), *plot.bound(), *plot.columns()]
     subtitle = (
         f"arena {nbytes(program.arena_bytes)}, at least {nbytes(program.arena_lower_bound)}; "
-        f"{len(program.steps)} steps, {len(plot.use.tensors)} tensors"
+        f"{len(program.calls)} steps, {len(plot.use.tensors)} tensors"
     )
     return SVG.format(
         w=LEFT + WIDTH + RIGHT, h=TOP + HEIGHT + BOTTOM, left=LEFT, line=LINE,
@@ -50,7 +50,7 @@ class _Plot:
 
     def __init__(self, program: Program):
         self.program, self.use = program, arena_use(program)
-        self.steps = max(len(program.steps), 1)
+        self.steps = max(len(program.calls), 1)
         self.bytes = max(program.arena_bytes, 1)
 
     def x(self, step: float) -> float:
@@ -104,7 +104,7 @@ class _Plot:
     def columns(self) -> list[str]:
         """Below the plot, a cell for each step that tells its layer and its live bytes."""
         cells = []
-        for number, step in enumerate(self.program.steps):
+        for number, step in enumerate(self.program.calls):
             told = f"step {number}: {', '.join(step.loc) or step.kernel}, "
             told += f"{nbytes(self.use.live[number])} live"
             cells.append(_box(self.x(number), TOP + HEIGHT, WIDTH / self.steps, 22, "transparent",

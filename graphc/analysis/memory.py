@@ -41,7 +41,7 @@ def arena_use(program: Program) -> ArenaUse:
     slots += [*_resident(program, "input"), *_resident(program, "output")]
     edges = sorted({edge for slot in slots for edge in _range(slot)})
     lives = _segment_lives(program, edges)
-    live = [0] * len(program.steps)
+    live = [0] * len(program.calls)
     for start, stop, spans in zip(edges, edges[1:], lives):
         steps = {step for first, last in spans for step in range(first, last + 1)}
         for step in steps:  # one that writes in place ends one span and begins another
@@ -54,7 +54,7 @@ def _accesses(program: Program) -> list[tuple[int, Slot, str]]:
     """(step, slot, access) for every slot in the arena."""
     return [
         (number, slot, buffer.access)
-        for number, step in enumerate(program.steps)
+        for number, step in enumerate(program.calls)
         for slot, buffer in zip(step.slots, program.kernels[step.kernel].params)
         if slot.space == "arena" and slot.elements
     ]
@@ -85,7 +85,7 @@ def _segment_lives(program: Program, edges: list[int]) -> list[list[tuple[int, i
     for slot in _resident(program, "output"):
         for segment in _segments(slot, edges):
             first = lives[segment][-1][0] if lives[segment] else 0
-            lives[segment] = [*lives[segment][:-1], (first, len(program.steps) - 1)]
+            lives[segment] = [*lives[segment][:-1], (first, len(program.calls) - 1)]
     return lives
 
 
@@ -110,7 +110,7 @@ def _tensors(program: Program, edges: list[int], lives: list) -> list[ArenaTenso
             default=number,
         )
         size = slot.elements * slot.dtype.size
-        tensors.append(ArenaTensor(slot.offset, size, number, last, program.steps[number].loc))
+        tensors.append(ArenaTensor(slot.offset, size, number, last, program.calls[number].loc))
     return tensors
 
 

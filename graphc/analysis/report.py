@@ -36,7 +36,7 @@ def step_costs(program: Program, peaks: Peaks) -> list[StepCost]:
     flops = {name: kernel_operations(kernel) for name, kernel in program.kernels.items()}
     used = {n: peaks.using(instructions(kernel)) for n, kernel in program.kernels.items()}
     costs = []
-    for step in program.steps:
+    for step in program.calls:
         cost = Cost(step.flops or flops[step.kernel], step.nbytes)
         name, own = layers(step.loc) or step.kernel, used[step.kernel]
         least, bound = roofline.seconds(own, cost), roofline.bound(own, cost)

@@ -67,8 +67,8 @@ def compile_program(args: argparse.Namespace, form: str | None, target: Target) 
 def read_program(path: Path) -> Program:
     """A program in text, checked; ModelError tells what is wrong with it."""
     from graphc.cli.models import constants_of
-    from graphc.ir.text.kernel_parser import parse_program
-    from graphc.ir.verify.kernels import verify_program
+    from graphc.ir.text.program_parser import parse_program
+    from graphc.ir.verify.programs import verify_program
 
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")

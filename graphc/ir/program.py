@@ -1,14 +1,15 @@
 """Program IR: what runs at inference: kernels called in order on slices of one arena.
 
 A `Slot` is where a tensor lives: an input, an output, a constant, or a byte range of the arena. A
-`Step` calls a kernel with one slot per parameter. Kernels are shared by steps that are equal up to
+`Step` calls a kernel with one slot per parameter; a `Copy` moves bytes; `While` and `If` run steps
+of their own, as often as slots say. Kernels are shared by steps that are equal up to
 names, or up to numbers, which are then given with the call. Constants are numpy arrays in the
 memory order their kernels expect (weights packed once).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,6 +51,78 @@ class Step:
     sizes: tuple[Any, ...] = ()
 
 
+@dataclass(frozen=True)
+class Copy:
+    """Copies the bytes of a slot into another of equal size. Directly in the body of a loop, source
+    and target start so many bytes further at each trip; slots are those of the first."""
+
+    source: Slot
+    target: Slot
+    source_stride: int = 0
+    target_stride: int = 0
+    loc: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class While:
+    """Runs `body` as long as there are trips left and the condition, one bool, holds.
+
+    `trips` is a number, or the slot of one i64, which is read once; None if there is no limit. The
+    condition is read before each trip; None: it always holds. The number of the trip, from 0 on, is
+    written to `counter` before the trip.
+    """
+
+    body: tuple[AnyStep, ...]
+    condition: Slot | None = None
+    trips: int | Slot | None = None
+    counter: Slot | None = None
+    loc: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class If:
+    """Runs `then` if the condition, one bool, holds, else `orelse`."""
+
+    condition: Slot
+    then: tuple[AnyStep, ...]
+    orelse: tuple[AnyStep, ...]
+    loc: tuple[str, ...] = ()
+
+
+AnyStep = Step | Copy | While | If
+
+
+def bodies(step: AnyStep) -> tuple[tuple[AnyStep, ...], ...]:
+    """The lists of steps inside a step."""
+    if isinstance(step, While):
+        return (step.body,)
+    return (step.then, step.orelse) if isinstance(step, If) else ()
+
+
+def walk(steps: Sequence[AnyStep]) -> Iterator[AnyStep]:
+    """All steps in the order of the text, those inside others after these."""
+    for step in steps:
+        yield step
+        for body in bodies(step):
+            yield from walk(body)
+
+
+def with_calls(steps: Sequence[AnyStep], change: Callable[[Step], Step]) -> list[AnyStep]:
+    """The steps with other kernel calls, those in loops and branches included."""
+
+    def changed(step: AnyStep) -> AnyStep:
+        if isinstance(step, Step):
+            return change(step)
+        if isinstance(step, While):
+            return replace(step, body=tuple(map(changed, step.body)))
+        if isinstance(step, If):
+            then, orelse = (tuple(map(changed, body)) for body in bodies(step))
+            return replace(step, then=then, orelse=orelse)
+        return step
+
+    return list(map(changed, steps))
+
+
 Quantisation = tuple[float, int]
 """(scale, zero point): real = (value - zero point) * scale."""
 
@@ -74,7 +147,7 @@ class Program:
     inputs: list[tuple[str, TensorType]]
     outputs: list[tuple[str, TensorType]]
     kernels: dict[str, Kernel] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[AnyStep] = field(default_factory=list)
     constants: list[np.ndarray] = field(default_factory=list)
     arena_bytes: int = 0
     arena_lower_bound: int = 0
@@ -83,6 +156,11 @@ class Program:
     true_sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     sizes: tuple[Sym, ...] = ()
+
+    @property
+    def calls(self) -> list[Step]:
+        """The kernel calls in the order of the text, those in loops and branches included."""
+        return [step for step in walk(self.steps) if isinstance(step, Step)]
 
     @property
     def own_outputs(self) -> list[tuple[str, TensorType]]:
@@ -124,14 +202,16 @@ def at_sizes(program: Program, values: Sequence[int]) -> Program:
         return [(n, t.with_shape(at(d, known) for d in t.dims)) for n, t in tensors]
 
     kernels: dict[str, Kernel] = {}
-    steps = []
-    for step in program.steps:
+
+    def called(step: Step) -> Step:
         kernel = program.kernels[step.kernel]
         own = [at(size, known) for size in step.sizes]
         name = "_".join(map(str, (step.kernel, *own)))
         kernels[name] = replace(with_sizes(kernel, own), name=name)  # type: ignore[arg-type]
         slots = tuple(replace(s, elements=at(s.elements, known)) for s in step.slots)
-        steps.append(replace(step, kernel=name, slots=slots, sizes=()))
+        return replace(step, kernel=name, slots=slots, sizes=())
+
+    steps = with_calls(program.steps, called)
     return replace(
         program, inputs=typed(program.inputs), outputs=typed(program.outputs), kernels=kernels,
         steps=steps, sizes=(),

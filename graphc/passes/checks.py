@@ -9,6 +9,7 @@ constants is made here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphc.ir.conditions import Asked, asked_by
@@ -41,7 +42,11 @@ def add_checks(graph: Graph) -> bool:
                 if one.output not in own:
                     one.erase()
     stay = [check.output for alike in kept.values() for check in alike]
-    new = [output for output in stay if output not in own]
+    return add_results(graph, [output for output in stay if output not in own])
+
+
+def add_results(graph: Graph, new: Sequence[Value]) -> bool:
+    """Adds checks to the results of a graph; whether there are any."""
     if new:
         named = [name for name, _ in graph.named_results()]
         graph.output_names = [*named, *_unused(len(new), named)]

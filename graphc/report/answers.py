@@ -113,14 +113,14 @@ class Record:
     def kernels(self, layer: Layer) -> Iterator[KernelAnswer]:
         """The steps that compute a layer."""
         for program in self.trace.programs:
-            for step, (bound, seconds) in zip(program.steps, self.bounds(program)):
+            for step, (bound, seconds) in zip(program.calls, self.bounds(program)):
                 if layer.name in step.loc:
                     yield self.kernel(program, step, bound, seconds)
 
     def bounds(self, program: Program) -> Sequence[tuple[str | None, float | None]]:
         """What bounds each step, and its least time."""
         if self.peaks is None:
-            return [(None, None)] * len(program.steps)
+            return [(None, None)] * len(program.calls)
         return [(cost.bound, cost.seconds) for cost in step_costs(program, self.peaks)]
 
     def kernel(

@@ -21,6 +21,7 @@ from graphc.ir.ops import control
 from graphc.ir.types import TensorType, Type
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.manager.context import Context
+from graphc.passes.native import is_native
 from graphc.passes.partition import (
     crossing,
     opened,
@@ -233,22 +234,6 @@ def why_on_host(op: Op, foreign: Value | None) -> str | Reason:
     if foreign is not None:
         return Reason("compiled code holds tensors of numbers of known shape, not {}", foreign)
     return "it has no definition that can be compiled"
-
-
-def is_native(type: Type | None) -> bool:
-    """Whether compiled code can hold values of a type: tensors of numbers, of static shape."""
-    tensor = isinstance(type, TensorType) and type.is_static
-    return tensor and type.dtype.kind not in ("string", "complex")  # type: ignore[union-attr]
-
-
-def natively(op: Op) -> bool:
-    """Whether an op can be part of a compiled graph."""
-    values = [v for v in (*op.inputs, *op.outputs) if v is not None]
-    if not all(is_native(v.type) for v in values):
-        return False
-    if op.defn.form == "imperative":
-        return not is_bounded(op)
-    return op.name == "fused" or op.defn.form in ("elementwise", "indexed", "composite")
 
 
 def on_host(values: Sequence[Any]) -> list[Any]:

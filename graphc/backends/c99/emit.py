@@ -33,7 +33,7 @@ def emit(program: Program) -> str:
     names = {name: unit.kernel(for_c(kernel)) for name, kernel in program.kernels.items()}
     unit.functions.append(_entry(program, names))
     title = comment(
-        f"{program.name}: {len(program.steps)} steps, arena {program.arena_bytes} bytes"
+        f"{program.name}: {len(program.calls)} steps, arena {program.arena_bytes} bytes"
     )
     code = unit.text()
     return f"{title}\n{INCLUDES}\n{float_rules(code)}{double_check('run', code)}{code}"
@@ -41,10 +41,10 @@ def emit(program: Program) -> str:
 
 def _entry(program: Program, names: dict[str, str]) -> str:
     lines = [HEADER + "{"]
-    used = {slot.space for step in program.steps for slot in step.slots}
+    used = {slot.space for step in program.calls for slot in step.slots}
     pairs = (("input", "inputs"), ("output", "outputs"), ("arena", "arena"), ("const", "constants"))
     lines += [f"    (void){name};" for space, name in pairs if space not in used]
-    for step in program.steps:
+    for step in program.calls:
         lines += _call(program, step, names)
     return "\n".join([*lines, "    return 0;", "}"]) + "\n"
 

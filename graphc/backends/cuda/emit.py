@@ -73,8 +73,8 @@ def emit(program: Program) -> CudaSource:
     instructions: set[str] = set()
     entries: dict[str, list[tuple[str, Launch]]] = {}
     taken: set[str] = set()
-    aliased = {s.kernel for s in program.steps if _operands_coincide(program.kernels[s.kernel], s)}
-    misplaced = {s.kernel for s in program.steps if any(x.offset % VECTOR_BYTES for x in s.slots)}
+    aliased = {s.kernel for s in program.calls if _operands_coincide(program.kernels[s.kernel], s)}
+    misplaced = {s.kernel for s in program.calls if any(x.offset % VECTOR_BYTES for x in s.slots)}
     for name, kernel in program.kernels.items():
         entries[name] = []
         for launch in launches(shorten(for_c(_with_nodes(kernel, program)))):
@@ -88,7 +88,7 @@ def emit(program: Program) -> CudaSource:
             entries[name].append((function, launch))
     steps = [
         _step(function, launch, step)
-        for step in program.steps
+        for step in program.calls
         for function, launch in entries[step.kernel]
     ]
     title = comment(
@@ -109,7 +109,7 @@ def _step(function: str, launch: Launch, step: Step) -> LaunchStep:
 
 def _with_nodes(kernel: Kernel, program: Program) -> Kernel:
     """The kernel with a comment that names the ONNX nodes it computes."""
-    steps = [step for step in program.steps if step.kernel == kernel.name]
+    steps = [step for step in program.calls if step.kernel == kernel.name]
     named = [", ".join(step.loc) for step in steps if step.loc]
     listed = [f"  {text}" for text in dict.fromkeys(named)]
     if len(listed) > MAX_NAMED:

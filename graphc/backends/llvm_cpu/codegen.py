@@ -33,5 +33,5 @@ def compile_program(program: Program, target: HostTarget | None = None) -> Image
     return Image(
         program.name, target.key, code, tuple(program.inputs), tuple(program.outputs),
         tuple(aligned(c) for c in program.constants), program.arena_bytes,
-        tuple(program.kernels), len(program.steps), program.checks, sizes=program.sizes,
+        tuple(program.kernels), len(program.calls), program.checks, sizes=program.sizes,
     )  # fmt: skip

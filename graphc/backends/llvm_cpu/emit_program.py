@@ -10,11 +10,13 @@ A program with sizes takes one more pointer, `sizes`: an array of i64, in the or
 to 64 bytes. A parallel phase worth splitting goes through the thread pool of pool.py; everything
 else is called directly. Neither the number of threads nor an address is part of the module, which
 is deterministic text: equal programs give equal modules. Long programs are cut into functions of
-PART steps, as LLVM takes time beyond proportion for long ones.
+PART steps, as LLVM takes time beyond proportion for long ones. Each loop, branch and body of theirs
+is a function too; that of a loop's body takes the number of the trip.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from graphc.backends.llvm_cpu.emit_expr import ExprEmitter
@@ -23,7 +25,7 @@ from graphc.backends.llvm_cpu.image import INVOKE
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, Sym, as_expr, maximum, minimum, select
-from graphc.ir.program import Program, Slot, Step
+from graphc.ir.program import AnyStep, Copy, If, Program, Slot, Step, While
 from graphc.ir.types import Dim, at
 
 RUN = "graphc_run"
@@ -32,6 +34,8 @@ RANGE_WORK = 4_000  # operations that a thread takes at a time, at least
 MIN_RANGES = 16  # into which a phase is split if it has the iterations, to keep threads balanced
 
 PART = 256  # steps of one function
+INSIDE = "internal "  # of functions that nobody else calls
+COPY = "@llvm.memcpy.p0.p0.i64"
 
 _ARGUMENTS = ("inputs", "outputs", "arena", "consts", "pool")
 
@@ -66,23 +70,37 @@ class _Steps:
         self.program, self.phases, self.declarations = program, phases, declarations
         self.arguments = (*_ARGUMENTS, "sizes") if program.sizes else _ARGUMENTS
         self.parameters = ", ".join(f"ptr %{name}" for name in self.arguments)
+        self.functions: list[str] = []  # of parts, loops and branches
+        self.count: Counter[str] = Counter()
 
     def main(self) -> list[str]:
-        """The function that runs all steps, and before it those of its parts if it has any."""
-        steps = self.program.steps
-        if len(steps) <= PART:
-            return [self.function(f"void @{RUN}", self.steps(steps))]
-        starts = range(0, len(steps), PART)
-        names = [f"void @graphc_part{number}" for number in range(len(starts))]
-        parts = [
-            self.function(f"internal {name}", self.steps(steps[start : start + PART]))
-            for name, start in zip(names, starts)
-        ]
-        calls = [f"  call {name}({self.parameters})" for name in names]
-        return [*parts, self.function(f"void @{RUN}", calls)]
+        """The functions that run all steps."""
+        main = self.running(RUN, self.program.steps, "")
+        return [*self.functions, main]
 
-    def function(self, head: str, lines: Sequence[str]) -> str:
-        return "\n".join([f"define {head}({self.parameters}) #0 {{", *lines, "  ret void", "}"])
+    def running(self, name: str, steps: Sequence[AnyStep], linkage: str, more: str = "") -> str:
+        """A function that runs steps; those of its parts come first if it has any. `more` is a
+        parameter of its own."""
+        if len(steps) <= PART:
+            return self.function(f"{linkage}void @{name}", self.steps(steps), more)
+        calls = []
+        for start in range(0, len(steps), PART):
+            part = self.name("part")
+            self.functions.append(self.running(part, steps[start : start + PART], INSIDE, more))
+            calls.append(self.calling(part, more))
+        return self.function(f"{linkage}void @{name}", calls, more)
+
+    def name(self, kind: str) -> str:
+        """A new name for a function."""
+        self.count[kind] += 1
+        return f"graphc_{kind}{self.count[kind] - 1}"
+
+    def calling(self, name: str, more: str = "") -> str:
+        return f"  call void @{name}({self.parameters}{more})"
+
+    def function(self, head: str, lines: Sequence[str], more: str = "") -> str:
+        parameters = self.parameters + more
+        return "\n".join([f"define {head}({parameters}) #0 {{", *lines, "  ret void", "}"])
 
     def invoke(self) -> str:
         lines = [f"define void @{INVOKE}(ptr %cells) #0 {{"]
@@ -91,23 +109,80 @@ class _Steps:
             lines.append(f"  %{name} = load ptr, ptr %{name}.a")
         return "\n".join([*lines, f"  call void @{RUN}({self.parameters})", "  ret void", "}"])
 
-    def steps(self, steps: Sequence[Step]) -> list[str]:
+    def steps(self, steps: Sequence[AnyStep]) -> list[str]:
         kernels = self.program.kernels
-        width = max((len(s.slots) + bool(kernels[s.kernel].sizes) for s in steps), default=1)
+        calls = [step for step in steps if isinstance(step, Step)]
+        width = max((len(s.slots) + bool(kernels[s.kernel].sizes) for s in calls), default=1)
         lines = [f"  %args = alloca [{max(width, 1)} x ptr], align 64"]
         numbers = _Numbers(lines, self.program.sizes, self.declarations)
-        most = max((len(s.sizes) for s in steps), default=0)
+        most = max((len(s.sizes) for s in calls), default=0)
         if most:
             lines.append(f"  %numbers = alloca [{most} x i64], align 64")
         bases: dict[tuple[str, int], str] = {}
         for number, step in enumerate(steps):
-            lines += _arguments(number, step, bases)
-            known = (as_expr(size, i64) for size in step.sizes)
-            values = dict(zip(kernels[step.kernel].sizes, known))
-            if values:
-                lines += numbers.passed(number, step)
-            lines += [self.call(phase, values, numbers) for phase in self.phases[step.kernel]]
+            if isinstance(step, Step):
+                lines += _arguments(number, step, bases)
+                known = (as_expr(size, i64) for size in step.sizes)
+                values = dict(zip(kernels[step.kernel].sizes, known))
+                if values:
+                    lines += numbers.passed(number, step)
+                lines += [self.call(phase, values, numbers) for phase in self.phases[step.kernel]]
+            elif isinstance(step, Copy):
+                lines += self.copy(number, step, bases)
+            else:
+                lines.append(self.calling(self.flow(step)))
         return lines
+
+    def copy(self, number: int, step: Copy, bases: dict) -> list[str]:
+        nbytes = step.source.elements * step.source.dtype.size
+        if not nbytes:
+            return []
+        self.declarations.add(f"declare void {COPY}(ptr, ptr, i64, i1)")
+        lines: list[str] = []
+        source = _place(f"%s{number}", step.source, bases, lines, step.source_stride)
+        target = _place(f"%t{number}", step.target, bases, lines, step.target_stride)
+        return [*lines, f"  call void {COPY}(ptr {target}, ptr {source}, i64 {nbytes}, i1 false)"]
+
+    def flow(self, step: While | If) -> str:
+        """Adds the functions of a loop or a branch; the name of the one that runs it."""
+        if isinstance(step, If):
+            return self.branch(step)
+        name, body = self.name("loop"), self.name("body")
+        self.functions.append(self.running(body, step.body, INSIDE, ", i64 %trip"))
+        bases: dict[tuple[str, int], str] = {}
+        lines: list[str] = []
+        limit = str(i64.max if step.trips is None else step.trips)
+        if isinstance(step.trips, Slot):
+            limit = "%trips"
+            place = _place("%limit", step.trips, bases, lines)
+            lines.append(f"  %trips = load i64, ptr {place}")
+        condition = step.condition and _place("%condition", step.condition, bases, lines)
+        counter = step.counter and _place("%counter", step.counter, bases, lines)
+        lines += ["  br label %head", "head:", "  %trip = phi i64 [0, %0], [%next, %body]"]
+        lines.append(f"  %left = icmp slt i64 %trip, {limit}")
+        lines.append(f"  br i1 %left, label %{'test' if condition else 'body'}, label %done")
+        if condition:
+            lines += ["test:", *_test(condition), "  br i1 %holds, label %body, label %done"]
+        lines.append("body:")
+        if counter:
+            lines.append(f"  store i64 %trip, ptr {counter}")
+        lines += [self.calling(body, ", i64 %trip"), "  %next = add i64 %trip, 1"]
+        lines += ["  br label %head", "done:"]
+        self.functions.append(self.function(f"{INSIDE}void @{name}", lines))
+        return name
+
+    def branch(self, step: If) -> str:
+        name = self.name("branch")
+        bases: dict[tuple[str, int], str] = {}
+        lines: list[str] = []
+        condition = _place("%condition", step.condition, bases, lines)
+        lines += [*_test(condition), "  br i1 %holds, label %then, label %orelse"]
+        for label, steps in (("then", step.then), ("orelse", step.orelse)):
+            inner = self.name("side")
+            self.functions.append(self.running(inner, steps, INSIDE))
+            lines += [f"{label}:", self.calling(inner), "  br label %done"]
+        self.functions.append(self.function(f"{INSIDE}void @{name}", [*lines, "done:"]))
+        return name
 
     def call(self, phase: Phase, values: dict[Sym, Expr], numbers: _Numbers) -> str:
         """The call of a phase, whole or in ranges for several threads."""
@@ -159,15 +234,29 @@ class _Numbers:
 def _arguments(number: int, step: Step, bases: dict) -> list[str]:
     lines: list[str] = []
     for position, slot in enumerate(step.slots):
-        base = _base(slot, bases, lines)
-        pointer = base
-        if slot.offset:
-            pointer = f"%s{number}.{position}"
-            lines.append(f"  {pointer} = getelementptr i8, ptr {base}, i64 {slot.offset}")
+        pointer = _place(f"%s{number}.{position}", slot, bases, lines)
         cell = f"%c{number}.{position}"
         lines.append(f"  {cell} = getelementptr ptr, ptr %args, i64 {position}")
         lines.append(f"  store ptr {pointer}, ptr {cell}")
     return lines
+
+
+def _place(name: str, slot: Slot, bases: dict, lines: list[str], stride: int = 0) -> str:
+    """A pointer to a slot, which moves on by `stride` bytes with each trip."""
+    pointer = _base(slot, bases, lines)
+    if slot.offset:
+        lines.append(f"  {name} = getelementptr i8, ptr {pointer}, i64 {slot.offset}")
+        pointer = name
+    if stride:
+        lines.append(f"  {name}.d = mul i64 %trip, {stride}")
+        lines.append(f"  {name}.m = getelementptr i8, ptr {pointer}, i64 {name}.d")
+        pointer = f"{name}.m"
+    return pointer
+
+
+def _test(place: str) -> list[str]:
+    """Reads a bool: %holds."""
+    return [f"  %truth = load i8, ptr {place}", "  %holds = icmp ne i8 %truth, 0"]
 
 
 def _base(slot: Slot, bases: dict, lines: list[str]) -> str:

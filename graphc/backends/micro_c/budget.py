@@ -64,14 +64,14 @@ class Budget:
     def code(self) -> int:
         kernels = sum(map(operators, self.model.texts.values()))
         helpers = _bytes(operators(self.model.code()) - kernels, self.model.cpu.operator_bytes)
-        calls = sum(1 + len(step.slots) for step in self.model.program.steps)
+        calls = sum(1 + len(step.slots) for step in self.model.program.calls)
         functions = sum(f.code for f in self.functions.values())
         return functions + helpers + CODE_OF_CALL * calls // 2 + CODE_OF_CHECKS
 
     @cached_property
     def run_stack(self) -> int:
         """Bytes of the frame of NAME_run."""
-        widest = max((len(s.slots) for s in self.model.program.steps), default=0)
+        widest = max((len(s.slots) for s in self.model.program.calls), default=0)
         kept = len(self.model.inputs) + len(self.model.outputs)
         return FRAME + 4 * (widest + kept)
 
@@ -101,8 +101,8 @@ class Budget:
         program = self.model.program
         live = arena_use(program).live
         rows = [("RAM by layer", "function", "arena live", "stack")]
-        for n in sorted(range(len(program.steps)), key=lambda n: (-live[n], n))[:TOP]:
-            step = program.steps[n]
+        for n in sorted(range(len(program.calls)), key=lambda n: (-live[n], n))[:TOP]:
+            step = program.calls[n]
             function = self.functions[step.kernel]
             rows.append((layers(step.loc), function.name, nbytes(live[n]), nbytes(function.stack)))
         total = (f"arena {nbytes(program.arena_bytes)}, stack {nbytes(self.stack)}, "
@@ -112,13 +112,13 @@ class Budget:
     def flash_table(self) -> str:
         """The layers with most constants and code; shared code counts for its first."""
         costs, seen = [], set()
-        for n, step in enumerate(self.model.program.steps):
+        for n, step in enumerate(self.model.program.calls):
             code = 0 if step.kernel in seen else self.functions[step.kernel].code
             seen.add(step.kernel)
             costs.append((weights_of(step), code, n))
         rows = [("flash by layer", "function", "constants", "code (estimated)")]
         for weights, code, n in sorted(costs, key=lambda c: (-c[0] - c[1], c[2]))[:TOP]:
-            step = self.model.program.steps[n]
+            step = self.model.program.calls[n]
             name = self.functions[step.kernel].name
             rows.append((layers(step.loc), name, nbytes(weights), nbytes(code)))
         total = (f"constants {nbytes(self.model.weight_bytes)}, code about {nbytes(self.code)}: "

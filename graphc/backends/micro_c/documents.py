@@ -197,7 +197,7 @@ def report(model: Model, cpu: str) -> str:
         "stack_bytes_bound": budget.stack,
         "scratch_bytes": max((f.arrays for f in budget.functions.values()), default=0),
         "io_bytes": budget.io,
-        "macs": sum(step.macs for step in program.steps),
+        "macs": sum(step.macs for step in program.calls),
         "inputs": [_described(model, t) for t in model.inputs],
         "outputs": [_described(model, t) for t in model.outputs],
         "functions": _functions(model, budget),
@@ -211,7 +211,7 @@ def report(model: Model, cpu: str) -> str:
                 "weights": weights_of(step),
                 "arena_live": live[number],
             }
-            for number, step in enumerate(program.steps)
+            for number, step in enumerate(program.calls)
         ],
     }
     return json.dumps(content, indent=2) + "\n"
@@ -220,7 +220,7 @@ def report(model: Model, cpu: str) -> str:
 def _functions(model: Model, budget: Budget) -> list[dict]:
     """What each function takes, and the ONNX nodes it computes."""
     nodes: dict[str, dict[str, None]] = {}
-    for step in model.program.steps:
+    for step in model.program.calls:
         nodes.setdefault(step.kernel, {}).update(dict.fromkeys(step.loc))
     entries = [
         {

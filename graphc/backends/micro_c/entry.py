@@ -79,7 +79,7 @@ def _run(model: Model, overlaps: list[str]) -> str:
         lines += _places(model)
     lines += [*_checks(model), *overlaps, *_cleared(model)]
     lines += [*_copies(model, "in"), *_traced_inputs(model)]
-    for number, step in enumerate(model.program.steps):
+    for number, step in enumerate(model.program.calls):
         call = _call(model, number, step)
         lines += _checked(model, step, call) if model.is_check(step) else call
     lines += _copies(model, "out")

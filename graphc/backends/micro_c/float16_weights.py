@@ -17,7 +17,7 @@ import numpy as np
 from graphc.ir import dtypes
 from graphc.ir.expr import Expr, Load, cast, transform, walk
 from graphc.ir.kernel import Intrin, Kernel, exprs, map_body, walk_stmts
-from graphc.ir.program import Program, Slot, Step
+from graphc.ir.program import Program, Slot, Step, with_calls
 
 LEAST_ELEMENTS = 64  # shorter constants, mostly biases, save too little to lose precision
 
@@ -36,7 +36,7 @@ def half_weights(program: Program) -> Program:
         array.astype(np.float16) if number in constants else array
         for number, array in enumerate(program.constants)
     ]
-    steps = [_step(step, parameters) for step in program.steps]
+    steps = with_calls(program.steps, lambda step: _step(step, parameters))
     return replace(program, kernels=kernels, constants=arrays, steps=steps)
 
 
@@ -46,7 +46,7 @@ def _agreed(program: Program) -> tuple[set[Parameter], set[int]]:
     parameters = {
         (kernel.name, n) for kernel in program.kernels.values() for n in _loaded_only(kernel)
     }
-    uses = [((step.kernel, n), slot) for step in program.steps for n, slot in enumerate(step.slots)]
+    uses = [((step.kernel, n), slot) for step in program.calls for n, slot in enumerate(step.slots)]
     while True:
         wrong = [
             (parameter, slot) for parameter, slot in uses

@@ -121,7 +121,7 @@ def header(model: Model) -> str:
         title=title, macro=model.macro, name=model.name, weights=model.weight_bytes,
         arena=model.program.arena_bytes, alignment=ARENA_ALIGNMENT,
         contents=INSIDE if model.resident else ELSEWHERE,
-        layers=len(model.program.steps), base=_base(model),
+        layers=len(model.program.calls), base=_base(model),
         sizes="\n".join(line for t in (*model.inputs, *model.outputs) for line in _sizes(model, t)),
         inputs="\n".join(_field(model, t, "const ") for t in model.inputs) or _EMPTY,
         outputs="\n".join(_field(model, t, "") for t in model.outputs) or _EMPTY,

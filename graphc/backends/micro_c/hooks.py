@@ -83,7 +83,7 @@ static void {name}_summary_{dtype}(int layer, const {c_type} *data, uint32_t cou
 
 def hooks(model: Model) -> str:
     """The macros, and the functions that they call."""
-    layers = [f'    "{literal(layer_title(step))}",' for step in model.program.steps]
+    layers = [f'    "{literal(layer_title(step))}",' for step in model.program.calls]
     return HOOKS.format(
         name=model.name, macro=model.macro, names="\n".join(layers or ['    "",']),
         summaries=_summaries(model),
@@ -100,7 +100,7 @@ def results(model: Model, step: Step) -> Iterator[tuple[int, Slot]]:
 
 def _summaries(model: Model) -> str:
     """A function for every type of element that a layer results in, and their helpers."""
-    dtypes = {slot.dtype for step in model.program.steps for _, slot in results(model, step)}
+    dtypes = {slot.dtype for step in model.program.calls for _, slot in results(model, step)}
     speller, parts = Speller(), []
     for dtype in sorted(dtypes, key=lambda dtype: dtype.name):
         parts.append(SUMMARY.format(

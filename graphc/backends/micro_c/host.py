@@ -112,7 +112,7 @@ class HostModel:
         ):  # fmt: skip
             self(inputs)
         before: list[Any] = [None] * (len(crcs) - len(summaries))  # inputs have none
-        steps = self.model.program.steps
+        steps = self.model.program.calls
         floats = [False] * len(before)
         floats += [slot.dtype.is_float for s in steps for _, slot in results(self.model, s)]
         return [

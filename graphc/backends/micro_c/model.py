@@ -174,7 +174,7 @@ class Model:
 
     def only_checks(self, kernel: str) -> bool:
         """Whether a kernel is called for checks only."""
-        return all(self.is_check(step) for step in self.program.steps if step.kernel == kernel)
+        return all(self.is_check(step) for step in self.program.calls if step.kernel == kernel)
 
     @property
     def sources(self) -> list[str]:
@@ -226,7 +226,7 @@ def _constants(program: Program, name: str) -> list[Constant]:
 def size_rows(program: Program) -> dict[tuple[int, ...], int]:
     """Where the sizes that a step passes on begin among those of all steps; equal ones are one."""
     rows: dict[tuple[int, ...], int] = {}
-    for step in program.steps:
+    for step in program.calls:
         row = size_values(program.kernels[step.kernel], step.sizes)
         if row:
             rows.setdefault(row, sum(map(len, rows)))
@@ -258,7 +258,7 @@ def _prepared(kernel: Kernel, libm: bool) -> Kernel:
 def layer_names(program: Program) -> dict[str, str]:
     """For every kernel a name after the first layer that it computes, or after the kernel."""
     names: dict[str, str] = {}
-    for step in program.steps:
+    for step in program.calls:
         if step.kernel not in names:
             names[step.kernel] = layer_name(step.loc[0]) if step.loc else step.kernel
     return {name: names.get(name, name) for name in program.kernels}
@@ -267,14 +267,14 @@ def layer_names(program: Program) -> dict[str, str]:
 def kernel_comments(program: Program) -> dict[str, str]:
     """For every kernel what it computes, the layers that call it, and what the first is called."""
     steps: dict[str, list[int]] = {}
-    for number, step in enumerate(program.steps):
+    for number, step in enumerate(program.calls):
         steps.setdefault(step.kernel, []).append(number)
     comments = {}
     for name, kernel in program.kernels.items():
         lines, callers = [kernel.comment] if kernel.comment else [], steps.get(name, [])
         if callers:
             numbers = f"layer{'s' if len(callers) > 1 else ''} {', '.join(map(str, callers))}"
-            lines.append(f"{numbers}: {node_names(program.steps[callers[0]])}".rstrip(": "))
+            lines.append(f"{numbers}: {node_names(program.calls[callers[0]])}".rstrip(": "))
         comments[name] = "\n".join(line for text in lines for line in wrap(text, COMMENT_WIDTH))
     return comments
 

@@ -96,10 +96,7 @@ def run(op: Op, arguments: Sequence[object], run_region: Callable) -> list[Any]:
     def counted(region: Region, values: list[Any]) -> list[Any]:
         _iterations.done += 1
         if _iterations.done > _iterations.most:
-            raise ModelError(
-                f"{op.where()}: has not ended after {_iterations.most} iterations, with those of "
-                "loops around it; max_iterations (--max-iterations) allows for more"
-            )
+            raise ModelError(too_long(op.where(), _iterations.most))
         return run_region(region, values)
 
     if _iterations.depth == 0:
@@ -109,6 +106,14 @@ def run(op: Op, arguments: Sequence[object], run_region: Callable) -> list[Any]:
         return op.defn.function(op, arguments, counted)
     finally:
         _iterations.depth -= 1
+
+
+def too_long(where: str, most: int) -> str:
+    """What to say of a loop that has more iterations than allowed."""
+    return (
+        f"{where}: has not ended after {most} iterations, with those of loops around it; "
+        "max_iterations (--max-iterations) allows for more"
+    )
 
 
 def _run_if(op: Op, arguments: Sequence[object], run: Callable) -> list[Any]:

@@ -1,11 +1,9 @@
-"""Reads kernels and programs back from text.
+"""Reads kernels back from text.
 
     kernel  = "kernel" @name "(" [access buffer, ...] ")" [where] "{" [comment] statement* "}"
     buffer  = name ":" dtype "[" dims "]"
     loop    = ("for" | "parallel" | "unroll" | "vector" | "block" | "thread") name "<" extent
               ["width" n] "{" statement* "}"
-    program = "program" @name "{" (input | output | arena | const | run | kernel)* "}"
-    input   = "input" name ":" type ["scale" number "zero" integer] ["at" slot]; so does output
 
 A name means what the innermost enclosing block binds it to; a store is told from a keyword by the
 bracket after its first word.
@@ -15,11 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from graphc.ir import dtypes
-from graphc.ir.checks import Check
-from graphc.ir.expr import Expr, Index, Ref
+from graphc.ir.expr import Index, Ref
 from graphc.ir.kernel import (
     Alloc,
     Barrier,
@@ -34,11 +29,9 @@ from graphc.ir.kernel import (
     Store,
     While,
 )
-from graphc.ir.program import Program, Slot, Step
-from graphc.ir.text.constant_parser import ConstantParser, Constants
+from graphc.ir.text.constant_parser import ConstantParser
 
 _LOOPS = {"for": "serial"} | {k: k for k in ("parallel", "unroll", "vector", "block", "thread")}
-_SPACES = ("input", "output", "const", "arena")
 
 
 def parse_kernel(text: str) -> Kernel:
@@ -47,14 +40,6 @@ def parse_kernel(text: str) -> Kernel:
     kernel = parser.kernel()
     parser.finish()
     return kernel
-
-
-def parse_program(text: str, constants: Constants | None = None) -> Program:
-    """The program written in `text`, its large constants taken from `constants` by digest."""
-    parser = KernelParser(text, constants)
-    program = parser.program()
-    parser.finish()
-    return program
 
 
 class KernelParser(ConstantParser):
@@ -178,99 +163,6 @@ class KernelParser(ConstantParser):
         args = tuple(self._typed(a, None) for a in self._arguments("(", ")"))
         return Intrin(name, args)
 
-    # ------------------------------------------------------------ programs
-
-    def program(self) -> Program:
-        self.expect("program")
-        program = Program(self.sigil_name("symbol", "the program's @name"), [], [])
-        program.sizes = tuple(self.where().values())
-        if self.sees("where"):
-            self._where_clause()
-        self.expect("{")
-        while not self.accept("}"):
-            if self.sees("kernel"):
-                kernel = self.kernel()
-                program.kernels[kernel.name] = kernel
-            else:
-                self._program_line(program)
-        return program
-
-    def _program_line(self, program: Program) -> None:
-        rule = _PROGRAM_LINES.get(self.token.text)
-        if rule is None:
-            self.fail("expected `input`, `output`, `check`, `arena`, `const`, `run` or `kernel`")
-        self.next()
-        rule(self, program)
-
-    def _interface(self, program: Program, space: str, tensors: list) -> None:
-        name = self.name("a name")
-        self.expect(":")
-        key = space, len(tensors)
-        tensors.append((name, self.tensor_type()))
-        if self.accept("scale"):
-            scale = float(self.expect_kind("number", "a scale"))
-            self.expect("zero")
-            program.quantisation[key] = scale, self.integer()
-        if self.accept("at"):
-            program.resident[key] = self._slot()
-
-    def _input(self, program: Program) -> None:
-        self._interface(program, "input", program.inputs)
-
-    def _output(self, program: Program) -> None:
-        self._interface(program, "output", program.outputs)
-
-    def _check(self, program: Program) -> None:
-        low = self.integer()
-        self.expect("to")
-        program.checks += (Check(low, self.integer(), self.string()),)
-
-    def _arena(self, program: Program) -> None:
-        program.arena_bytes = self.integer()
-        if self.accept("bound"):
-            program.arena_lower_bound = self.integer()
-
-    def _constant(self, program: Program) -> None:
-        token = self.token
-        if self.integer() != len(program.constants):
-            self.fail(f"expected constant {len(program.constants)}", token)
-        self.expect(":")
-        type = self.tensor_type()
-        self.expect("=")
-        array: np.ndarray = self.contents(type)
-        program.constants.append(array)
-
-    def _run(self, program: Program) -> None:
-        kernel = self.sigil_name("symbol", "a kernel's @name")
-        self.expect("(")
-        slots = self.listed(")", self._slot)
-        flops = self.integer() if self.accept("flops") else 0
-        nbytes = self.integer() if self.accept("bytes") else 0
-        macs = self.integer() if self.accept("macs") else 0
-        sizes = self._sizes() if self.accept("sizes") else ()
-        loc = self._loc()
-        program.steps.append(Step(kernel, tuple(slots), loc, flops, nbytes, macs, sizes))
-
-    def _sizes(self) -> tuple[int | Expr, ...]:
-        sizes = [self.dimension()]
-        while self.accept(","):
-            sizes.append(self.dimension())
-        return tuple(sizes)
-
-    def _slot(self) -> Slot:
-        space = self.token.text
-        if space not in _SPACES:
-            self.fail("expected `input`, `output`, `const` or `arena`")
-        self.next()
-        index = self.integer() if self.token.kind == "number" else 0
-        offset = self.integer() if self.accept("+") else 0
-        self.expect(":")
-        dtype = self.dtype()
-        self.expect("[")
-        elements = self.dimension()
-        self.expect("]")
-        return Slot(space, index, offset, dtype, elements)
-
 
 _STATEMENTS: dict[str, Callable[[KernelParser], Stmt]] = {
     "let": KernelParser._let,
@@ -281,13 +173,4 @@ _STATEMENTS: dict[str, Callable[[KernelParser], Stmt]] = {
     "reg": lambda parser: Alloc(parser._buffer("local"), "reg"),
     "stack": lambda parser: Alloc(parser._buffer("local"), "stack"),
     "shared": lambda parser: Alloc(parser._buffer("local"), "shared"),
-}
-
-_PROGRAM_LINES: dict[str, Callable[[KernelParser, Program], None]] = {
-    "input": KernelParser._input,
-    "output": KernelParser._output,
-    "check": KernelParser._check,
-    "arena": KernelParser._arena,
-    "const": KernelParser._constant,
-    "run": KernelParser._run,
 }

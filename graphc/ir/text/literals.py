@@ -146,3 +146,8 @@ def _hash(array: np.ndarray) -> str:
     else:
         state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return state.hexdigest()[:16]
+
+
+def loc_text(loc: tuple[str, ...]) -> str:
+    """The nodes that something came from, after two spaces; nothing if there are none."""
+    return f"  loc({', '.join(map(quote, loc))})" if loc else ""

@@ -24,8 +24,9 @@ from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.kernel import Kernel
 from graphc.ir.program import Program
 from graphc.ir.text.constant_parser import ConstantParser, Constants
-from graphc.ir.text.kernel_parser import parse_kernel, parse_program
+from graphc.ir.text.kernel_parser import parse_kernel
 from graphc.ir.text.lexer import Token, unquote
+from graphc.ir.text.program_parser import parse_program
 from graphc.ir.types import Type
 
 

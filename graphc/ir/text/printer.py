@@ -34,7 +34,7 @@ from graphc.ir.kernel import (
     Store,
     While,
 )
-from graphc.ir.program import Program, Slot, Step
+from graphc.ir.program import Program
 from graphc.ir.text.expr_printer import to_text
 from graphc.ir.text.literals import (
     INLINE_ELEMENTS,
@@ -42,11 +42,13 @@ from graphc.ir.text.literals import (
     array_text,
     digest,
     float_text,
+    loc_text,
     name_text,
     quote,
     sigil_text,
     splat_text,
 )
+from graphc.ir.text.steps import slot_text, step_lines
 from graphc.ir.types import Layout, OptionalType, SequenceType, TensorType, Type
 
 LINE = 100  # headers longer than this are broken into lines
@@ -193,7 +195,7 @@ class _GraphPrinter:
         array = op.attrs["value"]
         type = op.output.type or TensorType(dtypes.of(array.dtype), array.shape)
         contents = "..." if self._is_elided(op, array) else contents_text(array)
-        return f"const {_ref(op.output, names)} : {type} = {contents}{_loc_text(op.loc)}"
+        return f"const {_ref(op.output, names)} : {type} = {contents}{loc_text(op.loc)}"
 
     def _is_elided(self, op: Op, array: np.ndarray) -> bool:
         if isinstance(self.elide, bool):
@@ -212,7 +214,7 @@ class _GraphPrinter:
             line += f" {{{_attrs_text(attrs)}}}"
         if any(v.type is not None for v in op.outputs):
             line += " : " + ", ".join(_type_text(v.type) for v in op.outputs)
-        line += _loc_text(op.loc)
+        line += loc_text(op.loc)
         if op.regions:
             line += " {"
         self.lines.append(line)
@@ -247,10 +249,6 @@ def _title(op: Op) -> str:
 
 def _type_text(type: Type | None) -> str:
     return "?" if type is None else str(type)
-
-
-def _loc_text(loc: tuple[str, ...]) -> str:
-    return f"  loc({', '.join(map(quote, loc))})" if loc else ""
 
 
 # ---------------------------------------------------------------- attributes
@@ -397,7 +395,7 @@ def print_program(program: Program) -> str:
     for number, array in enumerate(program.constants):
         type = TensorType(dtypes.of(array.dtype), array.shape)
         lines.append(f"  const {number} : {type} = {contents_text(array)}")
-    lines += [_step_text(step) for step in program.steps]
+    lines += step_lines(program.steps, "  ")
     for name, kernel in program.kernels.items():
         if name != kernel.name:
             raise InternalError(f"kernel @{kernel.name} is filed as {name!r}")
@@ -419,19 +417,3 @@ def program_constants(program: Program) -> dict[str, np.ndarray]:
     """The arrays that `print_program` names by a digest, by that digest."""
     texts = ((contents_text(array), array) for array in program.constants)
     return {text[len("dense<") : -1]: a for text, a in texts if text.startswith("dense<")}
-
-
-def _step_text(step: Step) -> str:
-    slots = ", ".join(map(slot_text, step.slots))
-    work = f" flops {step.flops}" if step.flops else ""
-    work += f" bytes {step.nbytes}" if step.nbytes else ""
-    work += f" macs {step.macs}" if step.macs else ""
-    work += f" sizes {', '.join(map(str, step.sizes))}" if step.sizes else ""
-    return f"  run {sigil_text('@', step.kernel)}({slots}){work}{_loc_text(step.loc)}"
-
-
-def slot_text(slot: Slot) -> str:
-    """Where a slot lies: `arena + 64 : f32[16]`."""
-    number = f" {slot.index}" if slot.space != "arena" or slot.index else ""
-    offset = f" + {slot.offset}" if slot.offset or slot.space == "arena" else ""
-    return f"{slot.space}{number}{offset} : {slot.dtype}[{slot.elements}]"

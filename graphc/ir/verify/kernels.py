@@ -1,26 +1,18 @@
-"""Verifies kernels and programs; each violation is an InternalError that quotes the statement.
+"""Verifies kernels; each violation is an InternalError that quotes the statement.
 
 Kernels: no name is bound again within its scope; indices, scalars and buffers are used where they
 are bound; loads and stores have the rank and dtype of their buffer and are not provably outside it;
 register arrays are indexed by expressions that are constant once loops are unrolled; lanes of a
 vector loop are independent. An access outside a `select` or `if` whose index takes every value
 between its bounds is checked at both ends, others only where they are outside always.
-
-Programs: steps name kernels and fit their parameters; slots are aligned and lie inside their
-storage; nothing is read before it is written, or after something else has been written over it, and
-every output is written in full. A program of open shape is verified at its least and largest sizes,
-and at a few between.
 """
 
 from __future__ import annotations
 
-import math
-import random
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from graphc.errors import InternalError
-from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import (
     Call,
@@ -47,13 +39,9 @@ from graphc.ir.kernel import (
     Stmt,
     Store,
     While,
-    with_sizes,
 )
-from graphc.ir.program import Program, Slot, Step, at_sizes
 from graphc.ir.simplify import bounds, simplify, to_poly
-from graphc.ir.text.printer import slot_text, stmt_text
-from graphc.ir.types import largest
-from graphc.ir.verify.overlap import overwrites
+from graphc.ir.text.printer import stmt_text
 
 KINDS = ("serial", "parallel", "unroll", "vector", "block", "thread")
 SCOPES = ("reg", "stack", "shared", "scratch")
@@ -277,150 +265,3 @@ def _is_tight(index: Expr) -> bool:
 
 def _constant_extent(index: Index) -> bool:
     return isinstance(index.extent, int)
-
-
-# ---------------------------------------------------------------- programs
-
-
-def verify_program(program: Program) -> None:
-    """Raises InternalError, naming the step, if the program or a kernel breaks a rule."""
-    for name, kernel in program.kernels.items():
-        if kernel.name != name:
-            raise InternalError(f"program @{program.name}: @{kernel.name} is filed as {name!r}")
-        verify_kernel(kernel)
-    if not program.sizes:
-        _ProgramVerifier(program).run()
-    for values in chosen_sizes(program):
-        static = at_sizes(program, values)
-        for kernel in static.kernels.values():
-            verify_kernel(kernel)
-        _ProgramVerifier(static).run()
-
-
-def chosen_sizes(program: Program, count: int = 3) -> list[tuple[int, ...]]:
-    """Sizes that a program of open shape is tried at: the least, the largest, and a few between."""
-    if not program.sizes:
-        return []
-    dice = random.Random(0)
-    ranges = [(size.lo, largest(size)) for size in program.sizes]
-    corners = [tuple(pair[end] for pair in ranges) for end in (0, 1)]
-    between = (tuple(dice.randint(*pair) for pair in ranges) for _ in range(count))
-    return list(dict.fromkeys((*corners, *between)))
-
-
-class _ProgramVerifier:
-    def __init__(self, program: Program):
-        self.program = program
-        self.sizes = {("arena", 0): program.arena_bytes}
-        for space, types in (("input", program.inputs), ("output", program.outputs)):
-            self.sizes.update(((space, k), type.nbytes) for k, (_, type) in enumerate(types))
-        for k, array in enumerate(program.constants):
-            self.sizes["const", k] = array.size * dtypes.of(array.dtype).size
-        self.written: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        self.where = f"program @{program.name}"
-
-    def fail(self, message: str) -> NoReturn:
-        raise InternalError(f"{self.where}: {message}")
-
-    def run(self) -> None:
-        for (side, _), slot in self.program.resident.items():
-            if side == "input":
-                self.write(slot)
-        for number, step in enumerate(self.program.steps):
-            loc = f" ({', '.join(step.loc)})" if step.loc else ""
-            self.where = f"program @{self.program.name}: step {number}, @{step.kernel}{loc}"
-            self.step(step)
-        self.where = f"program @{self.program.name}"
-        for k, (name, type) in enumerate(self.program.outputs):
-            usual = Slot("output", k, 0, type.dtype, type.nbytes // type.dtype.size)
-            place = self.program.resident.get(("output", k), usual)
-            if not self.covers(place.space, place.index, *_range(place)):
-                self.fail(f"output {name} is not written in full")
-
-    def step(self, step: Step) -> None:
-        kernel = self.program.kernels.get(step.kernel)
-        if kernel is None:
-            self.fail("no such kernel")
-        if len(step.slots) != len(kernel.params):
-            self.fail(f"{len(step.slots)} slots for {len(kernel.params)} parameters")
-        kernel = self.specialised(kernel, step.sizes)
-        pairs = list(zip(kernel.params, step.slots))
-        for buffer, slot in pairs:
-            self.slot(buffer, slot)
-        for position, pair in enumerate(pairs):
-            for other in pairs[position + 1 :]:
-                if "out" in (pair[0].access, other[0].access):
-                    self.overlap(kernel, pair, other)
-        for buffer, slot in pairs:
-            if buffer.access == "in" and slot.space in ("arena", "output"):
-                if not self.covers(slot.space, slot.index, *_range(slot)):
-                    self.fail(f"{buffer.name} reads {slot_text(slot)} before it is written")
-        for buffer, slot in pairs:
-            if buffer.access != "in":
-                self.write(slot)
-
-    def specialised(self, kernel: Kernel, values: tuple[int, ...]) -> Kernel:
-        """The kernel as it is called, verified."""
-        if len(values) != len(kernel.sizes):
-            self.fail(f"{len(values)} values for {len(kernel.sizes)} sizes")
-        for size, value in zip(kernel.sizes, values):
-            if value < size.lo or size.hi is not None and value > size.hi:
-                self.fail(f"size {size.name} is {value}, not in {size.lo}..{size.hi}")
-        if values:
-            kernel = with_sizes(kernel, values)
-            verify_kernel(kernel)
-        return kernel
-
-    def slot(self, buffer: Buffer, slot: Slot) -> None:
-        size = self.sizes.get((slot.space, slot.index))
-        text = f"{buffer.name} at {slot_text(slot)}"
-        if size is None:
-            self.fail(f"{text}: there is no {slot.space} {slot.index}")
-        if slot.dtype is not buffer.dtype:
-            self.fail(f"{text}: the kernel takes {buffer.dtype}")
-        elements = math.prod(buffer.shape)  # type: ignore[arg-type]
-        if slot.elements < elements:
-            self.fail(f"{text}: the kernel takes {elements} elements")
-        start, end = _range(slot)
-        if start < 0 or end > size:
-            self.fail(f"{text}: bytes {start}..{end} do not lie in 0..{size}")
-        if start % slot.dtype.size:
-            self.fail(f"{text}: not a multiple of {slot.dtype.size} bytes")
-        if buffer.access != "in" and slot.space in ("input", "const"):
-            self.fail(f"{text}: written, but read-only")
-
-    def overlap(self, kernel: Kernel, one: tuple[Buffer, Slot], two: tuple[Buffer, Slot]) -> None:
-        """Two operands, one of them an output, may share memory from the same start on, or if the
-        output trails behind what is read of the input."""
-        (buffer, slot), (other_buffer, other) = one, two
-        if (slot.space, slot.index) != (other.space, other.index):
-            return
-        (a, b), (c, d) = _range(slot), _range(other)
-        if max(a, c) >= min(b, d) or a == c and buffer.access != other_buffer.access:
-            return
-        text = f"{buffer.name} and {other_buffer.name} overlap in {slot_text(slot)}"
-        if {buffer.access, other_buffer.access} != {"in", "out"}:
-            self.fail(text)
-        if buffer.access == "out":
-            (buffer, a), (other_buffer, c) = (other_buffer, c), (buffer, a)
-        reason = overwrites(kernel, other_buffer, buffer, c - a)
-        if reason:
-            self.fail(f"{text}: {reason}")
-
-    def covers(self, space: str, index: int, start: int, end: int) -> bool:
-        ranges = self.written.get((space, index), [])
-        return start == end or any(a <= start and end <= b for a, b in ranges)
-
-    def write(self, slot: Slot) -> None:
-        start, end = _range(slot)
-        kept = []
-        for a, b in self.written.get((slot.space, slot.index), []):
-            if b < start or end < a:
-                kept.append((a, b))
-            else:
-                start, end = min(a, start), max(b, end)
-        self.written[slot.space, slot.index] = [*kept, (start, end)]
-
-
-def _range(slot: Slot) -> tuple[int, int]:
-    return slot.offset, slot.offset + slot.elements * slot.dtype.size

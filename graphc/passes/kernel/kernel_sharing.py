@@ -41,7 +41,7 @@ from graphc.ir.kernel import (
     substitute_body,
     walk_stmts,
 )
-from graphc.ir.program import Program
+from graphc.ir.program import Program, Step, with_calls
 from graphc.ir.simplify import Poly, to_poly, weight
 
 HEAVIEST = 20_000  # nodes, as trees, of a kernel that is looked at
@@ -84,12 +84,12 @@ def share_kernels(
         else:
             calls.update((k.name, (without_single_loops(k), None)) for k in family.kernels)
     kernels = {calls[name][0].name: calls[name][0] for name in program.kernels}
-    steps = [
-        replace(step, kernel=kernel.name, sizes=step.sizes if sizes is None else sizes)
-        for step in program.steps
-        for kernel, sizes in [calls[step.kernel]]
-    ]
-    return replace(program, kernels=kernels, steps=steps)
+
+    def called(step: Step) -> Step:
+        kernel, sizes = calls[step.kernel]
+        return replace(step, kernel=kernel.name, sizes=step.sizes if sizes is None else sizes)
+
+    return replace(program, kernels=kernels, steps=with_calls(program.steps, called))
 
 
 def without_single_loops(kernel: Kernel) -> Kernel:

@@ -3,28 +3,44 @@ memory.
 
 Roots are planned, views follow theirs. Outputs have a pool of their own. Every plan is validated.
 See graphc/memplan.
+
+The body of a loop or a branch is planned first, by itself: what it alone uses lies in one block,
+its memory, which is a storage of the plan around it. There, the loop is one step, which reads and
+writes all that its body does. So what a body reads lives through all trips, whatever their number.
+In the plan of a body, all that lies around it holds data before and after.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphc import memplan
 from graphc.ir.program import Slot
-from graphc.passes.lower.storages import Call, Storage, Storages
+from graphc.passes.lower.storages import (
+    AnyCall,
+    Call,
+    Choice,
+    Repeat,
+    Storage,
+    Storages,
+    bodies,
+    reads,
+    writes,
+)
 
 ORDER_BUDGET = 20_000  # work units spent on looking for an execution order of lower peak memory
+AROUND = "around"  # the pool of what lies around a body
 
 
 @dataclass(frozen=True)
 class Arena:
-    """`offsets` of roots, `peak` size and its lower `bound` in bytes, and the `order` of calls."""
+    """`offsets` of roots, `peak` size and its lower `bound` in bytes, and the `calls` in order."""
 
     offsets: Mapping[str, int]
     peak: int
     bound: int
-    order: tuple[int, ...]
+    calls: list[AnyCall]
 
     def slot(self, storage: Storage, numbers: Mapping[int, int]) -> Slot:
         """The slot of a storage, given the numbers that constants go by."""
@@ -36,53 +52,90 @@ class Arena:
         return Slot(storage.space, index, offset, storage.buffer.dtype, storage.buffer.size)
 
 
-def plan_arena(calls: Sequence[Call], storages: Storages) -> Arena:
+def plan_arena(calls: Sequence[AnyCall], storages: Storages) -> Arena:
     """The order of calls that needs little memory, and the memory."""
-    return _Planner(calls, storages).arena()
+    arena = _Planner(calls, storages, "").arena()
+    offsets = dict(arena.offsets)
+    for root in offsets:
+        within = storages[root].within
+        while within:
+            offsets[root] += arena.offsets[within]
+            within = storages[within].within
+    return replace(arena, offsets=offsets)
 
 
 class _Planner:
-    """Puts calls in the terms of the memory planner; `roots` are those of what they touch."""
+    """Puts calls, those of the body whose memory is `within` or of the whole program, in the terms
+    of the memory planner; `roots` are those of what they touch. Offsets are within the memory that
+    a root lies in."""
 
-    def __init__(self, calls: Sequence[Call], storages: Storages):
-        self.calls, self.storages = calls, storages
+    def __init__(self, calls: Sequence[AnyCall], storages: Storages, within: str):
+        self.storages, self.within = storages, within
+        self.inner: dict[str, int] = {}  # offsets in bodies
+        self.calls = list(map(self._planned, calls))
         self.roots = {
-            a: storages[a].root for c in calls for a in c.arguments
-            if storages[a].space in ("arena", "output")
+            name: storages[name].root for call in calls for name in _touched(call)
+            if storages[name].space in ("arena", "output") and not self._is_inner(name)
         }  # fmt: skip
+
+    def _planned(self, call: AnyCall) -> AnyCall:
+        """A call whose bodies are planned and in order; tells its memory how large it is."""
+        if not isinstance(call, Repeat | Choice):
+            return call
+        plans = [_Planner(body, self.storages, call.memory).arena() for body in bodies(call)]
+        memory, size = self.storages[call.memory], max(plan.peak for plan in plans)
+        memory.buffer = replace(memory.buffer, shape=(size,))
+        for plan in plans:
+            self.inner.update(plan.offsets)
+        if isinstance(call, Repeat):
+            return replace(call, body=plans[0].calls)
+        return replace(call, then=plans[0].calls, orelse=plans[1].calls)
+
+    def _is_inner(self, name: str) -> bool:
+        """Whether a storage lies in the memory of a body inside."""
+        return self.storages[name].root in self.inner
 
     def arena(self) -> Arena:
         steps = [self._step(n, call) for n, call in enumerate(self.calls)]
         flagged = [n for n, s in self.storages.named.items() if s.live_in or s.live_out]
-        roots = dict.fromkeys([*self.roots.values(), *flagged])
+        roots = dict.fromkeys([*self.roots.values(), *([] if self.within else flagged)])
         requests = [self._request(root) for root in roots]
         planned = memplan.plan_steps(steps, requests, reorder=True, order_budget=ORDER_BUDGET)
         memplan.validate_steps(steps, requests, planned)
         peak, bound = planned.peaks.get("arena", 0), planned.lower_bounds.get("arena", 0)
-        return Arena(dict(planned.offsets), peak, bound, planned.order)
+        own = {root: at for root, at in planned.offsets.items() if self._is_own(root)}
+        return Arena({**self.inner, **own}, peak, bound, [self.calls[n] for n in planned.order])
+
+    def _is_own(self, root: str) -> bool:
+        """Whether a root lies in the memory that is planned."""
+        storage = self.storages[root]
+        return storage.space == "arena" and storage.within == self.within
 
     def _request(self, root: str) -> memplan.Request:
-        storage = self.storages[root]
+        storage, size = self.storages[root], max(self.storages[root].nbytes, 1)
+        if self.within and not self._is_own(root):
+            return memplan.Request(root, size, pool=AROUND, live_in=True, live_out=True)
         return memplan.Request(
-            root, max(storage.nbytes, 1), pool=storage.space,
-            live_in=storage.live_in, live_out=storage.live_out,
-        )  # fmt: skip
+            root, size, pool=storage.space, live_in=storage.live_in, live_out=storage.live_out
+        )
 
-    def _step(self, number: int, call: Call) -> memplan.Step:
+    def _step(self, number: int, call: AnyCall) -> memplan.Step:
         roots = self.roots
+        read, written = (
+            tuple(dict.fromkeys(roots[a] for a in names if a in roots))
+            for names in (reads(call), writes(call))
+        )
+        if not isinstance(call, Call):
+            return memplan.Step(f"{number}:{type(call).__name__}", read, written)
         inplace = tuple(
             (roots[out], roots[into])
             for out, into in call.inplace
             if out in roots and into in roots
-            and self.storages[out].space == self.storages[into].space == "arena"
+            and self._is_own(roots[out]) and self._is_own(roots[into])
             and self.storages[out].offset == 0 and self.storages[into].offset == 0
         )  # fmt: skip
         return memplan.Step(
-            f"{number}:{call.kernel}",
-            reads=tuple(dict.fromkeys(roots[a] for a in call.reads if a in roots)),
-            writes=tuple(dict.fromkeys(roots[a] for a in call.writes if a in roots)),
-            inplace=inplace,
-            overlaps=tuple(self._overlaps(call)),
+            f"{number}:{call.kernel}", read, written, inplace, tuple(self._overlaps(call))
         )
 
     def _overlaps(self, call: Call) -> Iterator[tuple[str, str, int]]:
@@ -95,3 +148,12 @@ class _Planner:
                     start = self.storages[out].offset
                     apart = (listed[out, a] + self.storages[a].offset - start for a in parts)
                     yield roots[out], root, min(apart)
+
+
+def _touched(call: AnyCall) -> Iterator[str]:
+    """The storages that a call names, those in its bodies included."""
+    if isinstance(call, Call):
+        yield from call.arguments
+    else:
+        yield from reads(call)
+        yield from writes(call)

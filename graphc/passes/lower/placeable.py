@@ -25,14 +25,16 @@ def check_typed(graph: Graph) -> None:
             raise UnsupportedError(f"{op.where()}: {_why(op)}")
 
 
-def check_placeable(graph: Graph) -> None:
-    """UnsupportedError if an optimised graph cannot be made a program."""
+def check_placeable(graph: Graph, control_flow: bool = False) -> None:
+    """UnsupportedError if an optimised graph cannot be made a program, which may have loops and
+    branches if there is `control_flow`."""
     _check_interface(graph)
     for op in graph.ops:
         if op.name == "Constant":
             continue
         has_kernel = op.defn.form in KERNEL_FORMS and not is_made_of_others(op)
-        if not has_kernel and op.name not in REGIONS:
+        is_flow = control_flow and op.defn.form == "region"
+        if not (has_kernel or is_flow or op.name in REGIONS):
             raise UnsupportedError(f"{op.where()}: {_why(op)}")
         for value in op.outputs:
             _check_value(value, op.where(), graph)

@@ -21,15 +21,15 @@ from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.checks import KEYS, Check
 from graphc.ir.dtypes import u64
 from graphc.ir.expr import Index, Load
-from graphc.ir.graph import Graph, Op, Value
+from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.imperative.lowering import SIZES, imperative_kernel, is_bounded
 from graphc.ir.kernel import Buffer, For, Kernel, sized
 from graphc.ir.operations import elements_read
 from graphc.ir.ops.in_range import check_of, is_check, maker_of
-from graphc.ir.program import Program, Slot, Step
-from graphc.ir.types import TensorType, largest
-from graphc.ir.verify.kernels import verify_program
+from graphc.ir.program import Program, Slot
+from graphc.ir.types import TensorType
+from graphc.ir.verify.programs import verify_program
 from graphc.passes.analysis.compose import computation, input_names
 from graphc.passes.analysis.computation import (
     Computation,
@@ -44,9 +44,11 @@ from graphc.passes.kernel.overlap import distances
 from graphc.passes.kernel.scratch import with_scratch
 from graphc.passes.kernel.vectorise import in_lanes
 from graphc.passes.lower.arena import Arena, plan_arena
+from graphc.passes.lower.flow import lower_flow
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.materialise import materialise
-from graphc.passes.lower.storages import Call, Storages
+from graphc.passes.lower.planned import planned_steps
+from graphc.passes.lower.storages import AnyCall, Call, Storages
 from graphc.passes.lower.transforms.numbers import Numbered, with_numbers_read
 from graphc.passes.lower.transforms.splitting import split_outputs
 from graphc.passes.manager.journal import Journal
@@ -62,6 +64,8 @@ ABOUT = {
 }
 
 Strategy = Callable[[Computation], "Lowered | str"]
+Bodies = Mapping[Region, Graph]
+"""By the region of an If, Loop or Scan: its optimised graph, of equal parameters and results."""
 
 
 def strategy_name(strategy: Strategy) -> str:
@@ -112,7 +116,7 @@ class Lowering:
     name: str
     wanted: Conventions
     kernels: dict[tuple, Kernel] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[AnyCall] = field(default_factory=list)
     storages: Storages = field(default_factory=Storages)
     packed: dict[tuple, str] = field(default_factory=dict)
     sizes: list[TensorType] = field(default_factory=list)
@@ -125,6 +129,7 @@ class Lowering:
     own: list[Value] = field(default_factory=list)
     checks: list[tuple[Value, Check]] = field(default_factory=list)
     journal: Journal | None = None
+    bodies: Bodies = field(default_factory=dict)
 
     def run(self) -> Program:
         """The program of the whole graph."""
@@ -175,10 +180,29 @@ class Lowering:
         for number, (value, _) in enumerate(self.checks):
             self.storages.alias(value, keys, number * u64.size)
 
+    def inside(self, region: Region, given: Sequence[str]) -> tuple[list[AnyCall], list[str]]:
+        """The calls of a region whose parameters lie in storages, and where its results lie, all
+        row-major."""
+        graph = self.bodies[region]
+        inner = replace(self, graph=graph, calls=[], computed={}, own=graph.results)
+        inner.compose()
+        self.storages.of_value.update(zip(graph.params, given))
+        for op in graph.ops:
+            if op.name != "Constant":
+                inner.lower_op(op)
+        results = [
+            self.storages.of(value) if value.tensor.layout is None else inner.copy(value, "arena")
+            for value in inner.own
+        ]
+        return inner.calls, results
+
     # ---------------------------------------------------------------- ops
 
     def lower_op(self, op: Op) -> None:
         """Adds the calls of an op; none if all it gives are views."""
+        if op.regions and op.name != "fused":
+            lower_flow(self, op)
+            return
         if op.defn.form == "imperative":
             self.lower_imperative(op)
             return
@@ -399,13 +423,13 @@ class Lowering:
             place = self.storages[name]
             if self.wanted.resident:
                 stays = place.space == "arena" and value.tensor.layout is None
-                self.results.append(name if stays else self.copy(value, position))
+                self.results.append(name if stays else self.copy(value, "arena"))
                 self.storages[self.storages[self.results[-1]].root].live_out = True
             elif (place.space, place.index, place.offset) != ("output", position, 0):
-                self.copy(value, position)
+                self.copy(value, "output", position)
 
-    def copy(self, value: Value, position: int) -> str:
-        """Copies a value into an output in row-major order; the output's storage."""
+    def copy(self, value: Value, space: str, position: int = 0) -> str:
+        """Copies a value into a new storage in row-major order: an output, or one in the arena."""
         type = value.tensor.with_layout(None)
         source = physical_buffer("in0", value.tensor, "in")
         target = physical_buffer("out0", type, "out")
@@ -413,7 +437,6 @@ class Lowering:
         layout = value.tensor.layout
         load = Load("in0", layout.physical(index) if layout else index, type.dtype)
         part = Computation((source,), (Output(target, index, load),), frozenset(), "copy")
-        space = "arena" if self.wanted.resident else "output"
         name = self.storages.temporary(target, space, position)
         lowered = self.choose(part)
         loc = value.producer.loc if value.producer is not None else ()
@@ -430,22 +453,14 @@ class Lowering:
     def program(self) -> Program:
         """Plans memory; calls become steps."""
         arena = plan_arena(self.calls, self.storages)
-        used = sorted({self.storages[a].index for c in self.calls for a in c.arguments
-                       if self.storages[a].space == "const"})  # fmt: skip
-        renumber = {old: new for new, old in enumerate(used)}
         kernels = {k.name: k for k in self.kernels.values()}
-        steps = []
-        for call in (self.calls[n] for n in arena.order):
-            slots = tuple(arena.slot(self.storages[a], renumber) for a in call.arguments)
-            nbytes = _moved(slots, call.touched)
-            sizes = kernels[call.kernel].sizes
-            steps.append(Step(call.kernel, slots, call.loc, call.flops, nbytes, call.macs, sizes))
+        steps, used = planned_steps(arena, self.storages, kernels)
         return Program(
             self.name,
             [(v.name, v.tensor) for v in self.graph.params],
             self.outputs(),
             kernels,
-            steps,
+            list(steps),
             [self.storages.constants[n] for n in used],
             arena.peak,
             arena.bound,
@@ -485,26 +500,20 @@ def _is_composed(op: Op) -> bool:
     return op.name == "fused" or op.defn.form in ("elementwise", "indexed")
 
 
-def _moved(slots: Sequence[Slot], touched: Sequence[int | None]) -> int:
-    """The bytes that a call reads and writes at the least."""
-    most = touched or [None] * len(slots)
-    sizes = [largest(s.elements) for s in slots]
-    elements = (s if n is None else min(n, s) for s, n in zip(sizes, most))
-    return sum(n * s.dtype.size for n, s in zip(elements, slots))
-
-
 def lower(
     graph: Graph,
     strategies: Sequence[Strategy],
     name: str = "model",
     wanted: Conventions | None = None,
     journal: Journal | None = None,
+    bodies: Bodies | None = None,
 ) -> Program:
-    """Lowers a static, decomposed graph; the first strategy that matches makes a kernel."""
+    """Lowers a static, decomposed graph; the first strategy that matches makes a kernel. `bodies`
+    are the graphs of the regions of control flow."""
     wanted = wanted or Conventions()
     if journal is not None:
         journal.about.update(ABOUT | {strategy_name(s): about(s) for s in strategies})
-    program = Lowering(graph, strategies, name, wanted, journal=journal).run()
+    program = Lowering(graph, strategies, name, wanted, journal=journal, bodies=bodies or {}).run()
     if wanted.in_order:
         verify_program(program)
     return program

@@ -7,6 +7,7 @@ its root. Calls of kernels name storages only.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +23,8 @@ class Storage:
     """Where a tensor lives before planning: a root, and the offset of this view of it in bytes.
 
     Of a root, `live_in` and `live_out` say that it is filled before the first step, and read after
-    the last.
+    the last. `within` names the storage that it lies in, if it is used in the body of a loop or
+    branch alone: the memory of that body.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Storage:
     offset: int = 0
     live_in: bool = False
     live_out: bool = False
+    within: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -59,10 +62,98 @@ class Call:
 
 
 @dataclass
+class Move:
+    """A copy of a storage into another: see `graphc.ir.program.Copy`."""
+
+    source: str
+    target: str
+    source_stride: int = 0
+    target_stride: int = 0
+    source_offset: int = 0
+    target_offset: int = 0
+    loc: tuple[str, ...] = ()
+
+
+@dataclass
+class Repeat:
+    """A loop: see `graphc.ir.program.While`. What its body alone uses lies in the storage
+    `memory`."""
+
+    body: list[AnyCall]
+    memory: str
+    condition: str | None
+    trips: str | int | None
+    counter: str | None
+    loc: tuple[str, ...] = ()
+
+
+@dataclass
+class Choice:
+    """A branch: see `graphc.ir.program.If`. What its bodies alone use lies in the storage
+    `memory`, as they never both run."""
+
+    condition: str
+    then: list[AnyCall]
+    orelse: list[AnyCall]
+    memory: str
+    loc: tuple[str, ...] = ()
+
+
+AnyCall = Call | Move | Repeat | Choice
+
+
+def kernel_calls(calls: Sequence[AnyCall]) -> Iterator[Call]:
+    """The calls of kernels, those in loops and branches included."""
+    for call in calls:
+        if isinstance(call, Call):
+            yield call
+        for body in bodies(call):
+            yield from kernel_calls(body)
+
+
+def bodies(call: AnyCall) -> list[list[AnyCall]]:
+    """The lists of calls inside a call."""
+    if isinstance(call, Repeat):
+        return [call.body]
+    return [call.then, call.orelse] if isinstance(call, Choice) else []
+
+
+def reads(call: AnyCall) -> Iterator[str]:
+    """The storages that a call reads, those read in its bodies included."""
+    if isinstance(call, Call):
+        yield from call.reads
+    elif isinstance(call, Move):
+        yield call.source
+    else:
+        named = (call.condition, getattr(call, "trips", None))
+        yield from (name for name in named if isinstance(name, str))
+        counter = getattr(call, "counter", None)  # which the loop itself writes first
+        for body in bodies(call):
+            for inner in body:
+                yield from (name for name in reads(inner) if name != counter)
+
+
+def writes(call: AnyCall) -> Iterator[str]:
+    """The storages that a call writes, those written in its bodies included."""
+    if isinstance(call, Call):
+        yield from call.writes
+    elif isinstance(call, Move):
+        yield call.target
+    else:
+        yield call.memory
+        if isinstance(call, Repeat) and call.counter is not None:
+            yield call.counter
+        for body in bodies(call):
+            for inner in body:
+                yield from writes(inner)
+
+
+@dataclass
 class Storages:
     """All storages of a program by name, the names of those of values, and the contents of those
-    that are constants, by their number."""
+    that are constants, by their number. New ones in the arena lie in the memory `within`."""
 
+    within = ""
     named: dict[str, Storage] = field(default_factory=dict)
     of_value: dict[Value, str] = field(default_factory=dict)
     constants: list[np.ndarray] = field(default_factory=list)
@@ -73,7 +164,8 @@ class Storages:
     def temporary(self, buffer: Buffer, space: str = "arena", index: int = 0) -> str:
         """A storage of no value."""
         name = self._fresh()
-        self.named[name] = Storage(name, space, buffer, index, name)
+        within = self.within if space == "arena" else ""
+        self.named[name] = Storage(name, space, buffer, index, name, within=within)
         return name
 
     def define(self, value: Value, space: str, index: int = 0) -> str:

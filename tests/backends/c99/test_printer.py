@@ -16,7 +16,8 @@ from graphc.ir.kernel import Buffer, For, Kernel, Store
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.program import program_of
 from graphc.ir.text.constant_parser import random_array
-from graphc.ir.text.kernel_parser import parse_kernel, parse_program
+from graphc.ir.text.kernel_parser import parse_kernel
+from graphc.ir.text.program_parser import parse_program
 
 SAMPLES = Path(__file__).parents[2] / "text" / "kernels.gir"
 STRICT = (

@@ -10,7 +10,7 @@ from bundles import micro_program, model_of, run_bundle
 from onnx import TensorProto, helper
 
 from graphc.errors import InternalError
-from graphc.ir.verify.kernels import verify_program
+from graphc.ir.verify.programs import verify_program
 
 RNG = np.random.default_rng(0)
 SIZE, CHANNELS = 12, 8

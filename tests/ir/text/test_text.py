@@ -14,7 +14,7 @@ from graphc.ir.opdef import FUSED, lookup
 from graphc.ir.scalar import ops as scalar_ops
 from graphc.ir.text.constant_parser import random_array
 from graphc.ir.text.expr_parser import Scope, parse_expr
-from graphc.ir.text.kernel_parser import parse_kernel, parse_program
+from graphc.ir.text.kernel_parser import parse_kernel
 from graphc.ir.text.parser import parse, parse_graph
 from graphc.ir.text.printer import (
     graph_constants,
@@ -23,6 +23,7 @@ from graphc.ir.text.printer import (
     print_program,
     program_constants,
 )
+from graphc.ir.text.program_parser import parse_program
 from graphc.ir.text.type_parser import parse_type
 from graphc.ir.types import Layout, OptionalType, SequenceType, TensorType
 

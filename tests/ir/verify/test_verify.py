@@ -9,11 +9,13 @@ from graphc.ir.expr import Const, Index, Load, Ref, reduce
 from graphc.ir.graph import Op, Value
 from graphc.ir.kernel import Alloc, Buffer, For, If, Intrin, Kernel, Let, Store
 from graphc.ir.opdef import lookup
-from graphc.ir.text.kernel_parser import parse_kernel, parse_program
+from graphc.ir.text.kernel_parser import parse_kernel
 from graphc.ir.text.parser import parse_graph
+from graphc.ir.text.program_parser import parse_program
 from graphc.ir.types import Layout
 from graphc.ir.verify.graphs import verify
-from graphc.ir.verify.kernels import verify_kernel, verify_program
+from graphc.ir.verify.kernels import verify_kernel
+from graphc.ir.verify.programs import verify_program
 
 GOOD = """
 graph @g(%c: bool[], %x: f32[N,4]) -> (f32[N,4], f32[N,4]) where N: 1..8 phase fused {

@@ -11,10 +11,12 @@ from graphc.errors import InternalError
 from graphc.ir.kernel import with_sizes
 from graphc.ir.kernel_interp import run_kernel
 from graphc.ir.program import Program, Slot, Step
-from graphc.ir.text.kernel_parser import parse_kernel, parse_program
+from graphc.ir.text.kernel_parser import parse_kernel
 from graphc.ir.text.printer import print_program
+from graphc.ir.text.program_parser import parse_program
 from graphc.ir.types import TensorType
-from graphc.ir.verify.kernels import verify_kernel, verify_program
+from graphc.ir.verify.kernels import verify_kernel
+from graphc.ir.verify.programs import verify_program
 from graphc.passes.kernel.kernel_sharing import read_kernel, share_kernels, without_single_loops
 
 SUMS = """

@@ -29,11 +29,17 @@ COMPLEX = """graph @g(%x: c64[3]) -> ? {
 }"""
 
 
+@pytest.mark.parametrize("target", ["c", "cuda", "plain"])
+def test_control_flow_is_refused_by_targets_that_have_none(target):
+    message = r'Loop "again": its branch or trip count depends on data.*--set'
+    with pytest.raises(UnsupportedError, match=message):
+        program_for(specialise(parse_graph(LOOP)), target)
+
+
 @pytest.mark.parametrize("target", ["cpu", "c", "cuda", "plain"])
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (LOOP, r'Loop "again": its branch or trip count depends on data.*--set'),
         (SEQUENCE, r"'s' is seq<f32\[1,3\]>: sequences need a host"),
         (STRINGS, "'s' is string.*compiled code has no strings"),
         (COMPLEX, "'x' is c64.*compiled code has no complex numbers"),

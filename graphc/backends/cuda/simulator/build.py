@@ -139,7 +139,7 @@ def _bounded_outputs(source: CudaSource) -> set[int]:
     program = source.program
     return {
         slot.index
-        for step in program.steps
+        for step in program.calls
         if any(b.name == SIZES for b in program.kernels[step.kernel].params)
         for slot in step.slots
         if slot.space == "output"

@@ -1,0 +1,88 @@
+"""What compiled code can take: values, operators, and control flow.
+
+An If, a Loop or a Scan is compiled as branches and loops if everything inside it can be compiled,
+its types are static, nothing inside needs a check of what data holds, and the number of its
+iterations is known to be at most so many or can be counted. Others run on the host.
+"""
+
+from __future__ import annotations
+
+from graphc.errors import ModelError
+from graphc.ir.graph import Graph, Op, Region
+from graphc.ir.imperative.lowering import is_bounded
+from graphc.ir.ops.control import MAX_ITERATIONS, ScanShape
+from graphc.ir.types import TensorType, Type
+from graphc.passes.checks import add_checks
+from graphc.passes.iterations import at_most, can_be_counted
+from graphc.passes.partition import part_graph
+
+FLOW = ("If", "Loop", "Scan")  # what programs have loops and branches for
+
+
+def is_native(type: Type | None) -> bool:
+    """Whether compiled code can hold values of a type: tensors of numbers, of static shape."""
+    tensor = isinstance(type, TensorType) and type.is_static
+    return tensor and type.dtype.kind not in ("string", "complex")  # type: ignore[union-attr]
+
+
+def natively(op: Op) -> bool:
+    """Whether an op can be part of a compiled graph."""
+    values = [v for v in (*op.inputs, *op.outputs) if v is not None]
+    if not all(is_native(v.type) for v in values):
+        return False
+    if op.defn.form == "imperative":
+        return not is_bounded(op)
+    return op.name == "fused" or op.defn.form in ("elementwise", "indexed", "composite")
+
+
+def as_flow(op: Op, most: int, is_outer: bool = True) -> str:
+    """Why an op of control flow, in no other one if it `is_outer`, is not compiled as loops and
+    branches of at most so many iterations; empty if it can be."""
+    if op.name not in FLOW:
+        return f"a program has no {op.name}"
+    inside = [value for region in op.regions for value in (*region.params, *region.results)]
+    for value in (*op.inputs, *op.outputs, *inside):
+        if value is not None and not is_native(value.type):
+            return f"{value.name!r} has no type that compiled code holds"
+    for value in op.inputs:
+        if value is not None and value.producer is not None and is_bounded(value.producer):
+            return f"the shape of {value.name!r} depends on data"
+    if op.name == "Scan" and not _walks_rows(op):
+        return "it scans along another axis than the first"
+    for region in op.regions:
+        for inner in region.ops:
+            why = as_flow(inner, most, False) if inner.regions else ""
+            if why or not (inner.regions or inner.name == "Constant" or natively(inner)):
+                return why or f"{inner.where()} runs on a host only"
+        if _asks(region):
+            return "what data holds inside it has to be checked"
+    if is_outer and not _ends(op, most):
+        return "its iterations may be more than allowed, and cannot be counted while it runs"
+    return ""
+
+
+def _ends(op: Op, most: int) -> bool:
+    """Whether the iterations of an op are known to be few enough, or can be counted. Nothing
+    interrupts a program: more than the usual limit are left to the host."""
+    bound = at_most(op)
+    few = bound is not None and bound <= min(most, MAX_ITERATIONS)
+    return few or (most <= MAX_ITERATIONS and can_be_counted(op))
+
+
+def _walks_rows(op: Op) -> bool:
+    """Whether a Scan's slices and rows lie along first axes."""
+    scanned = op.attrs["num_scan_inputs"]
+    own = len(op.inputs) - op.attrs.get("captures", 0)
+    inputs = [v.tensor.rank for v in op.inputs[own - scanned : own] if v is not None]
+    shape = ScanShape(op, inputs, [v.tensor.rank for v in op.outputs[own - scanned :]])
+    return not any((*shape.in_axes, *shape.out_axes))
+
+
+def _asks(region: Region) -> bool:
+    """Whether an op of a region asks something of what its operands hold; or does not get it, which
+    only matters if the region is run."""
+    body = part_graph(Graph("body"), region.ops, region.params, region.results)
+    try:
+        return add_checks(body)
+    except ModelError:
+        return True
