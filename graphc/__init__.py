@@ -52,13 +52,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        found: Any = importlib.import_module(_MODULES[name])
+        member: Any = importlib.import_module(_MODULES[name])
     elif name in _HOMES:
-        found = getattr(importlib.import_module(_HOMES[name]), name)
+        member = getattr(importlib.import_module(_HOMES[name]), name)
     else:
         raise AttributeError(f"module 'graphc' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = member
+    return member
 
 
 def __dir__() -> list[str]:

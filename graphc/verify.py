@@ -64,7 +64,7 @@ def _of_type(value: Any, type: str) -> Any:
     if not type.startswith("tensor(float8"):
         return value
     floats = {
-        f"tensor({each.np.name.replace('_', '')})": each.np for each in dtypes.BY_NAME.values()
+        f"tensor({dtype.np.name.replace('_', '')})": dtype.np for dtype in dtypes.BY_NAME.values()
     }
     return value.view(floats[type])
 

@@ -107,14 +107,14 @@ def _cells(cost: Cost, total: Cost) -> tuple[str, str, str, str]:
 def steps(program: Program, peaks: Peaks, top: int | None = None) -> str:
     """A table of the steps that take longest by the roofline (`top`: at most so many)."""
     costs = step_costs(program, peaks)
-    total = sum(each.seconds for each in costs) or 1.0
+    total = sum(step.seconds for step in costs) or 1.0
     rows = [("layer", "kernel", "FLOPs", "bytes", "FLOP/byte", "bound by", "at least", "share")]
-    for each in sorted(costs, key=lambda c: -c.seconds)[:top]:
-        cost = each.cost
+    for step in sorted(costs, key=lambda c: -c.seconds)[:top]:
+        cost = step.cost
         rows.append(
-            (each.name, each.kernel, quantity(cost.flops), nbytes(cost.nbytes),
-             f"{cost.intensity:.3g}", each.bound, duration(each.seconds),
-             f"{100 * each.seconds / total:.1f}%")
+            (step.name, step.kernel, quantity(cost.flops), nbytes(cost.nbytes),
+             f"{cost.intensity:.3g}", step.bound, duration(step.seconds),
+             f"{100 * step.seconds / total:.1f}%")
         )  # fmt: skip
     lines = [table(rows, left=2)]
     if top is not None and len(costs) > top:
@@ -123,10 +123,10 @@ def steps(program: Program, peaks: Peaks, top: int | None = None) -> str:
 
 
 def _by_bound(costs: list[StepCost], total: float) -> str:
-    bounds = dict.fromkeys(each.bound for each in costs)
+    bounds = dict.fromkeys(step.bound for step in costs)
     parts = []
     for bound in bounds:
-        mine = [each.seconds for each in costs if each.bound == bound]
+        mine = [step.seconds for step in costs if step.bound == bound]
         parts.append(f"{bound} {100 * sum(mine) / total:.0f}% ({len(mine)} steps)")
     return f"{len(costs)} steps take at least {duration(total)}: {', '.join(parts)}"
 
@@ -174,9 +174,9 @@ def _interface(tensors: Sequence[tuple[str, TensorType]]) -> str:
 
 def _largest(use: ArenaUse) -> list[str]:
     rows = [("largest tensors", "bytes", "at", "steps")]
-    for each in use.tensors[:LARGEST]:
-        span = f"{each.first}..{each.last}"
-        rows.append((layers(each.loc), nbytes(each.nbytes), str(each.offset), span))
+    for tensor in use.tensors[:LARGEST]:
+        span = f"{tensor.first}..{tensor.last}"
+        rows.append((layers(tensor.loc), nbytes(tensor.nbytes), str(tensor.offset), span))
     return table(rows).splitlines()
 
 

@@ -69,12 +69,12 @@ def run(args: argparse.Namespace) -> int:
         times = measure({k: partial(f, feeds) for k, f in runs.items()}, args.seconds)
     result: dict[str, Any] = {"model": model.path.stem, "target": args.target,
                               "threads": args.threads, "compile_s": round(ready, 3)}  # fmt: skip
-    for name, each in times.items():
-        result[f"{name}_ms"], result[f"{name}_best_ms"] = each.median * 1e3, each.best * 1e3
+    for name, timing in times.items():
+        result[f"{name}_ms"], result[f"{name}_best_ms"] = timing.median * 1e3, timing.best * 1e3
     if args.against != "none":
         result["speedup"] = times["graphc"].ratio(times[args.against])
         pairs = agreements(model.graph.output_names, outputs["graphc"], outputs[args.against])
-        result["error"] = max((each.error for each in pairs), default=0.0)
+        result["error"] = max((output.error for output in pairs), default=0.0)
     result["rounds"] = len(times["graphc"].seconds)
     _print(result, args)
     return 0

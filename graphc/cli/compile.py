@@ -213,7 +213,7 @@ def _check_rules(names: list[str]) -> None:
 
     for name in names:
         if name not in RULES and name not in PASSES:
-            rules, passes = (", ".join(sorted(each)) for each in (RULES, PASSES))
+            rules, passes = (", ".join(sorted(names)) for names in (RULES, PASSES))
             raise ModelError(
                 f"--explain {name}: there is no such rule or pass; there are the rules {rules} "
                 f"and the passes {passes}"

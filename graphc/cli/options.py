@@ -81,8 +81,8 @@ def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
     for cls in TARGETS.values():
         own = [f for name, f in options_of(cls, command).items() if name not in known]
         group = parser.add_argument_group(f"--target {cls.name}") if own else parser
-        for each in own:
-            _add_option(group, each)
+        for field in own:
+            _add_option(group, field)
         known.update(f.name for f in own)
 
 
@@ -230,8 +230,8 @@ def add_passes(parser: argparse.ArgumentParser) -> None:
 
 def pair(text: str) -> tuple[str, str]:
     """NAME=REST, split at the last `=` (names may hold one)."""
-    name, found, rest = text.rpartition("=")
-    if not found or not name:
+    name, equals, rest = text.rpartition("=")
+    if not equals or not name:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text!r}")
     return name, rest
 
@@ -283,7 +283,7 @@ def dim(text: str) -> tuple[str, int | tuple[int, int]]:
 
 def setting(text: str) -> tuple[str, str]:
     """`sr=16000`; the value is read once the type of the input is known."""
-    name, found, rest = text.partition("=")
-    if not found or not name:
+    name, equals, rest = text.partition("=")
+    if not equals or not name:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text!r}")
     return name, rest

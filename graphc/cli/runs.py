@@ -57,11 +57,11 @@ class Job:
         from graphc.passes.maps import as_tensors
 
         try:
-            found = contender(self.model, "onnxruntime", threads=1)(feeds)
+            outputs = contender(self.model, "onnxruntime", threads=1)(feeds)
         except UnsupportedError as error:
             note(f"the test expects what graphc's interpreter computes: {error}")
-            found = verify.interpreter(self.model.pinned())(feeds)
-        return as_tensors(self.model.graph, found)
+            outputs = verify.interpreter(self.model.pinned())(feeds)
+        return as_tensors(self.model.graph, outputs)
 
     def note(self, text: str) -> None:
         note(text)

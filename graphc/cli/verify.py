@@ -84,10 +84,12 @@ def run(args: argparse.Namespace) -> int:
     compared = agreements(model.graph.output_names, outputs, expected)
     rows = [("output", "error", "")]
     failed = []
-    for each, value in zip(compared, expected):
-        within = each.within(max(allowed, _unit(value)))
-        rows.append((each.name, f"{each.error:.2g}", "ok" if within else f"differs {each.problem}"))
-        failed += [] if within else [each.name]
+    for output, value in zip(compared, expected):
+        within = output.within(max(allowed, _unit(value)))
+        rows.append(
+            (output.name, f"{output.error:.2g}", "ok" if within else f"differs {output.problem}")
+        )
+        failed += [] if within else [output.name]
     print(table(rows))
     title = who if isinstance(who, str) else who.title
     summary = f"{title} against {args.against}, rtol {allowed:g}"

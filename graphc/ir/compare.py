@@ -44,7 +44,9 @@ def difference(found: Sequence[object], expected: Sequence[object], tolerance: f
     if len(found) != len(expected):
         return f"{len(found)} outputs, expected {len(expected)}"
     names = [f"output {number}" for number in range(len(found))]
-    wrong = (each for each in agreements(names, found, expected) if not each.within(tolerance))
+    wrong = (
+        output for output in agreements(names, found, expected) if not output.within(tolerance)
+    )
     return next(map(str, wrong), None)
 
 

@@ -238,8 +238,8 @@ class Region:
             try:
                 op._place = ops.index(op, max(0, last - NEAR), last + NEAR)
             except ValueError:
-                for place, each in enumerate(ops):
-                    each._place = place
+                for place, member in enumerate(ops):
+                    member._place = place
         return op._place if ops[op._place] is op else ops.index(op)
 
     def insert_before(self, anchor: Op | None, op: Op) -> Op:

@@ -61,10 +61,10 @@ def known_lanes(offset: Expr, lane: Index, lanes: int) -> KnownLanes | None:
 def lane_distances(offset: Expr, lane: Index, lanes: int) -> Sequence[int] | None:
     """How far each lane's element is from that of the first; None if that is not known."""
     first = simplify(offset, {lane: Const(0, i64)})
-    found = []
+    distances = []
     for n in range(lanes):
         distance = simplify(substitute(offset, {lane: Const(n, i64)}) - first)
         if not isinstance(distance, Const):
             return None
-        found.append(int(distance.value))
-    return found
+        distances.append(int(distance.value))
+    return distances

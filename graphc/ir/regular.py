@@ -156,9 +156,9 @@ class Pattern:
 def _places(before: str, after: str) -> frozenset[str]:
     """What a place between two characters is; "" is none."""
     edge = within(WORD, before) != within(WORD, after)
-    found = {"edge" if edge else "no edge"}
-    found |= {"begin"} if not before else set()
-    found |= {"end"} if not after else set()
-    found |= {"line begin"} if before in ("", "\n") else set()
-    found |= {"line end"} if after in ("", "\n") else set()
-    return frozenset(found)
+    kinds = {"edge" if edge else "no edge"}
+    kinds |= {"begin"} if not before else set()
+    kinds |= {"end"} if not after else set()
+    kinds |= {"line begin"} if before in ("", "\n") else set()
+    kinds |= {"line end"} if after in ("", "\n") else set()
+    return frozenset(kinds)

@@ -184,8 +184,8 @@ class _Parser:
             named = self.take("P<") or (self.text[self.at + 1 : self.at + 2] not in ("=", "!")
                                         and self.take("<"))  # fmt: skip
             if named:
-                name, found, _ = self.text[self.at :].partition(">")
-                if not found or not name.isidentifier() or not name.isascii():
+                name, bracket, _ = self.text[self.at :].partition(">")
+                if not bracket or not name.isidentifier() or not name.isascii():
                     raise self.wrong("a group's name")
                 self.at += len(name) + 1
             elif self.read_flags():
@@ -242,8 +242,8 @@ class _Parser:
         self.at += 1
         name, inverted = self.next(), letter == "P"
         if name == "{":
-            name, found, _ = self.text[self.at :].partition("}")
-            if not found:
+            name, brace, _ = self.text[self.at :].partition("}")
+            if not brace:
                 raise self.wrong("a \\p{ without a }")
             self.at += len(name) + 1
         inverted ^= name.startswith("^")
@@ -277,13 +277,13 @@ class _Parser:
 
     def hexadecimal(self) -> int:
         if self.take("{"):
-            digits, found, _ = self.text[self.at :].partition("}")
+            digits, closed, _ = self.text[self.at :].partition("}")
             self.at += len(digits) + 1
         else:
-            digits = found = self.text[self.at : self.at + 2]
+            digits = closed = self.text[self.at : self.at + 2]
             self.at += 2
-        known = found and digits and all(c in "0123456789abcdefABCDEF" for c in digits)
-        if not known or len(digits) == 1 and found == digits or int(digits[-9:], 16) > LAST:
+        known = closed and digits and all(c in "0123456789abcdefABCDEF" for c in digits)
+        if not known or len(digits) == 1 and closed == digits or int(digits[-9:], 16) > LAST:
             raise self.wrong(f"\\x{digits}")
         return int(digits[-9:], 16)
 

@@ -57,14 +57,14 @@ def pack_greedily(packing: Packing, bound: int | None = None) -> Packed:
     bound = live_bound(packing) if bound is None else bound
     best: Packed | None = None
     best_order: list[int] = []
-    each, work = _meetings(packing), 0
+    meetings, work = _meetings(packing), 0
     for name, order in _orders(packing):
         for fit in ("first", "best"):
             offsets = place_in_order(packing, order, best_fit=fit == "best")
             packed = Packed(offsets, packing.peak(offsets), f"{fit} fit by {name}")
             if best is None or packed.peak < best.peak:
                 best, best_order = packed, order
-            work += each
+            work += meetings
             if best.peak <= bound or work > ORDER_WORK:
                 return best
     assert best is not None
@@ -177,20 +177,20 @@ class _Placed(_FewPlaced):
 
     def met(self, born: int, dies: int) -> Iterable[Span]:
         """What is placed and live at a step from `born` to `dies`, by offset."""
-        found: list[Span] = []
+        spans_met: list[Span] = []
         for level, (starting, came) in self.levels.items():
             first, last = born >> level, dies >> level
             for spans in (came.get(first, ()), starting.get(first, ())):
-                found += [span for span in spans if span[3] >= born and span[2] <= dies]
+                spans_met += [span for span in spans if span[3] >= born and span[2] <= dies]
             between: Iterable[int] = range(first + 1, last)
             if last - first > len(starting):
                 between = [number for number in starting if first < number < last]
             for number in between:
-                found += starting.get(number, ())
+                spans_met += starting.get(number, ())
             if last != first:
-                found += [span for span in starting.get(last, ()) if span[2] <= dies]
-        found.sort()  # of a few runs that are in order
-        return found
+                spans_met += [span for span in starting.get(last, ()) if span[2] <= dies]
+        spans_met.sort()  # of a few runs that are in order
+        return spans_met
 
 
 def _fit(packing: Packing, placed: Iterable[Span], i: int, best: bool) -> int:
@@ -269,7 +269,7 @@ def _climb(packing: Packing, best: Packed, order: list[int], bound: int, rounds:
             break
         trial = [i for i in order if i != top]
         trial.insert(trial.index(dice.choice(ahead)), top)
-        found = place_in_order(packing, trial)
-        if packing.peak(found) <= peak:
-            order, offsets, peak = trial, found, packing.peak(found)
+        placed = place_in_order(packing, trial)
+        if packing.peak(placed) <= peak:
+            order, offsets, peak = trial, placed, packing.peak(placed)
     return best if best.peak <= peak else Packed(offsets, peak, "first fit, hill climbing")

@@ -135,10 +135,10 @@ def _solve_segment(
         return _Path(given.order, given.peak, True)
     exact = _Budget(budget.left // 2)
     budget.left -= exact.left
-    found = _search(graph, given.order, done, live, floor, exact)
+    optimum = _search(graph, given.order, done, live, floor, exact)
     budget.left += max(0, exact.left)
-    if found is not None:
-        return found if found.peak < given.peak else _Path(given.order, given.peak, True)
+    if optimum is not None:
+        return optimum if optimum.peak < given.peak else _Path(given.order, given.peak, True)
     best = min(given, _beam(graph, given.order, done, live, floor, budget), key=lambda p: p.peak)
     return _improve(graph, best, done, live, floor, budget)
 

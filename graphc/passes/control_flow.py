@@ -338,7 +338,7 @@ def unroll_sequence_map(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> b
     inliner = Inliner(op)
     results = []
     for n in range(len(first)):
-        items = [value if found is None else found[n] for value, found in zip(own, lists)]
+        items = [value if members is None else members[n] for value, members in zip(own, lists)]
         results.append(inliner.copy(op.regions[0], [*items, *captures]))
     return inliner.finish(
         [

@@ -148,8 +148,8 @@ def _match_operands(
         yield bound
         return
     value, rest = (values[0], values[1:]) if values else (None, ())
-    for found in first.matches(value, match):
-        yield from _match_operands(others, rest, found)
+    for extended in first.matches(value, match):
+        yield from _match_operands(others, rest, extended)
 
 
 def attribute(op: Op, name: str) -> Any:

@@ -160,9 +160,9 @@ class Rewriter(Builder):
         if replacement is None:
             return None
         results = list(replacement) if isinstance(replacement, (list, tuple)) else [replacement]
-        for each in results:
-            if not isinstance(each, Value):
-                raise TypeError(f"gave {each!r} for a value")
+        for result in results:
+            if not isinstance(result, Value):
+                raise TypeError(f"gave {result!r} for a value")
         return results
 
 
@@ -221,12 +221,12 @@ class _Driver:
             return
         rules = self.of_definition.get(op.defn)
         if rules is None:
-            admitted = (each for each in self.rules if each.pattern.admits(op.defn))
+            admitted = (rule for rule in self.rules if rule.pattern.admits(op.defn))
             rules = [] if is_relayout(op) else list(admitted)
             self.of_definition[op.defn] = rules
-        for each in rules:
-            for match in each.pattern.match_op(op):
-                if self.fire(each, match):
+        for rule in rules:
+            for match in rule.pattern.match_op(op):
+                if self.fire(rule, match):
                     return
 
     def folded(self, op: Op) -> bool:
@@ -344,7 +344,7 @@ def apply_rules(
 
 def rules_of(group: str) -> list[Rule]:
     """The rules of a group, in the order they were declared."""
-    return [each for each in RULES.values() if each.group == group]
+    return [rule for rule in RULES.values() if rule.group == group]
 
 
 @register_pass
@@ -365,7 +365,7 @@ class Rewrite(Pass):
         if unknown:
             raise InternalError(f"there is no rule {unknown[0]!r}")
         chosen = [RULES[n] for n in self.rules] or rules_of(self.group)
-        return [each for each in chosen if each.name not in self.without]
+        return [rule for rule in chosen if rule.name not in self.without]
 
     def run(self, graph: Graph, ctx: Context) -> bool:
         return apply_rules(graph, self.chosen(), ctx)

@@ -90,7 +90,7 @@ def choices(graph: Graph) -> list[dict[str, int]]:
             f"within {bounds} a model has {count} shapes, of which each is compiled; narrow the "
             f"bounds to at most {MOST_CHOICES}"
         )
-    return [dict(zip(graph.symbols, each)) for each in itertools.product(*extents)]
+    return [dict(zip(graph.symbols, sizes)) for sizes in itertools.product(*extents)]
 
 
 def has_static_inputs(graph: Graph) -> bool:

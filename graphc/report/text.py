@@ -21,9 +21,9 @@ def full(answer: Answer) -> str:
     lines += _paragraph("", answer.fate[:1].upper() + answer.fate[1:] + ".")
     lines += _section("Rewrites, in order", answer.rewrites)
     lines += _section("Layout", answer.layouts)
-    for number, each in enumerate(answer.groups, 1):
+    for number, members in enumerate(answer.groups, 1):
         several = f" {number} of {len(answer.groups)}" if len(answer.groups) > 1 else ""
-        lines += _group(each, f"Fusion group{several}")
+        lines += _group(members, f"Fusion group{several}")
     lines += _section("Notes", answer.notes)
     for number, kernel in enumerate(answer.kernels, 1):
         several = f" {number} of {len(answer.kernels)}" if len(answer.kernels) > 1 else ""

@@ -145,7 +145,7 @@ class SpecialisedGraph:
         self._met.append(shapes)
         if len(self._met) < MANY:
             return
-        first = next(n for n, each in enumerate(zip(*self._met)) if len(set(each)) > 1)
+        first = next(n for n, shapes_met in enumerate(zip(*self._met)) if len(set(shapes_met)) > 1)
         shown = ", ".join(str(met[first]) for met in self._met[:3])
         warn(
             f"the model has been compiled for {MANY} shapes; input {self._names[first]!r} had "

@@ -60,7 +60,7 @@ class SavedModel(Runnable):
         """The model for these shapes, before its first run."""
         model = self._models.get(shapes)
         if model is None:
-            known = ", ".join(str([list(s) for s in each]) for each in [*self._models][:8])
+            known = ", ".join(str([list(s) for s in shapes]) for shapes in [*self._models][:8])
             known += ", ..." if len(self._models) > 8 else ""
             raise UnsupportedError(
                 f"this file was saved for inputs of shapes {known}, found "

@@ -221,12 +221,12 @@ def option(
 def nonnegative(text: str) -> float:
     """A number of at least zero."""
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = -1.0
-    if not 0 <= found < math.inf:
+        number = -1.0
+    if not 0 <= number < math.inf:
         raise ModelError(f"expected a number of at least 0, found {text!r}")
-    return found
+    return number
 
 
 class Job(Protocol):

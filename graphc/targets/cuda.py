@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 def archs(text: str) -> str:
     """`sm_80,sm_90`, without those that are named twice."""
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    wrong = [part for part in found if not re.fullmatch(r"sm_\d+[af]?", part)]
-    if wrong or not found:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    wrong = [part for part in names if not re.fullmatch(r"sm_\d+[af]?", part)]
+    if wrong or not names:
         raise ModelError(f"expected sm_80,sm_90 or the like, found {text!r}")
-    return ",".join(dict.fromkeys(found))
+    return ",".join(dict.fromkeys(names))
 
 
 @register_target

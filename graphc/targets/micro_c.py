@@ -31,10 +31,10 @@ TRACE_RTOL = 1e-3  # of the range of a layer's result, between processors that r
 
 def size(text: str) -> int:
     """Bytes from `64K`, `1M`, `256KB`, `4096`."""
-    found = re.fullmatch(r"(\d+)([KM]?)(i?B)?", text.strip(), re.IGNORECASE)
-    if not found:
+    parsed = re.fullmatch(r"(\d+)([KM]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not parsed:
         raise ModelError(f"expected a size such as 64K or 1M, found {text!r}")
-    return int(found[1]) * UNITS[found[2].upper()]
+    return int(parsed[1]) * UNITS[parsed[2].upper()]
 
 
 @register_target
@@ -243,13 +243,13 @@ class MicroC(Target):
         host = HostModel(job.program(), self.code(), traced=True).trace(list(feeds.values()))
         rtol = TRACE_RTOL if rtol is None else rtol
         try:
-            found = compared(host, device, rtol)
+            comparison = compared(host, device, rtol)
         except ModelError as error:
             raise ModelError(f"--trace {self.trace}: {error}") from error
-        if found.problem:
-            print(f"FAILED: {found.problem}")
+        if comparison.problem:
+            print(f"FAILED: {comparison.problem}")
             return 1
-        print(f"passed: {found.equal} of {len(host)} results are those of the host" + (
-            f"; {found.rounded} differ in rounding, by {found.error:.2g} of their range "
-            f"(rtol {rtol:g})" if found.rounded else ""))  # fmt: skip
+        print(f"passed: {comparison.equal} of {len(host)} results are those of the host" + (
+            f"; {comparison.rounded} differ in rounding, by {comparison.error:.2g} of their range "
+            f"(rtol {rtol:g})" if comparison.rounded else ""))  # fmt: skip
         return 0

@@ -90,7 +90,7 @@ def _least_seconds(action: Callable[[], object]) -> float:
             action()
         taken.append((time.thread_time() - start) / times)
     mean = (time.perf_counter() - begin) / (len(taken) * times)
-    return min((each for each in taken if each > 0), default=mean)
+    return min((seconds for seconds in taken if seconds > 0), default=mean)
 
 
 @dataclass(frozen=True)

@@ -152,13 +152,13 @@ class Collectives(KernelBuilder):
 
     def kept(self, what: Kept) -> None:
         """Counts positions one after the other."""
-        found = self.var(i64, 0)
+        kept = self.var(i64, 0)
         with self.loops(*what.extents) as where, self.when(what.holds(where)):
-            place = self.let(found[()])
+            place = self.let(kept[()])
             with self.loops(*what.rest, kind="parallel") as inner:
                 what.put(where, place, inner)
-            self.store(found, (), place + 1)
-        what.finish(found[()])
+            self.store(kept, (), place + 1)
+        what.finish(kept[()])
 
     def leaders(self, what: Leaders) -> None:
         """The outputs are heaps: they hold the best seen so far, the worst of them at slot 0."""

@@ -80,11 +80,11 @@ class Picking:
 
     def _candidates(self, group: Place, left: Buffer) -> Expr:
         """Fills `left` with the items that take part; returns how many."""
-        k, found = self.k, self.k.var(i64, 0)
+        k, filled = self.k, self.k.var(i64, 0)
         with k.loop(self.what.count) as item, k.when(self.what.takes_part(group, item)):
-            k.store(left, found[()], item)
-            k.store(found, (), found[()] + 1)
-        return k.let(found[()])
+            k.store(left, filled[()], item)
+            k.store(filled, (), filled[()] + 1)
+        return k.let(filled[()])
 
     def _follows(self, group: Place, left: Buffer) -> Callable[[Expr, Expr], Expr]:
         """Whether what is at one slot comes after what is at another: the best is on top."""

@@ -93,8 +93,8 @@ class Recurrence:
             for collected, row in zip(outputs, unstack(b, h)):
                 collected.append(row)
         return [
-            (each, list(final))
-            for each, final in zip(
+            (rows, list(final))
+            for rows, final in zip(
                 [outputs[0], outputs[1][::-1]], zip(*(unstack(b, value) for value in state))
             )
         ]
@@ -182,14 +182,14 @@ def recurrent(
     whole = Recurrence(b, x, column(b, lengths), hidden, gates, layout)
     functions = by_way(activations_of(*lists), len(ways))
     layers = [
-        layer_of(b, n, w, r, bias, peepholes, each, hidden, gates, clip, separate_biases)
-        for n, each in enumerate(functions)
+        layer_of(b, n, w, r, bias, peepholes, activations, hidden, gates, clip, separate_biases)
+        for n, activations in enumerate(functions)
     ]
     states = [[whole.initial(v, n) for v in initial] for n in range(len(ways))]
     if b.batched and len(ways) == 2 and _same(*lists):
         results = whole.run_both(layers, _both(b, layers, r), step, states)
     else:
-        results = [whole.run(*each) for each in zip(layers, [step] * 2, states, ways)]
+        results = [whole.run(*arguments) for arguments in zip(layers, [step] * 2, states, ways)]
     return collect(whole, results, len(initial))
 
 

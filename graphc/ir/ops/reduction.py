@@ -198,9 +198,9 @@ def _position(i: OutIndex, x: Operand, name: str, axis: int, keepdims: int, last
         worst = Const(x.dtype.min if name == "max" else x.dtype.max, x.dtype)
         return select(isnan(value), worst, value) if x.dtype.is_float else value
 
-    found = x[replaced(index, axis, k)].eq(reduce(name, ordered(m), (m,)))
+    is_extreme = x[replaced(index, axis, k)].eq(reduce(name, ordered(m), (m,)))
     missing = as_expr(-1 if last else x.shape[axis], i64)
-    position = reduce("max" if last else "min", select(found, k, missing), (k,))
+    position = reduce("max" if last else "min", select(is_extreme, k, missing), (k,))
     if not x.dtype.is_float:
         return position
     return select(isnan(x[replaced(index, axis, as_expr(0, i64))]), 0, position)

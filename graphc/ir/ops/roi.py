@@ -187,13 +187,13 @@ def _bin_samples(
         count = as_expr(ratio, i64)
         return _Samples(start, size, count, Const(0, i64), count)
     count = k.let(maximum(cast(ceil(size), i64), 0))
-    each = k.let(size / cast(count, size.dtype))
+    spacing = k.let(size / cast(count, size.dtype))
 
     def number(edge: Expr) -> Expr:
         return k.let(minimum(maximum(cast(edge, i64), 0), count))
 
-    first = number(floor((-1 - start) / each) - 1)
-    after = number(ceil((extent - start) / each) + 1)
+    first = number(floor((-1 - start) / spacing) - 1)
+    after = number(ceil((extent - start) / spacing) + 1)
     return _Samples(start, size, count, first, k.let(maximum(after - first, 0)))
 
 

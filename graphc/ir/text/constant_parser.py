@@ -47,12 +47,14 @@ class ConstantParser(TypeParser):
             return np.full(shape, value, dtype.np)
         if self.accept("random"):
             return self._random(type)
-        found: list[int] = []
-        flat = self._nested(dtype, 0, found)
+        extents: list[int] = []
+        flat = self._nested(dtype, 0, extents)
         array = np.empty(len(flat), dtype.np)
         array[:] = flat
-        if (tuple(found) != shape if flat else array.size != type.size) or array.size != type.size:
-            self.fail(f"contents of shape {found} do not fit {type}", token)
+        if (
+            tuple(extents) != shape if flat else array.size != type.size
+        ) or array.size != type.size:
+            self.fail(f"contents of shape {extents} do not fit {type}", token)
         return array.reshape(shape)
 
     def _dense(self, type: TensorType) -> np.ndarray:

@@ -98,9 +98,9 @@ class Cursor:
 
     def accept(self, text: str) -> bool:
         """Skips the next token if it is `text`."""
-        found = self.tokens[self.at].text == text
-        self.at += found
-        return found
+        matches = self.tokens[self.at].text == text
+        self.at += matches
+        return matches
 
     def expect(self, text: str) -> None:
         """Skips the next token, which must be `text`."""
@@ -109,12 +109,12 @@ class Cursor:
 
     def listed(self, closing: str, item: Callable[[], T]) -> list[T]:
         """Items with commas between them, up to a closing bracket, which is skipped."""
-        found = []
+        items = []
         while not self.accept(closing):
-            found.append(item())
+            items.append(item())
             if not self.sees(closing):
                 self.expect(",")
-        return found
+        return items
 
     def expect_kind(self, kind: str, what: str) -> str:
         """The text of the next token, which must be of this kind."""

@@ -79,9 +79,9 @@ class GraphParser(ConstantParser):
         self._ops(graph, values)
         self._return(graph, values)
         self.expect("}")
-        found = [v.type for v in graph.results]
-        if declared != found:
-            shown = [list(map(str, types)) for types in (declared, found)]
+        actual = [v.type for v in graph.results]
+        if declared != actual:
+            shown = [list(map(str, types)) for types in (declared, actual)]
             self.fail(f"results are declared {shown[0]}, but are {shown[1]}", declared_at)
         return graph
 

@@ -65,16 +65,16 @@ def print_graph(graph: Graph, elide: Collection[Op] | bool = False) -> str:
 
 def graph_constants(graph: Graph) -> dict[str, np.ndarray]:
     """The arrays that `print_graph` names by a digest, by that digest."""
-    found: dict[str, np.ndarray] = {}
+    constants: dict[str, np.ndarray] = {}
     for op in graph.walk():
         arrays = [v for v in op.attrs.values() if isinstance(v, np.ndarray)]
         for array in arrays:
             text = contents_text(array)
             if text.startswith("dense<"):
-                other = found.setdefault(text[len("dense<") : -1], array)
+                other = constants.setdefault(text[len("dense<") : -1], array)
                 if not same_array(other, array):
                     raise InternalError(f"two constants have the digest {text}")
-    return found
+    return constants
 
 
 def contents_text(array: np.ndarray) -> str:

@@ -107,10 +107,10 @@ class _Verifier:
             self.fail(op, f"operand {position}, %{value.name}, is of another region")
 
     def check_uses(self) -> None:
-        for value, found in self.uses.items():
-            if value.uses.keys() != found.keys():
-                extra = [use for use in value.uses if use not in found]
-                missing = [use for use in found if use not in value.uses]
+        for value, uses in self.uses.items():
+            if value.uses.keys() != uses.keys():
+                extra = [use for use in value.uses if use not in uses]
+                missing = [use for use in uses if use not in value.uses]
                 op, position = (extra or missing)[0]
                 listed = "lists" if extra else "lacks"
                 self.fail_graph(

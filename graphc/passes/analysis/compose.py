@@ -49,7 +49,9 @@ def computation(op: Op) -> Computation:
 
 def _label(op: Op) -> str:
     """What the comment of a kernel calls an op: its name, or the names of those in its region."""
-    inner = (each.name for region in op.regions for each in region.ops if each.name != "Constant")
+    inner = (
+        member.name for region in op.regions for member in region.ops if member.name != "Constant"
+    )
     return ", ".join(dict.fromkeys(inner)) or op.name
 
 

@@ -62,7 +62,7 @@ def trim(
     `allowed` are the loop indices that bounds may depend on.
     """
     atoms = [guard_atoms(r.op, r.identity, b) for r, b in zip(group, bodies)]
-    shared = [a for a in dict.fromkeys(atoms[0]) if all(a in each for each in atoms)]
+    shared = [a for a in dict.fromkeys(atoms[0]) if all(a in conjunction for conjunction in atoms)]
     low: Expr = Const(0, i64)
     high: Expr = as_expr(axis.extent, i64)
     used: dict[Expr, Expr] = {}

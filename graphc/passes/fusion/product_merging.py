@@ -113,10 +113,10 @@ def _product(op: Op) -> Branch | Reason | None:
             return Reason("Gemm has factors, or transposes its first operand")
         matrix = matrix.T if attribute(op, "transB") else matrix
         if len(op.inputs) > 2 and op.inputs[2] is not None:
-            found = channel_vector(op.inputs[2], 2, 1, matrix.shape[1])
-            if found is None:
+            row_term = channel_vector(op.inputs[2], 2, 1, matrix.shape[1])
+            if row_term is None:
                 return Reason("its term differs between rows")
-            term = found
+            term = row_term
     return Branch([op], matrix, np.broadcast_to(term, matrix.shape[1:]))
 
 

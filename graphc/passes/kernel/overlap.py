@@ -132,8 +132,8 @@ class _Accesses:
 
     def __init__(self, reach: dict[str, _Reach], steps: int):
         self.reach, self.steps = reach, steps
-        for each in reach.values():
-            each.enter(steps)
+        for touched in reach.values():
+            touched.enter(steps)
 
     def body(self, body: Body, env: Env) -> None:
         env = dict(env)

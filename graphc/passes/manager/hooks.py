@@ -42,7 +42,7 @@ class VerifyPlugins(Hook):
         try:
             verify(graph)
         except InternalError as error:
-            names = ", ".join(each.__name__ for each in makers)
+            names = ", ".join(maker.__name__ for maker in makers)
             raise ModelError(
                 f"after pass {step}: the graph breaks a rule, by {names} of {file_of(makers[0])}: "
                 f"{error}"

@@ -77,12 +77,12 @@ class _Pipeline:
         return self.tokens.pop(0)[1]
 
     def passes(self) -> list[Pass]:
-        found = []
+        passes = []
         while self.tokens:
-            found.append(make_pass(self.word(), self.options()))
+            passes.append(make_pass(self.word(), self.options()))
             if self.tokens:
                 self.expect(",")
-        return found
+        return passes
 
     def options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}

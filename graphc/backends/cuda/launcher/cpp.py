@@ -137,7 +137,7 @@ def cpp_files(name: str, plan: Mapping, archs: Sequence[str], weights: bytes) ->
         for side, texts in (("in", inputs(plan)), ("out", outputs(plan)))
         for text in texts
     ]
-    defines = "\n".join(f"#define {each} {name}_{each}" for each in functions)
+    defines = "\n".join(f"#define {function} {name}_{function}" for function in functions)
     return {
         f"{name}.h": HEADER.format(name=name, interface="\n".join(listed)),
         f"{name}.cpp": _source(name, plan, functions, folded(weights)),
@@ -160,7 +160,7 @@ def _source(name: str, plan: Mapping, functions: Iterable[str], weights_sum: int
               "check_count": len(plan["checks"])}  # fmt: skip
     return SOURCE.format(
         name=name,
-        declarations="\n".join(f'extern "C" void {name}_{each}();' for each in functions),
+        declarations="\n".join(f'extern "C" void {name}_{function}();' for function in functions),
         tables="\n".join(tables),
         title=text_literal(plan["name"]),
         inputs="inputs" if plan["inputs"] else "nullptr",

@@ -92,10 +92,10 @@ def code_for(folder: Path, arch: str) -> Path:
     wanted, _ = _parts(arch)
     for form in ("cubin", "ptx"):
         images = {_parts(p.name): p for p in folder.glob(f"kernels.sm_*.{form}")}
-        older = [each for each in images if each[0] < wanted and not each[1]]
+        older = [image for image in images if image[0] < wanted and not image[1]]
         if form == "cubin":
-            older = [each for each in older if each[0] // 10 == wanted // 10]
-        fitting = [*older, *(each for each in images if each[0] == wanted)]
+            older = [image for image in older if image[0] // 10 == wanted // 10]
+        fitting = [*older, *(image for image in images if image[0] == wanted)]
         if fitting:
             return images[max(fitting)]
     raise DriverMissing(

@@ -315,7 +315,7 @@ class _HostSide:
 
     def __init__(self, memory: Memory, inputs: Sequence[Spec], outputs: Sequence[Spec]):
         types = [[(s.shape, s.dtype) for s in specs] for specs in (inputs, outputs)]
-        self.inputs, self.outputs = (Block(memory, each) for each in types)
+        self.inputs, self.outputs = (Block(memory, tensors) for tensors in types)
         self.places = Places(self.inputs.pointers, self.outputs.pointers)
 
     def upload(self, driver: Driver, stream: object) -> None:

@@ -15,8 +15,8 @@ CONFLICTS = 0.1  # of wavefronts, above which it is
 def accesses(profiles: Sequence[KernelProfile], top: int | None = None) -> str:
     """Tables of kernels, those first that move most bytes in vain, and of accesses in them that
     are not coalesced or have bank conflicts (`top`: at most so many lines each)."""
-    moved = sum(len(each.steps) * each.moved for each in profiles)
-    wasted = sum(each.wasted for each in profiles)
+    moved = sum(len(kernel.steps) * kernel.moved for kernel in profiles)
+    wasted = sum(kernel.wasted for kernel in profiles)
     share = 100 * wasted / moved if moved else 0.0
     lines = [
         f"blocks of {len(profiles)} kernels move {nbytes(moved)} of global memory, "
@@ -29,11 +29,11 @@ def accesses(profiles: Sequence[KernelProfile], top: int | None = None) -> str:
 
 def _kernels(profiles: Sequence[KernelProfile], top: int | None) -> str:
     rows = [("kernel", "layer", "launches", "moved", "wasted", "coalesced", "conflicts")]
-    for each in sorted(profiles, key=lambda p: (-p.wasted, -p.moved))[:top]:
-        step = each.steps[0]
+    for kernel in sorted(profiles, key=lambda p: (-p.wasted, -p.moved))[:top]:
+        step = kernel.steps[0]
         rows.append(
-            (step.function, layers(step.nodes), str(len(each.steps)),
-             nbytes(len(each.steps) * each.moved), nbytes(each.wasted), *_rates(each.total))
+            (step.function, layers(step.nodes), str(len(kernel.steps)),
+             nbytes(len(kernel.steps) * kernel.moved), nbytes(kernel.wasted), *_rates(kernel.total))
         )  # fmt: skip
     rest = len(profiles) + 1 - len(rows)
     return "\n".join([table(rows, left=2), *([f"... and {rest} more"] if rest else [])])
@@ -42,9 +42,13 @@ def _kernels(profiles: Sequence[KernelProfile], top: int | None) -> str:
 def _worst(profiles: Sequence[KernelProfile], top: int | None) -> str:
     """Single accesses, by the sectors and wavefronts they cost beyond the fewest."""
     wasteful = [
-        (len(each.steps) * (x.sectors - x.least_sectors + x.wavefronts - x.least_wavefronts), s, x)
-        for each in profiles
-        for s, x in each.sites.items()
+        (
+            len(kernel.steps) * (x.sectors - x.least_sectors + x.wavefronts - x.least_wavefronts),
+            s,
+            x,
+        )
+        for kernel in profiles
+        for s, x in kernel.sites.items()
         if x.coalescing < COALESCED or x.conflicts > CONFLICTS
     ]
     if not wasteful:

@@ -112,7 +112,7 @@ def profile(
     steps: dict[str, list[LaunchStep]] = {}
     for step in source.steps:
         steps.setdefault(step.function, []).append(step)
-    return [run.profile(each) for each in steps.values()]
+    return [run.profile(launches) for launches in steps.values()]
 
 
 class _Sample(Run):
@@ -147,8 +147,8 @@ class _Sample(Run):
         sites = {}
         for number, site in enumerate(self.sites):
             if site.kernel == step.function:
-                each = counts[number]
-                sites[site] = Traffic(*(getattr(each, n) * scale for n in COUNTED))
+                counted = counts[number]
+                sites[site] = Traffic(*(getattr(counted, n) * scale for n in COUNTED))
         moved = self.library.profiled_sectors() * SECTOR * scale
         return KernelProfile(tuple(steps), sites, moved, self.library.profiled_bytes() * scale)
 

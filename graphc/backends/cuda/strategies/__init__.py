@@ -29,7 +29,7 @@ def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequenc
     def lower(computation: Computation) -> Lowered:
         """What the first strategy that matches makes of the rest of a computation."""
         lowered = (strategy(computation) for strategy in candidates)
-        return next(each for each in lowered if isinstance(each, Lowered))
+        return next(outcome for outcome in lowered if isinstance(outcome, Lowered))
 
     candidates: list[Strategy] = [
         partial(lower_flash_decoding, gpu=gpu),

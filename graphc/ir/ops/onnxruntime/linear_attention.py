@@ -158,8 +158,8 @@ def linear_attention(
     gate = None if decay is None else convert(b, _apart(b, decay, kv_num_heads), dtypes.f32)
     rate = None
     if beta is not None:
-        each = beta.tensor.static_shape[-1]
-        rate = convert(b, b.Reshape(beta, np.array((batch * length, each))), dtypes.f32)
+        rates = beta.tensor.static_shape[-1]
+        rate = convert(b, b.Reshape(beta, np.array((batch * length, rates))), dtypes.f32)
     y, last = _recurrence(
         b, (wide[0], wide[1], wide[2]), gate, rate, convert(b, state, dtypes.f32), None,
         update_rule, scale,

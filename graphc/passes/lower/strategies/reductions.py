@@ -300,12 +300,12 @@ def sharing_loops(ready: list[Reduce]) -> dict[Reduce, Reduce]:
     extents that read what these read (the least and the largest of a tensor): what each is over
     the axes of the first."""
     axes = ready[0].axes
-    group = {each: each for each in ready if each.axes == axes}
-    read = {load for each in group for load in loads(each.body)}
-    for each in ready:
-        moved = each if each in group else _over(axes, each)
+    group = {reduction: reduction for reduction in ready if reduction.axes == axes}
+    read = {load for reduction in group for load in loads(reduction.body)}
+    for reduction in ready:
+        moved = reduction if reduction in group else _over(axes, reduction)
         if moved is not None and not read.isdisjoint(loads(moved.body)):
-            group[each] = moved
+            group[reduction] = moved
     return group
 
 

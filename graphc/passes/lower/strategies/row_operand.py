@@ -60,15 +60,15 @@ def take_quads(match: Match) -> Index | str:
     if not take_zero_points(match, CENTRES, signed=True):
         return "contraction: factors of sums of integers must be bytes, found wider integers"
     match.a, match.b = _byte(match.a), _byte(match.b)
-    found = _access_along(match)
-    if found is None:
+    aligned = _access_along(match)
+    if aligned is None:
         along = max(reversed(match.depth), key=lambda k: k.count)
         longer = _longer(along)
         problem = _copy_rows(match, along, longer)
         if problem:
             return problem
     else:
-        access, along = found
+        access, along = aligned
         longer = _longer(along)
         match.a = substitute(access.taken(match), {along: longer})
     if longer is not along:

@@ -40,11 +40,11 @@ def with_numbers_read(computations: Sequence[Computation]) -> list[Numbered]:
     """The computations, in order, those of a family with their numbers as inputs."""
     families: dict[Computation, list[int]] = {}
     holes: list[list[Const]] = []
-    for n, each in enumerate(computations):
-        skeleton, numbers = _skeleton(each)
+    for n, computation in enumerate(computations):
+        skeleton, numbers = _skeleton(computation)
         families.setdefault(skeleton, []).append(n)
         holes.append(numbers)
-    result = [Numbered(each) for each in computations]
+    result = [Numbered(computation) for computation in computations]
     for members in families.values():
         different = {computations[n]: n for n in members}
         if len(different) > 1:

@@ -170,11 +170,11 @@ class BlockedContraction:
             {**self.fixed, **self.a.place(row), **self.b.place(column), self.marker: total}
             for (column, _), total in zip(sums, totals)
         ]
-        offsets = [simplify(self.offset, each) for each in places]
+        offsets = [simplify(self.offset, place) for place in places]
         for output, expr in zip(self.match.computation.outputs, self.exprs):
             held = loaded(self.k, [expr], places)
             values = [
-                simplify(substitute(expr, {x: c[n] for x, c in held.items()}), each)
-                for n, each in enumerate(places)
+                simplify(substitute(expr, {x: c[n] for x, c in held.items()}), place)
+                for n, place in enumerate(places)
             ]
             yield flat_buffer(output.buffer), offsets, values

@@ -269,14 +269,14 @@ class RowNest(Nest):
         mark = Ref(self.k.fresh("most"), largest.dtype)
         make = placed([largest.term, normalizer.term(mark)], largest.axes)
         for part in self._in_words(sweep, make):
-            with self.sweeper.chunks(part, make) as (chunk, each):
+            with self.sweeper.chunks(part, make) as (chunk, elements):
                 bound = self.row_bound | part.loops | {chunk}
                 new = self._copy(most, sweep)
-                with each() as (value, _), each_neighbour(self.k, part.neighbour):
+                with elements() as (value, _), each_neighbour(self.k, part.neighbour):
                     (value,) = self.resolve([value], bound, False)
                     self.k.store(new, place, combined(largest, new[place], simplify(value)))
                 self._rescale(sweep, totals, most, new)
-                with each() as (_, term), each_neighbour(self.k, part.neighbour):
+                with elements() as (_, term), each_neighbour(self.k, part.neighbour):
                     self.k.emit(Let(mark, cast(most[place], mark.dtype)))
                     (term,) = self.resolve([term], bound, False)
                     self.k.store(totals, place, combined(total, totals[place], simplify(term)))
@@ -291,12 +291,12 @@ class RowNest(Nest):
         first, second, sweep = moments.first, moments.second, self._over(moments.first.axes)
         place, together = self._place(sweep), sweep.unrolled * sweep.per_step
         centre, total, squares = (self._total(first, sweep) for _ in range(3))
-        with self.sweeper.chunks(sweep, placed([first.term], first.axes)) as (chunk, each):
+        with self.sweeper.chunks(sweep, placed([first.term], first.axes)) as (chunk, elements):
             bound = self.row_bound | sweep.loops | {chunk}
-            with self.k.when(chunk.eq(0)), each() as x, each_neighbour(self.k, sweep.neighbour):
+            with self.k.when(chunk.eq(0)), elements() as x, each_neighbour(self.k, sweep.neighbour):
                 (value,) = self.resolve(x, bound, False)
                 self.k.store(centre, place, centre[place] + simplify(value) * (1 / together))
-            with each() as x, each_neighbour(self.k, sweep.neighbour):
+            with elements() as x, each_neighbour(self.k, sweep.neighbour):
                 (value,) = self.resolve(x, bound, False)
                 apart = self.k.let(simplify(value) - centre[place])
                 self.k.store(total, place, total[place] + apart)

@@ -98,11 +98,11 @@ class Sweep:
     @property
     def steps_of_lane(self) -> Expr:
         """The steps in which a thread has elements, from the first on."""
-        each = self.threads * self.per_step
-        if self.start is ZERO and self.extent % each == 0:
+        per_round = self.threads * self.per_step
+        if self.start is ZERO and self.extent % per_round == 0:
             return Const(self.steps, i64)
         left = self.extent - self.start - self.lane * self.per_step
-        return simplify((left + each - 1) // each)
+        return simplify((left + per_round - 1) // per_round)
 
     def has(self, chunk: Expr) -> Expr:
         """Whether there are elements in a step."""
@@ -175,7 +175,7 @@ class Sweeper:
             with self._steps(sweep, ZERO, exprs, self._shared(sweep, exprs, others)) as loaded:
                 yield sweep.at(ZERO), loaded, sweep.loops
             return
-        with self.chunks(sweep, make) as (chunk, each), each() as loaded:
+        with self.chunks(sweep, make) as (chunk, elements), elements() as loaded:
             yield sweep.at(chunk), loaded, sweep.loops | {chunk}
 
     @contextmanager

@@ -128,8 +128,8 @@ def _totals_of(
     """The same of all parts."""
     first, second, elements = one_pass.first, one_pass.second, _elements(one_pass.first, cut)
     other = Index("other_part", cut.parts)
-    each = substitute(partial[0], {part: other})
-    result = _total(first, cut, Reduce(first.op, each, (other,)))
+    of_part = substitute(partial[0], {part: other})
+    result = _total(first, cut, Reduce(first.op, of_part, (other,)))
     own, whole = (cast(x, second.dtype.compute) for x in (partial[0], result))
     sum_ = Reduce("sum", one_pass.moved(partial[1], own, whole, elements), (part,))
     shift = one_pass.shifted_by(result, one_pass.elements)

@@ -62,13 +62,13 @@ class Dots(Emitter):
         kept = self._kept(levels, reads)
         centred = self.centre != 0 and not inside and not self.starts.classes
         tile = _Tile(rows, inside, centred, first, sums, stride, levels, reads, kept)
-        each = self._together(tile, width)
-        whole, rest = divmod(width, each)
+        together = self._together(tile, width)
+        whole, rest = divmod(width, together)
         if whole:
             with self._loop(whole) as x:
-                self._columns_of(tile, simplify(x * each), each)
+                self._columns_of(tile, simplify(x * together), together)
         if rest:
-            self._columns_of(tile, Const(whole * each, i64), rest)
+            self._columns_of(tile, Const(whole * together, i64), rest)
         for t, at in enumerate(rows):
             self._finish_row(tile, at, width, sums[Const(t * stride, i64)])
 

@@ -69,7 +69,7 @@ class Starts:
     def _table_bytes(self, guarded: set[Index]) -> int:
         """What a start for each class of the guarded indices takes."""
         ranges = [(*self._interior(x), x.count) for x in guarded]
-        count = math.prod(_class_count(*each) for each in ranges)
+        count = math.prod(_class_count(*bounds) for bounds in ranges)
         fixed = math.prod(x.count for x in self.fixed)
         return count * fixed * -(-self.column.count // LANES) * LANES * 4
 
