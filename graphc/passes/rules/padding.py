@@ -10,7 +10,7 @@ from graphc.ir.graph import Op, Value
 from graphc.ir.types import Dim, broadcast
 from graphc.ir.window import WINDOW, WindowAxis, make_window
 from graphc.passes.analysis.facts import is_broadcast, is_pointwise
-from graphc.passes.analysis.structure import moved
+from graphc.passes.analysis.structure import is_view, moved
 from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
 from graphc.passes.rules.facts import array_of, ints, is_normal, is_static
@@ -107,7 +107,13 @@ def _live_taps(axis: WindowAxis) -> range:
 
 def _computes_with_broadcast(op: Op) -> bool:
     makers = (v.producer for v in op.inputs if v is not None)
-    return is_pointwise(op) and any(maker is not None and is_broadcast(maker) for maker in makers)
+    return is_pointwise(op) and any(maker is not None and _repeats(maker) for maker in makers)
+
+
+def _repeats(op: Op) -> bool:
+    """Whether an op broadcasts elements. One that adds dims of 1 alone is a view: it costs nothing,
+    and what follows has the shape that its readers compute in."""
+    return bool(is_broadcast(op)) and not is_view(op)
 
 
 @rule("expand-operand", P.where(_computes_with_broadcast)(rest("operands")))
@@ -118,7 +124,7 @@ def expand_operand(rw: Rewriter, op: Op, operands: list[Value]) -> Value | None:
     needed = []
     for number, value in enumerate(operands):
         producer = None if value is None else value.producer
-        if producer is None or not is_broadcast(producer):
+        if producer is None or not _repeats(producer):
             continue
         _, source = moved(producer)
         others = [*operands[:number], source, *operands[number + 1 :]]
