@@ -132,7 +132,7 @@ def compile(
     with within_limits(), noted_files() as external:
         values = {n: as_numpy(v, f"the value of {n!r}") for n, v in (values or {}).items()}
         graph = pin(load_graph(source), shapes, values, dims)
-        if not (chosen.is_plain and _is_ours(graph)) or chosen.specialise != "exact":
+        if not (chosen.is_plain and _is_ours(graph)):
             entry = None
         model = CompiledModel(
             graph, compiler(aim, chosen), native_on(aim, chosen), aim.adopter(), policy(aim),

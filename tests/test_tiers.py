@@ -12,8 +12,8 @@ import graphc
 from graphc.cli import main, options
 from graphc.driver import Settings
 from graphc.errors import ModelError
-from graphc.runtime import tiers
-from graphc.runtime.tiers import Background
+from graphc.runtime import recurring
+from graphc.runtime.recurring import Background
 
 MLP = """graph @mlp(%x: f32[N,8]) -> ? where N: {bounds} {{
   const %a : f32[8,16] = random(seed=1)
@@ -79,10 +79,10 @@ def test_bounds_grow_where_there_are_none():
 
 
 def test_exact_programs_follow_where_they_pay(monkeypatch):
-    monkeypatch.setattr(tiers, "GAIN", 1e9)
+    monkeypatch.setattr(recurring, "GAIN", 1e9)
     model = graphc.compile(mlp(), specialise="auto", threads=1)
     agrees(model, 5)
-    model._specialised._background.wait()
+    model._specialised.recurring.background.wait()
     assert shapes_of(model) == ["[N, 8]", "[5, 8]"]
     agrees(model, 5)
     agrees(model, 6)
@@ -91,7 +91,7 @@ def test_exact_programs_follow_where_they_pay(monkeypatch):
 def test_exact_programs_wait_until_they_pay():
     model = graphc.compile(mlp(), specialise="auto", threads=1)
     agrees(model, 5)
-    model._specialised._background.wait()
+    model._specialised.recurring.background.wait()
     assert shapes_of(model) == ["[N, 8]"]
 
 
@@ -105,7 +105,7 @@ def test_background_is_limited():
 
 
 def test_runs_from_several_threads(monkeypatch):
-    monkeypatch.setattr(tiers, "GAIN", 1e9)
+    monkeypatch.setattr(recurring, "GAIN", 1e9)
     model = graphc.compile(mlp(), specialise="auto", threads=1)
     failed: list[BaseException] = []
 

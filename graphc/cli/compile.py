@@ -38,7 +38,8 @@ not at all. The suffix of the name chooses the form:
 
   .so .o     a shared library or an object file, with a C header beside it
   .gcm       a model for graphc.load and graphc run, for every shape within the bounds of
-             dimensions (--dim N=1..8)
+             dimensions (--dim N=1..8): a program for each, or, with
+             --specialise any, one for all
   .ll .s     LLVM IR, assembly
   .cu        CUDA kernels
   .c         plain loops in C
@@ -256,7 +257,8 @@ def _save(job: Job, output: str) -> None:
         if not is_folder:
             check_folder(path)
         if target.any_shape(path) and not job.closed:
-            choices(job.model.pinned())  # complains before anything is compiled
+            if job.settings.specialise == "exact":
+                choices(job.model.pinned())  # complains before anything is compiled
         else:
             check_closed(job.model.pinned())
         target.write(job, path)

@@ -38,6 +38,7 @@ def contents(path: str, top: int | None) -> str:
             "",
             _images(list(images.items())[:top]),
             *_more(len(images), top, "shapes"),
+            *_sizes(list(images.values())),
             "",
             f"{len(kernels)} kernels: {', '.join(map(_line, kernels[:top]))}",
             *_more(len(kernels), top, "kernels"),
@@ -69,7 +70,7 @@ def _images(images: Sequence[tuple[tuple, Image]]) -> str:
     rows = [("inputs", "steps", "kernels", "code", "constants", "arena")]
     rows += [
         (
-            " ".join(str(list(shape)) for shape in shapes) or "none",
+            " ".join(map(_shape, shapes)) or "none",
             str(image.steps),
             str(len(image.kernels)),
             nbytes(len(image.code)),
@@ -79,6 +80,17 @@ def _images(images: Sequence[tuple[tuple, Image]]) -> str:
         for shapes, image in images
     ]
     return table(rows)
+
+
+def _shape(dims: Sequence[object]) -> str:
+    """Dims of an input: integers, or expressions over sizes."""
+    return f"[{', '.join(map(_line, dims))}]"
+
+
+def _sizes(images: Sequence[Image]) -> list[str]:
+    """The sizes at which a program of open shape runs."""
+    sizes = [size for image in images for size in image.sizes]
+    return [f"where {_line(size.name)} is in {size.lo}..{size.hi}" for size in sizes]
 
 
 def _more(count: int, top: int | None, what: str) -> list[str]:

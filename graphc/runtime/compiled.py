@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from graphc.ir.graph import Graph, Op
     from graphc.passes.fold import FoldPolicy
     from graphc.passes.manager.context import Context
+    from graphc.runtime.execution import Made
     from graphc.runtime.plans import CompileStatic, Executable
 
 
@@ -23,8 +24,9 @@ class CompiledModel(Runnable):
 
     `adopt` takes values in the memory of the target's device: it gives an array with dtype and
     shape that executables take as it is, or None for a value that is elsewhere. `made` is called
-    with what is compiled, and with the shapes (and contents) it is compiled for. `mode` is one of
-    targets.base.MODES; with a `reason` there is no program for all shapes.
+    with the shapes (and contents) that something is compiled for, with what that is, and the
+    seconds it took. `mode` is one of targets.base.MODES; with a `reason` there is no program for
+    all shapes.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class CompiledModel(Runnable):
         policy: FoldPolicy | None = None,
         max_iterations: int | None = None,
         ctx: Context | None = None,
-        made: Callable[[tuple, Executable], None] | None = None,
+        made: Made | None = None,
         mode: str = "exact",
         reason: str = "",
     ):
@@ -46,7 +48,7 @@ class CompiledModel(Runnable):
         from graphc.runtime.plans import MAX_ITERATIONS, Target
         from graphc.runtime.tiers import TieredGraph
 
-        self.graph = graph
+        self.graph, self.mode = graph, mode
         self._present(
             [Spec(p.name, p.type) for p in graph.params],
             [Spec(n, v.type) for n, v in own_results(graph)],
@@ -57,7 +59,7 @@ class CompiledModel(Runnable):
         self._specialised: SpecialisedGraph = (
             SpecialisedGraph(tensors, target, inner=False, made=made)
             if mode == "exact"
-            else TieredGraph(tensors, target, mode, reason)
+            else TieredGraph(tensors, target, mode, reason, made)
         )
         if not self._maps:
             self.execute = self._specialised.run  # type: ignore[method-assign]  # saves a call
@@ -113,7 +115,8 @@ class CompiledModel(Runnable):
         return self._specialised.why
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes what has been compiled to a file that `graphc.load` runs without compiling: for
+        """Writes what has been compiled to a file that `graphc.load` runs without compiling: the
+        program for all shapes, if there is one, and exact ones. If there is none, exact ones for
         every shape within the bounds of open dimensions; if one has no bounds, for the shapes that
         the model was run with. Outputs that are maps are tensors in the file; a warning says so.
 
@@ -126,12 +129,13 @@ class CompiledModel(Runnable):
         from graphc.runtime.execution import is_exact
         from graphc.runtime.saved import save
 
-        made = [(key, run) for key, run in self.executables() if is_exact(key)]
-        if not made or all(s.hi is not None for s in self.graph.symbols.values()):
+        self.prepare()
+        made = self.executables()
+        is_bounded = all(s.hi is not None for s in self.graph.symbols.values())
+        if all(is_exact(key) for key, _ in made) and (is_bounded or not made):
             for dims in choices(self.graph):
                 self._specialised.prepare(dims)
         maps.tell(self.graph, self._maps)
         tensors = self._specialised.graph
         outputs = [Spec(n, v.type) for n, v in own_results(tensors)]
-        made = [(key, run) for key, run in self.executables() if is_exact(key)]
-        save(path, tensors, self.inputs, outputs, made)
+        save(path, tensors, self.inputs, outputs, self.executables())

@@ -16,6 +16,7 @@ when one keeps meeting new shapes.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -43,18 +44,18 @@ MAX_INNER_CONTENTS = 4  # as MAX_CONTENTS, for inner graphs
 MANY = 8  # shapes that a model is compiled for until a warning says so
 MAX_INNER = 16  # shapes or contents for which an inner graph is compiled
 MAX_INTERPRETED = 1 << 26  # scalar operations of a graph that is faster interpreted than compiled
-Made = Callable[[tuple, Executable], None]
+Made = Callable[[tuple, Executable, float], None]
 
 
 class SpecialisedGraph:
     """A graph that is compiled for the shapes it meets. Safe to use from several threads. `made` is
-    told each executable and its key."""
+    told each executable, its key, and the seconds that it took."""
 
     why = ""  # the general program did not serve a shape; tiers.py sets it
 
     def __init__(self, graph: Graph, target: Target, inner: bool = True, made: Made | None = None):
         self.graph, self.target, self.inner = graph, target, inner
-        self._made = made or (lambda key, executable: None)
+        self._made = made or (lambda key, executable, seconds: None)
         self._names = [p.name for p in graph.params]
         self._ranked = [isinstance(p.type, TensorType) for p in graph.params]
         self._bound: list[int] = []  # inputs specialised on by value, in order found
@@ -89,13 +90,22 @@ class SpecialisedGraph:
         with self._lock:
             key = tuple([t.static_shape for t in types if isinstance(t, TensorType)])
             if key not in self._cache:
+                begin = time.perf_counter()
                 try:
                     typed = specialise(graph, policy=self.target.policy, ctx=self.target.ctx)
-                    self._cache[key] = self._plan(typed)
+                    self._keep(key, self._plan(typed), begin)
                 except NeedsValue:
                     return False
-                self._made(key, self._cache[key])
         return True
+
+    def compile_for(self, shapes: tuple) -> None:
+        """Compiles for the shapes of inputs. UnsupportedError if types depend on what inputs
+        hold."""
+        begin = time.perf_counter()
+        named = dict(zip(self._names, shapes))
+        made = self._plan(specialise(self.graph, named, policy=self.target.policy))
+        with self._lock:
+            self._keep(shapes, made, begin)
 
     def executables(self) -> list[tuple[tuple, Executable]]:
         """What has been compiled, by key: shapes, or shapes and contents."""
@@ -123,14 +133,18 @@ class SpecialisedGraph:
             if self._is_interpreted():
                 return lambda given: interpret(self.graph, on_host(given))
             self._count_contents(values)
+            begin = time.perf_counter()
             executable = self._build(values)
-            key = self._key(values)
-            self._cache[key] = executable
-            self._made(key, executable)
+            self._keep(self._key(values), executable, begin)
             self._count_shapes(values)
-            if len(self._cache) > MAX_SPECIALISATIONS:
-                self._cache.popitem(last=False)
             return executable
+
+    def _keep(self, key: tuple, executable: Executable, begin: float) -> None:
+        """Keeps what has been compiled since a time, in place of what was used least of late."""
+        self._cache[key] = executable
+        if len(self._cache) > MAX_SPECIALISATIONS:
+            self._cache.popitem(last=False)
+        self._made(key, executable, time.perf_counter() - begin)
 
     def _is_interpreted(self) -> bool:
         """Whether this is an inner graph that has been compiled often enough."""

@@ -3,8 +3,8 @@
 The key is made of the model's bytes, all arguments of `graphc.compile`, graphc's own sources, the
 packages that models are read with, and the CPU. Under it the cache of compiled code keeps a
 *record*: inputs and outputs, and the digests of external data. For each tuple of input shapes that
-was compiled to one piece of native code, it keeps under which key that code is (artifact.py). Code
-and weights are not kept twice.
+was compiled to one piece of native code, and for the program for all shapes, it keeps under which
+key that code is (artifact.py), and how long compiling took. Code and weights are not kept twice.
 
 The bytes of a file are hashed only if it changed since that was last done: their digest is kept by
 the file's identity (files.py).
@@ -19,12 +19,13 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -38,7 +39,8 @@ from graphc.errors import ModelError
 from graphc.files import identity, installed, is_settled
 from graphc.ir.types import TensorType
 from graphc.runtime.compiled import CompiledModel
-from graphc.runtime.saved import Interface, described, is_shapes, read_interface
+from graphc.runtime.recurring import MOST_REMEMBERED, Recurring
+from graphc.runtime.saved import described, is_shapes, read_interface
 
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 READERS = ("onnx", "numpy", "ml_dtypes")  # packages that the graph of a model depends on
 PLAIN = (str, int, float, bool, type(None))  # types of options that their text tells all about
 BLOCK = 1 << 20  # bytes of a file that are hashed at a time
+GENERAL = "general"  # names the program for all shapes among the parts of a model
 Make = Callable[[], CompiledModel]
 
 
@@ -77,6 +80,13 @@ class Source:
             return self.path is None or identity(self.path.stat()) == self.identity
         except OSError:
             return False
+
+
+class Part(NamedTuple):
+    """Something that a model was compiled to, and the seconds that took."""
+
+    run: NativeModel
+    seconds: float
 
 
 class Entry:
@@ -111,7 +121,7 @@ class Entry:
         record = None if data is None else json.loads(data)
         if record is None or not self._has_external(record["external"]):
             return None
-        model = CachedModel(self, record["interface"], threads or default_threads(), make)
+        model = CachedModel(self, record, threads or default_threads(), make)
         return model if record["shapes"] is None or model.has(_tuples(record["shapes"])) else None
 
     def _has_external(self, files: Sequence[Sequence[str]]) -> bool:
@@ -121,21 +131,31 @@ class Entry:
         except OSError:
             return False
 
-    def part(self, shapes: tuple, threads: int, scratch: Scratch) -> NativeModel | None:
-        """What the model was compiled to for these shapes of inputs."""
-        data = self.cache.get(self._part_key(shapes))
-        image = None if data is None else kept_image(self.cache, data.decode())
-        return None if image is None else NativeModel(image, threads, scratch)
+    def part(self, key: object, threads: int, scratch: Scratch) -> Part | None:
+        """What the model was compiled to: for the shapes of inputs, or the GENERAL program."""
+        data = self.cache.get(self._part_key(key))
+        if data is None:
+            return None
+        entry, seconds = json.loads(data)
+        image = kept_image(self.cache, entry)
+        return None if image is None else Part(NativeModel(image, threads, scratch), seconds)
 
-    def _part_key(self, shapes: tuple) -> str:
-        return cache_key("part of a model", self.key, repr(shapes))
+    def _part_key(self, key: object) -> str:
+        return cache_key("part of a model", self.key, repr(key))
 
     # ---------------------------------------------------------------- writing
 
-    def add_part(self, key: tuple, executable: object) -> None:
-        """Keeps what a model was compiled to, if that is native code for inputs of some shapes."""
-        if isinstance(executable, NativeModel) and executable.image.entry and is_shapes(key):
-            self.cache.put(self._part_key(key), executable.image.entry.encode())
+    def add_part(self, key: tuple, executable: object, seconds: float) -> None:
+        """Keeps what a model was compiled to, if that is native code, for inputs of some shapes or
+        of all. How long it took the first time is kept, not when it came from the cache."""
+        if not isinstance(executable, NativeModel) or not executable.image.entry:
+            return
+        image = executable.image
+        if image.sizes or is_shapes(key):
+            place = self._part_key(GENERAL if image.sizes else key)
+            known = self.cache.get(place)
+            if known is None or json.loads(known)[0] != image.entry:
+                self.cache.put(place, json.dumps([image.entry, seconds]).encode())
 
     def add(self, model: CompiledModel, external: Iterable[Path]) -> None:
         """Keeps a model that has been compiled, unless the record cannot tell all about it."""
@@ -156,6 +176,7 @@ class Entry:
             return
         record = {
             "interface": described(model.graph, model.inputs, model.outputs),
+            "mode": model.mode,
             "external": files,
             "shapes": made[0][0] if is_closed else None,
         }
@@ -166,32 +187,79 @@ class Entry:
 class CachedModel(CompiledModel):
     """A model from the cache. It is read and compiled only for what the cache does not have."""
 
-    def __init__(self, entry: Entry, interface: Interface, threads: int, make: Make):
+    def __init__(self, entry: Entry, record: Mapping[str, Any], threads: int, make: Make):
         self._make, self._entry, self._threads = make, entry, threads
-        self._present(*read_interface(interface))
-        self._scratch, self._lock = Scratch(), RLock()
-        self._ready: dict[tuple, NativeModel] = {}
+        self._present(*read_interface(record["interface"]))
+        self.mode = record["mode"]
+        self._scratch = Scratch()
+        self._lock, self._making = RLock(), RLock()
+        self._ready: dict[tuple, NativeModel] = {}  # what runs inputs of some shapes
+        self._general: NativeModel | None = None
+        self._recurring = Recurring(self._compile_for)
 
     def execute(self, values: Sequence[Any]) -> list[Any]:
         shapes = tuple([v.shape for v in values])
         run = self._ready.get(shapes)
-        if run is None and not self.has(shapes):
-            return self.whole.execute(values)
-        return self._ready[shapes](values)
+        if run is None:
+            if not self.has(shapes):
+                return self._compiled_now(values)
+            run = self._ready[shapes]
+        if run is not self._general or self.mode != "auto":
+            return run(values)
+        begin = time.perf_counter()
+        results = run(values)
+        self._recurring.note(shapes, time.perf_counter() - begin)
+        return results
 
     def has(self, shapes: tuple) -> bool:
         """Whether the cache has what the model was compiled to for these shapes; loads it."""
         with self._lock:
             if shapes not in self._ready:
-                part = self._entry.part(shapes, self._threads, self._scratch)
-                if part is not None:
-                    self._ready[shapes] = part
+                part = self._part(shapes)
+                run = self._general_for(shapes) if part is None else part.run
+                if run is not None:
+                    if len(self._ready) >= MOST_REMEMBERED:
+                        self._ready.clear()
+                    self._ready[shapes] = run
             return shapes in self._ready
+
+    def _part(self, key: object) -> Part | None:
+        return self._entry.part(key, self._threads, self._scratch)
+
+    def _general_for(self, shapes: tuple) -> NativeModel | None:
+        """The program for all shapes, if there is one and it takes these."""
+        general = self._load_general()
+        return general if general is not None and general.takes(shapes) else None
+
+    def _load_general(self) -> NativeModel | None:
+        if self._general is None and self.mode != "exact":
+            part = self._part(GENERAL)
+            if part is not None:
+                self._general = part.run
+                self._recurring.background.expect(part.seconds)
+        return self._general
+
+    def _compiled_now(self, values: Sequence[Any]) -> list[Any]:
+        """The outputs of the model compiled from its source. There may be a program for all shapes
+        now, or one of wider bounds."""
+        results = self.whole.execute(values)
+        with self._lock:
+            self._ready = {s: run for s, run in self._ready.items() if run is not self._general}
+            self._general = None
+        return results
+
+    def _compile_for(self, shapes: tuple) -> None:
+        """Compiles for shapes that keep coming."""
+        self.whole._specialised.compile_for(shapes)
+        part = self._part(shapes)
+        if part is not None:
+            with self._lock:
+                self._ready[shapes] = part.run
 
     @cached_property
     def whole(self) -> CompiledModel:
         """The model compiled from its source. ModelError if that has changed."""
-        with self._lock:
+        with self._making:
             model = self.__dict__.get("whole")  # of another thread
             if model is None:
                 model = self._make()
@@ -207,7 +275,14 @@ class CachedModel(CompiledModel):
         return self.whole.graph
 
     def prepare(self) -> bool:
+        with self._lock:
+            if self._load_general() is not None:
+                return True
         return all(isinstance(s.type, TensorType) and s.type.is_static for s in self.inputs)
+
+    @property
+    def why_exact(self) -> str:
+        return self.whole.why_exact
 
     def executables(self) -> list[tuple[tuple, Executable]]:
         return self.whole.executables()

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphc import __version__
-from graphc.backends.llvm_cpu.container import Container, Shapes, pack
+from graphc.backends.llvm_cpu.container import Container, Shapes, pack, read_type
 from graphc.backends.llvm_cpu.digest_sums import native_sums
 from graphc.backends.llvm_cpu.image import Image
 from graphc.backends.llvm_cpu.memory import Scratch
@@ -22,7 +22,6 @@ from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.backends.llvm_cpu.target import default_threads, host_target
 from graphc.errors import InternalError, ModelError, UnsupportedError
 from graphc.files import open_regular, write_bytes
-from graphc.ir.types import Type, static_type
 from graphc.runtime.runnable import Runnable, Spec
 from graphc.runtime.verified import Marks
 
@@ -36,7 +35,8 @@ Interface = dict[str, Any]
 
 
 class SavedModel(Runnable):
-    """A model loaded from a file: runs for the shapes it was saved for."""
+    """A model loaded from a file: runs for the shapes it was saved for, and for all those that its
+    general program takes, if it has one."""
 
     def __init__(self, container: Container, marks: Marks, threads: int):
         try:
@@ -48,6 +48,7 @@ class SavedModel(Runnable):
             }
         except InternalError as error:
             raise ModelError(f"{container.where}: {error}; compile the model again") from error
+        self._general = next((key for key, m in self._models.items() if m.image.sizes), None)
         self._container, self._marks = container, marks
         self._ready: dict[Shapes, NativeModel] = {}  # those whose weights are what was saved
 
@@ -58,7 +59,10 @@ class SavedModel(Runnable):
 
     def _check(self, shapes: Shapes) -> NativeModel:
         """The model for these shapes, before its first run."""
-        model = self._models.get(shapes)
+        key = shapes if shapes in self._models or self._general is None else self._general
+        if key in self._ready:
+            return self._ready[key]
+        model = self._models.get(key)
         if model is None:
             known = ", ".join(str([list(s) for s in shapes]) for shapes in [*self._models][:8])
             known += ", ..." if len(self._models) > 8 else ""
@@ -66,10 +70,10 @@ class SavedModel(Runnable):
                 f"this file was saved for inputs of shapes {known}, found "
                 f"{[list(s) for s in shapes]}; compile the model again for these"
             )
-        if not self._marks.has(shapes):
-            self._container.check(shapes, native_sums)
-            self._marks.add(shapes)
-        self._ready[shapes] = model
+        if not self._marks.has(key):
+            self._container.check(key, native_sums)
+            self._marks.add(key)
+        self._ready[key] = model
         return model
 
 
@@ -90,21 +94,15 @@ def interface(container: Container) -> tuple[list[Spec], list[Spec]]:
 def read_interface(declared: Interface) -> tuple[list[Spec], list[Spec]]:
     """What `described` tells."""
 
-    def type_of(text: str | None) -> Type | None:
-        return None if text is None else static_type(text) or _parsed(text, declared["symbols"])
-
+    symbols = declared["symbols"]
     inputs, outputs = (
-        [Spec(str(name), type_of(text)) for name, text in declared[side]]
+        [
+            Spec(str(name), None if text is None else read_type(text, symbols))
+            for name, text in declared[side]
+        ]
         for side in ("inputs", "outputs")
     )
     return inputs, outputs
-
-
-def _parsed(text: str, symbols: Mapping[str, list]) -> Type:
-    from graphc.ir.expr import Sym  # most models need no symbols
-    from graphc.ir.text.type_parser import parse_type
-
-    return parse_type(text, {n: Sym(n, low, high) for n, (low, high) in symbols.items()})
 
 
 def described(graph: Graph, inputs: Sequence[Spec], outputs: Sequence[Spec]) -> Interface:
@@ -129,20 +127,19 @@ def save(
 ) -> None:
     """Writes what a model has been compiled to, with the shapes it was compiled for.
 
-    UnsupportedError if a part needs the host, or nothing is compiled.
+    UnsupportedError if a part needs the host, or nothing is compiled. Beside a program for all
+    shapes, what has such parts is left out instead.
     """
     images: dict[Shapes, Image] = {}
-    for shapes, executable in executables:
-        if not isinstance(executable, NativeModel):
-            raise UnsupportedError(
-                "only models for the CPU without parts on the host can be saved (for a GPU: "
-                "graphc compile --target cuda -o FOLDER)"
-            )
-        if len(shapes) != len(inputs) or not is_shapes(shapes):
-            raise UnsupportedError(
-                "the model depends on the contents of its inputs: bind them (values=, --set)"
-            )
-        images[shapes] = executable.image
+    for _, executable in executables:
+        if isinstance(executable, NativeModel) and executable.image.sizes:
+            images[dims(executable)] = executable.image
+    general = bool(images)
+    for key, executable in executables:
+        if isinstance(executable, NativeModel) and is_shapes(key) and len(key) == len(inputs):
+            images[key] = executable.image
+        elif not general:
+            raise _refused(executable)
     if not images:
         raise UnsupportedError(
             "nothing is compiled yet: fix the shapes of the inputs, or run the model first"
@@ -150,9 +147,29 @@ def save(
     write_bytes(path, *pack(images, described(graph, inputs, outputs)))
 
 
+def _refused(executable: object) -> UnsupportedError:
+    """Why something that a model was compiled to cannot be saved."""
+    if isinstance(executable, NativeModel):
+        return UnsupportedError(
+            "the model depends on the contents of its inputs: bind them (values=, --set)"
+        )
+    return UnsupportedError(
+        "only models for the CPU without parts on the host can be saved (for a GPU: "
+        "graphc compile --target cuda -o FOLDER)"
+    )
+
+
 def is_shapes(key: tuple) -> bool:
     """Whether a key of an executable is the shapes of inputs, and nothing of their contents."""
     return all(isinstance(s, tuple) and all(isinstance(d, int) for d in s) for s in key)
+
+
+def dims(general: NativeModel) -> Shapes:
+    """The dims of the inputs of a program for all sizes."""
+    return tuple(
+        tuple(dim if isinstance(dim, int) else str(dim) for dim in type.dims)
+        for _, type in general.image.inputs
+    )
 
 
 def load(path: str | os.PathLike, threads: int | None = None) -> SavedModel:

@@ -15,11 +15,8 @@ that types depend on, sizes of 0) is compiled for its exact shape; `why` says wh
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from threading import Lock, Thread
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphc.errors import GraphcError, ModelError
@@ -28,30 +25,29 @@ from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.sizes import sizes_of
 from graphc.ir.types import TensorType, largest
 from graphc.passes.general import general
-from graphc.passes.specialise import pin, specialise
-from graphc.runtime.execution import MAX_SPECIALISATIONS, SpecialisedGraph
+from graphc.passes.specialise import pin
+from graphc.runtime.execution import Made, SpecialisedGraph
 from graphc.runtime.plans import Executable, Target
+from graphc.runtime.recurring import MOST_REMEMBERED, Recurring
 
 SLACK = 8  # times what was met: the first bound of a dimension that has none
 MOST_BYTES = 1 << 32  # of one tensor at bounds that grow
-GAIN = 0.3  # of a run's time that an exact program is taken to save, until one has been made
-BACKGROUND = 0.5  # of the time since the first run that may go into compiling behind it
-MOST_REMEMBERED = 1 << 12  # shapes of which is known whether the general program takes them
 
 
 class TieredGraph(SpecialisedGraph):
     """A graph that runs in two tiers. Safe to use from several threads."""
 
-    def __init__(self, graph: Graph, target: Target, mode: str, reason: str = ""):
-        super().__init__(graph, target, inner=False)
+    def __init__(
+        self, graph: Graph, target: Target, mode: str, reason: str = "", made: Made | None = None
+    ):
+        super().__init__(graph, target, inner=False, made=made)
         self.mode = mode
         self.general: Executable | None = None
         self.why = reason  # why there is no general program, or it did not take some shapes
         self._open: Graph | None = None  # the graph that the general program is of
         self._taken: dict[tuple, bool] = {}
-        self._spent: dict[tuple, float] = {}  # seconds of the general program, by shapes
         self._failed = bool(reason)
-        self._background = Background()
+        self.recurring = Recurring(self.compile_for)
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         shapes = self._shapes(values)
@@ -64,7 +60,7 @@ class TieredGraph(SpecialisedGraph):
         begin = time.perf_counter()
         results = made(values)
         if self.mode == "auto":
-            self._note(shapes, time.perf_counter() - begin)
+            self.recurring.note(shapes, time.perf_counter() - begin)
         return results
 
     def executables(self) -> list[tuple[tuple, Executable]]:
@@ -73,7 +69,7 @@ class TieredGraph(SpecialisedGraph):
         made = super().executables()
         if self.general is None or self._open is None:
             return made
-        return [(tuple([p.tensor.dims for p in self._open.params]), self.general), *made]
+        return [(_dims(self._open), self.general), *made]
 
     def prepare(self, dims: Mapping[str, int] | None = None) -> bool:
         """Makes the general program if all dimensions have bounds; whether it is ready to run."""
@@ -123,12 +119,14 @@ class TieredGraph(SpecialisedGraph):
                 raise ModelError(f"a tensor would have {biggest} bytes at the largest sizes")
             begin = time.perf_counter()
             made = self.target.compile(clone_graph(opened))
-            self._background.expect(time.perf_counter() - begin)
+            seconds = time.perf_counter() - begin
         except GraphcError as error:
             self.why, self._failed = str(error), self.general is None
             return
         self._open, self.general = opened, made
         self._taken = {}
+        self.recurring.background.expect(seconds)
+        self._made(_dims(opened), made, seconds)
 
     def _limits(self, graph: Graph) -> dict[str, tuple[int, int]]:
         return {name: (s.lo, largest(s)) for name, s in graph.symbols.items()}
@@ -154,66 +152,7 @@ class TieredGraph(SpecialisedGraph):
                 pairs += [(d, e) for d, e in zip(param.type.shape, shape) if isinstance(d, Sym)]
         return pairs
 
-    # ---------------------------------------------------------------- exact programs
 
-    def _note(self, shapes: tuple, seconds: float) -> None:
-        """Counts a run of the general program; has its shape compiled for once that pays."""
-        spent = self._spent[shapes] = self._spent.get(shapes, 0.0) + seconds
-        if spent * GAIN >= self._background.cost:
-            self._background.start(lambda: self._make_exact(shapes))
-
-    def _make_exact(self, shapes: tuple) -> None:
-        """Compiles for the shapes of inputs, once; nothing if types depend on what inputs hold."""
-        self._spent[shapes] = -math.inf
-        named = {p.name: shape for p, shape in zip(self.graph.params, shapes)}
-        made = self._plan(specialise(self.graph, named, policy=self.target.policy))
-        with self._lock:
-            self._cache[shapes] = made
-            if len(self._cache) > MAX_SPECIALISATIONS:
-                self._spent.pop(self._cache.popitem(last=False)[0], None)
-
-
-class Background:
-    """Compiles behind runs, one thing at a time, for a share of the time that has passed."""
-
-    def __init__(self) -> None:
-        self.since = time.perf_counter()
-        self.busy = 0.0  # seconds spent
-        self.count = 0  # of things done
-        self.expected = 0.0  # seconds that the first will take
-        self._thread: Thread | None = None
-        self._lock = Lock()
-
-    @property
-    def cost(self) -> float:
-        """The seconds that compiling takes: those it has taken, on average."""
-        return self.busy / self.count if self.count else self.expected
-
-    def expect(self, seconds: float) -> None:
-        """Tells how long compiling may take, before anything has been."""
-        self.expected = seconds
-
-    def may_start(self) -> bool:
-        """Whether nothing is being compiled, and the share is not spent."""
-        idle = self._thread is None or not self._thread.is_alive()
-        return idle and self.busy <= BACKGROUND * (time.perf_counter() - self.since)
-
-    def start(self, work: Callable[[], None]) -> None:
-        """Does something in a thread of its own. What fails there fails when it is run."""
-        with self._lock:
-            if self.may_start():
-                self._thread = Thread(target=self._timed, args=(work,), daemon=True)
-                self._thread.start()
-
-    def _timed(self, work: Callable[[], None]) -> None:
-        begin = time.perf_counter()
-        with suppress(GraphcError):
-            work()
-        self.busy += time.perf_counter() - begin
-        self.count += 1
-
-    def wait(self) -> None:
-        """Returns once what is being compiled is done."""
-        thread = self._thread
-        if thread is not None:
-            thread.join()
+def _dims(graph: Graph) -> tuple:
+    """The dims of the inputs of a graph."""
+    return tuple([p.tensor.dims for p in graph.params])

@@ -63,7 +63,7 @@ class Cpu(Target):
 
         def compile_static(graph: Graph) -> Executable:
             key = build.key(graph)
-            if key is None or graph.symbols:
+            if key is None:
                 image = compile_program(build.program(graph))
             else:
                 image = cached_image(graph, key, lambda: build.program(graph))

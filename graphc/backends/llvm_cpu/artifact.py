@@ -31,7 +31,7 @@ SHARED_BYTES = 1 << 18  # of constants that the cache keeps apart: weights rathe
 
 
 def cached_image(graph: Graph, options: str, make: Callable[[], Program]) -> Image:
-    """The image of a typed static graph: from the disk cache if an equal one was compiled before
+    """The image of a typed graph: from the disk cache if an equal one was compiled before
     with the same options, by the same version, for this machine."""
     from graphc.ir.text.printer import print_graph  # nothing is printed to load an image
 

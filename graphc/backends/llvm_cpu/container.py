@@ -6,9 +6,10 @@ A file is one container of `Image`s, one per specialisation:
     the header, the header (JSON), zeros up to a multiple of 64; then parts, each at such a multiple
 
 The header lists per image its types, the size of its arena, and where its code and constants lie,
-each with its digest (digests.py), which goes over the zeros behind it as well. So every byte of a
-file is covered: the header and code are checked when it is loaded, constants before the image that
-has them runs for the first time. Until then they are not read: they are views of the mapped file.
+each with its digest (digests.py), which goes over the zeros behind it as well. It lists the bounds
+of sizes that the types name, if the image runs at all sizes within them. Every byte of a file is
+covered: the header and code are checked when it is loaded, constants before the image that has them
+runs for the first time. Until then they are not read: they are views of the mapped file.
 
 A container holds native code, which can do whatever its process can. What else is in it does no
 harm, whoever wrote it: everything is checked against the size of the file, nothing is allocated by
@@ -23,7 +24,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,18 +32,24 @@ from graphc.backends.block import Block, bytes_of
 from graphc.backends.digests import Sums, digests
 from graphc.backends.llvm_cpu.image import Image
 from graphc.backends.llvm_cpu.memory import ALIGNMENT
-from graphc.errors import ModelError
+from graphc.errors import GraphcError, ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.checks import Check
-from graphc.ir.types import TensorType, static_type
+from graphc.ir.types import TensorType, Type, static_type
 
-FORMAT = 3
+if TYPE_CHECKING:
+    from graphc.ir.expr import Sym
+
+FORMAT = 4
 _NAME = b"graphc\x00"
 MAGIC = _NAME + bytes([FORMAT])
 _HEAD = struct.Struct("<8sQQ")
 _START = _HEAD.size + hashlib.sha256().digest_size  # of the header
 MOST_BYTES = 1 << 47  # that any process can address
-Shapes = tuple[tuple[int, ...], ...]
+Shapes = tuple[tuple["int | str", ...], ...]
+"""Dims of inputs: what an image was compiled for. Those that are open are text."""
+Symbols = Mapping[str, list]
+"""The bounds of symbols, by name, as JSON has them."""
 Part = tuple[int, int, str]
 """Where a part lies behind the header, its size without the zeros, and its digest with them."""
 Place = tuple[str, int, int]
@@ -55,6 +62,7 @@ _MALFORMED = (
     AttributeError,
     OverflowError,
     RecursionError,
+    UnsupportedError,  # of a dim without bounds
     struct.error,
 )
 
@@ -74,6 +82,7 @@ def pack(
             "name": image.name,
             "inputs": [[name, str(type)] for name, type in image.inputs],
             "outputs": [[name, str(type)] for name, type in image.outputs],
+            "sizes": [[size.name, size.lo, size.hi] for size in image.sizes],
             "arena": image.arena_bytes,
             "kernels": image.kernels,
             "steps": image.steps,
@@ -149,7 +158,7 @@ class Container:
             self.target = str(header["target"])
             self.interface: dict = dict(header["interface"])
             self.entries = {
-                tuple(tuple(map(_natural, shape)) for shape in entry["shapes"]): entry
+                tuple(tuple(map(_dim, shape)) for shape in entry["shapes"]): entry
                 for entry in header["images"]
             }
 
@@ -217,12 +226,13 @@ class Container:
 
     def _image(self, entry: dict) -> Image:
         offset, size, _ = entry["code"]
-        inputs, outputs = (_interface(entry[key]) for key in ("inputs", "outputs"))
+        bounds = {str(name): [low, high] for name, low, high in entry["sizes"]}
+        inputs, outputs = (_interface(entry[key], bounds) for key in ("inputs", "outputs"))
         return Image(
             str(entry["name"]), self.target, bytes(self._part(offset, size)), inputs, outputs,
             tuple(self._constant(*c) for c in entry["constants"]), _natural(entry["arena"]),
             tuple(map(str, entry["kernels"])), _natural(entry["steps"]),
-            _checks(entry["checks"], outputs),
+            _checks(entry["checks"], outputs), sizes=_sizes(bounds, inputs),
         )  # fmt: skip
 
     def _part(self, offset: int, size: int) -> memoryview:
@@ -266,12 +276,51 @@ def _checks(entries: list, outputs: tuple[tuple[str, TensorType], ...]) -> tuple
     return checks
 
 
-def _interface(entries: list) -> tuple[tuple[str, TensorType], ...]:
+def _dim(value: Any) -> int | str:
+    """A dim of what an image was compiled for."""
+    return value if isinstance(value, str) else _natural(value)
+
+
+def _sizes(bounds: Symbols, inputs: tuple[tuple[str, TensorType], ...]) -> tuple[Sym, ...]:
+    """The sizes of an image, each of them a dim of an input."""
+    if not bounds:
+        return ()
+    sizes = symbols_of(bounds)
+    dims = {dim for _, type in inputs for dim in type.dims}
+    if not dims.issuperset(sizes.values()):
+        raise ValueError("it has sizes that no input has")
+    return tuple(sizes.values())
+
+
+def _interface(entries: list, bounds: Symbols) -> tuple[tuple[str, TensorType], ...]:
     tensors = []
     for name, text in entries:
-        type = static_type(text)
-        if type is None:
-            raise ValueError(f"{text} is not a static tensor")
-        _natural(math.prod(type.static_shape) * type.dtype.size)
+        type = read_type(text, bounds)
+        if not isinstance(type, TensorType):
+            raise ValueError(f"{text} is not a tensor")
+        _natural(type.most * type.dtype.size)
         tensors.append((str(name), type))
     return tuple(tensors)
+
+
+def read_type(text: str, bounds: Symbols) -> Type:
+    """The type that `str` wrote, of symbols with these bounds. ValueError if there is none."""
+    static = static_type(text)
+    if static is not None:
+        return static
+    from graphc.ir.text.type_parser import parse_type  # most types need no symbols
+
+    try:
+        return parse_type(text, symbols_of(bounds))
+    except GraphcError as error:
+        raise ValueError(str(error)) from error
+
+
+def symbols_of(bounds: Symbols) -> dict[str, Sym]:
+    """Symbols by name."""
+    from graphc.ir.expr import Sym
+
+    return {
+        name: Sym(name, int(low), None if high is None else int(high))
+        for name, (low, high) in bounds.items()
+    }

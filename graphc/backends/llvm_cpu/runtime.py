@@ -28,6 +28,7 @@ from graphc.backends.llvm_cpu.memory import (
 )
 from graphc.backends.llvm_cpu.objects import load_object
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
+from graphc.errors import ModelError
 from graphc.ir.checks import judged
 
 
@@ -84,6 +85,14 @@ class NativeModel:
         if scratch is not None and piece is not None:
             scratch.give(piece)
         return judged(self.image.checks, outputs)
+
+    def takes(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Whether a program of open shape takes inputs of these shapes."""
+        try:
+            self._at(shapes)
+        except ModelError:
+            return False
+        return True
 
     def _at(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, list]:
         """The sizes for inputs of these shapes, as the code reads them, and the outputs' types."""
