@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from graphc.backends import cache
 from graphc.errors import UnsupportedError
 from graphc.ir.opdef import REGISTRY
 from graphc.passes.manager.base import PASSES
@@ -79,6 +80,19 @@ def registries() -> Iterator[None]:
     for registry, old in before:
         registry.clear()
         registry.update(old)
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch) -> None:
+    """An empty cache, and none of the operators and rules that other test files define, for which
+    models would not be cached."""
+    monkeypatch.setenv("GRAPHC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_told", set())
+    registries: tuple[dict, ...] = (REGISTRY, RULES)
+    for registry in registries:
+        for name, made in list(registry.items()):
+            if made.function is not None and not made.function.__module__.startswith("graphc."):
+                monkeypatch.delitem(registry, name)
 
 
 @pytest.fixture

@@ -19,22 +19,11 @@ from graphc.backends import cache as C
 from graphc.backends.llvm_cpu import target
 from graphc.errors import ModelError, ModelWarning
 from graphc.ir import opdef
-from graphc.passes.rewriter import RULES
 from graphc.runtime.model_cache import CachedModel
 
 DIGITS = Path(__file__).parents[1] / "models" / "digits_cnn.onnx"
+pytestmark = pytest.mark.usefixtures("own_cache")
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    """An empty cache, and none of the operators and rules that other test files define."""
-    monkeypatch.setenv("GRAPHC_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(C, "_told", set())
-    for registry in (opdef.REGISTRY, RULES):
-        for name, made in list(registry.items()):
-            if made.function is not None and not made.function.__module__.startswith("graphc."):
-                monkeypatch.delitem(registry, name)
 
 
 def scaled(factor=2.0, rows=2, external=None, inputs=("x",)):

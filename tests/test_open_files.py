@@ -17,12 +17,8 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.runtime import recurring
 from graphc.runtime.model_cache import CachedModel
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 WEIGHTS = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAPHC_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def model_file(path, size="batch"):
