@@ -54,6 +54,7 @@ GRAPHS = {
     "mean": "(%x: f32[N,S,3]) -> ? {} { const %a : i64[1] = [1] "
     "%r = ReduceMean(%x, %a) {{keepdims=0}}",
     "concat": "(%x: f32[N,S], %y: f32[N,3]) -> ? {} { %r = Concat(%x, %y, %x) {{axis=1}}",
+    "twice": "(%x: f32[N,3]) -> ? {} { %r = Concat(%x, %x) {{axis=0}}",
     "slice": "(%x: f32[N,H]) -> ? {} { const %b : i64[1] = [-3] const %e : i64[1] = [1000] "
     "const %a : i64[1] = [1] %r = Slice(%x, %b, %e, %a)",
     "heads": "(%x: f32[N,S,12]) -> ? {} { const %s : i64[4] = [0,0,3,4] %a = Reshape(%x, %s) "

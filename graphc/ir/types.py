@@ -114,7 +114,7 @@ class TensorType:
     def __post_init__(self) -> None:
         if self.shape is None:
             return
-        shape = tuple(d if isinstance(d, int) else _constant(d) for d in self.shape)
+        shape = tuple(at(d, {}) for d in self.shape)
         check_rank(shape)
         if any(isinstance(d, int) and d < 0 for d in shape):
             raise ModelError(f"negative dimension in shape {list(shape)}")
