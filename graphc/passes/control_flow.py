@@ -286,9 +286,8 @@ def unroll_scan(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> bool:
         return skip("the shape of a scan input is not static")
     if any(not isinstance(v.type, TensorType) or v.type.shape is None for v in op.outputs):
         return skip("its outputs have no type yet")
-    carried = len(own) - len(inputs)
-    ranks = [v.tensor.rank for v in op.outputs[carried:]]
-    shape = ScanShape(op, [v.tensor.rank for v in inputs], ranks)
+    shape = ScanShape.of(op)
+    carried = shape.state
     length = inputs[0].tensor.static_shape[shape.in_axes[0]]
     body = op.regions[0]
     size = _size(body)

@@ -126,6 +126,7 @@ def _runs_out(op: Op) -> bool:
 
 
 def insert(region: Region, anchor: Op | None, name: str, *operands: Value) -> Value:
+    """The result of a new op before another one, or at the end."""
     op = Op(lookup(name), list(operands))
     infer_op(op)
     return region.insert_before(anchor, op).output

@@ -71,10 +71,7 @@ def _ends(op: Op, most: int) -> bool:
 
 def _walks_rows(op: Op) -> bool:
     """Whether a Scan's slices and rows lie along first axes."""
-    scanned = op.attrs["num_scan_inputs"]
-    own = len(op.inputs) - op.attrs.get("captures", 0)
-    inputs = [v.tensor.rank for v in op.inputs[own - scanned : own] if v is not None]
-    shape = ScanShape(op, inputs, [v.tensor.rank for v in op.outputs[own - scanned :]])
+    shape = ScanShape.of(op)
     return not any((*shape.in_axes, *shape.out_axes))
 
 

@@ -174,6 +174,15 @@ class ScanShape:
         self.in_back = get("scan_input_directions") or (0,) * self.scanned
         self.out_back = get("scan_output_directions") or (0,) * self.outs
 
+    @staticmethod
+    def of(op: Op) -> ScanShape:
+        """That of a typed Scan."""
+        own, _ = split_captures(op)
+        scanned = op.attrs["num_scan_inputs"]
+        state = len(own) - scanned
+        ranks = ([v.tensor.rank for v in values] for values in (own[state:], op.outputs[state:]))
+        return ScanShape(op, *ranks)
+
 
 def _axes(axes: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
     for axis, rank in zip(axes, ranks):

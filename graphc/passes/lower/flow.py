@@ -80,29 +80,24 @@ class _Flow:
 
     def body(self, region: Region, given: Sequence[str]) -> tuple[list[AnyCall], list[str]]:
         """The calls of a region whose parameters lie in storages, and where its results lie."""
-        before = self.storages.within
-        self.storages.within = self.memory
-        try:
+        with self.storages.inside(self.memory):
             return self.around.inside(region, given)
-        finally:
-            self.storages.within = before
 
     def aside(self, moves: Sequence[Move]) -> list[AnyCall]:
         """The same as moves that are made at once: what another one overwrites is put aside."""
         written = {self.storages[m.target].root for m in moves}
         first: list[AnyCall] = []
         then: list[AnyCall] = []
-        before, self.storages.within = self.storages.within, self.memory
         for move in moves:
             source, target = self.storages[move.source], self.storages[move.target]
             if (source.root, source.offset) == (target.root, target.offset):
                 continue
             if source.root in written:
-                place = self.storages.temporary(source.buffer)
+                with self.storages.inside(self.memory):
+                    place = self.storages.temporary(source.buffer)
                 first.append(self.move(move.source, place))
                 move = self.move(place, move.target)
             then.append(move)
-        self.storages.within = before
         return [*first, *then]
 
 
@@ -153,9 +148,7 @@ def _lower_loop(flow: _Flow) -> None:
 
 def _lower_scan(flow: _Flow) -> None:
     op, region = flow.op, flow.op.regions[0]
-    scanned = op.attrs["num_scan_inputs"]
-    ranks = [v.tensor.rank for v in flow.own[len(flow.own) - scanned :] if v is not None]
-    shape = ScanShape(op, ranks, [v.tensor.rank for v in op.outputs[len(flow.own) - scanned :]])
+    shape = ScanShape.of(op)
     inputs = [value for value in flow.own[shape.state :] if value is not None]
     trips = inputs[0].tensor.static_shape[0]
     carried = flow.outputs[: shape.state]
@@ -163,9 +156,9 @@ def _lower_scan(flow: _Flow) -> None:
         assert value is not None
         flow.start(flow.storages.of(value), place)
     calls: list[AnyCall] = []
-    before, flow.storages.within = flow.storages.within, flow.memory
-    slices = [flow.temporary(param.tensor) for param in region.params[shape.state :][:scanned]]
-    flow.storages.within = before
+    sliced = region.params[shape.state :][: shape.scanned]
+    with flow.storages.inside(flow.memory):
+        slices = [flow.temporary(param.tensor) for param in sliced]
     for value, back, place in zip(inputs, shape.in_back, slices):
         start, stride = flow.row(place, trips, back)
         whole = flow.storages.of(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -160,6 +161,15 @@ class Storages:
 
     def __getitem__(self, name: str) -> Storage:
         return self.named[name]
+
+    @contextmanager
+    def inside(self, memory: str) -> Iterator[None]:
+        """New storages lie in the memory of a loop's or branch's body."""
+        before, self.within = self.within, memory
+        try:
+            yield
+        finally:
+            self.within = before
 
     def temporary(self, buffer: Buffer, space: str = "arena", index: int = 0) -> str:
         """A storage of no value."""
