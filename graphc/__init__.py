@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from graphc.ir.interp import interpret
     from graphc.ir.text.parser import parse
     from graphc.runtime.compiled import CompiledModel
+    from graphc.runtime.listing import ExecutableInfo
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CompiledModel": "graphc.runtime.compiled",
+    "ExecutableInfo": "graphc.runtime.listing",
     "Graph": "graphc.ir.graph",
     "compile": "graphc.api",
     "export_onnx": "graphc.frontend.onnx_export",
@@ -44,9 +46,9 @@ _HOMES = {
 _MODULES = {"backend": "graphc.backend", "dsl": "graphc.frontend.dsl", "passes": "graphc.passes"}
 
 __all__ = [
-    "CompiledModel", "Graph", "GraphcError", "InternalError", "ModelError", "ModelWarning",
-    "UnsupportedError", "VerificationError", "backend", "compile", "dsl", "export_onnx",
-    "import_onnx", "interpret", "load", "parse", "passes",
+    "CompiledModel", "ExecutableInfo", "Graph", "GraphcError", "InternalError", "ModelError",
+    "ModelWarning", "UnsupportedError", "VerificationError", "backend", "compile", "dsl",
+    "export_onnx", "import_onnx", "interpret", "load", "parse", "passes",
 ]  # fmt: skip
 
 

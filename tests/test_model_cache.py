@@ -320,3 +320,25 @@ def test_warnings_are_not_lost(tmp_path, monkeypatch):
     for _ in range(2):
         with pytest.warns(ModelWarning, match="odd"):
             assert not is_cached(path)
+
+
+def test_a_model_from_the_cache_saves_what_it_was_run_with(tmp_path):
+    path = saved(tmp_path / "m.onnx", rows="rows")
+    inputs = [np.ones((n, 3), np.float32) for n in (2, 5)]
+    model = graphc.compile(path, threads=1, specialise="exact")
+    for x in inputs:
+        model.run([x])
+    model = graphc.compile(path, threads=1, specialise="exact")
+    assert type(model) is CachedModel
+    for x in inputs:
+        model.run([x])
+    assert [str(info) for info in model.executables()] == [
+        f"[{n}, 3]: exact, from the cache of models" for n in (2, 5)
+    ]
+    model.save(tmp_path / "m.gcm")
+    loaded = graphc.load(tmp_path / "m.gcm", threads=1)
+    assert [str(info) for info in loaded.executables()] == [
+        f"[{n}, 3]: exact, from the file" for n in (2, 5)
+    ]
+    for x in inputs:
+        np.testing.assert_array_equal(loaded.run([x])[0], 2 * x)

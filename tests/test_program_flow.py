@@ -185,7 +185,7 @@ def agrees(source: str, *inputs: np.ndarray, kernels: bool = True) -> None:
     proto, expected = model(source), by_onnx_runtime(source, *inputs)
     compiled = graphc.compile(proto, threads=1)
     assert_same(compiled.run(list(inputs)), expected, 1e-5, "compiled")
-    (executable,) = [made for _, made in compiled.executables()]
+    (executable,) = [info.run for info in compiled.executables()]
     assert isinstance(executable, NativeModel), "nothing runs on the host"
     program = program_for(typed(proto), "cpu")
     check_program(program)  # which verifies it, too
@@ -252,7 +252,7 @@ def test_loops_in_loops_of_so_many_trips(outer, inner):
 def test_iterations_are_counted():
     compiled = graphc.compile(model(NESTED_COUNTS), threads=1, max_iterations=100)
     compiled.run([floats(3), np.array(10), np.array(9)])  # 10 * (1 + 9)
-    (executable,) = [made for _, made in compiled.executables()]
+    (executable,) = [info.run for info in compiled.executables()]
     assert isinstance(executable, NativeModel)
     said = "Loop .*has not ended after 100 iterations"
     for outer, inner in ((10, 10), (11, 9), (1 << 62, 0), (1, 1 << 62)):

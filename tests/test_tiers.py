@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from threading import Thread
 
@@ -12,8 +15,10 @@ import graphc
 from graphc.cli import main, options
 from graphc.driver import Settings
 from graphc.errors import ModelError
-from graphc.runtime import recurring
-from graphc.runtime.recurring import Background
+from graphc.runtime import recurring, tiers
+from graphc.runtime.recurring import Background, Recurring
+
+DIGITS = Path(__file__).parents[1] / "models" / "digits_cnn.onnx"
 
 MLP = """graph @mlp(%x: f32[N,8]) -> ? where N: {bounds} {{
   const %a : f32[8,16] = random(seed=1)
@@ -42,7 +47,13 @@ def agrees(model: graphc.CompiledModel, count: int) -> None:
 
 
 def shapes_of(model: graphc.CompiledModel) -> list[str]:
-    return [", ".join(str(list(shape)) for shape in key) for key, _ in model.executables()]
+    """The shapes that programs were made for."""
+    made = [info for info in model.executables() if info.run is not None]
+    return [", ".join(str(list(shape)) for shape in info.shapes) for info in made]
+
+
+def reasons(model: graphc.CompiledModel) -> list[str]:
+    return list(map(str, model.executables()))
 
 
 def test_one_program_serves_all_batches():
@@ -74,8 +85,10 @@ def test_bounds_grow_where_there_are_none():
     assert not model.executables()
     for count in (2, 16, 3, 100, 1):
         agrees(model, count)
-    ((key, native),) = model.executables()
-    assert key[0][0].hi == 1024 and native.image.sizes == (key[0][0],)  # 16, then 8 times 100
+    (info,) = model.executables()
+    assert info.bounds == {"N": (1, 1024)} and info.run.image.sizes == (
+        info.shapes[0][0],
+    )  # 16, then 8 times 100
 
 
 def test_exact_programs_follow_where_they_pay(monkeypatch):
@@ -132,6 +145,9 @@ def test_operators_made_for_one_shape_are_compiled_for_it():
     assert found.tolist() == [1, 2, 3, 4]
     assert shapes_of(model) == ["[4]"]
     assert "CumSum" in model.why_exact
+    none, exact = reasons(model)
+    assert none.startswith("[N]: none, ") and "made for one shape at a time" in none
+    assert exact.startswith("[4]: exact, the first request of these shapes; not the general")
 
 
 def test_targets_without_open_sizes_compile_for_each_shape():
@@ -139,6 +155,7 @@ def test_targets_without_open_sizes_compile_for_each_shape():
     agrees(model, 3)
     assert shapes_of(model) == ["[3, 8]"]
     assert model.why_exact == "target c has no programs for all shapes"
+    assert reasons(model)[0] == "[N, 8]: none, target c has no programs for all shapes"
 
 
 def test_exact_is_the_default_and_others_are_refused():
@@ -150,8 +167,174 @@ def test_exact_is_the_default_and_others_are_refused():
 
 
 def test_the_command():
-    model = str(Path(__file__).parent.parent / "models" / "digits_cnn.onnx")
+    model = str(DIGITS)
     assert main(["run", model, "--dim", "N=3", "--specialise", "auto"]) == 0
     assert main(["run", model, "--dim", "N=3", "--specialise", "some"]) == 2
     for mode in options.MODES:
         assert Settings(specialise=mode).specialise == mode
+
+
+# ---------------------------------------------------------------- what there is, and why
+
+
+def test_executables_tell_why_they_are():
+    (info,) = graphc.compile(mlp(), specialise="any", threads=1).executables()
+    assert info.is_general and info.bounds == {"N": (1, 64)} and info.seconds > 0
+    assert str(info) == "[N, 8] where N in 1..64: general, all sizes have bounds"
+    model = graphc.compile(mlp("1.."), specialise="any", threads=1)
+    agrees(model, 2)
+    assert reasons(model) == ["[N, 8] where N in 1..16: general, the first request"]
+    agrees(model, 20)
+    assert reasons(model) == ["[N, 8] where N in 1..256: general, a request beyond its bounds"]
+    model = graphc.compile(mlp(), threads=1, specialise="exact")
+    agrees(model, 3)
+    assert reasons(model) == ["[3, 8]: exact, the first request of these shapes"]
+    model = graphc.compile(mlp(), dims={"N": 3}, threads=1)
+    assert reasons(model) == ["[3, 8]: exact, all shapes are fixed"]
+
+
+def test_executables_tell_of_contents():
+    graph = graphc.parse("graph @g(%x: f32[6], %shape: i64[2]) -> ? { "
+                         "%y = Reshape(%x, %shape) return %y }")  # fmt: skip
+    model = graphc.compile(graph, threads=1)
+    model.run([np.zeros(6, np.float32), np.array([2, 3])])
+    (info,) = model.executables()
+    assert info.shapes == ((6,), (2,)) and info.contents == ("shape",) and not info.is_general
+    assert info.serves == "[6] [2] for contents of shape"
+
+
+def test_swapped_in_programs_tell_what_they_are_expected_to_save(monkeypatch):
+    monkeypatch.setattr(recurring, "GAIN", 1e9)
+    model = graphc.compile(mlp(), specialise="auto", threads=1)
+    agrees(model, 5)
+    model._specialised.recurring.background.wait()
+    _, exact = reasons(model)
+    assert exact.startswith("[5, 8]: exact, its runs took ") and "expected to save" in exact
+
+
+# ---------------------------------------------------------------- the background
+
+
+def test_what_fails_in_the_background_is_told_and_not_tried_again(monkeypatch):
+    monkeypatch.setattr(recurring, "GAIN", 1e9)
+    model = graphc.compile(mlp(), specialise="auto", threads=1)
+    tries: list[tuple] = []
+
+    def fail(shapes: tuple, why: str) -> None:
+        tries.append(shapes)
+        raise KeyError("a bug")
+
+    recurrent = model._specialised.recurring
+    recurrent._compile = fail
+    for _ in range(4):
+        agrees(model, 5)
+        recurrent.background.wait()
+    assert tries == [((5, 8),)]
+    assert reasons(model)[1:] == ["[5, 8]: none, compiling in the background failed: 'a bug'"]
+
+
+def test_gains_are_measured():
+    compiled: list[tuple] = []
+    shapes = Recurring(lambda shapes, why: compiled.append(shapes))
+    assert shapes.gain == recurring.GAIN
+    shapes.note("first", 2.0)
+    shapes.background.wait()
+    assert compiled == ["first"] and "first" in shapes.trials
+    for _ in range(recurring.TRIALS):
+        shapes.tried("first", 1.5)
+    assert shapes.gain == 0.25 and not shapes.trials
+    shapes.background.busy = 4.0  # for one program, so that the next would cost as much
+    shapes.background.since -= 100
+    shapes.note("second", 15.0)
+    shapes.background.wait()
+    assert compiled == ["first"]
+    shapes.note("second", 1.5)
+    shapes.background.wait()
+    assert compiled == ["first", "second"]
+
+
+def test_an_exact_program_that_is_no_faster_is_the_last():
+    compiled: list[tuple] = []
+    shapes = Recurring(lambda shapes, why: compiled.append(shapes))
+    shapes.note("first", 1.0)
+    shapes.background.wait()
+    for _ in range(recurring.TRIALS):
+        shapes.tried("first", 1.1)
+    shapes.background.busy, shapes.background.since = 1e-3, -1e9
+    shapes.note("second", 1e6)
+    shapes.background.wait()
+    assert compiled == ["first"]
+
+
+def test_exact_programs_stay_within_memory(monkeypatch):
+    monkeypatch.setattr(tiers, "MOST_EXACT", 1)
+    model = graphc.compile(mlp(), specialise="auto", threads=1)
+    for count in (5, 6, 7):
+        model._specialised.compile_for(((count, 8),))
+    assert shapes_of(model) == ["[N, 8]", "[7, 8]"]
+    agrees(model, 5)
+
+
+def test_a_program_that_finds_no_memory_is_replaced(monkeypatch):
+    model = graphc.compile(mlp(), specialise="auto", threads=1)
+
+    def refuse(values):
+        raise MemoryError("no arena")
+
+    model._specialised.general = refuse
+    agrees(model, 5)
+    assert "no arena" in model.why_exact
+
+
+def test_bounds_leave_less_room_where_tensors_are_large(monkeypatch):
+    monkeypatch.setattr(tiers, "MOST_BYTES", 16 * 4 * 40)
+    model = graphc.compile(mlp("1.."), specialise="any", threads=1)
+    agrees(model, 20)
+    assert model.executables()[0].bounds == {"N": (1, 32)}
+
+
+def test_mistakes_in_the_general_program_are_hidden_by_auto_alone(monkeypatch):
+    def fail(*_: object) -> None:
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr(tiers, "general", fail)
+    model = graphc.compile(mlp(), specialise="auto", threads=1)
+    agrees(model, 5)
+    assert model.why_exact == "a bug" and shapes_of(model) == ["[5, 8]"]
+    with pytest.raises(AttributeError):
+        graphc.compile(mlp(), specialise="any", threads=1)
+
+
+BUSY = """
+import os, sys, time
+import numpy as np
+import graphc
+from graphc.runtime import recurring
+recurring.GAIN = 1e9
+model = graphc.compile({model!r}, specialise="auto", threads=1)
+x = np.ones(({count}, 1, 8, 8), np.float32)
+(y,) = model.run([x])
+time.sleep({delay})
+"""
+ENDS = "sys.exit(3)"
+FORKS = """
+pid = os.fork()
+(z,) = model.run([x])
+(other,) = model.run([x[:2]])
+assert np.allclose(y, z, rtol=1e-4) and np.allclose(y[:2], other, rtol=1e-4)
+model._specialised.recurring.background.wait()
+assert any(not info.is_general for info in model.executables())
+if pid == 0:
+    os._exit(0)
+_, status = os.waitpid(pid, 0)
+sys.exit(3 if status == 0 else 1)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.2, 0.4])
+@pytest.mark.parametrize("what", [ENDS, FORKS])
+def test_a_process_ends_and_forks_while_something_is_compiled(own_cache, what, delay):
+    script = BUSY.format(model=str(DIGITS), count=3, delay=delay) + what
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (3, b"")

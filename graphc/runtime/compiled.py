@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from graphc.passes.fold import FoldPolicy
     from graphc.passes.manager.context import Context
     from graphc.runtime.execution import Made
-    from graphc.runtime.plans import CompileStatic, Executable
+    from graphc.runtime.listing import ExecutableInfo
+    from graphc.runtime.plans import CompileStatic
 
 
 class CompiledModel(Runnable):
@@ -24,9 +25,8 @@ class CompiledModel(Runnable):
 
     `adopt` takes values in the memory of the target's device: it gives an array with dtype and
     shape that executables take as it is, or None for a value that is elsewhere. `made` is called
-    with the shapes (and contents) that something is compiled for, with what that is, and the
-    seconds it took. `mode` is one of targets.base.MODES; with a `reason` there is no program for
-    all shapes.
+    with an `ExecutableInfo` of everything that is compiled. `mode` is one of targets.base.MODES;
+    with a `reason` there is no program for all shapes.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class CompiledModel(Runnable):
         """
         return self._specialised.prepare()
 
-    def executables(self) -> list[tuple[tuple, Executable]]:
-        """What has been compiled, with the shapes (and contents) it was compiled for; dims of the
-        program for all shapes, which comes first, are symbols."""
+    def executables(self) -> list[ExecutableInfo]:
+        """What has been compiled: the program for all shapes, if there may be one, then exact ones;
+        each with what it serves and why it exists, or why there is none."""
         return self._specialised.executables()
 
     @property
@@ -123,19 +123,23 @@ class CompiledModel(Runnable):
         ModelError if there are too many shapes, or none. UnsupportedError if parts of the model run
         on the host, or depend on what inputs hold.
         """
+        self.save_with(path, ())
+
+    def save_with(self, path: str | os.PathLike, loaded: Sequence[ExecutableInfo]) -> None:
+        """As `save`, with what has been loaded of the same model; where that is known here too,
+        what was compiled here."""
         from graphc.ir.ops.in_range import own_results
         from graphc.passes import maps
         from graphc.passes.specialise import choices
-        from graphc.runtime.execution import is_exact
         from graphc.runtime.saved import save
 
         self.prepare()
-        made = self.executables()
+        made = [info for info in (*loaded, *self.executables()) if info.run is not None]
         is_bounded = all(s.hi is not None for s in self.graph.symbols.values())
-        if all(is_exact(key) for key, _ in made) and (is_bounded or not made):
+        if not any(info.is_general for info in made) and (is_bounded or not made):
             for dims in choices(self.graph):
                 self._specialised.prepare(dims)
         maps.tell(self.graph, self._maps)
         tensors = self._specialised.graph
         outputs = [Spec(n, v.type) for n, v in own_results(tensors)]
-        save(path, tensors, self.inputs, outputs, self.executables())
+        save(path, tensors, self.inputs, outputs, [*loaded, *self.executables()])

@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import NeedsValue, warn
-from graphc.ir.expr import Expr
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.interp import interpret
 from graphc.ir.types import Map, TensorType, type_of
 from graphc.passes.fold import is_static, work_of
 from graphc.passes.partition import part_graph
 from graphc.passes.specialise import needed_inputs, ops_before, pin, specialise
+from graphc.runtime.listing import ExecutableInfo
 from graphc.runtime.plans import Executable, Target, on_host, plan
 
 MAX_BOUND_ELEMENTS = 1024  # integers in an input that may be specialised on by value
@@ -44,38 +44,44 @@ MAX_INNER_CONTENTS = 4  # as MAX_CONTENTS, for inner graphs
 MANY = 8  # shapes that a model is compiled for until a warning says so
 MAX_INNER = 16  # shapes or contents for which an inner graph is compiled
 MAX_INTERPRETED = 1 << 26  # scalar operations of a graph that is faster interpreted than compiled
-Made = Callable[[tuple, Executable, float], None]
+Made = Callable[[ExecutableInfo], None]
+ALL_FIXED = "all shapes are fixed"
+ASKED = "these sizes were asked for"
 
 
 class SpecialisedGraph:
     """A graph that is compiled for the shapes it meets. Safe to use from several threads. `made` is
-    told each executable, its key, and the seconds that it took."""
+    told of each executable."""
 
     why = ""  # the general program did not serve a shape; tiers.py sets it
 
     def __init__(self, graph: Graph, target: Target, inner: bool = True, made: Made | None = None):
         self.graph, self.target, self.inner = graph, target, inner
-        self._made = made or (lambda key, executable, seconds: None)
+        self._made = made or (lambda info: None)
         self._names = [p.name for p in graph.params]
         self._ranked = [isinstance(p.type, TensorType) for p in graph.params]
         self._bound: list[int] = []  # inputs specialised on by value, in order found
         self._binds = True
         self._contents: dict[tuple, int] = {}  # how many contents were met, by shapes
         self._work = 0  # scalar operations of the largest specialisation
-        self._cache: OrderedDict[tuple, Executable] = OrderedDict()
+        self._cache: OrderedDict[tuple, ExecutableInfo] = OrderedDict()
         self._met: list[tuple] = []  # the first MANY shapes
         self._lock = RLock()
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """The results for values of the parameters: arrays, lists for sequences, None."""
-        key, cache = self._key(values), self._cache
-        executable = cache.get(key)
-        if executable is None:
-            executable = self._specialised(values)
-        elif len(cache) > 1:
+        run = self._made_for(self._key(values)) or self._specialised(values)
+        return run(values)
+
+    def _made_for(self, key: tuple) -> Executable | None:
+        """What was compiled for a key, which is now the last that was used."""
+        info = self._cache.get(key)
+        if info is None:
+            return None
+        if len(self._cache) > 1:
             with suppress(KeyError):  # dropped meanwhile
-                cache.move_to_end(key)
-        return executable(values)
+                self._cache.move_to_end(key)
+        return info.run
 
     def prepare(self, dims: Mapping[str, int] | None = None) -> bool:
         """Compiles for extents of the open dimensions, if these make the types of all inputs
@@ -93,24 +99,25 @@ class SpecialisedGraph:
                 begin = time.perf_counter()
                 try:
                     typed = specialise(graph, policy=self.target.policy, ctx=self.target.ctx)
-                    self._keep(key, self._plan(typed), begin)
+                    why = ASKED if dims else ALL_FIXED
+                    self._keep(key, self._plan(typed), begin, why)
                 except NeedsValue:
                     return False
         return True
 
-    def compile_for(self, shapes: tuple) -> None:
-        """Compiles for the shapes of inputs. UnsupportedError if types depend on what inputs
-        hold."""
+    def compile_for(self, shapes: tuple, why: str = ASKED) -> None:
+        """Compiles for the shapes of inputs; `why` is kept. UnsupportedError if types depend on
+        what inputs hold."""
         begin = time.perf_counter()
         named = dict(zip(self._names, shapes))
         made = self._plan(specialise(self.graph, named, policy=self.target.policy))
         with self._lock:
-            self._keep(shapes, made, begin)
+            self._keep(shapes, made, begin, why)
 
-    def executables(self) -> list[tuple[tuple, Executable]]:
-        """What has been compiled, by key: shapes, or shapes and contents."""
+    def executables(self) -> list[ExecutableInfo]:
+        """What has been compiled."""
         with self._lock:
-            return list(self._cache.items())
+            return list(self._cache.values())
 
     # ---------------------------------------------------------------- keys
 
@@ -127,24 +134,30 @@ class SpecialisedGraph:
 
     def _specialised(self, values: Sequence[Any]) -> Executable:
         with self._lock:
-            executable = self._cache.get(self._key(values))
-            if executable is not None:
-                return executable
+            known = self._made_for(self._key(values))
+            if known is not None:
+                return known
             if self._is_interpreted():
                 return lambda given: interpret(self.graph, on_host(given))
             self._count_contents(values)
             begin = time.perf_counter()
             executable = self._build(values)
-            self._keep(self._key(values), executable, begin)
+            self._keep(self._key(values), executable, begin, self._why_now())
             self._count_shapes(values)
             return executable
 
-    def _keep(self, key: tuple, executable: Executable, begin: float) -> None:
+    def _why_now(self) -> str:
+        """Why shapes that are met are compiled for."""
+        return "the first request of these shapes"
+
+    def _keep(self, key: tuple, executable: Executable, begin: float, why: str) -> None:
         """Keeps what has been compiled since a time, in place of what was used least of late."""
-        self._cache[key] = executable
+        names = tuple([self._names[n] for n in self._bound])
+        shapes, seconds = key[0] if names else key, time.perf_counter() - begin
+        info = self._cache[key] = ExecutableInfo(shapes, executable, why, seconds, contents=names)
         if len(self._cache) > MAX_SPECIALISATIONS:
             self._cache.popitem(last=False)
-        self._made(key, executable, time.perf_counter() - begin)
+        self._made(info)
 
     def _is_interpreted(self) -> bool:
         """Whether this is an inner graph that has been compiled often enough."""
@@ -237,11 +250,6 @@ def _type_key(value: Any) -> Any:
     if isinstance(value, Map):
         return value.type
     return None if value is None else (value.dtype, value.shape)
-
-
-def is_exact(key: tuple) -> bool:
-    """Whether something was compiled for shapes of integers."""
-    return not any(isinstance(d, Expr) for shape in key if isinstance(shape, tuple) for d in shape)
 
 
 def _contents_key(value: Any) -> Any:

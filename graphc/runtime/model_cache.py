@@ -39,12 +39,12 @@ from graphc.errors import ModelError
 from graphc.files import identity, installed, is_settled
 from graphc.ir.types import TensorType
 from graphc.runtime.compiled import CompiledModel
+from graphc.runtime.listing import FROM_CACHE, ExecutableInfo
 from graphc.runtime.recurring import MOST_REMEMBERED, Recurring
-from graphc.runtime.saved import described, is_shapes, read_interface
+from graphc.runtime.saved import described, has_shapes, loaded, read_interface
 
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph
-    from graphc.runtime.plans import Executable
 
 READERS = ("onnx", "numpy", "ml_dtypes")  # packages that the graph of a model depends on
 PLAIN = (str, int, float, bool, type(None))  # types of options that their text tells all about
@@ -145,30 +145,30 @@ class Entry:
 
     # ---------------------------------------------------------------- writing
 
-    def add_part(self, key: tuple, executable: object, seconds: float) -> None:
+    def add_part(self, info: ExecutableInfo) -> None:
         """Keeps what a model was compiled to, if that is native code, for inputs of some shapes or
         of all. How long it took the first time is kept, not when it came from the cache."""
-        if not isinstance(executable, NativeModel) or not executable.image.entry:
+        if not isinstance(info.run, NativeModel) or not info.run.image.entry:
             return
-        image = executable.image
-        if image.sizes or is_shapes(key):
-            place = self._part_key(GENERAL if image.sizes else key)
+        image = info.run.image
+        if image.sizes or has_shapes(info):
+            place = self._part_key(GENERAL if image.sizes else info.shapes)
             known = self.cache.get(place)
             if known is None or json.loads(known)[0] != image.entry:
-                self.cache.put(place, json.dumps([image.entry, seconds]).encode())
+                self.cache.put(place, json.dumps([image.entry, info.seconds]).encode())
 
     def add(self, model: CompiledModel, external: Iterable[Path]) -> None:
         """Keeps a model that has been compiled, unless the record cannot tell all about it."""
-        made = model.executables()
+        made = [info for info in model.executables() if info.run is not None]
         if (
             not model.is_plain
             or not all(isinstance(spec.type, TensorType) for spec in model.inputs)
-            or not all(isinstance(executable, NativeModel) for _, executable in made)
+            or not all(isinstance(info.run, NativeModel) for info in made)
             or errors.warned != self.warnings
         ):
             return
         is_closed = not model.graph.symbols
-        if is_closed and not (made and is_shapes(made[0][0])):
+        if is_closed and not (made and has_shapes(made[0])):
             return
         try:
             files = [[str(path), _digest(path, self.cache)] for path in sorted(external)]
@@ -178,7 +178,7 @@ class Entry:
             "interface": described(model.graph, model.inputs, model.outputs),
             "mode": model.mode,
             "external": files,
-            "shapes": made[0][0] if is_closed else None,
+            "shapes": made[0].shapes if is_closed else None,
         }
         if self.source.is_unchanged:
             self.cache.put(self.key, json.dumps(record).encode())
@@ -204,11 +204,14 @@ class CachedModel(CompiledModel):
             if not self.has(shapes):
                 return self._compiled_now(values)
             run = self._ready[shapes]
-        if run is not self._general or self.mode != "auto":
+        recurring = self._recurring
+        is_general = run is self._general
+        if self.mode != "auto" or not (is_general or shapes in recurring.trials):
             return run(values)
         begin = time.perf_counter()
         results = run(values)
-        self._recurring.note(shapes, time.perf_counter() - begin)
+        note = recurring.note if is_general else recurring.tried
+        note(shapes, time.perf_counter() - begin)
         return results
 
     def has(self, shapes: tuple) -> bool:
@@ -248,9 +251,9 @@ class CachedModel(CompiledModel):
             self._general = None
         return results
 
-    def _compile_for(self, shapes: tuple) -> None:
+    def _compile_for(self, shapes: tuple, why: str) -> None:
         """Compiles for shapes that keep coming."""
-        self.whole._specialised.compile_for(shapes)
+        self.whole._specialised.compile_for(shapes, why)
         part = self._part(shapes)
         if part is not None:
             with self._lock:
@@ -284,11 +287,21 @@ class CachedModel(CompiledModel):
     def why_exact(self) -> str:
         return self.whole.why_exact
 
-    def executables(self) -> list[tuple[tuple, Executable]]:
-        return self.whole.executables()
+    def executables(self) -> list[ExecutableInfo]:
+        """What has been loaded or compiled so far."""
+        with self._lock:
+            general, ready = self._general, dict(self._ready)
+        model = self.__dict__.get("whole")  # None as long as nothing had to be compiled
+        made = [] if model is None else model.executables()
+        known = {info.shapes for info in made}
+        if general is not None and not any(info.is_general for info in made):
+            made = [loaded((), general, FROM_CACHE), *made]
+        exact = [(shapes, run) for shapes, run in ready.items() if run is not general]
+        made += [loaded(shapes, run, FROM_CACHE) for shapes, run in exact if shapes not in known]
+        return [*made, *self._recurring.failures()]
 
     def save(self, path: str | os.PathLike) -> None:
-        self.whole.save(path)
+        self.whole.save_with(path, self.executables())
 
 
 # ---------------------------------------------------------------- keys

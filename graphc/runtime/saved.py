@@ -22,12 +22,13 @@ from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.backends.llvm_cpu.target import default_threads, host_target
 from graphc.errors import InternalError, ModelError, UnsupportedError
 from graphc.files import open_regular, write_bytes
+from graphc.ir.types import largest
+from graphc.runtime.listing import FROM_FILE, ExecutableInfo
 from graphc.runtime.runnable import Runnable, Spec
 from graphc.runtime.verified import Marks
 
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph
-    from graphc.runtime.plans import Executable
 
 
 Interface = dict[str, Any]
@@ -52,6 +53,11 @@ class SavedModel(Runnable):
         self._container, self._marks = container, marks
         self._ready: dict[Shapes, NativeModel] = {}  # those whose weights are what was saved
 
+    def executables(self) -> list[ExecutableInfo]:
+        """What the file holds: the program for all shapes, if there is one, and exact ones."""
+        infos = [loaded(shapes, model, FROM_FILE) for shapes, model in self._models.items()]
+        return sorted(infos, key=lambda info: not info.is_general)
+
     def execute(self, values: Sequence[Any]) -> list[Any]:
         shapes = tuple([v.shape for v in values])
         model = self._ready.get(shapes) or self._check(shapes)
@@ -75,6 +81,12 @@ class SavedModel(Runnable):
             self._marks.add(key)
         self._ready[key] = model
         return model
+
+
+def loaded(shapes: tuple, model: NativeModel, why: str) -> ExecutableInfo:
+    """What is told of an image that was compiled before, for inputs of some shapes."""
+    bounds = {size.name: (size.lo, largest(size)) for size in model.image.sizes}
+    return ExecutableInfo(dims(model) if bounds else shapes, model, why, bounds=bounds)
 
 
 def interface(container: Container) -> tuple[list[Spec], list[Spec]]:
@@ -123,7 +135,7 @@ def save(
     graph: Graph,
     inputs: Sequence[Spec],
     outputs: Sequence[Spec],
-    executables: Sequence[tuple[tuple, Executable]],
+    executables: Sequence[ExecutableInfo],
 ) -> None:
     """Writes what a model has been compiled to, with the shapes it was compiled for.
 
@@ -131,15 +143,16 @@ def save(
     shapes, what has such parts is left out instead.
     """
     images: dict[Shapes, Image] = {}
-    for _, executable in executables:
-        if isinstance(executable, NativeModel) and executable.image.sizes:
-            images[dims(executable)] = executable.image
+    made = [info for info in executables if info.run is not None]
+    for info in made:
+        if isinstance(info.run, NativeModel) and info.run.image.sizes:
+            images[dims(info.run)] = info.run.image
     general = bool(images)
-    for key, executable in executables:
-        if isinstance(executable, NativeModel) and is_shapes(key) and len(key) == len(inputs):
-            images[key] = executable.image
+    for info in made:
+        if isinstance(info.run, NativeModel) and has_shapes(info):
+            images[info.shapes] = info.run.image
         elif not general:
-            raise _refused(executable)
+            raise _refused(info.run)
     if not images:
         raise UnsupportedError(
             "nothing is compiled yet: fix the shapes of the inputs, or run the model first"
@@ -159,9 +172,11 @@ def _refused(executable: object) -> UnsupportedError:
     )
 
 
-def is_shapes(key: tuple) -> bool:
-    """Whether a key of an executable is the shapes of inputs, and nothing of their contents."""
-    return all(isinstance(s, tuple) and all(isinstance(d, int) for d in s) for s in key)
+def has_shapes(info: ExecutableInfo) -> bool:
+    """Whether something was compiled for shapes of tensors, and nothing of their contents."""
+    return not info.contents and all(
+        isinstance(s, tuple) and all(isinstance(d, int) for d in s) for s in info.shapes
+    )
 
 
 def dims(general: NativeModel) -> Shapes:

@@ -90,7 +90,7 @@ class Cpu(Target):
         if not job.closed:
             compiled.save(path)
             return
-        parts = [part for _, part in compiled.executables()]
+        parts = [info.run for info in compiled.executables()]
         if len(parts) != 1 or not isinstance(parts[0], NativeModel):
             job.program()  # its refusal names the node that needs the host
             raise UnsupportedError(f"-o {path}: parts of this model run on the host, in Python")

@@ -37,7 +37,10 @@ class NativeModel:
     from `scratch`."""
 
     def __init__(self, image: Image, threads: int, scratch: Scratch | None = None):
-        image = replace(image, constants=tuple(map(shared, image.constants)))
+        constants = tuple(map(shared, image.constants))
+        own = sum(c.nbytes for c, known in zip(constants, image.constants) if c is known)
+        self.nbytes = len(image.code) + own  # held by nothing that was there before
+        image = replace(image, constants=constants)
         self.image, self.threads = image, threads
         library = load_object(image.code, [INVOKE], pool_symbols())
         self._invoke = library.function(INVOKE, None, ctypes.c_void_p)

@@ -362,7 +362,7 @@ def test_too_little_memory(driver):
 
 def test_a_failing_kernel_is_an_error_of_graphc(driver):
     model = graphc.compile(GRAPH, target="cuda")
-    driver.broken = model.executables()[0][1].model.plan["launches"][0]["function"]
+    driver.broken = model.executables()[0].run.model.plan["launches"][0]["function"]
     with pytest.raises(InternalError, match=f"kernel {driver.broken}"):
         model.run(some_inputs())
 

@@ -53,8 +53,8 @@ def test_saved_for_all_shapes_within_bounds(tmp_path):
         np.testing.assert_array_equal(loaded.run([images(n)])[0], model.run([images(n)])[0])
     with pytest.raises(UnsupportedError, match=r"found \[\[5, 1, 8, 8\]\]"):
         loaded.run([images(5)])
-    code = sum(len(executable.image.code) for _, executable in model.executables())
-    constants = sum(c.nbytes for c in model.executables()[0][1].image.constants)
+    code = sum(len(info.run.image.code) for info in model.executables())
+    constants = sum(c.nbytes for c in model.executables()[0].run.image.constants)
     assert (tmp_path / "digits.gcm").stat().st_size < code + 2 * constants  # not once per shape
 
 
@@ -188,7 +188,7 @@ def test_a_c_program(tmp_path, suffix):
     x = images(2)
     library = tmp_path / f"net{suffix}"
     model = graphc.compile(DIGITS, shapes={"image": x.shape}, threads=1)
-    ((_, native),) = model.executables()
+    (native,) = [info.run for info in model.executables()]
     aot.build(native.image, library)
     (tmp_path / "main.c").write_text(PROGRAM)
     x.tofile(tmp_path / "x.bin")

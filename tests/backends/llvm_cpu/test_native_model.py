@@ -116,7 +116,7 @@ def test_shapes_of_one_model_have_one_arena():
         x = np.random.default_rng(n).standard_normal((n, 300), np.float32)
         (found,) = model.run([x])
         np.testing.assert_array_equal(found, wanted.setdefault(n, found))
-    images = [executable for _, executable in model.executables()]
+    images = [info.run for info in model.executables()]
     (scratch,) = {executable._scratch for executable in images}
     (piece,) = scratch.pieces
     sizes = [executable.image.arena_bytes for executable in images]
@@ -166,7 +166,7 @@ def test_one_model_from_several_python_threads(threads):
     for worker in workers:
         worker.join()
     assert not failures
-    ((_, executable),) = model.executables()
+    (executable,) = [info.run for info in model.executables()]
     assert len(executable._frames) <= 4  # as many as there were calls at a time
 
 
@@ -188,7 +188,7 @@ def test_other_threads_run_meanwhile():
     other = threading.Thread(target=tick)
     other.start()
     try:
-        ((_, executable),) = model.executables()
+        (executable,) = [info.run for info in model.executables()]
         start = time.perf_counter()
         executable([x])
         end = time.perf_counter()
@@ -200,7 +200,7 @@ def test_other_threads_run_meanwhile():
 
 
 def test_constants_and_arenas_are_aligned():
-    image = graphc.compile(mlp(), threads=1).executables()[0][1].image
+    image = graphc.compile(mlp(), threads=1).executables()[0].run.image
     assert image.constants
     for array in (*image.constants, memory.empty_aligned(100), memory.empty_aligned(0)):
         assert array.ctypes.data % memory.ALIGNMENT == 0
@@ -221,7 +221,7 @@ def test_numpy_scalars_are_arrays_too():
     graph = new_graph("main", x=TensorType(dtypes.f32, ()))
     graph.set_results([Builder(graph).Neg(graph.params[0])])
     graph.output_names = ["y"]
-    ((_, executable),) = graphc.compile(graph).executables()
+    (executable,) = [info.run for info in graphc.compile(graph).executables()]
     assert executable([np.float32(2)])[0] == -2
 
 
@@ -252,7 +252,7 @@ def test_specialisations_share_equal_constants(tmp_path, monkeypatch):
     first, second = (graphc.compile(mlp(rows, 256), threads=1) for rows in (5, 6))
     first.prepare()
     second.prepare()
-    parts = [model.executables()[0][1].image.constants for model in (first, second)]
+    parts = [model.executables()[0].run.image.constants for model in (first, second)]
     large = [[c for c in constants if c.nbytes >= 1 << 16] for constants in parts]
     assert large[0] and len(large[0]) == len(large[1])
     assert all(a is b for a, b in zip(*large))
