@@ -162,7 +162,7 @@ def memory(program: Program) -> str:
         f"constants {nbytes(constants)}; inputs {_interface(program.inputs)}; "
         f"outputs {_interface(program.outputs)}"
     ]
-    if use.tensors:
+    if use.tensors and use.live:
         lines += _largest(use)
         lines += _live(use, program)
     return "\n".join(lines)

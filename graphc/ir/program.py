@@ -107,6 +107,28 @@ def walk(steps: Sequence[AnyStep]) -> Iterator[AnyStep]:
             yield from walk(body)
 
 
+def nesting(steps: Sequence[AnyStep]) -> int:
+    """How many loops are around one another at most."""
+    inner = (nesting(body) + isinstance(s, While) for s in steps for body in bodies(s))
+    return max(inner, default=0)
+
+
+def repetitions(steps: Sequence[AnyStep], around: int | None = 1) -> list[int | None]:
+    """For each call at most how often it is made, where steps are run so many times; None: that
+    depends on data."""
+    counts: list[int | None] = []
+    for step in steps:
+        trips: int | None = 1
+        if isinstance(step, Step):
+            counts.append(around)
+        elif isinstance(step, While):
+            trips = step.trips if isinstance(step.trips, int) else None
+        times = None if around is None or trips is None else around * trips
+        for body in bodies(step):
+            counts += repetitions(body, times)
+    return counts
+
+
 def with_calls(steps: Sequence[AnyStep], change: Callable[[Step], Step]) -> list[AnyStep]:
     """The steps with other kernel calls, those in loops and branches included."""
 

@@ -101,6 +101,7 @@ class MicroC(Target):
     folder = True
     alone = True
     keeps_integers = True
+    control_flow = True
 
     @cached_property
     def machine(self) -> Machine:

@@ -20,6 +20,7 @@ class Plain(Target):
 
     name = "plain"
     forms = {"c": ".c"}  # noqa: RUF012 (a table)
+    control_flow = True
 
     def emit(self, program: Program, form: str) -> str:
         from graphc.backends import c99

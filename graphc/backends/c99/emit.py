@@ -13,12 +13,13 @@ from graphc.backends.cfamily.float_rules import double_check, float_rules
 from graphc.backends.cfamily.names import comment
 from graphc.backends.cfamily.printer import Unit, size_values
 from graphc.backends.cfamily.spell import storage_type
+from graphc.backends.cfamily.steps import StepPrinter
 from graphc.errors import InternalError, UnsupportedError
-from graphc.ir.kernel import Buffer
-from graphc.ir.program import Program, Slot, Step
+from graphc.ir.program import AnyStep, Program, Slot, Step
 from graphc.passes.kernel.prepare import for_c
 
 INCLUDES = "#include <float.h>\n#include <math.h>\n#include <stdint.h>\n"
+COPYING = "#include <string.h>\n"
 HEADER = """\
 int run(const void *const *inputs, void *const *outputs, void *arena, const void *const *constants)
 """
@@ -36,44 +37,55 @@ def emit(program: Program) -> str:
         f"{program.name}: {len(program.calls)} steps, arena {program.arena_bytes} bytes"
     )
     code = unit.text()
-    return f"{title}\n{INCLUDES}\n{float_rules(code)}{double_check('run', code)}{code}"
+    includes = INCLUDES + (COPYING if "memcpy(" in code else "")
+    return f"{title}\n{includes}\n{float_rules(code)}{double_check('run', code)}{code}"
 
 
 def _entry(program: Program, names: dict[str, str]) -> str:
     lines = [HEADER + "{"]
-    used = {slot.space for step in program.calls for slot in step.slots}
+    printer = _Steps(program, names)
+    printer.steps(program.steps)
     pairs = (("input", "inputs"), ("output", "outputs"), ("arena", "arena"), ("const", "constants"))
-    lines += [f"    (void){name};" for space, name in pairs if space not in used]
-    for step in program.calls:
-        lines += _call(program, step, names)
-    return "\n".join([*lines, "    return 0;", "}"]) + "\n"
+    lines += [f"    (void){name};" for space, name in pairs if space not in printer.used]
+    return "\n".join([*lines, *printer.lines, "    return 0;", "}"]) + "\n"
 
 
-def _call(program: Program, step: Step, names: dict[str, str]) -> list[str]:
-    kernel = program.kernels.get(step.kernel)
-    if kernel is None or len(kernel.params) != len(step.slots):
-        raise InternalError(f"step {step.kernel} does not fit its kernel")
-    lines = [f"    {comment(', '.join(step.loc))}"] if step.loc else []
-    arguments = [_argument(b, s) for b, s in zip(kernel.params, step.slots)]
-    sizes = size_values(kernel, step.sizes)
-    if sizes:
-        arguments.append(f"(const int64_t[]){{{', '.join(map(str, sizes))}}}")
-    call = f"    {names[step.kernel]}({', '.join(arguments)});"
-    if len(call) <= 100:
-        return [*lines, call]
-    return [*lines, f"    {names[step.kernel]}(", *(f"        {a}," for a in arguments[:-1]),
-            f"        {arguments[-1]});"]  # fmt: skip
+class _Steps(StepPrinter):
+    """Prints steps, and notes which spaces they use."""
 
+    def __init__(self, program: Program, names: dict[str, str]):
+        super().__init__()
+        self.program, self.names = program, names
+        self.used: set[str] = set()
 
-def _argument(buffer: Buffer, slot: Slot) -> str:
-    const = "const " if buffer.access == "in" else ""
-    bases = {
-        "input": f"inputs[{slot.index}]",
-        "output": f"outputs[{slot.index}]",
-        "const": f"constants[{slot.index}]",
-        "arena": "arena",
-    }
-    base = bases[slot.space]
-    if slot.offset:
-        base = f"(({const}uint8_t *){base} + {slot.offset})"
-    return f"({const}{storage_type(slot.dtype)} *){base}"
+    def note(self, step: AnyStep) -> None:
+        if step.loc:
+            self.line(comment(", ".join(step.loc)))
+
+    def call(self, step: Step) -> None:
+        kernel = self.program.kernels.get(step.kernel)
+        if kernel is None or len(kernel.params) != len(step.slots):
+            raise InternalError(f"step {step.kernel} does not fit its kernel")
+        self.note(step)
+        arguments = [
+            self.pointer(slot, storage_type(slot.dtype), buffer.access == "in")
+            for buffer, slot in zip(kernel.params, step.slots)
+        ]
+        sizes = size_values(kernel, step.sizes)
+        if sizes:
+            arguments.append(f"(const int64_t[]){{{', '.join(map(str, sizes))}}}")
+        self.call_of(self.names[step.kernel], arguments)
+
+    def pointer(self, slot: Slot, c_type: str, is_const: bool) -> str:
+        self.used.add(slot.space)
+        const = "const " if is_const else ""
+        bases = {
+            "input": f"inputs[{slot.index}]",
+            "output": f"outputs[{slot.index}]",
+            "const": f"constants[{slot.index}]",
+            "arena": "arena",
+        }
+        base = bases[slot.space]
+        if slot.offset:
+            base = f"(({const}uint8_t *){base} + {slot.offset})"
+        return f"({const}{c_type} *){base}"

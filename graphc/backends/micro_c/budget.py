@@ -17,10 +17,12 @@ from graphc.analysis.report import layers
 from graphc.analysis.text import nbytes, table
 from graphc.backends.micro_c.code_size import operators, without_comments
 from graphc.backends.micro_c.model import Model
-from graphc.ir.program import Step
+from graphc.ir.program import Step, nesting, walk
 
 CODE_OF_CALL = 24  # bytes of NAME_run for every step, and for every argument
+ARGUMENTS_OF_FLOW = 3  # what a copy, a loop or a branch takes as code, as if it were a call
 CODE_OF_CHECKS = 256
+LOOP = 16  # bytes of stack: the number of a trip, and that of all
 FRAME = 176  # r4-r11, lr, d8-d15, outgoing arguments, and addresses that the compiler makes up
 FRAME_OF_VECTORS = 384  # of kernels with vectors: what unrolling makes of them
 TOP = 8  # rows of a table
@@ -64,7 +66,9 @@ class Budget:
     def code(self) -> int:
         kernels = sum(map(operators, self.model.texts.values()))
         helpers = _bytes(operators(self.model.code()) - kernels, self.model.cpu.operator_bytes)
-        calls = sum(1 + len(step.slots) for step in self.model.program.calls)
+        program = self.model.program
+        calls = sum(1 + len(step.slots) for step in program.calls)
+        calls += sum(ARGUMENTS_OF_FLOW for s in walk(program.steps) if not isinstance(s, Step))
         functions = sum(f.code for f in self.functions.values())
         return functions + helpers + CODE_OF_CALL * calls // 2 + CODE_OF_CHECKS
 
@@ -73,7 +77,7 @@ class Budget:
         """Bytes of the frame of NAME_run."""
         widest = max((len(s.slots) for s in self.model.program.calls), default=0)
         kept = len(self.model.inputs) + len(self.model.outputs)
-        return FRAME + 4 * (widest + kept)
+        return FRAME + 4 * (widest + kept) + LOOP * nesting(self.model.program.steps)
 
     @cached_property
     def stack(self) -> int:

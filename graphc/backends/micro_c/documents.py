@@ -11,6 +11,7 @@ from graphc.backends.micro_c.budget import Budget, weights_of
 from graphc.backends.micro_c.cpus import Cpu
 from graphc.backends.micro_c.model import Model, Tensor
 from graphc.backends.micro_c.packages import HOW, IN_SOURCE_FOLDER
+from graphc.ir.program import repetitions
 
 CMAKE = """\
 # Adds the library {name}: target_link_libraries(firmware {name})
@@ -182,9 +183,10 @@ def _example(model: Model) -> str:
 
 
 def report(model: Model, cpu: str) -> str:
-    """report.json: sizes in bytes; per layer its function, ONNX nodes and operations."""
+    """report.json: sizes in bytes; per layer its function, ONNX nodes and operations, and with
+    control flow how often it runs at most: null if that depends on data (`macs` count it once)."""
     program, budget = model.program, Budget.of(model)
-    live = arena_use(program).live
+    live, runs = arena_use(program).live, repetitions(program.steps)
     content = {
         "name": model.name,
         "cpu": cpu,
@@ -197,7 +199,7 @@ def report(model: Model, cpu: str) -> str:
         "stack_bytes_bound": budget.stack,
         "scratch_bytes": max((f.arrays for f in budget.functions.values()), default=0),
         "io_bytes": budget.io,
-        "macs": sum(step.macs for step in program.calls),
+        "macs": sum(s.macs * (1 if n is None else n) for s, n in zip(program.calls, runs)),
         "inputs": [_described(model, t) for t in model.inputs],
         "outputs": [_described(model, t) for t in model.outputs],
         "functions": _functions(model, budget),
@@ -210,6 +212,7 @@ def report(model: Model, cpu: str) -> str:
                 "operations": step.flops,
                 "weights": weights_of(step),
                 "arena_live": live[number],
+                **({"runs_at_most": runs[number]} if model.has_flow else {}),
             }
             for number, step in enumerate(program.calls)
         ],

@@ -1,4 +1,4 @@
-"""NAME_run: checks of its arguments, and one call for every step, between hooks (hooks.py).
+"""NAME_run: checks of its arguments, and the steps (steps.py).
 
 Where inputs and outputs live in the arena, those that the caller keeps elsewhere are copied before
 the first step and after the last.
@@ -6,16 +6,10 @@ the first step and after the last.
 
 from __future__ import annotations
 
-from graphc.backends.cfamily.names import comment, text_literal
-from graphc.backends.cfamily.printer import size_values
-from graphc.backends.cfamily.spell import storage_type
-from graphc.backends.micro_c.hooks import hooks, literal, results
-from graphc.backends.micro_c.model import FIRST_CHECK, Constant, Model, Tensor, node_names
-from graphc.errors import InternalError
-from graphc.ir.checks import WHOLE
-from graphc.ir.dtypes import u64
-from graphc.ir.kernel import Buffer
-from graphc.ir.program import Slot, Step
+from graphc.backends.cfamily.names import text_literal
+from graphc.backends.micro_c.hooks import hooks, literal
+from graphc.backends.micro_c.model import Model, Tensor
+from graphc.backends.micro_c.steps import step_lines
 
 APART = """\
 /* Whether two pieces of memory share no byte. */
@@ -79,9 +73,7 @@ def _run(model: Model, overlaps: list[str]) -> str:
         lines += _places(model)
     lines += [*_checks(model), *overlaps, *_cleared(model)]
     lines += [*_copies(model, "in"), *_traced_inputs(model)]
-    for number, step in enumerate(model.program.calls):
-        call = _call(model, number, step)
-        lines += _checked(model, step, call) if model.is_check(step) else call
+    lines += step_lines(model)
     lines += _copies(model, "out")
     return "\n".join([*lines, f"    return {model.macro}_OK;", "}"]) + "\n"
 
@@ -210,76 +202,3 @@ def _copies(model: Model, side: str) -> list[str]:
                 copy = f"        memcpy({', '.join(pair)}, {tensor.nbytes}u);"
                 lines += [f"    if ({condition}) {{", copy, "    }"]
     return lines
-
-
-# ---------------------------------------------------------------- steps
-
-
-def _call(model: Model, number: int, step: Step) -> list[str]:
-    kernel = model.program.kernels.get(step.kernel)
-    if kernel is None or len(kernel.params) != len(step.slots):
-        raise InternalError(f"step {step.kernel} does not fit its kernel")
-    lines = [f"    {comment(node_names(step))}"] if step.loc else []
-    arguments = [_argument(model, b, s) for b, s in zip(kernel.params, step.slots)]
-    sizes = size_values(kernel, step.sizes)
-    if sizes:
-        arguments.append(_constant(model, model.constants[-1], 4 * model.size_rows[sizes]))
-    start = f"    {model.functions[step.kernel]}("
-    call = f"{start}{', '.join(arguments)});"
-    if len(call) > 100:
-        call = start + ",".join(f"\n        {a}" for a in arguments) + ");"
-    macro = model.macro
-    lines += [f"    {macro}_BEGIN({number});", call, f"    {macro}_END({number});"]
-    for position, slot in results(model, step):
-        size = slot.elements * slot.dtype.size
-        lines.append(f"    {macro}_RESULT({number}, {slot.dtype}, {arguments[position]}, {size}u);")
-    return lines
-
-
-def _checked(model: Model, step: Step, call: list[str]) -> list[str]:
-    """A call that computes keys of checks, and what follows from them."""
-    lines = [f"#if {model.macro}_CHECKS", *call]
-    for slot in step.slots:
-        for key in _keys(model, slot):
-            check = model.program.checks[key]
-            value = f"(int64_t)(keys[{key}] + UINT64_C({check.low % WHOLE}))"
-            lines += [
-                f"    if (keys[{key}] > UINT64_C({check.most})) {{",
-                f"#ifdef {model.macro}_REPORT",
-                f"        {model.name}_report({key}, {value});",
-                "#endif",
-                f"        return ({model.name}_status){FIRST_CHECK + key};",
-                "    }",
-            ]
-    return [*lines, "#endif"]
-
-
-def _keys(model: Model, slot: Slot) -> range:
-    """The numbers of the checks whose keys are at a place."""
-    first = slot.offset // u64.size
-    return range(first, first + slot.elements) if model.program.is_keys(slot) else range(0)
-
-
-def _argument(model: Model, buffer: Buffer, slot: Slot) -> str:
-    const = "const " if buffer.access == "in" else ""
-    if slot.space == "arena":
-        place = f"memory + {slot.offset}" if slot.offset else "memory"
-        return f"({const}{storage_type(slot.dtype)} *)(void *)({place})"
-    size = slot.dtype.size
-    if slot.offset % size:
-        raise InternalError(f"{slot.space} at byte {slot.offset}, no multiple of {size}")
-    if slot.space == "const":
-        return _constant(model, model.constants[slot.index], slot.offset)
-    if model.program.is_keys(slot):
-        return f"keys + {slot.offset // size}"
-    tensors = model.inputs if slot.space == "input" else model.outputs
-    base = f"{slot.space}s->{tensors[slot.index].field}"
-    return f"{base} + {slot.offset // size}" if slot.offset else base
-
-
-def _constant(model: Model, constant: Constant, offset: int) -> str:
-    if model.has_base:
-        place = f"{model.macro}_WEIGHTS_ADDRESS + {constant.offset + offset}"
-        return f"(const {constant.c_type} *)(const void *)({place})"
-    elements = offset // constant.array.dtype.itemsize
-    return f"{constant.symbol} + {elements}" if elements else constant.symbol

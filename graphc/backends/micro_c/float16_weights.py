@@ -1,10 +1,10 @@
 """Float weights stored as float16: half the flash, converted to float32 where they are read.
 
-A constant is stored so if it is float32, not small, has no element beyond float16's range, and is
-read only through parameters of kernels that never get anything else. Constants and parameters
-depend on each other here, so the set is a fixed point: starting from all candidates, constants and
-parameters are struck off until nothing changes. Rounding is to nearest even; activations, and sums,
-stay float32.
+A constant is stored so if it is float32, not small, has no element beyond float16's range, is never
+copied as it is, and is read only through parameters of kernels that never get anything else.
+Constants and parameters depend on each other here, so the set is a fixed point: starting from all
+candidates, constants and parameters are struck off until nothing changes. Rounding is to nearest
+even; activations, and sums, stay float32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 from graphc.ir import dtypes
 from graphc.ir.expr import Expr, Load, cast, transform, walk
 from graphc.ir.kernel import Intrin, Kernel, exprs, map_body, walk_stmts
-from graphc.ir.program import Program, Slot, Step, with_calls
+from graphc.ir.program import Copy, Program, Slot, Step, with_calls
+from graphc.ir.program import walk as walk_steps
 
 LEAST_ELEMENTS = 64  # shorter constants, mostly biases, save too little to lose precision
 
@@ -43,6 +44,10 @@ def half_weights(program: Program) -> Program:
 def _agreed(program: Program) -> tuple[set[Parameter], set[int]]:
     """The parameters and constants that are float16."""
     constants = {n for n, array in enumerate(program.constants) if _is_candidate(array)}
+    constants -= {
+        step.source.index for step in walk_steps(program.steps)
+        if isinstance(step, Copy) and step.source.space == "const"
+    }  # fmt: skip
     parameters = {
         (kernel.name, n) for kernel in program.kernels.values() for n in _loaded_only(kernel)
     }

@@ -29,7 +29,7 @@ extern "C" {{
 #define {macro}_ARENA_SIZE {arena}
 #define {macro}_ARENA_ALIGN {alignment}
 
-/* Bytes of constants, and the number of layers that profiles and traces tell of. */
+/* Bytes of constants, and the number of layers that profiles and traces tell of.{flow} */
 #define {macro}_WEIGHTS_SIZE {weights}
 #define {macro}_LAYERS {layers}
 {base}
@@ -121,7 +121,7 @@ def header(model: Model) -> str:
         title=title, macro=model.macro, name=model.name, weights=model.weight_bytes,
         arena=model.program.arena_bytes, alignment=ARENA_ALIGNMENT,
         contents=INSIDE if model.resident else ELSEWHERE,
-        layers=len(model.program.calls), base=_base(model),
+        layers=len(model.program.calls), base=_base(model), flow=FLOW if model.has_flow else "",
         sizes="\n".join(line for t in (*model.inputs, *model.outputs) for line in _sizes(model, t)),
         inputs="\n".join(_field(model, t, "const ") for t in model.inputs) or _EMPTY,
         outputs="\n".join(_field(model, t, "") for t in model.outputs) or _EMPTY,
@@ -129,6 +129,8 @@ def header(model: Model) -> str:
     )  # fmt: skip
 
 
+FLOW = """ Those in
+ * loops are told of in every trip, those of a branch if it is taken."""
 OVERLAP = "/* an output shares memory with another tensor or with the arena */"
 SWITCH = """\
 /* With 0 (for all files) nothing checks the contents of inputs: indices that are out of range are

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -112,9 +113,11 @@ class HostModel:
         ):  # fmt: skip
             self(inputs)
         before: list[Any] = [None] * (len(crcs) - len(summaries))  # inputs have none
-        steps = self.model.program.calls
-        floats = [False] * len(before)
-        floats += [slot.dtype.is_float for s in steps for _, slot in results(self.model, s)]
+        of_layers = {
+            layer: cycle([slot.dtype.is_float for _, slot in results(self.model, step)])
+            for layer, step in enumerate(self.model.program.calls)
+        }
+        floats = (layer >= 0 and next(of_layers[layer]) for layer, _, _ in crcs)
         return [
             Trace(*crc, summary, is_float)
             for crc, summary, is_float in zip(crcs, before + summaries, floats, strict=True)

@@ -21,7 +21,7 @@ from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.checks import VALUE
 from graphc.ir.kernel import Kernel, map_body
-from graphc.ir.program import Program, Quantisation, Slot, Step
+from graphc.ir.program import AnyStep, Program, Quantisation, Slot, Step, bodies
 from graphc.ir.scalar.functions import POLYNOMIALS, expand_math, round_f32, sign_as_select
 from graphc.ir.types import TensorType
 from graphc.passes.kernel.strength_reduction import sum_offsets
@@ -164,6 +164,11 @@ class Model:
         """What each check of the program finds wrong, in a sentence without the value."""
         return [c.message.replace(f" {VALUE}", "") for c in self.program.checks]
 
+    @property
+    def has_flow(self) -> bool:
+        """Whether there are loops or branches."""
+        return any(bodies(step) for step in self.program.steps)
+
     def is_check(self, step: Step) -> bool:
         """Whether a step computes nothing but keys of checks."""
         params = self.program.kernels[step.kernel].params
@@ -279,7 +284,7 @@ def kernel_comments(program: Program) -> dict[str, str]:
     return comments
 
 
-def node_names(step: Step) -> str:
+def node_names(step: AnyStep) -> str:
     """The ONNX nodes that a step computes; of a list of names, which converters make, the first."""
     parts = (loc.partition(";") for loc in step.loc)
     return ", ".join(dict.fromkeys(first + (";..." if rest else "") for first, rest, _ in parts))

@@ -1,0 +1,122 @@
+"""The steps of NAME_run: one call of a function for every layer, between hooks (hooks.py), inside
+the loops and branches of the model. Keys of checks are compared once they are computed."""
+
+from __future__ import annotations
+
+from graphc.backends.cfamily.names import comment
+from graphc.backends.cfamily.printer import size_values
+from graphc.backends.cfamily.spell import storage_type
+from graphc.backends.cfamily.steps import StepPrinter
+from graphc.backends.micro_c.hooks import results
+from graphc.backends.micro_c.model import FIRST_CHECK, Constant, Model, node_names
+from graphc.errors import InternalError
+from graphc.ir.checks import WHOLE
+from graphc.ir.dtypes import u64
+from graphc.ir.program import AnyStep, Slot, Step
+
+
+def step_lines(model: Model) -> list[str]:
+    """The lines of all steps."""
+    printer = _Steps(model)
+    printer.steps(model.program.steps)
+    return printer.lines
+
+
+class _Steps(StepPrinter):
+    """Prints the steps of a bundle; layers are numbered in the order of the text."""
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.model, self.layer = model, 0
+
+    def note(self, step: AnyStep) -> None:
+        if step.loc:
+            self.line(comment(node_names(step)))
+
+    def call(self, step: Step) -> None:
+        if not self.model.is_check(step):
+            self.layer_of(step)
+            return
+        self.line(f"#if {self.model.macro}_CHECKS")
+        self.layer_of(step)
+        for slot in step.slots:
+            for key in _keys(self.model, slot):
+                self.check(key)
+        self.line("#endif")
+
+    def layer_of(self, step: Step) -> None:
+        """A call between hooks."""
+        model, number = self.model, self.layer
+        self.layer += 1
+        self.note(step)
+        arguments = self.arguments(step)
+        self.line(f"{model.macro}_BEGIN({number});")
+        self.call_of(model.functions[step.kernel], arguments)
+        self.line(f"{model.macro}_END({number});")
+        for position, slot in results(model, step):
+            size = slot.elements * slot.dtype.size
+            told = f"{number}, {slot.dtype}, {arguments[position]}, {size}u"
+            self.line(f"{model.macro}_RESULT({told});")
+
+    def arguments(self, step: Step) -> list[str]:
+        model = self.model
+        kernel = model.program.kernels.get(step.kernel)
+        if kernel is None or len(kernel.params) != len(step.slots):
+            raise InternalError(f"step {step.kernel} does not fit its kernel")
+        arguments = [
+            self.pointer(slot, storage_type(slot.dtype), buffer.access == "in")
+            for buffer, slot in zip(kernel.params, step.slots)
+        ]
+        sizes = size_values(kernel, step.sizes)
+        if sizes:
+            arguments.append(_constant(model, model.constants[-1], 4 * model.size_rows[sizes]))
+        return arguments
+
+    def check(self, key: int) -> None:
+        """What follows from a key."""
+        check, name = self.model.program.checks[key], self.model.name
+        value = f"(int64_t)(keys[{key}] + UINT64_C({check.low % WHOLE}))"
+        self.line(f"if (keys[{key}] > UINT64_C({check.most})) {{")
+        self.line(f"#ifdef {self.model.macro}_REPORT")
+        self.line(f"    {name}_report({key}, {value});")
+        self.line("#endif")
+        self.line(f"    return ({name}_status){FIRST_CHECK + key};")
+        self.line("}")
+
+    def pointer(self, slot: Slot, c_type: str, is_const: bool) -> str:
+        const = "const " if is_const else ""
+        if slot.space == "arena":
+            place = f"memory + {slot.offset}" if slot.offset else "memory"
+            return f"({const}{c_type} *)(void *)({place})"
+        size = slot.dtype.size
+        if slot.offset % size:
+            raise InternalError(f"{slot.space} at byte {slot.offset}, no multiple of {size}")
+        place = self.element(slot, slot.offset // size)
+        if c_type == storage_type(slot.dtype):
+            return place
+        return f"({const}{c_type} *){f'({place})' if ' + ' in place else place}"
+
+    def element(self, slot: Slot, position: int) -> str:
+        """A pointer to an element of what is not in the arena."""
+        model = self.model
+        if slot.space == "const":
+            return _constant(model, model.constants[slot.index], slot.offset)
+        if model.program.is_keys(slot):
+            return f"keys + {position}"
+        tensors = model.inputs if slot.space == "input" else model.outputs
+        base = f"{slot.space}s->{tensors[slot.index].field}"
+        return f"{base} + {position}" if position else base
+
+
+def _keys(model: Model, slot: Slot) -> range:
+    """The numbers of the checks whose keys are at a place."""
+    first = slot.offset // u64.size
+    return range(first, first + slot.elements) if model.program.is_keys(slot) else range(0)
+
+
+def _constant(model: Model, constant: Constant, offset: int) -> str:
+    if model.has_base:
+        place = f"{model.macro}_WEIGHTS_ADDRESS + {constant.offset + offset}"
+        return f"(const {constant.c_type} *)(const void *)({place})"
+    elements = offset // constant.array.dtype.itemsize
+    return f"{constant.symbol} + {elements}" if elements else constant.symbol
