@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -150,6 +151,44 @@ def test_operators_made_for_one_shape_are_compiled_for_it():
     assert exact.startswith("[4]: exact, the first request of these shapes; not the general")
 
 
+def test_general_programs_are_for_contents_that_types_depend_on():
+    graph = graphc.parse("graph @g(%x: f32[N,6], %s: i64[2]) -> ? where N: 1..9 { "
+                         "%y = Reshape(%x, %s) return %y }")  # fmt: skip
+    model = graphc.compile(graph, specialise="any", threads=1)
+    assert not shapes_of(model)
+    for shape in ((-1, 3), (-1, 2)):
+        for count in (1, 4, 9):
+            x = np.arange(6 * count, dtype=np.float32).reshape(count, 6)
+            (found,) = model.run([x, np.array(shape)])
+            assert found.tolist() == x.reshape(shape).tolist()
+    assert shapes_of(model) == ["[N, 6], [2]", "[N, 6], [2]"]
+    assert {info.contents for info in model.executables()} == {("s",)}
+
+
+NARROW = """graph @narrow(%x: f32[N,C,H]) -> ? where N: 1..4, C: 1..8, H: 1..40 {
+  const %w : f32[5,3,4] = random(seed=1)
+  %y = Conv(%x, %w)
+  return %y
+}
+"""
+
+
+def test_bounds_are_narrowed_to_what_an_op_takes():
+    model = graphc.compile(graphc.parse(NARROW), specialise="any", threads=1)
+    for count, length in ((2, 9), (1, 40), (4, 10), (3, 5)):
+        x = np.random.default_rng(0).standard_normal((count, 3, length)).astype(np.float32)
+        (found,), (expected,) = model.run([x]), graphc.interpret(graphc.parse(NARROW), [x])
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    (info,) = model.executables()  # the last is of wider bounds
+    assert shapes_of(model) == ["[N, 3, H]"]
+    assert info.bounds == {"N": (1, 4), "H": (5, 40)} and "channels" in info.why
+
+
+def test_bounds_that_leave_one_extent_fix_it():
+    model = graphc.compile(mlp("1..5"), dims={"N": (5, 9)}, specialise="any", threads=1)
+    assert shapes_of(model) == ["[5, 8]"]
+
+
 def test_targets_without_open_sizes_compile_for_each_shape():
     model = graphc.compile(mlp(), target="c", specialise="any")
     agrees(model, 3)
@@ -281,7 +320,7 @@ def test_a_program_that_finds_no_memory_is_replaced(monkeypatch):
     def refuse(values):
         raise MemoryError("no arena")
 
-    model._specialised.general = refuse
+    model._specialised.general = [replace(model._specialised.general[0], run=refuse)]
     agrees(model, 5)
     assert "no arena" in model.why_exact
 
@@ -297,7 +336,7 @@ def test_mistakes_in_the_general_program_are_hidden_by_auto_alone(monkeypatch):
     def fail(*_: object) -> None:
         raise AttributeError("a bug")
 
-    monkeypatch.setattr(tiers, "general", fail)
+    monkeypatch.setattr(tiers, "open_within", fail)
     model = graphc.compile(mlp(), specialise="auto", threads=1)
     agrees(model, 5)
     assert model.why_exact == "a bug" and shapes_of(model) == ["[5, 8]"]

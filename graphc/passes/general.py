@@ -3,7 +3,8 @@
 `general` types a graph without binding its symbols. Type rules and bodies are made for integers;
 that they say the same of symbols is not taken on trust: `check_open` compares the types and bodies
 of each op with what its definition gives at a few sizes, among them the least, where a dimension
-of 1 shows. What cannot be typed for all sizes is an UnsupportedError that says why.
+of 1 shows. What cannot be typed for all sizes is a `NotOpen` that says why, and for which sizes;
+narrowing.py finds bounds of these that do.
 """
 
 from __future__ import annotations
@@ -22,27 +23,68 @@ from graphc.passes.dce import remove_dead
 from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.infer_types import TypeInference
+from graphc.passes.specialise import bind_contents
 
 FORMS = ("elementwise", "indexed", "composite", "core")
 
 Sizes = Mapping[Expr, Expr]
 
 
-def general(graph: Graph, policy: FoldPolicy | None = None) -> Graph:
-    """A copy of a graph with bounded symbols, typed for all their values. UnsupportedError names
-    what depends on data, or has no type that holds at all sizes."""
+Bounds = Mapping[str, tuple[int, int]]
+
+
+class NotOpen(UnsupportedError):
+    """An op has no type or no program for all sizes. `where` names it, and `sizes` are the symbols
+    of its operands and results."""
+
+    def __init__(self, message: str, op: Op):
+        super().__init__(message)
+        self.where = op.where()
+        types = [v.type for v in (*op.inputs, *op.outputs) if v is not None]
+        dims = [
+            d for t in types if isinstance(t, TensorType) and t.shape is not None for d in t.dims
+        ]
+        open_dims = [d for d in dims if isinstance(d, Expr)]
+        self.sizes = sorted({size.name for d in open_dims for size in symbols(d)})
+
+
+def general(
+    graph: Graph,
+    policy: FoldPolicy | None = None,
+    contents: Mapping[str, np.ndarray] | None = None,
+) -> Graph:
+    """A copy of a graph with bounded symbols, typed for all their values, and for the `contents`
+    of some inputs.
+
+    NotOpen names an op that has no type which holds at all sizes. NeedsValue carries the values
+    whose contents types depend on, as that of `specialise` does.
+    """
     result = clone_graph(graph)
+    bind_contents(result, contents or {})
     types = TypeInference(policy, symbolic=True, dimensions=Dimensions())
     types.region(result)
     remove_dead(result)
-    untyped = next((op for op in result.ops if not all(map(_is_ranked, op.outputs))), None)
-    if untyped is not None:
-        reason = types.untyped.get(untyped, f"{untyped.where()}: its type is not known")
-        raise UnsupportedError(reason)
+    _check_typed(result, types)
     result.symbols = _sizes_of_inputs(result)
     result.phase = "typed"
     check_open(result)
     return result
+
+
+def _check_typed(graph: Graph, types: TypeInference) -> None:
+    """The first op without a type is an error."""
+    op = next((op for op in graph.ops if not all(map(_is_ranked, op.outputs))), None)
+    if op is None:
+        return
+    error = next((need.error for need in types.needs if need.op is op), None)
+    if error is not None and error.contents:
+        error.graph = graph
+        error.needs = (
+            error,
+            *(n.error for n in types.needs if n.op.region is graph and n.op is not op),
+        )
+        raise error
+    raise NotOpen(types.untyped.get(op, f"{op.where()}: its type is not known"), op)
 
 
 def _is_ranked(value: Value) -> bool:
@@ -65,17 +107,17 @@ def _sizes_of_inputs(graph: Graph) -> dict[str, Sym]:
 
 
 def check_open(graph: Graph) -> None:
-    """UnsupportedError names an op whose types or bodies are not those that its definition gives at
-    the sizes it is tried at."""
+    """NotOpen names an op whose types or bodies are not those that its definition gives at the
+    sizes it is tried at."""
     sizes = list(graph.symbols.values())
     least: Sizes = {s: Const(s.lo) for s in sizes}
     apart: Sizes = {s: Const(min(s.hi or 0, s.lo + 1 + 2 * n)) for n, s in enumerate(sizes)}
     for op in graph.walk():
         open_types = _has_open_types(op)
         if op.defn.form not in (FORMS if open_types else (*FORMS, "imperative")):
-            raise UnsupportedError(f"{op.where()} is {op.defn.form}, made for one shape at a time")
+            raise NotOpen(f"{op.where()} is {op.defn.form}, made for one shape at a time", op)
         if any(v.tensor.dtype.kind in ("string", "complex") for v in op.outputs):
-            raise UnsupportedError(f"{op.where()} gives {op.outputs[0].type}, which the host holds")
+            raise NotOpen(f"{op.where()} gives {op.outputs[0].type}, which the host holds", op)
         if op.name in ("Constant", "yield", "fused") or not open_types:
             continue
         for values in (least, apart):
@@ -94,16 +136,16 @@ def _check_at(op: Op, sizes: Sizes) -> None:
     try:
         types = output_types(twin)
     except GraphcError as error:
-        raise UnsupportedError(f"{op.where()}: at {shown}, {error}") from error
+        raise NotOpen(f"{op.where()}: at {shown}, {error}", op) from error
     for number, (value, type) in enumerate(zip(op.outputs, types)):
         mine = _type_at(value, sizes)
         if mine.with_layout(None) != type:
-            raise UnsupportedError(f"{op.where()} gives {value.type}, but {type} at {shown}")
+            raise NotOpen(f"{op.where()} gives {value.type}, but {type} at {shown}", op)
         twin.outputs[number].type = type
         if op.defn.form == "composite":
             continue
         if _at(op_body(op, number), sizes) is not simplify(op_body(twin, number)):
-            raise UnsupportedError(f"{op.where()} computes something else at {shown}")
+            raise NotOpen(f"{op.where()} computes something else at {shown}", op)
 
 
 def _at_sizes(value: Value | None, sizes: Sizes) -> Value | None:

@@ -111,6 +111,12 @@ def type_symbolically(graph: Graph, policy: FoldPolicy | None = None) -> Graph:
     return result
 
 
+def bind_contents(graph: Graph, contents: Mapping[str, np.ndarray]) -> None:
+    """Makes constants of the contents of some inputs, in place. They stay parameters."""
+    binding = _Binding(graph, {}, dict(contents), {})
+    binding.apply(partial=True)
+
+
 def pin(
     graph: Graph,
     shapes: Shapes | None = None,
@@ -119,20 +125,22 @@ def pin(
 ) -> Graph:
     """A copy of `graph` whose inputs have the shapes, and dimension symbols the extents, given.
 
-    A pair in `dims` bounds a dimension instead. Inputs that `values` names become constants, and
-    are inputs no more; what is not given stays open. ModelError as for `specialise`. Without
-    anything to pin, the graph itself.
+    A pair in `dims` bounds a dimension instead; if its ends are equal, the extent is that. Inputs
+    that `values` names become constants, and are inputs no more; what is not given stays open.
+    ModelError as for `specialise`. Without anything to pin, the graph itself.
     """
     if not (shapes or values or dims):
         return graph
     _check_pins(shapes or {}, dims or {})
     result = clone_graph(graph)
-    bounds = {n: d for n, d in (dims or {}).items() if isinstance(d, tuple)}
+    bounds = {n: _bounds(graph, n, d) for n, d in (dims or {}).items() if isinstance(d, tuple)}
     fixed = {n: d for n, d in (dims or {}).items() if not isinstance(d, tuple)}
+    fixed.update((n, low) for n, (low, high) in bounds.items() if low == high)
     binding = _Binding(result, dict(shapes or {}), dict(values or {}), fixed)
     binding.apply(partial=True)
-    for name, (lo, hi) in bounds.items():
-        _bound(result, name, lo, hi)
+    for name, (low, high) in bounds.items():
+        if name not in fixed:
+            _bound(result, name, low, high)
     result.params = [p for p in result.params if p.name not in binding.values]
     for position, param in enumerate(result.params):
         param.index = position
@@ -158,14 +166,20 @@ def _check_pins(shapes: Shapes, dims: Mapping[str, Any]) -> None:
             raise ModelError(f"dimension {name!r} is from 0 to 2^46, found {extent}")
 
 
-def _bound(graph: Graph, name: str, lo: int, hi: int) -> None:
-    """Narrows the bounds of a dimension symbol."""
+def _bounds(graph: Graph, name: str, bounds: tuple[int, int]) -> tuple[int, int]:
+    """Bounds of a dimension symbol that are within its own too."""
     if name not in graph.symbols:
         known = sorted(graph.symbols)
         raise ModelError(f"there is no dimension {name!r}; the dimensions are {known}")
+    known_as = graph.symbols[name]
+    high = bounds[1] if known_as.hi is None else min(bounds[1], known_as.hi)
+    return max(bounds[0], known_as.lo), high
+
+
+def _bound(graph: Graph, name: str, low: int, high: int) -> None:
+    """Narrows the bounds of a dimension symbol."""
     old = graph.symbols[name]
-    new = Sym(name, max(lo, old.lo), hi if old.hi is None else min(hi, old.hi))
-    graph.symbols[name] = new
+    new = graph.symbols[name] = Sym(name, low, high)
     for param in graph.params:
         type = param.type
         if isinstance(type, TensorType) and type.shape is not None:

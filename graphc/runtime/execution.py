@@ -124,7 +124,7 @@ class SpecialisedGraph:
     def _key(self, values: Sequence[Any]) -> tuple:
         shapes = self._shapes(values)
         if self._bound:
-            return (shapes, *[_contents_key(values[n]) for n in self._bound])
+            return (shapes, *[contents_key(values[n]) for n in self._bound])
         return shapes
 
     def _shapes(self, values: Sequence[Any]) -> tuple:
@@ -252,9 +252,10 @@ def _type_key(value: Any) -> Any:
     return None if value is None else (value.dtype, value.shape)
 
 
-def _contents_key(value: Any) -> Any:
+def contents_key(value: Any) -> Any:
+    """Equal for values of equal type and contents."""
     if isinstance(value, list):
-        return tuple(_contents_key(v) for v in value)
+        return tuple(contents_key(v) for v in value)
     if value is None:
         return None
     return tuple(value.reshape(-1)) if value.dtype.kind == "O" else value.tobytes()

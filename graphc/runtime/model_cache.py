@@ -151,7 +151,7 @@ class Entry:
         if not isinstance(info.run, NativeModel) or not info.run.image.entry:
             return
         image = info.run.image
-        if image.sizes or has_shapes(info):
+        if (image.sizes and not info.contents) or has_shapes(info):
             place = self._part_key(GENERAL if image.sizes else info.shapes)
             known = self.cache.get(place)
             if known is None or json.loads(known)[0] != image.entry:

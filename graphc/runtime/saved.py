@@ -49,7 +49,7 @@ class SavedModel(Runnable):
             }
         except InternalError as error:
             raise ModelError(f"{container.where}: {error}; compile the model again") from error
-        self._general = next((key for key, m in self._models.items() if m.image.sizes), None)
+        self._general = [key for key, model in self._models.items() if model.image.sizes]
         self._container, self._marks = container, marks
         self._ready: dict[Shapes, NativeModel] = {}  # those whose weights are what was saved
 
@@ -63,9 +63,13 @@ class SavedModel(Runnable):
         model = self._ready.get(shapes) or self._check(shapes)
         return model(values)
 
-    def _check(self, shapes: Shapes) -> NativeModel:
+    def _check(self, given: tuple[tuple[int, ...], ...]) -> NativeModel:
         """The model for these shapes, before its first run."""
-        key = shapes if shapes in self._models or self._general is None else self._general
+        shapes: Shapes = given
+        key = shapes
+        if shapes not in self._models and self._general:
+            takes = (dims for dims in self._general if self._models[dims].takes(given))
+            key = next(takes, self._general[0])  # which says what it takes
         if key in self._ready:
             return self._ready[key]
         model = self._models.get(key)
@@ -145,7 +149,7 @@ def save(
     images: dict[Shapes, Image] = {}
     made = [info for info in executables if info.run is not None]
     for info in made:
-        if isinstance(info.run, NativeModel) and info.run.image.sizes:
+        if isinstance(info.run, NativeModel) and info.run.image.sizes and not info.contents:
             images[dims(info.run)] = info.run.image
     general = bool(images)
     for info in made:

@@ -9,24 +9,29 @@ A dimension without an upper bound gets one that grows: a power of two some way 
 less far if tensors would be large; a larger request has the general program made again. Memory is
 that of the bounds, but pages that no run touches cost nothing.
 
-What the general program does not serve (operators that are made for one shape at a time, values
-that types depend on, sizes of 0) is compiled for its exact shape; `why` says what it was.
+A general program is for the contents of inputs that types depend on. Where an op has no program
+for all sizes, bounds are narrowed about what was met (passes/narrowing.py), and what is beyond them
+gets a general program of its own, up to a limit.
+
+What no general program serves (operators that the host runs, sizes of 0) is compiled for its exact
+shape; `why` says what it was, or what has narrowed bounds.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from graphc.errors import GraphcError, ModelError, beyond_limits
+from graphc.errors import GraphcError, ModelError, NeedsValue, UnsupportedError, beyond_limits
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph, Value, clone_graph
 from graphc.ir.sizes import sizes_of
 from graphc.ir.types import TensorType, largest
-from graphc.passes.general import general
-from graphc.passes.specialise import pin
-from graphc.runtime.execution import ASKED, Made, SpecialisedGraph
+from graphc.passes.general import Bounds
+from graphc.passes.narrowing import open_within
+from graphc.runtime.execution import ASKED, Made, SpecialisedGraph, contents_key
 from graphc.runtime.listing import ExecutableInfo
 from graphc.runtime.plans import Executable, Target
 from graphc.runtime.recurring import MOST_REMEMBERED, Recurring
@@ -34,6 +39,36 @@ from graphc.runtime.recurring import MOST_REMEMBERED, Recurring
 SLACKS = (8, 2, 1)  # times what was met: bounds of a dimension that has none, the first that fits
 MOST_BYTES = 1 << 30  # of one tensor at bounds that grow
 MOST_EXACT = 1 << 30  # bytes of code and constants that exact programs made in the background add
+MOST_GENERAL = 16  # general programs of a model
+
+
+@dataclass(frozen=True, eq=False)
+class General:
+    """A program for all sizes within bounds, for the contents of some inputs: the graph that it is
+    of, and what is told of it."""
+
+    graph: Graph
+    bounds: Bounds
+    contents: tuple
+    run: Executable
+    info: ExecutableInfo
+
+    def covers(self, other: General) -> bool:
+        """Whether it takes all that another takes."""
+        mine, others = self.bounds, other.bounds
+        within = (mine[n][0] <= low and high <= mine[n][1] for n, (low, high) in others.items())
+        return self.contents == other.contents and all(within)
+
+    def why_not(self, shapes: tuple, contents: tuple) -> str:
+        """Why it does not take inputs of these shapes and contents; empty if it does."""
+        if contents != self.contents:
+            return "inputs that types depend on have other contents"
+        interface = [(p.name, p.tensor) for p in self.graph.params]
+        try:
+            sizes_of(tuple(self.graph.symbols.values()), interface, shapes)
+        except ModelError as error:
+            return str(error)
+        return ""
 
 
 class TieredGraph(SpecialisedGraph):
@@ -44,20 +79,18 @@ class TieredGraph(SpecialisedGraph):
     ):
         super().__init__(graph, target, inner=False, made=made)
         self.mode = mode
-        self.general: Executable | None = None
-        self._info: ExecutableInfo | None = None  # of the general program
+        self.general: list[General] = []  # the last one made first
         self.why = reason  # why there is no general program, or it did not take some shapes
-        self._open: Graph | None = None  # the graph that the general program is of
-        self._taken: dict[tuple, bool] = {}
+        self._taken: dict[tuple, General | None] = {}
         self._failed = bool(reason)
         self.recurring = Recurring(self.compile_for)
 
     def run(self, values: Sequence[Any]) -> list[Any]:
-        shapes = self._shapes(values)
-        exact = None if self._bound else self._made_for(shapes)
-        if exact is not None and shapes not in self.recurring.trials:
+        key = self._key(values)
+        exact = self._made_for(key)
+        if exact is not None and key not in self.recurring.trials:
             return exact(values)
-        run = exact or self._general_for(shapes)
+        run = exact or self._general_for(key, values)
         if run is None:
             return super().run(values)
         begin = time.perf_counter()
@@ -66,24 +99,23 @@ class TieredGraph(SpecialisedGraph):
         except MemoryError as error:
             if exact is not None:
                 raise
-            self.why, self._taken[shapes] = str(beyond_limits(error)), False
+            self.why, self._taken[key] = str(beyond_limits(error)), None
             return super().run(values)
-        if self.mode == "auto":
+        if self.mode == "auto" and not self._bound:
             note = self.recurring.note if exact is None else self.recurring.tried
-            note(shapes, time.perf_counter() - begin)
+            note(key, time.perf_counter() - begin)
         return results
 
     def _why_now(self) -> str:
         return f"{super()._why_now()}; not the general program: {self.why}"
 
     def executables(self) -> list[ExecutableInfo]:
-        """What has been compiled: the general program, or why there is none; exact ones; and what
+        """What has been compiled: general programs, or why there is none; exact ones; and what
         could not be compiled for in the background."""
-        general = self._info
-        if general is None and self._failed:
-            general = ExecutableInfo(_dims(self.graph), None, self.why)
-        made = super().executables() if general is None else [general, *super().executables()]
-        return [*made, *self.recurring.failures()]
+        general = [made.info for made in self.general]
+        if not general and self._failed:
+            general = [ExecutableInfo(_dims(self.graph), None, self.why)]
+        return [*general, *super().executables(), *self.recurring.failures()]
 
     def compile_for(self, shapes: tuple, why: str = ASKED) -> None:
         super().compile_for(shapes, why)
@@ -97,92 +129,117 @@ class TieredGraph(SpecialisedGraph):
         if dims or not self.graph.symbols or not bounded:
             return super().prepare(dims)
         with self._lock:
-            if not self._failed and self.general is None:
-                self._make((), "all sizes have bounds")
-        return self.general is not None
+            if not self._failed and not self.general:
+                self._make(None, "all sizes have bounds")
+        return bool(self.general)
 
-    # ---------------------------------------------------------------- the general program
+    # ---------------------------------------------------------------- general programs
 
-    def _general_for(self, shapes: tuple) -> Executable | None:
-        """The general program, if it takes inputs of these shapes."""
-        taken = self._taken.get(shapes)
-        if taken is None:
+    def _general_for(self, key: tuple, values: Sequence[Any]) -> Executable | None:
+        """The general program that takes these values, if there is one or can be."""
+        taken = self._taken.get(key)
+        if taken is None and key not in self._taken:
             with self._lock:
-                if not self._takes(shapes) and not self._failed:
+                taken = self._taking(values)
+                if taken is None and not self._failed and len(self.general) < MOST_GENERAL:
                     grown = "a request beyond its bounds" if self.general else "the first request"
-                    self._make(shapes, grown)
+                    self._make(values, grown)
+                    taken = self._taking(values)
                 if len(self._taken) >= MOST_REMEMBERED:
                     self._taken.clear()
-                taken = self._taken[shapes] = self._takes(shapes)
-        return self.general if taken else None
+                self._taken[self._key(values)] = taken
+        return None if taken is None else taken.run
 
-    def _takes(self, shapes: tuple) -> bool:
-        if self._open is None or self.general is None:
-            return False
-        interface = [(p.name, p.tensor) for p in self._open.params]
+    def _taking(self, values: Sequence[Any]) -> General | None:
+        shapes, contents = self._shapes(values), self._contents_of(values)
+        why = self.why
+        for made in self.general:
+            why = made.why_not(shapes, contents)
+            if not why:
+                return made
+        self.why = why
+        return None
+
+    def _contents_of(self, values: Sequence[Any] | None) -> tuple:
+        return () if values is None else tuple([contents_key(values[n]) for n in self._bound])
+
+    def _make(self, values: Sequence[Any] | None, why: str) -> None:
+        """Makes a general program, which takes `values` if there are any, or says why there is
+        none. What is declared can be wrong for their shapes: then they get a program of their own.
+        What depends on contents, or on shapes that are met, is made at the first run."""
+        met = self._extents(() if values is None else self._shapes(values))
+        if 0 in met.values():
+            return
         try:
-            sizes_of(tuple(self._open.symbols.values()), interface, shapes)
-        except ModelError as error:
+            self._make_within(values, met, why)
+        except NeedsValue as error:
             self.why = str(error)
-            return False
-        return True
-
-    def _make(self, shapes: tuple, why: str) -> None:
-        """Makes the general program, or says why there is none. What is declared can be wrong for
-        these shapes: then they get a program of their own, and the general one stays."""
-        begin = time.perf_counter()
-        try:
-            opened = self._opened(shapes)
-            if opened is None:
-                return
-            made = self.target.compile(clone_graph(opened))
+            if values is not None and self._binds_one(error, values):
+                self._make(values, why)
         except Exception as error:
             if self.mode == "any" and not isinstance(error, GraphcError):
                 raise  # exact programs would hide a mistake
-            self.why, self._failed = str(error) or repr(error), self.general is None
-            return
-        seconds = time.perf_counter() - begin
-        self._open, self.general = opened, made
-        self._info = ExecutableInfo(_dims(opened), made, why, seconds, self._limits(opened))
-        self._taken = {}
-        self.recurring.background.expect(seconds)
-        self._made(self._info)
+            self.why = str(error) or repr(error)
+        self._failed = values is not None and not self.general
 
-    def _opened(self, shapes: tuple) -> Graph | None:
-        """The graph for all sizes up to bounds that take these shapes; None if it is there."""
+    def _binds_one(self, error: NeedsValue, values: Sequence[Any]) -> bool:
+        """Specialises on the contents of inputs, if that may help."""
+        return any([self._bind(need, error.graph, values) for need in error.needs])
+
+    def _make_within(self, values: Sequence[Any] | None, met: Mapping[str, int], why: str) -> None:
+        """Makes a general program for the extents that were met, and for the contents of the inputs
+        that are bound, unless there is one of these bounds."""
+        begin = time.perf_counter()
+        given = {} if values is None else {self._names[n]: values[n] for n in self._bound}
+        contents = self._contents_of(values)
         for slack in SLACKS:
-            bounds = self._bounds(shapes, slack)
-            if self._open is not None and bounds == self._limits(self._open):
-                return None
-            opened = general(pin(self.graph, dims=bounds), self.target.policy)
-            most = max((v.tensor.most * v.tensor.dtype.size for v in opened.values()), default=0)
+            wide = self._bounds(met, slack)
+            if any(g.bounds == wide and g.contents == contents for g in self.general):
+                return
+            opened = open_within(self.graph, wide, met, self.target.policy, given)
+            most = max(
+                (v.tensor.most * v.tensor.dtype.size for v in opened.graph.values()), default=0
+            )
             if most <= MOST_BYTES or all(s.hi is not None for s in self.graph.symbols.values()):
-                return opened
-        raise ModelError(f"a tensor would have {most} bytes at the largest sizes")
+                break
+        else:
+            raise ModelError(f"a tensor would have {most} bytes at the largest sizes")
+        graph = opened.graph
+        if not graph.symbols:
+            raise UnsupportedError(opened.why or "types depend on the contents of all open inputs")
+        run = self.target.compile(clone_graph(graph))
+        seconds = time.perf_counter() - begin
+        why += f", with narrower bounds: {opened.why}" if opened.why else ""
+        limits = {name: (s.lo, largest(s)) for name, s in graph.symbols.items()}
+        info = ExecutableInfo(_dims(graph), run, why, seconds, limits, tuple(given))
+        made = General(graph, opened.bounds, contents, run, info)
+        self.general = [made, *[g for g in self.general if not made.covers(g)]]
+        self.why, self._taken = opened.why, {}
+        self.recurring.background.expect(seconds)
+        self._made(info)
 
-    def _limits(self, graph: Graph) -> dict[str, tuple[int, int]]:
-        return {name: (s.lo, largest(s)) for name, s in graph.symbols.items()}
-
-    def _bounds(self, shapes: tuple, slack: int) -> dict[str, tuple[int, int]]:
+    def _bounds(self, met: Mapping[str, int], slack: int) -> Bounds:
         """Bounds for every dimension: its own, or some that leave room above what has been met."""
         bounds = {}
-        known = self._limits(self._open) if self._open is not None else {}
+        known = self.general[0].bounds if self.general else {}
         for name, symbol in self.graph.symbols.items():
-            met = max((e for d, e in self._dims(shapes) if d is symbol), default=1)
-            high = symbol.hi
+            extent, high = met.get(name, 1), symbol.hi
             if high is None:
                 high = known.get(name, (1, 0))[1]
-                high = high if met <= high else 1 << (met * slack - 1).bit_length()
+                high = high if extent <= high else 1 << (extent * slack - 1).bit_length()
             bounds[name] = (max(symbol.lo, 1), max(high, 1))
         return bounds
 
-    def _dims(self, shapes: tuple) -> list[tuple[Any, int]]:
-        """The symbols of inputs, with their extents in these shapes."""
-        pairs = []
+    def _extents(self, shapes: tuple) -> dict[str, int]:
+        """The largest extents that the dimensions of inputs have in these shapes."""
+        met: dict[str, int] = {}
         for param, shape in zip(self.graph.params, shapes):
-            if isinstance(param.type, TensorType) and param.type.shape is not None:
-                pairs += [(d, e) for d, e in zip(param.type.shape, shape) if isinstance(d, Sym)]
-        return pairs
+            if not _is_ranked(param):
+                continue
+            for dim, extent in zip(param.tensor.dims, shape):
+                if isinstance(dim, Sym):
+                    met[dim.name] = max(extent, met.get(dim.name, 0))
+        return met
 
 
 def _dims(graph: Graph) -> tuple:
