@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from graphc.ir.text.parser import parse
     from graphc.runtime.compiled import CompiledModel
     from graphc.runtime.listing import ExecutableInfo
+    from graphc.transforms import custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
 
 __version__ = "0.1.0"
 
@@ -37,18 +38,25 @@ _HOMES = {
     "ExecutableInfo": "graphc.runtime.listing",
     "Graph": "graphc.ir.graph",
     "compile": "graphc.api",
+    "custom_vjp": "graphc.transforms",
     "export_onnx": "graphc.frontend.onnx_export",
+    "grad": "graphc.transforms",
     "import_onnx": "graphc.frontend.onnx_import",
     "interpret": "graphc.ir.interp",
+    "jvp": "graphc.transforms",
     "load": "graphc.api",
     "parse": "graphc.ir.text.parser",
+    "stop_gradient": "graphc.transforms",
+    "value_and_grad": "graphc.transforms",
+    "vjp": "graphc.transforms",
 }
 _MODULES = {"backend": "graphc.backend", "dsl": "graphc.frontend.dsl", "passes": "graphc.passes"}
 
 __all__ = [
     "CompiledModel", "ExecutableInfo", "Graph", "GraphcError", "InternalError", "ModelError",
-    "ModelWarning", "UnsupportedError", "VerificationError", "backend", "compile", "dsl",
-    "export_onnx", "import_onnx", "interpret", "load", "parse", "passes",
+    "ModelWarning", "UnsupportedError", "VerificationError", "backend", "compile", "custom_vjp",
+    "dsl", "export_onnx", "grad", "import_onnx", "interpret", "jvp", "load", "parse", "passes",
+    "stop_gradient", "value_and_grad", "vjp",
 ]  # fmt: skip
 
 

@@ -183,6 +183,10 @@ CASES: dict[str, Case | list[Case]] = {
     "TopK": Case([positive(30), ints(4)], {}, 2),
     "Unsqueeze": Case([positive(3, 4), ints(1)]),
     "Where": Case([np.array([True, False]), positive(2), positive(2)]),
+    f"{OURS}.Generic": Case(
+        [signed(40, 300), signed(300, 20)],
+        {"body": "sum(k0<300: $0[i0, k0] * $1[k0, i1])", "shape": (40, 20)},
+    ),
     f"{OURS}.Frames": Case([positive(2, 30, 1)], {"step": 3, "length": 5}),
     f"{OURS}.Lookup": Case([below(9, 30).astype(np.uint8), positive(256)]),
     f"{TRADITIONAL}.ArrayFeatureExtractor": Case([positive(3, 4), ints(1, 0)]),

@@ -15,7 +15,7 @@ ROOMS = (  # a room imports from those in the lines above its own
     "collector files config ir memplan runtime.exchange",
     "passes.analysis frontend",
     "passes",
-    "passes.kernel",
+    "autodiff passes.kernel",
     "passes.lower",
     "runtime.listing",
     "runtime.feeds runtime.plans runtime.recurring runtime.runnable verify bench analysis",
@@ -29,7 +29,7 @@ ROOMS = (  # a room imports from those in the lines above its own
     "targets",
     "driver",
     "api",
-    "backend demo",
+    "backend demo transforms",
     "cli",
     "__main__",
 )

@@ -80,6 +80,11 @@ def current() -> Frame:
     return frames[-1]
 
 
+def is_building() -> bool:
+    """Whether a graph is being built here."""
+    return bool(_stack.get())
+
+
 @contextmanager
 def inside(region: Region, nested: bool = True) -> Iterator[Frame]:
     """Makes `region` the innermost one; a graph of its own if not `nested`."""

@@ -14,9 +14,10 @@ from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 
 
-def expand_in_place(op: Op, batched: bool = False) -> None:
+def expand_in_place(op: Op, batched: bool = False) -> list[Value]:
     """Replaces a composite op, whose types are known, by its body; `batched` as for Builder. One
-    that accumulates narrow floats becomes one of float32s."""
+    that accumulates narrow floats becomes one of float32s. Gives the values that are in place of
+    its results."""
     graph = in_float32(op) if op.defn.form == "imperative" else expand(op, batched)[0]
     region = op.region
     assert region is not None
@@ -28,6 +29,7 @@ def expand_in_place(op: Op, batched: bool = False) -> None:
             new.name = old.name
         old.replace_uses(new)
     op.erase()
+    return [mapping[result] for result in graph.results]
 
 
 def decompose_region(

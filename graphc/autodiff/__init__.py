@@ -1,0 +1,1 @@
+"""Derivatives of graphs: reverse and forward mode from the bodies of operators."""

@@ -1,0 +1,116 @@
+"""Forward mode: tangents of results from those of operands, op after op from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from graphc.autodiff.contributions import Sources, rebuilt
+from graphc.autodiff.reverse import BODIES, require_static
+from graphc.autodiff.tangent import tangent
+from graphc.errors import UnsupportedError
+from graphc.ir.build import Builder
+from graphc.ir.expr import Expr, Index, Load, Reduce, cast
+from graphc.ir.graph import Op, Region, Value
+from graphc.ir.infer import op_body
+from graphc.ir.opdef import OutIndex
+from graphc.ir.ops.generic import generic_op
+from graphc.ir.wide_graphs import is_made_of_others
+from graphc.passes.decompose import expand_in_place
+
+Rule = Callable[[Builder, Op, Sequence["Value | None"]], list["Value | None"]]
+
+
+def tangents(region: Region, seeds: Mapping[Value, Value], wanted: Sequence[Value]) -> list[Value]:
+    """The tangents of `wanted`, given those of some values of a region (`seeds`); zeros where a
+    value does not depend on these. Ops are added at the end of the region.
+
+    All types must be known and static. UnsupportedError names an op that has no derivative.
+    """
+    require_static(region)
+    known = dict(seeds)
+    renamed: dict[Value, Value] = {}
+    position, end = 0, region.ops[-1] if region.ops else None
+    while end is not None and position < len(region.ops):
+        op = region.ops[position]
+        is_last = op is end
+        if any(v in known for v in op.inputs):
+            rule = RULES.get((op.defn.domain, op.name))
+            if rule is None and is_made_of_others(op):
+                old = list(op.outputs)
+                renamed.update(zip(old, expand_in_place(op)))
+                end = region.ops[-1] if is_last else end
+                continue
+            _carry(region, op, known, rule)
+        if is_last:
+            break
+        position += 1
+    b = Builder(region)
+    return [_of(b, v, known, renamed) for v in wanted]
+
+
+def _of(b: Builder, value: Value, known: dict[Value, Value], renamed: dict[Value, Value]) -> Value:
+    while value in renamed:
+        value = renamed[value]
+    zeros = np.zeros(value.tensor.static_shape, value.tensor.dtype.np)
+    return known.get(value) or b.constant(zeros)
+
+
+def _carry(region: Region, op: Op, known: dict[Value, Value], rule: Rule | None) -> None:
+    b = Builder(region, None, op.loc)
+    given = [None if v is None else known.get(v) for v in op.inputs]
+    if rule is not None:
+        made = rule(b, op, given)
+    elif op.defn.form in BODIES:
+        made = [_of_body(b, op, number, given) for number in range(len(op.outputs))]
+    else:
+        raise UnsupportedError(f"{op.where()}: {op.defn.full_name} has no derivative")
+    known.update({v: t for v, t in zip(op.outputs, made) if t is not None})
+
+
+def _of_body(b: Builder, op: Op, number: int, given: Sequence[Value | None]) -> Value | None:
+    result = op.outputs[number].tensor
+    if not result.dtype.is_float:
+        return None
+    sources = Sources(b, op)
+
+    def of_load(load: Load) -> Expr | None:
+        value = given[int(load.source)]
+        return None if value is None else sources.load(f"t{load.source}", value, load.index)
+
+    body = op_body(op, number)
+    expr = tangent(body, of_load)
+    if expr is None:
+        return None
+    space: tuple[Index, ...] = tuple(OutIndex.make(result.dims, number))  # type: ignore
+    sources.reductions[body] = sources.load("y", op.outputs[number], space)
+    expr = rebuilt(expr, lambda r: Reduce(r.op, sources.computed(r.body), r.axes))
+    return generic_op(b, space, cast(expr, result.dtype), sources.value)
+
+
+def _linear() -> Rule:
+    """The rule of an operator that is linear in its operand 0: itself, applied to the tangent."""
+
+    def carry(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
+        operands = [given[0], *op.inputs[1:]]
+        made = b.op(op.name, *operands, domain=op.defn.domain, **op.attrs)
+        return [made]
+
+    return carry
+
+
+def _stopped(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
+    return [None]
+
+
+def _largest(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
+    axis = op.attrs.get("axis", -1)
+    return [b.GatherElements(given[0], op.outputs[1], axis=axis), None]
+
+
+RULES: dict[tuple[str, str], Rule] = {
+    ("graphc", "StopGradient"): _stopped,
+    ("", "CumSum"): _linear(),
+    ("", "TopK"): _largest,
+}

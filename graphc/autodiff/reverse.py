@@ -1,0 +1,115 @@
+"""Reverse mode: from the gradients of results to those of operands, op after op from the end.
+
+The graph gets new ops at its end. An op with a scalar body is differentiated by its body
+(contributions.py), a composite one through what it is made of, the others by rules of their own
+(rules.py). A rule also stands where it is cheaper or more accurate than what is derived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from graphc.autodiff.contributions import contributions
+from graphc.autodiff.rules import RULES
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir.build import Builder
+from graphc.ir.graph import Op, Region, Value
+from graphc.ir.types import TensorType
+from graphc.ir.wide_graphs import is_made_of_others
+from graphc.passes.decompose import expand_in_place
+
+BODIES = ("elementwise", "indexed")
+
+
+def gradients(region: Region, seeds: Mapping[Value, Value], wanted: Sequence[Value]) -> list[Value]:
+    """The gradients of `wanted`, given those of some values of a region (`seeds`); zeros where
+    nothing depends on a value. Ops are added at the end of the region.
+
+    All types must be known and static. UnsupportedError names an op that has no derivative.
+    """
+    require_static(region)
+    collected: dict[Value, list[Value]] = {v: [g] for v, g in seeds.items()}
+    _expand(region, collected, wanted)
+    ops = list(region.ops)
+    active = _depending(ops, wanted)
+    for op in reversed(ops):
+        if any(v in collected for v in op.outputs) and any(v in active for v in op.inputs):
+            _differentiate(region, op, collected, active)
+    b = Builder(region)
+    return [_total(b, collected.get(v, [])) or _zeros(b, v) for v in wanted]
+
+
+def require_static(region: Region) -> None:
+    """ModelError if a dim of a tensor is open."""
+    for value in region.values():
+        if isinstance(value.type, TensorType) and not value.is_static:
+            raise ModelError(
+                f"a gradient needs static shapes, found {value}; give the shapes of the inputs"
+            )
+
+
+def _depending(ops: Sequence[Op], wanted: Sequence[Value]) -> set[Value]:
+    """The values of floats that depend on those wanted, these included."""
+    active = set(wanted)
+    for op in ops:
+        if op.defn.name != "Constant" and any(v in active for v in op.inputs):
+            active.update(v for v in op.outputs if _is_float(v))
+    return active
+
+
+def _is_float(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.dtype.is_float
+
+
+def _expand(region: Region, collected: dict[Value, list[Value]], wanted: Sequence[Value]) -> None:
+    """Expands the composite ops that gradients pass through and that have no rule. What is
+    collected for their results is that of the values in place of these."""
+    position = 0
+    active = set(wanted)
+    while position < len(region.ops):
+        op = region.ops[position]
+        if any(v in active for v in op.inputs) and op.name != "Constant":
+            if is_made_of_others(op) and (op.defn.domain, op.name) not in RULES:
+                for old, new in zip(op.outputs, expand_in_place(op)):
+                    if old in collected:
+                        collected.setdefault(new, []).extend(collected.pop(old))
+                continue
+            active.update(v for v in op.outputs if _is_float(v))
+        position += 1
+
+
+def _differentiate(
+    region: Region, op: Op, collected: dict[Value, list[Value]], active: set[Value]
+) -> None:
+    b = Builder(region, None, op.loc)
+    cotangents = [_total(b, collected.get(v, [])) for v in op.outputs]
+    wanted = [n for n, v in enumerate(op.inputs) if v in active]
+    rule = RULES.get((op.defn.domain, op.name))
+    parts: Mapping[int, list[Value]]
+    if rule is not None:
+        made = rule(b, op, cotangents)
+        parts = {n: [g] for n, g in enumerate(made) if g is not None and n in wanted}
+    elif op.defn.form in BODIES:
+        parts = contributions(b, op, cotangents, wanted)
+    else:
+        raise UnsupportedError(f"{op.where()}: {op.defn.full_name} has no derivative")
+    for number, values in parts.items():
+        collected.setdefault(op.operand(number), []).extend(values)
+
+
+def _total(b: Builder, values: list[Value]) -> Value | None:
+    """The sum of the parts of a gradient, which is the one part from then on."""
+    if not values:
+        return None
+    total = values[0]
+    for value in values[1:]:
+        total = b.Add(total, value)
+    values[:] = [total]
+    return total
+
+
+def _zeros(b: Builder, value: Value) -> Value:
+    type = value.tensor
+    return b.constant(np.zeros(type.static_shape, type.dtype.np))

@@ -1,0 +1,93 @@
+"""Gradients written by hand: of operators without a body, and where that is better than what is
+derived. Each takes a Builder, the op and the gradients of its results (None: zero), and gives those
+of its operands (None: zero, or not a number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from graphc.ir.build import Builder
+from graphc.ir.graph import Op, Value
+
+Rule = Callable[[Builder, Op, Sequence[Value | None]], list[Value | None]]
+RULES: dict[tuple[str, str], Rule] = {}
+
+
+def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
+    """Declares the gradient of operators."""
+
+    def declare(function: Rule) -> Rule:
+        RULES.update({(domain, name): function for name in names})
+        return function
+
+    return declare
+
+
+def _only(cotangents: Sequence[Value | None]) -> Value:
+    """The gradient of the first result."""
+    value = cotangents[0]
+    assert value is not None
+    return value
+
+
+@rule("StopGradient", domain="graphc")
+def _stopped(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    return [None]
+
+
+@rule("Relu")
+def _relu(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """Zero at 0, as PyTorch has it; it reads the result, which is kept anyway."""
+    g = _only(cotangents)
+    zero = b.constant(0, g.tensor.dtype)
+    return [b.Where(b.Greater(op.output, zero), g, zero)]
+
+
+@rule("Sigmoid")
+def _sigmoid(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """g * y * (1 - y): what is derived is 0 * inf where exp(-x) overflows."""
+    y = op.output
+    return [b.Mul(_only(cotangents), b.Mul(y, b.Sub(b.constant(1, y.tensor.dtype), y)))]
+
+
+@rule("Softmax")
+def _softmax(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """y * (g - sum(g * y)): nothing of the maximum is left, which what is derived computes."""
+    g, y = _only(cotangents), op.output
+    axis = np.array([op.attrs.get("axis", -1)])
+    return [b.Mul(y, b.Sub(g, b.ReduceSum(b.Mul(g, y), axis, keepdims=1)))]
+
+
+@rule("LogSoftmax")
+def _log_softmax(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """g - exp(y) * sum(g)."""
+    g, y = _only(cotangents), op.output
+    axis = np.array([op.attrs.get("axis", -1)])
+    return [b.Sub(g, b.Mul(b.Exp(y), b.ReduceSum(g, axis, keepdims=1)))]
+
+
+@rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+def _reshaped(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """A view, as the operator is."""
+    shape = np.array(op.operand(0).tensor.dims, np.int64)
+    zero_dims = {"allowzero": 1} if 0 in shape else {}
+    return [b.Reshape(_only(cotangents), shape, **zero_dims)]
+
+
+@rule("CumSum")
+def _cumulated(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """The sum from the other end."""
+    attrs = {**op.attrs, "reverse": 1 - op.attrs.get("reverse", 0)}
+    return [b.CumSum(_only(cotangents), op.operand(1), **attrs), None]
+
+
+@rule("TopK")
+def _largest(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """Each value's gradient goes where the value is from."""
+    x = op.operand(0).tensor
+    zeros = b.constant(np.zeros(x.static_shape, x.dtype.np))
+    axis = op.attrs.get("axis", -1)
+    return [b.ScatterElements(zeros, op.outputs[1], _only(cotangents), axis=axis), None]

@@ -1,0 +1,91 @@
+"""The operator whose body is an attribute, `graphc.Generic`, as linalg.generic is in MLIR.
+
+The attribute is the text of an expression (ir/text/expr_printer.py): `$0[i0, i1] * $1[i1]` over the
+indices i0, i1, ... of the result and loads of the operands by number. So an op that was derived,
+such as a gradient, prints, parses, and is fused and lowered as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from graphc.errors import ModelError
+from graphc.ir.build import Builder
+from graphc.ir.expr import Expr, Index, Load, Reduce, free_indices, substitute, transform, walk
+from graphc.ir.graph import Value
+from graphc.ir.opdef import Any_, Operand, OutIndex, op
+from graphc.ir.text.expr_parser import Scope, parse_expr
+from graphc.ir.text.expr_printer import to_text
+from graphc.ir.types import Shape
+
+NAME, DOMAIN = "Generic", "graphc"
+
+
+def _declared(*_: Operand, shape: Sequence[int]) -> Shape:
+    return tuple(shape)
+
+
+@op(NAME, domain=DOMAIN, infer=_declared)
+def generic(i: OutIndex, *operands: Any_, body: str, shape: Sequence[int]) -> Expr:
+    """The expression `body` at every index of `shape`."""
+    sources = {str(x.position): x.dtype for x in operands}
+    expr = parse_expr(body, Scope({index.name: index for index in i}, sources))
+    ranks = {str(x.position): x.rank for x in operands}
+    for node in walk(expr):
+        if isinstance(node, Load) and len(node.index) != ranks[node.source]:
+            raise ModelError(f"operand {node.source} has rank {ranks[node.source]}, found {node}")
+    return expr
+
+
+def generic_op(
+    b: Builder, space: Sequence[Index], body: Expr, value_of: Callable[[str], Value]
+) -> Value:
+    """Adds an op that computes `body` at every index of `space`; `value_of` gives the values that
+    its loads are from. Axes of extent 1 are kept."""
+    order: dict[str, int] = {}
+    for node in walk(body):
+        if isinstance(node, Load):
+            order.setdefault(node.source, len(order))
+    values = [value_of(source) for source in order]
+    renamed = with_plain_names(body, space)
+
+    def numbered(node: Expr) -> Expr | None:
+        if isinstance(node, Load):
+            return Load(str(order[node.source]), node.index, node.dtype)
+        return None
+
+    text = to_text(transform(renamed, numbered))
+    shape = tuple(index.extent for index in space)
+    return b.op(NAME, *values, domain=DOMAIN, body=text, shape=shape)
+
+
+def with_plain_names(body: Expr, space: Sequence[Index]) -> Expr:
+    """The body with the indices of `space` named i0, i1, ..., and axes of reductions k0, k1, ...,
+    all different, so that its text depends on nothing but its structure."""
+    made: dict[tuple, Expr] = {}
+    outer: dict[Expr, Expr] = {x: Index(f"i{d}", x.extent) for d, x in enumerate(space)}
+
+    def visit(node: Expr, names: dict[Expr, Expr]) -> Expr:
+        if not any(isinstance(part, Reduce) for part in walk(node)):
+            return substitute(node, names)
+        key = node, tuple(names[x] for x in sorted(free_indices(node), key=lambda x: x.name))
+        if key not in made:
+            made[key] = reduction(node, names) if isinstance(node, Reduce) else inner(node, names)
+        return made[key]
+
+    def inner(node: Expr, names: dict[Expr, Expr]) -> Expr:
+        return node.rebuild([visit(child, names) for child in node.children])
+
+    def reduction(node: Reduce, names: dict[Expr, Expr]) -> Expr:
+        first = sum(len(known.axes) for known in made.values() if isinstance(known, Reduce))
+        depth = sum(index.name.startswith("k") for index in names.values())  # type: ignore
+        axes = tuple(Index(f"k{first + depth + n}", a.extent) for n, a in enumerate(node.axes))
+        return Reduce(node.op, visit(node.body, {**names, **dict(zip(node.axes, axes))}), axes)
+
+    return visit(body, outer)
+
+
+@op("StopGradient", domain=DOMAIN)
+def stop_gradient(i: OutIndex, x: Any_) -> Expr:
+    """x, which no gradient passes."""
+    return x[i]
