@@ -329,7 +329,25 @@ def test_bounds_leave_less_room_where_tensors_are_large(monkeypatch):
     monkeypatch.setattr(tiers, "MOST_BYTES", 16 * 4 * 40)
     model = graphc.compile(mlp("1.."), specialise="any", threads=1)
     agrees(model, 20)
-    assert model.executables()[0].bounds == {"N": (1, 32)}
+    assert model.executables()[0].bounds == {"N": (1, 20)}
+
+
+def test_bounds_end_where_the_model_does():
+    graph = graphc.parse("""graph @g(%x: f32[N]) -> ? where N: 1.. {
+  const %table : f32[24] = random(seed=1)
+  const %zero : i64[1] = [0]
+  %n = Shape(%x)
+  %cut = Slice(%table, %zero, %n)
+  %y = Add(%x, %cut)
+  return %y
+}
+""")
+    model = graphc.compile(graph, specialise="any", threads=1)
+    for count in (5, 10, 24, 17):
+        x = np.ones(count, np.float32)
+        np.testing.assert_array_equal(model.run([x])[0], graphc.interpret(graph, [x])[0])
+    (info,) = model.executables()
+    assert info.bounds["N"][1] == 24
 
 
 def test_mistakes_in_the_general_program_are_hidden_by_auto_alone(monkeypatch):

@@ -6,8 +6,8 @@ once that pays (recurring.py), and runs from then on: dictionaries are read and 
 run takes one or the other. With "exact" there is no general program.
 
 A dimension without an upper bound gets one that grows: a power of two some way above what was met,
-less far if tensors would be large; a larger request has the general program made again. Memory is
-that of the bounds, but pages that no run touches cost nothing.
+less far if tensors would be large, or the model has no meaning there; a larger request has the
+general program made again. Memory is that of the bounds, but pages no run touches cost nothing.
 
 A general program is for the contents of inputs that types depend on. Where an op has no program
 for all sizes, bounds are narrowed about what was met (passes/narrowing.py), and what is beyond them
@@ -226,7 +226,8 @@ class TieredGraph(SpecialisedGraph):
             extent, high = met.get(name, 1), symbol.hi
             if high is None:
                 high = known.get(name, (1, 0))[1]
-                high = high if extent <= high else 1 << (extent * slack - 1).bit_length()
+                if extent > high:
+                    high = extent if slack == 1 else 1 << (extent * slack - 1).bit_length()
             bounds[name] = (max(symbol.lo, 1), max(high, 1))
         return bounds
 
