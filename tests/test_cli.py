@@ -317,6 +317,15 @@ def test_inspect(capsys):
         assert part in out
 
 
+def test_inspect_a_program_for_all_sizes(capsys):
+    options = ["--specialise", "any", "--machine", "100,20"]
+    out = ok(capsys, "inspect", DIGITS, *options, "--dim", "N=1..64")
+    assert "a program for all sizes; at the largest, N = 64:" in out
+    assert "bytes of inputs: N * 256; of outputs: N * 40" in out
+    assert out.endswith("where N in 1..64: general, all sizes have bounds\n")
+    assert "--dim N=1..64" in refused(capsys, "inspect", DIGITS, *options)
+
+
 def test_inspect_for_a_microcontroller(capsys):
     """The steps are those that the folder of C sources holds."""
     out = ok(capsys, "inspect", DIGITS, "--dim", "N=1", "--target", "c", "--machine", "1,1")

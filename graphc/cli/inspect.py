@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli.options import (
@@ -18,18 +19,24 @@ from graphc.cli.options import (
 from graphc.errors import ModelError
 
 if TYPE_CHECKING:
+    from graphc.cli.models import Model
     from graphc.cli.runs import Job
+    from graphc.ir.expr import Sym
     from graphc.ir.graph import Graph
+    from graphc.ir.machine import Peaks
     from graphc.ir.program import Program
+    from graphc.runtime.listing import ExecutableInfo
 
 SUMMARY = """\
 Lists the contents of a model and where its time goes: operators with their operations (FLOPs),
 bytes and operations per byte; the steps the model is compiled to, with the least time each can take
 on this machine by the roofline (operations at peak speed, or bytes at full bandwidth) and its
-bound; and the memory plan. Open dimensions count as 1. With --target c the steps are those of a
-microcontroller: give its peaks with --machine. With --target cuda they are those of a GPU of
---arch, whose peaks (those of matrix cores for kernels that use them) are known; --accesses then
-runs some blocks of every kernel in the simulator and lists the cost of their accesses: bytes
+bound; and the memory plan. Open dimensions count as 1. With --specialise any (or auto) and bounds
+for them (--dim seq=1..128) the program for all sizes is listed at its largest sizes, then its
+memory as a function of them, and which programs there are and why. With --target c the steps are
+those of a microcontroller: give its peaks with --machine. With --target cuda they are those of a
+GPU of --arch, whose peaks (those of matrix cores for kernels that use them) are known; --accesses
+then runs some blocks of every kernel in the simulator and lists the cost of their accesses: bytes
 that are moved and not used, how far the accesses of a warp are coalesced (the fewest sectors of
 global memory they need, of those they touch), and bank conflicts (the wavefronts of shared memory
 they need beyond the fewest), with the worst accesses one by one.
@@ -40,6 +47,7 @@ loading any code. A .gcm holds native code: load it only if you trust its author
 EPILOG = examples(
     ("graphc inspect model.onnx", "the most important of everything"),
     ("graphc inspect model.onnx --dim batch=8 --all", "every node and every step"),
+    ("graphc inspect model.onnx --specialise any --dim seq=1..128", "memory at every size"),
     ("graphc inspect model.onnx --machine 50,10", "for 50 GFLOP/s and 10 GB/s"),
     ("graphc inspect model.onnx --target c --cpu cortex-m4", "as it runs on a microcontroller"),
     ("graphc inspect model.onnx --target cuda --accesses", "which kernels read memory badly"),
@@ -72,9 +80,13 @@ def run(args: argparse.Namespace) -> int:
     target = target_of(args).detached()
     peaks = peaks_of(target, args)
     model = open_model(args)
-    model.close()
+    stays_open = args.specialise in ("any", "auto") and target.open_sizes
+    if stays_open:
+        _check_bounds(model)
+    else:
+        model.close()
     job = Job(model, target, settings(args, target))
-    graph, programs = _compiled(job, args)
+    graph, programs, made = _compiled(job, args)
     if args.svg:
         _draw(programs, args.svg)
     print(report.summary(graph))
@@ -85,12 +97,44 @@ def run(args: argparse.Namespace) -> int:
     processor = f" ({target.processor})" if target.processor else ""
     print(f"\ncompiled for {target.name}{processor}; least times of {text}")
     for program in programs:
-        print("\n" + report.steps(program, peaks, None if args.all else TOP))
-        print("\n" + report.memory(program))
-        more = target.inspected(job, program, None if args.all else TOP)
-        if more:
-            print("\n" + more)
+        _tell(program, job, peaks, None if args.all else TOP)
+    if stays_open:
+        print("\n" + "\n".join(map(str, made)))
     return 0
+
+
+def _check_bounds(model: Model) -> None:
+    """ModelError names a dimension that has none."""
+    for name, symbol in model.pinned().symbols.items():
+        if symbol.hi is None:
+            raise ModelError(f"dimension {name} has no bounds: give them, as --dim {name}=1..64")
+
+
+def _tell(program: Program, job: Job, peaks: Peaks, rows: int | None) -> None:
+    """Prints the steps and the memory of a program; of one of open shape, at its largest sizes."""
+    from graphc.analysis import report
+    from graphc.analysis.open_memory import open_memory
+    from graphc.ir.program import at_sizes
+
+    shown = program
+    if program.sizes:
+        sizes = _largest(program.sizes)
+        shown = at_sizes(program, list(sizes.values()))
+        at = ", ".join(f"{name} = {most}" for name, most in sizes.items())
+        print(f"\na program for all sizes; at the largest, {at}:")
+    print("\n" + report.steps(shown, peaks, rows))
+    print("\n" + report.memory(shown))
+    if program.sizes:
+        print("\n" + open_memory(program))
+    more = job.target.inspected(job, program, rows)
+    if more:
+        print("\n" + more)
+
+
+def _largest(sizes: Iterable[Sym]) -> dict[str, int]:
+    from graphc.ir.types import largest
+
+    return {size.name: largest(size) for size in sizes}
 
 
 def _inspect_saved(args: argparse.Namespace) -> int:
@@ -112,18 +156,22 @@ def _draw(programs: list[Program], path: str) -> None:
     write_text(path, arena_svg(max(programs, key=lambda program: program.arena_bytes)))
 
 
-def _compiled(job: Job, args: argparse.Namespace) -> tuple[Graph, list[Program]]:
-    """The typed graph and its programs: one, or one for each stage if shapes depend on data."""
+def _compiled(
+    job: Job, args: argparse.Namespace
+) -> tuple[Graph, list[Program], list[ExecutableInfo]]:
+    """The typed graph; its programs: one, or one for each stage if shapes depend on data; and, of a
+    model that may have a program for all sizes, what was made and why."""
     from graphc.cli.output import progress
     from graphc.passes.specialise import specialise
 
-    graph = specialise(job.model.pinned(), partial=True)
+    pinned = job.model.pinned()
+    graph = specialise(pinned, dims=_largest(pinned.symbols.values()), partial=True)
     programs: list[Program] = []
     with progress(f"compiling {job.model.path.name} for {job.target.name}"):
         if job.target.alone:  # what runs elsewhere has no part on this host
-            return graph, [job.program()]
+            return graph, [job.program()], []
         job.settings.observe = programs.append
         compiled = job.compiled()
         if not programs:
             compiled.run(job.feeds(args.seed))
-    return graph, programs
+    return graph, programs, compiled.executables()

@@ -129,6 +129,20 @@ def repetitions(steps: Sequence[AnyStep], around: int | None = 1) -> list[int | 
     return counts
 
 
+def walk_slots(steps: Sequence[AnyStep]) -> Iterator[Slot]:
+    """The slots of all steps, those inside others included."""
+    for step in walk(steps):
+        if isinstance(step, Step):
+            yield from step.slots
+        elif isinstance(step, Copy):
+            yield from (step.source, step.target)
+        elif isinstance(step, While):
+            named = (step.condition, step.trips, step.counter)
+            yield from (slot for slot in named if isinstance(slot, Slot))
+        else:
+            yield step.condition
+
+
 def with_calls(steps: Sequence[AnyStep], change: Callable[[Step], Step]) -> list[AnyStep]:
     """The steps with other kernel calls, those in loops and branches included."""
 

@@ -1,13 +1,16 @@
-"""The sizes of a program of open shape, as a run reads them from the shapes of its inputs."""
+"""The sizes of a program of open shape: as a run reads them from the shapes of its inputs, and
+those that it is tried at."""
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Sequence
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Sym
-from graphc.ir.types import TensorType, at
+from graphc.ir.types import TensorType, at, largest
 
 
 def sizes_of(
@@ -31,3 +34,21 @@ def sizes_of(
         if wanted != tuple(shape):
             raise ModelError(f"input {name!r} takes {type}, which is {wanted}, found {shape}")
     return read
+
+
+MOST_CORNERS = 16
+
+
+def trials(
+    sizes: Sequence[Sym], corners: int = MOST_CORNERS, between: int = 3
+) -> list[tuple[int, ...]]:
+    """Values of sizes at which something is tried that should hold for all: the least of all, the
+    largest of all, other corners (so many in all), and some at random, the same every time."""
+    if not sizes:
+        return []
+    dice = random.Random(0)
+    ranges = [(size.lo, largest(size)) for size in sizes]
+    ends = [tuple(pair[end] for pair in ranges) for end in (0, 1)]
+    others = itertools.islice(itertools.product(*ranges), max(corners - len(ends), 0))
+    inside = (tuple(dice.randint(*pair) for pair in ranges) for _ in range(between))
+    return list(dict.fromkeys((*ends, *others, *inside)))

@@ -30,7 +30,7 @@ from graphc.ir.graph import Graph, Value, clone_graph
 from graphc.ir.sizes import sizes_of
 from graphc.ir.types import TensorType, largest
 from graphc.passes.general import Bounds
-from graphc.passes.narrowing import open_within
+from graphc.passes.narrowing import Opened, open_within
 from graphc.runtime.execution import ASKED, Made, SpecialisedGraph, contents_key
 from graphc.runtime.listing import ExecutableInfo
 from graphc.runtime.plans import Executable, Target
@@ -192,18 +192,9 @@ class TieredGraph(SpecialisedGraph):
         begin = time.perf_counter()
         given = {} if values is None else {self._names[n]: values[n] for n in self._bound}
         contents = self._contents_of(values)
-        for slack in SLACKS:
-            wide = self._bounds(met, slack)
-            if any(g.bounds == wide and g.contents == contents for g in self.general):
-                return
-            opened = open_within(self.graph, wide, met, self.target.policy, given)
-            most = max(
-                (v.tensor.most * v.tensor.dtype.size for v in opened.graph.values()), default=0
-            )
-            if most <= MOST_BYTES or all(s.hi is not None for s in self.graph.symbols.values()):
-                break
-        else:
-            raise ModelError(f"a tensor would have {most} bytes at the largest sizes")
+        opened = self._opened(met, given, contents)
+        if opened is None:
+            return
         graph = opened.graph
         if not graph.symbols:
             raise UnsupportedError(opened.why or "types depend on the contents of all open inputs")
@@ -217,6 +208,33 @@ class TieredGraph(SpecialisedGraph):
         self.why, self._taken = opened.why, {}
         self.recurring.background.expect(seconds)
         self._made(info)
+
+    def _opened(
+        self, met: Mapping[str, int], given: Mapping[str, Any], contents: tuple
+    ) -> Opened | None:
+        """The graph for all sizes about those that were met, with as much room above as it takes
+        and tensors of moderate size leave; None if there is a program of these bounds."""
+        grows = any(s.hi is None for s in self.graph.symbols.values())
+        narrow: Opened | None = None
+        for slack in SLACKS if grows else SLACKS[-1:]:
+            wide = self._bounds(met, slack)
+            if any(g.bounds == wide and g.contents == contents for g in self.general):
+                return None
+            try:
+                opened = open_within(self.graph, wide, met, self.target.policy, given)
+                if grows:
+                    _check_memory(opened.graph)
+            except NeedsValue:
+                raise
+            except GraphcError as error:  # as of positions that a table ends
+                failed = error
+                continue
+            if not opened.why:
+                return opened
+            narrow = narrow or opened
+        if narrow is None:
+            raise failed
+        return narrow
 
     def _bounds(self, met: Mapping[str, int], slack: int) -> Bounds:
         """Bounds for every dimension: its own, or some that leave room above what has been met."""
@@ -241,6 +259,13 @@ class TieredGraph(SpecialisedGraph):
                 if isinstance(dim, Sym):
                     met[dim.name] = max(extent, met.get(dim.name, 0))
         return met
+
+
+def _check_memory(graph: Graph) -> None:
+    """ModelError if a tensor of a graph is large at the largest sizes."""
+    most = max((v.tensor.most * v.tensor.dtype.size for v in graph.values()), default=0)
+    if most > MOST_BYTES:
+        raise ModelError(f"a tensor would have {most} bytes at the largest sizes")
 
 
 def _dims(graph: Graph) -> tuple:

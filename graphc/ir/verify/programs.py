@@ -10,7 +10,6 @@ is verified at its least and largest sizes, and at a few between.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
@@ -20,8 +19,8 @@ from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.kernel import Buffer, Kernel, with_sizes
 from graphc.ir.program import AnyStep, Copy, If, Program, Slot, Step, While, at_sizes
+from graphc.ir.sizes import trials
 from graphc.ir.text.steps import slot_text
-from graphc.ir.types import largest
 from graphc.ir.verify.kernels import verify_kernel
 from graphc.ir.verify.overlap import overwrites
 
@@ -34,22 +33,11 @@ def verify_program(program: Program) -> None:
         verify_kernel(kernel)
     if not program.sizes:
         _ProgramVerifier(program).run()
-    for values in chosen_sizes(program):
+    for values in trials(program.sizes, corners=2):
         static = at_sizes(program, values)
         for kernel in static.kernels.values():
             verify_kernel(kernel)
         _ProgramVerifier(static).run()
-
-
-def chosen_sizes(program: Program, count: int = 3) -> list[tuple[int, ...]]:
-    """Sizes that a program of open shape is tried at: the least, the largest, and a few between."""
-    if not program.sizes:
-        return []
-    dice = random.Random(0)
-    ranges = [(size.lo, largest(size)) for size in program.sizes]
-    corners = [tuple(pair[end] for pair in ranges) for end in (0, 1)]
-    between = (tuple(dice.randint(*pair) for pair in ranges) for _ in range(count))
-    return list(dict.fromkeys((*corners, *between)))
 
 
 class _ProgramVerifier:

@@ -1,8 +1,9 @@
 """The arena: the order of a program's calls, and the offset of every storage in one block of
 memory.
 
-Roots are planned, views follow theirs. Outputs have a pool of their own. Every plan is validated.
-See graphc/memplan.
+Roots are planned, views follow theirs. Outputs have a pool of their own. Every plan is validated:
+that of a program of open shape, which is made for the largest sizes, at others too, the corners
+among them. See graphc/memplan.
 
 The body of a loop or a branch is planned first, by itself: what it alone uses lies in one block,
 its memory, which is a storage of the plan around it. There, the loop is one step, which reads and
@@ -16,7 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphc import memplan
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Expr, as_expr, symbols
 from graphc.ir.program import Slot
+from graphc.ir.sizes import trials
+from graphc.ir.types import at
 from graphc.passes.lower.storages import (
     AnyCall,
     Call,
@@ -101,10 +106,25 @@ class _Planner:
         roots = dict.fromkeys([*self.roots.values(), *([] if self.within else flagged)])
         requests = [self._request(root) for root in roots]
         planned = memplan.plan_steps(steps, requests, reorder=True, order_budget=ORDER_BUDGET)
-        memplan.validate_steps(steps, requests, planned)
+        for sized in [requests, *self._at_other_sizes(requests)]:
+            memplan.validate_steps(steps, sized, planned)
         peak, bound = planned.peaks.get("arena", 0), planned.lower_bounds.get("arena", 0)
         own = {root: at for root, at in planned.offsets.items() if self._is_own(root)}
         return Arena({**self.inner, **own}, peak, bound, [self.calls[n] for n in planned.order])
+
+    def _at_other_sizes(self, requests: list[memplan.Request]) -> Iterator[list[memplan.Request]]:
+        """The requests, each as large as its tensor is, at the sizes that a plan is tried at."""
+        counts = {r.name: as_expr(self.storages[r.name].buffer.size, i64) for r in requests}
+        sizes = dict.fromkeys(s for count in counts.values() for s in symbols(count))
+        ordered = sorted(sizes, key=lambda size: size.name)
+        for values in trials(ordered):
+            known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(ordered, values)}
+            of = {count: int(at(count, known)) for count in set(counts.values())}  # type: ignore[arg-type]
+            yield [replace(r, size=self._nbytes(r.name, of[counts[r.name]])) for r in requests]
+
+    def _nbytes(self, root: str, count: int) -> int:
+        """The bytes of so many elements of a root, one at least."""
+        return max(count * self.storages[root].buffer.dtype.size, 1)
 
     def _is_own(self, root: str) -> bool:
         """Whether a root lies in the memory that is planned."""
