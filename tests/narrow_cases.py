@@ -246,8 +246,20 @@ CASES: dict[str, Case | list[Case]] = {
     f"{RUNTIME}.NhwcFusedConv": Case(
         [positive(1, 5, 5, 600), positive(4, 600, 3, 3), signed(4)], {"activation": "Relu"}
     ),
-    f"{RUNTIME}.MatMulNBits": Case(
+    f"{RUNTIME}.MatMulNBits": [
+        Case([positive(3, 4096), below(256, 8, 128, 16).astype(np.uint8), positive(8, 128)],
+             {"K": 4096, "N": 8, "block_size": 32, "bits": 4, "accuracy_level": level})
+        for level in (0, 4)
+    ],
+    f"{OURS}.BlockProduct": Case(
         [positive(3, 4096), below(256, 8, 128, 16).astype(np.uint8), positive(8, 128)],
+        {"K": 4096, "N": 8, "block_size": 32, "bits": 4},
+    ),
+    f"{OURS}.BlockScales": Case([signed(3, 90)], {"block_size": 32}),
+    f"{OURS}.BlockCodes": Case([signed(3, 90)], {"block_size": 32}),
+    f"{OURS}.ByteBlockProduct": Case(
+        [below(127, 3, 128, 32).astype(np.int8), positive(3, 128),
+         below(256, 8, 128, 16).astype(np.uint8), positive(8, 128)],
         {"K": 4096, "N": 8, "block_size": 32, "bits": 4},
     ),
     f"{RUNTIME}.GatherBlockQuantized": Case(

@@ -1,12 +1,15 @@
 """Instructions that kernels of several targets name in `Intrin` statements, and their meaning.
 
-    dot4(sum, a, w, centre)    sum += (a[0] - centre) * w[0] + ... + (a[3] - centre) * w[3]
-    transpose(tile, side)      tile[r * side + c] and tile[c * side + r] change places
+    dot4(sum, a, w, centre)             sum += (a[0] - centre) * w[0] + ... + (a[3] - centre) * w[3]
+    dot4_codes(sum, a, w, shift, bits)  sum += a[0] * c(w[0]) + ... + a[3] * c(w[3]), where c(x) are
+                                        the `bits` bits of x from bit `shift` on
+    transpose(tile, side)               tile[r * side + c] and tile[c * side + r] change places
 
 `sum` is an element of type i32 (sums wrap), `a` and `w` are loads of the first of four consecutive
-elements (`a` int8 or uint8, `w` int8), `centre` is a constant within -256..255. In a vector loop
-every lane has a sum and four elements of `w` of its own. `tile` is a load of the first element of a
-local array of `side * side`, which stands outside of vector loops.
+elements (of dot4 `a` int8 or uint8 and `w` int8, of dot4_codes `a` int8 and `w` uint8), `centre` is
+a constant within -256..255, `shift` and `bits` are constants whose sum is at most 8. In a vector
+loop every lane has a sum and four elements of `w` of its own. `tile` is a load of the first element
+of a local array of `side * side`, which stands outside of vector loops.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from graphc.ir.kernel import Body, Buffer, Intrin, Let, Stmt, Store
 from graphc.ir.simplify import simplify
 
 DOT4 = "dot4"
+DOT4_CODES = "dot4_codes"
 TRANSPOSE = "transpose"
-NAMES = (DOT4, TRANSPOSE)
+NAMES = (DOT4, DOT4_CODES, TRANSPOSE)
 LANES = 4
 
 
@@ -30,6 +34,13 @@ def dot4(total: Load, a: Load, w: Load, centre: int) -> Intrin:
     if total.dtype is not i32 or a.dtype not in (i8, u8) or w.dtype is not i8:
         raise InternalError(f"dot4 of {total.dtype}, {a.dtype} and {w.dtype}")
     return Intrin(DOT4, (total, a, w, Const(centre, i32)))
+
+
+def dot4_codes(total: Load, a: Load, w: Load, shift: int, bits: int) -> Intrin:
+    """The statement; the types must be those of the module's text."""
+    if total.dtype is not i32 or a.dtype is not i8 or w.dtype is not u8:
+        raise InternalError(f"dot4_codes of {total.dtype}, {a.dtype} and {w.dtype}")
+    return Intrin(DOT4_CODES, (total, a, w, Const(shift, i32), Const(bits, i32)))
 
 
 def transpose(tile: Buffer, side: int) -> Intrin:
@@ -43,6 +54,8 @@ def meaning(stmt: Intrin) -> Body:
     """The same in plain statements."""
     if stmt.name == DOT4:
         return (_meaning_of_dot4(stmt),)
+    if stmt.name == DOT4_CODES:
+        return (_meaning_of_dot4_codes(stmt),)
     if stmt.name == TRANSPOSE:
         return tuple(_meaning_of_transpose(stmt))
     raise InternalError(f"no instruction of several targets is named {stmt.name}")
@@ -66,6 +79,16 @@ def _meaning_of_dot4(stmt: Intrin) -> Store:
     value: Expr = total
     for lane in range(LANES):
         value = value + (_lane(a, lane).cast(i32) - centre) * _lane(w, lane).cast(i32)
+    return Store(total.source, total.index, value)
+
+
+def _meaning_of_dot4_codes(stmt: Intrin) -> Store:
+    total, a, w, shift, bits = stmt.args
+    assert isinstance(total, Load) and isinstance(bits, Const)
+    value: Expr = total
+    for lane in range(LANES):
+        code = (_lane(w, lane).cast(i32) >> shift) & ((1 << bits.value) - 1)
+        value = value + _lane(a, lane).cast(i32) * code
     return Store(total.source, total.index, value)
 
 

@@ -1,8 +1,9 @@
-"""dot4 (graphc/ir/instructions.py) as LLVM IR: four products of bytes added to the sum of a lane.
+"""dot4 and dot4_codes (graphc/ir/instructions.py) as LLVM IR: four products of bytes added to the
+sum of a lane.
 
 * Where x86 has VNNI it is one instruction, which multiplies unsigned bytes by signed ones. Bytes
   less their centre are unsigned if they are uint8 less 0, or int8 less -128: the bits are then
-  those of the byte, the highest flipped.
+  those of the byte, the highest flipped. Codes are unsigned as they are.
 * Other x86 multiplies pairs of 16 bits: bytes at even and at odd places are widened apart.
 * Elsewhere it is four products.
 
@@ -26,20 +27,33 @@ NEEDED = {4: "sse2", 8: "avx2", 16: "avx512bw"}
 
 
 def emit_dot4(e: ExprEmitter, stmt: Intrin, features: frozenset[str]) -> None:
-    """Emits the statement for a CPU that has these features."""
+    """Emits dot4 for a CPU that has these features."""
     total, a, w, centre = stmt.args
     assert isinstance(total, Load) and isinstance(a, Load) and isinstance(centre, Const)
     assert isinstance(w, Load)
+    _emit(e, total, a, w, _Dot(e, a.dtype, centre.value), features)
+
+
+def emit_dot4_codes(e: ExprEmitter, stmt: Intrin, features: frozenset[str]) -> None:
+    """Emits dot4_codes for a CPU that has these features."""
+    total, a, w, shift, bits = stmt.args
+    assert isinstance(total, Load) and isinstance(a, Load) and isinstance(w, Load)
+    assert isinstance(shift, Const) and isinstance(bits, Const)
+    _emit(e, total, a, w, _Dot(e, a.dtype, 0, (shift.value, bits.value)), features)
+
+
+def _emit(
+    e: ExprEmitter, total: Load, a: Load, w: Load, dot: _Dot, features: frozenset[str]
+) -> None:
+    """Adds the products of four bytes of `a` and those of `w` in each lane."""
     lanes = e.lanes if e.vector is not None else 1
     start = e.splat(e.value(total), lanes)
-    word, words = _words(e, a, 1), _words(e, w, lanes)
+    word, words = _words(e, a, 1), dot.unpacked(_words(e, w, lanes))
     width = _width(features, lanes)
     if width == 0:
-        result = _Dot(e, a.dtype, centre.value, lanes).plain(start, word, words)
+        result = dot.plain(start, word, words)
     else:
-        dot = _Dot(e, a.dtype, centre.value, width)
-        fused = dot.is_unsigned and has_vnni(features, width)
-        form = dot.fused if fused else dot.paired
+        form = dot.fused if dot.is_mixed and has_vnni(features, width) else dot.paired
         whole = form(_resized(e, start, width), word, _resized(e, words, width))
         result = _resized(e, whole, lanes)
     e.put(e.storage[total.source], total.index[0], result)
@@ -80,49 +94,66 @@ def _resized(e: ExprEmitter, x: Typed, lanes: int) -> Typed:
 
 
 class _Dot:
-    """The forms of the instruction in `lanes`; bytes of `a` have this type and centre."""
+    """The forms of the instruction; bytes of `a` have this type and centre, those of lanes are
+    signed, or codes of (shift, bits)."""
 
-    def __init__(self, e: ExprEmitter, dtype: DType, centre: int, lanes: int):
-        self.e, self.dtype, self.centre, self.lanes = e, dtype, centre, lanes
+    def __init__(
+        self, e: ExprEmitter, dtype: DType, centre: int, codes: tuple[int, int] | None = None
+    ):
+        self.e, self.dtype, self.centre, self.codes = e, dtype, centre, codes
 
     @property
-    def is_unsigned(self) -> bool:
-        return self.centre == (0 if self.dtype is u8 else -128)
+    def of_codes(self) -> bool:
+        return self.codes is not None
+
+    def unpacked(self, words: Typed) -> Typed:
+        """The codes in words, each in a byte."""
+        if self.codes is None:
+            return words
+        shift, bits = self.codes
+        words = self.each("lshr", words, shift)
+        return words if bits == 8 else self.each("and", words, ((1 << bits) - 1) * 0x01010101)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether unsigned bytes are multiplied by signed ones."""
+        return self.of_codes or self.centre == (0 if self.dtype is u8 else -128)
 
     # ---------------------------------------------------------------- forms
 
     def fused(self, start: Typed, word: Typed, words: Typed) -> Typed:
         """vpdpbusd."""
-        a = self.e.splat(word, self.lanes)
-        if self.dtype is not u8:
-            a = self._each("xor", a, FLIP)
-        name = vnni_intrinsic(self.lanes)
+        a = self.e.splat(word, start.lanes)
+        if self.dtype is not u8 and not self.of_codes:
+            a = self.each("xor", a, FLIP)
+        unsigned, signed = (words, a) if self.of_codes else (a, words)
+        name = vnni_intrinsic(start.lanes)
         self.e.declare(f"declare {start.type} @{name}({start.type}, {start.type}, {start.type})")
-        args = ", ".join(f"{x.type} {x.text}" for x in (start, a, words))
-        return self.e.op(f"call {start.type} @{name}({args})", i32, self.lanes)
+        args = ", ".join(f"{x.type} {x.text}" for x in (start, unsigned, signed))
+        return self.e.op(f"call {start.type} @{name}({args})", i32, start.lanes)
 
     def paired(self, start: Typed, word: Typed, words: Typed) -> Typed:
         """Two pmaddwd."""
-        a, w = self._halves(self.e.splat(word, self.lanes)), self._halves(words)
-        name, half = PAIRS[self.lanes], w.type
+        a, w = self._halves(self.e.splat(word, start.lanes)), self._halves(words)
+        name, half = PAIRS[start.lanes], w.type
         self.e.declare(f"declare {start.type} @{name}({half}, {half})")
         for odd in (False, True):
-            x, y = self._byte(a, odd, self.dtype is u8), self._byte(w, odd, False)
+            x, y = self._byte(a, odd, self.dtype is u8), self._byte(w, odd, self.of_codes)
             if self.centre:
-                x = self._each("sub", x, self.centre)
+                x = self.each("sub", x, self.centre)
             text = f"call {start.type} @{name}({half} {x.text}, {half} {y.text})"
-            pairs = self.e.op(text, i32, self.lanes)
-            start = self.e.op(f"add {start.type} {start.text}, {pairs.text}", i32, self.lanes)
+            pairs = self.e.op(text, i32, start.lanes)
+            start = self.e.op(f"add {start.type} {start.text}, {pairs.text}", i32, start.lanes)
         return start
 
     def plain(self, start: Typed, word: Typed, words: Typed) -> Typed:
         """Four products."""
-        a = self.e.splat(word, self.lanes)
+        a = self.e.splat(word, start.lanes)
         for place in range(LANES):
-            x, y = self._extended(a, place, self.dtype is u8), self._extended(words, place, False)
-            x = self._each("sub", x, self.centre)
-            product = self.e.op(f"mul {x.type} {x.text}, {y.text}", i32, self.lanes)
-            start = self.e.op(f"add {x.type} {start.text}, {product.text}", i32, self.lanes)
+            x = self.each("sub", self._extended(a, place, self.dtype is u8), self.centre)
+            y = self._extended(words, place, self.of_codes)
+            product = self.e.op(f"mul {x.type} {x.text}, {y.text}", i32, start.lanes)
+            start = self.e.op(f"add {x.type} {start.text}, {product.text}", i32, start.lanes)
         return start
 
     # ---------------------------------------------------------------- bytes
@@ -134,15 +165,15 @@ class _Dot:
     def _byte(self, x: Typed, odd: bool, unsigned: bool) -> Typed:
         """One byte of each 16 bits, as 16 bits."""
         if not odd:
-            x = self._each("shl", x, 8)
-        return self._each("lshr" if unsigned else "ashr", x, 8)
+            x = self.each("shl", x, 8)
+        return self.each("lshr" if unsigned else "ashr", x, 8)
 
     def _extended(self, x: Typed, place: int, unsigned: bool) -> Typed:
         """One byte of each 32 bits, as 32 bits."""
-        x = self._each("shl", x, 8 * (LANES - 1 - place))
-        return self._each("lshr" if unsigned else "ashr", x, 24)
+        x = self.each("shl", x, 8 * (LANES - 1 - place))
+        return self.each("lshr" if unsigned else "ashr", x, 24)
 
-    def _each(self, word: str, x: Typed, number: int) -> Typed:
+    def each(self, word: str, x: Typed, number: int) -> Typed:
         """An operation with the same number in every lane."""
         if number == 0:
             return x

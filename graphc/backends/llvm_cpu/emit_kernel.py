@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from graphc.backends.llvm_cpu import spell
-from graphc.backends.llvm_cpu.emit_dots import emit_dot4
+from graphc.backends.llvm_cpu.emit_dots import emit_dot4, emit_dot4_codes
 from graphc.backends.llvm_cpu.emit_expr import ExprEmitter, Storage
 from graphc.backends.llvm_cpu.emit_transpose import emit_transpose
 from graphc.backends.llvm_cpu.spell import Typed
@@ -20,7 +20,7 @@ from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Sym, as_expr, symbols, walk
 from graphc.ir.extents import as_dim, is_of_sizes
-from graphc.ir.instructions import DOT4, TRANSPOSE
+from graphc.ir.instructions import DOT4, DOT4_CODES, TRANSPOSE
 from graphc.ir.kernel import (
     Alloc,
     Body,
@@ -228,6 +228,8 @@ class _Function:
     def intrinsic(self, stmt: Intrin) -> None:
         if stmt.name == DOT4:
             emit_dot4(self.expr, stmt, self.features)
+        elif stmt.name == DOT4_CODES:
+            emit_dot4_codes(self.expr, stmt, self.features)
         elif stmt.name == TRANSPOSE:
             emit_transpose(self.expr, stmt)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.backends.llvm_cpu.target import host_target
-from graphc.ir.instructions import DOT4, TRANSPOSE
+from graphc.ir.instructions import DOT4, DOT4_CODES, TRANSPOSE
 from graphc.ir.machine import Machine, Peaks
 
 HALVES = "converts_halves"  # vectors of f16 become float32 in an instruction or two, as bf16 do
@@ -29,5 +29,6 @@ def host_machine() -> CpuMachine:
         vector_bytes=host.vector_bits // 8,
         registers=host.vector_registers,
         caches=(0, host.l2_bytes),
-        instructions=host.features | {DOT4, TRANSPOSE, "fast_floats", "unaligned_vectors", *halves},
+        instructions=host.features
+        | {DOT4, DOT4_CODES, TRANSPOSE, "fast_floats", "unaligned_vectors", *halves},
     )

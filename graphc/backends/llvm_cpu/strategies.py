@@ -10,6 +10,7 @@ from graphc.backends.llvm_cpu.machine import HALVES
 from graphc.ir.dtypes import bf16, f16
 from graphc.ir.machine import Machine
 from graphc.passes.lower.program import Conventions, Strategy
+from graphc.passes.lower.strategies.block_tiles import lower_block_tiles
 from graphc.passes.lower.strategies.nest import NestOptions
 from graphc.passes.lower.strategies.plain import nest_strategy
 from graphc.passes.lower.strategies.register_tiles import lower_register_tiles
@@ -17,13 +18,17 @@ from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions
 
 
 def strategies(machine: Machine) -> Sequence[Strategy]:
-    """Contractions where they match, loop nests elsewhere."""
+    """Contractions, whole and in blocks, where they match, loop nests elsewhere."""
     widened = frozenset((f16, bf16) if machine.has(HALVES) else (bf16,))
     contraction = RegisterTileOptions(
         machine.vector_bytes, machine.registers, machine.caches[1], widened=widened
     )
     nest = NestOptions(vector_bytes=machine.vector_bytes)
-    return [partial(lower_register_tiles, options=contraction), nest_strategy(nest)]
+    return [
+        partial(lower_register_tiles, options=contraction),
+        partial(lower_block_tiles, options=contraction),
+        nest_strategy(nest),
+    ]
 
 
 def conventions(machine: Machine) -> Conventions:

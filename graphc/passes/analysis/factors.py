@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphc.ir.dtypes import i8, i32, u8
-from graphc.ir.expr import Call, Const, Expr, Load, free_indices, loads, select
+from graphc.ir.dtypes import i8, i32, i64, u8
+from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, select
+from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation
 
 BYTES = (i8, u8)
@@ -56,6 +58,53 @@ def centred(expr: Expr) -> Centred | None:
     if isinstance(zero, Const) and not inner.byte.dtype.min <= zero.value <= inner.byte.dtype.max:
         return None
     return Centred(inner.byte, zero)
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A factor of constants of `bits` bits, less a zero point: `load` is of the byte that holds
+    them, which `byte` counts along the depth; `place` says which of its codes, the first in the
+    lowest bits, or is None if it holds one."""
+
+    load: Load
+    zero: Expr
+    bits: int
+    byte: Index
+    place: Index | None
+
+
+def centred_codes(factor: Expr, depth: Sequence[Index]) -> Codes | None:
+    """A factor of int32, over one or two summed indices, as codes; None if it is none."""
+    is_centred = isinstance(factor, Call) and factor.op.name == "sub"
+    code, zero = factor.args if is_centred else (factor, Const(0, i32))  # type: ignore[attr-defined]
+    if free_indices(zero) & {*depth}:
+        return None
+    inner = [x for x in depth if x.extent != 1]
+    load = converted(code)
+    if isinstance(load, Load) and load.dtype is u8 and len(inner) == 1:
+        return Codes(load, zero, 8, inner[0], None)
+    unpacked = _unpacked(code)
+    if unpacked is None or len(inner) != 2:
+        return None
+    load, shift, bits = unpacked
+    for byte, place in (inner, inner[::-1]):
+        shifts = [simplify(shift, {place: Const(n, i64)}) for n in range(place.count)]
+        if shifts == [Const(n, i32) for n in range(0, 8, bits)] and place not in free_indices(load):
+            return Codes(load, zero, bits, byte, place)
+    return None
+
+
+def _unpacked(code: Expr) -> tuple[Load, Expr, int] | None:
+    """(load, shift, bits) of some bits of a byte."""
+    if not isinstance(code, Call) or code.op.name != "band" or not isinstance(code.args[1], Const):
+        return None
+    shifted, mask = code.args[0], code.args[1].value
+    if not isinstance(shifted, Call) or shifted.op.name != "shr" or mask not in (1, 3, 15):
+        return None
+    load = converted(shifted.args[0])
+    if not isinstance(load, Load) or load.dtype is not u8:
+        return None
+    return load, shifted.args[1], mask.bit_length()
 
 
 def is_zero(expr: Expr) -> bool:

@@ -45,26 +45,69 @@ def weights(columns: int, depth: int, size: int, bits: int, zero: str) -> tuple[
     return operands, {"K": depth, "N": columns, "block_size": size, "bits": bits}
 
 
+def check_product(*operands, **options):
+    """As `check`; what the operator is made of has no counterpart in ONNX."""
+    return check("MatMulNBits", *operands, decomposed=False, **options)
+
+
 @pytest.mark.parametrize("zero", ["none", "packed", "float"])
 @pytest.mark.parametrize("depth, size", [(64, 16), (80, 16), (70, 32)])
 def test_products_of_four_bits(depth, size, zero):
     operands, attrs = weights(8, depth, size, 4, zero)
-    check("MatMulNBits", floats(2, 3, depth), *operands, constants={1, 2, 3}, **attrs)
-    check("MatMulNBits", floats(1, depth), *operands, None, floats(8), constants={1, 2, 3, 5},
+    check_product(floats(2, 3, depth), *operands, constants={1, 2, 3}, **attrs)
+    check_product(floats(1, depth), *operands, None, floats(8), constants={1, 2, 3, 5},
           compiled=zero == "packed", **attrs)  # fmt: skip
 
 
 @pytest.mark.parametrize("bits", [2, 8])
 def test_products_of_other_widths(bits):
     operands, attrs = weights(8, 80, 16, bits, "packed")
-    check("MatMulNBits", floats(3, 80), *operands, constants={1, 2, 3}, tolerance=1e-4, **attrs)
+    check_product(floats(3, 80), *operands, constants={1, 2, 3}, tolerance=1e-4, **attrs)
+
+
+@pytest.mark.parametrize("zero", ["none", "packed"])
+@pytest.mark.parametrize("bits, depth, size", [(4, 80, 16), (4, 96, 32), (8, 70, 32), (2, 64, 32)])
+def test_products_of_bytes(bits, depth, size, zero):
+    """accuracy_level 4: closer to ONNX Runtime's products of bytes than those are to floats."""
+    operands, attrs = weights(8, depth, size, bits, zero)
+    attrs["accuracy_level"] = 4
+    given = [floats(2, 3, depth), *operands, None, floats(8)]
+    check_product(*given, constants={1, 2, 3, 5}, compiled=True, **attrs)
+
+
+def test_blocks_of_zeros_and_of_tiny_numbers():
+    operands, attrs = weights(8, 96, 32, 4, "packed")
+    x = floats(3, 96)
+    x[0], x[1, :32], x[2] = 0, 1e-38, x[2] * 1e-35
+    proto = runtime_model("MatMulNBits", [x, *operands], {**attrs, "accuracy_level": 4})
+    whole = runtime_model("MatMulNBits", [x, *operands], attrs)
+    (found,), (expected,) = (interpret(import_onnx(p), [x, *operands]) for p in (proto, whole))
+    np.testing.assert_array_equal(found[0], 0)
+    for got, want in zip(found, expected):
+        np.testing.assert_allclose(got, want, atol=0.02 * np.abs(want).max())
+
+
+def test_infinite_and_unknown_numbers_are_not_hidden():
+    operands, attrs = weights(8, 64, 32, 4, "none")
+    x = floats(2, 64)
+    x[0, 3], x[1, 40] = np.inf, np.nan
+    graph = import_onnx(
+        runtime_model("MatMulNBits", [x, *operands[:2]], {**attrs, "accuracy_level": 4})
+    )
+    (found,) = interpret(graph, [x, *operands[:2]])
+    assert not np.isfinite(found).any()
+
+
+def test_float_zero_points_keep_activations_as_they_are():
+    operands, attrs = weights(8, 64, 16, 4, "float")
+    check_product(floats(3, 64), *operands, constants={1, 2, 3}, accuracy_level=4, **attrs)
 
 
 def test_flat_weights():
     operands, attrs = weights(8, 80, 16, 4, "packed")
-    expected = check("MatMulNBits", x := floats(3, 80), *operands, constants={1, 2, 3}, **attrs)
+    expected = check_product(x := floats(3, 80), *operands, constants={1, 2, 3}, **attrs)
     flat = [operands[0], operands[1].reshape(-1), operands[2].reshape(-1)]
-    check("MatMulNBits", x, *flat, constants={1, 2, 3}, expected=expected, **attrs)
+    check_product(x, *flat, constants={1, 2, 3}, expected=expected, **attrs)
 
 
 def test_narrow_products_stay_nodes_when_exported():
@@ -79,9 +122,10 @@ def test_narrow_products_stay_nodes_when_exported():
 
 @pytest.mark.parametrize("target", ["cpu", "c", "cuda"])
 @pytest.mark.parametrize("rows", [1, 32])
-@pytest.mark.parametrize("bits", [2, 4])
-def test_weights_stay_packed(bits, rows, target):
+@pytest.mark.parametrize("bits, level", [(2, 0), (4, 0), (4, 4), (8, 4)])
+def test_weights_stay_packed(bits, level, rows, target):
     operands, attrs = weights(64, 256, 32, bits, "packed")
+    attrs["accuracy_level"] = level
     given = [floats(rows, 256), *operands]
     proto = runtime_model("MatMulNBits", given, attrs, constants={1, 2, 3})
     program = driver.program_for(driver.typed(proto), target)
@@ -92,7 +136,7 @@ def test_weights_stay_packed(bits, rows, target):
 @pytest.mark.parametrize("rows, columns", [(1, 37), (3, 37), (20, 51), (70, 16)])
 def test_compiled_products(rows, columns):
     operands, attrs = weights(columns, 70, 32, 4, "packed")
-    check("MatMulNBits", floats(rows, 70), *operands, None, floats(columns),
+    check_product(floats(rows, 70), *operands, None, floats(columns),
           constants={1, 2, 3, 5}, compiled=True, **attrs)  # fmt: skip
 
 

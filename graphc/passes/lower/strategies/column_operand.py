@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index, flatten_loads, unflatten_index
-from graphc.ir.dtypes import DType
+from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, Index, Load, free_indices, loads, select
 from graphc.ir.extents import as_dim
 from graphc.ir.instructions import LANES
@@ -34,8 +34,9 @@ class Panels:
     depth: list[Index]
 
     def element(self, at: dict, panel: Expr, lane: Expr) -> Load:
-        """The part at a lane of a panel."""
+        """The part at a lane of a panel; the first of bytes that lie together."""
         place = (*(at[x] for x in self.outer), panel, *(at[k] for k in self.depth), lane)
+        place += (Const(0, i64),) * (self.buffer.rank - len(place))
         return Load(self.buffer.name, (flatten_index(place, self.buffer.shape),), self.part.dtype)
 
 
@@ -47,11 +48,11 @@ def prepare_columns(match: Match, plan: TilePlan, widened: Collection[DType]) ->
         return []
     stays = is_below_a_byte(match.b, match.computation) or _is_widened(match, widened)
     if plan.quad is not None or not stays:
-        return [_packed(match, plan, match.b, match.depth, "panels")]
+        return [packed_panels(match, plan, match.b, match.depth, "panels")]
     parts = sorted(loads(match.b), key=lambda x: x.source)
     depth = [[k for k in match.depth if k in free_indices(x)] for x in parts]
     return [
-        _packed(match, plan, part, deep, f"panels{n}")
+        packed_panels(match, plan, part, deep, f"panels{n}")
         for n, (part, deep) in enumerate(zip(parts, depth))
     ]
 
@@ -67,7 +68,9 @@ def _is_widened(match: Match, types: Collection[DType]) -> bool:
     )
 
 
-def _packed(match: Match, plan: TilePlan, part: Expr, depth: list[Index], name: str) -> Panels:
+def packed_panels(
+    match: Match, plan: TilePlan, part: Expr, depth: list[Index], name: str
+) -> Panels:
     """Asks for panels of a part of `b`; bytes that are multiplied four by four lie together."""
     used = free_indices(part)
     outer = [x for x in match.outer if x in used]

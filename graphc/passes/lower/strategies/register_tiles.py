@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index, flatten_loads, is_affine_in, unflatten_index
-from graphc.ir.dtypes import f32, f64, i32, i64
+from graphc.ir.dtypes import DType, f32, f64, i32, i64
 from graphc.ir.expr import (
     Const,
     Expr,
@@ -86,7 +86,9 @@ def lower_register_tiles(computation: Computation, options: RegisterTileOptions)
     plan = tile_plan(match, options, quad)
     if plan.packed and quad is None and not match.rows and not _is_constant(match):
         return "contraction: columns that are packed at run time need several rows, found one"
-    return _Emitter(match, plan, options, prepare_columns(match, plan, options.widened)).lowered()
+    return TileEmitter(
+        match, plan, options, prepare_columns(match, plan, options.widened)
+    ).lowered()
 
 
 def _runs_along_memory(match: Match, options: RegisterTileOptions) -> bool:
@@ -109,7 +111,7 @@ def _is_constant(match: Match) -> bool:
     return all(x.source in match.computation.constants for x in loads(match.b))
 
 
-class _Emitter:
+class TileEmitter:
     """Emits the loops of a planned contraction."""
 
     def __init__(
@@ -119,9 +121,9 @@ class _Emitter:
         self.k = KernelBuilder()
         self.column = Index("column", plan.columns)
         self.is_open = False  # whether the panel at hand may lack columns
-        self._flatten()
+        self.flatten()
 
-    def _flatten(self) -> None:
+    def flatten(self) -> None:
         """Epilogue, offset and operands over merged outer and row indices and one column."""
         match, shapes = self.match, self.match.shapes
         exprs = [flatten_loads(e, shapes) for e in match.exprs]
@@ -166,7 +168,7 @@ class _Emitter:
         else:
             self._panels_outside(outer, [], tiled, segments, panels)
         outputs = [flat_buffer(o.buffer) for o in match.computation.outputs]
-        used = {x.source for e in (self.a, self.b, *self.exprs) for x in loads(e)}
+        used = {x.source for e in self.read() for x in loads(e)}
         used.update(x.buffer.name for x in self.packed)
         inputs = [b for b in match.computation.inputs if b.name in used]
         params = [flat_buffer(b) for b in (*inputs, *match.temporaries)] + outputs
@@ -175,6 +177,10 @@ class _Emitter:
         kernel = Kernel("contract", tuple(params), self.k.body(), match.computation.label)
         inplace = self._in_place(inputs)
         return Lowered(kernel, match.prepare, match.temporaries, flops=work, inplace=inplace)
+
+    def read(self) -> tuple[Expr, ...]:
+        """The expressions that the kernel reads inputs in."""
+        return self.a, self.b, *self.exprs
 
     def _in_place(self, inputs: list[Buffer]) -> list[tuple[str, str]]:
         if len(self.exprs) != 1:
@@ -282,19 +288,32 @@ class _Emitter:
         self, fixed: dict, tiled: Index, row: Expr, size: int, number: Expr, panels: Segment
     ) -> None:
         """MR x NR sums over the whole depth, then the epilogue."""
-        lanes, dtype, width = self.plan.lanes, self.match.hole.dtype, panels.size
+        lanes, width = self.plan.lanes, panels.size
         panel = self.k.let(simplify(number))
         row = self.k.let(simplify(row))
         self.is_open = panels.open
         pieces = [(j, min(lanes, width - j)) for j in range(0, width, lanes)]
-        sums = self.k.alloc(dtype, (size * self.plan.panel,), "reg")
-        self._set(sums, size, pieces, lambda cell: Const(0, dtype))
-        self._sum(sums, fixed, tiled, row, size, panel, pieces, list(self.depth), {})
+        sums = self.sums(fixed, tiled, row, size, panel, pieces)
         if size > 1 and sum(map(cost, self.exprs)) > LONG_EPILOGUE // self.plan.together:
             self._finish_in_a_loop(sums, fixed, tiled, row, size, panel, pieces)
             return
         for t in range(size):
             self._finish_row(sums, {**fixed, tiled: row + t}, panel, t * self.plan.panel, pieces)
+
+    def sums(
+        self, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
+        pieces: list[tuple[int, int]],
+    ) -> Buffer:  # fmt: skip
+        """The sums of a tile, in registers."""
+        sums = self.zeros(self.match.hole.dtype, size, pieces)
+        self._sum(sums, fixed, tiled, row, size, panel, pieces, list(self.depth), {})
+        return sums
+
+    def zeros(self, dtype: DType, size: int, pieces: list[tuple[int, int]]) -> Buffer:
+        """A tile in registers, of zeros."""
+        tile = self.k.alloc(dtype, (size * self.plan.panel,), "reg")
+        self.set(tile, size, pieces, lambda cell: Const(0, dtype))
+        return tile
 
     def _finish_in_a_loop(
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
@@ -304,7 +323,7 @@ class _Emitter:
         sums leave their registers for a tile on the stack."""
         width = self.plan.panel
         tile = self.k.alloc(sums.dtype, (size * width,), "stack")
-        self._set(tile, size, pieces, lambda cell: sums[cell])
+        self.set(tile, size, pieces, lambda cell: sums[cell])
         with self.k.loop(size) as at:
             self._finish_row(tile, {**fixed, tiled: row + at}, panel, at * width, pieces)
 
@@ -317,9 +336,9 @@ class _Emitter:
 
     @contextmanager
     def _columns(self, panel: Expr, j: int, count: int) -> Iterator[Expr]:
-        """As `_lanes`, from column j of a panel on: those that are there."""
+        """As `lanes`, from column j of a panel on: those that are there."""
         if not self.is_open:
-            with self._lanes(count) as v:
+            with self.lanes(count) as v:
                 yield v
             return
         inside = simplify(self.plan.columns - panel * self.plan.panel - j)
@@ -330,17 +349,17 @@ class _Emitter:
         with self.k.loop(as_dim(minimum(inside, count)), "vector", width=count) as v:
             yield v
 
-    def _set(
+    def set(
         self, tile: Buffer, size: int, pieces: list[tuple[int, int]], value: Callable[[Expr], Expr]
     ) -> None:
         """Stores a value, given its cell, into all cells of a tile."""
         for t in range(size):
             for j, count in pieces:
-                with self._lanes(count) as v:
+                with self.lanes(count) as v:
                     cell = simplify(v + (t * self.plan.panel + j))
                     self.k.store(tile, cell, value(cell))
 
-    def _lanes(self, count: int) -> AbstractContextManager[Expr]:
+    def lanes(self, count: int) -> AbstractContextManager[Expr]:
         return self.k.loop(count, "vector" if count > 1 else "unroll", width=count)
 
     def _sum(
@@ -364,7 +383,7 @@ class _Emitter:
         for t in range(size):
             a = simplify(self.a, {**where, tiled: row + t})
             for j, count in pieces:
-                with self._lanes(count) as v:
+                with self.lanes(count) as v:
                     b = self._column_element(where, panel, j, v, at)
                     cell = simplify(v + (t * self.plan.panel + j))
                     self._multiply(sums, cell, a, b)
@@ -376,15 +395,15 @@ class _Emitter:
         """Sums over a long index, of blocks that are brought together on the stack."""
         zero = Const(0, sums.dtype)
         total = self.k.alloc(sums.dtype, sums.shape, "stack")
-        self._set(total, size, pieces, lambda cell: zero)
+        self.set(total, size, pieces, lambda cell: zero)
         blocks, left = divided(extent, BLOCK)
         with self.k.loop(blocks) as block:
             steps(simplify(block * BLOCK), BLOCK)
-            self._set(total, size, pieces, lambda cell: total[cell] + sums[cell])
-            self._set(sums, size, pieces, lambda cell: zero)
+            self.set(total, size, pieces, lambda cell: total[cell] + sums[cell])
+            self.set(sums, size, pieces, lambda cell: zero)
         if left != 0:
             steps(as_expr(blocks * BLOCK, i64), left)
-        self._set(sums, size, pieces, lambda cell: total[cell] + sums[cell])
+        self.set(sums, size, pieces, lambda cell: total[cell] + sums[cell])
 
     def _multiply(self, sums: Buffer, cell: Expr, a: Expr, b: Expr) -> None:
         if self.plan.quad is None:

@@ -45,9 +45,9 @@ def take_zero_points(
     x, y = simplify(a.zero - centre), b.zero
     total: Expr = match.hole
     if not is_zero(x):
-        total = total - _times_sums(match, b.byte, 0, x, "column_sums")
+        total = total - times_sums(match, b.byte, 0, x, "column_sums")
     if not is_zero(y):
-        total = total - _times_sums(match, a.byte, centre, y, "row_sums")
+        total = total - times_sums(match, a.byte, centre, y, "row_sums")
     if not is_zero(x) and not is_zero(y):
         total = total + x * y * math.prod(k.count for k in match.depth)
     match.a, match.b = cast(a.byte, i32), cast(b.byte, i32)
@@ -55,7 +55,7 @@ def take_zero_points(
     return True
 
 
-def _times_sums(match: Match, byte: Expr, centre: int, zero: Expr, name: str) -> Expr:
+def times_sums(match: Match, byte: Expr, centre: int, zero: Expr, name: str) -> Expr:
     """A zero point times the sums over the depth of bytes less a centre, computed before."""
     used = free_indices(byte) - set(match.depth)
     own = [x for x in match.indices if x in used]
