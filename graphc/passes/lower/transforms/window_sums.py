@@ -24,7 +24,8 @@ def sum_over_depth(match: Match, element: Expr, term: Callable[[Expr], Expr]) ->
     """The sum over the depth of a term of a factor's element; of a window in two steps, if that
     saves much: the first is asked for."""
     whole = Reduce("sum", term(element), tuple(match.depth))
-    window = _window(match, element)
+    is_static = all(isinstance(x.extent, int) for x in free_indices(element))
+    window = _window(match, element) if is_static else None
     if window is None or window.saved(match) < WORTH:
         return whole
     index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(window.shape))

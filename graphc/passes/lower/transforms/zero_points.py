@@ -59,11 +59,11 @@ def times_sums(match: Match, byte: Expr, centre: int, zero: Expr, name: str) -> 
     """A zero point times the sums over the depth of bytes less a centre, computed before."""
     used = free_indices(byte) - set(match.depth)
     own = [x for x in match.indices if x in used]
-    index = tuple(Index(f"i{n}", x.count) for n, x in enumerate(own))
+    index = tuple(Index(f"i{n}", x.extent) for n, x in enumerate(own))
     total = sum_over_depth(match, byte, lambda x: simplify(cast(x, i32) - centre))
     if isinstance(zero, Const):
         total, zero = total * zero, Const(1, i32)
-    buffer = Buffer(name, i32, tuple(x.count for x in own))
+    buffer = Buffer(name, i32, tuple(x.extent for x in own))
     contents = simplify(total, dict(zip(own, index)))
     match.add(buffer, index, contents, f"{name} of {match.computation.label}")
     return zero * buffer[tuple(own)]

@@ -1,9 +1,12 @@
 """Sums over blocks of bytes times packed codes: right on every machine, at any size."""
 
 import numpy as np
+import onnx
 import pytest
 from differential import build, check, interpret_program, program_of
+from onnx import helper, numpy_helper
 
+import graphc
 from graphc.backends.llvm_cpu.codegen import compile_program, llvm_text
 from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.backends.llvm_cpu.target import host_target, named_target
@@ -96,3 +99,24 @@ def test_every_form_of_the_instruction(target, bits):
     for (found,) in (NativeModel(compile_program(program, cpu), 1)(arrays),
                      interpret_program(program, arrays)):  # fmt: skip
         np.testing.assert_allclose(found, expected, atol=1e-6 * scale)
+
+
+def test_rows_known_at_run_time():
+    weights = np.random.default_rng(3).integers(0, 256, (40, 3, 16)).astype(np.uint8)
+    scales = np.full((40, 3), 0.1, np.float32)
+
+    attrs = {"K": 96, "N": 40, "block_size": 32, "accuracy_level": 4}
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[rows, 96] x) => (float[rows, 40] y) {}""")
+    names = ["x", "codes", "scales"]
+    node = helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", **attrs)
+    model.graph.node.append(node)
+    constants = zip((weights, scales), names[1:])
+    model.graph.initializer.extend(numpy_helper.from_array(x, name) for x, name in constants)
+    whole = graphc.compile(model, threads=1, specialise="any", dims={"rows": (1, 90)})
+    for rows in (1, 2, 5, 13, 90):
+        x = np.random.default_rng(rows).standard_normal((rows, 96)).astype(np.float32)
+        np.testing.assert_allclose(
+            whole.run(x)[0], graphc.compile(model, threads=1).run(x)[0], rtol=1e-5, atol=1e-5
+        )
+    assert len(whole.executables()) == 1
