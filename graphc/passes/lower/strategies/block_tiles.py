@@ -211,7 +211,8 @@ class _BlockEmitter(TileEmitter):
         for j, count in pieces:
             with self.lanes(count) as v:
                 cell = simplify(v + (t * self.plan.panel + j))
-                values: dict[Expr, Expr] = {SUM: sums[cell]}
+                column = panel * self.plan.panel + j + v
+                values: dict[Expr, Expr] = {SUM: sums[cell], self.column: column}
                 for load, panels in self.parts.items():
                     values[load] = panels.element(at, panel, simplify(v + j))
                 value = simplify(self.term, {**at, **values})

@@ -13,6 +13,7 @@ from graphc.backends.llvm_cpu.target import host_target, named_target
 from graphc.ir.instructions import DOT4_CODES
 from graphc.ir.interp import interpret
 from graphc.ir.kernel import Intrin, walk_stmts
+from graphc.ir.ops.helpers import RUNTIME
 
 MACHINES = (0, 16, 32, 64)
 
@@ -30,7 +31,7 @@ def product(rows, depth, columns, *, bits=4, size=32, zeros=False, bias=False, o
         return b.op(
             "MatMulNBits", x, b.constant(codes.astype(np.uint8)), b.constant(scales),
             b.constant(points) if zeros else None, None, b.constant(added) if bias else None,
-            domain="com.microsoft", K=depth, N=columns, block_size=size, bits=bits,
+            domain=RUNTIME, K=depth, N=columns, block_size=size, bits=bits,
             accuracy_level=4,
         )  # fmt: skip
 
@@ -65,6 +66,18 @@ def test_one_block():
     check(graph, arrays, MACHINES, interpreted=(64,))
 
 
+def test_scales_known_at_run_time():
+    rng = np.random.default_rng(4)
+    codes = rng.integers(0, 256, (37, 3, 16)).astype(np.uint8)
+    attrs = {"K": 96, "N": 37, "block_size": 32, "accuracy_level": 4}
+    x, scales = (rng.uniform(0.1, 1, shape).astype(np.float32) for shape in ((3, 96), (37, 3)))
+    graph, arrays = build(
+        lambda b, x, s: b.op("MatMulNBits", x, b.constant(codes), s, domain=RUNTIME, **attrs),
+        x=x, s=scales,
+    )  # fmt: skip
+    assert uses_instruction(check(graph, arrays, (64, 16), interpreted=(64,)))
+
+
 def test_activations_and_residuals_join_the_kernel():
     rng = np.random.default_rng(2)
     codes = rng.integers(0, 256, (48, 2, 16)).astype(np.uint8)
@@ -73,7 +86,7 @@ def test_activations_and_residuals_join_the_kernel():
     def function(b, x, y):
         attrs = {"K": 64, "N": 48, "block_size": 32, "accuracy_level": 4}
         weights = b.constant(codes), b.constant(scales)
-        return b.Relu(b.Add(b.op("MatMulNBits", x, *weights, domain="com.microsoft", **attrs), y))
+        return b.Relu(b.Add(b.op("MatMulNBits", x, *weights, domain=RUNTIME, **attrs), y))
 
     x, y = (rng.standard_normal(shape).astype(np.float32) for shape in ((5, 64), (5, 48)))
     graph, arrays = build(function, x=x, y=y)
@@ -109,7 +122,7 @@ def test_rows_known_at_run_time():
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
         g (float[rows, 96] x) => (float[rows, 40] y) {}""")
     names = ["x", "codes", "scales"]
-    node = helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", **attrs)
+    node = helper.make_node("MatMulNBits", names, ["y"], domain=RUNTIME, **attrs)
     model.graph.node.append(node)
     constants = zip((weights, scales), names[1:])
     model.graph.initializer.extend(numpy_helper.from_array(x, name) for x, name in constants)
