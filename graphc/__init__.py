@@ -50,13 +50,18 @@ _HOMES = {
     "value_and_grad": "graphc.transforms",
     "vjp": "graphc.transforms",
 }
-_MODULES = {"backend": "graphc.backend", "dsl": "graphc.frontend.dsl", "passes": "graphc.passes"}
+_MODULES = {
+    "backend": "graphc.backend",
+    "dsl": "graphc.frontend.dsl",
+    "passes": "graphc.passes",
+    "train": "graphc.train",
+}
 
 __all__ = [
     "CompiledModel", "ExecutableInfo", "Graph", "GraphcError", "InternalError", "ModelError",
     "ModelWarning", "UnsupportedError", "VerificationError", "backend", "compile", "custom_vjp",
     "dsl", "export_onnx", "grad", "import_onnx", "interpret", "jvp", "load", "parse", "passes",
-    "stop_gradient", "value_and_grad", "vjp",
+    "stop_gradient", "train", "value_and_grad", "vjp",
 ]  # fmt: skip
 
 

@@ -161,7 +161,7 @@ class custom_vjp:  # noqa: N801  (a decorator)
         result = _Shape.of(value)
 
         def expand(b: Builder, *values: Value) -> list[Value]:
-            return _inlined(b, lambda *flat: _flattened(forward_pass(*flat)[0])[0], values)
+            return inlined(b, lambda *flat: _flattened(forward_pass(*flat)[0])[0], values)
 
         def pull(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
             given = [
@@ -175,7 +175,7 @@ class custom_vjp:  # noqa: N801  (a decorator)
                 return _flattened(tuple(gradients))[0]
 
             operands = [op.operand(n) for n in range(len(op.inputs))]
-            return list(_inlined(b, pulled, [*operands, *given]))
+            return list(inlined(b, pulled, [*operands, *given]))
 
         name, number = _name(self.function), 0
         while find(f"{name}_{number}", "custom_vjp") is not None:
@@ -264,7 +264,7 @@ def _traced(function: Callable, types: Sequence[TensorType]) -> tuple[Region, Tr
         return region, _mapped(_tensor, function(*params))
 
 
-def _inlined(b: Builder, function: Callable, values: Sequence[Value]) -> list[Value]:
+def inlined(b: Builder, function: Callable, values: Sequence[Value]) -> list[Value]:
     """The results of a function that gives a list of tensors, from values, where `b` is."""
     region, results = _traced(function, [v.tensor for v in values])
     mapping = dict(zip(region.params, values))

@@ -30,6 +30,7 @@ ROOMS = (  # a room imports from those in the lines above its own
     "driver",
     "api",
     "backend demo transforms",
+    "train",
     "cli",
     "__main__",
 )

@@ -25,7 +25,8 @@ BODIES = ("elementwise", "indexed")
 
 def gradients(region: Region, seeds: Mapping[Value, Value], wanted: Sequence[Value]) -> list[Value]:
     """The gradients of `wanted`, given those of some values of a region (`seeds`); zeros where
-    nothing depends on a value. Ops are added at the end of the region.
+    nothing depends on a value. Ops are added at the end of the region, and composite ones are
+    expanded: other values may stand for their results from then on, among the region's too.
 
     All types must be known and static. UnsupportedError names an op that has no derivative.
     """

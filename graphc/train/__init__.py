@@ -1,0 +1,15 @@
+"""Training: a step of gradient descent as one compiled program.
+
+step = graphc.train.Step("model.onnx", loss="cross_entropy", optimizer=graphc.train.AdamW(1e-3))
+for x, y in batches:
+    print(step((x, y)).loss)
+step.save("weights.npz")
+"""
+
+from graphc.train.losses import LOSSES
+from graphc.train.optimizers import SGD, Adagrad, Adam, AdamW, Lion, Optimizer, RMSProp
+from graphc.train.step import Result, Step
+
+__all__ = [
+    "LOSSES", "SGD", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer", "RMSProp", "Result", "Step",
+]  # fmt: skip
