@@ -25,7 +25,7 @@ from graphc.runtime.listing import ExecutableInfo
 GAIN = 0.3  # of a run's time that an exact program is taken to save, until one has been measured
 TRIALS = 8  # runs of an exact program that are measured
 BACKGROUND = 0.5  # of the time since the first run that may go into compiling behind it
-MOST_REMEMBERED = 1 << 12  # shapes of which something is remembered
+MOST_REMEMBERED = 1 << 10  # shapes of which something is remembered
 POLL = 0.05  # seconds between two attempts to stop a thread
 
 

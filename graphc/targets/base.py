@@ -176,7 +176,7 @@ class Target:
         raise UnsupportedError(f"target {self.name!r} has no form {form!r}")
 
     def any_shape(self, path: Path) -> bool:
-        """Whether a file holds models of open shapes."""
+        """Whether a file can hold a model of open shape."""
         return False
 
     def write(self, job: Job, path: Path) -> None:

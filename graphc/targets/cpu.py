@@ -79,7 +79,7 @@ class Cpu(Target):
         return text if form == "llvm" else assembly(text, pipeline=PIPELINE)
 
     def any_shape(self, path: Path) -> bool:
-        return path.suffix == ".gcm"
+        return True
 
     def write(self, job: Job, path: Path) -> None:
         from graphc.backends.llvm_cpu import aot
@@ -87,14 +87,21 @@ class Cpu(Target):
         from graphc.passes import maps
 
         compiled = job.compiled()
-        if not job.closed:
+        if path.suffix == ".gcm" and not job.closed:
             compiled.save(path)
             return
-        parts = [info.run for info in compiled.executables()]
+        made = [info for info in compiled.executables() if info.run is not None]
+        if not job.closed and not any(info.is_general for info in made):
+            why = compiled.why_exact or "it is made by --specialise any"
+            raise UnsupportedError(
+                f"-o {path}: dimensions are open, and there is no program for all sizes ({why}); "
+                "fix them with --dim or --shape"
+            )
+        parts = [info.run for info in made]
         if len(parts) != 1 or not isinstance(parts[0], NativeModel):
             job.program()  # its refusal names the node that needs the host
             raise UnsupportedError(f"-o {path}: parts of this model run on the host, in Python")
-        if self.any_shape(path):
+        if path.suffix == ".gcm":
             compiled.save(path)
         else:
             maps.tell(compiled.graph, maps.presented(compiled.graph))

@@ -3,7 +3,8 @@
 The parts are the program's own object, the thread pool's, the constants (taken in by the assembler,
 which is quick whatever their size) and a few lines of C that make the documented interface. They
 are joined by the C compiler that is found; only names that begin with the model's own are visible
-outside, so several models fit into one program.
+outside, so several models fit into one program. A model of open shape takes its sizes with every
+run (aot_sizes.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from graphc.backends.block import Block
 from graphc.backends.cfamily.names import comment, prefix, text_literal
+from graphc.backends.llvm_cpu.aot_sizes import SizesInC
 from graphc.backends.llvm_cpu.image import INVOKE, Image
 from graphc.backends.llvm_cpu.jit import compile_module
 from graphc.backends.llvm_cpu.memory import ALIGNMENT
@@ -95,6 +97,7 @@ def _weights_source(name: str, path: Path) -> str:
 def header(image: Image, name: str) -> str:
     """The header: everything a C or C++ program needs to know."""
     upper = name.upper()
+    sizes = SizesInC(name, image.sizes)
     lines = [
         comment(
             f"{image.name}: a neural network compiled by graphc.\n\n"
@@ -108,11 +111,17 @@ def header(image: Image, name: str) -> str:
         f"#define {upper}_OUTPUTS {len(_outputs(image))}",
         f"#define {upper}_ARENA_BYTES {image.arena_bytes}",
         "",
+        *filter(None, [sizes.header()]),
     ]
     for kind, entries in (("INPUT", image.inputs), ("OUTPUT", _outputs(image))):
         for number, (label, type) in enumerate(entries):
             lines += _tensor_macros(f"{upper}_{kind}{number}", label, type)
-    return "\n".join([*lines, _DECLARATIONS.format(name=name, upper=upper)])
+    told = _OPEN.format(upper=upper) if image.sizes else ""
+    declarations = _DECLARATIONS.format(
+        name=name, upper=upper, sizes=sizes.parameter, told=told,
+        shapes=sizes.declarations([type for _, type in _outputs(image)]),
+    )  # fmt: skip
+    return "\n".join([*lines, declarations])
 
 
 def _outputs(image: Image) -> tuple[tuple[str, TensorType], ...]:
@@ -121,14 +130,23 @@ def _outputs(image: Image) -> tuple[tuple[str, TensorType], ...]:
 
 
 def _tensor_macros(prefix: str, label: str, type: TensorType) -> list[str]:
+    """Its name and size; of a tensor of open shape, the rank and the largest size."""
     quoted = "".join(c if c.isalnum() or c in " ._-/:" else "_" for c in label)
-    return [
-        comment(f"{label}: {type}"),
-        f'#define {prefix}_NAME "{quoted}"',
-        f"#define {prefix}_ELEMENTS {type.size}",
-        f"#define {prefix}_BYTES {type.nbytes}",
-        "",
-    ]
+    named = [comment(f"{label}: {type}"), f'#define {prefix}_NAME "{quoted}"']
+    if type.is_static:
+        sizes = [f"#define {prefix}_ELEMENTS {type.size}", f"#define {prefix}_BYTES {type.nbytes}"]
+    else:
+        sizes = [
+            f"#define {prefix}_RANK {type.rank}",
+            f"#define {prefix}_MOST_ELEMENTS {type.most}",
+            f"#define {prefix}_MOST_BYTES {type.most * type.dtype.size}",
+        ]
+    return [*named, *sizes, ""]
+
+
+_OPEN = """ Returns {upper}_SIZE_OUT_OF_BOUNDS, and
+ * reads and writes nothing, if a size is not within its bounds. Arrays have the shapes that the
+ * comments above give at these sizes."""
 
 
 _DECLARATIONS = """#ifdef __cplusplus
@@ -144,12 +162,12 @@ void {name}_destroy({name}_context *context);
 
 /* Runs the model on {upper}_INPUTS arrays into {upper}_OUTPUTS arrays. Returns 0, or -1 if an
  * argument is NULL, or 1 if inputs hold what the model forbids, as an index out of range: then the
- * outputs mean nothing, and {name}_error tells what is wrong. */
-int {name}_run({name}_context *context, const void *const inputs[], void *const outputs[]);
+ * outputs mean nothing, and {name}_error tells what is wrong.{told} */
+int {name}_run({name}_context *context{sizes}, const void *const inputs[], void *const outputs[]);
 
 /* A sentence about the last run of a context that returned 1. */
 const char *{name}_error(const {name}_context *context);
-
+{shapes}
 #ifdef __cplusplus
 }}
 #endif
@@ -211,17 +229,18 @@ void {name}_destroy({name}_context *context)
     free(context);
 }}
 
-int {name}_run({name}_context *context, const void *const inputs[], void *const outputs[])
+{functions}int {name}_run({name}_context *context{parameter}, const void *const inputs[],
+    void *const outputs[])
 {{
     if (!context || !inputs || !outputs)
         return -1;
-    uint64_t keys[{check_count} + 1];
+{check}    uint64_t keys[{check_count} + 1];
     void *all[{output_count} + 1];
     for (int n = 0; n < {output_count}; ++n)
         all[n] = outputs[n];
     all[{output_count}] = keys;
     void *cells[] = {{(void *)inputs, all, context->arena, (void *)constants,
-                     context->pool}};
+                     context->pool{values}}};
     {invoke}(cells);
     for (int n = 0; n < {check_count}; ++n) {{
         if (keys[n] > checks[n].most) {{
@@ -243,10 +262,13 @@ const char *{name}_error(const {name}_context *context)
 def _interface(image: Image, name: str, offsets: list[int]) -> str:
     arena = -(-max(image.arena_bytes, 1) // ALIGNMENT) * ALIGNMENT
     constants = "\n".join(f"    {name}_weights + {offset}," for offset in offsets)
+    sizes = SizesInC(name, image.sizes)
     return _SOURCE.format(
         name=name, invoke=INVOKE, constants=constants, alignment=ALIGNMENT, arena=arena,
         spin=SPIN_NANOSECONDS, checks="\n".join(map(_check, image.checks)),
         check_count=len(image.checks), output_count=len(_outputs(image)),
+        functions=sizes.functions([type for _, type in _outputs(image)]), check=sizes.check(),
+        parameter=sizes.parameter, values=", values" if image.sizes else "",
         error_bytes=LONGEST_VALUE + max((len(c.message.encode()) for c in image.checks), default=0),
     )  # fmt: skip
 

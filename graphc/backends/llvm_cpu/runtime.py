@@ -117,7 +117,7 @@ class NativeModel:
         return known
 
 
-MOST_MET = 1 << 12  # shapes whose sizes are remembered
+MOST_MET = 1 << 10  # shapes whose sizes are remembered
 _INPUTS, _OUTPUTS, _ARENA, _CONSTANTS, _POOL, _SIZES = range(6)
 
 

@@ -14,6 +14,7 @@ from graphc import dsl
 from graphc.backends import cache
 from graphc.backends.llvm_cpu import aot, artifact, codegen
 from graphc.backends.llvm_cpu.target import host_target
+from graphc.cli import main as cli
 from graphc.errors import ModelError, UnsupportedError
 
 
@@ -180,6 +181,79 @@ int main(int argc, char **argv)
     return fclose(out);
 }
 """
+
+
+OPEN_PROGRAM = """#include "net.h"
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char **argv)
+{
+    static float x[NET_INPUT0_MOST_ELEMENTS], y[NET_OUTPUT0_MOST_ELEMENTS];
+    net_context *context = net_create(2);
+    net_sizes sizes = {argc > 1 ? atoi(argv[1]) : 0, argc > 2 ? atoi(argv[2]) : 0};
+    const void *const inputs[NET_INPUTS] = {x};
+    void *const outputs[NET_OUTPUTS] = {y};
+    int64_t shape[NET_OUTPUT0_RANK] = {-1, -1, -1};
+    for (int n = 0; n < sizes.batch * sizes.wide * 3 && n < NET_INPUT0_MOST_ELEMENTS; ++n)
+        x[n] = (float)n;
+    int status = net_output_shape_0(&sizes, shape);
+    int ran = net_run(context, &sizes, inputs, outputs);
+    if (net_run(context, NULL, inputs, outputs) != -1 || net_output_shape_0(NULL, shape) != -1)
+        return 9;
+    net_destroy(context);
+    printf("%d %d %d %d %d", status, ran, (int)shape[0], (int)shape[1], (int)shape[2]);
+    for (int n = 0; !ran && n < shape[0] * shape[1] * shape[2]; ++n)
+        printf(" %g", y[n]);
+    return 0;
+}
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("suffix", [".so", ".o"])
+def test_a_c_program_of_open_shape(tmp_path, suffix):
+    """Sums of neighbours along an axis that is cut by half, for any sizes within bounds."""
+    graph = graphc.parse("""graph @net(%x: f32[batch,3,wide]) -> ? where batch: 1..4, wide: 2..9 {
+  %sums = AveragePool(%x) {kernel_shape=[2], strides=[2]}
+  %twice = Add(%sums, %sums)
+  return %twice
+}""")
+    model = graphc.compile(graph, specialise="any", threads=1)
+    (info,) = model.executables()
+    aot.build(info.run.image, tmp_path / f"net{suffix}")
+    (tmp_path / "main.c").write_text(OPEN_PROGRAM)
+    options = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]
+    command = [compiler, *options, "main.c", f"./net{suffix}", "-o", "main", "-lm"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    for batch, wide in [(1, 2), (4, 9), (2, 5), (3, 8)]:
+        x = np.arange(batch * wide * 3, dtype=np.float32).reshape(batch, 3, wide)
+        wanted = graphc.interpret(graph, [x])[0]
+        words = _told(tmp_path, batch, wide)
+        assert words[:5] == ["0", "0", *map(str, wanted.shape)]
+        np.testing.assert_allclose(list(map(float, words[5:])), wanted.reshape(-1))
+    for batch, wide in [(0, 2), (5, 2), (1, 1), (1, 10), (-1, 5)]:
+        assert _told(tmp_path, batch, wide) == ["2", "2", "-1", "-1", "-1"]
+
+
+def _told(folder, *sizes):
+    """What the program of a folder prints, in words."""
+    command = ["./main", *map(str, sizes)]
+    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.split()
+
+
+@needs_compiler
+def test_the_command_makes_libraries_of_open_shape(tmp_path, capsys):
+    library = str(tmp_path / "net.so")
+    assert cli(["compile", str(DIGITS), "--dim", "N=1..8", "-o", library]) == 2
+    assert "--specialise any" in capsys.readouterr().err
+    assert cli(["compile", str(DIGITS), "-o", library]) == 2
+    arguments = ["compile", str(DIGITS), "--dim", "N=1..8", "--specialise", "any", "-o", library]
+    assert cli(arguments) == 0
+    header = (tmp_path / "net.h").read_text()
+    assert "int64_t N; /* N: 1 to 8 */" in header and "#define NET_SIZES_N_MAX 8" in header
+    assert "#define NET_INPUT0_MOST_ELEMENTS 512" in header
+    assert "int net_output_shape_0(const net_sizes *sizes, int64_t shape[]);" in header
 
 
 @needs_compiler
