@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from graphc.autodiff.contributions import contributions
+from graphc.autodiff.regions import pulled
 from graphc.autodiff.rules import RULES
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.build import Builder
@@ -89,8 +90,8 @@ def _differentiate(
     wanted = [n for n, v in enumerate(op.inputs) if v in active]
     rule = RULES.get((op.defn.domain, op.name))
     parts: Mapping[int, list[Value]]
-    if rule is not None:
-        made = rule(b, op, cotangents)
+    if rule is not None or op.defn.form == "region":
+        made = pulled(b, op, cotangents, gradients) if rule is None else rule(b, op, cotangents)
         parts = {n: [g] for n, g in enumerate(made) if g is not None and n in wanted}
     elif op.defn.form in BODIES:
         parts = contributions(b, op, cotangents, wanted)
