@@ -8,6 +8,7 @@ import numpy as np
 
 from graphc.autodiff.contributions import Sources, rebuilt
 from graphc.autodiff.reverse import BODIES, require_static
+from graphc.autodiff.rules import require_plain
 from graphc.autodiff.tangent import tangent
 from graphc.errors import UnsupportedError
 from graphc.ir.build import Builder
@@ -53,8 +54,7 @@ def tangents(region: Region, seeds: Mapping[Value, Value], wanted: Sequence[Valu
 def _of(b: Builder, value: Value, known: dict[Value, Value], renamed: dict[Value, Value]) -> Value:
     while value in renamed:
         value = renamed[value]
-    zeros = np.zeros(value.tensor.static_shape, value.tensor.dtype.np)
-    return known.get(value) or b.constant(zeros)
+    return _or_zeros(b, value, known.get(value))
 
 
 def _carry(region: Region, op: Op, known: dict[Value, Value], rule: Rule | None) -> None:
@@ -109,8 +109,32 @@ def _largest(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | 
     return [b.GatherElements(given[0], op.outputs[1], axis=axis), None]
 
 
+def _scattered(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
+    """A scatter of tangents: it is linear in data and updates together."""
+    require_plain(op)
+    data, updates = (_or_zeros(b, op.operand(n), given[n]) for n in (0, 2))
+    return [b.op(op.name, data, op.operand(1), updates, **op.attrs)]
+
+
+def _or_zeros(b: Builder, value: Value, tangent: Value | None) -> Value:
+    type = value.tensor
+    return tangent or b.constant(np.zeros(type.static_shape, type.dtype.np))
+
+
+def _determinant(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
+    """det(x) times the trace of inverse(x) @ tangent."""
+    rank = op.operand(0).tensor.rank
+    swapped = (*range(rank - 2), rank - 1, rank - 2)
+    inverse = b.op("Inverse", op.operand(0), domain="com.microsoft")
+    product = b.Mul(inverse, b.Transpose(given[0], perm=swapped))
+    return [b.Mul(op.output, b.ReduceSum(product, np.array([-2, -1]), keepdims=0))]
+
+
 RULES: dict[tuple[str, str], Rule] = {
     ("graphc", "StopGradient"): _stopped,
     ("", "CumSum"): _linear(),
     ("", "TopK"): _largest,
+    ("", "ScatterND"): _scattered,
+    ("", "ScatterElements"): _scattered,
+    ("", "Det"): _determinant,
 }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from graphc.errors import UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.graph import Op, Value
 
@@ -91,3 +92,36 @@ def _largest(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Val
     zeros = b.constant(np.zeros(x.static_shape, x.dtype.np))
     axis = op.attrs.get("axis", -1)
     return [b.ScatterElements(zeros, op.outputs[1], _only(cotangents), axis=axis), None]
+
+
+@rule("ScatterND", "ScatterElements")
+def _scattered(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """Updates get the gradient where they are stored; data, where nothing replaced it. Of several
+    updates of one element all get it, though the last one wins."""
+    g, indices = _only(cotangents), op.operand(1)
+    axis = {"axis": op.attrs.get("axis", 0)} if op.name == "ScatterElements" else {}
+    picked = b.op("GatherElements" if axis else "GatherND", g, indices, **axis)
+    if op.attrs.get("reduction", "none") == "add":
+        return [g, None, picked]
+    require_plain(op)
+    updates = op.operand(2).tensor
+    zeros = b.constant(np.zeros(updates.static_shape, updates.dtype.np))
+    return [b.op(op.name, g, indices, zeros, **axis), None, picked]
+
+
+def require_plain(op: Op) -> None:
+    """UnsupportedError of a scatter that multiplies, or takes extremes."""
+    if op.attrs.get("reduction", "none") not in ("none", "add"):
+        how = op.attrs["reduction"]
+        raise UnsupportedError(f"{op.where()}: {op.name} with reduction {how!r} has no derivative")
+
+
+@rule("Det")
+def _determinant(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """det(x) times the transposed inverse; infinite or NaN where x is singular."""
+    x = op.operand(0)
+    rank = x.tensor.rank
+    swapped = (*range(rank - 2), rank - 1, rank - 2)
+    scale = b.Unsqueeze(b.Mul(_only(cotangents), op.output), np.array([-2, -1]))
+    inverse = b.op("Inverse", x, domain="com.microsoft")
+    return [b.Mul(scale, b.Transpose(inverse, perm=swapped))]

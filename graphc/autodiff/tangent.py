@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from graphc.autodiff.adjoint import Term, reduced
 from graphc.autodiff.derivatives import partial
-from graphc.ir.expr import Call, Const, Expr, Load, Reduce, select, walk
+from graphc.ir.expr import Call, Const, Expr, Load, Reduce, cast, select, walk
 
 
 def tangent(body: Expr, of_load: Callable[[Load], Expr | None]) -> Expr | None:
@@ -37,8 +37,9 @@ def _tangent(
     total: Expr | None = None
     for position, child in enumerate(node.args):
         inner = known[child]
-        term = None if inner is None else partial(node, position, inner)
+        term = None if inner is None else partial(node, position, cast(inner, node.dtype))
         if term is not None:
+            term = cast(term, node.dtype)  # of a conversion it is of the type converted from
             total = term if total is None else total + term
     return total
 

@@ -8,8 +8,8 @@ import pytest
 from graphc.autodiff.derivatives import PARTIALS, partial
 from graphc.autodiff.tangent import tangent
 from graphc.errors import UnsupportedError
-from graphc.ir.dtypes import f64
-from graphc.ir.expr import Call, Expr, Load, reduce, select
+from graphc.ir.dtypes import f32, f64
+from graphc.ir.expr import Call, Expr, Load, cast, reduce, select
 from graphc.ir.interp import evaluate
 from graphc.ir.opdef import axes
 from graphc.ir.ops.generic import with_plain_names
@@ -87,3 +87,10 @@ def test_what_is_not_chosen_does_not_count():
     safe = select(x > 0, Call(TABLE["log"], (x,), f64), 0)
     along = tangent(safe, lambda load: Load("1", (), f64))
     assert value(along, 0.0, 1.0) == 0.0
+
+
+def test_tangents_of_conversions_have_the_new_type():
+    wide = cast(Load("0", (), f32), f64) * 2
+    assert tangent(wide, lambda load: Load("1", (), f32)).dtype is f64
+    narrow = cast(operand(0) * 2, f32)
+    assert tangent(narrow, lambda load: Load("1", (), f64)).dtype is f32

@@ -90,6 +90,10 @@ SAMPLE = [
     "rotary_embedding",
     "attention_4d_causal",
     "attention_4d_gqa",
+    "scatternd",
+    "scatternd_add",
+    "scatter_elements_with_axis",
+    "det_nd",
     "trilu_lower_4d",
     "reversesequence_time",
 ]
