@@ -7,6 +7,9 @@ given as a float stands for the simplest fraction that rounds to it (0.6 means 3
 
 The length of a resized axis is that of the output, floor(scale * length), also where the formula
 of a coordinate transformation names it: ONNX Runtime and PyTorch have it so.
+
+Lengths may be open. If the scale is the same at all sizes, a, b and c are numbers as ever; else
+they are expressions over the sizes.
 """
 
 from __future__ import annotations
@@ -33,10 +36,12 @@ from graphc.ir.expr import (
     reduce,
     select,
 )
+from graphc.ir.extents import as_dim, least, most
 from graphc.ir.opdef import Any_, Float, Int, Known, Operand, OutIndex, axes, op
+from graphc.ir.ops.helpers import dims_of
 from graphc.ir.ops.interpolation import cubic_weight, cubic_weights, linear_weight, linear_weights
 from graphc.ir.simplify import simplify
-from graphc.ir.types import Shape
+from graphc.ir.types import Dim, Shape
 
 # ---------------------------------------------------------------- coordinates
 
@@ -53,59 +58,110 @@ def simplest_fraction(value: float) -> Fraction:
 
 
 @dataclass(frozen=True)
+class Ratio:
+    """A scale that is not the same at all sizes: one length by another."""
+
+    numerator: Dim
+    denominator: Dim
+
+
+def ratio(out: Dim, extent: Dim) -> Fraction | Ratio:
+    """How many times an extent goes into an output's: a number if it is the same at all sizes."""
+    if isinstance(out, int) and isinstance(extent, int):
+        return Fraction(out, max(extent, 1))
+    at_largest = Fraction(most(out), max(most(extent), 1))
+    number, by = at_largest.numerator, at_largest.denominator
+    constant = as_dim(out * by - extent * number) == 0
+    return at_largest if constant else Ratio(out, extent)
+
+
+@dataclass(frozen=True)
 class ResizeAxis:
     """One resized axis: `extent` elements become `out`, `scale` is out / extent before rounding.
 
     start and end bound the region of interest as fractions of the axis.
     """
 
-    extent: int
-    out: int
-    scale: Fraction
+    extent: Dim
+    out: Dim
+    scale: Fraction | Ratio
     start: Fraction = Fraction(0)
     end: Fraction = Fraction(1)
 
     @property
     def is_identity(self) -> bool:
-        return self.scale == 1 and self.out == self.extent and (self.start, self.end) == (0, 1)
+        same = as_dim(self.out - self.extent) == 0
+        return self.scale == 1 and same and (self.start, self.end) == (0, 1)
 
-    def slope_and_offset(self, mode: str) -> tuple[Fraction, Fraction]:
-        """Input position = slope * output position + offset, by coordinate transformation mode."""
-        inverse, half, last = 1 / self.scale, Fraction(1, 2), self.extent - 1
-        steps = max(self.out - 1, 1)  # between the first and the last output
+    @property
+    def shrinks(self) -> bool:
+        """Whether the scale is below 1. UnsupportedError if that depends on the sizes."""
+        return self.constant_scale < 1
+
+    @property
+    def constant_scale(self) -> Fraction:
+        """The scale. UnsupportedError if it is not the same at all sizes."""
+        if isinstance(self.scale, Ratio):
+            raise UnsupportedError(
+                f"antialias needs a constant scale, found {self.out} by {self.extent}"
+            )
+        return self.scale
+
+    def line(self, mode: str) -> tuple[Dim, Dim, Dim]:
+        """a, b and c, so that output i lies at input position (a*i + b) / c, by coordinate
+        transformation mode. UnsupportedError if an open length does not go with the mode."""
+        up, down = self.scale.numerator, self.scale.denominator
+        last = self.extent - 1
         if mode == "asymmetric":
-            return inverse, Fraction(0)
+            return down, 0, up
         if mode == "align_corners":
-            return Fraction(last, steps), Fraction(0)
+            return last, 0, self.steps
         if mode == "tf_crop_and_resize":
-            size = (self.end - self.start) * last
-            middle = size / 2 if self.out == 1 else 0
-            return size / steps, self.start * last + middle
+            return self._crop_line()
         if mode == "tf_half_pixel_for_nn":
-            return inverse, inverse / 2
-        if mode == "pytorch_half_pixel" and self.out == 1:
-            return Fraction(0), Fraction(0)
+            return 2 * down, down, 2 * up
+        if mode == "pytorch_half_pixel" and self.steps == self.out:  # 1
+            return 0, 0, 1
         if mode in ("half_pixel", "pytorch_half_pixel"):
-            return inverse, inverse / 2 - half
+            return 2 * down, down - up, 2 * up
         if mode == "half_pixel_symmetric":
-            lost = self.extent - self.out * inverse  # of the input, as the output's length is whole
-            return inverse, (lost + inverse) / 2 - half
+            lost = self.extent * up - self.out * down  # of the input, as the output is whole
+            return 2 * down, lost + down - up, 2 * up
         raise UnsupportedError(f"coordinate_transformation_mode {mode!r} is not known")
+
+    @property
+    def steps(self) -> Dim:
+        """Steps between the first and the last output."""
+        if isinstance(self.out, int):
+            return max(self.out - 1, 1)
+        if least(self.out) < 2:
+            raise UnsupportedError(f"an axis of {self.out} elements may have one alone")
+        return self.out - 1
+
+    def _crop_line(self) -> tuple[int, int, int]:
+        if not isinstance(self.extent, int) or not isinstance(self.out, int):
+            raise UnsupportedError(f"tf_crop_and_resize of {self.extent} elements to {self.out}")
+        last, steps = self.extent - 1, max(self.out - 1, 1)
+        size = (self.end - self.start) * last
+        slope, offset = size / steps, self.start * last + (size / 2 if self.out == 1 else 0)
+        common = math.lcm(slope.denominator, offset.denominator)
+        return int(slope * common), int(offset * common), common
 
     def position(self, i: Expr, mode: str) -> Rational:
         """The input position of output `i`."""
-        slope, offset = self.slope_and_offset(mode)
-        common = math.lcm(slope.denominator, offset.denominator)
-        numerator = i * int(slope * common) + int(offset * common)
-        return Rational(simplify(as_expr(numerator, i64)), common)
+        slope, offset, under = self.line(mode)
+        if isinstance(slope, int) and isinstance(offset, int) and isinstance(under, int):
+            common = math.gcd(slope, offset, under)
+            slope, offset, under = slope // common, offset // common, under // common
+        return Rational(simplify(as_expr(i * slope + offset, i64)), as_dim(under))
 
 
 @dataclass(frozen=True)
 class Rational:
-    """numerator / denominator, with a positive constant denominator."""
+    """numerator / denominator, with a positive denominator that is the same for all indices."""
 
     numerator: Expr
-    denominator: int
+    denominator: Dim
 
     @property
     def floor(self) -> Expr:
@@ -114,7 +170,9 @@ class Rational:
     def fraction(self, dtype: DType) -> Expr:
         """The part after the point, as a float in 0 .. 1."""
         rest = simplify(self.numerator % self.denominator)
-        return cast(rest, dtype) * (1 / self.denominator)
+        if isinstance(self.denominator, int):
+            return cast(rest, dtype) * (1 / self.denominator)
+        return cast(rest, dtype) * (1 / cast(self.denominator, dtype))
 
     def nearest(self, mode: str) -> Expr:
         """The nearest integer, by nearest_mode."""
@@ -129,7 +187,7 @@ class Rational:
             raise ModelError(f"nearest_mode {mode!r} is not one of {sorted(choices)}")
         return simplify(choices[mode]())
 
-    def outside(self, extent: int) -> Expr:
+    def outside(self, extent: Dim) -> Expr:
         """Whether it lies before the first or after the last of `extent` elements."""
         return (self.numerator < 0) | (self.numerator > self.denominator * (extent - 1))
 
@@ -165,7 +223,7 @@ class Interpolation:
         position = axis.position(i, self.coordinates)
         if self.mode == "nearest":
             return [Tap(clamp(position.nearest(self.nearest_mode), axis.extent))]
-        if self.antialias and axis.scale < 1:
+        if self.antialias and axis.shrinks:
             return [self.wide_tap(axis, position, number)]
         fraction = position.fraction(self.dtype)
         cubic = self.mode == "cubic"
@@ -185,7 +243,7 @@ class Interpolation:
         def weighed(k: Index) -> tuple[Expr, Expr]:
             offset = k + first
             where = simplify(position.floor + offset)
-            weight = kernel((cast(offset, self.dtype) - fraction) * float(axis.scale))
+            weight = kernel((cast(offset, self.dtype) - fraction) * float(axis.constant_scale))
             if self.exclude_outside:
                 weight = select((where >= 0) & (where < axis.extent), weight, 0)
             return where, weight
@@ -200,17 +258,17 @@ class Interpolation:
 def reach(axis: ResizeAxis, mode: str, antialias: bool) -> int:
     """How many taps an interpolation has along an axis, `mode` linear or cubic."""
     side = 2 if mode == "cubic" else 1
-    if antialias and axis.scale < 1:
-        side = -math.floor(-side / axis.scale)
+    if antialias and axis.shrinks:
+        side = -math.floor(-side / axis.constant_scale)
     return 2 * side
 
 
-def clamp(index: Expr, extent: int) -> Expr:
+def clamp(index: Expr, extent: Dim) -> Expr:
     """The nearest index inside the axis."""
     return simplify(minimum(maximum(index, 0), extent - 1))
 
 
-def exclude(weights: list[Expr], where: list[Expr], extent: int) -> list[Expr]:
+def exclude(weights: list[Expr], where: list[Expr], extent: Dim) -> list[Expr]:
     """Weights with those of taps outside set to 0 and the rest scaled to a sum of 1."""
     kept = [
         select(simplify((p >= 0) & (p < extent)), w, 0) if isinstance(p, Expr) else w
@@ -244,7 +302,7 @@ def to_dtype(value: Expr, dtype: DType) -> Expr:
 
 
 def resize_axes(
-    shape: Sequence[int], roi: np.ndarray | None, scales: np.ndarray | None,
+    shape: Sequence[Dim], roi: np.ndarray | None, scales: np.ndarray | None,
     sizes: np.ndarray | None, resized: Sequence[int] | None, policy: str, mode: str,
 ) -> list[ResizeAxis]:  # fmt: skip
     """What becomes of each axis; exactly one of `scales` and `sizes` is given (not empty)."""
@@ -258,10 +316,9 @@ def resize_axes(
     result = [ResizeAxis(extent, extent, Fraction(1)) for extent in shape]
     if given is scales:
         for a, scale in zip(which, scales):
-            out = int(np.floor(np.float32(scale) * np.float32(shape[a])))
-            result[a] = ResizeAxis(shape[a], out, simplest_fraction(scale))
+            result[a] = ResizeAxis(shape[a], _scaled(shape[a], scale), simplest_fraction(scale))
     else:
-        outs = _keep_aspect([shape[a] for a in which], [int(s) for s in sizes], policy)
+        outs = _keep_aspect([shape[a] for a in which], dims_of(given), policy)
         for a, (out, scale) in zip(which, outs):
             result[a] = ResizeAxis(shape[a], out, scale)
     if mode == "tf_crop_and_resize":
@@ -274,17 +331,33 @@ def resize_axes(
     return result
 
 
+def _scaled(extent: Dim, scale: float) -> Dim:
+    """The length of a scaled axis. UnsupportedError if it is open, and the product may round."""
+    if isinstance(extent, int):
+        return int(np.floor(np.float32(scale) * np.float32(extent)))
+    exact = Fraction(float(scale))
+    if most(extent) * exact.numerator >= 1 << 24:
+        raise UnsupportedError(f"{extent} elements by {scale}: the number of elements is rounded")
+    return as_dim(extent * exact.numerator // exact.denominator)
+
+
 def _keep_aspect(
-    extents: Sequence[int], sizes: Sequence[int], policy: str
-) -> list[tuple[int, Fraction]]:
+    extents: Sequence[Dim], sizes: Sequence[Dim], policy: str
+) -> Sequence[tuple[Dim, Fraction | Ratio]]:
     """Sizes and scales per axis; all axes get the same scale unless the policy is stretch."""
-    scales = [Fraction(size, max(extent, 1)) for size, extent in zip(sizes, extents)]
+    scales = [ratio(size, extent) for size, extent in zip(sizes, extents)]
     if policy == "stretch":
         return list(zip(sizes, scales))
     if policy not in ("not_larger", "not_smaller"):
         raise ModelError(f"keep_aspect_ratio_policy {policy!r} is not known")
-    scale = min(scales) if policy == "not_larger" else max(scales)
-    return [(math.floor(scale * extent + Fraction(1, 2)), scale) for extent in extents]
+    numbers = [scale for scale in scales if isinstance(scale, Fraction)]
+    if len(numbers) < len(scales):
+        raise UnsupportedError(f"policy {policy}: scales of {extents} depend on the sizes")
+    scale = min(numbers) if policy == "not_larger" else max(numbers)
+    half = scale.denominator  # of 2 * denominator
+    return [
+        (as_dim((extent * 2 * scale.numerator + half) // (2 * half)), scale) for extent in extents
+    ]
 
 
 def _resize_shape(
