@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+from opening import opened
 
 import graphc
 import models
 from graphc.errors import GraphcError
 from graphc.ir.compare import agreements
 from graphc.verify import onnxruntime
-from opening import opened
 
 Bounds = tuple[int, int, int]
 
@@ -65,9 +65,7 @@ def open_model(path: Path) -> onnx.ModelProto:
     axes, bounds = OPEN[path.stem]
     if not axes:
         return model
-    sizes = {
-        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input
-    }
+    sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
     # sizes of other parity for each symbol, so that they are told apart
     others = {name: n for n, name in enumerate(sorted(bounds))}
     return opened(

@@ -226,7 +226,9 @@ class _Opening:
         types, data = {}, {}
         for name in filter(None, node.input):
             tensor = self.constants.get(name)
-            elem = tensor.data_type if tensor is not None else self.types[name].tensor_type.elem_type
+            elem = (
+                tensor.data_type if tensor is not None else self.types[name].tensor_type.elem_type
+            )
             shape = [d.new for d in self.dims[name]]
             types[name] = helper.make_tensor_type_proto(elem, shape)
             if tensor is not None and len(tensor.raw_data) <= 1024:

@@ -71,6 +71,15 @@ GRAPHS = {
     "%p = Range(%z, %s, %o) %e = Gather(%w, %p) %y = Cast(%x) {{to=1}} "
     "const %l : i64[1] = [2] %v = Unsqueeze(%y, %l) %r = Add(%v, %e)",
     "pad": "(%x: f32[N,H]) -> ? {} { const %p : i64[4] = [0,1,0,2] %r = Pad(%x, %p)",
+    "upsample": "(%x: f32[N,2,H,H]) -> ? {} { const %s : f32[4] = [1.0,1.0,2.0,2.5] "
+    '%r = Resize(%x, _, %s) {{mode="linear"}}',
+    "to the size of another": "(%x: f32[N,2,H,S], %y: f32[N,3,S,H]) -> ? {} { %d = Shape(%y) "
+    "const %two : i64[1] = [2] const %end : i64[1] = [4] const %c : i64[2] = [1,2] "
+    "%to = Slice(%d, %two, %end) %n = Shape(%x) const %zero : i64[1] = [0] "
+    "%own = Slice(%n, %zero, %two) %size = Concat(%own, %to) {{axis=0}} "
+    '%r = Resize(%x, _, _, %size) {{mode="linear"}}',
+    "nearest": "(%x: f32[N,2,H]) -> ? {} { const %s : f32[3] = [1.0,1.0,3.0] "
+    '%r = Resize(%x, _, %s) {{mode="nearest", coordinate_transformation_mode="asymmetric"}}',
     "argmax": "(%x: f32[N,S]) -> ? {} { %r = ArgMax(%x) {{axis=1}}",
 }
 """Graphs by name; `{}` stands for the bounds of their symbols."""
@@ -152,6 +161,43 @@ def test_memory_is_that_of_the_largest_sizes():
     assert program.arena_bytes % 64 == 0
     assert 4 * 5 * 6 <= program.arena_bytes <= 2 * 128
     assert np.prod([size.hi for size in program.sizes]) == 30
+
+
+UNET = """graph @unet(%x: f32[1,3,H,W]) -> ? where H: 5..40, W: 8..40 {
+  const %v : f32[5,3,3,3] = random(seed=1)
+  const %w : f32[5,5,2,2] = random(seed=2)
+  %a = Conv(%x, %v) {pads=[1,1,1,1]}
+  %b = MaxPool(%a) {kernel_shape=[2,2], strides=[2,2]}
+  %c = MaxPool(%b) {kernel_shape=[2,2], strides=[2,2]}
+  %d = ConvTranspose(%c, %w) {strides=[2,2]}
+  %e = Concat(%b, %d) {axis=1}
+  return %e
+}
+"""
+
+
+def test_sizes_are_multiples_where_a_network_takes_no_others():
+    graph = graphc.parse(UNET)
+    dims = general(graph).params[0].tensor.dims
+    assert [str(d) for d in dims[2:]] == ["H_by_4 * 4", "W_by_4 * 4"]
+    model = graphc.compile(graph, specialise="any", threads=1)
+    for height, width in [(8, 8), (40, 12), (20, 40)]:
+        x = np.random.default_rng(height).standard_normal((1, 3, height, width), np.float32)
+        for found, wanted in zip(model.run([x]), graphc.interpret(graph, [x]), strict=True):
+            assert compare("output", found, wanted).within(2e-5)
+    assert len(model.executables()) == 1
+    with pytest.raises(ModelError, match="Concat"):
+        model.run([np.zeros((1, 3, 10, 8), np.float32)])
+    (found,) = model.run([np.zeros((1, 3, 9, 8), np.float32)])  # rounds down at each step
+    assert found.shape == (1, 10, 4, 4) and "H_by_4" in model.why_exact
+    assert len([made for made in model.executables() if made.run is not None]) == 2
+
+
+def test_only_sizes_that_must_be_are_multiples():
+    text = """graph @g(%x: f32[N,S]) -> ? where N: 1..9, S: 1..9 {
+      const %s : i64[3] = [0,-1,3] %r = Reshape(%x, %s) return %r }"""
+    (dims,) = [p.tensor.dims for p in general(graphc.parse(text)).params]
+    assert [str(d) for d in dims] == ["N", "S_by_3 * 3"]
 
 
 IMAGES = {

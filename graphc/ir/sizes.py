@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Sym
-from graphc.ir.types import TensorType, at, largest
+from graphc.ir.types import Dim, TensorType, at, largest
 
 
 def sizes_of(
@@ -20,11 +20,14 @@ def sizes_of(
     input has another shape than these sizes give it."""
     values: dict[Expr, Expr] = {}
     for (_, type), shape in zip(inputs, shapes):
-        values.update(
-            (dim, Const(int(extent), i64))
-            for dim, extent in zip(type.dims, shape)
-            if isinstance(dim, Sym) and dim not in values
-        )
+        for dim, extent in zip(type.dims, shape):
+            if isinstance(dim, int):
+                continue
+            for size in sizes:
+                line = None if size in values else line_of(dim, size)
+                if line is not None:
+                    factor, offset = line
+                    values[size] = Const((int(extent) - offset) // factor, i64)
     read = tuple(int(at(size, values)) for size in sizes)  # type: ignore[arg-type]
     for size, value in zip(sizes, read):
         if value < size.lo or size.hi is not None and value > size.hi:
@@ -52,3 +55,14 @@ def trials(
     others = itertools.islice(itertools.product(*ranges), max(corners - len(ends), 0))
     inside = (tuple(dice.randint(*pair) for pair in ranges) for _ in range(between))
     return list(dict.fromkeys((*ends, *others, *inside)))
+
+
+def line_of(dim: Dim, size: Sym) -> tuple[int, int] | None:
+    """The numbers a and b of which a dim is a * size + b; None if it is not of that form."""
+    if isinstance(dim, Sym):
+        return (1, 0) if dim is size else None
+    offset, after = at(dim, {size: Const(0, i64)}), at(dim, {size: Const(1, i64)})
+    if not isinstance(offset, int) or not isinstance(after, int) or after == offset:
+        return None
+    factor = after - offset
+    return (factor, offset) if at(size * factor + offset, {}) is at(dim, {}) else None

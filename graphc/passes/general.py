@@ -1,36 +1,39 @@
 """A graph for all sizes within bounds: one whose dims are expressions over symbols.
 
-`general` types a graph without binding its symbols. Type rules and bodies are made for integers;
-that they say the same of symbols is not taken on trust: `check_open` compares the types and bodies
-of each op with what its definition gives at a few sizes, among them the least, where a dimension
-of 1 shows. What cannot be typed for all sizes is a `NotOpen` that says why, and for which sizes;
-narrowing.py finds bounds of these that do.
+`general` types a graph without binding its symbols. Sizes become multiples where a graph has no
+types otherwise (multiples.py). Type rules and bodies are made for integers; that they say the same
+of symbols is not taken on trust: `check_open` compares the types and bodies of each op with what
+its definition gives at a few sizes, among them the least, where a dimension of 1 shows. What cannot
+be typed for all sizes is a `NotOpen` that says why, and for which sizes; narrowing.py finds bounds
+of these that do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 
 from graphc.errors import GraphcError, UnsupportedError
 from graphc.ir.compare import compare
 from graphc.ir.expr import Const, Expr, Index, Reduce, Sym, reduce, symbols
-from graphc.ir.graph import Graph, Op, Value, clone_graph, constant_op
+from graphc.ir.graph import Graph, Op, Value, clone_graph
 from graphc.ir.infer import op_body, output_types
 from graphc.ir.interp import evaluate
 from graphc.ir.simplify import simplify
+from graphc.ir.sizes import line_of
 from graphc.ir.types import TensorType, at
+from graphc.passes.at_sizes import Sizes, type_at, value_at
 from graphc.passes.dce import remove_dead
 from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.infer_types import TypeInference
+from graphc.passes.multiples import multiples, with_multiples
 from graphc.passes.specialise import bind_contents
 
 FORMS = ("elementwise", "indexed", "composite", "core")
 MOST_COMPARED = 1 << 24  # elements of a result that is computed to compare two bodies
-
-Sizes = Mapping[Expr, Expr]
 
 
 Bounds = Mapping[str, tuple[int, int]]
@@ -67,27 +70,34 @@ def general(
     types = TypeInference(policy, symbolic=True, dimensions=Dimensions())
     types.region(result)
     remove_dead(result)
-    _check_typed(result, types)
+    failed = _untyped(result)
+    if failed is not None:
+        _raise_need(result, failed, types)
+        factors = multiples(failed)
+        if factors:
+            with suppress(NotOpen):
+                return general(with_multiples(graph, factors), policy, contents)
+        reason = types.untyped.get(failed, f"{failed.where()}: its type is not known")
+        raise NotOpen(reason, failed)
     result.symbols = _sizes_of_inputs(result)
     result.phase = "typed"
     check_open(result)
     return result
 
 
-def _check_typed(graph: Graph, types: TypeInference) -> None:
-    """The first op without a type is an error."""
-    op = next((op for op in graph.ops if not all(map(_is_ranked, op.outputs))), None)
-    if op is None:
+def _untyped(graph: Graph) -> Op | None:
+    """The first op without a type."""
+    return next((op for op in graph.ops if not all(map(_is_ranked, op.outputs))), None)
+
+
+def _raise_need(graph: Graph, failed: Op, types: TypeInference) -> None:
+    """NeedsValue if the type of an op depends on the contents of a value."""
+    error = next((need.error for need in types.needs if need.op is failed), None)
+    if error is None or not error.contents:
         return
-    error = next((need.error for need in types.needs if need.op is op), None)
-    if error is not None and error.contents:
-        error.graph = graph
-        error.needs = (
-            error,
-            *(n.error for n in types.needs if n.op.region is graph and n.op is not op),
-        )
-        raise error
-    raise NotOpen(types.untyped.get(op, f"{op.where()}: its type is not known"), op)
+    others = [n.error for n in types.needs if n.op.region is graph and n.op is not failed]
+    error.graph, error.needs = graph, (error, *others)
+    raise error
 
 
 def _is_ranked(value: Value) -> bool:
@@ -95,14 +105,18 @@ def _is_ranked(value: Value) -> bool:
 
 
 def _sizes_of_inputs(graph: Graph) -> dict[str, Sym]:
-    """The symbols of the dims of inputs, by name. UnsupportedError if one has no bound, or is no
-    input's dim by itself."""
+    """The symbols of the dims of inputs, by name. UnsupportedError if one has no bound, or
+    cannot be read from a dim."""
     types = [p.type for p in graph.params]
     dims = [d for t in types if isinstance(t, TensorType) for d in t.dims if isinstance(d, Expr)]
     sizes = {size.name: size for d in dims for size in symbols(d)}
     for symbol in sizes.values():
-        if symbol not in dims or symbol.hi is None or symbol.lo < 1:
-            raise UnsupportedError(f"dimension {symbol.name} has no bounds, or is no input's own")
+        if symbol.hi is None or symbol.lo < 1:
+            raise UnsupportedError(f"dimension {symbol.name} has no bounds")
+        if not any(line_of(dim, symbol) for dim in dims):
+            raise UnsupportedError(
+                f"dimension {symbol.name} cannot be read from the shape of an input"
+            )
     return {name: sizes[name] for name in sorted(sizes)}
 
 
@@ -135,13 +149,13 @@ def _has_open_types(op: Op) -> bool:
 def _check_at(op: Op, sizes: Sizes) -> None:
     """Compares an op with one of its definition whose operands have the types of some sizes."""
     shown = ", ".join(f"{s} = {n}" for s, n in sizes.items())
-    twin = Op(op.defn, [_at_sizes(v, sizes) for v in op.inputs], op.attrs, len(op.outputs))
+    twin = Op(op.defn, [value_at(v, sizes) for v in op.inputs], op.attrs, len(op.outputs))
     try:
         types = output_types(twin)
     except GraphcError as error:
         raise NotOpen(f"{op.where()}: at {shown}, {error}", op) from error
     for number, (value, type) in enumerate(zip(op.outputs, types)):
-        mine = _type_at(value, sizes)
+        mine = type_at(value, sizes)
         if mine.with_layout(None) != type:
             raise NotOpen(f"{op.where()} gives {value.type}, but {type} at {shown}", op)
         twin.outputs[number].type = type
@@ -168,22 +182,6 @@ def _agree(one: Expr, other: Expr, op: Op, number: int) -> bool:
             arrays[str(place)] = drawn.astype(value.tensor.dtype.np)
     results = [evaluate(body, result.static_shape, arrays) for body in (one, other)]
     return compare(op.name, *results).within(1e-5)
-
-
-def _at_sizes(value: Value | None, sizes: Sizes) -> Value | None:
-    """A value that stands for another at some sizes."""
-    if value is None or value.constant is not None:
-        return value
-    dims = value.known
-    if dims is not None:
-        numbers = [at(d, sizes) for d in dims.reshape(-1)]
-        return constant_op(np.array(numbers, np.int64).reshape(dims.shape)).output
-    return Value(_type_at(value, sizes).with_layout(None))
-
-
-def _type_at(value: Value, sizes: Sizes) -> TensorType:
-    type = value.tensor
-    return TensorType(type.dtype, tuple(at(d, sizes) for d in type.dims), type.layout)
 
 
 def _at(body: Expr, sizes: Sizes) -> Expr:

@@ -15,6 +15,7 @@ from itertools import permutations
 
 import numpy as np
 
+from graphc.ir.extents import most
 from graphc.ir.graph import Op, Value
 from graphc.ir.ops.resize import ResizeAxis, reach, resize_axes
 from graphc.passes.pattern import P, opt, var
@@ -32,7 +33,8 @@ def resize_by_axes(
     rw: Rewriter, resize: Op, x: Value, roi: Value | None, scales: Value | None, sizes: Value | None
 ) -> Value | None:
     """resize(x, axes a, b)  ==  resize(resize(x, axis a), axis b)"""
-    if rw.attr(resize, "mode") == "nearest" or not is_static(x) or x.tensor.dtype.np not in WIDE:
+    static = is_static(x) and is_static(resize.output)
+    if rw.attr(resize, "mode") == "nearest" or not static or x.tensor.dtype.np not in WIDE:
         return rw.skip("it does not interpolate static floats")
     if rw.attr(resize, "coordinate_transformation_mode") == "tf_crop_and_resize":
         return rw.skip("positions outside have a value of their own")
@@ -44,7 +46,7 @@ def resize_by_axes(
     if len(changed) < 2 or math.prod(taps.values()) < MANY:
         return rw.skip("taps are few")
     order = min(permutations(changed), key=lambda order: _read(plan, order, taps))
-    at_once = math.prod(axis.out for axis in plan) * math.prod(taps.values())
+    at_once = math.prod(most(axis.out) for axis in plan) * math.prod(taps.values())
     if _read(plan, order, taps) > LESS * at_once:
         return rw.skip("steps read hardly less")
     return _steps(rw, resize, x, order, scales, sizes)
@@ -64,9 +66,9 @@ def _taps(rw: Rewriter, resize: Op, axis: ResizeAxis) -> int:
 
 def _read(plan: Sequence[ResizeAxis], order: Sequence[int], taps: dict[int, int]) -> int:
     """The elements that all steps read, in this order of axes."""
-    total, extents = 0, [axis.extent for axis in plan]
+    total, extents = 0, [most(axis.extent) for axis in plan]
     for a in order:
-        extents[a] = plan[a].out
+        extents[a] = most(plan[a].out)
         total += math.prod(extents) * taps[a]
     return total
 

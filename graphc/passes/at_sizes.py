@@ -1,0 +1,33 @@
+"""Values and types of a graph of open shape at some sizes: numbers, or other expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from graphc.ir.expr import Expr
+from graphc.ir.graph import Value, constant_op, sizes_op
+from graphc.ir.types import TensorType, at
+
+Sizes = Mapping[Expr, Expr]
+
+
+def value_at(value: Value | None, sizes: Sizes) -> Value | None:
+    """A value that stands for another at some sizes."""
+    if value is None or value.constant is not None:
+        return value
+    dims = value.known
+    if dims is None:
+        return Value(type_at(value, sizes).with_layout(None))
+    numbers = np.empty(dims.shape, object)
+    numbers.flat[:] = [at(d, sizes) for d in dims.reshape(-1)]
+    if any(isinstance(n, Expr) for n in numbers.flat):
+        return sizes_op(numbers).output
+    return constant_op(numbers.astype(np.int64)).output
+
+
+def type_at(value: Value, sizes: Sizes) -> TensorType:
+    """The type of a value at some sizes."""
+    type = value.tensor
+    return TensorType(type.dtype, tuple(at(d, sizes) for d in type.dims), type.layout)
