@@ -193,6 +193,16 @@ def test_sizes_are_multiples_where_a_network_takes_no_others():
     assert len([made for made in model.executables() if made.run is not None]) == 2
 
 
+def test_multiples_are_read_in_files(tmp_path):
+    model = graphc.compile(graphc.parse(UNET), specialise="any", threads=1)
+    model.save(tmp_path / "unet.gcm")
+    saved = graphc.load(tmp_path / "unet.gcm", threads=1)
+    x = np.random.default_rng(1).standard_normal((1, 3, 20, 16), np.float32)
+    np.testing.assert_array_equal(saved.run([x])[0], model.run([x])[0])
+    with pytest.raises(ModelError, match=r"H_by_4 \* 4.* found \(1, 3, 10, 8\)"):
+        saved.run([np.zeros((1, 3, 10, 8), np.float32)])
+
+
 def test_only_sizes_that_must_be_are_multiples():
     text = """graph @g(%x: f32[N,S]) -> ? where N: 1..9, S: 1..9 {
       const %s : i64[3] = [0,-1,3] %r = Reshape(%x, %s) return %r }"""

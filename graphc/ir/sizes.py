@@ -59,6 +59,8 @@ def trials(
 
 def line_of(dim: Dim, size: Sym) -> tuple[int, int] | None:
     """The numbers a and b of which a dim is a * size + b; None if it is not of that form."""
+    if isinstance(dim, int):
+        return None
     if isinstance(dim, Sym):
         return (1, 0) if dim is size else None
     offset, after = at(dim, {size: Const(0, i64)}), at(dim, {size: Const(1, i64)})

@@ -282,12 +282,14 @@ def _dim(value: Any) -> int | str:
 
 
 def _sizes(bounds: Symbols, inputs: tuple[tuple[str, TensorType], ...]) -> tuple[Sym, ...]:
-    """The sizes of an image, each of them a dim of an input."""
+    """The sizes of an image, each of them read from a dim of an input."""
     if not bounds:
         return ()
+    from graphc.ir.sizes import line_of
+
     sizes = symbols_of(bounds)
     dims = {dim for _, type in inputs for dim in type.dims}
-    if not dims.issuperset(sizes.values()):
+    if not all(any(line_of(dim, size) for dim in dims) for size in sizes.values()):
         raise ValueError("it has sizes that no input has")
     return tuple(sizes.values())
 
