@@ -146,6 +146,13 @@ class TensorType:
             raise ModelError(f"shape of {self} is not static")
         return self.shape  # type: ignore[return-value]
 
+    def extent(self, axis: int) -> int:
+        """The extent of a dimension that has to be known; ModelError if it is symbolic."""
+        dim = self.dims[axis]
+        if not isinstance(dim, int):
+            raise ModelError(f"dimension {axis} of {self} is not static")
+        return dim
+
     @property
     def size(self) -> int:
         """Number of elements of a static tensor."""

@@ -57,6 +57,6 @@ def _slope(op: Op | None) -> np.ndarray | None:
         return np.array([factor])
     if op is None or factor is None or op.output.tensor.rank < 2:
         return None
-    shape = op.output.tensor.static_shape
-    slopes = channel_vector(factor, len(shape), 1, shape[1])
+    type = op.output.tensor
+    slopes = channel_vector(factor, type.rank, 1, type.extent(1))
     return None if slopes is None else slopes.astype(np.float64)

@@ -8,6 +8,7 @@ floats, whose errors decide (graphc.ir.ops.averages).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -46,28 +47,30 @@ def _operand(rw: Rewriter, op: Op, count: int, after: Activated) -> Quantised | 
 
 def global_mean(rw: Rewriter, op: Op, after: Activated) -> Value | None:
     """A mean over all positions of every channel."""
-    shape = op.inputs[0].tensor.static_shape  # type: ignore[union-attr]
-    count = math.prod(shape[2:])
+    channels, *positions = _inner(op.operand(0))
+    count = math.prod(positions)
     x = _operand(rw, op, count, after)
     if x is None:
         return None
     total = rw.op("ChannelSum", x.value, domain=DOMAIN)
-    offset = np.full(shape[1], -count * x.zero_point, np.int64)
+    offset = np.full(channels, -count * x.zero_point, np.int64)
     factors = np.array([x.step / after.target.step / count])
     return rescaled(rw, total, offset, factors, 1, after.target)
 
 
 def average_pool(rw: Rewriter, op: Op, after: Activated) -> Value | None:
     """A mean over windows; padding that does not count makes a factor per position."""
-    shape, result = op.inputs[0].tensor.static_shape, op.output.tensor.static_shape  # type: ignore[union-attr]
+    (_, *positions), (_, *result) = _inner(op.operand(0)), _inner(op.output)
     x = _operand(rw, op, math.prod(op.attrs["kernel_shape"]), after)
     if x is None:
         return None
-    counts = _counts(op, shape)
+    counts = _counts(op, positions)
     if _often_tied(counts, x.step / after.target.step) and _within_reach(op, x, after.target):
+        if not op.output.tensor.is_static:
+            return rw.skip("a mean that is often halfway needs static shapes")
         return _tied_average(rw, op, x, after)
-    whole = all(extent == 1 for extent in result[2:]) and not any(op.attrs.get("pads") or ())
-    if whole and tuple(op.attrs["kernel_shape"]) == shape[2:]:
+    whole = all(extent == 1 for extent in result) and not any(op.attrs.get("pads") or ())
+    if whole and list(op.attrs["kernel_shape"]) == positions:
         return global_mean(rw, op, after)
     factors = x.step / after.target.step / counts
     if (counts == counts.reshape(-1)[0]).all():
@@ -108,10 +111,15 @@ def _tied_average(rw: Rewriter, pool: Op, x: Quantised, after: Activated) -> Val
     )  # fmt: skip
 
 
-def _counts(op: Op, shape: tuple[int, ...]) -> np.ndarray:
+def _inner(value: Value) -> list[int]:
+    """The channels and the positions of a batch of images, which must be static."""
+    return [value.tensor.extent(axis) for axis in range(1, value.tensor.rank)]
+
+
+def _counts(op: Op, positions: Sequence[int]) -> np.ndarray:
     """How many elements count at each position: [1, 1, rows...]."""
     given = {name: attribute(op, name) for name in POOL}
-    window = make_window(shape[2:], attribute(op, "kernel_shape"), **given)
+    window = make_window(tuple(positions), attribute(op, "kernel_shape"), **given)
     padded = bool(attribute(op, "count_include_pad"))
     total = np.ones((1,), np.int64)
     for axis in window:
@@ -127,12 +135,12 @@ def _counts_along(axis: WindowAxis, padded: bool) -> np.ndarray:
 
 def reduced_mean(rw: Rewriter, op: Op, after: Activated) -> Value | None:
     """A mean over some axes."""
-    shape = op.inputs[0].tensor.static_shape  # type: ignore[union-attr]
+    type = op.operand(0).tensor
     axes = op.inputs[1] if len(op.inputs) > 1 else None
     chosen = ints(axes) if axes is not None else []
     if chosen is None or (not chosen and attribute(op, "noop_with_empty_axes")):
         return rw.skip("the axes are not constant, or there are none")
-    count = math.prod(shape[a] for a in chosen) if chosen else math.prod(shape)
+    count = math.prod(map(type.extent, chosen)) if chosen else type.size
     x = _operand(rw, op, count, after)
     if x is None:
         return None

@@ -37,7 +37,7 @@ def softmax(rw: Rewriter, op: Op, after: Activated) -> Value | None:
         inverse = math.floor(np.float32(1) / np.float32(target.step))
     if not (inverse >= 1 or one_kernel) or inverse >= 1 << 16:
         return rw.skip("a scale of {} is out of reach", target.step)
-    length = x.value.tensor.static_shape[attribute(op, "axis")]
+    length = x.value.tensor.extent(attribute(op, "axis"))
     shift = 0 if abs(inverse - round(inverse)) < 1e-6 else 30 - math.frexp(inverse)[1]
     factor = round(math.ldexp(inverse, shift))
     bits = 30 - max(math.frexp(factor)[1], math.frexp(max(length, 1))[1] + shift)

@@ -225,7 +225,7 @@ def _activations_product(rw: Rewriter, op: Op, b: Quantised, after: Activated) -
     a = activation(op.inputs[0])
     if a is None:
         return rw.skip(NO_OPERAND)
-    length = a.value.tensor.static_shape[-1]
+    length = a.value.tensor.extent(-1)
     if length * LARGEST_BYTE**2 > LARGEST_SUM:
         return rw.skip("sums of {} products do not fit int32", length)
     if after.slope is not None and after.slope.size > 1:

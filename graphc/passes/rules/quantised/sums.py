@@ -30,7 +30,7 @@ def addition(rw: Rewriter, op: Op, after: Activated) -> Value | None:
         inner = product.producer if product is not None else None
         if inner is not None and inner.name == "MatMul":
             alone = product.tensor == op.output.tensor and len(product.uses) == 1  # type: ignore[union-attr]
-            columns = op.output.tensor.static_shape[-1]
+            columns = op.output.tensor.extent(-1)
             if alone and bias is not None and bias.tensor.size in (1, columns):
                 return matrix_product(rw, inner, after, bias)
     return _sum(rw, op, after, 1, in_one_kernel(rw, op, after))
@@ -68,7 +68,7 @@ def rescaling(rw: Rewriter, dequantise: Op, after: Activated) -> Value | None:
     if x is None or after.slope is None or after.slope.size == 1:
         return rw.skip(NO_OPERAND if x is None else "one slope for all elements makes a table")
     factors = np.array([x.step / after.target.step])
-    slopes = after.slopes(x.value.tensor.static_shape[1])
+    slopes = after.slopes(x.value.tensor.extent(1))
     assert slopes is not None
     below = factors * slopes
     halves = _halves_of_slopes(x, slopes, np.append(factors, below), after.target)
