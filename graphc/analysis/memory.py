@@ -4,7 +4,7 @@ The arena is cut where any slot begins or ends. A segment is live from a step th
 last step that reads it before it is written again; a slot that no step reads is live where it is
 written. Steps in loops and branches are counted in the order of the text; of a loop, any trip may
 be the last, and the next one may follow. Inputs in the arena are written before the first step,
-outputs read after the last.
+outputs read after the last. A program of open shape is shown at its largest sizes.
 Nothing the memory planner knew is used.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from graphc.ir.program import AnyStep, Copy, If, Program, Slot, Step, bodies
+from graphc.ir.types import largest
 
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -142,16 +143,21 @@ def _find_live(events: Sequence[_Event], segments: _Segments, after: int) -> int
 
 
 def _in_arena(slots: Iterable[Slot]) -> list[Slot]:
-    return [slot for slot in slots if slot.space == "arena" and slot.elements]
+    return [slot for slot in slots if slot.space == "arena" and _most(slot)]
 
 
 def _range(slot: Slot) -> tuple[int, int]:
-    return slot.offset, slot.offset + slot.elements * slot.dtype.size
+    return slot.offset, slot.offset + _most(slot)
+
+
+def _most(slot: Slot) -> int:
+    """Bytes of a slot, at the largest sizes."""
+    return largest(slot.elements) * slot.dtype.size
 
 
 def _resident(program: Program, side: str) -> list[Slot]:
     """Where inputs or outputs lie in the arena."""
-    return [s for (of, _), s in program.resident.items() if of == side and s.elements]
+    return [s for (of, _), s in program.resident.items() if of == side and _most(s)]
 
 
 def _tensors(
@@ -167,11 +173,10 @@ def _tensors(
                 break
             last, alive = event.call, alive & ~segments.of(event.writes)
         last = min(last, max(len(program.calls) - 1, 0))
-        nbytes = slot.elements * slot.dtype.size
-        return ArenaTensor(slot.offset, nbytes, min(first, last), last, loc)
+        return ArenaTensor(slot.offset, _most(slot), min(first, last), last, loc)
 
     for (side, number), slot in program.resident.items():
-        if side == "input" and slot.elements:
+        if side == "input" and _most(slot):
             yield tensor(slot, 0, 0, (program.inputs[number][0],))
     for position, event in enumerate(events):
         for slot in event.writes:

@@ -45,7 +45,8 @@ not at all. The suffix of the name chooses the form:
   .cu        CUDA kernels
   .c         plain loops in C
   .gir       the graph as text, its large constants beside it in .gir.npz
-  a folder   (--target c) C99 sources for a microcontroller, a header, a build file and a report
+  a folder   (--target c) C99 sources for a microcontroller, a header, a build file and a report;
+             with --specialise any, for all sizes within the bounds of dimensions
              (--target cuda) kernels, their machine code, weights, a launch plan, and launchers
              in Python and C++
 
@@ -244,7 +245,7 @@ def _emit(job: Job, form: str, args: argparse.Namespace) -> None:
 
 def _save(job: Job, output: str) -> None:
     """Has the target write the model to a file or a folder."""
-    from graphc.cli.emit import check_closed
+    from graphc.cli.emit import check_closed, one_for_all
     from graphc.cli.output import progress
     from graphc.files import check_folder
     from graphc.passes.specialise import choices
@@ -261,7 +262,7 @@ def _save(job: Job, output: str) -> None:
         if target.any_shape(path) and not job.closed:
             if job.settings.specialise == "exact":
                 choices(job.model.pinned())  # complains before anything is compiled
-        else:
+        elif not (target.alone and one_for_all(job.model, target, job.settings)):
             check_closed(job.model.pinned())
         target.write(job, path)
 

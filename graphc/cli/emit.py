@@ -49,9 +49,11 @@ def typed(model: Model, target: Target | None, ctx: Context | None = None) -> Gr
         kept = KEEP_INTEGERS if target is None else policy(target)
         return specialise(graph, policy=kept, ctx=ctx)
     except NeedsValue as error:
-        raise ModelError(
-            f"{error}: it depends on what inputs hold; give those with --set NAME=VALUE"
-        ) from error
+        raise _unknown(error) from error
+
+
+def _unknown(error: NeedsValue) -> ModelError:
+    return ModelError(f"{error}: it depends on what inputs hold; give those with --set NAME=VALUE")
 
 
 def check_closed(graph: Graph) -> None:
@@ -65,7 +67,33 @@ def program(model: Model, target: Target, settings: Settings) -> Program:
     """The model lowered for a target, memory planned."""
     from graphc.driver import to_program
 
+    if one_for_all(model, target, settings):
+        return to_program(_general(model, target), target, settings)
     return to_program(typed(model, target, settings.context.noting()), target, settings)
+
+
+def one_for_all(model: Model, target: Target, settings: Settings) -> bool:
+    """Whether a model becomes one program for all its sizes."""
+    wanted = target.open_sizes and settings.specialise == "any"
+    return wanted and bool(model.pinned().symbols)
+
+
+def _general(model: Model, target: Target) -> Graph:
+    """The pinned graph, typed for all sizes within bounds; ModelError names what has none."""
+    from graphc.driver import policy
+    from graphc.passes.general import general
+    from graphc.passes.maps import in_tensors
+
+    graph = model.pinned()
+    for name, symbol in graph.symbols.items():
+        if symbol.hi is None:
+            raise ModelError(
+                f"dimension {name} has no upper bound: give it one, --dim {name}=1..64"
+            )
+    try:
+        return general(in_tensors(graph), policy(target))
+    except NeedsValue as error:
+        raise _unknown(error) from error
 
 
 def text(program: Program, form: str, target: Target) -> str:

@@ -244,13 +244,15 @@ def at_sizes(program: Program, values: Sequence[int]) -> Program:
         own = [at(size, known) for size in step.sizes]
         name = "_".join(map(str, (step.kernel, *own)))
         kernels[name] = replace(with_sizes(kernel, own), name=name)  # type: ignore[arg-type]
-        slots = tuple(replace(s, elements=at(s.elements, known)) for s in step.slots)
-        return replace(step, kernel=name, slots=slots, sizes=())
+        return replace(step, kernel=name, slots=tuple(map(placed, step.slots)), sizes=())
+
+    def placed(slot: Slot) -> Slot:
+        return replace(slot, elements=at(slot.elements, known))
 
     steps = with_calls(program.steps, called)
     return replace(
         program, inputs=typed(program.inputs), outputs=typed(program.outputs), kernels=kernels,
-        steps=steps, sizes=(),
+        steps=steps, sizes=(), resident={key: placed(s) for key, s in program.resident.items()},
     )  # fmt: skip
 
 

@@ -102,6 +102,7 @@ class MicroC(Target):
     alone = True
     keeps_integers = True
     control_flow = True
+    open_sizes = True
 
     @cached_property
     def machine(self) -> Machine:
@@ -160,6 +161,7 @@ class MicroC(Target):
     def load(self, program: Program) -> Executable:
         from graphc.backends.micro_c.host import HostModel
 
+        self._check_sizes(program)
         if self.board:
             return lambda inputs: self._on_board(program, inputs)
         return HostModel(program, self.code(), sanitize=self.sanitize)
@@ -192,6 +194,8 @@ class MicroC(Target):
             raise ModelError("--board: goes without --package")
         if self.board and self.weights_as == "bin":
             raise ModelError("--board: goes with --weights-as c or incbin")
+        program = job.program()
+        self._check_sizes(program)
         samples = None
         if self.with_test or self.board:
             feeds = job.feeds()
@@ -200,10 +204,15 @@ class MicroC(Target):
             name=job.name, weights_as=self.weights_as, samples=samples, tolerance=self.tolerance,
             package=self.package, board=self.board,
         )  # fmt: skip
-        program = job.program()
         self._check_budgets(program, chosen)
         with atomic_folder(path) as temporary:
             write_bundle(program, temporary, chosen)
+
+    def _check_sizes(self, program: Program) -> None:
+        """ModelError if a program of open shape is for a board or a package, which give none."""
+        if program.sizes and (self.board or self.package):
+            named = "--board" if self.board else "--package"
+            raise ModelError(f"{named}: takes a model of fixed shapes; pin them, or leave it out")
 
     def _check_budgets(self, program: Program, chosen: BundleOptions) -> None:
         """ModelError if the program needs more; a table of the layers goes to stderr before."""

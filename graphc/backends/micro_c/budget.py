@@ -77,7 +77,10 @@ class Budget:
         """Bytes of the frame of NAME_run."""
         widest = max((len(s.slots) for s in self.model.program.calls), default=0)
         kept = len(self.model.inputs) + len(self.model.outputs)
-        return FRAME + 4 * (widest + kept) + LOOP * nesting(self.model.program.steps)
+        program = self.model.program
+        passed = {step.sizes for step in program.calls if program.sizes}
+        sizes = sum(map(len, passed), len(program.sizes))
+        return FRAME + 4 * (widest + kept + sizes) + LOOP * nesting(program.steps)
 
     @cached_property
     def stack(self) -> int:

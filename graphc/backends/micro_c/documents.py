@@ -167,18 +167,23 @@ def _example(model: Model) -> str:
     """A call of the model."""
     aligned = f"__attribute__((aligned({model.macro}_ARENA_ALIGN)))"
     arena = f"static uint8_t arena[{model.macro}_ARENA_SIZE + 1] {aligned};"
+    sized, sizes = "", []
+    if model.sizes:
+        fields = ", ".join(size.field for size in model.sizes.sizes)
+        sized, sizes = "&sizes, ", [f"{model.name}_sizes sizes = {{{fields}}};"]
     if model.resident:
         fills = [f"{t.c_type} *{t.field} = {model.name}_input_ptr_{t.field}(arena);  /* fill it */"
                  for t in model.inputs]  # fmt: skip
         reads = [f"const {t.c_type} *{t.field} = {model.name}_output_ptr_{t.field}(arena);"
                  for t in model.outputs]  # fmt: skip
-        run = f"{model.name}_status status = {model.name}_run(0, 0, arena);"
-        return "\n".join([arena, *fills, run, *reads])
+        run = f"{model.name}_status status = {model.name}_run({sized}0, 0, arena);"
+        return "\n".join([arena, *sizes, *fills, run, *reads])
     return "\n".join([
         arena,
+        *sizes,
         f"{model.name}_inputs in = {{{', '.join(t.field for t in model.inputs) or 0}}};",
         f"{model.name}_outputs out = {{{', '.join(t.field for t in model.outputs) or 0}}};",
-        f"{model.name}_status status = {model.name}_run(&in, &out, arena);",
+        f"{model.name}_status status = {model.name}_run({sized}&in, &out, arena);",
     ])  # fmt: skip
 
 
@@ -200,6 +205,7 @@ def report(model: Model, cpu: str) -> str:
         "scratch_bytes": max((f.arrays for f in budget.functions.values()), default=0),
         "io_bytes": budget.io,
         "macs": sum(s.macs * (1 if n is None else n) for s, n in zip(program.calls, runs)),
+        **_sizes(model),
         "inputs": [_described(model, t) for t in model.inputs],
         "outputs": [_described(model, t) for t in model.outputs],
         "functions": _functions(model, budget),
@@ -218,6 +224,13 @@ def report(model: Model, cpu: str) -> str:
         ],
     }
     return json.dumps(content, indent=2) + "\n"
+
+
+def _sizes(model: Model) -> dict[str, object]:
+    """The bounds of the sizes of a run; all bytes are those of the largest."""
+    if not model.sizes:
+        return {}
+    return {"sizes": {size.symbol.name: list(size.bounds) for size in model.sizes.sizes}}
 
 
 def _functions(model: Model, budget: Budget) -> list[dict]:

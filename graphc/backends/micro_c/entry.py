@@ -20,6 +20,10 @@ static int {name}_apart(const void *a, uint32_t a_bytes, const void *b, uint32_t
 }}
 """
 
+SIZE_STRING = """\
+    case {macro}_SIZE_OUT_OF_BOUNDS:
+        return "a size is out of its bounds";
+"""
 STRINGS = """\
 const char *{name}_status_string({name}_status status)
 {{
@@ -45,7 +49,11 @@ def entry(model: Model) -> str:
     overlaps = _overlap_checks(model)
     if overlaps:
         parts.append(APART.format(**names))
+    if model.sizes:
+        parts.append(model.sizes.functions([t.type.dims for t in model.outputs]))
     checks = "".join(_string(model, n) for n in range(len(model.checks)))
+    if model.sizes:
+        checks = SIZE_STRING.format(**names) + checks
     return "\n".join([*parts, _run(model, overlaps), STRINGS.format(**names, checks=checks)])
 
 
@@ -60,21 +68,23 @@ def _string(model: Model, number: int) -> str:
 
 def _run(model: Model, overlaps: list[str]) -> str:
     name = model.name
+    start = f"{name}_status {name}_run("
     lines = [
-        f"{name}_status {name}_run(const {name}_inputs *inputs, const {name}_outputs *outputs,",
-        f"{' ' * len(f'{name}_status {name}_run(')}void *arena)",
-        "{",
+        f"const {name}_inputs *inputs, const {name}_outputs *outputs,",
+        "void *arena)",
     ]
+    if model.sizes:
+        lines.insert(0, f"const {name}_sizes *sizes,")
+    lines = [start + lines[0], *(" " * len(start) + line for line in lines[1:]), "{"]
     if model.program.arena_bytes:
         lines.append("    uint8_t *const memory = (uint8_t *)arena;")
     if model.checks:
         lines += [f"#if {model.macro}_CHECKS", f"    uint64_t keys[{len(model.checks)}];", "#endif"]
     if model.resident:
         lines += _places(model)
-    lines += [*_checks(model), *overlaps, *_cleared(model)]
-    lines += [*_copies(model, "in"), *_traced_inputs(model)]
-    lines += step_lines(model)
-    lines += _copies(model, "out")
+    rest = [*overlaps, *_cleared(model), *_copies(model, "in"), *_traced_inputs(model)]
+    rest += [*step_lines(model), *_copies(model, "out")]
+    lines += [*_checks(model), *model.sizes.locals("\n".join(rest)), *rest]
     return "\n".join([*lines, f"    return {model.macro}_OK;", "}"]) + "\n"
 
 
@@ -99,9 +109,12 @@ def _pointer(model: Model, side: str, short: str, tensor: Tensor) -> str:
 def _checks(model: Model) -> list[str]:
     """The status for pointers that are missing or not aligned."""
     arena = bool(model.program.arena_bytes)
-    needed = ([] if model.resident else ["inputs", "outputs"]) + ["arena"] * arena
+    needed = ["sizes"] * bool(model.sizes) + ([] if model.resident else ["inputs", "outputs"])
+    needed += ["arena"] * arena
     lines = _refuse(model, " || ".join(f"{p} == 0" for p in needed), "NULL_POINTER")
     lines = lines if needed else []
+    if model.sizes:
+        lines += _refuse(model, f"!{model.name}_within(sizes)", "SIZE_OUT_OF_BOUNDS")
     if not arena:
         lines.append("    (void)arena;")
     aligned = [("arena", f"{model.macro}_ARENA_ALIGN")] if arena else []
@@ -132,14 +145,16 @@ def _overlap_checks(model: Model) -> list[str]:
     ]  # fmt: skip
     conditions = []
     for number, (pointer, tensor, short) in enumerate(pieces):
-        piece = f"{pointer}, {tensor.nbytes}u"
+        piece = f"{pointer}, {model.nbytes(tensor)}"
         if model.program.arena_bytes:
             outside = f"!{model.name}_apart({piece}, arena, {model.macro}_ARENA_SIZE)"
             conditions.append(_elsewhere(model, pointer, tensor) + outside)
         for other, its, kind in pieces[:number] if short == "out" else ():
             if not model.resident or kind == "out":
                 given = f"{pointer} != 0 && {other} != 0 && " if model.resident else ""
-                conditions.append(f"{given}!{model.name}_apart({piece}, {other}, {its.nbytes}u)")
+                conditions.append(
+                    f"{given}!{model.name}_apart({piece}, {other}, {model.nbytes(its)})"
+                )
     return [line for c in conditions for line in _refuse(model, c, "OVERLAP")]
 
 
@@ -158,7 +173,7 @@ def _traced_inputs(model: Model) -> list[str]:
         place = f"inputs->{tensor.field}"
         if model.resident:
             place = f"memory + {model.resident[tensor.key].offset}"
-        crc = f"{model.name}_crc32({place}, {tensor.nbytes}u)"
+        crc = f"{model.name}_crc32({place}, {model.nbytes(tensor)})"
         lines.append(f'    {model.name}_trace(-1, "{literal(tensor.name)}", {crc});')
     return [f"#ifdef {model.macro}_TRACE", *lines, "#endif"] if lines else []
 
@@ -166,7 +181,7 @@ def _traced_inputs(model: Model) -> list[str]:
 def _cleared(model: Model) -> list[str]:
     """With hooks, memory that no layer writes has the same contents on every machine."""
     if not model.resident:
-        lines = [f"    memset(outputs->{t.field}, 0, {t.nbytes}u);" for t in model.outputs
+        lines = [f"    memset(outputs->{t.field}, 0, {model.nbytes(t)});" for t in model.outputs
                  if t.elements]  # fmt: skip
         if model.program.arena_bytes:
             lines.insert(0, f"    memset(arena, 0, {model.macro}_ARENA_SIZE);")
@@ -199,6 +214,6 @@ def _copies(model: Model, side: str) -> list[str]:
                 pair.reverse()
             condition = _elsewhere(model, pointer, tensor).removesuffix(" && ")
             if tensor.elements:
-                copy = f"        memcpy({', '.join(pair)}, {tensor.nbytes}u);"
+                copy = f"        memcpy({', '.join(pair)}, {model.nbytes(tensor)});"
                 lines += [f"    if ({condition}) {{", copy, "    }"]
     return lines

@@ -102,8 +102,8 @@ def _step(step: Step, parameters: set[Parameter]) -> Step:
         _halved(slot) if (step.kernel, n) in parameters else slot
         for n, slot in enumerate(step.slots)
     )
-    saved = sum(a.elements * a.dtype.size - b.elements * b.dtype.size
-                for a, b in zip(step.slots, slots))  # fmt: skip
+    saved = sum(old.elements * (old.dtype.size - new.dtype.size)
+                for old, new in zip(step.slots, slots) if old is not new)  # fmt: skip
     return replace(step, slots=slots, nbytes=step.nbytes - saved)
 
 

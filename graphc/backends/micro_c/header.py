@@ -34,10 +34,10 @@ extern "C" {{
 #define {macro}_LAYERS {layers}
 {base}
 /* Of every input and output: elements, bytes, element type, rank and row-major dimensions. How
- * integers are to be read where they are quantised: real = (value - ZERO_POINT) * SCALE. */
-{sizes}
+ * integers are to be read where they are quantised: real = (value - ZERO_POINT) * SCALE.{most} */
+{tensors}
 
-{switch}/* What {name}_run returns. */
+{sizes}{switch}/* What {name}_run returns. */
 typedef enum {{
     {macro}_OK = 0,
     {macro}_NULL_POINTER = 1, /* an argument, or a field of one, is null */
@@ -57,14 +57,14 @@ typedef struct {{
 {outputs}
 }} {name}_outputs;
 
-/* Runs the model once. `arena` has {macro}_ARENA_SIZE bytes, aligned to {macro}_ARENA_ALIGN
+{shapes}/* Runs the model once. `arena` has {macro}_ARENA_SIZE bytes, aligned to {macro}_ARENA_ALIGN
  * (it may be null if the size is 0). Keeps no state: with an arena each, several runs may take
  * place at once. {written} */
-{name}_status {name}_run(const {name}_inputs *inputs, const {name}_outputs *outputs, void *arena);
+{run}
 {resident}
 #ifdef {macro}_STATIC_ARENA
 /* The same with an arena of its own; not reentrant. Define {macro}_STATIC_ARENA for all files. */
-{name}_status {name}_run_static(const {name}_inputs *inputs, const {name}_outputs *outputs);
+{name}_status {name}_run_static({given}const {name}_inputs *inputs, const {name}_outputs *outputs);
 #endif
 
 #ifdef {macro}_PROFILE
@@ -122,15 +122,17 @@ def header(model: Model) -> str:
         arena=model.program.arena_bytes, alignment=ARENA_ALIGNMENT,
         contents=INSIDE if model.resident else ELSEWHERE,
         layers=len(model.program.calls), base=_base(model), flow=FLOW if model.has_flow else "",
-        sizes="\n".join(line for t in (*model.inputs, *model.outputs) for line in _sizes(model, t)),
+        tensors="\n".join(x for t in (*model.inputs, *model.outputs) for x in _defines(model, t)),
         inputs="\n".join(_field(model, t, "const ") for t in model.inputs) or _EMPTY,
         outputs="\n".join(_field(model, t, "") for t in model.outputs) or _EMPTY,
-        resident=_resident(model), **_of_checks(model),
+        resident=_resident(model), **_of_checks(model), **_of_sizes(model),
     )  # fmt: skip
 
 
 FLOW = """ Those in
  * loops are told of in every trip, those of a branch if it is taken."""
+MOST = """
+ * Elements and bytes are those of the largest sizes; what has an open dimension has no SHAPE."""
 OVERLAP = "/* an output shares memory with another tensor or with the arena */"
 SWITCH = """\
 /* With 0 (for all files) nothing checks the contents of inputs: indices that are out of range are
@@ -150,18 +152,39 @@ void {name}_report(int check, int64_t value);
 """
 
 
+_REST = "const {name}_outputs *outputs, void *arena);"
+
+
+def _of_sizes(model: Model) -> dict[str, str]:
+    """What the header of a program of open shape says of sizes, by field of TEXT."""
+    if not model.sizes:
+        run = f"{model.name}_status {model.name}_run(const {model.name}_inputs *inputs, "
+        run += _REST.format(name=model.name)
+        return {**dict.fromkeys(("most", "sizes", "shapes", "given"), ""), "run": run}
+    return {
+        "most": MOST,
+        "sizes": model.sizes.header(),
+        "shapes": model.sizes.declarations(len(model.outputs)).lstrip("\n") + "\n",
+        "given": f"const {model.name}_sizes *sizes,\n    ",
+        "run": f"{model.name}_status {model.name}_run(const {model.name}_sizes *sizes, "
+        f"const {model.name}_inputs *inputs,\n    {_REST.format(name=model.name)}",
+    }
+
+
 def _of_checks(model: Model) -> dict[str, str]:
     """What the header says of checks, by field of TEXT; as good as nothing if there are none."""
     names = {"name": model.name, "macro": model.macro}
     written = f"No output is written unless the status is {model.macro}_OK."
-    if not model.checks:
-        last = f"    {model.macro}_OVERLAP = 3       {OVERLAP}\n"
-        return {"switch": "", "checks": last, "report": "", "written": written}
-    lines = [f"    {model.macro}_OVERLAP = 3,      {OVERLAP}\n"]
+    more = [(f"{model.macro}_SIZE_OUT_OF_BOUNDS", "a size is out of its bounds")]
+    more = more if model.sizes else []
     for number, text in enumerate(model.checks):
-        status = f"{model.macro}_OUT_OF_RANGE{f'_{number}' if number else ''}"
-        comma = "," if number + 1 < len(model.checks) else ""
-        lines.append(f"    {status} = {FIRST_CHECK + number}{comma} {comment(text)}\n")
+        more.append((f"{model.macro}_OUT_OF_RANGE{f'_{number}' if number else ''}", text))
+    lines = [f"    {model.macro}_OVERLAP = 3{',' if more else ' '}      {OVERLAP}\n"]
+    for value, (status, text) in enumerate(more, FIRST_CHECK):
+        comma = "," if value + 1 < FIRST_CHECK + len(more) else ""
+        lines.append(f"    {status} = {value}{comma} {comment(text)}\n")
+    if not model.checks:
+        return {"switch": "", "checks": "".join(lines), "report": "", "written": written}
     written = f"If it returns a status other than {model.macro}_OK, outputs mean nothing."
     return {"switch": SWITCH.format(**names), "checks": "".join(lines),
             "report": REPORT.format(**names), "written": written}  # fmt: skip
@@ -176,16 +199,16 @@ def _base(model: Model) -> str:
     return f"#define {model.macro}_WEIGHTS_ALIGN {CONSTANT_ALIGNMENT}\n"
 
 
-def _sizes(model: Model, tensor: Tensor) -> list[str]:
+def _defines(model: Model, tensor: Tensor) -> list[str]:
     start = f"#define {model.macro}_{tensor.key[0].upper()}_{tensor.field}"
-    shape = tensor.type.static_shape
+    shape = tensor.type.dims
     lines = [
         f"{start}_SIZE {tensor.elements}",
         f"{start}_BYTES {tensor.nbytes}",
         f'{start}_TYPE "{tensor.type.dtype}"',
         f"{start}_RANK {len(shape)}",
     ]
-    if shape:
+    if shape and tensor.type.is_static:
         lines.append(f"{start}_SHAPE {{{', '.join(map(str, shape))}}}")
     if tensor.quantisation is not None:
         scale, zero_point = tensor.quantisation
@@ -197,7 +220,8 @@ def _sizes(model: Model, tensor: Tensor) -> list[str]:
 
 
 def _field(model: Model, tensor: Tensor, const: str) -> str:
-    said = f"{tensor.name}: {tensor.shape_text}, {tensor.nbytes} bytes"
+    most = "" if tensor.type.is_static else "at most "
+    said = f"{tensor.name}: {tensor.shape_text}, {most}{tensor.nbytes} bytes"
     side, number = tensor.key
     if side == "output" and number in model.program.true_sizes:
         said += f" at most: of it the leading corner, {_true_shape(model, number)}"
@@ -209,7 +233,7 @@ def _field(model: Model, tensor: Tensor, const: str) -> str:
 def _true_shape(model: Model, number: int) -> str:
     """The shape of an output that has bounds for one, in terms of what holds it after a run."""
     position, cell = model.program.true_sizes[number]
-    rank, field = len(model.outputs[number].type.static_shape), model.outputs[position].field
+    rank, field = model.outputs[number].type.rank, model.outputs[position].field
     return f"[{', '.join(f'{field}[{cell + d}]' for d in range(rank))}]"
 
 

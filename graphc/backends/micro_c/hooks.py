@@ -16,6 +16,7 @@ from graphc.backends.cfamily.spell import UNARY, Speller, storage_type
 from graphc.backends.micro_c.model import Model
 from graphc.ir.dtypes import DType
 from graphc.ir.program import Slot, Step
+from graphc.ir.types import largest
 
 HOOKS = """\
 #if defined({macro}_PROFILE) || defined({macro}_TRACE) || defined({macro}_SUMMARY)
@@ -94,7 +95,7 @@ def results(model: Model, step: Step) -> Iterator[tuple[int, Slot]]:
     """The parameters that a step writes, by number, and where they lie; empty ones are left out."""
     params = model.program.kernels[step.kernel].params
     for number, (buffer, slot) in enumerate(zip(params, step.slots, strict=True)):
-        if buffer.access != "in" and slot.elements and not model.program.is_keys(slot):
+        if buffer.access != "in" and largest(slot.elements) and not model.program.is_keys(slot):
             yield number, slot
 
 

@@ -7,7 +7,7 @@ faster. With `sanitize` undefined behaviour ends the process with a message.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
@@ -17,11 +17,15 @@ import numpy as np
 from graphc.backends.cfamily.hostcc import shared_library
 from graphc.backends.micro_c.bundle import BundleOptions, code_files, model_of
 from graphc.backends.micro_c.hooks import results
-from graphc.backends.micro_c.model import ARENA_ALIGNMENT, FIRST_CHECK
+from graphc.backends.micro_c.model import ARENA_ALIGNMENT
 from graphc.backends.micro_c.traces import Trace
 from graphc.errors import InternalError, ModelError
 from graphc.ir.checks import WHOLE
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Expr
 from graphc.ir.program import Program
+from graphc.ir.sizes import sizes_of
+from graphc.ir.types import TensorType, at
 
 NAME = "model"
 FLAGS = ("-std=c99", "-O1", "-Wall", "-Wextra")
@@ -79,7 +83,7 @@ class HostModel:
         self.model, self.traced = model, traced
         self.library = ctypes.CDLL(str(shared_library(files, flags)))
         self.entry = self.library.model_run
-        self.entry.argtypes = [ctypes.c_void_p] * 3
+        self.entry.argtypes = [ctypes.c_void_p] * (4 if program.sizes else 3)
         self.entry.restype = ctypes.c_int
         if program.checks:
             self._offender = self.library.model_offender
@@ -88,13 +92,17 @@ class HostModel:
     def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs; ModelError if the inputs have other shapes or dtypes than the program."""
         program = self.model.program
-        arrays = [_checked(t, a) for t, a in zip(program.inputs, inputs, strict=True)]
-        outputs = [np.empty(t.static_shape, t.dtype.np) for _, t in program.own_outputs]
+        sizes = _sizes(program, inputs)
+        known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(program.sizes, sizes)}
+        arrays = [_checked(t, a, known) for t, a in zip(program.inputs, inputs, strict=True)]
+        outputs = [np.empty([int(at(d, known)) for d in t.dims], t.dtype.np)  # type: ignore[arg-type]
+                   for _, t in program.own_outputs]  # fmt: skip
         arena = np.empty(program.arena_bytes + ARENA_ALIGNMENT, np.uint8)
         start = arena.ctypes.data + -arena.ctypes.data % ARENA_ALIGNMENT
-        status = self.entry(_pointers(arrays), _pointers(outputs), start)
-        if status >= FIRST_CHECK:
-            check = program.checks[status - FIRST_CHECK]
+        given = [(ctypes.c_int64 * len(sizes))(*sizes)] if sizes else []
+        status = self.entry(*given, _pointers(arrays), _pointers(outputs), start)
+        if status >= self.model.first_check:
+            check = program.checks[status - self.model.first_check]
             raise check.error((self._offender() - check.low) % WHOLE)
         if status != 0:
             raise InternalError(f"{program.name}: the C code returned status {status}")
@@ -146,9 +154,17 @@ def host_options(options: BundleOptions | None) -> BundleOptions:
     return BundleOptions(NAME, options.libm, "incbin", cpu=options.cpu, opt=options.opt)
 
 
-def _checked(spec: tuple[str, Any], array: np.ndarray) -> np.ndarray:
+def _sizes(program: Program, inputs: Sequence[np.ndarray]) -> tuple[int, ...]:
+    """The sizes of a run, which the shapes of inputs tell."""
+    shapes = [np.shape(array) for array in inputs]
+    return sizes_of(program.sizes, program.inputs, shapes) if program.sizes else ()
+
+
+def _checked(
+    spec: tuple[str, TensorType], array: np.ndarray, sizes: Mapping[Expr, Expr]
+) -> np.ndarray:
     name, type = spec
-    if array.dtype != type.dtype.np or array.shape != type.static_shape:
+    if array.dtype != type.dtype.np or array.shape != tuple(at(d, sizes) for d in type.dims):
         raise ModelError(f"input {name} takes {type}, found {array.dtype}{list(array.shape)}")
     return np.require(array, requirements=["C_CONTIGUOUS", "ALIGNED"])
 

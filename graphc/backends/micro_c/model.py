@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from graphc.backends.cfamily.spell import storage_type
 from graphc.backends.micro_c.cpus import CPUS, DEFAULT, Cpu
 from graphc.backends.micro_c.intrinsics import MicroUnit, with_clamps
 from graphc.backends.micro_c.libm import OwnSpeller, check_no_calls
+from graphc.backends.micro_c.sizes import Size, Sizes
 from graphc.backends.micro_c.vectors import with_vectors
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
@@ -32,18 +32,19 @@ ARENA_ALIGNMENT = 16
 CONSTANT_ALIGNMENT = 16  # in NAME_weights.bin
 LAYER_NAME_LENGTH = 40
 COMMENT_WIDTH = 96
-FIRST_CHECK = 4  # the status of a run whose first check fails; those of others follow
+FIRST_CHECK = 4  # the first status that is not that of every model
 FIELD_NAME_LENGTH = 63  # what C99 tells apart
 WORDS = (
     "run", "run_static", "status", "status_string", "inputs", "outputs", "profile", "trace",
     "summary", "layers", "crc32", "apart", "weights", "input_ptr", "output_ptr", "no_constants",
-    "report", "assert_byte", "assert_int", "assert_float", "assert_negative", "assert_double",
+    "report", "sizes", "within", "assert_byte", "assert_int", "assert_float", "assert_negative",
+    "assert_double",
 )  # fmt: skip
 MACROS = (
     "H", "OK", "NULL_POINTER", "MISALIGNED", "OVERLAP", "KERNEL", "ALIGNED", "SECTION",
     "STATIC_ARENA", "ARENA_SIZE", "ARENA_ALIGN", "LAYERS", "PROFILE", "TRACE", "SUMMARY", "BEGIN",
-    "CHECKS", "REPORT", "OUT_OF_RANGE", "END", "CRC", "RANGE", "RESULT", "WEIGHTS",
-    "WEIGHTS_SIZE", "WEIGHTS_ALIGN", "WEIGHTS_ADDRESS",
+    "CHECKS", "REPORT", "SIZE_T", "SIZE_OUT_OF_BOUNDS", "OUT_OF_RANGE", "END", "CRC", "RANGE",
+    "RESULT", "WEIGHTS", "WEIGHTS_SIZE", "WEIGHTS_ALIGN", "WEIGHTS_ADDRESS",
 )  # fmt: skip
 
 
@@ -60,10 +61,12 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        return math.prod(self.type.static_shape)
+        """At the largest sizes."""
+        return self.type.most
 
     @property
     def nbytes(self) -> int:
+        """At the largest sizes."""
         return self.elements * self.type.dtype.size
 
     @property
@@ -72,7 +75,7 @@ class Tensor:
 
     @property
     def shape_text(self) -> str:
-        return f"{self.type.dtype}[{','.join(map(str, self.type.static_shape))}]"
+        return f"{self.type.dtype}[{','.join(map(str, self.type.dims))}]"
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class Model:
     outputs: list[Tensor]
     constants: list[Constant]
     unit: Unit
+    sizes: Sizes
     storage: str = "c"
     small: bool = False
     cpu: Cpu = CPUS[DEFAULT]
@@ -130,7 +134,8 @@ class Model:
             unit.speller = OwnSpeller(unit.dialect.index)
         model = cls(
             name, program, _tensors(program, "input"), _tensors(program, "output"),
-            _constants(program, name), unit, storage, small, cpu, size_rows(program),
+            _constants(program, name), unit, _sizes(program, name, unit), storage, small, cpu,
+            size_rows(program),
         )  # fmt: skip
         taken = set(model.symbols())
         layers, comments = layer_names(program), kernel_comments(program)
@@ -168,6 +173,15 @@ class Model:
     def has_flow(self) -> bool:
         """Whether there are loops or branches."""
         return any(bodies(step) for step in self.program.steps)
+
+    @property
+    def first_check(self) -> int:
+        """The status of a run whose first check fails; those of others follow."""
+        return FIRST_CHECK + bool(self.sizes)
+
+    def nbytes(self, tensor: Tensor) -> str:
+        """The C text of a tensor's bytes in a run."""
+        return self.sizes.nbytes(tensor.type.count, tensor.type.dtype.size)
 
     def is_check(self, step: Step) -> bool:
         """Whether a step computes nothing but keys of checks."""
@@ -212,6 +226,7 @@ class Model:
         for side, short, tensors, _ in self.sides():
             yield from (f"{self.name}_{side[:-1]}_ptr_{t.field}" for t in tensors)
             yield from (f"{self.name}_assert_{short}_{t.field}" for t in tensors)
+        yield from (f"{self.name}_output_shape_{number}" for number in range(len(self.outputs)))
         yield from (f"{self.name}_summary_{dtype}" for dtype in dtypes.BY_NAME)
         yield from (constant.symbol for constant in self.constants)
 
@@ -221,19 +236,30 @@ def _constants(program: Program, name: str) -> list[Constant]:
     named = [(f"{name}_w{number}", array) for number, array in enumerate(program.constants)]
     rows = size_rows(program)
     if rows:
-        named.append((f"{name}_sizes", np.array([n for row in rows for n in row], np.int32)))
+        symbol = f"{name}_{'size_rows' if program.sizes else 'sizes'}"  # what NAME.h leaves free
+        named.append((symbol, np.array([n for row in rows for n in row], np.int32)))
     for symbol, array in named:
         constants.append(Constant(symbol, array, offset))
         offset += -(-max(array.nbytes, 1) // CONSTANT_ALIGNMENT) * CONSTANT_ALIGNMENT
     return constants
 
 
+def _sizes(program: Program, name: str, unit: Unit) -> Sizes:
+    taken: list[str] = []
+    sizes = []
+    for symbol in program.sizes:
+        taken.append(field_name(symbol.name, taken))
+        sizes.append(Size(symbol, taken[-1]))
+    return Sizes(name, sizes, unit.speller.needed)
+
+
 def size_rows(program: Program) -> dict[tuple[int, ...], int]:
-    """Where the sizes that a step passes on begin among those of all steps; equal ones are one."""
+    """Where the sizes that a step passes on begin among those of all steps; equal ones are one.
+    Those that depend on the sizes of a run have no row."""
     rows: dict[tuple[int, ...], int] = {}
     for step in program.calls:
         row = size_values(program.kernels[step.kernel], step.sizes)
-        if row:
+        if row and all(isinstance(value, int) for value in row):
             rows.setdefault(row, sum(map(len, rows)))
     return rows
 

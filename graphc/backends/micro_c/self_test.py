@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from graphc.backends.micro_c.model import Model, Tensor
 from graphc.backends.micro_c.weights import array_lines
 from graphc.ir import dtypes
 from graphc.ir.compare import extent_of
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Expr
+from graphc.ir.sizes import sizes_of
+from graphc.ir.types import at
 
 TEST = """\
 {title}
@@ -59,12 +64,12 @@ int main(void)
     {name}_inputs inputs;
     {name}_outputs outputs;
     {name}_status status;
-    int failed = 0;
+    int failed = 0;{sizes}
     while ((uintptr_t)start % {macro}_ARENA_ALIGN != 0) {{
         ++start;
     }}
 {fields}
-    status = {name}_run(&inputs, &outputs, start);
+    status = {name}_run({given}&inputs, &outputs, start);
     if (status != {macro}_OK) {{
         printf("status %d: %s\\n", (int)status, {name}_status_string(status));
         return 2;
@@ -102,6 +107,7 @@ def self_test(
     """NAME_test.c. `tolerance` is the largest error accepted, in units of an output (default: by
     its type)."""
     arrays, fields, compare = [], [], []
+    model, sizes = _at_sizes(model, inputs)
     if not model.inputs:
         fields.append("    inputs.unused = 0;")
     for n, (tensor, array) in enumerate(zip(model.inputs, inputs, strict=True)):
@@ -120,7 +126,26 @@ def self_test(
         title=comment(f"{model.name}: a test. Made by graphc; do not edit."),
         name=model.name, macro=model.macro, arrays=_helpers(model) + "\n".join(arrays),
         fields="\n".join(fields), compare="\n".join(compare), rules=_rules(model),
+        sizes=f"\n    const {model.name}_sizes sizes = {{{sizes}}};" if sizes else "",
+        given="&sizes, " if sizes else "",
     )  # fmt: skip
+
+
+def _at_sizes(model: Model, inputs: Sequence[np.ndarray]) -> tuple[Model, str]:
+    """The model with the types that inputs and outputs have for these inputs, and the sizes that
+    they tell."""
+    program = model.program
+    if not program.sizes:
+        return model, ""
+    values = sizes_of(program.sizes, program.inputs, [x.shape for x in inputs])
+    known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(program.sizes, values)}
+
+    def fixed(tensors: Sequence[Tensor]) -> list[Tensor]:
+        shapes = ((t, [at(d, known) for d in t.type.dims]) for t in tensors)
+        return [replace(t, type=t.type.with_shape(shape)) for t, shape in shapes]
+
+    fixed_model = replace(model, inputs=fixed(model.inputs), outputs=fixed(model.outputs))
+    return fixed_model, ", ".join(map(str, values))
 
 
 def _array(name: str, tensor: Tensor, contents: np.ndarray) -> str:

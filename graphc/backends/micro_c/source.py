@@ -33,7 +33,7 @@ typedef char {name}_assert_negative[(-1 & 3) == 3 && (-1 >> 1) == -1 ? 1 : -1];
 {unit}
 {entry}
 #ifdef {macro}_STATIC_ARENA
-{name}_status {name}_run_static(const {name}_inputs *inputs, const {name}_outputs *outputs)
+{name}_status {name}_run_static({sizes}const {name}_inputs *inputs, const {name}_outputs *outputs)
 {{
     static union {{
         uint8_t bytes[{macro}_ARENA_SIZE + {macro}_ARENA_ALIGN];
@@ -41,7 +41,7 @@ typedef char {name}_assert_negative[(-1 & 3) == 3 && (-1 >> 1) == -1 ? 1 : -1];
     }} storage;
     const uintptr_t beyond = (uintptr_t)storage.bytes % {macro}_ARENA_ALIGN;
     uint8_t *const start = storage.bytes + (beyond == 0 ? 0 : {macro}_ARENA_ALIGN - beyond);
-    return {name}_run(inputs, outputs, start);
+    return {name}_run({passed}inputs, outputs, start);
 }}
 #endif
 """
@@ -77,13 +77,16 @@ def source(model: Model) -> str:
                       size=t.type.dtype.size)
         for _, short, tensors, _ in model.sides() for t in tensors
     ]  # fmt: skip
+    steps = entry(model)  # which notes helpers
     code = model.code()
     return TEXT.format(
         title=comment(f"{model.name}: the code. Made by graphc; do not edit."),
         name=model.name, macro=model.macro, asserts="".join(asserts),
         small=SMALL if model.small else "",
-        externs=declarations(model), unit=code, entry=entry(model), rules=float_rules(code),
+        externs=declarations(model), unit=code, entry=steps, rules=float_rules(code),
         doubles=double_check(model.name, code),
+        sizes=f"const {model.name}_sizes *sizes,\n    " if model.sizes else "",
+        passed="sizes, " if model.sizes else "",
     )  # fmt: skip
 
 

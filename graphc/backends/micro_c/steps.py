@@ -8,7 +8,7 @@ from graphc.backends.cfamily.printer import size_values
 from graphc.backends.cfamily.spell import storage_type
 from graphc.backends.cfamily.steps import StepPrinter
 from graphc.backends.micro_c.hooks import results
-from graphc.backends.micro_c.model import FIRST_CHECK, Constant, Model, node_names
+from graphc.backends.micro_c.model import Constant, Model, node_names
 from graphc.errors import InternalError
 from graphc.ir.checks import WHOLE
 from graphc.ir.dtypes import u64
@@ -28,6 +28,7 @@ class _Steps(StepPrinter):
     def __init__(self, model: Model):
         super().__init__()
         self.model, self.layer = model, 0
+        self.arrays: dict[str, str] = {}
 
     def note(self, step: AnyStep) -> None:
         if step.loc:
@@ -47,15 +48,15 @@ class _Steps(StepPrinter):
     def layer_of(self, step: Step) -> None:
         """A call between hooks."""
         model, number = self.model, self.layer
-        self.layer += 1
         self.note(step)
         arguments = self.arguments(step)
+        self.layer += 1
         self.line(f"{model.macro}_BEGIN({number});")
         self.call_of(model.functions[step.kernel], arguments)
         self.line(f"{model.macro}_END({number});")
         for position, slot in results(model, step):
-            size = slot.elements * slot.dtype.size
-            told = f"{number}, {slot.dtype}, {arguments[position]}, {size}u"
+            size = model.sizes.nbytes(slot.elements, slot.dtype.size)
+            told = f"{number}, {slot.dtype}, {arguments[position]}, {size}"
             self.line(f"{model.macro}_RESULT({told});")
 
     def arguments(self, step: Step) -> list[str]:
@@ -68,9 +69,21 @@ class _Steps(StepPrinter):
             for buffer, slot in zip(kernel.params, step.slots)
         ]
         sizes = size_values(kernel, step.sizes)
-        if sizes:
+        if sizes in model.size_rows:
             arguments.append(_constant(model, model.constants[-1], 4 * model.size_rows[sizes]))
+        elif sizes:
+            arguments.append(self.given(model.sizes.passed(sizes)))
         return arguments
+
+    def given(self, values: str) -> str:
+        """The array of the sizes that a kernel gets; those of equal text are one."""
+        known = self.arrays.get(values)
+        if known is None:
+            known = f"sizes{self.layer}"
+            self.line(f"const int32_t {known}[] = {{{values}}};")
+            if self.depth == 1:
+                self.arrays[values] = known
+        return known
 
     def check(self, key: int) -> None:
         """What follows from a key."""
@@ -80,7 +93,7 @@ class _Steps(StepPrinter):
         self.line(f"#ifdef {self.model.macro}_REPORT")
         self.line(f"    {name}_report({key}, {value});")
         self.line("#endif")
-        self.line(f"    return ({name}_status){FIRST_CHECK + key};")
+        self.line(f"    return ({name}_status){self.model.first_check + key};")
         self.line("}")
 
     def pointer(self, slot: Slot, c_type: str, is_const: bool) -> str:

@@ -20,6 +20,7 @@ from graphc.ir.expr import (
     free_indices,
     loads,
 )
+from graphc.ir.extents import most
 from graphc.ir.instructions import LANES
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation
@@ -72,9 +73,12 @@ def _classify(core: Core, factors: tuple[Expr, Expr], min_depth: int) -> Product
     indices, hole = core.indices, core.hole
     if hole.dtype not in (f32, i32):
         return f"product: sums must be f32 or i32, found {hole.dtype}"
-    depth = math.prod(k.count for k in hole.axes)
     if not indices:
         return "product: it must have several sums, found one"
+    unknown = next((k.extent for k in hole.axes if not isinstance(k.extent, int)), None)
+    if unknown is not None:
+        return f"product: the number of products must be constant, found {unknown}"
+    depth = math.prod(k.count for k in hole.axes)
     if depth < min_depth:
         return f"product: at least {min_depth} products must be summed, found {depth}"
     a, b = factors if core.is_constant(factors[1]) else factors[::-1]
@@ -85,9 +89,13 @@ def _classify(core: Core, factors: tuple[Expr, Expr], min_depth: int) -> Product
         return (
             "product: weights must differ along each summed index, found one index that they lack"
         )
+    open_weights = [x for x in indices if x in free_indices(b) and not isinstance(x.extent, int)]
+    if open_weights:
+        return f"product: weights must have constant shapes, found {open_weights[0].extent}"
     core.a, core.b = a, b
     column = indices[-1] if indices[-1] in free_indices(b) else None
     rows = [x for x in indices if core.role(x) is Role.ROW]
+    rows = [x for x in rows if isinstance(x.extent, int) or interior(x, core)[1]]
     row = max(reversed(rows), key=lambda x: _row_rank(x, core), default=None)
     return ProductMatch(**vars(core), depth=_ordered(core, row), row=row, column=column)
 
@@ -96,6 +104,8 @@ def _row_rank(row: Index, core: Core) -> tuple[bool, int]:
     """How good tiles along an index are: whether only they let neighbouring bytes be summed four by
     four, and the number of elements that they can be made of."""
     low, high = interior(row, core)
+    if not isinstance(row.extent, int):
+        return False, 0
     bounded = {k for x in core.guards if row in free_indices(x) for k in free_indices(x)}
     quads = core.hole.dtype is i32 and any(
         k.count >= LANES and k in bounded and stride(x, k) == 1
@@ -119,8 +129,11 @@ def _ordered(core: Core, row: Index | None) -> list[Index]:
 
 
 def interior(row: Index, core: Core) -> tuple[int, int]:
-    """The longest range of `row` in which no guard of the sum depends on it."""
+    """The longest range of `row` in which no guard of the sum depends on it; at the largest sizes
+    where its extent is open: all of it, or nothing."""
     atoms = [a for a in core.guards if row in free_indices(a)]
+    if not isinstance(row.extent, int):
+        return (0, 0) if atoms else (0, most(row.extent))
     extent = row.count
     if not atoms:
         return 0, extent

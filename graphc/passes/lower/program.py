@@ -353,7 +353,7 @@ class Lowering:
     def overlaps(self, kernel: Kernel, places: dict[str, str]) -> tuple[tuple[str, str, int], ...]:
         """How a kernel's outputs may overlap its inputs, both in the arena."""
         inside = [self.storages[places[b.name]].space == "arena" for b in kernel.params]
-        if not self.wanted.in_order or sum(inside) < 2:
+        if not self.wanted.in_order or kernel.sizes or sum(inside) < 2:
             return ()
         if kernel.name not in self.distances:
             self.distances[kernel.name] = distances(kernel)

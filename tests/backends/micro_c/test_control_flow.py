@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ import onnx
 import pytest
 import test_program_flow as flow
 from bundles import SANITISED, STRICT, checked
-from onnx_models import model
 from programs import check_program
 
 import graphc
@@ -23,6 +23,10 @@ from graphc.backends.micro_c.budget import Budget
 from graphc.backends.micro_c.cpus import CPUS
 from graphc.backends.micro_c.hooks import results
 from graphc.backends.micro_c.host import HostModel
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "frontend"))
+
+from onnx_models import model
 
 ARM = "arm-none-eabi-gcc"
 ROWS = [flow.floats(3), flow.floats(700, 3), flow.floats(700)]

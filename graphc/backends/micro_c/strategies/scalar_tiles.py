@@ -11,7 +11,8 @@ several products.
   for both. All other guards become bounds of the loops over the summed indices
   (passes/analysis/guards.py).
 * There is one size of tiles. The last tile overlaps its neighbour where the range is no multiple of
-  it, unless the result is computed in place of an operand.
+  it, unless the result is computed in place of an operand. What is left of a row whose extent is
+  known at run time is computed one element at a time.
 * Where eight-bit integers lie in a row along the innermost summed index, four products are one
   instruction (intrinsics.py); the weights of a column are then stored four by four.
 * The innermost summed index is unrolled, wholly if it is short.
@@ -19,12 +20,12 @@ several products.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_index, is_affine_in, unflatten_index, unflatten_loads
 from graphc.ir.dtypes import DType, i8, i32, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, call, free_indices, loads
+from graphc.ir.extents import divided, points
 from graphc.ir.instructions import LANES, dot4
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
@@ -217,7 +218,7 @@ class _Emitter:
         inputs = buffers_read(match.computation.inputs, (*match.epilogue_loads(), match.a))
         params = (*map(flat_buffer, (*inputs, self.weights)), output)
         kernel = Kernel("tiles", params, self.k.body(), match.computation.label)
-        work = 2 * math.prod(x.count for x in (*match.indices, *match.depth))
+        work = 2 * points((*match.indices, *match.depth))
         return Lowered(kernel, [self.packed], [self.weights], inplace=self.inplace, flops=work)
 
     def _in_place(self) -> list[tuple[str, str]]:
@@ -235,6 +236,9 @@ class _Emitter:
         if row is None:
             self._columns(at, None, Const(0, i64), 1)
             return
+        if not isinstance(row.extent, int):
+            self._open_rows(at, row)
+            return
         low, high = interior(row, self.match)
         size, extent = self.rows, row.count
         tiles, rest = divmod(high - low, size)
@@ -248,6 +252,14 @@ class _Emitter:
             with self.k.loop(extent - covered) as x:
                 beyond = call("min", call("max", x - (low - 1), Const(0, i64)), Const(1, i64))
                 self._columns(at, row, simplify(x + beyond * covered), 1)
+
+    def _open_rows(self, at: dict, row: Index) -> None:
+        """Tiles as far as they go, then row by row."""
+        whole, left = divided(row.extent, self.rows)
+        with self.k.loop(whole) as x:
+            self._columns(at, row, simplify(x * self.rows), self.rows)
+        with self.k.loop(left) as x:
+            self._columns(at, row, simplify(whole * self.rows + x), 1)
 
     def _columns(self, at: dict, row: Index | None, first: Expr, size: int) -> None:
         """All columns of a tile of rows."""

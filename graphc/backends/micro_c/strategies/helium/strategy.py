@@ -24,6 +24,9 @@ def lower_helium(computation: Computation, options: HeliumOptions) -> Lowered | 
     match = match_product(computation, MIN_DEPTH)
     if isinstance(match, str):
         return match
+    unknown = next((x.extent for x in match.indices if not isinstance(x.extent, int)), None)
+    if unknown is not None:
+        return f"helium: extents must be constant, found {unknown}"
     reason = problem(match)
     if reason:
         return f"helium: {reason}"
