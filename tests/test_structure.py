@@ -12,6 +12,7 @@ from graphc.ir.opdef import REGISTRY, find
 ROOT = Path(__file__).parents[1]
 ROOMS = (  # a room imports from those in the lines above its own
     "errors",
+    "deadline",
     "collector files config ir memplan runtime.exchange",
     "passes.analysis frontend",
     "passes",

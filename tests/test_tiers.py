@@ -14,8 +14,9 @@ import pytest
 
 import graphc
 from graphc.cli import main, options
+from graphc.deadline import check_time, within_seconds
 from graphc.driver import Settings
-from graphc.errors import ModelError
+from graphc.errors import ModelError, UnsupportedError
 from graphc.runtime import recurring, tiers
 from graphc.runtime.recurring import Background, Recurring
 
@@ -348,6 +349,24 @@ def test_bounds_end_where_the_model_does():
         np.testing.assert_array_equal(model.run([x])[0], graphc.interpret(graph, [x])[0])
     (info,) = model.executables()
     assert info.bounds["N"][1] == 24
+
+
+def test_auto_limits_the_time_of_the_general_program(monkeypatch):
+    monkeypatch.setattr(tiers, "MOST_SECONDS", 0.0)
+    model = graphc.compile(mlp(), specialise="auto", threads=1)
+    agrees(model, 5)
+    assert shapes_of(model) == ["[5, 8]"]
+    assert model.why_exact.endswith("it takes more than 0 s to compile")
+    with_any = graphc.compile(mlp(), specialise="any", threads=1)
+    assert shapes_of(with_any) == ["[N, 8]"]
+
+
+def test_a_limit_ends_with_its_block():
+    with within_seconds(1e9), within_seconds(0.0):
+        sum(range(10**5))
+        with pytest.raises(UnsupportedError, match="more than 0 s"):
+            check_time()
+    check_time()
 
 
 def test_mistakes_in_the_general_program_are_hidden_by_auto_alone(monkeypatch):

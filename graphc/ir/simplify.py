@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from graphc.deadline import check_time
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import (
     Call,
@@ -451,6 +452,7 @@ def bounds_of_poly(poly: Poly) -> Bounds:
     for atoms in poly:
         for atom in atoms:
             if symbols(atom):
+                check_time()  # as the cases are many where sizes are
                 return _least_of(poly), -_least_of(_add({}, poly, -1))
     return _bounds_of_terms(poly)
 

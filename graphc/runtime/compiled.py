@@ -58,7 +58,7 @@ class CompiledModel(Runnable):
         tensors, self._maps = maps.apart(graph)
         self._specialised: SpecialisedGraph = (
             SpecialisedGraph(tensors, target, inner=False, made=made)
-            if mode == "exact"
+            if mode == "exact" or not tensors.symbols
             else TieredGraph(tensors, target, mode, reason, made)
         )
         if not self._maps:

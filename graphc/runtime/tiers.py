@@ -11,7 +11,7 @@ general program made again. Memory is that of the bounds, but pages no run touch
 
 A general program is for the contents of inputs that types depend on. Where an op has no program
 for all sizes, bounds are narrowed about what was met (passes/narrowing.py), and what is beyond them
-gets a general program of its own, up to a limit.
+gets a general program of its own, up to a limit. With "auto" the time for one is limited as well.
 
 What no general program serves (operators that the host runs, sizes of 0) is compiled for its exact
 shape; `why` says what it was, or what has narrowed bounds.
@@ -19,11 +19,13 @@ shape; `why` says what it was, or what has narrowed bounds.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from graphc.deadline import within_seconds
 from graphc.errors import GraphcError, ModelError, NeedsValue, UnsupportedError, beyond_limits
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph, Value, clone_graph
@@ -40,6 +42,7 @@ SLACKS = (8, 2, 1)  # times what was met: bounds of a dimension that has none, t
 MOST_BYTES = 1 << 30  # of one tensor at bounds that grow
 MOST_EXACT = 1 << 30  # bytes of code and constants that exact programs made in the background add
 MOST_GENERAL = 16  # general programs of a model
+MOST_SECONDS = 60.0  # of the processor, for a general program that "auto" makes
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +174,9 @@ class TieredGraph(SpecialisedGraph):
         if 0 in met.values():
             return
         try:
-            self._make_within(values, met, why)
+            limit = MOST_SECONDS if self.mode == "auto" else math.inf
+            with within_seconds(limit):
+                self._make_within(values, met, why)
         except NeedsValue as error:
             self.why = str(error)
             if values is not None and self._binds_one(error, values):
