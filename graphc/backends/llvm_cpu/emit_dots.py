@@ -80,7 +80,7 @@ def _words(e: ExprEmitter, load: Load, lanes: int) -> Typed:
     pointer, stride = e.address(e.storage[load.source], load.index[0])
     if stride != (LANES if lanes > 1 else 0):
         raise InternalError(f"the bytes of {load} are not where dot4 takes them")
-    return e.op(f"load {vector_of('i32', lanes)}, ptr {pointer}, align 1", i32, lanes)
+    return Typed(e.read(f"load {vector_of('i32', lanes)}, ptr {pointer}, align 1"), i32, lanes)
 
 
 def _resized(e: ExprEmitter, x: Typed, lanes: int) -> Typed:

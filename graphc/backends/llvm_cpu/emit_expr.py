@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from graphc.backends.llvm_cpu import spell
 from graphc.backends.llvm_cpu.emit_scalar import ScalarEmitter
+from graphc.backends.llvm_cpu.registers import Registers, StaysInMemory
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError
 from graphc.ir.addresses import is_affine_in
@@ -27,7 +28,7 @@ from graphc.ir.types import Dim
 @dataclass
 class Storage:
     """Where a buffer lives. `lanes` > 1: a private copy per lane, elements are vectors. A local
-    array `in_registers` has whole vectors."""
+    array `in_registers` has whole vectors; its elements are SSA names if it has `registers`."""
 
     pointer: str
     dtype: DType
@@ -35,6 +36,7 @@ class Storage:
     local: bool = False
     lanes: int = 1
     in_registers: bool = False
+    registers: Registers | None = None
 
 
 @dataclass
@@ -164,6 +166,11 @@ class ExprEmitter(ScalarEmitter):
 
     def address(self, storage: Storage, offset: Expr) -> tuple[str, int | None]:
         """A pointer to the first lane and the stride in the lanes (None: not affine)."""
+        first, stride = self.first_lane(offset)
+        return storage.pointer if first is None else self.element_pointer(storage, first), stride
+
+    def first_lane(self, offset: Expr) -> tuple[Typed | None, int | None]:
+        """The offset of the first lane and the stride in the lanes (None, None: not affine)."""
         stride: int | None = 0
         if self.depends(offset):
             assert self.vector is not None
@@ -173,21 +180,31 @@ class ExprEmitter(ScalarEmitter):
                 if self.depends(offset):
                     stride = None
         if stride is None:
-            return storage.pointer, None
+            return None, None
         first = self.value(offset)
         if first.lanes > 1:  # equal in all lanes, but read under a mask that is not
-            return storage.pointer, None
-        return self.element_pointer(storage, first), stride
+            return None, None
+        return first, stride
+
+    def register(self, storage: Storage, offset: Expr) -> tuple[int | None, int]:
+        """The place of an element of an array in registers (None: not known), and its width."""
+        if storage.lanes > 1:
+            first = self.value(offset)
+            return int(first.text) if first.text.isdecimal() else None, 1
+        start, stride = self.first_lane(offset)
+        is_known = start is not None and start.text.isdecimal() and stride in (0, 1)
+        width = self.lanes if stride == 1 else 1
+        return int(start.text) if is_known and start is not None else None, width
 
     def element_pointer(self, storage: Storage, offset: Typed) -> str:
+        if storage.registers is not None:
+            raise StaysInMemory(storage.registers.name)
         if offset.text == "0":
             return storage.pointer
         element = spell.vector_of(spell.storage_type(storage.dtype), storage.lanes)
-        name = self.fresh()
-        self.line(
-            f"{name} = getelementptr inbounds {element}, ptr {storage.pointer}, i64 {offset.text}"
+        return self.name(
+            f"getelementptr inbounds {element}, ptr {storage.pointer}, i64 {offset.text}"
         )
-        return name
 
     def _offset(self, node: Load) -> Expr:
         if len(node.index) > 1:
@@ -196,6 +213,9 @@ class ExprEmitter(ScalarEmitter):
 
     def _load(self, node: Load) -> Typed:
         storage, offset = self.storage[node.source], self._offset(node)
+        if storage.registers is not None:
+            place, width = self.register(storage, offset)
+            return storage.registers.read(place, max(width, storage.lanes))
         if storage.lanes > 1:
             return self._plain_load(storage, self.element_pointer(storage, self.value(offset)),
                                     storage.lanes)  # fmt: skip
@@ -235,8 +255,7 @@ class ExprEmitter(ScalarEmitter):
         vectors = []
         for start in known.starts:
             pointer = self.element_pointer(storage, self.value(simplify(first + start)))
-            vectors.append(self.fresh())
-            self.line(f"{vectors[-1]} = load {kind}, ptr {pointer}, align {storage.dtype.size}")
+            vectors.append(self.read(f"load {kind}, ptr {pointer}, align {storage.dtype.size}"))
         if len(vectors) == 1:
             picked = self._picked(kind, vectors[0], "poison", [n for _, n in known.picks])
         else:
@@ -247,16 +266,13 @@ class ExprEmitter(ScalarEmitter):
 
     def _picked(self, kind: str, one: str, two: str, lanes: list[int]) -> str:
         picks = ", ".join(f"i32 {n}" if n >= 0 else "i32 poison" for n in lanes)
-        name = self.fresh()
-        self.line(
-            f"{name} = shufflevector {kind} {one}, {kind} {two}, <{len(lanes)} x i32> <{picks}>"
+        return self.name(
+            f"shufflevector {kind} {one}, {kind} {two}, <{len(lanes)} x i32> <{picks}>"
         )
-        return name
 
     def _plain_load(self, storage: Storage, pointer: str, lanes: int) -> Typed:
         kind = spell.vector_of(spell.storage_type(storage.dtype), lanes)
-        name = self.fresh()
-        self.line(f"{name} = load {kind}, ptr {pointer}, align {storage.dtype.size}")
+        name = self.read(f"load {kind}, ptr {pointer}, align {storage.dtype.size}")
         return self._from_memory(name, storage.dtype, lanes)
 
     def _from_memory(self, name: str, dtype: DType, lanes: int) -> Typed:
@@ -274,19 +290,17 @@ class ExprEmitter(ScalarEmitter):
         name = f"llvm.masked.load.{spell.suffix(element, lanes)}.p0"
         self.declare(f"declare {kind} @{name}(ptr, i32, <{lanes} x i1>, {kind})")
         bits = self.splat(mask, lanes)
-        got = self.fresh()
-        self.line(f"{got} = call {kind} @{name}(ptr {pointer}, i32 {dtype.size}, "
-                  f"{bits.type} {bits.text}, {kind} zeroinitializer)")  # fmt: skip
+        got = self.read(f"call {kind} @{name}(ptr {pointer}, i32 {dtype.size}, "
+                        f"{bits.type} {bits.text}, {kind} zeroinitializer)")  # fmt: skip
         return self._from_memory(got, dtype, lanes)
 
     def lane_pointers(self, storage: Storage, offset: Expr) -> str:
         """A vector of pointers, one per lane."""
         where = self.splat(self.value(offset), self.lanes)
         element = spell.storage_type(storage.dtype)
-        name = self.fresh()
-        base = f"getelementptr {element}, ptr {storage.pointer}"
-        self.line(f"{name} = {base}, {where.type} {where.text}")
-        return name
+        return self.name(
+            f"getelementptr {element}, ptr {storage.pointer}, {where.type} {where.text}"
+        )
 
     def _gather(self, storage: Storage, offset: Expr, mask: Typed | None) -> Typed:
         lanes, dtype = self.lanes, storage.dtype
@@ -296,9 +310,8 @@ class ExprEmitter(ScalarEmitter):
         name = f"llvm.masked.gather.{spell.suffix(element, lanes)}.v{lanes}p0"
         self.declare(f"declare {kind} @{name}(<{lanes} x ptr>, i32, <{lanes} x i1>, {kind})")
         bits = self.splat(mask or Typed("true", boolean), lanes)
-        got = self.fresh()
-        self.line(f"{got} = call {kind} @{name}(<{lanes} x ptr> {pointers}, i32 {dtype.size}, "
-                  f"{bits.type} {bits.text}, {kind} zeroinitializer)")  # fmt: skip
+        got = self.read(f"call {kind} @{name}(<{lanes} x ptr> {pointers}, i32 {dtype.size}, "
+                        f"{bits.type} {bits.text}, {kind} zeroinitializer)")  # fmt: skip
         return self._from_memory(got, dtype, lanes)
 
     def store(self, storage: Storage, offset: Expr, value: Expr) -> None:
@@ -306,6 +319,13 @@ class ExprEmitter(ScalarEmitter):
 
     def put(self, storage: Storage, offset: Expr, result: Typed) -> None:
         """Stores a value, in each lane its own element."""
+        if storage.registers is not None:
+            place, width = self.register(storage, offset)
+            if self.active is not None and width > 1:
+                raise StaysInMemory(storage.registers.name)
+            lanes = max(width, storage.lanes)
+            storage.registers.write(place, self.splat(result, lanes), width)
+            return
         if storage.lanes > 1:
             pointer = self.element_pointer(storage, self.value(offset))
             self._write(storage, pointer, self.splat(result, storage.lanes))
@@ -331,7 +351,7 @@ class ExprEmitter(ScalarEmitter):
 
     def _write(self, storage: Storage, pointer: str, value: Typed) -> None:
         value = self._to_memory(value)
-        self.line(f"store {value.type} {value.text}, ptr {pointer}, align {storage.dtype.size}")
+        self.effect(f"store {value.type} {value.text}, ptr {pointer}, align {storage.dtype.size}")
 
     def _masked_write(self, storage: Storage, pointer: str, value: Typed) -> None:
         """Stores the active lanes. An array in registers is written whole."""
@@ -347,8 +367,8 @@ class ExprEmitter(ScalarEmitter):
         name = f"llvm.masked.store.{kind}.p0"
         bits = self.active
         self.declare(f"declare void @{name}({value.type}, ptr, i32, {bits.type})")
-        self.line(f"call void @{name}({value.type} {value.text}, ptr {pointer}, "
-                  f"i32 {storage.dtype.size}, {bits.type} {bits.text})")  # fmt: skip
+        self.effect(f"call void @{name}({value.type} {value.text}, ptr {pointer}, "
+                    f"i32 {storage.dtype.size}, {bits.type} {bits.text})")  # fmt: skip
 
     def _scatter(self, storage: Storage, offset: Expr, value: Typed) -> None:
         value, lanes = self._to_memory(value), self.lanes
@@ -357,8 +377,8 @@ class ExprEmitter(ScalarEmitter):
         name = f"llvm.masked.scatter.{spell.suffix(element, lanes)}.v{lanes}p0"
         self.declare(f"declare void @{name}({value.type}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
         bits = self.active or self.splat(Typed("true", boolean), lanes)
-        self.line(f"call void @{name}({value.type} {value.text}, <{lanes} x ptr> {pointers}, "
-                  f"i32 {storage.dtype.size}, {bits.type} {bits.text})")  # fmt: skip
+        self.effect(f"call void @{name}({value.type} {value.text}, <{lanes} x ptr> {pointers}, "
+                    f"i32 {storage.dtype.size}, {bits.type} {bits.text})")  # fmt: skip
 
     # ---------------------------------------------------------------- operations
 

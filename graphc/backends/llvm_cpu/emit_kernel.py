@@ -7,7 +7,7 @@ Buffers arrive as an array of pointers; the body gets them as noalias parameters
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -15,6 +15,7 @@ from graphc.backends.llvm_cpu import spell
 from graphc.backends.llvm_cpu.emit_dots import emit_dot4, emit_dot4_codes
 from graphc.backends.llvm_cpu.emit_expr import ExprEmitter, Storage
 from graphc.backends.llvm_cpu.emit_transpose import emit_transpose
+from graphc.backends.llvm_cpu.registers import Carried, Registers, StaysInMemory, stored_in
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
@@ -79,9 +80,21 @@ def emit_kernel(kernel: Kernel, declarations: Declarations) -> tuple[list[Phase]
             (loop,) = body
             assert isinstance(loop, For)
             extent = loop.extent
-        texts.append(_Function(kernel, name, declarations).text(body, parallel))
+        texts.append(_function(kernel, name, declarations, body, parallel))
         phases.append(Phase(name, extent, parallel, operations(body)))
     return phases, "\n".join(texts)
+
+
+def _function(
+    kernel: Kernel, name: str, declarations: Declarations, body: Body, parallel: bool
+) -> str:
+    """The LLVM IR of a phase."""
+    in_memory: set[str] = set()
+    while True:
+        try:
+            return _Function(kernel, name, declarations, in_memory).text(body, parallel)
+        except StaysInMemory as array:
+            in_memory.add(array.name)
 
 
 def operations(body: Body) -> Dim:
@@ -120,10 +133,13 @@ def _is_parallel(stmt: Stmt) -> bool:
 
 
 class _Function:
-    """Emits the body of one phase."""
+    """Emits the body of one phase. Of local arrays, those named stay `in_memory`."""
 
-    def __init__(self, kernel: Kernel, name: str, declarations: Declarations):
-        self.kernel, self.name = kernel, name
+    def __init__(
+        self, kernel: Kernel, name: str, declarations: Declarations, in_memory: Container[str]
+    ):
+        self.kernel, self.name, self.in_memory = kernel, name, in_memory
+        self.block = "entry"
         self.lines: list[str] = []
         self.allocas: list[str] = []
         self.count = 0
@@ -144,6 +160,7 @@ class _Function:
 
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
+        self.block = name
 
     def text(self, body: Body, parallel: bool) -> str:
         if parallel:
@@ -242,12 +259,25 @@ class _Function:
             elements *= int(extent)
         lanes = self.expr.lanes if self.expr.vector is not None else 1
         element = spell.vector_of(spell.storage_type(buffer.dtype), lanes)
-        name = f"%m{len(self.allocas)}"
-        self.allocas.append(f"  {name} = alloca [{max(elements, 1)} x {element}], align 64")
         in_registers = stmt.scope == "reg"
+        name, registers = f"%m{len(self.allocas)}", None
+        if in_registers and buffer.name not in self.in_memory:
+            registers = Registers(buffer.name)
+        else:
+            self.allocas.append(f"  {name} = alloca [{max(elements, 1)} x {element}], align 64")
         self.expr.storage[buffer.name] = Storage(
-            name, buffer.dtype, elements, True, lanes, in_registers
+            name, buffer.dtype, elements, True, lanes, in_registers, registers
         )
+
+    def changed(self, *bodies: Body) -> list[Registers]:
+        """The arrays in registers that statements store into."""
+        here = {n: s.registers for n, s in self.expr.storage.items() if s.registers is not None}
+        return [here[name] for name in sorted(here.keys() & stored_in(bodies))] if here else []
+
+    def keep_in_memory(self, *bodies: Body) -> None:
+        """What a branch that may not be taken stores is no matter of registers."""
+        for registers in self.changed(*bodies):
+            raise StaysInMemory(registers.name)
 
     def loop(self, stmt: For) -> None:
         kinds = {"unroll": self.unrolled, "vector": self.vectorised}
@@ -285,23 +315,26 @@ class _Function:
 
     def open_vector(self, stmt: For, extent: Expr) -> None:
         """Lanes 0 .. extent-1 of a vector; nothing if there are none."""
+        self.keep_in_memory(stmt.body)
         end = self.expr.value(extent)
         number = self.count = self.count + 1
         test, some, done = self.fresh(), f"some{number}", f"none{number}"
         self.line(f"{test} = icmp sgt i64 {end.text}, 0")
         self.line(f"br i1 {test}, label %{some}, label %{done}")
         self.label(some)
+        known = self.expr.enter_block()
         self.expr.enter_lanes(stmt.var, stmt.width, end)
         self.statements(stmt.body)
         self.expr.leave_lanes()
         self.line(f"br label %{done}")
         self.label(done)
+        self.expr.leave_block(known)
 
     def counted_loop(self, var: Index, begin: str, end: str, body: Body, guard: bool) -> None:
         """A bottom-tested loop; `guard` tests once before it for an empty range."""
         number = self.count = self.count + 1
         head, latch, done = (f"{part}{number}" for part in ("loop", "next", "done"))
-        before = f"pre{number}"
+        before, came_from = f"pre{number}", self.block
         if guard:
             test = self.fresh()
             self.line(f"{test} = icmp slt i64 {begin}, {end}")
@@ -309,24 +342,32 @@ class _Function:
         else:
             self.line(f"br label %{before}")
         self.label(before)
+        known = self.expr.enter_block()
         self.line(f"br label %{head}")
         self.label(head)
         index, following, test = f"%i{number}", f"%n{number}", f"%c{number}"
         self.line(f"{index} = phi i64 [ {begin}, %{before} ], [ {following}, %{latch} ]")
+        carried = Carried(self.changed(body), self.fresh)
+        place = len(self.lines)
         old = self.expr.names.get(var)
         self.expr.names[var] = Typed(index, i64)
         self.statements(body)
         if old is not None:
             self.expr.names[var] = old
+        self.lines[place:place] = carried.at_head(before, latch)
         self.line(f"br label %{latch}")
         self.label(latch)
         self.line(f"{following} = add nuw nsw i64 {index}, 1")
         self.line(f"{test} = icmp slt i64 {following}, {end}")
         self.line(f"br i1 {test}, label %{head}, label %{done}")
         self.label(done)
+        self.expr.leave_block(known)
+        if guard:
+            self.lines += carried.at_end(came_from, latch)
         self.expr.new_statement()
 
     def branch(self, stmt: If) -> None:
+        self.keep_in_memory(stmt.then, stmt.orelse)
         condition = self.expr.value(stmt.condition)
         if condition.lanes > 1:
             raise InternalError("an If inside a vector loop must not depend on the lane")
@@ -335,17 +376,21 @@ class _Function:
         self.line(f"br i1 {condition.text}, label %{then}, label %{other}")
         for name, body in ((then, stmt.then), (other, stmt.orelse)):
             self.label(name)
+            known = self.expr.enter_block()
             self.expr.new_statement()
             self.statements(body)
             self.line(f"br label %{done}")
+            self.expr.leave_block(known)
         self.label(done)
         self.expr.new_statement()
 
     def repeat(self, stmt: While) -> None:
+        self.keep_in_memory(stmt.body)
         number = self.count = self.count + 1
         head, inside, done = (f"{part}{number}" for part in ("while", "do", "end"))
         self.line(f"br label %{head}")
         self.label(head)
+        known = self.expr.enter_block()
         self.expr.new_statement()
         condition = self.expr.value(stmt.condition)
         self.line(f"br i1 {condition.text}, label %{inside}, label %{done}")
@@ -354,6 +399,7 @@ class _Function:
         self.statements(stmt.body)
         self.line(f"br label %{head}")
         self.label(done)
+        self.expr.leave_block(known)
         self.expr.new_statement()
 
 

@@ -13,42 +13,73 @@ from graphc.backends.llvm_cpu import spell
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.dtypes import DType, boolean, f32, i8, i32, i64
-from graphc.ir.expr import Call, Const, Expr, Ref
+from graphc.ir.expr import Call, Const, Expr
 from graphc.ir.simplify import bounds
+
+ZEROS = ("0", "0x0000000000000000", "false")  # literals of which all bits are zero
 
 
 @dataclass
 class ScalarEmitter:
-    """Emits into `line`; `fresh` makes names. `memo` holds what was emitted, a frame per branch."""
+    """Emits into `line`; `fresh` makes names. `memo` holds what was emitted, a frame per branch;
+    `numbered` the names of instructions without an effect, by their text, as far as they dominate
+    what comes; `loaded` those that read memory which nobody has changed since."""
 
     line: Callable[[str], None]
     fresh: Callable[[], str]
     declare: Callable[[str], None]
     memo: list[dict[Expr, Typed]] = field(default_factory=lambda: [{}], kw_only=True)
+    numbered: dict[str, str] = field(default_factory=dict, kw_only=True)
+    loaded: dict[str, str] = field(default_factory=dict, kw_only=True)
+
+    def name(self, text: str, known: dict[str, str] | None = None) -> str:
+        """The name of the value of an instruction, which is emitted if it is not `known`."""
+        known = self.numbered if known is None else known
+        name = known.get(text)
+        if name is None:
+            name = known[text] = self.fresh()
+            self.line(f"{name} = {text}")
+        return name
 
     def op(self, text: str, dtype: DType, lanes: int) -> Typed:
-        name = self.fresh()
-        self.line(f"{name} = {text}")
-        return Typed(name, dtype, lanes)
+        """The value of an instruction that reads no memory."""
+        return Typed(self.name(text), dtype, lanes)
+
+    def read(self, text: str) -> str:
+        """The name of what an instruction reads from memory."""
+        return self.name(text, self.loaded)
+
+    def effect(self, text: str) -> None:
+        """Emits an instruction that changes memory."""
+        self.line(text)
+        self.loaded.clear()
+
+    def enter_block(self) -> int:
+        """Tells that what follows may be run after other instructions than those before it, but not
+        without them; what `leave_block` takes at its end."""
+        self.loaded.clear()
+        return len(self.numbered)
+
+    def leave_block(self, known: int) -> None:
+        """Forgets what was emitted since the block was entered, which may not have been run."""
+        self.loaded.clear()
+        while len(self.numbered) > known:
+            self.numbered.popitem()
 
     def splat(self, value: Typed, lanes: int) -> Typed:
         if value.lanes == lanes:
             return value
+        if value.text in ZEROS:
+            return Typed("zeroinitializer", value.dtype, lanes)
         if not value.text.startswith("%"):
             items = ", ".join([f"{value.element} {value.text}"] * lanes)
             return Typed(f"<{items}>", value.dtype, lanes)
-        key = Ref(f"splat {value.text}", value.dtype)
-        for frame in self.memo:
-            if key in frame:
-                return frame[key]
         kind = spell.vector_of(value.element, lanes)
         one = self.op(f"insertelement {kind} poison, {value.type} {value.text}, i32 0",
                       value.dtype, lanes)  # fmt: skip
         mask = f"<{lanes} x i32> zeroinitializer"
-        result = self.op(f"shufflevector {kind} {one.text}, {kind} poison, {mask}",
-                         value.dtype, lanes)  # fmt: skip
-        self.memo[-1][key] = result
-        return result
+        text = f"shufflevector {kind} {one.text}, {kind} poison, {mask}"
+        return self.op(text, value.dtype, lanes)
 
     def align(self, values: list[Typed]) -> tuple[list[Typed], int]:
         lanes = max(v.lanes for v in values)

@@ -25,10 +25,7 @@ def emit_transpose(e: ExprEmitter, stmt: Intrin) -> None:
         raise InternalError(f"{stmt} stands in a vector loop, or {side} is no power of two")
     kind = spell.vector_of(spell.storage_type(storage.dtype), side)
     places = [e.element_pointer(storage, Typed(str(r * side), i64)) for r in range(side)]
-    rows = [
-        e.op(f"load {kind}, ptr {place}, align {storage.dtype.size}", first.dtype, side).text
-        for place in places
-    ]
+    rows = [e.read(f"load {kind}, ptr {place}, align {storage.dtype.size}") for place in places]
     step = side // 2
     while step:
         for r in range(side):
@@ -39,7 +36,7 @@ def emit_transpose(e: ExprEmitter, stmt: Intrin) -> None:
                     rows[row] = e.op(text, first.dtype, side).text
         step //= 2
     for place, row in zip(places, rows):
-        e.line(f"store {kind} {row}, ptr {place}, align {storage.dtype.size}")
+        e.effect(f"store {kind} {row}, ptr {place}, align {storage.dtype.size}")
 
 
 def _exchange(side: int, step: int) -> tuple[str, str]:
