@@ -49,27 +49,42 @@ class ExprEmitter(ScalarEmitter):
     lanes: int = 1
     masks: list[Typed | None] = field(default_factory=lambda: [None])
     kept: dict[Expr, Typed] = field(default_factory=dict)  # values that no store changes
+    from_registers: set[Expr] = field(default_factory=set)  # values that any store may change
     active: Typed | None = None  # the lanes that do something, if not all do
+    bound: dict[Expr, list[Expr]] = field(default_factory=dict)  # what in it may be in lanes
+    strides: dict[tuple[Expr, Index], tuple[int | None, Expr]] = field(default_factory=dict)
     unsafe: dict[Expr, bool] = field(default_factory=dict)
     always: dict[Expr, frozenset[Expr]] = field(default_factory=dict)
 
     # ---------------------------------------------------------------- entry points
 
-    def new_statement(self) -> None:
-        """Forgets values that a store may have changed."""
-        self.memo, self.masks, self.unsafe, self.always = [dict(self.kept)], [None], {}, {}
+    def next_statement(self) -> None:
+        """Forgets values that the statement before may have changed."""
+        if self.is_stale:
+            self.memo, self.masks = [dict(self.kept)], [None]
+            self.is_stale = False
+        else:
+            for node in self.from_registers:
+                self.memo[0].pop(node, None)
+        self.from_registers.clear()
+
+    def declare_array(self, name: str, storage: Storage) -> None:
+        """Says where a local array lives from now on."""
+        self.storage[name] = storage
+        self.unsafe.clear()  # which is told by the sizes of arrays
+        self.always.clear()
 
     def enter_lanes(self, vector: Index, lanes: int, end: Typed) -> None:
         """What follows is in lanes of a vector, of which only those below `end` do something."""
         self.vector, self.lanes = vector, lanes
         iota, limit = self._iota(), self.splat(end, lanes)
         self.active = self.op(f"icmp slt {iota.type} {iota.text}, {limit.text}", boolean, lanes)
-        self.new_statement()
+        self.forget()
 
     def leave_lanes(self) -> None:
         """What follows is scalar again."""
         self.vector, self.lanes, self.active = None, 1, None
-        self.new_statement()
+        self.forget()
 
     def value(self, node: Expr) -> Typed:
         """The value of an expression, computed once. One that reads nothing under a condition is
@@ -78,15 +93,21 @@ class ExprEmitter(ScalarEmitter):
             if node in frame:
                 return frame[node]
         if self.is_unsafe(node):
-            result = self._emit(node)
-            self.memo[-1][node] = result
-            return result
+            return self._keep(self.memo[-1], node)
         memo, masks = self.memo, self.masks
         self.memo, self.masks = memo[:1], [None]
         for part in self._pending(node):
-            memo[0][part] = self._emit(part)
+            self._keep(memo[0], part)
         self.memo, self.masks = memo, masks
         return memo[0][node]
+
+    def _keep(self, frame: dict[Expr, Typed], node: Expr) -> Typed:
+        """Emits an expression, and notes its value in a frame."""
+        result = frame[node] = self._emit(node)
+        is_register = isinstance(node, Load) and self.storage[node.source].registers is not None
+        if is_register or not self.from_registers.isdisjoint(node.children):
+            self.from_registers.add(node)
+        return result
 
     def _pending(self, root: Expr) -> list[Expr]:
         """The parts of an expression still to be computed, operands first; loads are one part."""
@@ -124,7 +145,10 @@ class ExprEmitter(ScalarEmitter):
             return False
         if self.vector in free_indices(node):
             return True
-        for part in walk(node):
+        parts = self.bound.get(node)
+        if parts is None:
+            parts = self.bound[node] = [x for x in walk(node) if isinstance(x, (Ref, Load))]
+        for part in parts:
             if isinstance(part, Ref) and self.names[part].lanes > 1:
                 return True
             if isinstance(part, Load) and self.storage[part.source].lanes > 1:
@@ -174,9 +198,12 @@ class ExprEmitter(ScalarEmitter):
         stride: int | None = 0
         if self.depends(offset):
             assert self.vector is not None
-            stride = is_affine_in(offset, self.vector)
+            if (offset, self.vector) not in self.strides:
+                first = simplify(offset, {self.vector: Const(0, i64)})
+                self.strides[offset, self.vector] = is_affine_in(offset, self.vector), first
+            stride, start = self.strides[offset, self.vector]
             if stride is not None:
-                offset = simplify(offset, {self.vector: Const(0, i64)})
+                offset = start
                 if self.depends(offset):
                     stride = None
         if stride is None:

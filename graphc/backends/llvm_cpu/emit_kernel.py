@@ -210,19 +210,27 @@ class _Function:
     # ---------------------------------------------------------------- statements
 
     def statements(self, body: Body) -> None:
+        if not self.kernel.sizes and not any(isinstance(s, (Let, Alloc)) for s in body):
+            self.in_order(body)
+            return
         names, storage, kept = (
             dict(self.expr.names), dict(self.expr.storage), dict(self.expr.kept)
         )  # fmt: skip
         if self.kernel.sizes:
             self.keep_divisions(body)
-        for stmt in body:
-            self.expr.new_statement()
-            _EMIT[type(stmt)](self, stmt)
+        self.in_order(body)
         self.expr.names, self.expr.storage, self.expr.kept = names, storage, kept
+        self.expr.forget()
+
+    def in_order(self, body: Body) -> None:
+        for stmt in body:
+            self.expr.next_statement()
+            _EMIT[type(stmt)](self, stmt)
 
     def keep_divisions(self, body: Body) -> None:
         """Divides sizes, and loops by sizes, before inner loops in which that stays the same."""
-        self.expr.new_statement()
+        self.expr.forget()
+        self.expr.next_statement()
         nodes = dict.fromkeys(n for s in walk_stmts(body) for e in exprs(s) for n in walk(e))
         for node in nodes:
             is_division = isinstance(node, Call) and node.op.name in ("floordiv", "mod")
@@ -265,8 +273,9 @@ class _Function:
             registers = Registers(buffer.name)
         else:
             self.allocas.append(f"  {name} = alloca [{max(elements, 1)} x {element}], align 64")
-        self.expr.storage[buffer.name] = Storage(
-            name, buffer.dtype, elements, True, lanes, in_registers, registers
+        self.expr.declare_array(
+            buffer.name,
+            Storage(name, buffer.dtype, elements, True, lanes, in_registers, registers),
         )
 
     def changed(self, *bodies: Body) -> list[Registers]:
@@ -311,7 +320,6 @@ class _Function:
         self.expr.vector, self.expr.lanes = stmt.var, stmt.extent
         self.statements(stmt.body)
         self.expr.vector, self.expr.lanes = None, 1
-        self.expr.new_statement()
 
     def open_vector(self, stmt: For, extent: Expr) -> None:
         """Lanes 0 .. extent-1 of a vector; nothing if there are none."""
@@ -364,7 +372,6 @@ class _Function:
         self.expr.leave_block(known)
         if guard:
             self.lines += carried.at_end(came_from, latch)
-        self.expr.new_statement()
 
     def branch(self, stmt: If) -> None:
         self.keep_in_memory(stmt.then, stmt.orelse)
@@ -377,12 +384,10 @@ class _Function:
         for name, body in ((then, stmt.then), (other, stmt.orelse)):
             self.label(name)
             known = self.expr.enter_block()
-            self.expr.new_statement()
             self.statements(body)
             self.line(f"br label %{done}")
             self.expr.leave_block(known)
         self.label(done)
-        self.expr.new_statement()
 
     def repeat(self, stmt: While) -> None:
         self.keep_in_memory(stmt.body)
@@ -391,16 +396,14 @@ class _Function:
         self.line(f"br label %{head}")
         self.label(head)
         known = self.expr.enter_block()
-        self.expr.new_statement()
+        self.expr.next_statement()
         condition = self.expr.value(stmt.condition)
         self.line(f"br i1 {condition.text}, label %{inside}, label %{done}")
         self.label(inside)
-        self.expr.new_statement()
         self.statements(stmt.body)
         self.line(f"br label %{head}")
         self.label(done)
         self.expr.leave_block(known)
-        self.expr.new_statement()
 
 
 def _at(stmt: For, value: int) -> Body:

@@ -31,6 +31,7 @@ class ScalarEmitter:
     memo: list[dict[Expr, Typed]] = field(default_factory=lambda: [{}], kw_only=True)
     numbered: dict[str, str] = field(default_factory=dict, kw_only=True)
     loaded: dict[str, str] = field(default_factory=dict, kw_only=True)
+    is_stale: bool = field(default=True, kw_only=True)
 
     def name(self, text: str, known: dict[str, str] | None = None) -> str:
         """The name of the value of an instruction, which is emitted if it is not `known`."""
@@ -52,17 +53,22 @@ class ScalarEmitter:
     def effect(self, text: str) -> None:
         """Emits an instruction that changes memory."""
         self.line(text)
+        self.forget()
+
+    def forget(self) -> None:
+        """Tells that values may have changed: `memo` is stale from the next statement on."""
         self.loaded.clear()
+        self.is_stale = True
 
     def enter_block(self) -> int:
         """Tells that what follows may be run after other instructions than those before it, but not
         without them; what `leave_block` takes at its end."""
-        self.loaded.clear()
+        self.forget()
         return len(self.numbered)
 
     def leave_block(self, known: int) -> None:
         """Forgets what was emitted since the block was entered, which may not have been run."""
-        self.loaded.clear()
+        self.forget()
         while len(self.numbered) > known:
             self.numbered.popitem()
 

@@ -119,6 +119,7 @@ class TileEmitter:
     ):
         self.match, self.plan, self.options, self.packed = match, plan, options, panels
         self.k = KernelBuilder()
+        self.lane = self.k.fresh("i")  # of all vectors, so that they share their expressions
         self.column = Index("column", plan.columns)
         self.is_open = False  # whether the panel at hand may lack columns
         self.flatten()
@@ -346,7 +347,8 @@ class TileEmitter:
             with self.k.when(inside > 0):
                 yield Const(0, i64)
             return
-        with self.k.loop(as_dim(minimum(inside, count)), "vector", width=count) as v:
+        there = as_dim(minimum(inside, count))
+        with self.k.loop(there, "vector", name=self.lane, width=count) as v:
             yield v
 
     def set(
@@ -360,7 +362,8 @@ class TileEmitter:
                     self.k.store(tile, cell, value(cell))
 
     def lanes(self, count: int) -> AbstractContextManager[Expr]:
-        return self.k.loop(count, "vector" if count > 1 else "unroll", width=count)
+        kind = "vector" if count > 1 else "unroll"
+        return self.k.loop(count, kind, name=self.lane, width=count)
 
     def _sum(
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
