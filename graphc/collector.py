@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-RARELY = 50_000  # new objects between two collections of young ones
+RARELY = 300_000  # new objects between two collections of young ones
 
 _lock = Lock()
 _usual: list[tuple[int, int, int]] = []  # per compilation under way, what is to be restored

@@ -38,7 +38,7 @@ class Expr:
 
     __slots__ = (
         "dtype", "_free", "_symbols", "_called", "_text", "_bounds", "_simple", "_weight",
-        "__weakref__",
+        "_poly", "__weakref__",
     )  # fmt: skip
     dtype: DType
     _free: frozenset[Index] | None  # what the functions below have found, once asked
@@ -48,6 +48,7 @@ class Expr:
     _bounds: tuple[float, float] | None
     _simple: Expr | None
     _weight: int | None
+    _poly: dict[tuple[Expr, ...], int] | None
 
     @property
     def children(self) -> tuple[Expr, ...]:
@@ -162,7 +163,7 @@ def _new(cls: type, key: tuple, dtype: DType) -> Any:
     node: Any = object.__new__(cls)
     node.dtype = dtype
     node._free = node._symbols = node._called = node._text = None
-    node._bounds = node._simple = node._weight = None
+    node._bounds = node._simple = node._weight = node._poly = None
     _interned[key] = node
     return node
 

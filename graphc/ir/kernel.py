@@ -281,16 +281,21 @@ def sized(kernel: Kernel) -> Kernel:
 
 def buffers_read(body: Body) -> set[str]:
     """Names of all buffers loaded from."""
-    names: set[str] = set()
+    return {n.source for n in _nodes(body) if isinstance(n, Load)}
+
+
+def _nodes(body: Body) -> set[Expr]:
+    """The distinct nodes of all expressions in a body."""
+    nodes: set[Expr] = set()
     for stmt in walk_stmts(body):
         for expr in exprs(stmt):
-            names.update(n.source for n in walk(expr) if isinstance(n, Load))
-    return names
+            nodes.update(walk(expr, nodes))
+    return nodes
 
 
 def without_unread(body: Body) -> Body:
     """The same statements less values and local buffers that nothing reads."""
-    nodes = [n for s in walk_stmts(body) for e in exprs(s) for n in walk(e)]
+    nodes = _nodes(body)
     values = {n.name for n in nodes if isinstance(n, Ref)}
     buffers = {n.source for n in nodes if isinstance(n, Load)}
     idle = {s.ref.name for s in walk_stmts(body) if isinstance(s, Let)} - values

@@ -37,6 +37,7 @@ from graphc.ir.text.expr_printer import to_text
 Poly = dict[tuple[Expr, ...], int]  # atoms (sorted by text) -> coefficient; () is the constant
 Bounds = tuple[float, float]  # inclusive; +-inf when unknown
 _UNKNOWN: Bounds = (-math.inf, math.inf)
+_ITSELF: Poly = {}  # of an atom, in place of a polynomial that would keep its node alive
 LARGEST = 4000  # nodes of an expression that is simplified; arithmetic on data can be larger
 MOST_TERMS = 256  # of a product that is multiplied out
 
@@ -78,7 +79,7 @@ def _simplify_node(node: Expr) -> Expr:
     if weight(node) > LARGEST:
         return node
     if node.dtype is i64 and isinstance(node, (Call, Index)):
-        return from_poly(to_poly(node))
+        return from_poly(_poly(node))
     if isinstance(node, Call) and node.dtype is boolean and node.op.rule == "compare":
         decided = _compare(node)
         return node if decided is None else decided
@@ -103,16 +104,23 @@ def weight(node: Expr) -> int:
 
 
 def to_poly(node: Expr) -> Poly:
-    """The polynomial of an i64 expression. One too large to be index arithmetic is an atom."""
+    """The polynomial of an i64 expression, which the caller may change. One too large to be index
+    arithmetic is an atom."""
+    return dict(_poly(node))
+
+
+def _poly(node: Expr) -> Poly:
+    """As `to_poly`; kept with the node, so that nobody may change it."""
     if isinstance(node, Const):
         return {(): node.value} if node.value else {}
-    if isinstance(node, Index) and node.extent == 1:
-        return {}
-    if isinstance(node, Call) and node.dtype is i64 and weight(node) <= LARGEST:
-        build = _POLY.get(node.op.name)
-        if build:
-            return build(*node.args)
-    return {(node,): 1}
+    if isinstance(node, Call) and node.dtype is i64:
+        poly = node._poly
+        if poly is None:
+            build = _POLY.get(node.op.name) if weight(node) <= LARGEST else None
+            poly = build(*node.args) if build else _ITSELF
+            node._poly = poly = _ITSELF if (node,) in poly else poly
+        return {(node,): 1} if poly is _ITSELF else poly
+    return {} if isinstance(node, Index) and node.extent == 1 else {(node,): 1}
 
 
 def from_poly(poly: Poly) -> Expr:
@@ -184,7 +192,7 @@ def _recombine(poly: Poly) -> Poly:
             whole = _rejoin(other[0], inner, c)
             if whole is not None:
                 rest = {t: v for t, v in poly.items() if t not in (key, other)}
-                return _add(rest, to_poly(whole), k)
+                return _add(rest, _poly(whole), k)
     return poly
 
 
@@ -195,11 +203,11 @@ def _joined(poly: Poly, key: tuple[Expr, ...], atom: Call) -> Poly | None:
     others.remove(atom)
     scale = {tuple(others): poly[key]}
     quotient = _floordiv(inner, size)
-    high = _multiply(_multiply(quotient, to_poly(size)), scale)
+    high = _multiply(_multiply(quotient, _poly(size)), scale)
     if not high or any(poly.get(k) != v for k, v in high.items()):
         return None
     rest = {k: v for k, v in poly.items() if k != key and k not in high}
-    return _add(rest, _multiply(to_poly(inner), scale))
+    return _add(rest, _multiply(_poly(inner), scale))
 
 
 def _rejoin(high: Expr, inner: Expr, c: int) -> Expr | None:
@@ -266,7 +274,7 @@ def _divided_by_size(a: Expr, b: Expr) -> tuple[Poly, Poly, bool] | None:
     certainly lies in 0 .. b-1. None if that does not apply."""
     if not symbols(b) or bounds(b)[0] < 1:
         return None
-    poly, divisor = to_poly(a), to_poly(b)
+    poly, divisor = _poly(a), _poly(b)
     if _may_wrap(poly):
         return None
     quotient, rest = _divided(poly, divisor)
@@ -281,7 +289,7 @@ def _floordiv(a: Expr, b: Expr) -> Poly:
     if (parts := _divided_by_size(a, b)) is not None:
         quotient, rest, decided = parts
         return quotient if decided else _add(quotient, _opaque("floordiv", from_poly(rest), b))
-    poly = to_poly(a)
+    poly = _poly(a)
     if not isinstance(b, Const) or b.value <= 0 or b.value > 1 and _may_wrap(poly):
         return _opaque("floordiv", a, b)
     divisor = b.value
@@ -322,7 +330,7 @@ def _one_division(inner: Expr, divisor: int) -> Poly | None:
     """(e // b + c) // d as (e + b*c) // (b*d), for sizes: extents behind strides stay short."""
     if not symbols(inner):
         return None
-    terms = to_poly(inner)
+    terms = _poly(inner)
     (factors, scale), *others = [(key, v) for key, v in terms.items() if key] or [((), 0)]
     quotient = factors[0] if len(factors) == 1 and scale == 1 and not others else None
     if not isinstance(quotient, Call) or quotient.op.name != "floordiv":
@@ -330,7 +338,7 @@ def _one_division(inner: Expr, divisor: int) -> Poly | None:
     number, by = quotient.args
     if not isinstance(by, Const) or by.value <= 0:
         return None
-    shifted = from_poly(_add(to_poly(number), {(): by.value}, terms.get((), 0)))
+    shifted = from_poly(_add(_poly(number), {(): by.value}, terms.get((), 0)))
     return _floordiv(shifted, Const(by.value * divisor, i64))
 
 
@@ -338,7 +346,7 @@ def _mod(a: Expr, b: Expr) -> Poly:
     if (parts := _divided_by_size(a, b)) is not None:
         _, rest, decided = parts
         return rest if decided else _opaque("mod", from_poly(rest), b)
-    poly = to_poly(a)
+    poly = _poly(a)
     if not isinstance(b, Const) or b.value <= 0 or b.value > 1 and _may_wrap(poly):
         return _opaque("mod", a, b)
     divisor = b.value
@@ -368,11 +376,11 @@ def _opaque(name: str, a: Expr, b: Expr) -> Poly:
     if name in ("floordiv", "mod") and b is Const(0, i64):
         return {}  # dividing by zero gives 0
     node = call(name, a, b)
-    return to_poly(node) if isinstance(node, Const) else {(node,): 1}
+    return _poly(node) if isinstance(node, Const) else {(node,): 1}
 
 
 def _product(a: Expr, b: Expr) -> Poly:
-    left, right = to_poly(a), to_poly(b)
+    left, right = _poly(a), _poly(b)
     if len(left) * len(right) > MOST_TERMS:
         return {(call("mul", a, b),): 1}
     return _multiply(left, right)
@@ -380,19 +388,19 @@ def _product(a: Expr, b: Expr) -> Poly:
 
 def _extreme(name: str) -> Callable[[Expr, Expr], Poly]:
     def build(a: Expr, b: Expr) -> Poly:
-        left, right = to_poly(a), to_poly(b)
+        left, right = _poly(a), _poly(b)
         lo, hi = bounds_of_poly(_add(left, right, -1))
         if (hi <= 0 or lo >= 0) and not _may_wrap(left, right):
-            return to_poly(a if (hi <= 0) == (name == "min") else b)
+            return _poly(a if (hi <= 0) == (name == "min") else b)
         return _opaque(name, a, b)
 
     return build
 
 
 _POLY: dict[str, Callable[..., Poly]] = {
-    "add": lambda a, b: _add(to_poly(a), to_poly(b)),
-    "sub": lambda a, b: _add(to_poly(a), to_poly(b), -1),
-    "neg": lambda a: _add({}, to_poly(a), -1),
+    "add": lambda a, b: _add(_poly(a), _poly(b)),
+    "sub": lambda a, b: _add(_poly(a), _poly(b), -1),
+    "neg": lambda a: _add({}, _poly(a), -1),
     "mul": _product,
     "floordiv": _floordiv,
     "mod": _mod,
@@ -425,7 +433,7 @@ def _bounds(node: Expr) -> Bounds:
     if isinstance(node, Call) and node.op.name in _BOUNDS:
         return _BOUNDS[node.op.name](*node.args)
     if isinstance(node, Call) and node.op.name in ("add", "sub", "mul", "neg"):
-        poly = to_poly(node)
+        poly = _poly(node)
         return _UNKNOWN if (node,) in poly else bounds_of_poly(poly)
     if isinstance(node, Call) and node.op.name == "cast":
         return _bounds_of_cast(node)
@@ -488,7 +496,7 @@ def _least_of_quotient(rest: Poly, factor: Poly, atom: Call) -> float:
         return -math.inf
     c = divisor.value
     scale = 1 if all(v % c == 0 for v in factor.values()) else c
-    end = _add(to_poly(number), {(): 1 - c} if low >= 0 and c > 1 else {})
+    end = _add(_poly(number), {(): 1 - c} if low >= 0 and c > 1 else {})
     parts = {k: v * scale // c for k, v in factor.items()}
     least = _least_of(_add({k: v * scale for k, v in rest.items()}, _multiply(parts, end)))
     return least if math.isinf(least) else math.ceil(least / scale)
@@ -501,7 +509,7 @@ def _elimination_order(atom: Expr) -> tuple:
 def _end_of(atom: Expr, lowest: bool) -> Poly | None:
     """The least or the largest value of an atom in terms of symbols; None if it is not known."""
     if isinstance(atom, Index) and isinstance(atom.extent, Expr):
-        return {} if lowest else _add(to_poly(_where_entered(atom.extent)), {(): -1})
+        return {} if lowest else _add(_poly(_where_entered(atom.extent)), {(): -1})
     if isinstance(atom, Call) and atom.op.name in ("floordiv", "mod") and symbols(atom.args[1]):
         return _end_of_division(atom, lowest)
     end = bounds(atom)[0 if lowest else 1]
@@ -525,7 +533,7 @@ def _end_of_division(atom: Call, lowest: bool) -> Poly | None:
     if lowest:
         return {}
     if atom.op.name == "mod":
-        return _add(to_poly(size), {(): -1})
+        return _add(_poly(size), {(): -1})
     if not (isinstance(number, Index) and isinstance(number.extent, Expr)):
         return None
     return _floordiv(number.extent - 1, size)
@@ -601,7 +609,7 @@ def _compare(node: Call) -> Expr | None:
     a, b = node.args
     if a.dtype is not i64:
         return None
-    left, right = to_poly(a), to_poly(b)
+    left, right = _poly(a), _poly(b)
     lo, hi = bounds_of_poly(_add(left, right, -1))
     decided = _decide(node.op.name, lo, hi)
     return None if decided is None or _may_wrap(left, right) else Const(decided, boolean)

@@ -190,6 +190,7 @@ class Narrow:
 
     def __init__(self, types: Collection[DType] = BELOW_BYTES):
         self.types = frozenset(types)
+        self._plain: set[Expr] = set()  # what needs no change, as far as it was looked at
 
     def storage(self, dtype: DType) -> DType:
         """The type of a buffer or variable of type `dtype`."""
@@ -197,7 +198,11 @@ class Narrow:
 
     def concerns(self, root: Expr) -> bool:
         """Whether `lower` would change the expression."""
-        return any(n.dtype in self.types or _rounds_twice(n) for n in walk(root))
+        for node in walk(root, self._plain):
+            if node.dtype in self.types or _rounds_twice(node):
+                return True
+            self._plain.add(node)
+        return False
 
     def lower(self, root: Expr) -> Expr:
         """The expression with narrow values in storage form."""
