@@ -160,7 +160,8 @@ class Op:
         self.inputs[position] = value
         if value is not None:
             value.uses[self, position] = None
-        self.memo.clear()
+        if not _is_alike(old, value):
+            self.memo.clear()
 
     def set_inputs(self, values: Sequence[Value | None]) -> None:
         """Replaces all operands."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index, substitute
-from graphc.ir.simplify import simplify
+from graphc.ir.expr import Const, Expr, Index, free_indices, substitute
+from graphc.ir.simplify import from_poly, simplify, to_poly
 
 LANES_PER_VECTOR = 2  # that is loaded, at the least; else elements are read one by one
 
@@ -39,6 +40,7 @@ class KnownLanes:
         return chosen
 
 
+@lru_cache(maxsize=256)
 def known_lanes(offset: Expr, lane: Index, lanes: int) -> KnownLanes | None:
     """How to load from `offset` in a vector loop over `lane`; None if distances are not known, or
     so far apart that there were as good as a vector for each."""
@@ -60,10 +62,12 @@ def known_lanes(offset: Expr, lane: Index, lanes: int) -> KnownLanes | None:
 
 def lane_distances(offset: Expr, lane: Index, lanes: int) -> Sequence[int] | None:
     """How far each lane's element is from that of the first; None if that is not known."""
-    first = simplify(offset, {lane: Const(0, i64)})
+    terms = to_poly(simplify(offset))
+    moving = from_poly({k: v for k, v in terms.items() if any(lane in free_indices(x) for x in k)})
+    first = simplify(moving, {lane: Const(0, i64)})
     distances = []
     for n in range(lanes):
-        distance = simplify(substitute(offset, {lane: Const(n, i64)}) - first)
+        distance = simplify(substitute(moving, {lane: Const(n, i64)}) - first)
         if not isinstance(distance, Const):
             return None
         distances.append(int(distance.value))

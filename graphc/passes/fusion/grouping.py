@@ -33,8 +33,6 @@ class Grouping(Legality):
     """Builds the groups of one region. `apart` tells why an op and the maker of an operand are not
     in one group, if that is `asked`."""
 
-    asked = False
-
     def run(self) -> list[Group]:
         """The groups of several ops, in the order of their first."""
         self.apart: dict[tuple[Op, Op], Reason] = {}

@@ -32,6 +32,7 @@ ANCHORS = {
 }  # fmt: skip
 TOO_MANY = Reason(f"the kernel would hold more than {LARGEST} operators")
 TOO_DEEP = Reason(f"more than {LONGEST} operators in a row would become one expression")
+WAITS = Reason("each would wait for the other")
 WORDY = Reason("so many of the group's values are stored that each would be computed several times")
 
 
@@ -55,7 +56,9 @@ def space_of(value: Value) -> tuple:
 class Legality:
     """Judges groups of one region, for a machine. `widening`: its loads convert for nothing, so
     conversions to wider floats are for readers. `columns`: its threads go together, so rows need
-    not be contiguous."""
+    not be contiguous. Reasons tell all that they can if they are `asked` for."""
+
+    asked = False
 
     def __init__(self, region: Region, machine: Machine):
         self.region, self.machine = region, machine
@@ -125,13 +128,22 @@ class Legality:
 
     def read_groups(self, group: Group) -> Iterable[Group]:
         """The groups whose values the ops of a group read, itself perhaps too."""
-        read = (v.producer for op in group.ops for v in op.inputs if v is not None)
-        return dict.fromkeys(self.group[p] for p in read if p in self.group)
+        known, read = self.group, {}
+        for op in group.ops:
+            for value in op.inputs:
+                if value is not None and value.producer in known:
+                    read[known[value.producer]] = None
+        return read
 
     def reader_groups(self, group: Group) -> Iterable[Group]:
         """The groups that read the values of a group, itself perhaps too."""
-        users = (user for op in group.ops for v in op.outputs for user, _ in v.uses)
-        return dict.fromkeys(self.group[user] for user in users if user in self.group)
+        known, readers = self.group, {}
+        for op in group.ops:
+            for value in op.outputs:
+                for user, _ in value.uses:
+                    if user in known:
+                        readers[known[user]] = None
+        return readers
 
     # ---------------------------------------------------------------- joining a group
 
@@ -149,6 +161,8 @@ class Legality:
             return WORDY
         others = [other for other in self.producers(op) if other is not group]
         if self.depends(others, group):
+            if not self.asked:
+                return WAITS
             waiting = next((x for x in others[:FEW] if self.depends([x], group)), others[0])
             text = "{} also reads what {} gives, which waits for {}: each would wait for the other"
             return Reason(text, op, waiting.ops[-1], group.ops[-1])
