@@ -100,6 +100,24 @@ def test_a_warm_process_imports_no_compiler(tmp_path):
         assert told == f"{wanted} []\n"
 
 
+def test_the_command_line_takes_a_known_model_from_the_cache():
+    arguments = ["run", str(DIGITS), "--shape", "image=1,1,8,8", "--threads", "1"]
+    heavy = ("onnx", "llvmlite", "graphc.driver", "graphc.passes.specialise")
+    code = f"""
+import sys
+from graphc.cli import main
+main({arguments})
+print([name for name in {heavy} if name in sys.modules])
+"""
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(3)
+    ]
+    first, *_, last = (run.stdout.splitlines() for run in runs)
+    assert first[:-1] == last[:-1] != []
+    assert last[-1] == "[]"
+
+
 # ---------------------------------------------------------------- staleness
 
 

@@ -69,7 +69,8 @@ class Model:
         """Contents for all inputs of the closed graph, random where none are given."""
         from graphc.runtime.feeds import random_feeds
 
-        graph = self.close()
+        pinned = self.shapes or self.dims or self.values or self.given or self.graph.symbols
+        graph = self.close() if pinned else self.graph  # nothing to do, and no passes to load
         unknown = [name for name in self.given if name not in {p.name for p in graph.params}]
         if unknown:
             names = [p.name for p in graph.params]

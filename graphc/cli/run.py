@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphc.cli.options import (
     INTERPRETER,
@@ -17,9 +17,13 @@ from graphc.cli.options import (
     examples,
     filename,
     run_options,
+    settings_options,
 )
 from graphc.errors import ModelError
 from graphc.targets import DEFAULT
+
+if TYPE_CHECKING:
+    from graphc.runtime.runnable import Runnable
 
 SUMMARY = """\
 Runs a model once. Inputs are read from files or drawn at random. Outputs are summarised, or written
@@ -68,34 +72,65 @@ def _run_model(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
     from graphc.cli.output import progress
     from graphc.cli.runs import contender
 
+    who = contender_of(args)
+    if _is_plain(args, who):
+        return _run_by_name(args)
     model = open_model(args)
     feeds = model.feeds(args.seed)
-    who = contender_of(args)
     run = contender(model, who, **run_options(args, who))
     with progress(f"running {model.path.name}"):
         return model.graph.output_names, run(feeds)
 
 
+def _is_plain(args: argparse.Namespace, who: Any) -> bool:
+    """Whether nothing but the model's file and what pins its shapes has to be known to compile it,
+    so that it may come from the cache of models and need not be read."""
+    is_default = args.target == DEFAULT and who == type(who)()
+    return is_default and not (args.set or args.modules) and args.model.endswith(".onnx")
+
+
+def _run_by_name(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
+    """As `_run_model`, for a model that need not be read if the cache has it."""
+    from graphc import api
+    from graphc.cli.models import once
+    from graphc.cli.output import progress
+
+    pins = {"shapes": once("--shape", args.shape), "dims": once("--dim", args.dim)}
+    name = Path(args.model).name
+    with progress(f"compiling {name}"):
+        compiled = api.compile(args.model, **pins, **settings_options(args))
+    with progress(f"running {name}"):
+        return _run_interface(args, compiled, {}, {})
+
+
 def _run_saved(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
     """As `_run_model`, for a file that graphc compile wrote."""
     from graphc import api
-    from graphc.cli.models import Model, once
-    from graphc.ir.graph import Graph
-    from graphc.ir.text.printer import symbols_of
+    from graphc.cli.models import once
 
     if args.set or args.target != DEFAULT:
         raise ModelError(f"{args.model} is compiled already, for these values and target")
     saved = api.load(args.model, args.threads)
+    return _run_interface(args, saved, once("--shape", args.shape), once("--dim", args.dim))
+
+
+def _run_interface(
+    args: argparse.Namespace, compiled: Runnable, shapes: dict[str, Any], dims: dict[str, Any]
+) -> tuple[list[str], list[Any]]:
+    """Runs a model of which the inputs are known; `shapes` and `dims` pin those that are open."""
+    from graphc.cli.models import Model
+    from graphc.ir.graph import Graph
+    from graphc.ir.text.printer import symbols_of
+
     interface = Graph(Path(args.model).stem)
-    for spec in saved.inputs:
+    for spec in compiled.inputs:
         interface.add_param(spec.type, spec.name)
     interface.symbols = symbols_of(interface)
-    if (args.shape or args.dim) and not interface.symbols:
+    if (shapes or dims) and not interface.symbols:
         raise ModelError(f"{args.model} is compiled already: its shapes cannot be changed")
-    shapes, dims = once("--shape", args.shape), once("--dim", args.dim)
     model = Model(Path(args.model), interface, shapes, dims, {})
     model.read_inputs(args.input)
-    return [spec.name for spec in saved.outputs], saved.run(model.feeds(args.seed))
+    return [spec.name for spec in compiled.outputs], compiled.run(model.feeds(args.seed))
 
 
 def _save(path: str, names: list[str], outputs: list[Any]) -> None:
