@@ -95,10 +95,10 @@ def _run_by_name(args: argparse.Namespace) -> tuple[list[str], list[Any]]:
     from graphc.cli.models import once
     from graphc.cli.output import progress
 
-    pins = {"shapes": once("--shape", args.shape), "dims": once("--dim", args.dim)}
+    shapes, dims = once("--shape", args.shape), once("--dim", args.dim)
     name = Path(args.model).name
     with progress(f"compiling {name}"):
-        compiled = api.compile(args.model, **pins, **settings_options(args))
+        compiled = api.compile(args.model, shapes=shapes, dims=dims, **settings_options(args))
     with progress(f"running {name}"):
         return _run_interface(args, compiled, {}, {})
 

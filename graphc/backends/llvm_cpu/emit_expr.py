@@ -199,8 +199,8 @@ class ExprEmitter(ScalarEmitter):
         if self.depends(offset):
             assert self.vector is not None
             if (offset, self.vector) not in self.strides:
-                first = simplify(offset, {self.vector: Const(0, i64)})
-                self.strides[offset, self.vector] = is_affine_in(offset, self.vector), first
+                start = simplify(offset, {self.vector: Const(0, i64)})
+                self.strides[offset, self.vector] = is_affine_in(offset, self.vector), start
             stride, start = self.strides[offset, self.vector]
             if stride is not None:
                 offset = start

@@ -128,7 +128,8 @@ class Legality:
 
     def read_groups(self, group: Group) -> Iterable[Group]:
         """The groups whose values the ops of a group read, itself perhaps too."""
-        known, read = self.group, {}
+        known = self.group
+        read: dict[Group, None] = {}
         for op in group.ops:
             for value in op.inputs:
                 if value is not None and value.producer in known:
@@ -137,7 +138,8 @@ class Legality:
 
     def reader_groups(self, group: Group) -> Iterable[Group]:
         """The groups that read the values of a group, itself perhaps too."""
-        known, readers = self.group, {}
+        known = self.group
+        readers: dict[Group, None] = {}
         for op in group.ops:
             for value in op.outputs:
                 for user, _ in value.uses:
