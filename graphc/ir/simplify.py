@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from graphc.deadline import check_time
@@ -466,9 +467,16 @@ def bounds_of_poly(poly: Poly) -> Bounds:
 
 
 def _least_of(poly: Poly) -> float:
-    """A lower bound of a polynomial with symbols. Atoms take their least or largest value one after
-    the other, indices before the symbols of their extents: where `v * q + r` has q of one sign, its
-    least value is at an end of v."""
+    """A lower bound of a polynomial with symbols."""
+    return _least_of_terms(tuple(poly.items()))
+
+
+@lru_cache(maxsize=1 << 14)
+def _least_of_terms(terms: tuple[tuple[tuple[Expr, ...], int], ...]) -> float:
+    """As `_least_of`. Atoms take their least or largest value one after the other, indices before
+    the symbols of their extents: where `v * q + r` has q of one sign, its least value is at an end
+    of v. The same polynomials come up again on the way from others."""
+    poly = dict(terms)
     least = _bounds_of_terms(poly)[0]
     atoms = {atom for key in poly for atom in key if symbols(atom)}
     for atom in sorted(atoms, key=_elimination_order):
