@@ -29,6 +29,7 @@ from graphc.frontend.proto import attribute_proto, tensor_proto, type_proto
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import expand
+from graphc.ir.ops.generic import is_generic
 from graphc.ir.ops.helpers import RUNTIME
 from graphc.ir.ops.in_range import is_check, own_results
 from graphc.ir.ops.relayout import is_relayout
@@ -146,7 +147,7 @@ class _Exporter:
             return  # ONNX has no operator that fails
         elif opsets.schema(op) is not None:
             self._known(op, proto, arrays)
-        elif op.defn.domain == RUNTIME:
+        elif op.defn.domain == RUNTIME or is_generic(op):  # the latter only graphc reads
             self._node(op, proto, arrays)
         elif op.defn.form == "composite":
             self._expand(op, proto, arrays)

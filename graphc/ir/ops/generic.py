@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from graphc.errors import ModelError
 from graphc.ir.build import Builder
 from graphc.ir.expr import Expr, Index, Load, Reduce, free_indices, substitute, transform, walk
-from graphc.ir.graph import Value
+from graphc.ir.graph import Op, Value
 from graphc.ir.opdef import Any_, Operand, OutIndex, op
 from graphc.ir.text.expr_parser import Scope, parse_expr
 from graphc.ir.text.expr_printer import to_text
@@ -35,6 +35,11 @@ def generic(i: OutIndex, *operands: Any_, body: str, shape: Sequence[int]) -> Ex
         if isinstance(node, Load) and len(node.index) != ranks[node.source]:
             raise ModelError(f"operand {node.source} has rank {ranks[node.source]}, found {node}")
     return expr
+
+
+def is_generic(op: Op) -> bool:
+    """Whether the body of an op is an attribute."""
+    return op.name == NAME and op.defn.domain == DOMAIN
 
 
 def generic_op(
