@@ -43,14 +43,15 @@ class Ours:
             for spec in self.model.inputs
             if spec.name.startswith("past")
         }
+        names = [spec.name for spec in self.model.outputs if spec.name.startswith("present")]
+        self.into = dict(zip(names, self.caches.values()))  # updated in place
         self.step(prompt)
 
     def step(self, new: list[int]) -> None:
         mask = np.zeros((1, self.capacity), np.int64)
         mask[0, : len(self.tokens)] = 1
         feeds = {"input_ids": np.array([new]), "attention_mask": mask, **self.caches}
-        logits, *present = self.model.run(feeds)
-        self.caches = dict(zip(self.caches, present))
+        logits = self.model.run(feeds, into=self.into)[0]
         self.logits = logits[0, -1]
         self.tokens.append(int(self.logits.argmax()))
 

@@ -98,6 +98,22 @@ def test_a_shared_buffer():
     assert len(model.executables()) == 1
 
 
+@pytest.mark.parametrize("capacity, piece, compilations", [(8, 4, 6), (32, 5, 2), (32, 16, 2)])
+def test_a_cache_that_is_updated_in_place(page, capacity, piece, compilations):
+    path = HERE / "models_wild" / "genai_style.onnx"
+    model = graphc.compile(path, threads=1)
+    tokens = page["generate_in_place"](model, PROMPT, COUNT, capacity, piece)
+    assert tokens == growing(path)
+    assert len(model.executables()) <= compilations
+
+
+def test_sampled_words_are_among_the_likeliest(page):
+    logits = np.random.default_rng(0).standard_normal(50)
+    choose = page["sampled"](np.random.default_rng(1), top=3)
+    picked = {int(choose(logits)) for _ in range(60)}
+    assert picked == set(np.argsort(logits)[-3:].tolist())
+
+
 SCATTERED = """<ir_version: 10, opset_import: ["": 24]>
 decoder (int64[1, 1] token, int64[1] used, float[1, 1, 30, 8] keys, float[1, 1, 30, 8] values)
     => (float[1, 1, 1, 50] logits, float[1, 1, 30, 8] new_keys, float[1, 1, 30, 8] new_values)

@@ -264,3 +264,29 @@ def true_outputs(program: Program, outputs: Sequence[np.ndarray]) -> list[np.nda
         shape = outputs[position][cell : cell + outputs[number].ndim]
         cut[number] = corner(outputs[number], tuple(map(int, shape)))
     return cut[: min((p for p, _ in program.true_sizes.values()), default=len(cut))]
+
+
+def shared_places(program: Program) -> Iterator[tuple[int, int]]:
+    """The outputs that may lie in the memory of an input, by number: those into which the whole
+    input is copied before anything else is done with them, and after which nothing reads it."""
+    steps, last = program.steps, dict[tuple[str, int], int]()
+    first: dict[tuple[str, int], int] = {}
+    for number, step in enumerate(steps):
+        for slot in walk_slots([step]):
+            first.setdefault((slot.space, slot.index), number)
+            last[slot.space, slot.index] = number
+    for number, step in enumerate(steps):
+        if not isinstance(step, Copy) or (step.source.space, step.target.space) != (
+            "input",
+            "output",
+        ):
+            continue
+        into, out = step.source.index, step.target.index
+        wholes = [_is_whole(step.source, program.inputs), _is_whole(step.target, program.outputs)]
+        if all(wholes) and last["input", into] == number == first["output", out]:
+            yield out, into
+
+
+def _is_whole(slot: Slot, interface: Sequence[tuple[str, TensorType]]) -> bool:
+    type = interface[slot.index][1]
+    return type.is_static and slot.offset == 0 and slot.elements * slot.dtype.size == type.nbytes

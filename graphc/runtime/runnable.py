@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,15 @@ class Spec:
         return self.type.shape if isinstance(self.type, TensorType) else None
 
 
+class Given(list):
+    """Values of inputs, in order, for a run that is to put some results `into` arrays: one for each
+    output, or None. Who cannot puts them elsewhere."""
+
+    def __init__(self, values: Sequence[Any], into: Sequence[np.ndarray | None]):
+        super().__init__(values)
+        self.into = into
+
+
 class Runnable:
     """What has named inputs and outputs and runs; `execute` takes checked values in order."""
 
@@ -52,12 +62,40 @@ class Runnable:
         """run(...) with arrays by position or name."""
         return self.run(kwargs if kwargs else args[0] if len(args) == 1 else list(args))
 
-    def run(self, feeds: Mapping[str, Any] | Sequence[Any] | np.ndarray) -> list[Any]:
-        """Outputs as numpy arrays (lists for sequences) for inputs by name or in order."""
+    def run(
+        self, feeds: Mapping[str, Any] | Sequence[Any] | np.ndarray,
+        into: Mapping[str, np.ndarray] | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """Outputs as numpy arrays (lists for sequences) for inputs by name or in order.
+
+        `into` gives arrays for outputs by name, which are filled and returned. An array may also be
+        that of an input. A cache of keys is so updated in place, without a copy, where code for it
+        was made (the CPU's); what it holds after a run that failed is undefined.
+        """
+        values = self._values(feeds)
         try:
-            return self.execute(self._values(feeds))
+            if not into:
+                return self.execute(values)
+            targets = self._targets(into)
+            results = self.execute(Given(values, targets))
         except LIMITS as error:
             raise beyond_limits(error) from error
+        specs = zip(results, targets, self.outputs)
+        return [_put(result, target, spec.name) for result, target, spec in specs]
+
+    def _targets(self, into: Mapping[str, np.ndarray]) -> list[np.ndarray | None]:
+        """The array for each output, or None."""
+        names = [spec.name for spec in self.outputs]
+        for name, array in into.items():
+            if name not in names:
+                raise ModelError(f"into: there is no output {name!r}, but {names}")
+            if not isinstance(array, np.ndarray) or not array.flags.writeable:
+                raise ModelError(f"into: {name} must be a numpy array that can be written")
+        ordered = sorted(into, key=lambda name: into[name].ctypes.data)
+        for one, other in pairwise(ordered):
+            if np.may_share_memory(into[one], into[other]):
+                raise ModelError(f"into: {one} and {other} share memory")
+        return [into.get(name) for name in names]
 
     def _values(self, feeds: Any) -> list[Any]:
         if isinstance(feeds, Mapping):
@@ -80,6 +118,20 @@ class Runnable:
     def _checked(self, value: Any, spec: Spec) -> Any:
         """A value as its declared type asks for."""
         return checked(value, spec)
+
+
+def _put(result: Any, target: np.ndarray | None, name: str) -> Any:
+    """A result, in the array that was given for it."""
+    if target is None or result is target:
+        return result
+    array = np.asarray(result)
+    if (array.shape, array.dtype) != (target.shape, target.dtype):
+        raise ModelError(
+            f"into: {name} is {array.dtype}{list(array.shape)}, found an array of "
+            f"{target.dtype}{list(target.shape)}"
+        )
+    np.copyto(target, array)
+    return target
 
 
 # ---------------------------------------------------------------- values

@@ -11,7 +11,7 @@ from graphc.backends.llvm_cpu.memory import aligned
 from graphc.backends.llvm_cpu.objects import cached_object
 from graphc.backends.llvm_cpu.target import HostTarget, host_target
 from graphc.ir.dtypes import bf16
-from graphc.ir.program import Program
+from graphc.ir.program import Program, shared_places
 from graphc.ir.scalar.functions import IN_ORDER
 from graphc.ir.scalar.narrow import BELOW_BYTES
 from graphc.passes.kernel.prepare import prepare_kernel
@@ -34,4 +34,5 @@ def compile_program(program: Program, target: HostTarget | None = None) -> Image
         program.name, target.key, code, tuple(program.inputs), tuple(program.outputs),
         tuple(aligned(c) for c in program.constants), program.arena_bytes,
         tuple(program.kernels), len(program.calls), program.checks, sizes=program.sizes,
+        shared=tuple(shared_places(program)),
     )  # fmt: skip

@@ -23,7 +23,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,6 +86,7 @@ def pack(
             "arena": image.arena_bytes,
             "kernels": image.kernels,
             "steps": image.steps,
+            "shared": image.shared,
             "checks": [[check.low, check.high, check.message] for check in image.checks],
             "code": parts.add(memoryview(image.code)),
             "constants": [
@@ -233,6 +234,7 @@ class Container:
             tuple(self._constant(*c) for c in entry["constants"]), _natural(entry["arena"]),
             tuple(map(str, entry["kernels"])), _natural(entry["steps"]),
             _checks(entry["checks"], outputs), sizes=_sizes(bounds, inputs),
+            shared=_shared(entry.get("shared", ()), len(inputs), len(outputs)),
         )  # fmt: skip
 
     def _part(self, offset: int, size: int) -> memoryview:
@@ -266,6 +268,14 @@ def _natural(value: Any) -> int:
     if type(value) is not int or not 0 <= value < MOST_BYTES:
         raise ValueError(f"{value!r} is no size")
     return value
+
+
+def _shared(entries: Sequence, inputs: int, outputs: int) -> tuple[tuple[int, int], ...]:
+    """Pairs of an output and an input."""
+    pairs = tuple((_natural(out), _natural(into)) for out, into in entries)
+    if any(out >= outputs or into >= inputs for out, into in pairs):
+        raise ValueError("it shares the memory of an output or input that it has not")
+    return pairs
 
 
 def _checks(entries: list, outputs: tuple[tuple[str, TensorType], ...]) -> tuple[Check, ...]:

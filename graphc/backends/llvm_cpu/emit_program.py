@@ -141,7 +141,19 @@ class _Steps:
         lines: list[str] = []
         source = _place(f"%s{number}", step.source, bases, lines, step.source_stride)
         target = _place(f"%t{number}", step.target, bases, lines, step.target_stride)
-        return [*lines, f"  call void {COPY}(ptr {target}, ptr {source}, i64 {nbytes}, i1 false)"]
+        if (step.source.space, step.target.space) != ("input", "output"):
+            return [
+                *lines,
+                f"  call void {COPY}(ptr {target}, ptr {source}, i64 {nbytes}, i1 false)",
+            ]
+        lines += [  # which may be the same memory
+            f"  %same{number} = icmp eq ptr {target}, {source}",
+            f"  %n{number} = select i1 %same{number}, i64 0, i64 {nbytes}",
+        ]
+        return [
+            *lines,
+            f"  call void {COPY}(ptr {target}, ptr {source}, i64 %n{number}, i1 false)",
+        ]
 
     def flow(self, step: While | If) -> str:
         """Adds the functions of a loop or a branch; the name of the one that runs it."""

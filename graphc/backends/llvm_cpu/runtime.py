@@ -11,8 +11,10 @@ while native code runs.
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from graphc.backends.llvm_cpu.objects import load_object
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
 from graphc.errors import ModelError
 from graphc.ir.checks import judged
+from graphc.runtime.runnable import Given
 
 
 class NativeModel:
@@ -49,6 +52,7 @@ class NativeModel:
             *map(address, image.constants)
         )
         self._outputs: list[Any] = [(t.dims, t.dtype.np) for _, t in image.outputs]
+        self._shared = dict(image.shared)
         self._met: dict[tuple, tuple[Any, list]] = {}  # sizes and outputs, by shapes
         sizes = [t.most * t.dtype.size for _, t in image.outputs]
         is_large = image.arena_bytes >= SHARED_ARENA or max(sizes, default=0) >= LARGE
@@ -73,12 +77,17 @@ class NativeModel:
                 held.append(array)  # until the call is over
             cells[cell] = address(array)
             cell += 1
+        placed = self._placed(inputs, shapes) if type(inputs) is Given else None
+        missing = shapes if placed is None else [s for s, p in zip(shapes, placed) if p is None]
         if scratch is None:
-            outputs = [np.empty(shape, dtype) for shape, dtype in shapes]
+            outputs = [np.empty(shape, dtype) for shape, dtype in missing]
         else:
             piece = scratch.take(self.image.arena_bytes)
             cells[_ARENA] = address(piece.arena)
-            outputs = piece.outputs(shapes)
+            outputs = piece.outputs(missing)
+        if placed is not None:
+            rest = iter(outputs)
+            outputs = [next(rest) if array is None else array for array in placed]
         for array in outputs:
             cells[cell] = address(array)
             cell += 1
@@ -88,6 +97,25 @@ class NativeModel:
         if scratch is not None and piece is not None:
             scratch.give(piece)
         return judged(self.image.checks, outputs)
+
+    def _placed(self, inputs: Given, shapes: list) -> list[np.ndarray | None]:
+        """For each output the array that was given for it, unless code cannot write there: it must
+        be apart from all inputs, or be the input in whose memory this output may lie."""
+        spans = sorted((address(x), address(x) + x.nbytes, n) for n, x in enumerate(inputs))
+        placed: list[np.ndarray | None] = [None] * len(shapes)
+        if any(a[1] > b[0] for a, b in pairwise(spans)):
+            return placed
+        ends = [end for _, end, _ in spans]
+        for number, (array, (shape, dtype)) in enumerate(zip(inputs.into, shapes)):
+            if array is None or (array.shape, array.dtype) != (shape, dtype):
+                continue
+            begin, flags = address(array), array.flags
+            over = spans[bisect_right(ends, begin) :][:2]
+            near = [(start, n) for start, _, n in over if start < begin + array.nbytes]
+            if flags.c_contiguous and flags.aligned:
+                if not near or near == [(begin, self._shared.get(number))]:
+                    placed[number] = array
+        return placed
 
     def takes(self, shapes: Sequence[tuple[int, ...]]) -> bool:
         """Whether a program of open shape takes inputs of these shapes."""

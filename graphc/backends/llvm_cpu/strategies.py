@@ -34,6 +34,7 @@ def strategies(machine: Machine) -> Sequence[Strategy]:
 def conventions(machine: Machine) -> Conventions:
     """What the CPU asks of programs."""
     if not machine.vector_bytes:
-        return Conventions(numbers=True)
+        return Conventions(numbers=True, updates=True)
     builder = partial(LaneBuilder, vector_bytes=machine.vector_bytes)
-    return Conventions(vector_bytes=machine.vector_bytes, numbers=True, builder=builder)
+    vector_bytes = machine.vector_bytes
+    return Conventions(vector_bytes=vector_bytes, numbers=True, updates=True, builder=builder)

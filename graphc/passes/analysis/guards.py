@@ -63,10 +63,23 @@ def trim(
     """
     atoms = [guard_atoms(r.op, r.identity, b) for r, b in zip(group, bodies)]
     shared = [a for a in dict.fromkeys(atoms[0]) if all(a in conjunction for conjunction in atoms)]
+    inside = within(shared, axis, allowed)
+    if inside is None:
+        return None
+    where, used = inside
+    implied: dict[Expr, Expr] = {atom: Const(True, boolean) for atom in used}
+    return where, [simplify(b, implied) for b in bodies]
+
+
+def within(
+    atoms: list[Expr], axis: Index, allowed: frozenset[Index]
+) -> tuple[Range, list[Expr]] | None:
+    """The values of an axis for which comparisons hold, and those of them that say so; None if
+    nothing bounds the axis. Bounds may depend on the indices `allowed`."""
     low: Expr = Const(0, i64)
     high: Expr = as_expr(axis.extent, i64)
-    used: dict[Expr, Expr] = {}
-    for atom in shared:
+    used: list[Expr] = []
+    for atom in atoms:
         if axis not in free_indices(atom) or not free_indices(atom) <= allowed | {axis}:
             continue
         bound = _bound(atom, axis)
@@ -74,12 +87,12 @@ def trim(
             continue
         is_low, value = bound
         low, high = (maximum(low, value), high) if is_low else (low, minimum(high, value))
-        used[atom] = Const(True, boolean)
+        used.append(atom)
     if not used:
         return None
     low = simplify(low)
     extent = simplify(maximum(simplify(high) - low, Const(0, i64)))
-    return Range(low, extent), [simplify(b, used) for b in bodies]
+    return Range(low, extent), used
 
 
 def _bound(atom: Expr, axis: Index) -> tuple[bool, Expr] | None:

@@ -48,7 +48,9 @@ from graphc.passes.lower.flow import lower_flow
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.planned import planned_steps
-from graphc.passes.lower.storages import AnyCall, Call, Storages
+from graphc.passes.lower.storages import AnyCall, Call, Move, Storages
+from graphc.passes.lower.strategies.row_updates import NAME as UPDATES
+from graphc.passes.lower.strategies.row_updates import lower_row_updates
 from graphc.passes.lower.transforms.numbers import Numbered, with_numbers_read
 from graphc.passes.lower.transforms.splitting import split_outputs
 from graphc.passes.manager.journal import Journal
@@ -61,6 +63,7 @@ COPY = "copy"  # likewise: a result that lies elsewhere is copied into its outpu
 ABOUT = {
     IMPERATIVE: "Loops as the operator's definition gives them.",
     COPY: "A result that lies elsewhere in memory is copied into its output.",
+    UPDATES: "Rows that replace others are written into a copy of the operand, or its memory.",
 }
 
 Strategy = Callable[[Computation], "Lowered | str"]
@@ -94,6 +97,8 @@ class Conventions:
     `joined`: loops over outputs of different shapes that one op has are one kernel. `builder` makes
     imperative kernels, whose parallel loops become vectors of `vector_bytes`, unless that is 0.
     `numbers`: kernels read numbers in which alone they would differ, instead of holding them.
+    `updates`: an output that is an input with some rows replaced is a copy, into which these are
+    written; no copy if a caller has both in the same memory.
     """
 
     resident: bool = False
@@ -102,6 +107,7 @@ class Conventions:
     joined: bool = False
     vector_bytes: int = 0
     numbers: bool = False
+    updates: bool = False
     builder: Callable[..., Collectives] = Collectives
 
 
@@ -265,6 +271,8 @@ class Lowering:
         op: Op,
     ) -> None:
         """Lowers one computation whose buffers are at `places`."""
+        if self.wanted.updates and self.update(part, places, op):
+            return
         lowered = self.choose(part)
         places = dict(places)
         temporaries = iter(lowered.temporaries)
@@ -275,6 +283,25 @@ class Lowering:
         for kernel in lowered.before:
             self.call(Lowered(kernel, strategy=lowered.strategy), places, op)
         self.call(lowered, places, op, multiply_adds(part))
+
+    def update(self, part: Computation, places: dict[str, str], op: Op) -> bool:
+        """Adds a copy of an input into an output and the kernel that replaces rows there; whether
+        the computation is such an update."""
+        update = lower_row_updates(part, self.wanted.vector_bytes)
+        if update is None:
+            return False
+        lowered, source = update
+        into, start = (self.storages[places[b]] for b in (part.outputs[0].buffer.name, source))
+        whole = into.nbytes == self.storages[into.root].nbytes
+        if (
+            (into.space, start.space) != ("output", "input")
+            or start.root != start.name
+            or not whole
+        ):
+            return False
+        self.calls.append(Move(start.name, into.name, loc=op.loc))
+        self.call(lowered, places, op)
+        return True
 
     def choose(self, part: Computation) -> Lowered:
         """The first strategy's answer; equal computations (layer after layer) are lowered once."""
