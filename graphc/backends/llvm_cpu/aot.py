@@ -16,7 +16,7 @@ from pathlib import Path
 
 from graphc.backends.block import Block
 from graphc.backends.cfamily.names import comment, prefix, text_literal
-from graphc.backends.llvm_cpu.aot_sizes import SizesInC
+from graphc.backends.llvm_cpu.aot_sizes import SizesOfLibrary
 from graphc.backends.llvm_cpu.image import INVOKE, Image
 from graphc.backends.llvm_cpu.jit import compile_module
 from graphc.backends.llvm_cpu.memory import ALIGNMENT
@@ -97,7 +97,7 @@ def _weights_source(name: str, path: Path) -> str:
 def header(image: Image, name: str) -> str:
     """The header: everything a C or C++ program needs to know."""
     upper = name.upper()
-    sizes = SizesInC(name, image.sizes)
+    sizes = SizesOfLibrary(name, image.sizes)
     lines = [
         comment(
             f"{image.name}: a neural network compiled by graphc.\n\n"
@@ -262,7 +262,7 @@ const char *{name}_error(const {name}_context *context)
 def _interface(image: Image, name: str, offsets: list[int]) -> str:
     arena = -(-max(image.arena_bytes, 1) // ALIGNMENT) * ALIGNMENT
     constants = "\n".join(f"    {name}_weights + {offset}," for offset in offsets)
-    sizes = SizesInC(name, image.sizes)
+    sizes = SizesOfLibrary(name, image.sizes)
     return _SOURCE.format(
         name=name, invoke=INVOKE, constants=constants, alignment=ALIGNMENT, arena=arena,
         spin=SPIN_NANOSECONDS, checks="\n".join(map(_check, image.checks)),

@@ -169,7 +169,7 @@ def _example(model: Model) -> str:
     arena = f"static uint8_t arena[{model.macro}_ARENA_SIZE + 1] {aligned};"
     sized, sizes = "", []
     if model.sizes:
-        fields = ", ".join(size.field for size in model.sizes.sizes)
+        fields = ", ".join(model.sizes.fields.values())
         sized, sizes = "&sizes, ", [f"{model.name}_sizes sizes = {{{fields}}};"]
     if model.resident:
         fills = [f"{t.c_type} *{t.field} = {model.name}_input_ptr_{t.field}(arena);  /* fill it */"
@@ -230,7 +230,7 @@ def _sizes(model: Model) -> dict[str, object]:
     """The bounds of the sizes of a run; all bytes are those of the largest."""
     if not model.sizes:
         return {}
-    return {"sizes": {size.symbol.name: list(size.bounds) for size in model.sizes.sizes}}
+    return {"sizes": {size.name: list(pair) for size, pair in model.sizes.bounds.items()}}
 
 
 def _functions(model: Model, budget: Budget) -> list[dict]:

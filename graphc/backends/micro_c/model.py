@@ -15,11 +15,12 @@ from graphc.backends.cfamily.spell import storage_type
 from graphc.backends.micro_c.cpus import CPUS, DEFAULT, Cpu
 from graphc.backends.micro_c.intrinsics import MicroUnit, with_clamps
 from graphc.backends.micro_c.libm import OwnSpeller, check_no_calls
-from graphc.backends.micro_c.sizes import Size, Sizes
+from graphc.backends.micro_c.sizes import Sizes
 from graphc.backends.micro_c.vectors import with_vectors
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.checks import VALUE
+from graphc.ir.expr import Sym
 from graphc.ir.kernel import Kernel, map_body
 from graphc.ir.program import AnyStep, Program, Quantisation, Slot, Step, bodies
 from graphc.ir.scalar.functions import POLYNOMIALS, expand_math, round_f32, sign_as_select
@@ -245,12 +246,10 @@ def _constants(program: Program, name: str) -> list[Constant]:
 
 
 def _sizes(program: Program, name: str, unit: Unit) -> Sizes:
-    taken: list[str] = []
-    sizes = []
+    fields: dict[Sym, str] = {}
     for symbol in program.sizes:
-        taken.append(field_name(symbol.name, taken))
-        sizes.append(Size(symbol, taken[-1]))
-    return Sizes(name, sizes, unit.speller.needed)
+        fields[symbol] = field_name(symbol.name, list(fields.values()))
+    return Sizes(name, fields, unit.speller.needed)
 
 
 def size_rows(program: Program) -> dict[tuple[int, ...], int]:
