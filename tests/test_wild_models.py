@@ -56,7 +56,16 @@ def test_with_shapes_pinned(case):
 
 @pytest.mark.parametrize("file", sorted({case["file"] for case in CASES}))
 def test_one_compilation_for_all_shapes(file):
-    model = graphc.compile(FOLDER / file, threads=1)
+    check_in_turn(file, graphc.compile(FOLDER / file, threads=1))
+
+
+def test_branches_of_several_shapes_have_no_general_program():
+    model = graphc.compile(FOLDER / "if_runtime.onnx", specialise="auto", threads=1)
+    check_in_turn("if_runtime.onnx", model)
+    assert "branches" in model.why_exact
+
+
+def check_in_turn(file, model):
     cases = [case for case in CASES if case["file"] == file]
     for case in cases + cases:  # the second time from the cache
         check(case, model.run(dict(zip(case["inputs"], arrays(case)[0]))))

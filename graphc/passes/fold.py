@@ -20,7 +20,7 @@ from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.interp import check_operands, evaluate, factors, run_op
 from graphc.ir.ops.in_range import EFFECT
-from graphc.ir.types import TensorType
+from graphc.ir.types import TensorType, largest
 from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.facts import is_conversion
 
@@ -70,8 +70,8 @@ def work_of(op: Op) -> int:
 
 
 def _terms(node: Reduce) -> int:
-    """How many terms a reduction has, for all indices that it depends on."""
-    count = math.prod(x.count for x in free_indices(node.body).union(node.axes))
+    """How many terms a reduction has at the largest sizes, for all indices that it depends on."""
+    count = math.prod(largest(x.extent) for x in free_indices(node.body).union(node.axes))
     return count // EINSUM if factors(node) else count
 
 
