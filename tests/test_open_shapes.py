@@ -19,6 +19,7 @@ from graphc.ir.graph import Graph
 from graphc.ir.interp import interpret
 from graphc.ir.program import Program
 from graphc.ir.sizes import sizes_of
+from graphc.passes.checks import add_checks
 from graphc.passes.general import check_open, general
 from graphc.passes.layout import row_major_operands
 from graphc.passes.lower import lower
@@ -245,3 +246,46 @@ def layouts(graph: Graph) -> set[str]:
     target, settings = configured("cpu", None, {})
     optimise(graph, settings, target=target)
     return {str(v.layout) for v in graph.values() if v.layout is not None}
+
+
+CHECKED = {
+    "(%x: f32[N,S], %i: i64[H]) -> ? {} {{ %r = Gather(%x, %i) {{axis=1}}": "index",
+    "(%x: f32[N,S], %i: i64[1,H]) -> ? {} {{ %r = GatherElements(%x, %i) {{axis=1}}": "index",
+    "(%x: f32[S,N,2], %i: i64[N]) -> ? {} {{ %r = ReverseSequence(%x, %i)": "length",
+    "(%x: f32[S,N], %i: i64[H,1]) -> ? {} {{ %r = GatherND(%x, %i)": "index",
+}
+
+
+@pytest.mark.parametrize("text", CHECKED)
+def test_indices_are_checked_against_sizes(text):
+    graph = graphc.parse(f"graph @g{text.format(WHERE)} return %r }}")
+    model = graphc.compile(graph, specialise="any", threads=1)
+    shapes = {"N": 3, "S": 5, "H": 3 if "Reverse" in text else 6}
+    x, i = (np.ones([shapes.get(str(d), d) for d in p.tensor.dims], np.int64) for p in graph.params)
+    for value, fits in ((1, True), (-1, "Reverse" not in text), (77, False), (6, False)):
+        given = [x.astype(np.float32), i * value]
+        if fits:
+            (found,), (expected,) = model.run(given), interpret(graph, given)
+            assert np.array_equal(found, expected)
+        else:
+            with pytest.raises(ModelError, match=f"{CHECKED[text]} .* must be in"):
+                model.run(given)
+    assert model.executables()[0].is_general
+
+
+def test_checks_of_sizes_can_be_written_and_read():
+    text = (
+        "graph @g(%x: f32[N,S], %i: i64[2]) -> ? {} {{ %r = Gather(%x, %i) {{axis=1}} return %r }}"
+    )
+    typed = general(graphc.parse(text.format(WHERE).replace("{{", "{").replace("}}", "}")))
+    add_checks(typed)
+    assert "InRange" in str(typed) and str(graphc.parse(str(typed))) == str(typed)
+
+
+def test_constant_indices_are_checked_where_sizes_decide():
+    graph = graphc.parse("graph @g(%x: f32[S]) -> ? where S: 1..9 { const %i : i64[1] = [-5] "
+                         "%y = Gather(%x, %i) return %y }")  # fmt: skip
+    model = graphc.compile(graph, specialise="any", threads=1)
+    assert model.run([np.arange(7, dtype=np.float32)])[0].tolist() == [2]
+    with pytest.raises(ModelError, match=r"index -5 .* must be in -S\.\.S - 1"):
+        model.run([np.arange(3, dtype=np.float32)])

@@ -26,6 +26,7 @@ from graphc.ir.dtypes import i64, u64
 
 if TYPE_CHECKING:
     from graphc.ir.expr import Expr
+    from graphc.ir.types import Dim
 
 VALUE = "{value}"
 """What stands in a message for the offending value."""
@@ -35,12 +36,13 @@ WHOLE = 1 << 64
 
 @dataclass(frozen=True)
 class Condition:
-    """What a body asks for: `value`, at all its indices, in low..high. `what` says what the value
-    is ("index"), or, with VALUE in it, what to say of one that is not."""
+    """What a body asks for: `value`, at all its indices, in low..high, which may be made of
+    sizes. `what` says what the value is ("index"), or, with VALUE in it, what to say of one that is
+    not."""
 
     value: Expr
-    low: int
-    high: int
+    low: Dim
+    high: Dim
     what: str
 
 
@@ -67,7 +69,7 @@ class Check:
         return ModelError(self.message.replace(VALUE, str(self.offender(key))))
 
 
-def sentence(what: str, name: str, low: int, high: int) -> str:
+def sentence(what: str, name: str, low: Dim, high: Dim) -> str:
     """What to say of a value out of range: `what` itself if it has VALUE in it."""
     if VALUE in what:
         return what
@@ -112,16 +114,36 @@ def collected() -> Iterator[list[Condition]]:
         _collecting.reset(token)
 
 
-def must_lie(value: Expr, low: int, high: int, what: str = "index") -> None:
+def closed(value: Expr, low: Dim, high: Dim) -> tuple[Expr, int, int] | None:
+    """A value and a range of integers in which it lies exactly if another lies in low..high: what
+    does not is left as it is, all else is one number that always lies there. None if none does."""
+    if isinstance(low, int) and isinstance(high, int):
+        return value, low, high
+    from graphc.ir.expr import Const, as_expr, select
+    from graphc.ir.simplify import bounds
+
+    first, last = as_expr(low, i64), as_expr(high, i64)
+    usual = low if isinstance(low, int) else 0
+    if bounds(first)[1] > usual or bounds(last)[0] < usual:
+        return None
+    lies = (value >= first) & (value <= last)
+    return select(lies, Const(usual, i64), value), usual, usual
+
+
+def must_lie(value: Expr, low: Dim, high: Dim, what: str = "index") -> None:
     """Has a run fail unless an integer lies in low..high wherever its indices take it.
 
     What only matters under a condition is given as a value in range where that does not hold:
     `select(matters, value, low)`.
     """
     conditions = _collecting.get()
-    if conditions is None or not (isinstance(low, int) and isinstance(high, int)):
+    if conditions is None:
         return
     from graphc.ir.expr import cast
+    from graphc.ir.extents import is_of_sizes
+
+    if not (is_of_sizes(low) and is_of_sizes(high)):
+        return
 
     condition = Condition(cast(value, i64), low, high, what)
     if condition not in conditions:

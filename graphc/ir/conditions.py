@@ -10,25 +10,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.errors import InternalError
-from graphc.ir.checks import Check, Condition, sentence
-from graphc.ir.expr import Expr, Index, Load, Ref, free_indices, loads, substitute, transform, walk
+from graphc.ir.checks import Check, Condition, closed, sentence
+from graphc.ir.expr import (
+    Expr,
+    Index,
+    Load,
+    Ref,
+    Sym,
+    free_indices,
+    loads,
+    substitute,
+    symbols,
+    transform,
+    walk,
+)  # fmt: skip
 from graphc.ir.graph import Op
 from graphc.ir.imperative.lowering import imperative_conditions
 from graphc.ir.infer import conditions_of
+from graphc.ir.types import Dim
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A check of values: at all indices i0, i1, ... of these extents."""
+    """A check of values: at all indices i0, i1, ... of these extents. `sizes` are the symbols that
+    these and the value are made of."""
 
     value: Expr
-    extents: tuple[int, ...]
+    extents: tuple[Dim, ...]
     check: Check
+
+    @property
+    def sizes(self) -> tuple[Sym, ...]:
+        parts = (self.value, *(e for e in self.extents if isinstance(e, Expr)))
+        return tuple(sorted({s for part in parts for s in symbols(part)}, key=lambda s: s.name))
 
 
 def asked_by(op: Op, named: Op | None = None) -> list[Asked]:
-    """What an op with static types asks of its operands, where there is anything to ask. Messages
-    go by the names of `named`, which is the same op in its graph."""
+    """What a typed op asks of its operands, where there is anything to ask. Messages go by the
+    names of `named`, which is the same op in its graph."""
+    if op.defn.form == "imperative" and not is_of_static_types(op):
+        return []
     if op.defn.form == "imperative":
         conditions = imperative_conditions(op)
     elif op.defn.form in ("elementwise", "indexed"):
@@ -36,18 +57,28 @@ def asked_by(op: Op, named: Op | None = None) -> list[Asked]:
     else:
         return []
     checks = (_asked(named or op, condition) for condition in conditions)
-    return [asked for asked in checks if 0 not in asked.extents]
+    return [asked for asked in checks if asked is not None and 0 not in asked.extents]
 
 
-def _asked(op: Op, condition: Condition) -> Asked:
+def is_of_static_types(op: Op) -> bool:
+    """Whether the types of all operands are static."""
+    return all(v is None or (v.type is not None and v.type.is_static) for v in op.inputs)
+
+
+def _asked(op: Op, condition: Condition) -> Asked | None:
     value = transform(condition.value, _of_numbered)
     if any(isinstance(node, Ref) for node in walk(value)):
         raise InternalError(f"{op.where()}: a check may depend on operands and indices: {value}")
     axes = sorted(free_indices(value), key=lambda axis: axis.name)
     own: dict[Expr, Expr] = {axis: Index(f"i{n}", axis.extent) for n, axis in enumerate(axes)}
     said = sentence(condition.what, _operand(op, value), condition.low, condition.high)
-    check = Check(condition.low, condition.high, f"{op.where()}: {said}")
-    return Asked(substitute(value, own), tuple(axis.count for axis in axes), check)
+    range_of = closed(substitute(value, own), condition.low, condition.high)
+    if range_of is None:
+        return None
+    lying, low, high = range_of
+    return Asked(
+        lying, tuple(axis.extent for axis in axes), Check(low, high, f"{op.where()}: {said}")
+    )
 
 
 def _of_numbered(node: Expr) -> Expr | None:

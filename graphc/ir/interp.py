@@ -118,8 +118,11 @@ def run_op(op: Op, arguments: Sequence[Any]) -> list[Any]:
 def check_operands(op: Op, typed: Op, arguments: Sequence[object]) -> None:
     """ModelError unless operands are as an op asks for, which `typed` is with static types."""
     for asked in asked_by(typed, op):
+        extents = [extent for extent in asked.extents if isinstance(extent, int)]
+        if asked.sizes:  # of an operand whose contents are not read
+            continue
         arrays = {str(n): np.asarray(a) for n, a in enumerate(arguments) if a is not None}
-        keys = evaluate(key_of(asked.value, asked.check.low), asked.extents, arrays)
+        keys = evaluate(key_of(asked.value, asked.check.low), tuple(extents), arrays)
         judge([asked.check], [int(keys.max())])
 
 

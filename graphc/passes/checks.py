@@ -10,7 +10,7 @@ constants is made here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphc.ir.conditions import Asked, asked_by
 from graphc.ir.expr import Expr, Load, loads, transform
@@ -18,7 +18,7 @@ from graphc.ir.graph import Graph, Op, Value, clone_graph, copy_ops
 from graphc.ir.infer import expand, infer_op
 from graphc.ir.interp import run_op
 from graphc.ir.opdef import lookup
-from graphc.ir.ops.in_range import DOMAIN, NAME, check_of, is_check
+from graphc.ir.ops.in_range import DOMAIN, NAME, attrs_of, check_of, is_check
 from graphc.ir.types import TensorType
 from graphc.passes.dce import remove_dead
 from graphc.passes.manager.base import Pass, register_pass
@@ -95,12 +95,10 @@ def _check(op: Op, asked: Asked) -> Op | None:
             return Load(number[node.source], node.index, node.dtype)
         return None
 
-    text = str(transform(asked.value, numbered))
-    attrs = {"value": text, "extents": asked.extents, "low": asked.check.low,
-             "high": asked.check.high, "message": asked.check.message}  # fmt: skip
+    attrs = attrs_of(replace(asked, value=transform(asked.value, numbered)))
     new = Op(lookup(NAME, DOMAIN), [op.inputs[n] for n in used], attrs, 1, (), op.loc)
     infer_op(new)
-    if all(v is not None and v.constant is not None for v in new.inputs):
+    if not asked.sizes and all(v is not None and v.constant is not None for v in new.inputs):
         run_op(new, [v.constant for v in new.inputs if v is not None])
         new.drop_inputs()
         return None
@@ -143,10 +141,10 @@ class Checks(Pass):
     requires = ("typed", "original")
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        return not graph.is_optimised and _is_static(graph) and add_checks(graph)
+        return not graph.is_optimised and _is_typed(graph) and add_checks(graph)
 
 
-def _is_static(graph: Graph) -> bool:
+def _is_typed(graph: Graph) -> bool:
     """Whether all types are known: others are compiled, and checked, once they are."""
     types = [v.type for op in graph.ops for v in op.outputs]
-    return all(isinstance(t, TensorType) and t.is_static for t in types)
+    return all(isinstance(t, TensorType) and t.shape is not None for t in types)

@@ -21,6 +21,7 @@ from graphc.ir.expr import Const, Expr, Index, Reduce, Sym, reduce, symbols
 from graphc.ir.graph import Graph, Op, Value, clone_graph
 from graphc.ir.infer import op_body, output_types
 from graphc.ir.interp import evaluate
+from graphc.ir.ops.in_range import is_check
 from graphc.ir.simplify import simplify
 from graphc.ir.sizes import line_of
 from graphc.ir.types import TensorType, at
@@ -133,9 +134,11 @@ def check_open(graph: Graph) -> None:
         open_types = _has_open_types(op)
         if op.defn.form not in (FORMS if open_types else (*FORMS, "imperative")):
             raise NotOpen(f"{op.where()} is {op.defn.form}, made for one shape at a time", op)
+        if "bounded" in op.defn.traits:
+            raise NotOpen(f"{op.where()} gives a tensor whose shape depends on data", op)
         if any(v.tensor.dtype.kind in ("string", "complex") for v in op.outputs):
             raise NotOpen(f"{op.where()} gives {op.outputs[0].type}, which the host holds", op)
-        if op.name in ("Constant", "yield", "fused") or not open_types:
+        if op.name in ("Constant", "yield", "fused") or is_check(op) or not open_types:
             continue
         for values in (least, apart):
             _check_at(op, values)
