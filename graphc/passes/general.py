@@ -83,6 +83,7 @@ def general(
     result.symbols = _sizes_of_inputs(result)
     result.phase = "typed"
     check_open(result)
+    _check_corners(result)
     return result
 
 
@@ -144,6 +145,17 @@ def check_open(graph: Graph) -> None:
             _check_at(op, values)
 
 
+def _check_corners(graph: Graph) -> None:
+    """NotOpen names an op whose types are not those of its definition at the largest sizes, or
+    where one of these is the least: what may not be longer than something else shows there."""
+    most: dict[Expr, Expr] = {s: Const(s.hi or 0) for s in graph.symbols.values()}
+    corners = [most, *({**most, s: Const(s.lo)} for s in graph.symbols.values() if len(most) > 1)]
+    for op in graph.walk():
+        if op.name not in ("Constant", "yield") and _has_open_types(op):
+            for values in corners:
+                _twin_at(op, values)
+
+
 def _has_open_types(op: Op) -> bool:
     values = (*op.outputs, *(v for v in op.inputs if v is not None))
     return not all(v.type is not None and v.type.is_static for v in values)
@@ -151,22 +163,30 @@ def _has_open_types(op: Op) -> bool:
 
 def _check_at(op: Op, sizes: Sizes) -> None:
     """Compares an op with one of its definition whose operands have the types of some sizes."""
-    shown = ", ".join(f"{s} = {n}" for s, n in sizes.items())
+    twin = _twin_at(op, sizes)
+    for number in range(0 if op.defn.form == "composite" else len(op.outputs)):
+        body, own = _at(op_body(op, number), sizes), simplify(op_body(twin, number))
+        if body is not own and not _agree(body, own, twin, number):
+            raise NotOpen(f"{op.where()} computes something else at {_shown(sizes)}", op)
+
+
+def _twin_at(op: Op, sizes: Sizes) -> Op:
+    """An op of the same definition, whose operands have the types of some sizes. NotOpen if its
+    results have others than those of the op there."""
     twin = Op(op.defn, [value_at(v, sizes) for v in op.inputs], op.attrs, len(op.outputs))
     try:
         types = output_types(twin)
     except GraphcError as error:
-        raise NotOpen(f"{op.where()}: at {shown}, {error}", op) from error
+        raise NotOpen(f"{op.where()}: at {_shown(sizes)}, {error}", op) from error
     for number, (value, type) in enumerate(zip(op.outputs, types)):
-        mine = type_at(value, sizes)
-        if mine.with_layout(None) != type:
-            raise NotOpen(f"{op.where()} gives {value.type}, but {type} at {shown}", op)
+        if type_at(value, sizes).with_layout(None) != type:
+            raise NotOpen(f"{op.where()} gives {value.type}, but {type} at {_shown(sizes)}", op)
         twin.outputs[number].type = type
-        if op.defn.form == "composite":
-            continue
-        body, own = _at(op_body(op, number), sizes), simplify(op_body(twin, number))
-        if body is not own and not _agree(body, own, twin, number):
-            raise NotOpen(f"{op.where()} computes something else at {shown}", op)
+    return twin
+
+
+def _shown(sizes: Sizes) -> str:
+    return ", ".join(f"{s} = {n}" for s, n in sizes.items())
 
 
 def _agree(one: Expr, other: Expr, op: Op, number: int) -> bool:

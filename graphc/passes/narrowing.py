@@ -2,7 +2,7 @@
 
 An op can ask more of sizes than a model says: that a window fits, that channels are as many as a
 constant weight has. Then bounds are narrowed about sizes that have been met, by as little as does:
-a size is no less than what was met, or just that.
+a size is no less than what was met, or no more, or just that.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _narrowed(
         raise failed
     for name in names:
         low, high = bounds[name]
-        for wider in ((low, high), (met[name], high)):
+        for wider in ((low, high), (met[name], high), (low, met[name])):
             made = attempt({**tight, name: wider})
             if _helps(made, failed):
                 tight[name], best = wider, made
