@@ -150,8 +150,8 @@ def _run_steps(program: Program, steps: Sequence, spaces: dict, trip: int = 0) -
             arrays, same = {}, {}
             for buffer, slot in zip(kernel.params, step.slots, strict=True):
                 if slot not in same:
-                    same[slot] = piece(slot).view(buffer.dtype.np).reshape(buffer.shape)
-                arrays[buffer.name] = same[slot]
+                    same[slot] = piece(slot).view(buffer.dtype.np)
+                arrays[buffer.name] = same[slot].reshape(buffer.shape)  # the same memory
             run_kernel(kernel, arrays)
 
 

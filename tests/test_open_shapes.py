@@ -248,6 +248,15 @@ def layouts(graph: Graph) -> set[str]:
     return {str(v.layout) for v in graph.values() if v.layout is not None}
 
 
+def test_operands_that_may_not_be_longer_are_typed_at_the_largest_sizes():
+    graph = graphc.parse("graph @g(%x: f32[6], %i: i64[N]) -> ? where N: 1..9 { "
+                         "const %d : f32[6,1] = random(seed=1) const %l : i64[1] = [1] "
+                         "%j = Unsqueeze(%i, %l) %y = Transpose(%j) "
+                         "%z = GatherElements(%d, %j) {axis=1} return %z }")  # fmt: skip
+    with pytest.raises(UnsupportedError, match="at N = 9, .* must be at least 9"):
+        general(graph)
+
+
 CHECKED = {
     "(%x: f32[N,S], %i: i64[H]) -> ? {} {{ %r = Gather(%x, %i) {{axis=1}}": "index",
     "(%x: f32[N,S], %i: i64[1,H]) -> ? {} {{ %r = GatherElements(%x, %i) {{axis=1}}": "index",
@@ -271,6 +280,18 @@ def test_indices_are_checked_against_sizes(text):
             with pytest.raises(ModelError, match=f"{CHECKED[text]} .* must be in"):
                 model.run(given)
     assert model.executables()[0].is_general
+
+
+def test_windows_may_be_of_open_extent():
+    graph = graphc.parse("graph @g(%x: f32[1,1,K,K], %w: f32[1,2,K,K]) -> ? where K: 1..8 { "
+                         "%y = ConvTranspose(%x, %w) return %y }")  # fmt: skip
+    model = graphc.compile(graph, specialise="any", threads=1)
+    rng = np.random.default_rng(0)
+    for k in (3, 1, 8, 2):
+        given = [rng.standard_normal((1, n, k, k)).astype(np.float32) for n in (1, 2)]
+        (found,), (expected,) = model.run(given), interpret(graph, given)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert [info.is_general for info in model.executables()] == [True]
 
 
 def test_checks_of_sizes_can_be_written_and_read():

@@ -185,6 +185,15 @@ def test_bounds_are_narrowed_to_what_an_op_takes():
     assert info.bounds == {"N": (1, 4), "H": (5, 40)} and "channels" in info.why
 
 
+def test_extents_that_depend_on_data_are_those_of_the_data():
+    graph = graphc.parse("graph @g(%x: f32[N,4]) -> ? where N: 1..9 { "
+                         "const %c : bool[2] = [true,false] %y = Compress(%x, %c) {axis=0} "
+                         "return %y }")  # fmt: skip
+    model = graphc.compile(graph, specialise="any", threads=1)
+    for count in (2, 5):
+        assert model.run([np.ones((count, 4), np.float32)])[0].shape == (1, 4)
+
+
 def test_bounds_that_leave_one_extent_fix_it():
     model = graphc.compile(mlp("1..5"), dims={"N": (5, 9)}, specialise="any", threads=1)
     assert shapes_of(model) == ["[5, 8]"]

@@ -86,10 +86,12 @@ JUDGES = Tolerance(
 
 @dataclass(frozen=True)
 class Runner:
-    """What runs a case, and how close it has to be to the interpreter."""
+    """What runs a case, how close it has to be to the interpreter, and the processor time that it
+    may take."""
 
     run: Callable[[Case], list[Any]]
     limits: Tolerance = OURS
+    seconds: float = SLOW_SECONDS
 
 
 # ---------------------------------------------------------------- running
@@ -102,7 +104,14 @@ def run_interpreter(case: Case) -> list[Any]:
 def target_runner(target: str, precision: str = "f32", arch: str = "") -> Runner:
     """Runs cases compiled for a target: "cpu", "c", "micro", "cuda" (simulated, for a precision);
     for an architecture, if one is named, where "any" draws one by the seed; "onnx" runs what the
-    graph is when it has been exported and imported again."""
+    graph is when it has been exported and imported again; "open" what it is with open dims, at
+    many sizes (opening.py)."""
+
+    if target == "open":
+        from opening import SLOW_SECONDS as OPEN_SECONDS
+        from opening import run_open
+
+        return Runner(run_open, seconds=OPEN_SECONDS)
 
     if target in OTHERS:
         return OTHERS[target]
@@ -368,7 +377,7 @@ def failure(case: Case, runner: Runner) -> str | None:
         last = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
     seconds = time.process_time() - started
-    if seconds > SLOW_SECONDS:
+    if seconds > runner.seconds:
         return f"takes {seconds:.1f} s"
     problem = disagreement(found, wanted, [], limits)
     if problem is None:

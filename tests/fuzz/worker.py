@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-HANG_SECONDS = 120.0
+HANG_SECONDS = 600.0
 USUAL = 100  # cases, if neither their number nor a time is given
 
 

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Call, Const, Expr, Index, Load, free_indices, loads, transform, walk
+from graphc.ir.expr import (
+    Call,
+    Expr,
+    Index,
+    Load,
+    as_expr,
+    free_indices,
+    loads,
+    transform,
+    walk,
+)  # fmt: skip
 from graphc.ir.extents import as_dim, is_of_sizes, least, most
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import bounds, from_poly, simplify, to_poly
@@ -48,7 +58,8 @@ def segments(indices: list[Index], exprs: list[Expr]) -> Iterator[tuple[list[Ind
     for some, start, narrowed in _narrowed(index, edges, exprs):
         for low, high in zip(some, some[1:]):
             piece = Index(index.name, as_dim(high - low))
-            place = Const(low - start, i64) if piece.extent == 1 else piece + (low - start)
+            shift = as_expr(low - start, i64)
+            place = shift if piece.extent == 1 else piece + shift
             inside = Index(index.name, as_dim(some[-1] - start))
             left = [piece if x is index else x for x in indices]
             parts = [simplify(e, {inside: place}) for e in narrowed]
