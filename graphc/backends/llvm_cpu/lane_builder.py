@@ -2,7 +2,8 @@
 
 Picking stores the traits of picked items, an array for each trait, and compares an item with a
 vector of picked ones at a time. Items are sorted in vectors, too. In a search for the few best
-items of a line, a vector without a better item is skipped. What takes elements from all channels of
+items of a line, a vector without a better item is skipped, and so is one of which nothing is kept,
+where elements are picked by a condition. What takes elements from all channels of
 an image at the same positions has the channels lie side by side first.
 """
 
@@ -17,8 +18,8 @@ from graphc.backends.llvm_cpu.lane_choosing import chooses, chosen_leaders
 from graphc.backends.llvm_cpu.lane_sorting import sorted_leaders, sorts
 from graphc.ir.addresses import is_affine_in
 from graphc.ir.dtypes import boolean, i64
-from graphc.ir.expr import Expr, Index, Load, free_indices, select
-from graphc.ir.imperative.collectives import Collectives, Leaders
+from graphc.ir.expr import Expr, Index, Load, cast, free_indices, loads, select
+from graphc.ir.imperative.collectives import Collectives, Kept, Leaders
 from graphc.ir.imperative.picking import Picked, Picking, Place
 from graphc.ir.imperative.sampling import Sampled
 from graphc.ir.kernel import Buffer
@@ -60,6 +61,34 @@ class LaneBuilder(Collectives):
         with self.loop(rest % lanes) as j:
             offer(self.let(j + (what.count - rest % lanes)))
 
+    def kept(self, what: Kept) -> None:
+        """Stores each element where the next that is kept belongs, and counts those that are kept:
+        that takes no branch per element. Vectors of which none is kept are skipped."""
+        if what.rest or not what.extents or not what.ahead:
+            super().kept(what)
+            return
+        *outer, last = what.extents
+        lanes = _lanes_of(self, what)
+        step, kept = CHAINS * lanes, self.var(i64, 0)
+
+        def take(where: Place) -> None:
+            number = self.let(kept[()])
+            what.put(where, number, ())
+            self.store(kept, (), number + cast(what.holds(where), i64))
+
+        with self.loops(*outer) as line:
+            with self.loop(last // step) as part:
+                start = self.let(part * step)
+
+                def holds(lane: Expr) -> Expr:
+                    return what.holds((*line, start + lane))
+
+                with self.when(any_lane(self, lanes, CHAINS, holds)), self.loop(step) as j:
+                    take((*line, self.let(start + j)))
+            with self.loop(last % step) as j:
+                take((*line, self.let(j + last // step * step)))
+        what.finish(kept[()])
+
     def sampled(self, what: Sampled) -> None:
         lanes = self.vector_bytes // what.x.dtype.size
         if _is_worth_it(what, lanes):
@@ -70,6 +99,14 @@ class LaneBuilder(Collectives):
     def picked(self, what: Picked) -> None:
         size = max((kind.size for kind in what.kinds), default=1)
         LanePicking(self, what, max(2, self.vector_bytes // size)).run()
+
+
+def _lanes_of(k: LaneBuilder, what: Kept) -> int:
+    """How many of the elements that conditions read are in a vector."""
+    at = [Index(k.fresh("at"), extent) for extent in what.extents]
+    with k.block():
+        read = loads(what.holds(tuple(at)))
+    return k.vector_bytes // max((load.dtype.size for load in read), default=1)
 
 
 def _lies_along(k: Collectives, what: Leaders, line: Place) -> bool:

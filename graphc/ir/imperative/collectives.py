@@ -53,13 +53,15 @@ class Running:
 class Kept:
     """The positions, of `extents`, where `holds` is true, in row-major order. `put` gets such a
     position, its number among them, and an index of `rest`: what else goes with it. `finish` gets
-    how many there are."""
+    how many there are. With `ahead`, `put` may be called for a position that is not kept as well,
+    with the number of the next that is: there is room for it, and it changes nothing else."""
 
     extents: tuple[int, ...]
     rest: tuple[int, ...]
     holds: Callable[[Place], Expr]
     put: Callable[[Place, Expr, Place], None]
     finish: Callable[[Expr], None]
+    ahead: bool = False
 
 
 @dataclass(frozen=True)

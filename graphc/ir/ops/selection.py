@@ -31,7 +31,7 @@ def non_zero(k: Collectives, x: Any_) -> None:
     def finish(count: Expr) -> None:
         store_size(k, 0, 1, count)
 
-    k.kept(Kept(x.shape, (), lambda where: x[where].ne(_zero(x)), put, finish))
+    k.kept(Kept(x.shape, (), lambda where: x[where].ne(_zero(x)), put, finish, ahead=True))
 
 
 def _zero(x: Buffer) -> Const:
@@ -63,7 +63,7 @@ def compress(k: Collectives, x: Any_, condition: Bool, *, axis: int | None = Non
     def finish(count: Expr) -> None:
         store_size(k, 0, along, count)
 
-    k.kept(Kept((y.shape[along],), rest, lambda where: condition[where], put, finish))
+    k.kept(Kept((y.shape[along],), rest, lambda where: condition[where], put, finish, ahead=True))
 
 
 # ---------------------------------------------------------------- NonMaxSuppression
