@@ -200,11 +200,11 @@ def test_bounds_that_leave_one_extent_fix_it():
 
 
 def test_targets_without_open_sizes_compile_for_each_shape():
-    model = graphc.compile(mlp(), target="c", specialise="any")
+    model = graphc.compile(mlp(), target="plain", specialise="any")
     agrees(model, 3)
     assert shapes_of(model) == ["[3, 8]"]
-    assert model.why_exact == "target c has no programs for all shapes"
-    assert reasons(model)[0] == "[N, 8]: none, target c has no programs for all shapes"
+    assert model.why_exact == "target plain has no programs for all shapes"
+    assert reasons(model)[0] == "[N, 8]: none, target plain has no programs for all shapes"
 
 
 def test_exact_is_the_default_and_others_are_refused():

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphc.deadline import within_seconds
+from graphc.deadline import check_time, within_seconds
 from graphc.errors import GraphcError, ModelError, NeedsValue, UnsupportedError, beyond_limits
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Graph, Value, clone_graph
@@ -203,6 +203,7 @@ class TieredGraph(SpecialisedGraph):
         graph = opened.graph
         if not graph.symbols:
             raise UnsupportedError(opened.why or "types depend on the contents of all open inputs")
+        check_time()
         run = self.target.compile(clone_graph(graph))
         seconds = time.perf_counter() - begin
         why += f", with narrower bounds: {opened.why}" if opened.why else ""
