@@ -111,13 +111,13 @@ def contributions(
         space: tuple[Index, ...] = tuple(index)  # type: ignore[arg-type]
         seed = sources.load(f"g{number}", cotangent, space)
         sources.reductions[body] = sources.load(f"y{number}", result, space)
-        own = sources.reductions[body]
+        element = sources.reductions[body]
         for load, reached in adjoints(body, seed).items():
             if int(load.source) in wanted:
                 for term in reached:
-                    kept = _reading(term, body, own, sources)
+                    kept = _reading(term, body, element, sources)
                     terms.setdefault(int(load.source), []).append((load, kept, space))
-    return {position: _gradient(sources, position, found) for position, found in terms.items()}
+    return {position: _gradient(sources, position, own) for position, own in terms.items()}
 
 
 def _reading(term: Term, body: Expr, result: Expr, sources: Sources) -> Term:
@@ -125,23 +125,10 @@ def _reading(term: Term, body: Expr, result: Expr, sources: Sources) -> Term:
 
     def read(expr: Expr) -> Expr:
         if not isinstance(body, Load):
-            expr = _replaced(expr, body, result)
+            expr = substitute(expr, {body: result})
         return sources.computed(expr)
 
     return Term(read(term.value), read(term.guard), term.axes)
-
-
-def _replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
-    done: dict[Expr, Expr] = {old: new}
-
-    def visit(node: Expr) -> Expr:
-        if node not in done:
-            children = node.children
-            below = tuple(visit(child) for child in children)
-            done[node] = node if below == children else node.rebuild(below)
-        return done[node]
-
-    return visit(expr)
 
 
 def _gradient(
