@@ -49,7 +49,8 @@ def folder(elsewhere, capsys):
 
 def write_model(line: str) -> None:
     """The model of a command, open where the command says how large its batch is."""
-    batch = "batch" if "batch=" in line else len(VALUES.T)
+    opened = re.search(r"--dim (\w+)=", line)
+    batch = opened[1] if opened else len(VALUES.T)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"], "fc1"),
         helper.make_node("Relu", ["h"], ["y"], "relu1"),

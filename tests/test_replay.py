@@ -15,14 +15,14 @@ def replay(*argv):
 
 def test_what_changed_in_emitted_code(tmp_path):
     folders = tmp_path / "old", tmp_path / "new"
-    chosen = ("--models", "digits_cnn", "if_runtime", "--targets", "c-plain", "c-generic")
+    chosen = ("--models", "digits_cnn", "loop_positions", "--targets", "c-plain", "c-generic")
     for folder in folders:
         assert replay("write", folder, *chosen).returncode == 0
     same = replay("diff", *folders)
     assert same.returncode == 0 and "0 of 9 files differ" in same.stdout
     code = folders[1] / "c-plain" / "digits_cnn" / "code.txt"
     code.write_text(code.read_text() + "int more;\n")
-    (folders[1] / "c-generic" / "if_runtime" / "error.txt").unlink()  # it compiles now, say
+    (folders[1] / "c-generic" / "loop_positions" / "error.txt").unlink()  # it compiles now, say
     changed = replay("diff", *folders, "--lines", "5")
     assert changed.returncode == 1 and "2 of 9 files differ" in changed.stdout
     assert "0 lines removed, 1 added" in changed.stdout and "+int more;" in changed.stdout

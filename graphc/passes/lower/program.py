@@ -288,7 +288,7 @@ class Lowering:
         """Adds a copy of an input into an output and the kernel that replaces rows there; whether
         the computation is such an update."""
         update = lower_row_updates(part, self.wanted.vector_bytes)
-        if update is None:
+        if isinstance(update, str):
             return False
         lowered, source = update
         into, start = (self.storages[places[b]] for b in (part.outputs[0].buffer.name, source))

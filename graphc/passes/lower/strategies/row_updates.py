@@ -23,30 +23,30 @@ from graphc.passes.lower.lowered import Lowered
 NAME = "row_updates"
 
 
-def lower_row_updates(computation: Computation, vector_bytes: int) -> tuple[Lowered, str] | None:
+def lower_row_updates(computation: Computation, vector_bytes: int) -> tuple[Lowered, str] | str:
     """The kernel that writes rows into an output which holds what an input does, and the name of
-    this input; None if a computation is no such update."""
+    this input; or why a computation is no such update."""
     whole = computation.outputs[0].expr
     is_select = isinstance(whole, Call) and whole.op.name == "select"
     if len(computation.outputs) != 1 or not is_select:
-        return None
+        return "an update has one output, of new or old elements"
     loops, offset, exprs = computation.over_loops()
     shapes = shapes_of(computation.inputs)
     expr, here = simplify(flatten_loads(exprs[0], shapes)), simplify(offset)
     if not isinstance(expr, Call) or expr.op.name != "select" or len(loops) < 2:
-        return None
+        return "an update is of rows"
     condition, value, old = expr.args
     output = computation.outputs[0].buffer
     if not isinstance(old, Load) or simplify(old.index[0]) is not here:
-        return None
+        return "old elements must be read where they are written"
     if shapes[old.source] != output.shape or any(not isinstance(x, int) for x in output.shape):
-        return None
+        return f"old and new must have one static shape, found {output.shape}"
     read = {x.source for e in (condition, value) for x in loads(e)}
     if old.source in read or any(isinstance(n, Reduce) for n in walk(expr)):
-        return None
+        return "new elements must depend on no others, and be no sums"
     rows = _rows(condition, loops)
     if rows is None:
-        return None
+        return "the condition must pick rows"
     body = _body(loops, rows, here, value, output.name, vector_bytes)
     inputs = [flat_buffer(b) for b in computation.inputs if b.name in read]
     target = replace(flat_buffer(output), access="inout")
