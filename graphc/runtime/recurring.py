@@ -14,6 +14,7 @@ import atexit
 import ctypes
 import math
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -160,13 +161,21 @@ class Background:
             thread.join()
 
     def stop(self) -> None:
-        """Has the thread end, which it does between two lines of Python."""
-        thread = self._thread
+        """Has the thread end, which it does between two lines of Python. Where Python ignores that,
+        as in callbacks of weak references, it is asked again, without a word."""
+        thread, usual = self._thread, sys.unraisablehook
+
+        def quiet(ignored: sys.UnraisableHookArgs) -> None:
+            if ignored.exc_type is not SystemExit:
+                usual(ignored)
+
+        sys.unraisablehook = quiet
         while thread is not None and thread.is_alive():
             if thread.ident is not None:
                 raising = ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(*raising)
             thread.join(POLL)
+        sys.unraisablehook = usual
 
 
 _at_work: weakref.WeakSet[Background] = weakref.WeakSet()  # those that may have a thread
