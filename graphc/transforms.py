@@ -21,6 +21,7 @@ import numpy as np
 
 from graphc.autodiff import forward, reverse
 from graphc.autodiff.rules import RULES
+from graphc.autodiff.values import zeros_like
 from graphc.errors import ModelError
 from graphc.frontend import dsl_trace as trace
 from graphc.frontend.dsl_tensor import Tensor, apply, constant
@@ -164,10 +165,7 @@ class custom_vjp:  # noqa: N801  (a decorator)
             return inlined(b, lambda *flat: _flattened(forward_pass(*flat)[0])[0], values)
 
         def pull(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
-            given = [
-                b.constant(np.zeros(v.tensor.static_shape, v.tensor.dtype.np)) if g is None else g
-                for v, g in zip(op.outputs, cotangents)
-            ]
+            given = [zeros_like(b, v) if g is None else g for v, g in zip(op.outputs, cotangents)]
 
             def pulled(*flat: Tensor) -> list[Tensor]:
                 _, residuals = forward_pass(*flat[: len(types)])

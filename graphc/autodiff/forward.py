@@ -8,8 +8,9 @@ import numpy as np
 
 from graphc.autodiff.contributions import Sources, rebuilt
 from graphc.autodiff.reverse import BODIES, require_static
-from graphc.autodiff.rules import require_plain
+from graphc.autodiff.rules import inverse_transposed, require_plain
 from graphc.autodiff.tangent import tangent
+from graphc.autodiff.values import zeros_like
 from graphc.errors import UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.expr import Expr, Index, Load, Reduce, cast
@@ -54,7 +55,7 @@ def tangents(region: Region, seeds: Mapping[Value, Value], wanted: Sequence[Valu
 def _of(b: Builder, value: Value, known: dict[Value, Value], renamed: dict[Value, Value]) -> Value:
     while value in renamed:
         value = renamed[value]
-    return _or_zeros(b, value, known.get(value))
+    return known.get(value) or zeros_like(b, value)
 
 
 def _carry(region: Region, op: Op, known: dict[Value, Value], rule: Rule | None) -> None:
@@ -89,15 +90,9 @@ def _of_body(b: Builder, op: Op, number: int, given: Sequence[Value | None]) -> 
     return generic_op(b, space, cast(expr, result.dtype), sources.value)
 
 
-def _linear() -> Rule:
-    """The rule of an operator that is linear in its operand 0: itself, applied to the tangent."""
-
-    def carry(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
-        operands = [given[0], *op.inputs[1:]]
-        made = b.op(op.name, *operands, domain=op.defn.domain, **op.attrs)
-        return [made]
-
-    return carry
+def _linear(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
+    """An operator that is linear in its operand 0: itself, applied to the tangent."""
+    return [b.op(op.name, given[0], *op.inputs[1:], domain=op.defn.domain, **op.attrs)]
 
 
 def _stopped(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
@@ -112,27 +107,19 @@ def _largest(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | 
 def _scattered(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
     """A scatter of tangents: it is linear in data and updates together."""
     require_plain(op)
-    data, updates = (_or_zeros(b, op.operand(n), given[n]) for n in (0, 2))
+    data, updates = (given[n] or zeros_like(b, op.operand(n)) for n in (0, 2))
     return [b.op(op.name, data, op.operand(1), updates, **op.attrs)]
-
-
-def _or_zeros(b: Builder, value: Value, tangent: Value | None) -> Value:
-    type = value.tensor
-    return tangent or b.constant(np.zeros(type.static_shape, type.dtype.np))
 
 
 def _determinant(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
     """det(x) times the trace of inverse(x) @ tangent."""
-    rank = op.operand(0).tensor.rank
-    swapped = (*range(rank - 2), rank - 1, rank - 2)
-    inverse = b.op("Inverse", op.operand(0), domain="com.microsoft")
-    product = b.Mul(inverse, b.Transpose(given[0], perm=swapped))
+    product = b.Mul(inverse_transposed(b, op.operand(0)), given[0])
     return [b.Mul(op.output, b.ReduceSum(product, np.array([-2, -1]), keepdims=0))]
 
 
 RULES: dict[tuple[str, str], Rule] = {
     ("graphc", "StopGradient"): _stopped,
-    ("", "CumSum"): _linear(),
+    ("", "CumSum"): _linear,
     ("", "TopK"): _largest,
     ("", "ScatterND"): _scattered,
     ("", "ScatterElements"): _scattered,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from graphc.autodiff.values import is_float, zeros_like
 from graphc.errors import NeedsValue, UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import boolean, i64
@@ -32,24 +33,16 @@ def pulled(b: Builder, op: Op, cotangents: Cotangents, gradients: Gradients) -> 
     raise UnsupportedError(f"{op.where()}: {op.name} has no derivative")
 
 
-def _is_float(value: Value | None) -> bool:
-    return value is not None and isinstance(value.type, TensorType) and value.type.dtype.is_float
-
-
 def _is_wanted(value: Value | None) -> bool:
     """Whether the gradient of an operand may be asked for."""
     is_constant = value is not None and value.constant is not None
-    return _is_float(value) and not is_constant
-
-
-def _zeros(b: Builder, value: Value) -> Value:
-    return b.constant(np.zeros(value.tensor.static_shape, value.tensor.dtype.np))
+    return is_float(value) and not is_constant
 
 
 def _given(b: Builder, op: Op, cotangents: Cotangents) -> list[Value | None]:
     """The gradients of results of floats, zeros where there are none."""
     return [
-        (g if g is not None else _zeros(b, v)) if _is_float(v) else None
+        (g if g is not None else zeros_like(b, v)) if is_float(v) else None
         for v, g in zip(op.outputs, cotangents)
     ]
 
@@ -115,7 +108,7 @@ class _OfLoop:
         given = _given(self.b, self.op, cotangents)
         ends, rows = given[: len(self.states)], given[len(self.states) :]
         carried = [g for g in ends if g is not None]
-        sums = [_zeros(self.b, self._capture(n)) for n in self.wanted]
+        sums = [zeros_like(self.b, self._capture(n)) for n in self.wanted]
         stacked = [g for g in rows if g is not None]
         trips = [] if self.is_scan else [np.arange(trip_count(self.op))]
         made = self._backward(
@@ -174,7 +167,7 @@ class _OfLoop:
         start = inner[self.header :]
         asked = [v for v, g in zip(start[:count], ends) if g is not None]
         asked += [captured[n] for n in self.wanted]
-        asked += [v for v in start[count : count + len(self.rows)] if _is_float(v)]
+        asked += [v for v in start[count : count + len(self.rows)] if is_float(v)]
         made = self.gradients(region, seeds, asked)
         first, b = sum(g is not None for g in ends), Builder(region)
         added = [b.Add(s, g) for s, g in zip(sums, made[first : first + len(sums)])]
@@ -206,9 +199,9 @@ class _OfLoop:
         in_back = self._attribute("scan_input_directions", len(self.rows))
         out_axes = self._attribute("scan_output_axes", self.outs)
         out_back = self._attribute("scan_output_directions", self.outs)
-        kept = [n for n, v in enumerate(self.op.outputs[len(self.states) :]) if _is_float(v)]
+        kept = [n for n, v in enumerate(self.op.outputs[len(self.states) :]) if is_float(v)]
         ahead -= len(kept)
-        floats = [n for n, v in enumerate(self.rows) if _is_float(v)]
+        floats = [n for n, v in enumerate(self.rows) if is_float(v)]
         made = self.b.op(
             "Scan",
             *carried,
@@ -231,6 +224,6 @@ class _OfLoop:
         states, rest = iter(made[:carried]), iter(made[carried:])
         sums = {n: next(rest) for n in self.wanted}
         result: list[Value | None] = [None] * self.header
-        result += [next(states) if _is_float(v) else None for v in self.states]
-        result += [next(rest) if _is_float(v) else None for v in self.rows]
+        result += [next(states) if is_float(v) else None for v in self.states]
+        result += [next(rest) if is_float(v) else None for v in self.rows]
         return result + [sums.get(n) for n in range(len(self.captured))]

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from graphc.autodiff.contributions import contributions
 from graphc.autodiff.regions import pulled
 from graphc.autodiff.rules import RULES
+from graphc.autodiff.values import is_float, zeros_like
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.graph import Op, Region, Value
@@ -40,7 +39,7 @@ def gradients(region: Region, seeds: Mapping[Value, Value], wanted: Sequence[Val
         if any(v in collected for v in op.outputs) and any(v in active for v in op.inputs):
             _differentiate(region, op, collected, active)
     b = Builder(region)
-    return [_total(b, collected.get(v, [])) or _zeros(b, v) for v in wanted]
+    return [_total(b, collected.get(v, [])) or zeros_like(b, v) for v in wanted]
 
 
 def require_static(region: Region) -> None:
@@ -57,12 +56,8 @@ def _depending(ops: Sequence[Op], wanted: Sequence[Value]) -> set[Value]:
     active = set(wanted)
     for op in ops:
         if op.defn.name != "Constant" and any(v in active for v in op.inputs):
-            active.update(v for v in op.outputs if _is_float(v))
+            active.update(v for v in op.outputs if is_float(v))
     return active
-
-
-def _is_float(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.dtype.is_float
 
 
 def _expand(region: Region, collected: dict[Value, list[Value]], wanted: Sequence[Value]) -> None:
@@ -78,7 +73,7 @@ def _expand(region: Region, collected: dict[Value, list[Value]], wanted: Sequenc
                     if old in collected:
                         collected.setdefault(new, []).extend(collected.pop(old))
                 continue
-            active.update(v for v in op.outputs if _is_float(v))
+            active.update(v for v in op.outputs if is_float(v))
         position += 1
 
 
@@ -110,8 +105,3 @@ def _total(b: Builder, values: list[Value]) -> Value | None:
         total = b.Add(total, value)
     values[:] = [total]
     return total
-
-
-def _zeros(b: Builder, value: Value) -> Value:
-    type = value.tensor
-    return b.constant(np.zeros(type.static_shape, type.dtype.np))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from graphc.autodiff.values import zeros_like
 from graphc.errors import UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.graph import Op, Value
@@ -88,8 +89,7 @@ def _cumulated(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[V
 @rule("TopK")
 def _largest(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
     """Each value's gradient goes where the value is from."""
-    x = op.operand(0).tensor
-    zeros = b.constant(np.zeros(x.static_shape, x.dtype.np))
+    zeros = zeros_like(b, op.operand(0))
     axis = op.attrs.get("axis", -1)
     return [b.ScatterElements(zeros, op.outputs[1], _only(cotangents), axis=axis), None]
 
@@ -104,9 +104,7 @@ def _scattered(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[V
     if op.attrs.get("reduction", "none") == "add":
         return [g, None, picked]
     require_plain(op)
-    updates = op.operand(2).tensor
-    zeros = b.constant(np.zeros(updates.static_shape, updates.dtype.np))
-    return [b.op(op.name, g, indices, zeros, **axis), None, picked]
+    return [b.op(op.name, g, indices, zeros_like(b, op.operand(2)), **axis), None, picked]
 
 
 def require_plain(op: Op) -> None:
@@ -119,9 +117,12 @@ def require_plain(op: Op) -> None:
 @rule("Det")
 def _determinant(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
     """det(x) times the transposed inverse; infinite or NaN where x is singular."""
-    x = op.operand(0)
-    rank = x.tensor.rank
-    swapped = (*range(rank - 2), rank - 1, rank - 2)
     scale = b.Unsqueeze(b.Mul(_only(cotangents), op.output), np.array([-2, -1]))
+    return [b.Mul(scale, inverse_transposed(b, op.operand(0)))]
+
+
+def inverse_transposed(b: Builder, x: Value) -> Value:
+    """The transposed inverse of square matrices."""
+    rank = x.tensor.rank
     inverse = b.op("Inverse", x, domain="com.microsoft")
-    return [b.Mul(scale, b.Transpose(inverse, perm=swapped))]
+    return b.Transpose(inverse, perm=(*range(rank - 2), rank - 1, rank - 2))
