@@ -14,14 +14,14 @@ transformations nest.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from graphc.autodiff import forward, reverse
 from graphc.autodiff.rules import RULES
-from graphc.autodiff.values import zeros_like
+from graphc.autodiff.values import seeded, zeros_like
 from graphc.errors import ModelError
 from graphc.frontend import dsl_trace as trace
 from graphc.frontend.dsl_tensor import Tensor, apply, constant
@@ -66,14 +66,14 @@ def value_and_grad(
             given = {**dict(enumerate(args)), **dict(zip(chosen, values))}
             return function(*(given[n] for n in range(len(args))))
 
-        value, pull = _pullback(of_chosen, wanted, has_aux)
-        result = value[0] if has_aux else value
+        body = _Body(of_chosen, wanted)
+        result = body.value[0] if has_aux else body.value
         if not isinstance(result, Tensor) or result.shape != ():
             raise ModelError(
                 f"grad takes a function that returns a scalar, {_name(function)} returns "
                 f"{result!r}; reduce it (dsl.ReduceSum(y, keepdims=0)), or use graphc.vjp"
             )
-        gradients = pull(constant(np.ones((), result.dtype.np)))
+        value, gradients = body.pulled([constant(np.ones((), result.dtype.np))])
         return value, gradients[0] if isinstance(argnums, int) else gradients
 
     return _Callable(function, traced)
@@ -282,9 +282,9 @@ class _Body:
         with trace.inside(Region()) as frame:
             self.frame, self.region = frame, frame.region
             params = [Tensor(frame.add_param(a.value.type, a.value.name)) for a in self.args]
-            result = function(*_unflattened(shape, params))
-            self.results, self.result_shape = _flattened(_mapped(_tensor, result))
-            self.results = [Tensor(frame.local(t.value)) for t in self.results]
+            self.value = _mapped(_tensor, function(*_unflattened(shape, params)))
+            results, self.result_shape = _flattened(self.value)
+            self.region.set_results([frame.local(t.value) for t in results])
             self.params = [p.value for p in params]
 
     def inline(self, extra: Sequence[tuple[Value, Tensor]] = ()) -> dict[Value, Value]:
@@ -298,46 +298,42 @@ class _Body:
             self.outer.owned.update(copy.outputs)
         return mapping
 
+    def results(self, mapping: Mapping[Value, Value]) -> Tree:
+        """What the function gives, in the graph around."""
+        values = [Tensor(mapping[value]) for value in self.region.results]
+        return _unflattened(self.result_shape, values)
 
-def _pullback(
-    function: Callable, args: Sequence[Tree], has_aux: bool = False
-) -> tuple[Tree, Callable]:
-    """The value of a function, and what pulls gradients back; with `has_aux`, of the first part of
-    the value alone."""
+    def pulled(self, given: Sequence[Tensor]) -> tuple[Tree, tuple]:
+        """What the function gives, and the gradients of its arguments, from those of the first of
+        its results."""
+        results = self.region.results[: len(given)]
+        for value, g in zip(results, given):
+            if g.value.type != value.type:
+                raise ModelError(
+                    f"a gradient of {Tensor(value)!r} is {g!r}: their types must be equal"
+                )
+        params = [self.frame.add_param(g.value.type, "g") for g in given]
+        seeds = seeded(self.region, results, params)
+        gradients = reverse.gradients(self.region, seeds, self.params)
+        mapping = self.inline(list(zip(params, given)))
+        slopes = _unflattened(self.shape, [Tensor(mapping[v]) for v in gradients])
+        return self.results(mapping), slopes
+
+
+def _pullback(function: Callable, args: Sequence[Tree]) -> tuple[Tree, Callable]:
+    """The value of a function, and what pulls gradients back."""
     body = _Body(function, args)
-    mapping = body.inline()
-    values = [Tensor(mapping[t.value]) for t in body.results]
-    value = _unflattened(body.result_shape, values)
-    own = body.result_shape.parts[0] if has_aux else body.result_shape
 
     def pull(g: Tree) -> tuple:
         given, shape = _flattened(_mapped(_tensor, g))
-        if str(shape) != str(own):
+        if str(shape) != str(body.result_shape):
             raise ModelError(
-                f"the gradient of {_name(function)} has the structure {shape}, not {own}"
+                f"the gradient of {_name(function)} has the structure {shape}, "
+                f"not {body.result_shape}"
             )
-        return _pulled(function, args, given, own)
+        return _Body(function, args).pulled(given)[1]
 
-    return value, pull
-
-
-def _pulled(function: Callable, args: Sequence[Tree], given: list, own: _Shape) -> tuple:
-    body = _Body(function, args)
-    seeds: dict[Value, Value] = {}
-    extra = []
-    with_seed: list[tuple[Value, Value]] = []
-    for result, g in zip(body.results[: own.count], given):
-        if g.value.type != result.value.type:
-            raise ModelError(f"a gradient of {result!r} is {g!r}: their types must be equal")
-        param = body.frame.add_param(g.value.type, "g")
-        extra.append((param, g))
-        with_seed.append((result.value, param))
-    b = Builder(body.region)
-    for value, param in with_seed:
-        seeds[value] = b.Add(seeds[value], param) if value in seeds else param
-    gradients = reverse.gradients(body.region, seeds, body.params)
-    mapping = body.inline(extra)
-    return _unflattened(body.shape, [Tensor(mapping[v]) for v in gradients])
+    return body.results(body.inline()), pull
 
 
 def _pushed(function: Callable, args: Sequence[Tree], given: Sequence[Tree]) -> tuple[Tree, Tree]:
@@ -349,11 +345,10 @@ def _pushed(function: Callable, args: Sequence[Tree], given: Sequence[Tree]) -> 
             raise ModelError(f"the tangent of {arg!r} is {direction!r}: their types must be equal")
         extra.append((body.frame.add_param(direction.value.type, "t"), direction))
     seeds = {p: t for p, (t, _) in zip(body.params, extra)}
-    made = forward.tangents(body.region, seeds, [t.value for t in body.results])
+    made = forward.tangents(body.region, seeds, body.region.results)
     mapping = body.inline(extra)
-    value = [Tensor(mapping[t.value]) for t in body.results]
-    shape = body.result_shape
-    return _unflattened(shape, value), _unflattened(shape, [Tensor(mapping[v]) for v in made])
+    slopes = [Tensor(mapping[value]) for value in made]
+    return body.results(mapping), _unflattened(body.result_shape, slopes)
 
 
 # ---------------------------------------------------------------- with arrays

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from graphc.autodiff.values import is_float, zeros_like
+from graphc.autodiff.values import is_float, seeded, zeros_like
 from graphc.errors import NeedsValue, UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import boolean, i64
@@ -47,17 +47,6 @@ def _given(b: Builder, op: Op, cotangents: Cotangents) -> list[Value | None]:
     ]
 
 
-def _seeded(
-    region: Region, results: Sequence[Value], given: Sequence[Value | None]
-) -> dict[Value, Value]:
-    """The gradients of results, added up where a value is returned twice."""
-    b, seeds = Builder(region), dict[Value, Value]()
-    for value, g in zip(results, given):
-        if g is not None:
-            seeds[value] = b.Add(seeds[value], g) if value in seeds else g
-    return seeds
-
-
 # ---------------------------------------------------------------- branches
 
 
@@ -71,7 +60,7 @@ def _of_branches(
     for branch in op.regions:
         region = clone_region(branch)
         extra = iter([region.add_param(g.type) for g in floats])
-        seeds = _seeded(region, region.results, [g and next(extra) for g in given])
+        seeds = seeded(region, region.results, [g and next(extra) for g in given])
         captured = [region.params[n] for n in wanted]
         region.set_results(gradients(region, seeds, captured))
         regions.append(region)
@@ -163,7 +152,7 @@ class _OfLoop:
         mapping = dict(zip(source.params, inner))
         copy_ops(source, region, mapping)
         results = [mapping[v] for v in source.results[self.header // 2 :]]
-        seeds = _seeded(region, results, [*adjoint, *slopes])
+        seeds = seeded(region, results, [*adjoint, *slopes])
         start = inner[self.header :]
         asked = [v for v, g in zip(start[:count], ends) if g is not None]
         asked += [captured[n] for n in self.wanted]
