@@ -8,28 +8,19 @@ shapes of a batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from graphc.autodiff.reverse import gradients
 from graphc.errors import ModelError
 from graphc.files import atomic
-from graphc.frontend.dsl_tensor import Tensor, apply
-from graphc.ir import dtypes
-from graphc.ir.build import Builder
-from graphc.ir.graph import Graph, Value, clone_graph
-from graphc.ir.types import TensorType
-from graphc.passes.specialise import specialise
+from graphc.ir.graph import Graph, clone_graph
 from graphc.train.losses import LOSSES
 from graphc.train.optimizers import Adam, Optimizer
-from graphc.train.parameters import as_input, discovered, with_batch_statistics
-from graphc.transforms import inlined
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-RATE, STEP, TARGET = "rate of the step", "number of the step", "target"
+from graphc.train.parameters import discovered
+from graphc.train.step_graph import RATE, STEP, TARGET, Loss, Recipe, StepGraph
 
 
 @dataclass(frozen=True)
@@ -65,16 +56,16 @@ class Step:
         self.graph = _imported(source)
         if isinstance(loss, str) and loss not in LOSSES:
             raise ModelError(f"there is no loss {loss!r}; choose one of {', '.join(LOSSES)}")
-        self.loss: Loss = LOSSES[loss] if isinstance(loss, str) else loss
         self.optimizer = optimizer if optimizer is not None else Adam()
-        self.clip_norm, self.train_mode, self.threads = clip_norm, train_mode, threads
-        self.count = 0
-        self._chosen = tuple(discovered(self.graph, parameters, frozen))
+        self.threads, self.count = threads, 0
+        chosen = tuple(discovered(self.graph, parameters, frozen))
+        function = LOSSES[loss] if isinstance(loss, str) else loss
+        self.recipe = Recipe(function, self.optimizer, chosen, clip_norm, train_mode)
         self._state: dict[str, np.ndarray] = {}
         for op in self.graph.ops:
             if op.name == "Constant" and op.output.tensor.dtype.is_float:
                 self._state[op.output.name] = op.attrs["value"]
-        shapes = {name: self._state[name] for name in self._chosen}
+        shapes = {name: self._state[name] for name in chosen}
         self._slots = {
             f"{slot} of {name}": np.zeros_like(array)
             for name, array in shapes.items()
@@ -160,8 +151,7 @@ class Step:
     def _compile(self, batch: Mapping[str, np.ndarray]) -> _Program:
         from graphc.api import compile  # only a run needs it
 
-        target = batch[TARGET]
-        made = _Making(self, batch, TensorType(dtypes.of(target.dtype), target.shape))
+        made = StepGraph(self.recipe, self.trained(), batch)
         model = compile(made.graph, threads=self.threads)
         return _Program(model, [p.name for p in made.graph.params], made.updated)
 
@@ -173,72 +163,6 @@ class _Program:
     model: Any
     inputs: list[str]
     updated: list[str]
-
-
-class _Making:
-    """A model's graph made into that of a step."""
-
-    def __init__(self, step: Step, batch: Mapping[str, np.ndarray], target: TensorType):
-        self.step, self.updated = step, list[str]()
-        open_graph = step.trained()
-        constants = {op.output.name: op for op in open_graph.ops if op.name == "Constant"}
-        for name in step._chosen:
-            as_input(open_graph, constants[name])
-        moved = with_batch_statistics(open_graph) if step.train_mode else {}
-        open_graph.set_results([open_graph.results[0], *moved.values()])
-        arrays = {**batch, **step._state}
-        shapes = {p.name: arrays[p.name].shape for p in open_graph.params}
-        graph = self.graph = specialise(open_graph, shapes)
-        named = {p.name: p for p in graph.params}
-        weights = {name: named[name] for name in step._chosen}
-        labels = graph.add_param(target, TARGET)
-        b = Builder(graph)
-        (loss,) = inlined(b, lambda *x: [step.loss(*x)], [graph.results[0], labels])
-        if loss.tensor.dims != ():
-            raise ModelError(f"a loss must be a scalar, found {loss.type}")
-        graph.set_results([loss, *graph.results[1:]])
-        one = b.constant(np.ones((), loss.tensor.dtype.np))
-        slopes = gradients(graph, {loss: one}, list(weights.values()))
-        (norm,) = inlined(b, lambda *x: [_norm(x)], slopes)
-        results = [graph.results[0], norm, *graph.results[1:]]
-        self.updated += moved
-        results += self._updates(b, weights, slopes, norm)
-        graph.set_results(results)
-        graph.output_names = ["loss", "norm", *self.updated]
-        graph.output_types = []
-
-    def _updates(
-        self, b: Builder, weights: Mapping[str, Value], slopes: Sequence[Value], norm: Value
-    ) -> list[Value]:
-        """The new parameters, each with its slots."""
-        rates = [self.graph.add_param(TensorType(dtypes.f32, ()), n) for n in (RATE, STEP)]
-        results = []
-        for (name, weight), slope in zip(weights.items(), slopes):
-            kept = {f"{slot} of {name}": slot for slot in self.step.optimizer.slots}
-            slots = [self.graph.add_param(weight.type, title) for title in kept]
-            results += inlined(b, self._update, [weight, slope, norm, *rates, *slots])
-            self.updated += [name, *kept]
-        return results
-
-    def _update(
-        self, p: Tensor, g: Tensor, norm: Tensor, rate: Tensor, count: Tensor, *slots: Tensor
-    ) -> list[Tensor]:
-        """A new parameter, and what is kept for it."""
-        optimizer, clip_norm = self.step.optimizer, self.step.clip_norm
-        if clip_norm is not None:
-            share = apply("Min", clip_norm / (norm + 1e-6), np.float32(1))
-            g = g * apply("CastLike", share, g)
-        rate, count = (apply("CastLike", scalar, p) for scalar in (rate, count))
-        new, kept = optimizer.update(p, g, dict(zip(optimizer.slots, slots)), rate, count)
-        return [new, *(kept[slot] for slot in optimizer.slots)]
-
-
-def _norm(slopes: Sequence[Tensor]) -> Tensor:
-    """The 2-norm of all gradients together, in float32."""
-    squares = [
-        apply("ReduceSumSquare", apply("Cast", g, to=dtypes.f32), keepdims=0) for g in slopes
-    ]
-    return apply("Sqrt", sum(squares[1:], squares[0]))
 
 
 def _imported(source: Any) -> Graph:
