@@ -16,9 +16,10 @@ import importlib.util
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 from graphc.errors import ModelError
 
@@ -208,3 +209,15 @@ def write_bytes(path: str | os.PathLike, *parts: bytes | memoryview) -> None:
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Writes a text file, whole or not at all."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def save_npz(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
+    """Writes arrays by name as numpy.savez, which cannot take every name; whole or not at all."""
+    import zipfile
+
+    import numpy as np
+
+    with atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=True)

@@ -405,7 +405,7 @@ EXEMPT = {
     "MelWeightMatrix": "its floats are no tensors", "Range": "its floats decide its shape",
     "Unique": "its results are of no size that is known",
     "Multinomial": "it draws", "Bernoulli": "it draws", "Dropout": "it draws",
-    f"{OURS}.Draw": "it draws",
+    f"{OURS}.Draw": "it draws", f"{OURS}.DropoutAt": "it draws",
     "RandomNormalLike": "it draws", "RandomUniformLike": "it draws",
     f"{TRADITIONAL}.SVMClassifier": "it computes in float32, by test_ml_ops.py",
     f"{TRADITIONAL}.SVMRegressor": "likewise", f"{OURS}.CoupledProbabilities": "likewise",

@@ -109,8 +109,7 @@ def write(text: str, constants: Mapping[str, np.ndarray], path: str | None) -> N
     """Writes a form to stdout, or to a file, with the constants that it names by digest in
     `path`.npz."""
     from graphc.cli.models import CONSTANTS
-    from graphc.cli.output import save_npz
-    from graphc.files import atomic
+    from graphc.files import atomic, save_npz
 
     text = text if text.endswith("\n") else text + "\n"
     if path is None:

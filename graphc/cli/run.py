@@ -136,7 +136,7 @@ def _run_interface(
 def _save(path: str, names: list[str], outputs: list[Any]) -> None:
     import numpy as np
 
-    from graphc.cli.output import save_npz
+    from graphc.files import save_npz
 
     arrays: dict[str, Any] = {}
     for name, value in zip(names, outputs):

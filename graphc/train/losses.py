@@ -9,6 +9,8 @@ import numpy as np
 
 from graphc.frontend.dsl_tensor import Tensor, apply
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+
 
 def mean(x: Tensor) -> Tensor:
     """The mean of all elements."""
@@ -57,7 +59,5 @@ def kl(log_probabilities: Tensor, target: Tensor) -> Tensor:
     return apply("ReduceSum", terms, keepdims=0) / float(target.shape[0])  # type: ignore[arg-type]
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    f.__name__: f for f in (cross_entropy, nll, bce, mse, l1, huber, kl)
-}
+LOSSES: dict[str, Loss] = {f.__name__: f for f in (cross_entropy, nll, bce, mse, l1, huber, kl)}
 """Losses by name."""

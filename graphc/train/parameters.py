@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from graphc.errors import ModelError
+from graphc.errors import ModelError, UnsupportedError
+from graphc.ir import dtypes
 from graphc.ir.graph import Graph, Op, Value
+from graphc.ir.opdef import lookup
+from graphc.ir.types import TensorType
 
+DRAW = "number of the draw"
 STATISTICS = {"BatchNormalization": (3, 4)}  # operands that hold running statistics
 
 
@@ -44,6 +48,18 @@ def is_statistic(user: Op, position: int) -> bool:
     return position in STATISTICS.get(user.name, ())
 
 
+def statistics(graph: Graph) -> list[str]:
+    """The names of the constants that are running statistics."""
+    return list(
+        dict.fromkeys(
+            maker.output.name
+            for op in graph.ops
+            for position in STATISTICS.get(op.name, ())
+            if (maker := op.operand(position).producer) is not None and maker.name == "Constant"
+        )
+    )
+
+
 def as_input(graph: Graph, op: Op) -> Value:
     """A constant made an input of the graph, of the same name."""
     value = graph.add_param(op.output.type, op.output.name)
@@ -72,3 +88,34 @@ def with_batch_statistics(graph: Graph) -> dict[str, Value]:
             as_input(graph, maker)
         op.memo.clear()
     return moved
+
+
+def with_dropout(graph: Graph, seed: int) -> None:
+    """Has every Dropout drop elements, other ones in each step: the graph gets an input, DRAW."""
+    draw: Value | None = None
+    ops = [op for op in graph.ops if op.name == "Dropout"]
+    for layer, op in enumerate(ops):
+        if any(v.uses for v in op.outputs[1:]):
+            raise UnsupportedError(f"{op.where()}: a mask that is used cannot be trained with")
+        ratio = op.operand(1) if len(op.inputs) > 1 and op.inputs[1] is not None else None
+        if ratio is not None and ratio.constant is None:
+            raise UnsupportedError(f"{op.where()}: a ratio that is computed cannot be trained with")
+        rate = 0.5 if ratio is None else float(ratio.constant)  # type: ignore[arg-type]
+        draw = draw or graph.add_param(TensorType(dtypes.i64, ()), DRAW)
+        own = op.attrs.get("seed")
+        attrs = {"ratio": rate, "seed": seed if own is None else int(own), "layer": layer}
+        made = Op(lookup("DropoutAt", "graphc"), [op.operand(0), draw], attrs, loc=op.loc)
+        op.outputs[0].replace_uses(graph.insert_before(op, made).output)
+        op.erase()
+
+
+def as_inference(graph: Graph) -> Graph:
+    """Turns a model that was exported for training into one for inference."""
+    for op in graph.ops:
+        if op.name == "Dropout" and not any(v.uses for v in op.outputs[1:]):
+            op.set_inputs(op.inputs[:2])
+        if op.name == "BatchNormalization" and not any(v.uses for v in op.outputs[1:]):
+            op.attrs.pop("training_mode", None)
+            del op.outputs[1:]
+            op.memo.clear()
+    return graph

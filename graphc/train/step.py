@@ -1,35 +1,54 @@
 """A training step: forward pass, gradients and update of the parameters in one compiled program.
 
-The model's constants to train become inputs of the graph, and what they are updated to results, as
-are running statistics and the state of the optimiser. A program is compiled for each tuple of
-shapes of a batch.
+A program is compiled for each tuple of shapes of a batch. Where gradients are added up before the
+update (micro-batches, or several processes) there are two: one adds those of a batch to what was
+given, one updates.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from graphc.errors import ModelError
-from graphc.files import atomic
 from graphc.ir.graph import Graph, clone_graph
 from graphc.train.losses import LOSSES
+from graphc.train.metrics import METRICS
 from graphc.train.optimizers import Adam, Optimizer
-from graphc.train.parameters import discovered
-from graphc.train.step_graph import RATE, STEP, TARGET, Loss, Recipe, StepGraph
+from graphc.train.parameters import as_inference, discovered
+from graphc.train.state_files import read_state_dict, save_state_dict
+from graphc.train.step_graph import (
+    DRAW,
+    GRADIENT,
+    RATE,
+    SHARE,
+    STEP,
+    SUM,
+    TARGET,
+    Loss,
+    Made,
+    Recipe,
+    evaluation_graph,
+    gradients_graph,
+    step_graph,
+    update_graph,
+)
+
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a step gives: the loss before the update, and the 2-norm of all gradients together,
-    before clipping."""
+    """What a step gives: the loss before the update, the 2-norm of all gradients together, before
+    clipping, and the metrics by name."""
 
     loss: float
     gradient_norm: float
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Step:
@@ -38,8 +57,11 @@ class Step:
     `source` is an ONNX model (path, bytes, ModelProto) or a graph, whose constants are the
     parameters. `parameters` are shell patterns of the names to train (None: all), `frozen` of those
     not to. `loss` is the name of one of `LOSSES`, or a function of the DSL from the first result
-    and the target to a scalar. `clip_norm` scales gradients down to a 2-norm of at most that. With
-    `train_mode`, BatchNormalization uses the statistics of the batch, and moves the running ones.
+    and the target to a scalar; `metrics` are names of `METRICS`, or such functions by name.
+    `clip_norm` scales gradients down to a 2-norm of at most that. With `train_mode`,
+    BatchNormalization uses the statistics of the batch, and moves the running ones, and Dropout
+    drops, by random numbers that follow from `seed` and the number of the step. With `accumulate`,
+    a batch is computed in so many parts, one after the other, and updates parameters once.
     """
 
     def __init__(
@@ -52,23 +74,29 @@ class Step:
         clip_norm: float | None = None,
         train_mode: bool = True,
         threads: int | None = None,
+        metrics: Sequence[str] | Mapping[str, Loss] = (),
+        seed: int = 0,
+        accumulate: int = 1,
     ):
-        self.graph = _imported(source)
-        if isinstance(loss, str) and loss not in LOSSES:
-            raise ModelError(f"there is no loss {loss!r}; choose one of {', '.join(LOSSES)}")
+        self.graph = as_inference(_imported(source))
         self.optimizer = optimizer if optimizer is not None else Adam()
-        self.threads, self.count = threads, 0
+        if accumulate < 1:
+            raise ModelError(f"accumulate must be 1 or more, found {accumulate}")
+        self.threads, self.accumulate, self.count = threads, accumulate, 0
         chosen = tuple(discovered(self.graph, parameters, frozen))
-        function = LOSSES[loss] if isinstance(loss, str) else loss
-        self.recipe = Recipe(function, self.optimizer, chosen, clip_norm, train_mode)
-        self._state: dict[str, np.ndarray] = {}
+        function = _named("loss", LOSSES, loss) if isinstance(loss, str) else loss
+        if not isinstance(metrics, Mapping):
+            metrics = {name: _named("metric", METRICS, name) for name in metrics}
+        self.recipe = Recipe(
+            function, self.optimizer, chosen, clip_norm, train_mode, dict(metrics), seed
+        )
+        self._state: Arrays = {}
         for op in self.graph.ops:
             if op.name == "Constant" and op.output.tensor.dtype.is_float:
                 self._state[op.output.name] = op.attrs["value"]
-        shapes = {name: self._state[name] for name in chosen}
         self._slots = {
-            f"{slot} of {name}": np.zeros_like(array)
-            for name, array in shapes.items()
+            f"{slot} of {name}": np.zeros_like(self._state[name])
+            for name in chosen
             for slot in self.optimizer.slots
         }
         self._compiled: dict[Any, _Program] = {}
@@ -78,33 +106,70 @@ class Step:
 
         ModelError if the batch does not fit.
         """
-        arrays = [np.asarray(array) for array in batch]
-        names = [*(p.name for p in self.graph.params), TARGET]
-        if len(arrays) != len(names):
-            raise ModelError(f"a batch holds {names}, found {len(arrays)} arrays")
-        key = tuple((a.dtype.str, a.shape) for a in arrays)
-        if key not in self._compiled:
-            self._compiled[key] = self._compile(dict(zip(names, arrays)))
-        program = self._compiled[key]
-        rate = np.float32(self.optimizer.rate_of(self.count))
-        feeds = {**dict(zip(names, arrays)), **self._state, **self._slots}
-        feeds.update({RATE: rate, STEP: np.float32(self.count + 1)})
-        loss, norm, *updated = program.model.run({n: feeds[n] for n in program.inputs})
-        for name, array in zip(program.updated, updated):
-            (self._slots if name in self._slots else self._state)[name] = array
+        if self.accumulate > 1:
+            result, gradients = self.gradients(batch)
+            return Result(result.loss, self.apply(gradients), result.metrics)
+        feeds = self._feeds(batch)
+        program = self._program("step", feeds, step_graph)
+        numbers = self._run(program, {**feeds, **self._numbers()}, {})
         self.count += 1
-        return Result(float(loss), float(norm))
+        return Result(numbers.pop("loss"), numbers.pop("norm"), numbers)
+
+    def gradients(
+        self,
+        batch: Sequence[Any],
+        share: float = 1.0,
+        sums: Mapping[str, np.ndarray] | None = None,
+        part: int = 0,
+    ) -> tuple[Result, Arrays]:
+        """The gradients of the parameters for a batch, by name, times `share`, added to `sums`,
+        with the loss and the metrics (the norm is that of the result). Running statistics move.
+        `part` tells apart the parts of one step, so that Dropout draws other numbers in each.
+
+        The loss must be a mean over samples if the batch is computed in parts (`accumulate`).
+        """
+        arrays = self._feeds(batch)
+        made = {name: np.zeros_like(self._state[name]) for name in self.recipe.chosen}
+        made.update(sums or {})
+        total: dict[str, float] = {}
+        for number, (own, fraction) in enumerate(_parts(arrays, self.accumulate)):
+            draw = part * self.accumulate + number
+            numbers = self._numbers(draw)
+            numbers[SHARE] = np.asarray(share * fraction, np.float32)
+            numbers.update({SUM + name: array for name, array in made.items()})
+            program = self._program("gradients", own, gradients_graph)
+            for name, value in self._run(program, {**own, **numbers}, made).items():
+                total[name] = total.get(name, 0.0) + value * fraction
+        norm = float(np.sqrt(sum(np.vdot(g, g).astype(np.float64) for g in made.values())))
+        return Result(total.pop("loss"), norm, total), made
+
+    def apply(self, gradients: Mapping[str, Any]) -> float:
+        """Updates the parameters by gradients, which `gradients` gave; gives their 2-norm."""
+        missing = [name for name in self.recipe.chosen if name not in gradients]
+        if missing:
+            raise ModelError(f"there is no gradient of {missing[0]!r}")
+        feeds = {GRADIENT + n: self._fitting(self._state, n, g) for n, g in gradients.items()}
+        program = self._program("update", {}, lambda r, _, __: update_graph(r, self._state))
+        numbers = self._run(program, {**feeds, **self._numbers()}, {})
+        self.count += 1
+        return numbers["norm"]
+
+    def evaluate(self, batch: Sequence[Any]) -> dict[str, float]:
+        """The loss and the metrics of a batch as in inference, by name; nothing is updated."""
+        feeds = self._feeds(batch)
+        return self._run(self._program("evaluation", feeds, evaluation_graph), feeds, {})
 
     # ------------------------------------------------------------ state
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> Arrays:
         """Parameters and running statistics by name, as the model has them."""
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes parameters by name; ModelError if one is unknown, or has another shape."""
-        for name, value in state.items():
-            self._state[name] = self._fitting(self._state, name, value)
+        fitting = {name: self._fitting(self._state, name, value) for name, value in state.items()}
+        self._state.update(fitting)
+        self._compiled.clear()  # some are constants of programs
 
     @staticmethod
     def _fitting(known: Mapping[str, np.ndarray], name: str, value: Any) -> np.ndarray:
@@ -113,30 +178,37 @@ class Step:
             raise ModelError(f"there is no parameter {name!r}; there are {sorted(known)}")
         if array.shape != known[name].shape:
             raise ModelError(f"{name} has shape {known[name].shape}, found {array.shape}")
-        return array.astype(known[name].dtype)
+        return array.astype(known[name].dtype, copy=False)
+
+    def everything(self) -> Arrays:
+        """Parameters, running statistics, the optimiser's state, and the number of the step."""
+        return {**self._state, **self._slots, STEP: np.array(self.count, np.int64)}
+
+    def restore(self, state: Mapping[str, np.ndarray], source: str = "the state") -> None:
+        """Takes what `everything` gave, for the same model and optimiser."""
+        if STEP not in state:
+            raise ModelError(f"{source}: was not written by Step.save")
+        known = {**self._state, **self._slots}
+        missing = [name for name in known if name not in state]
+        if missing:
+            raise ModelError(
+                f"{source}: lacks {missing[0]!r}; was it of another model or optimiser?"
+            )
+        rest = {name: value for name, value in state.items() if name != STEP}
+        fitting = {name: self._fitting(known, name, value) for name, value in rest.items()}
+        self._state = {name: fitting[name] for name in self._state}
+        self._slots = {name: fitting[name] for name in self._slots}
+        self._compiled.clear()
+        self.count = int(state[STEP])
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes parameters, the optimiser's state and the number of the step to an .npz file; a
-        run that is loaded from it goes on to the same bits."""
-        state = {**self._state, **self._slots, STEP: np.int64(self.count)}
-        with atomic(path) as draft, open(draft, "wb") as file:
-            np.savez(file, **state)  # type: ignore[arg-type]
+        """Writes `everything` to a .npz or .safetensors file; a run that is loaded from it goes on
+        to the same bits."""
+        save_state_dict(self.everything(), path)
 
     def load(self, path: str | os.PathLike) -> None:
         """Reads what `save` wrote, for the same model and optimiser."""
-        with np.load(path, allow_pickle=False) as file:
-            state = {name: file[name] for name in file.files}
-        if STEP not in state:
-            raise ModelError(f"{path}: was not written by Step.save")
-        count = int(state.pop(STEP))
-        missing = [name for name in (*self._state, *self._slots) if name not in state]
-        if missing:
-            raise ModelError(f"{path}: lacks {missing[0]!r}; was it of another model or optimiser?")
-        everything = {**self._state, **self._slots}
-        fitting = {name: self._fitting(everything, name, value) for name, value in state.items()}
-        self._state = {name: fitting[name] for name in self._state}
-        self._slots = {name: fitting[name] for name in self._slots}
-        self.count = count
+        self.restore(read_state_dict(path), str(path))
 
     def trained(self) -> Graph:
         """The model with the parameters of now, for graphc.compile or graphc.export_onnx."""
@@ -146,23 +218,82 @@ class Step:
                 op.attrs["value"] = self._state[op.output.name]
         return graph
 
-    # ------------------------------------------------------------ the program
+    # ------------------------------------------------------------ programs
 
-    def _compile(self, batch: Mapping[str, np.ndarray]) -> _Program:
+    def _feeds(self, batch: Sequence[Any]) -> Arrays:
+        """The arrays of a batch by name."""
+        arrays = [np.asarray(array) for array in batch]
+        names = [*(p.name for p in self.graph.params), TARGET]
+        if len(arrays) != len(names):
+            raise ModelError(f"a batch holds {names}, found {len(arrays)} arrays")
+        return dict(zip(names, arrays))
+
+    def _numbers(self, part: int = 0) -> Arrays:
+        """The rate and the numbers of the step that a program may ask for."""
+        rate = np.float32(self.optimizer.rate_of(self.count))
+        draw = (self.count << 12) + part  # 4096 parts of a step draw other numbers
+        return {RATE: rate, STEP: np.float32(self.count + 1), DRAW: np.array(draw, np.int64)}  # type: ignore[dict-item]
+
+    def _program(
+        self, kind: str, feeds: Mapping[str, np.ndarray], make: Callable[..., Made]
+    ) -> _Program:
         from graphc.api import compile  # only a run needs it
 
-        made = StepGraph(self.recipe, self.trained(), batch)
-        model = compile(made.graph, threads=self.threads)
-        return _Program(model, [p.name for p in made.graph.params], made.updated)
+        key = kind, tuple((a.dtype.str, a.shape) for a in feeds.values())
+        if key not in self._compiled:
+            made = make(self.recipe, self.trained(), feeds)
+            model = compile(made.graph, threads=self.threads)
+            inputs = [p.name for p in made.graph.params]
+            self._compiled[key] = _Program(model, inputs, made.numbers, made.updated)
+        return self._compiled[key]
+
+    def _run(
+        self, program: _Program, feeds: Mapping[str, np.ndarray], gradients: Arrays
+    ) -> dict[str, float]:
+        """Runs a program, keeps the state that it gives, and gives its numbers by name."""
+        known = {**self._state, **self._slots, **feeds}
+        results = program.model.run({name: known[name] for name in program.inputs})
+        count = len(program.numbers)
+        for name, array in zip(program.updated, results[count:]):
+            if name.startswith(GRADIENT):
+                gradients[name.removeprefix(GRADIENT)] = array
+            else:
+                (self._slots if name in self._slots else self._state)[name] = array
+        return {name: float(value) for name, value in zip(program.numbers, results)}
 
 
 @dataclass(frozen=True)
 class _Program:
-    """A compiled step, its inputs, and the names of the state that its results are."""
+    """A compiled graph, its inputs, and the names of its results."""
 
     model: Any
     inputs: list[str]
+    numbers: list[str]
     updated: list[str]
+
+
+def _parts(arrays: Arrays, count: int) -> list[tuple[Arrays, float]]:
+    """A batch in so many parts along the first axis of all arrays, with the share of each."""
+    if count == 1:
+        return [(arrays, 1.0)]
+    sizes = {array.shape[:1] for array in arrays.values()}
+    if len(sizes) > 1 or sizes == {()}:
+        shapes = {name: array.shape for name, array in arrays.items()}
+        raise ModelError(f"accumulate splits axis 0, which must be the batch; found {shapes}")
+    ((size,),) = sizes
+    if size < count:
+        raise ModelError(f"accumulate={count} needs a batch of {count} or more, found {size}")
+    edges = [size * n // count for n in range(count + 1)]
+    return [
+        ({name: array[low:high] for name, array in arrays.items()}, (high - low) / size)
+        for low, high in zip(edges, edges[1:])
+    ]
+
+
+def _named(what: str, known: Mapping[str, Loss], name: str) -> Loss:
+    if name not in known:
+        raise ModelError(f"there is no {what} {name!r}; choose one of {', '.join(known)}")
+    return known[name]
 
 
 def _imported(source: Any) -> Graph:

@@ -1,13 +1,14 @@
-"""The graph of a training step, made of that of a model.
+"""The graphs of a training step, made of that of a model.
 
 The constants to train become inputs, and what they are updated to results, as are running
-statistics and the state of the optimiser.
+statistics and the state of the optimiser. A step is one graph, or two where gradients of several
+batches or processes are added up before the update: `gradients_graph` and `update_graph`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,12 +20,21 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Value, clone_graph
 from graphc.ir.types import TensorType
 from graphc.passes.specialise import specialise
+from graphc.train.losses import Loss
 from graphc.train.optimizers import Optimizer
-from graphc.train.parameters import as_input, with_batch_statistics
+from graphc.train.parameters import (
+    DRAW,
+    as_input,
+    statistics,
+    with_batch_statistics,
+    with_dropout,
+)
 from graphc.transforms import inlined
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 RATE, STEP, TARGET = "rate of the step", "number of the step", "target"
+SHARE, SUM, GRADIENT = "share of the batch", "sum for ", "gradient of "
+Arrays = Mapping[str, np.ndarray]
+SCALAR = TensorType(dtypes.f32, ())
 
 
 @dataclass(frozen=True)
@@ -37,67 +47,145 @@ class Recipe:
     chosen: tuple[str, ...]
     clip_norm: float | None = None
     train_mode: bool = True
+    metrics: Mapping[str, Loss] = field(default_factory=dict)
+    seed: int = 0
 
 
-class StepGraph:
-    """The graph of a step: `updated` names the state that its results after the first two are."""
+@dataclass
+class Made:
+    """A graph, and the names of its results: numbers first (loss, metrics), then `updated`, the
+    state that the others are."""
 
-    def __init__(self, recipe: Recipe, model: Graph, batch: Mapping[str, np.ndarray]):
-        self.recipe, self.updated = recipe, list[str]()
-        open_graph = clone_graph(model)
-        constants = {op.output.name: op for op in open_graph.ops if op.name == "Constant"}
+    graph: Graph
+    numbers: list[str]
+    updated: list[str]
+
+    def finish(self, results: Sequence[Value]) -> Made:
+        """Sets the results."""
+        self.graph.set_results(results)
+        self.graph.output_names = [*self.numbers, *self.updated]
+        self.graph.output_types = []
+        return self
+
+
+class _Forward:
+    """A model's graph of static shapes with its loss and metrics, whose parameters are inputs.
+    Results are the loss, the metrics, and the running statistics that `moved` names."""
+
+    def __init__(self, recipe: Recipe, model: Graph, batch: Arrays, training: bool):
+        opened = clone_graph(model)
+        constants = {op.output.name: op for op in opened.ops if op.name == "Constant"}
         for name in recipe.chosen:
-            as_input(open_graph, constants[name])
-        moved = with_batch_statistics(open_graph) if recipe.train_mode else {}
-        open_graph.set_results([open_graph.results[0], *moved.values()])
+            as_input(opened, constants[name])
+        moved = with_batch_statistics(opened) if training else {}
+        if training:
+            with_dropout(opened, recipe.seed)
+        for name in statistics(opened):
+            as_input(opened, constants[name])
+        opened.set_results([opened.results[0], *moved.values()])
         shapes = {
             p.name: batch[p.name].shape if p.name in batch else p.tensor.static_shape
-            for p in open_graph.params
+            for p in opened.params
         }
-        graph = self.graph = specialise(open_graph, shapes)
-        named = {p.name: p for p in graph.params}
-        weights = {name: named[name] for name in recipe.chosen}
+        self.graph, self.moved = specialise(opened, shapes), list(moved)
+        named = {p.name: p for p in self.graph.params}
+        self.weights = {name: named[name] for name in recipe.chosen}
         target = batch[TARGET]
-        labels = graph.add_param(TensorType(dtypes.of(target.dtype), target.shape), TARGET)
-        b = Builder(graph)
-        (loss,) = inlined(b, lambda *x: [recipe.loss(*x)], [graph.results[0], labels])
-        if loss.tensor.dims != ():
-            raise ModelError(f"a loss must be a scalar, found {loss.type}")
-        graph.set_results([loss, *graph.results[1:]])
-        one = b.constant(np.ones((), loss.tensor.dtype.np))
-        slopes = gradients(graph, {loss: one}, list(weights.values()))
-        (norm,) = inlined(b, lambda *x: [_norm(x)], slopes)
-        results = [graph.results[0], norm, *graph.results[1:]]
-        self.updated += moved
-        results += self._updates(b, weights, slopes, norm)
-        graph.set_results(results)
-        graph.output_names = ["loss", "norm", *self.updated]
-        graph.output_types = []
+        labels = self.graph.add_param(TensorType(dtypes.of(target.dtype), target.shape), TARGET)
+        self.b = Builder(self.graph)
+        functions = {"loss": recipe.loss, **recipe.metrics}
+        first, *rest = self.graph.results
+        made = inlined(self.b, lambda *x: [f(*x) for f in functions.values()], [first, labels])
+        for name, value in zip(functions, made):
+            if value.tensor.dims != ():
+                raise ModelError(f"{name} must be a scalar, found {value.type}")
+        self.numbers = list(functions)
+        self.graph.set_results([*made, *rest])
 
-    def _updates(
-        self, b: Builder, weights: Mapping[str, Value], slopes: Sequence[Value], norm: Value
-    ) -> list[Value]:
-        """The new parameters, each with its slots."""
-        rates = [self.graph.add_param(TensorType(dtypes.f32, ()), n) for n in (RATE, STEP)]
-        results = []
-        for (name, weight), slope in zip(weights.items(), slopes):
-            kept = {f"{slot} of {name}": slot for slot in self.recipe.optimizer.slots}
-            slots = [self.graph.add_param(weight.type, title) for title in kept]
-            results += inlined(b, self._update, [weight, slope, norm, *rates, *slots])
-            self.updated += [name, *kept]
-        return results
+    def slopes(self) -> list[Value]:
+        """The gradients of the loss by the weights."""
+        loss = self.graph.results[0]
+        one = self.b.constant(np.ones((), loss.tensor.dtype.np))
+        return gradients(self.graph, {loss: one}, list(self.weights.values()))
 
-    def _update(
-        self, p: Tensor, g: Tensor, norm: Tensor, rate: Tensor, count: Tensor, *slots: Tensor
-    ) -> list[Tensor]:
-        """A new parameter, and what is kept for it."""
-        optimizer, clip_norm = self.recipe.optimizer, self.recipe.clip_norm
-        if clip_norm is not None:
-            share = apply("Min", clip_norm / (norm + 1e-6), np.float32(1))
-            g = g * apply("CastLike", share, g)
-        rate, count = (apply("CastLike", scalar, p) for scalar in (rate, count))
-        new, kept = optimizer.update(p, g, dict(zip(optimizer.slots, slots)), rate, count)
-        return [new, *(kept[slot] for slot in optimizer.slots)]
+
+def step_graph(recipe: Recipe, model: Graph, batch: Arrays) -> Made:
+    """A whole step."""
+    made = _Forward(recipe, model, batch, recipe.train_mode)
+    slopes = made.slopes()
+    norm, names, results = _updates(made.b, recipe, made.weights, slopes)
+    numbers = [norm, *made.graph.results[: len(made.numbers)]]
+    moved = made.graph.results[len(made.numbers) :]
+    return Made(made.graph, ["norm", *made.numbers], [*made.moved, *names]).finish(
+        [*numbers, *moved, *results]
+    )
+
+
+def gradients_graph(recipe: Recipe, model: Graph, batch: Arrays) -> Made:
+    """Adds the gradients of a batch, times its share of a larger one, to inputs."""
+    made = _Forward(recipe, model, batch, recipe.train_mode)
+    slopes = made.slopes()
+    share = made.graph.add_param(SCALAR, SHARE)
+    sums = []
+    for (name, weight), slope in zip(made.weights.items(), slopes):
+        before = made.graph.add_param(weight.type, SUM + name)
+        sums += inlined(made.b, _added, [before, slope, share])
+    updated = [*made.moved, *(GRADIENT + name for name in made.weights)]
+    return Made(made.graph, made.numbers, updated).finish([*made.graph.results, *sums])
+
+
+def update_graph(recipe: Recipe, state: Arrays) -> Made:
+    """The update of the parameters by gradients."""
+    graph = Graph("update")
+    types = {n: TensorType(dtypes.of(state[n].dtype), state[n].shape) for n in recipe.chosen}
+    weights = {name: graph.add_param(type, name) for name, type in types.items()}
+    slopes = [graph.add_param(type, GRADIENT + name) for name, type in types.items()]
+    norm, names, results = _updates(Builder(graph), recipe, weights, slopes)
+    return Made(graph, ["norm"], names).finish([norm, *results])
+
+
+def evaluation_graph(recipe: Recipe, model: Graph, batch: Arrays) -> Made:
+    """The loss and metrics of a batch, as in inference."""
+    made = _Forward(recipe, model, batch, training=False)
+    return Made(made.graph, made.numbers, []).finish(made.graph.results)
+
+
+def _added(before: Tensor, slope: Tensor, share: Tensor) -> list[Tensor]:
+    return [before + slope * apply("CastLike", share, slope)]
+
+
+def _updates(
+    b: Builder, recipe: Recipe, weights: Mapping[str, Value], slopes: Sequence[Value]
+) -> tuple[Value, list[str], list[Value]]:
+    """The norm of the gradients; the names of what is updated, and the new values: each parameter
+    with its slots."""
+    assert isinstance(b.region, Graph)
+    (norm,) = inlined(b, lambda *x: [_norm(x)], slopes)
+    rates = [b.region.add_param(SCALAR, n) for n in (RATE, STEP)]
+    names, results = list[str](), list[Value]()
+
+    def update(p: Tensor, g: Tensor, norm: Tensor, *rest: Tensor) -> list[Tensor]:
+        return _update(recipe, p, g, norm, *rest)
+
+    for (name, weight), slope in zip(weights.items(), slopes):
+        kept = {f"{slot} of {name}": slot for slot in recipe.optimizer.slots}
+        slots = [b.region.add_param(weight.type, title) for title in kept]
+        results += inlined(b, update, [weight, slope, norm, *rates, *slots])
+        names += [name, *kept]
+    return norm, names, results
+
+
+def _update(
+    recipe: Recipe, p: Tensor, g: Tensor, norm: Tensor, rate: Tensor, count: Tensor, *slots: Tensor
+) -> list[Tensor]:
+    """A new parameter, and what is kept for it."""
+    if recipe.clip_norm is not None:
+        share = apply("Min", recipe.clip_norm / (norm + 1e-6), np.float32(1))
+        g = g * apply("CastLike", share, g)
+    rate, count = (apply("CastLike", scalar, p) for scalar in (rate, count))
+    titles = recipe.optimizer.slots
+    new, kept = recipe.optimizer.update(p, g, dict(zip(titles, slots)), rate, count)
+    return [new, *(kept[slot] for slot in titles)]
 
 
 def _norm(slopes: Sequence[Tensor]) -> Tensor:
@@ -106,3 +194,9 @@ def _norm(slopes: Sequence[Tensor]) -> Tensor:
         apply("ReduceSumSquare", apply("Cast", g, to=dtypes.f32), keepdims=0) for g in slopes
     ]
     return apply("Sqrt", sum(squares[1:], squares[0]))
+
+
+__all__ = [
+    "DRAW", "GRADIENT", "RATE", "SHARE", "STEP", "SUM", "TARGET", "Loss", "Made", "Recipe",
+    "evaluation_graph", "gradients_graph", "step_graph", "update_graph",
+]  # fmt: skip
