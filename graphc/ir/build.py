@@ -12,7 +12,7 @@ from graphc.ir.dtypes import DType
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op, sizes_op
 from graphc.ir.infer import infer_op
-from graphc.ir.types import TensorType
+from graphc.ir.types import Dim, TensorType
 from graphc.ir.wide_bodies import is_narrow
 
 
@@ -82,6 +82,15 @@ class Builder:
         self.region.insert_before(self.anchor, new)
         return new.output
 
+    def dims(self, dims: Sequence[Dim] | np.ndarray) -> Value:
+        """Dimensions: a constant if all are integers, else an op that gives them."""
+        array = np.array(dims, object)
+        if not any(isinstance(d, Expr) for d in array.flat):
+            return self.constant(array.astype(np.int64))
+        new = sizes_op(array, loc=self.loc)
+        self.region.insert_before(self.anchor, new)
+        return new.output
+
     def rounded(self, value: Value) -> Value:
         """A value of a composite that everybody reads as its type holds it, as if it were a result
         of the operator. Others of narrow floats are rounded nowhere (wide_graphs.py)."""
@@ -92,9 +101,7 @@ class Builder:
         if value is None or isinstance(value, Value):
             return value
         if isinstance(value, np.ndarray) and any(isinstance(x, Expr) for x in value.flat):
-            made = sizes_op(value, loc=self.loc)
-            self.region.insert_before(self.anchor, made)
-            return made.output
+            return self.dims(value)
         if isinstance(value, (np.ndarray, np.generic)):
             return self.constant(value)
         return self.constant(value, like)

@@ -21,12 +21,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
+
 from graphc.errors import GraphcError, InternalError, ModelError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.opdef import OpDef
 from graphc.ir.ops.relayout import is_relayout, relaid
+from graphc.ir.types import Dim
 from graphc.passes.fold import Contents, FoldPolicy
 from graphc.passes.infer_types import become_constants
 from graphc.passes.manager.base import Pass, file_of, made_here, register_pass
@@ -119,6 +122,13 @@ class Rewriter(Builder):
     def constant(self, value: Any, dtype: DType | None = None) -> Value:
         """A constant (see Builder.constant)."""
         result = super().constant(value, dtype)
+        assert result.producer is not None
+        self.made.append(result.producer)
+        return result
+
+    def dims(self, dims: Sequence[Dim] | np.ndarray) -> Value:
+        """Dimensions (see Builder.dims)."""
+        result = super().dims(dims)
         assert result.producer is not None
         self.made.append(result.producer)
         return result

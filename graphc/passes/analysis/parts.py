@@ -36,7 +36,7 @@ def dims_along(op: Op, axis: int) -> Dims | None:
 
 
 def _dims_along(op: Op, axis: int) -> Dims | None:
-    if len(op.outputs) != 1 or op.regions or not op.output.is_static:
+    if len(op.outputs) != 1 or op.regions:
         return None
     if op.defn.form == "composite":
         graph, results = expand(op)
@@ -104,16 +104,11 @@ def _is_same_constant(a: Value | None, b: Value | None) -> bool:
 def map_operand(op: Op) -> int | None:
     """The one operand that is no constant, if it is maps (batch, channels, ...), and the only
     result is made of them, linearly, each channel alone and alike."""
-    variable = [n for n, v in enumerate(op.inputs) if v is not None and v.constant is None]
+    variable = [n for n, v in enumerate(op.inputs) if v is not None and v.known is None]
     if len(variable) != 1 or len(op.outputs) != 1 or not is_linear_in(op, variable[0]):
         return None
     before, after = op.operand(variable[0]).tensor, op.output.tensor
-    if (
-        not before.is_static
-        or before.rank < 3
-        or before.rank != after.rank
-        or before.dims[:2] != after.dims[:2]
-    ):
+    if before.rank < 3 or before.rank != after.rank or before.dims[:2] != after.dims[:2]:
         return None
     for axis in range(2):
         own: Dims = [axis if n == variable[0] else None for n in range(len(op.inputs))]

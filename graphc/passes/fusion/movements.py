@@ -17,8 +17,9 @@ from graphc.passes.manager.context import Context
 
 def is_for_readers(op: Op, widening: bool) -> bool:
     """Whether an op is best computed by those who read it; `widening`: so are conversions. Those of
-    constants always are: who packs a constant converts it at compile time."""
-    if structure.is_movement(op):
+    constants always are: who packs a constant converts it at compile time. So are dimensions, which
+    are made of nothing, and mostly for types alone."""
+    if structure.is_movement(op) or op.outputs[0].known is not None:
         return True
     return (widening or _is_of_constant(op)) and structure.is_widening(op)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from graphc.ir.extents import most
 from graphc.ir.graph import Op, Value
 from graphc.passes.analysis.ranges import range_of
 from graphc.passes.pattern import attribute
@@ -44,6 +46,11 @@ def is_normal(array: np.ndarray) -> bool:
 def shape_of(value: Value) -> tuple[int, ...]:
     """The static shape of a tensor."""
     return value.tensor.static_shape
+
+
+def most_of(value: Value) -> int:
+    """The number of elements of a tensor, at the largest sizes."""
+    return math.prod(map(most, value.tensor.dims))
 
 
 def is_static(value: Value) -> bool:

@@ -36,7 +36,7 @@ def _copies(op: Op) -> bool:
     of_same_type = len(op.outputs) == 1 and any(
         v is not None and v.type == op.output.type for v in op.inputs
     )
-    return of_same_type and op.output.is_static and copied(op) is not None
+    return of_same_type and op.is_typed and copied(op) is not None
 
 
 @rule("copy", P.where(_copies)(rest("operands")))

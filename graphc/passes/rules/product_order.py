@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from graphc.errors import ModelError
+from graphc.ir.extents import most
 from graphc.ir.graph import Op, Value
 from graphc.passes.analysis.parts import computes_alike, keeps_constants, map_operand
 from graphc.passes.analysis.structure import FEW_CHANNELS
 from graphc.passes.pattern import P, const, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
-from graphc.passes.rules.facts import array_of, is_never_infinite, is_static, permutation, shape_of
+from graphc.passes.rules.facts import array_of, is_never_infinite, most_of, permutation
 from graphc.passes.rules.views import reshaped
 from graphc.passes.rules.weights import is_shared
 
@@ -79,9 +80,9 @@ def _enlarged(part: Value, outputs: int) -> Op | None:
     op = _maker(part)
     if op is None:
         return None
-    small, large = shape_of(_maps(op)), shape_of(part)
-    saved = large[1] * (1 - math.prod(small[2:]) / max(math.prod(large[2:]), 1))
-    return op if saved >= WORTH and outputs <= WIDENING * large[1] else None
+    channels = part.tensor.extent(1)
+    saved = channels * (1 - most_of(_maps(op)) / max(most_of(part), 1))
+    return op if saved >= WORTH and outputs <= WIDENING * channels else None
 
 
 def _of_channels(rw: Rewriter, op: Op, maps: Value) -> Value | None:
@@ -90,29 +91,29 @@ def _of_channels(rw: Rewriter, op: Op, maps: Value) -> Value | None:
     number = map_operand(op)
     assert number is not None
     operands[number] = maps
-    if RESIZED.admits(op.defn) and (sizes := array_of((*operands, None, None)[3])) is not None:
-        if op.attrs.get("axes") is None and sizes.size:
-            operands[3] = rw.constant(np.array([*shape_of(maps)[:2], *sizes[2:]], np.int64))
+    if RESIZED.admits(op.defn) and (sizes := (*operands, None, None)[3]) is not None:
+        if op.attrs.get("axes") is None and sizes.known is not None and sizes.known.size:
+            operands[3] = rw.dims((*maps.tensor.dims[:2], *sizes.known[2:]))
     try:
         result = rw.again(op, *operands)
     except ModelError:
         return rw.skip("{} cannot take other channels", op)
-    wanted = (*shape_of(maps)[:2], *shape_of(op.output)[2:])
-    return result if shape_of(result) == wanted and computes_alike(op, result.producer) else None
+    wanted = (*maps.tensor.dims[:2], *op.output.tensor.dims[2:])
+    return result if result.tensor.dims == wanted and computes_alike(op, result.producer) else None
 
 
 def _reads_enlarged(conv: Op) -> bool:
     makers = [op for part in _joined(conv.operand(0)) if (op := _maker(part)) is not None]
-    return any(_maps(op).tensor.size < op.output.tensor.size for op in makers)
+    return any(most_of(_maps(op)) < most_of(op.output) for op in makers)
 
 
 @rule("conv-before-resize", P.Conv(x, w, opt(b)).when(_reads_enlarged), group=GROUP)
 def conv_before_resize(rw: Rewriter, conv: Op, x: Value, w: Value, b: Value | None) -> Value | None:
     """W concat(x, resize(y), ..) + b == resize(Wy y) + .. + (Wx x + b)   at single positions."""
-    parts = _joined(x)
-    if not all(map(is_static, (x, conv.output, *parts))):
-        return rw.skip("shapes are not static")
-    outputs = shape_of(conv.output)[1]
+    parts, outputs = _joined(x), conv.output.tensor.dims[1]
+    channels = [part.tensor.dims[1] for part in parts]
+    if not isinstance(outputs, int) or not all(isinstance(n, int) for n in channels):
+        return rw.skip("the numbers of channels are not known")
     resizes = [_enlarged(part, outputs) for part in parts]
     if not any(resizes):
         return rw.skip("products before the resize would hardly be fewer")
@@ -145,7 +146,7 @@ def conv_before_resize(rw: Rewriter, conv: Op, x: Value, w: Value, b: Value | No
 
 def _columns(matrix: np.ndarray, parts: Sequence[Value]) -> list[np.ndarray]:
     """The columns of a matrix that multiply each part."""
-    ends = np.cumsum([shape_of(part)[1] for part in parts])
+    ends = np.cumsum([part.tensor.extent(1) for part in parts])
     return np.split(matrix, ends[:-1], axis=1)
 
 
@@ -169,10 +170,7 @@ def conv_after_pool(rw: Rewriter, pool: Op, operands: list[Value | None]) -> Val
     assert conv is not None
     x, w, b = (*conv.inputs, None)[:3]
     assert x is not None and w is not None
-    if not (is_static(x) and is_static(pool.output)):
-        return rw.skip("shapes are not static")
-    outputs, *large = shape_of(conv.output)[1:]
-    if outputs < WORTH or math.prod(shape_of(pool.output)[2:]) >= math.prod(large):
+    if most(conv.output.tensor.dims[1]) < WORTH or most_of(pool.output) >= most_of(conv.output):
         return rw.skip("products would not be fewer")
     if b is not None and not keeps_constants(pool, number):
         return rw.skip("the bias would not be the same everywhere")
@@ -194,7 +192,7 @@ def conv_of_tokens(
     channel)."""
     if x.tensor.rank != 3 or permutation(transpose) != (0, 2, 1):
         return rw.skip("it transposes no positions and channels")
-    if not is_static(conv.output) or shape_of(reshape.output)[:2] != shape_of(x)[::2]:
+    if reshape.output.tensor.dims[:2] != x.tensor.dims[::2]:
         return rw.skip("the reshape does more than fold positions")
     matrix = _matrix(rw, conv, w)
     if matrix is None:
@@ -202,7 +200,7 @@ def conv_of_tokens(
     product = rw.MatMul(x, rw.constant(np.ascontiguousarray(matrix.T)))
     if b is not None:
         product = rw.Add(product, b)
-    batch, channels, *space = shape_of(conv.output)
+    batch, channels, *space = conv.output.tensor.dims
     image = reshaped(rw, product, (batch, *space, channels))
     return rw.Transpose(image, perm=[0, len(space) + 1, *range(1, len(space) + 1)])
 
@@ -231,18 +229,13 @@ def _mixed(rw: Rewriter, before: Op, after: Op, x: Value, w: Value, c: Value | N
     if rank < 3 or permutation(before) != to_end or permutation(after) != back:
         return rw.skip("the channels do not move to the end and back")
     weights, term = array_of(w), array_of(c)
-    if (
-        weights is None
-        or weights.ndim != 2
-        or max(weights.shape) > FEW_CHANNELS
-        or not is_static(x)
-    ):
+    if weights is None or weights.ndim != 2 or max(weights.shape) > FEW_CHANNELS:
         return rw.skip("the channels are not few, or not multiplied by a constant matrix")
     outputs = weights.shape[1]
     if c is not None and (term is None or term.shape not in ((outputs,), (1,), ())):
         return rw.skip("the term is no constant per channel")
-    batch, channels, *space = shape_of(x)
-    rows = reshaped(rw, x, (batch, channels, math.prod(space)))
+    batch, channels, *space = x.tensor.dims
+    rows = reshaped(rw, x, (batch, channels, math.prod(space)))  # type: ignore[arg-type]
     product = rw.MatMul(rw.constant(np.ascontiguousarray(weights.T)), rows)
     if term is not None:
         product = rw.Add(product, rw.constant(term.reshape(-1, 1)))

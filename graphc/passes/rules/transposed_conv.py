@@ -17,12 +17,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphc.errors import ModelError
+from graphc.ir.extents import as_dim
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import arguments
 from graphc.ir.ops.convolution import transposed_window
+from graphc.ir.types import Dim
 from graphc.passes.pattern import P, opt, var
 from graphc.passes.rewriter import Rewriter, rule
-from graphc.passes.rules.facts import array_of, is_static
+from graphc.passes.rules.facts import array_of
 from graphc.passes.rules.views import reshaped, sliced
 
 x, w, b = var("x w b")
@@ -33,20 +36,33 @@ GROUP = "lowering"
 class Axis:
     """One spatial axis: input extent, kernel, stride, dilation, first padding, output extent."""
 
-    extent: int
+    extent: Dim
     kernel: int
     stride: int
     dilation: int
     begin: int
-    out: int
+    out: Dim
 
     @property
-    def rows(self) -> int:
-        """Outputs of each phase that are computed: enough for all of them."""
-        return max(-(-(self.begin + self.out) // self.stride), self.extent)
+    def more(self) -> int:
+        """Outputs of each phase that are computed beyond one for each input: enough for all."""
+        return max(_constant(-(-(self.begin + self.out) // self.stride) - self.extent), 0)
+
+    @property
+    def rows(self) -> Dim:
+        """Outputs of each phase that are computed."""
+        return as_dim(self.extent + self.more)
 
     def taps(self, phase: int) -> range:
         return range(phase, self.kernel, self.stride)
+
+
+def _constant(difference: Dim) -> int:
+    """A difference of extents. ModelError if it is not the same at all sizes."""
+    number = as_dim(difference)
+    if not isinstance(number, int):
+        raise ModelError(f"{number} is not the same at all sizes")
+    return number
 
 
 def _axes(op: Op, x: Value, w: Value) -> list[Axis]:
@@ -54,8 +70,8 @@ def _axes(op: Op, x: Value, w: Value) -> list[Axis]:
     window = transposed_window(bound.positional[0], bound.positional[1], **bound.keywords)
     return [
         Axis(extent, w.tensor.static_shape[2 + n], axis.stride, axis.dilation,
-             int(axis.begin), int(axis.extent))  # type: ignore[arg-type]
-        for n, (axis, extent) in enumerate(zip(window, x.tensor.static_shape[2:]))
+             _constant(axis.begin), as_dim(axis.extent))
+        for n, (axis, extent) in enumerate(zip(window, x.tensor.dims[2:]))
     ]  # fmt: skip
 
 
@@ -65,7 +81,7 @@ def conv_transpose_to_conv(
 ) -> Value | None:
     """y[q*s + r - begin] == sum over j of x[q - j] w[r + s*j]: a convolution per phase r."""
     weights = array_of(w)
-    if weights is None or not is_static(x):
+    if weights is None:
         return rw.skip("the weights are not constant")
     return as_convolutions(rw, op, x, weights, b, rw.constant)
 
@@ -120,7 +136,10 @@ class _Phases:
         axes = self.axes
         spans = [(a.kernel - 1) * a.dilation for a in axes]
         begins = [span - a.begin for a, span in zip(axes, spans)]
-        ends = [a.out - a.extent + span - begin for a, span, begin in zip(axes, spans, begins)]
+        ends = [
+            _constant(a.out - a.extent) + span - begin
+            for a, span, begin in zip(axes, spans, begins)
+        ]
         if min(*begins, *ends) < 0:
             return None
         return self.conv(forward, self.b, (*begins, *ends))
@@ -150,7 +169,7 @@ class _Phases:
         rw, b = self.rw, self.b
         group, taps = kernel.shape[0], kernel.shape[3:]
         begins = [(t - 1) * a.dilation for t, a in zip(taps, self.axes)]
-        ends = [a.rows - a.extent for a in self.axes]
+        ends = [a.more for a in self.axes]
         if b is not None and copies > 1:
             per_group = rw.Reshape(b, np.array((group, 1, -1), np.int64))
             tiled = rw.Tile(per_group, np.array((1, copies, 1), np.int64))
@@ -162,7 +181,7 @@ def _interleaved(
     rw: Rewriter, parts: list[Value], group: int, channels: int, axes: list[Axis]
 ) -> Value:
     """[N, group * phases * channels, rows..] to [N, group * channels, rows * stride..]."""
-    batch, dims = parts[0].tensor.static_shape[0], len(axes)
+    batch, dims = parts[0].tensor.dims[0], len(axes)
     strides, rows = [a.stride for a in axes], [a.rows for a in axes]
     if math.prod(strides) == 1:
         return parts[0]
@@ -173,5 +192,5 @@ def _interleaved(
     first = 3 + dims
     pairs = [axis for n in range(dims) for axis in (first + n, 2 + n)]
     mixed = rw.Transpose(split, perm=(0, 1, 2 + dims, *pairs))
-    full = [r * s for r, s in zip(rows, strides)]
+    full = [as_dim(r * s) for r, s in zip(rows, strides)]
     return reshaped(rw, mixed, (batch, group * channels, *full))

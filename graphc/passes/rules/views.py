@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from graphc.ir.extents import as_dim
 from graphc.ir.graph import Op, Value
+from graphc.ir.types import Dim
 from graphc.passes.analysis.facts import is_pointwise
 from graphc.passes.analysis.structure import is_movement
 from graphc.passes.pattern import OpPattern, P, opt, rest, var
@@ -20,11 +22,11 @@ TRANSPOSED = P.Transpose(x)
 RESHAPED = P.Reshape(x, shape)
 
 
-def reshaped(rw: Rewriter, x: Value, shape: Sequence[int]) -> Value:
-    """x with another static shape; x itself if it has that one."""
-    if shape_of(x) == tuple(shape):
+def reshaped(rw: Rewriter, x: Value, shape: Sequence[Dim]) -> Value:
+    """x with another shape; x itself if it has that one."""
+    if x.tensor.dims == tuple(shape):
         return x
-    return rw.Reshape(x, np.array(shape, np.int64), allowzero=1 if 0 in shape else None)
+    return rw.Reshape(x, rw.dims(shape), allowzero=1 if 0 in shape else None)
 
 
 @rule("view-to-reshape", P.one_of("Squeeze", "Unsqueeze", "Flatten")(x, rest("others")))
@@ -103,15 +105,15 @@ def gather_to_slice(rw: Rewriter, op: Op, data: Value, indices: Value) -> Value 
     return reshaped(rw, sliced(rw, data, axis, picked[0], len(picked), step), shape_of(op.output))
 
 
-def sliced(rw: Rewriter, x: Value, axis: int, start: int, count: int, step: int = 1) -> Value:
+def sliced(rw: Rewriter, x: Value, axis: int, start: int, count: Dim, step: int = 1) -> Value:
     """`count` positions of an axis from `start` on; x itself if these are all."""
-    extent = shape_of(x)[axis]
+    extent = x.tensor.dims[axis]
     if (start, count, step) == (0, extent, 1):
         return x
-    stop = start + count * step
-    end = stop if stop >= 0 else -extent - 1
-    arrays = [np.array([n], np.int64) for n in (start, end, axis, step)]
-    return rw.Slice(x, *(arrays if step != 1 else arrays[:3]))
+    stop = as_dim(start + count * step)
+    before_all = isinstance(stop, int) and stop < 0
+    bounds = (start, -extent - 1 if before_all else stop, axis, step)
+    return rw.Slice(x, *(rw.dims([n]) for n in (bounds if step != 1 else bounds[:3])))
 
 
 @rule("concat-of-concat", P.Concat(rest("parts")))
