@@ -1,7 +1,7 @@
 """Program IR: what runs at inference: kernels called in order on slices of one arena.
 
-A `Slot` is where a tensor lives: an input, an output, a constant, or a byte range of the arena. A
-`Step` calls a kernel with one slot per parameter; a `Copy` moves bytes; `While` and `If` run steps
+A `Slot` is where a tensor lives: an input, an output, a constant, a part of the state, or a byte
+range of the arena. A `Step` calls a kernel with one slot per parameter; a `Copy` moves bytes; `While` and `If` run steps
 of their own, as often as slots say. Kernels are shared by steps that are equal up to
 names, or up to numbers, which are then given with the call. Constants are numpy arrays in the
 memory order their kernels expect (weights packed once).
@@ -25,8 +25,8 @@ from graphc.ir.types import TensorType, at
 
 @dataclass(frozen=True)
 class Slot:
-    """Storage of a tensor. space: input, output, const or arena; `index` numbers inputs, outputs
-    and constants; `offset` is in bytes (within the arena, or within that input/output/constant).
+    """Storage of a tensor. space: input, output, const, state or arena; `index` numbers inputs,
+    outputs, constants and state; `offset` is in bytes (within the arena, or within that tensor).
     `elements` is an integer, or an expression over the program's sizes."""
 
     space: str
@@ -176,7 +176,8 @@ class Program:
     them: inputs are there before the first step, outputs after the last. By number, `true_sizes`
     tells of an output whose type has bounds for a shape: the output that holds its true sizes, and
     its first cell there. The contents are the leading corner (imperative/lowering.py). If there are
-    `checks`, the last output holds their keys (ir/checks.py).
+    `checks`, the last output holds their keys (ir/checks.py). `state` is what a run finds filled
+    and may change; it lasts from one run to the next, such as weights that are trained.
     """
 
     name: str
@@ -192,6 +193,7 @@ class Program:
     true_sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     sizes: tuple[Sym, ...] = ()
+    state: list[tuple[str, TensorType]] = field(default_factory=list)
 
     @property
     def calls(self) -> list[Step]:

@@ -146,16 +146,24 @@ class MicroC(Target):
         return Conventions(resident=self.io == "arena", in_order=True)
 
     def program(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
-        from graphc.backends.micro_c.cpus import cpu_of
-        from graphc.backends.micro_c.float16_weights import half_weights
-        from graphc.backends.micro_c.goals import finished, goal_of
+        return self.finished(self.draft(graph, lower))
+
+    def draft(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
+        """The program of a graph before what is done to whole bundles."""
         from graphc.backends.micro_c.quantisation import quantisation
         from graphc.passes.lower.placeable import check_typed
 
         check_typed(graph)
         parameters = quantisation(graph)
-        program = finished(lower(graph), cpu_of(self.processor), goal_of(self.opt))
-        program = replace(program, quantisation=parameters)
+        return replace(lower(graph), quantisation=parameters)
+
+    def finished(self, program: Program) -> Program:
+        """A program with kernels made for the processor, and shared."""
+        from graphc.backends.micro_c.cpus import cpu_of
+        from graphc.backends.micro_c.float16_weights import half_weights
+        from graphc.backends.micro_c.goals import finished, goal_of
+
+        program = finished(program, cpu_of(self.processor), goal_of(self.opt))
         return half_weights(program) if self.weights == "f16" else program
 
     def load(self, program: Program) -> Executable:

@@ -390,6 +390,7 @@ def print_program(program: Program) -> str:
         for number, (name, type) in enumerate(tensors):
             notes = _interface_notes(program, (space, number))
             lines.append(f"  {space} {name_text(name)} : {type}{notes}")
+    lines += [f"  state {name_text(name)} : {type}" for name, type in program.state]
     lines += [f"  check {c.low} to {c.high} {quote(c.message)}" for c in program.checks]
     lines.append(f"  arena {program.arena_bytes} bound {program.arena_lower_bound}")
     for number, array in enumerate(program.constants):

@@ -1,6 +1,6 @@
 """Reads programs back from text.
 
-program = "program" @name "{" (input | output | check | arena | const | step | kernel)* "}"
+program = "program" @name "{" (input | output | state | check | arena | const | step | kernel)* "}"
 input   = "input" name ":" type ["scale" number "zero" integer] ["at" slot]; so does output
 step    = run | copy | while | if, as steps.py prints them
 """
@@ -17,7 +17,7 @@ from graphc.ir.program import AnyStep, Copy, If, Program, Slot, Step, While
 from graphc.ir.text.constant_parser import Constants
 from graphc.ir.text.kernel_parser import KernelParser
 
-_SPACES = ("input", "output", "const", "arena")
+_SPACES = ("input", "output", "const", "state", "arena")
 
 
 def parse_program(text: str, constants: Constants | None = None) -> Program:
@@ -50,7 +50,7 @@ class _ProgramParser(KernelParser):
             return
         rule = _PROGRAM_LINES.get(self.token.text)
         if rule is None:
-            self.fail("expected `input`, `output`, `check`, `arena`, `const`, `kernel` or a step")
+            self.fail("expected `input`, `output`, `state`, `check`, `arena`, `const`, `kernel` or a step")
         self.next()
         rule(self, program)
 
@@ -71,6 +71,11 @@ class _ProgramParser(KernelParser):
 
     def _output(self, program: Program) -> None:
         self._interface(program, "output", program.outputs)
+
+    def _state(self, program: Program) -> None:
+        name = self.name("a name")
+        self.expect(":")
+        program.state.append((name, self.tensor_type()))
 
     def _check(self, program: Program) -> None:
         low = self.integer()
@@ -148,7 +153,7 @@ class _ProgramParser(KernelParser):
     def _slot(self) -> Slot:
         space = self.token.text
         if space not in _SPACES:
-            self.fail("expected `input`, `output`, `const` or `arena`")
+            self.fail("expected `input`, `output`, `const`, `state` or `arena`")
         self.next()
         index = self.integer() if self.token.kind == "number" else 0
         offset = self.integer() if self.accept("+") else 0
@@ -170,6 +175,7 @@ _STEPS: dict[str, Callable[[_ProgramParser], AnyStep]] = {
 _PROGRAM_LINES: dict[str, Callable[[_ProgramParser, Program], None]] = {
     "input": _ProgramParser._input,
     "output": _ProgramParser._output,
+    "state": _ProgramParser._state,
     "check": _ProgramParser._check,
     "arena": _ProgramParser._arena,
     "const": _ProgramParser._constant,

@@ -44,7 +44,8 @@ class _ProgramVerifier:
     def __init__(self, program: Program):
         self.program = program
         self.sizes = {("arena", 0): program.arena_bytes}
-        for space, types in (("input", program.inputs), ("output", program.outputs)):
+        for space, types in (("input", program.inputs), ("output", program.outputs),
+                             ("state", program.state)):  # fmt: skip
             self.sizes.update(((space, k), type.nbytes) for k, (_, type) in enumerate(types))
         for k, array in enumerate(program.constants):
             self.sizes["const", k] = array.size * dtypes.of(array.dtype).size

@@ -80,7 +80,7 @@ class _Planner:
         self.calls = list(map(self._planned, calls))
         self.roots = {
             name: storages[name].root for call in calls for name in _touched(call)
-            if storages[name].space in ("arena", "output") and not self._is_inner(name)
+            if storages[name].space in ("arena", "output", "state") and not self._is_inner(name)
         }  # fmt: skip
 
     def _planned(self, call: AnyCall) -> AnyCall:

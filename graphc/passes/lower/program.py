@@ -48,6 +48,7 @@ from graphc.passes.lower.flow import lower_flow
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.planned import planned_steps
+from graphc.passes.lower.state import State, replace_state
 from graphc.passes.lower.storages import AnyCall, Call, Move, Storages
 from graphc.passes.lower.strategies.row_updates import NAME as UPDATES
 from graphc.passes.lower.strategies.row_updates import lower_row_updates
@@ -98,7 +99,8 @@ class Conventions:
     imperative kernels, whose parallel loops become vectors of `vector_bytes`, unless that is 0.
     `numbers`: kernels read numbers in which alone they would differ, instead of holding them.
     `updates`: an output that is an input with some rows replaced is a copy, into which these are
-    written; no copy if a caller has both in the same memory.
+    written; no copy if a caller has both in the same memory. `state` numbers the parameters that
+    are state, and the results that replace them, if any does.
     """
 
     resident: bool = False
@@ -109,13 +111,14 @@ class Conventions:
     numbers: bool = False
     updates: bool = False
     builder: Callable[..., Collectives] = Collectives
+    state: Mapping[int, int | None] = field(default_factory=dict)
 
 
 @dataclass
 class Lowering:
     """The state of lowering one graph. `strategies` are tried in order; the last always matches.
-    `results` are the storages of outputs that live in the arena; `own` are the results of the
-    model, `checks` what the others check."""
+    `results` are the storages of outputs that live in the arena; `given` are the parameters and
+    `own` the results of the model that are no state, `checks` what the other results check."""
 
     graph: Graph
     strategies: Sequence[Strategy]
@@ -132,7 +135,9 @@ class Lowering:
     results: list[str] = field(default_factory=list)
     distances: dict[str, dict[tuple[str, str], int]] = field(default_factory=dict)
     computed: dict[Op, Numbered] = field(default_factory=dict)
+    given: list[Value] = field(default_factory=list)
     own: list[Value] = field(default_factory=list)
+    state: State = field(default_factory=State)
     checks: list[tuple[Value, Check]] = field(default_factory=list)
     journal: Journal | None = None
     bodies: Bodies = field(default_factory=dict)
@@ -140,9 +145,13 @@ class Lowering:
     def run(self) -> Program:
         """The program of the whole graph."""
         self.compose()
-        self.own, self.checks = split_checks(self.graph.results)
+        own, self.checks = split_checks(self.graph.results)
+        self.state = State.of(self.graph, self.wanted.state)
+        self.own = [v for n, v in enumerate(own) if n not in self.state.positions]
+        self.given = [v for v in self.graph.params if v not in self.state.params]
+        self.state.define(self.storages)
         self.reserve_keys()
-        for position, value in enumerate(self.graph.params):
+        for position, value in enumerate(self.given):
             space = "arena" if self.wanted.resident else "input"
             name = self.storages.define(value, space, position)
             self.storages[name].live_in = self.wanted.resident
@@ -152,6 +161,7 @@ class Lowering:
             if op.name != "Constant":
                 self.lower_op(op)
         self.finish_outputs()
+        self.finish_state()
         return self.program()
 
     def compose(self) -> None:
@@ -455,6 +465,15 @@ class Lowering:
             elif (place.space, place.index, place.offset) != ("output", position, 0):
                 self.copy(value, "output", position)
 
+    def finish_state(self) -> None:
+        """Has the memory of state hold what replaces it."""
+        stored = {
+            position: self.storages.of(value) if value.tensor.layout is None
+            else self.copy(value, "arena")
+            for position, value in self.state.results.items()
+        }  # fmt: skip
+        replace_state(self.state, stored, self.calls, self.storages)
+
     def copy(self, value: Value, space: str, position: int = 0) -> str:
         """Copies a value into a new storage in row-major order: an output, or one in the arena."""
         type = value.tensor.with_layout(None)
@@ -484,7 +503,7 @@ class Lowering:
         steps, used = planned_steps(arena, self.storages, kernels)
         return Program(
             self.name,
-            [(v.name, v.tensor) for v in self.graph.params],
+            [(v.name, v.tensor) for v in self.given],
             self.outputs(),
             kernels,
             list(steps),
@@ -495,12 +514,14 @@ class Lowering:
             true_sizes={n: self.bounded[v] for n, v in enumerate(self.own) if v in self.bounded},
             checks=tuple(check for _, check in self.checks),
             sizes=tuple(self.graph.symbols.values()),
+            state=[(v.name, v.tensor) for v in self.state.params],
         )
 
     def outputs(self) -> list[tuple[str, TensorType]]:
         """The outputs of the model, the true sizes of some, the keys of checks."""
-        named = self.graph.named_results()[: len(self.own)]
-        outputs = [(name, value.tensor.with_layout(None)) for name, value in named]
+        named = [pair for n, pair in enumerate(self.graph.named_results())
+                 if n not in self.state.positions]  # fmt: skip
+        outputs = [(n, value.tensor.with_layout(None)) for n, value in named[: len(self.own)]]
         outputs += [(f"sizes{n}", type) for n, type in enumerate(self.sizes)]
         keys = TensorType(u64, (len(self.checks),))
         return [*outputs, (KEYS, keys)] if self.checks else outputs
@@ -509,7 +530,7 @@ class Lowering:
         """Where inputs and outputs that live in the arena lie, by ("input" or "output", number)."""
         if not self.wanted.resident:
             return {}
-        named = [("input", n, self.storages.of_value[v]) for n, v in enumerate(self.graph.params)]
+        named = [("input", n, self.storages.of_value[v]) for n, v in enumerate(self.given)]
         named += [("output", n, name) for n, name in enumerate(self.results)]
         return {(side, n): arena.slot(self.storages[s], {}) for side, n, s in named}
 
