@@ -14,6 +14,7 @@ from graphc.cli.output import note, progress
 from graphc.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from graphc.backends.micro_c.joined import Training
     from graphc.cli.models import Model
     from graphc.driver import Settings
     from graphc.ir.machine import Peaks
@@ -41,6 +42,15 @@ class Job:
 
     def program(self) -> Program:
         return emit.program(self.model, self.target, self.settings)
+
+    def trained(self) -> tuple[Program, Training]:
+        from graphc.targets.micro_c import MicroC
+        from graphc.train.bundle import joint_program
+
+        assert isinstance(self.target, MicroC)
+        graph = self.model.pinned()
+        emit.check_closed(graph)
+        return joint_program(graph, self.target, self.settings)
 
     def compiled(self) -> CompiledModel:
         from graphc import driver

@@ -1,10 +1,10 @@
 """Program IR: what runs at inference: kernels called in order on slices of one arena.
 
 A `Slot` is where a tensor lives: an input, an output, a constant, a part of the state, or a byte
-range of the arena. A `Step` calls a kernel with one slot per parameter; a `Copy` moves bytes; `While` and `If` run steps
-of their own, as often as slots say. Kernels are shared by steps that are equal up to
-names, or up to numbers, which are then given with the call. Constants are numpy arrays in the
-memory order their kernels expect (weights packed once).
+range of the arena. A `Step` calls a kernel with one slot per parameter; a `Copy` moves bytes;
+`While` and `If` run steps of their own, as often as slots say. Kernels are shared by steps that are
+equal up to names, or up to numbers, which are then given with the call. Constants are numpy arrays
+in the memory order their kernels expect (weights packed once).
 """
 
 from __future__ import annotations

@@ -243,6 +243,10 @@ class Job(Protocol):
     def program(self) -> Program:
         """The whole model as one program."""
 
+    def trained(self) -> tuple[Program, Any]:
+        """The whole model with a training step, which is of the target's options, as one program,
+        and which part of it is what."""
+
     def compiled(self) -> CompiledModel:
         """The model as graphc.compile gives it."""
 

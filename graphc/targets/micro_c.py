@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CPUS = ("generic", "cortex-m0plus", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "rv32")
 GOALS = ("speed", "size")
+LOSSES = ("cross_entropy", "nll", "bce", "mse", "l1", "huber", "kl")
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "lion")
 PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
 BOARDS = ("mps2-an386", "mps2-an500", "mps2-an505", "mps3-an547", "riscv32-virt")
 UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20}
@@ -90,6 +92,18 @@ class MicroC(Target):
     flash: int | None = option(
         None, "refuse a model that needs more flash: constants, and estimated code", type=int,
         what="a number of bytes", metavar="256K", read=size, commands=("compile",),
+    )  # fmt: skip
+    train: str | None = option(
+        None, "add a function that trains these parameters, which then lie in RAM: "
+        "'last 2 layers', 'all', or shell patterns of names, with commas between", metavar="WHAT",
+        commands=("compile",),
+    )  # fmt: skip
+    loss: str = option(
+        LOSSES[0], "what training minimises", choices=LOSSES, commands=("compile",),
+    )  # fmt: skip
+    optimizer: str = option(
+        OPTIMIZERS[0], "how training moves parameters, at the rate that a step is given",
+        choices=OPTIMIZERS, commands=("compile",),
     )  # fmt: skip
     trace: str | None = option(
         None, "compare the CRCs in a device's log with the host's", metavar="LOG",
@@ -202,7 +216,7 @@ class MicroC(Target):
             raise ModelError("--board: goes without --package")
         if self.board and self.weights_as == "bin":
             raise ModelError("--board: goes with --weights-as c or incbin")
-        program = job.program()
+        program, training = (job.program(), None) if self.train is None else job.trained()
         self._check_sizes(program)
         samples = None
         if self.with_test or self.board:
@@ -210,7 +224,7 @@ class MicroC(Target):
             samples = list(feeds.values()), job.expected(feeds)
         chosen = self.code(
             name=job.name, weights_as=self.weights_as, samples=samples, tolerance=self.tolerance,
-            package=self.package, board=self.board,
+            package=self.package, board=self.board, training=training,
         )  # fmt: skip
         self._check_budgets(program, chosen)
         with atomic_folder(path) as temporary:

@@ -18,14 +18,16 @@ from graphc.ir.graph import Graph, Value, clone_graph
 from graphc.ir.types import TensorType
 from graphc.passes.dce import remove_dead
 from graphc.passes.specialise import specialise
-from graphc.train.layers import chosen, exactly
+from graphc.train.layers import chosen
+from graphc.train.losses import LOSSES
 from graphc.train.optimizers import Optimizer
 from graphc.train.parameters import as_input
-from graphc.train.step import RATE, STEP, TARGET, Step, _Making
+from graphc.train.step_graph import RATE, STEP, TARGET, Recipe, StepGraph
 from graphc.transforms import inlined
 
 LABELS = ("cross_entropy", "nll")  # losses whose target is the number of a class
 STEPS = "steps"
+TRAINING = "training"  # what ops that belong to no node of the model are called
 
 
 @dataclass(frozen=True)
@@ -40,36 +42,31 @@ class Stateful:
 @dataclass(frozen=True)
 class Trainable:
     """Inference, a training step, and the contents that the state starts from, by name; what it
-    does not name starts as zeros. `parameters` are the names of those trained."""
+    does not name starts as zeros."""
 
     inference: Stateful
     step: Stateful
     initial: Mapping[str, np.ndarray]
-    parameters: Sequence[str]
 
 
 def trainable(model: Graph, parameters: str, loss: str, optimizer: Optimizer) -> Trainable:
     """A model of static shapes with the training of some of its parameters (layers.chosen). The
     loss `cross_entropy` takes what a last Softmax is given. Statistics of BatchNormalization stay.
 
-    ModelError if a parameter is not f32, or the model is open.
+    ModelError if a parameter is not f32, or there is no such loss.
     """
-    graph = clone_graph(model)
-    names = chosen(graph, parameters)
-    step = host_step(graph, names, loss, optimizer)
-    odd = [name for name in names if step.state_dict()[name].dtype != np.float32]
-    if odd:
-        raise ModelError(f"{odd[0]} is of {step.state_dict()[odd[0]].dtype}: only f32 is trained")
-    weights = {name: step.state_dict()[name] for name in step._chosen}
-    return Trainable(_inference(graph, list(weights)), _step(step, loss), weights, list(weights))
-
-
-def host_step(graph: Graph, names: Sequence[str], loss: str, optimizer: Optimizer) -> Step:
-    """The step as this machine runs it."""
-    return Step(
-        scores(graph) if loss == "cross_entropy" else graph, loss, optimizer,
-        [exactly(name) for name in names], train_mode=False,
-    )  # fmt: skip
+    if loss not in LOSSES:
+        raise ModelError(f"there is no loss {loss!r}; choose one of {', '.join(LOSSES)}")
+    names = chosen(model, parameters)
+    constants = {op.output.name: op for op in model.ops if op.name == "Constant"}
+    weights = {name: constants[name].attrs["value"] for name in names}
+    for name, array in weights.items():
+        if array.dtype != np.float32:
+            raise ModelError(f"{name} is of {array.dtype}: on a device only float32 is trained")
+    recipe = Recipe(LOSSES[loss], optimizer, tuple(names), train_mode=False)
+    scored = scores(model) if loss == "cross_entropy" else model
+    step = _step(recipe, scored, target_type(scored, loss))
+    return Trainable(_inference(model, names), step, weights)
 
 
 def scores(model: Graph) -> Graph:
@@ -96,24 +93,26 @@ def _inference(model: Graph, names: Sequence[str]) -> Stateful:
     return Stateful(_typed(graph), {first + n: None for n in range(len(names))})
 
 
-def _step(step: Step, loss: str) -> Stateful:
+def _step(recipe: Recipe, model: Graph, target: TensorType) -> Stateful:
     """The training step. Its parameters are the inputs, the target, the rate, and the state; its
     results the loss, and what replaces the state."""
-    inputs = {p.name: np.zeros(p.tensor.static_shape, p.tensor.dtype.np) for p in step.graph.params}
-    made = _Making(step, inputs, target_type(step, loss))
+    types = {**{p.name: p.tensor for p in model.params}, TARGET: target}
+    batch = {name: np.zeros(t.static_shape, t.dtype.np) for name, t in types.items()}
+    made = StepGraph(recipe, model, batch)
+    known = {loc for op in model.ops for loc in op.loc}
+    for op in made.graph.ops:
+        if not known.intersection(op.loc):
+            op.loc = (TRAINING,)
     graph, named = made.graph, {p.name: p for p in made.graph.params}
     updates = dict(zip(made.updated, graph.results[2:]))
     graph.set_results([graph.results[0], *updates.values()])
-    graph.output_names = ["loss", *updates]
     remove_dead(graph)
     if named[STEP].uses:
-        updates[STEPS] = _counted(graph, named[STEP])
+        updates[STEPS], named[STEPS] = _counted(graph, named[STEP]), named[STEP]
         graph.set_results([*graph.results, updates[STEPS]])
-        graph.output_names = ["loss", *updates]
-    given = [*inputs, TARGET, RATE]
-    graph.params = [named[name] for name in given] + [
-        named.get(name, named[STEP]) for name in updates
-    ]
+    graph.output_names = ["loss", *(f"new {name}" for name in updates)]
+    given = [*batch, RATE]
+    graph.params = [named[name] for name in (*given, *updates)]
     for number, value in enumerate(graph.params):
         value.index = number
     return Stateful(graph, {len(given) + n: n + 1 for n in range(len(updates))})
@@ -134,9 +133,9 @@ def _typed(graph: Graph) -> Graph:
     return specialise(graph, {p.name: p.tensor.static_shape for p in graph.params})
 
 
-def target_type(step: Step, loss: str) -> TensorType:
+def target_type(model: Graph, loss: str) -> TensorType:
     """The type of a target: 32-bit labels, or the type of the result."""
-    result = _typed(step.graph).results[0].tensor
+    result = _typed(model).results[0].tensor
     if loss not in LABELS:
         return TensorType(result.dtype, result.static_shape)
     if result.rank < 2:

@@ -76,7 +76,7 @@ class Budget:
     def run_stack(self) -> int:
         """Bytes of the frame of NAME_run."""
         widest = max((len(s.slots) for s in self.model.program.calls), default=0)
-        kept = len(self.model.inputs) + len(self.model.outputs)
+        kept = len(self.model.inputs) + len(self.model.outputs) + len(self.model.state)
         program = self.model.program
         passed = {step.sizes for step in program.calls if program.sizes}
         sizes = sum(map(len, passed), len(program.sizes))
@@ -90,12 +90,19 @@ class Budget:
     @property
     def io(self) -> int:
         """Bytes of inputs and outputs that the caller keeps."""
-        tensors = () if self.model.resident else (*self.model.inputs, *self.model.outputs)
+        model = self.model
+        tensors = [] if model.resident else [*model.inputs, *model.outputs]
+        tensors += [t for t in (model.target, model.loss) if t is not None]
         return sum(t.nbytes for t in tensors)
 
     @property
+    def state(self) -> int:
+        """Bytes of what lasts between runs."""
+        return sum(t.nbytes for t in self.model.state)
+
+    @property
     def ram(self) -> int:
-        return self.model.program.arena_bytes + self.stack + self.io
+        return self.model.program.arena_bytes + self.state + self.stack + self.io
 
     @property
     def flash(self) -> int:
@@ -112,7 +119,8 @@ class Budget:
             step = program.calls[n]
             function = self.functions[step.kernel]
             rows.append((layers(step.loc), function.name, nbytes(live[n]), nbytes(function.stack)))
-        total = (f"arena {nbytes(program.arena_bytes)}, stack {nbytes(self.stack)}, "
+        state = f"state {nbytes(self.state)}, " if self.state else ""
+        total = (f"arena {nbytes(program.arena_bytes)}, {state}stack {nbytes(self.stack)}, "
                  f"inputs and outputs {nbytes(self.io)}: {nbytes(self.ram)}")  # fmt: skip
         return f"{table(rows, left=2)}\n{total}"
 

@@ -24,6 +24,7 @@ from graphc.backends.micro_c import documents, header, self_test, source, weight
 from graphc.backends.micro_c.boards import BOARDS, firmware_files
 from graphc.backends.micro_c.cpus import DEFAULT, cpu_of
 from graphc.backends.micro_c.goals import SIZE, SPEED, goal_of
+from graphc.backends.micro_c.joined import Training
 from graphc.backends.micro_c.model import Model
 from graphc.backends.micro_c.packages import package
 from graphc.errors import ModelError
@@ -40,7 +41,7 @@ class BundleOptions:
     the output's type). `cpu` is the processor that the program was made for (cpus.py), which the
     documents tell, `package` the ecosystem that the files are laid out for (packages.py), and
     `board` the emulated one that the test is made an image for (boards). `opt` is what the program
-    was made for (goals.py)."""
+    was made for (goals.py). `training` tells which part of the program trains (joined.py)."""
 
     name: str = ""
     libm: bool | None = None
@@ -51,6 +52,7 @@ class BundleOptions:
     package: str | None = None
     board: str | None = None
     opt: str = SPEED.name
+    training: Training | None = None
 
 
 Files = dict[str, str | bytes]
@@ -90,7 +92,8 @@ def model_of(program: Program, options: BundleOptions) -> Model:
     """The program with the names and functions of its bundle."""
     name = bundle_name(options.name or program.name)
     small = goal_of(options.opt) is SIZE
-    return Model.of(program, name, options.libm, options.weights_as, small, cpu_of(options.cpu))
+    return Model.of(program, name, options.libm, options.weights_as, small, cpu_of(options.cpu),
+                    options.training)  # fmt: skip
 
 
 def write_bundle(

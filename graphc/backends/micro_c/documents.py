@@ -11,6 +11,7 @@ from graphc.backends.micro_c.budget import Budget, weights_of
 from graphc.backends.micro_c.cpus import Cpu
 from graphc.backends.micro_c.model import Model, Tensor
 from graphc.backends.micro_c.packages import HOW, IN_SOURCE_FOLDER
+from graphc.backends.micro_c.training import run_layers
 from graphc.ir.program import repetitions
 
 CMAKE = """\
@@ -42,7 +43,7 @@ target_link_libraries({name}_test {name} m)
 README = """\
 # {name}
 
-A neural network as C99: no allocation, no state, no stdio. Add {sources} to the build, include
+A neural network as C99: no allocation, no {state}stdio. Add {sources} to the build, include
 `{name}.h`, and call
 
 ```c
@@ -54,8 +55,9 @@ A neural network as C99: no allocation, no state, no stdio. Add {sources} to the
 | constants (flash) | {weights} |
 | code (flash, estimated for -O2) | {code} |
 | arena (RAM{owner}) | {arena} |
-| stack (bound) | {stack} |
+{kept}| stack (bound) | {stack} |
 {tensors}
+{training}
 `{name}.h` documents everything else; `report.json` says which layer became which function.
 {package}{cpu}{bin}{test}{board}
 ## Compilers and flags
@@ -94,6 +96,29 @@ With other flags results are the same but for the rounding of floats:
 
 README_CPU = """
 Made for {cpu} (`{flags}`); it runs on other processors too, though not as fast.
+"""
+
+KEPT = "| state (RAM) | {} |\n"
+README_TRAINING = """
+## Training
+
+`{name}_state` holds the parameters that are trained, with what the optimiser keeps for them. It
+lies in RAM, and is filled once. Then `{name}_run` and `{name}_train_step` may be called in any
+order, with the same arena:
+
+```c
+static {name}_state state;
+{name}_train_init(&state);  /* the model's weights; or copy the bytes of a state kept before */
+float loss;
+{type} target[{elements}];  /* {shape} */
+{name}_status status = {name}_train_step(&in, target, 0.01f, &loss, &state, arena);
+```
+
+| parameter | field of the state | bytes |
+|---|---|---|
+{rows}
+A step runs the model forwards and backwards, as far as the first layer that is trained, and moves
+the parameters by the rate (0.01 here) in place. `loss` is that before the move.
 """
 
 README_TEST = """
@@ -148,6 +173,8 @@ def readme(
     return README.format(
         **named, call=_example(model), weights=model.weight_bytes, tensors=tensors,
         arena=model.program.arena_bytes, code=budget.code, stack=budget.stack,
+        training=_training(model), kept=KEPT.format(budget.state) if model.state else "",
+        state="" if model.state else "state, no ",
         owner=", with inputs and outputs" if model.resident else "",
         sources=" and ".join(f"`{file}`" for file in files),
         board="" if board is None else _board(BOARDS[board]),
@@ -159,6 +186,18 @@ def readme(
     )  # fmt: skip
 
 
+def _training(model: Model) -> str:
+    """How a bundle trains."""
+    target = model.target
+    if target is None:
+        return ""
+    rows = "".join(f"| `{t.name}` | `{t.field}` | {t.nbytes} |\n" for t in model.state)
+    return README_TRAINING.format(
+        name=model.name, rows=rows, type=target.c_type, elements=max(target.elements, 1),
+        shape=target.shape_text,
+    )  # fmt: skip
+
+
 def _board(board: Board) -> str:
     return README_BOARD.format(board=board.name, packages=board.tools.packages)
 
@@ -167,7 +206,7 @@ def _example(model: Model) -> str:
     """A call of the model."""
     aligned = f"__attribute__((aligned({model.macro}_ARENA_ALIGN)))"
     arena = f"static uint8_t arena[{model.macro}_ARENA_SIZE + 1] {aligned};"
-    sized, sizes = "", []
+    sized, sizes, kept = "", [], "&state, " if model.state else ""
     if model.sizes:
         fields = ", ".join(model.sizes.fields.values())
         sized, sizes = "&sizes, ", [f"{model.name}_sizes sizes = {{{fields}}};"]
@@ -183,7 +222,7 @@ def _example(model: Model) -> str:
         *sizes,
         f"{model.name}_inputs in = {{{', '.join(t.field for t in model.inputs) or 0}}};",
         f"{model.name}_outputs out = {{{', '.join(t.field for t in model.outputs) or 0}}};",
-        f"{model.name}_status status = {model.name}_run({sized}&in, &out, arena);",
+        f"{model.name}_status status = {model.name}_run({sized}&in, &out, {kept}arena);",
     ])  # fmt: skip
 
 
@@ -204,6 +243,7 @@ def report(model: Model, cpu: str) -> str:
         "stack_bytes_bound": budget.stack,
         "scratch_bytes": max((f.arrays for f in budget.functions.values()), default=0),
         "io_bytes": budget.io,
+        **_trained(model),
         "macs": sum(s.macs * (1 if n is None else n) for s, n in zip(program.calls, runs)),
         **_sizes(model),
         "inputs": [_described(model, t) for t in model.inputs],
@@ -224,6 +264,16 @@ def report(model: Model, cpu: str) -> str:
         ],
     }
     return json.dumps(content, indent=2) + "\n"
+
+
+def _trained(model: Model) -> dict[str, object]:
+    """The state, and the first layer of a training step."""
+    if not model.state:
+        return {}
+    total = sum(t.nbytes for t in model.state)
+    parts = [_described(model, t) for t in model.state]
+    first = None if model.training is None else run_layers(model)
+    return {"state_bytes": total, "state": parts, "first_layer_of_training": first}
 
 
 def _sizes(model: Model) -> dict[str, object]:

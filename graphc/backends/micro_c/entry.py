@@ -6,6 +6,8 @@ the first step and after the last.
 
 from __future__ import annotations
 
+import re
+
 from graphc.backends.cfamily.names import text_literal
 from graphc.backends.micro_c.hooks import hooks, literal
 from graphc.backends.micro_c.model import Model, Tensor
@@ -46,15 +48,14 @@ def entry(model: Model) -> str:
     """Everything after the kernels: hooks, checks, NAME_run and NAME_status_string."""
     names = {"name": model.name, "macro": model.macro}
     parts = [hooks(model)]
-    overlaps = _overlap_checks(model)
-    if overlaps:
+    if overlap_checks(model):
         parts.append(APART.format(**names))
     if model.sizes:
         parts.append(model.sizes.functions([t.type.dims for t in model.outputs]))
     checks = "".join(_string(model, n) for n in range(len(model.checks)))
     if model.sizes:
         checks = SIZE_STRING.format(**names) + checks
-    return "\n".join([*parts, _run(model, overlaps), STRINGS.format(**names, checks=checks)])
+    return "\n".join([*parts, _run(model), STRINGS.format(**names, checks=checks)])
 
 
 def _string(model: Model, number: int) -> str:
@@ -66,26 +67,31 @@ def _string(model: Model, number: int) -> str:
 # ---------------------------------------------------------------- the function
 
 
-def _run(model: Model, overlaps: list[str]) -> str:
+def _run(model: Model) -> str:
     name = model.name
     start = f"{name}_status {name}_run("
     lines = [
         f"const {name}_inputs *inputs, const {name}_outputs *outputs,",
-        "void *arena)",
+        f"const {name}_state *state, void *arena)" if model.state else "void *arena)",
     ]
     if model.sizes:
         lines.insert(0, f"const {name}_sizes *sizes,")
     lines = [start + lines[0], *(" " * len(start) + line for line in lines[1:]), "{"]
+    return "\n".join([*lines, *body(model), f"    return {model.macro}_OK;", "}"]) + "\n"
+
+
+def body(model: Model) -> list[str]:
+    """The lines of a function that runs the steps of a model, but for its last."""
+    rest = [*overlap_checks(model), *_cleared(model), *_copies(model, "in")]
+    rest += [*_traced_inputs(model), *step_lines(model), *_copies(model, "out")]
+    text, lines = "\n".join(rest), []
     if model.program.arena_bytes:
         lines.append("    uint8_t *const memory = (uint8_t *)arena;")
-    if model.checks:
+    if re.search(r"\bkeys\b", text):
         lines += [f"#if {model.macro}_CHECKS", f"    uint64_t keys[{len(model.checks)}];", "#endif"]
     if model.resident:
         lines += _places(model)
-    rest = [*overlaps, *_cleared(model), *_copies(model, "in"), *_traced_inputs(model)]
-    rest += [*step_lines(model), *_copies(model, "out")]
-    lines += [*_checks(model), *model.sizes.locals("\n".join(rest)), *rest]
-    return "\n".join([*lines, f"    return {model.macro}_OK;", "}"]) + "\n"
+    return [*lines, *_checks(model), *model.sizes.locals(text), *rest]
 
 
 def _refuse(model: Model, condition: str, status: str) -> list[str]:
@@ -103,13 +109,14 @@ def _places(model: Model) -> list[str]:
 
 
 def _pointer(model: Model, side: str, short: str, tensor: Tensor) -> str:
-    return f"{short}_{tensor.field}" if model.resident else f"{side}->{tensor.field}"
+    return f"{short}_{tensor.field}" if model.resident else model.place(tensor.key)
 
 
 def _checks(model: Model) -> list[str]:
     """The status for pointers that are missing or not aligned."""
     arena = bool(model.program.arena_bytes)
-    needed = ["sizes"] * bool(model.sizes) + ([] if model.resident else ["inputs", "outputs"])
+    needed = ["sizes"] * bool(model.sizes) + ([] if model.resident else list(model.arguments))
+    needed += ["state"] * bool(model.state)
     needed += ["arena"] * arena
     lines = _refuse(model, " || ".join(f"{p} == 0" for p in needed), "NULL_POINTER")
     lines = lines if needed else []
@@ -121,20 +128,22 @@ def _checks(model: Model) -> list[str]:
     if model.has_base:
         aligned.append((f"{model.macro}_WEIGHTS_ADDRESS", f"{model.macro}_WEIGHTS_ALIGN"))
     for side, short, tensors, _ in model.sides():
-        if not tensors:
+        if not tensors and side in model.arguments:
             lines.append(f"    (void){side};")
         for tensor in tensors:
             pointer = _pointer(model, side, short, tensor)
-            if tensor.elements and not model.resident:
+            if tensor.elements and not model.resident and pointer not in needed:
                 lines += _refuse(model, f"{pointer} == 0", "NULL_POINTER")
             if tensor.type.dtype.size > 1:
                 aligned.append((pointer, f"sizeof({tensor.c_type})"))
+    if model.state:
+        aligned.append(("state", f"{model.macro}_STATE_ALIGN"))
     for pointer, size in aligned:
         lines += _refuse(model, f"(uintptr_t){pointer} % {size} != 0", "MISALIGNED")
     return lines
 
 
-def _overlap_checks(model: Model) -> list[str]:
+def overlap_checks(model: Model) -> list[str]:
     """The status for tensors of the caller's that share memory with the arena, or with an output.
 
     Where tensors live in the arena, inputs are copied before an output is written.
@@ -144,11 +153,16 @@ def _overlap_checks(model: Model) -> list[str]:
         for side, short, tensors, _ in model.sides() for t in tensors if t.elements
     ]  # fmt: skip
     conditions = []
+    if model.state and model.program.arena_bytes:
+        state = "state, (uint32_t)sizeof *state"
+        conditions.append(f"!{model.name}_apart({state}, arena, {model.macro}_ARENA_SIZE)")
     for number, (pointer, tensor, short) in enumerate(pieces):
         piece = f"{pointer}, {model.nbytes(tensor)}"
         if model.program.arena_bytes:
             outside = f"!{model.name}_apart({piece}, arena, {model.macro}_ARENA_SIZE)"
             conditions.append(_elsewhere(model, pointer, tensor) + outside)
+        if model.state:
+            conditions.append(f"!{model.name}_apart({piece}, state, (uint32_t)sizeof *state)")
         for other, its, kind in pieces[:number] if short == "out" else ():
             if not model.resident or kind == "out":
                 given = f"{pointer} != 0 && {other} != 0 && " if model.resident else ""
@@ -170,7 +184,7 @@ def _traced_inputs(model: Model) -> list[str]:
     """The inputs as layer -1 of a trace."""
     lines = []
     for tensor in model.inputs:
-        place = f"inputs->{tensor.field}"
+        place = model.place(tensor.key)
         if model.resident:
             place = f"memory + {model.resident[tensor.key].offset}"
         crc = f"{model.name}_crc32({place}, {model.nbytes(tensor)})"
@@ -181,7 +195,7 @@ def _traced_inputs(model: Model) -> list[str]:
 def _cleared(model: Model) -> list[str]:
     """With hooks, memory that no layer writes has the same contents on every machine."""
     if not model.resident:
-        lines = [f"    memset(outputs->{t.field}, 0, {model.nbytes(t)});" for t in model.outputs
+        lines = [f"    memset({model.place(t.key)}, 0, {model.nbytes(t)});" for t in model.outputs
                  if t.elements]  # fmt: skip
         if model.program.arena_bytes:
             lines.insert(0, f"    memset(arena, 0, {model.macro}_ARENA_SIZE);")

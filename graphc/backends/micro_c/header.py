@@ -10,6 +10,7 @@ from graphc.backends.micro_c.model import (
     Model,
     Tensor,
 )
+from graphc.backends.micro_c.training import declarations, defines, structure
 
 TEXT = """\
 {title}
@@ -32,7 +33,7 @@ extern "C" {{
 /* Bytes of constants, and the number of layers that profiles and traces tell of.{flow} */
 #define {macro}_WEIGHTS_SIZE {weights}
 #define {macro}_LAYERS {layers}
-{base}
+{inference}{base}
 /* Of every input and output: elements, bytes, element type, rank and row-major dimensions. How
  * integers are to be read where they are quantised: real = (value - ZERO_POINT) * SCALE.{most} */
 {tensors}
@@ -57,14 +58,15 @@ typedef struct {{
 {outputs}
 }} {name}_outputs;
 
-{shapes}/* Runs the model once. `arena` has {macro}_ARENA_SIZE bytes, aligned to {macro}_ARENA_ALIGN
- * (it may be null if the size is 0). Keeps no state: with an arena each, several runs may take
- * place at once. {written} */
+{shapes}{state}/* Runs the model once. `arena` has {macro}_ARENA_SIZE bytes, aligned to
+ * {macro}_ARENA_ALIGN (it may be null if the size is 0). {keeps}: with an arena each,
+ * several runs may take place at once. {written} */
 {run}
-{resident}
+{training}{resident}
 #ifdef {macro}_STATIC_ARENA
 /* The same with an arena of its own; not reentrant. Define {macro}_STATIC_ARENA for all files. */
-{name}_status {name}_run_static({given}const {name}_inputs *inputs, const {name}_outputs *outputs);
+{name}_status {name}_run_static({given}const {name}_inputs *inputs,
+    const {name}_outputs *outputs{last});
 #endif
 
 #ifdef {macro}_PROFILE
@@ -125,7 +127,7 @@ def header(model: Model) -> str:
         tensors="\n".join(x for t in (*model.inputs, *model.outputs) for x in _defines(model, t)),
         inputs="\n".join(_field(model, t, "const ") for t in model.inputs) or _EMPTY,
         outputs="\n".join(_field(model, t, "") for t in model.outputs) or _EMPTY,
-        resident=_resident(model), **_of_checks(model), **_of_sizes(model),
+        resident=_resident(model), **_of_checks(model), **_of_sizes(model), **_of_state(model),
     )  # fmt: skip
 
 
@@ -152,6 +154,7 @@ void {name}_report(int check, int64_t value);
 """
 
 
+_REST_STATE = "const {name}_outputs *outputs,\n    const {name}_state *state, void *arena);"
 _REST = "const {name}_outputs *outputs, void *arena);"
 
 
@@ -159,7 +162,7 @@ def _of_sizes(model: Model) -> dict[str, str]:
     """What the header of a program of open shape says of sizes, by field of TEXT."""
     if not model.sizes:
         run = f"{model.name}_status {model.name}_run(const {model.name}_inputs *inputs, "
-        run += _REST.format(name=model.name)
+        run += (_REST_STATE if model.state else _REST).format(name=model.name)
         return {**dict.fromkeys(("most", "sizes", "shapes", "given"), ""), "run": run}
     return {
         "most": MOST,
@@ -169,6 +172,15 @@ def _of_sizes(model: Model) -> dict[str, str]:
         "run": f"{model.name}_status {model.name}_run(const {model.name}_sizes *sizes, "
         f"const {model.name}_inputs *inputs,\n    {_REST.format(name=model.name)}",
     }
+
+
+def _of_state(model: Model) -> dict[str, str]:
+    """What the header says of state and training, by field of TEXT."""
+    return {
+        "inference": defines(model), "state": structure(model), "training": declarations(model),
+        "last": f", const {model.name}_state *state" if model.state else "",
+        "keeps": "It only reads the state" if model.state else "Keeps no state",
+    }  # fmt: skip
 
 
 def _of_checks(model: Model) -> dict[str, str]:

@@ -17,6 +17,7 @@ import numpy as np
 from graphc.backends.cfamily.hostcc import shared_library
 from graphc.backends.micro_c.bundle import BundleOptions, code_files, model_of
 from graphc.backends.micro_c.hooks import results
+from graphc.backends.micro_c.joined import Training
 from graphc.backends.micro_c.model import ARENA_ALIGNMENT
 from graphc.backends.micro_c.traces import Trace
 from graphc.errors import InternalError, ModelError
@@ -148,10 +149,12 @@ def build(program: Program, sanitize: bool = False) -> HostModel:
     return HostModel(program, sanitize=sanitize)
 
 
-def host_options(options: BundleOptions | None) -> BundleOptions:
+def host_options(options: BundleOptions | None, training: Training | None = None) -> BundleOptions:
     """The same code, named and stored as this module needs it."""
     options = options or BundleOptions()
-    return BundleOptions(NAME, options.libm, "incbin", cpu=options.cpu, opt=options.opt)
+    return BundleOptions(
+        NAME, options.libm, "incbin", cpu=options.cpu, opt=options.opt, training=training
+    )
 
 
 def _sizes(program: Program, inputs: Sequence[np.ndarray]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from graphc.backends.cfamily.printer import Dialect, Unit, size_values
 from graphc.backends.cfamily.spell import storage_type
 from graphc.backends.micro_c.cpus import CPUS, DEFAULT, Cpu
 from graphc.backends.micro_c.intrinsics import MicroUnit, with_clamps
+from graphc.backends.micro_c.joined import Training
 from graphc.backends.micro_c.libm import OwnSpeller, check_no_calls
 from graphc.backends.micro_c.sizes import Sizes
 from graphc.backends.micro_c.vectors import with_vectors
@@ -39,20 +40,21 @@ WORDS = (
     "run", "run_static", "status", "status_string", "inputs", "outputs", "profile", "trace",
     "summary", "layers", "crc32", "apart", "weights", "input_ptr", "output_ptr", "no_constants",
     "report", "sizes", "within", "assert_byte", "assert_int", "assert_float", "assert_negative",
-    "assert_double",
+    "assert_double", "state", "train_init", "train_step",
 )  # fmt: skip
 MACROS = (
     "H", "OK", "NULL_POINTER", "MISALIGNED", "OVERLAP", "KERNEL", "ALIGNED", "SECTION",
     "STATIC_ARENA", "ARENA_SIZE", "ARENA_ALIGN", "LAYERS", "PROFILE", "TRACE", "SUMMARY", "BEGIN",
     "CHECKS", "REPORT", "SIZE_T", "SIZE_OUT_OF_BOUNDS", "OUT_OF_RANGE", "END", "CRC", "RANGE",
     "RESULT", "WEIGHTS", "WEIGHTS_SIZE", "WEIGHTS_ALIGN", "WEIGHTS_ADDRESS",
+    "RUN_LAYERS", "STATE_SIZE", "STATE_ALIGN",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Tensor:
     """An input or output: the user's name, the field that holds its pointer, its type, and `key`,
-    ("input" or "output", number)."""
+    ("input", "output" or "state", number)."""
 
     name: str
     field: str
@@ -99,7 +101,12 @@ class Model:
     `functions` gives each kernel's C function and `texts` its text, `storage` how constants are
     stored (c, incbin or bin), `small` whether it is made for size, `cpu` the processor, and
     `resident` where inputs and outputs lie if in the arena. The sizes that steps give their kernels
-    are rows of the last constant, which begin at `size_rows`.
+    are rows of the last constant, which begin at `size_rows`. `state` lasts from one run to the
+    next. With `training`, NAME_run is a `part` of the steps, from the first number to before the
+    second; `target` and `loss` are those of a training step.
+
+    `arguments` are what a function is given that must not be null, and `places` where inputs and
+    outputs lie that have no field, by key.
     """
 
     name: str
@@ -115,6 +122,13 @@ class Model:
     size_rows: dict[tuple[int, ...], int] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    state: list[Tensor] = field(default_factory=list)
+    training: Training | None = None
+    target: Tensor | None = None
+    loss: Tensor | None = None
+    part: tuple[int, int | None] = (0, None)
+    arguments: tuple[str, ...] = ("inputs", "outputs")
+    places: dict[tuple[str, int], str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -125,6 +139,7 @@ class Model:
         storage: str = "c",
         small: bool = False,
         cpu: Cpu = CPUS[DEFAULT],
+        training: Training | None = None,
     ) -> Model:
         """Names everything and prints the kernels; UnsupportedError if C lacks something.
 
@@ -134,10 +149,13 @@ class Model:
         if libm is False:
             unit.speller = OwnSpeller(unit.dialect.index)
         model = cls(
-            name, program, _tensors(program, "input"), _tensors(program, "output"),
+            name, program, _tensors(program.inputs, "input", program),
+            _tensors(program.own_outputs, "output", program),
             _constants(program, name), unit, _sizes(program, name, unit), storage, small, cpu,
-            size_rows(program),
+            size_rows(program), state=_tensors(program.state, "state", program),
         )  # fmt: skip
+        if training is not None:
+            model._train(training)
         taken = set(model.symbols())
         layers, comments = layer_names(program), kernel_comments(program)
         for kernel in program.kernels.values():
@@ -152,10 +170,27 @@ class Model:
             check_no_calls(model.code())
         return model
 
+    def _train(self, training: Training) -> None:
+        """Makes NAME_run the inference of a program that also trains."""
+        self.training, self.part = training, (0, training.steps)
+        self.target, self.loss = self.inputs[training.inputs], self.outputs[training.outputs]
+        self.inputs = self.inputs[: training.inputs]
+        self.outputs = self.outputs[: training.outputs]
+
     def code(self) -> str:
         """The functions of the kernels, and what they need."""
         own = self.unit.speller.text() if isinstance(self.unit.speller, OwnSpeller) else ""
         return own + self.unit.text()
+
+    def place(self, key: tuple[str, int]) -> str:
+        """The C text of a pointer to an input, an output or a part of the state."""
+        side, number = key
+        if key in self.places:
+            return self.places[key]
+        if side == "state":
+            return f"state->{self.state[number].field}"
+        tensors = self.inputs if side == "input" else self.outputs
+        return f"{side}s->{tensors[number].field}"
 
     @property
     def macro(self) -> str:
@@ -263,15 +298,14 @@ def size_rows(program: Program) -> dict[tuple[int, ...], int]:
     return rows
 
 
-def _tensors(program: Program, side: str) -> list[Tensor]:
+def _tensors(named: Sequence[tuple[str, TensorType]], side: str, program: Program) -> list[Tensor]:
     taken: list[str] = []
     tensors = []
-    for number, (name, type) in enumerate(
-        program.inputs if side == "input" else program.own_outputs
-    ):
+    for number, (name, type) in enumerate(named):
         if type.dtype.kind in ("string", "complex"):
             raise UnsupportedError(f"{name!r}: C has no elements of type {type.dtype}")
-        taken.append(field_name(name, taken))
+        wish = name.split(";")[0] if side == "state" else name  # of what converters join the first
+        taken.append(field_name(wish, taken))
         key = side, number
         tensors.append(Tensor(name, taken[-1], type, key, program.quantisation.get(key)))
     return tensors

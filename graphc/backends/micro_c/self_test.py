@@ -35,7 +35,7 @@ TEST = """\
 {rules}
 {arrays}
 static double arena[{macro}_ARENA_SIZE / sizeof(double) + 3];
-
+{state}
 #ifdef {macro}_TRACE
 void {name}_trace(int layer, const char *name, uint32_t crc)
 {{
@@ -69,7 +69,7 @@ int main(void)
         ++start;
     }}
 {fields}
-    status = {name}_run({given}&inputs, &outputs, start);
+    status = {name}_run({given}&inputs, &outputs, {passed}start);
     if (status != {macro}_OK) {{
         printf("status %d: %s\\n", (int)status, {name}_status_string(status));
         return 2;
@@ -108,6 +108,8 @@ def self_test(
     its type)."""
     arrays, fields, compare = [], [], []
     model, sizes = _at_sizes(model, inputs)
+    if model.training is not None:
+        fields.append(f"    {model.name}_train_init(&state);")
     if not model.inputs:
         fields.append("    inputs.unused = 0;")
     for n, (tensor, array) in enumerate(zip(model.inputs, inputs, strict=True)):
@@ -127,7 +129,8 @@ def self_test(
         name=model.name, macro=model.macro, arrays=_helpers(model) + "\n".join(arrays),
         fields="\n".join(fields), compare="\n".join(compare), rules=_rules(model),
         sizes=f"\n    const {model.name}_sizes sizes = {{{sizes}}};" if sizes else "",
-        given="&sizes, " if sizes else "",
+        given="&sizes, " if sizes else "", passed="&state, " if model.state else "",
+        state=f"static {model.name}_state state;\n" if model.state else "",
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from graphc.backends.cfamily.float_rules import double_check, float_rules
 from graphc.backends.cfamily.names import comment
 from graphc.backends.micro_c.entry import entry
 from graphc.backends.micro_c.model import Constant, Model
+from graphc.backends.micro_c.training import functions
 
 TEXT = """\
 {title}
@@ -31,9 +32,10 @@ typedef char {name}_assert_float[sizeof(float) == 4 && FLT_MANT_DIG == 24 ? 1 : 
 typedef char {name}_assert_negative[(-1 & 3) == 3 && (-1 >> 1) == -1 ? 1 : -1];
 {doubles}{asserts}{externs}
 {unit}
-{entry}
+{entry}{training}
 #ifdef {macro}_STATIC_ARENA
-{name}_status {name}_run_static({sizes}const {name}_inputs *inputs, const {name}_outputs *outputs)
+{name}_status {name}_run_static({sizes}const {name}_inputs *inputs,
+    const {name}_outputs *outputs{state})
 {{
     static union {{
         uint8_t bytes[{macro}_ARENA_SIZE + {macro}_ARENA_ALIGN];
@@ -41,7 +43,7 @@ typedef char {name}_assert_negative[(-1 & 3) == 3 && (-1 >> 1) == -1 ? 1 : -1];
     }} storage;
     const uintptr_t beyond = (uintptr_t)storage.bytes % {macro}_ARENA_ALIGN;
     uint8_t *const start = storage.bytes + (beyond == 0 ? 0 : {macro}_ARENA_ALIGN - beyond);
-    return {name}_run({passed}inputs, outputs, start);
+    return {name}_run({passed}inputs, outputs, {given}start);
 }}
 #endif
 """
@@ -77,16 +79,17 @@ def source(model: Model) -> str:
                       size=t.type.dtype.size)
         for _, short, tensors, _ in model.sides() for t in tensors
     ]  # fmt: skip
-    steps = entry(model)  # which notes helpers
+    steps, training = entry(model), functions(model)  # which note helpers
     code = model.code()
     return TEXT.format(
         title=comment(f"{model.name}: the code. Made by graphc; do not edit."),
         name=model.name, macro=model.macro, asserts="".join(asserts),
         small=SMALL if model.small else "",
-        externs=declarations(model), unit=code, entry=steps, rules=float_rules(code),
-        doubles=double_check(model.name, code),
+        externs=declarations(model), unit=code, entry=steps, training=training,
+        rules=float_rules(code), doubles=double_check(model.name, code),
         sizes=f"const {model.name}_sizes *sizes,\n    " if model.sizes else "",
-        passed="sizes, " if model.sizes else "",
+        passed="sizes, " if model.sizes else "", given="state, " if model.state else "",
+        state=f", const {model.name}_state *state" if model.state else "",
     )  # fmt: skip
 
 

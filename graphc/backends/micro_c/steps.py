@@ -12,13 +12,15 @@ from graphc.backends.micro_c.model import Constant, Model, node_names
 from graphc.errors import InternalError
 from graphc.ir.checks import WHOLE
 from graphc.ir.dtypes import u64
-from graphc.ir.program import AnyStep, Slot, Step
+from graphc.ir.program import AnyStep, Slot, Step, walk
 
 
 def step_lines(model: Model) -> list[str]:
     """The lines of all steps."""
     printer = _Steps(model)
-    printer.steps(model.program.steps)
+    first, last = model.part
+    printer.layer = sum(isinstance(step, Step) for step in walk(model.program.steps[:first]))
+    printer.steps(model.program.steps[first:last])
     return printer.lines
 
 
@@ -70,7 +72,7 @@ class _Steps(StepPrinter):
         ]
         sizes = size_values(kernel, step.sizes)
         if sizes in model.size_rows:
-            arguments.append(_constant(model, model.constants[-1], 4 * model.size_rows[sizes]))
+            arguments.append(constant_text(model, model.constants[-1], 4 * model.size_rows[sizes]))
         elif sizes:
             arguments.append(self.given(model.sizes.passed(sizes)))
         return arguments
@@ -113,11 +115,10 @@ class _Steps(StepPrinter):
         """A pointer to an element of what is not in the arena."""
         model = self.model
         if slot.space == "const":
-            return _constant(model, model.constants[slot.index], slot.offset)
+            return constant_text(model, model.constants[slot.index], slot.offset)
         if model.program.is_keys(slot):
             return f"keys + {position}"
-        tensors = model.inputs if slot.space == "input" else model.outputs
-        base = f"{slot.space}s->{tensors[slot.index].field}"
+        base = model.place((slot.space, slot.index))
         return f"{base} + {position}" if position else base
 
 
@@ -127,7 +128,8 @@ def _keys(model: Model, slot: Slot) -> range:
     return range(first, first + slot.elements) if model.program.is_keys(slot) else range(0)
 
 
-def _constant(model: Model, constant: Constant, offset: int) -> str:
+def constant_text(model: Model, constant: Constant, offset: int) -> str:
+    """A pointer into a constant, so many bytes after its start."""
     if model.has_base:
         place = f"{model.macro}_WEIGHTS_ADDRESS + {constant.offset + offset}"
         return f"(const {constant.c_type} *)(const void *)({place})"

@@ -50,7 +50,9 @@ class _ProgramParser(KernelParser):
             return
         rule = _PROGRAM_LINES.get(self.token.text)
         if rule is None:
-            self.fail("expected `input`, `output`, `state`, `check`, `arena`, `const`, `kernel` or a step")
+            self.fail(
+                "expected `input`, `output`, `state`, `check`, `arena`, `const`, `kernel` or a step"
+            )
         self.next()
         rule(self, program)
 

@@ -1,0 +1,223 @@
+"""Bundles that train: the compiled C against the step of this machine, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graphc
+from graphc import dsl, train
+from graphc.backends.micro_c import BundleOptions, bundle
+from graphc.backends.micro_c.host_training import HostTraining
+from graphc.cli.app import main
+from graphc.errors import ModelError
+from graphc.frontend.onnx_export import export_onnx
+from graphc.ir.text.parser import parse_program
+from graphc.ir.text.printer import print_program, program_constants
+from graphc.targets import micro_c
+from graphc.targets.micro_c import MicroC
+from graphc.train.bundle import OPTIMIZERS, joint_program
+from graphc.train.layers import chosen, exactly, layers
+from graphc.train.states import scores
+
+RATE = 0.05
+
+
+def network(softmax=True):
+    """A small convolutional network of three layers, two of them with biases."""
+    random = np.random.default_rng(1)
+
+    def floats(name, *shape):
+        return dsl.constant((random.standard_normal(shape) * 0.3).astype(np.float32), name=name)
+
+    with dsl.building("small") as g:
+        x = g.input("x", dsl.f32[2, 3, 8, 8])
+        h = dsl.Relu(dsl.Conv(x, floats("first.weight", 4, 3, 3, 3), pads=[1, 1, 1, 1]))
+        h = dsl.Conv(h, floats("second.weight", 6, 4, 3, 3), floats("second.bias", 6))
+        h = dsl.ReduceMean(dsl.Relu(h), np.array([2, 3]), keepdims=0)
+        h = h @ floats("third.weight", 6, 5) + floats("third.bias", 5)
+        g.output(y=dsl.Softmax(h) if softmax else h)
+    return g.graph
+
+
+def batches(count, labels):
+    random = np.random.default_rng(2)
+    for _ in range(count):
+        x = random.standard_normal((2, 3, 8, 8)).astype(np.float32)
+        y = random.integers(0, 5, 2).astype(np.int32)
+        yield x, y if labels else random.standard_normal((2, 5)).astype(np.float32)
+
+
+def on_host(graph, what, loss, optimizer):
+    """The same step as this machine runs it."""
+    graph = scores(graph) if loss == "cross_entropy" else graph
+    names = [exactly(name) for name in chosen(graph, what)]
+    moved = replace(OPTIMIZERS[optimizer], rate=RATE)
+    return train.Step(graph, loss, moved, names, train_mode=False, threads=1)
+
+
+def compiled(graph, **options):
+    target = MicroC(**options)
+    program, training = joint_program(graph, target)
+    return HostTraining(program, training, target.code(), sanitize=True)
+
+
+CASES = [
+    ("last layer", "cross_entropy", "sgd"), ("last 2 layers", "cross_entropy", "sgd"),
+    ("last 2 layers", "mse", "momentum"), ("all", "cross_entropy", "adam"),
+    ("*.bias", "cross_entropy", "sgd"), ("first.weight", "huber", "nesterov"),
+    ("last 2 layers", "l1", "rmsprop"), ("last 3 layers", "bce", "adagrad"),
+    ("second.*", "mse", "adamw"), ("last 2 layers", "mse", "lion"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("what", "loss", "optimizer", "cpu"),
+    [(*case, "cortex-m4") for case in CASES] + [(*case, "cortex-m55") for case in CASES[1:4]],
+)
+def test_steps_are_those_of_the_host(what, loss, optimizer, cpu):
+    graph = network(softmax=loss == "cross_entropy")
+    device = compiled(graph, train=what, loss=loss, optimizer=optimizer, cpu=cpu)
+    host = on_host(graph, what, loss, optimizer)
+    before = {name: device.state[name].copy() for name in chosen(graph, what)}
+    for x, y in batches(10, loss == "cross_entropy"):
+        assert device.step([x], y, RATE) == pytest.approx(host((x, y)).loss, rel=1e-4)
+    for name, start in before.items():
+        assert np.abs(device.state[name] - host.state_dict()[name]).max() < 1e-5
+        assert not np.array_equal(device.state[name], start)
+    untouched = set(host.state_dict()) - set(before)
+    assert not untouched & set(device.state)
+
+
+def test_inference_uses_the_weights_that_are_trained():
+    graph = network()
+    device = compiled(graph, train="last 2 layers")
+    host = on_host(graph, "last 2 layers", "cross_entropy", "sgd")
+    x, _ = next(batches(1, True))
+    first = device([x])[0]
+    for inputs, y in batches(3, True):
+        device.step([inputs], y, RATE)
+        host((inputs, y))
+    trained = network()
+    for op in trained.ops:
+        if op.name == "Constant" and op.output.name in host.state_dict():
+            op.attrs["value"] = host.state_dict()[op.output.name]
+    (expected,) = graphc.compile(trained, threads=1)([x])
+    assert np.abs(device([x])[0] - expected).max() < 1e-5
+    assert np.abs(device([x])[0] - first).max() > 1e-3
+    device.init()
+    assert np.array_equal(device([x])[0], first)
+
+
+def test_the_backward_pass_stops_at_the_first_layer_that_is_trained():
+    macs = []
+    for what in ("last layer", "last 2 layers", "all"):
+        program, training = joint_program(network(), MicroC(train=what))
+        macs.append(sum(step.macs for step in program.steps[training.steps :]))
+    assert macs[0] < macs[1] < macs[2]
+
+
+def test_state_is_replaced_in_place():
+    """The updates of SGD are made where the weights lie, without copies or gradients in RAM."""
+    program, _ = joint_program(network(), MicroC(train="last 2 layers"))
+    written = [
+        slot.index for step in program.calls
+        for buffer, slot in zip(program.kernels[step.kernel].params, step.slots)
+        if slot.space == "state" and buffer.access != "in"
+    ]  # fmt: skip
+    assert sorted(written) == list(range(4))
+
+
+def test_labels_out_of_range_change_nothing():
+    device = compiled(network(), train="all", optimizer="adam")
+    before = {name: array.copy() for name, array in device.state.items()}
+    x, _ = next(batches(1, True))
+    with pytest.raises(ModelError, match="index of indices must be in -5..4"):
+        device.step([x], np.array([1, 9], np.int32), RATE)
+    for name, array in before.items():
+        assert np.array_equal(array, device.state[name])
+
+
+def test_programs_with_state_are_text():
+    program, _ = joint_program(network(), MicroC(train="last layer"))
+    text = print_program(program)
+    assert "state third.weight : f32[6,5]" in text
+    again = parse_program(text, program_constants(program))
+    assert print_program(again) == text
+    assert again.state == program.state
+
+
+def test_layers_and_names():
+    graph = network()
+    assert layers(graph) == [
+        ["first.weight"], ["second.weight", "second.bias"], ["third.weight", "third.bias"],
+    ]  # fmt: skip
+    assert chosen(graph, "last 2 layers") == [
+        "second.weight", "second.bias", "third.weight", "third.bias",
+    ]  # fmt: skip
+    assert chosen(graph, "*.bias, first.*") == ["first.weight", "second.bias", "third.bias"]
+    for text in ("last 4 layers", "last 0 layers"):
+        with pytest.raises(ModelError, match="the model has 3 layers"):
+            chosen(graph, text)
+    with pytest.raises(ModelError, match=r"no parameter matches 'fourth.\*'"):
+        chosen(graph, "fourth.*")
+
+
+def test_names_of_the_command_line_are_those_of_training():
+    assert tuple(train.LOSSES)[: len(micro_c.LOSSES)] == micro_c.LOSSES
+    assert tuple(OPTIMIZERS) == micro_c.OPTIMIZERS
+
+
+def test_the_same_bundle_twice():
+    def files():
+        program, training = joint_program(network(), MicroC(train="all", optimizer="adam"))
+        return bundle(program, BundleOptions(training=training))
+
+    assert files() == files()
+
+
+# ---------------------------------------------------------------- the command line
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "small.onnx"
+    path.write_bytes(export_onnx(network()).SerializeToString())
+    return str(path)
+
+
+def run(*arguments):
+    return main(["compile", *arguments, "--target", "c"])
+
+
+def test_a_bundle_from_the_command_line(model, tmp_path):
+    out = tmp_path / "small"
+    assert run(model, "--train", "last 2 layers", "--with-test", "-o", str(out)) == 0
+    header = (out / "small.h").read_text()
+    assert "small_train_step(const small_inputs *inputs, const int32_t *target," in header
+    assert "float third_weight[30];" in header
+    readme = (out / "README.md").read_text()
+    assert "## Training" in readme and "| `third.weight` | `third_weight` | 120 |" in readme
+    report = json.loads((out / "report.json").read_text())
+    assert report["state_bytes"] == 4 * (6 * 4 * 9 + 6 + 30 + 5)
+    assert report["ram_bytes"] == sum(
+        report[f"{part}_bytes"] for part in ("arena", "state", "stack", "io")
+        if f"{part}_bytes" in report
+    ) + report["stack_bytes_bound"]  # fmt: skip
+
+
+def test_what_is_refused(model, tmp_path, capsys):
+    out = str(tmp_path / "small")
+    for arguments, message in {
+        ("--train", "nothing", "-o", out): "no parameter matches 'nothing'",
+        ("--train", "last layer", "--io", "arena", "-o", out): "--io arena",
+        ("--train", "all"): "--train: goes with --target c and a folder",
+        ("--train", "all", "--ram", "1K", "-o", out): "--ram 1 KiB",
+    }.items():
+        assert run(model, *arguments) != 0
+        assert message in capsys.readouterr().err
+    assert not Path(out).exists()
