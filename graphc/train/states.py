@@ -6,7 +6,7 @@ keeps for each, and, where the optimiser asks for it, how many steps there were.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
-from graphc.ir.graph import Graph, Value, clone_graph
+from graphc.ir.graph import Graph, Value, clone_graph, constant_op
 from graphc.ir.types import TensorType
 from graphc.passes.dce import remove_dead
 from graphc.passes.specialise import specialise
@@ -22,7 +22,7 @@ from graphc.train.layers import chosen
 from graphc.train.losses import LOSSES
 from graphc.train.optimizers import Optimizer
 from graphc.train.parameters import as_input
-from graphc.train.step_graph import RATE, STEP, TARGET, Recipe, StepGraph
+from graphc.train.step_graph import RATE, STEP, TARGET, Recipe, step_graph
 from graphc.transforms import inlined
 
 LABELS = ("cross_entropy", "nll")  # losses whose target is the number of a class
@@ -98,14 +98,16 @@ def _step(recipe: Recipe, model: Graph, target: TensorType) -> Stateful:
     results the loss, and what replaces the state."""
     types = {**{p.name: p.tensor for p in model.params}, TARGET: target}
     batch = {name: np.zeros(t.static_shape, t.dtype.np) for name, t in types.items()}
-    made = StepGraph(recipe, model, batch)
+    made = step_graph(recipe, model, batch)
     known = {loc for op in model.ops for loc in op.loc}
     for op in made.graph.ops:
         if not known.intersection(op.loc):
             op.loc = (TRAINING,)
     graph, named = made.graph, {p.name: p for p in made.graph.params}
-    updates = dict(zip(made.updated, graph.results[2:]))
-    graph.set_results([graph.results[0], *updates.values()])
+    results = dict(zip([*made.numbers, *made.updated], graph.results))
+    updates = {name: results[name] for name in made.updated}
+    graph.set_results([results["loss"], *updates.values()])
+    _bind(graph, model, {*batch, RATE, STEP, *updates})
     remove_dead(graph)
     if named[STEP].uses:
         updates[STEPS], named[STEPS] = _counted(graph, named[STEP]), named[STEP]
@@ -116,6 +118,16 @@ def _step(recipe: Recipe, model: Graph, target: TensorType) -> Stateful:
     for number, value in enumerate(graph.params):
         value.index = number
     return Stateful(graph, {len(given) + n: n + 1 for n in range(len(updates))})
+
+
+def _bind(graph: Graph, model: Graph, given: Set[str]) -> None:
+    """Makes constants of the model that are parameters, such as running statistics, constants
+    again, but for those that are given."""
+    constants = {op.output.name: op for op in model.ops if op.name == "Constant"}
+    for value in graph.params:
+        if value.name not in given and value.name in constants:
+            made = constant_op(constants[value.name].attrs["value"], value.name)
+            value.replace_uses(graph.insert_before(graph.ops[0], made).output)
 
 
 def _counted(graph: Graph, number: Value) -> Value:

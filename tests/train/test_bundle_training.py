@@ -44,6 +44,22 @@ def network(softmax=True):
     return g.graph
 
 
+def normalised():
+    """A layer whose running statistics are those of inference while it is trained."""
+    random = np.random.default_rng(3)
+
+    def floats(name, *shape):
+        return dsl.constant(random.random(shape).astype(np.float32), name=name)
+
+    with dsl.building("normalised") as g:
+        x = g.input("x", dsl.f32[2, 3, 8, 8])
+        h = dsl.Conv(x, floats("conv.weight", 5, 3, 3, 3))
+        scale = [floats(f"bn.{n}", 5) for n in ("scale", "bias", "mean", "variance")]
+        h = dsl.Relu(dsl.BatchNormalization(h, *scale))
+        g.output(y=dsl.ReduceMean(h, np.array([2, 3]), keepdims=0))
+    return g.graph
+
+
 def batches(count, labels):
     random = np.random.default_rng(2)
     for _ in range(count):
@@ -91,6 +107,17 @@ def test_steps_are_those_of_the_host(what, loss, optimizer, cpu):
         assert not np.array_equal(device.state[name], start)
     untouched = set(host.state_dict()) - set(before)
     assert not untouched & set(device.state)
+
+
+def test_running_statistics_are_those_of_inference():
+    graph = normalised()
+    device = compiled(graph, train="all", loss="mse")
+    host = on_host(graph, "all", "mse", "sgd")
+    assert set(device.state) == {"conv.weight", "bn.scale", "bn.bias"}
+    for x, y in batches(5, False):
+        assert device.step([x], y, RATE) == pytest.approx(host((x, y)).loss, rel=1e-4)
+    for name, array in device.state.items():
+        assert np.abs(array - host.state_dict()[name]).max() < 1e-5
 
 
 def test_inference_uses_the_weights_that_are_trained():
