@@ -139,6 +139,7 @@ def compile(
             chosen.max_iterations, chosen.context.noting(),
             None if entry is None else entry.add_part, chosen.specialise,
             "" if aim.open_sizes else f"target {aim.name} has no programs for all shapes",
+            aim.counts,
         )  # fmt: skip
         model.prepare()
     if entry is not None:

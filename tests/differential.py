@@ -7,6 +7,7 @@ access out of range and every element read before it was written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,12 +22,15 @@ from graphc.ir import dtypes
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.checks import judge
 from graphc.ir.compare import compare
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.imperative.lowering import corner
 from graphc.ir.interp import interpret
+from graphc.ir.kernel import with_sizes
 from graphc.ir.kernel_interp import run_kernel
-from graphc.ir.program import Copy, If, Program, Slot, While
-from graphc.ir.types import TensorType
+from graphc.ir.program import Copy, Count, If, Program, Slot, While
+from graphc.ir.types import TensorType, at
 from graphc.targets.base import option
 from graphc.targets.cpu import Cpu
 
@@ -110,15 +114,20 @@ def assert_same(found, expected, tolerance: float, what: str) -> None:
 
 
 def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Runs a program with the interpreter of kernels, in an arena that starts out poisoned."""
+    """Runs a program with the interpreter of kernels, in an arena that starts out poisoned. Sizes
+    may be such that data decides."""
     spaces = {
+        "sizes": {},
         "input": [np.ascontiguousarray(x) for x in inputs],
-        "output": [np.empty(t.static_shape, t.dtype.np) for _, t in program.outputs],
+        "output": [np.empty(t.most, t.dtype.np) for _, t in program.outputs],
         "const": [np.ascontiguousarray(c) for c in program.constants],
         "arena": [np.full(program.arena_bytes, POISON, np.uint8)],
     }
     _run_steps(program, program.steps, spaces)
-    outputs = spaces["output"]
+    shapes = [[at(d, spaces["sizes"]) for d in t.dims] for _, t in program.outputs]
+    outputs = [
+        whole[: math.prod(shape)].reshape(shape) for whole, shape in zip(spaces["output"], shapes)
+    ]
     if program.checks:
         judge(program.checks, outputs.pop())
     return outputs
@@ -127,11 +136,13 @@ def interpret_program(program: Program, inputs: Sequence[np.ndarray]) -> list[np
 def _run_steps(program: Program, steps: Sequence, spaces: dict, trip: int = 0) -> None:
     """Runs steps; directly in a loop, in its trip of this number."""
 
+    known = spaces["sizes"]
+
     def piece(slot: Slot, stride: int = 0) -> np.ndarray:
         raw = spaces[slot.space][slot.index].reshape(-1).view(np.uint8)
-        start = slot.offset + trip * stride
-        found = raw[start : start + slot.elements * slot.dtype.size]
-        assert start >= 0 and found.size == slot.elements * slot.dtype.size, "leaves its space"
+        start, size = slot.offset + trip * stride, at(slot.elements, known) * slot.dtype.size
+        found = raw[start : start + size]
+        assert start >= 0 and found.size == size, "leaves its space"
         return found
 
     def element(slot: Slot) -> int:
@@ -145,8 +156,11 @@ def _run_steps(program: Program, steps: Sequence, spaces: dict, trip: int = 0) -
             _run_steps(program, step.then if element(step.condition) else step.orelse, spaces)
         elif isinstance(step, While):
             _run_loop(program, step, spaces, element)
+        elif isinstance(step, Count):
+            known[step.size] = Const(int(element(step.slot)), i64)
         else:
-            kernel = program.kernels[step.kernel]
+            values = [at(size, known) for size in step.sizes]
+            kernel = with_sizes(program.kernels[step.kernel], values)
             arrays, same = {}, {}
             for buffer, slot in zip(kernel.params, step.slots, strict=True):
                 if slot not in same:

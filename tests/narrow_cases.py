@@ -183,6 +183,7 @@ CASES: dict[str, Case | list[Case]] = {
     "TopK": Case([positive(30), ints(4)], {}, 2),
     "Unsqueeze": Case([positive(3, 4), ints(1)]),
     "Where": Case([np.array([True, False]), positive(2), positive(2)]),
+    f"{OURS}.Corner": Case([positive(3, 48)], {"dims": (2, 40)}),
     f"{OURS}.Generic": Case(
         [signed(40, 300), signed(300, 20)],
         {"body": "sum(k0<300: $0[i0, k0] * $1[k0, i1])", "shape": (40, 20)},
@@ -415,6 +416,7 @@ EXEMPT = {
     f"{OURS}.CutToTF32": "it is for float32", f"{OURS}.RoundToTF32": "it is for float32",
     f"{OURS}.DeltaRule": "what is made of it gives it float32, in which its states are its result",
     f"{OURS}.Rounded": "it is for float32", f"{OURS}.InRange": "it compares indices",
+    f"{OURS}.Count": "it counts",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from graphc.ir.program import AnyStep, Copy, If, Program, Slot, Step, bodies
+from graphc.ir.program import AnyStep, Copy, Count, If, Program, Slot, Step, bodies
 from graphc.ir.types import largest
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -99,6 +99,8 @@ class _Reader:
             return _Event(number, step.loc, _in_arena(reads), _in_arena(writes))
         if isinstance(step, Copy):
             return _Event(number, step.loc, _in_arena([step.source]), _in_arena([step.target]))
+        if isinstance(step, Count):
+            return _Event(number, step.loc, _in_arena([step.slot]), [])
         inside = list(map(self.events, bodies(step)))
         if isinstance(step, If):
             return _Event(number, step.loc, _in_arena([step.condition]), [], inside)

@@ -61,7 +61,7 @@ def interface_bytes(tensors: Sequence[tuple[str, TensorType]]) -> Expr:
 def live_bytes(program: Program) -> Expr:
     """The bytes of the tensors that are live where most are at the largest sizes, an expression
     over the sizes: of tensors at one place the one that is made last."""
-    use = arena_use(at_sizes(program, [largest(size) for size in program.sizes]))
+    use = arena_use(at_sizes(program, [largest(size) for size in program.all_sizes]))
     if not use.live:
         return as_expr(0, i64)
     peak = use.live.index(max(use.live))
@@ -78,9 +78,9 @@ def live_bytes(program: Program) -> Expr:
 
 def rows_of(program: Program) -> list[tuple[int, ...]]:
     """Values of the sizes from the least to the largest, each a few times the one before."""
-    ranges = [(size.lo, largest(size)) for size in program.sizes]
+    ranges = [(size.lo, largest(size)) for size in program.all_sizes]
     rows = [
-        tuple(round(low * (high / low) ** (n / (ROWS - 1))) for low, high in ranges)
+        tuple(round(max(low, 1) * (high / max(low, 1)) ** (n / (ROWS - 1))) for low, high in ranges)
         for n in range(ROWS)
     ]
     return list(dict.fromkeys(rows))
@@ -92,7 +92,7 @@ def open_memory(program: Program) -> str:
     lines: list[tuple[str, ...]] = [("where", "inputs", "outputs", "arena touched", "live at most")]
     for sizes in rows_of(program):
         at = memory_at(program, sizes)
-        where = ", ".join(f"{s.name} = {n}" for s, n in zip(program.sizes, sizes))
+        where = ", ".join(f"{s.name} = {n}" for s, n in zip(program.all_sizes, sizes))
         lines.append((where, *map(nbytes, (at.inputs, at.outputs, at.touched, at.live))))
     return "\n".join(
         [

@@ -117,14 +117,14 @@ def _tell(program: Program, job: Job, peaks: Peaks, rows: int | None) -> None:
     from graphc.ir.program import at_sizes
 
     shown = program
-    if program.sizes:
-        sizes = _largest(program.sizes)
+    if program.all_sizes:
+        sizes = _largest(program.all_sizes)
         shown = at_sizes(program, list(sizes.values()))
         at = ", ".join(f"{name} = {most}" for name, most in sizes.items())
         print(f"\na program for all sizes; at the largest, {at}:")
     print("\n" + report.steps(shown, peaks, rows))
     print("\n" + report.memory(shown))
-    if program.sizes:
+    if program.all_sizes:
         print("\n" + open_memory(program))
     more = job.target.inspected(job, program, rows)
     if more:

@@ -11,7 +11,7 @@ memory stays bounded. It judges every backend, and is itself judged by ONNX Runt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from graphc.errors import InternalError, ModelError
 from graphc.ir.binding import bind
 from graphc.ir.checks import judge, key_of
 from graphc.ir.conditions import asked_by
-from graphc.ir.dtypes import DType
+from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import (
     Call,
     Const,
@@ -38,10 +38,12 @@ from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.infer import blaming, expand, infer_op, op_body
 from graphc.ir.kernel_interp import run_imperative
 from graphc.ir.ops import control
+from graphc.ir.ops.counts import is_count
 from graphc.ir.ops.in_range import check_of, is_check
 from graphc.ir.scalar import ops as scalar_ops
 from graphc.ir.simplify import simplify, to_poly
-from graphc.ir.types import type_of
+from graphc.ir.sizes import body_at
+from graphc.ir.types import at, type_of
 from graphc.ir.wide_graphs import accumulates, in_float32
 
 CHUNK = 1 << 25  # elements of the largest intermediate array
@@ -59,16 +61,22 @@ def interpret(graph: Graph, inputs: Sequence[object], on_op: Callable | None = N
 
 
 def run_region(
-    region: Region, inputs: Sequence[object], on_op: Callable | None = None
+    region: Region,
+    inputs: Sequence[object],
+    on_op: Callable | None = None,
+    sizes: dict[Expr, Expr] | None = None,
 ) -> list[Any]:
-    """Runs a region whose parameters take these values."""
+    """Runs a region whose parameters take these values. `sizes` are those that data has decided
+    around it."""
     if len(inputs) != len(region.params):
         raise ModelError(f"expected {len(region.params)} inputs, found {len(inputs)}")
     values: dict[Value, Any] = dict(zip(region.params, inputs))
-    last_use = _last_uses(region)
+    last_use, known = _last_uses(region), dict(sizes or {})
     for op in region.ops:
         arguments = [None if v is None else values[v] for v in op.inputs]
-        results = run_op(op, arguments)
+        results = run_op(op, arguments, known)
+        if is_count(op):
+            known[op.attrs["size"]] = Const(int(results[0]), i64)
         if on_op is not None:
             on_op(op, results)
         values.update(zip(op.outputs, results))
@@ -88,17 +96,19 @@ def _last_uses(region: Region) -> dict[Op, list[Value]]:
     return out
 
 
-def run_op(op: Op, arguments: Sequence[Any]) -> list[Any]:
-    """The outputs of one op on actual values."""
+def run_op(op: Op, arguments: Sequence[Any], sizes: Mapping[Expr, Expr] | None = None) -> list[Any]:
+    """The outputs of one op on actual values, where some sizes are known."""
     form = op.defn.form
     if op.name == "Constant":
         return [op.attrs["value"]]
     if op.name == "fused":
-        return run_region(op.regions[0], arguments)
+        return run_region(op.regions[0], arguments, None, dict(sizes or {}))
     if form == "region":
         return control.run(op, arguments, run_region)
     if form == "host":
         return _run_host(op, arguments)
+    if sizes and form == "indexed" and _has_sizes(op):
+        return _at_sizes(op, arguments, sizes)
     bound = concrete(op, arguments)
     if form == "composite":
         graph, _ = expand(bound)
@@ -113,6 +123,22 @@ def run_op(op: Op, arguments: Sequence[Any]) -> list[Any]:
     if is_check(op):
         judge([check_of(op)], [int(results[0])])
     return results
+
+
+def _has_sizes(op: Op) -> bool:
+    """Whether attributes of an op are made of sizes."""
+    attrs = (a if isinstance(a, tuple) else (a,) for a in op.attrs.values())
+    return any(isinstance(part, Expr) for attr in attrs for part in attr)
+
+
+def _at_sizes(op: Op, arguments: Sequence[Any], sizes: Mapping[Expr, Expr]) -> list[Any]:
+    """The output of a typed op that is made of sizes."""
+    shape = [at(dim, sizes) for dim in op.output.tensor.dims]
+    arrays = {str(n): np.asarray(a) for n, a in enumerate(arguments) if a is not None}
+    result = evaluate(body_at(op_body(op), sizes), tuple(shape), arrays)  # type: ignore[arg-type]
+    if is_check(op):
+        judge([check_of(op)], [int(result)])
+    return [result]
 
 
 def check_operands(op: Op, typed: Op, arguments: Sequence[object]) -> None:

@@ -89,7 +89,17 @@ class If:
     loc: tuple[str, ...] = ()
 
 
-AnyStep = Step | Copy | While | If
+@dataclass(frozen=True)
+class Count:
+    """Makes what a slot holds, one i64, the value of a size of the program, for the steps after
+    this one. `size` is a number in a program at given sizes (`at_sizes`)."""
+
+    size: Any
+    slot: Slot
+    loc: tuple[str, ...] = ()
+
+
+AnyStep = Step | Copy | While | If | Count
 
 
 def bodies(step: AnyStep) -> tuple[tuple[AnyStep, ...], ...]:
@@ -139,6 +149,8 @@ def walk_slots(steps: Sequence[AnyStep]) -> Iterator[Slot]:
         elif isinstance(step, While):
             named = (step.condition, step.trips, step.counter)
             yield from (slot for slot in named if isinstance(slot, Slot))
+        elif isinstance(step, Count):
+            yield step.slot
         else:
             yield step.condition
 
@@ -168,8 +180,9 @@ class Program:
     """A model, ready to be emitted.
 
     It is static, or one of open shape: its `sizes` are the symbols in the types of inputs and
-    outputs, all of them bounded. A run reads each from the shape of an input (`sizes_of`). The
-    arena, and where things lie in it, are those of the largest sizes.
+    outputs, all of them bounded. A run reads each from the shape of an input (`sizes_of`). Data
+    decides its `counts`, symbols too, which are known after the `Count` of each. The arena, and
+    where things lie in it, are those of the largest sizes.
 
     By ("input" or "output", number), `quantisation` says how integer inputs and outputs are read,
     where that is known, and `resident` where in the arena they lie, if the caller does not keep
@@ -199,6 +212,17 @@ class Program:
     def calls(self) -> list[Step]:
         """The kernel calls in the order of the text, those in loops and branches included."""
         return [step for step in walk(self.steps) if isinstance(step, Step)]
+
+    @property
+    def counts(self) -> tuple[Sym, ...]:
+        """The sizes that data decides, in the order in which they are known."""
+        made = (step.size for step in self.steps if isinstance(step, Count))
+        return tuple(size for size in made if isinstance(size, Sym))
+
+    @property
+    def all_sizes(self) -> tuple[Sym, ...]:
+        """The sizes that inputs have, then those that data decides."""
+        return (*self.sizes, *self.counts)
 
     @property
     def own_outputs(self) -> list[tuple[str, TensorType]]:
@@ -233,8 +257,8 @@ def program_of(*kernels: Kernel) -> Program:
 
 
 def at_sizes(program: Program, values: Sequence[int]) -> Program:
-    """The static program that a program of open shape is at these values of its sizes."""
-    known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(program.sizes, values)}
+    """The static program that a program of open shape is at these values of all its sizes."""
+    known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(program.all_sizes, values)}
 
     def typed(tensors: Sequence[tuple[str, TensorType]]) -> list[tuple[str, TensorType]]:
         return [(n, t.with_shape(at(d, known) for d in t.dims)) for n, t in tensors]
@@ -251,7 +275,10 @@ def at_sizes(program: Program, values: Sequence[int]) -> Program:
     def placed(slot: Slot) -> Slot:
         return replace(slot, elements=at(slot.elements, known))
 
-    steps = with_calls(program.steps, called)
+    steps = [
+        replace(step, size=at(step.size, known)) if isinstance(step, Count) else step
+        for step in with_calls(program.steps, called)
+    ]
     return replace(
         program, inputs=typed(program.inputs), outputs=typed(program.outputs), kernels=kernels,
         steps=steps, sizes=(), resident={key: placed(s) for key, s in program.resident.items()},

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Sym
+from graphc.ir.expr import Const, Expr, Index, Reduce, Sym, reduce
+from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, TensorType, at, largest
 
 
@@ -68,3 +69,24 @@ def line_of(dim: Dim, size: Sym) -> tuple[int, int] | None:
         return None
     factor = after - offset
     return (factor, offset) if at(size * factor + offset, {}) is at(dim, {}) else None
+
+
+def body_at(body: Expr, sizes: Mapping[Expr, Expr]) -> Expr:
+    """The body of an op at some sizes, simplified."""
+    done: dict[Expr, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if node not in done:
+            if isinstance(node, Index):
+                done[node] = Index(node.name, at(node.extent, sizes))
+            elif isinstance(node, Reduce):
+                axes = [Index(a.name, at(a.extent, sizes)) for a in node.axes]
+                done[node] = reduce(node.op, visit(node.body), axes)
+            else:
+                known = sizes.get(node)
+                done[node] = (
+                    node.rebuild([visit(c) for c in node.children]) if known is None else known
+                )
+        return done[node]
+
+    return simplify(visit(body))

@@ -15,8 +15,10 @@ Sizes = Mapping[Expr, Expr]
 
 def value_at(value: Value | None, sizes: Sizes) -> Value | None:
     """A value that stands for another at some sizes."""
-    if value is None or value.constant is not None:
-        return value
+    if value is None:
+        return None
+    if value.constant is not None:  # a new one, as the op in question is no user of this one
+        return constant_op(value.constant).output
     dims = value.known
     if dims is None:
         return Value(type_at(value, sizes).with_layout(None))

@@ -1,8 +1,8 @@
 """Dead code elimination: ops whose results nobody uses are removed, in sub-regions too.
 
-Every op but a check is free of side effects, so an op is dead exactly when none of its results has
-a use. A region op loses captures that its regions do not use, and unused results where its form
-allows that.
+Every op but a check and a count is free of side effects, so an op is dead exactly when none of its
+results has a use. A region op loses captures that its regions do not use, and unused results where
+its form allows that.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
 
 
+def is_dead(op: Op) -> bool:
+    """Whether nobody reads what an op gives, and nothing else asks for it."""
+    return EFFECT not in op.defn.traits and not any(v.uses for v in op.outputs)
+
+
 def remove_dead(region: Region) -> int:
     """Removes the dead ops of a region and of the regions inside; returns how many."""
     removed, kept = 0, []
     for op in reversed(region.ops):
-        if EFFECT not in op.defn.traits and not any(v.uses for v in op.outputs):
+        if is_dead(op):
             op.drop_inputs()
             op.region = None
             removed += 1

@@ -17,14 +17,16 @@ import numpy as np
 
 from graphc.errors import GraphcError, UnsupportedError
 from graphc.ir.compare import compare
-from graphc.ir.expr import Const, Expr, Index, Reduce, Sym, reduce, symbols
+from graphc.ir.expr import Const, Expr, Sym, symbols
 from graphc.ir.graph import Graph, Op, Value, clone_graph
+from graphc.ir.imperative.lowering import is_bounded
 from graphc.ir.infer import op_body, output_types
 from graphc.ir.interp import evaluate
+from graphc.ir.ops.counts import is_corner, is_counted
 from graphc.ir.ops.in_range import is_check
 from graphc.ir.simplify import simplify
-from graphc.ir.sizes import line_of
-from graphc.ir.types import TensorType, at
+from graphc.ir.sizes import body_at, line_of
+from graphc.ir.types import TensorType
 from graphc.passes.at_sizes import Sizes, type_at, value_at
 from graphc.passes.dce import remove_dead
 from graphc.passes.dimensions import Dimensions
@@ -47,12 +49,17 @@ class NotOpen(UnsupportedError):
     def __init__(self, message: str, op: Op):
         super().__init__(message)
         self.where = op.where()
-        types = [v.type for v in (*op.inputs, *op.outputs) if v is not None]
-        dims = [
-            d for t in types if isinstance(t, TensorType) and t.shape is not None for d in t.dims
-        ]
-        open_dims = [d for d in dims if isinstance(d, Expr)]
-        self.sizes = sorted({size.name for d in open_dims for size in symbols(d)})
+        self.sizes = [size.name for size in sizes_of_op(op)]
+
+
+def sizes_of_op(op: Op) -> list[Sym]:
+    """The symbols of an op's operands and results, by name."""
+    types = [v.type for v in (*op.inputs, *op.outputs) if v is not None]
+    dims = [d for t in types if isinstance(t, TensorType) and t.shape is not None for d in t.dims]
+    known = (v.known for v in op.inputs if v is not None and v.constant is None)
+    dims += [d for contents in known if contents is not None for d in contents.reshape(-1)]
+    sizes = {size for d in dims if isinstance(d, Expr) for size in symbols(d)}
+    return sorted(sizes, key=lambda size: size.name)
 
 
 def general(
@@ -128,19 +135,25 @@ def _sizes_of_inputs(graph: Graph) -> dict[str, Sym]:
 def check_open(graph: Graph) -> None:
     """NotOpen names an op whose types or bodies are not those that its definition gives at the
     sizes it is tried at."""
-    sizes = list(graph.symbols.values())
-    least: Sizes = {s: Const(s.lo) for s in sizes}
-    apart: Sizes = {s: Const(min(s.hi or 0, s.lo + 1 + 2 * n)) for n, s in enumerate(sizes)}
     for op in graph.walk():
-        open_types = _has_open_types(op)
-        if op.defn.form not in (FORMS if open_types else (*FORMS, "imperative")):
-            raise NotOpen(f"{op.where()} is {op.defn.form}, made for one shape at a time", op)
-        if "bounded" in op.defn.traits:
-            raise NotOpen(f"{op.where()} gives a tensor whose shape depends on data", op)
-        if any(v.tensor.dtype.kind in ("string", "complex") for v in op.outputs):
-            raise NotOpen(f"{op.where()} gives {op.outputs[0].type}, which the host holds", op)
-        if op.name in ("Constant", "yield", "fused") or is_check(op) or not open_types:
-            continue
+        check_op(op)
+
+
+def check_op(op: Op) -> None:
+    """As `check_open`, of one op."""
+    open_types = _has_open_types(op)
+    if op.defn.form not in (FORMS if open_types else (*FORMS, "imperative")):
+        raise NotOpen(f"{op.where()} is {op.defn.form}, made for one shape at a time", op)
+    if is_bounded(op) and not is_counted(op):
+        raise NotOpen(f"{op.where()} gives a tensor whose shape depends on data", op)
+    if any(v.tensor.dtype.kind in ("string", "complex") for v in op.outputs):
+        raise NotOpen(f"{op.where()} gives {op.outputs[0].type}, which the host holds", op)
+    if op.name in ("Constant", "yield", "fused") or is_check(op) or is_corner(op):
+        return
+    if open_types:
+        sizes = sizes_of_op(op)
+        least: Sizes = {s: Const(s.lo) for s in sizes}
+        apart: Sizes = {s: Const(min(s.hi or 0, s.lo + 1 + 2 * n)) for n, s in enumerate(sizes)}
         for values in (least, apart):
             _check_at(op, values)
 
@@ -165,7 +178,7 @@ def _check_at(op: Op, sizes: Sizes) -> None:
     """Compares an op with one of its definition whose operands have the types of some sizes."""
     twin = _twin_at(op, sizes)
     for number in range(0 if op.defn.form == "composite" else len(op.outputs)):
-        body, own = _at(op_body(op, number), sizes), simplify(op_body(twin, number))
+        body, own = body_at(op_body(op, number), sizes), simplify(op_body(twin, number))
         if body is not own and not _agree(body, own, twin, number):
             raise NotOpen(f"{op.where()} computes something else at {_shown(sizes)}", op)
 
@@ -205,24 +218,3 @@ def _agree(one: Expr, other: Expr, op: Op, number: int) -> bool:
             arrays[str(place)] = drawn.astype(value.tensor.dtype.np)
     results = [evaluate(body, result.static_shape, arrays) for body in (one, other)]
     return compare(op.name, *results).within(1e-5)
-
-
-def _at(body: Expr, sizes: Sizes) -> Expr:
-    """A body at some sizes, simplified."""
-    done: dict[Expr, Expr] = {}
-
-    def visit(node: Expr) -> Expr:
-        if node not in done:
-            if isinstance(node, Index):
-                done[node] = Index(node.name, at(node.extent, sizes))
-            elif isinstance(node, Reduce):
-                axes = [Index(a.name, at(a.extent, sizes)) for a in node.axes]
-                done[node] = reduce(node.op, visit(node.body), axes)
-            else:
-                known = sizes.get(node)
-                done[node] = (
-                    node.rebuild([visit(c) for c in node.children]) if known is None else known
-                )
-        return done[node]
-
-    return simplify(visit(body))

@@ -11,6 +11,7 @@ from graphc.errors import ModelError
 from graphc.ir.graph import Graph, Op, Region
 from graphc.ir.imperative.lowering import is_bounded
 from graphc.ir.ops.control import MAX_ITERATIONS, ScanShape
+from graphc.ir.ops.counts import is_counted
 from graphc.ir.types import TensorType, Type
 from graphc.passes.checks import add_checks
 from graphc.passes.iterations import at_most, can_be_counted
@@ -25,13 +26,20 @@ def is_native(type: Type | None) -> bool:
     return tensor and type.dtype.kind not in ("string", "complex")  # type: ignore[union-attr]
 
 
+def holds(type: Type | None) -> bool:
+    """As `is_native`, or of a shape over sizes that are known once what comes before has run."""
+    tensor = isinstance(type, TensorType) and type.shape is not None
+    return tensor and type.dtype.kind not in ("string", "complex")  # type: ignore[union-attr]
+
+
 def natively(op: Op) -> bool:
     """Whether an op can be part of a compiled graph."""
     values = [v for v in (*op.inputs, *op.outputs) if v is not None]
-    if not all(is_native(v.type) for v in values):
+    if not all(holds(v.type) for v in values):
         return False
     if op.defn.form == "imperative":
-        return not is_bounded(op)
+        static = all(is_native(v.type) for v in values)
+        return static and (not is_bounded(op) or is_counted(op))
     return op.name == "fused" or op.defn.form in ("elementwise", "indexed", "composite")
 
 

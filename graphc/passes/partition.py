@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from graphc.ir.expr import Expr, Sym, symbols
 from graphc.ir.graph import Graph, Op, Region, Value, copy_ops
 from graphc.ir.types import TensorType, Type
 
@@ -71,8 +72,9 @@ def partition(graph: Graph, native: Callable[[Op], bool]) -> Partition:
 
 
 def is_typed(type: Type | None) -> bool:
-    """Whether a type is known; that of a tensor with its shape."""
-    return type.is_static if isinstance(type, TensorType) else type is not None
+    """Whether a type is known; that of a tensor with its shape, which may be one over sizes that
+    are known once what comes before has run (counts.py)."""
+    return type.shape is not None if isinstance(type, TensorType) else type is not None
 
 
 def crossing(graph: Graph, ops: Sequence[Op]) -> list[Value]:
@@ -98,7 +100,7 @@ def part_graph(
 ) -> Graph:
     """A graph of copies of some ops. Constants that they use come along."""
     part = Graph(graph.name)
-    part.phase, part.symbols = graph.phase, dict(graph.symbols)
+    part.phase = graph.phase
     names: set[str] = set()
     mapping = {v: part.add_param(v.type, _unused(v.name, names)) for v in params}
     inside = Region()
@@ -107,7 +109,19 @@ def part_graph(
     part.set_results([mapping[v] for v in results])
     names.clear()
     part.output_names = [_unused(v.name, names) for v in results]
+    used = symbols_in(part) if graph.symbols else set()
+    part.symbols = {name: size for name, size in graph.symbols.items() if size in used}
     return part
+
+
+def symbols_in(graph: Graph) -> set[Sym]:
+    """The symbols that occur in a graph."""
+    attrs = (attr for op in graph.walk() for attr in op.attrs.values())
+    parts = (part for attr in attrs for part in (attr if isinstance(attr, tuple) else (attr,)))
+    regions = (graph, *(region for op in graph.walk() for region in op.regions))
+    values = (value for region in regions for value in region.values())
+    dims = (d for v in values if isinstance(v.type, TensorType) for d in v.type.shape or ())
+    return {s for part in (*parts, *dims) if isinstance(part, Expr) for s in symbols(part)}
 
 
 def _constants(ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:

@@ -30,6 +30,7 @@ from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.opdef import OpDef
 from graphc.ir.ops.relayout import is_relayout, relaid
 from graphc.ir.types import Dim
+from graphc.passes.dce import is_dead
 from graphc.passes.fold import Contents, FoldPolicy
 from graphc.passes.infer_types import become_constants
 from graphc.passes.manager.base import Pass, file_of, made_here, register_pass
@@ -224,7 +225,7 @@ class _Driver:
         raise InternalError(fault) if suspect is None else suspect.error(f": {fault}")
 
     def visit(self, op: Op) -> None:
-        if not any(v.uses for v in op.outputs):
+        if is_dead(op):
             self.remove(op)
             return
         if self.folded(op):
@@ -314,7 +315,7 @@ class _Driver:
         for op in dict.fromkeys(reversed(ops)):
             if op is None or op.region is None:
                 continue
-            if any(v.uses for v in op.outputs):
+            if not is_dead(op):
                 self.work.add(op)
                 for value in op.outputs:
                     self.add_users(value)

@@ -423,7 +423,7 @@ class Fold(Pass):
     symbolic = True
 
     def run(self, graph: Graph, ctx: Context) -> bool:
-        symbolic = not has_static_inputs(graph)
+        symbolic = bool(graph.symbols) or not has_static_inputs(graph)
         policy = ctx.options.get("fold_policy")
         walk = TypeInference(policy, retype=False, ctx=ctx, symbolic=symbolic)
         return walk.region(graph)

@@ -10,6 +10,7 @@ from graphc.ir.graph import Graph, Op
 from graphc.ir.machine import Peaks
 from graphc.ir.operations import kernel_operations
 from graphc.ir.program import Program, Step
+from graphc.ir.types import largest
 from graphc.passes.manager.journal import Decision, KernelChoice
 from graphc.report import fate
 from graphc.report.groups import Group, group, members
@@ -130,7 +131,7 @@ class Record:
         kernel = program.kernels[step.kernel]
         choice = self.choice(step)
         outs = [b.access != "in" for b in kernel.params]
-        sizes = [slot.elements * slot.dtype.size for slot in step.slots]
+        sizes = [largest(slot.elements) * slot.dtype.size for slot in step.slots]
         moved = step.nbytes or sum(sizes)
         written = min(moved, sum(size for size, out in zip(sizes, outs) if out))
         return KernelAnswer(

@@ -26,7 +26,8 @@ class CompiledModel(Runnable):
     `adopt` takes values in the memory of the target's device: it gives an array with dtype and
     shape that executables take as it is, or None for a value that is elsewhere. `made` is called
     with an `ExecutableInfo` of everything that is compiled. `mode` is one of targets.base.MODES;
-    with a `reason` there is no program for all shapes.
+    with a `reason` there is no program for all shapes. `counts`: programs may have sizes that data
+    decides.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class CompiledModel(Runnable):
         made: Made | None = None,
         mode: str = "exact",
         reason: str = "",
+        counts: bool = False,
     ):
         from graphc.ir.ops.in_range import own_results  # a model from the cache has no graph
         from graphc.passes import maps
@@ -54,7 +56,9 @@ class CompiledModel(Runnable):
             [Spec(n, v.type) for n, v in own_results(graph)],
             adopt,
         )
-        target = Target(compile_static, native, policy, max_iterations or MAX_ITERATIONS, ctx)
+        target = Target(
+            compile_static, native, policy, max_iterations or MAX_ITERATIONS, ctx, counts
+        )
         tensors, self._maps = maps.apart(graph)
         self._specialised: SpecialisedGraph = (
             SpecialisedGraph(tensors, target, inner=False, made=made)

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from graphc.errors import InternalError
+from graphc.errors import InternalError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.imperative.lowering import corner, is_bounded, true_shapes
 from graphc.ir.interp import run_op
 from graphc.ir.ops import control
 from graphc.ir.types import TensorType, Type
+from graphc.passes.counts import counted
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.manager.context import Context
 from graphc.passes.native import is_native
@@ -33,6 +35,7 @@ from graphc.passes.partition import (
 from graphc.passes.reasons import Reason
 
 HOST, LATER = "host", "later"  # decisions about ops that the host runs, or that wait for these
+WAITS = "it is compiled once the host has run what its type depends on"
 
 MAX_ITERATIONS = control.MAX_ITERATIONS
 Executable = Callable[[Sequence[Any]], list[Any]]
@@ -44,13 +47,14 @@ Inner = Callable[[Graph], Executable]  # of a graph whose types are known once i
 class Target:
     """What graphs are compiled with: a compiler of static graphs, which typed ops it takes, how
     constants are folded before, how long loops on the host may run, and the context that graphs are
-    specialised in, if that is watched."""
+    specialised in, if that is watched; and whether programs may have sizes that data decides."""
 
     compile: CompileStatic
     native: Callable[[Op], bool]
     policy: FoldPolicy | None = None
     max_iterations: int = MAX_ITERATIONS
     ctx: Context | None = None
+    counts: bool = False
 
 
 @dataclass
@@ -89,7 +93,20 @@ def _copied(value: object) -> Any:
 
 def plan(graph: Graph, target: Target, inner: Inner) -> Executable:
     """How to run a graph that is typed as far as possible."""
+    further = counted(graph, target.policy, partial(note, target, LATER)) if target.counts else None
+    if further is not None:
+        try:
+            return _Planner(further, target, inner).executable()
+        except UnsupportedError as error:  # as of an op that a pass made
+            for op in filter(is_bounded, graph.ops):
+                note(target, HOST, op, f"no program has its true size: {error}")
     return _Planner(graph, target, inner).executable()
+
+
+def note(target: Target, about: str, op: Op, text: str | Reason) -> None:
+    """Takes down why an op is not compiled with the ops before it."""
+    if target.ctx is not None:
+        target.ctx.decline(about, op, text)
 
 
 @dataclass
@@ -111,7 +128,7 @@ class _Planner:
             for op in level.host:
                 self.host(op)
         for op in parts.rest:
-            self.note(LATER, op, "it is compiled once the host has run what its type depends on")
+            note(self.target, LATER, op, WAITS)
         if parts.rest:
             operands, results = operands_of(parts.rest), crossing(graph, parts.rest)
             rest = opened(part_graph(graph, parts.rest, operands, results))
@@ -159,21 +176,16 @@ class _Planner:
         run = self.target.compile(part_graph(self.graph, ops, operands, results))
         self.step(run, operands, results)
 
-    def note(self, about: str, op: Op, text: str | Reason) -> None:
-        """Takes down why an op is not compiled with the ops before it."""
-        if self.target.ctx is not None:
-            self.target.ctx.decline(about, op, text)
-
     def host(self, op: Op) -> None:
         """Runs one op by itself."""
         foreign = next((v for v in (*op.inputs, *op.outputs) if v and not is_native(v.type)), None)
         if not is_bounded(op) or foreign is not None:
-            self.note(HOST, op, why_on_host(op, foreign))
+            note(self.target, HOST, op, why_on_host(op, foreign))
             made = HostOp(op, self.inner, self.target.max_iterations)
             self.step(made, op.inputs, op.outputs)
             return
         text = "the shape of its result depends on data: it has the largest, until the host cuts it"
-        self.note(HOST, op, text)
+        note(self.target, HOST, op, text)
         operands = operands_of([op])
         run = self.target.compile(part_graph(self.graph, [op], operands, op.outputs))
         self.step(BoundedOp(op, run), operands, op.outputs)

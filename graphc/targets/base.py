@@ -64,6 +64,8 @@ class Target:
     """Whether programs have no host beside them: a model is one program, verified as it is."""
     open_sizes: ClassVar[bool] = False
     """Whether programs may be of open shape: kernels whose sizes are known at run time."""
+    counts: ClassVar[bool] = False
+    """Whether programs may have sizes that data decides while they run."""
     control_flow: ClassVar[bool] = False
     """Whether programs may have loops and branches."""
     keeps_integers: ClassVar[bool] = False

@@ -29,6 +29,7 @@ class Cpu(Target):
     files = (".so", ".o", ".gcm")
     keeps_integers = True
     open_sizes = True
+    counts = True
     control_flow = True
 
     @cached_property

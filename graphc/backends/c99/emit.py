@@ -28,7 +28,7 @@ int run(const void *const *inputs, void *const *outputs, void *arena, const void
 def emit(program: Program) -> str:
     """The C text; UnsupportedError for sizes, or if a kernel uses what C lacks (strings, complex
     numbers)."""
-    if program.sizes:
+    if program.all_sizes:
         raise UnsupportedError(f"{program.name}: plain C takes no sizes at run time; fix them")
     unit = Unit()
     names = {name: unit.kernel(for_c(kernel)) for name, kernel in program.kernels.items()}

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphc.backends.cfamily.spell import storage_type
+from graphc.errors import UnsupportedError
 from graphc.ir.dtypes import DType, boolean, i32, i64
-from graphc.ir.program import AnyStep, Copy, If, Slot, Step, While
+from graphc.ir.program import AnyStep, Copy, Count, If, Slot, Step, While
 
 INDENT = "    "
 WIDTH = 100  # of a line; longer calls are broken
@@ -72,6 +73,8 @@ class StepPrinter:
                 self.call(step)
             elif isinstance(step, Copy):
                 self.copy(step)
+            elif isinstance(step, Count):
+                raise UnsupportedError(f"C has no sizes that data decides: {step.size}")
             elif isinstance(step, While):
                 self.note(step)
                 self.loop(step)

@@ -34,8 +34,13 @@ LONGEST_VALUE = 24  # characters of a number of 64 bits, and an end
 def build(image: Image, path: Path) -> None:
     """Writes `path` (.so or .o) and a header of the same stem beside it.
 
-    UnsupportedError says which tool is missing.
+    UnsupportedError says which tool is missing, or that data decides the shape of something.
     """
+    if image.counts:
+        raise UnsupportedError(
+            f"-o {path}: data decides shapes in {image.name}, which a library does not tell; write "
+            "a .gcm file"
+        )
     compiler = next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
     if compiler is None:
         raise UnsupportedError(

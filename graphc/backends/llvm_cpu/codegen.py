@@ -34,5 +34,5 @@ def compile_program(program: Program, target: HostTarget | None = None) -> Image
         program.name, target.key, code, tuple(program.inputs), tuple(program.outputs),
         tuple(aligned(c) for c in program.constants), program.arena_bytes,
         tuple(program.kernels), len(program.calls), program.checks, sizes=program.sizes,
-        shared=tuple(shared_places(program)),
+        shared=tuple(shared_places(program)), counts=program.counts,
     )  # fmt: skip

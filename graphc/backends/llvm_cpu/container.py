@@ -83,6 +83,7 @@ def pack(
             "inputs": [[name, str(type)] for name, type in image.inputs],
             "outputs": [[name, str(type)] for name, type in image.outputs],
             "sizes": [[size.name, size.lo, size.hi] for size in image.sizes],
+            "counts": [[size.name, size.lo, size.hi] for size in image.counts],
             "arena": image.arena_bytes,
             "kernels": image.kernels,
             "steps": image.steps,
@@ -227,14 +228,19 @@ class Container:
 
     def _image(self, entry: dict) -> Image:
         offset, size, _ = entry["code"]
-        bounds = {str(name): [low, high] for name, low, high in entry["sizes"]}
-        inputs, outputs = (_interface(entry[key], bounds) for key in ("inputs", "outputs"))
+        bounds, counted = (
+            {str(name): [low, high] for name, low, high in entry.get(key, ())}
+            for key in ("sizes", "counts")
+        )
+        inputs = _interface(entry["inputs"], bounds)
+        outputs = _interface(entry["outputs"], {**bounds, **counted})
         return Image(
             str(entry["name"]), self.target, bytes(self._part(offset, size)), inputs, outputs,
             tuple(self._constant(*c) for c in entry["constants"]), _natural(entry["arena"]),
             tuple(map(str, entry["kernels"])), _natural(entry["steps"]),
             _checks(entry["checks"], outputs), sizes=_sizes(bounds, inputs),
             shared=_shared(entry.get("shared", ()), len(inputs), len(outputs)),
+            counts=tuple(symbols_of(counted).values()) if counted else (),
         )  # fmt: skip
 
     def _part(self, offset: int, size: int) -> memoryview:

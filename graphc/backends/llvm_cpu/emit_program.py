@@ -4,7 +4,9 @@
     void graphc_invoke(ptr cells)       the same five pointers, in an array
 
 A program with sizes takes one more pointer, `sizes`: an array of i64, in the order of
-`Program.sizes`. Its steps compute the sizes of their kernels, and how often phases run, from these.
+`Program.all_sizes`. Its steps compute the sizes of their kernels, and how often phases run, from
+these. Those that data decides are written there by the program itself; a caller reads them after
+the run.
 
 `inputs`, `outputs` and `constants` are arrays of pointers; the arena and the constants are aligned
 to 64 bytes. A parallel phase worth splitting goes through the thread pool of pool.py; everything
@@ -25,7 +27,7 @@ from graphc.backends.llvm_cpu.image import INVOKE
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, Sym, as_expr, maximum, minimum, select
-from graphc.ir.program import AnyStep, Copy, If, Program, Slot, Step, While
+from graphc.ir.program import AnyStep, Copy, Count, If, Program, Slot, Step, While
 from graphc.ir.types import Dim, at
 
 RUN = "graphc_run"
@@ -68,7 +70,7 @@ class _Steps:
         self, program: Program, phases: dict[str, list[Phase]], declarations: Declarations
     ):
         self.program, self.phases, self.declarations = program, phases, declarations
-        self.arguments = (*_ARGUMENTS, "sizes") if program.sizes else _ARGUMENTS
+        self.arguments = (*_ARGUMENTS, "sizes") if program.all_sizes else _ARGUMENTS
         self.parameters = ", ".join(f"ptr %{name}" for name in self.arguments)
         self.functions: list[str] = []  # of parts, loops and branches
         self.count: Counter[str] = Counter()
@@ -114,7 +116,7 @@ class _Steps:
         calls = [step for step in steps if isinstance(step, Step)]
         width = max((len(s.slots) + bool(kernels[s.kernel].sizes) for s in calls), default=1)
         lines = [f"  %args = alloca [{max(width, 1)} x ptr], align 64"]
-        numbers = _Numbers(lines, self.program.sizes, self.declarations)
+        numbers = _Numbers(lines, self.program.all_sizes, self.declarations)
         most = max((len(s.sizes) for s in calls), default=0)
         if most:
             lines.append(f"  %numbers = alloca [{most} x i64], align 64")
@@ -129,6 +131,9 @@ class _Steps:
                 lines += [self.call(phase, values, numbers) for phase in self.phases[step.kernel]]
             elif isinstance(step, Copy):
                 lines += self.copy(number, step, bases)
+            elif isinstance(step, Count):
+                place = _place(f"%n{number}", step.slot, bases, lines)
+                numbers.counted(number, step, place)
             else:
                 lines.append(self.calling(self.flow(step)))
         return lines
@@ -216,6 +221,7 @@ class _Numbers:
     def __init__(self, lines: list[str], sizes: Sequence[Sym], declarations: Declarations):
         self.lines, self.count = lines, 0
         self.expr = ExprEmitter(self.line, self.fresh, declarations.add, {})
+        self.cells = {size: f"%size{n}.a" for n, size in enumerate(sizes)}
         for n, size in enumerate(sizes):
             lines.append(f"  %size{n}.a = getelementptr i64, ptr %sizes, i64 {n}")
             lines.append(f"  %size{n} = load i64, ptr %size{n}.a")
@@ -230,6 +236,14 @@ class _Numbers:
 
     def value(self, dim: Dim) -> str:
         return str(dim) if isinstance(dim, int) else self.expr.value(dim).text
+
+    def counted(self, number: int, step: Count, place: str) -> None:
+        """Takes the value of a size from a place, and keeps it with the others."""
+        if step.size not in self.cells:
+            return
+        self.line(f"%known{number} = load i64, ptr {place}")
+        self.line(f"store i64 %known{number}, ptr {self.cells[step.size]}")
+        self.expr.names[step.size] = Typed(f"%known{number}", i64)
 
     def passed(self, number: int, step: Step) -> list[str]:
         """Stores the sizes of a call, and where they are, after its slots."""

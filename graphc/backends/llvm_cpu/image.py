@@ -24,8 +24,9 @@ class Image:
     `target_key` (see HostTarget.key) that exports emit_program's functions; constants are aligned
     to 64 bytes, in program order; `kernels` are the names of its functions, for people. With
     `checks`, the last output holds their keys; with `sizes`, dims of inputs and outputs are
-    expressions over them. `shared` are outputs with the inputs in whose memory they may lie, by
-    number. `entry` is its key in the cache, if it is there."""
+    expressions over them, those of outputs also over `counts`, which data decides. `shared` are
+    outputs with the inputs in whose memory they may lie, by number. `entry` is its key in the
+    cache, if it is there."""
 
     name: str
     target_key: str
@@ -40,3 +41,4 @@ class Image:
     entry: str = ""
     sizes: tuple[Sym, ...] = ()
     shared: tuple[tuple[int, int], ...] = ()
+    counts: tuple[Sym, ...] = ()

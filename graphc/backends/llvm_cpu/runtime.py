@@ -3,9 +3,10 @@
 A `NativeModel` is an image linked into this process. Every call has a `_Frame` of its own, an array
 of pointers that the native code reads (inputs, outputs, arena, constants, thread pool), so calls
 from several threads may overlap; frames are reused, so a call allocates nothing but its outputs,
-and of these large ones only where somebody still has those of the call before. Large arenas are
-`Scratch`, which the images of one model (one for each shape) have in common. The GIL is released
-while native code runs.
+and of these large ones only where somebody still has those of the call before. Outputs whose shape
+data decides are made as large as they can get, and cut once the code has told their sizes
+(counted.py). Large arenas are `Scratch`, which the images of one model (one for each shape) have in
+common. The GIL is released while native code runs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from graphc.backends.llvm_cpu.constants import shared
+from graphc.backends.llvm_cpu.counted import Cut
 from graphc.backends.llvm_cpu.image import INVOKE, Image
 from graphc.backends.llvm_cpu.memory import (
     LARGE,
@@ -52,6 +54,7 @@ class NativeModel:
             *map(address, image.constants)
         )
         self._outputs: list[Any] = [(t.dims, t.dtype.np) for _, t in image.outputs]
+        self._cut = Cut(image)
         self._shared = dict(image.shared)
         self._met: dict[tuple, tuple[Any, list]] = {}  # sizes and outputs, by shapes
         sizes = [t.most * t.dtype.size for _, t in image.outputs]
@@ -66,8 +69,10 @@ class NativeModel:
         except IndexError:
             frame = _Frame(self.image, ctypes.addressof(self._constants), scratch is None)
         cells, cell, shapes = frame.cells, frame.first, self._outputs
-        if self.image.sizes:
+        if frame.first > _SIZES:
             sizes, shapes = self._at([array.shape for array in inputs])
+            if self.image.counts:  # which this call alone writes
+                sizes = type(sizes)(*sizes)
             cells[_SIZES] = ctypes.addressof(sizes)
         held = []
         for array in inputs:
@@ -96,7 +101,8 @@ class NativeModel:
         frames.append(frame)
         if scratch is not None and piece is not None:
             scratch.give(piece)
-        return judged(self.image.checks, outputs)
+        results = judged(self.image.checks, outputs)
+        return self._cut(results, sizes) if self.image.counts else results
 
     def _placed(self, inputs: Given, shapes: list) -> list[np.ndarray | None]:
         """For each output the array that was given for it, unless code cannot write there: it must
@@ -126,11 +132,12 @@ class NativeModel:
         return True
 
     def _at(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, list]:
-        """The sizes for inputs of these shapes, as the code reads them, and the outputs' types."""
+        """The sizes for inputs of these shapes, as the code reads them, with room for those that it
+        writes, and the outputs' types, which are the largest where data decides."""
         from graphc.ir.dtypes import i64
         from graphc.ir.expr import Const, Expr
         from graphc.ir.sizes import sizes_of
-        from graphc.ir.types import at
+        from graphc.ir.types import at, largest
 
         key = tuple(shapes)
         known = self._met.get(key)
@@ -138,10 +145,13 @@ class NativeModel:
             image = self.image
             values = sizes_of(image.sizes, image.inputs, shapes)
             at_values: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(image.sizes, values)}
-            outputs = [(tuple(at(d, at_values) for d in dims), t) for dims, t in self._outputs]
+            outputs = [
+                (tuple(largest(at(d, at_values)) for d in dims), t) for dims, t in self._outputs
+            ]
             if len(self._met) >= MOST_MET:
                 self._met.clear()
-            known = self._met[key] = (ctypes.c_int64 * len(values))(*values), outputs
+            count = len(values) + len(image.counts)
+            known = self._met[key] = (ctypes.c_int64 * count)(*values), outputs
         return known
 
 
@@ -156,7 +166,7 @@ class _Frame:
 
     def __init__(self, image: Image, constants: int, has_arena: bool):
         inputs, outputs = len(image.inputs), len(image.outputs)
-        self.first = _SIZES + bool(image.sizes)
+        self.first = _SIZES + bool(image.sizes or image.counts)
         self.cells = (ctypes.c_void_p * (self.first + inputs + outputs))()
         self.address = ctypes.addressof(self.cells)
         self.arena = empty_aligned(image.arena_bytes if has_arena else 0)

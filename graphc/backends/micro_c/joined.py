@@ -12,7 +12,7 @@ import numpy as np
 from graphc.ir import checks
 from graphc.ir.dtypes import u64
 from graphc.ir.kernel import Kernel
-from graphc.ir.program import AnyStep, Copy, If, Program, Slot, Step
+from graphc.ir.program import AnyStep, Copy, Count, If, Program, Slot, Step
 from graphc.ir.types import TensorType
 from graphc.ir.verify.programs import verify_program
 
@@ -134,6 +134,8 @@ def moved(step: AnyStep, placed: Callable[[Slot], Slot], names: Mapping[str, str
         return replace(step, kernel=names[step.kernel], slots=tuple(map(placed, step.slots)))
     if isinstance(step, Copy):
         return replace(step, source=placed(step.source), target=placed(step.target))
+    if isinstance(step, Count):
+        return replace(step, slot=placed(step.slot))
     if isinstance(step, If):
         return replace(step, condition=placed(step.condition), then=inside(step.then),
                        orelse=inside(step.orelse))  # fmt: skip

@@ -200,7 +200,7 @@ def size_op(i: OutIndex, x: Any_) -> Expr:
 
 
 def _filled_shape(shape: np.ndarray) -> Shape:
-    return tuple(dims_of(shape))
+    return tuple(dims_of(shape, 0))
 
 
 @op("ConstantOfShape", infer=_filled_shape)

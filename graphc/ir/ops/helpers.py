@@ -90,13 +90,13 @@ def ints_of(known: np.ndarray | Sequence[int]) -> list[int]:
     return [int(v) for v in np.asarray(known).reshape(-1)]
 
 
-def dims_of(known: np.ndarray) -> list[Dim]:
-    """The elements of a known operand that holds dimensions. ModelError if one of open size may
-    not be positive: 0 and -1 have meanings of their own."""
+def dims_of(known: np.ndarray, least: int = 1) -> list[Dim]:
+    """The elements of a known operand that holds dimensions. ModelError if one of open size may be
+    less than `least`: 0 and -1 have meanings of their own in some operators."""
     dims = [v if isinstance(v, Expr) else int(v) for v in np.asarray(known).reshape(-1)]
     for dim in dims:
-        if isinstance(dim, Expr) and bounds(dim)[0] < 1:
-            raise ModelError(f"dimension {dim} may be less than 1")
+        if isinstance(dim, Expr) and bounds(dim)[0] < least:
+            raise ModelError(f"dimension {dim} may be less than {least}")
     return dims
 
 

@@ -175,7 +175,7 @@ def space_to_depth(i: OutIndex, x: Any_, *, blocksize: int, mode: str = "DCR") -
 
 
 def _expanded(x: Operand, shape: np.ndarray) -> Shape:
-    return broadcast(x.shape, tuple(dims_of(shape)))
+    return broadcast(x.shape, tuple(dims_of(shape, 0)))
 
 
 @op("Expand", infer=_expanded)

@@ -385,7 +385,7 @@ def _simple_text(stmt: Stmt) -> str:
 
 def print_program(program: Program) -> str:
     """The text of a program: its interface, constants, steps, then the kernels they call."""
-    lines = [f"program {sigil_text('@', program.name)}{_where_text(program.sizes)} {{"]
+    lines = [f"program {sigil_text('@', program.name)}{_where_text(program.all_sizes)} {{"]
     for space, tensors in (("input", program.inputs), ("output", program.outputs)):
         for number, (name, type) in enumerate(tensors):
             notes = _interface_notes(program, (space, number))

@@ -2,7 +2,7 @@
 
 program = "program" @name "{" (input | output | state | check | arena | const | step | kernel)* "}"
 input   = "input" name ":" type ["scale" number "zero" integer] ["at" slot]; so does output
-step    = run | copy | while | if, as steps.py prints them
+step    = run | copy | count | while | if, as steps.py prints them
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from graphc.ir.checks import Check
 from graphc.ir.expr import Expr
-from graphc.ir.program import AnyStep, Copy, If, Program, Slot, Step, While
+from graphc.ir.program import AnyStep, Copy, Count, If, Program, Slot, Step, While
 from graphc.ir.text.constant_parser import Constants
 from graphc.ir.text.kernel_parser import KernelParser
 
@@ -42,6 +42,7 @@ class _ProgramParser(KernelParser):
                 program.kernels[kernel.name] = kernel
             else:
                 self._program_line(program)
+        program.sizes = tuple(size for size in program.sizes if size not in program.counts)
         return program
 
     def _program_line(self, program: Program) -> None:
@@ -102,7 +103,7 @@ class _ProgramParser(KernelParser):
     def _step(self) -> AnyStep:
         rule = _STEPS.get(self.token.text)
         if rule is None:
-            self.fail("expected `run`, `copy`, `while` or `if`")
+            self.fail("expected `run`, `copy`, `count`, `while` or `if`")
         self.next()
         return rule(self)
 
@@ -127,6 +128,9 @@ class _ProgramParser(KernelParser):
         source, source_stride = self._slot(), self._stride()
         self.expect("to")
         return Copy(source, self._slot(), source_stride, self._stride(), self._loc())
+
+    def _count(self) -> Count:
+        return Count(self.dimension(), self._slot(), self._loc())
 
     def _stride(self) -> int:
         return self.integer() if self.accept("by") else 0
@@ -170,6 +174,7 @@ class _ProgramParser(KernelParser):
 _STEPS: dict[str, Callable[[_ProgramParser], AnyStep]] = {
     "run": _ProgramParser._run,
     "copy": _ProgramParser._copy,
+    "count": _ProgramParser._count,
     "while": _ProgramParser._repeat,
     "if": _ProgramParser._branch,
 }

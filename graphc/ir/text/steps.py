@@ -2,6 +2,7 @@
 
 run @kernel(slot, ...) flops n bytes n macs n sizes n, ...
 copy slot by stride to slot by stride
+count size slot
 while slot trips n counter slot { steps }
 if slot { steps } else { steps }
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from graphc.ir.program import AnyStep, Copy, If, Slot, Step, While
+from graphc.ir.program import AnyStep, Copy, Count, If, Slot, Step, While
 from graphc.ir.text.literals import loc_text, sigil_text
 
 
@@ -28,6 +29,8 @@ def step_lines(steps: Sequence[AnyStep], indent: str) -> Iterator[str]:
             yield indent + _step_text(step)
         elif isinstance(step, Copy):
             yield indent + _copy_text(step)
+        elif isinstance(step, Count):
+            yield f"{indent}count {step.size} {slot_text(step.slot)}{loc_text(step.loc)}"
         elif isinstance(step, If):
             yield f"{indent}if {slot_text(step.condition)}{loc_text(step.loc)} {{"
             yield from step_lines(step.then, indent + "  ")

@@ -4,7 +4,8 @@ Steps name kernels and fit their parameters; slots are aligned and lie inside th
 is read before it is written, or after something else has been written over it, and every output is
 written in full. What a loop writes counts as written after it if it has a known number of trips, at
 least one, and no condition; what a branch writes, if both sides write it. A program of open shape
-is verified at its least and largest sizes, and at a few between.
+is verified at its least and largest sizes, and at a few between. A size that data decides is made
+once, outside loops and branches, before the steps that use it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import NoReturn
 from graphc.errors import InternalError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, boolean, i64
+from graphc.ir.expr import Sym, as_expr, symbols
 from graphc.ir.kernel import Buffer, Kernel, with_sizes
-from graphc.ir.program import AnyStep, Copy, If, Program, Slot, Step, While, at_sizes
+from graphc.ir.program import AnyStep, Copy, Count, If, Program, Slot, Step, While, at_sizes, walk
 from graphc.ir.sizes import trials
 from graphc.ir.text.steps import slot_text
 from graphc.ir.verify.kernels import verify_kernel
@@ -31,13 +33,33 @@ def verify_program(program: Program) -> None:
         if kernel.name != name:
             raise InternalError(f"program @{program.name}: @{kernel.name} is filed as {name!r}")
         verify_kernel(kernel)
-    if not program.sizes:
+    _verify_counts(program)
+    if not program.all_sizes:
         _ProgramVerifier(program).run()
-    for values in trials(program.sizes, corners=2):
+    for values in trials(program.all_sizes, corners=2):
         static = at_sizes(program, values)
         for kernel in static.kernels.values():
             verify_kernel(kernel)
         _ProgramVerifier(static).run()
+
+
+def _verify_counts(program: Program) -> None:
+    """Verifies that each size that data decides is made once, before it is used."""
+    where = f"program @{program.name}"
+    known, counts = set(program.sizes), set(program.counts)
+    for number, step in enumerate(program.steps):
+        for inner in walk([step]):
+            if isinstance(inner, Count):
+                if inner is not step:
+                    raise InternalError(f"{where}: step {number}: a count in a loop or a branch")
+                if inner.size in known:
+                    raise InternalError(f"{where}: step {number}: {inner.size} is counted twice")
+                if isinstance(inner.size, Sym):
+                    known.add(inner.size)
+            used = {s for size in getattr(inner, "sizes", ()) for s in symbols(as_expr(size))}
+            if used & counts - known:
+                names = ", ".join(sorted(size.name for size in used & counts - known))
+                raise InternalError(f"{where}: step {number} uses {names} before it is counted")
 
 
 class _ProgramVerifier:
@@ -77,6 +99,8 @@ class _ProgramVerifier:
                 self.step(step)
             elif isinstance(step, Copy):
                 self.copy(step, trips)
+            elif isinstance(step, Count):
+                self.one(step.slot, i64)
             elif isinstance(step, While):
                 self.loop(step)
             else:

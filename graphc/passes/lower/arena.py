@@ -174,6 +174,5 @@ def _touched(call: AnyCall) -> Iterator[str]:
     """The storages that a call names, those in its bodies included."""
     if isinstance(call, Call):
         yield from call.arguments
-    else:
-        yield from reads(call)
-        yield from writes(call)
+    yield from reads(call)
+    yield from writes(call)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from graphc.ir.kernel import Kernel
-from graphc.ir.program import AnyStep, Copy, If, Slot, Step, While
+from graphc.ir.program import AnyStep, Copy, Count, If, Slot, Step, While
 from graphc.ir.types import largest
 from graphc.passes.lower.arena import Arena
 from graphc.passes.lower.storages import (
@@ -15,6 +15,7 @@ from graphc.passes.lower.storages import (
     Choice,
     Move,
     Storages,
+    Tell,
     bodies,
     reads,
 )
@@ -39,6 +40,8 @@ def planned_steps(
             return Step(call.kernel, slots, call.loc, call.flops, nbytes, call.macs, sizes)
         if isinstance(call, Move):
             return _copy(call, slot(call.source), slot(call.target))
+        if isinstance(call, Tell):
+            return Count(call.size, slot(call.place), call.loc)
         inner = [tuple(map(step, body)) for body in bodies(call)]
         if isinstance(call, Choice):
             then, orelse = inner

@@ -19,13 +19,14 @@ import numpy as np
 from graphc import config
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.checks import KEYS, Check
-from graphc.ir.dtypes import u64
-from graphc.ir.expr import Index, Load
+from graphc.ir.dtypes import i64, u8, u64
+from graphc.ir.expr import Index, Load, Sym
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.imperative.lowering import SIZES, imperative_kernel, is_bounded
 from graphc.ir.kernel import Buffer, For, Kernel, sized
 from graphc.ir.operations import elements_read
+from graphc.ir.ops.counts import is_count, is_counted
 from graphc.ir.ops.in_range import check_of, is_check, maker_of
 from graphc.ir.program import Program, Slot
 from graphc.ir.types import TensorType
@@ -49,7 +50,7 @@ from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.materialise import materialise
 from graphc.passes.lower.planned import planned_steps
 from graphc.passes.lower.state import State, replace_state
-from graphc.passes.lower.storages import AnyCall, Call, Move, Storages
+from graphc.passes.lower.storages import AnyCall, Call, Move, Storages, Tell
 from graphc.passes.lower.strategies.row_updates import NAME as UPDATES
 from graphc.passes.lower.strategies.row_updates import lower_row_updates
 from graphc.passes.lower.transforms.numbers import Numbered, with_numbers_read
@@ -118,7 +119,9 @@ class Conventions:
 class Lowering:
     """The state of lowering one graph. `strategies` are tried in order; the last always matches.
     `results` are the storages of outputs that live in the arena; `given` are the parameters and
-    `own` the results of the model that are no state, `checks` what the other results check."""
+    `own` the results of the model that are no state, `checks` what the other results check; `cells`
+    say where the true sizes of a value are, and `tokens` are read by what uses a size that data
+    decides."""
 
     graph: Graph
     strategies: Sequence[Strategy]
@@ -130,6 +133,8 @@ class Lowering:
     packed: dict[tuple, str] = field(default_factory=dict)
     sizes: list[TensorType] = field(default_factory=list)
     bounded: dict[Value, tuple[int, int]] = field(default_factory=dict)
+    cells: dict[Value, tuple[str, int]] = field(default_factory=dict)
+    tokens: dict[Sym, str] = field(default_factory=dict)
     known: dict[int, tuple[Kernel, Kernel]] = field(default_factory=dict)
     chosen: dict[Computation, Lowered] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
@@ -190,7 +195,8 @@ class Lowering:
 
     def reserve_keys(self) -> None:
         """The keys of checks are written one after another into an output after all others."""
-        position = len(self.own) + sum(map(is_bounded, self.graph.ops))
+        told = (is_bounded(op) and not is_counted(op) for op in self.graph.ops)
+        position = len(self.own) + sum(told)
         count = len(self.checks)
         keys = self.storages.temporary(Buffer(KEYS, u64, (count,), ""), "output", position)
         for number, (value, _) in enumerate(self.checks):
@@ -218,6 +224,9 @@ class Lowering:
         """Adds the calls of an op; none if all it gives are views."""
         if op.regions and op.name != "fused":
             lower_flow(self, op)
+            return
+        if is_count(op):
+            self.lower_count(op)
             return
         if op.defn.form == "imperative":
             self.lower_imperative(op)
@@ -375,6 +384,7 @@ class Lowering:
             self.journal.chose(op, kernel.name, lowered.strategy, lowered.declined)
         arguments = tuple(places[b.name] for b in lowered.kernel.params)
         reads = tuple(places[b.name] for b in lowered.kernel.params if b.access != "out")
+        reads += self.tokens_of(kernel)
         writes = tuple(places[b.name] for b in lowered.kernel.params if b.access != "in")
         views = Counter(self.storages[place].root for place in arguments)  # of the same memory
         pairs = tuple(
@@ -386,6 +396,10 @@ class Lowering:
             kernel.name, arguments, reads, writes, op.loc, lowered.flops, macs, pairs, overlaps,
             tuple(lowered.read.get(b.name) for b in lowered.kernel.params),
         ))  # fmt: skip
+
+    def tokens_of(self, kernel: Kernel) -> tuple[str, ...]:
+        """What stands for the sizes of a kernel that data decides being known."""
+        return tuple(self.tokens[size] for size in kernel.sizes if size in self.tokens)
 
     def overlaps(self, kernel: Kernel, places: dict[str, str]) -> tuple[tuple[str, str, int], ...]:
         """How a kernel's outputs may overlap its inputs, both in the arena."""
@@ -429,10 +443,30 @@ class Lowering:
             b.name: self.storages.of(values[b.name]) for b in kernel.params if b.name != SIZES
         }
         if kernel.params[-1].name == SIZES:
-            places[SIZES] = self.sizes_output(kernel.params[-1], op)
+            places[SIZES] = self.true_sizes(kernel.params[-1], op)
         kernel, scratch = with_scratch(without_unread_inputs(kernel))
         places.update((buffer.name, self.storages.temporary(buffer)) for buffer in scratch)
         self.call(Lowered(kernel, strategy=IMPERATIVE), places, op)
+
+    def true_sizes(self, buffer: Buffer, op: Op) -> str:
+        """Where the true sizes of an op's results go: sizes of the program are read from there, or
+        they are an output."""
+        if not is_counted(op):
+            return self.sizes_output(buffer, op)
+        place, cell = self.storages.temporary(buffer), 0
+        for value in op.outputs:
+            self.cells[value] = place, cell
+            cell += value.tensor.rank
+        return place
+
+    def lower_count(self, op: Op) -> None:
+        """Has the extent of a dim of an op's result be the value of a size from here on."""
+        place, cell = self.cells[op.operand(0)]
+        self.storages.alias(op.output, place, (cell + op.attrs["dim"]) * i64.size)
+        size = op.attrs["size"]
+        self.tokens[size] = self.storages.temporary(Buffer("token", u8, (1,), ""))
+        place = self.storages.of(op.output)
+        self.calls.append(Tell(size, place, self.tokens[size], op.loc))
 
     def spare(self, op: Op, note: str) -> None:
         """Notes why something needs no kernel."""
@@ -489,7 +523,8 @@ class Lowering:
         kernel = self.shared(self.sized(lowered.kernel))
         places = {"in0": self.storages.of(value), "out0": name}
         arguments = tuple(places[b.name] for b in kernel.params)  # what is empty is not read
-        self.calls.append(Call(kernel.name, arguments, arguments[:-1], (name,), loc))
+        reads = (*arguments[:-1], *self.tokens_of(kernel))
+        self.calls.append(Call(kernel.name, arguments, reads, (name,), loc))
         if self.journal is not None and value.producer is not None:
             self.journal.chose(value.producer, kernel.name, COPY, ())
         return name
@@ -513,7 +548,7 @@ class Lowering:
             resident=self.places(arena),
             true_sizes={n: self.bounded[v] for n, v in enumerate(self.own) if v in self.bounded},
             checks=tuple(check for _, check in self.checks),
-            sizes=tuple(self.graph.symbols.values()),
+            sizes=tuple(s for s in self.graph.symbols.values() if s not in self.tokens),
             state=[(v.name, v.tensor) for v in self.state.params],
         )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from graphc.ir.expr import Sym
 from graphc.ir.graph import Value
 from graphc.ir.kernel import Buffer
 from graphc.ir.types import largest
@@ -76,6 +77,17 @@ class Move:
 
 
 @dataclass
+class Tell:
+    """Makes what a storage holds the value of a size: see `graphc.ir.program.Count`. What uses the
+    size reads `token`, a storage that stands for it being known."""
+
+    size: Sym
+    place: str
+    token: str
+    loc: tuple[str, ...] = ()
+
+
+@dataclass
 class Repeat:
     """A loop: see `graphc.ir.program.While`. What its body alone uses lies in the storage
     `memory`."""
@@ -100,7 +112,7 @@ class Choice:
     loc: tuple[str, ...] = ()
 
 
-AnyCall = Call | Move | Repeat | Choice
+AnyCall = Call | Move | Tell | Repeat | Choice
 
 
 def kernel_calls(calls: Sequence[AnyCall]) -> Iterator[Call]:
@@ -125,6 +137,8 @@ def reads(call: AnyCall) -> Iterator[str]:
         yield from call.reads
     elif isinstance(call, Move):
         yield call.source
+    elif isinstance(call, Tell):
+        yield call.place
     else:
         named = (call.condition, getattr(call, "trips", None))
         yield from (name for name in named if isinstance(name, str))
@@ -140,6 +154,8 @@ def writes(call: AnyCall) -> Iterator[str]:
         yield from call.writes
     elif isinstance(call, Move):
         yield call.target
+    elif isinstance(call, Tell):
+        yield call.token
     else:
         yield call.memory
         if isinstance(call, Repeat) and call.counter is not None:

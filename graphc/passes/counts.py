@@ -1,0 +1,164 @@
+"""Shapes that data decides, typed: what follows an operator such as NonZero is part of the program.
+
+The operator gives a tensor of the largest shape that its result can have. `graphc.Count` makes each
+extent that data decides a size, a symbol from zero to the bound, and `graphc.Corner` is the part of
+the tensor that is there (ir/ops/counts.py). What follows is typed over these sizes, as a graph of
+open shape is over those of its inputs (general.py). What has no type or no program for all of them
+(a kernel made for one shape, control flow, tensors that would be huge at the bounds) is left
+untyped: it is compiled once the sizes are known, with what follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from graphc.errors import UnsupportedError
+from graphc.ir.expr import Const, Expr, Sym
+from graphc.ir.graph import Graph, Op, Value, clone_graph, clone_region
+from graphc.ir.imperative.lowering import SIZES, imperative_kernel, is_bounded
+from graphc.ir.infer import infer_op
+from graphc.ir.kernel import Store, walk_stmts
+from graphc.ir.opdef import lookup
+from graphc.ir.ops.counts import CORNER, COUNT, DOMAIN, is_counted
+from graphc.ir.types import TensorType
+from graphc.passes.dce import remove_dead
+from graphc.passes.dimensions import Dimensions
+from graphc.passes.fold import FoldPolicy
+from graphc.passes.general import check_op
+from graphc.passes.infer_types import TypeInference
+from graphc.passes.native import natively
+from graphc.passes.partition import symbols_in
+
+MOST_BYTES = 1 << 30  # of a tensor at the bounds of sizes that data decides
+
+
+def counted(graph: Graph, policy: FoldPolicy | None, decline: Decline) -> Graph | None:
+    """A copy of a graph that is typed as far as it can be for static inputs, typed further: over
+    the sizes that data decides. None if there are none. `decline` is told what is left, and why."""
+    if not any(map(_is_countable, graph.ops)):
+        return None
+    result = clone_graph(graph)
+    for op in list(result.ops):
+        if _is_countable(op):
+            _count(result, op)
+    bodies = {op: list(map(clone_region, op.regions)) for op in result.ops if op.regions}
+    types = TypeInference(policy, retype=False, symbolic=True, dimensions=Dimensions())
+    types.region(result)
+    for op in result.ops:
+        if _leaves_untyped(op, decline) and op in bodies:
+            types.restore(op, bodies[op])
+    remove_dead(result)
+    used = symbols_in(result)
+    result.symbols = {name: size for name, size in result.symbols.items() if size in used}
+    return result
+
+
+Decline = Callable[[Op, str], None]
+
+
+def _is_countable(op: Op) -> bool:
+    """Whether an op is computed by compiled code into a tensor of bounds, and not yet counted."""
+    if not is_bounded(op) or op.defn.form != "imperative" or is_counted(op):
+        return False
+    values = [v for v in (*op.inputs, *op.outputs) if v is not None]
+    return all(
+        isinstance(v.type, TensorType)
+        and v.type.is_static
+        and v.type.dtype.kind not in ("string", "complex")
+        and v.type.nbytes <= MOST_BYTES
+        for v in values
+    )
+
+
+def _count(graph: Graph, op: Op) -> None:
+    """Puts the counts of an op, and the corners of its results, after it."""
+    after = _next(graph, op)
+    sizes: dict[Expr, Sym] = {}
+    dims: dict[Value, list] = {v: list(v.tensor.static_shape) for v in op.outputs}
+    for value, dim, told in _decided(op):
+        most = value.tensor.extent(dim)
+        if told not in sizes:
+            sizes[told] = Sym(_unused(graph), 0, most)
+            graph.symbols[sizes[told].name] = sizes[told]
+            attrs = {"dim": dim, "size": sizes[told]}
+            _insert(graph, after, Op(lookup(COUNT, DOMAIN), [value], attrs, 1, (), op.loc))
+        dims[value][dim] = sizes[told]
+    for value in op.outputs:
+        if value.uses and any(isinstance(d, Sym) for d in dims[value]):
+            users = [(user, n) for user, n in value.uses if user.name != COUNT]
+            attrs = {"dims": tuple(dims[value])}
+            part = Op(lookup(CORNER, DOMAIN), [value], attrs, 1, (), op.loc)
+            _insert(graph, after, part)
+            part.output.name = value.name
+            for user, number in users:
+                user.set_input(number, part.output)
+
+
+def _decided(op: Op) -> Iterator[tuple[Value, int, Expr]]:
+    """The dims of results that data decides, each with what the kernel stores of it: one
+    expression where two are equal."""
+    cells = [(value, dim) for value in op.outputs for dim in range(value.tensor.rank)]
+    for stmt in walk_stmts(imperative_kernel(op).body):
+        if isinstance(stmt, Store) and stmt.buffer == SIZES and not isinstance(stmt.value, Const):
+            (cell,) = stmt.index
+            assert isinstance(cell, Const)
+            yield (*cells[cell.value], stmt.value)
+
+
+def _unused(graph: Graph) -> str:
+    number = 0
+    while f"count{number}" in graph.symbols:
+        number += 1
+    return f"count{number}"
+
+
+def _next(graph: Graph, op: Op) -> Op | None:
+    place = graph.place(op) + 1
+    return graph.ops[place] if place < len(graph.ops) else None
+
+
+def _insert(graph: Graph, before: Op | None, op: Op) -> None:
+    infer_op(op)
+    graph.insert_before(before, op)
+
+
+def _leaves_untyped(op: Op, decline: Decline) -> bool:
+    """Takes the types of an op's results away if it has none for all sizes, or no program; whether
+    it does."""
+    if op.name == "Constant" or not _is_open(op):
+        return False
+    why = _why_not(op)
+    if why:
+        decline(op, why)
+    left = why or op.defn.form == "region" or not all(map(_is_ranked, filter(None, op.inputs)))
+    for value in op.outputs if left else ():
+        if isinstance(value.type, TensorType):
+            value.type = None
+    return bool(left)
+
+
+def _why_not(op: Op) -> str:
+    """Why a typed op whose types are open is not compiled for all sizes."""
+    if not all(map(_is_ranked, (*filter(None, op.inputs), *op.outputs))):
+        return ""
+    try:
+        check_op(op)
+        if not natively(op):
+            return f"{op.where()} runs on the host"
+        for value in op.outputs:
+            most = value.tensor.most * value.tensor.dtype.size
+            if most > MOST_BYTES:
+                return f"{op.where()}: %{value.name} would have {most} bytes at the largest sizes"
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+def _is_ranked(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.shape is not None
+
+
+def _is_open(op: Op) -> bool:
+    """Whether an operand or a result has no type, or one that depends on sizes."""
+    values = (*filter(None, op.inputs), *op.outputs)
+    return any(v.type is None or not v.type.is_static for v in values)
