@@ -9,15 +9,20 @@ from graphc.ir.simplify import Poly, from_poly, simplify, to_poly
 
 def is_affine_in(node: Expr, index: Index) -> int | None:
     """The constant stride of an i64 expression in `index`, or None if it is not affine in it."""
-    stride = 0
-    for atoms, coefficient in to_poly(simplify(node)).items():
-        touching = [a for a in atoms if index in free_indices(a)]
-        if not touching:
-            continue
-        if len(atoms) != 1 or atoms[0] is not index:
-            return None
-        stride += coefficient
-    return stride
+    poly = to_poly(simplify(node))
+    stride = poly.pop((index,), 0)
+    return None if any(index in free_indices(a) for atoms in poly for a in atoms) else stride
+
+
+def start_and_stride(node: Expr, index: Index) -> tuple[Expr, int] | None:
+    """An i64 expression where `index` is 0, and its constant stride in it; None if it is not affine
+    in `index`."""
+    stride = is_affine_in(node, index)
+    if stride is None:
+        return None
+    poly = to_poly(simplify(node))
+    poly.pop((index,), None)
+    return from_poly(poly), stride
 
 
 def stride_in(node: Expr, index: Index) -> Expr | None:

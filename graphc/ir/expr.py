@@ -19,6 +19,7 @@ import operator
 import struct
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -30,6 +31,9 @@ from graphc.ir.scalar import ops as scalar_ops
 from graphc.ir.scalar.ops import TABLE, ScalarOp
 
 _interned: WeakValueDictionary = WeakValueDictionary()
+_find = _interned.data.get  # type: ignore[attr-defined]  # a weak reference, by its key
+_adding = Lock()  # as several threads may make the same node
+_HEAVIEST = 1 << 60
 _LEAST, _MOST = i64.min, i64.max
 
 
@@ -37,17 +41,17 @@ class Expr:
     """Base of all nodes. Compare with `is`; use `a.eq(b)` for an expression that compares."""
 
     __slots__ = (
-        "dtype", "_free", "_symbols", "_called", "_text", "_bounds", "_simple", "_weight",
+        "dtype", "weight", "_free", "_symbols", "_called", "_text", "_bounds", "_simple",
         "_poly", "__weakref__",
     )  # fmt: skip
     dtype: DType
+    weight: int  # nodes written out as a tree, which sharing can make very many
     _free: frozenset[Index] | None  # what the functions below have found, once asked
     _symbols: frozenset[Sym] | None
     _called: frozenset[str] | None
     _text: str | None
     _bounds: tuple[float, float] | None
     _simple: Expr | None
-    _weight: int | None
     _poly: dict[tuple[Expr, ...], int] | None
 
     @property
@@ -158,14 +162,32 @@ ExprLike = Expr | int | float | str | np.generic | np.ndarray
 """What becomes an expression: one, or a scalar of Python or numpy."""
 
 
-def _new(cls: type, key: tuple, dtype: DType) -> Any:
-    """A node that is found by its key from now on; what is its own is for the caller to fill in."""
+def _known(key: tuple) -> Any:
+    """The node of a key, if there is one."""
+    found = _find(key)
+    return None if found is None else found()
+
+
+def _new(cls: type, dtype: DType, below: tuple[Expr, ...] = ()) -> Any:
+    """A node over others; what is its own is for the caller to fill in."""
     node: Any = object.__new__(cls)
     node.dtype = dtype
     node._free = node._symbols = node._called = node._text = None
-    node._bounds = node._simple = node._weight = node._poly = None
-    _interned[key] = node
+    node._bounds = node._simple = node._poly = None
+    weight = 1
+    for child in below:
+        weight += child.weight
+    node.weight = weight if weight < _HEAVIEST else _HEAVIEST
     return node
+
+
+def _added(key: tuple, node: Any) -> Any:
+    """A new node, which is found by its key from now on; or that of another thread."""
+    with _adding:
+        known = _known(key)
+        if known is None:
+            _interned[key] = node
+    return node if known is None else known
 
 
 class Const(Expr):
@@ -194,10 +216,11 @@ class Const(Expr):
             key_value = value
 
         key = (cls, dtype, key_value)
-        node = _interned.get(key)
+        node = _known(key)
         if node is None:
-            node = _new(cls, key, dtype)
+            node = _new(cls, dtype)
             node.value = value
+            node = _added(key, node)
         return node
 
     def __reduce__(self) -> tuple:
@@ -227,10 +250,11 @@ class Sym(Expr):
 
     def __new__(cls, name: str, lo: int = 0, hi: int | None = None) -> Sym:
         key = (cls, name, lo, hi)
-        node = _interned.get(key)
+        node = _known(key)
         if node is None:
-            node = _new(cls, key, i64)
+            node = _new(cls, i64)
             node.name, node.lo, node.hi = name, lo, hi
+            node = _added(key, node)
         return node
 
     def __reduce__(self) -> tuple:
@@ -249,10 +273,11 @@ class Index(Expr):
             extent = extent.value
 
         key = (cls, name, extent)
-        node = _interned.get(key)
+        node = _known(key)
         if node is None:
-            node = _new(cls, key, i64)
+            node = _new(cls, i64)
             node.name, node.extent = name, extent
+            node = _added(key, node)
         return node
 
     def __reduce__(self) -> tuple:
@@ -275,10 +300,11 @@ class Ref(Expr):
 
     def __new__(cls, name: str, dtype: DType, lo: float = -math.inf, hi: float = math.inf) -> Ref:
         key = (cls, name, dtype, lo, hi)
-        node = _interned.get(key)
+        node = _known(key)
         if node is None:
-            node = _new(cls, key, dtype)
+            node = _new(cls, dtype)
             node.name, node.lo, node.hi = name, lo, hi
+            node = _added(key, node)
         return node
 
     def __reduce__(self) -> tuple:
@@ -293,12 +319,15 @@ class Load(Expr):
     index: tuple[Expr, ...]
 
     def __new__(cls, source: str, index: Iterable[ExprLike], dtype: DType) -> Load:
-        index = tuple([x if isinstance(x, Expr) else as_expr(x, i64) for x in index])
-        key = (cls, source, index, dtype)
-        node = _interned.get(key)
+        place: tuple[Expr, ...] = tuple(
+            [x if isinstance(x, Expr) else as_expr(x, i64) for x in index]
+        )
+        key = (cls, source, place, dtype)
+        node = _known(key)
         if node is None:
-            node = _new(cls, key, dtype)
-            node.source, node.index = source, index
+            node = _new(cls, dtype, place)
+            node.source, node.index = source, place
+            node = _added(key, node)
         return node
 
     def __reduce__(self) -> tuple:
@@ -321,10 +350,11 @@ class Call(Expr):
 
     def __new__(cls, op: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Call:
         key = (cls, op, args, dtype)
-        node = _interned.get(key)
+        node = _known(key)
         if node is None:
-            node = _new(cls, key, dtype)
+            node = _new(cls, dtype, args)
             node.op, node.args = op, args
+            node = _added(key, node)
         return node
 
     def __reduce__(self) -> tuple:
@@ -359,10 +389,11 @@ class Reduce(Expr):
 
     def __new__(cls, op: str, body: Expr, axes: tuple[Index, ...]) -> Reduce:
         key = (cls, op, body, axes)
-        node = _interned.get(key)
+        node = _known(key)
         if node is None:
-            node = _new(cls, key, body.dtype)
+            node = _new(cls, body.dtype, (body,))
             node.op, node.body, node.axes = op, body, axes
+            node = _added(key, node)
         return node
 
     def __reduce__(self) -> tuple:
@@ -482,10 +513,10 @@ def select(condition: ExprLike, then: ExprLike, otherwise: ExprLike) -> Expr:
 
 def fold_call(op: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Expr:
     """A call of given type, computed if its arguments are constant, or simpler by an identity."""
+    if dtype is i64 and op.name in _WRAPPING:
+        return _fold_sum_or_product(op, args)
     constants = [a for a in args if isinstance(a, Const)]
     if len(constants) == len(args) and dtype.kind != "string":
-        if dtype is i64 and op.name in _WRAPPING:
-            return Const(_WRAPPING[op.name](*[a.value for a in constants]), i64)
         arrays = [np.asarray(a.value, a.dtype.np) for a in constants]
         return Const(scalar_ops.apply(op, dtype, *arrays).item(), dtype)
     if not constants and op.name in _WRAPPING and args[0] is not args[1]:
@@ -495,6 +526,27 @@ def fold_call(op: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Expr:
 
 
 _WRAPPING = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}  # as Const does
+
+
+def _fold_sum_or_product(op: ScalarOp, args: tuple[Expr, ...]) -> Expr:
+    """As `fold_call`, of arithmetic on indices: most calls."""
+    (a, b), name = args, op.name
+    if type(a) is Const:
+        if type(b) is Const:
+            return Const(_WRAPPING[name](a.value, b.value), i64)
+        if name == "mul" and a.value in (0, 1):
+            return b if a.value else a
+        if name == "add" and not a.value:
+            return b
+    elif type(b) is Const:
+        if name == "mul":
+            if b.value in (0, 1):
+                return a if b.value else b
+        elif not b.value:
+            return a
+    elif a is b and name == "sub":
+        return Const(0, i64)
+    return Call(op, args, i64)
 
 
 def _is(e: Expr, value: int) -> bool:
@@ -614,11 +666,12 @@ def substitute(
     if not mapping:
         return root
     done: dict[Expr, Expr] = {}
-    indices = mapping.keys() if all([isinstance(n, Index) for n in mapping]) else None
+    indices = mapping.keys() if all([type(n) is Index for n in mapping]) else None
 
     def visit(node: Expr) -> Expr:
-        if node in mapping:
-            return mapping[node]
+        result = mapping.get(node)
+        if result is not None:
+            return result
         result = done.get(node)
         if result is None:
             if indices is not None and free_indices(node).isdisjoint(indices):
@@ -652,13 +705,20 @@ def called(root: Expr) -> frozenset[str]:
 
 def free_indices(root: Expr) -> frozenset[Index]:
     """The Index nodes that `root` depends on and does not bind itself."""
-    if root._free is None:
+    free = root._free
+    if free is None:
         if isinstance(root, Index):
-            root._free = frozenset((root,))
+            free = frozenset((root,))
         else:
-            indices = frozenset().union(*(free_indices(c) for c in root.children))
-            root._free = indices.difference(root.axes) if isinstance(root, Reduce) else indices
-    return root._free
+            below = [free_indices(c) for c in root.children]
+            free = below[0] if len(below) == 1 else _NONE.union(*below)
+            if isinstance(root, Reduce):
+                free = free.difference(root.axes)
+        root._free = free
+    return free
+
+
+_NONE: frozenset[Any] = frozenset()
 
 
 def symbols(root: Expr) -> frozenset[Sym]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import Any
 
 from graphc.errors import InternalError
@@ -215,17 +216,20 @@ def map_nested(stmt: Stmt, on_body: Callable[[Body], Body]) -> Stmt:
 
 def map_body(body: Body, on_expr: Callable[[Expr], Expr]) -> Body:
     """The same statements with every expression rewritten."""
-    return tuple(map_stmt(s, on_expr) for s in body)
+    return tuple([map_stmt(s, on_expr) for s in body])
 
 
 def map_stmt(stmt: Stmt, f: Callable[[Expr], Expr]) -> Stmt:
     """The same statement with every expression in it, and in what is nested in it, rewritten."""
+    if isinstance(stmt, Store):
+        index, value = tuple(map(f, stmt.index)), f(stmt.value)
+        is_same = value is stmt.value and all(map(is_, index, stmt.index))
+        return stmt if is_same else Store(stmt.buffer, index, value)
     if isinstance(stmt, For):
         return _map_loop(stmt, f)
     if isinstance(stmt, Let):
-        return Let(stmt.ref, f(stmt.value))
-    if isinstance(stmt, Store):
-        return Store(stmt.buffer, tuple(map(f, stmt.index)), f(stmt.value))
+        value = f(stmt.value)
+        return stmt if value is stmt.value else Let(stmt.ref, value)
     if isinstance(stmt, If):
         return If(f(stmt.condition), map_body(stmt.then, f), map_body(stmt.orelse, f))
     if isinstance(stmt, While):
@@ -238,7 +242,8 @@ def map_stmt(stmt: Stmt, f: Callable[[Expr], Expr]) -> Stmt:
 def _map_loop(stmt: For, f: Callable[[Expr], Expr]) -> For:
     body = map_body(stmt.body, f)
     if not isinstance(stmt.extent, Expr):
-        return replace(stmt, body=body)
+        is_same = all(map(is_, body, stmt.body))
+        return stmt if is_same else For(stmt.var, body, stmt.kind, stmt.width)
     var = Index(stmt.var.name, f(stmt.extent))
     if var is stmt.var:
         return replace(stmt, body=body)

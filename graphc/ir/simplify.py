@@ -29,14 +29,17 @@ from graphc.ir.expr import (
     Ref,
     Sym,
     call,
+    fold_call,
     substitute,
     symbols,
     walk,
 )
+from graphc.ir.scalar.ops import TABLE
 from graphc.ir.text.expr_printer import to_text
 
 Poly = dict[tuple[Expr, ...], int]  # atoms (sorted by text) -> coefficient; () is the constant
 Bounds = tuple[float, float]  # inclusive; +-inf when unknown
+_ADD, _SUB, _MUL, _MOD = (TABLE[name] for name in ("add", "sub", "mul", "mod"))
 _UNKNOWN: Bounds = (-math.inf, math.inf)
 _ITSELF: Poly = {}  # of an atom, in place of a polynomial that would keep its node alive
 LARGEST = 4000  # nodes of an expression that is simplified; arithmetic on data can be larger
@@ -77,7 +80,7 @@ def _not_yet_simple(root: Expr) -> Iterator[Expr]:
 
 def _simplify_node(node: Expr) -> Expr:
     """The normal form of a node whose children are in normal form."""
-    if weight(node) > LARGEST:
+    if node.weight > LARGEST:
         return node
     if node.dtype is i64 and isinstance(node, (Call, Index)):
         return from_poly(_poly(node))
@@ -88,20 +91,6 @@ def _simplify_node(node: Expr) -> Expr:
 
 
 # ---------------------------------------------------------------- polynomials
-
-
-def weight(node: Expr) -> int:
-    """Nodes of an expression written out as a tree, which sharing can make very many."""
-    if node._weight is None:
-        if any([c._weight is None for c in node.children]):
-            for part in walk(node):
-                if part._weight is None:
-                    below = sum([c._weight or 0 for c in part.children])
-                    part._weight = min(1 + below, 1 << 60)
-        else:
-            below = sum([c._weight or 0 for c in node.children])
-            node._weight = min(1 + below, 1 << 60)
-    return node._weight or 1
 
 
 def to_poly(node: Expr) -> Poly:
@@ -117,7 +106,7 @@ def _poly(node: Expr) -> Poly:
     if isinstance(node, Call) and node.dtype is i64:
         poly = node._poly
         if poly is None:
-            build = _POLY.get(node.op.name) if weight(node) <= LARGEST else None
+            build = _POLY.get(node.op.name) if node.weight <= LARGEST else None
             poly = build(*node.args) if build else _ITSELF
             node._poly = poly = _ITSELF if (node,) in poly else poly
         return {(node,): 1} if poly is _ITSELF else poly
@@ -126,22 +115,31 @@ def _poly(node: Expr) -> Poly:
 
 def from_poly(poly: Poly) -> Expr:
     """The expression of a polynomial, with terms in a fixed order."""
-    terms = sorted(((k, c) for k, c in poly.items() if k), key=_term_key)
+    terms = [item for item in poly.items() if item[0]]
+    if len(terms) > 1:
+        terms.sort(key=_term_key)
     result: Expr | None = None
     for atoms, coefficient in terms:
         term = atoms[0]
         for atom in atoms[1:]:
-            term = term * atom
+            term = fold_call(_MUL, (term, atom), i64)
         if result is None:
-            result = term * coefficient
-        elif coefficient < 0:
-            result = result - term * -coefficient
+            result = _times_number(term, coefficient)
         else:
-            result = result + term * coefficient
+            result = _joined_by_sign(result, _times_number(term, abs(coefficient)), coefficient)
     constant = poly.get((), 0)
     if result is None:
         return Const(constant, i64)
-    return result - -constant if constant < 0 else result + constant
+    return _joined_by_sign(result, Const(abs(constant), i64), constant) if constant else result
+
+
+def _times_number(term: Expr, number: int) -> Expr:
+    return term if number == 1 else fold_call(_MUL, (term, Const(number, i64)), i64)
+
+
+def _joined_by_sign(left: Expr, right: Expr, sign: int) -> Expr:
+    """The difference if the sign is negative, else the sum."""
+    return fold_call(_SUB if sign < 0 else _ADD, (left, right), i64)
 
 
 def _term_key(item: tuple[tuple[Expr, ...], int]) -> tuple:
@@ -179,8 +177,10 @@ def _key(left: tuple[Expr, ...], right: tuple[Expr, ...]) -> tuple[Expr, ...]:
 def _recombine(poly: Poly) -> Poly:
     """(e // c) * k*c + (e % c) * k  ->  e * k, and its step (e//a % b)*a + e%a -> e % (a*b)."""
     for key, k in poly.items():
-        atom = next((a for a in key if isinstance(a, Call) and a.op.name == "mod"), None)
-        if not isinstance(atom, Call):
+        for atom in key:
+            if isinstance(atom, Call) and atom.op is _MOD:
+                break
+        else:
             continue
         if symbols(atom.args[1]) and (joined := _joined(poly, key, atom)) is not None:
             return joined

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from graphc.ir.dtypes import boolean, f16, f32, f64, i8, i32, i64, u8, u64
 from graphc.ir.expr import (
     Call,
     Const,
+    Expr,
     Index,
     Load,
     Reduce,
@@ -48,6 +51,17 @@ def test_equal_structure_is_the_same_object():
     assert Load("x", (I, J), f32) is X
     assert Reduce("sum", X, (I,)) is Reduce("sum", X, (I,))
     assert Sym("N", 1, 8) is Sym("N", 1, 8)
+
+
+def test_threads_that_build_equal_expressions_get_the_same_object():
+    def built(_: int) -> list[Expr]:
+        start.wait()
+        return [Index(f"of_threads{n}", 7) * 3 + n for n in range(300)]
+
+    start = Barrier(8)
+    with ThreadPoolExecutor(8) as pool:
+        first, *others = pool.map(built, range(8))
+    assert all(a is b for other in others for a, b in zip(first, other))
 
 
 def test_operations_that_an_expression_calls():

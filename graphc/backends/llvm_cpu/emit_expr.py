@@ -16,7 +16,7 @@ from graphc.backends.llvm_cpu.emit_scalar import ScalarEmitter
 from graphc.backends.llvm_cpu.registers import Registers, StaysInMemory
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.errors import InternalError
-from graphc.ir.addresses import is_affine_in
+from graphc.ir.addresses import start_and_stride
 from graphc.ir.dtypes import DType, boolean, i64, u8
 from graphc.ir.expr import Call, Const, Expr, Index, Load, Ref, Sym, free_indices, substitute, walk
 from graphc.ir.extents import is_below
@@ -52,7 +52,7 @@ class ExprEmitter(ScalarEmitter):
     from_registers: set[Expr] = field(default_factory=set)  # values that any store may change
     active: Typed | None = None  # the lanes that do something, if not all do
     bound: dict[Expr, list[Expr]] = field(default_factory=dict)  # what in it may be in lanes
-    strides: dict[tuple[Expr, Index], tuple[int | None, Expr]] = field(default_factory=dict)
+    strides: dict[tuple[Expr, Index], tuple[Expr, int] | None] = field(default_factory=dict)
     unsafe: dict[Expr, bool] = field(default_factory=dict)
     always: dict[Expr, frozenset[Expr]] = field(default_factory=dict)
 
@@ -128,8 +128,9 @@ class ExprEmitter(ScalarEmitter):
     def is_unsafe(self, node: Expr) -> bool:
         """Whether an expression has a load that is not provably in bounds."""
         known = self.unsafe
-        if node in known:
-            return known[node]
+        found = known.get(node)
+        if found is not None:
+            return found
         for part in walk(node, known):
             inner = any([known[c] for c in part.children])
             known[part] = inner or isinstance(part, Load) and self._may_miss(part)
@@ -198,14 +199,13 @@ class ExprEmitter(ScalarEmitter):
         stride: int | None = 0
         if self.depends(offset):
             assert self.vector is not None
-            if (offset, self.vector) not in self.strides:
-                start = simplify(offset, {self.vector: Const(0, i64)})
-                self.strides[offset, self.vector] = is_affine_in(offset, self.vector), start
-            stride, start = self.strides[offset, self.vector]
-            if stride is not None:
-                offset = start
-                if self.depends(offset):
-                    stride = None
+            key = offset, self.vector
+            if key not in self.strides:
+                self.strides[key] = start_and_stride(offset, self.vector)
+            parts = self.strides[key]
+            stride = None
+            if parts is not None and not self.depends(parts[0]):
+                offset, stride = parts
         if stride is None:
             return None, None
         first = self.value(offset)

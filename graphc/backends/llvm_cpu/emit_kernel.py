@@ -2,7 +2,7 @@
 
 A phase is a top-level parallel loop, run over the range [begin, end) it is given, or the other
 statements between such loops. A kernel that names a value or array at top level is one phase.
-Buffers arrive as an array of pointers; the body gets them as noalias parameters.
+Buffers arrive as an array of pointers; the body gets those it uses as noalias parameters.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from graphc.ir.kernel import (
     Store,
     While,
     bodies,
+    buffers_read,
     exprs,
     map_stmt,
     substitute_body,
@@ -106,9 +107,19 @@ def operations(body: Body) -> Dim:
             inner = as_dim(inner * _trips(stmt.extent))
         elif isinstance(stmt, While):
             inner *= OPEN_EXTENT
-        nodes = {n for e in exprs(stmt) for n in walk(e) if isinstance(n, (Call, Load))}
-        total += inner + len(nodes)
+        total += inner + _evaluated(stmt)
     return total
+
+
+def _evaluated(stmt: Stmt) -> int:
+    """The distinct operations and loads of the expressions that a statement holds."""
+    stack, seen = list(exprs(stmt)), set()
+    while stack:
+        node = stack.pop()
+        if node not in seen and isinstance(node, (Call, Load)):
+            seen.add(node)
+            stack += node.children
+    return len(seen)
 
 
 def _trips(extent: Dim) -> Dim:
@@ -169,7 +180,8 @@ class _Function:
             self.counted_loop(loop.var, "%begin", "%end", loop.body, guard=True)
         else:
             self.statements(body)
-        params = [f"ptr noalias %b.{n}" for n in range(len(self.kernel.params))]
+        used = self.used(body)
+        params = [f"ptr noalias %b.{n}" for n in used]
         params += [f"i64 %s.{n}" for n in range(len(self.kernel.sizes))]
         inner = ", ".join([*params, "i64 %begin", "i64 %end"])
         return "\n".join(
@@ -180,16 +192,21 @@ class _Function:
                 *self.lines,
                 "  ret void",
                 "}",
-                *self._wrapper(),
+                *self._wrapper(used),
             ]
         )
 
-    def _wrapper(self) -> list[str]:
+    def used(self, body: Body) -> list[int]:
+        """The numbers of the buffers that a phase reads or writes."""
+        names = buffers_read(body) | stored_in([body])
+        return [n for n, b in enumerate(self.kernel.params) if b.name in names]
+
+    def _wrapper(self, used: list[int]) -> list[str]:
         lines = [f"define internal void {self.name}(ptr %args, i64 %begin, i64 %end) #0 {{"]
-        for n in range(len(self.kernel.params)):
+        for n in used:
             lines.append(f"  %a{n} = getelementptr ptr, ptr %args, i64 {n}")
             lines.append(f"  %p{n} = load ptr, ptr %a{n}")
-        passed = ", ".join(f"ptr %p{n}" for n in range(len(self.kernel.params)))
+        passed = ", ".join(f"ptr %p{n}" for n in used)
         passed += self._wrap_sizes(lines, ", " if passed else "")
         comma = ", " if passed else ""
         lines.append(f"  call void {self.name}.body({passed}{comma}i64 %begin, i64 %end)")

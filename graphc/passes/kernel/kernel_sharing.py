@@ -42,7 +42,7 @@ from graphc.ir.kernel import (
     walk_stmts,
 )
 from graphc.ir.program import Program, Step, with_calls
-from graphc.ir.simplify import Poly, to_poly, weight
+from graphc.ir.simplify import Poly, to_poly
 
 HEAVIEST = 20_000  # nodes, as trees, of a kernel that is looked at
 DIVISIONS = ("floordiv", "mod", "div", "rem")
@@ -192,7 +192,7 @@ def _line(column: Column, values: Row) -> tuple[int, int] | None:
 
 def read_kernel(kernel: Kernel) -> tuple[tuple, list[int | None]]:
     """(tokens, the integers in the holes between them, None where any number would do)."""
-    heavy = sum(weight(e) for s in walk_stmts(kernel.body) for e in exprs(s)) > HEAVIEST
+    heavy = sum(e.weight for s in walk_stmts(kernel.body) for e in exprs(s)) > HEAVIEST
     if kernel.sizes or heavy:
         return ("alone", kernel.name), []
     holes: list[int | None] = []

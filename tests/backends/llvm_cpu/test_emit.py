@@ -343,3 +343,19 @@ def test_text_is_deterministic():
     texts = {llvm_text(program_of(elementwise(exprs, {"x": f32}, 16))) for _ in range(3)}
     assert len(texts) == 1
     assert reduce("sum", x, ()) is x
+
+
+def test_phases_take_the_buffers_that_they_use():
+    k = KernelBuilder()
+    inputs = [Buffer(f"x{n}", f32, (8,)) for n in range(3)]
+    y = Buffer("y", f32, (24,), "out")
+    for n, x in enumerate(inputs):
+        with k.loop(8, "parallel") as i:
+            k.store(y, i + 8 * n, x[i])
+    kernel = Kernel("join", (*inputs, y), k.body())
+    heads = [line for line in llvm_text(program_of(kernel)).splitlines() if ".body(ptr" in line]
+    heads = [line for line in heads if line.startswith("define")]
+    for number, head in enumerate(heads):
+        assert head.count("ptr") == 2 and f"%b.{number}," in head and "%b.3," in head
+    assert len(heads) == 3
+    check(kernel, *(np.arange(8, dtype=np.float32) + n for n in range(3)))

@@ -383,13 +383,15 @@ class TileEmitter:
         # Row by row, so that a broadcast element dies before the next; the loads of the column
         # vectors are the same in every row, and are shared by the code generator.
         where = {**fixed, **at}
+        columns: dict[int, Expr] = {}
         for t in range(size):
             a = simplify(self.a, {**where, tiled: row + t})
             for j, count in pieces:
                 with self.lanes(count) as v:
-                    b = self._column_element(where, panel, j, v, at)
+                    if j not in columns:
+                        columns[j] = self._column_element(where, panel, j, v, at)
                     cell = simplify(v + (t * self.plan.panel + j))
-                    self._multiply(sums, cell, a, b)
+                    self._multiply(sums, cell, a, columns[j])
 
     def _sum_blocks(
         self, sums: Buffer, size: int, pieces: list[tuple[int, int]], extent: Dim,
