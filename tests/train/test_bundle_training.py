@@ -11,7 +11,10 @@ import pytest
 
 import graphc
 from graphc import dsl, train
-from graphc.backends.micro_c import BundleOptions, bundle
+from graphc.backends.micro_c import BundleOptions, bundle, model_of
+from graphc.backends.micro_c.boards import ARM, BOARDS
+from graphc.backends.micro_c.budget import Budget
+from graphc.backends.micro_c.emulated_training import train_on_board
 from graphc.backends.micro_c.host_training import HostTraining
 from graphc.cli.app import main
 from graphc.errors import ModelError
@@ -205,6 +208,23 @@ def test_the_same_bundle_twice():
         return bundle(program, BundleOptions(training=training))
 
     assert files() == files()
+
+
+@pytest.mark.skipif(bool(ARM.missing()), reason=f"{ARM.missing()} not installed")
+@pytest.mark.parametrize("board", ["mps2-an386", "mps3-an547"])
+def test_ten_steps_on_the_board(board):
+    graph = network()
+    target = MicroC(train="last 2 layers", optimizer="momentum", cpu=BOARDS[board].cpu)
+    program, training = joint_program(graph, target)
+    host = on_host(graph, "last 2 layers", "cross_entropy", "momentum")
+    given = [([x], y) for x, y in batches(10, True)]
+    done = train_on_board(program, training, given, RATE, BOARDS[board], target.code())
+    expected = [host((*x, y)).loss for x, y in given]
+    assert done.losses == pytest.approx(expected, rel=1e-4)
+    for name in chosen(graph, "last 2 layers"):
+        assert np.abs(done.state[name] - host.state_dict()[name]).max() < 1e-5
+    model = model_of(program, target.code(training=training))
+    assert 0 < done.stack <= Budget.of(model).stack
 
 
 # ---------------------------------------------------------------- the command line

@@ -44,28 +44,34 @@ def run_on_board(
     UnsupportedError if the compiler or the emulator is missing, or the program does not fit;
     InternalError if it is rejected, faults, or gives a status other than OK.
     """
+    check_tools(board)
+    model = model_of(program, host_options(options))
+    with tempfile.TemporaryDirectory(prefix="graphc-board-") as name:
+        folder = Path(name)
+        write_image(model, board, folder, _main(model))
+        compile_image(model, board, folder, [*(HOOKS if traced else ()), *flags])
+        for n, array in enumerate(inputs):
+            np.ascontiguousarray(array).tofile(folder / f"in{n}.bin")
+        printed = emulate(board, folder)
+        outputs = [
+            np.fromfile(folder / f"out{n}.bin", t.type.dtype.np).reshape(t.type.static_shape)
+            for n, t in enumerate(model.outputs)
+        ]
+    return BoardRun(outputs, number(printed, "stack"), read_traces(printed))
+
+
+def check_tools(board: Board) -> None:
+    """UnsupportedError if the compiler or the emulator is missing."""
     missing = board.tools.missing()
     if missing:
         raise UnsupportedError(
             f"--board {board.name}: {' and '.join(missing)} not found; on Debian: apt install "
             + board.tools.packages
         )
-    model = model_of(program, host_options(options))
-    with tempfile.TemporaryDirectory(prefix="graphc-board-") as name:
-        folder = Path(name)
-        _write(model, board, folder)
-        _compile(model, board, folder, [*(HOOKS if traced else ()), *flags])
-        for number, array in enumerate(inputs):
-            np.ascontiguousarray(array).tofile(folder / f"in{number}.bin")
-        printed = _emulate(board, folder)
-        outputs = [
-            np.fromfile(folder / f"out{n}.bin", t.type.dtype.np).reshape(t.type.static_shape)
-            for n, t in enumerate(model.outputs)
-        ]
-    return BoardRun(outputs, _number(printed, "stack"), read_traces(printed))
 
 
-def _number(printed: str, name: str) -> int:
+def number(printed: str, name: str) -> int:
+    """The hexadecimal number that follows a name at the start of a line."""
     for line in printed.splitlines():
         if line.startswith(f"{name} "):
             return int(line.split()[1], 16)
@@ -156,12 +162,13 @@ int board_main(void)
 """
 
 
-def _write(model: Model, board: Board, folder: Path) -> None:
+def write_image(model: Model, board: Board, folder: Path, main: str) -> None:
+    """Writes what an image is made of."""
     write_files(code_files(model), folder)
     for name in ("startup.c", "board.h"):
         (folder / name).write_text(resource(name))
     (folder / "board.ld").write_text(linker_script(board))
-    (folder / "main.c").write_text(_main(model))
+    (folder / "main.c").write_text(main)
 
 
 def _main(model: Model) -> str:
@@ -184,7 +191,8 @@ def _main(model: Model) -> str:
     )  # fmt: skip
 
 
-def _compile(model: Model, board: Board, folder: Path, flags: Sequence[str]) -> None:
+def compile_image(model: Model, board: Board, folder: Path, flags: Sequence[str]) -> None:
+    """Compiles what was written to image.elf."""
     sources = [f for f in code_files(model) if f.endswith((".c", ".S"))]
     command = [
         *board.compiler(), "-O2", *flags, "-I.", "-ffunction-sections", "-Wl,--gc-sections",
@@ -197,9 +205,9 @@ def _compile(model: Model, board: Board, folder: Path, flags: Sequence[str]) -> 
         raise InternalError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
 
 
-def _emulate(board: Board, folder: Path) -> str:
-    """Runs the image; what it printed."""
-    command = [*board.emulator(), "image.elf"]
+def emulate(board: Board, folder: Path, options: Sequence[str] = ()) -> str:
+    """Runs the image, with more options of the emulator; what it printed."""
+    command = [*board.emulator(), "image.elf", *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
     printed = done.stdout + done.stderr
     if done.returncode:

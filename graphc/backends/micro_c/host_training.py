@@ -32,12 +32,7 @@ class HostTraining:
         self._string.restype = ctypes.c_char_p
         self._arena = np.empty(program.arena_bytes + ARENA_ALIGNMENT, np.uint8)
         self._memory = np.zeros(sum(t.nbytes for t in self.model.state), np.uint8)
-        self.state: dict[str, np.ndarray] = {}
-        start = 0
-        for tensor in self.model.state:
-            part = self._memory[start : start + tensor.nbytes].view(tensor.type.dtype.np)
-            self.state[tensor.name] = part.reshape(tensor.type.static_shape)
-            start += tensor.nbytes
+        self.state = self.model.state_of(self._memory)
         self.init()
 
     def init(self) -> None:

@@ -182,6 +182,15 @@ class Model:
         own = self.unit.speller.text() if isinstance(self.unit.speller, OwnSpeller) else ""
         return own + self.unit.text()
 
+    def state_of(self, memory: np.ndarray) -> dict[str, np.ndarray]:
+        """The state in these bytes, by name."""
+        parts, start = {}, 0
+        for t in self.state:
+            part = memory[start : start + t.nbytes].view(t.type.dtype.np)
+            parts[t.name] = part.reshape(t.type.static_shape)
+            start += t.nbytes
+        return parts
+
     def place(self, key: tuple[str, int]) -> str:
         """The C text of a pointer to an input, an output or a part of the state."""
         side, number = key
