@@ -10,6 +10,8 @@ from differential import build, check, program_of
 import graphc
 from graphc.errors import ModelError
 from graphc.ir.program import Copy, shared_places
+from graphc.ir.text.printer import print_program
+from graphc.ir.text.program_parser import parse_program
 
 CACHE = """<ir_version: 10, opset_import: ["": 24]>
 cache (float[2, 3, 10, 20] past, float[2, 3, ROWS, 20] rows, int64[2] start)
@@ -143,3 +145,35 @@ def test_programs_tell_what_may_share_memory(rows, later, shares):
     program = program_of(graph)
     assert any(isinstance(step, Copy) for step in program.steps)
     assert list(shared_places(program)) == ([(0, 0)] if shares else [])
+
+
+def averaged(b, p, m, v, x, g):
+    """The update of a parameter and of two averages, from a gradient that is a product."""
+    slope = b.MatMul(b.Transpose(x, perm=[1, 0]), g)
+    mean = b.Add(b.Mul(m, b.constant(np.float32(0.9))), slope)
+    square = b.Add(b.Mul(v, b.constant(np.float32(0.9))), b.Mul(slope, slope))
+    step = b.Div(mean, b.Sqrt(b.Add(square, b.constant(np.float32(1)))))
+    forward = b.MatMul(x, p)  # the old parameter is read: the update must come after this
+    return b.Sub(p, step), mean, square, b.ReduceSum(forward, keepdims=0)
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (5, 7), (64, 16)])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_updates_lie_where_parameters_are(shape, order):
+    random = np.random.default_rng(0)
+    rows, columns = shape
+    sizes = {"p": shape, "m": shape, "v": shape, "x": (8, rows), "g": (8, columns)}
+    given = {n: random.standard_normal(s).astype(np.float32) for n, s in sizes.items()}
+    graph, arrays = build(averaged, **given)
+    program = program_of(graph)
+    assert {(n, n) for n in range(3)} <= set(shared_places(program))
+    assert parse_program(print_program(program)).over == program.over
+    model = graphc.compile(graph, threads=1)
+    wanted = [np.array(array) for array in model.run(list(arrays.values()))]
+    outputs = [spec.name for spec in model.outputs]
+    held = [array.copy() for array in arrays.values()]
+    into = {outputs[n]: held[other] for n, other in enumerate(order)}  # even in one another's place
+    results = model.run(held, into=into)
+    for result, expected_result in zip(results, wanted):
+        np.testing.assert_array_equal(result, expected_result)
+    assert all(into[outputs[n]] is results[n] for n in range(3))

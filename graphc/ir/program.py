@@ -190,7 +190,9 @@ class Program:
     tells of an output whose type has bounds for a shape: the output that holds its true sizes, and
     its first cell there. The contents are the leading corner (imperative/lowering.py). If there are
     `checks`, the last output holds their keys (ir/checks.py). `state` is what a run finds filled
-    and may change; it lasts from one run to the next, such as weights that are trained.
+    and may change; it lasts from one run to the next, such as weights that are trained. `over`
+    lists outputs, by number, that a kernel may write where one of these inputs lies, which nothing
+    reads later.
     """
 
     name: str
@@ -207,6 +209,7 @@ class Program:
     checks: tuple[Check, ...] = ()
     sizes: tuple[Sym, ...] = ()
     state: list[tuple[str, TensorType]] = field(default_factory=list)
+    over: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def calls(self) -> list[Step]:
@@ -281,7 +284,8 @@ def at_sizes(program: Program, values: Sequence[int]) -> Program:
     ]
     return replace(
         program, inputs=typed(program.inputs), outputs=typed(program.outputs), kernels=kernels,
-        steps=steps, sizes=(), resident={key: placed(s) for key, s in program.resident.items()},
+        steps=steps, sizes=(), over={},
+        resident={key: placed(s) for key, s in program.resident.items()},
     )  # fmt: skip
 
 
@@ -296,8 +300,10 @@ def true_outputs(program: Program, outputs: Sequence[np.ndarray]) -> list[np.nda
 
 
 def shared_places(program: Program) -> Iterator[tuple[int, int]]:
-    """The outputs that may lie in the memory of an input, by number: those into which the whole
-    input is copied before anything else is done with them, and after which nothing reads it."""
+    """The outputs that may lie in the memory of an input, by number: those that a kernel may write
+    over it, and those into which the whole input is copied before anything else is done with them,
+    and after which nothing reads it."""
+    yield from ((out, into) for out, inputs in program.over.items() for into in inputs)
     steps, last = program.steps, dict[tuple[str, int], int]()
     first: dict[tuple[str, int], int] = {}
     for number, step in enumerate(steps):

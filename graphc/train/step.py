@@ -93,7 +93,7 @@ class Step:
         self._state: Arrays = {}
         for op in self.graph.ops:
             if op.name == "Constant" and op.output.tensor.dtype.is_float:
-                self._state[op.output.name] = op.attrs["value"]
+                self._state[op.output.name] = np.array(op.attrs["value"])  # which steps change
         self._slots = {
             f"{slot} of {name}": np.zeros_like(self._state[name])
             for name in chosen
@@ -102,9 +102,11 @@ class Step:
         self._compiled: dict[Any, _Program] = {}
 
     def __call__(self, batch: Sequence[Any]) -> Result:
-        """One step on a batch: the model's inputs in order, then the target.
+        """One step on a batch: the model's inputs in order, then the target. Parameters and the
+        optimiser's state are updated where they lie.
 
-        ModelError if the batch does not fit.
+        ModelError if the batch does not fit, which changes nothing, or if it holds indices or
+        labels out of range: then the update was made with others that are in range.
         """
         if self.accumulate > 1:
             result, gradients = self.gradients(batch)
@@ -162,13 +164,13 @@ class Step:
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> Arrays:
-        """Parameters and running statistics by name, as the model has them."""
-        return dict(self._state)
+        """Parameters and running statistics of now by name, as the model has them."""
+        return {name: array.copy() for name, array in self._state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes parameters by name; ModelError if one is unknown, or has another shape."""
         fitting = {name: self._fitting(self._state, name, value) for name, value in state.items()}
-        self._state.update(fitting)
+        self._state.update((name, array.copy()) for name, array in fitting.items())
         self._compiled.clear()  # some are constants of programs
 
     @staticmethod
@@ -182,7 +184,8 @@ class Step:
 
     def everything(self) -> Arrays:
         """Parameters, running statistics, the optimiser's state, and the number of the step."""
-        return {**self._state, **self._slots, STEP: np.array(self.count, np.int64)}
+        kept = {name: array.copy() for name, array in {**self._state, **self._slots}.items()}
+        return {**kept, STEP: np.array(self.count, np.int64)}
 
     def restore(self, state: Mapping[str, np.ndarray], source: str = "the state") -> None:
         """Takes what `everything` gave, for the same model and optimiser."""
@@ -196,8 +199,8 @@ class Step:
             )
         rest = {name: value for name, value in state.items() if name != STEP}
         fitting = {name: self._fitting(known, name, value) for name, value in rest.items()}
-        self._state = {name: fitting[name] for name in self._state}
-        self._slots = {name: fitting[name] for name in self._slots}
+        self._state = {name: fitting[name].copy() for name in self._state}
+        self._slots = {name: fitting[name].copy() for name in self._slots}
         self._compiled.clear()
         self.count = int(state[STEP])
 
@@ -215,7 +218,7 @@ class Step:
         graph = clone_graph(self.graph)
         for op in graph.ops:
             if op.name == "Constant" and op.output.name in self._state:
-                op.attrs["value"] = self._state[op.output.name]
+                op.attrs["value"] = self._state[op.output.name].copy()
         return graph
 
     # ------------------------------------------------------------ programs
@@ -250,15 +253,13 @@ class Step:
     def _run(
         self, program: _Program, feeds: Mapping[str, np.ndarray], gradients: Arrays
     ) -> dict[str, float]:
-        """Runs a program, keeps the state that it gives, and gives its numbers by name."""
+        """Runs a program, which updates the state where it lies; gives its numbers by name."""
         known = {**self._state, **self._slots, **feeds}
-        results = program.model.run({name: known[name] for name in program.inputs})
-        count = len(program.numbers)
-        for name, array in zip(program.updated, results[count:]):
+        places = {name: known[name] for name in program.updated if not name.startswith(GRADIENT)}
+        results = program.model.run({name: known[name] for name in program.inputs}, into=places)
+        for name, array in zip(program.updated, results[len(program.numbers) :]):
             if name.startswith(GRADIENT):
                 gradients[name.removeprefix(GRADIENT)] = array
-            else:
-                (self._slots if name in self._slots else self._state)[name] = array
         return {name: float(value) for name, value in zip(program.numbers, results)}
 
 

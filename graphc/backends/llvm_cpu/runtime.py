@@ -55,7 +55,7 @@ class NativeModel:
         )
         self._outputs: list[Any] = [(t.dims, t.dtype.np) for _, t in image.outputs]
         self._cut = Cut(image)
-        self._shared = dict(image.shared)
+        self._shared = set(image.shared)
         self._met: dict[tuple, tuple[Any, list]] = {}  # sizes and outputs, by shapes
         sizes = [t.most * t.dtype.size for _, t in image.outputs]
         is_large = image.arena_bytes >= SHARED_ARENA or max(sizes, default=0) >= LARGE
@@ -119,7 +119,8 @@ class NativeModel:
             over = spans[bisect_right(ends, begin) :][:2]
             near = [(start, n) for start, _, n in over if start < begin + array.nbytes]
             if flags.c_contiguous and flags.aligned:
-                if not near or near == [(begin, self._shared.get(number))]:
+                same = len(near) == 1 and near[0][0] == begin
+                if not near or same and (number, near[0][1]) in self._shared:
                     placed[number] = array
         return placed
 

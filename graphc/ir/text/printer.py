@@ -406,12 +406,14 @@ def print_program(program: Program) -> str:
 
 
 def _interface_notes(program: Program, key: tuple[str, int]) -> str:
-    """How an input or output is quantised, and where in the arena it lies."""
+    """How an input or output is quantised, where in the arena it lies, and over which inputs."""
     text = ""
     if key in program.quantisation:
         scale, zero = program.quantisation[key]
         text = f" scale {float(scale)!r} zero {zero}"
-    return text + (f" at {slot_text(program.resident[key])}" if key in program.resident else "")
+    text += f" at {slot_text(program.resident[key])}" if key in program.resident else ""
+    over = program.over.get(key[1], ()) if key[0] == "output" else ()
+    return text + (f" over {', '.join(map(str, over))}" if over else "")
 
 
 def program_constants(program: Program) -> dict[str, np.ndarray]:

@@ -1,7 +1,8 @@
 """Reads programs back from text.
 
 program = "program" @name "{" (input | output | state | check | arena | const | step | kernel)* "}"
-input   = "input" name ":" type ["scale" number "zero" integer] ["at" slot]; so does output
+input   = "input" name ":" type ["scale" number "zero" integer] ["at" slot]
+output  = as input, then ["over" integer ("," integer)*]
 step    = run | copy | count | while | if, as steps.py prints them
 """
 
@@ -74,6 +75,11 @@ class _ProgramParser(KernelParser):
 
     def _output(self, program: Program) -> None:
         self._interface(program, "output", program.outputs)
+        if self.accept("over"):
+            inputs = [self.integer()]
+            while self.accept(","):
+                inputs.append(self.integer())
+            program.over[len(program.outputs) - 1] = tuple(inputs)
 
     def _state(self, program: Program) -> None:
         name = self.name("a name")

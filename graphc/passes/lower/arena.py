@@ -35,6 +35,7 @@ from graphc.passes.lower.storages import (
 )
 
 ORDER_BUDGET = 20_000  # work units spent on looking for an execution order of lower peak memory
+PLANNED = ("arena", "output", "state")  # spaces of what the order of calls depends on
 AROUND = "around"  # the pool of what lies around a body
 
 
@@ -80,7 +81,8 @@ class _Planner:
         self.calls = list(map(self._planned, calls))
         self.roots = {
             name: storages[name].root for call in calls for name in _touched(call)
-            if storages[name].space in ("arena", "output", "state") and not self._is_inner(name)
+            if (storages[name].space in PLANNED or self._is_overwritten(name))
+            and not self._is_inner(name)
         }  # fmt: skip
 
     def _planned(self, call: AnyCall) -> AnyCall:
@@ -99,6 +101,10 @@ class _Planner:
     def _is_inner(self, name: str) -> bool:
         """Whether a storage lies in the memory of a body inside."""
         return self.storages[name].root in self.inner
+
+    def _is_overwritten(self, name: str) -> bool:
+        """Whether a storage is part of an input whose place an output may take."""
+        return self.storages[self.storages[name].root].overwritten
 
     def arena(self) -> Arena:
         steps = [self._step(n, call) for n, call in enumerate(self.calls)]
@@ -133,6 +139,8 @@ class _Planner:
 
     def _request(self, root: str) -> memplan.Request:
         storage, size = self.storages[root], max(self.storages[root].nbytes, 1)
+        if storage.overwritten:
+            return memplan.Request(root, size, pool=AROUND, live_in=True, live_out=True)
         if self.within and not self._is_own(root):
             return memplan.Request(root, size, pool=AROUND, live_in=True, live_out=True)
         return memplan.Request(

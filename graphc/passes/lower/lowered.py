@@ -36,23 +36,33 @@ class Lowered:
 
 
 def in_place(part: Computation) -> list[tuple[str, str]]:
-    """Inputs that are read only at the very element that is being stored, by the only output.
+    """As `in_place_together`, for kernels that store each output of an element when it is known:
+    none if there are several."""
+    return in_place_together(part) if len(part.outputs) == 1 else []
 
-    An output of the same element size may then take the input's place.
+
+def in_place_together(part: Computation) -> list[tuple[str, str]]:
+    """Inputs that are read only at the very element that is being stored, by all outputs.
+
+    An output of the same element size may then take the input's place, in a kernel that stores what
+    is at an element once all of it has been computed.
     """
-    if len(part.outputs) != 1:
-        return []
-    output = part.outputs[0]
-    here = flatten_index(output.index, output.extents)
-    reads: dict[str, list[Load]] = {}
-    for load in loads(output.expr):
-        reads.setdefault(load.source, []).append(load)
     pairs = []
-    for buffer in part.inputs:
-        if buffer.dtype.size != output.buffer.dtype.size:
-            continue
-        if all(flatten_index(x.index, buffer.shape) is here for x in reads.get(buffer.name, ())):
-            pairs.append((output.buffer.name, buffer.name))
+    for output in part.outputs:
+        if output.extents != part.outputs[0].extents:
+            return []
+    reads: dict[str, list[tuple[Load, Expr]]] = {}
+    for output in part.outputs:
+        here = flatten_index(output.index, output.extents)
+        for load in loads(output.expr):
+            reads.setdefault(load.source, []).append((load, here))
+    for output in part.outputs:
+        for buffer in part.inputs:
+            own = reads.get(buffer.name, ())
+            if buffer.dtype.size == output.buffer.dtype.size and all(
+                flatten_index(load.index, buffer.shape) is here for load, here in own
+            ):
+                pairs.append((output.buffer.name, buffer.name))
     return pairs
 
 

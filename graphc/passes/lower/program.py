@@ -48,6 +48,7 @@ from graphc.passes.lower.arena import Arena, plan_arena
 from graphc.passes.lower.flow import lower_flow
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.materialise import materialise
+from graphc.passes.lower.overwriting import over_inputs
 from graphc.passes.lower.planned import planned_steps
 from graphc.passes.lower.state import State, replace_state
 from graphc.passes.lower.storages import AnyCall, Call, Move, Storages, Tell
@@ -100,8 +101,9 @@ class Conventions:
     imperative kernels, whose parallel loops become vectors of `vector_bytes`, unless that is 0.
     `numbers`: kernels read numbers in which alone they would differ, instead of holding them.
     `updates`: an output that is an input with some rows replaced is a copy, into which these are
-    written; no copy if a caller has both in the same memory. `state` numbers the parameters that
-    are state, and the results that replace them, if any does.
+    written; no copy if a caller has both in the same memory. Kernels may write other outputs over
+    inputs that nothing reads later. `state` numbers the parameters that are state, and the results
+    that replace them, if any does.
     """
 
     resident: bool = False
@@ -533,6 +535,7 @@ class Lowering:
 
     def program(self) -> Program:
         """Plans memory; calls become steps."""
+        over = over_inputs(self.calls, self.storages) if self.wanted.updates else {}
         arena = plan_arena(self.calls, self.storages)
         kernels = {k.name: k for k in self.kernels.values()}
         steps, used = planned_steps(arena, self.storages, kernels)
@@ -550,6 +553,7 @@ class Lowering:
             checks=tuple(check for _, check in self.checks),
             sizes=tuple(s for s in self.graph.symbols.values() if s not in self.tokens),
             state=[(v.name, v.tensor) for v in self.state.params],
+            over=over,
         )
 
     def outputs(self) -> list[tuple[str, TensorType]]:

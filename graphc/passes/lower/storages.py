@@ -25,8 +25,9 @@ class Storage:
     """Where a tensor lives before planning: a root, and the offset of this view of it in bytes.
 
     Of a root, `live_in` and `live_out` say that it is filled before the first step, and read after
-    the last. `within` names the storage that it lies in, if it is used in the body of a loop or
-    branch alone: the memory of that body.
+    the last; of an input, `overwritten` that an output may take its place. `within` names the
+    storage that it lies in, if it is used in the body of a loop or branch alone: the memory of that
+    body.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Storage:
     offset: int = 0
     live_in: bool = False
     live_out: bool = False
+    overwritten: bool = False
     within: str = ""
 
     @property

@@ -41,7 +41,7 @@ from graphc.passes.analysis.spaces import (
     merge_reductions,
     shapes_of,
 )
-from graphc.passes.lower.lowered import Lowered, in_place
+from graphc.passes.lower.lowered import Lowered, in_place_together
 from graphc.passes.lower.strategies.edges import undecided_edges
 from graphc.passes.lower.strategies.reductions import (
     NestOptions,
@@ -66,7 +66,7 @@ RECOMPUTE_COST = 8  # a value cheaper than this is computed again rather than ke
 
 def lower_nest(computation: Computation, options: NestOptions, name: str = "nest") -> Lowered:
     """The kernel of a computation whose outputs share one iteration space."""
-    count, inplace = flops(computation), in_place(computation)
+    count, inplace = flops(computation), in_place_together(computation)
     prepare: list[Computation] = []
     temporaries: list[Buffer] = []
     if options.vector_bytes:
@@ -212,9 +212,9 @@ class Nest(Reductions):
     ) -> None:
         with self.k.loop(rows.lanes, "vector", width=rows.lanes) as lane:
             place = rows.at(block, vector, lane)
-            for point, at in zip(points, self._at(points, place)):
-                start = start_of(point.offset, place, lane)
-                self.store_points([Point(at.output, start + lane, at.expr)])
+            starts = [start_of(point.offset, place, lane) for point in points]
+            moved = self._at(points, place)
+            self.store_points([Point(x.output, s + lane, x.expr) for s, x in zip(starts, moved)])
 
     def one_dimension(self, last: Index, points: list[Point], hoisted: bool) -> None:
         """A space of one dimension, in parallel blocks if it is long."""
@@ -325,9 +325,16 @@ class Nest(Reductions):
         self.store_points(self.resolved(points, bound, per_lane))
 
     def store_points(self, points: list[Point]) -> None:
-        """Stores points in which nothing is left to reduce."""
-        for point in points:
-            self.k.store(point.output, (simplify(point.offset),), simplify(point.expr))
+        """Stores points in which nothing is left to reduce: those of one element together, once all
+        have been computed, as outputs may lie over inputs."""
+        together = len({point.output.name for point in points})
+        for first in range(0, len(points), together):
+            own = points[first : first + together]
+            values = [simplify(point.expr) for point in own]
+            if together > 1:
+                values = [self.k.let(value) for value in values]
+            for point, value in zip(own, values):
+                self.k.store(point.output, (simplify(point.offset),), value)
 
     # ---------------------------------------------------------------- choices
 

@@ -184,11 +184,13 @@ class TileEmitter:
         return self.a, self.b, *self.exprs
 
     def _in_place(self, inputs: list[Buffer]) -> list[tuple[str, str]]:
-        if len(self.exprs) != 1:
-            return []
-        output = self.match.computation.outputs[0].buffer
         operands = {x.source for e in (self.a, self.b) for x in loads(e)}
-        return in_place_of_epilogue(output, self.offset, loads(self.exprs[0]), inputs, operands)
+        read = [x for e in self.exprs for x in loads(e)]
+        return [
+            pair
+            for output in self.match.computation.outputs
+            for pair in in_place_of_epilogue(output.buffer, self.offset, read, inputs, operands)
+        ]
 
     def _are_large(self) -> bool:
         """Whether all columns are more than caches hold: they should come from memory once."""
@@ -446,12 +448,15 @@ class TileEmitter:
         return Load("panels", (simplify(place),), packed.part.dtype)
 
     def _finish(self, cell: Expr, at: dict, panel: Expr, j: int, v: Expr) -> None:
-        """The epilogue of one vector of sums, stored."""
+        """The epilogue of one vector of sums, stored once all outputs of it have been computed, as
+        they may lie over what is read."""
         mapping = {**at, self.column: panel * self.plan.panel + j + v}
         total = self.k.let(cell)
-        for output, expr in zip(self.match.computation.outputs, self.exprs):
-            value = simplify(expr, {**mapping, self.marker: total})
-            offset = simplify(self.offset, mapping)
+        values = [simplify(expr, {**mapping, self.marker: total}) for expr in self.exprs]
+        if len(values) > 1:
+            values = [self.k.let(value) for value in values]
+        offset = simplify(self.offset, mapping)
+        for output, value in zip(self.match.computation.outputs, values):
             self.k.store(flat_buffer(output.buffer), (offset,), value)
 
 
