@@ -106,11 +106,11 @@ def bench(path: Path, threads: int, seconds: float, compiled: bool) -> dict[str,
     first = ours(case.batch)
     ready = time.perf_counter() - start
     contenders: dict[str, Callable[[], object]] = {"graphc": lambda: ours(case.batch)}
-    contenders["eager"] = eager = case.torch(list(ours._chosen), False)
+    contenders["eager"] = eager = case.torch(list(ours.recipe.chosen), False)
     losses = [eager()]
     failed = ""
     if compiled:
-        contenders["compiled"] = made = case.torch(list(ours._chosen), True)
+        contenders["compiled"] = made = case.torch(list(ours.recipe.chosen), True)
         try:
             losses.append(made())
         except Exception as error:
@@ -135,7 +135,7 @@ def peak_of(contender: str, path: Path, threads: int) -> float:
     torch.set_num_threads(threads)
     case = Case(path)
     ours = case.graphc(threads)
-    batch, names = case.batch, list(ours._chosen)
+    batch, names = case.batch, list(ours.recipe.chosen)
     if contender == "graphc":
         run: Callable[[], object] = lambda: ours(batch)  # noqa: E731
     else:

@@ -169,9 +169,9 @@ def test_updates_lie_where_parameters_are(shape, order):
     assert {(n, n) for n in range(3)} <= set(shared_places(program))
     assert parse_program(print_program(program)).over == program.over
     model = graphc.compile(graph, threads=1)
-    wanted = [np.array(array) for array in model.run(list(arrays.values()))]
+    wanted = [np.array(array) for array in model.run(arrays)]
     outputs = [spec.name for spec in model.outputs]
-    held = [array.copy() for array in arrays.values()]
+    held = [array.copy() for array in arrays]
     into = {outputs[n]: held[other] for n, other in enumerate(order)}  # even in one another's place
     results = model.run(held, into=into)
     for result, expected_result in zip(results, wanted):
