@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from graphc import targets
@@ -265,7 +265,8 @@ def _optimised(graph: Graph, target: Target, settings: Settings) -> dict[Region,
         for region in op.regions if op.defn.form == "region" else ():
             body = part_graph(Graph("body"), region.ops, region.params, region.results)
             body.phase = "typed"
-            bodies.update(_optimised(body, target, settings))
+            inside = replace(settings, checks="off")  # those of bodies stand beside the op
+            bodies.update(_optimised(body, target, inside))
             bodies[region] = body
     return bodies
 

@@ -3,8 +3,9 @@
 It comes first, while ops are as the model has them: messages then name its nodes and tensors. The
 checks are results of the graph, after its own; their computation is read off the definitions
 (ir/conditions.py). Of a composite op, the part of its body that its checks depend on is copied
-beside it; values that they share with the op are computed once, as equal ops are merged. A check of
-constants is made here.
+beside it; values that they share with the op are computed once, as equal ops are merged. Those of
+the bodies of loops and branches come out of them (inner_checks.py). A check of constants is made
+here.
 """
 
 from __future__ import annotations
@@ -14,23 +15,32 @@ from dataclasses import dataclass, replace
 
 from graphc.ir.conditions import Asked, asked_by
 from graphc.ir.expr import Expr, Load, loads, transform
-from graphc.ir.graph import Graph, Op, Value, clone_graph, copy_ops
+from graphc.ir.graph import Graph, Op, Region, Value, clone_graph, copy_ops
 from graphc.ir.infer import expand, infer_op
 from graphc.ir.interp import run_op
 from graphc.ir.opdef import lookup
 from graphc.ir.ops.in_range import DOMAIN, NAME, attrs_of, check_of, is_check
 from graphc.ir.types import TensorType
 from graphc.passes.dce import remove_dead
+from graphc.passes.inner_checks import checks_inside
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
+
+FLOW = ("If", "Loop", "Scan")  # what programs have loops and branches for
 
 
 def add_checks(graph: Graph) -> bool:
     """Adds the checks of all ops to the results of a graph; whether there are any. ModelError if
     what is constant is not as it has to be."""
     own = set(graph.results)
+    return add_results(graph, [c.output for c in _checks_in(graph) if c.output not in own])
+
+
+def _checks_in(region: Region) -> list[Op]:
+    """The checks of all ops of a region, each before what asks for it, or after it."""
+    own = set(region.results)
     kept: dict[tuple, list[Op]] = {}
-    for op in list(graph.ops):
+    for op in list(region.ops):
         for check in checks_of(op):
             alike = kept.setdefault(_checked(check), [])
             if any(_implies(other, check) for other in alike):
@@ -41,8 +51,7 @@ def add_checks(graph: Graph) -> bool:
             for one in weaker:
                 if one.output not in own:
                     one.erase()
-    stay = [check.output for alike in kept.values() for check in alike]
-    return add_results(graph, [output for output in stay if output not in own])
+    return [check for alike in kept.values() for check in alike]
 
 
 def add_results(graph: Graph, new: Sequence[Value]) -> bool:
@@ -81,6 +90,8 @@ def checks_of(op: Op) -> list[Op]:
         return [op]
     if op.defn.form == "composite":
         return _checks_within(op)
+    if op.name in FLOW:
+        return checks_inside(op, _checks_in)
     made = [_check(op, asked) for asked in asked_by(op)]
     return [check for check in made if check is not None]
 

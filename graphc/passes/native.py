@@ -1,8 +1,8 @@
 """What compiled code can take: values, operators, and control flow.
 
 An If, a Loop or a Scan is compiled as branches and loops if everything inside it can be compiled,
-its types are static, nothing inside needs a check of what data holds, and the number of its
-iterations is known to be at most so many or can be counted. Others run on the host.
+its types are static, and the number of its iterations is known to be at most so many or can be
+counted. Others run on the host.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from graphc.ir.imperative.lowering import is_bounded
 from graphc.ir.ops.control import MAX_ITERATIONS, ScanShape
 from graphc.ir.ops.counts import is_counted
 from graphc.ir.types import TensorType, Type
-from graphc.passes.checks import add_checks
+from graphc.passes.checks import FLOW, add_checks
 from graphc.passes.iterations import at_most, can_be_counted
 from graphc.passes.partition import part_graph
-
-FLOW = ("If", "Loop", "Scan")  # what programs have loops and branches for
 
 
 def is_native(type: Type | None) -> bool:
@@ -62,8 +60,8 @@ def as_flow(op: Op, most: int, is_outer: bool = True) -> str:
             why = as_flow(inner, most, False) if inner.regions else ""
             if why or not (inner.regions or inner.name == "Constant" or natively(inner)):
                 return why or f"{inner.where()} runs on a host only"
-        if _asks(region):
-            return "what data holds inside it has to be checked"
+        if _fails(region):
+            return "what is constant inside it is not as it has to be, which matters if it is run"
     if is_outer and not _ends(op, most):
         return "its iterations may be more than allowed, and cannot be counted while it runs"
     return ""
@@ -83,11 +81,12 @@ def _walks_rows(op: Op) -> bool:
     return not any((*shape.in_axes, *shape.out_axes))
 
 
-def _asks(region: Region) -> bool:
-    """Whether an op of a region asks something of what its operands hold; or does not get it, which
-    only matters if the region is run."""
+def _fails(region: Region) -> bool:
+    """Whether an op of a region is known not to get what it asks for, which only matters if the
+    region is run."""
     body = part_graph(Graph("body"), region.ops, region.params, region.results)
     try:
-        return add_checks(body)
+        add_checks(body)
     except ModelError:
         return True
+    return False
