@@ -28,6 +28,7 @@ from graphc.passes.maps import in_tensors
 from graphc.passes.native import as_flow, natively
 from graphc.passes.partition import part_graph
 from graphc.passes.rewriter import RULES
+from graphc.passes.scans import walk_rows
 from graphc.passes.specialise import pin, specialise
 from graphc.plugins import load_installed
 from graphc.runtime.compiled import CompiledModel
@@ -246,11 +247,13 @@ def to_program(graph: Graph, target: Target, settings: Settings) -> Program:
 
 
 def _bound_loops(graph: Graph, most: int) -> None:
-    """Has the loops of a typed graph end; UnsupportedError if control flow needs a host."""
+    """Has the loops of a typed graph end, and walk rows; UnsupportedError if control flow needs a
+    host."""
     for op in graph.ops:
         why = as_flow(op, most) if op.defn.form == "region" else ""
         if why:
             raise UnsupportedError(f"{op.where()}: it runs on a host only, as {why}")
+    walk_rows(graph)
     count_iterations(graph, most)
 
 

@@ -135,6 +135,16 @@ SCAN = """g (float[3] s, float[700,3] x, float[700] z) => (y, a, b) {
         v = Identity(q)
     }>(s, x, z)
 }"""
+ALONG = """g (float[3] z, float[3,700] a, float[2,3,700] b) => (s, u, v) {
+    s, u, v = Scan<num_scan_inputs = 2, scan_input_axes = [1, -1], scan_output_axes = [1, 2],
+            scan_input_directions = [0, %d], scan_output_directions = [%d, 0],
+            body = l (float[3] p, float[3] row, float[2,3] pair)
+                => (float[3] q, float[3] t, float[2,3] w) {
+        q = Add(p, row)
+        t = Mul(q, row)
+        w = Sub(pair, row)
+    }>(z, a, b)
+}"""
 MATRIX = """g (float[2,16] s, float[700,2,16] x, float[16,16] w) => (y, a) {
     y, a = Scan<num_scan_inputs = 1, body = l (float[2,16] p, float[2,16] row)
             => (float[2,16] t, float[2,16] u) {
@@ -232,6 +242,11 @@ def test_branches_in_loops():
 @pytest.mark.parametrize("ways", [(0, 0, 0, 0), (1, 0, 0, 1), (0, 1, 1, 0), (1, 1, 1, 1)])
 def test_scans_walk_either_way(ways):
     agrees(SCAN % ways, floats(3), floats(700, 3), floats(700))
+
+
+@pytest.mark.parametrize("ways", [(0, 0), (1, 1)])
+def test_scans_along_other_axes(ways):
+    agrees(ALONG % ways, floats(3), floats(3, 700), floats(2, 3, 700))
 
 
 def test_products_in_a_scan():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from graphc.errors import ModelError
 from graphc.ir.graph import Graph, Op, Region
 from graphc.ir.imperative.lowering import is_bounded
-from graphc.ir.ops.control import MAX_ITERATIONS, ScanShape
+from graphc.ir.ops.control import MAX_ITERATIONS
 from graphc.ir.ops.counts import is_counted
 from graphc.ir.types import TensorType, Type
 from graphc.passes.checks import FLOW, add_checks
@@ -53,8 +53,6 @@ def as_flow(op: Op, most: int, is_outer: bool = True) -> str:
     for value in op.inputs:
         if value is not None and value.producer is not None and is_bounded(value.producer):
             return f"the shape of {value.name!r} depends on data"
-    if op.name == "Scan" and not _walks_rows(op):
-        return "it scans along another axis than the first"
     for region in op.regions:
         for inner in region.ops:
             why = as_flow(inner, most, False) if inner.regions else ""
@@ -73,12 +71,6 @@ def _ends(op: Op, most: int) -> bool:
     bound = at_most(op)
     few = bound is not None and bound <= min(most, MAX_ITERATIONS)
     return few or (most <= MAX_ITERATIONS and can_be_counted(op))
-
-
-def _walks_rows(op: Op) -> bool:
-    """Whether a Scan's slices and rows lie along first axes."""
-    shape = ScanShape.of(op)
-    return not any((*shape.in_axes, *shape.out_axes))
 
 
 def _fails(region: Region) -> bool:
