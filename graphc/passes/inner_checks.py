@@ -72,7 +72,7 @@ def _carried(op: Op, checks: Sequence[Op]) -> tuple[Op, list[Value]]:
     body.params[first:first] = params
     for index, param in enumerate(body.params):
         param.index = index
-    largest = [_insert(body, "Max", p, check.output) for p, check in zip(params, checks)]
+    largest = [insert(body, None, "Max", p, check.output) for p, check in zip(params, checks)]
     at = 1 + state if loop else state
     body.set_results([*body.results[:at], *largest, *body.results[at:]])
     assert op.region is not None
@@ -105,7 +105,8 @@ def _zero() -> Op:
     return constant_op(np.array(0, np.uint64))
 
 
-def _insert(region: Region, name: str, *operands: Value) -> Value:
+def insert(region: Region, anchor: Op | None, name: str, *operands: Value) -> Value:
+    """The result of a new op before another one, or at the end."""
     op = Op(lookup(name), list(operands))
     infer_op(op)
-    return region.append(op).output
+    return region.insert_before(anchor, op).output

@@ -15,6 +15,7 @@ from graphc.ir.opdef import lookup
 from graphc.ir.ops.control import goes_on, split_captures, too_long, trips_of
 from graphc.ir.ops.in_range import DOMAIN, NAME
 from graphc.passes.checks import add_results
+from graphc.passes.inner_checks import insert
 
 
 def at_most(op: Op) -> int | None:
@@ -123,13 +124,6 @@ def _runs_out(op: Op) -> bool:
     """Whether a Loop always makes all its trips."""
     going = split_captures(op)[0][1]
     return goes_on(op) and (going is None or bool(going.constant is not None and going.constant))
-
-
-def insert(region: Region, anchor: Op | None, name: str, *operands: Value) -> Value:
-    """The result of a new op before another one, or at the end."""
-    op = Op(lookup(name), list(operands))
-    infer_op(op)
-    return region.insert_before(anchor, op).output
 
 
 def _before(anchor: Op, op: Op) -> Op:
