@@ -25,8 +25,8 @@ from graphc.frontend.onnx_import import import_onnx
 from graphc.targets.micro_c import MicroC
 from graphc.train import Step
 from graphc.train.bundle import OPTIMIZERS, joint_program
-from graphc.train.layers import chosen, exactly
-from graphc.train.states import scores
+from graphc.train.layers import exactly
+from graphc.train.states import judged, to_train
 
 STEPS, RATE = 10, 0.01
 BOARD = {"m4": "mps2-an386", "m55": "mps3-an547"}
@@ -37,8 +37,7 @@ HEAD = ("model | board | arena | state | stack | RAM | flash | instructions | lo
 def measured(path: Path, name: str, what: str, optimizer: str, counter: str | None) -> str:
     """A row of the table."""
     graph, board = import_onnx(path), BOARDS[BOARD[name]]
-    last = graph.results[0].producer
-    loss = "cross_entropy" if last is not None and last.name == "Softmax" else "mse"
+    loss = "cross_entropy" if any(op.name == "Softmax" for op in graph.ops) else "mse"
     target = MicroC(cpu=board.cpu, train=what, loss=loss, optimizer=optimizer)
     program, training = joint_program(graph, target)
     model = model_of(program, target.code(training=training))
@@ -46,15 +45,14 @@ def measured(path: Path, name: str, what: str, optimizer: str, counter: str | No
     random = np.random.default_rng(0)
     batches = []
     for _ in range(STEPS):
-        shapes = [(t.type.static_shape, t.type.dtype.np) for t in model.inputs]
-        x = [random.standard_normal(shape).astype(dtype) for shape, dtype in shapes]
+        x = [_contents(random, t.type.static_shape, t.type.dtype.np) for t in model.inputs]
         classes = model.outputs[0].type.static_shape[-1]
         label = random.integers(classes, size=1).astype(np.int32)
-        batches.append((x, x[0] if loss == "mse" else label))
-    names = chosen(graph, what)
+        batches.append((x, x[0].astype(np.float32) if loss == "mse" else label))
+    graph, names = to_train(graph, what)
     step = Step(
-        scores(graph) if loss == "cross_entropy" else graph, loss,
-        replace(OPTIMIZERS[optimizer], rate=RATE), [exactly(n) for n in names], train_mode=False,
+        judged(graph, loss), loss, replace(OPTIMIZERS[optimizer], rate=RATE),
+        [exactly(n) for n in names], train_mode=False,
     )  # fmt: skip
     before = step.state_dict()
     for x, y in batches:
@@ -69,6 +67,13 @@ def measured(path: Path, name: str, what: str, optimizer: str, counter: str | No
         f"{ram:,}", f"{budget.flash:,}", f"{done.instructions:,}",
         f"{done.losses[0]:.4g} to {done.losses[-1]:.4g}", f"{error:.2g}", f"{moves:.2g}",
     ])  # fmt: skip
+
+
+def _contents(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Random contents of an input."""
+    if np.dtype(dtype).kind == "f":
+        return random.standard_normal(shape).astype(dtype)
+    return random.integers(-128, 128, shape).astype(dtype)
 
 
 def main() -> None:

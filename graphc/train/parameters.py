@@ -18,8 +18,9 @@ STATISTICS = {"BatchNormalization": (3, 4)}  # operands that hold running statis
 def discovered(
     graph: Graph, patterns: Sequence[str] | None = None, frozen: Sequence[str] = ()
 ) -> dict[str, Op]:
-    """The constants to train, by name: those of floats with a dimension or more that are no running
-    statistics, and match one of `patterns` (shell patterns; None: all) and none of `frozen`.
+    """The constants to train, by name: those of floats with a name and a dimension or more that are
+    no running statistics, and match one of `patterns` (shell patterns; None: all) and none of
+    `frozen`.
 
     ModelError if a pattern matches none, or if nothing is left.
     """
@@ -27,6 +28,7 @@ def discovered(
         op.output.name: op
         for op in graph.ops
         if op.name == "Constant" and op.output.tensor.dtype.is_float and op.output.tensor.rank
+        if op.output.name
         if not any(is_statistic(user, position) for user, position in op.output.uses)
     }
     for pattern in (*(patterns or ()), *frozen):

@@ -17,7 +17,14 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Value, clone_graph, constant_op
 from graphc.ir.types import TensorType
 from graphc.passes.dce import remove_dead
+from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.specialise import specialise
+from graphc.train.float_tail import (
+    QUANTISE,
+    is_quantised,
+    with_float_tail,
+    with_float_weights,
+)
 from graphc.train.layers import chosen
 from graphc.train.losses import LOSSES
 from graphc.train.optimizers import Optimizer
@@ -57,21 +64,41 @@ def trainable(model: Graph, parameters: str, loss: str, optimizer: Optimizer) ->
     """
     if loss not in LOSSES:
         raise ModelError(f"there is no loss {loss!r}; choose one of {', '.join(LOSSES)}")
-    names = chosen(model, parameters)
+    model, names = to_train(model, parameters)
     constants = {op.output.name: op for op in model.ops if op.name == "Constant"}
     weights = {name: constants[name].attrs["value"] for name in names}
     for name, array in weights.items():
         if array.dtype != np.float32:
             raise ModelError(f"{name} is of {array.dtype}: on a device only float32 is trained")
     recipe = Recipe(LOSSES[loss], optimizer, tuple(names), train_mode=False)
-    scored = scores(model) if loss == "cross_entropy" else model
-    step = _step(recipe, scored, target_type(scored, loss))
+    compared = judged(model, loss)
+    step = _step(recipe, compared, target_type(compared, loss))
     return Trainable(_inference(model, names), step, weights)
 
 
-def scores(model: Graph) -> Graph:
-    """A model whose first result is what its last Softmax is given, if that is over the classes of
-    [N, classes]; else the model."""
+def to_train(model: Graph, parameters: str) -> tuple[Graph, list[str]]:
+    """A model with the parameters that a user asks to train as constants of floats, and their
+    names; in a quantised one, what depends on them is computed in floats."""
+    if not is_quantised(model):
+        return model, chosen(model, parameters)
+    names = chosen(with_float_weights(model), parameters)
+    return with_float_tail(model, names), names
+
+
+def judged(model: Graph, loss: str) -> Graph:
+    """A model whose first result is what a loss is given: before it is quantised, and, if that is
+    `cross_entropy`, before a last Softmax over the classes of [N, classes]."""
+    graph = clone_graph(model)
+    op = graph.results[0].producer
+    if op is not None and op.name == QUANTISE:
+        graph.set_results([op.operand(0), *graph.results[1:]])
+        graph.output_names, graph.output_types = [], []
+        remove_dead(graph)
+        model = graph
+    return _scores(model) if loss == "cross_entropy" else model
+
+
+def _scores(model: Graph) -> Graph:
     graph = clone_graph(model)
     op = graph.results[0].producer
     if op is not None and op.name == "Softmax" and op.attrs.get("axis", -1) in (-1, 1):
@@ -142,7 +169,8 @@ def _counted(graph: Graph, number: Value) -> Value:
 
 def _typed(graph: Graph) -> Graph:
     """A graph with static types."""
-    return specialise(graph, {p.name: p.tensor.static_shape for p in graph.params})
+    shapes = {p.name: p.tensor.static_shape for p in graph.params}
+    return specialise(graph, shapes, policy=KEEP_INTEGERS)
 
 
 def target_type(model: Graph, loss: str) -> TensorType:

@@ -92,7 +92,7 @@ class Step:
         )
         self._state: Arrays = {}
         for op in self.graph.ops:
-            if op.name == "Constant" and op.output.tensor.dtype.is_float:
+            if op.name == "Constant" and op.output.name and op.output.tensor.dtype.is_float:
                 self._state[op.output.name] = np.array(op.attrs["value"])  # which steps change
         self._slots = {
             f"{slot} of {name}": np.zeros_like(self._state[name])

@@ -19,6 +19,7 @@ from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Value, clone_graph
 from graphc.ir.types import TensorType
+from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.specialise import specialise
 from graphc.train.losses import Loss
 from graphc.train.optimizers import Optimizer
@@ -87,7 +88,7 @@ class _Forward:
             p.name: batch[p.name].shape if p.name in batch else p.tensor.static_shape
             for p in opened.params
         }
-        self.graph, self.moved = specialise(opened, shapes), list(moved)
+        self.graph, self.moved = specialise(opened, shapes, policy=KEEP_INTEGERS), list(moved)
         named = {p.name: p for p in self.graph.params}
         self.weights = {name: named[name] for name in recipe.chosen}
         target = batch[TARGET]

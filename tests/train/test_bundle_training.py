@@ -25,7 +25,7 @@ from graphc.targets import micro_c
 from graphc.targets.micro_c import MicroC
 from graphc.train.bundle import OPTIMIZERS, joint_program
 from graphc.train.layers import chosen, exactly, layers
-from graphc.train.states import scores
+from graphc.train.states import judged, to_train
 
 RATE = 0.05
 
@@ -73,10 +73,11 @@ def batches(count, labels):
 
 def on_host(graph, what, loss, optimizer):
     """The same step as this machine runs it."""
-    graph = scores(graph) if loss == "cross_entropy" else graph
-    names = [exactly(name) for name in chosen(graph, what)]
+    graph, names = to_train(graph, what)
     moved = replace(OPTIMIZERS[optimizer], rate=RATE)
-    return train.Step(graph, loss, moved, names, train_mode=False, threads=1)
+    return train.Step(
+        judged(graph, loss), loss, moved, [exactly(n) for n in names], train_mode=False, threads=1
+    )
 
 
 def compiled(graph, **options):
@@ -268,3 +269,73 @@ def test_what_is_refused(model, tmp_path, capsys):
         assert run(model, *arguments) != 0
         assert message in capsys.readouterr().err
     assert not Path(out).exists()
+
+
+# ---------------------------------------------------------------- quantised models
+
+
+def quantised():
+    """A quantised network: a convolution, another whose result is moved before it is dequantised,
+    and a dense layer."""
+    random = np.random.default_rng(4)
+
+    def weight(name, *shape):
+        codes = random.integers(-127, 128, shape).astype(np.int8)
+        made = dsl.DequantizeLinear(codes, np.float32(0.01), np.int8(0))
+        made.value.name = name
+        return made
+
+    def rounded(x, scale):
+        return dsl.QuantizeLinear(x, np.float32(scale), np.int8(-3))
+
+    def real(x, scale):
+        return dsl.DequantizeLinear(x, np.float32(scale), np.int8(-3))
+
+    with dsl.building("quantised") as g:
+        x = g.input("x", dsl.i8[2, 3, 8, 8])
+        h = dsl.Conv(real(x, 0.02), weight("first.weight", 4, 3, 3, 3))
+        h = real(rounded(dsl.Relu(h), 0.05), 0.05)
+        h = rounded(dsl.Relu(dsl.Conv(h, weight("second.weight", 6, 4, 5, 5))), 0.05)
+        h = real(dsl.Flatten(h), 0.05)
+        g.output(y=rounded(dsl.Softmax(h @ weight("third.weight", 24, 5)), 1 / 256))
+    return g.graph
+
+
+@pytest.mark.parametrize("what", ["last layer", "last 2 layers"])
+def test_a_quantised_model_is_trained_in_floats(what):
+    graph = quantised()
+    device, host = compiled(graph, train=what), on_host(graph, what, "cross_entropy", "sgd")
+    names = chosen(to_train(graph, what)[0], what)
+    assert [n.split(".")[0] for n in names] == ["second", "third"][-len(names) :]
+    random = np.random.default_rng(5)
+    before = device.state["third.weight"].copy()
+    for _ in range(10):
+        x, y = random.integers(-128, 128, (2, 3, 8, 8)).astype(np.int8), np.array([1, 4], np.int32)
+        assert device.step([x], y, RATE) == pytest.approx(host((x, y)).loss, rel=1e-4)
+    for name, array in device.state.items():
+        assert np.abs(array - host.state_dict()[name]).max() < 1e-5
+    assert np.abs(device.state["third.weight"] - before).max() > 1e-3
+    (found,) = device([x])
+    assert found.dtype == np.int8
+    multiplied = {k for k in device.model.program.kernels.values() if "i8" in str(k)}
+    assert multiplied, "the first layer stays one of bytes"
+
+
+def test_without_training_a_float_tail_is_close_to_the_model():
+    graph = quantised()
+    x = np.random.default_rng(6).integers(-128, 128, (2, 3, 8, 8)).astype(np.int8)
+    (found,) = compiled(graph, train="last 2 layers")([x])
+    (expected,) = graphc.compile(graph, threads=1)([x])
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 8
+
+
+def test_constants_without_names_are_none_of_the_state():
+    """Else all of them would have the contents of the last."""
+    with dsl.building("unnamed") as g:
+        x = g.input("x", dsl.f32[1, 2])
+        weight = dsl.constant(np.ones((2, 2), np.float32), name="weight")
+        g.output(y=(x + np.float32(2)) @ weight * np.float32(3))
+    step = train.Step(g.graph, "mse", train.SGD(0.0), threads=1)
+    x, y = np.ones((1, 2), np.float32), np.zeros((1, 2), np.float32)
+    assert step((x, y)).loss == pytest.approx(18.0**2)
+    assert list(step.state_dict()) == ["weight"]
