@@ -180,10 +180,10 @@ def inline_if(op: Op, skip: Skip = _silently) -> bool:
 # ---------------------------------------------------------------- Loop
 
 
-def _size(region: Region) -> int:
+def size_of(region: Region) -> int:
     """The ops that a copy of a region has, with those inside; of branches, the larger counts. A
     recurrent layer counts as its steps."""
-    return sum(1 + written_out(op) + max(map(_size, op.regions), default=0) for op in region.ops)
+    return sum(1 + written_out(op) + max(map(size_of, op.regions), default=0) for op in region.ops)
 
 
 def never_runs(op: Op) -> bool:
@@ -223,7 +223,7 @@ def unroll_loop(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> bool:
         return skip("the trip count is not constant")
     last = None if trips is None else trips_of(trips)
     body = op.regions[0]
-    size = _size(body)
+    size = size_of(body)
     if last is not None and last * size > limit:
         return skip(f"{last} trips of {size} ops are more than {limit}")
     if condition is not None and condition.constant is None:
@@ -290,7 +290,7 @@ def unroll_scan(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> bool:
     carried = shape.state
     length = inputs[0].tensor.static_shape[shape.in_axes[0]]
     body = op.regions[0]
-    size = _size(body)
+    size = size_of(body)
     if length * size > limit:
         return skip(f"{length} trips of {size} ops are more than {limit}")
     inliner = Inliner(op)
@@ -332,7 +332,7 @@ def unroll_sequence_map(op: Op, limit: int = LIMIT, skip: Skip = _silently) -> b
             return skip("a sequence is not a SequenceConstruct")
         if items is not None and len(items) < len(first):
             return skip("its sequences have different lengths")
-    if not first or len(first) * _size(op.regions[0]) > limit:
+    if not first or len(first) * size_of(op.regions[0]) > limit:
         return skip(f"it has {len(first)} elements")
     inliner = Inliner(op)
     results = []

@@ -25,7 +25,7 @@ from graphc.ir.ops.control import split_captures
 from graphc.ir.ops.failing import DEFERRED, fail_instead, fail_with_types, failure
 from graphc.ir.ops.long_recurrent import holds_loop
 from graphc.ir.types import OptionalType, SequenceType, TensorType
-from graphc.passes import control_flow, sequences
+from graphc.passes import branches, control_flow, sequences
 from graphc.passes.decompose import expand_in_place
 from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import Contents, FoldPolicy
@@ -224,13 +224,25 @@ class TypeInference:
         self.sink_constants(op)
         already = not self.retype and all(v.type is not None for v in op.outputs)
         typed = self.enter(op, already)
-        if op.name == "If" or not self.may_rewrite:
+        if op.name == "If":
+            return not typed and self.sinks_users(op)
+        if not self.may_rewrite:
             return False
         limit = UNROLL_ANYWAY if typed else control_flow.LIMIT
         if not _UNROLL[op.name](op, limit):
             return False
         self.needs = [need for need in self.needs if need.op is not op]
         return self.rewritten("unroll", op)
+
+    def sinks_users(self, op: Op) -> bool:
+        """Puts what follows an If into its branches, if these have results of different types."""
+        if self.symbolic or not self.may_rewrite or not branches.differ(op):
+            return False
+        if not branches.sink_users(op):
+            return False
+        self.untyped.pop(op, None)
+        self.needs = [need for need in self.needs if need.op is not op]
+        return self.rewritten("sink-users", op)
 
     def sink_constants(self, op: Op) -> None:
         """Gives the regions of an op their own copies of the constants they capture."""
