@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from graphc.ir.expr import Sym
 
 
+MOST_KEPT = 16  # times its own memory that a result keeps; less is copied
+
+
 class Cut:
     """Cuts the outputs of an image. Dims are an integer, the number of a size, or an expression."""
 
@@ -37,7 +40,7 @@ class Cut:
             shape = tuple([self._extent(dim, place, values) for dim, place in dims])
             whole = outputs[number].reshape(-1)
             part = whole[: math.prod(shape)].reshape(shape)
-            is_small = 2 * part.size < whole.size  # of the memory that it would keep
+            is_small = MOST_KEPT * part.size < whole.size
             outputs[number] = part.copy() if is_small else part
         return outputs
 
