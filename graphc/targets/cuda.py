@@ -63,6 +63,7 @@ class Cuda(Target):
     forms = {"cuda": ".cu"}  # noqa: RUF012 (a table)
     folder = True
     keeps_integers = True
+    open_sizes = True
 
     @classmethod
     def devices(cls) -> dict[str, dict[str, Any]]:

@@ -170,9 +170,7 @@ class KernelPrinter:
         self.line("}")
 
     def _header(self) -> None:
-        params = [self._param(b) for b in self.kernel.params]
-        if self.used_sizes:
-            params.append(f"const {register_type(self.dialect.index)} *{self.name(SIZES)}")
+        params = [self._param(b) for b in self.kernel.params] + self._size_params()
         params = params or ["void"]
         start = f"{self.dialect.function} {self.function}("
         line = f"{start}{', '.join(params)})"
@@ -181,6 +179,12 @@ class KernelPrinter:
             return
         self.lines.append(start)
         self.lines += [f"    {p}," for p in params[:-1]] + [f"    {params[-1]})"]
+
+    def _size_params(self) -> list[str]:
+        """The parameters that hold sizes."""
+        if not self.used_sizes:
+            return []
+        return [f"const {register_type(self.dialect.index)} *{self.name(SIZES)}"]
 
     def _sizes(self) -> None:
         """Names the sizes that the body uses."""

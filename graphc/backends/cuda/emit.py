@@ -8,18 +8,22 @@ Neither needs a GPU, a driver, or a compiler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphc.backends.cfamily.names import comment, identifier
+from graphc.backends.cfamily.printer import used_sizes
 from graphc.backends.cuda.device_math import DeviceSpeller, shorten
 from graphc.backends.cuda.instructions import instruction_text
 from graphc.backends.cuda.launches import Launch, launches
 from graphc.backends.cuda.machines import VECTOR_BYTES
 from graphc.backends.cuda.printer import INDEX, LaunchPrinter, device_helpers
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Expr, as_expr
 from graphc.ir.kernel import Kernel
-from graphc.ir.program import Program, Slot, Step
-from graphc.ir.types import TensorType
+from graphc.ir.program import Program, Slot, Step, at_sizes
+from graphc.ir.types import Dim, TensorType, at, largest
 from graphc.passes.kernel.prepare import for_c
 
 MAX_NAMED = 4  # steps whose nodes are named before a kernel that many steps share
@@ -29,15 +33,17 @@ INCLUDES = "#include <math.h>\n#include <stdint.h>\n"
 @dataclass(frozen=True)
 class LaunchStep:
     """One launch of the plan: a function, its grid, where its parameters lie and how each is
-    accessed ("in", "out", "inout"); `nodes` names the ONNX nodes it computes."""
+    accessed ("in", "out", "inout"); `nodes` names the ONNX nodes it computes. The grid and the
+    `sizes` that follow the parameters are expressions over the program's sizes, or integers."""
 
     function: str
-    grid: int
+    grid: Dim
     block: int
     slots: tuple[Slot, ...]
     access: tuple[str, ...]
     nodes: tuple[str, ...] = ()
     shared: int = 0  # bytes of shared memory to ask for
+    sizes: tuple[Dim, ...] = ()
 
 
 @dataclass
@@ -47,6 +53,18 @@ class CudaSource:
     program: Program
     text: str
     steps: list[LaunchStep] = field(default_factory=list)
+
+    def at(self, values: Sequence[int]) -> CudaSource:
+        """The same kernels, as they are launched at these values of the program's sizes."""
+        known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(self.program.sizes, values)}
+        steps = [
+            replace(
+                step, grid=at(step.grid, known), sizes=tuple(at(x, known) for x in step.sizes),
+                slots=tuple(replace(s, elements=at(s.elements, known)) for s in step.slots),
+            )
+            for step in self.steps
+        ]  # fmt: skip
+        return CudaSource(at_sizes(self.program, values), self.text, steps)
 
     def plan(self) -> dict[str, Any]:
         """The launch plan as JSON has it."""
@@ -102,9 +120,14 @@ def emit(program: Program) -> CudaSource:
 
 def _step(function: str, launch: Launch, step: Step) -> LaunchStep:
     access = tuple(buffer.access for buffer in launch.kernel.params)
+    given: dict[Expr, Expr] = {
+        size: as_expr(value, i64) for size, value in zip(launch.kernel.sizes, step.sizes)
+    }
+    sizes = tuple(at(size, given) for size in used_sizes(launch.kernel))
     return LaunchStep(
-        function, launch.grid, launch.block, step.slots, access, step.loc, launch.shared
-    )
+        function, at(launch.grid, given), launch.block, step.slots, access, step.loc,
+        launch.shared, sizes,
+    )  # fmt: skip
 
 
 def _with_nodes(kernel: Kernel, program: Program) -> Kernel:
@@ -130,7 +153,7 @@ def _operands_coincide(kernel: Kernel, step: Step) -> bool:
 def _overlap(a: Slot, b: Slot) -> bool:
     if (a.space, a.index) != (b.space, b.index):
         return False
-    ends = [slot.offset + slot.elements * slot.dtype.size for slot in (a, b)]
+    ends = [slot.offset + largest(slot.elements) * slot.dtype.size for slot in (a, b)]
     return max(a.offset, b.offset) < min(ends)
 
 

@@ -15,7 +15,6 @@ cannot be cut and is run by one thread.
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -24,7 +23,8 @@ from graphc.backends.cuda.signatures import written
 from graphc.errors import InternalError
 from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Expr, Index, Ref, walk
+from graphc.ir.expr import Expr, Index, Ref, as_expr, minimum, walk
+from graphc.ir.extents import as_dim, is_of_sizes, most
 from graphc.ir.kernel import (
     Alloc,
     Barrier,
@@ -43,6 +43,7 @@ from graphc.ir.kernel import (
     walk_stmts,
 )
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim, elements_of
 
 THREADS = 256  # of a block, where a kernel does not say
 MAX_BLOCKS = 1 << 16  # of a launch whose threads loop over elements
@@ -50,11 +51,12 @@ MAX_BLOCKS = 1 << 16  # of a launch whose threads loop over elements
 
 @dataclass(frozen=True)
 class Launch:
-    """A `__global__` function in the making: its kernel, blocks in the grid, threads in a block,
-    and how many blocks a multiprocessor should hold at once (0: as many as can be)."""
+    """A `__global__` function in the making: its kernel, blocks in the grid (an expression over the
+    kernel's sizes, if it has any), threads in a block, and how many blocks a multiprocessor should
+    hold at once (0: as many as can be)."""
 
     kernel: Kernel
-    grid: int
+    grid: Dim
     block: int
     resident: int = 0
 
@@ -90,7 +92,7 @@ def launches(kernel: Kernel, max_blocks: int = MAX_BLOCKS) -> list[Launch]:
     if len(pieces) > 1 and _share_locals(pieces):
         pieces = [_serial(kernel.body)]
     launches = [_launch(kernel, piece, max_blocks) for piece in _together(pieces)]
-    launches = [launch for launch in launches if launch.grid]
+    launches = [launch for launch in launches if launch.grid != 0]
     if len(launches) == 1:
         return [replace(launches[0], kernel=replace(launches[0].kernel, name=kernel.name))]
     return [
@@ -129,7 +131,7 @@ def _elements(piece: Body) -> For | None:
     """The loop over elements that a piece is, if it is one of constant extent and has any."""
     only = piece[0] if len(piece) == 1 else None
     loop = _flat(only) if isinstance(only, For) and only.kind == "parallel" else None
-    return loop if loop is not None and loop.extent != 0 else None
+    return loop if loop is not None and isinstance(loop.extent, int) and loop.extent else None
 
 
 def _depend(first: For, second: For) -> bool:
@@ -196,10 +198,16 @@ def _launch(kernel: Kernel, piece: Body, max_blocks: int) -> Launch:
     if isinstance(only, For) and only.kind == "parallel":
         loop = _flat(only)
         if loop is not None:
-            assert isinstance(loop.extent, int)
-            blocks = -(-loop.extent // THREADS)
-            return Launch(replace(kernel, body=(loop,)), min(blocks, max_blocks), THREADS)
+            grid = blocks_of(loop.extent)
+            if most(grid) > max_blocks:
+                grid = as_dim(minimum(as_expr(grid, i64), max_blocks))
+            return Launch(replace(kernel, body=(loop,)), grid, THREADS)
     return Launch(replace(kernel, body=_serial(piece)), 1, 1)
+
+
+def blocks_of(elements: Dim) -> Dim:
+    """How many blocks have a thread for each element."""
+    return as_dim((as_expr(elements, i64) + (THREADS - 1)) // THREADS)
 
 
 def _planned(kernel: Kernel, blocks: For) -> Launch:
@@ -213,13 +221,16 @@ def _planned(kernel: Kernel, blocks: For) -> Launch:
             f"kernel @{kernel.name}: a block loop must hold shared arrays, then one thread loop"
         )
     assert isinstance(threads, For)
-    if not isinstance(blocks.extent, int) or not isinstance(threads.extent, int):
-        raise InternalError(f"kernel @{kernel.name}: grids must have constant sizes")
+    if not is_of_sizes(blocks.extent) or not isinstance(threads.extent, int):
+        raise InternalError(
+            f"kernel @{kernel.name}: a grid must have a size that is known at the launch, and a "
+            "block a constant one"
+        )
     return Launch(kernel, blocks.extent, threads.extent, threads.width)
 
 
 def _flat(outer: For) -> For | None:
-    """Perfectly nested parallel loops as one; None if their extents are not constant."""
+    """Perfectly nested parallel loops as one; None if their extents are not known at the launch."""
     nest = [outer]
     while len(nest[-1].body) == 1:
         inner = nest[-1].body[0]
@@ -227,14 +238,14 @@ def _flat(outer: For) -> For | None:
             break
         nest.append(inner)
     body = _serial(nest[-1].body)
-    if not all(isinstance(loop.extent, int) for loop in nest):
+    if not all(is_of_sizes(loop.extent) for loop in nest):
         return None
     if len(nest) == 1:
         return replace(outer, body=body)
-    extents = tuple(loop.var.count for loop in nest)
+    extents = tuple(loop.extent for loop in nest)
     taken = {s.var.name for s in walk_stmts((outer,)) if isinstance(s, For)}
     name = next(n for n in ("element", *(f"element{k}" for k in range(99))) if n not in taken)
-    flat = Index(name, math.prod(extents))
+    flat = Index(name, elements_of(extents))
     if flat.extent == 0:
         return For(flat, (), "parallel")
     mapping: dict[Expr, Expr] = dict(

@@ -15,11 +15,12 @@ from graphc.backends.cfamily.printer import Dialect, KernelPrinter
 from graphc.backends.cfamily.spell import Speller, register_type, storage_type
 from graphc.backends.cuda import device_math
 from graphc.backends.cuda.instructions import ALIGNED, FUNCTIONS, TEMPLATES, VECTORS
-from graphc.backends.cuda.launches import Launch, alignment, shared_place
+from graphc.backends.cuda.launches import Launch, alignment, blocks_of, shared_place
 from graphc.backends.cuda.machines import KIB, SHARED_LIMIT, WARP
 from graphc.backends.cuda.signatures import WARP_REDUCTIONS, WARP_RUNNING, mismatch
 from graphc.ir import dtypes
-from graphc.ir.expr import Const, Expr, Index, Load, Ref, call
+from graphc.ir.expr import Const, Expr, Index, Load, Ref, Sym, as_expr, call
+from graphc.ir.extents import most
 from graphc.ir.kernel import Alloc, Barrier, For, Intrin, Stmt
 
 INDEX = dtypes.i32
@@ -101,9 +102,18 @@ class LaunchPrinter(KernelPrinter):
         self.shared_end = 0  # of arrays so far
         self.instructions: set[str] = set()
 
+    def _size_params(self) -> list[str]:
+        """Each size by itself, in the 8 bytes that an address takes."""
+        return [f"const int64_t {self._given(size)}" for size in self.used_sizes]
+
+    def _given(self, size: Sym) -> str:
+        return self.name(f"{size.name}_given")
+
     def _sizes(self) -> None:
         """Also tells the compiler where operands may lie, so that it can join accesses."""
-        super()._sizes()
+        for size in self.used_sizes:
+            kind, name = register_type(self.index_type(size)), self.name(size.name)
+            self.lines.append(f"    const {kind} {name} = ({kind}){self._given(size)};")
         if self.aligned:
             self.instructions.add(ALIGNED)
             self.lines += [f"    {ALIGNED}({self.name(b.name)});" for b in self.kernel.params]
@@ -134,21 +144,22 @@ class LaunchPrinter(KernelPrinter):
 
     def _elements(self, stmt: For) -> None:
         var, type = self.name(stmt.var.name), register_type(self.index_type(stmt.var))
-        covered = self.launch.grid * self.launch.block
         first = f"({type})(blockIdx.x * blockDim.x + threadIdx.x)"
-        if covered >= stmt.var.count:
+        end = as_expr(stmt.extent, dtypes.i64)
+        with self.scope(end):
+            limit = str(self.expr(end))
+        if self.launch.grid == blocks_of(stmt.extent):
             self.line(f"const {type} {var} = {first};")
-            self.line(f"if ({var} < {stmt.extent}) {{")
+            self.line(f"if ({var} < {limit}) {{")
         else:
             step = f"({type})(gridDim.x * blockDim.x)"
-            self.line(f"for ({type} {var} = {first}; {var} < {stmt.extent}; {var} += {step}) {{")
+            self.line(f"for ({type} {var} = {first}; {var} < {limit}; {var} += {step}) {{")
         self._body(stmt.body)
         self.line("}")
 
     def index_type(self, var: Expr) -> dtypes.DType:
         """32 bits unless the last step of the loop could pass them."""
-        extent = var.extent if isinstance(var, Index) else 0
-        wide = isinstance(extent, int) and extent + (1 << 25) > INDEX.max
+        wide = isinstance(var, Index) and most(var.extent) + (1 << 25) > INDEX.max
         return dtypes.i64 if wide else super().index_type(var)
 
     # ------------------------------------------------------------ memory, barriers, instructions

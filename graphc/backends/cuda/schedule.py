@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from graphc.backends.cuda.emit import LaunchStep
 from graphc.backends.cuda.machines import FULL
+from graphc.ir.types import largest
 
 MAX_STREAMS = 4
 
@@ -48,15 +49,15 @@ class Schedule:
 def schedule(steps: Sequence[LaunchStep]) -> Schedule:
     """The dependencies and streams of launches in order."""
     after = dependencies([_ranges(step) for step in steps])
-    small = [step.grid * step.block < FULL for step in steps]
+    small = [largest(step.grid) * step.block < FULL for step in steps]
     return Schedule(after, _streams(after, small))
 
 
 def _ranges(step: LaunchStep) -> list[Range]:
     """The bytes a launch touches, but for those that nobody writes."""
     return [
-        ((slot.space, slot.index), slot.offset, slot.offset + slot.elements * slot.dtype.size,
-         access != "in")
+        ((slot.space, slot.index), slot.offset,
+         slot.offset + largest(slot.elements) * slot.dtype.size, access != "in")
         for slot, access in zip(step.slots, step.access)
         if slot.space not in ("const", "input")
     ]  # fmt: skip

@@ -175,7 +175,8 @@ class FakeDriver(Driver):
         self.did("launch")
         name, entry, types, allowed = function
         assert shared <= max(allowed, STATIC_SHARED), "more shared memory than was allowed"
-        assert len(pointers) == len(types) and grid[1:] == block[1:] == (1, 1)
+        assert len(pointers) >= len(types) and grid[1:] == block[1:] == (1, 1)
+        pointers, sizes = pointers[: len(types)], pointers[len(types) :]
 
         def work() -> None:
             if name == self.broken:
@@ -187,7 +188,8 @@ class FakeDriver(Driver):
                 *(len(contents) // element_bytes(type) for (contents, _), type in zip(parts, types))
             )
             marks = (ctypes.c_void_p * count)(*(m.ctypes.data for _, m in parts))
-            message = entry(data, counts, marks, grid[0], block[0], 0, shared)
+            given = (ctypes.c_int64 * max(len(sizes), 1))(*sizes)
+            message = entry(data, counts, marks, grid[0], block[0], 0, shared, given)
             assert message is None, message
 
         self.given(stream, work)

@@ -21,6 +21,7 @@ from graphc.errors import InternalError, ModelError
 from graphc.ir.checks import judged
 from graphc.ir.imperative.lowering import SIZES
 from graphc.ir.program import Slot
+from graphc.ir.sizes import sizes_of
 
 HEADER = "simulator.h"  # what kernels include: these files, one after another
 PARTS = ("state", "memory", "threads", "functions", "instructions", "warp_groups")
@@ -46,15 +47,20 @@ def simulate(source: CudaSource, orders: Sequence[int] = ORDERS) -> Runner:
     """
     library = library_of(source.text)
     exact = "atomicAdd" not in source.text
+    program = source.program
 
     def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        first = Run(source, library, inputs, orders[0]).outputs()
+        now = source
+        if program.sizes:
+            shapes = [array.shape for array in inputs]
+            now = source.at(sizes_of(program.sizes, program.inputs, shapes))
+        first = Run(now, library, inputs, orders[0]).outputs()
         for order in orders[1:]:
-            again = Run(source, library, inputs, order).outputs()
-            for (name, _), a, b in zip(source.program.outputs, first, again):
+            again = Run(now, library, inputs, order).outputs()
+            for (name, _), a, b in zip(program.outputs, first, again):
                 if exact and a.tobytes() != b.tobytes():
                     raise SimulationError(f"output {name} depends on the order of threads")
-        return judged(source.program.checks, first)
+        return judged(program.checks, first)
 
     return run
 
@@ -109,13 +115,18 @@ class Run:
         return self.results
 
     def launch(self, step: LaunchStep) -> None:
+        if not step.grid:
+            return
         count = max(len(step.slots), 1)
         data = (ctypes.c_void_p * count)(*(self.address(s) for s in step.slots))
-        sizes = (ctypes.c_int64 * count)(*(s.elements for s in step.slots))
+        counts = (ctypes.c_int64 * count)(*(s.elements for s in step.slots))
+        sizes = (ctypes.c_int64 * max(len(step.sizes), 1))(*step.sizes)
         defined = (ctypes.c_void_p * count)(*(self.marks(s) for s in step.slots))
         entry = getattr(self.library, f"launch_{step.function}")
         entry.restype = ctypes.c_char_p
-        message = entry(data, sizes, defined, step.grid, step.block, self.order, step.shared)
+        message = entry(
+            data, counts, defined, step.grid, step.block, self.order, step.shared, sizes
+        )
         if message is not None:
             raise SimulationError(f"kernel {step.function}: {message.decode()}")
 

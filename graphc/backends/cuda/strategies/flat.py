@@ -23,6 +23,7 @@ from graphc.backends.cuda.strategies.vectors import compute_points, store_points
 from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, Index, Ref, call, free_indices, loads
+from graphc.ir.extents import points as points_of
 from graphc.ir.kernel import Let
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.computation import Computation, flops
@@ -47,8 +48,8 @@ class FlatNest(Nest):
     """One loop, each iteration of which computes one or several elements."""
 
     def flat_loop(self, indices: list[Index], points: list[Point]) -> None:
-        elements = math.prod(x.count for x in indices)
-        if elements < LARGE or reductions_in(x.expr for x in points):
+        is_open = not all(isinstance(x.extent, int) for x in indices)
+        if is_open or points_of(indices) < LARGE or reductions_in(x.expr for x in points):
             super().flat_loop(indices, points)
             return
         together, across = _vector_width(indices, points), _across(indices, points)

@@ -24,11 +24,14 @@ from graphc.ir.expr import (
     Index,
     Load,
     Ref,
+    as_expr,
     call,
     substitute,
 )
+from graphc.ir.extents import as_dim, divided
 from graphc.ir.kernel import Buffer, If, Intrin, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
+from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.computation import buffers_read, flat_buffer
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.core import reductions_in
@@ -69,6 +72,11 @@ def flattened(match: Match) -> FlatContraction:
     return FlatContraction(match, left, right, offset, exprs, marker)
 
 
+def tiles_of(count: Dim, size: int) -> Dim:
+    """How many tiles of a size cover a number of rows or columns."""
+    return as_dim((as_expr(count, i64) + (size - 1)) // size)
+
+
 class BlockedContraction:
     """Emits the kernel of a contraction: `rows` x `columns` sums per block of `threads`, whose
     `k_groups` split the depth."""
@@ -96,14 +104,11 @@ class BlockedContraction:
     def kernel(self, name: str) -> Kernel:
         """The kernel over the inputs and temporaries that are used and the outputs."""
         outer = self.match.outer
-        tiles = (
-            -(-self.a.count // self.block_rows),
-            -(-self.b.count // self.block_columns),
-        )
-        together = self._swizzled_rows(tiles[0])
-        groups = (tiles[0] // together, tiles[1], together)
-        extents = (*(x.count for x in outer), *groups)
-        with self.k.loop(math.prod(extents), "block", name="block") as block:
+        rows = tiles_of(self.a.count, self.block_rows)
+        together = self._swizzled_rows(rows)
+        groups = (divided(rows, together)[0], tiles_of(self.b.count, self.block_columns), together)
+        extents = (*(x.extent for x in outer), *groups)
+        with self.k.loop(elements_of(extents), "block", name="block") as block:
             *front, group, column, within = unflatten_index(block, extents)
             row = group * together + within
             self.fixed: dict[Expr, Expr] = dict(zip(outer, front))
@@ -115,10 +120,12 @@ class BlockedContraction:
         params = map(flat_buffer, (*inputs, *(o.buffer for o in computation.outputs)))
         return Kernel(name, tuple(params), self.k.body(), computation.label)
 
-    def _swizzled_rows(self, rows: int) -> int:
+    def _swizzled_rows(self, rows: Dim) -> int:
         """Block swizzling (rasterisation order): how many blocks of a column, which has `rows`,
         follow one another. Blocks that run at once share most of both operands in the second-level
         cache where they cover a square."""
+        if not isinstance(rows, int):
+            return 1
         side = math.sqrt(AT_ONCE * self.block_columns / self.block_rows)
         return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= max(side, 1))
 
@@ -140,7 +147,7 @@ class BlockedContraction:
         groups: list[list[tuple[Expr, Expr]]] = []
         for column, cells in runs:
             group = [(simplify(column + n), cell) for n, cell in enumerate(cells)]
-            together = self.b.count % len(cells) == 0
+            together = divided(self.b.count, len(cells))[1] == 0
             groups += [group] if together else [[one] for one in group]
 
         def inside(group: list[tuple[Expr, Expr]]) -> Expr:

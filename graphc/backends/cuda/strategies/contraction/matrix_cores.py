@@ -27,7 +27,9 @@ from graphc.backends.cuda.strategies.contraction.wgmma import (
     WarpGroups,
 )
 from graphc.ir.dtypes import f32, i32
+from graphc.ir.extents import points
 from graphc.ir.kernel import Kernel
+from graphc.ir.types import elements_of
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.contraction import Match, match_contraction, wide_sums
 from graphc.passes.analysis.spaces import count
@@ -54,8 +56,10 @@ def lower_matrix_cores(
         return f"contraction: factors must be values narrower than {match.hole.dtype}, found none"
     if not gpu.has(kind.instruction):
         return f"contraction: matrix cores must have {kind.instruction}, found none in {gpu.arch}"
-    rows, columns = count(match.rows), count(match.cols)
-    if rows < MIN_ROWS or columns < MIN_COLUMNS or any(x.count == 0 for x in match.indices):
+    if not all(isinstance(k.extent, int) for k in match.depth):
+        return f"contraction: the depth must be constant, found {elements_of(k.extent for k in match.depth)}"
+    rows, columns = points(match.rows), points(match.cols)
+    if rows < MIN_ROWS or columns < MIN_COLUMNS or any(x.extent == 0 for x in match.indices):
         return (
             f"contraction: fragments need {MIN_ROWS} rows and {MIN_COLUMNS} columns, found {rows} "
             f"and {columns}"
@@ -63,7 +67,7 @@ def lower_matrix_cores(
     sort_depth(match)
     panels = lay_out_constant(match, kind)
     store_narrow(match, kind)
-    batch = count(match.outer)
+    batch = points(match.outer)
     words = -(-count(match.depth) // kind.per_word)
     problem, flat = Problem(batch, rows, columns, words), flattened(match)
 

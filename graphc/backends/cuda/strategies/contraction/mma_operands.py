@@ -28,6 +28,7 @@ from graphc.ir.expr import (
     select,
     substitute,
 )
+from graphc.ir.extents import divided
 from graphc.ir.simplify import simplify, to_poly
 
 CHUNK = 4  # words that are copied at once
@@ -111,7 +112,7 @@ class Words:
         if load is None or not along:
             return False
         last = along[-1]
-        if last.count % self.chunk or last in free_indices(guard):
+        if divided(last.extent, self.chunk)[1] != 0 or last in free_indices(guard):
             return False
         terms = to_poly(simplify(load.index[0]))
         moving = [(a, c) for a, c in terms.items() if any(last in free_indices(x) for x in a)]

@@ -24,6 +24,7 @@ from graphc.backends.cuda.strategies.contraction.panels import Panel, ThreadGrou
 from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr
+from graphc.ir.extents import divided
 from graphc.ir.kernel import Barrier, Intrin
 from graphc.ir.simplify import simplify
 
@@ -209,4 +210,4 @@ class SlicedContraction(BlockedContraction):
         lanes would fill only a part."""
         size = min(o.buffer.dtype.size for o in self.match.computation.outputs)
         neighbours = is_affine_in(self.offset, self.b.side[-1]) == 1 if self.b.side else False
-        return size < 4 and neighbours and self.b.count % 4 == 0
+        return size < 4 and neighbours and divided(self.b.count, 4)[1] == 0

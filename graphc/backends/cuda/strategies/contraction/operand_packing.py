@@ -30,6 +30,7 @@ from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.factors import is_below_a_byte
+from graphc.passes.analysis.spaces import count
 
 
 def lay_out_constant(match: Match, kind: Kind, across: bool = False) -> bool:
@@ -50,7 +51,7 @@ def lay_out_constant(match: Match, kind: Kind, across: bool = False) -> bool:
     outer = [x for x in match.outer if x in used]
     deep = tuple(x.count for x in match.depth)
     padded = padded_depth(operand, kind)
-    shape = (*(x.count for x in outer), operand.count, padded)
+    shape = (*(x.count for x in outer), count(match.cols), padded)
     index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(shape))
     *front, column, at = index
     mapping: dict[Expr, Expr] = dict(zip(outer, front))

@@ -11,6 +11,7 @@ from graphc.ir.addresses import is_affine_in, unflatten_index
 from graphc.ir.expr import TRUE, Const, Expr, Index, call, free_indices, loads, select
 from graphc.ir.kernel import KernelBuilder
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim, elements_of
 
 NEAR = 4  # elements
 
@@ -24,9 +25,9 @@ class Operand:
     depth: list[Index]
 
     @property
-    def count(self) -> int:
+    def count(self) -> Dim:
         """Positions along the side."""
-        return math.prod(x.count for x in self.side)
+        return elements_of(x.extent for x in self.side)
 
     @property
     def depth_count(self) -> int:
@@ -45,7 +46,7 @@ class Operand:
 
     def place(self, position: Expr) -> dict[Expr, Expr]:
         """The indices of the side at a flat position."""
-        return dict(zip(self.side, unflatten_index(position, tuple(x.count for x in self.side))))
+        return dict(zip(self.side, unflatten_index(position, tuple(x.extent for x in self.side))))
 
     def element(self, fixed: dict[Expr, Expr], position: Expr, deep: Expr) -> Expr:
         """The element at a position and a depth, zero where there is none."""

@@ -51,8 +51,10 @@ from graphc.backends.cuda.strategies.contraction.operands import Operand
 from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import f32, i64
 from graphc.ir.expr import TRUE, Const, Expr, call
+from graphc.ir.extents import points
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel
 from graphc.ir.simplify import simplify
+from graphc.ir.types import elements_of
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.contraction import match_contraction, wide_sums
 from graphc.passes.analysis.spaces import count
@@ -128,13 +130,15 @@ def lower_shared_tiles(
     match = match_contraction(wide_sums(computation), MIN_DEPTH)
     if isinstance(match, str):
         return match
-    rows, columns = count(match.rows), count(match.cols)
+    if not all(isinstance(k.extent, int) for k in match.depth):
+        return f"contraction: the depth must be constant, found {elements_of(k.extent for k in match.depth)}"
+    rows, columns = points(match.rows), points(match.cols)
     if min(rows, columns) < MIN_SIDE:
         return f"contraction: tiles need {MIN_SIDE} rows and columns, found {rows} and {columns}"
-    if any(x.count == 0 for x in match.indices):
+    if any(x.extent == 0 for x in match.indices):
         return "contraction: it must have output elements, found none"
     sort_depth(match)
-    batch = count(match.outer)
+    batch = points(match.outer)
     problem = Problem(batch, rows, columns, count(match.depth))
 
     panels = match.b.dtype is f32 and lay_out_constant(match, FLOATS, across=True)

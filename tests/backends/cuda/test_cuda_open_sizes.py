@@ -1,0 +1,78 @@
+"""Kernels of open shape: one text for all sizes within bounds. In the simulator they give what the
+interpreter gives for the static graph of each size."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import test_open_shapes as shapes
+from cuda_programs import needs_compiler
+
+import graphc
+from graphc.backends.cuda import emit
+from graphc.backends.cuda.simulator import simulate
+from graphc.driver import configured, policy, to_program
+from graphc.ir.compare import compare
+from graphc.ir.graph import Graph
+from graphc.ir.interp import interpret
+from graphc.ir.program import Program
+from graphc.passes.general import general
+from graphc.passes.specialise import pin, specialise
+from graphc.runtime.feeds import random_feeds
+
+pytestmark = needs_compiler
+
+
+def open_graph(text: str, where: str = shapes.WHERE) -> Graph:
+    text = text.replace("{}", where, 1).replace("{{", "{").replace("}}", "}")
+    return graphc.parse(f"graph @g{text} return %r }}")
+
+
+def open_program(graph: Graph, **options: object) -> Program:
+    target, settings = configured("cuda", None, {"simulate": True, **options})
+    return to_program(general(graph, policy(target)), target, settings)
+
+
+def agrees(graph: Graph, program: Program, runs: int = 5, tolerance: float = 2e-5) -> None:
+    run, dice = simulate(emit(program)), random.Random(0)
+    for seed in range(runs):
+        dims = {
+            s.name: (s.lo, s.hi)[seed] if seed < 2 else dice.randint(s.lo, s.hi)
+            for s in program.sizes
+        }
+        feeds = random_feeds(pin(graph, dims=dims), seed)
+        wanted = interpret(specialise(graph, {n: a.shape for n, a in feeds.items()}), [*feeds.values()])
+        for mine, other in zip(run(list(feeds.values())), wanted, strict=True):
+            agreement = compare("output", mine, other)
+            assert agreement.within(tolerance), f"{dims}: {agreement}"
+
+
+@pytest.mark.parametrize("name", shapes.GRAPHS)
+def test_graphs(name):
+    graph = open_graph(shapes.GRAPHS[name])
+    agrees(graph, open_program(graph))
+
+
+LARGE = "where N: 1..3, S: 1..70, H: 5..20"
+CONTRACTIONS = {
+    "rows": "(%x: f32[N,S,24]) -> ? {} { const %w : f32[24,40] = random(seed=1) "
+    "const %b : f32[40] = random(seed=2) %a = MatMul(%x, %w) %c = Add(%a, %b) %r = Relu(%c)",
+    "both sides": "(%x: f32[N,S,32], %y: f32[N,32,S]) -> ? {} { %r = MatMul(%x, %y)",
+    "heads": "(%x: f32[N,S,32], %y: f32[N,S,32]) -> ? {} { const %t : i64[4] = [0,0,2,16] "
+    "%a = Reshape(%x, %t) %b = Transpose(%a) {{perm=[0,2,1,3]}} %c = Reshape(%y, %t) "
+    "%d = Transpose(%c) {{perm=[0,2,3,1]}} %e = MatMul(%b, %d) %r = Softmax(%e)",
+    "images": "(%x: f32[N,8,H,H]) -> ? {} { const %w : f32[24,8,3,3] = random(seed=1) "
+    "%a = Conv(%x, %w) {{pads=[1,1,1,1], strides=[2,2]}} %r = Relu(%a)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["f32", "f16", "tf32"])
+@pytest.mark.parametrize("name", CONTRACTIONS)
+def test_contractions_are_tiled(name, precision):
+    graph = open_graph(CONTRACTIONS[name], LARGE)
+    program = open_program(graph, precision=precision)
+    tiles = "tiles" if precision == "f32" else "cores"
+    assert any(name.startswith(tiles) for name in program.kernels), list(program.kernels)
+    agrees(graph, program, tolerance=2e-5 if precision == "f32" else 2e-2)
