@@ -24,6 +24,19 @@ def divided(extent: Dim, by: int) -> tuple[Dim, Dim]:
     return as_dim(extent // by), as_dim(extent % by)
 
 
+def ceil_divided(extent: Dim, by: int) -> Dim:
+    """How many parts of a size cover an extent."""
+    return -(-extent // by) if isinstance(extent, int) else as_dim((extent + (by - 1)) // by)
+
+
+def common_factor(extent: Dim, number: int) -> int:
+    """The largest factor of a number that is known to divide an extent, of the number and its
+    halves."""
+    while number > 1 and divided(extent, number)[1] != 0:
+        number //= 2
+    return number
+
+
 def most(extent: Dim) -> int:
     """The largest value of an extent, or a bound of it."""
     return extent if isinstance(extent, int) else int(min(bounds(extent)[1], UNKNOWN))

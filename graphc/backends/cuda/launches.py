@@ -24,7 +24,7 @@ from graphc.errors import InternalError
 from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, Index, Ref, as_expr, minimum, walk
-from graphc.ir.extents import as_dim, is_of_sizes, most
+from graphc.ir.extents import as_dim, ceil_divided, is_of_sizes, most
 from graphc.ir.kernel import (
     Alloc,
     Barrier,
@@ -207,7 +207,7 @@ def _launch(kernel: Kernel, piece: Body, max_blocks: int) -> Launch:
 
 def blocks_of(elements: Dim) -> Dim:
     """How many blocks have a thread for each element."""
-    return as_dim((as_expr(elements, i64) + (THREADS - 1)) // THREADS)
+    return ceil_divided(elements, THREADS)
 
 
 def _planned(kernel: Kernel, blocks: For) -> Launch:

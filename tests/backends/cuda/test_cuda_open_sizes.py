@@ -76,3 +76,24 @@ def test_contractions_are_tiled(name, precision):
     tiles = "tiles" if precision == "f32" else "cores"
     assert any(name.startswith(tiles) for name in program.kernels), list(program.kernels)
     agrees(graph, program, tolerance=2e-5 if precision == "f32" else 2e-2)
+
+
+ROWS = {
+    "many rows": "(%x: f32[N,S,96]) -> ? {} { const %s : f32[96] = random(seed=1) "
+    "%r = LayerNormalization(%x, %s)",
+    "long rows": "(%x: f32[N,L]) -> ? {} { %r = Softmax(%x)",
+    "rows of even length": "(%x: f32[N,L,4]) -> ? {} { const %a : i64[2] = [1,2] "
+    "%m = ReduceMean(%x, %a) {{keepdims=1}} %r = Sub(%x, %m)",
+    "columns": "(%x: f32[N,L,S]) -> ? {} { %r = Softmax(%x) {{axis=1}}",
+    "moments": "(%x: f32[N,3,L]) -> ? {} { const %s : f32[3] = random(seed=1) "
+    "const %b : f32[3] = random(seed=2) %r = InstanceNormalization(%x, %s, %b)",
+}
+
+
+@pytest.mark.parametrize("high", [60, 5000])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_shared_by_threads(name, high):
+    graph = open_graph(ROWS[name], f"where N: 1..3, S: 1..9, L: 1..{high}")
+    program = open_program(graph)
+    assert any(name.startswith("rows") for name in program.kernels), list(program.kernels)
+    agrees(graph, program)

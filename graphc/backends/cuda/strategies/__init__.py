@@ -39,7 +39,7 @@ def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequenc
         partial(lower_matrix_cores, gpu=gpu, choose=choose),
         of_constant_sizes(partial(lower_windows, gpu=gpu)),
         partial(lower_shared_tiles, gpu=gpu, choose=choose),
-        of_constant_sizes(lower_rows),
+        lower_rows,
         lower_flat,
     ]
     return candidates

@@ -24,11 +24,10 @@ from graphc.ir.expr import (
     Index,
     Load,
     Ref,
-    as_expr,
     call,
     substitute,
 )
-from graphc.ir.extents import as_dim, divided
+from graphc.ir.extents import ceil_divided, divided
 from graphc.ir.kernel import Buffer, If, Intrin, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
 from graphc.ir.types import Dim, elements_of
@@ -72,11 +71,6 @@ def flattened(match: Match) -> FlatContraction:
     return FlatContraction(match, left, right, offset, exprs, marker)
 
 
-def tiles_of(count: Dim, size: int) -> Dim:
-    """How many tiles of a size cover a number of rows or columns."""
-    return as_dim((as_expr(count, i64) + (size - 1)) // size)
-
-
 class BlockedContraction:
     """Emits the kernel of a contraction: `rows` x `columns` sums per block of `threads`, whose
     `k_groups` split the depth."""
@@ -104,9 +98,9 @@ class BlockedContraction:
     def kernel(self, name: str) -> Kernel:
         """The kernel over the inputs and temporaries that are used and the outputs."""
         outer = self.match.outer
-        rows = tiles_of(self.a.count, self.block_rows)
+        rows = ceil_divided(self.a.count, self.block_rows)
         together = self._swizzled_rows(rows)
-        groups = (divided(rows, together)[0], tiles_of(self.b.count, self.block_columns), together)
+        groups = (divided(rows, together)[0], ceil_divided(self.b.count, self.block_columns), together)
         extents = (*(x.extent for x in outer), *groups)
         with self.k.loop(elements_of(extents), "block", name="block") as block:
             *front, group, column, within = unflatten_index(block, extents)

@@ -117,6 +117,8 @@ def _mean(total: Reduce, squares: Reduce) -> Expr | None:
     """What is the mean of the elements of a sum, in the terms of another one."""
     if total.dtype is not f32 or squares.dtype is not f32:
         return None
+    if not all(isinstance(a.extent, int) for a in total.axes):
+        return None
     count = math.prod(a.count for a in total.axes)
     inside = {*walk(squares.body)}
     return next((x for x in (total / count, total * (1 / count)) if x in inside), None)

@@ -25,7 +25,10 @@ from graphc.ir.expr import (
     substitute,
     walk,
 )
+from graphc.ir.extents import common_factor, most
+from graphc.ir.extents import points as positions
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.computation import Computation, Output, flat_buffer
 from graphc.passes.analysis.core import reductions_in, rows_of
 from graphc.passes.analysis.spaces import shapes_of
@@ -63,16 +66,17 @@ class Rows:
         return self.together > 0
 
     @property
-    def count(self) -> int:
+    def count(self) -> Dim:
         """How many rows there are."""
-        return math.prod(x.count for x in self.rows)
+        return elements_of(x.extent for x in self.rows)
 
     @property
     def blocks(self) -> int:
-        """How many blocks have a row or more each."""
+        """How many blocks have a row or more each, at the largest sizes."""
+        count = most(self.count)
         if self.are_columns:
-            return -(-self.count // (self.vector * self.together))
-        return self.count if self.threads > WARP else -(-self.count * self.threads // BLOCK)
+            return -(-count // (self.vector * self.together))
+        return count if self.threads > WARP else -(-count * self.threads // BLOCK)
 
 
 def plan_rows(indices: list[Index], points: list[Point]) -> Rows | str:
@@ -89,9 +93,9 @@ def plan_rows(indices: list[Index], points: list[Point]) -> Rows | str:
     rows = [x for x in indices if x in spanned]
     inner = [x for x in indices if x not in spanned]
     own = [r for r, u in reductions.items() if u <= spanned]
-    depth = max((math.prod(a.count for a in r.axes) for r in own), default=0)
-    width = math.prod(x.count for x in inner)
-    if depth == 0 or any(x.count == 0 for x in indices):
+    depth = max((positions(r.axes) for r in own), default=0)
+    width = positions(inner)
+    if depth == 0 or any(x.extent == 0 for x in indices):
         return "there must be elements to reduce, found none"
     along_rows = all(map(_contiguous, own)) and (not inner or inner[-1] is indices[-1])
     if not along_rows:
@@ -100,7 +104,7 @@ def plan_rows(indices: list[Index], points: list[Point]) -> Rows | str:
     if max(depth, width) < MIN_ELEMENTS:
         return f"a row must have at least {MIN_ELEMENTS} elements, found {depth}"
     vector = _vector(points, points, {*(r.axes[-1] for r in own), *inner[-1:]})
-    count = math.prod(x.count for x in rows)
+    count = positions(rows)
     return Rows(rows, inner, _threads(max(depth, width), vector, count), vector=vector)
 
 
@@ -108,6 +112,8 @@ def by_groups(computation: Computation) -> Computation:
     """The same over rows and places in them, if that is how reductions see the place of an element:
     by a quotient, like those of groups on channels."""
     first = computation.outputs[0]
+    if not all(isinstance(extent, int) for extent in first.extents):
+        return computation
     reductions = reductions_in(o.expr for o in computation.outputs)
     if not any(_divides(r, first.index) for r in reductions):
         return computation
@@ -198,7 +204,7 @@ def _columns(
 ) -> Rows | str:
     """The plan where rows lie next to one another: vectors of them, where there are many elements
     and no reductions but those of rows; and several threads to a row, if that has many elements."""
-    count = math.prod(x.count for x in rows)
+    count = positions(rows)
     if not rows or not all(_follows(r, rows[-1]) for r in own):
         return (
             Rows(rows, inner, 1) if inner else "reduced elements must be neighbours, found others"
@@ -211,7 +217,8 @@ def _columns(
         )
     is_wide = is_large and is_simple
     stored = points if inner else []
-    vector = math.gcd(rows[-1].count, _vector(points, stored, {rows[-1]})) if is_wide else 1
+    vector = _vector(points, stored, {rows[-1]}) if is_wide else 1
+    vector = common_factor(rows[-1].extent, vector)
     lanes = COLUMN_LANES if vector > 1 or count <= FEW_ROWS else WARP
     threads = _sharing(elements, vector, count, COLUMN_THREADS // lanes, bool(inner))
     return Rows(rows, inner, threads, max(lanes, COLUMN_BLOCK // threads), vector)

@@ -16,7 +16,6 @@ their results in the same way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +43,7 @@ from graphc.backends.cuda.strategies.rows.row_sweeps import (
     Sweeper,
     over,
     placed,
+    steps_over,
 )
 from graphc.backends.cuda.strategies.vectors import each_neighbour, store_points
 from graphc.ir.addresses import unflatten_index
@@ -61,8 +61,10 @@ from graphc.ir.expr import (
     minimum,
     substitute,
 )
+from graphc.ir.extents import ceil_divided, common_factor, divided, most
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel, Let
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.computation import Computation, flops
 from graphc.passes.analysis.core import outermost
 from graphc.passes.lower.lowered import Lowered, in_place
@@ -144,17 +146,17 @@ class RowNest(Nest):
                 self.lane_of_row = thread
                 self._row(points, block, frozenset({block, thread}))
 
-    def _warps(self, points: list[Point], count: int) -> None:
+    def _warps(self, points: list[Point], count: Dim) -> None:
         """A warp to a row, or to several, and several warps to a block."""
         assert self.plan is not None
         thread, lanes = Index("thread", BLOCK), self.plan.threads
         together = BLOCK // lanes
-        with self._grid(-(-count // together), thread) as block:
+        with self._grid(ceil_divided(count, together), thread) as block:
             self.lane_of_row = simplify(thread % lanes)
             row = self._inside(block * together + thread // lanes, count)
             self._row(points, row, frozenset({block, thread}))
 
-    def _inside(self, row: Expr, count: int) -> Expr:
+    def _inside(self, row: Expr, count: Dim) -> Expr:
         """The row of a thread of a block with several; threads without one do as the last row's,
         but store nothing."""
         row = simplify(row)
@@ -165,9 +167,9 @@ class RowNest(Nest):
         """A block to neighbouring rows, whose elements lie one below the other."""
         assert self.plan is not None
         together, vector = self.plan.together, self.plan.vector
-        count = self.plan.count // vector
+        count = divided(self.plan.count, vector)[0]
         thread = Index("thread", together * self.plan.threads)
-        with self._grid(-(-count // together), thread) as block:
+        with self._grid(ceil_divided(count, together), thread) as block:
             self.lane_of_row = simplify(thread // together)
             self.column = simplify(thread % together)
             n = self._over(()).neighbour
@@ -175,7 +177,7 @@ class RowNest(Nest):
             self._row(points, simplify(row), frozenset({block, thread}) | free_indices(n))
 
     @contextmanager
-    def _grid(self, blocks: int, thread: Index) -> Iterator[Index]:
+    def _grid(self, blocks: Dim, thread: Index) -> Iterator[Index]:
         """A block loop around a thread loop; shared arrays that turn up are declared between."""
         with (
             self.k.loop(blocks, "block", name="block") as block,
@@ -186,7 +188,7 @@ class RowNest(Nest):
     def _row(self, points: list[Point], row: Expr, bound: frozenset) -> None:
         """The reductions of a row, then its elements."""
         assert self.plan is not None
-        extents = tuple(x.count for x in self.plan.rows)
+        extents = tuple(x.extent for x in self.plan.rows)
         points = self._at(points, dict(zip(self.plan.rows, unflatten_index(row, extents))))
         self.row, self.row_bound = row, bound
         points = self.resolved(points, bound)
@@ -204,11 +206,11 @@ class RowNest(Nest):
     def _over(self, indices: Sequence[Index], alone: bool = False) -> Sweep:
         """How the threads of a row go over its elements; `alone`: one at a time."""
         assert self.plan is not None
-        extent = math.prod(x.count for x in indices)
+        extent = elements_of(x.extent for x in indices)
         if self.plan.are_columns:
-            steps = -(-extent // self.plan.threads)
+            steps = steps_over(extent, self.plan.threads, self.plan.vector)
             return Columns(extent, self.plan.threads, self.plan.vector, self.lane_of_row, steps)
-        vector = 1 if alone else math.gcd(extent, self.plan.vector)
+        vector = 1 if alone else common_factor(extent, self.plan.vector)
         return over(extent, self.plan.threads, vector, self.lane_of_row)
 
     def _in_words(self, sweep: Sweep, make: Make, places: Make = lambda at: []) -> list[Sweep]:
@@ -217,7 +219,7 @@ class RowNest(Nest):
         assert self.plan is not None
         word, length = self.plan.vector, sweep.extent
         is_long = not isinstance(sweep, Columns) and self.plan.threads > WARP and not sweep.is_held
-        if not is_long or sweep.vector == word:
+        if not is_long or sweep.vector == word or not isinstance(length, int):
             return [sweep]
         at = Index("at", length)
         read = [x for e in make(at) for x in loads(e) if at in free_indices(x)]
@@ -226,7 +228,7 @@ class RowNest(Nest):
         if not all(isinstance(x, Const) and x.value % word == 0 for x in apart):
             return [sweep]
         if length not in self.words:
-            last = self.plan.count * length // word + 1
+            last = most(self.plan.count) * length // word + 1
             self.words[length] = Ref(self.k.fresh("word"), i64, 0, last)
             first = simplify((self.row * length + (word - 1)) // word)
             self.k.emit(Let(self.words[length], first))
@@ -258,7 +260,7 @@ class RowNest(Nest):
         assert self.plan is not None
         is_shared = self.plan.are_columns or self.plan.threads > 1
         sweep = self._over(reduction.axes)
-        return is_shared and not sweep.is_held and sweep.steps > sweep.unrolled
+        return is_shared and not sweep.is_held and most(sweep.steps) > sweep.unrolled
 
     def _normalizer(self, normalizer: Normalizer) -> list[Expr]:
         """A largest element and the sum of exponentials below it, in one pass."""
@@ -342,7 +344,7 @@ class RowNest(Nest):
         """What passes to come compute of an element, as far as can be told."""
         assert self.plan is not None
         results: list[Expr] = []
-        if math.prod(x.count for x in self.plan.inner) == sweep.extent:
+        if elements_of(x.extent for x in self.plan.inner) == sweep.extent:
             results += placed(self.unresolved, self.plan.inner)(at)
         return results
 

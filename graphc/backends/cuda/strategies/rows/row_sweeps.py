@@ -27,13 +27,16 @@ from graphc.ir.expr import (
     Index,
     Load,
     Reduce,
+    as_expr,
     free_indices,
     select,
     substitute,
     walk,
 )
 from graphc.ir.kernel import Buffer, For, Intrin, KernelBuilder
+from graphc.ir.extents import ceil_divided, most
 from graphc.ir.simplify import simplify
+from graphc.ir.types import Dim
 from graphc.passes.lower.strategies.nest import RECOMPUTE_COST
 
 HELD = 32  # elements of a row that a thread keeps
@@ -49,24 +52,27 @@ Each = Callable[[], AbstractContextManager[list[Expr]]]
 class Sweep:
     """How `threads` go over the elements from `start` on, `vector` neighbours at a time, in so many
     `steps`; `lane` is the thread. There are `extent` elements; if they are no multiple of the
-    neighbours, those that are left are not swept."""
+    neighbours, those that are left are not swept. An extent may be known at run time; if a thread
+    can keep the most that there are, `steps` are those of the largest extent."""
 
-    extent: int
+    extent: Dim
     threads: int
     vector: int
     lane: Expr
-    steps: int
+    steps: Dim
     start: Expr = ZERO
 
     @property
     def is_held(self) -> bool:
         """Whether a thread has few enough elements to keep them."""
-        return self.steps * self.vector <= HELD
+        return isinstance(self.steps, int) and self.steps * self.vector <= HELD
 
     @property
     def unrolled(self) -> int:
         """Steps that are unrolled."""
-        return self.steps if self.is_held else max(AHEAD, LEAST_AHEAD // self.vector)
+        if isinstance(self.steps, int) and self.is_held:
+            return self.steps
+        return max(AHEAD, LEAST_AHEAD // self.vector)
 
     @property
     def step(self) -> Expr:
@@ -99,8 +105,8 @@ class Sweep:
     def steps_of_lane(self) -> Expr:
         """The steps in which a thread has elements, from the first on."""
         per_round = self.threads * self.per_step
-        if self.start is ZERO and self.extent % per_round == 0:
-            return Const(self.steps, i64)
+        if self.start is ZERO and isinstance(self.extent, int) and self.extent % per_round == 0:
+            return as_expr(self.steps, i64)
         left = self.extent - self.start - self.lane * self.per_step
         return simplify((left + per_round - 1) // per_round)
 
@@ -146,9 +152,15 @@ class Ends(Sweep):
         return self.lane + select(self.lane < self.start, 0, simplify(words))
 
 
-def over(extent: int, threads: int, vector: int, lane: Expr) -> Sweep:
+def over(extent: Dim, threads: int, vector: int, lane: Expr) -> Sweep:
     """How the threads of a row go over all of it."""
-    return Sweep(extent, threads, vector, lane, -(-extent // (threads * vector)))
+    return Sweep(extent, threads, vector, lane, steps_over(extent, threads * vector, vector))
+
+
+def steps_over(extent: Dim, at_once: int, vector: int) -> Dim:
+    """The steps in which threads go over so many elements; the most, if these can be kept."""
+    steps = ceil_divided(most(extent), at_once)
+    return steps if steps * vector <= HELD else ceil_divided(extent, at_once)
 
 
 @dataclass
@@ -183,7 +195,7 @@ class Sweeper:
         """A loop over as many steps as are unrolled together: yields it, and what makes loops over
         these steps, which give what `make` gives for an element, in terms of registers."""
         self.held = {}
-        chunk = Index(self.k.fresh("chunk"), -(-sweep.steps // sweep.unrolled))
+        chunk = Index(self.k.fresh("chunk"), ceil_divided(sweep.steps, sweep.unrolled))
         exprs = self._prepared(sweep, chunk, make)
 
         @contextmanager
@@ -300,7 +312,7 @@ class Sweeper:
 
 def placed(exprs: Sequence[Expr], indices: Sequence[Index]) -> Callable[[Expr], list[Expr]]:
     """Values as functions of one position in place of several indices."""
-    extents = tuple(x.count for x in indices)
+    extents = tuple(x.extent for x in indices)
 
     def at(position: Expr) -> list[Expr]:
         mapping: dict[Expr, Expr] = dict(zip(indices, unflatten_index(position, extents)))
