@@ -46,7 +46,11 @@ def fuse_attention(graph: Graph, ctx: Context) -> bool:
 
 def _match(merged: Op, widest: int) -> Attention | str | Reason:
     match = match_attention(computation(merged))
-    if isinstance(match, Attention) and max(count(match.depth), count(match.columns)) > widest:
+    if not isinstance(match, Attention):
+        return match
+    if not all(isinstance(x.extent, int) for x in (*match.depth, *match.columns)):
+        return "attention: the features of keys and values must be of a constant number"
+    if max(count(match.depth), count(match.columns)) > widest:
         return Reason("keys or values have more than {} features", widest)
     return match
 

@@ -97,3 +97,21 @@ def test_rows_are_shared_by_threads(name, high):
     program = open_program(graph)
     assert any(name.startswith("rows") for name in program.kernels), list(program.kernels)
     agrees(graph, program)
+
+
+ATTENTION = {
+    "masked": "(%q: f32[N,2,S,16], %k: f32[N,2,16,L], %v: f32[N,2,L,24], %m: f32[S,L]) -> ? {} { "
+    "%a = MatMul(%q, %k) %b = Add(%a, %m) %c = Softmax(%b) %r = MatMul(%c, %v)",
+    "by parts": "(%q: f32[N,S,16], %k: f32[N,16,L], %v: f32[N,L,16]) -> ? {} { "
+    "%a = MatMul(%q, %k) %b = Softmax(%a) %r = MatMul(%b, %v)",
+}
+
+
+@pytest.mark.parametrize("precision", ["f32", "f16"])
+@pytest.mark.parametrize("high", [20, 150])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_is_one_kernel(name, high, precision):
+    graph = open_graph(ATTENTION[name], f"where N: 1..2, S: 1..{high}, L: 1..{high}")
+    program = open_program(graph, precision=precision)
+    assert any("attention" in name or "flash" in name for name in program.kernels), list(program.kernels)
+    agrees(graph, program, tolerance=2e-5 if precision == "f32" else 5e-3)

@@ -33,8 +33,8 @@ def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequenc
 
     candidates: list[Strategy] = [
         of_constant_sizes(partial(lower_flash_decoding, gpu=gpu)),
-        of_constant_sizes(partial(lower_flash_matrix_cores, gpu=gpu)),
-        of_constant_sizes(partial(lower_flash_float32, gpu=gpu)),
+        partial(lower_flash_matrix_cores, gpu=gpu),
+        partial(lower_flash_float32, gpu=gpu),
         of_constant_sizes(partial(lower_split_k, gpu=gpu, lower=lower)),
         partial(lower_matrix_cores, gpu=gpu, choose=choose),
         of_constant_sizes(partial(lower_windows, gpu=gpu)),

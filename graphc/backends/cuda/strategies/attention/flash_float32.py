@@ -16,6 +16,7 @@ from graphc.backends.cuda.strategies.attention.online_softmax import AttentionBl
 from graphc.backends.cuda.strategies.contraction.operands import Operand, strided
 from graphc.ir.dtypes import f32
 from graphc.ir.expr import Expr, Index, call, cast
+from graphc.ir.extents import most, points
 from graphc.ir.kernel import Barrier, Buffer
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.attention import Attention, match_attention
@@ -54,7 +55,7 @@ def lower_flash_float32(
             f"attention: flash attention in float32 takes at most {widest} products and columns, "
             f"found {depth} and {columns}"
         )
-    batch, rows = count(match.outer), count(match.rows)
+    batch, rows = points(match.outer), points(match.rows)
     fitting = [t for t in TILES if shared_floats(t, depth, columns) <= SHARED_FLOATS]
     if not fitting:
         least = 4 * min(shared_floats(t, depth, columns) for t in TILES)
@@ -64,7 +65,7 @@ def lower_flash_float32(
         )
     chosen = tile or fastest(fitting, gpu, batch, rows)
     kernel = _Emitter(match, chosen).kernel("attention")
-    work = batch * rows * match.key.count
+    work = batch * rows * most(match.key.extent)
     return Lowered(kernel, flops=2 * work * (depth + columns))
 
 
@@ -85,7 +86,7 @@ class _Emitter(AttentionBlocks):
             replace(x, expr=cast(x.expr, f32)) for x in (self.q, self.b, self.v)
         )
         self.down, self.across = simplify(self.thread // SIDE), simplify(self.thread % SIDE)
-        self.deep, self.wide = padded(self.q.depth_count, CHUNK), padded(self.v.count, SIDE)
+        self.deep, self.wide = padded(count(match.depth), CHUNK), padded(count(match.columns), SIDE)
         self.row_part, self.key_part = tile.rows // SIDE, tile.keys // SIDE
         self.column_part = self.wide // SIDE
         operand = max(self.deep * (tile.keys + 1), tile.keys * self.wide)

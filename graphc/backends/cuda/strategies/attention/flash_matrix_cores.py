@@ -20,6 +20,7 @@ from graphc.backends.cuda.strategies.contraction.mma_operands import KINDS, Kind
 from graphc.backends.cuda.strategies.contraction.panels import STEP, Panel, ThreadGroup
 from graphc.ir.dtypes import f32, i64, u32
 from graphc.ir.expr import Const, Expr, Load, bitcast, cast
+from graphc.ir.extents import most, points
 from graphc.ir.kernel import Barrier, Buffer, Intrin
 from graphc.ir.simplify import simplify
 from graphc.passes.analysis.attention import Attention, match_attention
@@ -77,17 +78,18 @@ def lower_flash_matrix_cores(
     kind, match = narrowed
     if not gpu.has(kind.instruction):
         return f"attention: matrix cores must have {kind.instruction}, found none in {gpu.arch}"
-    batch, rows, columns = (count(x) for x in (match.outer, match.rows, match.columns))
+    batch, rows, columns = points(match.outer), points(match.rows), count(match.columns)
     tiles = [t for t in CORE_TILES if _CoreAttention(match, kind, t).fits(gpu)]
     if not tiles:
         return (
             f"attention: a tile must fit into registers and {gpu.block_shared} bytes of shared "
             f"memory, found {count(match.depth)} products and {columns} columns"
         )
-    fullest = [t for t in tiles if t.keys < 2 * padded(match.key.count, SIDE)]
+    keys = most(match.key.extent)
+    fullest = [t for t in tiles if t.keys < 2 * padded(keys, SIDE)]
     chosen = tile or fastest(fullest or tiles, gpu, batch, rows)
     kernel = _CoreAttention(match, kind, chosen).kernel("flash_matrix_cores")
-    work = batch * rows * match.key.count
+    work = batch * rows * keys
     return Lowered(kernel, flops=2 * work * (count(match.depth) + columns))
 
 
@@ -124,13 +126,13 @@ class _CoreAttention(AttentionBlocks):
         self.take(tile.keys, whole=match.softmax.weight.dtype is not f32 or kind.dtype is f32)
         self.kind, self.tile = kind, tile
         unit = STEP * kind.per_word
-        words = padded(self.q.depth_count, unit) // kind.per_word
+        words = padded(count(match.depth), unit) // kind.per_word
         self.depth_steps, self.key_steps = words // STEP, tile.keys // unit
-        wide, key_words = padded(self.v.count, SIDE), tile.keys // kind.per_word
+        wide, key_words = padded(count(match.columns), SIDE), tile.keys // kind.per_word
         self.row_part = 2 * tile.fragments
         self.key_part, self.column_part = tile.keys // QUAD, wide // QUAD
         self.together = 2
-        stages = self.tiles_at_once = min(self.tiles, 2)
+        stages = self.tiles_at_once = min(most(self.tiles), 2)
         self.queries = Panel("queries", self.q, kind, (1, tile.rows, words), left=True)
         self.keys = Panel("keys", self.b, kind, (stages, tile.keys, words))
         self.values = Panel(
@@ -178,9 +180,9 @@ class _CoreAttention(AttentionBlocks):
         queries = self._kept_queries()
         with self.each_tile() as at:
             self._await()
-            if self.tiles > 1:
+            if self.tiles_at_once > 1:
                 self._fetch_ahead(simplify(at + 1))
-            stage = k.let(simplify(at % 2)) if self.tiles > 1 else none
+            stage = k.let(simplify(at % 2)) if self.tiles_at_once > 1 else none
             scores = self._products_of_keys(queries, stage)
             self.soften(scores, simplify(at * self.tile_keys))
             self._add_values(scores, stage)

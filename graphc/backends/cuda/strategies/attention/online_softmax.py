@@ -27,8 +27,10 @@ from graphc.backends.cuda.strategies.vectors import compute_points
 from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import bf16, f16, f32, i32, i64
 from graphc.ir.expr import Call, Const, Expr, as_expr, call, cast, select, substitute
+from graphc.ir.extents import ceil_divided, common_factor
 from graphc.ir.kernel import Buffer, Index, Intrin, Kernel, KernelBuilder
 from graphc.ir.simplify import simplify
+from graphc.ir.types import elements_of
 from graphc.passes.analysis.attention import (
     LARGEST,
     PRODUCT,
@@ -83,7 +85,7 @@ class AttentionBlocks:
     def take(self, keys: int, whole: bool = True) -> None:
         """Sets how many keys are taken at a time, and so whether that may be all of them."""
         self.tile_keys = keys
-        self.tiles = self.tiles_of_part = -(-self.b.count // keys)
+        self.tiles = self.tiles_of_part = ceil_divided(self.b.count, keys)
         self.is_whole = whole and self.tiles == 1
         self.score = self.rounded_score if self.is_whole else unrounded(self.rounded_score)
         self.last = last_key(replace(self.match, rows=self.q.side, score=self.score))
@@ -133,8 +135,9 @@ class AttentionBlocks:
     def kernel(self, name: str) -> Kernel:
         """The kernel over the inputs that are used and the outputs."""
         outer = self.match.outer
-        extents = (*(x.count for x in outer), -(-self.q.count // self.tile_rows), self.parts)
-        with self.k.loop(math.prod(extents), "block", name="block") as block:
+        tiles = ceil_divided(self.q.count, self.tile_rows)
+        extents = (*(x.extent for x in outer), tiles, self.parts)
+        with self.k.loop(elements_of(extents), "block", name="block") as block:
             *front, at, self.part = unflatten_index(block, extents)
             self.block_number = simplify(block // self.parts)
             self.fixed: dict[Expr, Expr] = dict(zip(outer, front))
@@ -180,7 +183,7 @@ class AttentionBlocks:
         largest = k.var(i32, Const(-1, i32))
         with k.loop(-(-self.tile_rows // WARP)) as step:
             at = self.first_row + step * WARP + self.thread % WARP
-            row = call("min", at, as_expr(self.q.count - 1))
+            row = call("min", at, as_expr(self.q.count - 1, i64))
             last = substitute(self.last, {**self.fixed, **self.q.place(simplify(row))})
             k.store(largest, (), call("max", largest[()], cast(simplify(last), i32)))
         k.emit(Intrin("warp_max", (largest[()], Const(WARP, i64))))
@@ -288,7 +291,7 @@ class AttentionBlocks:
         with k.loop(self.row_part, "unroll") as i:
             facts = {} if self.is_whole else self._totals(i)
             row = simplify(self.first_row + self.row(i))
-            together = math.gcd(self.together, self.v.count)
+            together = common_factor(self.v.count, self.together)
             with k.loop(self.column_part // together, "unroll") as chunk:
                 first = self.column(simplify(chunk * together))
                 inside = simplify(call("and", row < self.q.count, first < self.v.count))

@@ -34,7 +34,7 @@ from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.computation import buffers_read, flat_buffer
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.core import reductions_in
-from graphc.passes.analysis.spaces import merge_adjacent
+from graphc.passes.analysis.spaces import count, merge_adjacent
 
 AT_ONCE = 128  # blocks that run at once, roughly
 
@@ -89,7 +89,7 @@ class BlockedContraction:
 
     @property
     def depth_count(self) -> int:
-        return self.a.depth_count
+        return count(self.a.depth)
 
     def sums(self, first_row: Expr, first_column: Expr) -> None:
         """What a thread does for the block that starts there."""

@@ -30,6 +30,7 @@ from graphc.ir.expr import (
 )
 from graphc.ir.extents import divided
 from graphc.ir.simplify import simplify, to_poly
+from graphc.passes.analysis.spaces import count
 
 CHUNK = 4  # words that are copied at once
 RAW = {f16: u16, bf16: u16}  # the type in which elements are read as they are, if another
@@ -154,7 +155,7 @@ class Words:
     def _at(self, expr: Expr, fixed: dict[Expr, Expr], position: Expr, deep: Expr) -> Expr:
         depth = self.operand.depth
         mapping = {**fixed, **self.operand.place(position)}
-        mapping.update(zip(depth, unflatten_index(deep, tuple(x.count for x in depth))))
+        mapping.update(zip(depth, unflatten_index(deep, tuple(x.extent for x in depth))))
         return substitute(expr, mapping)
 
     def word(self, fixed: dict[Expr, Expr], position: Expr, deep: Expr) -> Expr:
@@ -186,4 +187,4 @@ class Words:
 def padded_depth(operand: Operand, kind: Kind) -> int:
     """The depth rounded up to whole chunks."""
     unit = CHUNK * kind.per_word
-    return -(-operand.depth_count // unit) * unit
+    return -(-count(operand.depth) // unit) * unit

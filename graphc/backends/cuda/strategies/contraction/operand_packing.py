@@ -58,8 +58,8 @@ def lay_out_constant(match: Match, kind: Kind, across: bool = False) -> bool:
     mapping.update(operand.place(column))
     mapping.update(zip(match.depth, unflatten_index(at, deep)))
     contents = simplify(match.b, mapping)
-    if padded > operand.depth_count:
-        contents = select(at < operand.depth_count, contents, Const(0, contents.dtype))
+    if padded > count(match.depth):
+        contents = select(at < count(match.depth), contents, Const(0, contents.dtype))
     buffer = Buffer("panels", match.b.dtype, shape)
     match.add(buffer, index, simplify(contents), f"panels of {match.computation.label}")
     place = (*outer, _flat(match.cols), _flat(match.depth))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,8 +29,8 @@ class Operand:
         return elements_of(x.extent for x in self.side)
 
     @property
-    def depth_count(self) -> int:
-        return math.prod(x.count for x in self.depth)
+    def depth_count(self) -> Dim:
+        return elements_of(x.extent for x in self.depth)
 
     @property
     def along_depth(self) -> bool:
@@ -51,7 +50,7 @@ class Operand:
     def element(self, fixed: dict[Expr, Expr], position: Expr, deep: Expr) -> Expr:
         """The element at a position and a depth, zero where there is none."""
         mapping = {**fixed, **self.place(position)}
-        extents = tuple(x.count for x in self.depth)
+        extents = tuple(x.extent for x in self.depth)
         mapping.update(zip(self.depth, unflatten_index(deep, extents)))
         value = simplify(self.expr, mapping)
         inside = simplify(call("and", position < self.count, deep < self.depth_count))
