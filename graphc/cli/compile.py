@@ -48,7 +48,7 @@ not at all. The suffix of the name chooses the form:
   a folder   (--target c) C99 sources for a microcontroller, a header, a build file and a report;
              with --specialise any, for all sizes within the bounds of dimensions
              (--target cuda) kernels, their machine code, weights, a launch plan, and launchers
-             in Python and C++
+             in Python and C++; likewise
 
 With --target c or cuda every name without one of these suffixes is a folder (kws-v1.0 too); with
 --target cpu such a name is refused.
@@ -262,7 +262,7 @@ def _save(job: Job, output: str) -> None:
         if target.any_shape(path) and not job.closed:
             if job.settings.specialise == "exact":
                 choices(job.model.pinned())  # complains before anything is compiled
-        elif not (target.alone and one_for_all(job.model, target, job.settings)):
+        elif not ((target.alone or is_folder) and one_for_all(job.model, target, job.settings)):
             check_closed(job.model.pinned())
         target.write(job, path)
 

@@ -19,10 +19,13 @@ from graphc.backends.cuda.instructions import instruction_text
 from graphc.backends.cuda.launches import Launch, launches
 from graphc.backends.cuda.machines import VECTOR_BYTES
 from graphc.backends.cuda.printer import INDEX, LaunchPrinter, device_helpers
+from graphc.backends.cuda.runtime.plan import OPERATIONS
+from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, as_expr
+from graphc.ir.expr import Call, Const, Expr, Sym, as_expr
 from graphc.ir.kernel import Kernel
 from graphc.ir.program import Program, Slot, Step, at_sizes
+from graphc.ir.sizes import line_of
 from graphc.ir.types import Dim, TensorType, at, largest
 from graphc.passes.kernel.prepare import for_c
 
@@ -43,7 +46,7 @@ class LaunchStep:
     access: tuple[str, ...]
     nodes: tuple[str, ...] = ()
     shared: int = 0  # bytes of shared memory to ask for
-    sizes: tuple[Dim, ...] = ()
+    sizes: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -71,6 +74,7 @@ class CudaSource:
         program = self.program
         return {
             "name": program.name,
+            "sizes": [_size_entry(size, program) for size in program.sizes],
             "arena_bytes": program.arena_bytes,
             "inputs": [_interface(name, type) for name, type in program.inputs],
             "outputs": [_interface(name, type) for name, type in program.outputs],
@@ -158,18 +162,46 @@ def _overlap(a: Slot, b: Slot) -> bool:
 
 
 def _interface(name: str, type: TensorType) -> dict[str, Any]:
-    return {"name": name, "dtype": str(type.dtype), "shape": list(type.static_shape)}
+    return {"name": name, "dtype": str(type.dtype), "shape": [_number(dim) for dim in type.dims]}
+
+
+def _size_entry(size: Sym, program: Program) -> dict[str, Any]:
+    """A size: its bounds, and the dimension of an input it is read from: `factor` times the size,
+    plus `offset`."""
+    for number, (_, type) in enumerate(program.inputs):
+        for axis, dim in enumerate(type.dims):
+            line = line_of(dim, size)
+            if line is not None:
+                return {
+                    "name": size.name, "low": size.lo, "high": size.hi, "input": number,
+                    "axis": axis, "factor": line[0], "offset": line[1],
+                }  # fmt: skip
+    raise InternalError(f"size {size.name} cannot be read from an input")
+
+
+def _number(dim: Dim) -> Any:
+    """A number as the plan has it (see runtime/plan.py)."""
+    if not isinstance(dim, Expr):
+        return int(dim)
+    if isinstance(dim, Const):
+        return int(dim.value)
+    if isinstance(dim, Sym):
+        return dim.name
+    if not isinstance(dim, Call) or dim.op.name not in OPERATIONS:
+        raise InternalError(f"a launch plan cannot hold {dim}")
+    return [dim.op.name, *map(_number, dim.args)]
 
 
 def _launch_entry(step: LaunchStep) -> dict[str, Any]:
     return {
         "function": step.function,
-        "grid": step.grid,
+        "grid": _number(step.grid),
+        "sizes": [_number(size) for size in step.sizes],
         "block": step.block,
         "shared": step.shared,
         "arguments": [
             {"space": slot.space, "index": slot.index, "offset": slot.offset,
-             "elements": slot.elements, "dtype": str(slot.dtype)}
+             "elements": _number(slot.elements), "dtype": str(slot.dtype)}
             for slot in step.slots
         ],
         "nodes": list(step.nodes),

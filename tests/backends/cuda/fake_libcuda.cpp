@@ -35,7 +35,7 @@ struct Block {
 
 struct Function {
     const char *(*entry)(void **, const int64_t *, uint8_t **, unsigned, unsigned, unsigned,
-                         unsigned);
+                         unsigned, const int64_t *);
     std::string name;
     std::vector<int> sizes;
     int shared = 48 << 10;
@@ -309,7 +309,12 @@ EXPORT Status cuLaunchKernel(void *kernel, unsigned grid, unsigned grid_y, unsig
         std::vector<void *> data;
         std::vector<int64_t> counts;
         std::vector<uint8_t *> written;
+        std::vector<int64_t> numbers;
         for (size_t n = 0; n < pointers.size(); ++n) {
+            if (function.sizes[n] == 0) {
+                numbers.push_back(int64_t(pointers[n]));
+                continue;
+            }
             auto found = block_of(pointers[n]);
             if (found == memory.end()) {
                 return Status(ILLEGAL_ADDRESS);
@@ -321,7 +326,8 @@ EXPORT Status cuLaunchKernel(void *kernel, unsigned grid, unsigned grid_y, unsig
         }
         const char *broken = getenv("FAKE_CUDA_BROKEN");
         const bool failed =
-            function.entry(data.data(), counts.data(), written.data(), grid, block, 0, shared) != nullptr ||
+            function.entry(data.data(), counts.data(), written.data(), grid, block, 0, shared,
+                           numbers.data()) != nullptr ||
             (broken != nullptr && function.name == broken);
         pending = failed ? ILLEGAL_ADDRESS : pending;
         return Status(OK);

@@ -3,16 +3,24 @@ interpreter gives for the static graph of each size."""
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 import test_open_shapes as shapes
-from cuda_programs import needs_compiler
+from cuda_programs import needs_compiler, needs_nvcc
+from fake_driver import FakeDriver
+from fake_gpu import environment, link, make
 
 import graphc
 from graphc.backends.cuda import emit
+from graphc.backends.cuda.bundle import bundle_files, launch_plan
+from graphc.backends.cuda.runtime import Model
 from graphc.backends.cuda.simulator import simulate
+from graphc.cli import app
 from graphc.driver import configured, policy, to_program
 from graphc.ir.compare import compare
 from graphc.ir.graph import Graph
@@ -43,7 +51,9 @@ def agrees(graph: Graph, program: Program, runs: int = 5, tolerance: float = 2e-
             for s in program.sizes
         }
         feeds = random_feeds(pin(graph, dims=dims), seed)
-        wanted = interpret(specialise(graph, {n: a.shape for n, a in feeds.items()}), [*feeds.values()])
+        wanted = interpret(
+            specialise(graph, {n: a.shape for n, a in feeds.items()}), [*feeds.values()]
+        )
         for mine, other in zip(run(list(feeds.values())), wanted, strict=True):
             agreement = compare("output", mine, other)
             assert agreement.within(tolerance), f"{dims}: {agreement}"
@@ -68,11 +78,13 @@ CONTRACTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("precision", ["f32", "f16", "tf32"])
+@pytest.mark.parametrize(
+    "precision, arch", [("f32", ""), ("f16", ""), ("tf32", ""), ("f16", "sm_90a")]
+)
 @pytest.mark.parametrize("name", CONTRACTIONS)
-def test_contractions_are_tiled(name, precision):
+def test_contractions_are_tiled(name, precision, arch):
     graph = open_graph(CONTRACTIONS[name], LARGE)
-    program = open_program(graph, precision=precision)
+    program = open_program(graph, precision=precision, arch=arch)
     tiles = "tiles" if precision == "f32" else "cores"
     assert any(name.startswith(tiles) for name in program.kernels), list(program.kernels)
     agrees(graph, program, tolerance=2e-5 if precision == "f32" else 2e-2)
@@ -113,5 +125,120 @@ ATTENTION = {
 def test_attention_is_one_kernel(name, high, precision):
     graph = open_graph(ATTENTION[name], f"where N: 1..2, S: 1..{high}, L: 1..{high}")
     program = open_program(graph, precision=precision)
-    assert any("attention" in name or "flash" in name for name in program.kernels), list(program.kernels)
+    assert any("attention" in name or "flash" in name for name in program.kernels), list(
+        program.kernels
+    )
     agrees(graph, program, tolerance=2e-5 if precision == "f32" else 5e-3)
+
+
+def test_decoding_with_a_cache_of_open_length():
+    text = (
+        "(%q: f32[1,4,1,32], %k: f32[1,4,32,L], %v: f32[1,4,L,32]) -> ? {} { "
+        "%a = MatMul(%q, %k) %b = Softmax(%a) %r = MatMul(%b, %v)"
+    )
+    graph = open_graph(text, "where L: 1..3000")
+    program = open_program(graph)
+    assert [name for name in program.kernels if name.startswith("attention_part")]
+    agrees(graph, program)
+
+
+def test_runs_of_a_gpu_take_all_sizes():
+    graph = open_graph(CONTRACTIONS["heads"], LARGE)
+    source = emit(open_program(graph))
+    plan, weights = launch_plan(source)
+    plan = json.loads(json.dumps(plan))  # as a launcher reads it
+    model = Model(plan, weights, source.text.encode(), FakeDriver())
+    allocated = model.driver.counts["allocate"]
+    for n, s in [(1, 1), (3, 70), (2, 33), (2, 33), (2, 33), (1, 70)]:
+        rng = np.random.default_rng(n * s)
+        inputs = [rng.standard_normal((n, s, 32), np.float32) for _ in range(2)]
+        (wanted,) = interpret(specialise(graph, {"x": (n, s, 32), "y": (n, s, 32)}), inputs)
+        (on_host,) = model.run(inputs)
+        np.testing.assert_allclose(on_host, wanted, 1e-4, 1e-5)
+        (on_device,) = model.run([model.to_device(x) for x in inputs])
+        assert on_device.shape == wanted.shape
+        np.testing.assert_allclose(on_device.numpy(), wanted, 1e-4, 1e-5)
+    assert model.driver.counts["replay"] > 0
+    assert model.driver.counts["allocate"] - allocated < 20  # memory is that of the largest sizes
+    with pytest.raises(ValueError, match=r"dimension N = 4 is not in 1..3"):
+        model.run([np.zeros((4, 1, 32), np.float32)] * 2)
+    with pytest.raises(ValueError, match=r"input y takes float32\[1, 5, 32\], found .*1, 6, 32"):
+        model.run([np.zeros((1, 5, 32), np.float32), np.zeros((1, 6, 32), np.float32)])
+    with pytest.raises(ValueError, match=r"input x has 2 dimensions or more"):
+        model.run([np.zeros(3, np.float32)] * 2)
+
+
+def test_one_executable_serves_every_size():
+    graph = open_graph(CONTRACTIONS["rows"], LARGE)
+    model = graphc.compile(graph, "cuda", simulate=True, specialise="any")
+    for n, s in [(1, 9), (3, 64)]:
+        x = np.random.default_rng(s).standard_normal((n, s, 24), np.float32)
+        (wanted,) = interpret(specialise(graph, {"x": (n, s, 24)}), [x])
+        np.testing.assert_allclose(model.run([x])[0], wanted, 1e-4, 1e-5)
+    assert [info.is_general for info in model.executables()] == [True]
+
+
+MAIN = """#include <cstdio>
+#include <fstream>
+#include "net.h"
+
+int main()
+{
+    graphc::Model model(net_plan, "weights.bin");
+    const int64_t sizes[][2] = {{3, 70}, {1, 1}, {2, 33}, {2, 33}, {2, 33}, {1, 70}};
+    std::ifstream file("x.bin", std::ios::binary);
+    for (const auto &at : sizes) {
+        model.set_sizes(at);
+        std::vector<char> x(model.input_bytes(0)), y(model.output_bytes(0));
+        file.read(x.data(), std::streamsize(x.size()));
+        const void *values[] = {x.data()};
+        void *results[] = {y.data()};
+        model.run(values, results);
+        std::fwrite(y.data(), 1, y.size(), stdout);
+        const std::vector<int64_t> shape = model.output_shape(0);
+        std::fprintf(stderr, "%d,%d,%d ", int(shape[0]), int(shape[1]), int(shape[2]));
+    }
+    try {
+        const int64_t many[] = {4, 1};
+        model.set_sizes(many);
+    } catch (const graphc::Error &error) {
+        std::fputs(error.what(), stderr);
+    }
+}
+"""
+
+
+@needs_nvcc
+def test_a_cpp_program_takes_all_sizes(tmp_path):
+    graph = open_graph(CONTRACTIONS["rows"], LARGE)
+    for path, contents in bundle_files(emit(open_program(graph)), (), "net").items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(contents)
+    gpu = make(tmp_path)
+    (tmp_path / "main.cpp").write_text(MAIN)
+    sources = [str(tmp_path / name) for name in ("main.cpp", "net.cpp")]
+    link(tmp_path / "main", sources, [tmp_path / "net_kernels.cu"])
+    rng = np.random.default_rng(0)
+    at = [(3, 70), (1, 1), (2, 33), (2, 33), (2, 33), (1, 70)]
+    inputs = [rng.standard_normal((n, s, 24), np.float32) for n, s in at]
+    (tmp_path / "x.bin").write_bytes(b"".join(x.tobytes() for x in inputs))
+    done = subprocess.run(
+        [tmp_path / "main"], cwd=tmp_path, capture_output=True, env=environment(gpu)
+    )
+    assert done.returncode == 0, done.stderr
+    *shapes_, problem = done.stderr.decode().split(" ", len(at))
+    assert shapes_ == [f"{n},{s},40" for n, s in at]
+    assert problem == "size N = 4 is not in 1..3"
+    results = [interpret(specialise(graph, {"x": x.shape}), [x])[0] for x in inputs]
+    flat = np.concatenate([result.reshape(-1) for result in results])
+    np.testing.assert_allclose(np.frombuffer(done.stdout, np.float32), flat, 1e-4, 1e-5)
+
+
+def test_the_command_line_writes_folders_of_open_shape(tmp_path, capsys):
+    model = Path(__file__).parents[3] / "models" / "digits_cnn.onnx"
+    folder = tmp_path / "gpu"
+    options = ["--target", "cuda", "--specialise", "any", "--dim", "N=1..16", "-o", str(folder)]
+    assert app.main(["compile", str(model), *options]) == 0, capsys.readouterr().err
+    plan = json.loads((folder / "plan.json").read_text())
+    assert [(s["name"], s["low"], s["high"]) for s in plan["sizes"]] == [("N", 1, 16)]
+    assert "| sizes | N: 1..16 |" in (folder / "README.md").read_text()

@@ -87,9 +87,9 @@ def test_the_script_reads_inputs(here):
     np.save(here / "x.npy", np.ones((20, 37), np.float32))
     code = (
         "import run_net\n"
-        f"from {PACKAGE}.model import Spec\n"
+        f"from {PACKAGE}.plan import Spec\n"
         "import json\n"
-        "class M: inputs = [Spec(e) for e in json.load(open('plan.json'))['inputs']]\n"
+        "class M: inputs = [Spec(e, {}) for e in json.load(open('plan.json'))['inputs']]\n"
         "x, n = run_net.feeds(M, ['x=x.npy'], 0)\n"
         "print(x.sum(), n.dtype, n.shape)\n"
     )
@@ -102,9 +102,9 @@ def test_the_script_says_which_input_is_wrong(here):
     np.savez(here / "two.npz", a=np.ones(1), b=np.ones(1))
     code = (
         "import run_net\n"
-        f"from {PACKAGE}.model import Spec\n"
+        f"from {PACKAGE}.plan import Spec\n"
         "import json\n"
-        "class M: inputs = [Spec(e) for e in json.load(open('plan.json'))['inputs']]\n"
+        "class M: inputs = [Spec(e, {}) for e in json.load(open('plan.json'))['inputs']]\n"
         "for text in ('x', 'x=missing.npy', 'x=empty.npy', 'x=two.npz', 'y=empty.npy'):\n"
         "    try:\n"
         "        run_net.feeds(M, [text], 0)\n"

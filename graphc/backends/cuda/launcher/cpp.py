@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from graphc.backends.cfamily.names import text_literal
-from graphc.backends.cuda.launcher.python import inputs, outputs, own_outputs
+from graphc.backends.cuda.launcher.python import inputs, outputs, own_outputs, sizes
 from graphc.backends.cuda.machines import DEFAULT_ARCHS
+from graphc.backends.cuda.runtime.plan import value
 from graphc.backends.digests import folded
 from graphc.ir import dtypes
 from graphc.ir.checks import VALUE, WHOLE
@@ -45,6 +47,8 @@ SOURCE = """\
 // The launch plan of {name}: what is launched, in which order, on what.
 #include "{name}.h"
 
+#include <algorithm>
+
 // Kernels, as nvcc names them to the host: only their addresses are used here.
 {declarations}
 
@@ -53,6 +57,7 @@ namespace {{
 using graphc::Argument;
 using graphc::Check;
 using graphc::Launch;
+using graphc::Size;
 using graphc::Space;
 using graphc::Tensor;
 
@@ -62,7 +67,7 @@ using graphc::Tensor;
 const graphc::Plan {name}_plan = {{
     {title}, {inputs}, {input_count}, {outputs}, {output_count},
     {launches}, {launch_count}, {streams}, {arena}, {weights}, {weights_sum}ull, {checks},
-    {check_count},
+    {check_count}, {sizes}, {size_count}, {numbers}, {number_count},
 }};
 """
 
@@ -134,7 +139,7 @@ def cpp_files(name: str, plan: Mapping, archs: Sequence[str], weights: bytes) ->
     functions = sorted({launch["function"] for launch in plan["launches"]})
     listed = [
         f"//     {side}  {text}"
-        for side, texts in (("in", inputs(plan)), ("out", outputs(plan)))
+        for side, texts in (("in", inputs(plan)), ("out", outputs(plan)), ("size", sizes(plan)))
         for text in texts
     ]
     defines = "\n".join(f"#define {function} {name}_{function}" for function in functions)
@@ -154,10 +159,15 @@ def _numbers(archs: Sequence[str]) -> str:
 
 
 def _source(name: str, plan: Mapping, functions: Iterable[str], weights_sum: int) -> str:
-    tables = [*_tensors("input", plan["inputs"]), *_tensors("output", plan["outputs"])]
-    tables += [*_launches(name, plan), *_checks(plan["checks"])]
-    counts = {"input_count": len(plan["inputs"]), "output_count": len(own_outputs(plan)),
-              "check_count": len(plan["checks"])}  # fmt: skip
+    most = {size["name"]: size["high"] for size in plan["sizes"]}
+    tables = [*_tensors("input", plan["inputs"], most), *_tensors("output", plan["outputs"], most)]
+    numbers = _numbers_of_sizes(plan)
+    tables += [*_launches(name, plan), *_checks(plan["checks"]), *_sizes(plan, numbers)]
+    counts = {
+        "input_count": len(plan["inputs"]), "output_count": len(own_outputs(plan)),
+        "check_count": len(plan["checks"]), "size_count": len(plan["sizes"]),
+        "number_count": len(numbers),
+    }  # fmt: skip
     return SOURCE.format(
         name=name,
         declarations="\n".join(f'extern "C" void {name}_{function}();' for function in functions),
@@ -172,6 +182,8 @@ def _source(name: str, plan: Mapping, functions: Iterable[str], weights_sum: int
         weights=plan["weights_bytes"],
         weights_sum=weights_sum,
         checks="checks" if plan["checks"] else "nullptr",
+        sizes="sizes" if plan["sizes"] else "nullptr",
+        numbers="numbers" if plan["sizes"] else "nullptr",
         **counts,
     )
 
@@ -183,10 +195,10 @@ def _table(type: str, name: str, rows: list[str]) -> list[str]:
     return [f"const {type} {name}[] = {{", *(f"    {row}," for row in rows), "};"]
 
 
-def _tensors(kind: str, entries: list[Mapping]) -> list[str]:
+def _tensors(kind: str, entries: list[Mapping], most: Mapping[str, int]) -> list[str]:
     lines, rows = [], []
     for number, entry in enumerate(entries):
-        shape = entry["shape"]
+        shape = [value(dim, most) for dim in entry["shape"]]
         size = math.prod(shape) * dtypes.of(entry["dtype"]).size
         lines += _table("int64_t", f"{kind}_{number}_shape", [str(extent) for extent in shape])
         place = f"{kind}_{number}_shape" if shape else "nullptr"
@@ -194,6 +206,49 @@ def _tensors(kind: str, entries: list[Mapping]) -> list[str]:
             f'{{{text_literal(entry["name"])}, "{entry["dtype"]}", {len(shape)}, {place}, {size}}}'
         )
     return [*lines, *_table("Tensor", f"{kind}s", rows)]
+
+
+def _numbers_of_sizes(plan: Mapping) -> list[str]:
+    """What depends on sizes, in the order that graphc_model.h has; none without sizes."""
+    if not plan["sizes"]:
+        return []
+    names = {size["name"]: n for n, size in enumerate(plan["sizes"])}
+    numbers = []
+    for entry in (*plan["inputs"], *plan["outputs"]):
+        shape = [_in_cpp(dim, names) for dim in entry["shape"]]
+        numbers += [*shape, " * ".join([*shape, str(dtypes.of(entry["dtype"]).size)])]
+    for launch in plan["launches"]:
+        numbers += [_in_cpp(number, names) for number in (launch["grid"], *launch["sizes"])]
+    return numbers
+
+
+OPERATORS = {
+    "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "neg": "(-{})",
+    "floordiv": "graphc::floor_divided({}, {})", "mod": "graphc::floor_left({}, {})",
+    "min": "std::min<int64_t>({}, {})", "max": "std::max<int64_t>({}, {})",
+    "lt": "({} < {})", "le": "({} <= {})", "eq": "({} == {})", "ne": "({} != {})",
+    "and": "({} && {})", "or": "({} || {})", "select": "({} ? {} : {})",
+}  # fmt: skip
+
+
+def _in_cpp(number: Any, names: Mapping[str, int]) -> str:
+    """A number of the plan as an expression over the array of sizes."""
+    if isinstance(number, str):
+        return f"size[{names[number]}]"
+    if isinstance(number, list):
+        operation, *operands = number
+        return OPERATORS[operation].format(*(_in_cpp(x, names) for x in operands))
+    return f"int64_t{{{number}}}"
+
+
+def _sizes(plan: Mapping, numbers: list[str]) -> list[str]:
+    """The table of sizes, and the function that computes what depends on them."""
+    rows = [f"{{{text_literal(s['name'])}, {s['low']}, {s['high']}}}" for s in plan["sizes"]]
+    if not rows:
+        return []
+    lines = [f"    number[{n}] = {text};" for n, text in enumerate(numbers)]
+    head = "void numbers(const int64_t *size, int64_t *number)"
+    return [*_table("Size", "sizes", rows), head, "{", *lines, "}"]
 
 
 def _checks(checks: list[Mapping]) -> list[str]:
@@ -231,11 +286,13 @@ def _argument(argument: Mapping, starts: list[int]) -> str:
 def _row(name: str, number: int, launch: Mapping) -> str:
     """One launch."""
     function, waits = launch["function"], launch["waits"]
-    grid, block = (f"{{{launch[key]}, 1, 1}}" for key in ("grid", "block"))
+    blocks = launch["grid"] if isinstance(launch["grid"], int) else 0  # known with the sizes
+    grid, block = (f"{{{count}, 1, 1}}" for count in (blocks, launch["block"]))
     awaited = _flag(launch["awaited"])
     arguments = f"arguments_{number}" if launch["arguments"] else "nullptr"
     return (
         f'{{reinterpret_cast<const void *>({name}_{function}), "{function}", {grid}, {block}, '
-        f"{launch['shared']}, {arguments}, {len(launch['arguments'])}, {launch['stream']}, "
+        f"{launch['shared']}, {arguments}, {len(launch['arguments'])}, {len(launch['sizes'])}, "
+        f"{launch['stream']}, "
         f"{f'waits_{number}' if waits else 'nullptr'}, {len(waits)}, {awaited}}}"
     )

@@ -2,7 +2,8 @@
 //
 // Weights are uploaded once and there is one arena. The first run launches kernels one after
 // another, each waited for, so that a fault names its kernel; the second captures copies and
-// launches as a graph, independent branches on streams of their own, which later runs replay.
+// launches as a graph, independent branches on streams of their own, which later runs replay, until
+// other sizes are set.
 // A Model may be used by one thread at a time. Failures are thrown as graphc::Error.
 //
 // A program of several models has several copies of this file: the first is as good as any.
@@ -26,7 +27,13 @@ struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// An input or output: contiguous, in C's order.
+// A size of a model of open shape.
+struct Size {
+    const char *name;
+    int64_t low, high;
+};
+
+// An input or output: contiguous, in C's order; of a model of open shape, at the largest sizes.
 struct Tensor {
     const char *name;
     const char *type;  // f32, i64, ...
@@ -53,6 +60,7 @@ struct Launch {
     size_t shared;
     const Argument *arguments;
     int argument_count;
+    int size_count;  // numbers that follow the arguments
     int stream;
     const int *waits;
     int wait_count;
@@ -80,7 +88,17 @@ struct Plan {
     uint64_t weights_sum;  // what sum_of gives for the weights
     const Check *checks;
     int check_count;
+    const Size *sizes;
+    int size_count;
+    // What depends on sizes: for each input, then each output, its extents and its bytes; for each
+    // launch its blocks and the numbers that follow its arguments. Null if there are no sizes.
+    void (*numbers)(const int64_t *sizes, int64_t *numbers);
+    int number_count;
 };
+
+// The quotient rounded down, and what is left; of a divisor above 0.
+inline int64_t floor_divided(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+inline int64_t floor_left(int64_t a, int64_t b) { return a - floor_divided(a, b) * b; }
 
 // A sum over bytes that shows damage. For each 64 KiB: the sum of all 32-bit words (little endian,
 // the last one filled up with zeros), each times an odd factor of its place; all of these folded.
@@ -147,6 +165,11 @@ class Model {
                   "weights");
             place(plan.inputs, plan.input_count, inputs, staged_inputs);
             place(plan.outputs, all_outputs(), outputs, staged_outputs);
+            std::vector<int64_t> largest;
+            for (int n = 0; n < plan.size_count; ++n) {
+                largest.push_back(plan.sizes[n].high);
+            }
+            set_sizes(largest.data());
         } catch (...) {
             close();
             throw;
@@ -158,13 +181,52 @@ class Model {
     Model(const Model &) = delete;
     Model &operator=(const Model &) = delete;
 
-    // Runs on arrays of the host, and waits. They are as plan.inputs and plan.outputs say. Error
-    // tells of a value that the model forbids, as an index out of range; no result is then written.
+    // Sets the sizes of the runs to come, in the order of plan.sizes; at first they are the largest.
+    // Error tells of one that is out of bounds.
+    void set_sizes(const int64_t *sizes)
+    {
+        for (int n = 0; n < plan.size_count; ++n) {
+            const Size &size = plan.sizes[n];
+            if (sizes[n] < size.low || sizes[n] > size.high) {
+                throw Error(std::string("size ") + size.name + " = " + std::to_string(sizes[n]) +
+                            " is not in " + std::to_string(size.low) + ".." +
+                            std::to_string(size.high));
+            }
+        }
+        const std::vector<int64_t> before = numbers;
+        numbers.assign(size_t(plan.number_count), 0);
+        if (plan.numbers != nullptr) {
+            plan.numbers(sizes, numbers.data());
+        }
+        if (before != numbers) {
+            read_numbers();
+            runs = 0;
+            if (graph != nullptr) {
+                cudaGraphExecDestroy(graph);
+                graph = nullptr;
+            }
+        }
+    }
+
+    // The shape of an input or output at the sizes that are set, and its bytes.
+    std::vector<int64_t> input_shape(int number) const { return input_at[size_t(number)].shape; }
+    std::vector<int64_t> output_shape(int number) const { return output_at[size_t(number)].shape; }
+    size_t input_bytes(int number) const
+    {
+        return plan.numbers ? input_at[size_t(number)].bytes : plan.inputs[number].bytes;
+    }
+    size_t output_bytes(int number) const
+    {
+        return plan.numbers ? output_at[size_t(number)].bytes : plan.outputs[number].bytes;
+    }
+
+    // Runs on arrays of the host, and waits. They are as plan.inputs and plan.outputs say, of a
+    // model of open shape as input_shape and output_shape say. Error tells of a value that the model forbids, as an index out of range; no result is then written.
     void run(const void *const *values, void *const *results)
     {
         check(cudaSetDevice(device), "device");
         for (int n = 0; n < plan.input_count; ++n) {
-            memcpy(staged_inputs[n], values[n], plan.inputs[n].bytes);
+            memcpy(staged_inputs[n], values[n], input_bytes(n));
         }
         if (runs == 0) {
             one_by_one();
@@ -178,7 +240,7 @@ class Model {
         check(cudaStreamSynchronize(main_stream), plan.name);
         judge();
         for (int n = 0; n < plan.output_count; ++n) {
-            memcpy(results[n], staged_outputs[n], plan.outputs[n].bytes);
+            memcpy(results[n], staged_outputs[n], output_bytes(n));
         }
     }
 
@@ -190,7 +252,7 @@ class Model {
         std::vector<void *> all(results, results + plan.output_count);
         all.insert(all.end(), outputs.begin() + plan.output_count, outputs.end());
         for (int n = 0; n < plan.launch_count; ++n) {
-            launch(plan.launches[n], values, all.data(), stream);
+            launch(n, values, all.data(), stream);
         }
     }
 
@@ -217,7 +279,35 @@ class Model {
     char *arena = nullptr, *weights_on_device = nullptr;
     std::vector<void *> inputs, outputs, staged_inputs, staged_outputs, device_memory, host_memory;
     cudaGraphExec_t graph = nullptr;
-    uint64_t runs = 0;
+    uint64_t runs = 0;  // since the sizes were set
+    bool proven = false;  // whether a run has waited for every kernel
+
+    struct At {
+        std::vector<int64_t> shape;
+        size_t bytes;
+    };
+    std::vector<int64_t> numbers;  // what depends on sizes
+    std::vector<At> input_at, output_at;
+    std::vector<const int64_t *> launch_at;  // blocks, and what follows the arguments
+
+    void read_numbers()
+    {
+        const int64_t *next = numbers.data();
+        input_at.clear();
+        output_at.clear();
+        launch_at.clear();
+        for (int n = 0; n < plan.input_count + all_outputs(); ++n) {
+            const bool is_input = n < plan.input_count;
+            const Tensor &tensor = is_input ? plan.inputs[n] : plan.outputs[n - plan.input_count];
+            At at{std::vector<int64_t>(next, next + tensor.rank), size_t(next[tensor.rank])};
+            (is_input ? input_at : output_at).push_back(at);
+            next += tensor.rank + 1;
+        }
+        for (int n = 0; n < plan.launch_count; ++n) {
+            launch_at.push_back(next);
+            next += 1 + plan.launches[n].size_count;
+        }
+    }
 
     // The tensor of checks comes after the outputs of the model.
     int all_outputs() const { return plan.output_count + (plan.check_count != 0); }
@@ -281,7 +371,7 @@ class Model {
     void upload(cudaStream_t stream)
     {
         for (int n = 0; n < plan.input_count; ++n) {
-            check(cudaMemcpyAsync(inputs[n], staged_inputs[n], plan.inputs[n].bytes,
+            check(cudaMemcpyAsync(inputs[n], staged_inputs[n], input_bytes(n),
                                   cudaMemcpyHostToDevice, stream),
                   plan.inputs[n].name);
         }
@@ -290,15 +380,25 @@ class Model {
     void download(cudaStream_t stream)
     {
         for (int n = 0; n < all_outputs(); ++n) {
-            check(cudaMemcpyAsync(staged_outputs[n], outputs[n], plan.outputs[n].bytes,
+            check(cudaMemcpyAsync(staged_outputs[n], outputs[n], output_bytes(n),
                                   cudaMemcpyDeviceToHost, stream),
                   plan.outputs[n].name);
         }
     }
 
-    void launch(const Launch &launch, const void *const *values, void *const *results,
-                cudaStream_t stream)
+    void launch(int number, const void *const *values, void *const *results, cudaStream_t stream)
     {
+        const Launch &launch = plan.launches[number];
+        dim3 grid(launch.grid[0], launch.grid[1], launch.grid[2]);
+        std::vector<int64_t> sizes;
+        if (plan.numbers != nullptr) {
+            const int64_t *at = launch_at[size_t(number)];
+            grid = dim3(unsigned(at[0]), 1, 1);
+            sizes.assign(at + 1, at + 1 + launch.size_count);
+        }
+        if (grid.x == 0) {
+            return;
+        }
         std::vector<const void *> pointers(launch.argument_count);
         std::vector<void *> parameters(launch.argument_count);
         for (int n = 0; n < launch.argument_count; ++n) {
@@ -310,8 +410,10 @@ class Model {
             pointers[n] = static_cast<const char *>(base) + argument.offset;
             parameters[n] = &pointers[n];
         }
-        check(cudaLaunchKernel(launch.function,
-                               dim3(launch.grid[0], launch.grid[1], launch.grid[2]),
+        for (int64_t &size : sizes) {
+            parameters.push_back(&size);
+        }
+        check(cudaLaunchKernel(launch.function, grid,
                                dim3(launch.block[0], launch.block[1], launch.block[2]),
                                parameters.data(), launch.shared, stream),
               std::string("kernel ") + launch.name);
@@ -321,10 +423,13 @@ class Model {
     {
         upload(main_stream);
         for (int n = 0; n < plan.launch_count; ++n) {
-            launch(plan.launches[n], inputs.data(), outputs.data(), main_stream);
-            check(cudaStreamSynchronize(main_stream),
-                  std::string("kernel ") + plan.launches[n].name);
+            launch(n, inputs.data(), outputs.data(), main_stream);
+            if (!proven) {
+                check(cudaStreamSynchronize(main_stream),
+                      std::string("kernel ") + plan.launches[n].name);
+            }
         }
+        proven = true;
         download(main_stream);
     }
 
@@ -360,7 +465,7 @@ class Model {
             for (int k = 0; k < each.wait_count; ++k) {
                 check(cudaStreamWaitEvent(branch, events[each.waits[k]], 0), each.name);
             }
-            launch(each, inputs.data(), outputs.data(), branch);
+            launch(n, inputs.data(), outputs.data(), branch);
             if (each.awaited) {
                 check(cudaEventRecord(events[n], branch), each.name);
             }

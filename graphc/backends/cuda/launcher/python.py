@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 SCRIPT = Path(__file__).with_name("run_model.py")
 
@@ -19,7 +20,7 @@ README = """\
 |---|---|
 | inputs | {inputs} |
 | outputs | {outputs} |
-
+{sizes}
 * `kernels.cu` is the CUDA C, one function per launch, each with the ONNX nodes it computes;
   `kernels.ARCH.cubin` and `.ptx` are its machine code. To make more:
   `nvcc -cubin -arch=sm_90 -o kernels.sm_90.cubin kernels.cu`
@@ -45,8 +46,11 @@ build/{name}_example weights.bin
 ```
 
 `graphc::Model model({name}_plan, "weights.bin"); model.run(inputs, outputs);`: see `{name}.h` and
-`{name}_example.cpp`.
+`{name}_example.cpp`.{open}
 """
+
+OPEN = """ `model.set_sizes(sizes)` sets the sizes of the runs to come, at first the largest;
+`model.output_shape(0)` tells what an output then is."""
 
 
 def python_files(name: str, plan: Mapping) -> dict[str, str]:
@@ -60,6 +64,8 @@ def python_files(name: str, plan: Mapping) -> dict[str, str]:
         arena=plan["arena_bytes"],
         inputs=_cell(inputs(plan)),
         outputs=_cell(outputs(plan)),
+        sizes=f"| sizes | {_cell(sizes(plan))} |\n" if plan["sizes"] else "",
+        open=OPEN if plan["sizes"] else "",
         given=f" --input {file}" if plan["inputs"] else "",
     )
     script = SCRIPT.read_text().replace("run_NAME", f"run_{name}")
@@ -91,11 +97,34 @@ def outputs(plan: Mapping) -> list[str]:
 
 
 def _interface(entry: Mapping) -> str:
-    return f"{_name(entry)}: {entry['dtype']}[{','.join(map(str, entry['shape']))}]"
+    return f"{_name(entry)}: {entry['dtype']}[{','.join(map(_shown, entry['shape']))}]"
+
+
+def sizes(plan: Mapping) -> list[str]:
+    """Each size: `batch: 1..32`."""
+    return [f"{_name(size)}: {size['low']}..{size['high']}" for size in plan["sizes"]]
+
+
+SIGNS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "/", "mod": "%"}
+
+
+def _shown(number: Any) -> str:
+    """A number of the plan as people write it."""
+    if isinstance(number, str):
+        return _printable(number)
+    if not isinstance(number, list):
+        return str(number)
+    operation, *operands = number
+    texts = [f"({_shown(x)})" if isinstance(x, list) else _shown(x) for x in operands]
+    sign = SIGNS.get(operation)
+    return sign.join(texts) if sign else f"{operation}({', '.join(texts)})"
 
 
 def _name(entry: Mapping) -> str:
-    name = entry["name"]
+    return _printable(entry["name"])
+
+
+def _printable(name: str) -> str:
     return name if name.isprintable() else json.dumps(name)
 
 

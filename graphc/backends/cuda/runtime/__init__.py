@@ -7,6 +7,7 @@ numpy, and one of PyCUDA and cuda-python, and is copied as it is beside the mode
     cuda_python     through NVIDIA's cuda-python
     arrays          arrays in the memory of a GPU, exchanged with other libraries without copies
     constants       weights, shared by the models that have them
+    plan            a launch plan at some sizes
     model           a launch plan with its weights and machine code, ready to run
     artifact        the same from the files of a folder
 """

@@ -22,6 +22,7 @@ from .model import Model
 
 PARTS = {
     "name",
+    "sizes",
     "inputs",
     "outputs",
     "checks",

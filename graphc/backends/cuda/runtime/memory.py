@@ -91,18 +91,35 @@ class Memory:
 
 class Block:
     """Arrays side by side in one block of device memory, and in one of pinned memory, so that one
-    copy moves all of them. `views` are the arrays in pinned memory, `pointers` on the device."""
+    copy moves all of them: at first arrays of these types, later others that take no more room.
+    `views` are the arrays in pinned memory, `used` the part of it that they take, `pointers` on the
+    device."""
 
     def __init__(self, memory: Memory, types: Sequence[tuple[tuple[int, ...], np.dtype]]):
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in types]
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+        room = _starts(types)[-1]
+        self.pointer = memory.allocate(room)
+        self.pinned = memory.pinned(room)
+        self.arrange(types)
+
+    def arrange(self, types: Sequence[tuple[tuple[int, ...], np.dtype]]) -> None:
+        """Lays out arrays of these types."""
+        starts = _starts(types)
         self.nbytes = starts[-1]
-        self.pointer = memory.allocate(self.nbytes)
-        self.pinned = memory.pinned(self.nbytes)
+        self.used = self.pinned[: self.nbytes]
         self.pointers = tuple(self.pointer + start for start in starts[:-1])
         self.views = [
-            self.pinned[start : start + size].view(dtype).reshape(shape)
-            for start, size, (shape, dtype) in zip(starts, sizes, types)
+            self.pinned[start : start + _nbytes(shape, dtype)].view(dtype).reshape(shape)
+            for start, (shape, dtype) in zip(starts, types)
         ]
+
+
+def _nbytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _starts(types: Sequence[tuple[tuple[int, ...], np.dtype]]) -> list[int]:
+    """Where each array starts, and where all of them end."""
+    starts = [0]
+    for shape, dtype in types:
+        starts.append(starts[-1] + -(-_nbytes(shape, dtype) // ALIGNMENT) * ALIGNMENT)
+    return starts

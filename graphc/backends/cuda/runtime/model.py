@@ -12,7 +12,6 @@ Calls of one model from several threads follow one another.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import weakref
@@ -24,11 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import DeviceArray, element_type
+from .arrays import DeviceArray
 from .constants import Constants
 from .driver import Driver, DriverError
 from .memory import Block, Memory
+from .plan import AtSizes, Launch, OpenPlan, Sizes, Spec
 
+MAX_SIZES = 64  # whose launches are kept per model
 MAX_GRAPHS = 16  # kept per model; the least recently used goes first
 ALIGNMENT = 16  # bytes, of arrays that kernels may read in vectors
 CHECK = "GRAPHC_CUDA_CHECK"  # if set, every launch is waited for, and nothing is captured
@@ -36,44 +37,13 @@ CHECK = "GRAPHC_CUDA_CHECK"  # if set, every launch is waited for, and nothing i
 Pointers = tuple[int, ...]
 
 
-class Spec:
-    """An input or output of a plan."""
-
-    def __init__(self, entry: Mapping[str, Any]):
-        self.name: str = entry["name"]
-        self.shape = tuple(entry["shape"])
-        self.dtype = element_type(entry["numpy"])
-        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
-
-    def check(self, value: Any) -> None:
-        """ValueError unless a value has this type."""
-        if value.dtype != self.dtype or tuple(value.shape) != self.shape:
-            given = f"{value.dtype.name}{list(value.shape)}"
-            wanted = f"{self.dtype.name}{list(self.shape)}"
-            raise ValueError(f"input {self.name} takes {wanted}, found {given}")
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One launch of the plan, its kernel loaded."""
-
-    function: object
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared: int
-    arguments: tuple[tuple[str, int, int], ...]  # space, number, offset in bytes
-    stream: int
-    waits: tuple[int, ...]  # launches on other streams that must be done
-    awaited: bool  # whether another stream waits for it
-    where: str
-
-
 @dataclass(frozen=True)
 class Places:
-    """Where the inputs and outputs of a run lie on the device."""
+    """Where the inputs and outputs of a run lie on the device, and its sizes."""
 
     inputs: Pointers
     outputs: Pointers
+    sizes: Sizes = ()
 
 
 class Model:
@@ -85,26 +55,36 @@ class Model:
 
     def __init__(self, plan: Mapping[str, Any], weights: Any, image: bytes, driver: Driver):
         self.plan, self.driver = plan, driver
-        self.inputs = [Spec(entry) for entry in plan["inputs"]]
-        self.outputs = [Spec(entry) for entry in plan["outputs"]]
         self._lock = threading.RLock()
         self._graphs: OrderedDict[Places, object] = OrderedDict()
         self._host: _HostSide | None = None
         self._proven = False  # whether a run has waited for every kernel
-        self._spare: list[deque[int]] = [deque() for _ in self.outputs]
         with driver.current():
             self._memory = Memory(driver)
             weakref.finalize(self, self._memory.close)
             module = self._memory.module(image)
-            self._launches = [_launch(driver, module, entry) for entry in plan["launches"]]
+            self._open = OpenPlan(plan, driver, module)
+            self._known: OrderedDict[Sizes, AtSizes] = OrderedDict()
+            most = self._at(self._open.most)
+            self.inputs, self.outputs = most.inputs, most.outputs  # at the largest sizes
+            self._spare: list[deque[int]] = [deque() for _ in self.outputs]
             self._stream = self._memory.stream()
             self._branch_streams = [self._memory.stream(apart=True) for _ in range(plan["streams"])]
-            awaited = (n for n, launch in enumerate(self._launches) if launch.awaited)
+            awaited = (n for n, launch in enumerate(most.launches) if launch.awaited)
             self._events = {number: self._memory.event() for number in awaited}
             self._start = self._memory.event()
             self._timed = (self._memory.event(timed=True), self._memory.event(timed=True))
             self._arena = self._memory.allocate(plan["arena_bytes"])
             self._constants = Constants(plan, weights, self._memory, self._stream)
+
+    def _at(self, sizes: Sizes) -> AtSizes:
+        """The plan at some sizes; those of the last runs are remembered."""
+        if sizes not in self._known:
+            self._known[sizes] = self._open.at(sizes)
+            if len(self._known) > MAX_SIZES:
+                self._known.popitem(last=False)
+        self._known.move_to_end(sizes)
+        return self._known[sizes]
 
     # ------------------------------------------------------------ running
 
@@ -118,12 +98,13 @@ class Model:
         """
         if len(values) != len(self.inputs):
             raise ValueError(f"takes {len(self.inputs)} inputs, found {len(values)}")
-        for spec, value in zip(self.inputs, values):
-            spec.check(value)
+        sizes = self._open.sizes_of([value.shape for value in values])
         with self._lock, self.driver.current():
+            for spec, value in zip(self._at(sizes).inputs, values):
+                spec.check(value)
             if any(isinstance(value, DeviceArray) for value in values):
-                return self._judged(self._run_on_device(values))
-            return self._judged(self._run_on_host(values))
+                return self._judged(self._run_on_device(values, sizes))
+            return self._judged(self._run_on_host(values, sizes))
 
     def _judged(self, outputs: list[Any]) -> list[Any]:
         """The outputs but the last, if it tells of checks; ValueError if one does not hold."""
@@ -153,8 +134,9 @@ class Model:
         many times. `before` gives the stream work that comes before each time and is not counted:
         while the GPU is busy with it, this thread gets ahead."""
         start, end = self._timed
+        sizes = self._open.sizes_of([v.shape for v in values])
         with self._lock, self.driver.current():
-            places = Places(tuple(v.pointer for v in values), self._outputs_for_a_run())
+            places = Places(tuple(v.pointer for v in values), self._outputs_for_a_run(), sizes)
             arrays = []
             for _ in range(rounds + 2):  # the first launches one by one, the second captures
                 before(self._stream)
@@ -168,29 +150,34 @@ class Model:
                 spare.append(pointer)
         return arrays[2:]
 
-    def _run_on_host(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        if self._host is None:
-            self._host = _HostSide(self._memory, self.inputs, self.outputs)
-        host = self._host
+    def _run_on_host(self, values: Sequence[np.ndarray], sizes: Sizes) -> list[np.ndarray]:
+        host = self._host_side(sizes)
         for view, value in zip(host.inputs.views, values):
             np.copyto(view, value)
         self._perform(host.places, host)
         self._wait()
         return [view.copy() for view in host.outputs.views]
 
-    def _run_on_device(self, values: Sequence[Any]) -> list[DeviceArray]:
-        pointers = tuple(self._input(n, value) for n, value in enumerate(values))
-        places = Places(pointers, self._outputs_for_a_run())
+    def _host_side(self, sizes: Sizes) -> _HostSide:
+        """The memory of runs on arrays of the host, laid out for some sizes."""
+        if self._host is None:
+            self._host = _HostSide(self._memory, self.inputs, self.outputs)
+        self._host.arrange(self._at(sizes), sizes)
+        return self._host
+
+    def _run_on_device(self, values: Sequence[Any], sizes: Sizes) -> list[DeviceArray]:
+        pointers = tuple(self._input(n, value, sizes) for n, value in enumerate(values))
+        places = Places(pointers, self._outputs_for_a_run(), sizes)
         self._perform(places)
         stream = self.driver.number(self._stream)
         return [
             DeviceArray(
                 pointer, spec.shape, spec.dtype, self.driver, self, spare.append, stream=stream
             )
-            for spec, pointer, spare in zip(self.outputs, places.outputs, self._spare)
+            for spec, pointer, spare in zip(self._at(sizes).outputs, places.outputs, self._spare)
         ]
 
-    def _input(self, number: int, value: Any) -> int:
+    def _input(self, number: int, value: Any, sizes: Sizes) -> int:
         """Where an input lies on the device; copied there if kernels cannot read it in place."""
         stream = self._stream
         resident = isinstance(value, DeviceArray)
@@ -199,9 +186,7 @@ class Model:
                 self.driver.settle(value.stream)
             if value.pointer % ALIGNMENT == 0:
                 return value.pointer
-        if self._host is None:
-            self._host = _HostSide(self._memory, self.inputs, self.outputs)
-        place = self._host.places.inputs[number]
+        place = self._host_side(sizes).places.inputs[number]
         if resident:
             self.driver.copy(place, value.pointer, value.nbytes, stream)
         else:
@@ -240,7 +225,7 @@ class Model:
         stream = self._stream
         if host is not None:
             host.upload(self.driver, stream)
-        for launch in self._launches:
+        for launch in self._at(places.sizes).launches:
             with _named(launch):
                 self._enqueue(launch, places, stream)
                 if waits:
@@ -269,7 +254,7 @@ class Model:
         main, reached, last = self._branch_streams[0], {0}, {}
         if len(self._branch_streams) > 1:
             self.driver.record(self._start, main)
-        for number, launch in enumerate(self._launches):
+        for number, launch in enumerate(self._at(places.sizes).launches):
             stream = self._branch_streams[launch.stream]
             if launch.stream not in reached:
                 self.driver.wait(self._start, stream)
@@ -286,10 +271,13 @@ class Model:
                 self.driver.wait(self._events[number], main)
 
     def _enqueue(self, launch: Launch, places: Places, stream: object) -> None:
+        if launch.grid[0] == 0:
+            return
         pointers = [self._address(argument, places) for argument in launch.arguments]
         self.driver.launch(
-            launch.function, launch.grid, launch.block, launch.shared, stream, pointers
-        )
+            launch.function, launch.grid, launch.block, launch.shared, stream,
+            [*pointers, *launch.sizes],
+        )  # fmt: skip
 
     def _address(self, argument: tuple[str, int, int], places: Places) -> int:
         space, number, offset = argument
@@ -311,40 +299,32 @@ class Model:
 
 
 class _HostSide:
-    """Inputs and outputs in pinned memory, and their counterparts on the device."""
+    """Inputs and outputs in pinned memory, and their counterparts on the device: room for those of
+    the largest sizes."""
 
     def __init__(self, memory: Memory, inputs: Sequence[Spec], outputs: Sequence[Spec]):
-        types = [[(s.shape, s.dtype) for s in specs] for specs in (inputs, outputs)]
-        self.inputs, self.outputs = (Block(memory, tensors) for tensors in types)
-        self.places = Places(self.inputs.pointers, self.outputs.pointers)
+        self.inputs, self.outputs = (Block(memory, _types(specs)) for specs in (inputs, outputs))
+        self.sizes: Sizes | None = None
+
+    def arrange(self, now: AtSizes, sizes: Sizes) -> None:
+        """Lays out the arrays of some sizes."""
+        if self.sizes != sizes:
+            self.inputs.arrange(_types(now.inputs))
+            self.outputs.arrange(_types(now.outputs))
+            self.sizes = sizes
+            self.places = Places(self.inputs.pointers, self.outputs.pointers, sizes)
 
     def upload(self, driver: Driver, stream: object) -> None:
         if self.inputs.nbytes:
-            driver.upload(self.inputs.pointer, self.inputs.pinned, stream)
+            driver.upload(self.inputs.pointer, self.inputs.used, stream)
 
     def download(self, driver: Driver, stream: object) -> None:
         if self.outputs.nbytes:
-            driver.download(self.outputs.pinned, self.outputs.pointer, stream)
+            driver.download(self.outputs.used, self.outputs.pointer, stream)
 
 
-# ---------------------------------------------------------------- plans
-
-
-def _launch(driver: Driver, module: object, entry: Mapping[str, Any]) -> Launch:
-    """A launch of the plan, with its function; DriverError names it."""
-    name, shared = entry["function"], entry["shared"]
-    nodes = ", ".join(entry["nodes"])
-    where = f"kernel {name} (of {nodes})" if nodes else f"kernel {name}"
-    arguments = tuple((a["space"], a["index"], a["offset"]) for a in entry["arguments"])
-    try:
-        function = driver.function(module, name, shared)
-    except DriverError as error:
-        asks = f", which asks for {shared} bytes of shared memory" if shared else ""
-        raise DriverError(f"{where}{asks}: {error}") from error
-    return Launch(
-        function, (entry["grid"], 1, 1), (entry["block"], 1, 1), shared, arguments,
-        entry["stream"], tuple(entry["waits"]), entry["awaited"], where,
-    )  # fmt: skip
+def _types(specs: Sequence[Spec]) -> list[tuple[tuple[int, ...], np.dtype]]:
+    return [(spec.shape, spec.dtype) for spec in specs]
 
 
 @contextmanager

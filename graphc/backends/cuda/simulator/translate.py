@@ -15,7 +15,7 @@ KERNEL = re.compile(
     r'extern "C" __global__ void __launch_bounds__\([\d, ]+\) (?P<name>\w+)\((?P<params>[^)]*)\)'
 )
 POINTER = re.compile(r"(?P<type>(?:const )?\w+) \*(?:__restrict__ )?(?P<name>\w+)")
-_SIZE = re.compile(r"const int64_t (?P<name>\w+)(?=,|$)")
+SIZE = re.compile(r"const int64_t (?P<name>\w+)(?=,|$)")
 _SHARED = re.compile(
     r"__shared__ __align__\((?P<alignment>\d+)\) (?P<type>\w+) (?P<name>\w+)\[(?P<count>\d+)\];"
 )
@@ -59,7 +59,7 @@ def _entry(name: str, params: str, waits: bool) -> str:
         f'simulator::Global<{p["type"]}>("{p["name"]}", data[{n}], counts[{n}], defined[{n}])'
         for n, p in enumerate(POINTER.finditer(params))
     ]
-    arguments += [f"sizes[{n}]" for n, _ in enumerate(_SIZE.finditer(params))]
+    arguments += [f"sizes[{n}]" for n, _ in enumerate(SIZE.finditer(params))]
     call = f"{name}({', '.join(arguments)})"
     return (
         f'extern "C" const char *launch_{name}(void **data, const int64_t *counts,\n'

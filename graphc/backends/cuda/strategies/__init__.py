@@ -32,7 +32,7 @@ def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequenc
         return next(outcome for outcome in lowered if isinstance(outcome, Lowered))
 
     candidates: list[Strategy] = [
-        of_constant_sizes(partial(lower_flash_decoding, gpu=gpu)),
+        partial(lower_flash_decoding, gpu=gpu),
         partial(lower_flash_matrix_cores, gpu=gpu),
         partial(lower_flash_float32, gpu=gpu),
         of_constant_sizes(partial(lower_split_k, gpu=gpu, lower=lower)),
@@ -54,7 +54,9 @@ def of_constant_sizes(strategy: Strategy) -> Strategy:
         shapes = (b.shape for b in (*computation.inputs, *(o.buffer for o in computation.outputs)))
         size = next((x for shape in shapes for x in shape if not isinstance(x, int)), None)
         if size is not None:
-            return f"{function.__name__.removeprefix('lower_')}: sizes must be constants, found {size}"
+            return (
+                f"{function.__name__.removeprefix('lower_')}: sizes must be constants, found {size}"
+            )
         return strategy(computation)
 
     return lower

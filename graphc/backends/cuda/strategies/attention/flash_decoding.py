@@ -39,8 +39,10 @@ from graphc.ir.expr import (
     select,
     substitute,
 )
+from graphc.ir.extents import ceil_divided, most, points
 from graphc.ir.kernel import Barrier, Buffer, Intrin
 from graphc.ir.simplify import simplify
+from graphc.ir.types import elements_of
 from graphc.passes.analysis.attention import (
     LARGEST,
     RESULT,
@@ -71,7 +73,7 @@ def lower_flash_decoding(
     match = match_attention(computation)
     if isinstance(match, str):
         return match
-    rows, keys = count(match.rows), match.key.count
+    rows, keys = points(match.rows), most(match.key.extent)
     if rows > MOST_ROWS:
         return f"attention: flash decoding takes at most {MOST_ROWS} rows, found {rows}"
     is_narrow = any(x.dtype is not f32 for x in (match.a, match.b, match.value))
@@ -80,14 +82,16 @@ def lower_flash_decoding(
             f"attention: flash decoding takes narrow values of more than {ROUNDED} keys, found "
             f"{keys}, whose weights are rounded as the graph says"
         )
+    if not all(isinstance(x.extent, int) for x in match.rows):
+        return "attention: flash decoding takes a constant number of rows, found an open one"
     emitter = _FewRows(match)
     if emitter.cells > MOST_CELLS:
         return (
             f"attention: a thread holds at most {MOST_CELLS} floats of rows and sums, found "
             f"{emitter.cells}"
         )
-    emitter.cut(parts or gpu.multiprocessors * RESIDENT // count(match.outer))
-    flops = 2 * count(match.outer) * rows * keys * (count(match.depth) + count(match.columns))
+    emitter.cut(parts or gpu.multiprocessors * RESIDENT // points(match.outer))
+    flops = 2 * points(match.outer) * rows * keys * (count(match.depth) + count(match.columns))
     if emitter.parts == 1:
         return Lowered(emitter.kernel("attention"), flops=flops)
     total = lower_total(match, emitter.partial_sums, emitter.partial_totals)
@@ -103,7 +107,7 @@ def lower_total(match: Attention, sums: Buffer, totals: Buffer) -> Lowered:
     relative to the maximum of the part, and `totals` [rows, 2, parts]: that maximum, and the sum of
     these weights."""
     indices = [*match.outer, *match.rows]
-    row = flatten_index(tuple(indices), tuple(x.count for x in indices))
+    row = flatten_index(tuple(indices), tuple(x.extent for x in indices))
     column = flatten_index(tuple(match.columns), tuple(x.count for x in match.columns))
     part = Index("part", sums.shape[1])
     largest = Reduce("max", totals[row, 0, part], (part,))
@@ -116,7 +120,7 @@ def lower_total(match: Attention, sums: Buffer, totals: Buffer) -> Lowered:
     }
     result = substitute(match.softmax.result, facts)
     ordered = sorted([*indices, *match.columns], key=lambda x: -_step(match.offset, x))
-    shape = tuple(x.count for x in ordered)
+    shape = tuple(x.extent for x in ordered)
     outputs = tuple(
         Output(replace(o.buffer, shape=shape), tuple(ordered), substitute(expr, {RESULT: result}))
         for o, expr in zip(match.computation.outputs, match.exprs)
@@ -149,7 +153,7 @@ class _FewRows(AttentionBlocks):
         self.q, self.b, self.v = (
             replace(x, expr=cast(x.expr, f32)) for x in (self.q, self.b, self.v)
         )
-        depth, columns = self.q.depth_count, self.v.count
+        depth, columns = count(match.depth), count(match.columns)
         self.deep, self.wide = _chunk(self.b, depth), _chunk(self.v, columns)
         needed = max(depth // self.deep, columns // self.wide)
         self.together = min(WARP, 1 << (needed - 1).bit_length())  # lanes of a group
@@ -170,10 +174,11 @@ class _FewRows(AttentionBlocks):
 
     def cut(self, wanted: int) -> None:
         """Cuts the keys into at most so many parts, of whole tiles."""
-        parts = max(1, min(wanted, self.tiles // TILES))
-        self.tiles_of_part = -(-self.tiles // parts)
-        self.parts = -(-self.tiles // self.tiles_of_part)
-        rows = count(self.match.outer) * self.row_part
+        self.parts = max(1, min(wanted, most(self.tiles) // TILES))
+        self.tiles_of_part = ceil_divided(self.tiles, self.parts)
+        if isinstance(self.tiles, int) and isinstance(self.tiles_of_part, int):
+            self.parts = -(-self.tiles // self.tiles_of_part)  # none without keys
+        rows = elements_of((*(x.extent for x in self.match.outer), self.row_part))
         self.partial_sums = Buffer("partial_sums", f32, (rows, self.parts, self.v.count))
         self.partial_totals = Buffer("partial_totals", f32, (rows, 2, self.parts))
 
@@ -227,13 +232,13 @@ class _FewRows(AttentionBlocks):
         gives an element. What lies beyond the last key or the last position is zero."""
         key = simplify(first + self.key(Const(j, i64)))
         is_key = operand is self.b
-        along = operand.depth_count if is_key else operand.count
-        count = self.depth_chunks if is_key else self.column_chunks
-        there = simplify(call("min", key, as_expr(self.match.key.count - 1)))
+        along = count(operand.depth if is_key else operand.side)
+        parts = self.depth_chunks if is_key else self.column_chunks
+        there = simplify(call("min", key, as_expr(self.match.key.extent - 1, i64)))
         chunks = []
-        for chunk in range(count):
+        for chunk in range(parts):
             start = self._start_of(Const(chunk, i64), size)
-            inside = simplify(call("and", key < self.match.key.count, start < along))
+            inside = simplify(call("and", key < self.match.key.extent, start < along))
             start = simplify(call("min", start, as_expr(along - size)))
             chunks.append(self._chunk_of(operand, there, start, size, inside))
         return chunks
@@ -307,7 +312,7 @@ class _FewRows(AttentionBlocks):
                 with k.when(simplify(start < self.v.count)):
                     self._keep_sums(i, chunk, start)
             k.emit(Barrier())
-            with strided(k, self.v.count, THREADS, self.thread) as column:
+            with strided(k, count(self.v.side), THREADS, self.thread) as column:
                 self._bring_together(i, column)
 
     def _keep_sums(self, i: Expr, chunk: Expr, start: Expr) -> None:

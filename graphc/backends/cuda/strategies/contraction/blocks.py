@@ -100,7 +100,11 @@ class BlockedContraction:
         outer = self.match.outer
         rows = ceil_divided(self.a.count, self.block_rows)
         together = self._swizzled_rows(rows)
-        groups = (divided(rows, together)[0], ceil_divided(self.b.count, self.block_columns), together)
+        groups = (
+            divided(rows, together)[0],
+            ceil_divided(self.b.count, self.block_columns),
+            together,
+        )
         extents = (*(x.extent for x in outer), *groups)
         with self.k.loop(elements_of(extents), "block", name="block") as block:
             *front, group, column, within = unflatten_index(block, extents)

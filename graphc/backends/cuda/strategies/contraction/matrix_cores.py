@@ -32,7 +32,6 @@ from graphc.ir.kernel import Kernel
 from graphc.ir.types import elements_of
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.contraction import Match, match_contraction, wide_sums
-from graphc.passes.analysis.spaces import count
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.transforms.zero_points import take_zero_points
 
@@ -56,8 +55,9 @@ def lower_matrix_cores(
         return f"contraction: factors must be values narrower than {match.hole.dtype}, found none"
     if not gpu.has(kind.instruction):
         return f"contraction: matrix cores must have {kind.instruction}, found none in {gpu.arch}"
-    if not all(isinstance(k.extent, int) for k in match.depth):
-        return f"contraction: the depth must be constant, found {elements_of(k.extent for k in match.depth)}"
+    depth = elements_of(k.extent for k in match.depth)
+    if not isinstance(depth, int):
+        return f"contraction: the depth must be constant, found {depth}"
     rows, columns = points(match.rows), points(match.cols)
     if rows < MIN_ROWS or columns < MIN_COLUMNS or any(x.extent == 0 for x in match.indices):
         return (
@@ -68,7 +68,7 @@ def lower_matrix_cores(
     panels = lay_out_constant(match, kind)
     store_narrow(match, kind)
     batch = points(match.outer)
-    words = -(-count(match.depth) // kind.per_word)
+    words = -(-depth // kind.per_word)
     problem, flat = Problem(batch, rows, columns, words), flattened(match)
 
     def emitter(tile: SlicedTile) -> SlicedContraction:
@@ -82,7 +82,7 @@ def lower_matrix_cores(
     if gpu.group_rate and (grouped := emitter(GROUP_TILES[0])).in_lines:
         tiles = [*(replace(t, held=grouped.panel_a.rounds) for t in GROUP_TILES), *WARP_TILES]
     chosen = tile or choose(ranked(tiles, gpu, problem), kernel)
-    flops = 2 * batch * rows * columns * count(match.depth)
+    flops = 2 * batch * rows * columns * depth
     return Lowered(kernel(chosen), match.prepare, match.temporaries, flops=flops)
 
 

@@ -57,7 +57,6 @@ from graphc.ir.simplify import simplify
 from graphc.ir.types import elements_of
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.contraction import match_contraction, wide_sums
-from graphc.passes.analysis.spaces import count
 from graphc.passes.lower.lowered import Lowered
 
 MIN_DEPTH = 8  # products to sum
@@ -130,8 +129,9 @@ def lower_shared_tiles(
     match = match_contraction(wide_sums(computation), MIN_DEPTH)
     if isinstance(match, str):
         return match
-    if not all(isinstance(k.extent, int) for k in match.depth):
-        return f"contraction: the depth must be constant, found {elements_of(k.extent for k in match.depth)}"
+    depth = elements_of(k.extent for k in match.depth)
+    if not isinstance(depth, int):
+        return f"contraction: the depth must be constant, found {depth}"
     rows, columns = points(match.rows), points(match.cols)
     if min(rows, columns) < MIN_SIDE:
         return f"contraction: tiles need {MIN_SIDE} rows and columns, found {rows} and {columns}"
@@ -139,7 +139,7 @@ def lower_shared_tiles(
         return "contraction: it must have output elements, found none"
     sort_depth(match)
     batch = points(match.outer)
-    problem = Problem(batch, rows, columns, count(match.depth))
+    problem = Problem(batch, rows, columns, depth)
 
     panels = match.b.dtype is f32 and lay_out_constant(match, FLOATS, across=True)
     flat = flattened(match)
@@ -150,7 +150,7 @@ def lower_shared_tiles(
     # those of several groups need most of the shared memory: twice as much in float64
     tiles = [t for t in TILES if t.k_groups == 1 or match.hole.dtype is f32]
     chosen = tile or choose(ranked(tiles, gpu, problem), kernel)
-    flops = 2 * batch * rows * columns * count(match.depth)
+    flops = 2 * batch * rows * columns * depth
     return Lowered(kernel(chosen), match.prepare, match.temporaries, flops=flops)
 
 

@@ -33,8 +33,8 @@ from graphc.ir.expr import (
     substitute,
     walk,
 )
-from graphc.ir.kernel import Buffer, For, Intrin, KernelBuilder
 from graphc.ir.extents import ceil_divided, most
+from graphc.ir.kernel import Buffer, For, Intrin, KernelBuilder
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim
 from graphc.passes.lower.strategies.nest import RECOMPUTE_COST
