@@ -20,7 +20,17 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 def test_help_and_version(capsys):
     assert "examples:" in ok(capsys, "--help")
     assert "graphc 0" in ok(capsys, "--version")
-    for name in ("compile", "run", "verify", "bench", "opt", "inspect", "bisect", "replay"):
+    for name in (
+        "compile",
+        "run",
+        "train",
+        "verify",
+        "bench",
+        "opt",
+        "inspect",
+        "bisect",
+        "replay",
+    ):
         assert f"graphc {name} " in ok(capsys, name, "--help")
 
 

@@ -44,13 +44,15 @@ def folder(elsewhere, capsys):
     """The folder that the examples are run in, with the files they read."""
     np.save("x.npy", VALUES.T)
     np.savez("feeds.npz", x=VALUES.T)
+    for name in ("train.npz", "test.npz"):
+        np.savez(name, x=np.tile(VALUES.T, (40, 1)), label=np.arange(120) % 3)
     Path("my_pass.py").write_text(PLUGIN)
 
 
 def write_model(line: str) -> None:
     """The model of a command, open where the command says how large its batch is."""
-    opened = re.search(r"--dim (\w+)=", line)
-    batch = opened[1] if opened else len(VALUES.T)
+    opened = re.search(r"--dim (\w+)=|graphc (train)", line)
+    batch = (opened[1] or "N") if opened else len(VALUES.T)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"], "fc1"),
         helper.make_node("Relu", ["h"], ["y"], "relu1"),

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from graphc import __version__
-from graphc.cli import bench, bisect, compile, explain, inspect, opt, replay, run, verify
+from graphc.cli import bench, bisect, compile, explain, inspect, opt, replay, run, train, verify
 from graphc.cli.interrupt import EXIT_CODE, interruptible
 from graphc.cli.options import ONE_LINE, examples
 from graphc.cli.output import note
 from graphc.errors import LIMITS, GraphcError, ModelWarning, beyond_limits
 from graphc.plugins import load_file, load_installed
 
-COMMANDS = (compile, run, verify, bench, opt, inspect, explain, bisect, replay)
+COMMANDS = (compile, run, train, verify, bench, opt, inspect, explain, bisect, replay)
 USER_ERROR = 2
 
 
@@ -50,6 +50,7 @@ def parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             ("graphc verify model.onnx", "compile it and compare it with ONNX Runtime"),
             ("graphc bench model.onnx --threads 1", "time it next to ONNX Runtime"),
             ("graphc run model.onnx --input x=x.npy -o y.npz", "run it"),
+            ("graphc train model.onnx --data train.npz -o trained.onnx", "train it"),
             ("graphc compile --help", "options and examples of one command"),
         ),
     )

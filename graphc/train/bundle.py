@@ -11,15 +11,7 @@ from graphc.errors import ModelError
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.targets.micro_c import MicroC
-from graphc.train.optimizers import (
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Lion,
-    Optimizer,
-    RMSProp,
-)
+from graphc.train.optimizers import OPTIMIZERS
 from graphc.train.states import Stateful, trainable
 
 if TYPE_CHECKING:
@@ -40,13 +32,6 @@ class _Part(MicroC):
 
     def program(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
         return self.draft(graph, lower)
-
-
-OPTIMIZERS: Mapping[str, Optimizer] = {
-    "sgd": SGD(), "momentum": SGD(momentum=0.9), "nesterov": SGD(momentum=0.9, nesterov=True),
-    "adam": Adam(), "adamw": AdamW(), "adagrad": Adagrad(), "rmsprop": RMSProp(), "lion": Lion(),
-}  # fmt: skip
-"""By the names that targets.micro_c has for them; the rate is an argument of a step."""
 
 
 def joint_program(

@@ -171,3 +171,10 @@ class Lion(Optimizer):
 def _power(base: float, step: Tensor) -> Tensor:
     """base ** step."""
     return step.__rpow__(base)
+
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": SGD(), "momentum": SGD(momentum=0.9), "nesterov": SGD(momentum=0.9, nesterov=True),
+    "adam": Adam(), "adamw": AdamW(), "adagrad": Adagrad(), "rmsprop": RMSProp(), "lion": Lion(),
+}  # fmt: skip
+"""By the names that commands have for them (targets.micro_c)."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+import numpy as np
+
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
+from graphc.ir.build import Builder
 from graphc.ir.graph import Graph, Op, Value
 from graphc.ir.opdef import lookup
+from graphc.ir.ops.normalization import moments
 from graphc.ir.types import TensorType
 
 DRAW = "number of the draw"
@@ -90,6 +94,27 @@ def with_batch_statistics(graph: Graph) -> dict[str, Value]:
             as_input(graph, maker)
         op.memo.clear()
     return moved
+
+
+def with_shared_statistics(graph: Graph) -> None:
+    """Computes the statistics of each BatchNormalization of training once, as ops of their own: the
+    operator's body has them in every element, and so would its gradient."""
+    for op in [op for op in graph.ops if op.name == "BatchNormalization"]:
+        if not op.attrs.get("training_mode"):
+            continue
+        x, scale, bias, *running = (op.operand(n) for n in range(5))
+        b = Builder(graph, op, op.loc)
+        kept, wide = running[0].tensor.dtype, x.tensor.dtype.compute
+        rest = [axis for axis in range(x.tensor.rank) if axis != 1]
+        mean, _, variance = moments(b, b.Cast(x, to=wide.onnx), rest)
+        own = [b.Cast(b.Squeeze(value, np.array(rest)), to=kept.onnx) for value in (mean, variance)]
+        epsilon = op.attrs.get("epsilon", 1e-5)
+        y = b.op("BatchNormalization", x, scale, bias, *own, epsilon=epsilon)
+        share = op.attrs.get("momentum", 0.9)
+        moved = [b.Add(b.Mul(old, share), b.Mul(new, 1 - share)) for old, new in zip(running, own)]
+        for output, value in zip(op.outputs, (y, *moved)):
+            output.replace_uses(value)
+        op.erase()
 
 
 def with_dropout(graph: Graph, seed: int) -> None:

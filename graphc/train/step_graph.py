@@ -29,6 +29,7 @@ from graphc.train.parameters import (
     statistics,
     with_batch_statistics,
     with_dropout,
+    with_shared_statistics,
 )
 from graphc.transforms import inlined
 
@@ -89,6 +90,7 @@ class _Forward:
             for p in opened.params
         }
         self.graph, self.moved = specialise(opened, shapes, policy=KEEP_INTEGERS), list(moved)
+        with_shared_statistics(self.graph)
         named = {p.name: p for p in self.graph.params}
         self.weights = {name: named[name] for name in recipe.chosen}
         target = batch[TARGET]

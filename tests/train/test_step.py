@@ -112,7 +112,7 @@ REFERENCES = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", REFERENCES)
 def test_losses_are_pytorchs(name):
     reference, target = REFERENCES[name]
     x = floats(4, 3)
