@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphc.ir import opdef
-from graphc.ir.dtypes import DType
+from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Expr
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op, sizes_op
 from graphc.ir.infer import infer_op
@@ -19,11 +19,12 @@ from graphc.ir.wide_bodies import is_narrow
 class Builder:
     """Inserts ops into a region, before `anchor` (None: at the end), inferring types as it goes.
 
-    Operands may be Values, None (omitted), numpy arrays, or Python numbers, which become constants
-    of the dtype of the first Value operand. `loc` is given to every op made. `count` is the number
-    of outputs asked of the composite operator that is being expanded. `batched`: what may be done
-    at once should be one op, which makes fewer kernels, but of more operands at a time. `digits`:
-    constants keep those that narrow floats lack, for ops that turn out to compute in float32.
+    Operands may be Values, None (omitted), numpy arrays, or Python numbers and sizes, which become
+    scalars of the dtype of the first Value operand. `loc` is given to every op made. `count` is the
+    number of outputs asked of the composite operator that is being expanded. `batched`: what may be
+    done at once should be one op, which makes fewer kernels, but of more operands at a time.
+    `digits`: constants keep those that narrow floats lack, for ops that turn out to compute in
+    float32.
     """
 
     def __init__(
@@ -100,6 +101,10 @@ class Builder:
     def _operand(self, value: Any, like: DType | None) -> Value | None:
         if value is None or isinstance(value, Value):
             return value
+        if isinstance(value, Expr):  # of sizes
+            size = self.dims(np.array(value, object))
+            dtype = like or i64
+            return size if dtype is i64 else self.op("Cast", size, to=dtype.onnx)
         if isinstance(value, np.ndarray) and any(isinstance(x, Expr) for x in value.flat):
             return self.dims(value)
         if isinstance(value, (np.ndarray, np.generic)):

@@ -47,6 +47,13 @@ def least(extent: Dim) -> int:
     return extent if isinstance(extent, int) else int(max(bounds(extent)[0], 0))
 
 
+def at_most(one: Dim, other: Dim) -> bool:
+    """Whether an extent is known to be no larger than another, at all sizes."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one <= other
+    return bounds_of_poly(to_poly(simplify(as_expr(other) - one)))[0] >= 0
+
+
 def is_of_sizes(dim: Dim) -> bool:
     """Whether a number is made of symbols and constants alone."""
     return isinstance(dim, int) or all(isinstance(x, (Call, Const, Sym)) for x in walk(dim))

@@ -15,61 +15,63 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.expr import Expr, select
+from graphc.ir.extents import as_dim, at_most
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Float, Int, Operand, OutIndex, composite, op
 from graphc.ir.ops.activation_composites import convert
-from graphc.ir.ops.helpers import float_type, joined, plain_index, sliced
+from graphc.ir.ops.helpers import counted, filled, float_type, joined, plain_index, shaped, sliced
 from graphc.ir.ops.in_range import require
-from graphc.ir.types import Shape
+from graphc.ir.types import Dim, Shape
 
 
 def split_heads(b: Builder, x: Value, heads: int | None) -> Value:
     """(batch, sequence, heads * size) as (batch, heads, sequence, size)."""
-    batch, length, hidden = x.tensor.static_shape
+    batch, length, _ = x.tensor.dims
+    hidden = x.tensor.extent(2)
     if not heads or hidden % heads:
         raise ModelError(f"{hidden} features do not divide into {heads} heads")
-    folded = b.Reshape(x, np.array((batch, length, heads, hidden // heads)))
+    folded = shaped(b, x, batch, length, heads, hidden // heads)
     return b.Transpose(folded, perm=(0, 2, 1, 3))
 
 
 def join_heads(b: Builder, x: Value) -> Value:
     """(batch, heads, sequence, size) as (batch, sequence, heads * size)."""
-    batch, heads, length, size = x.tensor.static_shape
-    return b.Reshape(b.Transpose(x, perm=(0, 2, 1, 3)), np.array((batch, length, heads * size)))
+    batch, heads, length, size = x.tensor.dims
+    return shaped(b, b.Transpose(x, perm=(0, 2, 1, 3)), batch, length, heads * size)
 
 
-def by_key_head(b: Builder, x: Value, key_heads: int) -> Value:
+def by_key_head(b: Builder, x: Value, key_heads: Dim) -> Value:
     """(batch, query heads, rows, size) as (batch, key heads, queries per key * rows, size)."""
-    batch, heads, rows, size = x.tensor.static_shape
+    batch, heads, rows, size = x.tensor.dims
     if heads == key_heads:
         return x
     if heads % key_heads:
         raise ModelError(f"{heads} query heads are no multiple of {key_heads} key heads")
-    return b.Reshape(x, np.array((batch, key_heads, heads // key_heads * rows, size)))
+    return shaped(b, x, batch, key_heads, heads // key_heads * rows, size)
 
 
 def raw_scores(b: Builder, q: Value, k: Value, scale: float) -> Value:
     """scale * Q Kt of every query head: (batch, query heads, rows, columns). Narrow floats are
     multiplied as they are, as matrix units take them."""
-    batch, heads, rows, _ = q.tensor.static_shape
-    _, key_heads, columns, _ = k.tensor.static_shape
+    batch, heads, rows, _ = q.tensor.dims
+    _, key_heads, columns, _ = k.tensor.dims
     is_narrow = q.tensor.dtype.bits < 32
     queries = by_key_head(b, q if is_narrow else b.Mul(q, scale), key_heads)
     scores = b.MatMul(queries, b.Transpose(k, perm=(0, 1, 3, 2)))
     scores = b.Mul(scores, scale) if is_narrow else scores
     if heads == key_heads:
         return scores
-    return b.Reshape(scores, np.array((batch, heads, rows, columns)))
+    return shaped(b, scores, batch, heads, rows, columns)
 
 
 def weighted_values(b: Builder, weights: Value, v: Value) -> Value:
     """The values summed by weights: (batch, query heads, rows, size)."""
-    batch, heads, rows, _ = weights.tensor.static_shape
-    _, key_heads, _, size = v.tensor.static_shape
+    batch, heads, rows, _ = weights.tensor.dims
+    _, key_heads, _, size = v.tensor.dims
     result = b.MatMul(by_key_head(b, weights, key_heads), v)
     if heads == key_heads:
         return result
-    return b.Reshape(result, np.array((batch, heads, rows, size)))
+    return shaped(b, result, batch, heads, rows, size)
 
 
 @composite("Attention", outputs=None)
@@ -89,12 +91,11 @@ def attention(
     if packed:
         q = split_heads(b, q, q_num_heads)
         k, v = (split_heads(b, x, kv_num_heads) for x in (k, v))
-    past = past_key.tensor.dims[2] if past_key is not None else 0
+    past: Dim = past_key.tensor.dims[2] if past_key is not None else 0
     if past_key is not None:
         k, v = b.Concat(past_key, k, axis=2), b.Concat(past_value, v, axis=2)
-    dtype, (_, _, rows, size) = q.tensor.dtype, q.tensor.static_shape
-    columns = k.tensor.dims[2]
-    scores = raw_scores(b, q, k, 1 / math.sqrt(size) if scale is None else scale)
+    dtype, rows, columns = q.tensor.dtype, q.tensor.dims[2], k.tensor.dims[2]
+    scores = raw_scores(b, q, k, 1 / math.sqrt(q.tensor.extent(3)) if scale is None else scale)
     raw = scores
     if softcap:
         scores = b.Mul(b.Tanh(b.Div(scores, softcap)), softcap)
@@ -117,7 +118,7 @@ class Band:
     bound is none. Causal means right = 0.
     """
 
-    def __init__(self, rows: int, columns: int, offset: int, causal: bool, left: int, right: int):
+    def __init__(self, rows: Dim, columns: Dim, offset: Dim, causal: bool, left: int, right: int):
         self.rows, self.columns, self.offset = rows, columns, offset
         self.left = left
         self.right = 0 if causal else right
@@ -127,22 +128,19 @@ class Band:
         return self.left < 0 and self.right < 0
 
     def has_empty_row(self) -> bool:
-        """Whether some row sees nothing."""
-        if self.columns == 0:
+        """Whether some row may see nothing: because there are no columns, or its band, whose right
+        end is no column before the first, begins behind the last."""
+        if not at_most(1, self.columns):
             return True
-        position = np.arange(self.rows) + self.offset
-        first = np.maximum(position - self.left, 0) if self.left >= 0 else 0 * position
-        last = position + self.right if self.right >= 0 else 0 * position + self.columns
-        return bool((first > np.minimum(last, self.columns - 1)).any())
+        return self.left >= 0 and not at_most(self.rows + self.offset - self.left, self.columns)
 
     def allowed(self, b: Builder, offset: Value | None) -> Value:
         """The band as booleans over (rows, columns); `offset` (batch, 1, 1, 1) if it varies."""
-        row = np.arange(self.rows)[:, None]
-        column = b.constant(np.arange(self.columns)[None, :])
-        if offset is None:
-            position = b.constant(row + self.offset)
-        else:
-            position = b.Add(offset, b.constant(row))
+        column = counted(b, self.columns, shape=(1, -1))
+        start = self.offset if offset is None else 0
+        position = counted(b, self.rows, start, shape=(-1, 1))
+        if offset is not None:
+            position = b.Add(offset, position)
         seen = []
         if self.right >= 0:
             last = b.Add(position, self.right) if self.right else position
@@ -171,7 +169,7 @@ def mask_scores(
     if lengths is not None:
         lengths = b.Reshape(lengths, np.array((-1, 1, 1, 1)))
         offset = b.Sub(lengths, band.rows)
-        valid = b.Less(b.constant(np.arange(band.columns)), lengths)
+        valid = b.Less(counted(b, band.columns), lengths)
         scores = b.Where(valid, scores, nothing)
     if not band.is_full:
         scores = b.Where(band.allowed(b, offset), scores, nothing)
@@ -179,15 +177,15 @@ def mask_scores(
     return scores, may_be_empty
 
 
-def pad_mask(b: Builder, mask: Value, columns: int) -> Value:
+def pad_mask(b: Builder, mask: Value, columns: Dim) -> Value:
     """The mask extended to `columns` columns that may not be attended."""
-    *outer, width = mask.tensor.static_shape
+    *outer, width = mask.tensor.dims
     if width == columns:
         return mask
     dtype = mask.tensor.dtype
     blocked = False if dtype is dtypes.boolean else -math.inf
-    tail = np.full((*outer, columns - width), blocked, dtype.np)
-    return b.Concat(mask, b.constant(tail), axis=-1)
+    tail = filled(b, blocked, (*outer, as_dim(columns - width)), dtype)
+    return b.Concat(mask, tail, axis=-1)
 
 
 def masked_softmax(b: Builder, scores: Value, may_be_empty: bool) -> Value:
@@ -285,12 +283,12 @@ def linear_attention(
             verb = "requires" if needed else "forbids"
             raise ModelError(f"update_rule {update_rule!r} {verb} operand {name}")
     dtype, state_dtype = query.tensor.dtype, (past_state or query).tensor.dtype
-    batch, length, _ = query.tensor.static_shape
+    batch, length = query.tensor.dims[0], query.tensor.extent(1)
     q, k, v = (
         convert(b, split_heads(b, x, heads), dtypes.f32)
         for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
     )
-    size, width = k.tensor.dims[3], v.tensor.dims[3]
+    size, width = k.tensor.extent(3), v.tensor.extent(3)
     q = b.Mul(q, scale or 1 / math.sqrt(size))
     state = _initial_state(b, past_state, (batch, kv_num_heads, size, width))
     gate = _gate(b, decay, kv_num_heads, size) if decays else None
@@ -305,9 +303,9 @@ def linear_attention(
     return convert(b, join_heads(b, joined(b, rows, axis=2)), dtype), convert(b, state, state_dtype)
 
 
-def _initial_state(b: Builder, past: Value | None, shape: tuple) -> Value:
+def _initial_state(b: Builder, past: Value | None, shape: Shape) -> Value:
     if past is None:
-        return b.constant(np.zeros(shape, np.float32))
+        return filled(b, 0, shape, dtypes.f32)
     return convert(b, past, dtypes.f32)
 
 
@@ -327,9 +325,9 @@ def _linear_step(
     if rate is not None:
         v = b.Mul(rate, b.Sub(v, b.MatMul(k, state)))
     state = b.Add(state, b.Mul(column, v))
-    batch, heads, rows, size = q.tensor.static_shape
+    batch, heads, rows, _ = q.tensor.dims
     read = b.MatMul(by_key_head(b, q, state.tensor.dims[1]), state)
-    return state, b.Reshape(read, np.array((batch, heads, rows, -1)))
+    return state, shaped(b, read, batch, heads, rows, state.tensor.dims[3])
 
 
 # ---------------------------------------------------------------- causal convolution
@@ -346,10 +344,10 @@ def causal_conv_with_state(
     """
     if activation not in ("none", "silu", "swish"):
         raise UnsupportedError(f"activation {activation!r} is not one of none, silu, swish")
-    batch, channels, length = x.tensor.static_shape
-    keep = weight.tensor.static_shape[2] - 1
+    batch, channels, length = x.tensor.dims
+    keep = weight.tensor.extent(2) - 1
     if past_state is None:
-        past_state = b.constant(np.zeros((batch, channels, keep), x.tensor.dtype.np))
+        past_state = filled(b, 0, (batch, channels, keep), x.tensor.dtype)
     padded = b.Concat(past_state, x, axis=2) if keep else x
     y = b.Conv(padded, weight, bias, group=channels)
     if activation != "none":

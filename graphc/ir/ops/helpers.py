@@ -19,6 +19,7 @@ from graphc.ir.build import Builder
 from graphc.ir.checks import must_lie
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import TRUE, Const, Expr, as_expr, maximum, minimum, select
+from graphc.ir.extents import as_dim
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Operand
 from graphc.ir.simplify import bounds
@@ -127,11 +128,36 @@ def clamped(index: Expr, extent: Dim) -> Expr:
     return minimum(maximum(index.cast(i64), 0), as_expr(extent, i64) - 1)
 
 
-def sliced(b: Builder, x: Value, start: int, end: int, axis: int) -> Value:
+def sliced(b: Builder, x: Value, start: Dim, end: Dim, axis: int) -> Value:
     """The positions from `start` up to `end` of an axis; x itself if these are all."""
-    if (start, end) == (0, x.tensor.dims[axis]):
+    if (start, as_dim(end)) == (0, x.tensor.dims[axis]):
         return x
-    return b.Slice(x, *(np.array([number]) for number in (start, end, axis)))
+    return b.Slice(x, *(b.dims([as_dim(number)]) for number in (start, end, axis)))
+
+
+def shaped(b: Builder, x: Value, *shape: Dim) -> Value:
+    """The elements of x in another shape, whose zeros are extents."""
+    shape = tuple(map(as_dim, shape))
+    return b.Reshape(x, b.dims(shape), allowzero=1 if 0 in shape else None)
+
+
+def filled(b: Builder, number: float, shape: Shape, dtype: DType) -> Value:
+    """A tensor of one number."""
+    if all(isinstance(extent, int) for extent in shape):
+        return b.constant(np.full(shape, number, dtype.np))
+    return b.Expand(b.constant(number, dtype), b.dims(shape))
+
+
+def counted(
+    b: Builder, count: Dim, start: Dim = 0, dtype: DType = i64, shape: tuple[int, ...] = (-1,)
+) -> Value:
+    """`count` integers from `start` on, in a shape of which one dimension is -1."""
+    if isinstance(count, int) and isinstance(start, int):
+        return b.constant(np.arange(start, start + count, dtype=dtype.np).reshape(shape))
+    limits = (np.array(as_dim(limit), object) for limit in (start, start + count))
+    numbers = b.Range(*map(b.dims, limits), np.array(1))
+    numbers = numbers if dtype is i64 else b.Cast(numbers, to=dtype.onnx)
+    return numbers if len(shape) == 1 else b.Reshape(numbers, np.array(shape))
 
 
 def joined(b: Builder, values: Sequence[Value], axis: int) -> Value:

@@ -16,7 +16,7 @@ import numpy as np
 
 from graphc.ir.build import Builder
 from graphc.ir.graph import Op, Region, Value
-from graphc.ir.ops.helpers import joined, sliced
+from graphc.ir.ops.helpers import filled, joined, shaped, sliced
 from graphc.ir.ops.recurrent_layers import with_steps
 
 MOST_STEPS = 1 << 13  # that are written out
@@ -62,7 +62,7 @@ class LongLayer:
 
     def run(self) -> list[Value]:
         """Y (steps, 1, batch, hidden) and the last state."""
-        steps = self.x.tensor.static_shape[0]
+        steps = self.x.tensor.extent(0)
         whole = steps // PIECE * PIECE
         backwards = self.attrs["direction"] == "reverse"
         rows, state = [], self.state
@@ -76,7 +76,7 @@ class LongLayer:
 
     def rest(self, start: int, state: list[Value]) -> list[Value]:
         """The steps from `start` on."""
-        b, steps = self.b, self.x.tensor.static_shape[0]
+        b, steps = self.b, self.x.tensor.extent(0)
         x = sliced(b, self.x, start, steps, 0)
         lengths = None
         if self.lengths is not None:
@@ -105,9 +105,8 @@ class LongLayer:
     def pieces(self, steps: int, state: list[Value]) -> list[Value]:
         """The first steps, piece by piece."""
         b, count = self.b, steps // PIECE
-        batch, features = self.x.tensor.static_shape[1:]
         first = sliced(b, self.x, 0, steps, 0)
-        scanned = [b.Reshape(first, np.array((count, PIECE, batch, features)))]
+        scanned = [shaped(b, first, count, PIECE, *self.x.tensor.dims[1:])]
         if self.lengths is not None:
             starts = np.arange(count)[:, None] * PIECE
             scanned.append(self.within(self.lengths, starts, PIECE))
@@ -120,8 +119,7 @@ class LongLayer:
             scan_input_directions=(backwards,) * len(scanned),
             scan_output_directions=(backwards,), captures=len(given),
         )  # fmt: skip
-        hidden = y.tensor.static_shape[-1]
-        return [b.Reshape(y, np.array((steps, 1, batch, hidden))), *last]
+        return [shaped(b, y, steps, 1, *y.tensor.dims[-2:]), *last]
 
     def body(
         self, state: list[Value], scanned: list[Value], captured: list[Value | None]
@@ -129,9 +127,7 @@ class LongLayer:
         """The layer on one piece: the state and a piece in, the state and Y out."""
         region = Region()
         inner = [region.add_param(v.type) for v in state]
-        x, *lengths = [
-            region.add_param(v.tensor.with_shape(v.tensor.static_shape[1:])) for v in scanned
-        ]
+        x, *lengths = [region.add_param(v.tensor.with_shape(v.tensor.dims[1:])) for v in scanned]
         *weights, peepholes = [v and region.add_param(v.type) for v in captured]
         b = Builder(region, loc=self.b.loc)
         y, *last = self.layer(b, x, weights, next(iter(lengths), None), inner, peepholes)
@@ -148,7 +144,7 @@ def in_pieces(
     operator of each direction."""
     if layout:
         x = b.Transpose(x, perm=(1, 0, 2))
-    batch, dtype = x.tensor.static_shape[1], x.tensor.dtype
+    batch, dtype = x.tensor.dims[1], x.tensor.dtype
     results = []
     for number, attrs in enumerate(ways):
 
@@ -159,7 +155,7 @@ def in_pieces(
         state = []
         for value in initial:
             if value is None:
-                state.append(b.constant(np.zeros((1, batch, hidden), dtype.np)))
+                state.append(filled(b, 0, (1, batch, hidden), dtype))
                 continue
             turned = b.Transpose(value, perm=(1, 0, 2)) if layout else value
             state.append(own(turned))

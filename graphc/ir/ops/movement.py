@@ -6,7 +6,6 @@ be the same memory. Joins, pads and constants of shapes are in assembly.py, gath
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, as_expr, maximum, minimum
+from graphc.ir.extents import as_dim, at_most
 from graphc.ir.opdef import Any_, Int, Known, Operand, OutIndex, linear, op
 from graphc.ir.ops.helpers import dims_of, ints_of, normal_axes, normal_axis, replaced
 from graphc.ir.simplify import bounds, simplify
@@ -272,25 +272,35 @@ def slice_op(
 
 def _split_sizes(
     x: Operand, split: np.ndarray | None, axis: int, num_outputs: int | None, count: int
-) -> list[int]:
+) -> list[Dim]:
     """The extents of the parts along `axis`."""
     extent: Any = x.shape[axis]
     if split is not None:
-        sizes = ints_of(split)
+        sizes = _limits(split)
     else:
         parts = count if num_outputs is None else num_outputs
         if parts != count:
             raise ModelError(f"num_outputs is {parts}, but there are {count} outputs")
-        chunk = math.ceil(extent / parts)
-        sizes = [max(0, min(chunk, extent - n * chunk)) for n in range(parts)]
-    if len(sizes) != count or sum(sizes) != extent or min(sizes) < 0:
+        sizes = _equal_parts(extent, parts)
+    if len(sizes) != count or as_dim(sum(sizes)) != extent or not all(at_most(0, n) for n in sizes):
         raise ModelError(f"sizes {sizes} do not split extent {extent} into {count} outputs")
     return sizes
 
 
+def _equal_parts(extent: Dim, parts: int) -> list[Dim]:
+    """The extents of parts, the last of which may be smaller. ModelError if extents of open size
+    do not divide."""
+    chunk = as_dim((extent + parts - 1) // parts)
+    if isinstance(chunk, int) and isinstance(extent, int):
+        return [max(0, min(chunk, extent - n * chunk)) for n in range(parts)]
+    if as_dim(chunk * parts) != extent:
+        raise ModelError(f"extent {extent} may not divide into {parts} equal parts")
+    return [chunk] * parts
+
+
 def _split_shapes(
     x: Operand, split: np.ndarray | None, *, axis: int, num_outputs: int | None, count: int
-) -> list[Sequence[int]]:
+) -> list[Shape]:
     axis = normal_axis(axis, x.rank)
     sizes = _split_sizes(x, split, axis, num_outputs, count)
     return [replaced(x.shape, axis, size) for size in sizes]

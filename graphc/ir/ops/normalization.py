@@ -19,7 +19,7 @@ from graphc.ir.expr import Expr, Index, as_expr, cast, reduce, select, sqrt
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Operand, OutIndex, axes, composite, op
 from graphc.ir.ops.activation_composites import convert
-from graphc.ir.ops.helpers import float_type, normal_axis, same_shape
+from graphc.ir.ops.helpers import float_type, normal_axis, same_shape, shaped
 from graphc.ir.ops.pooling import power, root
 from graphc.ir.types import Dim, Shape
 
@@ -137,16 +137,18 @@ def group_normalization(
     stash_type: int = 1,
 ) -> Value:  # fmt: skip
     """Zero mean and unit variance within each of `num_groups` groups of channels."""
-    batch, channels, *spatial = x.tensor.static_shape
+    batch, _, *spatial = x.tensor.dims
+    channels = x.tensor.extent(1)
     if channels % num_groups:
         raise ModelError(f"{channels} channels do not divide into {num_groups} groups")
-    grouped = b.Reshape(x, np.array((batch, num_groups, -1)))
+    size = math.prod((channels // num_groups, *spatial))  # type: ignore[arg-type]
+    grouped = shaped(b, x, batch, num_groups, size)
     wide = stashed(b, grouped, stash_type)
     _, centred, variance = moments(b, wide, (2,))
     normal = convert(b, b.Mul(centred, inverse_root(b, variance, epsilon)), x.tensor.dtype)
     per_channel = np.array((channels, *(1,) * len(spatial)))
     return scale_and_shift(
-        b, b.Reshape(normal, np.array(x.tensor.static_shape)),
+        b, shaped(b, normal, *x.tensor.dims),
         b.Reshape(scale, per_channel), b.Reshape(bias, per_channel),
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, composite
 from graphc.ir.ops import long_recurrent
-from graphc.ir.ops.helpers import joined, sliced
+from graphc.ir.ops.helpers import filled, joined, shaped, sliced
 from graphc.ir.ops.in_range import require
 from graphc.ir.ops.recurrent_layers import (
     Layer,
@@ -58,12 +58,12 @@ class Recurrence:
     def __post_init__(self) -> None:
         if self.layout:
             self.x = self.b.Transpose(self.x, perm=(1, 0, 2))
-        self.sequence, self.batch, _ = self.x.tensor.static_shape
+        self.sequence, self.batch = self.x.tensor.extent(0), self.x.tensor.dims[1]
 
     def initial(self, value: Value | None, direction: int) -> Value:
         """The (batch, hidden) state to start from; zeros if none is given."""
         if value is None:
-            return self.b.constant(np.zeros((self.batch, self.hidden), self.x.tensor.dtype.np))
+            return filled(self.b, 0, (self.batch, self.hidden), self.x.tensor.dtype)
         axis = 1 if self.layout else 0
         return pick(self.b, value, direction, axis)
 
@@ -113,12 +113,12 @@ class Recurrence:
 
     def input_shares(self, layer: Layer) -> Sequence[Value]:
         """W x + b of every step, from one matrix product."""
-        b, features = self.b, self.x.tensor.static_shape[2]
-        flat = _reshaped(b, self.x, (self.sequence * self.batch, features))
+        b, features = self.b, self.x.tensor.dims[2]
+        flat = shaped(b, self.x, self.sequence * self.batch, features)
         shares = layer.share_of(flat)
         if self.sequence <= 1:
             return [shares]
-        sizes = np.full(self.sequence, self.batch)
+        sizes = b.dims([self.batch] * self.sequence)
         return b.Split(shares, sizes, axis=0, outputs=self.sequence)
 
 
@@ -127,7 +127,7 @@ def started(
 ) -> Value | None:
     """The state to start from; None, which stands for zero, if there are no steps, and zero for
     samples that have none."""
-    if state is None or x.tensor.static_shape[1 if layout else 0] == 0:
+    if state is None or x.tensor.dims[1 if layout else 0] == 0:
         return None
     if lengths is None:
         return state
@@ -147,7 +147,7 @@ def stack(b: Builder, values: Sequence[Value]) -> Value:
 
 def unstack(b: Builder, value: Value) -> list[Value]:
     """The values along the first axis, without it."""
-    count = value.tensor.static_shape[0]
+    count = value.tensor.extent(0)
     parts = b.Split(value, np.ones(count, np.int64), axis=0, outputs=count)
     return [b.Squeeze(part, np.array([0])) for part in parts]
 
@@ -167,7 +167,7 @@ def recurrent(
     if lengths is not None:
         require(b, lengths, 0, long_recurrent.steps_of(x, layout), "length")
     ways = ways_of(direction)
-    hidden = hidden_size or r.tensor.static_shape[2]
+    hidden = hidden_size or r.tensor.extent(2)
     initial = [started(b, v, x, lengths, layout) for v in initial]
     if long_recurrent.steps_of(x, layout) > long_recurrent.MOST_STEPS:
         attrs = [
@@ -264,9 +264,9 @@ def collect(
     b, hidden = whole.b, whole.hidden
     shape = (whole.sequence, 1, whole.batch, hidden)
     if whole.sequence:
-        sides = [_reshaped(b, joined(b, outputs, 0), shape) for outputs, _ in results]
+        sides = [shaped(b, joined(b, outputs, 0), *shape) for outputs, _ in results]
     else:
-        sides = [b.constant(np.zeros(shape, whole.x.tensor.dtype.np)) for _ in results]
+        sides = [filled(b, 0, shape, whole.x.tensor.dtype) for _ in results]
     y = joined(b, sides, 1)
     last = []
     for k in range(states):
@@ -276,11 +276,6 @@ def collect(
         y = b.Transpose(y, perm=(2, 0, 1, 3))
         last = [b.Transpose(v, perm=(1, 0, 2)) for v in last]
     return [y, *last]
-
-
-def _reshaped(b: Builder, value: Value, shape: tuple[int, ...]) -> Value:
-    """The value in a shape whose zeros are extents."""
-    return b.Reshape(value, np.array(shape), allowzero=1 if 0 in shape else None)
 
 
 # ---------------------------------------------------------------- the operators

@@ -20,11 +20,13 @@ import numpy as np
 from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType, i64
+from graphc.ir.extents import as_dim, at_most
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, composite
 from graphc.ir.ops.attention import Band, join_heads, raw_scores, split_heads, weighted_values
-from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS
+from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, counted, shaped, sliced
 from graphc.ir.ops.in_range import require
+from graphc.ir.types import Dim
 
 FILTERED = -10000.0  # what is added to the scores of padding
 QUERY, KEY, VALUE = range(3)
@@ -39,18 +41,18 @@ def refuse(**given: Any) -> None:
 
 def scale_of(scale: float | None, q: Value) -> float:
     """The factor of the scores: 1 / sqrt(size of a head) unless it is given."""
-    return scale or 1 / math.sqrt(q.tensor.static_shape[-1])
+    return scale or 1 / math.sqrt(q.tensor.extent(-1))
 
 
-def causal_band(b: Builder, rows: int, columns: int, past: int) -> Value | None:
+def causal_band(b: Builder, rows: Dim, columns: Dim, past: Dim) -> Value | None:
     """Which keys each query may see, of which there are `past` before the first; None: all. The
     last query sees all keys, also if there are more of them than queries."""
-    if rows <= 1:
+    if at_most(rows, 1):
         return None
     visible = Band(rows, columns, past, causal=True, left=-1, right=-1).allowed(b, None)
-    if columns <= past + rows:
+    if at_most(columns, past + rows):
         return visible
-    return b.Or(visible, b.constant(np.arange(rows)[:, None] == rows - 1))
+    return b.Or(visible, b.Equal(counted(b, rows, shape=(-1, 1)), as_dim(rows - 1)))
 
 
 def among(b: Builder, scores: Value, visible: Value | None, other: float = -math.inf) -> Value:
@@ -64,7 +66,7 @@ def among(b: Builder, scores: Value, visible: Value | None, other: float = -math
 
 
 def padding(
-    b: Builder, mask: Value, batch: int, rows: int, columns: int, filtered: float, dtype: DType
+    b: Builder, mask: Value, batch: Dim, rows: Dim, columns: Dim, filtered: float, dtype: DType
 ) -> Value | None:
     """What a mask of either kind adds to scores, (batch, 1, 1 or rows, columns); None for nothing.
 
@@ -72,14 +74,16 @@ def padding(
     column hides nothing. One of rank 1 holds where the keys of each sample end; where these begin
     follows, if it is twice as long (otherwise what follows is of use to packed sequences only).
     """
-    shape = mask.tensor.static_shape
+    shape = mask.tensor.dims
     if shape in ((batch, 1), (1, 1)):
         return None
     if shape in ((batch, columns), (batch, rows, columns)):
-        whole = b.Reshape(mask, np.array((batch, 1, -1, columns)))
+        whole = shaped(b, mask, batch, 1, 1 if len(shape) == 2 else rows, columns)
         keep = b.Greater(whole, b.constant(0, mask.tensor.dtype))
-    elif shape in ((batch,), (2 * batch,), (3 * batch + 2,)):
-        keep = _between(b, mask, batch, columns, has_starts=shape[0] == 2 * batch)
+        if len(shape) == 2 and not at_most(2, columns):
+            keep = b.Or(keep, b.Equal(b.dims([columns]), 1))
+    elif shape in ((batch,), (as_dim(2 * batch),), (as_dim(3 * batch + 2),)):
+        keep = _between(b, mask, batch, columns, has_starts=shape[0] == as_dim(2 * batch))
     else:
         raise UnsupportedError(
             f"a mask of shape {list(shape)} for {batch} samples of {rows} queries and {columns} "
@@ -88,24 +92,24 @@ def padding(
     return b.Where(keep, b.constant(0, dtype), b.constant(filtered, dtype))
 
 
-def _between(b: Builder, mask: Value, batch: int, columns: int, has_starts: bool) -> Value:
+def _between(b: Builder, mask: Value, batch: Dim, columns: Dim, has_starts: bool) -> Value:
     """Whether a key lies before the end, and from the start on, of its sample."""
-    key = b.constant(np.arange(columns, dtype=mask.tensor.dtype.np))
+    key = counted(b, columns, dtype=mask.tensor.dtype)
 
     def bound(number: int) -> Value:
-        first = np.array([number * batch])
-        return b.Reshape(b.Slice(mask, first, first + batch), np.array((batch, 1, 1, 1)))
+        part = sliced(b, mask, number * batch, (number + 1) * batch, 0)
+        return shaped(b, part, batch, 1, 1, 1)
 
     keep = b.Less(key, bound(0))
     return b.And(keep, b.GreaterOrEqual(key, bound(1))) if has_starts else keep
 
 
 def _masked_attention(
-    b: Builder, q: Value, k: Value, v: Value, mask: Value | None, bias: Value | None, past: int,
+    b: Builder, q: Value, k: Value, v: Value, mask: Value | None, bias: Value | None, past: Dim,
     scale: float | None, filtered: float, causal: int,
 ) -> tuple[Value, Value]:  # fmt: skip
     """Attention of (batch, heads, length, size), heads side by side again, and its scores."""
-    batch, _, rows, _ = q.tensor.static_shape
+    batch, _, rows, _ = q.tensor.dims
     columns = k.tensor.dims[2]
     scores = raw_scores(b, q, k, scale_of(scale, q))
     if bias is not None:
@@ -157,10 +161,10 @@ def _self_attention(
     q, k, v = (split_heads(b, part, heads) for part in parts)
     k, v = b.rounded(k), b.rounded(v)
     if mask is not None and mask.tensor.rank == 1:  # where the keys of each sample end
-        require(b, mask, 0, i64.max, "length", q.tensor.static_shape[:1])
-    length = 0
+        require(b, mask, 0, i64.max, "length", q.tensor.dims[:1])
+    length: Dim = 0
     if past is not None:
-        length = past.tensor.static_shape[3]
+        length = past.tensor.dims[3]
         k, v = (
             b.Concat(b.Gather(past, np.array(n), axis=0), new, axis=2)
             for n, new in enumerate((k, v))
@@ -184,7 +188,7 @@ def quantised_attention(
 ) -> Value | tuple[Value, ...]:  # fmt: skip
     """Attention of 8-bit x and weights, whose scale and zero point may be per column."""
     refuse(do_rotary=do_rotary, past_present_share_buffer=past_present_share_buffer)
-    width = weights.tensor.static_shape[-1]
+    width = weights.tensor.extent(-1)
     columns = [_thirds(b, v, width) for v in (weights, weight_scale, weight_zero, bias)]
     parts = [
         b.MatMulIntegerToFloat(x, w, x_scale, step, x_zero, zero, added, domain=RUNTIME)
@@ -206,7 +210,7 @@ def _projected(
     b: Builder, x: Value, weights: Value, bias: Value | None, sizes: Sequence[int] | None
 ) -> list[Value]:
     """Queries, keys and values: a product each, which targets may make one of again."""
-    width = weights.tensor.static_shape[-1]
+    width = weights.tensor.extent(-1)
     sizes = sizes or (width // 3,) * 3
     if len(sizes) != 3 or sum(sizes) != width:
         raise ModelError(f"the weights have {width} columns, not those of {list(sizes)}")
@@ -245,9 +249,9 @@ def multi_head_attention(
         k = split_heads(b, plus(b, key, biases[KEY]), num_heads)
         v = split_heads(b, plus(b, value, biases[VALUE]), num_heads)
     k, v = b.rounded(k), b.rounded(v)
-    length = 0
+    length: Dim = 0
     if past_key is not None:
-        length = past_key.tensor.static_shape[2]
+        length = past_key.tensor.dims[2]
         k, v = b.Concat(past_key, k, axis=2), b.Concat(past_value, v, axis=2)
     result, scores = _masked_attention(
         b, q, k, v, key_padding_mask, attention_bias, length, scale, mask_filter_value,
@@ -275,10 +279,9 @@ def _unpacked(
 
 def _members(b: Builder, packed: Value) -> list[Value]:
     """(batch, length, heads, count, size) as `count` times (batch, length, heads * size)."""
-    batch, length, heads, count, size = packed.tensor.static_shape
-    flat = np.array((batch, length, heads * size))
-    parts = (b.Gather(packed, np.array(n), axis=3) for n in range(count))
-    return [b.Reshape(part, flat) for part in parts]
+    batch, length, heads, _, size = packed.tensor.dims
+    parts = (b.Gather(packed, np.array(n), axis=3) for n in range(packed.tensor.extent(3)))
+    return [shaped(b, part, batch, length, heads * size) for part in parts]
 
 
 def split_bias(b: Builder, bias: Value | None, *parts: Value) -> Sequence[Value | None]:
@@ -293,8 +296,8 @@ def split_bias(b: Builder, bias: Value | None, *parts: Value) -> Sequence[Value 
 
 def _features(part: Value) -> int:
     """The features of all heads, which lie side by side or, of rank 4, apart."""
-    shape = part.tensor.static_shape
-    return shape[-1] if len(shape) == 3 else shape[1] * shape[3]
+    type = part.tensor
+    return type.extent(2) if type.rank == 3 else type.extent(1) * type.extent(3)
 
 
 # ---------------------------------------------------------------- RotaryEmbedding
@@ -311,17 +314,16 @@ def rotary_embedding(
     `scale` is for caches that are extended, which nobody does, and `is_packed_batching` says how
     samples lie; ONNX Runtime's CPU kernels look at neither.
     """
-    shape = x.tensor.static_shape
+    shape = x.tensor.dims
     if len(shape) not in (3, 4):
         raise ModelError(f"takes an operand of rank 3 or 4, found {x.type}")
     batch, length = shape[0], shape[-2]
     if not num_heads and len(shape) == 3:
-        size = 2 * cos_cache.tensor.static_shape[-1]
-        num_heads = shape[2] // size
+        num_heads = x.tensor.extent(2) // (2 * cos_cache.tensor.extent(-1))
     if position_ids.tensor.rank == 1:
         first = b.Reshape(position_ids, np.array((1, 1)))
-        steps = np.arange(length, dtype=position_ids.tensor.dtype.np)
-        position_ids = b.Expand(b.Add(first, b.constant(steps)), np.array((batch, length)))
+        steps = counted(b, length, dtype=position_ids.tensor.dtype)
+        position_ids = b.Expand(b.Add(first, steps), b.dims((batch, length)))
     return b.RotaryEmbedding(
         x, cos_cache, sin_cache, position_ids, interleaved=interleaved,
         num_heads=num_heads if len(shape) == 3 else 0, rotary_embedding_dim=rotary_embedding_dim,
@@ -337,7 +339,7 @@ def multimodal_rotary_embedding(
 ) -> Value:  # fmt: skip
     """RotaryEmbedding by three positions (3, batch, length): which of them turns a pair is a matter
     of sections of the pairs, side by side or (layout 1) taking turns."""
-    half = cos_cache.tensor.static_shape[-1]
+    half = cos_cache.tensor.extent(-1)
     if len(mrope_section) != 3 or sum(mrope_section) != half:
         raise ModelError(f"mrope_section {list(mrope_section)} does not divide {half} pairs in 3")
     pairs = np.arange(half)
@@ -354,7 +356,7 @@ def multimodal_rotary_embedding(
             chosen = b.Where(b.constant(stream == n), other, chosen)
         tables.append(chosen)
     if not num_heads and x.tensor.rank == 3:
-        num_heads = x.tensor.static_shape[2] // (rotary_embedding_dim or 2 * half)
+        num_heads = x.tensor.extent(2) // (rotary_embedding_dim or 2 * half)
     return b.RotaryEmbedding(
         x, *tables, interleaved=interleaved, num_heads=num_heads,
         rotary_embedding_dim=rotary_embedding_dim,

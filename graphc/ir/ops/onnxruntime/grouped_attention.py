@@ -20,10 +20,19 @@ from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Float, Int, Known, composite
 from graphc.ir.ops.activation_composites import convert
 from graphc.ir.ops.attention import Band, join_heads, raw_scores, split_heads, weighted_values
-from graphc.ir.ops.helpers import RUNTIME, RUNTIME_TRAITS, scalar_of, sliced
+from graphc.ir.ops.helpers import (
+    RUNTIME,
+    RUNTIME_TRAITS,
+    counted,
+    filled,
+    scalar_of,
+    shaped,
+    sliced,
+)
 from graphc.ir.ops.in_range import require
 from graphc.ir.ops.onnxruntime.attention import among, refuse, scale_of
 from graphc.ir.ops.onnxruntime.cache_codes import codes_of
+from graphc.ir.types import Dim
 
 NO_SCORES, RAW_SCORES, WEIGHTS = range(3)
 
@@ -110,7 +119,7 @@ def _scores(
         scores = b.Mul(b.Tanh(b.Div(scores, softcap)), softcap)
     if bias is None:
         return scores
-    bias = widened(b, bias, scores.tensor.static_shape[-1])
+    bias = widened(b, bias, scores.tensor.extent(-1))
     return b.Add(scores, convert(b, bias, scores.tensor.dtype))
 
 
@@ -136,7 +145,7 @@ def rotated(
     """x turned by its positions, of which there are `length` in all."""
     if cos_cache is None or sin_cache is None:
         raise ModelError("do_rotary needs cos_cache and sin_cache")
-    held, pairs = cos_cache.tensor.static_shape
+    held, pairs = cos_cache.tensor.extent(0), cos_cache.tensor.extent(1)
     if held < length:
         raise ModelError(f"cos_cache has {held} rows, there are {length} positions")
     return b.RotaryEmbedding(
@@ -151,7 +160,7 @@ class Cache:
     the last new one, are (batch, 1, 1, 1); a `past` of None is 0. `length` is what the cache holds
     at least."""
 
-    batch: int
+    batch: Dim
     rows: int
     length: int
     past: Value | None
@@ -162,25 +171,25 @@ class Cache:
         first counts."""
         if given is not None and self.past is not None:
             return given
-        steps = b.constant(np.broadcast_to(np.arange(self.rows), (self.batch, self.rows)).copy())
+        steps = b.Expand(counted(b, self.rows), b.dims((self.batch, self.rows)))
         if given is not None:
             zero, one = np.array([0, 0]), np.array([1, 1])
             return b.Add(b.Slice(given, zero, one, np.array([0, 1])), steps)
         if self.past is None:
             return steps
-        return b.Add(b.Reshape(self.past, np.array((self.batch, 1))), steps)
+        return b.Add(shaped(b, self.past, self.batch, 1), steps)
 
     def check_lengths(self, b: Builder, seqlens: Value, past: Value | None) -> None:
         """Has a run fail unless `seqlens`, the keys of each sample less one, count the new keys and
         fit into the cache."""
-        held = 0 if past is None else past.tensor.static_shape[2]
+        held = 0 if past is None else past.tensor.extent(2)
         least = 0 if self.past is None else self.rows - 1
         require(b, seqlens, least, max(held, self.length) - 1, "length")
 
     def extended(self, b: Builder, past: Value | None, new: Value) -> Value:
         """The keys or values in the cache with the new ones. What the cache holds beyond them
         stays, and is zero where it grows."""
-        held = 0 if past is None else past.tensor.static_shape[2]
+        held = 0 if past is None else past.tensor.extent(2)
         length = max(held, self.length)
         if self.past is None:
             if past is None or held <= self.rows:
@@ -188,12 +197,12 @@ class Cache:
             return b.Concat(new, sliced(b, past, self.rows, held, axis=2), axis=2)
         if past is None:
             raise ModelError("queries after the first need past_key and past_value")
-        start = b.Reshape(self.past, np.array((self.batch,)))
+        start = shaped(b, self.past, self.batch)
         return b.TensorScatter(_lengthened(b, past, length), new, start, axis=2)
 
     def visible(self, b: Builder, causal: bool, window: int, scores: Value) -> Value:
         """Which keys each query may see."""
-        columns = scores.tensor.static_shape[-1]
+        columns = scores.tensor.extent(-1)
         left = window - 1 if window > 0 else -1
         band = Band(self.rows, columns, 0, causal, left, -1)
         if not band.is_full:
@@ -202,7 +211,7 @@ class Cache:
 
 
 def cache_of(b: Builder, seqlens: Value, length: int, q: Value) -> Cache:
-    batch, _, rows, _ = q.tensor.static_shape
+    batch, rows = q.tensor.dims[0], q.tensor.extent(2)
     if length < rows:
         raise ModelError(f"total_sequence_length is {length}, there are {rows} queries")
     last = b.Reshape(b.Cast(seqlens, to=dtypes.i64.onnx), np.array((-1, 1, 1, 1)))
@@ -214,20 +223,20 @@ def cache_of(b: Builder, seqlens: Value, length: int, q: Value) -> Cache:
 
 def _lengthened(b: Builder, x: Value, length: int) -> Value:
     """x with zeros behind its keys, `length` in all."""
-    batch, heads, held, size = x.tensor.static_shape
+    batch, heads, _, size = x.tensor.dims
+    held = x.tensor.extent(2)
     if held == length:
         return x
-    return b.Concat(x, b.constant(np.zeros((batch, heads, length - held, size), x.tensor.dtype.np)),
-                    axis=2)  # fmt: skip
+    return b.Concat(x, filled(b, 0, (batch, heads, length - held, size), x.tensor.dtype), axis=2)
 
 
 def widened(b: Builder, bias: Value, columns: int) -> Value:
     """A bias of scores for as many keys as the cache holds; more are not visible."""
-    outer = bias.tensor.static_shape[:-1]
-    missing = columns - bias.tensor.static_shape[-1]
+    missing = columns - bias.tensor.extent(-1)
     if missing <= 0:
         return bias
-    return b.Concat(bias, b.constant(np.zeros((*outer, missing), bias.tensor.dtype.np)), axis=-1)
+    zeros = filled(b, 0, (*bias.tensor.dims[:-1], missing), bias.tensor.dtype)
+    return b.Concat(bias, zeros, axis=-1)
 
 
 def _sink(b: Builder, head_sink: Value | None, smooth: int, scores: Value) -> Value | None:
