@@ -620,7 +620,22 @@ def _compare(node: Call) -> Expr | None:
     left, right = _poly(a), _poly(b)
     lo, hi = bounds_of_poly(_add(left, right, -1))
     decided = _decide(node.op.name, lo, hi)
-    return None if decided is None or _may_wrap(left, right) else Const(decided, boolean)
+    if decided is None:
+        return _compare_quotients(node.op.name, a, right)
+    return None if _may_wrap(left, right) else Const(decided, boolean)
+
+
+def _compare_quotients(name: str, a: Expr, right: Poly) -> Expr | None:
+    """a < s * b as a // s < b, for sizes s, if the quotient is known without a division."""
+    if name not in ("lt", "ge") or len(right) != 1:
+        return None
+    ((key, factor),) = right.items()
+    sizes = tuple(atom for atom in key if isinstance(atom, Sym))
+    parts = _divided_by_size(a, from_poly({sizes: 1})) if sizes else None
+    if parts is None or not parts[2]:
+        return None
+    others = from_poly({tuple(atom for atom in key if atom not in sizes): factor})
+    return _simplify_node(call(name, from_poly(parts[0]), others))
 
 
 def _decide(name: str, lo: float, hi: float) -> bool | None:

@@ -38,7 +38,7 @@ def multiples(op: Op) -> Multiples:
 
 def with_multiples(graph: Graph, factors: Multiples) -> Graph:
     """A copy of a graph whose sizes are numbers times sizes of their own. UnsupportedError if no
-    multiple lies within the bounds of a size."""
+    two multiples lie within the bounds of a size."""
     result = clone_graph(graph)
     sizes: dict[Expr, Expr] = {size: _multiple(size, f) for size, f in factors.items()}
     for param in result.params:
@@ -75,6 +75,6 @@ def _multiple(size: Sym, factor: int) -> Expr:
         return size
     lo = -(-size.lo // factor)
     hi = None if size.hi is None else size.hi // factor
-    if hi is not None and hi < lo:
-        raise UnsupportedError(f"no multiple of {factor} is in {size.lo}..{size.hi}")
+    if hi is not None and hi <= lo:
+        raise UnsupportedError(f"{size.lo}..{size.hi} has no two multiples of {factor}")
     return Const(factor, size.dtype) * Sym(f"{size.name}_by_{factor}", lo, hi)

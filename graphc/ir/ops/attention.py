@@ -128,9 +128,13 @@ class Band:
         return self.left < 0 and self.right < 0
 
     def has_empty_row(self) -> bool:
-        """Whether some row may see nothing: because there are no columns, or its band, whose right
-        end is no column before the first, begins behind the last."""
-        if not at_most(1, self.columns):
+        """Whether some row may see nothing: there may be no columns, or its band ends before the
+        first, or begins behind the last."""
+        if (
+            not at_most(1, self.columns)
+            or self.right >= 0
+            and not at_most(-self.right, self.offset)
+        ):
             return True
         return self.left >= 0 and not at_most(self.rows + self.offset - self.left, self.columns)
 

@@ -25,7 +25,7 @@ from graphc.ir.expr import (
     transform,
     walk,
 )
-from graphc.ir.extents import as_dim
+from graphc.ir.extents import as_dim, least, most
 from graphc.ir.kernel import Buffer
 from graphc.ir.simplify import bounds, simplify
 from graphc.ir.types import elements_of
@@ -77,6 +77,18 @@ def merge_adjacent(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index]
             indices = [*indices[:position], index, *indices[position + 2 :]]
         position -= 1
     return indices, exprs
+
+
+def known_last(indices: list[Index]) -> list[Index]:
+    """Indices in the order in which the last is tiled: the longest of known extent, where the one
+    that is last may be shorter."""
+    known = [x for x in indices if isinstance(x.extent, int)]
+    if not known or known[-1] is indices[-1]:
+        return indices
+    longest = max(known, key=lambda x: most(x.extent))
+    if least(indices[-1].extent) >= most(longest.extent):
+        return indices
+    return [*(x for x in indices if x is not longest), longest]
 
 
 def drop_units(indices: list[Index], exprs: list[Expr]) -> tuple[list[Index], list[Expr]]:

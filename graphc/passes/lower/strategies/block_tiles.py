@@ -27,7 +27,7 @@ from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.core import Core, core_of, reductions_in
 from graphc.passes.analysis.factors import Codes, centred_codes, converted, is_zero
-from graphc.passes.analysis.spaces import merge_adjacent
+from graphc.passes.analysis.spaces import known_last, merge_adjacent
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.strategies.column_operand import packed_panels
 from graphc.passes.lower.strategies.reductions import combined
@@ -163,7 +163,8 @@ class _BlockEmitter(TileEmitter):
         exprs = [substitute(e, whole) for e in match.exprs]
         exprs = [flatten_loads(e, shapes) for e in (*exprs, self.blocks.term)]
         flat = [simplify(e, mapping) for e in (match.offset, match.a, *exprs)]
-        self.rows, flat = merge_adjacent(match.rows, flat)
+        rows, flat = merge_adjacent(match.rows, flat)
+        self.rows = known_last(rows)
         self.offset, self.a, *self.exprs, self.term = flat
         self.b, self.marker, self.depth = self.blocks.codes.load, TOTAL, match.depth
 

@@ -45,7 +45,7 @@ from graphc.passes.analysis.computation import Computation, flat_buffer
 from graphc.passes.analysis.contraction import Match, match_contraction, wide_sums
 from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.factors import converted
-from graphc.passes.analysis.spaces import balanced_tiles, merge_adjacent
+from graphc.passes.analysis.spaces import balanced_tiles, known_last, merge_adjacent
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
 from graphc.passes.lower.strategies.column_operand import Panels, prepare_columns
 from graphc.passes.lower.strategies.reductions import strides_small
@@ -138,7 +138,7 @@ class TileEmitter:
         rows = match.rows
         rows, all_exprs = merge_adjacent(rows, all_exprs)
         self.offset, self.a, *self.exprs = all_exprs
-        self.b, self.rows, self.marker = b, rows, marker
+        self.b, self.rows, self.marker = b, known_last(rows), marker
         depth = match.depth
         if not self.plan.packed:
             depth, (a, b) = merge_adjacent(depth, [self.a, self.b])

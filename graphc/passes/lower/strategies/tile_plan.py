@@ -11,7 +11,7 @@ from graphc.ir.extents import most
 from graphc.ir.instructions import LANES
 from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.contraction import Match
-from graphc.passes.analysis.spaces import merge_adjacent
+from graphc.passes.analysis.spaces import known_last, merge_adjacent
 from graphc.passes.lower.strategies.row_operand import separable
 
 
@@ -56,7 +56,7 @@ def tile_plan(match: Match, options: RegisterTileOptions, quad: Index | None) ->
     columns = elements_of(x.extent for x in match.cols)
     depth = elements_of(x.extent for x in match.depth)
     merged, _ = merge_adjacent(match.rows, [match.a])
-    rows = most(merged[-1].extent) if merged else 1
+    rows = most(known_last(merged)[-1].extent) if merged else 1
     vectors = _vectors(rows, -(-most(columns) // lanes), options.registers)
     row_tile = max(1, min((options.registers - vectors - 1) // vectors, rows))
     packed = quad is not None or not isinstance(columns, int) or not _contiguous_columns(match)
