@@ -16,6 +16,7 @@ from graphc.errors import ModelError
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import i32
 from graphc.ir.expr import TRUE, Expr, Index, as_expr, maximum, minimum, reduce, select
+from graphc.ir.extents import as_dim
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, Operand, OutIndex, axes, composite, op
 from graphc.ir.simplify import simplify
@@ -46,7 +47,7 @@ def conv_window(
             f"input has {channels} channels, weight expects {expected} "
             f"(= W.shape[1] {w.shape[1]} * group {group})"
         )
-    if isinstance(w.shape[0], int) and w.shape[0] % group:
+    if as_dim(w.shape[0] % group) != 0:
         raise ModelError(f"{w.shape[0]} output channels do not divide into {group} groups")
     if kernel_shape and tuple(kernel_shape) != tuple(w.shape[2:]):
         raise ModelError(f"kernel_shape {tuple(kernel_shape)} differs from W's {w.shape[2:]}")

@@ -134,7 +134,7 @@ def transpose(i: OutIndex, x: Any_, *, perm: Sequence[int] | None = None) -> Exp
 
 def _to_space(x: Operand, *, blocksize: int) -> Shape:
     n, c, h, w = x.shape
-    if blocksize < 1 or isinstance(c, int) and c % (blocksize * blocksize):
+    if blocksize < 1 or as_dim(c % (blocksize * blocksize)) != 0:
         raise ModelError(f"{c} channels do not divide by blocksize {blocksize} squared")
     return (n, c // (blocksize * blocksize), h * blocksize, w * blocksize)
 
@@ -152,7 +152,7 @@ def depth_to_space(i: OutIndex, x: Any_, *, blocksize: int, mode: str = "DCR") -
 
 def _to_depth(x: Operand, *, blocksize: int) -> Shape:
     n, c, h, w = x.shape
-    if blocksize < 1 or any(isinstance(d, int) and d % blocksize for d in (h, w)):
+    if blocksize < 1 or any(as_dim(d % blocksize) != 0 for d in (h, w)):
         raise ModelError(f"image of {h} x {w} does not divide into blocks of {blocksize}")
     return (n, c * (blocksize * blocksize), h // blocksize, w // blocksize)
 

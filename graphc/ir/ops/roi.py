@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphc.errors import ModelError
 from graphc.ir.checks import must_lie
@@ -126,7 +126,8 @@ def roi_align(
                 for end in (0, 1)
             ]
             extent = x.shape[2 + axis]
-            sides.append(_bin_samples(k, corners, o, bins, extent, sampling_ratio, half_pixel))
+            side = _bin_samples(k, corners, o, bins, extent, sampling_ratio, half_pixel)
+            sides.append(replace(side, near=Const(0, i64)) if 0 in x.shape else side)
         image = k.let(clamped(batch_indices[region], x.shape[0]))
         down, across = sides
         number = k.let(maximum(cast(down.count, wide) * cast(across.count, wide), 1))

@@ -36,7 +36,7 @@ def dims_along(op: Op, axis: int) -> Dims | None:
 
 
 def _dims_along(op: Op, axis: int) -> Dims | None:
-    if len(op.outputs) != 1 or op.regions:
+    if len(op.outputs) != 1 or op.regions or axis >= op.output.tensor.rank:
         return None
     if op.defn.form == "composite":
         graph, results = expand(op)
