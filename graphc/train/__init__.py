@@ -7,12 +7,13 @@ step.save("weights.npz")
 """
 
 from graphc.train.losses import LOSSES
+from graphc.train.memory import Memory
 from graphc.train.metrics import METRICS
 from graphc.train.optimizers import SGD, Adagrad, Adam, AdamW, Lion, Optimizer, RMSProp
 from graphc.train.state_files import read_state_dict, save_state_dict
 from graphc.train.step import Result, Step
 
 __all__ = [
-    "LOSSES", "METRICS", "SGD", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer", "RMSProp",
-    "Result", "Step", "read_state_dict", "save_state_dict",
+    "LOSSES", "METRICS", "SGD", "Adagrad", "Adam", "AdamW", "Lion", "Memory", "Optimizer",
+    "RMSProp", "Result", "Step", "read_state_dict", "save_state_dict",
 ]  # fmt: skip

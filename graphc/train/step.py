@@ -17,6 +17,7 @@ import numpy as np
 from graphc.errors import ModelError
 from graphc.ir.graph import Graph, clone_graph
 from graphc.train.losses import LOSSES
+from graphc.train.memory import Memory, nbytes_of, parsed, taken, within
 from graphc.train.metrics import METRICS
 from graphc.train.optimizers import Adam, Optimizer
 from graphc.train.parameters import as_inference, discovered
@@ -61,7 +62,9 @@ class Step:
     `clip_norm` scales gradients down to a 2-norm of at most that. With `train_mode`,
     BatchNormalization uses the statistics of the batch, and moves the running ones, and Dropout
     drops, by random numbers that follow from `seed` and the number of the step. With `accumulate`,
-    a batch is computed in so many parts, one after the other, and updates parameters once.
+    a batch is computed in so many parts, one after the other, and updates parameters once. With
+    `memory`, bytes or a text such as "2GiB", a step takes at most that: part of the forward pass is
+    computed again in the backward pass, if need be; ModelError if that is not enough.
     """
 
     def __init__(
@@ -77,11 +80,13 @@ class Step:
         metrics: Sequence[str] | Mapping[str, Loss] = (),
         seed: int = 0,
         accumulate: int = 1,
+        memory: int | str | None = None,
     ):
         self.graph = as_inference(_imported(source))
         self.optimizer = optimizer if optimizer is not None else Adam()
         if accumulate < 1:
             raise ModelError(f"accumulate must be 1 or more, found {accumulate}")
+        self._limit = None if memory is None else parsed(memory)
         self.threads, self.accumulate, self.count = threads, accumulate, 0
         chosen = tuple(discovered(self.graph, parameters, frozen))
         function = _named("loss", LOSSES, loss) if isinstance(loss, str) else loss
@@ -244,11 +249,25 @@ class Step:
 
         key = kind, tuple((a.dtype.str, a.shape) for a in feeds.values())
         if key not in self._compiled:
-            made = make(self.recipe, self.trained(), feeds)
+            made = self._made(make, feeds)
             model = compile(made.graph, threads=self.threads)
             inputs = [p.name for p in made.graph.params]
             self._compiled[key] = _Program(model, inputs, made.numbers, made.updated)
         return self._compiled[key]
+
+    def _made(self, make: Callable[..., Made], feeds: Mapping[str, np.ndarray]) -> Made:
+        """The graph of a program."""
+        made = make(self.recipe, self.trained(), feeds)
+        if self._limit is None or make not in (step_graph, gradients_graph):
+            return made
+        return within(made, nbytes_of(self._state) + nbytes_of(self._slots), self._limit)
+
+    def memory(self, batch: Sequence[Any]) -> Memory:
+        """What a step on such a batch takes, before one is run; print it for a table by layer."""
+        make = step_graph if self.accumulate == 1 else gradients_graph
+        (feeds, _), *_ = _parts(self._feeds(batch), self.accumulate)
+        made = self._made(make, feeds)
+        return taken(made, nbytes_of(self._state), nbytes_of(self._slots))
 
     def _run(
         self, program: _Program, feeds: Mapping[str, np.ndarray], gradients: Arrays

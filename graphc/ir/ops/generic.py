@@ -19,6 +19,7 @@ from graphc.ir.text.expr_printer import to_text
 from graphc.ir.types import Shape
 
 NAME, DOMAIN = "Generic", "graphc"
+APART = "apart"  # the trait of what keeps its readers out of the kernels of what it reads
 
 
 def _declared(*_: Operand, shape: Sequence[int]) -> Shape:
@@ -93,4 +94,11 @@ def with_plain_names(body: Expr, space: Sequence[Index]) -> Expr:
 @op("StopGradient", domain=DOMAIN)
 def stop_gradient(i: OutIndex, x: Any_) -> Expr:
     """x, which no gradient passes."""
+    return x[i]
+
+
+@op("Again", domain=DOMAIN, traits=(APART,))
+def again(i: OutIndex, x: Any_, *, reader: int = 0) -> Expr:
+    """x, for ops that compute again what others have computed of it: they stay apart from these,
+    and, by the number of their reader, from each other."""
     return x[i]

@@ -18,6 +18,7 @@ legality.py says what may join, and why not. Each pair of ops that stay apart ha
 from __future__ import annotations
 
 from graphc.ir.graph import Op
+from graphc.ir.ops.generic import APART
 from graphc.ir.ops.in_range import EFFECT
 from graphc.passes.analysis import structure
 from graphc.passes.fusion.legality import ANCHORS, Group, Legality, space_of
@@ -27,6 +28,7 @@ CHOICES = 64  # groups that an op with many operands may join
 CHECKED = Reason("a check of data is a kernel of its own")
 CONVERTED = Reason("a conversion to wider floats is done by its readers")
 TOO_MANY_CHOICES = Reason(f"only the best {CHOICES} groups are tried")
+AGAIN = Reason("what is computed again stays apart from what was computed before")
 
 
 class Grouping(Legality):
@@ -50,6 +52,9 @@ class Grouping(Legality):
         if not structure.has_body(op) or any(0 in v.tensor.dims for v in op.outputs):
             self.open(op, "opaque")
             refused = dict.fromkeys(self.producers(op), Reason("{} is {}", op, ANCHORS["opaque"]))
+        elif APART in op.defn.traits:
+            self.open(op, self.anchor_of(op))
+            refused = dict.fromkeys(self.producers(op), AGAIN)
         else:
             if not self.join(op, refused):
                 self.open(op, self.anchor_of(op))

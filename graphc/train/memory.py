@@ -1,0 +1,103 @@
+"""What a training step takes of memory, and keeping it to a limit (recompute.py)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphc.errors import ModelError
+from graphc.ir.graph import Graph, Value, clone_graph
+from graphc.train.recompute import fitted, kept
+from graphc.train.step_graph import Made
+
+if TYPE_CHECKING:
+    from graphc.ir.program import Program
+
+UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+ROWS = 12  # layers that are printed
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a step takes: `parameters` with running statistics, `optimizer` state, and the
+    `temporaries` of the compiled step, in which activations and gradients share their places.
+    `activations` are what the forward pass keeps for the backward pass, by layer."""
+
+    parameters: int
+    optimizer: int
+    temporaries: int
+    activations: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.optimizer + self.temporaries
+
+    def __str__(self) -> str:
+        from graphc.analysis.text import nbytes, table
+
+        largest = sorted(self.activations.items(), key=lambda pair: -pair[1])
+        rows = [("layer", "kept for the backward pass")]
+        rows += [(name, nbytes(size)) for name, size in largest[:ROWS]]
+        rest = largest[ROWS:]
+        if rest:
+            rows.append((f"{len(rest)} others", nbytes(sum(size for _, size in rest))))
+        total = (
+            f"parameters {nbytes(self.parameters)}, optimiser {nbytes(self.optimizer)}, "
+            f"temporaries {nbytes(self.temporaries)}, of which activations are kept of "
+            f"{nbytes(sum(self.activations.values()))}: {nbytes(self.total)}"
+        )
+        return f"{table(rows, left=1)}\n{total}"
+
+
+def parsed(memory: int | str) -> int:
+    """Bytes, from a number or a text such as "2GiB", "512M" or "1.5 GB"; K is 1024."""
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+        return memory
+    text = memory.strip() if isinstance(memory, str) else ""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if found is None or not float(found[1]):
+        raise ModelError(f"memory must be bytes, or a text such as '2GiB', found {memory!r}")
+    return int(float(found[1]) * (1 << UNITS[found[2].upper()]))
+
+
+def within(made: Made, rest: int, limit: int) -> Made:
+    """A step whose temporaries, beside `rest` bytes, keep to a limit: part of the forward pass is
+    computed again in the backward pass, if need be. ModelError says how much it needs."""
+    if rest >= limit:
+        raise ModelError(
+            f"parameters and the optimiser's state take {rest:,} bytes; the limit is {limit:,}"
+        )
+    done = fitted(made.graph, _loss(made), limit - rest, lambda g: _program(g).arena_bytes)
+    return replace(made, graph=done.graph)
+
+
+def taken(made: Made, parameters: int, optimizer: int) -> Memory:
+    """What a step takes."""
+    layers: dict[str, int] = {}
+    for value in kept(made.graph, _loss(made)):
+        assert value.producer is not None
+        layer = value.producer.loc[0] if value.producer.loc else value.producer.name
+        layers[layer] = layers.get(layer, 0) + value.tensor.nbytes
+    program = _program(clone_graph(made.graph))
+    return Memory(parameters, optimizer, program.arena_bytes, layers)
+
+
+def nbytes_of(arrays: Mapping[str, np.ndarray]) -> int:
+    """The bytes of arrays."""
+    return sum(array.nbytes for array in arrays.values())
+
+
+def _loss(made: Made) -> Value:
+    return made.graph.results[made.numbers.index("loss")]
+
+
+def _program(graph: Graph) -> Program:
+    """A graph as this machine runs it; the graph is changed."""
+    from graphc.driver import program_for
+
+    return program_for(graph)

@@ -1,0 +1,251 @@
+"""Computing values of the forward pass again in the backward pass, instead of keeping them.
+
+What a backward pass reads of the forward pass is kept from then on, unless it is computed again
+from other values that are kept: by copies of the ops that made it, which stand before their first
+reader (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). Pointwise ops are
+copied for each reader, as they may be fused with it. Where their operands are smaller than their
+result, as the bytes are that are dequantised, these are kept instead.
+
+Which values are worth it is ranked by the operations that a byte costs. The memory itself is that
+of programs as they are compiled and planned: the fewest values in the order of the ranking are
+computed again that keep to a limit, found by bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from graphc.errors import ModelError
+from graphc.ir.graph import Graph, Op, Value, clone_graph, copy_op
+from graphc.ir.infer import op_body
+from graphc.ir.opdef import lookup
+from graphc.ir.operations import operations
+from graphc.ir.types import TensorType
+from graphc.passes.analysis.structure import has_body, is_view, reductions
+from graphc.passes.dce import remove_dead
+
+PARTS = 8  # of the ranking, which are tried one after the other
+MOST = 400  # values that are ranked anew after each choice
+UNKNOWN = 16  # operations for each element of an op without a body
+
+Measure = Callable[[Graph], int]
+"""The bytes that the program of a graph takes; it may change the graph."""
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A graph in which some values are computed again: which, the operations that this takes, the
+    bytes of memory, and how many bytes it would take without."""
+
+    graph: Graph
+    values: tuple[Value, ...]
+    operations: int
+    nbytes: int
+    before: int
+
+
+def fitted(graph: Graph, loss: Value, limit: int, measure: Measure) -> Recomputed:
+    """A typed graph of a training step that takes at most `limit` bytes; itself, if it does.
+
+    `loss` is the last value of the forward pass. ModelError says how much is needed at least.
+    """
+    plan = _Plan(graph, loss)
+    before = measure(clone_graph(graph))
+    if before <= limit:
+        return Recomputed(graph, (), 0, before, before)
+    order = plan.ranked()
+    sizes = {0: before}
+    low = high = 0
+    for part in range(1, PARTS + 1):  # more is not always less: what is computed again is long kept
+        low, high = high, len(order) * part // PARTS
+        sizes[high] = measure(plan.applied(order[:high]))
+        if sizes[high] <= limit:
+            break
+    else:
+        raise ModelError(
+            f"the temporaries of a training step take {before:,} bytes, and "
+            f"{min(sizes.values()):,} if more is computed again; the limit leaves {limit:,}"
+        )
+    while high - low > 1:
+        middle = (low + high) // 2
+        sizes[middle] = measure(plan.applied(order[:middle]))
+        low, high = (low, middle) if sizes[middle] <= limit else (middle, high)
+    chosen = order[:high]
+    values = tuple(plan.values[n] for n in chosen)
+    return Recomputed(plan.applied(chosen), values, plan.cost(chosen), sizes[high], before)
+
+
+def kept(graph: Graph, loss: Value) -> list[Value]:
+    """What the forward pass, whose last value is the loss, keeps for the backward pass."""
+    return _Plan(graph, loss).values
+
+
+class _Plan:
+    """The values of a graph that may be computed again, by number."""
+
+    def __init__(self, graph: Graph, loss: Value):
+        self.graph = graph
+        self.places = {op: n for n, op in enumerate(graph.ops)}
+        assert loss.producer is not None
+        self.boundary = self.places[loss.producer]
+        self.values = [v for op in graph.ops for v in op.outputs if self._may(v)]
+        self.small = {v for value in self.values for v in _smaller_operands(value)}
+
+    def _may(self, value: Value) -> bool:
+        """Whether a value is kept for the backward pass, and could be computed there."""
+        op = value.producer
+        assert op is not None
+        if op.name == "Constant" or not isinstance(value.type, TensorType) or _is_free(op):
+            return False
+        if op.regions or value in self.graph.results:
+            return False
+        return self.places[op] < self.boundary and self._is_read_late(value)
+
+    def _is_read_late(self, value: Value) -> bool:
+        """Whether the backward pass reads a value, or a view of it."""
+        return any(
+            self.places.get(user, -1) > self.boundary
+            or _is_free(user)
+            and any(map(self._is_read_late, user.outputs))
+            for user in value.users
+        )
+
+    def ranked(self) -> list[int]:
+        """The numbers of all values, what is cheapest for its bytes first."""
+        left, order = list(range(len(self.values))), list[int]()
+        while left:
+            known = self._apart(order)
+            price = {
+                n: (self._apart([*order, n]) - known) / self.values[n].tensor.nbytes for n in left
+            }
+            ready = sorted(left, key=lambda n, price=price: (price[n], -n))  # type: ignore[misc]
+            taken = ready if len(self.values) > MOST else ready[:1]
+            order += taken
+            left = [n for n in left if n not in taken]
+        return order
+
+    def _apart(self, chosen: Sequence[int]) -> int:
+        """The operations of computing each of these values from what is kept, by itself: so that
+        those that are far from each other come first, and do not lie in memory together."""
+        dropped = {self.values[n] for n in chosen}
+        return sum(_operations(op) for v in dropped for op in self._chain(v, dropped))
+
+    def cost(self, chosen: Sequence[int]) -> int:
+        """The operations of computing these values again."""
+        dropped = {self.values[n] for n in chosen}
+        ops: dict[Op, int] = {}
+        for value in dropped:
+            assert value.producer is not None
+            late = sum(self.places.get(u, -1) > self.boundary for u in value.users)
+            ops[value.producer] = max(late, 1) if _is_pointwise(value.producer) else 1
+            for op in self._chain(value, dropped):
+                ops.setdefault(op, 1)
+        return sum(_operations(op) * times for op, times in ops.items())
+
+    def _chain(self, value: Value, dropped: set[Value]) -> set[Op]:
+        """The ops that are copied to compute a value."""
+        found: set[Op] = set()
+        pending = [value]
+        while pending:
+            op = pending.pop().producer
+            if op is None or op in found:
+                continue
+            found.add(op)
+            pending += [v for v in op.inputs if v is not None and not self._stays(v, dropped)]
+        return found
+
+    def _stays(self, value: Value, dropped: set[Value]) -> bool:
+        """Whether a value can be read in the backward pass as it is."""
+        op = value.producer
+        if op is None or op.name == "Constant":
+            return True
+        if _is_free(op):
+            return all(v is None or self._stays(v, dropped) for v in op.inputs)
+        if value in dropped:
+            return False
+        late = self.places[op] > self.boundary
+        return late or value in self.small or self._is_read_late(value) or bool(op.regions)
+
+    def applied(self, chosen: Sequence[int]) -> Graph:
+        """A copy of the graph in which these values are computed again."""
+        copy = clone_graph(self.graph)
+        assert len(copy.ops) == len(self.graph.ops)
+        other = dict(zip(self.graph.values(), copy.values()))
+        dropped = {self.values[n] for n in chosen}
+        _Copying(self, copy, other, dropped).run()
+        remove_dead(copy)
+        return copy
+
+
+class _Copying:
+    """Copies the ops of dropped values before those that read them in the backward pass."""
+
+    def __init__(self, plan: _Plan, graph: Graph, other: dict[Value, Value], dropped: set[Value]):
+        self.plan, self.graph, self.other, self.dropped = plan, graph, other, dropped
+        self.made: dict[Value, Value] = {}
+        self.count = 0
+
+    def run(self) -> None:
+        """Gives each op of the backward pass its operands."""
+        copies = list(self.graph.ops)
+        for place, op in enumerate(self.plan.graph.ops):
+            if place <= self.plan.boundary:
+                continue
+            for position, value in enumerate(op.inputs):
+                if value is None or self.plan._stays(value, self.dropped):
+                    continue
+                copies[place].set_input(position, self.again(value, copies[place], {}))
+
+    def again(self, value: Value, before: Op, near: dict[Value, Value]) -> Value:
+        """A value computed again, before an op; pointwise ones are copied for that op alone."""
+        if self.plan._stays(value, self.dropped):
+            return self.behind(value, before)
+        op = value.producer
+        assert op is not None
+        pointwise = _is_pointwise(op) or _is_free(op)
+        known = near if pointwise else self.made
+        if value not in known:
+            mapping = {v: self.again(v, before, near) for v in op.inputs if v is not None}
+            copy_op(op, self.graph, mapping, before)
+            known.update((v, mapping[v]) for v in op.outputs)
+        return known[value]
+
+    def behind(self, value: Value, before: Op) -> Value:
+        """A value that stays, for a copy: behind an op that keeps the copy apart from the original,
+        with which it would else be merged again."""
+        if value.producer is not None and value.producer.name == "Constant":
+            return self.other[value]
+        self.count += 1
+        reader = {"reader": self.count}
+        made = Op(lookup("Again", "graphc"), [self.other[value]], reader, 1, (), before.loc)
+        made.output.type = value.type
+        self.graph.insert_before(before, made)
+        return made.output
+
+
+def _smaller_operands(value: Value) -> list[Value]:
+    """What a pointwise op computes a value from, if that is smaller."""
+    op = value.producer
+    assert op is not None
+    given = [v for v in op.inputs if v is not None and v.constant is None]
+    smaller = sum(v.tensor.nbytes for v in given) < value.tensor.nbytes
+    return given if smaller and _is_pointwise(op) else []
+
+
+def _is_pointwise(op: Op) -> bool:
+    """Whether an op can be computed where its result is read, for little."""
+    return has_body(op) and len(op.outputs) == 1 and not reductions(op)
+
+
+def _is_free(op: Op) -> bool:
+    """Whether a result is the memory of an operand."""
+    return has_body(op) and len(op.outputs) == 1 and is_view(op)
+
+
+def _operations(op: Op) -> int:
+    """The operations of an op, at least one for each element."""
+    count = sum(v.tensor.size for v in op.outputs)
+    if not has_body(op):
+        return UNKNOWN * count
+    return max(count, operations(op_body(op, n) for n in range(len(op.outputs))))

@@ -1,0 +1,105 @@
+"""The memory of a training step: what is told of it, and what keeps it to a limit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphc import dsl, train
+from graphc.errors import ModelError
+from graphc.train.memory import parsed
+from graphc.train.recompute import _Plan
+from graphc.train.step_graph import step_graph
+
+RNG = np.random.default_rng(0)
+
+
+def floats(*shape, scale=1.0):
+    return (RNG.standard_normal(shape) * scale).astype(np.float32)
+
+
+def deep():
+    """Dense layers, whose activations are what a step takes most for."""
+    with dsl.building("deep") as g:
+        h = g.input("x", dsl.f32["N", 32])
+        for n in range(12):
+            h = dsl.Tanh(h @ dsl.constant(floats(32, 32, scale=0.3), name=f"w{n}"))
+        g.output(y=h)
+    return g.graph
+
+
+def residual():
+    """Convolutions with a way around them, and batch normalisation."""
+    with dsl.building("residual") as g:
+        h = g.input("x", dsl.f32["N", 8, 12, 12])
+        for n in range(4):
+            w = dsl.constant(floats(8, 8, 3, 3, scale=0.2), name=f"w{n}")
+            stats = [dsl.constant(np.full(8, v, np.float32), name=f"s{n}.{k}")
+                     for k, v in enumerate((1, 0, 0, 1))]  # fmt: skip
+            made = dsl.BatchNormalization(dsl.Conv(h, w, pads=[1, 1, 1, 1]), *stats)
+            h = dsl.Relu(made + h)
+        g.output(y=dsl.ReduceMean(h, np.array([2, 3]), keepdims=0))
+    return g.graph
+
+
+CASES = {
+    "deep": (deep, (floats(512, 32), floats(512, 32)), 0.7),
+    "residual": (residual, (floats(4, 8, 12, 12), floats(4, 8)), 0.95),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_less_memory_gives_the_same_bits(name):
+    make, batch, share = CASES[name]
+    graph = make()
+    usual = train.Step(graph, "mse", train.SGD(0.1), threads=1)
+    taken = usual.memory(batch)
+    limit = int(taken.parameters + taken.optimizer + share * taken.temporaries)
+    small = train.Step(graph, "mse", train.SGD(0.1), threads=1, memory=limit)
+    less = small.memory(batch)
+    assert less.total <= limit < taken.total
+    assert sum(less.activations.values()) < sum(taken.activations.values())
+    for _ in range(2):
+        assert small(batch).loss == usual(batch).loss
+    for key, array in usual.state_dict().items():
+        assert np.array_equal(small.state_dict()[key], array)
+
+
+def test_a_report_before_a_step_is_run():
+    step = train.Step(deep(), "mse", train.Adam(0.1), threads=1)
+    memory = step.memory(CASES["deep"][1])
+    assert memory.parameters == 12 * 32 * 32 * 4
+    assert memory.optimizer == 2 * memory.parameters
+    assert sum(memory.activations.values()) >= 11 * 512 * 32 * 4
+    assert memory.temporaries >= 11 * 512 * 32 * 4
+    assert memory.total == memory.parameters + memory.optimizer + memory.temporaries
+    assert "parameters 48 KiB, optimiser 96 KiB" in str(memory)
+
+
+def test_a_limit_that_is_wide_changes_nothing():
+    graph, batch = deep(), CASES["deep"][1]
+    wide = train.Step(graph, "mse", train.SGD(0.1), threads=1, memory="1GiB")
+    assert wide.memory(batch) == train.Step(graph, "mse", train.SGD(0.1)).memory(batch)
+
+
+def test_what_is_dropped_first_lies_apart():
+    """Values in a row would be computed again together, and be in memory together."""
+    batch = CASES["deep"][1]
+    step = train.Step(deep(), "mse", train.SGD(0.1), threads=1)
+    made = step_graph(step.recipe, step.trained(), step._feeds(batch))
+    plan = _Plan(made.graph, made.graph.results[made.numbers.index("loss")])
+    layers = [n for n in plan.ranked() if plan.values[n].producer.name == "Tanh"]
+    first = sorted(layers[:5])
+    assert all(b - a > 1 for a, b in zip(first, first[1:]))
+
+
+def test_limits_that_cannot_be_kept():
+    batch = CASES["deep"][1]
+    with pytest.raises(ModelError, match="parameters and the optimiser's state take 49,152 bytes"):
+        train.Step(deep(), "mse", train.SGD(0.1), memory="40K")(batch)
+    with pytest.raises(ModelError, match="the limit leaves 1,024"):
+        train.Step(deep(), "mse", train.SGD(0.1), memory="49KiB")(batch)
+    for wrong in ("much", "-1", 0, "2 XB", "0"):
+        with pytest.raises(ModelError, match="memory must be bytes, or a text such as '2GiB'"):
+            train.Step(deep(), memory=wrong)
+    assert [parsed(x) for x in ("1.5 KB", "2GiB", 7)] == [1536, 2 << 30, 7]
