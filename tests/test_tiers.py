@@ -140,16 +140,15 @@ def test_runs_from_several_threads(monkeypatch):
 
 
 def test_operators_made_for_one_shape_are_compiled_for_it():
-    graph = graphc.parse("graph @g(%x: f32[N]) -> ? where N: 1..9 { const %k : i64[] = 0 "
-                         "%y = CumSum(%x, %k) return %y }")  # fmt: skip
+    graph = graphc.parse("graph @g(%x: f32[N,N]) -> ? where N: 1..9 { %y = Det(%x) return %y }")
     model = graphc.compile(graph, specialise="any", threads=1)
-    (found,) = model.run([np.ones(4, np.float32)])
-    assert found.tolist() == [1, 2, 3, 4]
-    assert shapes_of(model) == ["[4]"]
-    assert "CumSum" in model.why_exact
+    (found,) = model.run([np.diag(np.arange(1, 5, dtype=np.float32))])
+    assert found == 24
+    assert shapes_of(model) == ["[4, 4]"]
+    assert "Det" in model.why_exact
     none, exact = reasons(model)
-    assert none.startswith("[N]: none, ") and "made for one shape at a time" in none
-    assert exact.startswith("[4]: exact, the first request of these shapes; not the general")
+    assert none.startswith("[N, N]: none, ") and "made for one shape at a time" in none
+    assert exact.startswith("[4, 4]: exact, the first request of these shapes; not the general")
 
 
 def test_general_programs_are_for_contents_that_types_depend_on():

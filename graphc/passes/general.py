@@ -33,9 +33,10 @@ from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.infer_types import TypeInference
 from graphc.passes.multiples import multiples, with_multiples
+from graphc.passes.open_kernels import why_other_kernel
 from graphc.passes.specialise import bind_contents
 
-FORMS = ("elementwise", "indexed", "composite", "core")
+FORMS = ("elementwise", "indexed", "composite", "core", "imperative")
 MOST_COMPARED = 1 << 24  # elements of a result that is computed to compare two bodies
 
 
@@ -142,7 +143,7 @@ def check_open(graph: Graph) -> None:
 def check_op(op: Op) -> None:
     """As `check_open`, of one op."""
     open_types = _has_open_types(op)
-    if op.defn.form not in (FORMS if open_types else (*FORMS, "imperative")):
+    if op.defn.form not in FORMS or open_types and is_bounded(op):
         raise NotOpen(f"{op.where()} is {op.defn.form}, made for one shape at a time", op)
     if is_bounded(op) and not is_counted(op):
         raise NotOpen(f"{op.where()} gives a tensor whose shape depends on data", op)
@@ -177,6 +178,11 @@ def _has_open_types(op: Op) -> bool:
 def _check_at(op: Op, sizes: Sizes) -> None:
     """Compares an op with one of its definition whose operands have the types of some sizes."""
     twin = _twin_at(op, sizes)
+    if op.defn.form == "imperative":
+        why = why_other_kernel(op, twin, sizes)
+        if why:
+            raise NotOpen(f"{op.where()} is made for one shape at a time: {why}", op)
+        return
     for number in range(0 if op.defn.form == "composite" else len(op.outputs)):
         body, own = body_at(op_body(op, number), sizes), simplify(op_body(twin, number))
         if body is not own and not _agree(body, own, twin, number):

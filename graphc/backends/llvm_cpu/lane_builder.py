@@ -23,6 +23,7 @@ from graphc.ir.imperative.collectives import Collectives, Kept, Leaders
 from graphc.ir.imperative.picking import Picked, Picking, Place
 from graphc.ir.imperative.sampling import Sampled
 from graphc.ir.kernel import Buffer
+from graphc.ir.types import Dim
 
 CHAINS = 4  # vectors of items that are looked at before it is asked whether one clashes
 READ = 16  # elements of each channel that a place reads, about
@@ -35,7 +36,9 @@ class LaneBuilder(Collectives):
     vector_bytes: int = 16
 
     def leaders(self, what: Leaders) -> None:
-        if chooses(self, what):
+        if not _is_known(what.count, what.wanted, *what.lines):
+            super().leaders(what)
+        elif chooses(self, what):
             chosen_leaders(self, what, self.vector_bytes)
         elif what.wanted * 2 >= what.count and sorts(self, what):
             sorted_leaders(self, what)
@@ -47,6 +50,9 @@ class LaneBuilder(Collectives):
     ) -> None:
         """A vector of items at a time, of which most have none that is better."""
         lanes, rest = self.vector_bytes // what.worst.dtype.size, what.count - what.wanted
+        if not _is_known(rest):
+            super().offered(what, line, last, offer)
+            return
         if not rest // lanes or not _lies_along(self, what, line):
             super().offered(what, line, last, offer)
             return
@@ -91,7 +97,7 @@ class LaneBuilder(Collectives):
 
     def sampled(self, what: Sampled) -> None:
         lanes = self.vector_bytes // what.x.dtype.size
-        if _is_worth_it(what, lanes):
+        if _is_known(*what.x.shape, *what.places) and _is_worth_it(what, lanes):
             sample_side_by_side(self, what, lanes)
         else:
             super().sampled(what)
@@ -99,6 +105,10 @@ class LaneBuilder(Collectives):
     def picked(self, what: Picked) -> None:
         size = max((kind.size for kind in what.kinds), default=1)
         LanePicking(self, what, max(2, self.vector_bytes // size)).run()
+
+
+def _is_known(*extents: Dim) -> bool:
+    return all(isinstance(extent, int) for extent in extents)
 
 
 def _lanes_of(k: LaneBuilder, what: Kept) -> int:

@@ -2,7 +2,8 @@
 
 Inside the function of an `@imperative` operator `f(k, operands..., *, attrs)`
 
-* an operand is a `Buffer` of its static, row-major shape, named in0, in1, ... by its position;
+* an operand is a `Buffer` of its row-major shape, named in0, in1, ... by its position; its dims are
+  integers, or expressions over sizes: a function that needs integers cannot be lowered then;
 * an operand declared Known is its contents, a numpy array, and no parameter of the kernel;
 * an omitted operand is None, and no parameter either;
 * `k.outputs` are Buffers out0, out1, ..., one for each output asked for (maybe fewer than the
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from graphc.errors import InternalError
+from graphc.errors import InternalError, ModelError
 from graphc.ir.binding import bind
 from graphc.ir.checks import Condition, collected
 from graphc.ir.dtypes import i64
@@ -37,7 +38,7 @@ SIZES = "sizes"
 
 
 def imperative_kernel(op: Op, builder: Callable[..., Collectives] = Collectives) -> Kernel:
-    """The kernel of a typed imperative op with static shapes, as a target builds it.
+    """The kernel of a typed imperative op, as a target builds it.
 
     Parameters: the operands that are neither Known nor omitted, the outputs, then `sizes` for a
     bounded op. ModelError or UnsupportedError if the op's own function rejects its arguments.
@@ -47,15 +48,14 @@ def imperative_kernel(op: Op, builder: Callable[..., Collectives] = Collectives)
     inputs: list[Buffer] = []
 
     def operand(position: int, type: TensorType) -> Buffer:
-        inputs.append(Buffer(f"in{position}", type.dtype, type.static_shape, "in"))
+        inputs.append(Buffer(f"in{position}", type.dtype, type.dims, "in"))
         return inputs[-1]
 
     types = [None if v is None else v.type for v in op.inputs]
     constants = [None if v is None else v.constant for v in op.inputs]
     bound = bind(op.defn, types, op.attrs, constants, wrap=operand)
     outputs = tuple(
-        Buffer(f"out{n}", v.tensor.dtype, v.tensor.static_shape, "out")
-        for n, v in enumerate(op.outputs)
+        Buffer(f"out{n}", v.tensor.dtype, v.tensor.dims, "out") for n, v in enumerate(op.outputs)
     )
     sizes = _sizes_buffer(op, outputs)
     k = builder(outputs, sizes)
@@ -110,9 +110,10 @@ def corner(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def numel(shape: Shape) -> int:
-    """Number of elements of a static shape."""
+    """Number of elements of a static shape. ModelError if one is open."""
     total = 1
     for extent in shape:
-        assert isinstance(extent, int)
+        if not isinstance(extent, int):
+            raise ModelError(f"the number of elements of {list(shape)} is not known")
         total *= extent
     return total

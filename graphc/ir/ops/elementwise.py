@@ -231,8 +231,7 @@ def dropout(
     training = training_mode is not None and scalar_of(training_mode, "training_mode")
     rate = 0.5 if ratio is None else scalar_of(ratio, "ratio")
     if not training or rate == 0:
-        shape = b.constant(list(x.tensor.static_shape), i64)
-        return x, b.Expand(b.constant(True), shape)
+        return x, b.Expand(b.constant(True), b.dims(x.tensor.dims))
     uniform = b.RandomUniformLike(x, dtype=f64.onnx, seed=None if seed is None else float(seed))
     mask = b.GreaterOrEqual(uniform, rate)
     scaled = b.Mul(x, b.constant(1 / (1 - rate), x.tensor.dtype))
