@@ -139,13 +139,20 @@ def compile(
             graph, compiler(aim, chosen), native_on(aim, chosen), aim.adopter(), policy(aim),
             chosen.max_iterations, chosen.context.noting(),
             None if entry is None else entry.add_part, chosen.specialise,
-            "" if aim.open_sizes else f"target {aim.name} has no programs for all shapes",
+            _why_exact(aim, entry),
             aim.counts,
         )  # fmt: skip
         model.prepare()
     if entry is not None:
         entry.add(model, external)
     return model
+
+
+def _why_exact(target: Target, entry: Entry | None) -> str:
+    """Why there is no program for all shapes, if that is known before it is tried."""
+    if not target.open_sizes:
+        return f"target {target.name} has no programs for all shapes"
+    return "" if entry is None else entry.declined()
 
 
 def configured(

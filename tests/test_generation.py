@@ -61,11 +61,18 @@ def growing(path: Path) -> list[int]:
 )
 def test_a_cache_of_fixed_length(page, file, how, compilations):
     path = HERE / "models_wild" / f"{file}.onnx"
-    model = graphc.compile(path, threads=1)
+    model = graphc.compile(path, threads=1, specialise="exact")
     tokens = page[how](model, PROMPT, COUNT, CAPACITY)
     assert tokens == growing(path)
     assert len(set(tokens[len(PROMPT) :])) > 3  # no fixed point, which anything would reach
     assert len(model.executables()) == compilations
+
+
+def test_one_program_serves_prompts_and_steps(page):
+    path = HERE / "models_wild" / "decoder_rotary.onnx"
+    model = graphc.compile(path, threads=1, specialise="auto")
+    assert page["generate"](model, PROMPT, COUNT, CAPACITY) == growing(path)
+    assert [info.is_general for info in model.executables()][0]
 
 
 def test_saved_models_generate(page, tmp_path):
@@ -81,7 +88,7 @@ def test_saved_models_generate(page, tmp_path):
 def test_a_shared_buffer():
     """GroupQueryAttention: the cache is as long as the mask, and what is given back goes in."""
     path = HERE / "models_wild" / "genai_style.onnx"
-    model = graphc.compile(path, threads=1)
+    model = graphc.compile(path, threads=1, specialise="exact")
     past = {
         s.name: np.zeros((1, s.shape[1], CAPACITY, s.shape[3]), np.float32)
         for s in model.inputs if s.name.startswith("past")
@@ -101,7 +108,7 @@ def test_a_shared_buffer():
 @pytest.mark.parametrize("capacity, piece, compilations", [(8, 4, 6), (32, 5, 2), (32, 16, 2)])
 def test_a_cache_that_is_updated_in_place(page, capacity, piece, compilations):
     path = HERE / "models_wild" / "genai_style.onnx"
-    model = graphc.compile(path, threads=1)
+    model = graphc.compile(path, threads=1, specialise="exact")
     tokens = page["generate_in_place"](model, PROMPT, COUNT, capacity, piece)
     assert tokens == growing(path)
     assert len(model.executables()) <= compilations

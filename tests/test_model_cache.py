@@ -17,8 +17,9 @@ import graphc
 from graphc import driver, files
 from graphc.backends import cache as C
 from graphc.backends.llvm_cpu import target
-from graphc.errors import ModelError, ModelWarning
+from graphc.errors import ModelError, ModelWarning, UnsupportedError
 from graphc.ir import opdef
+from graphc.runtime import tiers
 from graphc.runtime.model_cache import CachedModel
 
 DIGITS = Path(__file__).parents[1] / "models" / "digits_cnn.onnx"
@@ -217,28 +218,74 @@ def test_version_and_cpu_are_part_of_the_key(tmp_path, monkeypatch):
 
 def test_open_shapes(tmp_path):
     path = saved(tmp_path / "m.onnx", rows="N")
-    first = graphc.compile(path, threads=1)
+    options = {"threads": 1, "specialise": "exact"}
+    first = graphc.compile(path, **options)
     first(X)
-    model = graphc.compile(path, threads=1)
+    model = graphc.compile(path, **options)
     assert type(model) is CachedModel and model.inputs[0].shape == first.inputs[0].shape
     np.testing.assert_array_equal(model(X)[0], 2 * X)
     assert "whole" not in vars(model)
     np.testing.assert_array_equal(model(X[:1])[0], 2 * X[:1])  # compiled now, and kept
     assert "whole" in vars(model)
-    again = graphc.compile(path, threads=1)
+    again = graphc.compile(path, **options)
     again(X[:1])
     assert "whole" not in vars(again)
     assert again.graph.name == "scaled" and again.prepare() is False
 
 
-def test_a_source_that_has_changed_is_not_compiled_for_new_shapes(tmp_path):
+def test_the_program_for_all_shapes_comes_from_the_cache(tmp_path):
     path = saved(tmp_path / "m.onnx", rows="N")
-    graphc.compile(path, threads=1)(X)
-    model = graphc.compile(path, threads=1)
+    graphc.compile(path, threads=1, specialise="auto")(X)
+    model = graphc.compile(path, threads=1, specialise="auto")
+    assert type(model) is CachedModel
+    for x in (X, X[:1]):
+        np.testing.assert_array_equal(model(x)[0], 2 * x)
+    assert "whole" not in vars(model)
+
+
+LARGE = np.ones((1000, 3), np.float32)  # beyond the bounds of a program made for two rows
+
+
+@pytest.mark.parametrize("mode, new", [("exact", X[:1]), ("auto", LARGE)])
+def test_a_source_that_has_changed_is_not_compiled_for_new_shapes(tmp_path, mode, new):
+    path = saved(tmp_path / "m.onnx", rows="N")
+    graphc.compile(path, threads=1, specialise=mode)(X)
+    model = graphc.compile(path, threads=1, specialise=mode)
     saved(path, rows="N", factor=4.0)
     np.testing.assert_array_equal(model(X)[0], 2 * X)
     with pytest.raises(ModelError, match="has changed"):
-        model(X[:1])
+        model(new)
+
+
+def test_why_there_is_no_program_for_all_shapes_is_kept(tmp_path, monkeypatch):
+    tried = []
+
+    def refused(graph, *more):
+        tried.append(graph.name)
+        raise UnsupportedError("it is odd")
+
+    monkeypatch.setattr(tiers, "open_within", refused)
+    path = saved(tmp_path / "m.onnx", rows="N")
+    model = graphc.compile(path, threads=1, specialise="auto")
+    np.testing.assert_array_equal(model(X)[0], 2 * X)
+    attempts = len(tried)
+    np.testing.assert_array_equal(model(X[:1])[0], 2 * X[:1])
+    later = graphc.compile(path, threads=1, specialise="auto")
+    np.testing.assert_array_equal(later(LARGE)[0], 2 * LARGE)  # compiled in another process
+    assert len(tried) == attempts > 0
+    assert model.why_exact == later.why_exact == "it is odd"
+
+
+def test_a_wrong_request_says_nothing_of_programs_for_all_shapes():
+    text = """<ir_version: 10, opset_import: ["": 20]>
+    pairs (float[N, K] x, float[N, L] y) => (float[N, M] z) { z = Add (x, y) }"""
+    model = graphc.compile(onnx.parser.parse_model(text), threads=1, specialise="auto")
+    for _ in range(2):
+        with pytest.raises(ModelError):
+            model(np.ones((2, 3), np.float32), np.ones((2, 4), np.float32))
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(model(x, x)[0], 2 * x)
+    assert any(info.is_general for info in model.executables())
 
 
 def test_a_cached_model_can_be_saved(tmp_path):

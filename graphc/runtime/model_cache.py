@@ -50,6 +50,7 @@ READERS = ("onnx", "numpy", "ml_dtypes")  # packages that the graph of a model d
 PLAIN = (str, int, float, bool, type(None))  # types of options that their text tells all about
 BLOCK = 1 << 20  # bytes of a file that are hashed at a time
 GENERAL = "general"  # names the program for all shapes among the parts of a model
+DECLINED = "declined"  # names why there is none
 Make = Callable[[], CompiledModel]
 
 
@@ -140,6 +141,11 @@ class Entry:
         image = kept_image(self.cache, entry)
         return None if image is None else Part(NativeModel(image, threads, scratch), seconds)
 
+    def declined(self) -> str:
+        """Why the model has no program for all shapes, if that was tried before."""
+        why = self.cache.get(self._part_key(DECLINED))
+        return "" if why is None else why.decode()
+
     def _part_key(self, key: object) -> str:
         return cache_key("part of a model", self.key, repr(key))
 
@@ -147,7 +153,10 @@ class Entry:
 
     def add_part(self, info: ExecutableInfo) -> None:
         """Keeps what a model was compiled to, if that is native code, for inputs of some shapes or
-        of all. How long it took the first time is kept, not when it came from the cache."""
+        of all; and why there is no program for all. How long it took the first time is kept, not
+        when it came from the cache."""
+        if info.run is None:
+            self.cache.put(self._part_key(DECLINED), info.why.encode())
         if not isinstance(info.run, NativeModel) or not info.run.image.entry:
             return
         image = info.run.image

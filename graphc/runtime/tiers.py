@@ -14,7 +14,8 @@ for all sizes, bounds are narrowed about what was met (passes/narrowing.py), and
 gets a general program of its own, up to a limit. With "auto" the time for one is limited as well.
 
 What no general program serves (operators that the host runs, sizes of 0) is compiled for its exact
-shape; `why` says what it was, or what has narrowed bounds.
+shape; `why` says what it was, or what has narrowed bounds. What has failed is not tried again, in
+later processes neither: whoever keeps what a model was compiled to is told of it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ SLACKS = (8, 2, 1)  # times what was met: bounds of a dimension that has none, t
 MOST_BYTES = 1 << 30  # of one tensor at bounds that grow
 MOST_EXACT = 1 << 30  # bytes of code and constants that exact programs made in the background add
 MOST_GENERAL = 16  # general programs of a model
+MOST_WRONG = 3  # requests that fail after which no general program is tried again
 MOST_SECONDS = 60.0  # of the processor, for a general program that "auto" makes
 
 
@@ -85,7 +87,8 @@ class TieredGraph(SpecialisedGraph):
         self.general: list[General] = []  # the last one made first
         self.why = reason  # why there is no general program, or it did not take some shapes
         self._taken: dict[tuple, General | None] = {}
-        self._failed = bool(reason)
+        self._failed = self._is_told = bool(reason)
+        self._wrong = 0  # requests for which exact programs failed too
         self.recurring = Recurring(self.compile_for)
 
     def run(self, values: Sequence[Any]) -> list[Any]:
@@ -95,7 +98,7 @@ class TieredGraph(SpecialisedGraph):
             return exact(values)
         run = exact or self._general_for(key, values)
         if run is None:
-            return super().run(values)
+            return self._exactly(key, values)
         begin = time.perf_counter()
         try:
             results = run(values)
@@ -109,6 +112,23 @@ class TieredGraph(SpecialisedGraph):
             note(key, time.perf_counter() - begin)
         return results
 
+    def _exactly(self, key: tuple, values: Sequence[Any]) -> list[Any]:
+        """The results by an exact program. If there is one, but no general program, that is told to
+        whoever keeps what is made. If there is none either, the request may be what is wrong: a
+        later one has a general program tried again, up to a limit."""
+        try:
+            results = super().run(values)
+        except GraphcError:
+            if self._failed and not self._is_told and self._wrong < MOST_WRONG:
+                self._wrong += 1
+                self._failed = False
+                self._taken.pop(key, None)
+            raise
+        if self._failed and not self._is_told:
+            self._is_told = True
+            self._made(self._none())
+        return results
+
     def _why_now(self) -> str:
         return f"{super()._why_now()}; not the general program: {self.why}"
 
@@ -117,7 +137,7 @@ class TieredGraph(SpecialisedGraph):
         could not be compiled for in the background."""
         general = [made.info for made in self.general]
         if not general and self._failed:
-            general = [ExecutableInfo(_dims(self.graph), None, self.why)]
+            general = [self._none()]
         return [*general, *super().executables(), *self.recurring.failures()]
 
     def compile_for(self, shapes: tuple, why: str = ASKED) -> None:
@@ -186,6 +206,10 @@ class TieredGraph(SpecialisedGraph):
                 raise  # exact programs would hide a mistake
             self.why = str(error) or repr(error)
         self._failed = values is not None and not self.general
+
+    def _none(self) -> ExecutableInfo:
+        """Tells that there is no general program, and why."""
+        return ExecutableInfo(_dims(self.graph), None, self.why)
 
     def _binds_one(self, error: NeedsValue, values: Sequence[Any]) -> bool:
         """Specialises on the contents of inputs, if that may help."""
