@@ -4,12 +4,15 @@ A contraction with constant weights wants the dims it shares with the weights (t
 innermost, so that its sums are vectors over them: a convolution stores N, spatial dims, C. Where
 these are few, and the other factor runs along memory in a dim of the result, sums are vectors over
 that one, and nothing moves; so it is, on machines that read vectors from any address, where each
-channel is its own, as in a depthwise convolution, and the other factor is row-major. Layouts then
-spread: an operator of the same rank keeps its operand's layout, and a pure data movement takes the
-layout that makes it a view where there is one. A transposition that only puts the channels of
-images (rank 4 or more) before the spatial dims leaves them last. Operators written for row-major
-memory (imperative, control flow, host) get a row-major copy. Nothing else changes: index maps are
-adapted to layouts when kernels are made, so any choice is correct.
+channel is its own, as in a depthwise convolution, and the other factor is row-major. Weights that
+change from run to run, as in training, are those of a factor that depends on the channels of an
+image alone. Where both factors run along memory in one dim of the result, as in the gradient of
+depthwise weights, that dim is innermost. Results follow inputs of the model that are as large.
+Layouts then spread: an operator of the same rank keeps its operand's layout, and a pure data
+movement takes the layout that makes it a view where there is one. A transposition that only puts
+the channels of images (rank 4 or more) before the spatial dims leaves them last. Operators written
+for row-major memory (imperative, control flow, host) get a row-major copy. Nothing else changes:
+index maps are adapted to layouts when kernels are made, so any choice is correct.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from graphc.passes.manager.context import Context
 from graphc.passes.reasons import named
 
 IMAGE = 4  # the least rank of images
+CHANNEL = 1  # the dim of their channels
 VIEWED = "it is then a view of its operand, and nothing is copied"
 
 
@@ -110,10 +114,15 @@ def _weights_last(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
         if r.factors is None:
             continue
         index, dims = structure.own_index(op.outputs[output]), op.outputs[output].tensor.dims
+        shared = _channel_of_both(op, r.factors, index)
+        if shared is not None:
+            rest = [d for d in range(len(index)) if d != shared]
+            return Layout((*rest, shared)), "both factors run along memory in the channels"
         for factor, data in (r.factors, r.factors[::-1]):
-            if not loads(factor) or not all(_is_constant(op, x) for x in loads(factor)):
-                continue
             last = [d for d, x in enumerate(index) if x in free_indices(factor)]
+            if not loads(factor) or not all(_is_constant(op, x) for x in loads(factor)):
+                if len(dims) < IMAGE or last != [CHANNEL] or not _has_others(data, index):
+                    continue
             if last and index[-1] not in free_indices(factor):
                 count = math.prod(largest(dims[d]) for d in last)
                 if count <= structure.FEW_CHANNELS and _runs_along(op, data, index):
@@ -125,6 +134,28 @@ def _weights_last(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
                 rest = [d for d in range(len(index)) if d not in last]
                 return Layout((*rest, *last)), "sums are vectors over the dims of the weights"
     return None, why_not
+
+
+def _has_others(data: Expr, index: Sequence[Expr]) -> bool:
+    """Whether a factor depends on all dims of the result but the channels: of an image, while the
+    other factor, of channels alone, is weights that change from run to run."""
+    used = free_indices(data)
+    return [d for d, x in enumerate(index) if x not in used] == [CHANNEL]
+
+
+def _channel_of_both(op: Op, factors: Sequence[Expr], index: Sequence[Expr]) -> int | None:
+    """The dim of the result in which both factors run along memory, if they are of images whose
+    channels are last: of the gradient of depthwise weights, say."""
+    found = set()
+    for factor in factors:
+        reads = loads(factor)
+        value = op.inputs[int(reads[0].source)] if len(reads) == 1 else None
+        if value is None or value.tensor.layout is None:
+            return None
+        along = reads[0].index[value.tensor.layout.order[-1]]
+        found.add(next((d for d, x in enumerate(index) if x is along), None))
+    (dim,) = found if len(found) == 1 else (None,)
+    return dim
 
 
 def _runs_along(op: Op, data: Expr, index: Sequence[Expr]) -> bool:
@@ -192,7 +223,31 @@ def _inherited(op: Op, value: Value, why: str) -> tuple[Layout | None, str]:
         return None, why or "no operand of this rank is stored otherwise"
     if any(t.layout is None and t.most > best.most for t in others):
         return None, "a larger operand is row-major"
+    given = [v for v in op.inputs if v is not None and _is_given(v)]
+    if _is_result(value) and any(v.tensor.most >= best.most for v in given):
+        return None, "it is a result, and an input of the model is row-major"
     return best.layout, "the largest operand is stored so"
+
+
+def _is_result(value: Value) -> bool:
+    """Whether a value is a result of the model."""
+    op = value.producer
+    return op is not None and op.region is not None and any(v is value for v in op.region.results)
+
+
+def _is_given(value: Value) -> bool:
+    """Whether a value is an input of the model, or follows from one element by element."""
+    op = value.producer
+    while op is not None and structure.has_body(op) and op.inputs:
+        first = op.inputs[0]
+        if (
+            first is None
+            or not structure.pointwise(op, 0)
+            or first.tensor.dims != value.tensor.dims
+        ):
+            return False
+        op = first.producer
+    return op is None and value.tensor.layout is None
 
 
 def _movement_layout(op: Op, value: Value) -> tuple[Layout | None, str]:

@@ -6,13 +6,18 @@ from dataclasses import dataclass
 
 from graphc.ir.addresses import flatten_loads, is_affine_in
 from graphc.ir.dtypes import DType, bf16, f16
-from graphc.ir.expr import Index, Load
-from graphc.ir.extents import most
+from graphc.ir.expr import Expr, Index, Load
+from graphc.ir.extents import most, points
 from graphc.ir.instructions import LANES
 from graphc.ir.types import Dim, elements_of
 from graphc.passes.analysis.contraction import Match
 from graphc.passes.analysis.spaces import known_last, merge_adjacent
 from graphc.passes.lower.strategies.row_operand import separable
+
+CACHE_WAY = PAGE = 4096  # bytes: of a way of the first cache, and of a page
+WAYS = 8  # rows that the first cache holds, at least, if their places in it are the same
+PAGES = 64  # that the first table of translated addresses knows
+MANY_ROWS = 128  # that make up for panels made at run time
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,15 @@ def tile_plan(match: Match, options: RegisterTileOptions, quad: Index | None) ->
     lanes = max(1, options.vector_bytes // match.hole.dtype.size)
     columns = elements_of(x.extent for x in match.cols)
     depth = elements_of(x.extent for x in match.depth)
-    merged, _ = merge_adjacent(match.rows, [match.a])
-    rows = most(known_last(merged)[-1].extent) if merged else 1
+    merged, (a,) = merge_adjacent(match.rows, [match.a])
+    merged = known_last(merged)
+    rows = most(merged[-1].extent) if merged else 1
     vectors = _vectors(rows, -(-most(columns) // lanes), options.registers)
     row_tile = max(1, min((options.registers - vectors - 1) // vectors, rows))
-    packed = quad is not None or not isinstance(columns, int) or not _contiguous_columns(match)
+    if vectors == 2 and row_tile > WAYS and merged and _meet_in_cache(a, merged[-1]):
+        vectors, row_tile = 3, WAYS
+    in_place = isinstance(columns, int) and _contiguous_columns(match)
+    packed = quad is not None or not in_place or _pays(match, columns, depth)
     return TilePlan(lanes, vectors, row_tile, columns, depth, packed, quad)
 
 
@@ -72,6 +81,21 @@ def _vectors(rows: int, needed: int, registers: int) -> int:
     if rows >= 5:
         return min(needed, 3)
     return min(needed, 8 if registers >= 32 else 4, max(2, (registers - 4) // max(rows, 1) - 1))
+
+
+def _meet_in_cache(a: Expr, row: Index) -> bool:
+    """Whether the rows of a tile lie so far apart that they share a place in the first cache."""
+    assert isinstance(a, Load)
+    apart = is_affine_in(a.index[0], row) if a.index else None
+    return bool(apart) and isinstance(apart, int) and apart * a.dtype.size % CACHE_WAY == 0
+
+
+def _pays(match: Match, columns: Dim, depth: Dim) -> bool:
+    """Whether panels made at run time are read faster than columns in place: where a panel's rows
+    are on more pages than are known at once, and enough rows are multiplied with it."""
+    assert isinstance(columns, int)
+    apart = columns * match.b.dtype.size >= PAGE // 2
+    return apart and most(depth) > PAGES and points(match.rows) >= MANY_ROWS
 
 
 def _contiguous_columns(match: Match) -> bool:
