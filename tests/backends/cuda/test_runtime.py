@@ -70,7 +70,7 @@ def test_weights_are_uploaded_once_and_launches_replayed():
 
 def test_models_for_several_shapes_share_large_weights(driver):
     graph = graphc.parse(PRODUCTS)
-    model = graphc.compile(graph, "cuda")
+    model = graphc.compile(graph, "cuda", specialise="exact")
     large = [1024 * 512 * 4] * 2  # w and v
     for n in (2, 3, 2):
         x = np.random.default_rng(n).standard_normal((n, 1024)).astype(np.float32)
