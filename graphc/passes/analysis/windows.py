@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from graphc.ir.addresses import flatten_loads, is_affine_in
+from graphc.ir.addresses import flatten_loads, is_affine_in, stride_in
 from graphc.ir.expr import Call, Expr, Index, Reduce, free_indices, loads, substitute
-from graphc.ir.simplify import simplify
+from graphc.ir.extents import most
+from graphc.ir.simplify import simplify, to_poly
 from graphc.passes.analysis.computation import Computation, memoised
 from graphc.passes.analysis.core import Core, Role, core_of
 
@@ -66,8 +67,10 @@ def match_windows(computation: Computation) -> Windows | str:
     core = core_of(computation, "window", unit_axes=False)
     if isinstance(core, str):
         return core
-    if not core.indices or any(x.count == 0 for x in (*core.indices, *core.hole.axes)):
+    if not core.indices or any(x.extent == 0 for x in (*core.indices, *core.hole.axes)):
         return "window: it must have outputs and taps, found none"
+    if not all(isinstance(x.extent, int) for x in (core.indices[-1], *core.hole.axes)):
+        return "window: channels and taps must be of constant number, found an open one"
     return _classify(core)
 
 
@@ -112,15 +115,26 @@ def _slide(a: Expr, index: Index, axis: Index) -> Slide | None:
     place = next((x.index[0] for x in loads(a) if {index, axis} <= free_indices(x)), None)
     if place is None:
         return None
-    along, across = is_affine_in(place, index), is_affine_in(place, axis)
-    if not along or not across or along < 0 or across < 0:
+    along, across = _steps(place, index, axis)
+    if along <= 0 or across <= 0:
         return None
     unit = math.gcd(along, across)
     slide = Slide(index, axis, along // unit, across // unit)
-    if slide.stride >= axis.count or slide.dilation >= index.count:
+    if slide.stride >= axis.count or slide.dilation >= most(index.extent):
         return None  # no two outputs have an element in common
     moved = substitute(a, {index: index + slide.dilation, axis: axis - slide.stride})
     return slide if simplify(moved) is simplify(a) else None
+
+
+def _steps(place: Expr, index: Index, axis: Index) -> tuple[int, int]:
+    """By how much a place moves with an index and with an axis, in a unit that may depend on sizes;
+    zeros if that is not known."""
+    steps = [stride_in(place, x) for x in (index, axis)]
+    along, across = ({} if step is None else to_poly(step) for step in steps)
+    if len(along) != 1 or along.keys() != across.keys():
+        return 0, 0
+    (unit,) = along
+    return along[unit], across[unit]
 
 
 def _unsuitable(windows: Windows) -> str:

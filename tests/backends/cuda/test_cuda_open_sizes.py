@@ -131,6 +131,29 @@ def test_attention_is_one_kernel(name, high, precision):
     agrees(graph, program, tolerance=2e-5 if precision == "f32" else 5e-3)
 
 
+WINDOWS = {
+    "depthwise": ("H,S", "const %w : f32[8,1,3,3] = random(seed=1) "
+    "%a = Conv(%x, %w) {{group=8, pads=[1,1,1,1]}} %y = Relu(%a)"),
+    "strided": ("H,H", "const %w : f32[8,1,3,3] = random(seed=1) "
+    "%y = Conv(%x, %w) {{group=8, strides=[2,2]}}"),
+    "pooling": ("H,S", "%y = MaxPool(%x) {{kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]}}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_are_in_patches(name):
+    """Of images whose channels are last in memory."""
+    sides, window = WINDOWS[name]
+    text = (
+        f"(%image: f32[N,{sides},8]) -> ? {{}} {{ %x = Transpose(%image) {{{{perm=[0,3,1,2]}}}} "
+        f"{window} %r = Transpose(%y) {{{{perm=[0,2,3,1]}}}}"
+    )
+    graph = open_graph(text, LARGE)
+    program = open_program(graph)
+    assert any(name.startswith("window") for name in program.kernels), list(program.kernels)
+    agrees(graph, program, runs=8)
+
+
 def test_decoding_with_a_cache_of_open_length():
     text = (
         "(%q: f32[1,4,1,32], %k: f32[1,4,32,L], %v: f32[1,4,L,32]) -> ? {} { "

@@ -37,7 +37,7 @@ def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequenc
         partial(lower_flash_float32, gpu=gpu),
         of_constant_sizes(partial(lower_split_k, gpu=gpu, lower=lower)),
         partial(lower_matrix_cores, gpu=gpu, choose=choose),
-        of_constant_sizes(partial(lower_windows, gpu=gpu)),
+        partial(lower_windows, gpu=gpu),
         partial(lower_shared_tiles, gpu=gpu, choose=choose),
         lower_rows,
         lower_flat,

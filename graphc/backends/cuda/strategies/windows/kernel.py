@@ -19,8 +19,6 @@ Convolutional Neural Networks (2016), section 3.
 
 from __future__ import annotations
 
-import math
-
 from graphc.backends.cuda.machines import Machine
 from graphc.backends.cuda.strategies.vectors import compute_points, each_neighbour, read_neighbours
 from graphc.backends.cuda.strategies.windows.patches import Patch, best_patch
@@ -40,11 +38,13 @@ from graphc.ir.expr import (
     loads,
     substitute,
 )
+from graphc.ir.extents import ceil_divided, points
 from graphc.ir.kernel import Buffer, Kernel, KernelBuilder, Let
 from graphc.ir.simplify import bounds, simplify
+from graphc.ir.types import elements_of
 from graphc.passes.analysis.computation import Computation, Output, buffers_read, flat_buffer
 from graphc.passes.analysis.contraction import wide_sums
-from graphc.passes.analysis.spaces import count, shapes_of
+from graphc.passes.analysis.spaces import shapes_of
 from graphc.passes.analysis.windows import Windows, match_windows
 from graphc.passes.lower.lowered import Lowered
 from graphc.passes.lower.strategies.nest import Point
@@ -61,7 +61,7 @@ def lower_windows(
         return windows
     prepare, temporaries = _lay_out_weights(windows)
     emitter = WindowPatches(windows, patch or best_patch(windows, gpu), temporaries)
-    flops = 2 * count(windows.indices) * math.prod(a.count for a in windows.hole.axes)
+    flops = 2 * points(windows.indices) * points(windows.hole.axes)
     return Lowered(emitter.kernel("window"), prepare, temporaries, flops=flops)
 
 
@@ -103,8 +103,8 @@ class WindowPatches:
         lengths = {self.last.index: self.patch.columns, windows.channels: self.patch.channels}
         if self.row:
             lengths[self.row.index] = self.patch.rows
-        parts = [-(-x.count // lengths.get(x, 1)) for x in windows.indices]
-        with k.loop(math.prod(parts), "parallel", name="p") as p:
+        parts = [ceil_divided(x.extent, lengths.get(x, 1)) for x in windows.indices]
+        with k.loop(elements_of(parts), "parallel", name="p") as p:
             self.start: dict[Expr, Expr] = {
                 x: simplify(self._named(at) * lengths.get(x, 1))
                 for x, at in zip(windows.indices, unflatten_index(p, tuple(parts)))
@@ -191,7 +191,7 @@ class WindowPatches:
     def _inside(self, place: dict[Expr, Expr]) -> Expr:
         """Whether there is such an output."""
         slides = [self.last, self.row] if self.row else [self.last]
-        guards = [place[s.index] < s.index.count for s in slides]
+        guards = [place[s.index] < s.index.extent for s in slides]
         return simplify(call("and", guards[0], guards[-1]))
 
     def _add(self, i: int, j: int, value: Buffer, place: dict[Expr, Expr], tap: tuple) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from graphc.backends.cuda.machines import VECTOR_BYTES, Machine
 from graphc.ir.expr import Index, cost, loads
+from graphc.ir.extents import most, points
 from graphc.passes.analysis.spaces import count
 from graphc.passes.analysis.windows import Windows
 
@@ -54,7 +55,7 @@ def _patches(windows: Windows) -> Iterator[Patch]:
 
 
 def _lengths(index: Index) -> list[int]:
-    return [n for n in PATCHES if n <= index.count]
+    return [n for n in PATCHES if n <= most(index.extent)]
 
 
 def _time(windows: Windows, patch: Patch, gpu: Machine) -> float:
@@ -67,7 +68,8 @@ def _time(windows: Windows, patch: Patch, gpu: Machine) -> float:
     weights = taps if windows.b is not None else 0
     finish = sum(map(cost, windows.exprs)) - cost(windows.hole) + 4
     work = 4 * reads + weights + patch.channels * outputs * (taps + min(max(finish, 4), 40))
-    threads = count(windows.indices) / patch.channels
+    threads = points(windows.indices) / patch.channels
     for slide, length in zip(windows.slides, lengths):
-        threads *= -(-slide.index.count // length) / slide.index.count
+        outputs_along = most(slide.index.extent)
+        threads *= -(-outputs_along // length) / outputs_along
     return work * max(HIDDEN, threads / 32 / (4 * gpu.multiprocessors))
