@@ -25,6 +25,7 @@ from graphc.ir.imperative.sampling import Sampled
 from graphc.ir.kernel import Buffer
 from graphc.ir.types import Dim
 
+PARTS = 4  # of a vector, each of which is skipped if nothing in it is kept
 CHAINS = 4  # vectors of items that are looked at before it is asked whether one clashes
 READ = 16  # elements of each channel that a place reads, about
 
@@ -69,7 +70,8 @@ class LaneBuilder(Collectives):
 
     def kept(self, what: Kept) -> None:
         """Stores each element where the next that is kept belongs, and counts those that are kept:
-        that takes no branch per element. Vectors of which none is kept are skipped."""
+        that takes no branch per element. Vectors of which none is kept are skipped, a few at a
+        time, then each part of one."""
         if what.rest or not what.extents or not what.ahead:
             super().kept(what)
             return
@@ -89,11 +91,23 @@ class LaneBuilder(Collectives):
                 def holds(lane: Expr) -> Expr:
                     return what.holds((*line, start + lane))
 
-                with self.when(any_lane(self, lanes, CHAINS, holds)), self.loop(step) as j:
-                    take((*line, self.let(start + j)))
+                with self.when(any_lane(self, lanes, CHAINS, holds)):
+                    self.kept_in_parts(step, max(lanes // PARTS, 1), start, holds, line, take)
             with self.loop(last % step) as j:
                 take((*line, self.let(j + last // step * step)))
         what.finish(kept[()])
+
+    def kept_in_parts(
+        self, count: int, lanes: int, start: Expr, holds: Callable[[Expr], Expr], line: Place,
+        take: Callable[[Place], None],
+    ) -> None:  # fmt: skip
+        """Offers `take` so many elements of a line, less parts of so many lanes of which none is
+        kept."""
+        with self.loop(count // lanes) as part:
+            first = self.let(part * lanes)
+            some = any_lane(self, lanes, 1, lambda lane: holds(first + lane))
+            with self.when(some), self.loop(lanes) as j:
+                take((*line, self.let(start + first + j)))
 
     def sampled(self, what: Sampled) -> None:
         lanes = self.vector_bytes // what.x.dtype.size
