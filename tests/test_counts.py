@@ -14,8 +14,10 @@ from programs import check_program
 
 import graphc
 from graphc.backends.llvm_cpu.runtime import NativeModel
+from graphc.driver import program_for
 from graphc.errors import InternalError
 from graphc.ir.graph import clone_graph
+from graphc.ir.infer import infer_op
 from graphc.ir.interp import interpret
 from graphc.ir.program import Count
 from graphc.ir.text.parser import parse_graph
@@ -132,6 +134,22 @@ BRANCH = """g (float[40] x, bool c) => (y) {
         then_branch = t () => (float[n] a) { s = Shape(v) f = Cast<to = 1>(s) a = Add(v, f) },
         else_branch = e () => (float[m] b) { b = Neg(v) }>
 }"""
+STACKED = """g (float[4] x, float most) => (y, e, s) {
+    n = Constant<value_int = 600>()
+    yes = Constant<value = bool {1}>()
+    y, r, k = Loop(n, yes, x) <
+        body = b (int64 i, bool go, float[4] s) => (bool on, float[4] t, float[4] u, int64 j) {
+        half = Constant<value = float {0.5}>()
+        t = Mul(s, half)
+        sum = ReduceSum<keepdims = 0>(t)
+        on = Greater(sum, most)
+        u = Neg(t)
+        j = Identity(i)
+    }>
+    e = Exp(r)
+    zero = Constant<value_ints = [0]>()
+    s = ReduceSum<keepdims = 0>(k, zero)
+}"""
 FEW = np.random.default_rng(1)
 
 
@@ -169,6 +187,8 @@ CASES = {
                                    [(np.round(sparse(p, 12, 17) * 2),) for p in PARTS])
         for way in (0, 1) for axis in (0, 1, 2)
     },
+    "stacked": (STACKED, [(np.ones(4, np.float32), np.array(most, np.float32))
+                          for most in (1e-3, 1.0, 1e9, -1.0)]),
     "boxes": (BOXES, [boxes(p) for p in (1.0, 0.0)]),
 }  # fmt: skip
 
@@ -278,6 +298,24 @@ def test_huge_bounds_are_left_to_the_host():
     x[[3, 5, 9]] = 1
     (found,) = graphc.compile(model(source), threads=1).run([x, x])
     assert found.tolist() == np.outer([3, 5, 9], [3, 5, 9]).tolist()
+
+
+def test_rows_without_room_are_left_to_the_host():
+    source = STACKED.replace("600", "9000000").replace("[4]", "[64]")
+    x = np.ones(64, np.float32)
+    y, e, s = graphc.compile(model(source), threads=1).run([x, np.array(20, np.float32)])
+    assert e.shape == (2, 64) and s == 1 and (y == 0.25).all()
+
+
+def test_room_for_rows_is_that_of_all_trips():
+    graph = specialise(graphc.import_onnx(model(STACKED)), partial=True)
+    text = str(counts.counted(graph, None, print))
+    assert "rows=600" in text
+    graph = parse_graph(text.replace("rows=600", "rows=7"))
+    with pytest.raises(graphc.ModelError, match="has room for 7 rows, but 600 trips"):
+        infer_op(next(op for op in graph.ops if op.regions))
+    with pytest.raises(graphc.ModelError, match="600 rows do not fit"):
+        program_for(parse_graph(text.replace("f32[600,4]", "f32[7,4]")), "cpu")
 
 
 def test_a_size_is_used_only_once_it_is_known():

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from graphc.errors import UnsupportedError
 from graphc.ir.expr import Const, Expr, Sym
-from graphc.ir.graph import Graph, Op, Value, clone_graph, clone_region
+from graphc.ir.graph import Graph, Op, Value, clone_graph, clone_region, constant_op
 from graphc.ir.imperative.lowering import SIZES, imperative_kernel, is_bounded
 from graphc.ir.infer import infer_op
 from graphc.ir.kernel import Store, walk_stmts
 from graphc.ir.opdef import lookup
+from graphc.ir.ops.control import MAX_ITERATIONS, split_captures, trips_of
 from graphc.ir.ops.counts import CORNER, COUNT, DOMAIN, is_counted
 from graphc.ir.types import TensorType
 from graphc.passes.dce import remove_dead
@@ -26,6 +29,7 @@ from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.general import check_op
 from graphc.passes.infer_types import TypeInference
+from graphc.passes.inner_checks import carrying, insert
 from graphc.passes.native import natively
 from graphc.passes.partition import symbols_in
 
@@ -35,13 +39,20 @@ MOST_BYTES = 1 << 30  # of a tensor at the bounds of sizes that data decides
 def counted(graph: Graph, policy: FoldPolicy | None, decline: Decline) -> Graph | None:
     """A copy of a graph that is typed as far as it can be for static inputs, typed further: over
     the sizes that data decides. None if there are none. `decline` is told what is left, and why."""
-    if not any(map(_is_countable, graph.ops)):
+    if not any(map(_is_countable, graph.ops)) and not any(map(_rows, graph.ops)):
         return None
     result = clone_graph(graph)
     for op in list(result.ops):
         if _is_countable(op):
             _count(result, op)
+        elif _rows(op):
+            _count_rows(result, op, _rows(op))
     bodies = {op: list(map(clone_region, op.regions)) for op in result.ops if op.regions}
+    huge = [op for op in result.ops if op.attrs.get("rows") is not None and _most(op) > MOST_BYTES]
+    for op in huge:
+        decline(op, f"{op.where()}: its rows would have {_most(op)} bytes at most")
+    if huge:
+        return None
     types = TypeInference(policy, retype=False, symbolic=True, dimensions=Dimensions())
     types.region(result)
     for op in result.ops:
@@ -92,6 +103,45 @@ def _count(graph: Graph, op: Op) -> None:
             part.output.name = value.name
             for user, number in users:
                 user.set_input(number, part.output)
+
+
+def _rows(op: Op) -> int:
+    """How many rows a Loop stacks at most, if its body decides how many; else 0."""
+    if op.name != "Loop" or op.attrs.get("rows") is not None or op.inputs[0] is None:
+        return 0
+    (limit, _, *state), _ = split_captures(op)
+    untyped = [v for v in op.outputs[len(state) :] if v.type is None]
+    if not untyped or limit.constant is None:
+        return 0
+    most = trips_of(limit.constant)
+    return most if 0 < most <= MAX_ITERATIONS else 0
+
+
+def _count_rows(graph: Graph, op: Op, most: int) -> None:
+    """Has a Loop stack rows where there is room for the most, and count them."""
+    (body,) = op.regions
+    state = len(split_captures(op)[0]) - 2
+    one = body.append(constant_op(np.array(1, np.int64))).output
+    new, (number,) = carrying(
+        op, [np.array(0, np.int64)], lambda _, count: insert(body, None, "Add", count, one)
+    )
+    new.attrs["rows"] = most
+    size = Sym(_unused(graph), 0, most)
+    graph.symbols[size.name] = size
+    after = _next(graph, new)
+    attrs = {"dim": -1, "size": size}
+    _insert(graph, after, Op(lookup(COUNT, DOMAIN), [number], attrs, 1, (), op.loc))
+    types = TypeInference(None, symbolic=True)
+    types.enter(new, False)
+    for value in new.outputs[state + 1 :]:
+        if _is_ranked(value):
+            users = list(value.uses)
+            attrs = {"dims": (size, *value.tensor.dims[1:])}
+            part = Op(lookup(CORNER, DOMAIN), [value], attrs, 1, (), op.loc)
+            _insert(graph, after, part)
+            part.output.name = value.name
+            for user, place in users:
+                user.set_input(place, part.output)
 
 
 def _decided(op: Op) -> Iterator[tuple[Value, int, Expr]]:
@@ -145,13 +195,17 @@ def _why_not(op: Op) -> str:
         check_op(op)
         if not natively(op):
             return f"{op.where()} runs on the host"
-        for value in op.outputs:
-            most = value.tensor.most * value.tensor.dtype.size
-            if most > MOST_BYTES:
-                return f"{op.where()}: %{value.name} would have {most} bytes at the largest sizes"
+        if _most(op) > MOST_BYTES:
+            return f"{op.where()} would give {_most(op)} bytes at the largest sizes"
     except UnsupportedError as error:
         return str(error)
     return ""
+
+
+def _most(op: Op) -> int:
+    """The bytes of the largest result of an op, at the largest sizes, as far as types are known."""
+    known = (v.tensor for v in op.outputs if _is_ranked(v))
+    return max((type.most * type.dtype.size for type in known), default=0)
 
 
 def _is_ranked(value: Value) -> bool:

@@ -143,7 +143,8 @@ def check_open(graph: Graph) -> None:
 def check_op(op: Op) -> None:
     """As `check_open`, of one op."""
     open_types = _has_open_types(op)
-    if op.defn.form not in FORMS or open_types and is_bounded(op):
+    forms = FORMS if open_types else (*FORMS, "region")
+    if op.defn.form not in forms or open_types and is_bounded(op):
         raise NotOpen(f"{op.where()} is {op.defn.form}, made for one shape at a time", op)
     if is_bounded(op) and not is_counted(op):
         raise NotOpen(f"{op.where()} gives a tensor whose shape depends on data", op)

@@ -63,25 +63,39 @@ def _chosen(op: Op, found: Sequence[Sequence[Op]]) -> tuple[Op, list[Value]]:
 
 def _carried(op: Op, checks: Sequence[Op]) -> tuple[Op, list[Value]]:
     """A Loop or a Scan that carries the largest key of each check too, and these results."""
+    return carrying(
+        op, [np.array(0, np.uint64) for _ in checks],
+        lambda n, key: insert(op.regions[0], None, "Max", key, checks[n].output),
+    )  # fmt: skip
+
+
+def carrying(
+    op: Op, starts: Sequence[np.ndarray], following: Callable[[int, Value], Value]
+) -> tuple[Op, list[Value]]:
+    """A Loop or a Scan in place of another that carries more values, and these results. They begin
+    with constants; `following` adds to the body what comes after a value, given its number."""
     (body,) = op.regions
     own, captures = split_captures(op)
     loop = op.name == "Loop"
     state = len(own) - (2 if loop else op.attrs["num_scan_inputs"])
     first = 2 + state if loop else state
-    params = [Value(KEY, None, 0, f"key{n}") for n in range(len(checks))]
+    assert op.region is not None
+    before = [op.region.insert_before(op, constant_op(start)).output for start in starts]
+    params = [Value(v.type, None, 0, f"carried{n}") for n, v in enumerate(before)]
     body.params[first:first] = params
     for index, param in enumerate(body.params):
         param.index = index
-    largest = [insert(body, None, "Max", p, check.output) for p, check in zip(params, checks)]
+    after = [following(n, param) for n, param in enumerate(params)]
     at = 1 + state if loop else state
-    body.set_results([*body.results[:at], *largest, *body.results[at:]])
-    assert op.region is not None
-    zeros = [op.region.insert_before(op, _zero()).output for _ in checks]
-    inputs = [*own[:first], *zeros, *own[first:], *captures]
-    count = len(checks)
+    body.set_results([*body.results[:at], *after, *body.results[at:]])
+    inputs = [*own[:first], *before, *own[first:], *captures]
+    count = len(starts)
     kept = [n if n < state else n + count for n in range(len(op.outputs))]
     new = _in_place(op, inputs, op.regions, kept, count)
-    return new, new.outputs[state : state + count]
+    made = new.outputs[state : state + count]
+    for value, start in zip(made, before):
+        value.type = start.type
+    return new, made
 
 
 def _in_place(

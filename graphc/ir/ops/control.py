@@ -6,7 +6,8 @@ where the shapes do not depend on data:
 
     If           one branch if the condition is constant; otherwise both must have equal types,
                  but for one that cannot be typed: then it must not be taken (ops/failing.py)
-    Loop         loop-carried types must not change; scan outputs need a known number of trips
+    Loop         loop-carried types must not change; scan outputs need a known number of trips, or
+                 room for so many `rows`, of which those of the trips are there
     Scan         loop-carried types must not change; the trips are a dimension of the scan inputs
     SequenceMap  the elements of the sequences must have one type
 
@@ -319,6 +320,15 @@ def trip_count(op: Op) -> int:
     return max(0, trips_of(limit.constant))
 
 
+def _room(op: Op) -> int:
+    """How many rows of a Loop there is room for: as many as it has trips at most."""
+    (limit, *_), _ = split_captures(op)
+    most = -1 if limit is None or limit.constant is None else trips_of(limit.constant)
+    if most < 0 or op.attrs["rows"] != most:
+        raise ModelError(f"has room for {op.attrs['rows']!r} rows, but {most} trips at most")
+    return most
+
+
 def _unchanged(before: Sequence[Type | None], after: Sequence[Type]) -> None:
     for old, new in zip(before, after):
         if old != new:
@@ -335,7 +345,7 @@ def _infer_loop(op: Op) -> list[Type]:
     scans = results[len(state) :]
     if not scans:
         return results
-    trips = trip_count(op)
+    trips = trip_count(op) if op.attrs.get("rows") is None else _room(op)
     return [*results[: len(state)], *(_stacked(t, trips, 0) for t in scans)]
 
 
@@ -381,7 +391,7 @@ def _infer_sequence_map(op: Op) -> list[Type]:
 # ---------------------------------------------------------------- operators
 
 region_op("If", run=_run_if, infer=_infer_if)
-region_op("Loop", run=_run_loop, infer=_infer_loop, attrs={"captures": 0})
+region_op("Loop", run=_run_loop, infer=_infer_loop, attrs={"captures": 0, "rows": None})
 region_op(
     "Scan",
     run=_run_scan,

@@ -24,9 +24,10 @@ COUNT, CORNER, DOMAIN = "Count", "Corner", "graphc"
 
 @imperative(COUNT, domain=DOMAIN, infer=lambda x, dim, size: TensorType(i64, ()), traits=(EFFECT,))
 def count(k: Collectives, x: Any_, *, dim: int, size: Sym) -> None:
-    """The true extent of a dim of a tensor, which from here on is the value of `size`."""
+    """The true extent of a dim of a tensor, which from here on is the value of `size`; if `dim` is
+    -1, the number that the tensor holds."""
     (number,) = k.outputs
-    k.store(number, (), x.shape[dim])
+    k.store(number, (), x[()] if dim < 0 else x.shape[dim])
 
 
 def _leading(x: Operand, *, dims: Sequence[Dim]) -> Shape:

@@ -3,9 +3,10 @@
 Steps name kernels and fit their parameters; slots are aligned and lie inside their storage; nothing
 is read before it is written, or after something else has been written over it, and every output is
 written in full. What a loop writes counts as written after it if it has a known number of trips, at
-least one, and no condition; what a branch writes, if both sides write it. A program of open shape
-is verified at its least and largest sizes, and at a few between. A size that data decides is made
-once, outside loops and branches, before the steps that use it.
+least one, and no condition; rows that it stacks count anyway, as a size tells how many there are.
+What a branch writes counts if both sides write it. A program of open shape is verified at its least
+and largest sizes, and at a few between. A size that data decides is made once, outside loops and
+branches, before the steps that use it.
 """
 
 from __future__ import annotations
@@ -150,9 +151,8 @@ class _ProgramVerifier:
             self.one(step.condition, boolean)
         if step.condition is not None or not trips:
             self.written = before  # as there may be no trip
-            return
         for inner in step.body:
-            if isinstance(inner, Copy):
+            if isinstance(inner, Copy) and trips and (inner.target_stride or not step.condition):
                 self.write(self.walked(inner.target, inner.target_stride, trips))
 
     def branch(self, step: If) -> None:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
+from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.dtypes import u8
 from graphc.ir.graph import Op, Region, Value
@@ -141,6 +142,9 @@ def _lower_loop(flow: _Flow) -> None:
     if limit is not None:
         known = limit.constant
         trips = flow.storages.of(limit) if known is None else max(trips_of(known), 0)
+    for value in flow.op.outputs[len(state) :]:
+        if trips != value.tensor.dims[0]:
+            raise ModelError(f"{flow.op.where()}: {trips} rows do not fit {value.tensor}")
     flow.around.calls.append(
         Repeat(calls, flow.memory, None if endless else condition, trips, counter, flow.op.loc)
     )

@@ -463,8 +463,9 @@ class Lowering:
 
     def lower_count(self, op: Op) -> None:
         """Has the extent of a dim of an op's result be the value of a size from here on."""
-        place, cell = self.cells[op.operand(0)]
-        self.storages.alias(op.output, place, (cell + op.attrs["dim"]) * i64.size)
+        value, dim = op.operand(0), op.attrs["dim"]
+        place, cell = (self.storages.of(value), 0) if dim < 0 else self.cells[value]
+        self.storages.alias(op.output, place, (cell + max(dim, 0)) * i64.size)
         size = op.attrs["size"]
         self.tokens[size] = self.storages.temporary(Buffer("token", u8, (1,), ""))
         place = self.storages.of(op.output)
