@@ -1,4 +1,5 @@
-"""Operators that are kernels, over open sizes: what they give at sizes, and on the CPU."""
+"""Operators that are kernels, or read tables, over open sizes: what they give at sizes, and on the
+CPU."""
 
 from __future__ import annotations
 
@@ -30,6 +31,9 @@ GRAPHS = {
     "%r, %i = TopK(%x, %k) {{axis=1}}",
     "the worst of rows": "(%x: f32[S,P,3]) -> ? {} { const %k : i64[1] = [2] "
     "%v, %r = TopK(%x, %k) {{axis=2, largest=0}}",
+    "constant places in open images": "(%x: f32[2,N,1,P]) -> ? {} { "
+    "const %g : f32[2,3,5,2] = random(seed=1) %r = GridSample(%x, %g) "
+    '{{mode="nearest", align_corners=1}}',
     "determinants": "(%x: f32[N,P,3,3]) -> ? {} { %r = Det(%x)",
 }  # fmt: skip
 

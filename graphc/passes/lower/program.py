@@ -352,7 +352,8 @@ class Lowering:
         """Fills a temporary for each output of a preparation, now if it depends on constants alone,
         else by kernels of its own; where they are."""
         reads = {b.name for b in preparation.inputs}
-        if reads <= set(known):
+        extents = [x for output in preparation.outputs for x in output.buffer.shape]
+        if reads <= set(known) and all(isinstance(x, int) for x in extents):
             given = {n: self.storages.contents(places[n]) for n in reads}
             size = sum(array.nbytes for array in given.values())
             if work(preparation) <= max(PREPARED, WORTH * size):
