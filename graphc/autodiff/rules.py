@@ -6,6 +6,7 @@ of its operands (None: zero, or not a number).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -103,8 +104,29 @@ def _scattered(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[V
     picked = b.op("GatherElements" if axis else "GatherND", g, indices, **axis)
     if op.attrs.get("reduction", "none") == "add":
         return [g, None, picked]
+    if op.attrs.get("reduction", "none") in ("min", "max"):
+        return _extremes(b, op, g, axis)
     require_plain(op)
     return [b.op(op.name, g, indices, zeros_like(b, op.operand(2)), **axis), None, picked]
+
+
+def _extremes(b: Builder, op: Op, g: Value, axis: dict[str, Any]) -> list[Value | None]:
+    """Equal parts to all that are equal to the extreme, data and updates alike, as in PyTorch."""
+    data, indices, updates = op.operand(0), op.operand(1), op.operand(2)
+    gather = "GatherElements" if axis else "GatherND"
+    dtype = g.tensor.dtype
+
+    def reached(operand: Value, result: Value) -> Value:
+        one, zero = b.constant(1, dtype), b.constant(0, dtype)
+        return b.Where(b.Equal(operand, result), one, zero)
+
+    of_data = reached(data, op.output)
+    of_updates = reached(updates, b.op(gather, op.output, indices, **axis))
+    count = b.op(op.name, of_data, indices, of_updates, reduction="add", **axis)
+    share = b.Div(g, count)
+    return [
+        b.Mul(share, of_data), None, b.Mul(b.op(gather, share, indices, **axis), of_updates)
+    ]  # fmt: skip
 
 
 def require_plain(op: Op) -> None:
@@ -112,6 +134,16 @@ def require_plain(op: Op) -> None:
     if op.attrs.get("reduction", "none") not in ("none", "add"):
         how = op.attrs["reduction"]
         raise UnsupportedError(f"{op.where()}: {op.name} with reduction {how!r} has no derivative")
+
+
+@rule("MaxUnpool")
+def _unpooled(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """What is at the places where the values are put, which count through the whole result."""
+    flat = np.array([-1])
+    x, places = op.operand(0), b.Reshape(op.operand(1), flat)
+    picked = b.GatherElements(b.Reshape(_only(cotangents), flat), places, axis=0)
+    rest: list[Value | None] = [None] * (len(op.inputs) - 1)
+    return [b.Reshape(picked, np.array(x.tensor.dims, np.int64)), *rest]
 
 
 @rule("Det")
