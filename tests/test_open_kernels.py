@@ -31,7 +31,7 @@ GRAPHS = {
     "%r, %i = TopK(%x, %k) {{axis=1}}",
     "the worst of rows": "(%x: f32[S,P,3]) -> ? {} { const %k : i64[1] = [2] "
     "%v, %r = TopK(%x, %k) {{axis=2, largest=0}}",
-    "constant places in open images": "(%x: f32[2,N,1,P]) -> ? {} { "
+    "constant places in images of open channels": "(%x: f32[2,N,3,4]) -> ? {} { "
     "const %g : f32[2,3,5,2] = random(seed=1) %r = GridSample(%x, %g) "
     '{{mode="nearest", align_corners=1}}',
     "determinants": "(%x: f32[N,P,3,3]) -> ? {} { %r = Det(%x)",
