@@ -8,6 +8,7 @@ that follow from them alone, so that shapes and axes are known when torch.compil
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,8 @@ def _max_pool(a: Attrs, x: torch.Tensor) -> torch.Tensor:
 
 def _average_pool(a: Attrs, x: torch.Tensor) -> torch.Tensor:
     assert not any(a.get("pads", [0]))
-    return F.avg_pool2d(x, a["kernel_shape"], a.get("strides", [1, 1]))
+    window = [min(w, s) for w, s in zip(a["kernel_shape"], x.shape[2:])]  # cut where it ends
+    return F.avg_pool2d(x, window, a.get("strides", [1, 1]), ceil_mode=bool(a.get("ceil_mode")))
 
 
 def _gemm(a: Attrs, x: torch.Tensor, w: torch.Tensor, b: Any = None) -> torch.Tensor:
@@ -135,7 +137,9 @@ def _unsqueezed(a: Attrs, x: Any, axes: Any) -> Any:
     return x
 
 
-def _squeezed(a: Attrs, x: Any, axes: Any) -> Any:
+def _squeezed(a: Attrs, x: Any, axes: Any = None) -> Any:
+    if axes is None:
+        return x.squeeze()
     for axis in sorted((d % len(x.shape) for d in _ints(axes)), reverse=True):
         x = x.squeeze(axis)
     return x
@@ -217,12 +221,12 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "LSTM": _lstm,
     "LayerNormalization": _norm,
     "MatMul": lambda a, x, y: torch.matmul(x, y),
-    "Max": lambda a, *x: max(x, key=int),
+    "Max": lambda a, *x: reduce(np.maximum, x),
     "MaxPool": _max_pool,
     "Mul": lambda a, x, y: x * y,
     "Neg": lambda a, x: -x,
     "Pow": lambda a, x, y: torch.pow(x, y),
-    "Range": lambda a, x, y, z: np.arange(int(x), int(y), int(z)),
+    "Range": lambda a, *x: np.arange(*(_ints(v)[0] for v in x)),
     "Reciprocal": lambda a, x: torch.reciprocal(x),
     "ReduceMean": _mean,
     "Relu": lambda a, x: torch.relu(x),
