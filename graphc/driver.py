@@ -57,7 +57,8 @@ class Settings:
     ends in an error, those of loops inside it counted; `checks`, "off" for compiled code that takes
     indices and lengths to be in range: what is not is clamped; and `specialise`, which tells how a
     model of open shape runs: "any", by one program for all shapes within bounds; "exact", by one
-    compiled for each shape; "auto", by both (runtime/tiers.py)."""
+    compiled for each shape; "auto", by the first, and by exact ones for shapes that keep coming
+    (runtime/tiers.py)."""
 
     threads: int = field(default_factory=_default_threads)
     passes: Pipeline | None = None
@@ -66,7 +67,7 @@ class Settings:
     observe: Callable[[Program], object] | None = None
     max_iterations: int = MAX_ITERATIONS
     checks: str = "on"
-    specialise: str = "exact"
+    specialise: str = "auto"
 
     def __post_init__(self) -> None:
         if not isinstance(self.threads, int) or self.threads < 1:

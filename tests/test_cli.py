@@ -106,7 +106,7 @@ def test_saved_models_run(capsys, tmp_path):
     assert ok(capsys, "run", path, "--shape", "image=2,1,8,8", "--seed", "5") == compiled
     assert "N" in refused(capsys, "run", path, "--dim", "N=3")
     shown = ok(capsys, "inspect", path)
-    assert "in   image: f32[N,1,8,8]" in shown and "out  logits: f32[1,10]" in shown
+    assert "in   image: f32[N,1,8,8]" in shown and "out  logits: f32[N,10]" in shown
     assert "2 more shapes" not in shown and "compiled for this machine" in shown
     assert "every byte matches its digest" in shown and "native code" in shown
     assert "--dim" in refused(capsys, "inspect", path, "--dim", "N=2")

@@ -206,10 +206,13 @@ def test_targets_without_open_sizes_compile_for_each_shape():
     assert reasons(model)[0] == "[N, 8]: none, target plain has no programs for all shapes"
 
 
-def test_exact_is_the_default_and_others_are_refused():
+def test_auto_is_the_default_and_other_modes_are_refused():
     model = graphc.compile(mlp(), threads=1)
     agrees(model, 3)
-    assert shapes_of(model) == ["[3, 8]"]
+    assert [info.is_general for info in model.executables()] == [True]
+    exact = graphc.compile(mlp(), specialise="exact", threads=1)
+    agrees(exact, 3)
+    assert shapes_of(exact) == ["[3, 8]"]
     with pytest.raises(ModelError, match="specialise must be one of any, exact, auto"):
         graphc.compile(mlp(), specialise="some")
 

@@ -76,7 +76,8 @@ def add_target(parser: argparse.ArgumentParser, *more: str) -> None:
                         "without, they are clamped (default: %(default)s)")  # fmt: skip
     parser.add_argument("--specialise", choices=MODES, default=None,
                         help="how a model of open shape runs: any: by one program for all "
-                        "sizes; exact: by one for each shape (default); auto: by both")  # fmt: skip
+                        "sizes; exact: by one for each shape; auto (default): by the first, and "
+                        "by exact ones for shapes that keep coming")  # fmt: skip
     known: set[str] = set()
     for cls in TARGETS.values():
         own = [f for name, f in options_of(cls, command).items() if name not in known]

@@ -34,7 +34,7 @@ from graphc.passes.fold import FoldPolicy
 from graphc.passes.infer_types import TypeInference
 from graphc.passes.multiples import multiples, with_multiples
 from graphc.passes.open_kernels import why_other_kernel
-from graphc.passes.specialise import bind_contents
+from graphc.passes.specialise import bind_contents, check_declared
 
 FORMS = ("elementwise", "indexed", "composite", "core", "imperative")
 MOST_COMPARED = 1 << 24  # elements of a result that is computed to compare two bodies
@@ -92,6 +92,7 @@ def general(
     result.phase = "typed"
     check_open(result)
     _check_corners(result)
+    check_declared(result)
     return result
 
 

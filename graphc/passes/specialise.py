@@ -64,7 +64,7 @@ def specialise(
     walk.region(result)
     remove_dead(result)
     result.symbols, result.phase = {}, "typed"
-    _check_declared(result)
+    check_declared(result)
     needs = [need for need in walk.needs if _is_alive(need, result)]
     if needs and not partial:
         error = needs[0].error
@@ -107,7 +107,7 @@ def type_symbolically(graph: Graph, policy: FoldPolicy | None = None) -> Graph:
     TypeInference(policy, symbolic=True).region(result)
     remove_dead(result)
     result.phase = "typed"
-    _check_declared(result)
+    check_declared(result)
     return result
 
 
@@ -187,7 +187,7 @@ def _bound(graph: Graph, name: str, low: int, high: int) -> None:
             param.type = type.with_shape(dims)
 
 
-def _check_declared(graph: Graph) -> None:
+def check_declared(graph: Graph) -> None:
     """ModelError if an output has other elements than the model says; a warning if it has another
     shape. (A scalar that is declared says nothing.)"""
     for (name, value), declared in zip(graph.named_results(), graph.output_types):
