@@ -128,6 +128,7 @@ def _infer_body(op: Op) -> list[Type]:
 def _infer_declared(op: Op) -> list[Type]:
     if op.defn.infer is None:
         raise NeedsValue("the types of its outputs are known only once it has run", None)
+    op.memo.pop("conditions", None)  # those of other types
     return binding.infer_shapes(op.defn, arguments(op), len(op.outputs))
 
 

@@ -28,23 +28,8 @@ def deep():
     return g.graph
 
 
-def residual():
-    """Convolutions with a way around them, and batch normalisation."""
-    with dsl.building("residual") as g:
-        h = g.input("x", dsl.f32["N", 8, 12, 12])
-        for n in range(4):
-            w = dsl.constant(floats(8, 8, 3, 3, scale=0.2), name=f"w{n}")
-            stats = [dsl.constant(np.full(8, v, np.float32), name=f"s{n}.{k}")
-                     for k, v in enumerate((1, 0, 0, 1))]  # fmt: skip
-            made = dsl.BatchNormalization(dsl.Conv(h, w, pads=[1, 1, 1, 1]), *stats)
-            h = dsl.Relu(made + h)
-        g.output(y=dsl.ReduceMean(h, np.array([2, 3]), keepdims=0))
-    return g.graph
-
-
 CASES = {
     "deep": (deep, (floats(512, 32), floats(512, 32)), 0.7),
-    "residual": (residual, (floats(4, 8, 12, 12), floats(4, 8)), 0.95),
 }
 
 
