@@ -37,7 +37,7 @@ def sink_users(op: Op, limit: int = LIMIT) -> bool:
     size = sum(1 + max(map(size_of, each.regions), default=0) for each in tail)
     if not tail or not own or size << min(2 * branches, limit) > limit:
         return False
-    read = (v for each in tail for v in each.inputs if v is not None and v not in made)
+    read = (v for later in tail for v in later.inputs if v is not None and v not in made)
     outer = [v for v in dict.fromkeys(read) if v not in op.inputs[1:]]
     regions = [_with(branch, op, tail, outer, own) for branch in op.regions]
     new = Op(op.defn, [*op.inputs, *outer], op.attrs, len(own), regions, op.loc)
@@ -45,8 +45,8 @@ def sink_users(op: Op, limit: int = LIMIT) -> bool:
     for old, value in zip(own, new.outputs):
         value.name = old.name
         old.replace_uses(value)
-    for each in (*reversed(tail), op):
-        each.erase()
+    for later in (*reversed(tail), op):
+        later.erase()
     return True
 
 
@@ -71,7 +71,7 @@ def _with(branch: Region, op: Op, tail: list[Op], outer: list[Value], own: list[
     mapping = dict(zip(op.inputs[1:], copy.params))
     mapping |= {v: copy.add_param(v.type, v.name) for v in outer}
     mapping |= dict(zip(op.outputs, copy.results))
-    for each in tail:
-        copy_op(each, copy, mapping)  # type: ignore[arg-type]
+    for later in tail:
+        copy_op(later, copy, mapping)  # type: ignore[arg-type]
     copy.set_results([mapping[v] for v in own])
     return copy

@@ -26,11 +26,11 @@ KEY = TensorType(u64, ())
 def checks_inside(op: Op, of_region: Callable[[Region], Sequence[Op]]) -> list[Op]:
     """The checks of the bodies of an If, a Loop or a Scan, now beside an op in its place;
     `of_region` gives those of a region, which are in it."""
-    found = [list(of_region(region)) for region in op.regions]
-    checks = [check for inside in found for check in inside]
+    by_region = [list(of_region(region)) for region in op.regions]
+    checks = [check for inside in by_region for check in inside]
     if not checks:
         return []
-    made = _chosen(op, found) if op.name == "If" else _carried(op, checks)
+    made = _chosen(op, by_region) if op.name == "If" else _carried(op, checks)
     return [_outside(made, check, key) for check, key in zip(checks, made[1])]
 
 
@@ -48,15 +48,15 @@ def _outside(made: tuple[Op, list[Value]], check: Op, key: Value) -> Op:
     return op.region.insert_before(after, new)
 
 
-def _chosen(op: Op, found: Sequence[Sequence[Op]]) -> tuple[Op, list[Value]]:
+def _chosen(op: Op, by_region: Sequence[Sequence[Op]]) -> tuple[Op, list[Value]]:
     """An If that gives the keys of both its branches too, and these results."""
-    for region, own in zip(op.regions, found):
+    for region, own in zip(op.regions, by_region):
         keys = [
             check.output if check in own else region.append(_zero()).output
-            for inside in found for check in inside
+            for inside in by_region for check in inside
         ]  # fmt: skip
         region.set_results([*region.results, *keys])
-    count = sum(map(len, found))
+    count = sum(map(len, by_region))
     new = _in_place(op, op.inputs, op.regions, list(range(len(op.outputs))), count)
     return new, new.outputs[len(op.outputs) :]
 

@@ -146,15 +146,15 @@ def _has_others(data: Expr, index: Sequence[Expr]) -> bool:
 def _channel_of_both(op: Op, factors: Sequence[Expr], index: Sequence[Expr]) -> int | None:
     """The dim of the result in which both factors run along memory, if they are of images whose
     channels are last: of the gradient of depthwise weights, say."""
-    found = set()
+    dims = set()
     for factor in factors:
         reads = loads(factor)
         value = op.inputs[int(reads[0].source)] if len(reads) == 1 else None
         if value is None or value.tensor.layout is None:
             return None
         along = reads[0].index[value.tensor.layout.order[-1]]
-        found.add(next((d for d, x in enumerate(index) if x is along), None))
-    (dim,) = found if len(found) == 1 else (None,)
+        dims.add(next((d for d, x in enumerate(index) if x is along), None))
+    (dim,) = dims if len(dims) == 1 else (None,)
     return dim
 
 

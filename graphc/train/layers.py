@@ -17,15 +17,15 @@ def layers(graph: Graph) -> list[list[str]]:
     """The names of the parameters of each layer, in the order of the graph. A weight of two
     dimensions or more begins a layer; those of fewer belong to the layer before."""
     parameters = {op.output: name for name, op in discovered(graph).items()}
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     for op in graph.ops:
         own = [value for value in op.inputs if value in parameters]
-        if any(_is_weight(value) for value in own) or own and not found:
-            found.append([])
+        if any(_is_weight(value) for value in own) or own and not groups:
+            groups.append([])
         for value in own:
             assert value is not None
-            found[-1].append(parameters.pop(value))
-    return [names for names in found if names]
+            groups[-1].append(parameters.pop(value))
+    return [names for names in groups if names]
 
 
 def _is_weight(value: Value | None) -> bool:
@@ -38,10 +38,10 @@ def chosen(graph: Graph, text: str) -> list[str]:
     patterns of names with commas between. ModelError if there are none such."""
     last = LAST.fullmatch(text.strip())
     if last:
-        found, count = layers(graph), int(last[1] or 1)
-        if not 0 < count <= len(found):
-            raise ModelError(f"{text!r}: the model has {len(found)} layers with parameters")
-        return [name for names in found[-count:] for name in names]
+        groups, count = layers(graph), int(last[1] or 1)
+        if not 0 < count <= len(groups):
+            raise ModelError(f"{text!r}: the model has {len(groups)} layers with parameters")
+        return [name for names in groups[-count:] for name in names]
     patterns = ["*"] if text.strip() == "all" else [p.strip() for p in text.split(",")]
     return list(discovered(graph, _known(graph, patterns)))
 

@@ -59,10 +59,10 @@ def parsed(memory: int | str) -> int:
     if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
         return memory
     text = memory.strip() if isinstance(memory, str) else ""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if match is None or not float(match[1]):
         raise ModelError(f"memory must be bytes, or a text such as '2GiB', found {memory!r}")
-    return int(float(found[1]) * (1 << UNITS[found[2].upper()]))
+    return int(float(match[1]) * (1 << UNITS[match[2].upper()]))
 
 
 def within(made: Made, rest: int, limit: int) -> Made:

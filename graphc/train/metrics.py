@@ -29,8 +29,8 @@ def binary_accuracy(logits: Tensor, target: Tensor) -> Tensor:
     return mean(apply("Cast", hits, to=dtypes.f32.onnx))
 
 
-def _share(found: Tensor, labels: Tensor) -> Tensor:
-    hits = apply("Equal", found, apply("Cast", labels, to=dtypes.i64.onnx))
+def _share(predicted: Tensor, labels: Tensor) -> Tensor:
+    hits = apply("Equal", predicted, apply("Cast", labels, to=dtypes.i64.onnx))
     return mean(apply("Cast", hits, to=dtypes.f32.onnx))
 
 

@@ -145,15 +145,15 @@ class _Plan:
 
     def _chain(self, value: Value, dropped: set[Value]) -> set[Op]:
         """The ops that are copied to compute a value."""
-        found: set[Op] = set()
+        copied: set[Op] = set()
         pending = [value]
         while pending:
             op = pending.pop().producer
-            if op is None or op in found:
+            if op is None or op in copied:
                 continue
-            found.add(op)
+            copied.add(op)
             pending += [v for v in op.inputs if v is not None and not self._stays(v, dropped)]
-        return found
+        return copied
 
     def _stays(self, value: Value, dropped: set[Value]) -> bool:
         """Whether a value can be read in the backward pass as it is."""
