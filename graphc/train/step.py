@@ -20,7 +20,7 @@ from graphc.train.losses import LOSSES
 from graphc.train.memory import Memory, nbytes_of, parsed, taken, within
 from graphc.train.metrics import METRICS
 from graphc.train.optimizers import Adam, Optimizer
-from graphc.train.parameters import as_inference, discovered
+from graphc.train.parameters import as_inference, discovered, statistics
 from graphc.train.state_files import read_state_dict, save_state_dict
 from graphc.train.step_graph import (
     DRAW,
@@ -171,6 +171,10 @@ class Step:
     def state_dict(self) -> Arrays:
         """Parameters and running statistics of now by name, as the model has them."""
         return {name: array.copy() for name, array in self._state.items()}
+
+    def statistics(self) -> Arrays:
+        """The running statistics by name: the arrays that steps move, not copies of them."""
+        return {name: self._state[name] for name in statistics(self.graph)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes parameters by name; ModelError if one is unknown, or has another shape."""
