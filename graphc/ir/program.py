@@ -20,7 +20,7 @@ from graphc.ir.dtypes import DType, i64
 from graphc.ir.expr import Const, Expr, Sym
 from graphc.ir.imperative.lowering import corner
 from graphc.ir.kernel import Kernel, with_sizes
-from graphc.ir.types import TensorType, at
+from graphc.ir.types import TensorType, at, largest
 
 
 @dataclass(frozen=True)
@@ -320,6 +320,29 @@ def shared_places(program: Program) -> Iterator[tuple[int, int]]:
         wholes = [_is_whole(step.source, program.inputs), _is_whole(step.target, program.outputs)]
         if all(wholes) and last["input", into] == number == first["output", out]:
             yield out, into
+
+
+def overlap(a: Slot, b: Slot) -> bool:
+    """Whether two slots have bytes in common, at the largest sizes."""
+    if (a.space, a.index) != (b.space, b.index):
+        return False
+    ends = [slot.offset + largest(slot.elements) * slot.dtype.size for slot in (a, b)]
+    return max(a.offset, b.offset) < min(ends)
+
+
+def overwriting(program: Program) -> dict[str, set[int]]:
+    """By the names of kernels, the numbers of parameters that are written over another, or read
+    where another is written, in one of the calls or as a caller may place them."""
+    together: dict[str, set[int]] = {}
+    for step in program.calls:
+        params = program.kernels[step.kernel].params
+        for out, (buffer, slot) in enumerate(zip(params, step.slots)):
+            for number, other in enumerate(step.slots if buffer.access != "in" else ()):
+                over = program.over.get(slot.index, ()) if slot.space == "output" else ()
+                given = other.space == "input" and other.index in over
+                if number != out and (given or overlap(slot, other)):
+                    together.setdefault(step.kernel, set()).update((out, number))
+    return together
 
 
 def _is_whole(slot: Slot, interface: Sequence[tuple[str, TensorType]]) -> bool:

@@ -20,7 +20,9 @@ def sizes_of(
     """The values of sizes for inputs of these shapes. ModelError if a size is out of bounds, or an
     input has another shape than these sizes give it."""
     values: dict[Expr, Expr] = {}
-    for (_, type), shape in zip(inputs, shapes):
+    for (name, type), shape in zip(inputs, shapes):
+        if len(shape) != type.rank:
+            raise ModelError(f"input {name!r} takes {type}, found {shape}")
         for dim, extent in zip(type.dims, shape):
             if isinstance(dim, int):
                 continue

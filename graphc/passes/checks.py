@@ -22,6 +22,7 @@ from graphc.ir.opdef import lookup
 from graphc.ir.ops.in_range import DOMAIN, NAME, attrs_of, check_of, is_check
 from graphc.ir.types import TensorType
 from graphc.passes.dce import remove_dead
+from graphc.passes.infer_types import TypeInference
 from graphc.passes.inner_checks import checks_inside
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
@@ -130,6 +131,8 @@ def _checks_within(op: Op) -> list[Op]:
     if not _asks(op):
         return []
     body = clone_graph(expand(op)[0])
+    is_open = not all(v.type is not None and v.type.is_static for v in op.inputs if v is not None)
+    TypeInference(retype=False, symbolic=is_open).region(body)  # folds what is known
     if not add_checks(body):
         return []
     checks = [value for value in body.results if is_check(value.producer)]

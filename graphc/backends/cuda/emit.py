@@ -24,9 +24,9 @@ from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Sym, as_expr
 from graphc.ir.kernel import Kernel
-from graphc.ir.program import Program, Slot, Step, at_sizes
+from graphc.ir.program import Program, Slot, Step, at_sizes, overlap
 from graphc.ir.sizes import line_of
-from graphc.ir.types import Dim, TensorType, at, largest
+from graphc.ir.types import Dim, TensorType, at
 from graphc.passes.kernel.prepare import for_c
 
 MAX_NAMED = 4  # steps whose nodes are named before a kernel that many steps share
@@ -148,17 +148,10 @@ def _operands_coincide(kernel: Kernel, step: Step) -> bool:
     """Whether a written operand shares memory with another one."""
     pairs = list(zip(kernel.params, step.slots))
     return any(
-        (buffer.access != "in" or other.access != "in") and _overlap(slot, other_slot)
+        (buffer.access != "in" or other.access != "in") and overlap(slot, other_slot)
         for position, (buffer, slot) in enumerate(pairs)
         for other, other_slot in pairs[position + 1 :]
     )
-
-
-def _overlap(a: Slot, b: Slot) -> bool:
-    if (a.space, a.index) != (b.space, b.index):
-        return False
-    ends = [slot.offset + largest(slot.elements) * slot.dtype.size for slot in (a, b)]
-    return max(a.offset, b.offset) < min(ends)
 
 
 def _interface(name: str, type: TensorType) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 A phase is a top-level parallel loop, run over the range [begin, end) it is given, or the other
 statements between such loops. A kernel that names a value or array at top level is one phase.
-Buffers arrive as an array of pointers; the body gets those it uses as noalias parameters.
+Buffers arrive as an array of pointers; the body gets those it uses as parameters, which are noalias
+unless one of several outputs may lie over them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -71,8 +72,12 @@ class Declarations:
         self.lines[text] = None
 
 
-def emit_kernel(kernel: Kernel, declarations: Declarations) -> tuple[list[Phase], str]:
-    """The phases of a kernel in order, and the LLVM IR of their functions."""
+def emit_kernel(
+    kernel: Kernel, declarations: Declarations, shared: Collection[int] = ()
+) -> tuple[list[Phase], str]:
+    """The phases of a kernel in order, and the LLVM IR of their functions. With several outputs,
+    `shared` numbers the parameters that may lie in the memory of others: what one output has
+    overwritten must not be read again for the next."""
     phases, texts = [], []
     for number, (parallel, body) in enumerate(_phases(kernel)):
         name = f"{spell.global_name(kernel.name)}.{number}"
@@ -81,19 +86,20 @@ def emit_kernel(kernel: Kernel, declarations: Declarations) -> tuple[list[Phase]
             (loop,) = body
             assert isinstance(loop, For)
             extent = loop.extent
-        texts.append(_function(kernel, name, declarations, body, parallel))
+        texts.append(_function(kernel, name, declarations, body, parallel, shared))
         phases.append(Phase(name, extent, parallel, operations(body)))
     return phases, "\n".join(texts)
 
 
 def _function(
-    kernel: Kernel, name: str, declarations: Declarations, body: Body, parallel: bool
-) -> str:
+    kernel: Kernel, name: str, declarations: Declarations, body: Body, parallel: bool,
+    shared: Collection[int],
+) -> str:  # fmt: skip
     """The LLVM IR of a phase."""
     in_memory: set[str] = set()
     while True:
         try:
-            return _Function(kernel, name, declarations, in_memory).text(body, parallel)
+            return _Function(kernel, name, declarations, in_memory, shared).text(body, parallel)
         except StaysInMemory as array:
             in_memory.add(array.name)
 
@@ -147,9 +153,10 @@ class _Function:
     """Emits the body of one phase. Of local arrays, those named stay `in_memory`."""
 
     def __init__(
-        self, kernel: Kernel, name: str, declarations: Declarations, in_memory: Container[str]
-    ):
-        self.kernel, self.name, self.in_memory = kernel, name, in_memory
+        self, kernel: Kernel, name: str, declarations: Declarations, in_memory: Container[str],
+        shared: Collection[int],
+    ):  # fmt: skip
+        self.kernel, self.name, self.in_memory, self.shared = kernel, name, in_memory, shared
         self.block = "entry"
         self.lines: list[str] = []
         self.allocas: list[str] = []
@@ -181,7 +188,7 @@ class _Function:
         else:
             self.statements(body)
         used = self.used(body)
-        params = [f"ptr noalias %b.{n}" for n in used]
+        params = [f"ptr %b.{n}" if n in self.shared else f"ptr noalias %b.{n}" for n in used]
         params += [f"i64 %s.{n}" for n in range(len(self.kernel.sizes))]
         inner = ", ".join([*params, "i64 %begin", "i64 %end"])
         return "\n".join(

@@ -27,7 +27,7 @@ from graphc.backends.llvm_cpu.image import INVOKE
 from graphc.backends.llvm_cpu.spell import Typed
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, Sym, as_expr, maximum, minimum, select
-from graphc.ir.program import AnyStep, Copy, Count, If, Program, Slot, Step, While
+from graphc.ir.program import AnyStep, Copy, Count, If, Program, Slot, Step, While, overwriting
 from graphc.ir.types import Dim, at
 
 RUN = "graphc_run"
@@ -47,8 +47,11 @@ def emit_program(program: Program, features: frozenset[str] = frozenset()) -> st
     declarations = Declarations(features)
     phases: dict[str, list[Phase]] = {}
     texts: list[str] = []
+    together = overwriting(program)
     for kernel in program.kernels.values():
-        phases[kernel.name], text = emit_kernel(kernel, declarations)
+        several = sum(b.access != "in" for b in kernel.params) > 1
+        shared = together.get(kernel.name, ()) if several else ()
+        phases[kernel.name], text = emit_kernel(kernel, declarations, shared)
         texts.append(text)
     emitter = _Steps(program, phases, declarations)
     main = [*emitter.main(), emitter.invoke()]
