@@ -39,6 +39,7 @@ from graphc.errors import ModelError
 from graphc.files import identity, installed, is_settled
 from graphc.ir.types import TensorType
 from graphc.runtime.compiled import CompiledModel
+from graphc.runtime.exchange import as_numpy
 from graphc.runtime.listing import FROM_CACHE, ExecutableInfo
 from graphc.runtime.recurring import MOST_REMEMBERED, Recurring
 from graphc.runtime.saved import described, has_shapes, loaded, read_interface
@@ -325,7 +326,7 @@ def _text_of(arguments: Mapping[str, Any], options: Mapping[str, object]) -> str
             (str(n), [_whole(x) for x in d] if isinstance(d, tuple) else _whole(d))
             for n, d in dims.items()
         )
-        contents = sorted((str(n), _contents(value)) for n, value in values.items())
+        contents = sorted((str(n), _contents(n, value)) for n, value in values.items())
     except TypeError:
         return None
     if options.get("passes") is not None or not all(isinstance(v, PLAIN) for v in options.values()):
@@ -339,8 +340,8 @@ def _whole(value: object) -> int:
     return int(value)
 
 
-def _contents(value: object) -> tuple:
-    array = np.asarray(value)
+def _contents(name: object, value: object) -> tuple:
+    array = as_numpy(value, f"the value of {name!r}")
     if array.dtype.kind == "O":
         raise TypeError
     return str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()
