@@ -416,7 +416,7 @@ EXEMPT = {
     f"{OURS}.CutToTF32": "it is for float32", f"{OURS}.RoundToTF32": "it is for float32",
     f"{OURS}.DeltaRule": "what is made of it gives it float32, in which its states are its result",
     f"{OURS}.Rounded": "it is for float32", f"{OURS}.InRange": "it compares indices",
-    f"{OURS}.Count": "it counts",
+    f"{OURS}.Count": "it counts", f"{OURS}.Gradient": "it is made of what it differentiates",
 }  # fmt: skip
 
 

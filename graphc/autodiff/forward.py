@@ -18,8 +18,7 @@ from graphc.ir.graph import Op, Region, Value
 from graphc.ir.infer import op_body
 from graphc.ir.opdef import OutIndex
 from graphc.ir.ops.generic import generic_op
-from graphc.ir.wide_graphs import is_made_of_others
-from graphc.passes.decompose import expand_in_place
+from graphc.ir.wide_graphs import expand_in_place, is_made_of_others
 
 Rule = Callable[[Builder, Op, Sequence["Value | None"]], list["Value | None"]]
 

@@ -17,8 +17,7 @@ from graphc.errors import ModelError, UnsupportedError
 from graphc.ir.build import Builder
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.types import TensorType
-from graphc.ir.wide_graphs import is_made_of_others
-from graphc.passes.decompose import expand_in_place
+from graphc.ir.wide_graphs import expand_in_place, is_made_of_others
 
 BODIES = ("elementwise", "indexed")
 

@@ -145,6 +145,8 @@ class _Exporter:
             self.name_of[op.output] = self.name_of[op.inputs[0]]
         elif is_check(op):
             return  # ONNX has no operator that fails
+        elif "body" in op.defn.traits:
+            self._expand(op, proto, arrays)
         elif opsets.schema(op) is not None:
             self._known(op, proto, arrays)
         elif op.defn.domain == RUNTIME or is_generic(op):  # the latter only graphc reads

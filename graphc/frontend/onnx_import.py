@@ -22,6 +22,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from graphc.errors import GraphcError, ModelError, UnsupportedError, together, warn
 from graphc.frontend import blocked, checks, tensors, upgrade
+from graphc.frontend import gradients as gradients  # registers what Gradient becomes
 from graphc.frontend import runtime_names as runtime_names  # registers what they mean
 from graphc.frontend.external_data import DataFolder
 from graphc.frontend.functions import Sizes, ValueTypes, schema_body

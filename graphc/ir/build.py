@@ -23,6 +23,7 @@ class Builder:
     scalars of the dtype of the first Value operand. `loc` is given to every op made. `count` is the
     number of outputs asked of the composite operator that is being expanded. `batched`: what may be
     done at once should be one op, which makes fewer kernels, but of more operands at a time.
+    `body`: the graph that a composite operator with the trait "body" is about.
     `digits`: constants keep those that narrow floats lack, for ops that turn out to compute in
     float32.
     """
@@ -39,6 +40,7 @@ class Builder:
         self.region, self.anchor, self.loc, self.count = region, anchor, tuple(loc), count
         self.batched, self.digits = batched, digits
         self.held: list[Value] = []
+        self.body: Region | None = None
 
     def op(
         self,

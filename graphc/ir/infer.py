@@ -176,6 +176,7 @@ def _expand(op: Op, batched: bool) -> tuple[Graph, list[Value]]:
     constants = [None if v is None else v.known for v in op.inputs]
     bound = bind(op.defn, types, op.attrs, constants, wrap=lambda n, _: values[n])
     builder = Builder(graph, None, op.loc, len(op.outputs), batched, digits=True)
+    builder.body = op.regions[0] if op.regions else None
     assert op.defn.function is not None
     results = op.defn.function(builder, *bound.positional, **bound.keywords)
     results = list(results) if isinstance(results, (tuple, list)) else [results]

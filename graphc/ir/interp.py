@@ -34,7 +34,7 @@ from graphc.ir.expr import (
     substitute,
     walk,
 )
-from graphc.ir.graph import Graph, Op, Region, Value, constant_op
+from graphc.ir.graph import Graph, Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import blaming, expand, infer_op, op_body
 from graphc.ir.kernel_interp import run_imperative
 from graphc.ir.ops import control
@@ -166,8 +166,8 @@ def concrete(op: Op, arguments: Sequence[object]) -> Op:
             continue
         param = params[min(position, len(params) - 1)] if params else None
         inputs.append(_value_of(argument, known=param is not None and param.accepts.known))
-    copy = Op(op.defn, inputs, op.attrs, len(op.outputs), (), op.loc)
-    return copy
+    regions = [clone_region(region) for region in op.regions]
+    return Op(op.defn, inputs, op.attrs, len(op.outputs), regions, op.loc)
 
 
 def _value_of(argument: object, known: bool) -> Value:

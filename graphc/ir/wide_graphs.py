@@ -23,7 +23,7 @@ from graphc.errors import GraphcError
 from graphc.ir import opdef
 from graphc.ir.dtypes import DType, f32
 from graphc.ir.expr import Call, Expr, Reduce, walk
-from graphc.ir.graph import Graph, Op, Value, constant_op
+from graphc.ir.graph import Graph, Op, Value, constant_op, copy_ops
 from graphc.ir.imperative.lowering import imperative_kernel, is_bounded
 from graphc.ir.infer import expand, infer_op, op_body
 from graphc.ir.kernel import exprs, walk_stmts
@@ -118,7 +118,7 @@ class _Twins:
         return self.twins[op]
 
     def _twin(self, op: Op) -> list[Value] | None:
-        if op.defn.form not in (*BODIES, "composite", "imperative"):
+        if op.regions or op.defn.form not in (*BODIES, "composite", "imperative"):
             return None
         inputs = [v if v is None or not narrow(v) else self.widened(v) for v in op.inputs]
         twin = Op(op.defn, inputs, op.attrs, len(op.outputs), (), op.loc)
@@ -217,6 +217,24 @@ def in_float32(op: Op) -> Graph:
         ]
     )
     return graph
+
+
+def expand_in_place(op: Op, batched: bool = False) -> list[Value]:
+    """Replaces a composite op, whose types are known, by its body; `batched` as for Builder. One
+    that accumulates narrow floats becomes one of float32s. Gives the values that are in place of
+    its results."""
+    graph = in_float32(op) if op.defn.form == "imperative" else expand(op, batched)[0]
+    region = op.region
+    assert region is not None
+    mapping: dict[Value, Value] = dict(zip(graph.params, op.inputs))  # type: ignore[arg-type]
+    copy_ops(graph, region, mapping, before=op)
+    for old, result in zip(op.outputs, graph.results):
+        new = mapping[result]
+        if new.producer is not None and not new.name:
+            new.name = old.name
+        old.replace_uses(new)
+    op.erase()
+    return [mapping[result] for result in graph.results]
 
 
 def _expressions(op: Op) -> list[Expr]:

@@ -7,29 +7,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from graphc.ir.graph import Graph, Op, Region, Value, copy_ops
-from graphc.ir.infer import expand
-from graphc.ir.wide_graphs import in_float32, is_made_of_others
+from graphc.ir.graph import Graph, Region
+from graphc.ir.wide_graphs import expand_in_place, is_made_of_others
 from graphc.passes.manager.base import Pass, register_pass
 from graphc.passes.manager.context import Context
-
-
-def expand_in_place(op: Op, batched: bool = False) -> list[Value]:
-    """Replaces a composite op, whose types are known, by its body; `batched` as for Builder. One
-    that accumulates narrow floats becomes one of float32s. Gives the values that are in place of
-    its results."""
-    graph = in_float32(op) if op.defn.form == "imperative" else expand(op, batched)[0]
-    region = op.region
-    assert region is not None
-    mapping: dict[Value, Value] = dict(zip(graph.params, op.inputs))  # type: ignore[arg-type]
-    copy_ops(graph, region, mapping, before=op)
-    for old, result in zip(op.outputs, graph.results):
-        new = mapping[result]
-        if new.producer is not None and not new.name:
-            new.name = old.name
-        old.replace_uses(new)
-    op.erase()
-    return [mapping[result] for result in graph.results]
 
 
 def decompose_region(

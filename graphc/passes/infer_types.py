@@ -25,8 +25,8 @@ from graphc.ir.ops.control import split_captures
 from graphc.ir.ops.failing import DEFERRED, fail_instead, fail_with_types, failure
 from graphc.ir.ops.long_recurrent import holds_loop
 from graphc.ir.types import OptionalType, SequenceType, TensorType
+from graphc.ir.wide_graphs import expand_in_place
 from graphc.passes import branches, control_flow, sequences
-from graphc.passes.decompose import expand_in_place
 from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import Contents, FoldPolicy
 from graphc.passes.manager.context import Context
@@ -98,6 +98,7 @@ class TypeInference:
             if params and params[min(number, len(params) - 1)].accepts.known:
                 self.make_constant(op, number)
         if self.retype or any(v.type is None for v in op.outputs):
+            self.enter_body(op)
             self.infer(op)
         if self.may_rewrite and holds_loop(op):
             expand_in_place(op)
@@ -283,6 +284,15 @@ class TypeInference:
             self.restore(op, saved)
             return False
         return True
+
+    def enter_body(self, op: Op) -> None:
+        """Types and folds inside the graph that a composite op is about."""
+        for region in op.regions if not self.symbolic else ():
+            for param, value in zip(region.params, op.inputs):
+                param.type = None if value is None or value in self.inexact else value.type
+            if not any(map(_is_unknown, region.params)):
+                inner = TypeInference(None, self.retype, self.ctx, outer=self)
+                self.changed |= inner.region(region)
 
     def deferred(self, op: Op) -> tuple[type[GraphcError], ...]:
         """The errors that a region of an op may have if it is not run: it may not be."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphc.ir.graph import Graph
-from graphc.passes.decompose import expand_in_place
+from graphc.ir.wide_graphs import expand_in_place
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.manager.base import register_pass
 from graphc.passes.manager.context import Context
