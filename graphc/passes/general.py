@@ -79,7 +79,7 @@ def general(
     types = TypeInference(policy, symbolic=True, dimensions=Dimensions())
     types.region(result)
     remove_dead(result)
-    failed = _untyped(result)
+    failed = first_untyped(result)
     if failed is not None:
         _raise_need(result, failed, types)
         factors = multiples(failed)
@@ -96,7 +96,7 @@ def general(
     return result
 
 
-def _untyped(graph: Graph) -> Op | None:
+def first_untyped(graph: Graph) -> Op | None:
     """The first op without a type."""
     return next((op for op in graph.ops if not all(map(_is_ranked, op.outputs))), None)
 

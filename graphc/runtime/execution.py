@@ -33,7 +33,7 @@ from graphc.passes.fold import is_static, work_of
 from graphc.passes.partition import part_graph
 from graphc.passes.specialise import needed_inputs, ops_before, pin, specialise
 from graphc.runtime.listing import ExecutableInfo
-from graphc.runtime.plans import Executable, Target, on_host, plan
+from graphc.runtime.plans import Executable, Target, counted_whole, on_host, plan
 
 MAX_BOUND_ELEMENTS = 1024  # integers in an input that may be specialised on by value
 MAX_BOUND_FLOATS = 16  # other numbers: the scales of a Resize, not data
@@ -99,10 +99,13 @@ class SpecialisedGraph:
                 begin = time.perf_counter()
                 try:
                     typed = specialise(graph, policy=self.target.policy, ctx=self.target.ctx)
-                    why = ASKED if dims else ALL_FIXED
-                    self._keep(key, self._plan(typed), begin, why)
-                except NeedsValue:
-                    return False
+                except NeedsValue as error:
+                    assert isinstance(error.graph, Graph)
+                    over_counts = counted_whole(error.graph, self.target)
+                    if over_counts is None:
+                        return False
+                    typed = over_counts
+                self._keep(key, self._plan(typed), begin, ASKED if dims else ALL_FIXED)
         return True
 
     def compile_for(self, shapes: tuple, why: str = ASKED) -> None:

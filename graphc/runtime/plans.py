@@ -22,6 +22,7 @@ from graphc.ir.ops import control
 from graphc.ir.types import TensorType, Type
 from graphc.passes.counts import counted
 from graphc.passes.fold import FoldPolicy
+from graphc.passes.general import first_untyped
 from graphc.passes.manager.context import Context
 from graphc.passes.native import is_native
 from graphc.passes.partition import (
@@ -101,6 +102,13 @@ def plan(graph: Graph, target: Target, inner: Inner) -> Executable:
             for op in filter(is_bounded, graph.ops):
                 note(target, HOST, op, f"no program has its true size: {error}")
     return _Planner(graph, target, inner).executable()
+
+
+def counted_whole(graph: Graph, target: Target) -> Graph | None:
+    """A graph that is typed as far as it can be, wholly typed over sizes that data decides; None if
+    something has no type even so."""
+    further = counted(graph, target.policy, lambda op, why: None) if target.counts else None
+    return None if further is None or first_untyped(further) is not None else further
 
 
 def note(target: Target, about: str, op: Op, text: str | Reason) -> None:

@@ -117,6 +117,7 @@ class MicroC(Target):
     keeps_integers = True
     control_flow = True
     open_sizes = True
+    counts = True
 
     @cached_property
     def machine(self) -> Machine:

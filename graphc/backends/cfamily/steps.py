@@ -74,13 +74,17 @@ class StepPrinter:
             elif isinstance(step, Copy):
                 self.copy(step)
             elif isinstance(step, Count):
-                raise UnsupportedError(f"C has no sizes that data decides: {step.size}")
+                self.count(step)
             elif isinstance(step, While):
                 self.note(step)
                 self.loop(step)
             else:
                 self.note(step)
                 self.branch(step)
+
+    def count(self, step: Count) -> None:
+        """Prints that a size is known from here on."""
+        raise UnsupportedError(f"data decides {step.size}: this form of C has no such sizes")
 
     def copy(self, step: Copy) -> None:
         nbytes = step.source.elements * step.source.dtype.size

@@ -4,7 +4,7 @@ The parts are the program's own object, the thread pool's, the constants (taken 
 which is quick whatever their size) and a few lines of C that make the documented interface. They
 are joined by the C compiler that is found; only names that begin with the model's own are visible
 outside, so several models fit into one program. A model of open shape takes its sizes with every
-run (aot_sizes.py).
+run, which tells those that data decides (aot_sizes.py).
 """
 
 from __future__ import annotations
@@ -34,13 +34,8 @@ LONGEST_VALUE = 24  # characters of a number of 64 bits, and an end
 def build(image: Image, path: Path) -> None:
     """Writes `path` (.so or .o) and a header of the same stem beside it.
 
-    UnsupportedError says which tool is missing, or that data decides the shape of something.
+    UnsupportedError says which tool is missing.
     """
-    if image.counts:
-        raise UnsupportedError(
-            f"-o {path}: data decides shapes in {image.name}, which a library does not tell; write "
-            "a .gcm file"
-        )
     compiler = next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
     if compiler is None:
         raise UnsupportedError(
@@ -102,7 +97,7 @@ def _weights_source(name: str, path: Path) -> str:
 def header(image: Image, name: str) -> str:
     """The header: everything a C or C++ program needs to know."""
     upper = name.upper()
-    sizes = SizesOfLibrary(name, image.sizes)
+    sizes = SizesOfLibrary(name, image.sizes, image.counts)
     lines = [
         comment(
             f"{image.name}: a neural network compiled by graphc.\n\n"
@@ -121,7 +116,8 @@ def header(image: Image, name: str) -> str:
     for kind, entries in (("INPUT", image.inputs), ("OUTPUT", _outputs(image))):
         for number, (label, type) in enumerate(entries):
             lines += _tensor_macros(f"{upper}_{kind}{number}", label, type)
-    told = _OPEN.format(upper=upper) if image.sizes else ""
+    told = (_OPEN if image.sizes else "") + (_COUNTED if image.counts else "")
+    told = told.format(upper=upper)
     declarations = _DECLARATIONS.format(
         name=name, upper=upper, sizes=sizes.parameter, told=told,
         shapes=sizes.declarations([type for _, type in _outputs(image)]),
@@ -152,6 +148,11 @@ def _tensor_macros(prefix: str, label: str, type: TensorType) -> list[str]:
 _OPEN = """ Returns {upper}_SIZE_OUT_OF_BOUNDS, and
  * reads and writes nothing, if a size is not within its bounds. Arrays have the shapes that the
  * comments above give at these sizes."""
+
+
+_COUNTED = """
+ * It writes the sizes that data decides; arrays of them have room for the most that there can be,
+ * and hold a tensor of the true shape from their start on."""
 
 
 _DECLARATIONS = """#ifdef __cplusplus
@@ -247,7 +248,7 @@ void {name}_destroy({name}_context *context)
     void *cells[] = {{(void *)inputs, all, context->arena, (void *)constants,
                      context->pool{values}}};
     {invoke}(cells);
-    for (int n = 0; n < {check_count}; ++n) {{
+{tell}    for (int n = 0; n < {check_count}; ++n) {{
         if (keys[n] > checks[n].most) {{
             const long long value = (long long)(int64_t)(checks[n].low + keys[n]);
             snprintf(context->error, sizeof context->error, checks[n].message, value);
@@ -267,13 +268,14 @@ const char *{name}_error(const {name}_context *context)
 def _interface(image: Image, name: str, offsets: list[int]) -> str:
     arena = -(-max(image.arena_bytes, 1) // ALIGNMENT) * ALIGNMENT
     constants = "\n".join(f"    {name}_weights + {offset}," for offset in offsets)
-    sizes = SizesOfLibrary(name, image.sizes)
+    sizes = SizesOfLibrary(name, image.sizes, image.counts)
     return _SOURCE.format(
         name=name, invoke=INVOKE, constants=constants, alignment=ALIGNMENT, arena=arena,
         spin=SPIN_NANOSECONDS, checks="\n".join(map(_check, image.checks)),
         check_count=len(image.checks), output_count=len(_outputs(image)),
         functions=sizes.functions([type for _, type in _outputs(image)]), check=sizes.check(),
-        parameter=sizes.parameter, values=", values" if image.sizes else "",
+        parameter=sizes.parameter, values=", values" if sizes.sizes else "",
+        tell=sizes.tell(),
         error_bytes=LONGEST_VALUE + max((len(c.message.encode()) for c in image.checks), default=0),
     )  # fmt: skip
 

@@ -24,16 +24,16 @@ _HEADER = """#include <stdint.h>
 class SizesOfLibrary:
     """The sizes of a model, in C; without any, all texts are empty. `name` begins the names."""
 
-    def __init__(self, name: str, symbols: Sequence[Sym]):
+    def __init__(self, name: str, given: Sequence[Sym], counts: Sequence[Sym]):
         fields: dict[Sym, str] = {}
-        for size in symbols:
+        for size in (*given, *counts):
             fields[size] = identifier(size.name, fields.values())
-        self.name, self.sizes = name, sizes.SizesInC(name, fields, Speller())
+        self.sizes = sizes.SizesInC(name, fields, Speller(), counts=counts)
 
     @property
     def parameter(self) -> str:
         """The parameter of functions that take sizes, with the comma before it."""
-        return f", const {self.name}_sizes *sizes" if self.sizes else ""
+        return f", {self.sizes.parameter}" if self.sizes else ""
 
     def header(self) -> str:
         """The structure and the bounds."""
@@ -58,10 +58,20 @@ class SizesOfLibrary:
         """The lines of the run that check the sizes and put them in an array `values`."""
         if not self.sizes:
             return ""
-        values = ", ".join(f"sizes->{own}" for own in self.sizes.fields.values())
-        return (
-            "    if (!sizes)\n        return -1;\n"
-            f"    if (!{self.name}_within(sizes))\n"
-            f"        return {self.sizes.macro}_SIZE_OUT_OF_BOUNDS;\n"
-            f"    int64_t values[] = {{{values}}};\n"
+        values = ", ".join(
+            "0" if size in self.sizes.counts else f"sizes->{own}"
+            for size, own in self.sizes.fields.items()
+        )
+        lines = "    if (!sizes)\n        return -1;\n"
+        wrong = self.sizes.wrong({sizes.GIVEN})
+        if wrong:
+            lines += f"    if ({wrong})\n        return {self.sizes.macro}_SIZE_OUT_OF_BOUNDS;\n"
+        return f"{lines}    int64_t values[] = {{{values}}};\n"
+
+    def tell(self) -> str:
+        """The lines after the run that tell the caller what sizes data has decided."""
+        return "".join(
+            f"    sizes->{own} = values[{number}];\n"
+            for number, (size, own) in enumerate(self.sizes.fields.items())
+            if size in self.sizes.counts
         )

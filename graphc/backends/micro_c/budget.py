@@ -78,8 +78,8 @@ class Budget:
         widest = max((len(s.slots) for s in self.model.program.calls), default=0)
         kept = len(self.model.inputs) + len(self.model.outputs) + len(self.model.state)
         program = self.model.program
-        passed = {step.sizes for step in program.calls if program.sizes}
-        sizes = sum(map(len, passed), len(program.sizes))
+        passed = {step.sizes for step in program.calls if program.all_sizes}
+        sizes = sum(map(len, passed), len(program.all_sizes))
         return FRAME + 4 * (widest + kept + sizes) + LOOP * nesting(program.steps)
 
     @cached_property

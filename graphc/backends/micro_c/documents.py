@@ -208,7 +208,10 @@ def _example(model: Model) -> str:
     arena = f"static uint8_t arena[{model.macro}_ARENA_SIZE + 1] {aligned};"
     sized, sizes, kept = "", [], "&state, " if model.state else ""
     if model.sizes:
-        fields = ", ".join(model.sizes.fields.values())
+        fields = ", ".join(
+            "0" if size in model.sizes.counts else field
+            for size, field in model.sizes.fields.items()
+        )
         sized, sizes = "&sizes, ", [f"{model.name}_sizes sizes = {{{fields}}};"]
     if model.resident:
         fills = [f"{t.c_type} *{t.field} = {model.name}_input_ptr_{t.field}(arena);  /* fill it */"

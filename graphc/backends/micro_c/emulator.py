@@ -17,7 +17,7 @@ import numpy as np
 
 from graphc.backends.micro_c.boards import Board, linker_script, resource
 from graphc.backends.micro_c.bundle import BundleOptions, code_files, model_of, write_files
-from graphc.backends.micro_c.host import HOOKS, host_options
+from graphc.backends.micro_c.host import HOOKS, host_options, shaped
 from graphc.backends.micro_c.model import Model
 from graphc.backends.micro_c.traces import Trace, read_traces
 from graphc.errors import InternalError, UnsupportedError
@@ -54,9 +54,11 @@ def run_on_board(
             np.ascontiguousarray(array).tofile(folder / f"in{n}.bin")
         printed = emulate(board, folder)
         outputs = [
-            np.fromfile(folder / f"out{n}.bin", t.type.dtype.np).reshape(t.type.static_shape)
+            np.fromfile(folder / f"out{n}.bin", t.type.dtype.np)
             for n, t in enumerate(model.outputs)
         ]
+        counts = tuple(map(int, np.fromfile(folder / "sizes.bin", np.int64))) if model.sizes else ()
+    outputs = shaped(program, outputs, counts)
     return BoardRun(outputs, number(printed, "stack"), read_traces(printed))
 
 
@@ -140,7 +142,7 @@ static __attribute__((noinline)) model_status run(void)
     uint8_t *start = (uint8_t *)arena;
     start += (MODEL_ARENA_ALIGN - (uintptr_t)start % MODEL_ARENA_ALIGN) % MODEL_ARENA_ALIGN;
     {fields}
-    return model_run(&inputs, &outputs, start);
+    return model_run({sizes}&inputs, &outputs, start);
 }}
 
 int board_main(void)
@@ -176,6 +178,9 @@ def _main(model: Model) -> str:
     fields: list[str] = []
     reads: list[str] = []
     writes: list[str] = []
+    if model.sizes:
+        buffers.append("static model_sizes sizes;")
+        writes.append('if (!transfer("sizes.bin", 5, &sizes, sizeof sizes)) return 3;')
     for _, short, tensors, _ in model.sides():
         for n, t in enumerate(tensors):
             buffers.append(f"static {t.c_type} {short}{n}[{max(t.elements, 1)}];")
@@ -187,7 +192,7 @@ def _main(model: Model) -> str:
             fields.append(f"{short}puts.unused = 0;")
     return MAIN.format(
         buffers="\n".join(buffers), fields="\n    ".join(fields), reads="\n    ".join(reads),
-        writes="\n    ".join(writes),
+        writes="\n    ".join(writes), sizes="&sizes, " if model.sizes else "",
     )  # fmt: skip
 
 

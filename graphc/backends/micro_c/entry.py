@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from graphc.backends.cfamily.names import text_literal
+from graphc.backends.cfamily.sizes import GIVEN
 from graphc.backends.micro_c.hooks import hooks, literal
 from graphc.backends.micro_c.model import Model, Tensor
 from graphc.backends.micro_c.steps import step_lines
@@ -75,7 +76,7 @@ def _run(model: Model) -> str:
         f"const {name}_state *state, void *arena)" if model.state else "void *arena)",
     ]
     if model.sizes:
-        lines.insert(0, f"const {name}_sizes *sizes,")
+        lines.insert(0, f"{model.sizes.parameter},")
     lines = [start + lines[0], *(" " * len(start) + line for line in lines[1:]), "{"]
     return "\n".join([*lines, *body(model), f"    return {model.macro}_OK;", "}"]) + "\n"
 
@@ -91,7 +92,7 @@ def body(model: Model) -> list[str]:
         lines += [f"#if {model.macro}_CHECKS", f"    uint64_t keys[{len(model.checks)}];", "#endif"]
     if model.resident:
         lines += _places(model)
-    return [*lines, *_checks(model), *model.sizes.locals(text), *rest]
+    return [*lines, *_checks(model), *model.sizes.locals_of_run(text), *rest]
 
 
 def _refuse(model: Model, condition: str, status: str) -> list[str]:
@@ -120,8 +121,8 @@ def _checks(model: Model) -> list[str]:
     needed += ["arena"] * arena
     lines = _refuse(model, " || ".join(f"{p} == 0" for p in needed), "NULL_POINTER")
     lines = lines if needed else []
-    if model.sizes:
-        lines += _refuse(model, f"!{model.name}_within(sizes)", "SIZE_OUT_OF_BOUNDS")
+    if model.sizes.given:
+        lines += _refuse(model, model.sizes.wrong({GIVEN}), "SIZE_OUT_OF_BOUNDS")
     if not arena:
         lines.append("    (void)arena;")
     aligned = [("arena", f"{model.macro}_ARENA_ALIGN")] if arena else []
@@ -228,6 +229,7 @@ def _copies(model: Model, side: str) -> list[str]:
                 pair.reverse()
             condition = _elsewhere(model, pointer, tensor).removesuffix(" && ")
             if tensor.elements:
-                copy = f"        memcpy({', '.join(pair)}, {model.nbytes(tensor)});"
+                nbytes = model.nbytes(tensor, side == "out")
+                copy = f"        memcpy({', '.join(pair)}, {nbytes});"
                 lines += [f"    if ({condition}) {{", copy, "    }"]
     return lines

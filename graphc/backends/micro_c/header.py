@@ -168,8 +168,8 @@ def _of_sizes(model: Model) -> dict[str, str]:
         "most": MOST,
         "sizes": model.sizes.header(),
         "shapes": model.sizes.declarations(len(model.outputs)).lstrip("\n") + "\n",
-        "given": f"const {model.name}_sizes *sizes,\n    ",
-        "run": f"{model.name}_status {model.name}_run(const {model.name}_sizes *sizes, "
+        "given": f"{model.sizes.parameter},\n    ",
+        "run": f"{model.name}_status {model.name}_run({model.sizes.parameter}, "
         f"const {model.name}_inputs *inputs,\n    {_REST.format(name=model.name)}",
     }
 

@@ -7,6 +7,7 @@ faster. With `sanitize` undefined behaviour ends the process with a message.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
@@ -26,7 +27,7 @@ from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr
 from graphc.ir.program import Program
 from graphc.ir.sizes import sizes_of
-from graphc.ir.types import TensorType, at
+from graphc.ir.types import TensorType, at, largest
 
 NAME = "model"
 FLAGS = ("-std=c99", "-O1", "-Wall", "-Wextra")
@@ -84,7 +85,7 @@ class HostModel:
         self.model, self.traced = model, traced
         self.library = ctypes.CDLL(str(shared_library(files, flags)))
         self.entry = self.library.model_run
-        self.entry.argtypes = [ctypes.c_void_p] * (4 if program.sizes else 3)
+        self.entry.argtypes = [ctypes.c_void_p] * (4 if program.all_sizes else 3)
         self.entry.restype = ctypes.c_int
         if program.checks:
             self._offender = self.library.model_offender
@@ -96,10 +97,12 @@ class HostModel:
         sizes = _sizes(program, inputs)
         known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(program.sizes, sizes)}
         arrays = [_checked(t, a, known) for t, a in zip(program.inputs, inputs, strict=True)]
-        outputs = [np.empty([int(at(d, known)) for d in t.dims], t.dtype.np)  # type: ignore[arg-type]
-                   for _, t in program.own_outputs]  # fmt: skip
+        most = dict(known)
+        most.update((s, Const(largest(s), i64)) for s in program.counts)
+        outputs = [np.empty(_shape(t, most), t.dtype.np) for _, t in program.own_outputs]
         arena = np.empty(program.arena_bytes + ARENA_ALIGNMENT, np.uint8)
         start = arena.ctypes.data + -arena.ctypes.data % ARENA_ALIGNMENT
+        sizes += (0,) * len(program.counts)  # which the run writes
         given = [(ctypes.c_int64 * len(sizes))(*sizes)] if sizes else []
         status = self.entry(*given, _pointers(arrays), _pointers(outputs), start)
         if status >= self.model.first_check:
@@ -107,7 +110,7 @@ class HostModel:
             raise check.error((self._offender() - check.low) % WHOLE)
         if status != 0:
             raise InternalError(f"{program.name}: the C code returned status {status}")
-        return outputs
+        return shaped(program, outputs, tuple(given[0]) if given else ())
 
     def trace(self, inputs: Sequence[np.ndarray]) -> list[Trace]:
         """What the hooks get during a run."""
@@ -161,6 +164,19 @@ def _sizes(program: Program, inputs: Sequence[np.ndarray]) -> tuple[int, ...]:
     """The sizes of a run, which the shapes of inputs tell."""
     shapes = [np.shape(array) for array in inputs]
     return sizes_of(program.sizes, program.inputs, shapes) if program.sizes else ()
+
+
+def shaped(
+    program: Program, outputs: Sequence[np.ndarray], sizes: Sequence[int]
+) -> list[np.ndarray]:
+    """The outputs of a run, given the memory of each and the values of all sizes."""
+    known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(program.all_sizes, sizes)}
+    shapes = [_shape(type, known) for _, type in program.own_outputs]
+    return [y.reshape(-1)[: math.prod(s)].reshape(s) for y, s in zip(outputs, shapes)]
+
+
+def _shape(type: TensorType, sizes: Mapping[Expr, Expr]) -> list[int]:
+    return [int(at(dim, sizes)) for dim in type.dims]  # type: ignore[arg-type]
 
 
 def _checked(

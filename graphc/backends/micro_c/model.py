@@ -21,11 +21,11 @@ from graphc.backends.micro_c.vectors import with_vectors
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.checks import VALUE
-from graphc.ir.expr import Sym
+from graphc.ir.expr import Sym, symbols
 from graphc.ir.kernel import Kernel, map_body
 from graphc.ir.program import AnyStep, Program, Quantisation, Slot, Step, bodies
 from graphc.ir.scalar.functions import POLYNOMIALS, expand_math, round_f32, sign_as_select
-from graphc.ir.types import TensorType
+from graphc.ir.types import TensorType, largest
 from graphc.passes.kernel.strength_reduction import sum_offsets
 
 FUNCTIONS = {**POLYNOMIALS, "round": round_f32}  # what else would be calls of libm
@@ -39,8 +39,8 @@ FIELD_NAME_LENGTH = 63  # what C99 tells apart
 WORDS = (
     "run", "run_static", "status", "status_string", "inputs", "outputs", "profile", "trace",
     "summary", "layers", "crc32", "apart", "weights", "input_ptr", "output_ptr", "no_constants",
-    "report", "sizes", "within", "assert_byte", "assert_int", "assert_float", "assert_negative",
-    "assert_double", "state", "train_init", "train_step",
+    "report", "sizes", "within", "counted", "assert_byte", "assert_int", "assert_float",
+    "assert_negative", "assert_double", "state", "train_init", "train_step",
 )  # fmt: skip
 MACROS = (
     "H", "OK", "NULL_POINTER", "MISALIGNED", "OVERLAP", "KERNEL", "ALIGNED", "SECTION",
@@ -224,9 +224,13 @@ class Model:
         """The status of a run whose first check fails; those of others follow."""
         return FIRST_CHECK + bool(self.sizes)
 
-    def nbytes(self, tensor: Tensor) -> str:
-        """The C text of a tensor's bytes in a run."""
-        return self.sizes.nbytes(tensor.type.count, tensor.type.dtype.size)
+    def nbytes(self, tensor: Tensor, counted: bool = False) -> str:
+        """The C text of a tensor's bytes in a run: of the most that there can be, as long as the
+        sizes that data decides are not `counted`."""
+        count = tensor.type.count
+        if not counted and not isinstance(count, int) and symbols(count) & self.sizes.counts:
+            count = largest(count)
+        return self.sizes.nbytes(count, tensor.type.dtype.size)
 
     def is_check(self, step: Step) -> bool:
         """Whether a step computes nothing but keys of checks."""
@@ -281,7 +285,9 @@ def _constants(program: Program, name: str) -> list[Constant]:
     named = [(f"{name}_w{number}", array) for number, array in enumerate(program.constants)]
     rows = size_rows(program)
     if rows:
-        symbol = f"{name}_{'size_rows' if program.sizes else 'sizes'}"  # what NAME.h leaves free
+        symbol = (
+            f"{name}_{'size_rows' if program.all_sizes else 'sizes'}"  # what NAME.h leaves free
+        )
         named.append((symbol, np.array([n for row in rows for n in row], np.int32)))
     for symbol, array in named:
         constants.append(Constant(symbol, array, offset))
@@ -291,9 +297,9 @@ def _constants(program: Program, name: str) -> list[Constant]:
 
 def _sizes(program: Program, name: str, unit: Unit) -> Sizes:
     fields: dict[Sym, str] = {}
-    for symbol in program.sizes:
+    for symbol in program.all_sizes:
         fields[symbol] = field_name(symbol.name, list(fields.values()))
-    return Sizes(name, fields, unit.speller.needed)
+    return Sizes(name, fields, unit.speller.needed, program.counts)
 
 
 def size_rows(program: Program) -> dict[tuple[int, ...], int]:

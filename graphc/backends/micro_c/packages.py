@@ -90,8 +90,10 @@ def _arduino(model: Model, files: Mapping[str, str | bytes]) -> Files:
     }
     text = "".join(f"{key}={value}\n" for key, value in properties.items())
     sketch = SKETCH.format(
-        name=model.name, macro=model.macro, buffers=_buffers(model), fields=_fields(model)
-    )
+        name=model.name, macro=model.macro, buffers=_buffers(model), fields=_fields(model),
+        declared=f"\n  {model.name}_sizes sizes;" if model.sizes else "",
+        sizes="&sizes, " if model.sizes else "",
+    )  # fmt: skip
     return {
         **_in_source_folder(model, files),
         "library.properties": text,
@@ -109,10 +111,10 @@ alignas({macro}_ARENA_ALIGN) static uint8_t arena[{macro}_ARENA_SIZE + 1];
 void setup() {{
   Serial.begin(115200);
   {name}_inputs inputs;
-  {name}_outputs outputs;
+  {name}_outputs outputs;{declared}
 {fields}
   const unsigned long start = micros();
-  const {name}_status status = {name}_run(&inputs, &outputs, arena);
+  const {name}_status status = {name}_run({sizes}&inputs, &outputs, arena);
   const unsigned long taken = micros() - start;
   Serial.print({name}_status_string(status));
   Serial.print(", microseconds: ");

@@ -1,7 +1,8 @@
 """NAME_test.c: a main that runs the model on sample inputs and compares the outputs.
 
 The expected values of an output whose shape is a bound are in its leading corner, and only the
-corner is compared; its true sizes are compared too.
+corner is compared; its true sizes are compared too. An output whose shape data decides is compared
+with what it holds there, and so is what the run tells of its shape.
 """
 
 from __future__ import annotations
@@ -95,6 +96,14 @@ COMPARE = """\
         printf("{field}: largest error %g, %s\\n", error,
             error > {tolerance} ? "FAILED: above {tolerance}" : "accepted");
     }}"""
+SHAPE = """\
+    {{
+        {macro}_SIZE_T shape[{rank}];
+        if ({name}_output_shape_{number}(&sizes, shape) != {macro}_OK || {wrong}) {{
+            printf("{field}: FAILED: the shape is another\\n");
+            return 1;
+        }}
+    }}"""
 TOLERANCE, TOLERANCE_OF_HALVES = 1e-3, 1e-2  # of floats, relative to the range of an output
 
 
@@ -120,6 +129,9 @@ def self_test(
         arrays.append(f"static {tensor.c_type} output{n}[{max(tensor.elements, 1)}];")
         fields.append(f"    outputs.{tensor.field} = output{n};")
         shape = outputs[n].shape if n < len(outputs) else array.shape
+        if not tensor.type.is_static:
+            compare.append(_told(model, n, shape))
+            tensor = replace(tensor, type=tensor.type.with_shape(shape))
         if math.prod(shape):
             arrays.append(_array(f"expected{n}", tensor, array))
             accepted = _tolerance(model, array) if tolerance is None else tolerance
@@ -128,7 +140,7 @@ def self_test(
         title=comment(f"{model.name}: a test. Made by graphc; do not edit."),
         name=model.name, macro=model.macro, arrays=_helpers(model) + "\n".join(arrays),
         fields="\n".join(fields), compare="\n".join(compare), rules=_rules(model),
-        sizes=f"\n    const {model.name}_sizes sizes = {{{sizes}}};" if sizes else "",
+        sizes=f"\n    {model.name}_sizes sizes = {{{sizes}}};" if sizes else "",
         given="&sizes, " if sizes else "", passed="&state, " if model.state else "",
         state=f"static {model.name}_state state;\n" if model.state else "",
     )  # fmt: skip
@@ -136,11 +148,12 @@ def self_test(
 
 def _at_sizes(model: Model, inputs: Sequence[np.ndarray]) -> tuple[Model, str]:
     """The model with the types that inputs and outputs have for these inputs, and the sizes that
-    they tell."""
+    they tell; of those that data decides, zeros."""
     program = model.program
-    if not program.sizes:
+    if not program.all_sizes:
         return model, ""
     values = sizes_of(program.sizes, program.inputs, [x.shape for x in inputs])
+    told = [*values, *[0] * len(program.counts)]
     known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(program.sizes, values)}
 
     def fixed(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -148,7 +161,7 @@ def _at_sizes(model: Model, inputs: Sequence[np.ndarray]) -> tuple[Model, str]:
         return [replace(t, type=t.type.with_shape(shape)) for t, shape in shapes]
 
     fixed_model = replace(model, inputs=fixed(model.inputs), outputs=fixed(model.outputs))
-    return fixed_model, ", ".join(map(str, values))
+    return fixed_model, ", ".join(map(str, told))
 
 
 def _array(name: str, tensor: Tensor, contents: np.ndarray) -> str:
@@ -177,8 +190,10 @@ def _helpers(model: Model) -> str:
 def _filled(model: Model, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What is expected of every output of the program: of bounded ones the corner is filled, and
     the true sizes follow."""
-    shapes = [t.type.static_shape for t in model.outputs]
-    expected = [np.zeros(s, t.type.dtype.np) for s, t in zip(shapes, model.outputs)]
+    expected = [
+        np.zeros(t.type.static_shape, t.type.dtype.np) if t.type.is_static else outputs[n]
+        for n, t in enumerate(model.outputs)
+    ]
     for n, array in enumerate(outputs):
         expected[n][tuple(slice(0, extent) for extent in array.shape)] = array
         if n in model.program.true_sizes:
@@ -195,6 +210,15 @@ def _outside(bounds: Sequence[int], shape: Sequence[int]) -> str:
         if extent < bound:
             parts.append(f"i / {stride} % {bound} >= {extent} || ")
     return "".join(parts)
+
+
+def _told(model: Model, number: int, shape: Sequence[int]) -> str:
+    """The comparison of what a run tells of an output's shape."""
+    wrong = [f"shape[{d}] != {extent}" for d, extent in enumerate(shape)]
+    return SHAPE.format(
+        rank=len(shape), name=model.name, macro=model.macro, number=number,
+        field=model.outputs[number].field, wrong=" || ".join(wrong),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- comparison

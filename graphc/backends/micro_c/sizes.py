@@ -1,14 +1,15 @@
 """Sizes of a run of a bundle: what NAME.h and NAME.c have of them.
 
 The caller gives the sizes in a structure. NAME_run checks their bounds before anything else, and
-keeps them in variables of 32 bits, which expressions read. The arena, and what lies where in it,
-are those of the largest sizes.
+keeps them in variables of 32 bits, which expressions read. Sizes that data decides are variables
+too, zero until they are known; then they are written into the structure. The arena, and what lies
+where in it, are those of the largest sizes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from graphc.backends.cfamily.sizes import SizesInC
 from graphc.backends.cfamily.spell import PRODUCT, Speller, register_type
@@ -32,11 +33,13 @@ class Sizes(SizesInC):
     """The sizes of a program; `needed` collects the helpers of expressions over them.
     UnsupportedError if one may need more than 32 bits."""
 
-    def __init__(self, name: str, fields: Mapping[Sym, str], needed: set[str]):
+    def __init__(
+        self, name: str, fields: Mapping[Sym, str], needed: set[str], counts: Collection[Sym] = ()
+    ):
         macro = name.upper()
         super().__init__(
             name, fields, Speller(i32, needed), f"{macro}_SIZE_T", f"{macro}_OK",
-            f"{macro}_NULL_POINTER",
+            f"{macro}_NULL_POINTER", counts,
         )  # fmt: skip
         for size, (_, high) in self.bounds.items():
             if high > i32.max:
@@ -49,11 +52,27 @@ class Sizes(SizesInC):
         return LOCAL + self.fields[size]
 
     def locals(self, text: str) -> list[str]:
+        return self._declared(text, ())
+
+    def locals_of_run(self, text: str) -> list[str]:
+        """As `locals`, where counts are yet to be made."""
+        return self._declared(text, self.counts)
+
+    def _declared(self, text: str, unknown: Collection[Sym]) -> list[str]:
         kind = register_type(i32)
         return [
-            f"    const {kind} {self.read(size)} = ({kind})sizes->{own};"
+            f"    {kind} {self.read(size)} = 0;" if size in unknown
+            else f"    const {kind} {self.read(size)} = ({kind})sizes->{own};"
             for size, own in self.fields.items()
             if re.search(rf"\b{self.read(size)}\b", text)
+        ]  # fmt: skip
+
+    def counted(self, size: Sym, text: str) -> list[str]:
+        """The statements that give a size the value that data decides."""
+        kind = register_type(i32)
+        return [
+            f"{self.read(size)} = ({kind}){text};",
+            f"sizes->{self.fields[size]} = {self.read(size)};",
         ]
 
     def nbytes(self, count: Dim, each: int) -> str:

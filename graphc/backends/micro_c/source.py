@@ -87,7 +87,7 @@ def source(model: Model) -> str:
         small=SMALL if model.small else "",
         externs=declarations(model), unit=code, entry=steps, training=training,
         rules=float_rules(code), doubles=double_check(model.name, code),
-        sizes=f"const {model.name}_sizes *sizes,\n    " if model.sizes else "",
+        sizes=f"{model.sizes.parameter},\n    " if model.sizes else "",
         passed="sizes, " if model.sizes else "", given="state, " if model.state else "",
         state=f", const {model.name}_state *state" if model.state else "",
     )  # fmt: skip

@@ -11,8 +11,9 @@ from graphc.backends.micro_c.hooks import results
 from graphc.backends.micro_c.model import Constant, Model, node_names
 from graphc.errors import InternalError
 from graphc.ir.checks import WHOLE
-from graphc.ir.dtypes import u64
-from graphc.ir.program import AnyStep, Slot, Step, walk
+from graphc.ir.dtypes import i64, u64
+from graphc.ir.expr import Sym
+from graphc.ir.program import AnyStep, Count, Slot, Step, walk
 
 
 def step_lines(model: Model) -> list[str]:
@@ -46,6 +47,11 @@ class _Steps(StepPrinter):
             for key in _keys(self.model, slot):
                 self.check(key)
         self.line("#endif")
+
+    def count(self, step: Count) -> None:
+        if isinstance(step.size, Sym):
+            for text in self.model.sizes.counted(step.size, self.value(step.slot, i64)):
+                self.line(text)
 
     def layer_of(self, step: Step) -> None:
         """A call between hooks."""

@@ -76,8 +76,11 @@ def overwrites(kernel: Kernel, output: Buffer, source: Buffer, distance: int) ->
 
 
 def can_judge(kernel: Kernel) -> bool:
-    """Whether no nest of loops has more turns than are played through."""
-    return _turns(kernel.body) <= MOST
+    """Whether no nest of loops has more turns than are played through, or too many to tell."""
+    try:
+        return _turns(kernel.body) <= MOST
+    except NotPlayed:
+        return False
 
 
 def _turns(body: Body) -> int:
