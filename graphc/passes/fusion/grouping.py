@@ -8,7 +8,8 @@ A group grows from an anchor (a contraction, a window, a row reduction) or from 
 * row group: a reduction over trailing dims (over any dims, if the target asks for it) joins the map
   it reads, and ops over the rows' values join after it (softmax, layer norm), whether they are per
   element or per row;
-* prologue: a map whose values only the op reads joins the op's group where that repeats no work;
+* prologue: a map whose values only the op reads joins the op's group where that repeats no work,
+  and so does a map over the same space whatever of it is stored;
   pure data movement is cloned into every reader, even a contraction's, and so are, if the target
   asks for it, conversions of floats to a wider type.
 

@@ -355,7 +355,7 @@ class Legality:
         if reason or self.depth_in(other, op) > LONGEST:
             return reason or TOO_DEEP
         outside = self.leaving(other, group)
-        if outside is not None:
+        if outside is not None and not self.is_alongside(group, other):
             readers = [r for r in outside.users if self.group.get(r) not in (group, other)]
             if not readers:
                 return Reason("{} is an output of the model or read later: it is stored", outside)
@@ -363,6 +363,25 @@ class Legality:
         if other.repeats >= REPEATS and self.is_read_elsewhere(op, group, other):
             return Reason("{} would be computed at several positions again", other.ops[-1])
         return self.why_repeated(op, group, other)
+
+    def is_alongside(self, group: Group, other: Group) -> bool:
+        """Whether two maps of one space may be one kernel whatever of them is stored: one reads the
+        other at its own index alone, and nothing between them waits for either."""
+        if group.anchor != "map" or group.space != other.space:
+            return False
+        members = [*other.ops, *group.ops]
+        values = (v for m in members for v in m.outputs if not self.stays(v, group, other))
+        if any(space_of(v) != group.space for v in values):
+            return False
+        reads = ((m, n) for m in group.ops for n in self.read_operands(m, other))
+        if not all(structure.pointwise(m, n) for m, n in reads):
+            return False
+        for mine, its in ((group, other), (other, group)):
+            made = (g for m in mine.ops for g in self.producers(m))
+            if self.depends([g for g in made if g not in (group, other)], its):
+                return False
+        stored = [m for m in members if not all(self.stays(v, group, other) for v in m.outputs)]
+        return sum(self.depth[m] for m in stored) <= WINDED * len(members)
 
     def why_repeated(self, op: Op, group: Group, other: Group) -> Reason | None:
         """Why computing another group's values where they are read repeats too much work."""

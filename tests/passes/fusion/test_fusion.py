@@ -5,7 +5,7 @@ Whole regions are run before and after by the interpreter, which knows fused ops
 
 import numpy as np
 import pytest
-from differential import build, floats
+from differential import build, check, floats
 from random_graphs import random_graph
 
 from graphc.driver import OPTIMISING, optimise
@@ -200,3 +200,29 @@ def test_dead_ops_are_not_fused():
     run_pipeline(graph, "decompose, fuse, fuse-reductions")
     assert groups(graph) == [["Neg", "Relu"]]
     np.testing.assert_array_equal(interpret(graph, inputs)[0], expected[0])
+
+
+def averages(b, p, m, v, g):
+    """An average of numbers and of their squares, and what both move, all of them stored."""
+    mean = b.Add(b.Mul(m, np.float32(0.9)), b.Mul(g, np.float32(0.1)))
+    square = b.Add(b.Mul(v, np.float32(0.99)), b.Mul(b.Mul(g, g), np.float32(0.01)))
+    return mean, square, b.Sub(p, b.Div(mean, b.Add(b.Sqrt(square), np.float32(1))))
+
+
+def test_maps_whose_values_are_stored_are_one_kernel():
+    arrays = {name: np.abs(floats(rng(n), 6, 40)) for n, name in enumerate("pmvg")}
+    graph, given = build(averages, **arrays)
+    assert len(groups(optimise(clone_graph(graph)))) == 1
+    check(graph, given)
+
+
+def test_maps_wait_for_what_is_computed_between_them():
+    """The last map reads a product of what the first one gives, so both cannot be one kernel."""
+
+    def function(b, x, y):
+        first = b.Add(x, y)
+        return first, b.Add(b.Mul(first, b.MatMul(first, y)), first)
+
+    graph, given = build(function, x=floats(rng(), 8, 8), y=floats(rng(1), 8, 8))
+    assert len(groups(optimise(clone_graph(graph)))) == 2
+    check(graph, given)
