@@ -169,7 +169,7 @@ def memory(program: Program) -> str:
 
 
 def _interface(tensors: Sequence[tuple[str, TensorType]]) -> str:
-    return nbytes(sum(t.most * t.dtype.size for _, t in tensors))
+    return nbytes(sum(t.most_bytes for _, t in tensors))
 
 
 def _largest(use: ArenaUse) -> list[str]:

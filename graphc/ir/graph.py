@@ -50,6 +50,11 @@ class Value:
         return self.type
 
     @property
+    def is_ranked(self) -> bool:
+        """Whether this is a tensor of known rank; not while its type is not known."""
+        return isinstance(self.type, TensorType) and self.type.shape is not None
+
+    @property
     def is_static(self) -> bool:
         """Whether this is a tensor of which all dims are known; not while its type is not."""
         return isinstance(self.type, TensorType) and self.type.is_static
@@ -242,6 +247,11 @@ class Region:
                 for place, member in enumerate(ops):
                     member._place = place
         return op._place if ops[op._place] is op else ops.index(op)
+
+    def after(self, op: Op) -> Op | None:
+        """The op that follows another; None if that is the last."""
+        place = self.place(op) + 1
+        return self.ops[place] if place < len(self.ops) else None
 
     def insert_before(self, anchor: Op | None, op: Op) -> Op:
         """Inserts before `anchor` (None, or the terminator: at the end)."""

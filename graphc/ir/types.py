@@ -169,6 +169,11 @@ class TensorType:
         return math.prod(map(largest, self.dims))
 
     @property
+    def most_bytes(self) -> int:
+        """The number of bytes at the largest sizes; as `most`."""
+        return self.most * self.dtype.size
+
+    @property
     def count(self) -> Dim:
         """The number of elements, in normal form: tensors of one count always have as many."""
         return elements_of(self.dims)

@@ -143,8 +143,8 @@ class _Twins:
         return op.output
 
     def insert(self, op: Op, after: Op | None) -> None:
-        place = 0 if after is None else self.graph.place(after) + 1
-        self.graph.insert_before(self.graph.ops[place] if place < len(self.graph.ops) else None, op)
+        first = next(iter(self.graph.ops), None)
+        self.graph.insert_before(first if after is None else self.graph.after(after), op)
 
     def remove_unused(self) -> None:
         for op in reversed(list(self.graph.ops)):

@@ -33,8 +33,8 @@ def sink_users(op: Op, limit: int = LIMIT) -> bool:
     assert region is not None
     tail, made = _dependent(op, region)
     own = [v for v in made if v in set(region.results)]
-    branches = sum(inner.name == "If" for each in tail for inner in (each, *_inside(each)))
-    size = sum(1 + max(map(size_of, each.regions), default=0) for each in tail)
+    branches = sum(inner.name == "If" for op in tail for inner in (op, *_inside(op)))
+    size = sum(1 + max(map(size_of, op.regions), default=0) for op in tail)
     if not tail or not own or size << min(2 * branches, limit) > limit:
         return False
     read = (v for later in tail for v in later.inputs if v is not None and v not in made)

@@ -83,7 +83,7 @@ def _is_countable(op: Op) -> bool:
 
 def _count(graph: Graph, op: Op) -> None:
     """Puts the counts of an op, and the corners of its results, after it."""
-    after = _next(graph, op)
+    after = graph.after(op)
     sizes: dict[Expr, Sym] = {}
     dims: dict[Value, list] = {v: list(v.tensor.static_shape) for v in op.outputs}
     for value, dim, told in _decided(op):
@@ -128,13 +128,13 @@ def _count_rows(graph: Graph, op: Op, most: int) -> None:
     new.attrs["rows"] = most
     size = Sym(_unused(graph), 0, most)
     graph.symbols[size.name] = size
-    after = _next(graph, new)
+    after = graph.after(new)
     attrs = {"dim": -1, "size": size}
     _insert(graph, after, Op(lookup(COUNT, DOMAIN), [number], attrs, 1, (), op.loc))
     types = TypeInference(None, symbolic=True)
     types.enter(new, False)
     for value in new.outputs[state + 1 :]:
-        if _is_ranked(value):
+        if value.is_ranked:
             users = list(value.uses)
             attrs = {"dims": (size, *value.tensor.dims[1:])}
             part = Op(lookup(CORNER, DOMAIN), [value], attrs, 1, (), op.loc)
@@ -162,11 +162,6 @@ def _unused(graph: Graph) -> str:
     return f"count{number}"
 
 
-def _next(graph: Graph, op: Op) -> Op | None:
-    place = graph.place(op) + 1
-    return graph.ops[place] if place < len(graph.ops) else None
-
-
 def _insert(graph: Graph, before: Op | None, op: Op) -> None:
     infer_op(op)
     graph.insert_before(before, op)
@@ -180,7 +175,7 @@ def _leaves_untyped(op: Op, decline: Decline) -> bool:
     why = _why_not(op)
     if why:
         decline(op, why)
-    left = why or op.defn.form == "region" or not all(map(_is_ranked, filter(None, op.inputs)))
+    left = why or op.defn.form == "region" or not all(v.is_ranked for v in op.inputs if v)
     for value in op.outputs if left else ():
         if isinstance(value.type, TensorType):
             value.type = None
@@ -189,7 +184,7 @@ def _leaves_untyped(op: Op, decline: Decline) -> bool:
 
 def _why_not(op: Op) -> str:
     """Why a typed op whose types are open is not compiled for all sizes."""
-    if not all(map(_is_ranked, (*filter(None, op.inputs), *op.outputs))):
+    if not all(v.is_ranked for v in (*filter(None, op.inputs), *op.outputs)):
         return ""
     try:
         check_op(op)
@@ -204,12 +199,8 @@ def _why_not(op: Op) -> str:
 
 def _most(op: Op) -> int:
     """The bytes of the largest result of an op, at the largest sizes, as far as types are known."""
-    known = (v.tensor for v in op.outputs if _is_ranked(v))
-    return max((type.most * type.dtype.size for type in known), default=0)
-
-
-def _is_ranked(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.shape is not None
+    known = (v.tensor for v in op.outputs if v.is_ranked)
+    return max((type.most_bytes for type in known), default=0)
 
 
 def _is_open(op: Op) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from graphc.errors import GraphcError, UnsupportedError
 from graphc.ir.compare import compare
 from graphc.ir.expr import Const, Expr, Sym, symbols
-from graphc.ir.graph import Graph, Op, Value, clone_graph
+from graphc.ir.graph import Graph, Op, clone_graph
 from graphc.ir.imperative.lowering import is_bounded
 from graphc.ir.infer import op_body, output_types
 from graphc.ir.interp import evaluate
@@ -98,7 +98,7 @@ def general(
 
 def first_untyped(graph: Graph) -> Op | None:
     """The first op without a type."""
-    return next((op for op in graph.ops if not all(map(_is_ranked, op.outputs))), None)
+    return next((op for op in graph.ops if not all(v.is_ranked for v in op.outputs)), None)
 
 
 def _raise_need(graph: Graph, failed: Op, types: TypeInference) -> None:
@@ -109,10 +109,6 @@ def _raise_need(graph: Graph, failed: Op, types: TypeInference) -> None:
     others = [n.error for n in types.needs if n.op.region is graph and n.op is not failed]
     error.graph, error.needs = graph, (error, *others)
     raise error
-
-
-def _is_ranked(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.shape is not None
 
 
 def _sizes_of_inputs(graph: Graph) -> dict[str, Sym]:

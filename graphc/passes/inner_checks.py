@@ -43,9 +43,7 @@ def _outside(made: tuple[Op, list[Value]], check: Op, key: Value) -> Op:
     new = Op(lookup(NAME, DOMAIN), [key], attrs, 1, (), check.loc)
     infer_op(new)
     assert op.region is not None
-    place = op.region.place(op) + 1
-    after = op.region.ops[place] if place < len(op.region.ops) else None
-    return op.region.insert_before(after, new)
+    return op.region.insert_before(op.region.after(op), new)
 
 
 def _chosen(op: Op, by_region: Sequence[Sequence[Op]]) -> tuple[Op, list[Value]]:

@@ -65,7 +65,7 @@ def count_iterations(graph: Graph, most: int) -> None:
                      "message": too_long(where, most)}  # fmt: skip
             check = Op(lookup(NAME, DOMAIN), [total], attrs, 1, (), counted.loc)
             infer_op(check)
-            graph.insert_before(_next(counted), check)
+            graph.insert_before(graph.after(counted), check)
             add_results(graph, [check.output])
 
 
@@ -129,9 +129,3 @@ def _runs_out(op: Op) -> bool:
 def _before(anchor: Op, op: Op) -> Op:
     assert anchor.region is not None
     return anchor.region.insert_before(anchor, op)
-
-
-def _next(op: Op) -> Op | None:
-    assert op.region is not None
-    place = op.region.place(op) + 1
-    return op.region.ops[place] if place < len(op.region.ops) else None

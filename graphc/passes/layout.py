@@ -121,7 +121,7 @@ def _weights_last(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
         for factor, data in (r.factors, r.factors[::-1]):
             last = [d for d, x in enumerate(index) if x in free_indices(factor)]
             if not loads(factor) or not all(_is_constant(op, x) for x in loads(factor)):
-                if len(dims) < IMAGE or last != [CHANNEL] or not _has_others(data, index):
+                if len(dims) < IMAGE or last != [CHANNEL] or not _lacks_channels_only(data, index):
                     continue
             if last and index[-1] not in free_indices(factor):
                 count = math.prod(largest(dims[d]) for d in last)
@@ -136,9 +136,9 @@ def _weights_last(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
     return None, why_not
 
 
-def _has_others(data: Expr, index: Sequence[Expr]) -> bool:
-    """Whether a factor depends on all dims of the result but the channels: of an image, while the
-    other factor, of channels alone, is weights that change from run to run."""
+def _lacks_channels_only(data: Expr, index: Sequence[Expr]) -> bool:
+    """Whether a factor depends on every dim of the result but the channels, as an image does of
+    which a convolution with weights that change from run to run makes other channels."""
     used = free_indices(data)
     return [d for d, x in enumerate(index) if x not in used] == [CHANNEL]
 

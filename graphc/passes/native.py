@@ -20,8 +20,7 @@ from graphc.passes.partition import part_graph
 
 def is_native(type: Type | None) -> bool:
     """Whether compiled code can hold values of a type: tensors of numbers, of static shape."""
-    tensor = isinstance(type, TensorType) and type.is_static
-    return tensor and type.dtype.kind not in ("string", "complex")  # type: ignore[union-attr]
+    return holds(type) and type.is_static  # type: ignore[union-attr]
 
 
 def holds(type: Type | None) -> bool:

@@ -93,7 +93,7 @@ class _Narrowing:
         dtype = operands[numbers[0]].tensor.dtype  # type: ignore[union-attr]
         new = Op(op.defn, operands, op.attrs, 1, (), op.loc)
         new.output.type = op.output.tensor.with_dtype(dtype)
-        self.graph.insert_before(_after(self.graph, op), new)
+        self.graph.insert_before(self.graph.after(op), new)
         return new.output
 
     def share(self) -> None:
@@ -111,7 +111,7 @@ class _Narrowing:
         """An op on the value, right after it is made; a constant if the value is one, unless it is
         `stored` before."""
         producer = value.producer
-        anchor = self.graph.ops[0] if producer is None else _after(self.graph, producer)
+        anchor = self.graph.ops[0] if producer is None else self.graph.after(producer)
         loc = () if producer is None else producer.loc
         result = Builder(self.graph, anchor, loc).op(name, value, **attributes)
         assert isinstance(result, Value) and result.producer is not None
@@ -213,11 +213,6 @@ def _source(value: Value) -> Value:
     while value.constant is None and value.producer and structure.is_movement(value.producer):
         _, value = structure.moved(value.producer)
     return value
-
-
-def _after(graph: Graph, op: Op) -> Op | None:
-    position = graph.place(op) + 1
-    return graph.ops[position] if position < len(graph.ops) else None
 
 
 def narrow_contractions(graph: Graph, type: str, ctx: Context) -> bool:

@@ -29,9 +29,9 @@ from typing import Any
 from graphc.deadline import check_time, within_seconds
 from graphc.errors import GraphcError, ModelError, NeedsValue, UnsupportedError, beyond_limits
 from graphc.ir.expr import Sym
-from graphc.ir.graph import Graph, Value, clone_graph
+from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.sizes import sizes_of
-from graphc.ir.types import TensorType, largest
+from graphc.ir.types import largest
 from graphc.passes.general import Bounds
 from graphc.passes.narrowing import Opened, open_within
 from graphc.runtime.execution import ASKED, Made, SpecialisedGraph, contents_key
@@ -283,7 +283,7 @@ class TieredGraph(SpecialisedGraph):
         """The largest extents that the dimensions of inputs have in these shapes."""
         met: dict[str, int] = {}
         for param, shape in zip(self.graph.params, shapes):
-            if not _is_ranked(param):
+            if not param.is_ranked:
                 continue
             for dim, extent in zip(param.tensor.dims, shape):
                 if isinstance(dim, Sym):
@@ -293,18 +293,14 @@ class TieredGraph(SpecialisedGraph):
 
 def _check_memory(graph: Graph) -> None:
     """ModelError if a tensor of a graph is large at the largest sizes."""
-    most = max((v.tensor.most * v.tensor.dtype.size for v in graph.values()), default=0)
+    most = max((v.tensor.most_bytes for v in graph.values()), default=0)
     if most > MOST_BYTES:
         raise ModelError(f"a tensor would have {most} bytes at the largest sizes")
 
 
 def _dims(graph: Graph) -> tuple:
     """The dims of the inputs of a graph; their types, where these tell none."""
-    return tuple([p.tensor.dims if _is_ranked(p) else str(p.type) for p in graph.params])
-
-
-def _is_ranked(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.shape is not None
+    return tuple([p.tensor.dims if p.is_ranked else str(p.type) for p in graph.params])
 
 
 def _held(info: ExecutableInfo) -> int:

@@ -88,25 +88,25 @@ def to_train(model: Graph, parameters: str) -> tuple[Graph, list[str]]:
 def judged(model: Graph, loss: str) -> Graph:
     """A model whose first result is what a loss is given: before it is quantised, and, if that is
     `cross_entropy`, before a last Softmax over the classes of [N, classes]."""
-    graph = clone_graph(model)
-    op = graph.results[0].producer
-    if op is not None and op.name == QUANTISE:
-        graph.set_results([op.operand(0), *graph.results[1:]])
-        graph.output_names, graph.output_types = [], []
-        remove_dead(graph)
-        model = graph
-    return _scores(model) if loss == "cross_entropy" else model
+    last = model.results[0].producer
+    if last is not None and last.name == QUANTISE:
+        model = _without_last(model)
+        last = model.results[0].producer
+    if loss != "cross_entropy" or last is None or last.name != "Softmax":
+        return model
+    is_of_classes = last.attrs.get("axis", -1) in (-1, 1)
+    is_matrix = is_of_classes and _typed(model).results[0].tensor.rank == 2
+    return _without_last(model) if is_matrix else model
 
 
-def _scores(model: Graph) -> Graph:
+def _without_last(model: Graph) -> Graph:
+    """A model whose first result is the first operand of the op that makes it now."""
     graph = clone_graph(model)
-    op = graph.results[0].producer
-    if op is not None and op.name == "Softmax" and op.attrs.get("axis", -1) in (-1, 1):
-        if _typed(model).results[0].tensor.rank != 2:
-            return graph
-        graph.set_results([op.operand(0), *graph.results[1:]])
-        graph.output_names, graph.output_types = [], []
-        remove_dead(graph)
+    last = graph.results[0].producer
+    assert last is not None
+    graph.set_results([last.operand(0), *graph.results[1:]])
+    graph.output_names, graph.output_types = [], []
+    remove_dead(graph)
     return graph
 
 

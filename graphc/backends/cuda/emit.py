@@ -24,7 +24,7 @@ from graphc.errors import InternalError
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Call, Const, Expr, Sym, as_expr
 from graphc.ir.kernel import Kernel
-from graphc.ir.program import Program, Slot, Step, at_sizes, overlap
+from graphc.ir.program import Program, Slot, Step, at_sizes, overwriting
 from graphc.ir.sizes import line_of
 from graphc.ir.types import Dim, TensorType, at
 from graphc.passes.kernel.prepare import for_c
@@ -95,7 +95,7 @@ def emit(program: Program) -> CudaSource:
     instructions: set[str] = set()
     entries: dict[str, list[tuple[str, Launch]]] = {}
     taken: set[str] = set()
-    aliased = {s.kernel for s in program.calls if _operands_coincide(program.kernels[s.kernel], s)}
+    aliased = overwriting(program)
     misplaced = {s.kernel for s in program.calls if any(x.offset % VECTOR_BYTES for x in s.slots)}
     for name, kernel in program.kernels.items():
         entries[name] = []
@@ -142,16 +142,6 @@ def _with_nodes(kernel: Kernel, program: Program) -> Kernel:
     if len(listed) > MAX_NAMED:
         listed = [*listed[:MAX_NAMED], f"  and {len(listed) - MAX_NAMED} more"]
     return replace(kernel, comment="\n".join([kernel.comment or kernel.name, *listed]))
-
-
-def _operands_coincide(kernel: Kernel, step: Step) -> bool:
-    """Whether a written operand shares memory with another one."""
-    pairs = list(zip(kernel.params, step.slots))
-    return any(
-        (buffer.access != "in" or other.access != "in") and overlap(slot, other_slot)
-        for position, (buffer, slot) in enumerate(pairs)
-        for other, other_slot in pairs[position + 1 :]
-    )
 
 
 def _interface(name: str, type: TensorType) -> dict[str, Any]:

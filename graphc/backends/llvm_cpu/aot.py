@@ -140,7 +140,7 @@ def _tensor_macros(prefix: str, label: str, type: TensorType) -> list[str]:
         sizes = [
             f"#define {prefix}_RANK {type.rank}",
             f"#define {prefix}_MOST_ELEMENTS {type.most}",
-            f"#define {prefix}_MOST_BYTES {type.most * type.dtype.size}",
+            f"#define {prefix}_MOST_BYTES {type.most_bytes}",
         ]
     return [*named, *sizes, ""]
 

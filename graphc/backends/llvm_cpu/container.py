@@ -316,7 +316,7 @@ def _interface(entries: list, bounds: Symbols) -> tuple[tuple[str, TensorType], 
         type = read_type(text, bounds)
         if not isinstance(type, TensorType):
             raise ValueError(f"{text} is not a tensor")
-        _natural(type.most * type.dtype.size)
+        _natural(type.most_bytes)
         tensors.append((str(name), type))
     return tuple(tensors)
 

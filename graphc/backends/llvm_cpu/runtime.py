@@ -57,7 +57,7 @@ class NativeModel:
         self._cut = Cut(image)
         self._shared = set(image.shared)
         self._met: dict[tuple, tuple[Any, list]] = {}  # sizes and outputs, by shapes
-        sizes = [t.most * t.dtype.size for _, t in image.outputs]
+        sizes = [t.most_bytes for _, t in image.outputs]
         is_large = image.arena_bytes >= SHARED_ARENA or max(sizes, default=0) >= LARGE
         self._scratch = (scratch or Scratch()) if is_large else None
         self._frames: list[_Frame] = []

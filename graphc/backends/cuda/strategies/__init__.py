@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial, wraps
+from functools import partial
 
 from graphc.backends.cuda.machines import DEFAULT_ARCH, machine
 from graphc.backends.cuda.strategies.attention.flash_decoding import lower_flash_decoding
@@ -35,7 +35,7 @@ def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequenc
         partial(lower_flash_decoding, gpu=gpu),
         partial(lower_flash_matrix_cores, gpu=gpu),
         partial(lower_flash_float32, gpu=gpu),
-        of_constant_sizes(partial(lower_split_k, gpu=gpu, lower=lower)),
+        partial(lower_split_k, gpu=gpu, lower=lower),
         partial(lower_matrix_cores, gpu=gpu, choose=choose),
         partial(lower_windows, gpu=gpu),
         partial(lower_shared_tiles, gpu=gpu, choose=choose),
@@ -43,20 +43,3 @@ def strategies(arch: str = DEFAULT_ARCH, choose: Choose = take_first) -> Sequenc
         lower_flat,
     ]
     return candidates
-
-
-def of_constant_sizes(strategy: Strategy) -> Strategy:
-    """A strategy that declines computations of open shape."""
-    function = strategy.func if isinstance(strategy, partial) else strategy
-
-    @wraps(function)
-    def lower(computation: Computation) -> Lowered | str:
-        shapes = (b.shape for b in (*computation.inputs, *(o.buffer for o in computation.outputs)))
-        size = next((x for shape in shapes for x in shape if not isinstance(x, int)), None)
-        if size is not None:
-            return (
-                f"{function.__name__.removeprefix('lower_')}: sizes must be constants, found {size}"
-            )
-        return strategy(computation)
-
-    return lower

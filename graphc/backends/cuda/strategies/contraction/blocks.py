@@ -39,6 +39,16 @@ from graphc.passes.analysis.spaces import count, merge_adjacent
 AT_ONCE = 128  # blocks that run at once, roughly
 
 
+def constant_depth(match: Match) -> int | str:
+    """How many products a sum has; or why it has no tiles, if that depends on sizes."""
+    depth = elements_of(k.extent for k in match.depth)
+    return (
+        depth
+        if isinstance(depth, int)
+        else f"contraction: the depth must be constant, found {depth}"
+    )
+
+
 def sort_depth(match: Match) -> None:
     """Puts the summed indices into the order in which the first operand lies in memory."""
     a = simplify(flatten_loads(match.a, match.shapes))

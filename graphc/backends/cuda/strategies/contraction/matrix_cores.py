@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graphc.backends.cuda.machines import Machine
-from graphc.backends.cuda.strategies.contraction.blocks import flattened, sort_depth
+from graphc.backends.cuda.strategies.contraction.blocks import constant_depth, flattened, sort_depth
 from graphc.backends.cuda.strategies.contraction.costs import Choose, Problem, ranked, take_first
 from graphc.backends.cuda.strategies.contraction.mma_operands import KINDS, Kind, narrow
 from graphc.backends.cuda.strategies.contraction.multistage import SlicedContraction, SlicedTile
@@ -29,7 +29,6 @@ from graphc.backends.cuda.strategies.contraction.wgmma import (
 from graphc.ir.dtypes import f32, i32
 from graphc.ir.extents import points
 from graphc.ir.kernel import Kernel
-from graphc.ir.types import elements_of
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.contraction import Match, match_contraction, wide_sums
 from graphc.passes.lower.lowered import Lowered
@@ -55,9 +54,9 @@ def lower_matrix_cores(
         return f"contraction: factors must be values narrower than {match.hole.dtype}, found none"
     if not gpu.has(kind.instruction):
         return f"contraction: matrix cores must have {kind.instruction}, found none in {gpu.arch}"
-    depth = elements_of(k.extent for k in match.depth)
-    if not isinstance(depth, int):
-        return f"contraction: the depth must be constant, found {depth}"
+    depth = constant_depth(match)
+    if isinstance(depth, str):
+        return depth
     rows, columns = points(match.rows), points(match.cols)
     if rows < MIN_ROWS or columns < MIN_COLUMNS or any(x.extent == 0 for x in match.indices):
         return (

@@ -29,6 +29,7 @@ from graphc.backends.cuda.machines import VECTOR_BYTES, WARP, Machine
 from graphc.backends.cuda.strategies.contraction.blocks import (
     BlockedContraction,
     FlatContraction,
+    constant_depth,
     flattened,
     sort_depth,
 )
@@ -54,7 +55,6 @@ from graphc.ir.expr import TRUE, Const, Expr, call
 from graphc.ir.extents import points
 from graphc.ir.kernel import Barrier, Buffer, Intrin, Kernel
 from graphc.ir.simplify import simplify
-from graphc.ir.types import elements_of
 from graphc.passes.analysis.computation import Computation
 from graphc.passes.analysis.contraction import match_contraction, wide_sums
 from graphc.passes.lower.lowered import Lowered
@@ -129,9 +129,9 @@ def lower_shared_tiles(
     match = match_contraction(wide_sums(computation), MIN_DEPTH)
     if isinstance(match, str):
         return match
-    depth = elements_of(k.extent for k in match.depth)
-    if not isinstance(depth, int):
-        return f"contraction: the depth must be constant, found {depth}"
+    depth = constant_depth(match)
+    if isinstance(depth, str):
+        return depth
     rows, columns = points(match.rows), points(match.cols)
     if min(rows, columns) < MIN_SIDE:
         return f"contraction: tiles need {MIN_SIDE} rows and columns, found {rows} and {columns}"

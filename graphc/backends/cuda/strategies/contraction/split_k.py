@@ -32,6 +32,10 @@ def lower_split_k(computation: Computation, gpu: Machine, lower: Lower) -> Lower
     """The kernel that adds up partial sums, after one that computes them; or why it is no gain.
     Of other reductions of few rows likewise (rows/long.py), with what is left lowered by `lower`.
     """
+    shapes = (b.shape for b in (*computation.inputs, *(o.buffer for o in computation.outputs)))
+    size = next((x for shape in shapes for x in shape if not isinstance(x, int)), None)
+    if size is not None:
+        return f"split: sizes must be constants, found {size}"
     match = match_contraction(wide_sums(computation), PART, (f32, f64, i32))
     if isinstance(match, str):
         return lower_long_rows(computation, gpu, lower)
