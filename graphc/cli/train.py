@@ -159,6 +159,7 @@ def _step(graph: Graph, data: Data, args: argparse.Namespace) -> Step:
         metrics=metrics,
         seed=args.seed,
         accumulate=args.accumulate,
+        precision=args.precision,
     )
 
 
@@ -168,7 +169,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
     names = ("loss", "optimizer", "rate", "weight_decay", "clip_norm", "parameters", "freeze",
              "eval_mode", "schedule", "warmup", "decay", "decay_every", "epochs", "accumulate",
-             "metric")  # fmt: skip
+             "metric", "precision")  # fmt: skip
     description: dict[str, Any] = {f"--{n.replace('_', '-')}": getattr(args, n) for n in names}
     description["model"] = hashlib.sha256(Path(args.model).read_bytes()).hexdigest()
     return Plan(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from graphc.cli.options import natural, positive
 from graphc.errors import ModelError
+from graphc.ir.machine import PRECISIONS
 from graphc.targets.micro_c import LOSSES as DEVICE_LOSSES
 from graphc.targets.micro_c import OPTIMIZERS
 
@@ -54,6 +55,10 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     add("--eval-mode", action="store_true",
         help="BatchNormalization and Dropout as in inference: for fine-tuning with small "
         "batches")  # fmt: skip
+    add("--precision", choices=PRECISIONS, default="f32",
+        help="to which what matrix products and convolutions multiply is rounded; all else, and "
+        "the parameters, stay in f32; for f16 the loss is scaled (default: "
+        "%(default)s)")  # fmt: skip
     add("--seed", type=natural, default=0,
         help="of the order of samples and of Dropout (default: 0)")  # fmt: skip
 

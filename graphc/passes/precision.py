@@ -32,8 +32,9 @@ from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import f32
-from graphc.ir.expr import loads
+from graphc.ir.expr import Call, loads, walk
 from graphc.ir.graph import Graph, Op, Value
+from graphc.ir.infer import op_body
 from graphc.ir.interp import run_op
 from graphc.ir.machine import PRECISIONS
 from graphc.ir.types import TensorType
@@ -199,8 +200,15 @@ def _passes_on(op: Op, choosing: bool) -> bool:
 
 
 def _computes(user: Op) -> bool:
-    """Whether an op does more than move or choose elements."""
-    return structure.has_body(user) and not _passes_on(user, choosing=True)
+    """Whether an op does more than move or choose elements, or look for those that are equal, as
+    the gradient of a maximum does: these must all be rounded, or none."""
+    if not structure.has_body(user) or _passes_on(user, choosing=True):
+        return False
+    nodes = (node for n in range(len(user.outputs)) for node in walk(op_body(user, n)))
+    return not any(
+        isinstance(node, Call) and node.op.name in ("eq", "ne") and node.args[0].dtype.is_float
+        for node in nodes
+    )
 
 
 def _is_given(source: Value) -> bool:

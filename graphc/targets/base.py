@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from graphc.errors import ModelError, UnsupportedError
-from graphc.ir.machine import Machine
+from graphc.ir.machine import PRECISIONS, Machine
 
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph
@@ -34,6 +34,8 @@ CHECKS = ("on", "off")  # whether compiled code checks indices and lengths of da
 MODES = ("any", "exact", "auto")  # how a model of open shape runs (runtime/tiers.py)
 RTOL = 1e-4
 """The largest error of results in float32, relative to their range, that is expected."""
+NARROW_RTOL = 1e-2
+"""The same where factors are rounded to a narrower type (passes/precision.py)."""
 PREPARING = "canonicalise, rewrite{group=lowering}, decompose, fold, canonicalise, cse, dce"
 """What most pipelines have in front of layouts and fusion."""
 
@@ -218,6 +220,24 @@ def option(
         "read": read, "given": given, "commands": tuple(commands),
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=data)
+
+
+@dataclass(frozen=True)
+class Rounding(Target):
+    """Base of the targets that can multiply in narrower types (passes/precision.py)."""
+
+    precision: str = option(
+        "f32", "to which the factors of matrix products and convolutions are rounded; sums are "
+        "in f32", choices=PRECISIONS,
+    )  # fmt: skip
+
+    @property
+    def title(self) -> str:
+        return self.name if self.precision == "f32" else f"{self.name} in {self.precision}"
+
+    @property
+    def rtol(self) -> float:
+        return RTOL if self.precision == "f32" else NARROW_RTOL
 
 
 def nonnegative(text: str) -> float:

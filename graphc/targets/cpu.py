@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphc.errors import ModelError, UnsupportedError
-from graphc.targets.base import PREPARING, Build, Job, Target, register_target
+from graphc.targets.base import PREPARING, Build, Job, Rounding, register_target
 
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @register_target
 @dataclass(frozen=True)
-class Cpu(Target):
+class Cpu(Rounding):
     """The CPU of this machine."""
 
     name = "cpu"
@@ -39,9 +39,10 @@ class Cpu(Target):
         return host_machine()
 
     def pipeline(self) -> str:
+        narrow = "" if self.precision == "f32" else f" precision{{type={self.precision}}}, dce,"
         return (
             "checks, integers, rewrite{group=axes}, rewrite{group=windows},"
-            f" {PREPARING}, layout, fuse, fuse-reductions"
+            f" {PREPARING},{narrow} layout, fuse, fuse-reductions"
         )
 
     def strategies(self) -> Sequence[Strategy]:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphc.errors import ModelError, UnsupportedError
-from graphc.ir.machine import PRECISIONS
-from graphc.targets.base import RTOL, Job, Target, option, register_target
+from graphc.targets.base import Job, Rounding, Target, option, register_target
 
 if TYPE_CHECKING:
     from graphc.backends.cuda.runtime import Driver
@@ -33,15 +32,12 @@ def archs(text: str) -> str:
 
 @register_target
 @dataclass(frozen=True)
-class Cuda(Target):
+class Cuda(Rounding):
     """A GPU of NVIDIA."""
 
     device: int = option(0, "which GPU", type=int, what="the number of a GPU", metavar="N")
     simulate: bool = option(
         False, "run a GPU's kernels on this machine's CPU (slow)", type=bool, what="true or false"
-    )
-    precision: str = option(
-        "f32", "in which a GPU's kernels multiply; they add up in f32", choices=PRECISIONS
     )
     tune: bool = option(
         False, "choose the tiles of a GPU's kernels by measuring them on it; choices are kept in "
@@ -111,14 +107,6 @@ class Cuda(Target):
     def detached(self) -> Target:
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         return self if self.simulate else Text(**given)
-
-    @property
-    def title(self) -> str:
-        return self.name if self.precision == "f32" else f"{self.name} in {self.precision}"
-
-    @property
-    def rtol(self) -> float:
-        return RTOL if self.precision == "f32" else 1e-2
 
     def inspected(self, job: Job, program: Program, rows: int | None) -> str:
         """What accesses cost, counted in the simulator on random inputs."""

@@ -6,6 +6,7 @@ for x, y in batches:
 step.save("weights.npz")
 """
 
+from graphc.train.loss_scale import LossScale
 from graphc.train.losses import LOSSES
 from graphc.train.memory import Memory
 from graphc.train.metrics import METRICS
@@ -14,6 +15,6 @@ from graphc.train.state_files import read_state_dict, save_state_dict
 from graphc.train.step import Result, Step
 
 __all__ = [
-    "LOSSES", "METRICS", "SGD", "Adagrad", "Adam", "AdamW", "Lion", "Memory", "Optimizer",
-    "RMSProp", "Result", "Step", "read_state_dict", "save_state_dict",
+    "LOSSES", "METRICS", "SGD", "Adagrad", "Adam", "AdamW", "Lion", "LossScale", "Memory",
+    "Optimizer", "RMSProp", "Result", "Step", "read_state_dict", "save_state_dict",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from graphc.errors import ModelError
 from graphc.ir.graph import Graph, Value, clone_graph
 from graphc.train.recompute import fitted, kept
 from graphc.train.step_graph import Made
-
-if TYPE_CHECKING:
-    from graphc.ir.program import Program
 
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 ROWS = 12  # layers that are printed
@@ -65,26 +62,26 @@ def parsed(memory: int | str) -> int:
     return int(float(match[1]) * (1 << UNITS[match[2].upper()]))
 
 
-def within(made: Made, rest: int, limit: int) -> Made:
+def within(made: Made, rest: int, limit: int, precision: str = "f32") -> Made:
     """A step whose temporaries, beside `rest` bytes, keep to a limit: part of the forward pass is
     computed again in the backward pass, if need be. ModelError says how much it needs."""
     if rest >= limit:
         raise ModelError(
             f"parameters and the optimiser's state take {rest:,} bytes; the limit is {limit:,}"
         )
-    done = fitted(made.graph, _loss(made), limit - rest, lambda g: _program(g).arena_bytes)
+    done = fitted(made.graph, _loss(made), limit - rest, partial(_arena, precision))
     return replace(made, graph=done.graph)
 
 
-def taken(made: Made, parameters: int, optimizer: int) -> Memory:
+def taken(made: Made, parameters: int, optimizer: int, precision: str = "f32") -> Memory:
     """What a step takes."""
     layers: dict[str, int] = {}
     for value in kept(made.graph, _loss(made)):
         assert value.producer is not None
         layer = value.producer.loc[0] if value.producer.loc else value.producer.name
         layers[layer] = layers.get(layer, 0) + value.tensor.nbytes
-    program = _program(clone_graph(made.graph))
-    return Memory(parameters, optimizer, program.arena_bytes, layers)
+    temporaries = _arena(precision, clone_graph(made.graph))
+    return Memory(parameters, optimizer, temporaries, layers)
 
 
 def nbytes_of(arrays: Mapping[str, np.ndarray]) -> int:
@@ -96,8 +93,8 @@ def _loss(made: Made) -> Value:
     return made.graph.results[made.numbers.index("loss")]
 
 
-def _program(graph: Graph) -> Program:
-    """A graph as this machine runs it; the graph is changed."""
+def _arena(precision: str, graph: Graph) -> int:
+    """The bytes of temporaries of a graph as this machine runs it; the graph is changed."""
     from graphc.driver import program_for
 
-    return program_for(graph)
+    return program_for(graph, precision=precision).arena_bytes

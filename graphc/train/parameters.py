@@ -136,6 +136,20 @@ def with_dropout(graph: Graph, seed: int) -> None:
         op.erase()
 
 
+def with_own_names(graph: Graph) -> Graph:
+    """Gives each constant with a name one of its own: a graph of the DSL may have several that are
+    named alike, and parameters go by names."""
+    taken = {value.name for value in graph.params}
+    for op in graph.ops:
+        if op.name == "Constant" and op.output.name:
+            name, count = op.output.name, 0
+            while op.output.name in taken:
+                count += 1
+                op.output.name = f"{name}.{count}"
+            taken.add(op.output.name)
+    return graph
+
+
 def as_inference(graph: Graph) -> Graph:
     """Turns a model that was exported for training into one for inference."""
     for op in graph.ops:

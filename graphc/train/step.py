@@ -16,11 +16,13 @@ import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir.graph import Graph, clone_graph
+from graphc.ir.machine import PRECISIONS
+from graphc.train.loss_scale import SCALE, LossScale
 from graphc.train.losses import LOSSES
 from graphc.train.memory import Memory, nbytes_of, parsed, taken, within
 from graphc.train.metrics import METRICS
 from graphc.train.optimizers import Adam, Optimizer
-from graphc.train.parameters import as_inference, discovered, statistics
+from graphc.train.parameters import as_inference, discovered, statistics, with_own_names
 from graphc.train.state_files import read_state_dict, save_state_dict
 from graphc.train.step_graph import (
     DRAW,
@@ -45,7 +47,8 @@ Arrays = dict[str, np.ndarray]
 @dataclass(frozen=True)
 class Result:
     """What a step gives: the loss before the update, the 2-norm of all gradients together, before
-    clipping, and the metrics by name."""
+    clipping, and the metrics by name. If the norm is infinite or no number, and the loss is scaled,
+    no parameter was updated."""
 
     loss: float
     gradient_norm: float
@@ -65,6 +68,11 @@ class Step:
     a batch is computed in so many parts, one after the other, and updates parameters once. With
     `memory`, bytes or a text such as "2GiB", a step takes at most that: part of the forward pass is
     computed again in the backward pass, if need be; ModelError if that is not enough.
+
+    With `precision` bf16 or f16 (or tf32), what matrix products and convolutions multiply, forward
+    and backward, is rounded to that type. Sums, everything between (normalisations, softmax, the
+    loss), gradients and parameters stay in float32. For f16 the loss is scaled (`loss_scale`, by
+    default LossScale()): a step whose gradients are infinite or no numbers updates no parameter.
     """
 
     def __init__(
@@ -81,11 +89,18 @@ class Step:
         seed: int = 0,
         accumulate: int = 1,
         memory: int | str | None = None,
+        precision: str = "f32",
+        loss_scale: LossScale | None = None,
     ):
-        self.graph = as_inference(_imported(source))
+        self.graph = with_own_names(as_inference(_imported(source)))
         self.optimizer = optimizer if optimizer is not None else Adam()
         if accumulate < 1:
             raise ModelError(f"accumulate must be 1 or more, found {accumulate}")
+        if precision not in PRECISIONS:
+            known = ", ".join(PRECISIONS)
+            raise ModelError(f"precision must be one of {known}, found {precision!r}")
+        scale = LossScale() if loss_scale is None and precision == "f16" else loss_scale
+        self.precision = precision
         self._limit = None if memory is None else parsed(memory)
         self.threads, self.accumulate, self.count = threads, accumulate, 0
         chosen = tuple(discovered(self.graph, parameters, frozen))
@@ -93,7 +108,7 @@ class Step:
         if not isinstance(metrics, Mapping):
             metrics = {name: _named("metric", METRICS, name) for name in metrics}
         self.recipe = Recipe(
-            function, self.optimizer, chosen, clip_norm, train_mode, dict(metrics), seed
+            function, self.optimizer, chosen, clip_norm, train_mode, dict(metrics), seed, scale
         )
         self._state: Arrays = {}
         for op in self.graph.ops:
@@ -104,6 +119,8 @@ class Step:
             for name in chosen
             for slot in self.optimizer.slots
         }
+        if scale is not None:
+            self._slots.update(scale.state())
         self._compiled: dict[Any, _Program] = {}
 
     def __call__(self, batch: Sequence[Any]) -> Result:
@@ -168,6 +185,11 @@ class Step:
 
     # ------------------------------------------------------------ state
 
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of the next step is multiplied by before it is differentiated."""
+        return float(self._slots.get(SCALE, 1.0))
+
     def state_dict(self) -> Arrays:
         """Parameters and running statistics of now by name, as the model has them."""
         return {name: array.copy() for name, array in self._state.items()}
@@ -204,7 +226,7 @@ class Step:
         missing = [name for name in known if name not in state]
         if missing:
             raise ModelError(
-                f"{source}: lacks {missing[0]!r}; was it of another model or optimiser?"
+                f"{source}: lacks {missing[0]!r}; was it of another model, optimiser or precision?"
             )
         rest = {name: value for name, value in state.items() if name != STEP}
         fitting = {name: self._fitting(known, name, value) for name, value in rest.items()}
@@ -254,7 +276,7 @@ class Step:
         key = kind, tuple((a.dtype.str, a.shape) for a in feeds.values())
         if key not in self._compiled:
             made = self._made(make, feeds)
-            model = compile(made.graph, threads=self.threads)
+            model = compile(made.graph, threads=self.threads, precision=self.precision)
             inputs = [p.name for p in made.graph.params]
             self._compiled[key] = _Program(model, inputs, made.numbers, made.updated)
         return self._compiled[key]
@@ -264,14 +286,15 @@ class Step:
         made = make(self.recipe, self.trained(), feeds)
         if self._limit is None or make not in (step_graph, gradients_graph):
             return made
-        return within(made, nbytes_of(self._state) + nbytes_of(self._slots), self._limit)
+        held = nbytes_of(self._state) + nbytes_of(self._slots)
+        return within(made, held, self._limit, self.precision)
 
     def memory(self, batch: Sequence[Any]) -> Memory:
         """What a step on such a batch takes, before one is run; print it for a table by layer."""
         make = step_graph if self.accumulate == 1 else gradients_graph
         (feeds, _), *_ = _parts(self._feeds(batch), self.accumulate)
         made = self._made(make, feeds)
-        return taken(made, nbytes_of(self._state), nbytes_of(self._slots))
+        return taken(made, nbytes_of(self._state), nbytes_of(self._slots), self.precision)
 
     def _run(
         self, program: _Program, feeds: Mapping[str, np.ndarray], gradients: Arrays

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from graphc.ir.graph import Graph, Value, clone_graph
 from graphc.ir.types import TensorType
 from graphc.passes.integers import KEEP_INTEGERS
 from graphc.passes.specialise import specialise
+from graphc.train.loss_scale import SCALE, SKIPPED, LossScale
 from graphc.train.losses import Loss
 from graphc.train.optimizers import Optimizer
 from graphc.train.parameters import (
@@ -51,6 +53,7 @@ class Recipe:
     train_mode: bool = True
     metrics: Mapping[str, Loss] = field(default_factory=dict)
     seed: int = 0
+    scale: LossScale | None = None
 
 
 @dataclass
@@ -105,18 +108,25 @@ class _Forward:
         self.numbers = list(functions)
         self.graph.set_results([*made, *rest])
 
-    def slopes(self) -> list[Value]:
-        """The gradients of the loss by the weights."""
-        loss = self.graph.results[0]
-        one = self.b.constant(np.ones((), loss.tensor.dtype.np))
-        return gradients(self.graph, {loss: one}, list(self.weights.values()))
+    def slopes(self, scaling: Mapping[str, Value]) -> list[Value]:
+        """The gradients of the loss by the weights. They are computed for the loss times its scale,
+        if there is one, and then divided by it."""
+        loss, weights = self.graph.results[0], list(self.weights.values())
+        if not scaling:
+            one = self.b.constant(np.ones((), loss.tensor.dtype.np))
+            return gradients(self.graph, {loss: one}, weights)
+        scale = scaling[SCALE]
+        seed = self.b.Cast(scale, to=loss.tensor.dtype.onnx)
+        made = gradients(self.graph, {loss: seed}, weights)
+        return [inlined(self.b, _unscaled, [slope, scale])[0] for slope in made]
 
 
 def step_graph(recipe: Recipe, model: Graph, batch: Arrays) -> Made:
     """A whole step."""
     made = _Forward(recipe, model, batch, recipe.train_mode)
-    slopes = made.slopes()
-    norm, names, results = _updates(made.b, recipe, made.weights, slopes)
+    scaling = _scaling(made.graph, recipe)
+    slopes = made.slopes(scaling)
+    norm, names, results = _updates(made.b, recipe, made.weights, slopes, scaling)
     numbers = [norm, *made.graph.results[: len(made.numbers)]]
     moved = made.graph.results[len(made.numbers) :]
     return Made(made.graph, ["norm", *made.numbers], [*made.moved, *names]).finish(
@@ -127,7 +137,7 @@ def step_graph(recipe: Recipe, model: Graph, batch: Arrays) -> Made:
 def gradients_graph(recipe: Recipe, model: Graph, batch: Arrays) -> Made:
     """Adds the gradients of a batch, times its share of a larger one, to inputs."""
     made = _Forward(recipe, model, batch, recipe.train_mode)
-    slopes = made.slopes()
+    slopes = made.slopes(_scaling(made.graph, recipe, [SCALE]))
     share = made.graph.add_param(SCALAR, SHARE)
     sums = []
     for (name, weight), slope in zip(made.weights.items(), slopes):
@@ -143,7 +153,8 @@ def update_graph(recipe: Recipe, state: Arrays) -> Made:
     types = {n: TensorType(dtypes.of(state[n].dtype), state[n].shape) for n in recipe.chosen}
     weights = {name: graph.add_param(type, name) for name, type in types.items()}
     slopes = [graph.add_param(type, GRADIENT + name) for name, type in types.items()]
-    norm, names, results = _updates(Builder(graph), recipe, weights, slopes)
+    scaling = _scaling(graph, recipe)
+    norm, names, results = _updates(Builder(graph), recipe, weights, slopes, scaling)
     return Made(graph, ["norm"], names).finish([norm, *results])
 
 
@@ -157,15 +168,33 @@ def _added(before: Tensor, slope: Tensor, share: Tensor) -> list[Tensor]:
     return [before + slope * apply("CastLike", share, slope)]
 
 
+def _scaling(graph: Graph, recipe: Recipe, names: Sequence[str] | None = None) -> dict[str, Value]:
+    """The state of the loss scale (of these names alone) as inputs of a graph; none without one."""
+    state = {} if recipe.scale is None else recipe.scale.state()
+    return {
+        name: graph.add_param(TensorType(dtypes.of(array.dtype), array.shape), name)
+        for name, array in state.items()
+        if names is None or name in names
+    }
+
+
 def _updates(
-    b: Builder, recipe: Recipe, weights: Mapping[str, Value], slopes: Sequence[Value]
+    b: Builder,
+    recipe: Recipe,
+    weights: Mapping[str, Value],
+    slopes: Sequence[Value],
+    scaling: Mapping[str, Value],
 ) -> tuple[Value, list[str], list[Value]]:
     """The norm of the gradients; the names of what is updated, and the new values: each parameter
-    with its slots."""
+    with its slots, and the state of the loss scale. If there is one, and gradients are infinite or
+    no numbers, that alone changes."""
     assert isinstance(b.region, Graph)
     (norm,) = inlined(b, lambda *x: [_norm(x)], slopes)
-    rates = [b.region.add_param(SCALAR, n) for n in (RATE, STEP)]
+    rate, step = (b.region.add_param(SCALAR, n) for n in (RATE, STEP))
     names, results = list[str](), list[Value]()
+    if scaling:
+        (is_finite,) = inlined(b, lambda x: [x < np.float32(np.inf)], [norm])
+        (step,) = inlined(b, _less, [step, scaling[SKIPPED]])
 
     def update(p: Tensor, g: Tensor, norm: Tensor, *rest: Tensor) -> list[Tensor]:
         return _update(recipe, p, g, norm, *rest)
@@ -173,9 +202,35 @@ def _updates(
     for (name, weight), slope in zip(weights.items(), slopes):
         kept = {f"{slot} of {name}": slot for slot in recipe.optimizer.slots}
         slots = [b.region.add_param(weight.type, title) for title in kept]
-        results += inlined(b, update, [weight, slope, norm, *rates, *slots])
+        made = inlined(b, update, [weight, slope, norm, rate, step, *slots])
+        if scaling:
+            pairs = zip(made, [weight, *slots])
+            made = [inlined(b, _chosen, [is_finite, new, old])[0] for new, old in pairs]
+        results += made
         names += [name, *kept]
+    if scaling:
+        results += inlined(b, partial(_rescaled, recipe), [is_finite, *scaling.values()])
+        names += scaling
     return norm, names, results
+
+
+def _rescaled(recipe: Recipe, is_finite: Tensor, *state: Tensor) -> list[Tensor]:
+    """The new state of the loss scale."""
+    assert recipe.scale is not None
+    return list(recipe.scale.update(dict(zip(recipe.scale.state(), state)), is_finite).values())
+
+
+def _unscaled(slope: Tensor, scale: Tensor) -> list[Tensor]:
+    return [slope / apply("CastLike", scale, slope)]
+
+
+def _less(step: Tensor, skipped: Tensor) -> list[Tensor]:
+    """The number of an update, from that of its step: those that were skipped do not count."""
+    return [step - apply("CastLike", skipped, step)]
+
+
+def _chosen(condition: Tensor, new: Tensor, old: Tensor) -> list[Tensor]:
+    return [apply("Where", condition, new, old)]
 
 
 def _update(

@@ -152,6 +152,16 @@ def test_a_killed_run_ends_with_the_same_bits(model, capsys):
         assert Path(name).read_bytes() == Path("b" + name[1:]).read_bytes(), name
 
 
+def test_half_precision(capsys, model):
+    narrow = ["--precision", "f16", "--checkpoint", "run.npz", "--resume"]
+    ok(capsys, "train", model, *FIT, *narrow)
+    kept = train.read_state_dict("run.npz")
+    assert kept["scale of the loss"] == 65536
+    assert kept["updates with this scale"] + kept["steps without an update"] == 40
+    told = refused(capsys, "train", model, *FIT, *narrow[2:])
+    assert "the checkpoint of a run with --precision f16, this one has f32" in told
+
+
 def test_a_finished_run_has_nothing_left_to_do(capsys, model):
     more = ["--checkpoint", "run.npz", "--resume"]
     ok(capsys, "train", model, *FIT, *more)

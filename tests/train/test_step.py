@@ -183,6 +183,17 @@ def test_frozen_parameters_stay():
     np.testing.assert_array_equal(only.state_dict()["w2"], start["w2"])
 
 
+def test_constants_of_one_name_are_parameters_of_their_own():
+    with dsl.building("normalised") as g:
+        x, ones, zeros = g.input("x", dsl.f32[4, 3]), np.ones(3, "f4"), np.zeros(3, "f4")
+        g.output(y=dsl.LayerNormalization(x, dsl.constant(ones), dsl.constant(zeros)))
+    step = train.Step(g.graph, loss="mse", threads=1)
+    assert [array.sum() for array in step.state_dict().values()] == [3, 0]
+    step((floats(4, 3), floats(4, 3)))
+    first, second = step.state_dict().values()
+    assert (first != 1).all() and (second != 0).all() and (first != second).all()
+
+
 def test_batches_of_other_sizes_go_on():
     step = train.Step(perceptron(**weights()), loss="mse", threads=1)
     for size in (4, 2, 4):
