@@ -75,15 +75,18 @@ import numpy as np
 import graphc
 model = {how}
 (y,) = model(np.ones((1, 1, 8, 8), np.float32))
-heavy = ("onnx", "llvmlite", "graphc.ir.graph", "graphc.ir.expr", "graphc.passes", "graphc.driver",
-         "graphc.targets", "importlib.metadata", "google.protobuf")
+heavy = ("onnx", "llvmlite", "ml_dtypes", "graphc.ir.graph", "graphc.ir.simplify", "graphc.ir.text",
+         "graphc.passes", "graphc.driver", "graphc.targets", "importlib.metadata", "google.protobuf",
+         {more})
 print(float(y.sum()), [name for name in heavy if name in sys.modules])
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere LLVM loads the code")
-def test_a_warm_process_imports_no_compiler(tmp_path):
-    shapes = {"image": (1, 1, 8, 8)}
+@pytest.mark.parametrize(
+    "shapes, more", [({"image": (1, 1, 8, 8)}, '"graphc.ir.expr"'), (None, "")]
+)
+def test_a_warm_process_imports_no_compiler(tmp_path, shapes, more):
     model = graphc.compile(DIGITS, shapes=shapes, threads=1)
     wanted = float(model(np.ones((1, 1, 8, 8), np.float32))[0].sum())
     model.save(tmp_path / "digits.gcm")
@@ -95,7 +98,7 @@ def test_a_warm_process_imports_no_compiler(tmp_path):
         told = ""
         for _ in range(2):  # the first one may compile what checks digests
             told = subprocess.run(
-                [sys.executable, "-c", WARM.format(how=text)],
+                [sys.executable, "-c", WARM.format(how=text, more=more)],
                 capture_output=True, text=True, check=True,
             ).stdout  # fmt: skip
         assert told == f"{wanted} []\n"

@@ -18,7 +18,7 @@ from graphc.analysis.open_memory import (
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Sym
 from graphc.ir.program import Program, at_sizes
-from graphc.ir.sizes import trials
+from graphc.ir.trials import trials
 from graphc.ir.types import at
 from graphc.memplan.validate import PlanError
 from graphc.passes.general import general

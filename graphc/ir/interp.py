@@ -42,7 +42,7 @@ from graphc.ir.ops.counts import is_count
 from graphc.ir.ops.in_range import check_of, is_check
 from graphc.ir.scalar import ops as scalar_ops
 from graphc.ir.simplify import simplify, to_poly
-from graphc.ir.sizes import body_at
+from graphc.ir.trials import body_at
 from graphc.ir.types import at, type_of
 from graphc.ir.wide_graphs import accumulates, in_float32
 

@@ -1,17 +1,13 @@
-"""The sizes of a program of open shape: as a run reads them from the shapes of its inputs, and
-those that it is tried at."""
+"""The sizes of a program of open shape, as a run reads them from the shapes of its inputs."""
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, Index, Reduce, Sym, reduce
-from graphc.ir.simplify import simplify
-from graphc.ir.types import Dim, TensorType, at, largest
+from graphc.ir.expr import Const, Expr, Sym
+from graphc.ir.types import Dim, TensorType, at
 
 
 def sizes_of(
@@ -42,24 +38,6 @@ def sizes_of(
     return read
 
 
-MOST_CORNERS = 16
-
-
-def trials(
-    sizes: Sequence[Sym], corners: int = MOST_CORNERS, between: int = 3
-) -> list[tuple[int, ...]]:
-    """Values of sizes at which something is tried that should hold for all: the least of all, the
-    largest of all, other corners (so many in all), and some at random, the same every time."""
-    if not sizes:
-        return []
-    dice = random.Random(0)
-    ranges = [(size.lo, largest(size)) for size in sizes]
-    ends = [tuple(pair[end] for pair in ranges) for end in (0, 1)]
-    others = itertools.islice(itertools.product(*ranges), max(corners - len(ends), 0))
-    inside = (tuple(dice.randint(*pair) for pair in ranges) for _ in range(between))
-    return list(dict.fromkeys((*ends, *others, *inside)))
-
-
 def line_of(dim: Dim, size: Sym) -> tuple[int, int] | None:
     """The numbers a and b of which a dim is a * size + b; None if it is not of that form."""
     if isinstance(dim, int):
@@ -71,24 +49,3 @@ def line_of(dim: Dim, size: Sym) -> tuple[int, int] | None:
         return None
     factor = after - offset
     return (factor, offset) if at(size * factor + offset, {}) is at(dim, {}) else None
-
-
-def body_at(body: Expr, sizes: Mapping[Expr, Expr]) -> Expr:
-    """The body of an op at some sizes, simplified."""
-    done: dict[Expr, Expr] = {}
-
-    def visit(node: Expr) -> Expr:
-        if node not in done:
-            if isinstance(node, Index):
-                done[node] = Index(node.name, at(node.extent, sizes))
-            elif isinstance(node, Reduce):
-                axes = [Index(a.name, at(a.extent, sizes)) for a in node.axes]
-                done[node] = reduce(node.op, visit(node.body), axes)
-            else:
-                known = sizes.get(node)
-                done[node] = (
-                    node.rebuild([visit(c) for c in node.children]) if known is None else known
-                )
-        return done[node]
-
-    return simplify(visit(body))

@@ -75,7 +75,11 @@ def largest(dim: Dim) -> int:
     UnsupportedError if these do not bound it."""
     if isinstance(dim, int):
         return max(dim, 0)
-    from graphc.ir.simplify import bounds  # running code needs no expressions
+    from graphc.ir.expr import Sym  # most types need no expressions
+
+    if isinstance(dim, Sym) and dim.hi is not None:
+        return max(dim.hi, 0)
+    from graphc.ir.simplify import bounds  # most open ones no arithmetic
 
     high = bounds(dim)[1]
     if high == math.inf:
@@ -87,7 +91,13 @@ def at(dim: Dim, sizes: Mapping[Any, Expr]) -> Dim:
     """A dimension with symbols replaced; an integer once none is left."""
     if isinstance(dim, int):
         return dim
-    from graphc.ir.simplify import simplify
+    from graphc.ir.expr import Const, Sym  # most types need no expressions
+
+    if isinstance(dim, Sym):
+        value = sizes.get(dim, dim)
+        if value is dim or isinstance(value, Const):
+            return _constant(value)
+    from graphc.ir.simplify import simplify  # most open ones no arithmetic
 
     return _constant(simplify(dim, sizes))
 
@@ -250,17 +260,19 @@ class Map(dict):
 Type = TensorType | SequenceType | OptionalType | MapType
 
 
-_STATIC = re.compile(r"(\w+)\[([0-9]*(?:,[0-9]+)*)\]")
+_PLAIN = re.compile(r"(\w+)\[((?:\w+(?:,\w+)*)?)\]", re.ASCII)
 
 
-def static_type(text: str) -> TensorType | None:
-    """The type that `str` wrote, if it is a dense tensor of static shape; text/type_parser.py reads
-    all types."""
-    parts = _STATIC.fullmatch(text)
+def plain_type(text: str, symbols: Mapping[str, Dim]) -> TensorType | None:
+    """The type that `str` wrote, if it is a dense tensor whose dims are numbers or names of
+    symbols; text/type_parser.py reads all types."""
+    parts = _PLAIN.fullmatch(text)
     dtype = parts and dtypes.BY_NAME.get(parts[1])
     if not parts or not dtype:
         return None
-    return TensorType(dtype, tuple(map(int, parts[2].split(","))) if parts[2] else ())
+    names = parts[2].split(",") if parts[2] else []
+    dims = [int(name) if name.isdigit() else symbols.get(name) for name in names]
+    return None if None in dims else TensorType(dtype, tuple(dims))  # type: ignore[arg-type]
 
 
 def holds_maps(type: Type | None) -> bool:

@@ -25,7 +25,8 @@ from graphc.ir.interp import evaluate
 from graphc.ir.ops.counts import is_corner, is_counted
 from graphc.ir.ops.in_range import is_check
 from graphc.ir.simplify import simplify
-from graphc.ir.sizes import body_at, line_of
+from graphc.ir.sizes import line_of
+from graphc.ir.trials import body_at
 from graphc.ir.types import TensorType
 from graphc.passes.at_sizes import Sizes, type_at, value_at
 from graphc.passes.dce import remove_dead

@@ -12,20 +12,19 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from graphc.errors import ModelError
 
 HOST = (1, 3)  # kinds of memory in DLPack that the host reads: its own, and what is pinned
 UNSIGNED = 1
-NARROW = {  # types that numpy lacks, by (code, bits)
-    (4, 16): ml_dtypes.bfloat16,
-    (10, 8): ml_dtypes.float8_e4m3fn,
-    (11, 8): ml_dtypes.float8_e4m3fnuz,
-    (12, 8): ml_dtypes.float8_e5m2,
-    (13, 8): ml_dtypes.float8_e5m2fnuz,
-    (14, 8): ml_dtypes.float8_e8m0fnu,
+NARROW = {  # names in ml_dtypes of types that numpy lacks, by (code, bits)
+    (4, 16): "bfloat16",
+    (10, 8): "float8_e4m3fn",
+    (11, 8): "float8_e4m3fnuz",
+    (12, 8): "float8_e5m2",
+    (13, 8): "float8_e5m2fnuz",
+    (14, 8): "float8_e8m0fnu",
 }
 # names of capsules, and where the element type is in what they hold: a code, bits and lanes
 TYPE_AT = {b"dltensor": 20, b"dltensor_versioned": 52}
@@ -85,7 +84,8 @@ class _Renamed:
     """What another library exports, with a narrow type as integers; `dtype` is what it was."""
 
     def __init__(self, value: Any):
-        self.value, self.dtype = value, None
+        self.value = value
+        self.dtype: np.dtype | None = None
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.value.__dlpack_device__()
@@ -96,8 +96,11 @@ class _Renamed:
         if name in TYPE_AT:
             address = _pointer_of(capsule, name)
             code, bits = (ctypes.c_uint8 * 2).from_address(address + TYPE_AT[name])
-            self.dtype = NARROW.get((code, bits))
-            if self.dtype is not None:
+            narrow = NARROW.get((code, bits))
+            if narrow is not None:
+                import ml_dtypes  # of no use to arrays that numpy reads
+
+                self.dtype = np.dtype(getattr(ml_dtypes, narrow))
                 ctypes.c_uint8.from_address(address + TYPE_AT[name]).value = UNSIGNED
         return capsule
 

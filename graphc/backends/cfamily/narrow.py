@@ -9,8 +9,6 @@ e8m0: halves up, and up from 2**-127 on).
 
 from __future__ import annotations
 
-import ml_dtypes
-
 from graphc.ir import dtypes
 from graphc.ir.dtypes import DType
 from graphc.ir.scalar.narrow import FORMATS, Format
@@ -162,7 +160,7 @@ def narrow_helper(kind: str, dtype: DType) -> tuple[str, tuple[str, ...]]:
     if kind == "round":
         return ROUND.format(d=name), (f"load_{name}", f"store_{name}")
     if kind == "saturate":
-        top = float_text(float(ml_dtypes.finfo(dtype.np).max), dtypes.f32) + "f"
+        top = float_text(dtype.largest_finite, dtypes.f32) + "f"
         return SATURATE.format(d=name, top=top), (f"round_{name}",)
     if dtype.is_integer:
         return _integer(dtype)

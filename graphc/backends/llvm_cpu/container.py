@@ -35,7 +35,7 @@ from graphc.backends.llvm_cpu.memory import ALIGNMENT
 from graphc.errors import GraphcError, ModelError, UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.checks import Check
-from graphc.ir.types import TensorType, Type, static_type
+from graphc.ir.types import TensorType, Type, plain_type
 
 if TYPE_CHECKING:
     from graphc.ir.expr import Sym
@@ -323,13 +323,14 @@ def _interface(entries: list, bounds: Symbols) -> tuple[tuple[str, TensorType], 
 
 def read_type(text: str, bounds: Symbols) -> Type:
     """The type that `str` wrote, of symbols with these bounds. ValueError if there is none."""
-    static = static_type(text)
-    if static is not None:
-        return static
-    from graphc.ir.text.type_parser import parse_type  # most types need no symbols
+    symbols = symbols_of(bounds) if bounds else {}
+    plain = plain_type(text, symbols)
+    if plain is not None:
+        return plain
+    from graphc.ir.text.type_parser import parse_type  # most types need no arithmetic
 
     try:
-        return parse_type(text, symbols_of(bounds))
+        return parse_type(text, symbols)
     except GraphcError as error:
         raise ValueError(str(error)) from error
 

@@ -34,6 +34,7 @@ from graphc.backends.llvm_cpu.objects import load_object
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
 from graphc.errors import ModelError
 from graphc.ir.checks import judged
+from graphc.ir.types import at, largest
 from graphc.runtime.runnable import Given
 
 
@@ -135,25 +136,26 @@ class NativeModel:
     def _at(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, list]:
         """The sizes for inputs of these shapes, as the code reads them, with room for those that it
         writes, and the outputs' types, which are the largest where data decides."""
-        from graphc.ir.dtypes import i64
-        from graphc.ir.expr import Const, Expr
-        from graphc.ir.sizes import sizes_of
-        from graphc.ir.types import at, largest
-
         key = tuple(shapes)
         known = self._met.get(key)
         if known is None:
-            image = self.image
-            values = sizes_of(image.sizes, image.inputs, shapes)
-            at_values: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(image.sizes, values)}
-            outputs = [
-                (tuple(largest(at(d, at_values)) for d in dims), t) for dims, t in self._outputs
-            ]
             if len(self._met) >= MOST_MET:
                 self._met.clear()
-            count = len(values) + len(image.counts)
-            known = self._met[key] = (ctypes.c_int64 * count)(*values), outputs
+            known = self._met[key] = self._found_at(shapes)
         return known
+
+    def _found_at(self, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, list]:
+        from graphc.ir.dtypes import i64
+        from graphc.ir.expr import Const, Expr  # code of constant shapes needs no expressions
+        from graphc.ir.sizes import sizes_of
+
+        image = self.image
+        values = sizes_of(image.sizes, image.inputs, shapes)
+        at_values: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(image.sizes, values)}
+        outputs = [
+            (tuple([largest(at(d, at_values)) for d in dims]), t) for dims, t in self._outputs
+        ]
+        return (ctypes.c_int64 * (len(values) + len(image.counts)))(*values), outputs
 
 
 MOST_MET = 1 << 10  # shapes whose sizes are remembered

@@ -26,7 +26,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 
 from graphc.errors import ModelError
@@ -282,7 +281,7 @@ def _convert(name: str, array: np.ndarray, dtype: DType) -> np.ndarray:
     if wide.dtype.kind in "iub":
         wide = wide.astype(np.float32)
     if name == "cast_sat":
-        top = float(ml_dtypes.finfo(dtype.np).max)
+        top = dtype.largest_finite
         wide = np.where(np.isnan(wide), wide, np.clip(wide, -top, top))
     return wide.astype(dtype.np)
 

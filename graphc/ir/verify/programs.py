@@ -22,8 +22,8 @@ from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import Sym, as_expr, symbols
 from graphc.ir.kernel import Buffer, Kernel, with_sizes
 from graphc.ir.program import AnyStep, Copy, Count, If, Program, Slot, Step, While, at_sizes, walk
-from graphc.ir.sizes import trials
 from graphc.ir.text.steps import slot_text
+from graphc.ir.trials import trials
 from graphc.ir.verify.kernels import verify_kernel
 from graphc.ir.verify.overlap import overwrites
 

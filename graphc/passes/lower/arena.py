@@ -20,7 +20,7 @@ from graphc import memplan
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Const, Expr, as_expr, symbols
 from graphc.ir.program import Slot
-from graphc.ir.sizes import trials
+from graphc.ir.trials import trials
 from graphc.ir.types import at
 from graphc.passes.lower.storages import (
     AnyCall,

@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from graphc.errors import ModelError, UnsupportedError
@@ -118,7 +117,7 @@ def _masked_attention(
         hidden = padding(b, mask, batch, rows, columns, filtered, scores.tensor.dtype)
         scores = scores if hidden is None else b.Add(scores, hidden)
     visible = causal_band(b, rows, columns, past) if causal else None
-    lowest = -float(ml_dtypes.finfo(scores.tensor.dtype.np).max)
+    lowest = -scores.tensor.dtype.largest_finite
     scores = among(b, scores, visible, lowest)
     weights = b.Softmax(scores, axis=-1)
     return join_heads(b, weighted_values(b, weights, v)), scores
