@@ -76,8 +76,8 @@ import graphc
 model = {how}
 (y,) = model(np.ones((1, 1, 8, 8), np.float32))
 heavy = ("onnx", "llvmlite", "ml_dtypes", "graphc.ir.graph", "graphc.ir.simplify", "graphc.ir.text",
-         "graphc.passes", "graphc.driver", "graphc.targets", "importlib.metadata", "google.protobuf",
-         {more})
+         "graphc.passes", "graphc.driver", "graphc.targets", "importlib.metadata",
+         "google.protobuf", {more})
 print(float(y.sum()), [name for name in heavy if name in sys.modules])
 """
 
