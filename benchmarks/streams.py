@@ -2,12 +2,18 @@
 
     python benchmarks/streams.py distilbert.onnx seq=1..128 batch=1
     python benchmarks/streams.py unet.onnx H=64..320/32 W=64..320/32 --requests 100
+    python benchmarks/streams.py gpt2.onnx new=1..500 past=0 --generate 32
 
 Every symbol of the model is given, as a number or as bounds, with a step if it has one: the sizes
 of each request are drawn from these. Both runtimes get the same requests, on one thread, in a
 process of their own, which imports, loads and compiles all it needs; graphc is run with an empty
 cache, then again with what that left there. Times are CPU seconds of the process, its background
-threads included, so that other work on the machine counts little; `wall` are seconds on the clock.
+threads included, so that other work on the machine counts little, but without what it takes to draw
+requests and to look at answers; `wall` are seconds on the clock, all included.
+
+With `--generate N`, a request is a prompt, with a run for each of N tokens. The model takes tokens
+first and then a cache, which it gives back, longer, after the logits, in the same order. The next
+token is the likeliest one.
 
 One JSON line: `total` and `second` are the times of ONNX Runtime by those of graphc, over all
 requests from the start of the process and over the second half of them; `first` those until the
@@ -42,6 +48,7 @@ def main() -> int:
     parser.add_argument("sizes", nargs="*", help="NAME=8, NAME=1..128 or NAME=32..512/32")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--specialise", default="auto")
+    parser.add_argument("--generate", type=int, default=0, help="tokens after each prompt")
     parser.add_argument("--bounds", action="store_true", help="tell graphc the bounds of sizes")
     parser.add_argument("--shapes", type=int, help="meet so many sizes, watching memory")
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
@@ -142,9 +149,12 @@ def _stream(args: argparse.Namespace) -> dict[str, Any]:
     model, run = contender(args)
     loaded = time.process_time()
     marks, walls, answers = [], [], []
+    own, since = 0.0, time.thread_time()  # seconds of this script
     for feeds in requests(args.model, args.sizes, args.requests):
-        outputs = run(feeds)
-        marks.append(time.process_time())
+        own += time.thread_time() - since
+        outputs = _generated(run, feeds, args.generate) if args.generate else run(feeds)
+        marks.append(time.process_time() - own)
+        since = time.thread_time()
         walls.append(time.time() - float(os.environ["STREAM_START"]))
         answers += [_sample(np.asarray(output)) for output in outputs]
     if args.answers:
@@ -153,6 +163,16 @@ def _stream(args: argparse.Namespace) -> dict[str, Any]:
     if args.contender == "graphc":
         told["executables"] = [str(info) for info in model.executables()]
     return told
+
+
+def _generated(run: Callable[[Feeds], list[Any]], feeds: Feeds, count: int) -> list[Any]:
+    """What the last run gives of those for a prompt and for each token after it."""
+    first, *caches = feeds
+    outputs = run(feeds)
+    for _ in range(count - 1):
+        token = outputs[0][:, -1:].argmax(-1).astype(feeds[first].dtype)
+        outputs = run({first: token, **dict(zip(caches, outputs[1:]))})
+    return outputs
 
 
 def _sample(output: np.ndarray) -> np.ndarray:
