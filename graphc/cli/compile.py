@@ -44,6 +44,7 @@ not at all. The suffix of the name chooses the form:
   .ll .s     LLVM IR, assembly
   .cu        CUDA kernels
   .c         plain loops in C
+  .onnx      with --train: the training step, for any runtime of ONNX
   .gir       the graph as text, its large constants beside it in .gir.npz
   a folder   (--target c) C99 sources for a microcontroller, a header, a build file and a report;
              with --specialise any, for all sizes within the bounds of dimensions
@@ -52,6 +53,10 @@ not at all. The suffix of the name chooses the form:
 
 With --target c or cuda every name without one of these suffixes is a folder (kws-v1.0 too); with
 --target cpu such a name is refused.
+
+With --train a .so, .o, .gcm or .onnx holds a training step: from the inputs, the target of the
+loss, the rate and the state (parameters, and what the optimiser keeps for each) to the loss and the
+new state. What the state starts from is beside it, as arrays by the names of the inputs (.npz).
 
 A .so, .o or .gcm holds native code: load one only if you trust its author.
 
@@ -66,6 +71,7 @@ EPILOG = examples(
     ("graphc compile model.onnx --target c -o firmware/model", "C99 for a microcontroller"),
     ("graphc compile model.onnx --target c --cpu cortex-m55 -o firmware", "with its vectors"),
     ("graphc compile model.onnx --target cuda --arch sm_90 -o gpu/model", "kernels for a GPU"),
+    ("graphc compile model.onnx --train all --optimizer adamw -o step.onnx", "a training step"),
     ("graphc compile model.onnx --emit ir --stop-after canonical", "the graph after clean-up"),
     ("graphc compile model.onnx --stop-after fused -o fused.gir", "the graph as it is lowered"),
     ("graphc compile fused.gir --start-from fused -o model.so", "goes on from there"),
@@ -167,8 +173,8 @@ def _check_unused(args: argparse.Namespace, target: Target) -> None:
     """ModelError if an option of what the target writes is given, and nothing is written."""
     for name, field in options_of(type(target), args.command).items():
         if field.metadata["commands"] and getattr(target, name) != field.default:
-            needed = f"--target {target.name} and a folder: -o FOLDER"
-            raise ModelError(f"{option_name(name)}: goes with {needed}")
+            what = "a folder: -o FOLDER" if target.folder else "a file: -o FILE"
+            raise ModelError(f"{option_name(name)}: goes with --target {target.name} and {what}")
 
 
 # ---------------------------------------------------------------- what the arguments ask for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graphc.cli import emit
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from graphc.backends.micro_c.joined import Training
     from graphc.cli.models import Model
     from graphc.driver import Settings
+    from graphc.ir.graph import Graph
     from graphc.ir.machine import Peaks
     from graphc.ir.program import Program
     from graphc.runtime.compiled import CompiledModel
@@ -51,6 +52,20 @@ class Job:
         graph = self.model.pinned()
         emit.check_closed(graph)
         return joint_program(graph, self.target, self.settings)
+
+    @property
+    def graph(self) -> Graph:
+        return self.model.pinned()
+
+    def step(self) -> tuple[Job, dict[str, Any]]:
+        from graphc.cli.models import Model
+        from graphc.targets.training import Trains
+        from graphc.train.bundle import step_of
+
+        assert isinstance(self.target, Trains)
+        emit.check_closed(self.graph)
+        graph, state = step_of(self.graph, self.target)
+        return replace(self, model=Model(self.model.path, graph, {}, {}, {})), state
 
     def compiled(self) -> CompiledModel:
         from graphc import driver

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from graphc.cli.options import natural, positive
 from graphc.errors import ModelError
 from graphc.ir.machine import PRECISIONS
-from graphc.targets.micro_c import LOSSES as DEVICE_LOSSES
-from graphc.targets.micro_c import OPTIMIZERS
+from graphc.targets.training import LOSSES as DEVICE_LOSSES
+from graphc.targets.training import OPTIMIZERS
 
 if TYPE_CHECKING:
     from graphc.train import Optimizer

@@ -26,10 +26,10 @@ from graphc.frontend.admitted import Conversions, conversions
 from graphc.frontend.functions import without_weights
 from graphc.frontend.onnx_import import REGIONS
 from graphc.frontend.proto import attribute_proto, tensor_proto, type_proto
+from graphc.frontend.scalar_graphs import as_graph, has_scalar_bodies
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.infer import expand
-from graphc.ir.ops.generic import is_generic
 from graphc.ir.ops.helpers import RUNTIME
 from graphc.ir.ops.in_range import is_check, own_results
 from graphc.ir.ops.relayout import is_relayout
@@ -149,10 +149,12 @@ class _Exporter:
             self._expand(op, proto, arrays)
         elif opsets.schema(op) is not None:
             self._known(op, proto, arrays)
-        elif op.defn.domain == RUNTIME or is_generic(op):  # the latter only graphc reads
+        elif op.defn.domain == RUNTIME:
             self._node(op, proto, arrays)
         elif op.defn.form == "composite":
             self._expand(op, proto, arrays)
+        elif has_scalar_bodies(op):
+            self._inline(op, as_graph(op), op.inputs, proto, arrays)
         else:
             raise UnsupportedError(f"{op.where()}: {op.defn.full_name} has no counterpart in ONNX")
 

@@ -269,6 +269,14 @@ class Job(Protocol):
         """The whole model with a training step, which is of the target's options, as one program,
         and which part of it is what."""
 
+    @property
+    def graph(self) -> Graph:
+        """The model, with what the user pinned."""
+
+    def step(self) -> tuple[Job, dict[str, Any]]:
+        """The training step that the target's options ask for, as a model from a batch, the rate
+        and the state to the loss and the state after it; and the state that it starts from."""
+
     def compiled(self) -> CompiledModel:
         """The model as graphc.compile gives it."""
 

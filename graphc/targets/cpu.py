@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from graphc.errors import ModelError, UnsupportedError
 from graphc.targets.base import PREPARING, Build, Job, Rounding, register_target
+from graphc.targets.training import Trains
 
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 @register_target
 @dataclass(frozen=True)
-class Cpu(Rounding):
+class Cpu(Rounding, Trains):
     """The CPU of this machine."""
 
     name = "cpu"
     forms = {"llvm": ".ll", "asm": ".s"}  # noqa: RUF012 (a table)
-    files = (".so", ".o", ".gcm")
+    files = (".so", ".o", ".gcm", ".onnx")
     keeps_integers = True
     open_sizes = True
     counts = True
@@ -84,6 +85,27 @@ class Cpu(Rounding):
         return True
 
     def write(self, job: Job, path: Path) -> None:
+        if self.train is not None:
+            self._write_step(job, path)
+        elif path.suffix == ".onnx":
+            raise UnsupportedError(f"-o {path}: an .onnx file holds a training step: give --train")
+        else:
+            self._write(job, path)
+
+    def _write_step(self, job: Job, path: Path) -> None:
+        """Writes a training step, and the state that it starts from, as arrays by the names of its
+        inputs."""
+        from graphc.files import save_npz
+        from graphc.frontend.onnx_export import export_onnx
+
+        step, state = job.step()
+        if path.suffix == ".onnx":
+            export_onnx(step.graph, path)
+        else:
+            self._write(step, path)
+        save_npz(path.with_suffix(".npz"), state)
+
+    def _write(self, job: Job, path: Path) -> None:
         from graphc.backends.llvm_cpu import aot
         from graphc.backends.llvm_cpu.runtime import NativeModel
         from graphc.passes import maps

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphc.errors import ModelError
 from graphc.targets.base import PREPARING, Job, Target, nonnegative, option, register_target
+from graphc.targets.training import Trains
 
 if TYPE_CHECKING:
     from graphc.backends.micro_c import BundleOptions
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 CPUS = ("generic", "cortex-m0plus", "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "rv32")
 GOALS = ("speed", "size")
-LOSSES = ("cross_entropy", "nll", "bce", "mse", "l1", "huber", "kl")
-OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "lion")
 PACKAGES = ("zephyr", "arduino", "platformio", "esp-idf", "cmsis")
 BOARDS = ("mps2-an386", "mps2-an500", "mps2-an505", "mps3-an547", "riscv32-virt")
 UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20}
@@ -41,7 +40,7 @@ def size(text: str) -> int:
 
 @register_target
 @dataclass(frozen=True)
-class MicroC(Target):
+class MicroC(Trains):
     """C99 for a microcontroller, run on the host."""
 
     cpu: str = option(CPUS[0], f"the processor it is for: {', '.join(CPUS)}", choices=CPUS)
@@ -92,18 +91,6 @@ class MicroC(Target):
     flash: int | None = option(
         None, "refuse a model that needs more flash: constants, and estimated code", type=int,
         what="a number of bytes", metavar="256K", read=size, commands=("compile",),
-    )  # fmt: skip
-    train: str | None = option(
-        None, "add a function that trains these parameters, which then lie in RAM: "
-        "'last 2 layers', 'all', or shell patterns of names, with commas between", metavar="WHAT",
-        commands=("compile",),
-    )  # fmt: skip
-    loss: str = option(
-        LOSSES[0], "what training minimises", choices=LOSSES, commands=("compile",),
-    )  # fmt: skip
-    optimizer: str = option(
-        OPTIMIZERS[0], "how training moves parameters, at the rate that a step is given",
-        choices=OPTIMIZERS, commands=("compile",),
     )  # fmt: skip
     trace: str | None = option(
         None, "compare the CRCs in a device's log with the host's", metavar="LOG",

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from graphc.driver import Settings, to_program
 from graphc.errors import ModelError
 from graphc.ir.graph import Graph
 from graphc.ir.program import Program
 from graphc.targets.micro_c import MicroC
+from graphc.targets.training import Trains
 from graphc.train.optimizers import OPTIMIZERS
 from graphc.train.states import Stateful, trainable
 
@@ -32,6 +35,19 @@ class _Part(MicroC):
 
     def program(self, graph: Graph, lower: Callable[[Graph], Program]) -> Program:
         return self.draft(graph, lower)
+
+
+def step_of(graph: Graph, target: Trains) -> tuple[Graph, dict[str, np.ndarray]]:
+    """The training step of a model of static shapes that the options of a target ask for: a graph
+    from the inputs, the target, the rate and the state to the loss and the new state; and the state
+    that it starts from, by the names of the graph's inputs."""
+    model = trainable(graph, target.train or "all", target.loss, OPTIMIZERS[target.optimizer])
+    step = model.step
+    for name, value in step.graph.named_results():
+        value.name = name
+    kept = [step.graph.params[number] for number in step.state]
+    zeros = {p.name: np.zeros(p.tensor.static_shape, p.tensor.dtype.np) for p in kept}
+    return step.graph, {**zeros, **{n: a for n, a in model.initial.items() if n in zeros}}
 
 
 def joint_program(

@@ -69,7 +69,9 @@ def trainable(model: Graph, parameters: str, loss: str, optimizer: Optimizer) ->
     weights = {name: constants[name].attrs["value"] for name in names}
     for name, array in weights.items():
         if array.dtype != np.float32:
-            raise ModelError(f"{name} is of {array.dtype}: on a device only float32 is trained")
+            raise ModelError(
+                f"{name} is of {array.dtype}: only float32 is trained by steps in files"
+            )
     recipe = Recipe(LOSSES[loss], optimizer, tuple(names), train_mode=False)
     compared = judged(model, loss)
     step = _step(recipe, compared, target_type(compared, loss))

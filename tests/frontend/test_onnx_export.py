@@ -168,9 +168,10 @@ def test_composite_operators_are_expanded(monkeypatch):
 def test_an_op_without_counterpart_is_named(monkeypatch):
     monkeypatch.setattr(opdef, "REGISTRY", dict(opdef.REGISTRY))
 
-    @opdef.op("Twice", domain="test")
-    def twice(i, x: opdef.Float):
-        return x[i] + x[i]
+    @opdef.imperative("Twice", domain="test", infer=lambda x: x.type)
+    def twice(k, x: opdef.Float):
+        with k.loops(*x.shape) as where:
+            k.store(k.outputs[0], where, x[where] + x[where])
 
     graph = new_graph("g", x=TensorType(dtypes.f32, (3, 4)))
     graph.set_results([Builder(graph, loc=("t",)).op("Twice", graph.params[0], domain="test")])

@@ -21,7 +21,7 @@ from graphc.errors import ModelError
 from graphc.frontend.onnx_export import export_onnx
 from graphc.ir.text.parser import parse_program
 from graphc.ir.text.printer import print_program, program_constants
-from graphc.targets import micro_c
+from graphc.targets import training
 from graphc.targets.micro_c import MicroC
 from graphc.train.bundle import OPTIMIZERS, joint_program
 from graphc.train.layers import chosen, exactly, layers
@@ -199,8 +199,8 @@ def test_layers_and_names():
 
 
 def test_names_of_the_command_line_are_those_of_training():
-    assert tuple(train.LOSSES)[: len(micro_c.LOSSES)] == micro_c.LOSSES
-    assert tuple(OPTIMIZERS) == micro_c.OPTIMIZERS
+    assert tuple(train.LOSSES)[: len(training.LOSSES)] == training.LOSSES
+    assert tuple(OPTIMIZERS) == training.OPTIMIZERS
 
 
 def test_the_same_bundle_twice():
