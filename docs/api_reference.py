@@ -20,7 +20,7 @@ from typing import Any
 import graphc
 
 PAGE = Path(__file__).with_name("api.md")
-MODULES = ("graphc", "graphc.dsl", "graphc.train", "graphc.passes", "graphc.backend")
+MODULES = ("graphc", "graphc.dsl", "graphc.train", "graphc.ray", "graphc.passes", "graphc.backend")
 HEAD = """# Python API
 
 Written by `docs/api_reference.py` from the docstrings. What is not listed here may change.

@@ -54,6 +54,7 @@ _MODULES = {
     "backend": "graphc.backend",
     "dsl": "graphc.frontend.dsl",
     "passes": "graphc.passes",
+    "ray": "graphc.ray",
     "train": "graphc.train",
 }
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from graphc.autodiff.contributions import Sources, rebuilt
 from graphc.autodiff.reverse import BODIES, require_static
-from graphc.autodiff.rules import inverse_transposed, require_plain
+from graphc.autodiff.rules import as_products, inverse_transposed, scatter_slopes
 from graphc.autodiff.tangent import tangent
 from graphc.autodiff.values import zeros_like
 from graphc.errors import UnsupportedError
@@ -104,10 +104,23 @@ def _largest(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | 
 
 
 def _scattered(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
-    """A scatter of tangents: it is linear in data and updates together."""
-    require_plain(op)
+    """A scatter of tangents: it is linear in data and updates together. One that multiplies or
+    takes extremes adds up what each of them changes the result by."""
     data, updates = (given[n] or zeros_like(b, op.operand(n)) for n in (0, 2))
-    return [b.op(op.name, data, op.operand(1), updates, **op.attrs)]
+    attrs = op.attrs
+    if attrs.get("reduction", "none") not in ("none", "add"):
+        slopes = scatter_slopes(b, op)
+        data, updates = (b.Mul(t, slope) for t, slope in zip((data, updates), slopes))
+        attrs = {**attrs, "reduction": "add"}
+    return [b.op(op.name, data, op.operand(1), updates, **attrs)]
+
+
+def _multiplied(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
+    """A CumProd, as the products that it is."""
+    same = as_products(b, op)
+    made = _of_body(b, same, 0, given)
+    same.output.replace_uses(op.output)
+    return [made]
 
 
 def _determinant(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Value | None]:
@@ -119,6 +132,8 @@ def _determinant(b: Builder, op: Op, given: Sequence[Value | None]) -> list[Valu
 RULES: dict[tuple[str, str], Rule] = {
     ("graphc", "StopGradient"): _stopped,
     ("", "CumSum"): _linear,
+    ("", "CumProd"): _multiplied,
+    ("", "MaxUnpool"): _linear,
     ("", "TopK"): _largest,
     ("", "ScatterND"): _scattered,
     ("", "ScatterElements"): _scattered,

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from graphc.autodiff.contributions import contributions
 from graphc.autodiff.values import zeros_like
 from graphc.errors import UnsupportedError
 from graphc.ir.build import Builder
+from graphc.ir.expr import Index, Load, Reduce, select
 from graphc.ir.graph import Op, Value
+from graphc.ir.ops.generic import generic_op
 
 Rule = Callable[[Builder, Op, Sequence[Value | None]], list[Value | None]]
 RULES: dict[tuple[str, str], Rule] = {}
@@ -87,6 +90,34 @@ def _cumulated(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[V
     return [b.CumSum(_only(cotangents), op.operand(1), **attrs), None]
 
 
+@rule("CumProd")
+def _multiplied(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
+    """As of the products that it is: exact where factors are zero."""
+    same = as_products(b, op)
+    parts = contributions(b, same, cotangents, [0])
+    same.output.replace_uses(op.output)
+    (slope,) = parts[0]
+    return [slope, None]
+
+
+def as_products(b: Builder, op: Op) -> Op:
+    """A CumProd as an op with a scalar body, a product for each element."""
+    x, where = op.operand(0), op.operand(1).constant
+    if where is None:
+        raise UnsupportedError(f"{op.where()}: the axis of CumProd must be constant")
+    dims = x.tensor.static_shape
+    axis = int(where.reshape(-1)[0]) % len(dims)
+    space = [Index(f"i{d}", extent) for d, extent in enumerate(dims)]
+    other = Index("k", dims[axis])
+    first, last = (other, space[axis])[:: -1 if op.attrs.get("reverse", 0) else 1]
+    counts = first < last if op.attrs.get("exclusive", 0) else first <= last
+    element = Load("0", [*space[:axis], other, *space[axis + 1 :]], x.tensor.dtype)
+    body = Reduce("prod", select(counts, element, 1), (other,))
+    made = generic_op(b, space, body, lambda _: x).producer
+    assert made is not None
+    return made
+
+
 @rule("TopK")
 def _largest(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
     """Each value's gradient goes where the value is from."""
@@ -100,40 +131,64 @@ def _scattered(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[V
     """Updates get the gradient where they are stored; data, where nothing replaced it. Of several
     updates of one element all get it, though the last one wins."""
     g, indices = _only(cotangents), op.operand(1)
-    axis = {"axis": op.attrs.get("axis", 0)} if op.name == "ScatterElements" else {}
-    picked = b.op("GatherElements" if axis else "GatherND", g, indices, **axis)
-    if op.attrs.get("reduction", "none") == "add":
+    reduction = op.attrs.get("reduction", "none")
+    picked = gathered(b, op, g)
+    if reduction == "add":
         return [g, None, picked]
-    if op.attrs.get("reduction", "none") in ("min", "max"):
-        return _extremes(b, op, g, axis)
-    require_plain(op)
-    return [b.op(op.name, g, indices, zeros_like(b, op.operand(2)), **axis), None, picked]
+    if reduction == "none":
+        zeros = zeros_like(b, op.operand(2))
+        return [b.op(op.name, g, indices, zeros, **scatter_axis(op)), None, picked]
+    of_data, of_updates = scatter_slopes(b, op)
+    return [b.Mul(g, of_data), None, b.Mul(picked, of_updates)]
 
 
-def _extremes(b: Builder, op: Op, g: Value, axis: dict[str, Any]) -> list[Value | None]:
+def scatter_axis(op: Op) -> dict[str, Any]:
+    """The attributes of a scatter, but for the reduction."""
+    return {"axis": op.attrs.get("axis", 0)} if op.name == "ScatterElements" else {}
+
+
+def gathered(b: Builder, op: Op, value: Value) -> Value:
+    """What lies where a scatter stores its updates."""
+    axis: dict[str, Any] = scatter_axis(op)
+    return b.op("GatherElements" if axis else "GatherND", value, op.operand(1), **axis)
+
+
+def scatter_slopes(b: Builder, op: Op) -> tuple[Value, Value]:
+    """What the result of a scatter that multiplies or takes extremes changes by, at its place, with
+    each element of the data and of the updates."""
+    return (_of_factors if op.attrs["reduction"] == "mul" else _of_extremes)(b, op)
+
+
+def _of_extremes(b: Builder, op: Op) -> tuple[Value, Value]:
     """Equal parts to all that are equal to the extreme, data and updates alike, as in PyTorch."""
     data, indices, updates = op.operand(0), op.operand(1), op.operand(2)
-    gather = "GatherElements" if axis else "GatherND"
-    dtype = g.tensor.dtype
+    dtype = data.tensor.dtype
 
     def reached(operand: Value, result: Value) -> Value:
         one, zero = b.constant(1, dtype), b.constant(0, dtype)
         return b.Where(b.Equal(operand, result), one, zero)
 
-    of_data = reached(data, op.output)
-    of_updates = reached(updates, b.op(gather, op.output, indices, **axis))
-    count = b.op(op.name, of_data, indices, of_updates, reduction="add", **axis)
-    share = b.Div(g, count)
-    return [
-        b.Mul(share, of_data), None, b.Mul(b.op(gather, share, indices, **axis), of_updates)
-    ]  # fmt: skip
+    of_data, of_updates = reached(data, op.output), reached(updates, gathered(b, op, op.output))
+    count = b.op(op.name, of_data, indices, of_updates, reduction="add", **scatter_axis(op))
+    return b.Div(of_data, count), b.Div(of_updates, gathered(b, op, count))
 
 
-def require_plain(op: Op) -> None:
-    """UnsupportedError of a scatter that multiplies, or takes extremes."""
-    if op.attrs.get("reduction", "none") not in ("none", "add"):
-        how = op.attrs["reduction"]
-        raise UnsupportedError(f"{op.where()}: {op.name} with reduction {how!r} has no derivative")
+def _of_factors(b: Builder, op: Op) -> tuple[Value, Value]:
+    """The product of all other factors of the element, from that of those that are not zero."""
+    data, indices, updates = op.operand(0), op.operand(1), op.operand(2)
+    dtype, axis = data.tensor.dtype, scatter_axis(op)
+    one, zero = b.constant(1, dtype), b.constant(0, dtype)
+    ones = b.constant(np.ones(data.tensor.static_shape, dtype.np))
+    is_zero = b.Equal(updates, zero)
+    nonzero = b.Where(is_zero, one, updates)
+    zeros = b.op(
+        op.name, zeros_like(b, data), indices, b.Where(is_zero, one, zero), reduction="add", **axis
+    )
+    product = b.op(op.name, ones, indices, nonzero, reduction="mul", **axis)
+    whole = b.Where(b.Equal(zeros, zero), product, zero)
+    count, others = gathered(b, op, zeros), b.Div(gathered(b, op, product), nonzero)
+    alone = b.Equal(b.Sub(count, b.Where(is_zero, one, zero)), zero)
+    return whole, b.Mul(gathered(b, op, data), b.Where(alone, others, zero))
 
 
 @rule("MaxUnpool")
