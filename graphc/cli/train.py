@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -31,7 +32,8 @@ input of the model, by its name, and one more, the target; the first axes of all
 
 OUT is the trained model (.onnx), or its parameters by name (.npz, .safetensors: PyTorch reads the
 latter). With --checkpoint, the state of the run is kept in a file; if the run is killed, the same
-command with --resume goes on from there, to the same bits as if nothing had happened."""
+command with --resume goes on from there, to the same bits as if nothing had happened. Under
+torchrun each process takes its part of every batch."""
 
 EPILOG = examples(
     ("graphc train model.onnx --data train.npz --epochs 3 -o trained.onnx",
@@ -45,6 +47,8 @@ EPILOG = examples(
      "fine-tunes the parameters whose names begin with w"),
     ("graphc train model.onnx --data train.npz --epochs 5 --checkpoint run.npz --resume "
      "-o trained.onnx", "goes on from run.npz if it is there, and keeps it up to date"),
+    ("torchrun --nproc-per-node 2 -m graphc train model.onnx --data train.npz --epochs 5 "
+     "--checkpoint run.npz --resume -o trained.onnx", "in two processes; any number may go on"),
     ("graphc train model.onnx --data train.npz --epochs 5 --csv run.csv --tensorboard events "
      "-o weights.safetensors", "records every step; writes parameters alone"),
 )  # fmt: skip
@@ -93,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
     from graphc.cli.models import read_graph
     from graphc.train.data import Data
     from graphc.train.fitting import Fitting
+    from graphc.train.parallel import DataParallel
 
     _check_output(args)
     graph = read_graph(Path(args.model))
@@ -105,9 +110,14 @@ def run(args: argparse.Namespace) -> int:
     fitting = Fitting(step, data, plan, validation)
     if args.resume and fitting.resume() and not args.quiet:
         print(f"goes on after step {step.count}, from {args.checkpoint}")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        fitting.parallel = DataParallel(step)
+        args.quiet = args.quiet or not fitting.is_first
     progress = _Progress(args, fitting.per_epoch)
-    fitting.run(_logs(args, fitting), progress.step, progress.epoch)
-    _write(step, args.output)
+    logs = _logs(args, fitting) if fitting.is_first else []
+    fitting.run(logs, progress.step, progress.epoch)
+    if fitting.is_first:
+        _write(step, args.output)
     return 0
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from graphc.errors import ModelError
 from graphc.train.data import Data
+from graphc.train.parallel import DataParallel
 from graphc.train.state_files import read_state_dict, save_state_dict, suffix_of
 from graphc.train.step import Result, Step
 
@@ -57,7 +58,13 @@ class Epoch:
 
 
 class Fitting:
-    """Runs a step over samples as planned. `run` goes on from where the step stands."""
+    """Runs a step over samples as planned. `run` goes on from where the step stands.
+
+    With `parallel`, which several processes have, each takes its part of every batch; the first
+    one alone validates, records and keeps the checkpoint, which any number of processes takes up.
+    """
+
+    parallel: DataParallel | None = None
 
     def __init__(self, step: Step, data: Data, plan: Plan, validation: Data | None = None):
         self.step, self.data, self.plan, self.validation = step, data, plan, validation
@@ -135,7 +142,7 @@ class Fitting:
     ) -> None:
         step = self.step
         rate = step.optimizer.rate_of(step.count)
-        result = step(batch)
+        result = self._taken(batch)
         numbers = {"loss": result.loss, **result.metrics}
         if not np.isfinite(result.loss):
             raise ModelError(
@@ -149,16 +156,34 @@ class Fitting:
         is_end = step.count % self.per_epoch == 0
         if is_end:
             training = dict(zip(self.names, (self.sums[:-1] / self.sums[-1]).tolist()))
-            validated = self.validate()
+            validated = self.validate() if self.is_first else {}
             row.update({f"validation_{name}": value for name, value in validated.items()})
             self.sums = np.zeros_like(self.sums)
         for log in logs:
             log.write(step.count, row)
-        if self.plan.checkpoint is not None:
+        if self.plan.checkpoint is not None and self.is_first:
             if step.count % self.plan.every == 0 if self.plan.every else is_end:
                 self.save()
         if is_end:
             ended(Epoch(epoch + 1, training, validated))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first process of the run, or the only one."""
+        return self.parallel is None or self.parallel.rank == 0
+
+    def _taken(self, batch: Sequence[np.ndarray]) -> Result:
+        """A step on a batch, of which this process has a part."""
+        if self.parallel is None:
+            return self.step(batch)
+        rank, size, samples = self.parallel.rank, self.parallel.size, len(batch[0])
+        if samples < size:
+            raise ModelError(
+                f"a batch of {samples} is too small for {size} processes; drop_last (--drop-last) "
+                "leaves out the last one of an epoch"
+            )
+        part = slice(samples * rank // size, samples * (rank + 1) // size)
+        return self.parallel([array[part] for array in batch])
 
     def validate(self) -> Numbers:
         """The loss and the metrics of the samples for validation, as in inference."""
