@@ -73,13 +73,49 @@ def test_what_is_out_of_bounds_is_refused_as_before():
         model.run([batch(65)])
 
 
-def test_sizes_of_zero_have_exact_programs():
+def test_a_dimension_may_be_empty_once_it_was():
     model = graphc.compile(mlp("0..8"), specialise="any", threads=1)
-    (found,) = model.run([batch(0)])
-    assert found.shape == (0, 4)
-    agrees(model, 3)
-    assert shapes_of(model) == ["[N, 8]", "[0, 8]"]
-    assert "N = 0" in model.why_exact
+    assert model.executables()[0].bounds == {"N": (1, 8)}
+    (empty,) = model.run([batch(0)])
+    assert empty.shape == (0, 4)
+    for count in range(9):
+        agrees(model, count)
+    (info,) = model.executables()
+    assert info.bounds == {"N": (0, 8)}
+
+
+def test_what_is_empty_may_grow_as_other_dimensions_have():
+    """As a cache does that takes its first prompt."""
+    graph = graphc.parse("""graph @append(%new: f32[T,4], %past: f32[P,4]) -> (?, ?) where T: 0.., P: 0.. {
+  const %axis : i64[] = 0
+  %all = Concat(%past, %new) {axis=0}
+  %sum = CumSum(%all, %axis)
+  return %all, %sum
+}
+""")
+    model = graphc.compile(graph, specialise="any", threads=1)
+    for new, past in ((6, 0), (1, 6), (1, 7), (0, 5), (0, 0), (48, 48)):
+        feeds = [np.full((new, 4), 2, np.float32), np.ones((past, 4), np.float32)]
+        whole, sums = model.run(feeds)
+        np.testing.assert_array_equal(whole, np.concatenate(feeds[::-1]))
+        np.testing.assert_array_equal(sums, np.cumsum(whole, axis=0))
+    assert model.why_exact == ""
+    assert [info.bounds for info in model.executables()] == [{"T": (0, 64), "P": (0, 64)}]
+
+
+def test_an_empty_dimension_that_has_no_general_program_is_exact():
+    """The largest of none is an error: only of that size."""
+    graph = graphc.parse("""graph @top(%x: f32[N,3]) -> ? where N: 0..8 {
+  %y = ArgMax(%x) {axis=0, keepdims=0}
+  return %y
+}
+""")
+    model = graphc.compile(graph, specialise="any", threads=1)
+    with pytest.raises(ModelError):
+        model.run([np.zeros((0, 3), np.float32)])
+    (top,) = model.run([np.eye(3, dtype=np.float32)])
+    np.testing.assert_array_equal(top, [0, 1, 2])
+    assert model.executables()[0].bounds == {"N": (1, 8)}
 
 
 def test_bounds_grow_where_there_are_none():

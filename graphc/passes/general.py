@@ -119,7 +119,7 @@ def _sizes_of_inputs(graph: Graph) -> dict[str, Sym]:
     dims = [d for t in types if isinstance(t, TensorType) for d in t.dims if isinstance(d, Expr)]
     sizes = {size.name: size for d in dims for size in symbols(d)}
     for symbol in sizes.values():
-        if symbol.hi is None or symbol.lo < 1:
+        if symbol.hi is None:
             raise UnsupportedError(f"dimension {symbol.name} has no bounds")
         if not any(line_of(dim, symbol) for dim in dims):
             raise UnsupportedError(

@@ -13,9 +13,11 @@ A general program is for the contents of inputs that types depend on. Where an o
 for all sizes, bounds are narrowed about what was met (passes/narrowing.py), and what is beyond them
 gets a general program of its own, up to a limit. With "auto" the time for one is limited as well.
 
-What no general program serves (operators that the host runs, sizes of 0) is compiled for its exact
-shape; `why` says what it was, or what has narrowed bounds. What has failed is not tried again, in
-later processes neither: whoever keeps what a model was compiled to is told of it.
+A dimension may be empty once a request had it so, as a cache is that takes its first prompt.
+
+What no general program serves (operators that the host runs) is compiled for its exact shape; `why`
+says what it was, or what has narrowed bounds. What has failed is not tried again, in later
+processes neither: whoever keeps what a model was compiled to is told of it.
 """
 
 from __future__ import annotations
@@ -191,8 +193,6 @@ class TieredGraph(SpecialisedGraph):
         none. What is declared can be wrong for their shapes: then they get a program of their own.
         What depends on contents, or on shapes that are met, is made at the first run."""
         met = self._extents(() if values is None else self._shapes(values))
-        if 0 in met.values():
-            return
         try:
             limit = MOST_SECONDS if self.mode == "auto" else math.inf
             with within_seconds(limit):
@@ -270,13 +270,15 @@ class TieredGraph(SpecialisedGraph):
         """Bounds for every dimension: its own, or some that leave room above what has been met."""
         bounds = {}
         known = self.general[0].bounds if self.general else {}
+        longest = max(1, *met.values()) if met else 1  # what is empty may grow as others have
         for name, symbol in self.graph.symbols.items():
             extent, high = met.get(name, 1), symbol.hi
+            lowest, highest = known.get(name, (1, 0))
             if high is None:
-                high = known.get(name, (1, 0))[1]
-                if extent > high:
-                    high = extent if slack == 1 else 1 << (extent * slack - 1).bit_length()
-            bounds[name] = (max(symbol.lo, 1), max(high, 1))
+                need, high = extent or longest, highest
+                if extent > high or high == 0:
+                    high = need if slack == 1 else 1 << (need * slack - 1).bit_length()
+            bounds[name] = (max(symbol.lo, min(lowest, extent)), max(high, 1))
         return bounds
 
     def _extents(self, shapes: tuple) -> dict[str, int]:
