@@ -4,6 +4,7 @@ of several exporters, next to a loop of ONNX Runtime whose cache grows."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ def page() -> dict:
     return names
 
 
-def growing(path: Path) -> list[int]:
+def growing(path: Path, prompt: Sequence[int] = PROMPT) -> list[int]:
     """The tokens of ONNX Runtime, one at a time, with a cache that grows."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = session.get_inputs()
@@ -36,8 +37,8 @@ def growing(path: Path) -> list[int]:
         i.name: np.zeros((1, i.shape[1], 0, i.shape[3]), np.float32)
         for i in inputs if i.name.startswith("past")
     }  # fmt: skip
-    tokens = list(PROMPT)
-    for position in range(len(PROMPT) + COUNT - 1):
+    tokens = list(prompt)
+    for position in range(len(prompt) + COUNT - 1):
         feeds = {
             "input_ids": np.array([[tokens[position]]]),
             "attention_mask": np.ones((1, position + 1), np.int64),
@@ -73,6 +74,18 @@ def test_one_program_serves_prompts_and_steps(page):
     model = graphc.compile(path, threads=1, specialise="auto")
     assert page["generate"](model, PROMPT, COUNT, CAPACITY) == growing(path)
     assert [info.is_general for info in model.executables()][0]
+
+
+def test_batches_of_an_export_with_an_empty_cache(page):
+    """One program takes the prompts, before which the cache is empty, and all steps; rows that are
+    padded on the left give what they give alone."""
+    path = HERE / "models_wild" / "decoder_batch.onnx"
+    model = graphc.compile(path, threads=1, specialise="auto")
+    prompts = [PROMPT, PROMPT[:4], PROMPT[3:10]]
+    texts = page["generate_batch"](model, prompts, COUNT)
+    assert texts == [growing(path, prompt) for prompt in prompts]
+    (info,) = model.executables()
+    assert info.is_general and 0 in [low for low, _ in info.bounds.values()]
 
 
 def test_saved_models_generate(page, tmp_path):

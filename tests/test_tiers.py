@@ -86,7 +86,9 @@ def test_a_dimension_may_be_empty_once_it_was():
 
 def test_what_is_empty_may_grow_as_other_dimensions_have():
     """As a cache does that takes its first prompt."""
-    graph = graphc.parse("""graph @append(%new: f32[T,4], %past: f32[P,4]) -> (?, ?) where T: 0.., P: 0.. {
+    graph = graphc.parse("""graph @append(
+  %new: f32[T,4], %past: f32[P,4]
+) -> (?, ?) where T: 0.., P: 0.. {
   const %axis : i64[] = 0
   %all = Concat(%past, %new) {axis=0}
   %sum = CumSum(%all, %axis)
