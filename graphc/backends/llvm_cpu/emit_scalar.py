@@ -78,8 +78,7 @@ class ScalarEmitter:
         if value.text in ZEROS:
             return Typed("zeroinitializer", value.dtype, lanes)
         if not value.text.startswith("%"):
-            items = ", ".join([f"{value.element} {value.text}"] * lanes)
-            return Typed(f"<{items}>", value.dtype, lanes)
+            return Typed(f"splat ({value.element} {value.text})", value.dtype, lanes)
         kind = spell.vector_of(value.element, lanes)
         one = self.op(f"insertelement {kind} poison, {value.type} {value.text}, i32 0",
                       value.dtype, lanes)  # fmt: skip
@@ -186,7 +185,7 @@ class ScalarEmitter:
             sign = "s" if dtype.kind == "int" else "u"
             return self.intrinsic(f"llvm.{sign}{name}", args, dtype, lanes)
         if name in ("shl", "shr"):
-            return self._shift(name, args, dtype, lanes)
+            return self._shift(name, node, args, dtype, lanes)
         if name in ("div", "floordiv", "mod", "rem"):
             return self._divide(name, node, args, dtype, lanes)
         if name == "fma":
@@ -206,11 +205,13 @@ class ScalarEmitter:
         return self.op(f"select {condition.type} {condition.text}, {a.type} {a.text}, "
                        f"{b.type} {b.text}", a.dtype, a.lanes)  # fmt: skip
 
-    def _shift(self, name: str, args: list[Typed], dtype: DType, lanes: int) -> Typed:
+    def _shift(self, name: str, node: Call, args: list[Typed], dtype: DType, lanes: int) -> Typed:
         a, b = args
         signed = dtype.kind == "int"
         word = "shl" if name == "shl" else "ashr" if signed else "lshr"
-        bits = dtype.size * 8
+        bits, by = dtype.size * 8, node.args[1]
+        if isinstance(by, Const) and 0 <= by.value < bits:
+            return self.op(f"{word} {a.type} {a.text}, {b.text}", dtype, lanes)
         high = self._const(bits - 1, dtype, lanes)
         over = self.op(f"icmp ugt {b.type} {b.text}, {high}", boolean, lanes)
         amount = self._pick(over, Typed(high, dtype, lanes), b)
