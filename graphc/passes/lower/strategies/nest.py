@@ -19,6 +19,7 @@ from graphc.ir.expr import (
     Const,
     Expr,
     Index,
+    Load,
     Reduce,
     as_expr,
     cost,
@@ -62,6 +63,7 @@ from graphc.passes.lower.transforms.splitting import segments, transposed_consta
 
 ROW_BUFFER_BYTES = 1 << 16  # the largest row kept on the stack
 RECOMPUTE_COST = 8  # a value cheaper than this is computed again rather than kept
+LONG_EPILOGUE = 10  # cost beyond which what is made of a tile's reductions is not written out
 
 
 def lower_nest(computation: Computation, options: NestOptions, name: str = "nest") -> Lowered:
@@ -88,6 +90,8 @@ class Point:
 
 class Nest(Reductions):
     """Emits the loops of one computation; strategies with other loops override parts of it."""
+
+    within: Index | None = None  # the place in the tile being emitted, where points are left in it
 
     def kernel(self, name: str) -> Kernel:
         """The kernel over all inputs and outputs of the computation."""
@@ -249,19 +253,30 @@ class Nest(Reductions):
         for start, count in self._peeled(points, first, tile, whole):
             with self.k.loop(count, "unroll" if count == 1 else "serial") as x:
                 at = as_expr(start, i64) if count == 1 else x + start
-                variants = [self._at(points, {first: at * tile + t}) for t in range(tile)]
                 if rest:
-                    self.inner_loops(rest, last, variants[0], bound | {x}, tiled)
+                    inside = self._at(points, {first: at * tile})
+                    self.inner_loops(rest, last, inside, bound | {x}, tiled)
                 else:
-                    self.last_dimension(last, variants, bound | {x})
+                    self._tile_of(points, first, at * tile, tile, last, bound | {x})
         if isinstance(left, Expr):
             with self.k.loop(left) as x:
                 moved = self._at(points, {first: x + whole * tile})
                 self.last_dimension(last, [moved], bound | {x})
         elif left:
-            done = whole * tile
-            variants = [self._at(points, {first: as_expr(done + t, i64)}) for t in range(left)]
-            self.last_dimension(last, variants, bound)
+            self._tile_of(points, first, as_expr(whole * tile, i64), left, last, bound)
+
+    def _tile_of(
+        self, points: list[Point], first: Index, start: Expr, size: int, last: Index,
+        bound: frozenset,
+    ) -> None:  # fmt: skip
+        """The points at so many places of an index from `start` on, which share loops."""
+        if size > 1 and sum(map(_cost_of_the_rest, points)) > LONG_EPILOGUE:
+            self.within = Index("within", size)
+            self.last_dimension(last, [self._at(points, {first: start + self.within})], bound)
+            self.within = None
+            return
+        variants = [self._at(points, {first: start + t}) for t in range(size)]
+        self.last_dimension(last, variants, bound)
 
     def _peeled(
         self, points: list[Point], index: Index, tile: int, whole: Dim
@@ -322,7 +337,30 @@ class Nest(Reductions):
         self, variants: list[list[Point]], mapping: dict, bound: frozenset, per_lane: bool = False
     ) -> None:
         points = [p for points in variants for p in self._at(points, mapping)]
+        if self.within is not None:
+            self._finish_in_a_loop(points, self.within, bound, per_lane)
+            return
         self.store_points(self.resolved(points, bound, per_lane))
+
+    def _finish_in_a_loop(
+        self, points: list[Point], within: Index, bound: frozenset, per_lane: bool
+    ) -> None:
+        """The reductions of a tile together; what a long epilogue (an activation with a polynomial)
+        makes of them is written once, in a loop over the tile."""
+        size = most(within.extent)
+        reduced = reductions_in((p.expr for p in points), nested=False)
+        places = [Const(t, i64) for t in range(size)]
+        terms = [simplify(r, {within: place}) for r in reduced for place in places]
+        values = iter(self.resolve(terms, bound, per_lane))
+        mapping: dict[Expr, Expr] = {}
+        for r in reduced:
+            kept = self.k.alloc(r.dtype, (size,), "stack")
+            for place in places:
+                self.k.store(kept, (place,), next(values))
+            mapping[r] = kept[within]
+        moved = [Point(p.output, p.offset, substitute(p.expr, mapping)) for p in points]
+        with self.k.loop(size) as x:
+            self.store_points(self._at(moved, {within: x}))
 
     def store_points(self, points: list[Point]) -> None:
         """Stores points in which nothing is left to reduce: those of one element together, once all
@@ -451,3 +489,12 @@ def _guards_on(expr: Expr, index: Index) -> bool:
         for r in reductions_in([expr])
         for atom in guard_atoms(r.op, r.identity, r.body)
     )
+
+
+def _cost_of_the_rest(point: Point) -> int:
+    """What a point costs beside its reductions."""
+    done: dict[Expr, Expr] = {
+        r: Load("reduced", (as_expr(n, i64),), r.dtype)
+        for n, r in enumerate(reductions_in([point.expr], nested=False))
+    }
+    return cost(substitute(point.expr, done))

@@ -5,11 +5,13 @@ vectors of them are contiguous.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
     Call,
+    Const,
     Expr,
     Index,
     Load,
@@ -26,6 +28,7 @@ from graphc.ir.types import Dim
 from graphc.passes.analysis.computation import Computation, Output
 
 MAX_SEGMENTS = 256  # pieces that an iteration space is cut into
+LONG_PIECE = 256  # elements of a piece that is worth loops of its own within another
 AT_ONCE = 16  # pieces for which expressions are first narrowed together, if there are many
 
 
@@ -41,7 +44,18 @@ def split_outputs(computation: Computation) -> list[Computation]:
 
 def segments(indices: list[Index], exprs: list[Expr]) -> Iterator[tuple[list[Index], list[Expr]]]:
     """Pieces of the iteration space in which a select on one index alone (a Concat, a Pad) goes one
-    way: the indices of each, and the expressions there."""
+    way: the indices of each, and the expressions there. Each is cut along another index too where
+    that leaves long pieces."""
+    pieces = list(_cut(indices, exprs, 0, MAX_SEGMENTS))
+    for left, parts in pieces:
+        yield from _cut(left, parts, LONG_PIECE, MAX_SEGMENTS // len(pieces))
+
+
+def _cut(
+    indices: list[Index], exprs: list[Expr], shortest: int, number: int
+) -> Iterator[tuple[list[Index], list[Expr]]]:
+    """Pieces along the index that is cut most often, at most so many; one piece, if there would be
+    more, or some of fewer elements than the `shortest`."""
     cuts: dict[Index, set[Dim]] = {}
     for expr in exprs:
         for node in walk(expr):
@@ -52,7 +66,9 @@ def segments(indices: list[Index], exprs: list[Expr]) -> Iterator[tuple[list[Ind
         return
     index = max(cuts, key=lambda x: (len(cuts[x]), -indices.index(x)))
     edges = [0, *_in_order(cuts[index], index.extent), index.extent]
-    if len(edges) > MAX_SEGMENTS + 1:
+    lengths = [least(as_dim(high - low)) for low, high in zip(edges, edges[1:])]
+    inner = math.prod(least(x.extent) for x in indices[indices.index(index) + 1 :])
+    if len(lengths) > number or min(lengths) * inner < shortest:
         yield indices, [simplify(e) for e in exprs]
         return
     for some, start, narrowed in _narrowed(index, edges, exprs):
@@ -99,15 +115,27 @@ def _add_cuts(condition: Expr, indices: list[Index], cuts: dict[Index, set[Dim]]
             continue
         poly = to_poly(simplify(node.args[0] - node.args[1]))
         atoms = [k for k in poly if not all(map(is_of_sizes, k))]
-        if len(atoms) == 1 and len(atoms[0]) == 1 and atoms[0][0] in indices:
+        if len(atoms) == 1 and len(atoms[0]) == 1:
+            index, factor = _divided_index(atoms[0][0])
+            if index not in indices:
+                continue
             step = poly[atoms[0]]
             rest = as_dim(from_poly({k: v for k, v in poly.items() if k is not atoms[0]}))
             if abs(step) == 1:  # step * i + rest changes sign at i = -rest / step
                 edge = as_dim(-rest * step)
                 at_edge = node.op.name in ("lt", "ge") if step > 0 else node.op.name in ("gt", "le")
-                cuts.setdefault(atoms[0][0], set()).add(as_dim(edge if at_edge else edge + 1))  # type: ignore
+                cuts.setdefault(index, set()).add(as_dim((edge if at_edge else edge + 1) * factor))
         elif node.op.name in ("lt", "ge"):
             _add_cut_of_rows(poly, indices, cuts)
+
+
+def _divided_index(atom: Expr) -> tuple[Expr, int]:
+    """(i, c) of i // c; any other expression is one that is divided by 1."""
+    if isinstance(atom, Call) and atom.op.name == "floordiv":
+        index, divisor = atom.args
+        if isinstance(divisor, Const) and divisor.value > 0:
+            return index, divisor.value
+    return atom, 1
 
 
 def _add_cut_of_rows(poly: dict, indices: list[Index], cuts: dict[Index, set[Dim]]) -> None:

@@ -433,3 +433,30 @@ def test_pieces_of_rows_are_apart(count):
     graph, inputs = build(function, **steps)
     (kernel,) = check(graph, inputs, (0, 64)).kernels.values()
     assert "select" not in print_kernel(kernel)
+
+
+@pytest.mark.parametrize("rows", [5, 13, 24])
+def test_long_epilogues_are_written_once_for_a_tile(rows):
+    weights = floats(rng(1), 3, 1, 3, 3)
+
+    def windows(b, x):
+        return b.Conv(x, weights, group=3, pads=(1, 1, 1, 1))
+
+    graph, inputs = build(lambda b, x: b.Gelu(windows(b, x)), x=floats(rng(), 1, 3, rows, 33))
+    program = check(graph, inputs, (64, 16, 0), interpreted=(64,))
+    (kernel,) = program.kernels.values()
+    assert print_kernel(kernel).count("erf(") <= 6, "for vectors and a tail of three kinds of tiles"
+
+
+def test_rows_that_are_joined_and_flattened_have_no_conditions():
+    pairs = [floats(rng(n), 1, 2, 256) for n in range(3)]
+
+    def function(b, x, y, z):
+        turned = [b.Concat(a[0], a[1], axis=0) for a in ((x, y), (y, z), (z, x))]
+        joined = b.Concat(*(b.Unsqueeze(t, np.array([0])) for t in turned), axis=0)
+        return b.Reshape(joined, np.array([3, 1024]))
+
+    graph, inputs = build(function, x=pairs[0], y=pairs[1], z=pairs[2])
+    program = check(graph, inputs, (64, 0), interpreted=(64,))
+    (kernel,) = program.kernels.values()
+    assert "select" not in print_kernel(kernel)
