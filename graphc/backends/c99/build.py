@@ -11,12 +11,12 @@ import numpy as np
 from graphc.backends.c99.emit import emit
 from graphc.backends.cfamily.hostcc import shared_library
 from graphc.errors import ModelError
+from graphc.ir.alignment import empty_aligned
 from graphc.ir.checks import judged
 from graphc.ir.program import Program
 from graphc.ir.types import TensorType
 
 FLAGS = ("-std=c99", "-O1", "-ffp-contract=off", "-Wall", "-Wextra")
-ALIGNMENT = 64
 
 Runner = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
@@ -36,9 +36,8 @@ def build(program: Program, flags: Sequence[str] = FLAGS) -> Runner:
     def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         arrays = _checked(program, inputs)
         outputs = [np.empty(t.static_shape, t.dtype.np) for _, t in program.outputs]
-        arena = np.empty(program.arena_bytes + ALIGNMENT, np.uint8)
-        start = arena.ctypes.data + -arena.ctypes.data % ALIGNMENT
-        entry(_pointers(arrays), _pointers(outputs), start, _pointers(constants))
+        arena = empty_aligned(program.arena_bytes)
+        entry(_pointers(arrays), _pointers(outputs), arena.ctypes.data, _pointers(constants))
         return judged(program.checks, outputs)
 
     return run

@@ -19,11 +19,11 @@ from graphc.backends.cfamily.names import comment, prefix, text_literal
 from graphc.backends.llvm_cpu.aot_sizes import SizesOfLibrary
 from graphc.backends.llvm_cpu.image import INVOKE, Image
 from graphc.backends.llvm_cpu.jit import compile_module
-from graphc.backends.llvm_cpu.memory import ALIGNMENT
 from graphc.backends.llvm_cpu.pool import pool_object
 from graphc.backends.llvm_cpu.soft_float import SOFT_FLOAT_IR
 from graphc.errors import UnsupportedError
 from graphc.files import atomic, write_bytes
+from graphc.ir.alignment import ALIGNMENT
 from graphc.ir.checks import VALUE, WHOLE, Check
 from graphc.ir.types import TensorType
 

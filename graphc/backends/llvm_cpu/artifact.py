@@ -19,9 +19,9 @@ from graphc.backends.cache import DiskCache, cache_key, default_cache
 from graphc.backends.llvm_cpu.container import Container, Place, pack
 from graphc.backends.llvm_cpu.digest_sums import native_sums
 from graphc.backends.llvm_cpu.image import Image
-from graphc.backends.llvm_cpu.memory import ALIGNMENT
 from graphc.backends.llvm_cpu.target import host_target
 from graphc.errors import ModelError
+from graphc.ir.alignment import ALIGNMENT
 
 if TYPE_CHECKING:
     from graphc.ir.graph import Graph

@@ -31,9 +31,9 @@ import numpy as np
 from graphc.backends.block import Block, bytes_of
 from graphc.backends.digests import Sums, digests
 from graphc.backends.llvm_cpu.image import Image
-from graphc.backends.llvm_cpu.memory import ALIGNMENT
 from graphc.errors import GraphcError, ModelError, UnsupportedError
 from graphc.ir import dtypes
+from graphc.ir.alignment import ALIGNMENT
 from graphc.ir.checks import Check
 from graphc.ir.types import TensorType, Type, plain_type
 

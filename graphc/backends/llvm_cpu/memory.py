@@ -10,14 +10,7 @@ from typing import Any
 
 import numpy as np
 
-ALIGNMENT = 64  # bytes, of constants and of the arena
-
-
-def empty_aligned(nbytes: int) -> np.ndarray:
-    """Uninitialised bytes at a multiple of ALIGNMENT."""
-    block = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -address(block) % ALIGNMENT
-    return block[start:][:nbytes]  # an empty slice begins where its operand does
+from graphc.ir.alignment import ALIGNMENT, empty_aligned
 
 
 def aligned(array: np.ndarray) -> np.ndarray:

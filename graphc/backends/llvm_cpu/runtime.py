@@ -28,11 +28,11 @@ from graphc.backends.llvm_cpu.memory import (
     SHARED_ARENA,
     Scratch,
     address,
-    empty_aligned,
 )
 from graphc.backends.llvm_cpu.objects import load_object
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
 from graphc.errors import ModelError
+from graphc.ir.alignment import empty_aligned
 from graphc.ir.checks import judged
 from graphc.ir.types import at, largest
 from graphc.runtime.runnable import Given

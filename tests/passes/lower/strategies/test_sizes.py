@@ -14,11 +14,11 @@ from programs import check_program
 from graphc.backends.llvm_cpu.codegen import compile_program
 from graphc.backends.llvm_cpu.emit_program import INVOKE
 from graphc.backends.llvm_cpu.machine import host_machine
-from graphc.backends.llvm_cpu.memory import empty_aligned
 from graphc.backends.llvm_cpu.objects import load_object
 from graphc.backends.llvm_cpu.pool import pool_symbols, shared_pool
 from graphc.backends.llvm_cpu.strategies import conventions, strategies
 from graphc.ir import dtypes
+from graphc.ir.alignment import empty_aligned
 from graphc.ir.build import Builder, new_graph
 from graphc.ir.expr import Const, Sym, as_expr, symbols
 from graphc.ir.graph import Graph
