@@ -6,9 +6,10 @@ these are few, and the other factor runs along memory in a dim of the result, su
 that one, and nothing moves; so it is, on machines that read vectors from any address, where each
 channel is its own, as in a depthwise convolution, and the other factor is row-major. Weights that
 change from run to run, as in training, are those of a factor that depends on the channels of an
-image alone. Where both factors run along memory in one dim of the result, as in the gradient of
-depthwise weights, that dim is innermost. Results follow inputs of the model that are as large.
-Layouts then spread: an operator of the same rank keeps its operand's layout, and a pure data
+image alone. Where both factors run along memory in dims of the result, as in the gradient of
+weights, these are innermost. Results follow inputs of the model that are as large.
+Layouts then spread: an operator of the same rank keeps its operand's layout, unless that is stored
+anyway and all who read the result compute row-major values of it element by element. A pure data
 movement takes the layout that makes it a view where there is one. A transposition that only puts
 the channels of images (rank 4 or more) before the spatial dims leaves them last. Operators written
 for row-major memory (imperative, control flow, host) get a row-major copy. Nothing else changes:
@@ -59,8 +60,43 @@ def assign_layouts(graph: Graph, ctx: Context) -> bool:
             if layout is not None and ctx.spend("layout", op):
                 value.type = value.tensor.with_layout(layout)
                 changed = changed or value.tensor.layout is not None
+    for op in reversed(graph.ops):
+        if _is_for_rows(op) and all(_is_made(v) for v in op.inputs if v is not None):
+            if ctx.spend("layout", op):
+                op.output.type = op.output.tensor.with_layout(None)
     row_major_operands(graph, ctx)
     return changed
+
+
+def _is_for_rows(op: Op) -> bool:
+    """Whether an op computes elements in another order than all who read them, which compute
+    element by element too."""
+    if not _is_map(op) or op.output.tensor.layout is None or _is_result(op.output):
+        return False
+    readers = [user for user, _ in op.output.uses]
+    dims = op.output.tensor.dims
+    return bool(readers) and all(
+        _is_map(user) and user.output.tensor.layout is None and user.output.tensor.dims == dims
+        for user in readers
+    )
+
+
+def _is_made(value: Value) -> bool:
+    """Whether it costs no memory more to read a value in another order than it has: it is row-major
+    or stored for others, or it is computed of such values for one reader."""
+    if value.tensor.layout is None or _is_result(value) or value.producer is None:
+        return True
+    if any(not _is_map(user) for user, _ in value.uses):
+        return True
+    maker, alone = value.producer, len(set(value.users)) == 1
+    return alone and _is_map(maker) and all(_is_made(v) for v in maker.inputs if v is not None)
+
+
+def _is_map(op: Op) -> bool:
+    """Whether an op has one result, computed element by element."""
+    if len(op.outputs) != 1 or not structure.has_body(op) or structure.reductions(op):
+        return False
+    return all(structure.pointwise(op, n) for n, v in enumerate(op.inputs) if v is not None)
 
 
 def _effective(layout: Layout | None, value: Value) -> Layout | None:
@@ -114,10 +150,10 @@ def _weights_last(op: Op, output: int, rows: bool) -> tuple[Layout | None, str]:
         if r.factors is None:
             continue
         index, dims = structure.own_index(op.outputs[output]), op.outputs[output].tensor.dims
-        shared = _channel_of_both(op, r.factors, index)
-        if shared is not None:
-            rest = [d for d in range(len(index)) if d != shared]
-            return Layout((*rest, shared)), "both factors run along memory in the channels"
+        last = _channels_of_both(op, r.factors, index)
+        if last:
+            rest = [d for d in range(len(index)) if d not in last]
+            return Layout((*rest, *last)), "both factors run along memory in channels"
         for factor, data in (r.factors, r.factors[::-1]):
             last = [d for d, x in enumerate(index) if x in free_indices(factor)]
             if not loads(factor) or not all(_is_constant(op, x) for x in loads(factor)):
@@ -143,19 +179,24 @@ def _lacks_channels_only(data: Expr, index: Sequence[Expr]) -> bool:
     return [d for d, x in enumerate(index) if x not in used] == [CHANNEL]
 
 
-def _channel_of_both(op: Op, factors: Sequence[Expr], index: Sequence[Expr]) -> int | None:
-    """The dim of the result in which both factors run along memory, if they are of images whose
-    channels are last: of the gradient of depthwise weights, say."""
-    dims = set()
+def _channels_of_both(op: Op, factors: Sequence[Expr], index: Sequence[Expr]) -> list[int]:
+    """The dims of the result in which factors run along memory, that of columns last, if both are
+    of images whose channels are last: of the gradient of weights, say. Where they are two, columns
+    are those of the factor that fewer dims depend on: the other one's windows need no copies."""
+    channels: dict[int, int] = {}
     for factor in factors:
         reads = loads(factor)
         value = op.inputs[int(reads[0].source)] if len(reads) == 1 else None
         if value is None or value.tensor.layout is None:
-            return None
+            return []
         along = reads[0].index[value.tensor.layout.order[-1]]
-        dims.add(next((d for d, x in enumerate(index) if x is along), None))
-    (dim,) = dims if len(dims) == 1 else (None,)
-    return dim
+        dim = next((d for d, x in enumerate(index) if x is along), None)
+        if dim is None:
+            return []
+        used = free_indices(factor)
+        channels[dim] = sum(x in used for x in index)
+    order = sorted(channels, key=lambda d: -channels[d])
+    return order if len(set(channels.values())) == len(order) else []
 
 
 def _runs_along(op: Op, data: Expr, index: Sequence[Expr]) -> bool:

@@ -11,7 +11,8 @@
 Rows, columns and k are those of analysis/contraction.py. Cache blocking and packing follow K. Goto
 and R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008), with the full depth
 of k in one pass, as suits inference shapes. A long depth is summed in blocks, so that errors do not
-grow with the number of terms.
+grow with the number of terms; where both factors change from run to run, several tiles take such
+blocks in turn (long_depth.py).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from graphc.passes.analysis.factors import converted
 from graphc.passes.analysis.spaces import balanced_tiles, known_last, merge_adjacent
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
 from graphc.passes.lower.strategies.column_operand import Panels, prepare_columns
+from graphc.passes.lower.strategies.long_depth import steps_in_turn, tiles_in_turn
 from graphc.passes.lower.strategies.reductions import strides_small
 from graphc.passes.lower.strategies.row_operand import CENTRES, prepare_rows, take_quads
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan, tile_plan
@@ -146,6 +148,7 @@ class TileEmitter:
         elif self._is_whole:
             depth, (self.a,) = merge_adjacent(depth, [self.a])
         self.depth = depth
+        self.inner = 0 if _is_constant(match) else steps_in_turn(self)
 
     @property
     def _is_whole(self) -> bool:
@@ -162,7 +165,7 @@ class TileEmitter:
         tiles = sum(most(rows.count) for rows in segments)
         if isinstance(tiled.extent, Expr):
             self._in_blocks(outer, tiled, segments, panels)
-        elif self._are_large():
+        elif self._are_large() or self.inner:
             self._panels_outside(match.outer, outer_rows, tiled, segments, panels)
         elif batch >= 4 or batch * tiles >= 16 * len(panels):
             self._rows_outside(outer, tiled, segments, panels)
@@ -218,9 +221,9 @@ class TileEmitter:
                 block -= 1
             for fixed, at, part in self._parallel(outer, rows.count // block, [], panels):
                 for panel, own, each in part:
-                    with self.k.loop(each) as n, self.k.loop(block) as t:
-                        row = (at * block + t) * rows.size + rows.first
-                        self._tile(fixed, tiled, row, rows.size, own + n + panel.first, panel)
+                    with self.k.loop(each) as n:
+                        number = own + n + panel.first
+                        self._tiles(fixed, tiled, at * block, block, rows, number, panel)
 
     def _block(self, size: int) -> int:
         """Tiles of so many rows that stay in the second level of cache."""
@@ -263,9 +266,7 @@ class TileEmitter:
         for panel in panels:
             for fixed, n, part in self._parallel(outer, panel.count, inner, segments):
                 for rows, own, each in part:
-                    with self.k.loop(each) as t:
-                        row = (own + t) * rows.size + rows.first
-                        self._tile(fixed, tiled, row, rows.size, n + panel.first, panel)
+                    self._tiles(fixed, tiled, own, each, rows, n + panel.first, panel)
 
     def _parallel(
         self, outer: Sequence[Index], number: Dim, inner: list[Index], segments: list[Segment]
@@ -287,6 +288,18 @@ class TileEmitter:
 
     # ---------------------------------------------------------------- the micro-kernel
 
+    def _tiles(
+        self, fixed: dict, tiled: Index, first: Expr, count: Dim, rows: Segment, number: Expr,
+        panels: Segment,
+    ) -> None:  # fmt: skip
+        """So many tiles of rows of a segment, from the first on, in one panel."""
+        if self.inner and isinstance(count, int):
+            tiles_in_turn(self, fixed, tiled, first, count, rows, number, panels)
+            return
+        with self.k.loop(count) as t:
+            row = (first + t) * rows.size + rows.first
+            self._tile(fixed, tiled, row, rows.size, number, panels)
+
     def _tile(
         self, fixed: dict, tiled: Index, row: Expr, size: int, number: Expr, panels: Segment
     ) -> None:
@@ -301,7 +314,7 @@ class TileEmitter:
             self._finish_in_a_loop(sums, fixed, tiled, row, size, panel, pieces)
             return
         for t in range(size):
-            self._finish_row(sums, {**fixed, tiled: row + t}, panel, t * self.plan.panel, pieces)
+            self.finish_row(sums, {**fixed, tiled: row + t}, panel, t * self.plan.panel, pieces)
 
     def sums(
         self, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
@@ -309,7 +322,7 @@ class TileEmitter:
     ) -> Buffer:  # fmt: skip
         """The sums of a tile, in registers."""
         sums = self.zeros(self.match.hole.dtype, size, pieces)
-        self._sum(sums, fixed, tiled, row, size, panel, pieces, list(self.depth), {})
+        self.sum_over(sums, fixed, tiled, row, size, panel, pieces, list(self.depth), {})
         return sums
 
     def zeros(self, dtype: DType, size: int, pieces: list[tuple[int, int]]) -> Buffer:
@@ -328,9 +341,9 @@ class TileEmitter:
         tile = self.k.alloc(sums.dtype, (size * width,), "stack")
         self.set(tile, size, pieces, lambda cell: sums[cell])
         with self.k.loop(size) as at:
-            self._finish_row(tile, {**fixed, tiled: row + at}, panel, at * width, pieces)
+            self.finish_row(tile, {**fixed, tiled: row + at}, panel, at * width, pieces)
 
-    def _finish_row(
+    def finish_row(
         self, sums: Buffer, at: dict, panel: Expr, start: Expr | int, pieces: list[tuple[int, int]]
     ) -> None:
         for j, count in pieces:
@@ -354,27 +367,28 @@ class TileEmitter:
             yield v
 
     def set(
-        self, tile: Buffer, size: int, pieces: list[tuple[int, int]], value: Callable[[Expr], Expr]
-    ) -> None:
-        """Stores a value, given its cell, into all cells of a tile."""
+        self, tile: Buffer, size: int, pieces: list[tuple[int, int]],
+        value: Callable[[Expr], Expr], start: Expr | int = 0,
+    ) -> None:  # fmt: skip
+        """Stores a value, given its cell, into all cells of a tile, which starts there."""
         for t in range(size):
             for j, count in pieces:
                 with self.lanes(count) as v:
-                    cell = simplify(v + (t * self.plan.panel + j))
+                    cell = simplify(v + start + (t * self.plan.panel + j))
                     self.k.store(tile, cell, value(cell))
 
     def lanes(self, count: int) -> AbstractContextManager[Expr]:
         kind = "vector" if count > 1 else "unroll"
         return self.k.loop(count, kind, name=self.lane, width=count)
 
-    def _sum(
+    def sum_over(
         self, sums: Buffer, fixed: dict, tiled: Index, row: Expr, size: int, panel: Expr,
         pieces: list[tuple[int, int]], depth: list[Index], at: dict,
     ) -> None:  # fmt: skip
         def steps(start: Expr, count: Dim) -> None:
             with self.k.loop(count, self._kind_of(depth[0])) as x:
                 inner = {**at, depth[0]: simplify(start + x)}
-                self._sum(sums, fixed, tiled, row, size, panel, pieces, depth[1:], inner)
+                self.sum_over(sums, fixed, tiled, row, size, panel, pieces, depth[1:], inner)
 
         if depth and most(depth[0].extent) >= 2 * BLOCK and sums.dtype.is_float:
             self._sum_blocks(sums, size, pieces, depth[0].extent, steps)

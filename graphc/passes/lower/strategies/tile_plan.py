@@ -68,7 +68,7 @@ def tile_plan(match: Match, options: RegisterTileOptions, quad: Index | None) ->
     if vectors == 2 and row_tile > WAYS and merged and _meet_in_cache(a, merged[-1]):
         vectors, row_tile = 3, WAYS
     in_place = isinstance(columns, int) and _contiguous_columns(match)
-    packed = quad is not None or not in_place or _pays(match, columns, depth)
+    packed = quad is not None or not in_place or _pays(match, columns, depth, vectors * lanes)
     return TilePlan(lanes, vectors, row_tile, columns, depth, packed, quad)
 
 
@@ -90,12 +90,14 @@ def _meet_in_cache(a: Expr, row: Index) -> bool:
     return bool(apart) and isinstance(apart, int) and apart * a.dtype.size % CACHE_WAY == 0
 
 
-def _pays(match: Match, columns: Dim, depth: Dim) -> bool:
+def _pays(match: Match, columns: Dim, depth: Dim, panel: int) -> bool:
     """Whether panels made at run time are read faster than columns in place: where a panel's rows
-    are on more pages than are known at once, and enough rows are multiplied with it."""
+    are on more pages than are known at once, or meet in few places of the first cache, and enough
+    rows are multiplied with it."""
     assert isinstance(columns, int)
-    apart = columns * match.b.dtype.size >= PAGE // 2
-    return apart and most(depth) > PAGES and points(match.rows) >= MANY_ROWS
+    rows, apart = points(match.rows), columns * match.b.dtype.size >= PAGE // 2
+    enough = rows >= MANY_ROWS if apart else rows >= 4 * MANY_ROWS and columns > panel
+    return enough and most(depth) > PAGES
 
 
 def _contiguous_columns(match: Match) -> bool:
