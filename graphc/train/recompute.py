@@ -86,6 +86,9 @@ class _Plan:
 
     def __init__(self, graph: Graph, loss: Value):
         self.graph = graph
+        self.prices: dict[Op, int] = {}
+        self.free: dict[Op, bool] = {}
+        self.late: dict[Value, bool] = {}
         self.places = {op: n for n, op in enumerate(graph.ops)}
         assert loss.producer is not None
         self.boundary = self.places[loss.producer]
@@ -96,20 +99,28 @@ class _Plan:
         """Whether a value is kept for the backward pass, and could be computed there."""
         op = value.producer
         assert op is not None
-        if op.name == "Constant" or not isinstance(value.type, TensorType) or _is_free(op):
+        if op.name == "Constant" or not isinstance(value.type, TensorType) or self.is_free(op):
             return False
         if op.regions or value in self.graph.results:
             return False
         return self.places[op] < self.boundary and self._is_read_late(value)
 
+    def is_free(self, op: Op) -> bool:
+        """Whether a result is the memory of an operand."""
+        if op not in self.free:
+            self.free[op] = has_body(op) and len(op.outputs) == 1 and is_view(op)
+        return self.free[op]
+
     def _is_read_late(self, value: Value) -> bool:
         """Whether the backward pass reads a value, or a view of it."""
-        return any(
-            self.places.get(user, -1) > self.boundary
-            or _is_free(user)
-            and any(map(self._is_read_late, user.outputs))
-            for user in value.users
-        )
+        if value not in self.late:
+            self.late[value] = any(
+                self.places.get(user, -1) > self.boundary
+                or self.is_free(user)
+                and any(map(self._is_read_late, user.outputs))
+                for user in value.users
+            )
+        return self.late[value]
 
     def ranked(self) -> list[int]:
         """The numbers of all values, what is cheapest for its bytes first."""
@@ -129,7 +140,13 @@ class _Plan:
         """The operations of computing each of these values from what is kept, by itself: so that
         those that are far from each other come first, and do not lie in memory together."""
         dropped = {self.values[n] for n in chosen}
-        return sum(_operations(op) for v in dropped for op in self._chain(v, dropped))
+        return sum(self._price(op) for v in dropped for op in self._chain(v, dropped))
+
+    def _price(self, op: Op) -> int:
+        """The operations of an op, counted once."""
+        if op not in self.prices:
+            self.prices[op] = _operations(op)
+        return self.prices[op]
 
     def cost(self, chosen: Sequence[int]) -> int:
         """The operations of computing these values again."""
@@ -141,7 +158,7 @@ class _Plan:
             ops[value.producer] = max(late, 1) if _is_pointwise(value.producer) else 1
             for op in self._chain(value, dropped):
                 ops.setdefault(op, 1)
-        return sum(_operations(op) * times for op, times in ops.items())
+        return sum(self._price(op) * times for op, times in ops.items())
 
     def _chain(self, value: Value, dropped: set[Value]) -> set[Op]:
         """The ops that are copied to compute a value."""
@@ -160,7 +177,7 @@ class _Plan:
         op = value.producer
         if op is None or op.name == "Constant":
             return True
-        if _is_free(op):
+        if self.is_free(op):
             return all(v is None or self._stays(v, dropped) for v in op.inputs)
         if value in dropped:
             return False
@@ -203,7 +220,7 @@ class _Copying:
             return self.behind(value, before)
         op = value.producer
         assert op is not None
-        pointwise = _is_pointwise(op) or _is_free(op)
+        pointwise = _is_pointwise(op) or self.plan.is_free(op)
         known = near if pointwise else self.made
         if value not in known:
             mapping = {v: self.again(v, before, near) for v in op.inputs if v is not None}
@@ -236,11 +253,6 @@ def _smaller_operands(value: Value) -> list[Value]:
 def _is_pointwise(op: Op) -> bool:
     """Whether an op can be computed where its result is read, for little."""
     return has_body(op) and len(op.outputs) == 1 and not reductions(op)
-
-
-def _is_free(op: Op) -> bool:
-    """Whether a result is the memory of an operand."""
-    return has_body(op) and len(op.outputs) == 1 and is_view(op)
 
 
 def _operations(op: Op) -> int:
