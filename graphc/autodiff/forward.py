@@ -11,7 +11,7 @@ from graphc.autodiff.reverse import BODIES, require_static
 from graphc.autodiff.rules import as_products, inverse_transposed, scatter_slopes
 from graphc.autodiff.tangent import tangent
 from graphc.autodiff.values import zeros_like
-from graphc.errors import UnsupportedError
+from graphc.autodiff.without import refusal
 from graphc.ir.build import Builder
 from graphc.ir.expr import Expr, Index, Load, Reduce, cast
 from graphc.ir.graph import Op, Region, Value
@@ -65,7 +65,7 @@ def _carry(region: Region, op: Op, known: dict[Value, Value], rule: Rule | None)
     elif op.defn.form in BODIES:
         made = [_of_body(b, op, number, given) for number in range(len(op.outputs))]
     else:
-        raise UnsupportedError(f"{op.where()}: {op.defn.full_name} has no derivative")
+        raise refusal(op)
     known.update({v: t for v, t in zip(op.outputs, made) if t is not None})
 
 

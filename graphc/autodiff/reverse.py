@@ -13,7 +13,8 @@ from graphc.autodiff.contributions import contributions
 from graphc.autodiff.regions import pulled
 from graphc.autodiff.rules import RULES
 from graphc.autodiff.values import is_float, zeros_like
-from graphc.errors import ModelError, UnsupportedError
+from graphc.autodiff.without import refusal
+from graphc.errors import ModelError
 from graphc.ir.build import Builder
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.types import TensorType
@@ -90,7 +91,7 @@ def _differentiate(
     elif op.defn.form in BODIES:
         parts = contributions(b, op, cotangents, wanted)
     else:
-        raise UnsupportedError(f"{op.where()}: {op.defn.full_name} has no derivative")
+        raise refusal(op)
     for number, values in parts.items():
         collected.setdefault(op.operand(number), []).extend(values)
 

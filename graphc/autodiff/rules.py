@@ -17,6 +17,7 @@ from graphc.ir.build import Builder
 from graphc.ir.expr import Index, Load, Reduce, select
 from graphc.ir.graph import Op, Value
 from graphc.ir.ops.generic import generic_op
+from graphc.ir.ops.scatter import unpooled_shape
 
 Rule = Callable[[Builder, Op, Sequence[Value | None]], list[Value | None]]
 RULES: dict[tuple[str, str], Rule] = {}
@@ -193,10 +194,13 @@ def _of_factors(b: Builder, op: Op) -> tuple[Value, Value]:
 
 @rule("MaxUnpool")
 def _unpooled(b: Builder, op: Op, cotangents: Sequence[Value | None]) -> list[Value | None]:
-    """What is at the places where the values are put, which count through the whole result."""
+    """What is at the places where the values are put, which count through what was pooled."""
     flat = np.array([-1])
     x, places = op.operand(0), b.Reshape(op.operand(1), flat)
-    picked = b.GatherElements(b.Reshape(_only(cotangents), flat), places, axis=0)
+    attrs = (op.attrs.get(name, ()) for name in ("kernel_shape", "strides", "pads"))
+    inner = np.array(unpooled_shape(x.tensor, *attrs))  # a larger result holds it in a corner
+    g = b.Slice(_only(cotangents), np.zeros_like(inner), inner)
+    picked = b.GatherElements(b.Reshape(g, flat), places, axis=0)
     rest: list[Value | None] = [None] * (len(op.inputs) - 1)
     return [b.Reshape(picked, np.array(x.tensor.dims, np.int64)), *rest]
 

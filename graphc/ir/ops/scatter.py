@@ -168,8 +168,11 @@ def tensor_scatter(
 # ---------------------------------------------------------------- MaxUnpool
 
 
-def _unpooled_shape(
-    x: Buffer | Operand, kernel_shape: Sequence[int], strides: Sequence[int], pads: Sequence
+def unpooled_shape(
+    x: Buffer | Operand | TensorType,
+    kernel_shape: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence,
 ) -> tuple:
     """The shape that the pooling had as input, as far as its attributes tell."""
     spatial = len(kernel_shape)
@@ -189,7 +192,7 @@ def _unpool_type(
     strides: Sequence[int], pads: Sequence,
 ) -> TensorType:  # fmt: skip
     _check_shapes("indices", indices.shape, x.shape)
-    shape = _unpooled_shape(x, kernel_shape, strides, pads)
+    shape = unpooled_shape(x, kernel_shape, strides, pads)
     if output_shape is not None:
         given = tuple(int(d) for d in np.asarray(output_shape).reshape(-1))
         if len(given) != len(shape) or any(a < b for a, b in zip(given, shape)):
@@ -208,7 +211,7 @@ def max_unpool(
     A larger output_shape puts that tensor in the leading corner of the output.
     """
     (y,) = k.outputs
-    inner = _unpooled_shape(x, kernel_shape, strides, pads)
+    inner = unpooled_shape(x, kernel_shape, strides, pads)
     must_lie(indices[axes(*indices.shape)], 0, numel(y.shape) - 1)
     with k.loops(*y.shape, kind="parallel") as where:
         k.store(y, where, Const(0, y.dtype))
