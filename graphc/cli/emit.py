@@ -104,6 +104,7 @@ def one_for_all(model: Model, target: Target, settings: Settings) -> bool:
 def _general(model: Model, target: Target) -> Graph:
     """The pinned graph, typed for all sizes within bounds; ModelError names what has none."""
     from graphc.driver import policy
+    from graphc.passes.counts import count_within
     from graphc.passes.general import general
     from graphc.passes.maps import in_tensors
 
@@ -114,7 +115,8 @@ def _general(model: Model, target: Target) -> Graph:
                 f"dimension {name} has no upper bound: give it one, --dim {name}=1..64"
             )
     try:
-        return general(in_tensors(graph), policy(target))
+        further = count_within if target.counts else None
+        return general(in_tensors(graph), policy(target), further=further)
     except NeedsValue as error:
         raise _unknown(error) from error
 

@@ -92,11 +92,13 @@ class If:
 @dataclass(frozen=True)
 class Count:
     """Makes what a slot holds, one i64, the value of a size of the program, for the steps after
-    this one. `size` is a number in a program at given sizes (`at_sizes`)."""
+    this one. `size` is a number in a program at given sizes (`at_sizes`). It is at most `most`, a
+    number or an expression over sizes that are known before; None: its own bound."""
 
     size: Any
     slot: Slot
     loc: tuple[str, ...] = ()
+    most: Any = None
 
 
 AnyStep = Step | Copy | While | If | Count
@@ -279,7 +281,7 @@ def at_sizes(program: Program, values: Sequence[int]) -> Program:
         return replace(slot, elements=at(slot.elements, known))
 
     steps = [
-        replace(step, size=at(step.size, known)) if isinstance(step, Count) else step
+        replace(step, size=at(step.size, known), most=None) if isinstance(step, Count) else step
         for step in with_calls(program.steps, called)
     ]
     return replace(
@@ -287,6 +289,17 @@ def at_sizes(program: Program, values: Sequence[int]) -> Program:
         steps=steps, sizes=(), over={},
         resident={key: placed(s) for key, s in program.resident.items()},
     )  # fmt: skip
+
+
+def possible(program: Program, values: Sequence[int]) -> tuple[int, ...]:
+    """Values of all sizes that are possible at once: those that data decides are made no larger
+    than what the others leave."""
+    known: dict[Expr, Expr] = {}
+    limits = {s.size: s.most for s in program.steps if isinstance(s, Count) and s.most is not None}
+    for size, value in zip(program.all_sizes, values):
+        limit = at(limits.get(size, value), known)
+        known[size] = Const(min(value, limit), i64)
+    return tuple(int(value.value) for value in known.values())  # type: ignore[attr-defined]
 
 
 def true_outputs(program: Program, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -11,23 +11,24 @@ untyped: it is compiled once the sizes are known, with what follows from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import numpy as np
 
-from graphc.errors import UnsupportedError
-from graphc.ir.expr import Const, Expr, Sym
+from graphc.errors import GraphcError, UnsupportedError
+from graphc.ir.expr import Const, Expr, Sym, symbols
 from graphc.ir.graph import Graph, Op, Value, clone_graph, clone_region, constant_op
 from graphc.ir.imperative.lowering import SIZES, imperative_kernel, is_bounded
 from graphc.ir.infer import infer_op
 from graphc.ir.kernel import Store, walk_stmts
 from graphc.ir.opdef import lookup
 from graphc.ir.ops.control import MAX_ITERATIONS, split_captures, trips_of
-from graphc.ir.ops.counts import CORNER, COUNT, DOMAIN, is_counted
-from graphc.ir.types import TensorType
+from graphc.ir.ops.counts import CORNER, COUNT, DOMAIN, is_count, is_counted
+from graphc.ir.types import TensorType, largest
 from graphc.passes.dce import remove_dead
 from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import FoldPolicy
-from graphc.passes.general import check_op
+from graphc.passes.general import NotOpen, check_op
 from graphc.passes.infer_types import TypeInference
 from graphc.passes.inner_checks import carrying, insert
 from graphc.passes.native import natively
@@ -43,9 +44,7 @@ def counted(graph: Graph, policy: FoldPolicy | None, decline: Decline) -> Graph 
         return None
     result = clone_graph(graph)
     for op in list(result.ops):
-        if _is_countable(op):
-            _count(result, op)
-        elif _rows(op):
+        if _rows(op):
             _count_rows(result, op, _rows(op))
     bodies = {op: list(map(clone_region, op.regions)) for op in result.ops if op.regions}
     huge = [op for op in result.ops if op.attrs.get("rows") is not None and _most(op) > MOST_BYTES]
@@ -54,7 +53,7 @@ def counted(graph: Graph, policy: FoldPolicy | None, decline: Decline) -> Graph 
     if huge:
         return None
     types = TypeInference(policy, retype=False, symbolic=True, dimensions=Dimensions())
-    types.region(result)
+    count_all(result, types)
     for op in result.ops:
         if _leaves_untyped(op, decline) and op in bodies:
             types.restore(op, bodies[op])
@@ -62,6 +61,25 @@ def counted(graph: Graph, policy: FoldPolicy | None, decline: Decline) -> Graph 
     used = symbols_in(result)
     result.symbols = {name: size for name, size in result.symbols.items() if size in used}
     return result
+
+
+def count_within(graph: Graph, types: TypeInference) -> None:
+    """As `count_all`, of a graph over sizes of its inputs; NotOpen if a tensor may be too large."""
+    count_all(graph, types)
+    has_counts = any(map(is_count, graph.ops))
+    for op in graph.ops if has_counts else ():
+        if _most(op) > MOST_BYTES:
+            raise NotOpen(f"{op.where()} would give {_most(op)} bytes at the largest sizes", op)
+
+
+def count_all(graph: Graph, types: TypeInference) -> None:
+    """Counts what data decides, and types what follows from it, which may have more to count."""
+    made = None
+    while made is None or made:
+        made = list(filter(_is_countable, graph.ops))
+        for op in made:
+            _count(graph, op)
+        types.region(graph)
 
 
 Decline = Callable[[Op, str], None]
@@ -72,22 +90,29 @@ def _is_countable(op: Op) -> bool:
     if not is_bounded(op) or op.defn.form != "imperative" or is_counted(op):
         return False
     values = [v for v in (*op.inputs, *op.outputs) if v is not None]
-    return all(
-        isinstance(v.type, TensorType)
-        and v.type.is_static
-        and v.type.dtype.kind not in ("string", "complex")
-        and v.type.nbytes <= MOST_BYTES
-        for v in values
-    )
+    for value in values:
+        if not value.is_ranked or value.tensor.dtype.kind in ("string", "complex"):
+            return False
+        sizes = {s for d in value.tensor.dims if isinstance(d, Expr) for s in symbols(d)}
+        if any(size.hi is None for size in sizes):
+            return False
+        if value.tensor.most * value.tensor.dtype.size > MOST_BYTES:
+            return False
+    if _is_open(op):
+        with suppress(GraphcError):
+            imperative_kernel(op)
+            return True
+        return False
+    return True
 
 
 def _count(graph: Graph, op: Op) -> None:
     """Puts the counts of an op, and the corners of its results, after it."""
     after = graph.after(op)
     sizes: dict[Expr, Sym] = {}
-    dims: dict[Value, list] = {v: list(v.tensor.static_shape) for v in op.outputs}
+    dims: dict[Value, list] = {v: list(v.tensor.dims) for v in op.outputs}
     for value, dim, told in _decided(op):
-        most = value.tensor.extent(dim)
+        most = largest(value.tensor.dims[dim])
         if told not in sizes:
             sizes[told] = Sym(_unused(graph), 0, most)
             graph.symbols[sizes[told].name] = sizes[told]

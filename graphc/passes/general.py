@@ -10,7 +10,7 @@ of these that do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -22,7 +22,7 @@ from graphc.ir.graph import Graph, Op, clone_graph
 from graphc.ir.imperative.lowering import is_bounded
 from graphc.ir.infer import op_body, output_types
 from graphc.ir.interp import evaluate
-from graphc.ir.ops.counts import is_corner, is_counted
+from graphc.ir.ops.counts import is_corner, is_count, is_counted
 from graphc.ir.ops.in_range import is_check
 from graphc.ir.simplify import simplify
 from graphc.ir.sizes import line_of
@@ -42,6 +42,7 @@ MOST_COMPARED = 1 << 24  # elements of a result that is computed to compare two 
 
 
 Bounds = Mapping[str, tuple[int, int]]
+Further = Callable[[Graph, TypeInference], None]
 
 
 class NotOpen(UnsupportedError):
@@ -68,9 +69,11 @@ def general(
     graph: Graph,
     policy: FoldPolicy | None = None,
     contents: Mapping[str, np.ndarray] | None = None,
+    further: Further | None = None,
 ) -> Graph:
     """A copy of a graph with bounded symbols, typed for all their values, and for the `contents`
-    of some inputs.
+    of some inputs. `further` types what follows from sizes that data decides, if programs have
+    such (counts.py).
 
     NotOpen names an op that has no type which holds at all sizes. NeedsValue carries the values
     whose contents types depend on, as that of `specialise` does.
@@ -79,6 +82,8 @@ def general(
     bind_contents(result, contents or {})
     types = TypeInference(policy, symbolic=True, dimensions=Dimensions())
     types.region(result)
+    if further is not None:
+        further(result, types)
     remove_dead(result)
     failed = first_untyped(result)
     if failed is not None:
@@ -86,10 +91,11 @@ def general(
         factors = multiples(failed)
         if factors:
             with suppress(NotOpen):
-                return general(with_multiples(graph, factors), policy, contents)
+                return general(with_multiples(graph, factors), policy, contents, further)
         reason = types.untyped.get(failed, f"{failed.where()}: its type is not known")
         raise NotOpen(reason, failed)
-    result.symbols = _sizes_of_inputs(result)
+    counts = (op.attrs["size"] for op in result.ops if is_count(op))
+    result.symbols = _sizes_of_inputs(result) | {size.name: size for size in counts}
     result.phase = "typed"
     check_open(result)
     _check_corners(result)
@@ -142,7 +148,7 @@ def check_op(op: Op) -> None:
     """As `check_open`, of one op."""
     open_types = _has_open_types(op)
     forms = FORMS if open_types else (*FORMS, "region")
-    if op.defn.form not in forms or open_types and is_bounded(op):
+    if op.defn.form not in forms:
         raise NotOpen(f"{op.where()} is {op.defn.form}, made for one shape at a time", op)
     if is_bounded(op) and not is_counted(op):
         raise NotOpen(f"{op.where()} gives a tensor whose shape depends on data", op)
@@ -164,7 +170,7 @@ def _check_corners(graph: Graph) -> None:
     most: dict[Expr, Expr] = {s: Const(s.hi or 0) for s in graph.symbols.values()}
     corners = [most, *({**most, s: Const(s.lo)} for s in graph.symbols.values() if len(most) > 1)]
     for op in graph.walk():
-        if op.name not in ("Constant", "yield") and _has_open_types(op):
+        if op.name not in ("Constant", "yield") and not is_corner(op) and _has_open_types(op):
             for values in corners:
                 _twin_at(op, values)
 

@@ -22,6 +22,7 @@ from graphc.errors import GraphcError, ModelError, NeedsValue, UnsupportedError,
 from graphc.ir.graph import Op, Region, Value, clone_region, constant_op
 from graphc.ir.infer import infer_op
 from graphc.ir.ops.control import split_captures
+from graphc.ir.ops.counts import is_corner, is_count
 from graphc.ir.ops.failing import DEFERRED, fail_instead, fail_with_types, failure
 from graphc.ir.ops.long_recurrent import holds_loop
 from graphc.ir.types import OptionalType, SequenceType, TensorType
@@ -169,6 +170,8 @@ class TypeInference:
             op.output.type = member
             return True
         inexact = next((v for v in op.inputs if v is not None and v in self.inexact), None)
+        if is_count(op) or is_corner(op):  # which tell the true shape
+            inexact = None
         try:
             if inexact is not None:
                 message = f"{op.where()}: the shape of %{inexact.name} is not known"

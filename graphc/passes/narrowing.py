@@ -14,7 +14,7 @@ import numpy as np
 
 from graphc.ir.graph import Graph
 from graphc.passes.fold import FoldPolicy
-from graphc.passes.general import Bounds, NotOpen, general
+from graphc.passes.general import Bounds, Further, NotOpen, general
 from graphc.passes.specialise import pin
 
 
@@ -34,15 +34,17 @@ def open_within(
     met: Mapping[str, int],
     policy: FoldPolicy | None = None,
     contents: Mapping[str, np.ndarray] | None = None,
+    further: Further | None = None,
 ) -> Opened:
-    """A graph typed for all sizes within bounds, or within narrower ones about sizes that were met.
+    """A graph typed for all sizes within bounds, or within narrower ones about sizes that were met;
+    `contents` and `further` are those of `general`.
 
     Raises what `general` raises: NotOpen if no size can stay open, or nothing was met.
     """
 
     def attempt(bounds: Bounds) -> Graph | NotOpen:
         try:
-            return general(pin(graph, dims=bounds), policy, contents)
+            return general(pin(graph, dims=bounds), policy, contents, further)
         except NotOpen as error:
             return error
 

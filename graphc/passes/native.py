@@ -35,8 +35,7 @@ def natively(op: Op) -> bool:
     if not all(holds(v.type) for v in values):
         return False
     if op.defn.form == "imperative":
-        static = all(is_native(v.type) for v in values)
-        return static and (not is_bounded(op) or is_counted(op))
+        return not is_bounded(op) or is_counted(op)
     return op.name == "fused" or op.defn.form in ("elementwise", "indexed", "composite")
 
 

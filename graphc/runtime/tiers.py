@@ -30,10 +30,11 @@ from typing import Any
 
 from graphc.deadline import check_time, within_seconds
 from graphc.errors import GraphcError, ModelError, NeedsValue, UnsupportedError, beyond_limits
-from graphc.ir.expr import Sym
+from graphc.ir.expr import Expr, Sym, symbols
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.sizes import sizes_of
 from graphc.ir.types import largest
+from graphc.passes.counts import count_within
 from graphc.passes.general import Bounds
 from graphc.passes.narrowing import Opened, open_within
 from graphc.runtime.execution import ASKED, Made, SpecialisedGraph, contents_key
@@ -72,7 +73,7 @@ class General:
             return "inputs that types depend on have other contents"
         interface = [(p.name, p.tensor) for p in self.graph.params]
         try:
-            sizes_of(tuple(self.graph.symbols.values()), interface, shapes)
+            sizes_of(_sizes(self.graph), interface, shapes)
         except ModelError as error:
             return str(error)
         return ""
@@ -225,13 +226,13 @@ class TieredGraph(SpecialisedGraph):
         if opened is None:
             return
         graph = opened.graph
-        if not graph.symbols:
+        if not _sizes(graph):
             raise UnsupportedError(opened.why or "types depend on the contents of all open inputs")
         check_time()
         run = self.target.compile(clone_graph(graph))
         seconds = time.perf_counter() - begin
         why += f", with narrower bounds: {opened.why}" if opened.why else ""
-        limits = {name: (s.lo, largest(s)) for name, s in graph.symbols.items()}
+        limits = {s.name: (s.lo, largest(s)) for s in _sizes(graph)}
         info = ExecutableInfo(_dims(graph), run, why, seconds, limits, tuple(given))
         made = General(graph, opened.bounds, contents, run, info)
         self.general = [made, *[g for g in self.general if not made.covers(g)]]
@@ -251,7 +252,8 @@ class TieredGraph(SpecialisedGraph):
             if any(g.bounds == wide and g.contents == contents for g in self.general):
                 return None
             try:
-                opened = open_within(self.graph, wide, met, self.target.policy, given)
+                further = count_within if self.target.counts else None
+                opened = open_within(self.graph, wide, met, self.target.policy, given, further)
                 if grows:
                     _check_memory(opened.graph)
             except NeedsValue:
@@ -298,6 +300,13 @@ def _check_memory(graph: Graph) -> None:
     most = max((v.tensor.most_bytes for v in graph.values()), default=0)
     if most > MOST_BYTES:
         raise ModelError(f"a tensor would have {most} bytes at the largest sizes")
+
+
+def _sizes(graph: Graph) -> tuple[Sym, ...]:
+    """The sizes of a general graph that its inputs tell."""
+    types = [p.tensor for p in graph.params if p.is_ranked]
+    told = {s for t in types for d in t.dims if isinstance(d, Expr) for s in symbols(d)}
+    return tuple(size for size in graph.symbols.values() if size in told)
 
 
 def _dims(graph: Graph) -> tuple:

@@ -43,7 +43,7 @@ from graphc.ir.kernel import (
 )
 from graphc.ir.simplify import simplify
 
-SIZES = "sizes"  # the parameter
+SIZES = "sizes of the call"  # the parameter; no buffer and no size is called so
 WIDTH = 100  # function headers longer than this are broken into lines
 
 _TERMS = ("add", "sub", "mul")  # whose operands are offsets where the result is one

@@ -23,7 +23,7 @@ from graphc.ir.imperative.collectives import Collectives, Kept, Leaders
 from graphc.ir.imperative.picking import Picked, Picking, Place
 from graphc.ir.imperative.sampling import Sampled
 from graphc.ir.kernel import Buffer
-from graphc.ir.types import Dim
+from graphc.ir.types import Dim, largest
 
 PARTS = 4  # of a vector, each of which is skipped if nothing in it is kept
 CHAINS = 4  # vectors of items that are looked at before it is asked whether one clashes
@@ -207,7 +207,7 @@ class LanePicking(Picking):
     def __init__(self, k: Collectives, what: Picked, lanes: int):
         super().__init__(k, what)
         self.lanes, self.step = lanes, CHAINS * lanes
-        most = -(-what.limit // self.step) * self.step
+        most = -(-largest(what.limit) // self.step) * self.step
         self.traits = [k.alloc(kind, (most,)) for kind in what.kinds]
 
     def remember(self, number: Expr, mine: Place) -> None:

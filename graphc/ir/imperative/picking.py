@@ -14,6 +14,7 @@ from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import Const, Expr, isnan
 from graphc.ir.imperative.heap import Heap, swap_in
 from graphc.ir.kernel import Buffer, KernelBuilder
+from graphc.ir.types import largest
 
 Place = tuple[Expr, ...]
 
@@ -54,8 +55,8 @@ class Picking:
 
     def run(self) -> None:
         k, what = self.k, self.what
-        if what.limit:
-            left = k.alloc(i64, (what.count,))
+        if largest(what.limit):
+            left = k.alloc(i64, (largest(what.count),))
             with k.loops(*what.groups) as group:
                 self._pick(group, left)
         what.finish(self.selected[()])

@@ -10,13 +10,14 @@ import numpy as np
 from graphc.errors import ModelError
 from graphc.ir.addresses import unflatten_index
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, maximum, minimum, select
+from graphc.ir.expr import Const, Expr, as_expr, maximum, minimum, select
 from graphc.ir.imperative.collectives import Collectives, Kept, Picked, Place
 from graphc.ir.imperative.lowering import store_size
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.opdef import Any_, Bool, Float, Int, Known, Operand, imperative
 from graphc.ir.ops.helpers import normal_axis
-from graphc.ir.types import TensorType
+from graphc.ir.types import Dim, TensorType
+from graphc.ir.window import dim
 
 
 @imperative("NonZero", infer=lambda x: TensorType(i64, (x.rank, x.size)), traits=("bounded",))
@@ -25,8 +26,8 @@ def non_zero(k: Collectives, x: Any_) -> None:
     (y,) = k.outputs
 
     def put(where: Place, column: Expr, _: Place) -> None:
-        for dim, position in enumerate(where):
-            k.store(y, (dim, column), position)
+        for row, position in enumerate(where):
+            k.store(y, (row, column), position)
 
     def finish(count: Expr) -> None:
         store_size(k, 0, 1, count)
@@ -38,13 +39,18 @@ def _zero(x: Buffer) -> Const:
     return Const("" if x.dtype.kind == "string" else 0, x.dtype)
 
 
+def fewer(a: Dim, b: Dim) -> Dim:
+    """The smaller one of two extents."""
+    return a if a is b else dim(minimum(as_expr(a, i64), as_expr(b, i64)))
+
+
 def _compress_type(x: Operand, condition: Operand, axis: int | None) -> TensorType:
     if condition.rank != 1:
         raise ModelError(f"condition must have rank 1, found {condition.type}")
     if axis is None:
-        return x.type.with_shape((min(x.size, condition.shape[0]),))
+        return x.type.with_shape((fewer(x.size, condition.shape[0]),))
     axis = normal_axis(axis, x.rank)
-    kept = min(x.shape[axis], condition.shape[0])
+    kept = fewer(x.shape[axis], condition.shape[0])
     return x.type.with_shape((*x.shape[:axis], kept, *x.shape[axis + 1 :]))
 
 
@@ -82,7 +88,7 @@ def _selected_type(
             f"boxes have shape {list(boxes.shape)}, expected {[batch, count, 4]} for scores of "
             f"shape {list(scores.shape)}"
         )
-    return TensorType(i64, (batch * classes * min(count, _limit(max_output)), 3))
+    return TensorType(i64, (batch * classes * fewer(count, _limit(max_output)), 3))
 
 
 @imperative("NonMaxSuppression", infer=_selected_type, traits=("bounded",))
@@ -122,7 +128,7 @@ def non_max_suppression(
         store_size(k, 0, 0, number)
 
     k.picked(Picked(
-        (batch, classes), count, min(count, _limit(max_output)), takes_part, score,
+        (batch, classes), count, fewer(count, _limit(max_output)), takes_part, score,
         (boxes.dtype,) * 5, lambda group, box: overlap.traits(group[0], box), overlap.above,
         put, lambda row: rows[row, 2], finish,
     ))  # fmt: skip

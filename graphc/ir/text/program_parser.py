@@ -136,7 +136,9 @@ class _ProgramParser(KernelParser):
         return Copy(source, self._slot(), source_stride, self._stride(), self._loc())
 
     def _count(self) -> Count:
-        return Count(self.dimension(), self._slot(), self._loc())
+        size, slot = self.dimension(), self._slot()
+        most = self.dimension() if self.accept("most") else None
+        return Count(size, slot, self._loc(), most)
 
     def _stride(self) -> int:
         return self.integer() if self.accept("by") else 0

@@ -30,7 +30,8 @@ def step_lines(steps: Sequence[AnyStep], indent: str) -> Iterator[str]:
         elif isinstance(step, Copy):
             yield indent + _copy_text(step)
         elif isinstance(step, Count):
-            yield f"{indent}count {step.size} {slot_text(step.slot)}{loc_text(step.loc)}"
+            most = "" if step.most is None else f" most {step.most}"
+            yield f"{indent}count {step.size} {slot_text(step.slot)}{most}{loc_text(step.loc)}"
         elif isinstance(step, If):
             yield f"{indent}if {slot_text(step.condition)}{loc_text(step.loc)} {{"
             yield from step_lines(step.then, indent + "  ")

@@ -21,7 +21,19 @@ from graphc.ir import dtypes
 from graphc.ir.dtypes import DType, boolean, i64
 from graphc.ir.expr import Sym, as_expr, symbols
 from graphc.ir.kernel import Buffer, Kernel, with_sizes
-from graphc.ir.program import AnyStep, Copy, Count, If, Program, Slot, Step, While, at_sizes, walk
+from graphc.ir.program import (
+    AnyStep,
+    Copy,
+    Count,
+    If,
+    Program,
+    Slot,
+    Step,
+    While,
+    at_sizes,
+    possible,
+    walk,
+)
 from graphc.ir.text.steps import slot_text
 from graphc.ir.trials import trials
 from graphc.ir.verify.kernels import verify_kernel
@@ -38,7 +50,7 @@ def verify_program(program: Program) -> None:
     if not program.all_sizes:
         _ProgramVerifier(program).run()
     for values in trials(program.all_sizes, corners=2):
-        static = at_sizes(program, values)
+        static = at_sizes(program, possible(program, values))
         for kernel in static.kernels.values():
             verify_kernel(kernel)
         _ProgramVerifier(static).run()

@@ -41,7 +41,7 @@ def planned_steps(
         if isinstance(call, Move):
             return _copy(call, slot(call.source), slot(call.target))
         if isinstance(call, Tell):
-            return Count(call.size, slot(call.place), call.loc)
+            return Count(call.size, slot(call.place), call.loc, call.most)
         inner = [tuple(map(step, body)) for body in bodies(call)]
         if isinstance(call, Choice):
             then, orelse = inner

@@ -470,7 +470,8 @@ class Lowering:
         size = op.attrs["size"]
         self.tokens[size] = self.storages.temporary(Buffer("token", u8, (1,), ""))
         place = self.storages.of(op.output)
-        self.calls.append(Tell(size, place, self.tokens[size], op.loc))
+        most = None if dim < 0 or value.tensor.is_static else value.tensor.dims[dim]
+        self.calls.append(Tell(size, place, self.tokens[size], op.loc, most))
 
     def spare(self, op: Op, note: str) -> None:
         """Notes why something needs no kernel."""

@@ -16,7 +16,7 @@ import numpy as np
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Value
 from graphc.ir.kernel import Buffer
-from graphc.ir.types import largest
+from graphc.ir.types import Dim, largest
 from graphc.passes.analysis.computation import physical_buffer
 
 
@@ -87,6 +87,7 @@ class Tell:
     place: str
     token: str
     loc: tuple[str, ...] = ()
+    most: Dim | None = None
 
 
 @dataclass
