@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphc.errors import InternalError
+from graphc.errors import GraphcError, InternalError
 from graphc.ir.checks import Check, Condition, closed, sentence
+from graphc.ir.dtypes import i64
 from graphc.ir.expr import (
+    Const,
     Expr,
     Index,
     Load,
@@ -19,6 +21,7 @@ from graphc.ir.expr import (
     Sym,
     free_indices,
     loads,
+    select,
     substitute,
     symbols,
     transform,
@@ -27,7 +30,8 @@ from graphc.ir.expr import (
 from graphc.ir.graph import Op
 from graphc.ir.imperative.lowering import imperative_conditions
 from graphc.ir.infer import conditions_of
-from graphc.ir.types import Dim
+from graphc.ir.simplify import bounds
+from graphc.ir.types import Dim, TensorType
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,8 @@ class Asked:
 def asked_by(op: Op, named: Op | None = None) -> list[Asked]:
     """What a typed op asks of its operands, where there is anything to ask. Messages go by the
     names of `named`, which is the same op in its graph."""
-    if op.defn.form == "imperative" and not is_of_static_types(op):
-        return []
     if op.defn.form == "imperative":
-        conditions = imperative_conditions(op)
+        conditions = _of_kernel(op)
     elif op.defn.form in ("elementwise", "indexed"):
         conditions = conditions_of(op)
     else:
@@ -60,9 +62,15 @@ def asked_by(op: Op, named: Op | None = None) -> list[Asked]:
     return [asked for asked in checks if asked is not None and 0 not in asked.extents]
 
 
-def is_of_static_types(op: Op) -> bool:
-    """Whether the types of all operands are static."""
-    return all(v is None or (v.type is not None and v.type.is_static) for v in op.inputs)
+def _of_kernel(op: Op) -> list[Condition]:
+    """What an imperative op asks. None of one that has no kernel for open sizes, whose types are
+    not final then."""
+    try:
+        return imperative_conditions(op)
+    except GraphcError:
+        if all(v is None or (v.type is not None and v.type.is_static) for v in op.inputs):
+            raise
+        return []
 
 
 def _asked(op: Op, condition: Condition) -> Asked | None:
@@ -76,9 +84,19 @@ def _asked(op: Op, condition: Condition) -> Asked | None:
     if range_of is None:
         return None
     lying, low, high = range_of
+    lying = _unless_empty(op, lying, low)
     return Asked(
         lying, tuple(axis.extent for axis in axes), Check(low, high, f"{op.where()}: {said}")
     )
+
+
+def _unless_empty(op: Op, value: Expr, low: int) -> Expr:
+    """A value to be checked, or one that lies in range where the sizes leave an op no element."""
+    types = [v.type for v in op.outputs if isinstance(v.type, TensorType)]
+    for dim in (d for type in types for d in type.dims):
+        if isinstance(dim, Expr) and bounds(dim)[0] < 1:
+            value = select(dim > 0, value, Const(low, i64))
+    return value
 
 
 def _of_numbered(node: Expr) -> Expr | None:

@@ -306,6 +306,11 @@ def _floordiv(a: Expr, b: Expr) -> Poly:
     return _add(quotient, _floordiv_atom(from_poly(rest), divisor))
 
 
+def _truncating_div(a: Expr, b: Expr) -> Poly:
+    """What is not negative is rounded down."""
+    return _floordiv(a, b) if bounds(a)[0] >= 0 and bounds(b)[0] > 0 else _opaque("div", a, b)
+
+
 def _cancel_common(poly: Poly, divisor: int) -> tuple[Poly, int]:
     """floor((g*p + r) / (g*d)) = floor(p / d) for 0 <= r < g."""
     common = math.gcd(divisor, *(v for k, v in poly.items() if k))
@@ -404,6 +409,7 @@ _POLY: dict[str, Callable[..., Poly]] = {
     "neg": lambda a: _add({}, _poly(a), -1),
     "mul": _product,
     "floordiv": _floordiv,
+    "div": _truncating_div,
     "mod": _mod,
     "min": _extreme("min"),
     "max": _extreme("max"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -33,3 +34,14 @@ def type_at(value: Value, sizes: Sizes) -> TensorType:
     """The type of a value at some sizes."""
     type = value.tensor
     return TensorType(type.dtype, tuple(at(d, sizes) for d in type.dims), type.layout)
+
+
+def attrs_at(attrs: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
+    """Attributes at some sizes: numbers of composites' parts can be made of them."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(of, value))
+        return at(value, sizes) if isinstance(value, Expr) else value
+
+    return {name: of(value) for name, value in attrs.items()}

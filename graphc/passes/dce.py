@@ -21,6 +21,16 @@ def is_dead(op: Op) -> bool:
     return EFFECT not in op.defn.traits and not any(v.uses for v in op.outputs)
 
 
+def dead_ops(region: Region) -> list[Op]:
+    """The ops of a region whose results nobody reads but other such ops, the last one first."""
+    dead: dict[Op, None] = {}
+    for op in reversed(region.ops):
+        users = (user for value in op.outputs for user in value.users)
+        if EFFECT not in op.defn.traits and all(user in dead for user in users):
+            dead[op] = None
+    return list(dead)
+
+
 def remove_dead(region: Region) -> int:
     """Removes the dead ops of a region and of the regions inside; returns how many."""
     removed, kept = 0, []

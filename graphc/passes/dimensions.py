@@ -17,10 +17,11 @@ import numpy as np
 from graphc.ir import dtypes
 from graphc.ir.expr import REDUCTIONS, Const, Expr, Index, Load, Reduce, call
 from graphc.ir.graph import Op, Value, constant_op, sizes_op
-from graphc.ir.infer import op_body
+from graphc.ir.infer import expand, op_body
 from graphc.ir.simplify import simplify
 from graphc.ir.types import TensorType
 
+FORMS = ("elementwise", "indexed", "composite")
 MOST = 64  # elements of a tensor that is taken for one of dimensions
 MOST_TERMS = 64  # of a reduction that is written out
 
@@ -40,7 +41,7 @@ class Dimensions:
     def replacement(self, op: Op) -> Op | None:
         """The op that gives the result of another, if that is a small tensor of dimensions;
         otherwise what is known of it is noted."""
-        if len(op.outputs) != 1 or op.defn.form not in ("elementwise", "indexed"):
+        if len(op.outputs) != 1 or op.defn.form not in FORMS:
             return None
         value = op.output
         if value.known is not None or not isinstance(value.type, TensorType):
@@ -63,6 +64,8 @@ class Dimensions:
 
     def evaluated(self, op: Op) -> np.ndarray | None:
         """The elements of the result of an op; None if one depends on data."""
+        if op.defn.form == "composite":
+            return self._inside(op)
         shape = op.output.tensor.static_shape
         known = {
             str(n): array for n, v in enumerate(op.inputs) if (array := self.of(v)) is not None
@@ -78,6 +81,26 @@ class Dimensions:
                 return None
             contents[place] = element
         return contents
+
+    def _inside(self, op: Op) -> np.ndarray | None:
+        """The elements of the result of a composite op, by those of its body."""
+        if any(v is not None and self.of(v) is None for v in op.inputs):
+            return None
+        body, (result,) = expand(op)
+        inner = Dimensions()
+        inner.contents = {
+            param: contents
+            for param, value in zip(body.params, op.inputs)
+            if (contents := self.of(value)) is not None
+        }
+        for part in body.ops:
+            if part.name == "Constant":
+                continue
+            contents = None if len(part.outputs) > 1 else inner.evaluated(part)
+            if contents is None:
+                return None
+            inner.contents[part.output] = contents
+        return inner.of(result)
 
 
 def _element(

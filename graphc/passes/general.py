@@ -10,7 +10,7 @@ of these that do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -28,12 +28,12 @@ from graphc.ir.simplify import simplify
 from graphc.ir.sizes import line_of
 from graphc.ir.trials import body_at
 from graphc.ir.types import TensorType
-from graphc.passes.at_sizes import Sizes, type_at, value_at
-from graphc.passes.dce import remove_dead
+from graphc.passes.at_sizes import Sizes, attrs_at, type_at, value_at
+from graphc.passes.dce import dead_ops, remove_dead
 from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.infer_types import TypeInference
-from graphc.passes.multiples import multiples, with_multiples
+from graphc.passes.multiples import met_multiples, multiples, with_multiples
 from graphc.passes.open_kernels import why_other_kernel
 from graphc.passes.specialise import bind_contents, check_declared
 
@@ -70,10 +70,11 @@ def general(
     policy: FoldPolicy | None = None,
     contents: Mapping[str, np.ndarray] | None = None,
     further: Further | None = None,
+    met: Mapping[str, int] | None = None,
 ) -> Graph:
     """A copy of a graph with bounded symbols, typed for all their values, and for the `contents`
     of some inputs. `further` types what follows from sizes that data decides, if programs have
-    such (counts.py).
+    such (counts.py). Sizes that become multiples are such that those that were `met` are.
 
     NotOpen names an op that has no type which holds at all sizes. NeedsValue carries the values
     whose contents types depend on, as that of `specialise` does.
@@ -84,28 +85,32 @@ def general(
     types.region(result)
     if further is not None:
         further(result, types)
-    remove_dead(result)
+    dead = [op for op in dead_ops(result) if op.name != "Constant" and _is_typed(op)]
     failed = first_untyped(result)
     if failed is not None:
         _raise_need(result, failed, types)
-        factors = multiples(failed)
+        factors = multiples(failed, met or {})
         if factors:
             with suppress(NotOpen):
-                return general(with_multiples(graph, factors), policy, contents, further)
+                known = met_multiples(met or {}, factors)
+                return general(with_multiples(graph, factors), policy, contents, further, known)
         reason = types.untyped.get(failed, f"{failed.where()}: its type is not known")
         raise NotOpen(reason, failed)
     counts = (op.attrs["size"] for op in result.ops if is_count(op))
     result.symbols = _sizes_of_inputs(result) | {size.name: size for size in counts}
     result.phase = "typed"
+    _check_dead(dead, result.symbols.values())
+    remove_dead(result)
     check_open(result)
-    _check_corners(result)
+    _check_types(result.walk(), result.symbols.values())
     check_declared(result)
     return result
 
 
 def first_untyped(graph: Graph) -> Op | None:
-    """The first op without a type."""
-    return next((op for op in graph.ops if not all(v.is_ranked for v in op.outputs)), None)
+    """The first op without a type whose results are read."""
+    dead = set(dead_ops(graph))
+    return next((op for op in graph.ops if op not in dead and not _is_typed(op)), None)
 
 
 def _raise_need(graph: Graph, failed: Op, types: TypeInference) -> None:
@@ -116,6 +121,10 @@ def _raise_need(graph: Graph, failed: Op, types: TypeInference) -> None:
     others = [n.error for n in types.needs if n.op.region is graph and n.op is not failed]
     error.graph, error.needs = graph, (error, *others)
     raise error
+
+
+def _is_typed(op: Op) -> bool:
+    return all(v.is_ranked for v in op.outputs)
 
 
 def _sizes_of_inputs(graph: Graph) -> dict[str, Sym]:
@@ -164,15 +173,24 @@ def check_op(op: Op) -> None:
             _check_at(op, values)
 
 
-def _check_corners(graph: Graph) -> None:
+def _check_types(ops: Iterable[Op], sizes: Collection[Sym]) -> None:
     """NotOpen names an op whose types are not those of its definition at the largest sizes, or
     where one of these is the least: what may not be longer than something else shows there."""
-    most: dict[Expr, Expr] = {s: Const(s.hi or 0) for s in graph.symbols.values()}
-    corners = [most, *({**most, s: Const(s.lo)} for s in graph.symbols.values() if len(most) > 1)]
-    for op in graph.walk():
+    most: dict[Expr, Expr] = {s: Const(s.hi or 0) for s in sizes}
+    corners = [most, *({**most, s: Const(s.lo)} for s in sizes if len(sizes) > 1)]
+    for op in ops:
         if op.name not in ("Constant", "yield") and not is_corner(op) and _has_open_types(op):
             for values in corners:
                 _twin_at(op, values)
+
+
+def _check_dead(dead: Iterable[Op], sizes: Collection[Sym]) -> None:
+    """As `_check_types`, of ops that nobody reads, also at the least sizes: a model is wrong where
+    one of them is."""
+    for op in dead:
+        if not is_corner(op):
+            _twin_at(op, {s: Const(s.lo) for s in sizes_of_op(op)})
+    _check_types(dead, sizes)
 
 
 def _has_open_types(op: Op) -> bool:
@@ -197,7 +215,8 @@ def _check_at(op: Op, sizes: Sizes) -> None:
 def _twin_at(op: Op, sizes: Sizes) -> Op:
     """An op of the same definition, whose operands have the types of some sizes. NotOpen if its
     results have others than those of the op there."""
-    twin = Op(op.defn, [value_at(v, sizes) for v in op.inputs], op.attrs, len(op.outputs))
+    operands = [value_at(v, sizes) for v in op.inputs]
+    twin = Op(op.defn, operands, attrs_at(op.attrs, sizes), len(op.outputs))
     try:
         types = output_types(twin)
     except GraphcError as error:

@@ -22,17 +22,18 @@ FACTORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64)
 Multiples = dict[Sym, int]
 
 
-def multiples(op: Op) -> Multiples:
+def multiples(op: Op, met: Mapping[str, int]) -> Multiples:
     """What the sizes of an op's operands have to be multiples of for it to have a type: the least
-    factors for all of them, then for each by itself. Empty if none of these help."""
+    factors for all of them, then for each by itself; sizes that were met are such multiples. Empty
+    if none of these help."""
     sizes = _sizes_of(op.inputs)
-    factor = next((f for f in FACTORS if _is_typed(op, dict.fromkeys(sizes, f))), None)
-    if factor is None:
+    possible = {s: [f for f in (1, *FACTORS) if met.get(s.name, 0) % f == 0] for s in sizes}
+    trials = ({s: f if f in possible[s] else 1 for s in sizes} for f in FACTORS)
+    chosen = next((factors for factors in trials if _is_typed(op, factors)), None)
+    if chosen is None:
         return {}
-    chosen = dict.fromkeys(sizes, factor)
     for size in sizes:
-        smaller = (f for f in (1, *FACTORS) if _is_typed(op, {**chosen, size: f}))
-        chosen[size] = next(smaller)
+        chosen[size] = next(f for f in possible[size] if _is_typed(op, {**chosen, size: f}))
     return {size: f for size, f in chosen.items() if f > 1}
 
 
@@ -45,6 +46,12 @@ def with_multiples(graph: Graph, factors: Multiples) -> Graph:
         if isinstance(param.type, TensorType) and param.type.shape is not None:
             param.type = type_at(param, sizes)
     return result
+
+
+def met_multiples(met: Mapping[str, int], factors: Multiples) -> dict[str, int]:
+    """Sizes that were met, and what they are times these factors."""
+    by = {f"{s.name}_by_{f}": met[s.name] // f for s, f in factors.items() if s.name in met}
+    return {**met, **by}
 
 
 def _sizes_of(values: list[Value | None]) -> list[Sym]:

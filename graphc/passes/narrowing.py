@@ -44,7 +44,7 @@ def open_within(
 
     def attempt(bounds: Bounds) -> Graph | NotOpen:
         try:
-            return general(pin(graph, dims=bounds), policy, contents, further)
+            return general(pin(graph, dims=bounds), policy, contents, further, met)
         except NotOpen as error:
             return error
 

@@ -17,6 +17,8 @@ from graphc.passes.checks import FLOW, add_checks
 from graphc.passes.iterations import at_most, can_be_counted
 from graphc.passes.partition import part_graph
 
+FOREIGN = ("string", "complex")  # kinds of elements that compiled code has not
+
 
 def is_native(type: Type | None) -> bool:
     """Whether compiled code can hold values of a type: tensors of numbers, of static shape."""
@@ -26,7 +28,7 @@ def is_native(type: Type | None) -> bool:
 def holds(type: Type | None) -> bool:
     """As `is_native`, or of a shape over sizes that are known once what comes before has run."""
     tensor = isinstance(type, TensorType) and type.shape is not None
-    return tensor and type.dtype.kind not in ("string", "complex")  # type: ignore[union-attr]
+    return tensor and type.dtype.kind not in FOREIGN  # type: ignore[union-attr]
 
 
 def natively(op: Op) -> bool:
@@ -37,6 +39,15 @@ def natively(op: Op) -> bool:
     if op.defn.form == "imperative":
         return not is_bounded(op) or is_counted(op)
     return op.name == "fused" or op.defn.form in ("elementwise", "indexed", "composite")
+
+
+def is_hosted(op: Op) -> bool:
+    """Whether an op runs on the host whatever the sizes are: it has no definition that can be
+    compiled, or works on what compiled code cannot hold, as far as types are known."""
+    if op.defn.form == "host" or any(map(is_hosted, (o for r in op.regions for o in r.ops))):
+        return True
+    types = [v.type for v in (*op.inputs, *op.outputs) if v is not None and v.type is not None]
+    return not all(isinstance(t, TensorType) and t.dtype.kind not in FOREIGN for t in types)
 
 
 def as_flow(op: Op, most: int, is_outer: bool = True) -> str:

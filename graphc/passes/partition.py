@@ -71,6 +71,22 @@ def partition(graph: Graph, native: Callable[[Op], bool]) -> Partition:
     return partition
 
 
+def by_level(graph: Graph, hosted: Callable[[Op], bool]) -> Partition:
+    """Places all ops of a graph, whether they have types or not; `hosted` are those that the host
+    runs."""
+    partition = Partition([], [])
+    at: dict[Value, int] = {}
+    for op in graph.ops:
+        if op.name == "Constant":
+            continue
+        number = max((at.get(v, 0) for v in op.inputs if v is not None), default=0)
+        is_hosted = hosted(op)
+        level = partition.level(number)
+        (level.host if is_hosted else level.native).append(op)
+        at.update(dict.fromkeys(op.outputs, number + is_hosted))
+    return partition
+
+
 def is_typed(type: Type | None) -> bool:
     """Whether a type is known; that of a tensor with its shape, which may be one over sizes that
     are known once what comes before has run (counts.py)."""
@@ -157,6 +173,6 @@ def region_graph(region: Region) -> Graph:
 
 
 __all__ = [
-    "Level", "Partition", "crossing", "opened", "operands_of", "part_graph", "partition",
-    "region_graph",
+    "Level", "Partition", "by_level", "crossing", "opened", "operands_of", "part_graph",
+    "partition", "region_graph",
 ]  # fmt: skip

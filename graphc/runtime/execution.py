@@ -212,7 +212,11 @@ class SpecialisedGraph:
             return self._plan(graph)
 
     def _plan(self, graph: Graph) -> Executable:
-        return plan(graph, self.target, lambda inner: SpecialisedGraph(inner, self.target).run)
+        return plan(graph, self.target, self._inner)
+
+    def _inner(self, graph: Graph) -> Executable:
+        """What runs a graph whose types are known once it runs."""
+        return SpecialisedGraph(graph, self.target).run
 
     def _typed(self, values: Sequence[Any]) -> Graph:
         """The graph; parameters that have no type get those of their values."""

@@ -24,8 +24,10 @@ from graphc.passes.counts import counted
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.general import first_untyped
 from graphc.passes.manager.context import Context
-from graphc.passes.native import is_native
+from graphc.passes.native import is_hosted, is_native
 from graphc.passes.partition import (
+    Partition,
+    by_level,
     crossing,
     opened,
     operands_of,
@@ -111,6 +113,12 @@ def counted_whole(graph: Graph, target: Target) -> Graph | None:
     return None if further is None or first_untyped(further) is not None else further
 
 
+def plan_of_open_sizes(graph: Graph, target: Target, inner: Inner) -> Executable:
+    """How to run a graph whose sizes are open, and which has ops that the host runs whatever they
+    are: what lies between these is given to `target.compile`, with whatever types it has."""
+    return _Planner(graph, target, inner, by_level(graph, is_hosted)).executable()
+
+
 def note(target: Target, about: str, op: Op, text: str | Reason) -> None:
     """Takes down why an op is not compiled with the ops before it."""
     if target.ctx is not None:
@@ -122,6 +130,7 @@ class _Planner:
     graph: Graph
     target: Target
     inner: Inner
+    parts: Partition | None = None
     numbers: dict[Value, int] = field(default_factory=dict)
     constants: dict[int, np.ndarray] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
@@ -130,7 +139,7 @@ class _Planner:
         graph = self.graph
         for value in graph.params:
             self.number(value)
-        parts = partition(graph, self.target.native)
+        parts = self.parts or partition(graph, self.target.native)
         for level in parts.levels:
             self.native(level.native)
             for op in level.host:

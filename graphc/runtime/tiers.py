@@ -15,9 +15,12 @@ gets a general program of its own, up to a limit. With "auto" the time for one i
 
 A dimension may be empty once a request had it so, as a cache is that takes its first prompt.
 
-What no general program serves (operators that the host runs) is compiled for its exact shape; `why`
-says what it was, or what has narrowed bounds. What has failed is not tried again, in later
-processes neither: whoever keeps what a model was compiled to is told of it.
+A graph with ops that the host runs whatever the sizes are (strings, sequences) is cut at these;
+what lies between them has two tiers of its own.
+
+What no general program serves is compiled for its exact shape; `why` says what it was, or what has
+narrowed bounds. What has failed is not tried again, in later processes neither: whoever keeps what
+a model was compiled to is told of it.
 """
 
 from __future__ import annotations
@@ -25,21 +28,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from graphc.deadline import check_time, within_seconds
 from graphc.errors import GraphcError, ModelError, NeedsValue, UnsupportedError, beyond_limits
+from graphc.ir import dtypes
 from graphc.ir.expr import Expr, Sym, symbols
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.sizes import sizes_of
-from graphc.ir.types import largest
+from graphc.ir.types import TensorType, largest
 from graphc.passes.counts import count_within
 from graphc.passes.general import Bounds
 from graphc.passes.narrowing import Opened, open_within
+from graphc.passes.native import is_hosted
+from graphc.passes.partition import opened, part_graph
+from graphc.passes.specialise import type_symbolically
 from graphc.runtime.execution import ASKED, Made, SpecialisedGraph, contents_key
 from graphc.runtime.listing import ExecutableInfo
-from graphc.runtime.plans import Executable, Target
+from graphc.runtime.plans import Executable, Target, plan_of_open_sizes
 from graphc.runtime.recurring import MOST_REMEMBERED, Recurring
 
 SLACKS = (8, 2, 1)  # times what was met: bounds of a dimension that has none, the first that fits
@@ -47,6 +56,7 @@ MOST_BYTES = 1 << 30  # of one tensor at bounds that grow
 MOST_EXACT = 1 << 30  # bytes of code and constants that exact programs made in the background add
 MOST_GENERAL = 16  # general programs of a model
 MOST_WRONG = 3  # requests that fail after which no general program is tried again
+UNBOUNDED = 1 << 62  # the largest value of a size that has no bound
 MOST_SECONDS = 60.0  # of the processor, for a general program that "auto" makes
 
 
@@ -71,9 +81,10 @@ class General:
         """Why it does not take inputs of these shapes and contents; empty if it does."""
         if contents != self.contents:
             return "inputs that types depend on have other contents"
-        interface = [(p.name, p.tensor) for p in self.graph.params]
+        known = [(p, shape) for p, shape in zip(self.graph.params, shapes) if p.is_ranked]
+        interface = [(p.name, p.tensor) for p, _ in known]
         try:
-            sizes_of(_sizes(self.graph), interface, shapes)
+            sizes_of(_sizes(self.graph), interface, [shape for _, shape in known])
         except ModelError as error:
             return str(error)
         return ""
@@ -89,6 +100,7 @@ class TieredGraph(SpecialisedGraph):
         self.mode = mode
         self.general: list[General] = []  # the last one made first
         self.why = reason  # why there is no general program, or it did not take some shapes
+        self._is_cut = False  # parts, which have tiers of their own, lie between ops on the host
         self._taken: dict[tuple, General | None] = {}
         self._failed = self._is_told = bool(reason)
         self._wrong = 0  # requests for which exact programs failed too
@@ -110,7 +122,7 @@ class TieredGraph(SpecialisedGraph):
                 raise
             self.why, self._taken[key] = str(beyond_limits(error)), None
             return super().run(values)
-        if self.mode == "auto" and not self._bound:
+        if self.mode == "auto" and not self._bound and not self._is_cut:
             note = self.recurring.note if exact is None else self.recurring.tried
             note(key, time.perf_counter() - begin)
         return results
@@ -220,6 +232,8 @@ class TieredGraph(SpecialisedGraph):
         """Makes a general program for the extents that were met, and for the contents of the inputs
         that are bound, unless there is one of these bounds."""
         begin = time.perf_counter()
+        if any(map(is_hosted, self.graph.ops)) and self._cut(why, begin):
+            return
         given = {} if values is None else {self._names[n]: values[n] for n in self._bound}
         contents = self._contents_of(values)
         opened = self._opened(met, given, contents)
@@ -239,6 +253,26 @@ class TieredGraph(SpecialisedGraph):
         self.why, self._taken = opened.why, {}
         self.recurring.background.expect(seconds)
         self._made(info)
+
+    def _cut(self, why: str, begin: float) -> bool:
+        """Makes what runs a graph at all sizes that has ops which the host runs at each: it is cut
+        at these, and what lies between them is run in two tiers of its own. False if there is none
+        once the graph is typed."""
+        typed = type_symbolically(self.graph, self.target.policy)
+        hosted = next(filter(is_hosted, typed.ops), None)
+        if hosted is None:
+            return False
+        parts = replace(self.target, compile=lambda part: OpenPart(part, self.target, self.mode))
+        run = plan_of_open_sizes(typed, parts, self._inner)
+        sizes = self.graph.symbols.values()
+        limits = {s.name: (s.lo, UNBOUNDED if s.hi is None else s.hi) for s in sizes}
+        told = {s.name: limits[s.name] for s in sizes if s.hi is not None}
+        seconds, why = time.perf_counter() - begin, f"{why}; the host runs {hosted.where()}"
+        info = ExecutableInfo(_dims(self.graph), run, why, seconds, told)
+        self.general, self.why, self._taken = [General(self.graph, limits, (), run, info)], "", {}
+        self._is_cut = True
+        self._made(info)
+        return True
 
     def _opened(
         self, met: Mapping[str, int], given: Mapping[str, Any], contents: tuple
@@ -293,6 +327,46 @@ class TieredGraph(SpecialisedGraph):
                 if isinstance(dim, Sym):
                     met[dim.name] = max(extent, met.get(dim.name, 0))
         return met
+
+
+class OpenPart:
+    """A part of a graph that is cut at ops on the host. Ranks that were not known are those of the
+    values it is run with; each kind of values has two tiers of its own."""
+
+    def __init__(self, graph: Graph, target: Target, mode: str):
+        self.graph, self.target, self.mode = graph, target, mode
+        self.made: dict[tuple, SpecialisedGraph] = {}
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        kind = tuple([(v.dtype, v.ndim) if isinstance(v, np.ndarray) else None for v in values])
+        made = self.made.get(kind)
+        if made is None:
+            graph = with_open_dims(self.graph, values)
+            made = self.made[kind] = (
+                TieredGraph(graph, self.target, self.mode)
+                if graph.symbols
+                else SpecialisedGraph(graph, self.target)
+            )
+        return made.run(values)
+
+
+def with_open_dims(graph: Graph, values: Sequence[Any]) -> Graph:
+    """A copy of a graph that is not typed, whose parameters have the element types and the ranks of
+    some values. Dims that are the same expression are one symbol; what is known stays."""
+    result = opened(part_graph(graph, graph.ops, graph.params, graph.results))
+    sizes: dict[Any, Sym] = {}
+    for own, param, value in zip(graph.params, result.params, values):
+        if not isinstance(value, np.ndarray):
+            param.type = own.type
+            continue
+        known = own.tensor.dims if own.is_ranked else [(param.name, d) for d in range(value.ndim)]
+        for dim in known:
+            if not isinstance(dim, int) and dim not in sizes:
+                sizes[dim] = dim if isinstance(dim, Sym) else Sym(f"size{len(sizes)}", 0)
+        dims = [dim if isinstance(dim, int) else sizes[dim] for dim in known]
+        param.type = TensorType(dtypes.of(value.dtype), tuple(dims))
+    result.symbols = {s.name: s for s in sizes.values()}
+    return result
 
 
 def _check_memory(graph: Graph) -> None:

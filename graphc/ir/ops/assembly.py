@@ -14,7 +14,8 @@ from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
 from graphc.ir.dtypes import DType, f32, i64
-from graphc.ir.expr import Const, Expr, as_expr, reduce, select
+from graphc.ir.expr import Const, Expr, as_expr, maximum, reduce, select
+from graphc.ir.extents import as_dim, at_most, divided
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, Float, Int, Known, Number, Operand, OutIndex, composite, op
 from graphc.ir.opdef import axes as fresh_axes
@@ -27,6 +28,7 @@ from graphc.ir.ops.helpers import (
     ints_of,
     normal_axes,
     normal_axis,
+    numbers_of,
     only_element,
     replaced,
     scalar_of,
@@ -67,9 +69,9 @@ def concat(i: OutIndex, *parts: Any_, axis: int) -> Expr:
 # ---------------------------------------------------------------- pads and crops
 
 
-def _paddings(x: Operand, pads: np.ndarray, axes: np.ndarray | None) -> dict[int, tuple[int, int]]:
+def _paddings(x: Operand, pads: np.ndarray, axes: np.ndarray | None) -> dict[int, tuple[Dim, Dim]]:
     """Elements to add before and after each padded axis (negative: to drop)."""
-    amounts = ints_of(pads)
+    amounts = numbers_of(pads)
     chosen = list(range(x.rank)) if axes is None else normal_axes(axes, x.rank)
     if len(amounts) != 2 * len(chosen):
         raise ModelError(f"pads {amounts} must hold 2 values for each of {len(chosen)} axes")
@@ -78,26 +80,29 @@ def _paddings(x: Operand, pads: np.ndarray, axes: np.ndarray | None) -> dict[int
 
 def _padded(x: Operand, pads: np.ndarray, value: Operand | None, axes: np.ndarray | None) -> Shape:
     amounts = _paddings(x, pads, axes)
-    return tuple(extent + sum(amounts.get(n, (0, 0))) for n, extent in enumerate(x.shape))
+    shape = tuple(as_dim(e + sum(amounts.get(n, (0, 0)))) for n, e in enumerate(x.shape))
+    if not all(at_most(0, extent) for extent in shape):
+        raise ModelError(f"{list(x.shape)} is padded to {list(shape)}, which may be less than 0")
+    return shape
 
 
-def _reflected(position: Expr, extent: Dim, before: int, after: int) -> Expr:
+def _reflected(position: Expr, extent: Dim, before: Dim, after: Dim) -> Expr:
     """Mirrored at the first and last element, which are not repeated."""
     if extent == 1:
         return as_expr(0, i64)
     last = extent - 1
-    if before <= last and after <= last:
+    if at_most(before, last) and at_most(after, last):
         mirrored = select(position > last, last * 2 - position, position)
         return select(position < 0, -position, mirrored)
-    turn = position % (2 * last)
+    turn = position % as_dim(maximum(as_expr(2 * last, i64), 1))
     return select(turn > last, 2 * last - turn, turn)
 
 
-def _clamped(position: Expr, extent: Dim, before: int, after: int) -> Expr:
+def _clamped(position: Expr, extent: Dim, before: Dim, after: Dim) -> Expr:
     return select(position < 0, 0, select(position >= extent, extent - 1, position))
 
 
-def _wrapped(position: Expr, extent: Dim, before: int, after: int) -> Expr:
+def _wrapped(position: Expr, extent: Dim, before: Dim, after: Dim) -> Expr:
     return position % extent
 
 
@@ -118,13 +123,14 @@ def pad(
     for axis, (before, after) in amounts.items():
         extent, position = x.shape[axis], i[axis] - before
         if mode == "constant":
-            guards += [position >= 0] * (before > 0) + [position < extent] * (after > 0)
+            guards += [position >= 0] * (not at_most(before, 0))
+            guards += [position < extent] * (not at_most(after, 0))
         elif mode not in _FOLDS:
             raise ModelError(f"mode must be constant, reflect, edge or wrap, found {mode!r}")
-        elif before > 0 or after > 0:
-            first = max(-before, 0)
-            kept = extent - first - max(-after, 0)
-            if isinstance(kept, int) and kept <= 0:
+        elif not (at_most(before, 0) and at_most(after, 0)):
+            first = as_dim(maximum(as_expr(-before, i64), 0))
+            kept = as_dim(extent - first - maximum(as_expr(-after, i64), 0))
+            if not at_most(1, kept):
                 raise ModelError(f"mode {mode} cannot pad axis {axis}: it is empty")
             position = _FOLDS[mode](position - first, kept, before, after) + first
         index[axis] = position
@@ -139,7 +145,7 @@ def _centred(x: Operand, shape: np.ndarray, *, axes: Sequence[int] | None) -> Sh
 
 
 def _centre_sizes(x: Operand, shape: np.ndarray, axes: Sequence[int] | None) -> tuple:
-    wanted = ints_of(shape)
+    wanted = dims_of(shape, 0)
     chosen = list(range(x.rank)) if axes is None else normal_axes(axes, x.rank)
     if len(wanted) != len(chosen):
         raise ModelError(f"shape {wanted} must hold one extent for each of {len(chosen)} axes")
@@ -156,9 +162,10 @@ def center_crop_pad(
     """The middle of x, or x in the middle of zeros, axis by axis."""
     index, guards = [], []
     for position, extent, wanted in zip(i, x.shape, i.shape):
-        shift = (extent - wanted) // 2 if wanted < extent else -((wanted - extent) // 2)
+        more = as_expr(extent, i64) - wanted
+        shift = as_dim(select(more > 0, more // 2, -(-more // 2)))
         index.append(position + shift)
-        if wanted > extent:
+        if not at_most(wanted, extent):
             guards.append(inside(position + shift, extent))
     load = x[tuple(index)]
     return select(all_of(guards), load, zero(x.dtype)) if guards else load
@@ -277,9 +284,10 @@ def upsample(b: Builder, x: Any_, scales: Known(Float), *, mode: str = "nearest"
 
 def _image_shape(x: Operand, image_shape: np.ndarray, block_shape: np.ndarray) -> Shape:
     block = math.prod(ints_of(block_shape))
-    if x.rank != 3 or x.shape[1] % block:
+    channels, rest = divided(x.shape[1], block) if x.rank == 3 else (0, 1)
+    if rest != 0:
         raise ModelError(f"{list(x.shape)} does not hold columns of {block} elements")
-    return (x.shape[0], x.shape[1] // block, *ints_of(image_shape))
+    return (x.shape[0], channels, *ints_of(image_shape))
 
 
 @op("Col2Im", infer=_image_shape)

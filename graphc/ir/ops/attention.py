@@ -217,7 +217,20 @@ def _rotary_shape(
     for name, operand in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
         if position_ids is None and operand.shape[:-1] != tokens:
             raise ModelError(f"{name} must be [{tokens[0]}, {tokens[1]}, pairs]: {operand.type}")
+        if position_ids is not None and operand.rank != 2:
+            raise ModelError(f"{name} must be [positions, pairs], found {operand.type}")
+    if position_ids is not None:
+        _check_same(position_ids.shape, tokens, "position_ids, of samples and tokens")
+        _check_same(cos_cache.shape, sin_cache.shape, "cos_cache and sin_cache")
     return x.shape
+
+
+def _check_same(one: Shape, other: Shape, what: str) -> None:
+    """ModelError if shapes have another rank, or extents that are known to differ."""
+    known = zip(one, other)
+    differs = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in known)
+    if len(one) != len(other) or differs:
+        raise ModelError(f"{what}: {list(one)} against {list(other)}")
 
 
 @op("RotaryEmbedding", infer=_rotary_shape)

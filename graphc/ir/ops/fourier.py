@@ -26,6 +26,7 @@ import numpy as np
 from graphc.ir.build import Builder
 from graphc.ir.graph import Value
 from graphc.ir.ops.helpers import check_table, sliced
+from graphc.ir.types import Dim
 
 SHORT = 128  # transforms up to this length are one product
 LARGEST_PRIME = (
@@ -138,12 +139,12 @@ class Transform:
     # ------------------------------------------------ factors
 
     def _by_factors(self, b: Builder, x: Value) -> Value:
-        count, length, parts = x.tensor.static_shape
-        *steps, last = radices(length)
+        count, length, parts = x.tensor.dims
+        *steps, last = radices(self.length)
         x = _reshape(b, b.Transpose(x, perm=(0, 2, 1)), count, parts, length)
         for radix in steps:
             x = self._step(b, x, radix)
-        done, parts, _ = x.tensor.static_shape
+        done, parts, _ = x.tensor.dims
         used = -(-self.columns // (length // last))  # digits of the outputs that are wanted
         matrix = self._matrix(last, used, parts, self.parts).transpose(1, 0, 2, 3)
         if self.inverse:
@@ -163,7 +164,7 @@ class Transform:
 
     def _step(self, b: Builder, x: Value, radix: int) -> Value:
         """(transforms * radix, 2, length / radix) from (transforms, parts, length)."""
-        count, parts, length = x.tensor.static_shape
+        count, parts, length = x.tensor.dims
         rest, dtype = length // radix, x.tensor.dtype
         matrix = self._matrix(radix, radix, parts, 2).transpose(2, 3, 1, 0)
         left = b.constant(matrix.reshape(radix * 2, parts * radix), dtype)
@@ -176,7 +177,7 @@ class Transform:
     # ------------------------------------------------ chirps
 
     def _by_chirps(self, b: Builder, x: Value) -> Value:
-        _, length, parts = x.tensor.static_shape
+        _, length, parts = x.tensor.dims
         chirp = turns(2 * length, np.arange(length) ** 2, self.inverse)
         wide = smooth_length(length + self.columns - 1)
         x = b.Transpose(x, perm=(0, 2, 1))
@@ -207,5 +208,5 @@ def turn(b: Builder, x: Value, by: np.ndarray) -> Value:
     return b.Add(b.Mul(x, b.constant(real, dtype)), b.Mul(swapped, b.constant(across, dtype)))
 
 
-def _reshape(b: Builder, x: Value, *shape: int) -> Value:
-    return b.Reshape(x, np.array(shape))
+def _reshape(b: Builder, x: Value, *shape: Dim) -> Value:
+    return b.Reshape(x, b.dims(shape))

@@ -75,7 +75,8 @@ def gather_nd(i: OutIndex, x: Any_, indices: Int, *, batch_dims: int = 0) -> Exp
 
 def _one_hot_shape(indices: Operand, depth: np.ndarray, values: Operand, *, axis: int) -> Shape:
     axis = normal_axis(axis, indices.rank + 1)
-    classes = int(scalar_of(depth, "depth"))
+    number = scalar_of(depth, "depth")
+    classes = number if isinstance(number, Expr) else int(number)
     return (*indices.shape[:axis], classes, *indices.shape[axis:])
 
 
@@ -119,4 +120,4 @@ def hardmax(b: Builder, x: Number, *, axis: int = -1) -> Value:
         return b.Identity(x)
     largest = b.ArgMax(x, axis=axis, keepdims=0)
     values = b.constant([0, 1], dtype)
-    return b.OneHot(largest, b.constant(x.tensor.dims[axis]), values, axis=axis)
+    return b.OneHot(largest, b.dims(np.array(x.tensor.dims[axis], object)), values, axis=axis)

@@ -79,11 +79,12 @@ def float_type(number: int, what: str) -> DType:
 
 
 def scalar_of(known: np.ndarray, what: str) -> Any:
-    """The only element of a known operand, as a Python number."""
+    """The only element of a known operand, as a Python number, or what it is made of sizes."""
     array = np.asarray(known)
     if array.size != 1:
         raise ModelError(f"{what} must hold one element, found shape {list(array.shape)}")
-    return array.reshape(-1)[0].item()
+    element = array.reshape(-1)[0]
+    return element.item() if isinstance(element, np.generic) else element
 
 
 def ints_of(known: np.ndarray | Sequence[int]) -> list[int]:
@@ -91,10 +92,15 @@ def ints_of(known: np.ndarray | Sequence[int]) -> list[int]:
     return [int(v) for v in np.asarray(known).reshape(-1)]
 
 
+def numbers_of(known: np.ndarray) -> list[Dim]:
+    """The elements of a known integer operand that may hold sizes."""
+    return [v if isinstance(v, Expr) else int(v) for v in np.asarray(known).reshape(-1)]
+
+
 def dims_of(known: np.ndarray, least: int = 1) -> list[Dim]:
     """The elements of a known operand that holds dimensions. ModelError if one of open size may be
     less than `least`: 0 and -1 have meanings of their own in some operators."""
-    dims = [v if isinstance(v, Expr) else int(v) for v in np.asarray(known).reshape(-1)]
+    dims = numbers_of(known)
     for dim in dims:
         if isinstance(dim, Expr) and bounds(dim)[0] < least:
             raise ModelError(f"dimension {dim} may be less than {least}")
@@ -126,6 +132,13 @@ def plain_index(index: Expr, extent: Dim) -> Expr:
 def clamped(index: Expr, extent: Dim) -> Expr:
     """The nearest index that is in range."""
     return minimum(maximum(index.cast(i64), 0), as_expr(extent, i64) - 1)
+
+
+def shorter(one: Dim, other: Dim) -> Dim:
+    """The smaller of two extents."""
+    if isinstance(one, int) and isinstance(other, int):
+        return min(one, other)
+    return as_dim(minimum(as_expr(one, i64), as_expr(other, i64)))
 
 
 def sliced(b: Builder, x: Value, start: Dim, end: Dim, axis: int) -> Value:

@@ -13,10 +13,17 @@ import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Expr, as_expr, maximum, minimum
+from graphc.ir.expr import Expr, as_expr, maximum, minimum, select
 from graphc.ir.extents import as_dim, at_most
 from graphc.ir.opdef import Any_, Int, Known, Operand, OutIndex, linear, op
-from graphc.ir.ops.helpers import dims_of, ints_of, normal_axes, normal_axis, replaced
+from graphc.ir.ops.helpers import (
+    dims_of,
+    ints_of,
+    normal_axes,
+    normal_axis,
+    numbers_of,
+    replaced,
+)
 from graphc.ir.simplify import bounds, simplify
 from graphc.ir.types import Dim, Shape, at, broadcast
 
@@ -202,7 +209,7 @@ def _slices(
     steps: np.ndarray | None,
 ) -> dict[int, tuple[Dim, Dim, int]]:  # fmt: skip
     """The source positions of each sliced axis (see `_positions`)."""
-    begin, end = _limits(starts), _limits(ends)
+    begin, end = numbers_of(starts), numbers_of(ends)
     chosen = list(range(len(begin))) if axes is None else normal_axes(axes, x.rank)
     stride = [1] * len(begin) if steps is None else ints_of(steps)
     if not len(begin) == len(end) == len(chosen) == len(stride):
@@ -216,25 +223,27 @@ def _slices(
     return {n: _positions(x.shape[n], lo, hi, by) for n, lo, hi, by in bounds}
 
 
-def _limits(known: np.ndarray) -> list[Dim]:
-    return [v if isinstance(v, Expr) else int(v) for v in np.asarray(known).reshape(-1)]
-
-
 def _open_positions(extent: Dim, lo: Dim, hi: Dim, by: int) -> tuple[Dim, Dim, int]:
-    """As `_positions`, where the extent or a limit is of open size: by steps of 1."""
-    if by != 1:
-        raise ModelError(f"cannot slice dimension `{extent}` by {by}: its extent must be known")
-    first, last = (_clamped_limit(limit, as_expr(extent, i64)) for limit in (lo, hi))
-    return at(first, {}), at(maximum(last - first, 0), {}), 1
+    """As `_positions`, where the extent or a limit is of open size."""
+    end = as_expr(extent, i64)
+    if by > 0:
+        first, last = (_clamped_limit(limit, end, 0, end) for limit in (lo, hi))
+        span = last - first
+    else:
+        first, last = (_clamped_limit(x, end, least, end - 1) for x, least in ((lo, 0), (hi, -1)))
+        span = first - last
+    count = (maximum(span, 0) + (abs(by) - 1)) // abs(by)
+    return at(first, {}), at(count, {}), by
 
 
-def _clamped_limit(limit: Dim, extent: Expr) -> Expr:
-    """A limit of a slice as a position in 0..extent."""
+def _clamped_limit(limit: Dim, extent: Expr, least: int, most: Expr) -> Expr:
+    """A limit of a slice, counted from the end if it is negative, as a position in least..most."""
     low, high = (limit, limit) if isinstance(limit, int) else bounds(limit)
+    number = as_expr(limit, i64)
+    counted = number if low >= 0 else extent + number
     if low < 0 <= high:
-        raise ModelError(f"the limit `{limit}` of a slice may be negative")
-    counted = as_expr(limit, i64) if low >= 0 else extent + limit
-    return simplify(minimum(maximum(counted, 0), extent))
+        counted = select(number < 0, counted, number)
+    return simplify(minimum(maximum(counted, least), most))
 
 
 def _positions(extent: Dim, lo: Dim, hi: Dim, by: int) -> tuple[Dim, Dim, int]:
@@ -276,7 +285,7 @@ def _split_sizes(
     """The extents of the parts along `axis`."""
     extent: Any = x.shape[axis]
     if split is not None:
-        sizes = _limits(split)
+        sizes = numbers_of(split)
     else:
         parts = count if num_outputs is None else num_outputs
         if parts != count:

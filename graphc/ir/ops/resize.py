@@ -38,10 +38,12 @@ from graphc.ir.expr import (
 )
 from graphc.ir.extents import as_dim, least, most
 from graphc.ir.opdef import Any_, Float, Int, Known, Operand, OutIndex, axes, op
-from graphc.ir.ops.helpers import dims_of
+from graphc.ir.ops.helpers import dims_of, shorter
 from graphc.ir.ops.interpolation import cubic_weight, cubic_weights, linear_weight, linear_weights
 from graphc.ir.simplify import simplify
 from graphc.ir.types import Dim, Shape
+
+MOST_COMPARED = 1 << 20  # lengths that are scaled to tell how they are rounded
 
 # ---------------------------------------------------------------- coordinates
 
@@ -94,18 +96,17 @@ class ResizeAxis:
         return self.scale == 1 and same and (self.start, self.end) == (0, 1)
 
     @property
-    def shrinks(self) -> bool:
-        """Whether the scale is below 1. UnsupportedError if that depends on the sizes."""
-        return self.constant_scale < 1
+    def may_shrink(self) -> bool:
+        """Whether the scale is below 1, at some sizes."""
+        return isinstance(self.scale, Ratio) or self.scale < 1
 
     @property
-    def constant_scale(self) -> Fraction:
-        """The scale. UnsupportedError if it is not the same at all sizes."""
+    def shrinking(self) -> Fraction | Ratio:
+        """The scale, or 1 if that is less."""
         if isinstance(self.scale, Ratio):
-            raise UnsupportedError(
-                f"antialias needs a constant scale, found {self.out} by {self.extent}"
-            )
-        return self.scale
+            below = self.scale.denominator
+            return Ratio(shorter(self.scale.numerator, below), below)
+        return min(self.scale, Fraction(1))
 
     def line(self, mode: str) -> tuple[Dim, Dim, Dim]:
         """a, b and c, so that output i lies at input position (a*i + b) / c, by coordinate
@@ -138,14 +139,13 @@ class ResizeAxis:
             raise UnsupportedError(f"an axis of {self.out} elements may have one alone")
         return self.out - 1
 
-    def _crop_line(self) -> tuple[int, int, int]:
-        if not isinstance(self.extent, int) or not isinstance(self.out, int):
-            raise UnsupportedError(f"tf_crop_and_resize of {self.extent} elements to {self.out}")
-        last, steps = self.extent - 1, max(self.out - 1, 1)
-        size = (self.end - self.start) * last
-        slope, offset = size / steps, self.start * last + (size / 2 if self.out == 1 else 0)
-        common = math.lcm(slope.denominator, offset.denominator)
-        return int(slope * common), int(offset * common), common
+    def _crop_line(self) -> tuple[Dim, Dim, Dim]:
+        last, steps = self.extent - 1, self.steps
+        size, start = self.end - self.start, self.start
+        if self.out == 1:
+            start += size / 2
+        common = math.lcm(size.denominator, start.denominator)
+        return last * int(size * common), last * steps * int(start * common), steps * common
 
     def position(self, i: Expr, mode: str) -> Rational:
         """The input position of output `i`."""
@@ -223,7 +223,7 @@ class Interpolation:
         position = axis.position(i, self.coordinates)
         if self.mode == "nearest":
             return [Tap(clamp(position.nearest(self.nearest_mode), axis.extent))]
-        if self.antialias and axis.shrinks:
+        if self.antialias and axis.may_shrink:
             return [self.wide_tap(axis, position, number)]
         fraction = position.fraction(self.dtype)
         cubic = self.mode == "cubic"
@@ -237,13 +237,14 @@ class Interpolation:
         """When shrinking without aliases the kernel spans 1 / scale times as many elements."""
         kernel = cubic_weight(self.cubic_a) if self.mode == "cubic" else linear_weight
         taps = reach(axis, self.mode, True)
-        first = 1 - taps // 2
+        first = as_dim(1 - taps // 2)
         fraction = position.fraction(self.dtype)
+        narrowing = as_float(axis.shrinking, self.dtype)
 
         def weighed(k: Index) -> tuple[Expr, Expr]:
             offset = k + first
             where = simplify(position.floor + offset)
-            weight = kernel((cast(offset, self.dtype) - fraction) * float(axis.constant_scale))
+            weight = kernel((cast(offset, self.dtype) - fraction) * narrowing)
             if self.exclude_outside:
                 weight = select((where >= 0) & (where < axis.extent), weight, 0)
             return where, weight
@@ -255,12 +256,21 @@ class Interpolation:
         return Tap(clamp(where, axis.extent), weight / total, (k,))
 
 
-def reach(axis: ResizeAxis, mode: str, antialias: bool) -> int:
+def reach(axis: ResizeAxis, mode: str, antialias: bool) -> Dim:
     """How many taps an interpolation has along an axis, `mode` linear or cubic."""
-    side = 2 if mode == "cubic" else 1
-    if antialias and axis.shrinks:
-        side = -math.floor(-side / axis.constant_scale)
-    return 2 * side
+    side: Dim = 2 if mode == "cubic" else 1
+    if antialias and axis.may_shrink:
+        by = axis.shrinking
+        side = as_dim((side * by.denominator + by.numerator - 1) // by.numerator)
+    return side * 2
+
+
+def as_float(scale: Fraction | Ratio, dtype: DType) -> Expr | float:
+    """A scale as a number of a float type."""
+    if isinstance(scale, Fraction):
+        return float(scale)
+    above, below = (cast(as_expr(n, i64), dtype) for n in (scale.numerator, scale.denominator))
+    return above / below
 
 
 def clamp(index: Expr, extent: Dim) -> Expr:
@@ -332,13 +342,20 @@ def resize_axes(
 
 
 def _scaled(extent: Dim, scale: float) -> Dim:
-    """The length of a scaled axis. UnsupportedError if it is open, and the product may round."""
+    """The length of a scaled axis, a product of float32 rounded down. UnsupportedError if it is
+    open, and no fraction gives the same at all its sizes."""
     if isinstance(extent, int):
         return int(np.floor(np.float32(scale) * np.float32(extent)))
     exact = Fraction(float(scale))
-    if most(extent) * exact.numerator >= 1 << 24:
-        raise UnsupportedError(f"{extent} elements by {scale}: the number of elements is rounded")
-    return as_dim(extent * exact.numerator // exact.denominator)
+    if most(extent) * exact.numerator < 1 << 24:
+        return as_dim(extent * exact.numerator // exact.denominator)
+    simple, longest = simplest_fraction(scale), most(extent)
+    if longest <= MOST_COMPARED:
+        lengths = np.arange(longest + 1)
+        rounded = np.floor(np.float32(scale) * lengths.astype(np.float32))
+        if np.array_equal(rounded, lengths * simple.numerator // simple.denominator):
+            return as_dim(extent * simple.numerator // simple.denominator)
+    raise UnsupportedError(f"{extent} elements by {scale}: the number of elements is rounded")
 
 
 def _keep_aspect(
@@ -350,14 +367,22 @@ def _keep_aspect(
         return list(zip(sizes, scales))
     if policy not in ("not_larger", "not_smaller"):
         raise ModelError(f"keep_aspect_ratio_policy {policy!r} is not known")
-    numbers = [scale for scale in scales if isinstance(scale, Fraction)]
-    if len(numbers) < len(scales):
-        raise UnsupportedError(f"policy {policy}: scales of {extents} depend on the sizes")
-    scale = min(numbers) if policy == "not_larger" else max(numbers)
-    half = scale.denominator  # of 2 * denominator
-    return [
-        (as_dim((extent * 2 * scale.numerator + half) // (2 * half)), scale) for extent in extents
-    ]
+    scale = scales[0]
+    for other in scales[1:]:
+        scale = _extreme(scale, other, larger=policy == "not_smaller")
+    above, below = scale.numerator, scale.denominator
+    return [(as_dim((extent * 2 * above + below) // (2 * below)), scale) for extent in extents]
+
+
+def _extreme(one: Fraction | Ratio, other: Fraction | Ratio, larger: bool) -> Fraction | Ratio:
+    """The larger or the smaller of two scales."""
+    if isinstance(one, Fraction) and isinstance(other, Fraction):
+        return max(one, other) if larger else min(one, other)
+    (a, b), (c, d) = (
+        (as_expr(scale.numerator, i64), as_expr(scale.denominator, i64)) for scale in (one, other)
+    )
+    is_first = a * d >= c * b if larger else a * d <= c * b
+    return Ratio(as_dim(select(is_first, a, c)), as_dim(select(is_first, b, d)))
 
 
 def _resize_shape(

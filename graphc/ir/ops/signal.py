@@ -3,7 +3,7 @@
 A short transform along an axis is one product with a constant matrix whose rows are the (real,
 imaginary) inputs and whose columns are the (real, imaginary) outputs; a short-time transform is the
 same matrix, times the window, as the filters of a strided convolution. Longer ones are fast (see
-fourier.py).
+fourier.py). One of open length is a product with a matrix that is computed when it runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 from graphc.errors import ModelError
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
+from graphc.ir.dtypes import f64
 from graphc.ir.expr import Expr, cast, cos, sin
+from graphc.ir.extents import as_dim, most
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Float, Int, Known, Number, Operand, OutIndex, composite, op
 from graphc.ir.ops.activation_composites import convert
@@ -26,7 +28,16 @@ from graphc.ir.ops.fourier import (
     is_direct,
     mirrored,
 )
-from graphc.ir.ops.helpers import check_table, normal_axis, sliced
+from graphc.ir.ops.helpers import (
+    check_table,
+    counted,
+    dims_of,
+    joined,
+    normal_axis,
+    shaped,
+    shorter,
+    sliced,
+)
 from graphc.ir.types import Dim, Shape
 
 
@@ -39,53 +50,99 @@ def dft(
 
     One-sided: only the first half of the bins forwards, and a real signal from those backwards.
     """
-    rank, parts = x.tensor.rank, x.tensor.static_shape[-1]
+    rank, parts = x.tensor.rank, x.tensor.dims[-1]
     where = normal_axis(-2 if axis is None else int(axis.item()), rank)
-    if where == rank - 1 or parts not in (1, 2):
+    if where == rank - 1 or not isinstance(parts, int) or parts not in (1, 2):
         raise ModelError(f"cannot transform axis {where} of shape {list(x.tensor.dims)}")
-    extent = x.tensor.static_shape[where]
+    extent = x.tensor.dims[where]
     to_real = bool(inverse and onesided)
-    default = 2 * (extent - 1) if to_real else extent
-    length = default if dft_length is None else int(dft_length.item())
-    check_table(max(length, 0), 2)
-    half = length // 2 + 1
-    used = min(extent, half if to_real else length)
+    default = as_dim((extent - 1) * 2) if to_real else extent
+    (length,) = (default,) if dft_length is None else dims_of(dft_length, 0)
+    half = as_dim(length // 2 + 1)
+    used = shorter(extent, half if to_real else length)
     columns = half if onesided and not to_real else length
     order = [d for d in range(rank - 1) if d != where] + [where, rank - 1]
     moved = sliced(b, b.Transpose(x, perm=order), 0, used, rank - 2)
-    if not is_direct(length):
-        result = _fast(b, moved, Transform(length, bool(inverse), columns, 1 if to_real else 2))
-    elif to_real:
-        result = _multiply(b, moved, half_spectrum_matrix(length, used)[:, :parts])
+    if isinstance(length, int) and isinstance(used, int) and isinstance(columns, int):
+        result = _of_length(b, moved, length, columns, bool(inverse), to_real)
     else:
-        matrix = fourier_matrix(length, used, columns, parts, bool(inverse))
-        result = _multiply(b, moved, matrix)
+        result = _of_open_length(b, moved, length, columns, bool(inverse), to_real)
     return b.Transpose(result, perm=[order.index(d) for d in range(rank)])
+
+
+def _of_length(
+    b: Builder, x: Value, length: int, columns: int, inverse: bool, to_real: bool
+) -> Value:
+    """The transform of x (..., up to the length, parts)."""
+    used, parts = x.tensor.dims[-2:]
+    assert isinstance(used, int) and isinstance(parts, int)
+    check_table(max(length, 0), 2)
+    if not is_direct(length):
+        return _fast(b, x, Transform(length, inverse, columns, 1 if to_real else 2))
+    if to_real:
+        return _multiply(b, x, half_spectrum_matrix(length, used)[:, :parts])
+    return _multiply(b, x, fourier_matrix(length, used, columns, parts, inverse))
+
+
+def _of_open_length(
+    b: Builder, x: Value, length: Dim, columns: Dim, inverse: bool, to_real: bool
+) -> Value:
+    """As `_of_length`, by a matrix that is computed when it runs."""
+    *outer, used, parts = x.tensor.dims
+    check_table(most(used), most(columns), 2, most(parts))
+    numbers = b.Mul(counted(b, used, shape=(-1, 1)), counted(b, columns))
+    angles = b.Mul(b.Cast(b.Mod(numbers, length), to=f64.onnx), 2 * np.pi)
+    angles = b.Div(angles, b.Cast(b.dims([length]), to=f64.onnx))
+    last = np.array([-1])
+    real, imaginary = (b.Unsqueeze(f, last) for f in (b.Cos(angles), b.Sin(angles)))
+    if inverse:
+        of_real, of_imaginary = [real, imaginary], [b.Neg(imaginary), real]
+    else:
+        of_real, of_imaginary = [real, b.Neg(imaginary)], [imaginary, real]
+    results = 1 if to_real else 2
+    rows = [b.Unsqueeze(joined(b, row[:results], -1), np.array([1]))
+            for row in (of_real, of_imaginary)[:parts]]  # fmt: skip
+    matrix = joined(b, rows, 1)
+    if to_real:
+        matrix = b.Mul(matrix, _mirrored(b, used, length))
+    if inverse:
+        matrix = b.Div(matrix, b.Cast(b.dims([length]), to=f64.onnx))
+    weights = shaped(b, b.Cast(matrix, to=x.tensor.dtype.onnx), used * parts, columns * results)
+    flat = shaped(b, x, math.prod(outer), used * parts)
+    return shaped(b, b.MatMul(flat, weights), *outer, columns, results)
+
+
+def _mirrored(b: Builder, bins: Dim, length: Dim) -> Value:
+    """`fourier.mirrored`, (bins, 1, 1, 1), where the length is open."""
+    number = counted(b, bins, shape=(-1, 1, 1, 1))
+    single = b.Or(b.Equal(number, 0), b.Equal(b.Mul(number, 2), length))
+    return b.Where(single, np.float64(1), np.float64(2))
 
 
 def _fast(b: Builder, x: Value, transform: Transform) -> Value:
     """The transform of x (..., up to its length, parts), or the real signal whose spectrum begins
     with x, in float32 at least."""
-    *outer, used, parts = x.tensor.static_shape
+    *outer, used, parts = x.tensor.dims
+    assert isinstance(used, int)
     dtype = x.tensor.dtype
     wide = convert(b, x, dtype.compute)
     if transform.parts == 1:  # bins stand for their mirror images too, whose imaginary part differs
         wide = b.Mul(wide, b.constant(mirrored(transform.length, used)[:, None], dtype.compute))
-    flat = b.Reshape(wide, np.array((math.prod(outer), used, parts)))
+    flat = shaped(b, wide, math.prod(outer), used, parts)
     if used < transform.length:
         flat = b.Pad(flat, np.array([0, 0, 0, 0, transform.length - used, 0]))
     result = transform.of(b, flat)
-    shape = np.array((*outer, transform.columns, transform.parts))
-    return convert(b, b.Reshape(result, shape), dtype)
+    whole = shaped(b, result, *outer, transform.columns, transform.parts)
+    return convert(b, whole, dtype)
 
 
 def _multiply(b: Builder, x: Value, matrix: np.ndarray) -> Value:
     """x (..., rows, parts) times the matrix (rows, parts, columns, parts of the result)."""
     rows, parts, *columns = matrix.shape
-    outer = x.tensor.static_shape[:-2]
-    flat = b.Reshape(x, np.array((math.prod(outer), rows * parts)))
+    outer = x.tensor.dims[:-2]
+    flat = shaped(b, x, math.prod(outer), rows * parts)
     weights = matrix.reshape(rows * parts, math.prod(columns)).astype(x.tensor.dtype.np)
-    return b.Reshape(b.MatMul(flat, b.constant(weights)), np.array((*outer, *columns)))
+    return shaped(b, b.MatMul(flat, b.constant(weights)), *outer, *columns)
 
 
 @composite("STFT")
@@ -94,11 +151,13 @@ def stft(
     frame_length: Known(Int) | None = None, *, onesided: int = 1,
 ) -> Value:  # fmt: skip
     """Fourier transforms of windowed frames, `frame_step` apart: (batch, frames, bins, 2)."""
-    batch, samples, parts = signal.tensor.static_shape
+    batch, samples, parts = signal.tensor.dims
     if frame_length is not None:
         length = int(frame_length.item())
     else:
-        length = samples if window is None else window.tensor.static_shape[0]
+        length = samples if window is None else window.tensor.dims[0]
+    if not isinstance(length, int) or not isinstance(parts, int):
+        raise ModelError(f"frames of {length} samples of {parts} parts: both must be known")
     bins = length // 2 + 1 if onesided else length
     step = int(frame_step.item())
     check_table(max(length, 0), 2)
@@ -113,7 +172,7 @@ def stft(
     if window is not None:
         filters = b.Mul(filters, window)
     spectra = b.Conv(b.Transpose(signal, perm=(0, 2, 1)), filters, strides=(step,))
-    split = b.Reshape(spectra, np.array((batch, bins, 2, -1)))
+    split = shaped(b, spectra, batch, bins, 2, spectra.tensor.dims[-1])
     return b.Transpose(split, perm=(0, 3, 1, 2))
 
 

@@ -14,9 +14,11 @@ import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir.build import Builder
+from graphc.ir.dtypes import f32
+from graphc.ir.extents import at_most
 from graphc.ir.graph import Value
 from graphc.ir.opdef import Any_, composite
-from graphc.ir.ops.helpers import check_table, joined, sliced
+from graphc.ir.ops.helpers import check_table, counted, filled, joined, sliced
 
 
 @composite("TfIdfVectorizer")
@@ -77,28 +79,38 @@ def _grams(pool: list, starts: Sequence[int]) -> list[tuple[int, int, list[list]
 def _count(b: Builder, rows: Value, grams: np.ndarray, max_skip: int) -> Any:
     """f32[B, M]: how often each n-gram (a row of `grams`) occurs in each row."""
     size = grams.shape[1]
-    extent = rows.tensor.static_shape[1]
+    batch, extent = rows.tensor.dims
     total = None
     for step in range(1, 2 if size == 1 else max_skip + 2):  # skips do not change unigrams
-        positions = extent - (size - 1) * step
-        if positions <= 0:
+        reach = (size - 1) * step
+        if at_most(extent, reach):
             break
         match = None
         for n in range(size):
-            start = n * step
-            window = sliced(b, rows, start, start + positions, 1)
+            window = _window(b, rows, n * step, reach)
             same = b.Equal(b.Unsqueeze(window, np.array([2])), grams[None, None, :, n])
             match = same if match is None else b.And(match, same)
+        if not isinstance(extent, int):
+            match = b.And(match, b.Less(counted(b, extent, reach, shape=(1, -1, 1)), extent))
         counts = b.ReduceSum(b.Cast(match, to=1), np.array([1]), keepdims=0)
         total = counts if total is None else b.Add(total, counts)
-    if total is None:
-        return b.constant(np.zeros((rows.tensor.static_shape[0], len(grams)), np.float32))
-    return total
+    return filled(b, 0.0, (batch, len(grams)), f32) if total is None else total
+
+
+def _window(b: Builder, rows: Value, start: int, reach: int) -> Value:
+    """The columns from `start` on, as many as there are but `reach`. Of an open number of columns,
+    as many as there are, the last one repeated."""
+    extent = rows.tensor.dims[1]
+    if isinstance(extent, int):
+        return sliced(b, rows, start, start + extent - reach, 1)
+    if start == 0:
+        return rows
+    return b.Gather(rows, b.Min(counted(b, extent, start), extent - 1), axis=1)
 
 
 def _spread(b: Builder, rows: Value, counts: list, columns: list[int], width: int) -> Any:
     """f32[B, width] with each n-gram's count added to its column."""
-    batch = rows.tensor.static_shape[0]
+    batch = rows.tensor.dims[0]
     doubled = len(set(columns)) < len(columns)
     check_table(len(columns) if doubled else 1, width)
     if doubled:
@@ -106,7 +118,7 @@ def _spread(b: Builder, rows: Value, counts: list, columns: list[int], width: in
         matrix[np.arange(len(columns)), columns] = 1
         return b.MatMul(joined(b, counts, 1), matrix)
     if len(columns) < width:
-        counts = [*counts, b.constant(np.zeros((batch, 1), np.float32))]
+        counts = [*counts, filled(b, 0.0, (batch, 1), f32)]
     source = np.full(width, len(columns), np.int64)  # the column of zeros
     source[columns] = np.arange(len(columns))
     return b.Gather(joined(b, counts, 1), source, axis=1)

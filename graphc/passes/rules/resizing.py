@@ -61,7 +61,7 @@ def _plan(
 
 
 def _taps(rw: Rewriter, resize: Op, axis: ResizeAxis) -> int:
-    return reach(axis, rw.attr(resize, "mode"), bool(rw.attr(resize, "antialias")))
+    return most(reach(axis, rw.attr(resize, "mode"), bool(rw.attr(resize, "antialias"))))
 
 
 def _read(plan: Sequence[ResizeAxis], order: Sequence[int], taps: dict[int, int]) -> int:

@@ -50,7 +50,7 @@ def window(expr: Expr, name: str, computation: Computation, spare: int = 0) -> W
     if max(map(most, extents)) > LONGEST:
         return None
     exact = extents[-1]
-    extents[-1] = extents[-1] + spare
+    extents[-1] = as_dim(extents[-1] + spare)
     index = tuple(Index(f"i{n}", extent) for n, extent in enumerate(extents))
     contents = substitute(expr, _inverse(sums, [i + low for i, low in zip(index, lows)]))
     if spare:

@@ -1,0 +1,160 @@
+"""Operators whose extents, windows and factors depend on open sizes, and what fuzzing has found."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from test_open_shapes import agrees_at, program_of
+
+import graphc
+from graphc.errors import ModelError
+from graphc.ir.compare import compare
+from graphc.ir.graph import Graph
+from graphc.ir.interp import interpret
+from graphc.passes.general import NotOpen, general
+from graphc.passes.narrowing import open_within
+from graphc.passes.specialise import pin, specialise
+from graphc.runtime.feeds import random_feeds
+
+WHERE = "where N: 1..4, S: 2..11, H: 4..9"
+GRAPHS = {
+    "fourier": "(%x: f32[N,S,1]) -> ? {} { const %a : i64[] = 1 %r = DFT(%x, _, %a)",
+    "fourier half": "(%x: f32[N,S,2]) -> ? {} { %a = DFT(%x) {{onesided=1}} "
+    "%r = DFT(%a) {{inverse=1, onesided=1}}",
+    "fourier back": "(%x: f32[N,S,2]) -> ? {} { const %l : i64[] = 5 "
+    "%r = DFT(%x, %l) {{inverse=1}}",
+    "fourier of known length": "(%x: f32[N,300,1]) -> ? {} { %r = DFT(%x)",
+    "spectrogram": "(%x: f32[N,H,1]) -> ? {} { const %s : i64[] = 2 const %w : f32[4] = "
+    "random(seed=1) %r = STFT(%x, %s, %w)",
+    "centre": "(%x: f32[N,S,H]) -> ? {} { const %s : i64[2] = [5,6] "
+    "%r = CenterCropPad(%x, %s) {{axes=[1,2]}}",
+    "centre of another size": "(%x: f32[N,S], %y: f32[H]) -> ? {} { %s = Shape(%y) "
+    "%r = CenterCropPad(%x, %s) {{axes=[-1]}}",
+    "columns": "(%x: f32[N,12,9]) -> ? {} { const %s : i64[2] = [4,4] const %k : i64[2] = [2,2] "
+    "%r = Col2Im(%x, %s, %k)",
+    "pairs of words": "(%x: i64[N,S]) -> ? {} { %r = TfIdfVectorizer(%x) {{max_gram_length=2, "
+    'max_skip_count=3, min_gram_length=1, mode="TF", ngram_counts=[0,3], '
+    "ngram_indexes=[0,2,1,3,4], pool_int64s=[0,1,2,0,1,1,1]}}",
+    "fractions": "(%x: f32[N,S,H]) -> ? {} { const %s : f32[3] = [1.0,0.6,2.3] "
+    '%r = Resize(%x, _, %s) {{mode="linear"}}',
+    "not larger": "(%x: f32[N,2,S,H]) -> ? {} { const %s : i64[2] = [7,5] "
+    '%r = Resize(%x, _, _, %s) {{axes=[2,3], keep_aspect_ratio_policy="not_larger"}}',
+    "not smaller": "(%x: f32[N,2,S,H]) -> ? {} { const %s : i64[2] = [7,5] %r = "
+    'Resize(%x, _, _, %s) {{axes=[2,3], mode="linear", keep_aspect_ratio_policy="not_smaller"}}',
+    "antialias": "(%x: f32[N,S,H]) -> ? {} { const %s : i64[2] = [5,3] "
+    '%r = Resize(%x, _, _, %s) {{axes=[1,2], mode="cubic", antialias=1}}',
+    "crop": "(%x: f32[N,S,H]) -> ? {} { const %s : i64[2] = [5,1] const %w : f32[4] = "
+    "[0.25,0.4,0.75,0.6] %r = Resize(%x, %w, _, %s) {{axes=[1,2], "
+    'mode="linear", coordinate_transformation_mode="tf_crop_and_resize"}}',
+    "padded to another size": "(%x: f32[N,S], %y: f32[N,H]) -> ? {} { %s = Shape(%y) "
+    "{{start=1}} const %z : i64[3] = [0,1,0] %p = Concat(%z, %s) {{axis=0}} "
+    "%r = Pad(%x, %p)",
+    "mirrored": "(%x: f32[N,S]) -> ? {} { const %p : i64[4] = [0,2,0,3] "
+    '%r = Pad(%x, %p) {{mode="reflect"}}',
+    "slices to what may be negative": "(%x: f32[N,S], %y: f32[H]) -> ? {} { %s = Shape(%y) "
+    "%n = Shape(%x) {{start=1}} %d = Sub(%s, %n) const %a : i64[1] = [1] "
+    "const %e : i64[1] = [100] %r = Slice(%x, %d, %e, %a)",
+    "backwards": "(%x: f32[N,S,H]) -> ? {} { const %b : i64[2] = [20,-2] const %e : i64[2] = "
+    "[-99,-5] const %a : i64[2] = [1,2] const %s : i64[2] = [-1,-2] %r = Slice(%x, %b, %e, %a, %s)",
+    "every third": "(%x: f32[N,S]) -> ? {} { const %b : i64[1] = [1] const %e : i64[1] = [-1] "
+    "const %a : i64[1] = [1] const %s : i64[1] = [3] %r = Slice(%x, %b, %e, %a, %s)",
+    "hardmax": "(%x: f32[N,S,H]) -> ? {} { %r = Hardmax(%x) {{axis=1}}",
+    "halves": "(%x: f32[N,H]) -> ? {} { %s = Shape(%x) {{start=1}} const %t : i64[1] = [2] "
+    "%h = Div(%s, %t) %i = Identity(%h) %j = Sub(%s, %i) %p = Concat(%i, %j) {{axis=0}} "
+    "%r, %u = Split(%x, %p) {{axis=1}}",
+}  # fmt: skip
+
+
+def graph_of(name: str) -> Graph:
+    text = GRAPHS[name].replace("{}", WHERE, 1).replace("{{", "{").replace("}}", "}")
+    return graphc.parse(f"graph @g{text} return %r }}")
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_plain_loops(name):
+    graph = graph_of(name)
+    program = program_of(graph)
+    dice = random.Random(name)
+    for seed in range(6):
+        ends = {s.name: (s.lo, s.hi) for s in program.sizes}
+        dims = {n: e[seed] if seed < 2 else dice.randint(*e) for n, e in ends.items()}
+        agrees_at(program, graph, dims, seed)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_on_the_cpu(name):
+    graph = graph_of(name)
+    model = graphc.compile(graph, specialise="any", threads=1)
+    dice = random.Random(name)
+    for seed in range(6):
+        dims = {s.name: dice.randint(s.lo, s.hi) for s in graph.symbols.values()}
+        feeds = random_feeds(pin(graph, dims=dims), seed)
+        static = specialise(graph, {n: x.shape for n, x in feeds.items()})
+        for found, wanted in zip(model.run(feeds), interpret(static, list(feeds.values()))):
+            assert compare("output", found, wanted).within(2e-5), dims
+    assert len(model.executables()) == 1 and not model.why_exact
+
+
+def test_bytes_of_windows_with_room_to_spare():
+    graph = graphc.parse("graph @g(%x: i8[N,33,S]) -> ? where N: 1..9, S: 1..8 { "
+                         "const %w : i8[3,33,3] = random(seed=1) "
+                         "%r = ConvInteger(%x, %w) {pads=[1,2]} return %r }")  # fmt: skip
+    model = graphc.compile(graph, specialise="any", threads=1)
+    for n, s in [(1, 1), (9, 8), (4, 3)]:
+        x = np.random.default_rng(n).integers(-9, 9, (n, 33, s)).astype(np.int8)
+        np.testing.assert_array_equal(model.run([x])[0], interpret(graph, [x])[0])
+    assert model.why_exact == ""
+
+
+def test_a_model_is_wrong_where_an_op_is_that_nobody_reads():
+    graph = graphc.parse("graph @g(%x: i64[K]) -> ? where K: 1..8 { "
+                         "const %w : i64[3,17] = random(seed=1) %m = MatMul(%x, %w) "
+                         "%r = Neg(%x) return %r }")  # fmt: skip
+    with pytest.raises(NotOpen, match="MatMul: .* against 3"):
+        general(graph)
+
+
+def test_indices_are_not_checked_where_there_is_nothing_to_gather():
+    graph = graphc.parse("graph @g(%x: f32[N,S]) -> ? where N: 1..4, S: 1..5 { "
+                         "const %o : i64[1] = [1] const %e : i64[1] = [9] const %a : i64[1] = [0] "
+                         "%s = Slice(%x, %o, %e, %a) const %i : i64[3] = [2,1,0] "
+                         "%r = Gather(%s, %i) {axis=1} return %r }")  # fmt: skip
+    model = graphc.compile(graph, specialise="any", threads=1)
+    assert model.run([np.zeros((1, 1), np.float32)])[0].shape == (0, 3)
+    assert model.run([np.zeros((2, 3), np.float32)])[0].shape == (1, 3)
+    with pytest.raises(ModelError, match="index 2 "):
+        model.run([np.zeros((2, 2), np.float32)])
+    assert model.executables()[0].is_general and len(model.executables()) == 1
+
+
+def test_sizes_that_were_met_are_multiples():
+    graph = graphc.parse("graph @g(%x: f32[N,S], %y: f32[3,S]) -> ? where N: 1..9, S: 1..9 { "
+                         "const %s : i64[2] = [-1,3] %a = Reshape(%x, %s) return %a }")  # fmt: skip
+    bounds = {"N": (1, 9), "S": (1, 9)}
+    assert open_within(graph, bounds, {"N": 4, "S": 3}).graph.symbols.keys() == {"N", "S_by_3"}
+    assert open_within(graph, bounds, {"N": 3, "S": 4}).graph.symbols.keys() == {"N_by_3", "S"}
+
+
+def test_indices_of_kernels_are_checked():
+    graph = graphc.parse("graph @g(%x: f32[S,N], %i: i64[2,1], %u: f32[2,N]) -> ? where "
+                         "N: 1..4, S: 1..9 { %r = ScatterND(%x, %i, %u) return %r }")  # fmt: skip
+    model = graphc.compile(graph, specialise="any", threads=1)
+    x, i, u = np.zeros((5, 2), np.float32), np.array([[4], [-5]]), np.ones((2, 2), np.float32)
+    assert model.run([x, i, u])[0].sum() == 4
+    with pytest.raises(ModelError, match=r"index 4 of indices .* must be in -4\.\.3|-S\.\.S - 1"):
+        model.run([x[:4], i, u])
+    assert model.executables()[0].is_general
+
+
+def test_positions_are_those_of_the_tokens():
+    text = ("graph @g(%x: f32[B,2,6,4], %c: f32[9,2]) -> ? where B: 1..8 { const %p : i64[2,6] = "
+            "[[0,1,2,3,4,5],[8,7,6,5,4,3]] %r = RotaryEmbedding(%x, %c, %c, %p) "
+            "return %r }")  # fmt: skip
+    x, cache = np.ones((8, 2, 6, 4), np.float32), np.ones((9, 2), np.float32)
+    with pytest.raises(NotOpen, match="position_ids"):
+        general(graphc.parse(text))
+    with pytest.raises(ModelError, match=r"\[2, 6\] against \[8, 6\]"):
+        graphc.compile(graphc.parse(text), specialise="any").run([x, cache])
+    assert graphc.compile(graphc.parse(text)).run([x[:2], cache])[0].shape == (2, 2, 6, 4)
