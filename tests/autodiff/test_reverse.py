@@ -25,7 +25,9 @@ from graphc.autodiff.without import WITHOUT
 from graphc.errors import NeedsValue
 from graphc.ir import dtypes
 from graphc.ir.build import Builder
+from graphc.ir.expr import walk
 from graphc.ir.graph import Graph, Value, clone_graph
+from graphc.ir.infer import op_body
 from graphc.ir.interp import interpret
 from graphc.ir.text.printer import graph_constants
 from graphc.ir.types import TensorType
@@ -149,9 +151,16 @@ def prepared(name: str) -> tuple[Graph, list[np.ndarray]] | None:
             known[error.value.name] = wide[error.value.name]
     graph.set_results([v for v in graph.results if _is_double(v)])
     graph.output_names = [f"y{n}" for n in range(len(graph.results))]
-    if not graph.results or not graph.params:
+    values = [wide[p.name] for p in graph.params]
+    if not graph.results or not values or any(_is_unfit(value) for value in values):
         return None
-    return graph, [wide[p.name] for p in graph.params]
+    return graph, values
+
+
+def _is_unfit(value: np.ndarray) -> bool:
+    """Whether an array is large for the interpreter, or of numbers that nobody has set (some of the
+    official cases that PyTorch has exported)."""
+    return value.size > 100_000 or bool((np.abs(value) > 1e6).any())
 
 
 def _is_double(value: Value) -> bool:
@@ -160,8 +169,14 @@ def _is_double(value: Value) -> bool:
 
 def is_double(graph: Graph) -> bool:
     """Whether nothing is rounded to a type of fewer digits on the way."""
-    values = [v for op in graph.walk() for v in op.outputs if isinstance(v.type, TensorType)]
-    return all(v.type.dtype is dtypes.f64 for v in values if v.type.dtype.is_float)
+    made = [
+        v.type.dtype for op in graph.walk() for v in op.outputs if isinstance(v.type, TensorType)
+    ]
+    for op in graph.walk():
+        if op.defn.form in ("elementwise", "indexed"):
+            bodies = [op_body(op, number) for number in range(len(op.outputs))]
+            made += [node.dtype for body in bodies for node in walk(body)]
+    return all(dtype is dtypes.f64 for dtype in made if dtype.is_float)
 
 
 class Errors(NamedTuple):
