@@ -67,7 +67,7 @@ def build(function: Callable, **inputs: np.ndarray) -> tuple[Graph, list[np.ndar
 
 def program_of(graph: Graph, vector_bytes: int = 64, checks: str = "off") -> Program:
     """The program of a copy of a typed graph, for a machine with such vectors."""
-    return program_for(clone_graph(graph), CpuOf(vector_bytes), checks=checks)
+    return program_for(clone_graph(graph), CpuOf(vector_bytes=vector_bytes), checks=checks)
 
 
 def check(
