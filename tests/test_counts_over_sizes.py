@@ -128,3 +128,11 @@ def test_tensors_that_would_be_huge_are_refused():
     graph = pin(graphc.import_onnx(model(source)), dims={"N": (1, 10**6), "M": (1, 10**6)})
     with pytest.raises(UnsupportedError, match="at the largest sizes"):
         general(graph, further=count_within)
+
+
+def test_of_nothing_there_is_nothing_to_count():
+    proto = model(REST % "r = Round(v) y, b, c, d = Unique(r)")
+    compiled = graphc.compile(proto, threads=1)
+    for part in (0.4, 0.0):
+        x = counts.sparse(part, 40)
+        assert_same(compiled.run([x]), by_onnx_runtime(proto, [x]), 1e-5, "compiled")

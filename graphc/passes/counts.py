@@ -74,12 +74,15 @@ def count_within(graph: Graph, types: TypeInference) -> None:
 
 def count_all(graph: Graph, types: TypeInference) -> None:
     """Counts what data decides, and types what follows from it, which may have more to count."""
-    made = None
-    while made is None or made:
-        made = list(filter(_is_countable, graph.ops))
+    seen: set[Op] = set()  # what has no elements stays without a count
+    made = [op for op in graph.ops if _is_countable(op)]
+    while made:
         for op in made:
             _count(graph, op)
+        seen.update(made)
         types.region(graph)
+        made = [op for op in graph.ops if op not in seen and _is_countable(op)]
+    types.region(graph)
 
 
 Decline = Callable[[Op, str], None]
