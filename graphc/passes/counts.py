@@ -23,7 +23,7 @@ from graphc.ir.infer import infer_op
 from graphc.ir.kernel import Store, walk_stmts
 from graphc.ir.opdef import lookup
 from graphc.ir.ops.control import MAX_ITERATIONS, split_captures, trips_of
-from graphc.ir.ops.counts import CORNER, COUNT, DOMAIN, is_count, is_counted
+from graphc.ir.ops.counts import CORNER, COUNT, DOMAIN, is_counted
 from graphc.ir.types import TensorType, largest
 from graphc.passes.dce import remove_dead
 from graphc.passes.dimensions import Dimensions
@@ -65,9 +65,10 @@ def counted(graph: Graph, policy: FoldPolicy | None, decline: Decline) -> Graph 
 
 def count_within(graph: Graph, types: TypeInference) -> None:
     """As `count_all`, of a graph over sizes of its inputs; NotOpen if a tensor may be too large."""
+    if not any(map(_is_countable, graph.ops)):
+        return
     count_all(graph, types)
-    has_counts = any(map(is_count, graph.ops))
-    for op in graph.ops if has_counts else ():
+    for op in graph.ops:
         if _most(op) > MOST_BYTES:
             raise NotOpen(f"{op.where()} would give {_most(op)} bytes at the largest sizes", op)
 
