@@ -36,6 +36,9 @@ MOST_STEPS = 3000
 GREEDY_WORK = 100_000
 """Evaluations of the beam beyond the budget, which the narrowest one may need."""
 
+AHEAD = 2
+"""Steps that one which frees memory may wait for, to run at once with them."""
+
 WINDOW = 14
 """Steps in a window of the local improvement."""
 
@@ -92,6 +95,11 @@ def best_order(
         allowance.left -= before - max(0, share.left)
         done, live = _run(graph, segment, done, live)
     peak = max(path.peak for path in paths)
+    if not all(path.proven for path in paths):
+        order = _freeing_first(graph)
+        freeing = graph.peak_of(order)
+        if freeing < min(peak, given_peak):
+            return Ordering(order, freeing, given_peak, freeing <= floor)
     if peak >= given_peak:
         optimal = any(p.proven and p.peak >= given_peak for p in paths)
         return Ordering(given, given_peak, given_peak, optimal)
@@ -99,6 +107,30 @@ def best_order(
     order = tuple(step for path in kept for step in path.order)
     optimal = peak <= floor or any(p.proven and p.peak == peak for p in paths)
     return Ordering(order, peak, given_peak, optimal)
+
+
+def _freeing_first(graph: StepGraph) -> tuple[int, ...]:
+    """The given order, but for steps that free memory: they run as soon as a step is done that they
+    read from and what else they wait for are `AHEAD` steps at most."""
+    earlier = [0] * len(graph)
+    for step in range(len(graph)):
+        for other in bits(graph.before[step]):
+            earlier[step] |= earlier[other] | (1 << other)
+    order: list[int] = []
+    done, live = 0, graph.base
+    for given in range(len(graph)):
+        waiting = [given]
+        while waiting:
+            step = waiting.pop(0)
+            chain = [*bits(earlier[step] & ~done), step]
+            after = done, live
+            if not done >> step & 1 and len(chain) <= AHEAD + 1:
+                after = _run(graph, chain, done, live)
+            if after[0] != done and (step == given or after[1] < live):
+                done, live = after
+                order += chain
+                waiting += [later for ran in chain for later in bits(graph.after[ran] & ~done)]
+    return tuple(order)
 
 
 def _run(graph: StepGraph, order: Sequence[int], done: int, live: int) -> tuple[int, int]:

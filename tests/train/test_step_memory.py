@@ -28,7 +28,21 @@ def deep():
     return g.graph
 
 
+def convolutional():
+    """Convolutions with BatchNormalization, whose weights' gradients need memory for a moment."""
+    with dsl.building("convolutional") as g:
+        h = g.input("x", dsl.f32["N", 8, 16, 16])
+        for n in range(6):
+            h = dsl.Conv(h, dsl.constant(floats(8, 8, 3, 3), name=f"w{n}"), pads=[1, 1, 1, 1])
+            given = (np.ones(8, np.float32), np.zeros(8, np.float32)) * 2
+            own = [dsl.constant(array, name=f"{k}{n}") for k, array in zip("sbvm", given)]
+            h = dsl.Relu(dsl.BatchNormalization(h, own[0], own[1], own[3], own[2]))
+        g.output(y=h)
+    return g.graph
+
+
 CASES = {
+    "convolutional": (convolutional, (floats(16, 8, 16, 16), floats(16, 8, 16, 16)), 0.95),
     "deep": (deep, (floats(512, 32), floats(512, 32)), 0.7),
 }
 
