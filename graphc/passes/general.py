@@ -53,6 +53,19 @@ class NotOpen(UnsupportedError):
         super().__init__(message)
         self.where = op.where()
         self.sizes = [size.name for size in sizes_of_op(op)]
+        self._op = op
+
+    def takes(self, extents: Mapping[str, int]) -> bool:
+        """Whether the op has its types where sizes have these extents; not if it has none at all,
+        or one of its sizes is not among them."""
+        op = self._op
+        if not all(v.is_ranked for v in op.outputs) or not extents.keys() >= set(self.sizes):
+            return False
+        try:
+            _twin_at(op, {size: Const(extents[size.name]) for size in sizes_of_op(op)})
+        except NotOpen:
+            return False
+        return True
 
 
 def sizes_of_op(op: Op) -> list[Sym]:

@@ -2,7 +2,8 @@
 
 An op can ask more of sizes than a model says: that a window fits, that channels are as many as a
 constant weight has. Then bounds are narrowed about sizes that have been met, by as little as does:
-a size is no less than what was met, or no more, or just that.
+a size is no less than the least that the op takes, found by bisection; or no less than what was
+met, or no more, or just that.
 """
 
 from __future__ import annotations
@@ -61,9 +62,15 @@ def _narrowed(
     met: Mapping[str, int],
     attempt: Callable[[Bounds], Graph | NotOpen],
 ) -> tuple[Bounds, Graph | NotOpen]:
-    """Narrower bounds that the op which failed takes, and what comes of them: all its sizes fixed,
-    then one after the other as wide as it takes. The error is raised if there are none."""
+    """Narrower bounds that the op which failed takes, and what comes of them: with higher lower
+    ends, or all its sizes fixed, then one after the other as wide as it takes. The error is raised
+    if there are none."""
     names = [name for name in failed.sizes if name in met and _is_open(bounds[name])]
+    raised = {**bounds, **{n: (_least(failed, n, bounds, met), bounds[n][1]) for n in names}}
+    best = attempt(raised) if raised != bounds else failed
+    if _helps(best, failed):
+        return raised, best
+    bounds = raised
     tight = {**bounds, **{name: (met[name], met[name]) for name in names}}
     best = attempt(tight) if names else failed
     if not _helps(best, failed):
@@ -78,6 +85,21 @@ def _narrowed(
     if not any(map(_is_open, tight.values())):
         raise failed
     return tight, best
+
+
+def _least(failed: NotOpen, name: str, bounds: Bounds, met: Mapping[str, int]) -> int:
+    """The least size that the op which failed takes, where others are those that were met."""
+
+    def takes(extent: int) -> bool:
+        return failed.takes({**met, name: extent})
+
+    low, least = bounds[name][0], met[name]
+    if takes(low) or not takes(least):
+        return low
+    while least - low > 1:
+        middle = (low + least) // 2
+        low, least = (low, middle) if takes(middle) else (middle, least)
+    return least
 
 
 def _helps(made: Graph | NotOpen, failed: NotOpen) -> bool:

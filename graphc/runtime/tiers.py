@@ -281,13 +281,17 @@ class TieredGraph(SpecialisedGraph):
         and tensors of moderate size leave; None if there is a program of these bounds."""
         grows = any(s.hi is None for s in self.graph.symbols.values())
         narrow: Opened | None = None
+        least: dict[str, int] = {}  # lower bounds that were found with more room above, and why
+        why = ""
         for slack in SLACKS if grows else SLACKS[-1:]:
-            wide = self._bounds(met, slack)
+            wide = self._bounds(met, slack, least)
             if any(g.bounds == wide and g.contents == contents for g in self.general):
                 return None
             try:
                 further = count_within if self.target.counts else None
                 opened = open_within(self.graph, wide, met, self.target.policy, given, further)
+                least = {name: low for name, (low, _) in opened.bounds.items()}
+                why = why or opened.why
                 if grows:
                     _check_memory(opened.graph)
             except NeedsValue:
@@ -295,15 +299,17 @@ class TieredGraph(SpecialisedGraph):
             except GraphcError as error:  # as of positions that a table ends
                 failed = error
                 continue
-            if not opened.why:
+            opened = replace(opened, why=why)
+            if all(opened.bounds[name][1] == high for name, (_, high) in wide.items()):
                 return opened
             narrow = narrow or opened
         if narrow is None:
             raise failed
         return narrow
 
-    def _bounds(self, met: Mapping[str, int], slack: int) -> Bounds:
-        """Bounds for every dimension: its own, or some that leave room above what has been met."""
+    def _bounds(self, met: Mapping[str, int], slack: int, least: Mapping[str, int]) -> Bounds:
+        """Bounds for every dimension: its own, or some that leave room above what has been met;
+        no less than the `least`."""
         bounds = {}
         known = self.general[0].bounds if self.general else {}
         longest = max(1, *met.values()) if met else 1  # what is empty may grow as others have
@@ -314,7 +320,8 @@ class TieredGraph(SpecialisedGraph):
                 need, high = extent or longest, highest
                 if extent > high or high == 0:
                     high = need if slack == 1 else 1 << (need * slack - 1).bit_length()
-            bounds[name] = (max(symbol.lo, min(lowest, extent)), max(high, 1))
+            low = max(symbol.lo, min(lowest, extent), least.get(name, 0))
+            bounds[name] = (low, max(high, 1))
         return bounds
 
     def _extents(self, shapes: tuple) -> dict[str, int]:
