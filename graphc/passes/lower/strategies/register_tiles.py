@@ -125,6 +125,7 @@ class TileEmitter:
         self.column = Index("column", plan.columns)
         self.is_open = False  # whether the panel at hand may lack columns
         self.flatten()
+        self.inner = 0 if _is_constant(match) else steps_in_turn(self)
 
     def flatten(self) -> None:
         """Epilogue, offset and operands over merged outer and row indices and one column."""
@@ -148,7 +149,6 @@ class TileEmitter:
         elif self._is_whole:
             depth, (self.a,) = merge_adjacent(depth, [self.a])
         self.depth = depth
-        self.inner = 0 if _is_constant(match) else steps_in_turn(self)
 
     @property
     def _is_whole(self) -> bool:
