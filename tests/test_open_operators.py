@@ -158,3 +158,39 @@ def test_positions_are_those_of_the_tokens():
     with pytest.raises(ModelError, match=r"\[2, 6\] against \[8, 6\]"):
         graphc.compile(graphc.parse(text), specialise="any").run([x, cache])
     assert graphc.compile(graphc.parse(text)).run([x[:2], cache])[0].shape == (2, 2, 6, 4)
+
+
+def test_indices_into_what_may_be_empty_are_checked():
+    """Rows 3 to 9 of few rows are none: no index lies in range at all sizes."""
+    graph = graphc.parse("""graph @g(%x: f32[N,2]) -> ? where N: 1..12 {
+  const %a : i64[1] = [3]
+  const %b : i64[1] = [9]
+  const %i : i64[2] = [0, -2]
+  %rows = Slice(%x, %a, %b)
+  %r = Gather(%rows, %i) {axis=0}
+  return %r
+}
+""")
+    model = graphc.compile(graph, specialise="any", threads=1)
+    for count in range(5, 13):
+        x = np.arange(2 * count, dtype=np.float32).reshape(count, 2)
+        np.testing.assert_array_equal(model.run([x])[0], x[3:9][[0, -2]])
+    for count in (1, 3, 4):
+        with pytest.raises(ModelError, match="index -?[02] of indices|it is empty"):
+            model.run([np.ones((count, 2), np.float32)])
+
+
+def test_nothing_is_resized_to_something():
+    graph = graphc.parse("""graph @g(%x: f32[N,M]) -> ? where N: 0..4, M: 0..4 {
+  const %s : i64[1] = [3]
+  %r = Resize(%x, _, _, %s) {axes=[1]}
+  return %r
+}
+""")
+    model = graphc.compile(graph, specialise="any", threads=1)
+    with pytest.raises(ModelError, match="axis 1 is empty: there is nothing to make 3 of"):
+        model.run([np.ones((2, 0), np.float32)])
+    assert model.run([np.ones((0, 2), np.float32)])[0].shape == (0, 3)
+    np.testing.assert_array_equal(
+        model.run([np.eye(2, dtype=np.float32)])[0], [[1, 1, 0], [0, 0, 1]]
+    )

@@ -114,9 +114,12 @@ def collected() -> Iterator[list[Condition]]:
         _collecting.reset(token)
 
 
-def closed(value: Expr, low: Dim, high: Dim) -> tuple[Expr, int, int] | None:
+NOWHERE = -(1 << 62)  # a number that no index is, for ranges that may be empty
+
+
+def closed(value: Expr, low: Dim, high: Dim) -> tuple[Expr, int, int]:
     """A value and a range of integers in which it lies exactly if another lies in low..high: what
-    does not is left as it is, all else is one number that always lies there. None if none does."""
+    does not is left as it is, all else is one number that always lies there, or lies nowhere."""
     if isinstance(low, int) and isinstance(high, int):
         return value, low, high
     from graphc.ir.expr import Const, as_expr, select
@@ -124,9 +127,10 @@ def closed(value: Expr, low: Dim, high: Dim) -> tuple[Expr, int, int] | None:
 
     first, last = as_expr(low, i64), as_expr(high, i64)
     usual = low if isinstance(low, int) else 0
-    if bounds(first)[1] > usual or bounds(last)[0] < usual:
-        return None
     lies = (value >= first) & (value <= last)
+    if bounds(first)[1] > usual or bounds(last)[0] < usual:
+        usual = NOWHERE
+        value = select(value.eq(usual), value + 1, value)
     return select(lies, Const(usual, i64), value), usual, usual
 
 

@@ -59,7 +59,7 @@ def asked_by(op: Op, named: Op | None = None) -> list[Asked]:
     else:
         return []
     checks = (_asked(named or op, condition) for condition in conditions)
-    return [asked for asked in checks if asked is not None and 0 not in asked.extents]
+    return [asked for asked in checks if 0 not in asked.extents]
 
 
 def _of_kernel(op: Op) -> list[Condition]:
@@ -73,17 +73,14 @@ def _of_kernel(op: Op) -> list[Condition]:
         return []
 
 
-def _asked(op: Op, condition: Condition) -> Asked | None:
+def _asked(op: Op, condition: Condition) -> Asked:
     value = transform(condition.value, _of_numbered)
     if any(isinstance(node, Ref) for node in walk(value)):
         raise InternalError(f"{op.where()}: a check may depend on operands and indices: {value}")
     axes = sorted(free_indices(value), key=lambda axis: axis.name)
     own: dict[Expr, Expr] = {axis: Index(f"i{n}", axis.extent) for n, axis in enumerate(axes)}
     said = sentence(condition.what, _operand(op, value), condition.low, condition.high)
-    range_of = closed(substitute(value, own), condition.low, condition.high)
-    if range_of is None:
-        return None
-    lying, low, high = range_of
+    lying, low, high = closed(substitute(value, own), condition.low, condition.high)
     lying = _unless_empty(op, lying, low)
     return Asked(
         lying, tuple(axis.extent for axis in axes), Check(low, high, f"{op.where()}: {said}")

@@ -392,6 +392,9 @@ def _resize_shape(
     plan = resize_axes(
         x.shape, roi, scales, sizes, axes, keep_aspect_ratio_policy, coordinate_transformation_mode
     )
+    for number, axis in enumerate(plan):
+        if axis.extent == 0 and isinstance(axis.out, int) and axis.out:
+            raise ModelError(f"axis {number} is empty: there is nothing to make {axis.out} of")
     return tuple(axis.out for axis in plan)
 
 
