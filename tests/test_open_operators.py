@@ -194,3 +194,36 @@ def test_nothing_is_resized_to_something():
     np.testing.assert_array_equal(
         model.run([np.eye(2, dtype=np.float32)])[0], [[1, 1, 0], [0, 0, 1]]
     )
+
+
+@pytest.mark.parametrize("last", ["MatMul(%none, %y)", "Mul(%none, %y)"])
+def test_operands_of_empty_results_are_checked(last):
+    """At other sizes too: what is empty at all sizes is no constant before."""
+    graph = graphc.parse(f"""graph @g(%x: f32[1,M], %y: f32[M]) -> ? where M: 1..8 {{
+  const %b : i64[2] = [4, 3]
+  const %e : i64[2] = [-5, 2]
+  const %a : i64[2] = [1, 0]
+  const %s : i64[2] = [-1, -2]
+  %none = Slice(%x, %b, %e, %a, %s)
+  %r = {last}
+  return %r
+}}
+""")
+    with pytest.raises(NotOpen, match="against 8|may be 1"):
+        general(graph)
+    model = graphc.compile(graph, specialise="any", threads=1)
+    assert model.run([np.ones((1, 4), np.float32), np.ones(4, np.float32)])[0].size == 0
+    with pytest.raises(ModelError, match="against 7"):
+        model.run([np.ones((1, 7), np.float32), np.ones(7, np.float32)])
+
+
+def test_lengths_of_open_shapes_may_be_none():
+    """The contents of what has no elements are known."""
+    graph = graphc.parse("""graph @g(%x: f32[M,N]) -> ? where M: 1..8, N: 1..4 {
+  %none = Shape(%x) {start=2}
+  %all = ReduceSum(%x) {keepdims=0}
+  %r = Reshape(%all, %none)
+  return %r
+}
+""")
+    assert str(general(graph).results[0].type) == "f32[]"

@@ -29,7 +29,7 @@ from graphc.ir.types import OptionalType, SequenceType, TensorType
 from graphc.ir.wide_graphs import expand_in_place
 from graphc.passes import branches, control_flow, sequences
 from graphc.passes.dimensions import Dimensions
-from graphc.passes.fold import Contents, FoldPolicy
+from graphc.passes.fold import Contents, FoldPolicy, is_static, operands_read
 from graphc.passes.manager.context import Context
 
 UNROLL_ANYWAY = 256  # ops that an unrolled loop may have although its types do not ask for it
@@ -104,6 +104,8 @@ class TypeInference:
         if self.may_rewrite and holds_loop(op):
             expand_in_place(op)
             return self.rewritten("decompose", op)
+        if self.symbolic and _is_empty_of_open(op):
+            return False  # until its operands are found to be right at all sizes
         results = self.known_results(op) if self.may_rewrite else None
         if results is None:
             return self.became_dimensions(op)
@@ -364,6 +366,14 @@ def _forward_identity(op: Op) -> bool:
     op.output.replace_uses(op.inputs[0])  # type: ignore[arg-type]
     op.erase()
     return True
+
+
+def _is_empty_of_open(op: Op) -> bool:
+    """Whether the results of an op are empty, and it reads an operand of open size."""
+    if not is_static(op) or any(v.tensor.size for v in op.outputs):
+        return False
+    read = [op.inputs[number] for number in operands_read(op)]
+    return any(v is not None and v.is_ranked and not v.tensor.is_static for v in read)
 
 
 def _captured(op: Op) -> int:
