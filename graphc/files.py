@@ -69,13 +69,14 @@ def identity(status: os.stat_result) -> str:
     )
 
 
-_read: ContextVar[set[Path] | None] = ContextVar("read", default=None)
+Files = dict[Path, str]
+_read: ContextVar[Files | None] = ContextVar("read", default=None)
 
 
 @contextlib.contextmanager
-def noted_files() -> Iterator[set[Path]]:
-    """Notes which files a model is made of, beside its own."""
-    files: set[Path] = set()
+def noted_files() -> Iterator[Files]:
+    """Notes which files a model is made of, beside its own, and their identities."""
+    files: Files = {}
     token = _read.set(files)
     try:
         yield files
@@ -87,7 +88,7 @@ def note_file(path: Path) -> None:
     """Says that a model is made of a file."""
     files = _read.get()
     if files is not None:
-        files.add(path)
+        files[path] = identity(path.stat())
 
 
 RECENT = 5.0  # seconds; clocks of file systems are coarse

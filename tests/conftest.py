@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from graphc.backends import cache
+from graphc.backends.behind import finish
 from graphc.errors import UnsupportedError
 from graphc.ir.opdef import REGISTRY
 from graphc.passes.manager.base import PASSES
@@ -74,9 +75,11 @@ def why_no_gpu() -> str:
 
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
-    """Whatever a test registers, or a plugin that it loads, is forgotten after it."""
+    """Whatever a test registers, or a plugin that it loads, is forgotten after it, and it leaves no
+    work behind."""
     before = [(registry, dict(registry)) for registry in (REGISTRY, PASSES, RULES, TARGETS)]
     yield
+    finish()
     for registry, old in before:
         registry.clear()
         registry.update(old)

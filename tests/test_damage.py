@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 import graphc
 from graphc import dsl, files
 from graphc.backends import cache, digests
+from graphc.backends.behind import finish
 from graphc.backends.digests import CHUNK
 from graphc.backends.llvm_cpu.container import MAGIC, Container
 from graphc.backends.llvm_cpu.digest_sums import native_sums
@@ -103,6 +104,7 @@ def test_the_cache(tmp_path, request, monkeypatch):
         return graphc.compile(small, threads=1).run([x])[0]
 
     wanted = run()
+    finish()
     entries = {p: p.read_bytes() for p in sorted(tmp_path.rglob("*")) if p.is_file()}
     used = [p for p in entries if p in _read_by(run, monkeypatch)]
     assert len(used) >= 2  # an image and its weights

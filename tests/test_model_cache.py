@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import graphc
 from graphc import driver, files
 from graphc.backends import cache as C
+from graphc.backends.behind import finish
 from graphc.backends.llvm_cpu import target
 from graphc.errors import ModelError, ModelWarning, UnsupportedError
 from graphc.ir import opdef
@@ -146,6 +147,20 @@ def test_a_remembered_digest_is_that_of_the_file(tmp_path, monkeypatch):
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert len(data) == path.stat().st_size
     np.testing.assert_array_equal(graphc.compile(path, threads=1)(X)[0], 5 * X)
+
+
+@pytest.mark.parametrize("external", [None, "weights.bin"])
+def test_what_changes_before_it_is_hashed_is_not_kept(tmp_path, external):
+    path = tmp_path / "m.onnx"
+    onnx.save(scaled(external=external), path)
+    first = graphc.compile(path, threads=1)
+    onnx.save(scaled(factor=3.0, external=external), path)  # the old bytes are not hashed yet
+    finish()
+    model = graphc.compile(path, threads=1)
+    assert type(model) is not CachedModel
+    np.testing.assert_array_equal(first(X)[0], 2 * X)
+    np.testing.assert_array_equal(model(X)[0], 3 * X)
+    assert is_cached(path)
 
 
 def test_external_data(tmp_path):

@@ -306,10 +306,12 @@ def _note_use(path: Path, size: int) -> None:
             os.utime(path)
 
 
-def _header(key: str, contents: memoryview, sums: Sums | None = None) -> bytes:
+def _header(
+    key: str, contents: memoryview, sums: Sums | None = None, threads: int | None = None
+) -> bytes:
     """The header of an entry: it fits one key and one content only."""
     state = hashlib.sha256(struct.pack("<8sQ", _MAGIC, contents.nbytes))
-    state.update(f"{key} {digests([contents], sums=sums)[0]}".encode())
+    state.update(f"{key} {digests([contents], threads, sums)[0]}".encode())
     return _HEADER.pack(_MAGIC, contents.nbytes, state.digest(), b"")
 
 
@@ -325,7 +327,7 @@ def _write_aside(key: str, path: Path, parts: Sequence[Buffer]) -> None:
             file.flush()
             whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             file.seek(0)
-            file.write(_header(key, whole[_HEADER.size :]))
+            file.write(_header(key, whole[_HEADER.size :], threads=1))  # the process may be ending
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

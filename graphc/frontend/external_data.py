@@ -62,8 +62,8 @@ class DataFolder:
 
     def _map(self, path: Path, where: str) -> memoryview:
         if path not in self._maps:
-            note_file(path)
             try:
+                note_file(path)
                 self._maps[path] = mapped(path)
             except OSError as error:
                 raise ModelError(f"{where}: {path.name}: {error.strerror}") from error

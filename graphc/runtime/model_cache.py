@@ -6,6 +6,9 @@ packages that models are read with, and the CPU. Under it the cache of compiled 
 was compiled to one piece of native code, and for the program for all shapes, it keeps under which
 key that code is (artifact.py), and how long compiling took. Code and weights are not kept twice.
 
+A *sign* is made of the same, but of a sample of the bytes: where it is not in the cache, the model
+is not either. Such a model's bytes are hashed behind the first answer, as all is written then.
+
 The bytes of a file are hashed only if it changed since that was last done: their digest is kept by
 the file's identity (files.py).
 
@@ -15,28 +18,33 @@ tensors, with operators or rules of a user's own, and those that graphc warned a
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
+import io
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from graphc import config, errors
+from graphc.backends.behind import behind, finish
 from graphc.backends.cache import DiskCache, cache_key, default_cache
 from graphc.backends.llvm_cpu.artifact import kept_image
+from graphc.backends.llvm_cpu.image import Image
 from graphc.backends.llvm_cpu.memory import Scratch
 from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.backends.llvm_cpu.target import default_threads, host_target
 from graphc.errors import ModelError
-from graphc.files import identity, installed, is_settled
+from graphc.files import identity, installed, is_settled, open_regular
 from graphc.ir.types import TensorType
 from graphc.runtime.compiled import CompiledModel
 from graphc.runtime.exchange import as_numpy
@@ -49,6 +57,7 @@ if TYPE_CHECKING:
 
 READERS = ("onnx", "numpy", "ml_dtypes")  # packages that the graph of a model depends on
 PLAIN = (str, int, float, bool, type(None))  # types of options that their text tells all about
+SAMPLED = 1 << 12  # bytes at either end of a file
 BLOCK = 1 << 20  # bytes of a file that are hashed at a time
 GENERAL = "general"  # names the program for all shapes among the parts of a model
 DECLINED = "declined"  # names why there is none
@@ -57,24 +66,32 @@ Make = Callable[[], CompiledModel]
 
 @dataclass(frozen=True)
 class Source:
-    """The bytes of a model: contents, or a file as it was when its digest was taken."""
+    """The bytes of a model: `contents`, or a file as it was when it was sampled."""
 
-    digest: str
+    sample: bytes
+    contents: bytes = b""
     path: Path | None = None
     identity: str = ""
 
     @staticmethod
-    def of(source: object, cache: DiskCache) -> Source | None:
+    def of(source: object) -> Source | None:
         """The source if it is bytes, or a file that can be read."""
-        if isinstance(source, bytes):
-            return Source(hashlib.sha256(source).hexdigest())
-        if not isinstance(source, (str, os.PathLike)):
-            return None
         try:
+            if isinstance(source, bytes):
+                return Source(_sample(io.BytesIO(source)), source)
+            if not isinstance(source, (str, os.PathLike)):
+                return None
             path = Path(source).absolute()
-            return Source(_digest(path, cache), path, identity(path.stat()))
+            with open(open_regular(path), "rb") as file:
+                return Source(_sample(file), path=path, identity=identity(path.stat()))
         except (OSError, ValueError, TypeError):
             return None
+
+    def digest(self, cache: DiskCache) -> str:
+        """The SHA-256 of all bytes. Raises OSError."""
+        if self.path is None:
+            return hashlib.sha256(self.contents).hexdigest()
+        return _digest(self.path, cache)
 
     @property
     def is_unchanged(self) -> bool:
@@ -94,9 +111,18 @@ class Part(NamedTuple):
 class Entry:
     """Where the cache keeps a model."""
 
-    def __init__(self, cache: DiskCache, key: str, source: Source):
-        self.cache, self.key, self.source = cache, key, source
+    def __init__(self, cache: DiskCache, parts: Sequence[str], source: Source):
+        self.cache, self.parts, self.source = cache, parts, source
+        self.sign = cache_key("sign of a model", source.sample, *parts)
         self.warnings = errors.warned
+
+    @cached_property
+    def key(self) -> str:
+        """Raises OSError if the source cannot be read, or has changed."""
+        digest = self.source.digest(self.cache)
+        if not self.source.is_unchanged:
+            raise OSError(errno.ESTALE, "has changed")
+        return cache_key("model", digest, *self.parts)
 
     @staticmethod
     def of(
@@ -108,18 +134,16 @@ class Entry:
         if cache is None or config.debug() or config.fuel() is not None or _is_extended():
             return None
         told = _text_of(arguments, options)
-        known = None if told is None else Source.of(source, cache)
+        known = None if told is None else Source.of(source)
         if told is None or known is None:
             return None
-        readers = [installed(package) for package in READERS]
-        key = cache_key("model", known.digest, told, host_target().key, *readers)
-        return Entry(cache, key, known)
+        return Entry(cache, (told, host_target().key, *map(installed, READERS)), known)
 
     # ---------------------------------------------------------------- reading
 
     def model(self, threads: int | None, make: Make) -> CachedModel | None:
         """The model, if the cache has it; `make` compiles it."""
-        data = self.cache.get(self.key)
+        data = self._get(lambda: self.key)
         record = None if data is None else json.loads(data)
         if record is None or not self._has_external(record["external"]):
             return None
@@ -133,9 +157,19 @@ class Entry:
         except OSError:
             return False
 
+    def _get(self, key: Callable[[], str]) -> bytes | None:
+        """What the cache has under a key, which costs reading the model, if it knows the model."""
+        finish(self.sign)
+        if self.cache.get(self.sign) is None:
+            return None
+        try:
+            return self.cache.get(key())
+        except OSError:
+            return None
+
     def part(self, key: object, threads: int, scratch: Scratch) -> Part | None:
         """What the model was compiled to: for the shapes of inputs, or the GENERAL program."""
-        data = self.cache.get(self._part_key(key))
+        data = self._get(lambda: self._part_key(key))
         if data is None:
             return None
         entry, seconds = json.loads(data)
@@ -144,7 +178,7 @@ class Entry:
 
     def declined(self) -> str:
         """Why the model has no program for all shapes, if that was tried before."""
-        why = self.cache.get(self._part_key(DECLINED))
+        why = self._get(lambda: self._part_key(DECLINED))
         return "" if why is None else why.decode()
 
     def _part_key(self, key: object) -> str:
@@ -157,18 +191,33 @@ class Entry:
         of all; and why there is no program for all. How long it took the first time is kept, not
         when it came from the cache."""
         if info.run is None:
-            self.cache.put(self._part_key(DECLINED), info.why.encode())
-        if not isinstance(info.run, NativeModel) or not info.run.image.entry:
+            why = info.why.encode()
+            self._behind(lambda: self.cache.put(self._part_key(DECLINED), why))
+        if not isinstance(info.run, NativeModel):
             return
         image = info.run.image
         if (image.sizes and not info.contents) or has_shapes(info):
-            place = self._part_key(GENERAL if image.sizes else info.shapes)
-            known = self.cache.get(place)
-            if known is None or json.loads(known)[0] != image.entry:
-                self.cache.put(place, json.dumps([image.entry, info.seconds]).encode())
+            part = GENERAL if image.sizes else info.shapes
+            self._behind(partial(self._keep_part, part, image, info.seconds))
 
-    def add(self, model: CompiledModel, external: Iterable[Path]) -> None:
-        """Keeps a model that has been compiled, unless the record cannot tell all about it."""
+    def _behind(self, work: Callable[[], object]) -> None:
+        def keep() -> None:
+            with contextlib.suppress(OSError):
+                work()
+
+        behind(self.sign, keep)
+
+    def _keep_part(self, part: object, image: Image, seconds: float) -> None:
+        if not image.kept.key:
+            return
+        place = self._part_key(part)
+        known = self.cache.get(place)
+        if known is None or json.loads(known)[0] != image.kept.key:
+            self.cache.put(place, json.dumps([image.kept.key, seconds]).encode())
+
+    def add(self, model: CompiledModel, external: Mapping[Path, str]) -> None:
+        """Keeps a model that has been compiled, unless the record cannot tell all about it.
+        `external` are the files that it was read from, with their identities."""
         made = [info for info in model.executables() if info.run is not None]
         if (
             not model.is_plain
@@ -180,18 +229,18 @@ class Entry:
         is_closed = not model.graph.symbols
         if is_closed and not (made and has_shapes(made[0])):
             return
-        try:
-            files = [[str(path), _digest(path, self.cache)] for path in sorted(external)]
-        except OSError:
-            return
         record = {
             "interface": described(model.graph, model.inputs, model.outputs),
             "mode": model.mode,
-            "external": files,
             "shapes": made[0].shapes if is_closed else None,
         }
-        if self.source.is_unchanged:
-            self.cache.put(self.key, json.dumps(record).encode())
+        self._behind(partial(self._keep_record, record, dict(external)))
+
+    def _keep_record(self, record: dict[str, Any], external: Mapping[Path, str]) -> None:
+        files = [[str(path), _digest(path, self.cache)] for path in sorted(external)]
+        if all(identity(path.stat()) == known for path, known in external.items()):
+            self.cache.put(self.key, json.dumps({**record, "external": files}).encode())
+            self.cache.put(self.sign, b"")
 
 
 class CachedModel(CompiledModel):
@@ -363,6 +412,14 @@ def _is_extended() -> bool:
     )
     makers = [x.function for x in (*operators, *rules) if x.function is not None] + targets
     return not all(getattr(m, "__module__", "").startswith("graphc.") for m in makers)
+
+
+def _sample(file: BinaryIO) -> bytes:
+    """The size of a file, its first bytes and its last."""
+    first = file.read(SAMPLED)
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - SAMPLED))
+    return b"%d " % size + first + file.read(SAMPLED)
 
 
 def _digest(path: Path, cache: DiskCache) -> str:

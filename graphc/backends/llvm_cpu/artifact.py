@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphc.backends.behind import behind, finish
 from graphc.backends.block import Block, bytes_of
 from graphc.backends.cache import DiskCache, cache_key, default_cache
 from graphc.backends.llvm_cpu.container import Container, Place, pack
 from graphc.backends.llvm_cpu.digest_sums import native_sums
-from graphc.backends.llvm_cpu.image import Image
+from graphc.backends.llvm_cpu.image import Image, Kept
 from graphc.backends.llvm_cpu.target import host_target
 from graphc.errors import ModelError
 from graphc.ir.alignment import ALIGNMENT
@@ -27,26 +28,62 @@ if TYPE_CHECKING:
     from graphc.ir.graph import Graph
     from graphc.ir.program import Program
 
+SAMPLES = 64  # elements of a constant
 SHARED_BYTES = 1 << 18  # of constants that the cache keeps apart: weights rather than tables
 
 
 def cached_image(graph: Graph, options: str, make: Callable[[], Program]) -> Image:
     """The image of a typed graph: from the disk cache if an equal one was compiled before
-    with the same options, by the same version, for this machine."""
+    with the same options, by the same version, for this machine.
+
+    Constants are hashed at once only if samples of them are those of an image that the cache has.
+    Else that is done behind the first answer, as is writing the image.
+    """
     from graphc.ir.text.printer import print_graph  # nothing is printed to load an image
 
     cache = default_cache()
-    key = cache_key("image", print_graph(graph), options, host_target().key)
-    cached = None if cache is None else kept_image(cache, key)
-    if cached is not None:
-        return cached
+    if cache is None:
+        return _compiled(make)
+    constants: list[np.ndarray] = []
+
+    def number(array: np.ndarray) -> str:
+        constants.append(array)
+        return f"constant {len(constants) - 1}"
+
+    parts = [print_graph(graph, named=number), options, host_target().key]
+    sign = cache_key("sign of an image", *parts, *map(_sample, constants))
+    finish(sign)
+    if cache.get(sign) is not None:
+        cached = kept_image(cache, _image_key(parts, constants))
+        if cached is not None:
+            return cached
+    image = _compiled(make)
+
+    def keep() -> None:
+        key = _image_key(parts, constants)
+        contents = pack({(): image}, {}, _kept(cache, image.constants))
+        if cache.put(key, *contents) and cache.put(sign, b""):
+            image.kept.key = key
+
+    behind(sign, keep)
+    return image
+
+
+def _compiled(make: Callable[[], Program]) -> Image:
     from graphc.backends.llvm_cpu.codegen import compile_program
 
-    image = compile_program(make())
-    if cache is None:
-        return image
-    is_kept = cache.put(key, *pack({(): image}, {}, _kept(cache, image.constants)))
-    return replace(image, entry=key) if is_kept else image
+    return compile_program(make())
+
+
+def _image_key(parts: Sequence[str], constants: Sequence[np.ndarray]) -> str:
+    from graphc.ir.text.literals import digest
+
+    return cache_key("image", *parts, *map(digest, constants))
+
+
+def _sample(array: np.ndarray) -> bytes:
+    """Some of an array's elements, few enough to be read in no time."""
+    return repr(array.flat[:: -(-array.size // SAMPLES)].tolist()).encode()
 
 
 def _kept(cache: DiskCache, constants: Sequence[np.ndarray]) -> dict[int, Place]:
@@ -74,4 +111,4 @@ def kept_image(cache: DiskCache, key: str) -> Image | None:
         (image,) = Container(data, "cache entry", find).images().values()
     except (ModelError, ValueError):
         return None
-    return replace(image, entry=key)
+    return replace(image, kept=Kept(key))

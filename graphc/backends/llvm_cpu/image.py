@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,13 @@ INVOKE = "graphc_invoke"
 Interface = tuple[tuple[str, TensorType], ...]
 
 
+@dataclass
+class Kept:
+    """Under which key the cache keeps an image; empty as long as it does not."""
+
+    key: str = ""
+
+
 @dataclass(frozen=True)
 class Image:
     """A program in machine code together with all that a run needs. `code` is an object file for
@@ -25,8 +32,7 @@ class Image:
     to 64 bytes, in program order; `kernels` are the names of its functions, for people. With
     `checks`, the last output holds their keys; with `sizes`, dims of inputs and outputs are
     expressions over them, those of outputs also over `counts`, which data decides. `shared` are
-    outputs with the inputs in whose memory they may lie, by number. `entry` is its key in the
-    cache, if it is there."""
+    outputs with the inputs in whose memory they may lie, by number."""
 
     name: str
     target_key: str
@@ -38,7 +44,7 @@ class Image:
     kernels: tuple[str, ...] = ()
     steps: int = 0
     checks: tuple[Check, ...] = ()
-    entry: str = ""
     sizes: tuple[Sym, ...] = ()
     shared: tuple[tuple[int, int], ...] = ()
     counts: tuple[Sym, ...] = ()
+    kept: Kept = field(default_factory=Kept, compare=False)

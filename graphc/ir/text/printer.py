@@ -10,7 +10,7 @@ others as `splat(v)` or by the digest under which `graph_constants` returns them
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -51,16 +51,18 @@ from graphc.ir.text.literals import (
 from graphc.ir.text.steps import slot_text, step_lines
 from graphc.ir.types import Layout, OptionalType, SequenceType, TensorType, Type
 
+Named = Callable[[np.ndarray], str]
 LINE = 100  # headers longer than this are broken into lines
 
 
 # ---------------------------------------------------------------- graphs
 
 
-def print_graph(graph: Graph, elide: Collection[Op] | bool = False) -> str:
+def print_graph(graph: Graph, elide: Collection[Op] | bool = False, named: Named = digest) -> str:
     """The text of a graph. `elide` prints the contents of these Constant ops (True: of all that
-    are too large to be written out) as `...`, which costs no hashing but does not parse back."""
-    return _GraphPrinter(elide).graph(graph)
+    are too large to be written out) as `...`, which costs no hashing but does not parse back; no
+    more does what names large constants otherwise than by their digests."""
+    return _GraphPrinter(elide, named).graph(graph)
 
 
 def graph_constants(graph: Graph) -> dict[str, np.ndarray]:
@@ -77,7 +79,7 @@ def graph_constants(graph: Graph) -> dict[str, np.ndarray]:
     return constants
 
 
-def contents_text(array: np.ndarray) -> str:
+def contents_text(array: np.ndarray, named: Named = digest) -> str:
     """The contents of a constant as text (its dtype and shape are written beside it)."""
     dtype = dtypes.of(array.dtype)
     if array.size == 0:
@@ -89,7 +91,7 @@ def contents_text(array: np.ndarray) -> str:
         text = array_text(array, dtype)
         if len(text) <= INLINE_WIDTH:
             return text
-    return f"dense<{digest(array)}>"
+    return f"dense<{named(array)}>"
 
 
 def value_names(region: Region) -> dict[Value, str]:
@@ -155,8 +157,8 @@ def _where_text(symbols: Iterable[Sym]) -> str:
 
 
 class _GraphPrinter:
-    def __init__(self, elide: Collection[Op] | bool):
-        self.elide = elide
+    def __init__(self, elide: Collection[Op] | bool, named: Named):
+        self.elide, self.named = elide, named
         self.lines: list[str] = []
 
     def graph(self, graph: Graph) -> str:
@@ -194,7 +196,8 @@ class _GraphPrinter:
     def _constant(self, op: Op, names: dict[Value, str]) -> str:
         array = op.attrs["value"]
         type = op.output.type or TensorType(dtypes.of(array.dtype), array.shape)
-        contents = "..." if self._is_elided(op, array) else contents_text(array)
+        is_elided = self._is_elided(op, array)
+        contents = "..." if is_elided else contents_text(array, self.named)
         return f"const {_ref(op.output, names)} : {type} = {contents}{loc_text(op.loc)}"
 
     def _is_elided(self, op: Op, array: np.ndarray) -> bool:
