@@ -36,8 +36,8 @@ MOST_STEPS = 3000
 GREEDY_WORK = 100_000
 """Evaluations of the beam beyond the budget, which the narrowest one may need."""
 
-AHEAD = 2
-"""Steps that one which frees memory may wait for, to run at once with them."""
+AHEAD = 24
+"""Steps that run at once to free memory."""
 
 WINDOW = 14
 """Steps in a window of the local improvement."""
@@ -110,8 +110,9 @@ def best_order(
 
 
 def _freeing_first(graph: StepGraph) -> tuple[int, ...]:
-    """The given order, but for steps that free memory: they run as soon as a step is done that they
-    read from and what else they wait for are `AHEAD` steps at most."""
+    """The given order, but memory is freed early: once a step has run, those that still touch its
+    roots, or those of steps that wait for it, run at once, with what they wait for, if they are
+    `AHEAD` at most and less memory is live after them."""
     earlier = [0] * len(graph)
     for step in range(len(graph)):
         for other in bits(graph.before[step]):
@@ -119,18 +120,29 @@ def _freeing_first(graph: StepGraph) -> tuple[int, ...]:
     order: list[int] = []
     done, live = 0, graph.base
     for given in range(len(graph)):
-        waiting = [given]
-        while waiting:
-            step = waiting.pop(0)
-            chain = [*bits(earlier[step] & ~done), step]
-            after = done, live
-            if not done >> step & 1 and len(chain) <= AHEAD + 1:
-                after = _run(graph, chain, done, live)
-            if after[0] != done and (step == given or after[1] < live):
-                done, live = after
-                order += chain
-                waiting += [later for ran in chain for later in bits(graph.after[ran] & ~done)]
+        chain = [] if done >> given & 1 else [given]
+        while chain:
+            order += chain
+            done, live = _run(graph, chain, done, live)
+            near = [*chain, *(later for step in chain for later in bits(graph.after[step] & ~done))]
+            roots = dict.fromkeys(root for step in near for root in graph.touched[step])
+            chains = (_ending(graph, root, earlier, done, live) for root in roots)
+            chain = next(filter(None, chains), [])
     return tuple(order)
+
+
+def _ending(graph: StepGraph, root: int, earlier: Sequence[int], done: int, live: int) -> list[int]:
+    """The few steps after which a root is free, if less memory is live then; else none."""
+    users = graph.users[root] & ~done
+    if graph.late[root] or users == graph.users[root] or users.bit_count() > AHEAD:
+        return []
+    mask = users
+    for step in bits(users):
+        mask |= earlier[step] & ~done
+    chain = bits(mask)
+    if len(chain) > AHEAD or _run(graph, chain, done, live)[1] >= live:
+        return []
+    return chain
 
 
 def _run(graph: StepGraph, order: Sequence[int], done: int, live: int) -> tuple[int, int]:

@@ -318,3 +318,27 @@ def test_overlaps_name_operands():
     steps[1] = replace(steps[1], overlaps=(("c", "a", 0),))
     with pytest.raises(ProblemError, match="overlap"):
         plan_steps(steps, requests)
+
+
+def test_what_two_steps_read_is_freed_early_where_no_order_is_proven():
+    """Each layer makes a large tensor, which its norm and its update read at the end: neither frees
+    it alone. The update also waits for what reads the weight."""
+    count, large, small = 40, 1 << 16, 64
+    steps, later = [], []
+    requests = [Request("h0", small, live_in=True)]
+    for n in range(count):
+        requests += [Request(f"g{n}", large), Request(f"norm{n}", small),
+                     Request(f"h{n + 1}", small), Request(f"w{n}", large, pool="around",
+                                                          live_in=True, live_out=True)]  # fmt: skip
+        steps.append(Step(f"gradient {n}", (f"h{n}",), (f"g{n}",)))
+        steps.append(Step(f"before {n}", (f"h{n}", f"w{n}"), (f"h{n + 1}",)))
+        later.append(Step(f"norm {n}", (f"g{n}",), (f"norm{n}",)))
+        later.append(Step(f"update {n}", (f"g{n}", f"w{n}"), (f"w{n}",)))
+    requests.append(Request("norm", small, live_out=True))
+    total = Step("norm", tuple(f"norm{n}" for n in range(count)), ("norm",))
+    steps += [*later[::2], total, *later[1::2]]
+    found = best_order(steps, requests, budget=0)
+    assert found.given_peak >= 2 * count * large
+    assert found.peak < (count + 2) * large  # the weights, and a gradient or two
+    planned = plan_steps(steps, requests, reorder=True, order_budget=0)
+    validate_steps(steps, requests, planned)
