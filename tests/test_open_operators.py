@@ -227,3 +227,34 @@ def test_lengths_of_open_shapes_may_be_none():
 }
 """)
     assert str(general(graph).results[0].type) == "f32[]"
+
+
+def test_shapes_that_nobody_reads_are_checked():
+    """Lengths of 1 and 4 broadcast with 4, others do not."""
+    graph = graphc.parse("""graph @g(%x: f32[N], %y: f32[4]) -> ? where N: 1..4 {
+  %unread = Add(%x, %y)
+  %r = Neg(%x)
+  return %r
+}
+""")
+    model = graphc.compile(graph, specialise="any", threads=1)
+    for count in (1, 4):
+        model.run([np.ones(count, np.float32), np.ones(4, np.float32)])
+    with pytest.raises(ModelError, match="3 against 4"):
+        model.run([np.ones(3, np.float32), np.ones(4, np.float32)])
+
+
+def test_limits_of_slices_far_beyond_the_ends():
+    """As exporters write "to the first one", backwards: the type is the same each time."""
+    graph = graphc.parse("""graph @g(%x: f32[N]) -> ? where N: 1..64 {
+  const %b : i64[1] = [-1]
+  const %e : i64[1] = [-9223372036854775808]
+  const %a : i64[1] = [0]
+  const %s : i64[1] = [-1]
+  %r = Slice(%x, %b, %e, %a, %s)
+  return %r
+}
+""")
+    assert [str(general(graph).results[0].type) for _ in range(3)] == ["f32[N]"] * 3
+    model = graphc.compile(graph, specialise="any", threads=1)
+    assert model.run([np.arange(5, dtype=np.float32)])[0].tolist() == [4, 3, 2, 1, 0]

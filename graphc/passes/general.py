@@ -179,11 +179,16 @@ def check_op(op: Op) -> None:
     if op.name in ("Constant", "yield", "fused") or is_check(op) or is_corner(op):
         return
     if open_types:
-        sizes = sizes_of_op(op)
-        least: Sizes = {s: Const(s.lo) for s in sizes}
-        apart: Sizes = {s: Const(min(s.hi or 0, s.lo + 1 + 2 * n)) for n, s in enumerate(sizes)}
-        for values in (least, apart):
+        for values in _low_sizes(op):
             _check_at(op, values)
+
+
+def _low_sizes(op: Op) -> tuple[Sizes, Sizes]:
+    """The least sizes of an op, and some above them, which differ."""
+    sizes = sizes_of_op(op)
+    least: Sizes = {s: Const(s.lo) for s in sizes}
+    apart: Sizes = {s: Const(min(s.hi or 0, s.lo + 1 + 2 * n)) for n, s in enumerate(sizes)}
+    return least, apart
 
 
 def _check_types(ops: Iterable[Op], sizes: Collection[Sym]) -> None:
@@ -198,11 +203,11 @@ def _check_types(ops: Iterable[Op], sizes: Collection[Sym]) -> None:
 
 
 def _check_dead(dead: Iterable[Op], sizes: Collection[Sym]) -> None:
-    """As `_check_types`, of ops that nobody reads, also at the least sizes: a model is wrong where
-    one of them is."""
+    """As `_check_types`, of ops that nobody reads, also at low sizes: a model is wrong where one of
+    them is."""
     for op in dead:
-        if not is_corner(op):
-            _twin_at(op, {s: Const(s.lo) for s in sizes_of_op(op)})
+        for values in () if is_corner(op) else _low_sizes(op):
+            _twin_at(op, values)
     _check_types(dead, sizes)
 
 

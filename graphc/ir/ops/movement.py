@@ -236,8 +236,13 @@ def _open_positions(extent: Dim, lo: Dim, hi: Dim, by: int) -> tuple[Dim, Dim, i
     return at(first, {}), at(count, {}), by
 
 
+FARTHEST = 1 << 62  # beyond all positions, and no sum with an extent overflows
+
+
 def _clamped_limit(limit: Dim, extent: Expr, least: int, most: Expr) -> Expr:
     """A limit of a slice, counted from the end if it is negative, as a position in least..most."""
+    if isinstance(limit, int):
+        limit = min(max(limit, -FARTHEST), FARTHEST)
     low, high = (limit, limit) if isinstance(limit, int) else bounds(limit)
     number = as_expr(limit, i64)
     counted = number if low >= 0 else extent + number
