@@ -10,6 +10,7 @@ from templates import (  # noqa: F401  (each registers its templates)
     layers_afterwards,
     layers_attention,
     layers_control,
+    layers_counted,
     layers_fronts,
     layers_norms,
     layers_numbered,
