@@ -48,6 +48,8 @@ OPEN = {
     "columns": (counts.COLUMNS.replace("[40]", "[N]").replace("6,40", "6,N"),
                 lambda n, part: [counts.sparse(part, n), counts.sparse(1, 6, n)]),
     "compress": (KEPT % ("N", "<axis = 0>"), kept),
+    "square": (KEPT.replace("17", "N") % ("N", "<axis = 0>"),
+               lambda n, part: [counts.sparse(1, n, n), RNG.random(n) < part]),
     "compress-flat": (KEPT % ("M", ""),
                       lambda n, part: [counts.sparse(1, n, 17), RNG.random(n + 9) < part]),
     "again": (counts.AGAIN.replace("[40]", "[N]"), lambda n, part: [counts.sparse(part, n)]),

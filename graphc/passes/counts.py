@@ -175,13 +175,15 @@ def _count_rows(graph: Graph, op: Op, most: int) -> None:
 
 def _decided(op: Op) -> Iterator[tuple[Value, int, Expr]]:
     """The dims of results that data decides, each with what the kernel stores of it: one
-    expression where two are equal."""
+    expression where two are equal. It stores the bounds of all dims first."""
     cells = [(value, dim) for value in op.outputs for dim in range(value.tensor.rank)]
     for stmt in walk_stmts(imperative_kernel(op).body):
         if isinstance(stmt, Store) and stmt.buffer == SIZES and not isinstance(stmt.value, Const):
             (cell,) = stmt.index
             assert isinstance(cell, Const)
-            yield (*cells[cell.value], stmt.value)
+            value, dim = cells[cell.value]
+            if stmt.value is not value.tensor.dims[dim]:
+                yield value, dim, stmt.value
 
 
 def _unused(graph: Graph) -> str:
