@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from graphc.ir.types import Dim, TensorType, Type
 
 MAX_OPS = 1 << 20  # after functions are expanded
 
+NONE: Mapping[int, memoryview] = MappingProxyType({})
 ANONYMOUS = ("", "?", "*", "-1", "None")  # dim_params that name nothing: each is one of its own
 REGIONS = {"If": ("then_branch", "else_branch")}  # the graph attributes of other ops: "body"
 
@@ -57,17 +59,21 @@ def import_onnx(
     an initializer become constants, except those in `keep_inputs`. Raises ModelError if the file
     or the model is wrong, UnsupportedError if an operator has neither a definition nor a body.
     """
-    model, folder = load(source)
+    model, folder, contents = load(source)
     if base_dir is not None:
         folder = os.fspath(base_dir)
-    return Importer(model, DataFolder(folder), keep_inputs).graph()
+    return Importer(model, DataFolder(folder), keep_inputs, contents).graph()
 
 
 class Importer:
     """Builds the graph of one model."""
 
-    def __init__(self, model: ModelProto, folder: DataFolder, keep_inputs: Collection[str] = ()):
+    def __init__(
+        self, model: ModelProto, folder: DataFolder, keep_inputs: Collection[str] = (),
+        contents: Mapping[int, memoryview] = NONE,
+    ):  # fmt: skip
         self.model, self.folder, self.keep_inputs = model, folder, frozenset(keep_inputs)
+        self.contents = contents  # of initializers that the message lacks
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self.sizes = Sizes(self.functions)
         self.types = ValueTypes(model)
@@ -86,7 +92,7 @@ class Importer:
         for info in proto.input:
             if info.name not in constants or info.name in self.keep_inputs:
                 self._input(scope, info)
-        self._fill(scope, proto, self.keep_inputs)
+        self._fill(scope, proto, self.keep_inputs, self.contents)
         if self.refused:
             raise together(self.refused)
         graph.output_names = [info.name for info in proto.output]
@@ -143,12 +149,16 @@ class Importer:
 
     # ------------------------------------------------------------ graphs
 
-    def _fill(self, scope: Scope, proto: GraphProto, keep: Collection[str] = ()) -> None:
+    def _fill(
+        self, scope: Scope, proto: GraphProto, keep: Collection[str] = (),
+        contents: Mapping[int, memoryview] = NONE,
+    ) -> None:  # fmt: skip
         """Adds the constants, nodes and results of a graph whose inputs are defined."""
-        for tensor in proto.initializer:
+        for number, tensor in enumerate(proto.initializer):
             if tensor.name not in keep:
                 where = f"initializer {tensor.name!r}"
-                self._constant(scope, tensor.name, tensors.to_array(tensor, where, self.folder))
+                array = tensors.to_array(tensor, where, self.folder, contents.get(number))
+                self._constant(scope, tensor.name, array)
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
             where = f"initializer {name!r}"

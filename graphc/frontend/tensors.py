@@ -8,6 +8,7 @@ present before anything is allocated, so a tiny file cannot ask for a huge array
 from __future__ import annotations
 
 import math
+import mmap
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,6 +20,7 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 from graphc.errors import ModelError, UnsupportedError
 from graphc.frontend.external_data import DataFolder
 from graphc.ir import dtypes
+from graphc.ir.alignment import empty_aligned
 from graphc.ir.dtypes import DType
 from graphc.ir.types import (
     MAX_ELEMENTS,
@@ -32,6 +34,7 @@ from graphc.ir.types import (
     check_rank,
 )
 
+OWN_PAGES = 1 << 20  # bytes of a tensor that is copied to pages of its own
 MAX_DENSE = 1 << 28  # elements of a sparse tensor made dense
 
 NOWHERE = DataFolder(None)
@@ -59,14 +62,19 @@ def checked_dims(dims: Iterable[int], where: str) -> tuple[int, ...]:
 # ---------------------------------------------------------------- tensors
 
 
-def to_array(tensor: TensorProto, where: str, folder: DataFolder = NOWHERE) -> np.ndarray:
-    """The contents of a tensor, in the message itself or in the model's folder."""
+def to_array(
+    tensor: TensorProto, where: str, folder: DataFolder = NOWHERE, raw: memoryview | None = None
+) -> np.ndarray:
+    """The contents of a tensor: in the message itself, in the model's folder, or `raw` bytes that
+    were left out of the message, which are copied to where kernels can read them."""
     dtype = dtype_of(tensor.data_type, where)
     shape = checked_dims(tensor.dims, where)
     try:
         if tensor.data_location == TensorProto.EXTERNAL:
             data = folder.read(tensor, packed_bytes(dtype, math.prod(shape)), where)
             return _from_bytes(data, dtype, shape, where)
+        if raw is not None:
+            return _from_bytes(_copied(raw), dtype, shape, where)
         if tensor.HasField("raw_data"):
             return _from_bytes(tensor.raw_data, dtype, shape, where)
         _check_items(tensor, dtype, shape, where)
@@ -76,6 +84,17 @@ def to_array(tensor: TensorProto, where: str, folder: DataFolder = NOWHERE) -> n
             raise
         raise ModelError(f"{where}: the tensor cannot be read: {error}") from error
     return array
+
+
+def _copied(raw: memoryview) -> memoryview:
+    """A copy where kernels can read it. That of large tensors is not numpy's memory, for which the
+    system looks for huge pages: finding them takes longer than weights are read in, once."""
+    if len(raw) >= OWN_PAGES:
+        copy = memoryview(mmap.mmap(-1, len(raw)))
+    else:
+        copy = empty_aligned(len(raw)).data
+    copy[:] = raw
+    return copy
 
 
 def packed_bytes(dtype: DType, count: int) -> int:
