@@ -138,3 +138,15 @@ def test_of_nothing_there_is_nothing_to_count():
     for part in (0.4, 0.0):
         x = counts.sparse(part, 40)
         assert_same(compiled.run([x]), by_onnx_runtime(proto, [x]), 1e-5, "compiled")
+
+
+def test_counts_of_what_turns_out_empty():
+    """All but the last of one element at most is none, so the mask is a constant."""
+    text = (
+        "u, a, b, c = Unique(x) zero = Constant<value_ints = [0]>() "
+        "last = Constant<value_ints = [-1]>() s = Slice(u, zero, last, zero) "
+        "h = Constant<value_float = 0.0>() g = Greater(s, h) y = Compress<axis = 0>(s, g) "
+    )
+    proto = model("g (float[1] x) => (y) { " + text + "}")
+    x = np.ones(1, np.float32)
+    assert graphc.compile(proto, threads=1).run([x])[0].shape == (0,)

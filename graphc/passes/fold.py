@@ -19,6 +19,7 @@ from graphc.ir.expr import Load, Reduce, free_indices, walk
 from graphc.ir.graph import Op, Value
 from graphc.ir.infer import op_body
 from graphc.ir.interp import check_operands, evaluate, factors, run_op
+from graphc.ir.ops.counts import is_counted
 from graphc.ir.ops.in_range import EFFECT
 from graphc.ir.types import TensorType, largest
 from graphc.passes.analysis.core import reductions_in
@@ -127,6 +128,8 @@ class Contents:
     def fold(self, op: Op) -> list[np.ndarray] | None:
         """The results of an op if they should become constants; else notes those that are known."""
         if op.defn.form in ("core", "region") or not op.outputs or EFFECT in op.defn.traits:
+            return None
+        if is_counted(op):  # whose kernel tells the counts
             return None
         if not is_static(op):
             return self._fold_untyped(op)
