@@ -63,14 +63,25 @@ _EXP = [1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 def exp_f32(x: Expr, in_order: bool = False) -> Expr:
     """2**n * e**r with n = round(x / ln 2), |r| <= ln 2 / 2."""
     x = select(x > 89.0, 89.0, select(x < -104.0, -104.0, x))
+    y, whole = _reduced_exp(x, in_order)
+    half = whole >> Const(1, i32)  # in two steps, so that subnormal results are reached
+    return y * _power_of_two(half) * _power_of_two(whole - half)
+
+
+def _exp_in_range(x: Expr, in_order: bool = False) -> Expr:
+    """`exp_f32` for -87 <= x <= 88, where 2**n is a normal number, or NaN."""
+    y, whole = _reduced_exp(x, in_order)
+    return y * _power_of_two(whole)
+
+
+def _reduced_exp(x: Expr, in_order: bool) -> tuple[Expr, Expr]:
+    """e**r and n."""
     shifted = fma(x, _f(1.44269504088896341), _f(MAGIC))
     whole = bitcast(shifted, i32) - bitcast(_f(MAGIC), i32)
     n = shifted - MAGIC if in_order else cast(whole, f32)
     r = fma(n, _f(-0.693359375), x)
     r = fma(n, _f(2.12194440e-4), r)
-    y = fma(polynomial(r, _EXP), r * r, r) + 1.0
-    half = whole >> Const(1, i32)  # in two steps, so that subnormal results are reached
-    return y * _power_of_two(half) * _power_of_two(whole - half)
+    return fma(polynomial(r, _EXP), r * r, r) + 1.0, whole
 
 
 _LOG = [7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
@@ -105,7 +116,8 @@ def tanh_f32(x: Expr, in_order: bool = False) -> Expr:
     size = absolute(x)
     z = x * x
     small = fma(polynomial(z, _TANH) * z, size, size)
-    large = 1.0 - 2.0 / (exp_f32(size + size, in_order) + 1.0)
+    clipped = select(size > 10.0, 10.0, size)  # from 9.02 on, the result is 1
+    large = 1.0 - 2.0 / (_exp_in_range(clipped + clipped, in_order) + 1.0)
     sign = bitcast(x, i32) & Const(i32.min, i32)
     return bitcast(bitcast(select(size < 0.625, small, large), i32) | sign, f32)
 
@@ -123,7 +135,7 @@ def erf_f32(x: Expr) -> Expr:
     size = absolute(x)
     small = x * polynomial(x * x, _ERF_SMALL)
     clipped = select(size > 4.1, 4.1, size)
-    large = 1.0 - exp_f32(-polynomial(clipped, _ERFC))
+    large = 1.0 - _exp_in_range(-polynomial(clipped, _ERFC))
     return select(size < 0.96, small, select(x < 0.0, -large, large))
 
 
