@@ -8,6 +8,8 @@ from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Const, Expr
 from graphc.ir.kernel import KernelBuilder
 
+CHAINS = 4  # vectors that are looked at before it is asked whether something holds for a lane
+
 
 def any_lane(k: KernelBuilder, lanes: int, vectors: int, holds: Callable[[Expr], Expr]) -> Expr:
     """Whether something holds for one of the positions in so many vectors."""

@@ -1,32 +1,32 @@
 """Builds kernels of operators for a processor with vectors.
 
-Picking stores the traits of picked items, an array for each trait, and compares an item with a
-vector of picked ones at a time. Items are sorted in vectors, too. In a search for the few best
-items of a line, a vector without a better item is skipped, and so is one of which nothing is kept,
-where elements are picked by a condition. What takes elements from all channels of
-an image at the same positions has the channels lie side by side first.
+Items are picked (lane_picking.py) and sorted (lane_sorting.py) in vectors. In a search for the few
+best items of a line, a vector without a better item is skipped, and so is one of which nothing is
+kept, where elements are picked by a condition. What takes elements from all channels of an image at
+the same positions has the channels lie side by side first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from graphc.backends.llvm_cpu.any_lane import any_lane
+from graphc.backends.llvm_cpu.any_lane import CHAINS, any_lane
 from graphc.backends.llvm_cpu.lane_choosing import chooses, chosen_leaders
+from graphc.backends.llvm_cpu.lane_picking import LanePicking
 from graphc.backends.llvm_cpu.lane_sorting import sorted_leaders, sorts
 from graphc.ir.addresses import is_affine_in
-from graphc.ir.dtypes import boolean, i64
-from graphc.ir.expr import Expr, Index, Load, cast, free_indices, loads, select
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Expr, Index, Load, cast, free_indices, loads
 from graphc.ir.imperative.collectives import Collectives, Kept, Leaders
-from graphc.ir.imperative.picking import Picked, Picking, Place
+from graphc.ir.imperative.picking import Picked, Place
 from graphc.ir.imperative.sampling import Sampled
 from graphc.ir.kernel import Buffer
-from graphc.ir.types import Dim, largest
+from graphc.ir.types import Dim
 
 PARTS = 4  # of a vector, each of which is skipped if nothing in it is kept
-CHAINS = 4  # vectors of items that are looked at before it is asked whether one clashes
 READ = 16  # elements of each channel that a place reads, about
 
 
@@ -71,19 +71,14 @@ class LaneBuilder(Collectives):
     def kept(self, what: Kept) -> None:
         """Stores each element where the next that is kept belongs, and counts those that are kept:
         that takes no branch per element. Vectors of which none is kept are skipped, a few at a
-        time, then each part of one."""
-        if what.rest or not what.extents or not what.ahead:
+        time, then each part of one. Where more goes with an element, the positions of a few vectors
+        are stored like that, and then looped over."""
+        if not what.extents or not (what.rest or what.ahead):
             super().kept(what)
             return
         *outer, last = what.extents
         lanes = _lanes_of(self, what)
         step, kept = CHAINS * lanes, self.var(i64, 0)
-
-        def take(where: Place) -> None:
-            number = self.let(kept[()])
-            what.put(where, number, ())
-            self.store(kept, (), number + cast(what.holds(where), i64))
-
         with self.loops(*outer) as line:
             with self.loop(last // step) as part:
                 start = self.let(part * step)
@@ -91,15 +86,47 @@ class LaneBuilder(Collectives):
                 def holds(lane: Expr) -> Expr:
                     return what.holds((*line, start + lane))
 
-                with self.when(any_lane(self, lanes, CHAINS, holds)):
-                    self.kept_in_parts(step, max(lanes // PARTS, 1), start, holds, line, take)
-            with self.loop(last % step) as j:
-                take((*line, self.let(j + last // step * step)))
+                with (
+                    self.when(any_lane(self, lanes, CHAINS, holds)),
+                    self.taken(what, line, step, kept) as take,
+                ):
+                    self.kept_in_parts(step, max(lanes // PARTS, 1), start, holds, take)
+            with (
+                self.taken(what, line, step, kept) as take,
+                self.loop(last % step) as j,
+            ):
+                take(j + last // step * step)
         what.finish(kept[()])
 
+    @contextmanager
+    def taken(
+        self, what: Kept, line: Place, most: int, kept: Buffer
+    ) -> Iterator[Callable[[Expr], None]]:
+        """Gives what takes a position of a line if it is kept, one after the other, at most so
+        many; `kept` counts them."""
+        found = self.alloc(i64, (most,)) if what.rest else None
+        number = self.var(i64, 0) if what.rest else kept
+
+        def take(j: Expr) -> None:
+            place = self.let(number[()])
+            if found is None:
+                what.put((*line, j), place, ())
+            else:
+                self.store(found, place, j)
+            self.store(number, (), place + cast(what.holds((*line, j)), i64))
+
+        yield take
+        if found is not None:
+            before = self.let(kept[()])
+            with self.loop(self.let(number[()])) as n:
+                j = self.let(found[n])
+                with self.loops(*what.rest, kind="parallel") as inner:
+                    what.put((*line, j), before + n, inner)
+            self.store(kept, (), before + number[()])
+
     def kept_in_parts(
-        self, count: int, lanes: int, start: Expr, holds: Callable[[Expr], Expr], line: Place,
-        take: Callable[[Place], None],
+        self, count: int, lanes: int, start: Expr, holds: Callable[[Expr], Expr],
+        take: Callable[[Expr], None],
     ) -> None:  # fmt: skip
         """Offers `take` so many elements of a line, less parts of so many lanes of which none is
         kept."""
@@ -107,7 +134,7 @@ class LaneBuilder(Collectives):
             first = self.let(part * lanes)
             some = any_lane(self, lanes, 1, lambda lane: holds(first + lane))
             with self.when(some), self.loop(lanes) as j:
-                take((*line, self.let(start + first + j)))
+                take(self.let(start + first + j))
 
     def sampled(self, what: Sampled) -> None:
         lanes = self.vector_bytes // what.x.dtype.size
@@ -117,8 +144,7 @@ class LaneBuilder(Collectives):
             super().sampled(what)
 
     def picked(self, what: Picked) -> None:
-        size = max((kind.size for kind in what.kinds), default=1)
-        LanePicking(self, what, max(2, self.vector_bytes // size)).run()
+        LanePicking(self, what, self.vector_bytes).run()
 
 
 def _is_known(*extents: Dim) -> bool:
@@ -199,37 +225,3 @@ def _sample_all(k: Collectives, what: Sampled, x: Buffer, first: Expr) -> None:
             k.store(values, channel, made.finish(values[channel]))
         with k.loop(what.channels) as channel:
             what.put(k, place, channel, values[channel])
-
-
-class LanePicking(Picking):
-    """Compares an item with `lanes` others at a time."""
-
-    def __init__(self, k: Collectives, what: Picked, lanes: int):
-        super().__init__(k, what)
-        self.lanes, self.step = lanes, CHAINS * lanes
-        most = -(-largest(what.limit) // self.step) * self.step
-        self.traits = [k.alloc(kind, (most,)) for kind in what.kinds]
-
-    def remember(self, number: Expr, mine: Place) -> None:
-        for buffer, trait in zip(self.traits, mine):
-            self.k.store(buffer, number, trait)
-
-    def clashes(self, group: Place, mine: Place, start: Expr) -> Expr:
-        k, number = self.k, self.k.let(self.selected[()] - start)
-        clashes, first = k.var(boolean, False), k.var(i64, 0)
-        with k.repeat(~clashes[()] & (first[()] < number)):
-            k.store(clashes, (), self._any_clashes(mine, k.let(first[()]), number))
-            k.store(first, (), first[()] + self.step)
-        return clashes[()]
-
-    def _any_clashes(self, mine: Place, first: Expr, number: Expr) -> Expr:
-        """Whether an item clashes with one of the next `step`, of which `number` are in all."""
-        k = self.k
-
-        def clash(lane: Expr) -> Expr:
-            at = first + lane
-            there = k.let(at < number)
-            theirs = tuple(k.let(select(there, buffer[at], 0)) for buffer in self.traits)
-            return self.what.clash(mine, theirs) & there
-
-        return any_lane(k, self.lanes, CHAINS, clash)

@@ -16,7 +16,7 @@ from graphc.ir.dtypes import boolean, i64
 from graphc.ir.expr import Const, Expr, cast, maximum, select
 from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.imperative.picking import Picked, Picking, Place, Running
-from graphc.ir.kernel import Buffer
+from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.types import largest
 
 FEW = 32  # items, for which a heap is as good
@@ -71,7 +71,7 @@ class _Tournament:
     A key is the order of a score, and below it the distance from the last number of an item."""
 
     def __init__(
-        self, k: Collectives, what: Picked, order: Callable[[Expr], Expr], count: int, lanes: int
+        self, k: KernelBuilder, what: Picked, order: Callable[[Expr], Expr], count: int, lanes: int
     ):
         self.k, self.what, self.order, self.count, self.lanes = k, what, order, count, lanes
         self.block = max(lanes, 1 << round(math.log2(count) / 2))

@@ -25,7 +25,8 @@ class Picked:
     equal ones those that come first. Items are picked that take part and do not clash with one
     picked before, which the `traits` of both decide, values of types `kinds`: first those of the
     later one. `put` gets the row, numbered through all groups, of an item of a group, `item_at`
-    gives the item of a row, and `finish` gets how many rows there are."""
+    gives the item of a row, and `finish` gets how many rows there are. `order`, if there is one,
+    gives a number of type i32 that is larger for better scores, and equal for equal ones."""
 
     groups: tuple[int, ...]
     count: int
@@ -38,12 +39,22 @@ class Picked:
     put: Callable[[Expr, Place, Expr], None]
     item_at: Callable[[Expr], Expr]
     finish: Callable[[Expr], None]
+    order: Callable[[Expr], Expr] | None = None
 
     def precedes(self, a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> Expr:
         """Whether one item, a score and its number, is better than another one. NaN is worst."""
         ahead = (a[0] > b[0]) | (isnan(b[0]) & ~isnan(a[0]))
         level = ~(b[0] > a[0]) & ~(isnan(a[0]) & ~isnan(b[0]))
         return ahead | (level & (a[1] < b[1]))
+
+
+@dataclass(frozen=True)
+class Running:
+    """The items of a group that are in the running: whether there are `some`, and what takes the
+    best one out."""
+
+    some: Callable[[], Expr]
+    take: Callable[[], Expr]
 
 
 class Picking:
@@ -56,28 +67,42 @@ class Picking:
     def run(self) -> None:
         k, what = self.k, self.what
         if largest(what.limit):
-            left = k.alloc(i64, (largest(what.count),))
+            running = self.room()
             with k.loops(*what.groups) as group:
-                self._pick(group, left)
+                self._pick(group, running)
         what.finish(self.selected[()])
 
-    def _pick(self, group: Place, left: Buffer) -> None:
-        """The items of a group; `left` is where those stand that are in the running."""
+    def _pick(self, group: Place, running: Callable[[Place], Running]) -> None:
         k, what = self.k, self.what
-        start, number = k.let(self.selected[()]), k.var(i64, self._candidates(group, left))
-        heap = Heap(k, self._follows(group, left), swap_in(k, left, lambda slot: (slot,)))
-        heap.build(k.let(number[()]))
-        with k.repeat((number[()] > 0) & (self.selected[()] - start < what.limit)):
-            item, last = k.let(left[Const(0, i64)]), k.let(number[()] - 1)
-            k.store(left, 0, left[last])
-            k.store(number, (), last)
-            heap.sift(0, last)
+        start, items = k.let(self.selected[()]), running(group)
+        with k.repeat(items.some() & (self.selected[()] - start < what.limit)):
+            item = items.take()
             mine = what.traits(group, item)
             with k.when(~self.clashes(group, mine, start)):
                 row = k.let(self.selected[()])
                 what.put(row, group, item)
                 self.remember(row - start, mine)
                 k.store(self.selected, (), row + 1)
+
+    def room(self) -> Callable[[Place], Running]:
+        """Allocates what holds the items of a group; gives what fills it: a heap."""
+        left = self.k.alloc(i64, (largest(self.what.count),))
+        return lambda group: self._heap(group, left)
+
+    def _heap(self, group: Place, left: Buffer) -> Running:
+        """The items of a group; `left` is where those stand that are in the running."""
+        k, number = self.k, self.k.var(i64, self._candidates(group, left))
+        heap = Heap(k, self._follows(group, left), swap_in(k, left, lambda slot: (slot,)))
+        heap.build(k.let(number[()]))
+
+        def take() -> Expr:
+            item, last = k.let(left[Const(0, i64)]), k.let(number[()] - 1)
+            k.store(left, 0, left[last])
+            k.store(number, (), last)
+            heap.sift(0, last)
+            return item
+
+        return Running(lambda: number[()] > 0, take)
 
     def _candidates(self, group: Place, left: Buffer) -> Expr:
         """Fills `left` with the items that take part; returns how many."""

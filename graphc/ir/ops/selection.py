@@ -5,17 +5,20 @@ All are "bounded": buffers are as large as the result can get, and the kernel st
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from graphc.errors import ModelError
 from graphc.ir.addresses import unflatten_index
-from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr, as_expr, maximum, minimum, select
+from graphc.ir.dtypes import DType, i32, i64
+from graphc.ir.expr import Const, Expr, as_expr, isnan, maximum, minimum, select
 from graphc.ir.imperative.collectives import Collectives, Kept, Picked, Place
 from graphc.ir.imperative.lowering import store_size
 from graphc.ir.kernel import Buffer, KernelBuilder
 from graphc.ir.opdef import Any_, Bool, Float, Int, Known, Operand, imperative
 from graphc.ir.ops.helpers import normal_axis
+from graphc.ir.ops.sorting import order_of
 from graphc.ir.types import Dim, TensorType
 from graphc.ir.window import dim
 
@@ -130,8 +133,14 @@ def non_max_suppression(
     k.picked(Picked(
         (batch, classes), count, fewer(count, _limit(max_output)), takes_part, score,
         (boxes.dtype,) * 5, lambda group, box: overlap.traits(group[0], box), overlap.above,
-        put, lambda row: rows[row, 2], finish,
+        put, lambda row: rows[row, 2], finish, _order(scores.dtype),
     ))  # fmt: skip
+
+
+def _order(dtype: DType) -> Callable[[Expr], Expr] | None:
+    """Numbers of type i32 in the order of scores, of which NaN is the worst."""
+    order, least = order_of(dtype, 1), Const(i32.min + 1, i32)  # below -inf
+    return order and (lambda score: select(isnan(score), least, order(score)))
 
 
 def _scalar(threshold: Buffer | None, boxes: Buffer) -> Expr:

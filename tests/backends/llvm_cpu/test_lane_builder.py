@@ -47,6 +47,16 @@ def test_scores_that_are_no_numbers_come_last():
     check(graph, inputs)
 
 
+@pytest.mark.parametrize("count", [31, 32, 37, 200])
+def test_infinite_scores_are_above_what_is_no_number(count):
+    scores = RNG.choice(np.array([-np.inf, np.inf, np.nan, -np.nan, -0.0, 0.0]), (2, 1, count))
+    graph, inputs = build(
+        lambda b, x, s: b.NonMaxSuppression(x, s, b.constant(np.int64(count))),
+        boxes=boxes_of(count), scores=scores.astype(np.float32),
+    )  # fmt: skip
+    check(graph, inputs, (64, 32, 16, 0))
+
+
 @pytest.mark.parametrize("limit", [1, 64, 65])
 def test_no_more_boxes_than_asked_for(limit):
     scores = RNG.random((2, 1, 150)).astype(np.float32)
@@ -59,6 +69,19 @@ def test_traits_of_picked_boxes_lie_side_by_side():
     assert "vector" in str(kernel)
     (plain,) = program_of(graph, 0).kernels.values()
     assert "vector" not in str(plain)
+
+
+# ---------------------------------------------------------------- elements that are kept
+
+
+@pytest.mark.parametrize("axis, shape", [(0, (600, 5)), (1, (2, 300, 3)), (1, (3, 70)), (0, (9,))])
+@pytest.mark.parametrize("kept", [0, 0.01, 0.4, 1])
+def test_rows_that_are_kept(axis, shape, kept):
+    graph, inputs = build(
+        lambda b, x, c: b.Compress(x, c, axis=axis),
+        x=RNG.standard_normal(shape).astype(np.float32), c=RNG.random(shape[axis]) < kept,
+    )  # fmt: skip
+    check(graph, inputs, (64, 32, 16, 0))
 
 
 # ---------------------------------------------------------------- regions of images
