@@ -60,6 +60,8 @@ GRAPHS = {
     "[-99,-5] const %a : i64[2] = [1,2] const %s : i64[2] = [-1,-2] %r = Slice(%x, %b, %e, %a, %s)",
     "every third": "(%x: f32[N,S]) -> ? {} { const %b : i64[1] = [1] const %e : i64[1] = [-1] "
     "const %a : i64[1] = [1] const %s : i64[1] = [3] %r = Slice(%x, %b, %e, %a, %s)",
+    "windows apart": "(%x: f32[N,2,S,H]) -> ? {} { %r = MaxPool(%x) {{kernel_shape=[1,2], "
+    "strides=[2,3], ceil_mode=1}}",
     "hardmax": "(%x: f32[N,S,H]) -> ? {} { %r = Hardmax(%x) {{axis=1}}",
     "halves": "(%x: f32[N,H]) -> ? {} { %s = Shape(%x) {{start=1}} const %t : i64[1] = [2] "
     "%h = Div(%s, %t) %i = Identity(%h) %j = Sub(%s, %i) %p = Concat(%i, %j) {{axis=0}} "

@@ -186,7 +186,11 @@ def _ceil_extent(axis: WindowAxis, room: Dim, floor_out: Dim) -> Dim:
     if isinstance(out, int) and isinstance(axis.extent, int) and isinstance(axis.begin, int):
         starts_after = (out - 1) * axis.stride >= axis.extent + axis.begin
         return floor_out if starts_after and out > floor_out else out
-    return out
+    ends_before = isinstance(axis.span, int) and axis.span >= axis.end + axis.stride
+    if ends_before:  # so that no window which hangs over starts in the padding
+        return out
+    inside = (axis.extent + axis.begin - 1) // axis.stride + 1
+    return dim(minimum(as_expr(out), maximum(as_expr(inside), floor_out)))
 
 
 def same_padding(axis: WindowAxis, out: Dim, *, upper: bool, crops: bool) -> tuple[Dim, Dim]:
