@@ -240,8 +240,8 @@ def to_program(graph: Graph, target: Target, settings: Settings) -> Program:
         if target.control_flow and not graph.is_optimised:
             _bound_loops(graph, settings.max_iterations)
         bodies = _optimised(graph, target, settings)
-        if graph.symbols:
-            check_open(graph)
+        for part in (graph, *bodies.values()) if graph.symbols else ():
+            check_open(part)
         return lower(
             graph, target.strategies(), graph.name, target.conventions(),
             settings.context.journal, bodies,
@@ -274,8 +274,10 @@ def _optimised(graph: Graph, target: Target, settings: Settings) -> dict[Region,
     bodies: dict[Region, Graph] = {}
     for op in graph.ops:
         for region in op.regions if op.defn.form == "region" else ():
-            body = part_graph(Graph("body"), region.ops, region.params, region.results)
-            body.phase = "typed"
+            whole = Graph("body")
+            whole.symbols = graph.symbols
+            body = part_graph(whole, region.ops, region.params, region.results)
+            body.phase, body.owner = "typed", op
             inside = replace(settings, checks="off")  # those of bodies stand beside the op
             bodies.update(_optimised(body, target, inside))
             bodies[region] = body

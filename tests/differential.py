@@ -23,7 +23,7 @@ from graphc.ir.build import Builder, new_graph
 from graphc.ir.checks import judge
 from graphc.ir.compare import compare
 from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const
+from graphc.ir.expr import Const, Expr
 from graphc.ir.graph import Graph, clone_graph
 from graphc.ir.imperative.lowering import corner
 from graphc.ir.interp import interpret
@@ -138,9 +138,10 @@ def _run_steps(program: Program, steps: Sequence, spaces: dict, trip: int = 0) -
 
     known = spaces["sizes"]
 
-    def piece(slot: Slot, stride: int = 0) -> np.ndarray:
+    def piece(slot: Slot, stride: int | Expr = 0) -> np.ndarray:
         raw = spaces[slot.space][slot.index].reshape(-1).view(np.uint8)
-        start, size = slot.offset + trip * stride, at(slot.elements, known) * slot.dtype.size
+        start = slot.offset + trip * at(stride, known)
+        size = at(slot.elements, known) * slot.dtype.size
         found = raw[start : start + size]
         assert start >= 0 and found.size == size, "leaves its space"
         return found
@@ -171,6 +172,8 @@ def _run_steps(program: Program, steps: Sequence, spaces: dict, trip: int = 0) -
 
 def _run_loop(program: Program, step: While, spaces: dict, element: Callable) -> None:
     limit = element(step.trips) if isinstance(step.trips, Slot) else step.trips
+    if isinstance(limit, Expr):
+        limit = at(limit, spaces["sizes"])
     trip = 0
     while (limit is None or trip < limit) and (step.condition is None or element(step.condition)):
         if step.counter is not None:

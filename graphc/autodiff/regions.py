@@ -74,6 +74,17 @@ def _of_branches(
 # ---------------------------------------------------------------- loops
 
 
+def _numbers(op: Op) -> np.ndarray:
+    """The numbers of the trips of a Loop."""
+    trips = trip_count(op)
+    if not isinstance(trips, int):
+        raise UnsupportedError(
+            f"{op.where()}: it has {trips} trips; a derivative requires a known number of them; "
+            "give the sizes of inputs, with --dim or --shape"
+        )
+    return np.arange(trips)
+
+
 class _OfLoop:
     """A Scan or a Loop: `states` carried, `rows` scanned, `outs` stacked, and captured values."""
 
@@ -99,7 +110,7 @@ class _OfLoop:
         carried = [g for g in ends if g is not None]
         sums = [zeros_like(self.b, self._capture(n)) for n in self.wanted]
         stacked = [g for g in rows if g is not None]
-        trips = [] if self.is_scan else [np.arange(trip_count(self.op))]
+        trips = [] if self.is_scan else [_numbers(self.op)]
         made = self._backward(
             [*carried, *sums], [*trips, *saved, *self.rows, *stacked], self._body(ends, rows)
         )

@@ -54,12 +54,13 @@ class Step:
 @dataclass(frozen=True)
 class Copy:
     """Copies the bytes of a slot into another of equal size. Directly in the body of a loop, source
-    and target start so many bytes further at each trip; slots are those of the first."""
+    and target start so many bytes further at each trip, a number or an expression over the
+    program's sizes; slots are those of the first."""
 
     source: Slot
     target: Slot
-    source_stride: int = 0
-    target_stride: int = 0
+    source_stride: Any = 0
+    target_stride: Any = 0
     loc: tuple[str, ...] = ()
 
 
@@ -67,14 +68,14 @@ class Copy:
 class While:
     """Runs `body` as long as there are trips left and the condition, one bool, holds.
 
-    `trips` is a number, or the slot of one i64, which is read once; None if there is no limit. The
-    condition is read before each trip; None: it always holds. The number of the trip, from 0 on, is
-    written to `counter` before the trip.
+    `trips` is a number, an expression over the program's sizes, or the slot of one i64, which is
+    read once; None if there is no limit. The condition is read before each trip; None: it always
+    holds. The number of the trip, from 0 on, is written to `counter` before the trip.
     """
 
     body: tuple[AnyStep, ...]
     condition: Slot | None = None
-    trips: int | Slot | None = None
+    trips: Any = None
     counter: Slot | None = None
     loc: tuple[str, ...] = ()
 
@@ -134,7 +135,8 @@ def repetitions(steps: Sequence[AnyStep], around: int | None = 1) -> list[int | 
         if isinstance(step, Step):
             counts.append(around)
         elif isinstance(step, While):
-            trips = step.trips if isinstance(step.trips, int) else None
+            known = step.trips is not None and not isinstance(step.trips, Slot)
+            trips = largest(step.trips) if known else None
         times = None if around is None or trips is None else around * trips
         for body in bodies(step):
             counts += repetitions(body, times)
@@ -157,20 +159,45 @@ def walk_slots(steps: Sequence[AnyStep]) -> Iterator[Slot]:
             yield step.condition
 
 
-def with_calls(steps: Sequence[AnyStep], change: Callable[[Step], Step]) -> list[AnyStep]:
-    """The steps with other kernel calls, those in loops and branches included."""
+def with_steps(steps: Sequence[AnyStep], change: Callable[[AnyStep], AnyStep]) -> list[AnyStep]:
+    """Other steps in place of these, those in loops and branches included."""
 
     def changed(step: AnyStep) -> AnyStep:
-        if isinstance(step, Step):
-            return change(step)
         if isinstance(step, While):
-            return replace(step, body=tuple(map(changed, step.body)))
+            step = replace(step, body=tuple(map(changed, step.body)))
         if isinstance(step, If):
             then, orelse = (tuple(map(changed, body)) for body in bodies(step))
-            return replace(step, then=then, orelse=orelse)
-        return step
+            step = replace(step, then=then, orelse=orelse)
+        return change(step)
 
     return list(map(changed, steps))
+
+
+def with_calls(steps: Sequence[AnyStep], change: Callable[[Step], Step]) -> list[AnyStep]:
+    """The steps with other kernel calls, those in loops and branches included."""
+    return with_steps(steps, lambda step: change(step) if isinstance(step, Step) else step)
+
+
+def with_slots(step: AnyStep, placed: Callable[[Slot], Slot]) -> AnyStep:
+    """A step with other slots; those of the steps inside it stay."""
+    if isinstance(step, Step):
+        return replace(step, slots=tuple(map(placed, step.slots)))
+    slots = {
+        name: placed(slot)
+        for name in ("source", "target", "slot", "condition", "trips", "counter")
+        if isinstance(slot := getattr(step, name, None), Slot)
+    }
+    return replace(step, **slots)  # type: ignore[arg-type]
+
+
+def dims_of(step: AnyStep) -> tuple[Any, ...]:
+    """What a step, apart from those inside it, gives as a number or an expression over sizes."""
+    if isinstance(step, Step):
+        return step.sizes
+    if isinstance(step, Copy):
+        return (step.source.elements, step.source_stride, step.target_stride)
+    given = step.trips if isinstance(step, While) else None
+    return () if given is None or isinstance(given, Slot) else (given,)
 
 
 Quantisation = tuple[float, int]
@@ -275,18 +302,28 @@ def at_sizes(program: Program, values: Sequence[int]) -> Program:
         own = [at(size, known) for size in step.sizes]
         name = "_".join(map(str, (step.kernel, *own)))
         kernels[name] = replace(with_sizes(kernel, own), name=name)  # type: ignore[arg-type]
-        return replace(step, kernel=name, slots=tuple(map(placed, step.slots)), sizes=())
+        return replace(step, kernel=name, sizes=())
 
     def placed(slot: Slot) -> Slot:
         return replace(slot, elements=at(slot.elements, known))
 
-    steps = [
-        replace(step, size=at(step.size, known), most=None) if isinstance(step, Count) else step
-        for step in with_calls(program.steps, called)
-    ]
+    def static(step: AnyStep) -> AnyStep:
+        step = with_slots(step, placed)
+        if isinstance(step, Step):
+            return called(step)
+        if isinstance(step, Count):
+            return replace(step, size=at(step.size, known), most=None)
+        if isinstance(step, Copy):
+            strides = (at(stride, known) for stride in (step.source_stride, step.target_stride))
+            source_stride, target_stride = strides
+            return replace(step, source_stride=source_stride, target_stride=target_stride)
+        if isinstance(step, While) and isinstance(step.trips, Expr):
+            return replace(step, trips=at(step.trips, known))
+        return step
+
     return replace(
         program, inputs=typed(program.inputs), outputs=typed(program.outputs), kernels=kernels,
-        steps=steps, sizes=(), over={},
+        steps=with_steps(program.steps, static), sizes=(), over={},
         resident={key: placed(s) for key, s in program.resident.items()},
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ The operator gives a tensor of the largest shape that its result can have. `grap
 extent that data decides a size, a symbol from zero to the bound, and `graphc.Corner` is the part of
 the tensor that is there (ir/ops/counts.py). What follows is typed over these sizes, as a graph of
 open shape is over those of its inputs (general.py). What has no type or no program for all of them
-(a kernel made for one shape, control flow, tensors that would be huge at the bounds) is left
+(a kernel made for one shape, a loop of the host, tensors that would be huge at the bounds) is left
 untyped: it is compiled once the sizes are known, with what follows from it.
 """
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from graphc.errors import GraphcError, UnsupportedError
 from graphc.ir.expr import Const, Expr, Sym, symbols
+from graphc.ir.graph import SIZES as SIZES_OP
 from graphc.ir.graph import Graph, Op, Value, clone_graph, clone_region, constant_op
 from graphc.ir.imperative.lowering import SIZES, imperative_kernel, is_bounded
 from graphc.ir.infer import infer_op
@@ -31,15 +32,26 @@ from graphc.passes.fold import FoldPolicy
 from graphc.passes.general import NotOpen, check_op
 from graphc.passes.infer_types import TypeInference
 from graphc.passes.inner_checks import carrying, insert
-from graphc.passes.native import natively
+from graphc.passes.native import as_flow, natively
 from graphc.passes.partition import symbols_in
 
 MOST_BYTES = 1 << 30  # of a tensor at the bounds of sizes that data decides
+Decline = Callable[[Op, str], None]
+Native = Callable[[Op], bool]
 
 
-def counted(graph: Graph, policy: FoldPolicy | None, decline: Decline) -> Graph | None:
+def in_program(op: Op) -> bool:
+    """Whether a typed op can be part of a program whose loops have the usual limit."""
+    is_flow = op.defn.form == "region"
+    return not as_flow(op, MAX_ITERATIONS) if is_flow else natively(op)
+
+
+def counted(
+    graph: Graph, policy: FoldPolicy | None, decline: Decline, native: Native = in_program
+) -> Graph | None:
     """A copy of a graph that is typed as far as it can be for static inputs, typed further: over
-    the sizes that data decides. None if there are none. `decline` is told what is left, and why."""
+    the sizes that data decides. None if there are none. `decline` is told what is left, and why;
+    `native` tells which typed ops can be compiled."""
     if not any(map(_is_countable, graph.ops)) and not any(map(_rows, graph.ops)):
         return None
     result = clone_graph(graph)
@@ -55,7 +67,7 @@ def counted(graph: Graph, policy: FoldPolicy | None, decline: Decline) -> Graph 
     types = TypeInference(policy, retype=False, symbolic=True, dimensions=Dimensions())
     count_all(result, types)
     for op in result.ops:
-        if _leaves_untyped(op, decline) and op in bodies:
+        if _leaves_untyped(op, decline, native) and op in bodies:
             types.restore(op, bodies[op])
     remove_dead(result)
     used = symbols_in(result)
@@ -84,9 +96,6 @@ def count_all(graph: Graph, types: TypeInference) -> None:
         types.region(graph)
         made = [op for op in graph.ops if op not in seen and _is_countable(op)]
     types.region(graph)
-
-
-Decline = Callable[[Op, str], None]
 
 
 def _is_countable(op: Op) -> bool:
@@ -198,28 +207,29 @@ def _insert(graph: Graph, before: Op | None, op: Op) -> None:
     graph.insert_before(before, op)
 
 
-def _leaves_untyped(op: Op, decline: Decline) -> bool:
+def _leaves_untyped(op: Op, decline: Decline, native: Native) -> bool:
     """Takes the types of an op's results away if it has none for all sizes, or no program; whether
     it does."""
     if op.name == "Constant" or not _is_open(op):
         return False
-    why = _why_not(op)
+    why = _why_not(op, native)
     if why:
         decline(op, why)
-    left = why or op.defn.form == "region" or not all(v.is_ranked for v in op.inputs if v)
+    left = why or not all(v.is_ranked for v in (*filter(None, op.inputs), *op.outputs))
     for value in op.outputs if left else ():
         if isinstance(value.type, TensorType):
             value.type = None
     return bool(left)
 
 
-def _why_not(op: Op) -> str:
+def _why_not(op: Op, native: Native) -> str:
     """Why a typed op whose types are open is not compiled for all sizes."""
     if not all(v.is_ranked for v in (*filter(None, op.inputs), *op.outputs)):
         return ""
     try:
-        check_op(op)
-        if not natively(op):
+        for inner in (op, *(o for region in op.regions for o in region.walk())):
+            check_op(inner)
+        if not native(op):
             return f"{op.where()} runs on the host"
         if _most(op) > MOST_BYTES:
             return f"{op.where()} would give {_most(op)} bytes at the largest sizes"
@@ -235,6 +245,10 @@ def _most(op: Op) -> int:
 
 
 def _is_open(op: Op) -> bool:
-    """Whether an operand or a result has no type, or one that depends on sizes."""
-    values = (*filter(None, op.inputs), *op.outputs)
+    """Whether an operand, a result or what is inside has no type, or one that depends on sizes."""
+    values = [*filter(None, op.inputs), *op.outputs]
+    for region in op.regions if op.defn.form == "region" else ():
+        if any(inner.name == SIZES_OP for inner in region.walk()):
+            return True
+        values += region.values()
     return any(v.type is None or not v.type.is_static for v in values)

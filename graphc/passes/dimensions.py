@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from graphc.ir import dtypes
 from graphc.ir.expr import REDUCTIONS, Const, Expr, Index, Load, Reduce, call
-from graphc.ir.graph import Op, Value, constant_op, sizes_op
+from graphc.ir.graph import Op, Region, Value, constant_op, sizes_op
 from graphc.ir.infer import expand, op_body
 from graphc.ir.simplify import simplify
 from graphc.ir.types import TensorType
@@ -37,6 +37,20 @@ class Dimensions:
         if value is None:
             return None
         return self.contents.get(value, value.known)
+
+    def enter(self, region: Region, captures: Iterable[tuple[Value, Value | None]]) -> None:
+        """Makes what is known of values that a region captures known inside, given the parameters
+        that stand for them."""
+        for param, value in captures:
+            contents = self.of(value)
+            if contents is not None:
+                self.contents[param] = contents
+            if param.uses and value is not None and value.constant is None:
+                dims = value.known
+                if dims is not None:
+                    first = region.ops[0] if region.ops else None
+                    op = region.insert_before(first, sizes_op(dims, param.name))
+                    param.replace_uses(op.output)
 
     def replacement(self, op: Op) -> Op | None:
         """The op that gives the result of another, if that is a small tensor of dimensions;

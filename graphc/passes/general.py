@@ -27,12 +27,14 @@ from graphc.ir.ops.in_range import is_check
 from graphc.ir.simplify import simplify
 from graphc.ir.sizes import line_of
 from graphc.ir.trials import body_at
-from graphc.ir.types import TensorType
+from graphc.ir.types import TensorType, at
 from graphc.passes.at_sizes import Sizes, attrs_at, type_at, value_at
+from graphc.passes.checks import FLOW
 from graphc.passes.dce import dead_ops, remove_dead
 from graphc.passes.dimensions import Dimensions
 from graphc.passes.fold import FoldPolicy
 from graphc.passes.infer_types import TypeInference
+from graphc.passes.iterations import most_trips
 from graphc.passes.multiples import met_multiples, multiples, with_multiples
 from graphc.passes.open_kernels import why_other_kernel
 from graphc.passes.specialise import bind_contents, check_declared
@@ -168,9 +170,7 @@ def check_open(graph: Graph) -> None:
 
 def check_op(op: Op) -> None:
     """As `check_open`, of one op."""
-    open_types = _has_open_types(op)
-    forms = FORMS if open_types else (*FORMS, "region")
-    if op.defn.form not in forms:
+    if op.defn.form not in FORMS and not _is_flow(op):
         raise NotOpen(f"{op.where()} is {op.defn.form}, made for one shape at a time", op)
     if is_bounded(op) and not is_counted(op):
         raise NotOpen(f"{op.where()} gives a tensor whose shape depends on data", op)
@@ -178,9 +178,10 @@ def check_op(op: Op) -> None:
         raise NotOpen(f"{op.where()} gives {op.outputs[0].type}, which the host holds", op)
     if op.name in ("Constant", "yield", "fused") or is_check(op) or is_corner(op):
         return
-    if open_types:
+    if _has_open_types(op) and not _is_flow(op):
         for values in _low_sizes(op):
-            _check_at(op, values)
+            if _is_run_at(op, values):
+                _check_at(op, values)
 
 
 def _low_sizes(op: Op) -> tuple[Sizes, Sizes]:
@@ -197,8 +198,10 @@ def _check_types(ops: Iterable[Op], sizes: Collection[Sym]) -> None:
     most: dict[Expr, Expr] = {s: Const(s.hi or 0) for s in sizes}
     corners = [most, *({**most, s: Const(s.lo)} for s in sizes if len(sizes) > 1)]
     for op in ops:
-        if op.name not in ("Constant", "yield") and not is_corner(op) and _has_open_types(op):
-            for values in corners:
+        if op.name in ("Constant", "yield") or is_corner(op) or _is_flow(op):
+            continue
+        if _has_open_types(op):
+            for values in filter(lambda sizes: _is_run_at(op, sizes), corners):
                 _twin_at(op, values)
 
 
@@ -206,9 +209,26 @@ def _check_dead(dead: Iterable[Op], sizes: Collection[Sym]) -> None:
     """As `_check_types`, of ops that nobody reads, also at low sizes: a model is wrong where one of
     them is."""
     for op in dead:
-        for values in () if is_corner(op) else _low_sizes(op):
+        for values in () if is_corner(op) or _is_flow(op) else _low_sizes(op):
             _twin_at(op, values)
     _check_types(dead, sizes)
+
+
+def _is_flow(op: Op) -> bool:
+    """Whether an op is one of control flow. Its type follows from those inside it by equality of
+    dims, which holds at all sizes; what is inside is looked at by itself."""
+    return op.name in FLOW
+
+
+def _is_run_at(op: Op, sizes: Sizes) -> bool:
+    """Whether an op may be run at some sizes: not in a loop that has no trips there."""
+    loop = None if op.region is None else op.region.owner
+    while loop is not None:
+        trips = most_trips(loop) if loop.name in FLOW else None
+        if trips is not None and at(trips, sizes) == 0:
+            return False
+        loop = None if loop.region is None else loop.region.owner
+    return True
 
 
 def _has_open_types(op: Op) -> bool:

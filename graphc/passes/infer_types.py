@@ -265,12 +265,12 @@ class TypeInference:
         If not, a loop gets its body back as it was: what was folded held for the first trip only.
         """
         saved = [] if already or op.name == "If" else [clone_region(r) for r in op.regions]
+        if any(value in self.inexact for value in op.inputs if value is not None):
+            return self.infer(op)
         if op.name == "If":
             for region in op.regions:
                 for param, value in zip(region.params, op.inputs[1:]):
-                    param.type = None if value is None or value in self.inexact else value.type
-        elif any(value in self.inexact for value in op.inputs if value is not None):
-            return self.infer(op)
+                    param.type = None if value is None else value.type
         elif not already:
             with suppress(NeedsValue, *self.deferred(op)):
                 self.infer_types(op)  # types the parameters; fails if shapes are computed inside
@@ -325,8 +325,10 @@ class TypeInference:
         """Treats a region of an op; what its results' types need that is known only outside."""
         if failure(region) or any(_is_unknown(param) for param in region.params):
             return None  # typing the op says what is needed
-        inner = TypeInference(None, self.retype, self.ctx, outer=self)
+        inner = TypeInference(None, self.retype, self.ctx, self, dimensions=self.dimensions)
         outer_values = list(zip(reversed(region.params), reversed(op.inputs)))[: _captured(op)]
+        if self.dimensions is not None:
+            self.dimensions.enter(region, outer_values)
         inner.members = {p: self.members[v] for p, v in outer_values if v in self.members}  # type: ignore[index]
         try:
             self.changed |= inner.region(region)
@@ -336,6 +338,8 @@ class TypeInference:
             fail_instead(region, wrong, [v.name for v in region.results])
             return None
         inexact = [v for v in region.results if v in self.inexact]
+        if self.symbolic and inner.untyped and not inner.needs:
+            return NeedsValue(next(iter(inner.untyped.values())))
         if not inner.needs and not inexact:
             return None
         message = str(inner.needs[0].error) if inner.needs else "a result's shape depends on data"

@@ -12,8 +12,9 @@ import numpy as np
 from graphc.ir.graph import Graph, Op, Region, Value, constant_op
 from graphc.ir.infer import infer_op
 from graphc.ir.opdef import lookup
-from graphc.ir.ops.control import goes_on, split_captures, too_long, trips_of
+from graphc.ir.ops.control import goes_on, known_trips, split_captures, too_long
 from graphc.ir.ops.in_range import DOMAIN, NAME
+from graphc.ir.types import Dim, largest
 from graphc.passes.checks import add_results
 from graphc.passes.inner_checks import insert
 
@@ -26,8 +27,8 @@ def at_most(op: Op) -> int | None:
     once = sum(count for count in inside if count is not None)
     if op.name == "If":
         return once
-    trips = _trips(op)
-    return None if trips is None else trips * (1 + once)
+    trips = most_trips(op)
+    return None if trips is None else largest(trips) * (1 + once)
 
 
 def exactly(op: Op) -> int | None:
@@ -35,8 +36,8 @@ def exactly(op: Op) -> int | None:
     inside = [exactly(inner) for region in op.regions for inner in _flow(region)]
     if op.name == "If":
         return None if any(inside) or None in inside else 0
-    trips = _trips(op)
-    if None in inside or trips is None or (op.name == "Loop" and not _runs_out(op)):
+    trips = most_trips(op)
+    if None in inside or not isinstance(trips, int) or (op.name == "Loop" and not _runs_out(op)):
         return None
     return trips * (1 + sum(count for count in inside if count is not None))
 
@@ -109,15 +110,15 @@ def _flow(region: Region) -> list[Op]:
     return [op for op in region.ops if op.defn.form == "region"]
 
 
-def _trips(op: Op) -> int | None:
-    """The number of trips that a loop ends after at the latest, if it is known."""
+def most_trips(op: Op) -> Dim | None:
+    """The number of trips that a loop ends after at the latest, if it is known: over sizes."""
     own, _ = split_captures(op)
+    if op.name == "If":
+        return None
     if op.name == "Scan":
         axes = op.attrs.get("scan_input_axes") or (0,)
-        return own[-1].tensor.static_shape[axes[-1]]
-    limit = own[0]
-    known = None if limit is None else limit.constant
-    return None if known is None else max(trips_of(known), 0)
+        return own[-1].tensor.dims[axes[-1]]
+    return None if own[0] is None else known_trips(own[0])
 
 
 def _runs_out(op: Op) -> bool:

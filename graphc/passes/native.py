@@ -1,8 +1,8 @@
 """What compiled code can take: values, operators, and control flow.
 
 An If, a Loop or a Scan is compiled as branches and loops if everything inside it can be compiled,
-its types are static, and the number of its iterations is known to be at most so many or can be
-counted. Others run on the host.
+and the number of its iterations is known to be at most so many or can be counted. Its types may be
+over sizes. Others run on the host.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def as_flow(op: Op, most: int, is_outer: bool = True) -> str:
         return f"a program has no {op.name}"
     inside = [value for region in op.regions for value in (*region.params, *region.results)]
     for value in (*op.inputs, *op.outputs, *inside):
-        if value is not None and not is_native(value.type):
+        if value is not None and not holds(value.type):
             return f"{value.name!r} has no type that compiled code holds"
     for value in op.inputs:
         if value is not None and value.producer is not None and is_bounded(value.producer):

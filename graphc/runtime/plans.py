@@ -96,7 +96,8 @@ def _copied(value: object) -> Any:
 
 def plan(graph: Graph, target: Target, inner: Inner) -> Executable:
     """How to run a graph that is typed as far as possible."""
-    further = counted(graph, target.policy, partial(note, target, LATER)) if target.counts else None
+    decline = partial(note, target, LATER)
+    further = counted(graph, target.policy, decline, target.native) if target.counts else None
     if further is not None:
         try:
             return _Planner(further, target, inner).executable()
@@ -109,7 +110,11 @@ def plan(graph: Graph, target: Target, inner: Inner) -> Executable:
 def counted_whole(graph: Graph, target: Target) -> Graph | None:
     """A graph that is typed as far as it can be, wholly typed over sizes that data decides; None if
     something has no type even so."""
-    further = counted(graph, target.policy, lambda op, why: None) if target.counts else None
+
+    def ignore(op: Op, why: str) -> None:
+        """The graph is then typed otherwise."""
+
+    further = counted(graph, target.policy, ignore, target.native) if target.counts else None
     return None if further is None or first_untyped(further) is not None else further
 
 

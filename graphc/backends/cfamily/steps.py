@@ -12,6 +12,7 @@ from graphc.backends.cfamily.spell import storage_type
 from graphc.errors import UnsupportedError
 from graphc.ir.dtypes import DType, boolean, i32, i64
 from graphc.ir.program import AnyStep, Copy, Count, If, Slot, Step, While
+from graphc.ir.types import Dim, largest
 
 INDENT = "    "
 WIDTH = 100  # of a line; longer calls are broken
@@ -87,18 +88,30 @@ class StepPrinter:
         raise UnsupportedError(f"data decides {step.size}: this form of C has no such sizes")
 
     def copy(self, step: Copy) -> None:
-        nbytes = step.source.elements * step.source.dtype.size
-        if nbytes:
+        if step.source.elements != 0:
             source = self.moved(step.source, step.source_stride, True)
             target = self.moved(step.target, step.target_stride, False)
-            self.line(f"memcpy({target}, {source}, {nbytes}u);")
+            nbytes = self.nbytes(step.source.elements, step.source.dtype.size)
+            self.line(f"memcpy({target}, {source}, {nbytes});")
 
-    def moved(self, slot: Slot, stride: int, is_const: bool) -> str:
+    def nbytes(self, count: Dim, each: int) -> str:
+        """The bytes of so many elements."""
+        assert isinstance(count, int), "this form of C has no sizes"
+        return f"{count * each}u"
+
+    def number(self, dim: Dim) -> str:
+        """A number over sizes, as a factor or an operand of a comparison."""
+        assert isinstance(dim, int), "this form of C has no sizes"
+        return str(dim)
+
+    def moved(self, slot: Slot, stride: Dim, is_const: bool) -> str:
         """The bytes of a slot, which moves on with each trip of the loop around."""
         pointer = self.pointer(slot, "uint8_t", is_const)
-        if not stride:
+        if stride == 0:
             return pointer
-        return f"{pointer} {'-' if stride < 0 else '+'} trip{self.around - 1} * {abs(stride)}"
+        is_back = isinstance(stride, int) and stride < 0
+        apart = self.number(-stride if is_back else stride)
+        return f"{pointer} {'-' if is_back else '+'} trip{self.around - 1} * {apart}"
 
     def loop(self, step: While) -> None:
         trip, kind = f"trip{self.around}", _counted_in(step)
@@ -107,7 +120,7 @@ class StepPrinter:
             start += f", trips{self.around} = {self.value(step.trips, i64)}"
             going.append(f"{trip} < trips{self.around}")
         elif step.trips is not None:
-            going.append(f"{trip} < {step.trips}")
+            going.append(f"{trip} < {self.number(step.trips)}")
         if step.condition is not None:
             going.append(f"{self.value(step.condition, boolean)} != 0")
         first = []
@@ -132,8 +145,9 @@ class StepPrinter:
 
 def _counted_in(step: While) -> str:
     """The type that counts the trips of a loop: that of offsets as well."""
-    if not isinstance(step.trips, int):
+    if step.trips is None or isinstance(step.trips, Slot):
         return "int64_t"
-    strides = [abs(s) for inner in step.body if isinstance(inner, Copy)
+    strides = [abs(s) if isinstance(s, int) else largest(s)
+               for inner in step.body if isinstance(inner, Copy)
                for s in (inner.source_stride, inner.target_stride)]  # fmt: skip
-    return "int32_t" if step.trips * max([*strides, 1]) <= i32.max else "int64_t"
+    return "int32_t" if largest(step.trips) * max([*strides, 1]) <= i32.max else "int64_t"

@@ -28,7 +28,7 @@ from graphc.backends.llvm_cpu.spell import Typed
 from graphc.ir.dtypes import i64
 from graphc.ir.expr import Expr, Sym, as_expr, maximum, minimum, select
 from graphc.ir.program import AnyStep, Copy, Count, If, Program, Slot, Step, While, overwriting
-from graphc.ir.types import Dim, at
+from graphc.ir.types import Dim, at, elements_of
 
 RUN = "graphc_run"
 PARALLEL_WORK = 20_000  # operations (as emit_kernel counts) below which no thread is woken
@@ -133,7 +133,7 @@ class _Steps:
                     lines += numbers.passed(number, step)
                 lines += [self.call(phase, values, numbers) for phase in self.phases[step.kernel]]
             elif isinstance(step, Copy):
-                lines += self.copy(number, step, bases)
+                lines += self.copy(number, step, bases, numbers)
             elif isinstance(step, Count):
                 place = _place(f"%n{number}", step.slot, bases, lines)
                 numbers.counted(number, step, place)
@@ -141,14 +141,16 @@ class _Steps:
                 lines.append(self.calling(self.flow(step)))
         return lines
 
-    def copy(self, number: int, step: Copy, bases: dict) -> list[str]:
-        nbytes = step.source.elements * step.source.dtype.size
-        if not nbytes:
+    def copy(self, number: int, step: Copy, bases: dict, numbers: _Numbers) -> list[str]:
+        count = elements_of((step.source.elements, step.source.dtype.size))
+        if count == 0:
             return []
         self.declarations.add(f"declare void {COPY}(ptr, ptr, i64, i1)")
+        strides = map(numbers.value, (step.source_stride, step.target_stride))
+        nbytes, source_stride, target_stride = (numbers.value(count), *strides)
         lines: list[str] = []
-        source = _place(f"%s{number}", step.source, bases, lines, step.source_stride)
-        target = _place(f"%t{number}", step.target, bases, lines, step.target_stride)
+        source = _place(f"%s{number}", step.source, bases, lines, source_stride)
+        target = _place(f"%t{number}", step.target, bases, lines, target_stride)
         if (step.source.space, step.target.space) != ("input", "output"):
             return [
                 *lines,
@@ -171,11 +173,14 @@ class _Steps:
         self.functions.append(self.running(body, step.body, INSIDE, ", i64 %trip"))
         bases: dict[tuple[str, int], str] = {}
         lines: list[str] = []
-        limit = str(i64.max if step.trips is None else step.trips)
         if isinstance(step.trips, Slot):
             limit = "%trips"
             place = _place("%limit", step.trips, bases, lines)
             lines.append(f"  %trips = load i64, ptr {place}")
+        elif isinstance(step.trips, Expr):
+            limit = _Numbers(lines, self.program.all_sizes, self.declarations).value(step.trips)
+        else:
+            limit = str(i64.max if step.trips is None else step.trips)
         condition = step.condition and _place("%condition", step.condition, bases, lines)
         counter = step.counter and _place("%counter", step.counter, bases, lines)
         lines += ["  br label %head", "head:", "  %trip = phi i64 [0, %0], [%next, %body]"]
@@ -270,13 +275,13 @@ def _arguments(number: int, step: Step, bases: dict) -> list[str]:
     return lines
 
 
-def _place(name: str, slot: Slot, bases: dict, lines: list[str], stride: int = 0) -> str:
+def _place(name: str, slot: Slot, bases: dict, lines: list[str], stride: str = "0") -> str:
     """A pointer to a slot, which moves on by `stride` bytes with each trip."""
     pointer = _base(slot, bases, lines)
     if slot.offset:
         lines.append(f"  {name} = getelementptr i8, ptr {pointer}, i64 {slot.offset}")
         pointer = name
-    if stride:
+    if stride != "0":
         lines.append(f"  {name}.d = mul i64 %trip, {stride}")
         lines.append(f"  {name}.m = getelementptr i8, ptr {pointer}, i64 {name}.d")
         pointer = f"{name}.m"

@@ -4,7 +4,7 @@ arena from its start. What is trained, and what the optimiser keeps, is the stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from graphc.ir import checks
 from graphc.ir.dtypes import u64
 from graphc.ir.kernel import Kernel
-from graphc.ir.program import AnyStep, Copy, Count, If, Program, Slot, Step
+from graphc.ir.program import AnyStep, Program, Slot, Step, with_slots, with_steps
 from graphc.ir.types import TensorType
 from graphc.ir.verify.programs import verify_program
 
@@ -127,22 +127,8 @@ class _Joint:
 def moved(step: AnyStep, placed: Callable[[Slot], Slot], names: Mapping[str, str]) -> AnyStep:
     """A step with other slots, and other names of kernels."""
 
-    def inside(steps: Sequence[AnyStep]) -> tuple[AnyStep, ...]:
-        return tuple(moved(step, placed, names) for step in steps)
+    def other(step: AnyStep) -> AnyStep:
+        step = with_slots(step, placed)
+        return replace(step, kernel=names[step.kernel]) if isinstance(step, Step) else step
 
-    if isinstance(step, Step):
-        return replace(step, kernel=names[step.kernel], slots=tuple(map(placed, step.slots)))
-    if isinstance(step, Copy):
-        return replace(step, source=placed(step.source), target=placed(step.target))
-    if isinstance(step, Count):
-        return replace(step, slot=placed(step.slot))
-    if isinstance(step, If):
-        return replace(step, condition=placed(step.condition), then=inside(step.then),
-                       orelse=inside(step.orelse))  # fmt: skip
-    slots = {
-        name: placed(slot)
-        for name, slot in (("condition", step.condition), ("trips", step.trips),
-                           ("counter", step.counter))
-        if isinstance(slot, Slot)
-    }  # fmt: skip
-    return replace(step, body=inside(step.body), **slots)  # type: ignore[arg-type]
+    return with_steps([step], other)[0]

@@ -14,6 +14,7 @@ from graphc.ir.checks import WHOLE
 from graphc.ir.dtypes import i64, u64
 from graphc.ir.expr import Sym
 from graphc.ir.program import AnyStep, Count, Slot, Step, walk
+from graphc.ir.types import Dim
 
 
 def step_lines(model: Model) -> list[str]:
@@ -52,6 +53,13 @@ class _Steps(StepPrinter):
         if isinstance(step.size, Sym):
             for text in self.model.sizes.counted(step.size, self.value(step.slot, i64)):
                 self.line(text)
+
+    def nbytes(self, count: Dim, each: int) -> str:
+        return self.model.sizes.nbytes(count, each)
+
+    def number(self, dim: Dim) -> str:
+        text = self.model.sizes.text(dim)
+        return text if text.isidentifier() or isinstance(dim, int) else f"({text})"
 
     def layer_of(self, step: Step) -> None:
         """A call between hooks."""

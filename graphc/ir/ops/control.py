@@ -26,11 +26,12 @@ import numpy as np
 
 from graphc.errors import GraphcError, ModelError, NeedsValue
 from graphc.ir.dtypes import boolean, i64
+from graphc.ir.expr import Expr, maximum
 from graphc.ir.graph import Op, Region, Value, clone_region
 from graphc.ir.infer import infer_region
 from graphc.ir.opdef import region_op
 from graphc.ir.ops.failing import DEFERRED, failure
-from graphc.ir.types import SequenceType, TensorType, Type, type_of
+from graphc.ir.types import Dim, SequenceType, TensorType, Type, at, type_of
 
 MAX_ITERATIONS = 10_000_000  # of a loop, with those of the loops inside it, unless at_most says
 
@@ -59,6 +60,16 @@ def truth(value: object) -> bool:
 def trips_of(value: object) -> int:
     """A trip count as an int."""
     return int(_element(value, "a trip count"))
+
+
+def known_trips(limit: Value) -> Dim | None:
+    """The trips that a trip count asks for, none at the least, if they are known: a number, or an
+    expression over sizes."""
+    contents = limit.known
+    if contents is None:
+        return None
+    asked = _element(contents, "a trip count")
+    return at(maximum(asked, 0), {}) if isinstance(asked, Expr) else max(int(asked), 0)
 
 
 def _element(value: Any, what: str) -> Any:
@@ -304,7 +315,7 @@ def goes_on(op: Op) -> bool:
     return value is region.params[1] or _constant_truth(value) is True
 
 
-def trip_count(op: Op) -> int:
+def trip_count(op: Op) -> Dim:
     """How often a Loop runs; NeedsValue names the operand that must be constant, if any decides."""
     (limit, condition, *_), _ = split_captures(op)
     if condition is not None and _constant_truth(condition) is None:
@@ -315,16 +326,17 @@ def trip_count(op: Op) -> int:
         raise NeedsValue("its body decides when it ends", None)
     if limit is None:
         raise ModelError("has neither a trip count nor a condition, and never ends")
-    if limit.constant is None:
+    trips = known_trips(limit)
+    if trips is None:
         raise NeedsValue("its trip count is not constant", 0)
-    return max(0, trips_of(limit.constant))
+    return trips
 
 
-def _room(op: Op) -> int:
+def _room(op: Op) -> Dim:
     """How many rows of a Loop there is room for: as many as it has trips at most."""
     (limit, *_), _ = split_captures(op)
-    most = -1 if limit is None or limit.constant is None else trips_of(limit.constant)
-    if most < 0 or op.attrs["rows"] != most:
+    most = None if limit is None else known_trips(limit)
+    if most is None or op.attrs["rows"] != most:
         raise ModelError(f"has room for {op.attrs['rows']!r} rows, but {most} trips at most")
     return most
 

@@ -25,7 +25,7 @@ from graphc.ir.ops.helpers import (
     replaced,
 )
 from graphc.ir.simplify import bounds, simplify
-from graphc.ir.types import Dim, Shape, at, broadcast
+from graphc.ir.types import MAX_ELEMENTS, Dim, Shape, at, broadcast
 
 # ---------------------------------------------------------------- views
 
@@ -229,6 +229,8 @@ def _open_positions(extent: Dim, lo: Dim, hi: Dim, by: int) -> tuple[Dim, Dim, i
     if by > 0:
         first, last = (_clamped_limit(limit, end, 0, end) for limit in (lo, hi))
         span = last - first
+    elif lo == -1 and isinstance(hi, int) and hi < -MAX_ELEMENTS:  # all, from the last one on
+        first, span = end - 1, end
     else:
         first, last = (_clamped_limit(x, end, least, end - 1) for x, least in ((lo, 0), (hi, -1)))
         span = first - last

@@ -140,14 +140,21 @@ class _ProgramParser(KernelParser):
         most = self.dimension() if self.accept("most") else None
         return Count(size, slot, self._loc(), most)
 
-    def _stride(self) -> int:
-        return self.integer() if self.accept("by") else 0
+    def _stride(self) -> int | Expr:
+        return self.dimension() if self.accept("by") else 0
+
+    def _trips(self) -> int | Expr | Slot:
+        if self.token.text in _SPACES:
+            return self._slot()
+        if not self.accept("["):
+            return self.integer()
+        trips = self.dimension()
+        self.expect("]")
+        return trips
 
     def _repeat(self) -> While:
         condition = self._slot() if self.token.text in _SPACES else None
-        trips: int | Slot | None = None
-        if self.accept("trips"):
-            trips = self._slot() if self.token.text in _SPACES else self.integer()
+        trips = self._trips() if self.accept("trips") else None
         counter = self._slot() if self.accept("counter") else None
         loc = self._loc()
         return While(self._steps(), condition, trips, counter, loc)

@@ -3,14 +3,16 @@
 run @kernel(slot, ...) flops n bytes n macs n sizes n, ...
 copy slot by stride to slot by stride
 count size slot
-while slot trips n counter slot { steps }
+while slot trips n counter slot { steps }     `trips` is a number, a slot, or an expression: [n]
 if slot { steps } else { steps }
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from graphc.ir.expr import Expr
 from graphc.ir.program import AnyStep, Copy, Count, If, Slot, Step, While
 from graphc.ir.text.literals import loc_text, sigil_text
 
@@ -59,14 +61,14 @@ def _copy_text(step: Copy) -> str:
     return f"copy {source} to {target}{loc_text(step.loc)}"
 
 
-def _stride_text(stride: int) -> str:
-    return f" by {stride}" if stride else ""
+def _stride_text(stride: Any) -> str:
+    return "" if stride == 0 else f" by {stride}"
 
 
 def _loop_header(loop: While) -> str:
     """` slot trips 10 counter slot`: as far as there are any."""
     text = "" if loop.condition is None else f" {slot_text(loop.condition)}"
     if loop.trips is not None:
-        trips = slot_text(loop.trips) if isinstance(loop.trips, Slot) else loop.trips
-        text += f" trips {trips}"
+        trips = slot_text(loop.trips) if isinstance(loop.trips, Slot) else str(loop.trips)
+        text += f" trips [{trips}]" if isinstance(loop.trips, Expr) else f" trips {trips}"
     return text + ("" if loop.counter is None else f" counter {slot_text(loop.counter)}")

@@ -31,6 +31,7 @@ from graphc.ir.program import (
     Step,
     While,
     at_sizes,
+    dims_of,
     possible,
     walk,
 )
@@ -69,7 +70,7 @@ def _verify_counts(program: Program) -> None:
                     raise InternalError(f"{where}: step {number}: {inner.size} is counted twice")
                 if isinstance(inner.size, Sym):
                     known.add(inner.size)
-            used = {s for size in getattr(inner, "sizes", ()) for s in symbols(as_expr(size))}
+            used = {s for dim in dims_of(inner) for s in symbols(as_expr(dim))}
             if used & counts - known:
                 names = ", ".join(sorted(size.name for size in used & counts - known))
                 raise InternalError(f"{where}: step {number} uses {names} before it is counted")

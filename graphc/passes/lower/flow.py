@@ -1,4 +1,4 @@
-"""Control flow in programs: If, Loop and Scan of static types become loops and branches of steps.
+"""Control flow in programs: If, Loop and Scan become loops and branches of steps.
 
 The body of an op is a graph that has been optimised by itself. It is lowered like any other, into
 the calls of a loop or a branch: with the kernels, constants and storages of the graph around it.
@@ -8,7 +8,7 @@ A value that a loop carries has one place, that of the loop's result. What it st
 there before the loop, and what a trip gives at the end of the trip. A trip may give a carried value
 in another one's place, as a loop that swaps two does: then all such values are copied aside first.
 Slices of a Scan's inputs, and rows of stacked results, are copied from and to where they lie, which
-moves on with each trip.
+moves on with each trip. Trips and rows may be over sizes of the program.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from graphc.ir import dtypes
 from graphc.ir.dtypes import u8
 from graphc.ir.graph import Op, Region, Value
 from graphc.ir.kernel import Buffer
-from graphc.ir.ops.control import ScanShape, goes_on, split_captures, trips_of
-from graphc.ir.types import TensorType
+from graphc.ir.ops.control import ScanShape, goes_on, known_trips, split_captures
+from graphc.ir.types import Dim, TensorType
 from graphc.passes.lower.storages import AnyCall, Choice, Move, Repeat, Storages
 
 
@@ -39,6 +39,9 @@ class Lowering(Protocol):
 
     def spare(self, op: Op, note: str) -> None:
         """Notes why something needs no kernel."""
+
+    def tokens_in(self, *dims: Dim) -> tuple[str, ...]:
+        """What stands for the sizes in dims that data decides being known."""
 
 
 def lower_flow(around: Lowering, op: Op) -> None:
@@ -66,14 +69,34 @@ class _Flow:
         buffer = Buffer("", dtypes.of(array.dtype), array.shape, "")
         return self.storages.temporary(buffer, "const", number)
 
-    def move(self, source: str, target: str, **places: int) -> Move:
-        return Move(source, target, loc=self.op.loc, **places)
+    def move(
+        self, source: str, target: str, offset: int = 0, from_row: Dim = 0, to_row: Dim = 0
+    ) -> Move:
+        """A copy of a whole, or, if rows are so many bytes apart, of one from or to a stack of
+        them, where the first lies at `offset`."""
+        dims = (self.storages[source].extent, self.storages[target].extent, from_row, to_row)
+        starts = (offset, 0) if to_row == 0 else (0, offset)
+        tokens = self.around.tokens_in(*dims)
+        return Move(source, target, from_row, to_row, *starts, self.op.loc, tokens)
 
-    def row(self, place: str, trips: int, back: int) -> tuple[int, int]:
+    def row(self, place: str, trips: Dim, back: int) -> tuple[int, Dim]:
         """Where the row of the first trip lies in a stack of such rows, and how far on the next
-        one does, in bytes; `back`: they are walked from the end."""
-        row = self.storages[place].nbytes
-        return (max(trips - 1, 0) * row, -row) if back else (0, row)
+        one does, in bytes; `back`: they are walked from the end (static ones, see scans.py)."""
+        row = self.storages[place].extent
+        if not back:
+            return 0, row
+        assert isinstance(row, int) and isinstance(trips, int)
+        return max(trips - 1, 0) * row, -row
+
+    def repeat(
+        self, calls: list[AnyCall], condition: str | None, trips: str | Dim | None,
+        counter: str | None = None,
+    ) -> None:  # fmt: skip
+        """Adds the loop."""
+        known = () if trips is None or isinstance(trips, str) else (trips,)
+        tokens = self.around.tokens_in(*known)
+        loop = Repeat(calls, self.memory, condition, trips, counter, self.op.loc, tokens)
+        self.around.calls.append(loop)
 
     def start(self, source: str, target: str) -> None:
         """Gives a carried value what it starts with."""
@@ -131,30 +154,27 @@ def _lower_loop(flow: _Flow) -> None:
         flow.start(flow.storages.of(value), place)
     calls, (asked, *results) = flow.body(region, [counter, condition, *carried, *flow.captures])
     for value, place in zip(flow.op.outputs[len(state) :], results[len(state) :]):
-        row = flow.storages[place].nbytes
-        stack = flow.storages.of(value)
-        calls.append(flow.move(place, stack, target_stride=row))
+        row = flow.storages[place].extent
+        calls.append(flow.move(place, flow.storages.of(value), to_row=row))
     moves = list(map(flow.move, results, carried))
     if not endless:
         moves.append(flow.move(asked, condition))
     calls += flow.aside(moves)
-    trips: str | int | None = None
+    trips: str | Dim | None = None
     if limit is not None:
-        known = limit.constant
-        trips = flow.storages.of(limit) if known is None else max(trips_of(known), 0)
+        known = known_trips(limit)
+        trips = flow.storages.of(limit) if known is None else known
     for value in flow.op.outputs[len(state) :]:
         if trips != value.tensor.dims[0]:
             raise ModelError(f"{flow.op.where()}: {trips} rows do not fit {value.tensor}")
-    flow.around.calls.append(
-        Repeat(calls, flow.memory, None if endless else condition, trips, counter, flow.op.loc)
-    )
+    flow.repeat(calls, None if endless else condition, trips, counter)
 
 
 def _lower_scan(flow: _Flow) -> None:
     op, region = flow.op, flow.op.regions[0]
     shape = ScanShape.of(op)
     inputs = [value for value in flow.own[shape.state :] if value is not None]
-    trips = inputs[0].tensor.static_shape[0]
+    trips = inputs[0].tensor.dims[0]
     carried = flow.outputs[: shape.state]
     for value, place in zip(flow.own, carried):
         assert value is not None
@@ -166,7 +186,7 @@ def _lower_scan(flow: _Flow) -> None:
     for value, back, place in zip(inputs, shape.in_back, slices):
         start, stride = flow.row(place, trips, back)
         whole = flow.storages.of(value)
-        calls.append(flow.move(whole, place, source_offset=start, source_stride=stride))
+        calls.append(flow.move(whole, place, start, from_row=stride))
     inner, results = flow.body(region, [*carried, *slices, *flow.captures])
     calls += inner
     for value, back, place in zip(
@@ -174,6 +194,6 @@ def _lower_scan(flow: _Flow) -> None:
     ):
         start, stride = flow.row(place, trips, back)
         whole = flow.storages.of(value)
-        calls.append(flow.move(place, whole, target_offset=start, target_stride=stride))
+        calls.append(flow.move(place, whole, start, to_row=stride))
     calls += flow.aside(list(map(flow.move, results, carried)))
-    flow.around.calls.append(Repeat(calls, flow.memory, None, trips, None, op.loc))
+    flow.repeat(calls, None, trips)

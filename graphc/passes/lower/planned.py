@@ -63,8 +63,8 @@ def _named(calls: Sequence[AnyCall]) -> Iterator[str]:
 
 
 def _copy(call: Move, source: Slot, target: Slot) -> Copy:
-    """A copy of as many bytes as the smaller of both has: a row of what is stacked."""
-    elements = min(source.elements, target.elements)
+    """A copy of a whole, or of a row of what is stacked: the side that moves on is larger."""
+    elements = target.elements if call.target_stride == 0 else source.elements
     source = replace(source, offset=source.offset + call.source_offset, elements=elements)
     target = replace(target, offset=target.offset + call.target_offset, elements=elements)
     return Copy(source, target, call.source_stride, call.target_stride, call.loc)

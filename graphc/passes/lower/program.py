@@ -20,7 +20,7 @@ from graphc import config
 from graphc.errors import InternalError, UnsupportedError
 from graphc.ir.checks import KEYS, Check
 from graphc.ir.dtypes import i64, u8, u64
-from graphc.ir.expr import Index, Load, Sym
+from graphc.ir.expr import Index, Load, Sym, as_expr, symbols
 from graphc.ir.graph import Graph, Op, Region, Value
 from graphc.ir.imperative.collectives import Collectives
 from graphc.ir.imperative.lowering import SIZES, imperative_kernel, is_bounded
@@ -29,7 +29,7 @@ from graphc.ir.operations import elements_read
 from graphc.ir.ops.counts import is_count, is_counted
 from graphc.ir.ops.in_range import check_of, is_check, maker_of
 from graphc.ir.program import Program, Slot
-from graphc.ir.types import TensorType
+from graphc.ir.types import Dim, TensorType
 from graphc.ir.verify.programs import verify_program
 from graphc.passes.analysis.compose import computation, input_names
 from graphc.passes.analysis.computation import (
@@ -403,6 +403,11 @@ class Lowering:
     def tokens_of(self, kernel: Kernel) -> tuple[str, ...]:
         """What stands for the sizes of a kernel that data decides being known."""
         return tuple(self.tokens[size] for size in kernel.sizes if size in self.tokens)
+
+    def tokens_in(self, *dims: Dim) -> tuple[str, ...]:
+        """As `tokens_of`, of the sizes that expressions use."""
+        used = dict.fromkeys(s for dim in dims for s in symbols(as_expr(dim)))
+        return tuple(self.tokens[size] for size in used if size in self.tokens)
 
     def overlaps(self, kernel: Kernel, places: dict[str, str]) -> tuple[tuple[str, str, int], ...]:
         """How a kernel's outputs may overlap its inputs, both in the arena."""

@@ -16,7 +16,7 @@ import numpy as np
 from graphc.ir.expr import Sym
 from graphc.ir.graph import Value
 from graphc.ir.kernel import Buffer
-from graphc.ir.types import Dim, largest
+from graphc.ir.types import Dim, elements_of, largest
 from graphc.passes.analysis.computation import physical_buffer
 
 
@@ -46,6 +46,11 @@ class Storage:
         """Of the tensor at the largest sizes."""
         return math.prod(map(largest, self.buffer.shape)) * self.buffer.dtype.size
 
+    @property
+    def extent(self) -> Dim:
+        """The bytes of the tensor, over sizes."""
+        return elements_of((*self.buffer.shape, self.buffer.dtype.size))
+
 
 @dataclass
 class Call:
@@ -67,15 +72,17 @@ class Call:
 
 @dataclass
 class Move:
-    """A copy of a storage into another: see `graphc.ir.program.Copy`."""
+    """A copy of a storage into another: see `graphc.ir.program.Copy`. `tokens` stand for the sizes
+    that it uses and data decides."""
 
     source: str
     target: str
-    source_stride: int = 0
-    target_stride: int = 0
+    source_stride: Dim = 0
+    target_stride: Dim = 0
     source_offset: int = 0
     target_offset: int = 0
     loc: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
 
 
 @dataclass
@@ -93,14 +100,15 @@ class Tell:
 @dataclass
 class Repeat:
     """A loop: see `graphc.ir.program.While`. What its body alone uses lies in the storage
-    `memory`."""
+    `memory`; `tokens` stand for the sizes that its trips use and data decides."""
 
     body: list[AnyCall]
     memory: str
     condition: str | None
-    trips: str | int | None
+    trips: str | Dim | None
     counter: str | None
     loc: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
 
 
 @dataclass
@@ -139,10 +147,11 @@ def reads(call: AnyCall) -> Iterator[str]:
     if isinstance(call, Call):
         yield from call.reads
     elif isinstance(call, Move):
-        yield call.source
+        yield from (call.source, *call.tokens)
     elif isinstance(call, Tell):
         yield call.place
     else:
+        yield from getattr(call, "tokens", ())
         named = (call.condition, getattr(call, "trips", None))
         yield from (name for name in named if isinstance(name, str))
         counter = getattr(call, "counter", None)  # which the loop itself writes first

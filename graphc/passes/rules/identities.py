@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphc.ir.dtypes import DType
 from graphc.ir.graph import Op, Value
 from graphc.ir.ops.generic import APART
+from graphc.ir.ops.in_range import EFFECT
 from graphc.passes.analysis.facts import copied_operand
 from graphc.passes.pattern import P, opt, rest, var
 from graphc.passes.rewriter import Rewriter, rule
@@ -52,7 +53,7 @@ def copy(rw: Rewriter, op: Op, operands: list[Value]) -> Value:
 def copied(op: Op) -> Value | None:
     """The operand that an op copies, if it does nothing else."""
     source = op.inputs[0]
-    if APART in op.defn.traits:
+    if APART in op.defn.traits or EFFECT in op.defn.traits:
         return None
     if "view" in op.defn.traits:
         return source if source is not None and source.type == op.output.type else None
