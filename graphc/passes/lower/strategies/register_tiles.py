@@ -11,8 +11,8 @@
 Rows, columns and k are those of analysis/contraction.py. Cache blocking and packing follow K. Goto
 and R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008), with the full depth
 of k in one pass, as suits inference shapes. A long depth is summed in blocks, so that errors do not
-grow with the number of terms; where both factors change from run to run, several tiles take such
-blocks in turn (long_depth.py).
+grow with the number of terms. Where both factors change from run to run, tiles are computed in
+blocks (cache_blocks.py).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from graphc.passes.analysis.core import reductions_in
 from graphc.passes.analysis.factors import converted
 from graphc.passes.analysis.spaces import balanced_tiles, known_last, merge_adjacent
 from graphc.passes.lower.lowered import Lowered, in_place_of_epilogue
+from graphc.passes.lower.strategies.cache_blocks import emit_blocks, needs_blocks
 from graphc.passes.lower.strategies.column_operand import Panels, prepare_columns
-from graphc.passes.lower.strategies.long_depth import steps_in_turn, tiles_in_turn
 from graphc.passes.lower.strategies.reductions import strides_small
 from graphc.passes.lower.strategies.row_operand import CENTRES, prepare_rows, take_quads
 from graphc.passes.lower.strategies.tile_plan import RegisterTileOptions, TilePlan, tile_plan
@@ -125,7 +125,6 @@ class TileEmitter:
         self.column = Index("column", plan.columns)
         self.is_open = False  # whether the panel at hand may lack columns
         self.flatten()
-        self.inner = 0 if _is_constant(match) else steps_in_turn(self)
 
     def flatten(self) -> None:
         """Epilogue, offset and operands over merged outer and row indices and one column."""
@@ -165,7 +164,9 @@ class TileEmitter:
         tiles = sum(most(rows.count) for rows in segments)
         if isinstance(tiled.extent, Expr):
             self._in_blocks(outer, tiled, segments, panels)
-        elif self._are_large() or self.inner:
+        elif not _is_constant(match) and needs_blocks(self):
+            emit_blocks(self, outer, tiled, segments, panels)
+        elif self._are_large():
             self._panels_outside(match.outer, outer_rows, tiled, segments, panels)
         elif batch >= 4 or batch * tiles >= 16 * len(panels):
             self._rows_outside(outer, tiled, segments, panels)
@@ -255,7 +256,7 @@ class TileEmitter:
                     with self.k.loop(tiles) as t:
                         first = t if rows is not whole else at * block + t
                         row = first * rows.size + rows.first
-                        self._tile(fixed, tiled, row, rows.size, n + panel.first, panel)
+                        self.tile(fixed, tiled, row, rows.size, n + panel.first, panel)
 
     def _panels_outside(
         self, outer: list[Index], inner: list[Index], tiled: Index, segments: list[Segment],
@@ -293,14 +294,11 @@ class TileEmitter:
         panels: Segment,
     ) -> None:  # fmt: skip
         """So many tiles of rows of a segment, from the first on, in one panel."""
-        if self.inner and isinstance(count, int):
-            tiles_in_turn(self, fixed, tiled, first, count, rows, number, panels)
-            return
         with self.k.loop(count) as t:
             row = (first + t) * rows.size + rows.first
-            self._tile(fixed, tiled, row, rows.size, number, panels)
+            self.tile(fixed, tiled, row, rows.size, number, panels)
 
-    def _tile(
+    def tile(
         self, fixed: dict, tiled: Index, row: Expr, size: int, number: Expr, panels: Segment
     ) -> None:
         """MR x NR sums over the whole depth, then the epilogue."""

@@ -9,7 +9,7 @@ from differential import build, check, floats, program_of
 from graphc.ir import dtypes
 from graphc.ir.text.printer import print_kernel
 from graphc.passes.analysis.spaces import balanced_tiles
-from graphc.passes.lower.strategies import register_tiles
+from graphc.passes.lower.strategies import cache_blocks, register_tiles
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -261,6 +261,46 @@ def test_rows_of_the_image_are_inside_columns_beyond_the_caches(monkeypatch):
     assert rows in contraction_of(graph) and panels not in contraction_of(graph)
     monkeypatch.setattr(register_tiles, "LARGE_COLUMNS", 0)
     assert panels in contraction_of(graph) and rows not in contraction_of(graph)
+
+
+@pytest.fixture(params=["one tile", "several tiles"])
+def small_caches(request, monkeypatch):
+    """As if caches held next to nothing: all is computed in blocks, of few tiles and steps."""
+    monkeypatch.setattr(cache_blocks, "PART_FOR_TILE", 1 << 40)
+    monkeypatch.setattr(cache_blocks, "STEPS", 6)
+    monkeypatch.setattr(cache_blocks, "STACK", 1 << 14)
+    monkeypatch.setattr(cache_blocks, "FEW_PANELS", 2)
+    if request.param == "several tiles":
+        monkeypatch.setattr(cache_blocks, "PART_FOR_BLOCK", 1 << 40)
+        monkeypatch.setattr(cache_blocks, "TOGETHER", 5)
+        monkeypatch.setattr(cache_blocks, "PIECES", 1)
+
+
+BLOCKED = [(14, 12, 32), (31, 13, 161), (1, 29, 200), (97, 7, 97), (50, 40, 320), (5, 61, 16)]
+
+
+@pytest.mark.parametrize("m, k, n", BLOCKED)
+@pytest.mark.parametrize("ta", [0, 1])
+def test_blocks(small_caches, m, k, n, ta):
+    r = rng(m + n)
+    a, c, d = floats(r, *((k, m) if ta else (m, k))), floats(r, k, n), floats(r, m, n)
+    graph, inputs = build(
+        lambda b, x, y, z: b.Tanh(b.Add(b.Gemm(x, y, transA=ta), z)), x=a, y=c, z=d
+    )
+    assert ("stack" in contraction_of(graph)) or k <= 12 or m == 1
+    check(graph, inputs, interpreted=(64,) if m * n * k < 9000 else ())
+
+
+@pytest.mark.parametrize("batch, length", [(3, 7), (2, 6), (5, 13)])
+def test_blocks_of_a_depth_of_two_indices(small_caches, batch, length):
+    """The gradient of the weight of a convolution sums over images and positions."""
+    x, y = floats(rng(3), batch, 9, length + 2), floats(rng(4), batch, 35, length)
+    graph, inputs = build(
+        lambda b, x, y: b.Conv(b.Transpose(x, perm=[1, 0, 2]), b.Transpose(y, perm=[1, 0, 2])),
+        x=x, y=y,
+    )  # fmt: skip
+    assert "contract" in used(graph)
+    check(graph, inputs)
 
 
 def contraction_of(graph) -> str:
