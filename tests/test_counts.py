@@ -3,6 +3,7 @@ interpreter and the interpreter of kernels."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,11 @@ from differential import assert_same, interpret_program
 from programs import check_program
 
 import graphc
+from graphc.backends import c99
+from graphc.backends.c99.build import FLAGS
+from graphc.backends.c99.emit import OUT_OF_BOUNDS
+from graphc.backends.cfamily.calls import Call, pointers
+from graphc.backends.cfamily.hostcc import shared_library
 from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.driver import program_for
 from graphc.errors import InternalError
@@ -326,3 +332,36 @@ def test_a_size_is_used_only_once_it_is_known():
     program.steps.append(program.steps.pop(place))
     with pytest.raises(InternalError, match="uses count0 before it is counted"):
         verify_program(program)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plain_c_tells_counts(name):
+    source, cases = CASES[name]
+    proto, programs = model(source), []
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    names = [each.name for each in session.get_inputs()]
+    compiled = graphc.compile(proto, target="plain", observe=programs.append)
+    for inputs in cases:
+        expected = session.run(None, dict(zip(names, inputs)))
+        assert_same(compiled.run(list(inputs)), expected, 1e-5, "plain C")
+    (program,) = programs
+    assert program.counts
+
+
+def test_plain_c_tells_the_shapes_of_outputs():
+    programs: list = []
+    compiled = graphc.compile(model(PLACES), target="plain", observe=programs.append)
+    compiled.prepare()
+    (program,) = programs
+    library = ctypes.CDLL(str(shared_library({"model.c": c99.emit(program)}, FLAGS)))
+    x = sparse(0.3, 12, 17)
+    call = Call(program, [x], program.outputs)
+    memory = np.empty(program.arena_bytes // 8 + 1, np.int64)
+    given = pointers(call.inputs), pointers(call.outputs), ctypes.c_void_p(memory.ctypes.data)
+    assert library.run(*given, pointers([]), None) == -1
+    assert library.run(*given, pointers([]), call.sizes) == 0
+    shape = (ctypes.c_int64 * 2)()
+    assert library.run_output_shape_0(call.sizes, shape) == 0
+    assert list(shape) == [2, np.count_nonzero(x)]
+    call.sizes[0] = 12 * 17 + 1
+    assert library.run_output_shape_0(call.sizes, shape) == OUT_OF_BOUNDS

@@ -3,6 +3,7 @@ program for all sizes, against ONNX Runtime."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import test_counts as counts
 from differential import assert_same
 
 import graphc
+from graphc.backends.cfamily.calls import pointers
 from graphc.backends.llvm_cpu.runtime import NativeModel
 from graphc.backends.micro_c.host import HostModel
 from graphc.driver import configured, policy, to_program
@@ -107,6 +109,27 @@ def test_c_code_takes_sizes_and_tells_counts(name):
     for n, part in ((5, 0.4), (1, 0.0), (24, 1.0), (17, 0.3)):
         inputs = draw(n, part)
         assert_same(run(inputs), by_onnx_runtime(proto, inputs), 1e-5, "in C")
+
+
+def test_outputs_in_c_take_the_most_at_the_sizes_of_the_caller():
+    """They may lie next to other tensors, which are not written and not said to overlap."""
+    source, draw = OPEN["square"]
+    graph = pin(graphc.import_onnx(model(source)), dims={"N": (1, 24)})
+    target, settings = configured("c", None, {})
+    program = to_program(general(graph, policy(target), further=count_within), target, settings)
+    run, rows = HostModel(program, traced=True), 5
+    x, c = draw(rows, 1.0)
+    memory = np.zeros((4, rows * 24), np.float32)
+    memory[0, : x.size], memory[3] = x.reshape(-1), 7
+    arena = np.zeros(program.arena_bytes // 8 + 8, np.int64)
+    start = arena.ctypes.data + -arena.ctypes.data % 16
+    sizes = (ctypes.c_int64 * 2)(rows, 0)
+    status = run.entry(sizes, pointers([memory[0], c]), pointers(memory[1:3]), start)
+    assert status == 0 and list(sizes) == [rows, rows]
+    expected = by_onnx_runtime(model(source), [x, c])
+    for found, y in zip(memory[1:3], expected):
+        np.testing.assert_array_equal(found[: y.size], y.reshape(-1))
+    assert (memory[3] == 7).all()
 
 
 @pytest.mark.parametrize("name", AFTER)

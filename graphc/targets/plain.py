@@ -21,6 +21,7 @@ class Plain(Target):
     name = "plain"
     forms = {"c": ".c"}  # noqa: RUF012 (a table)
     control_flow = True
+    counts = True
 
     def emit(self, program: Program, form: str) -> str:
         from graphc.backends import c99

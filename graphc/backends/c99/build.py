@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from graphc.backends.c99.emit import emit
+from graphc.backends.cfamily.calls import Call, pointers
 from graphc.backends.cfamily.hostcc import shared_library
-from graphc.errors import ModelError
+from graphc.errors import InternalError
 from graphc.ir.alignment import empty_aligned
 from graphc.ir.checks import judged
 from graphc.ir.program import Program
-from graphc.ir.types import TensorType
 
 FLAGS = ("-std=c99", "-O1", "-ffp-contract=off", "-Wall", "-Wextra")
 
@@ -29,31 +28,19 @@ def build(program: Program, flags: Sequence[str] = FLAGS) -> Runner:
     """
     library = ctypes.CDLL(str(shared_library({"model.c": emit(program)}, flags)))
     entry = library.run
-    entry.argtypes = [ctypes.c_void_p] * 4
+    entry.argtypes = [ctypes.c_void_p] * (5 if program.all_sizes else 4)
     entry.restype = ctypes.c_int
     constants = [np.ascontiguousarray(array) for array in program.constants]
 
     def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        arrays = _checked(program, inputs)
-        outputs = [np.empty(t.static_shape, t.dtype.np) for _, t in program.outputs]
+        call = Call(program, inputs, program.outputs)
         arena = empty_aligned(program.arena_bytes)
-        entry(_pointers(arrays), _pointers(outputs), arena.ctypes.data, _pointers(constants))
-        return judged(program.checks, outputs)
+        given = [call.sizes] if call.sizes else []
+        arrays = (pointers(call.inputs), pointers(call.outputs), arena.ctypes.data)
+        status = entry(*arrays, pointers(constants), *given)
+        if status:
+            raise InternalError(f"{program.name} returned the status {status}")
+        judged(program.checks, call.outputs)
+        return call.results(program)
 
     return run
-
-
-def _checked(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    if len(inputs) != len(program.inputs):
-        raise ModelError(f"takes {len(program.inputs)} inputs, found {len(inputs)}")
-    return [_check(name, type, array) for (name, type), array in zip(program.inputs, inputs)]
-
-
-def _check(name: str, type: TensorType, array: np.ndarray) -> np.ndarray:
-    if array.dtype != type.dtype.np or array.shape != type.static_shape:
-        raise ModelError(f"input {name} takes {type}, found {array.dtype}{list(array.shape)}")
-    return np.ascontiguousarray(array)
-
-
-def _pointers(arrays: Sequence[np.ndarray]) -> Any:
-    return (ctypes.c_void_p * max(len(arrays), 1))(*(a.ctypes.data for a in arrays))

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from graphc.backends.cfamily.calls import shaped
 from graphc.backends.micro_c.boards import Board, linker_script, resource
 from graphc.backends.micro_c.bundle import BundleOptions, code_files, model_of, write_files
-from graphc.backends.micro_c.host import HOOKS, host_options, shaped
+from graphc.backends.micro_c.host import HOOKS, host_options
 from graphc.backends.micro_c.model import Model
 from graphc.backends.micro_c.traces import Trace, read_traces
 from graphc.errors import InternalError, UnsupportedError

@@ -7,27 +7,23 @@ faster. With `sanitize` undefined behaviour ends the process with a message.
 from __future__ import annotations
 
 import ctypes
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 
+from graphc.backends.cfamily.calls import Call, pointers
 from graphc.backends.cfamily.hostcc import shared_library
 from graphc.backends.micro_c.bundle import BundleOptions, code_files, model_of
 from graphc.backends.micro_c.hooks import results
 from graphc.backends.micro_c.joined import Training
 from graphc.backends.micro_c.model import ARENA_ALIGNMENT
 from graphc.backends.micro_c.traces import Trace
-from graphc.errors import InternalError, ModelError
+from graphc.errors import InternalError
 from graphc.ir.checks import WHOLE
-from graphc.ir.dtypes import i64
-from graphc.ir.expr import Const, Expr
 from graphc.ir.program import Program
-from graphc.ir.sizes import sizes_of
-from graphc.ir.types import TensorType, at, largest
 
 NAME = "model"
 FLAGS = ("-std=c99", "-O1", "-Wall", "-Wextra")
@@ -94,23 +90,17 @@ class HostModel:
     def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs; ModelError if the inputs have other shapes or dtypes than the program."""
         program = self.model.program
-        sizes = _sizes(program, inputs)
-        known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(program.sizes, sizes)}
-        arrays = [_checked(t, a, known) for t, a in zip(program.inputs, inputs, strict=True)]
-        most = dict(known)
-        most.update((s, Const(largest(s), i64)) for s in program.counts)
-        outputs = [np.empty(_shape(t, most), t.dtype.np) for _, t in program.own_outputs]
+        call = Call(program, inputs, program.own_outputs)
         arena = np.empty(program.arena_bytes + ARENA_ALIGNMENT, np.uint8)
         start = arena.ctypes.data + -arena.ctypes.data % ARENA_ALIGNMENT
-        sizes += (0,) * len(program.counts)  # which the run writes
-        given = [(ctypes.c_int64 * len(sizes))(*sizes)] if sizes else []
-        status = self.entry(*given, _pointers(arrays), _pointers(outputs), start)
+        given = [call.sizes] if call.sizes else []
+        status = self.entry(*given, pointers(call.inputs), pointers(call.outputs), start)
         if status >= self.model.first_check:
             check = program.checks[status - self.model.first_check]
             raise check.error((self._offender() - check.low) % WHOLE)
         if status != 0:
             raise InternalError(f"{program.name}: the C code returned status {status}")
-        return shaped(program, outputs, tuple(given[0]) if given else ())
+        return call.results(program)
 
     def trace(self, inputs: Sequence[np.ndarray]) -> list[Trace]:
         """What the hooks get during a run."""
@@ -158,36 +148,3 @@ def host_options(options: BundleOptions | None, training: Training | None = None
     return BundleOptions(
         NAME, options.libm, "incbin", cpu=options.cpu, opt=options.opt, training=training
     )
-
-
-def _sizes(program: Program, inputs: Sequence[np.ndarray]) -> tuple[int, ...]:
-    """The sizes of a run, which the shapes of inputs tell."""
-    shapes = [np.shape(array) for array in inputs]
-    return sizes_of(program.sizes, program.inputs, shapes) if program.sizes else ()
-
-
-def shaped(
-    program: Program, outputs: Sequence[np.ndarray], sizes: Sequence[int]
-) -> list[np.ndarray]:
-    """The outputs of a run, given the memory of each and the values of all sizes."""
-    known: dict[Expr, Expr] = {s: Const(v, i64) for s, v in zip(program.all_sizes, sizes)}
-    shapes = [_shape(type, known) for _, type in program.own_outputs]
-    return [y.reshape(-1)[: math.prod(s)].reshape(s) for y, s in zip(outputs, shapes)]
-
-
-def _shape(type: TensorType, sizes: Mapping[Expr, Expr]) -> list[int]:
-    return [int(at(dim, sizes)) for dim in type.dims]  # type: ignore[arg-type]
-
-
-def _checked(
-    spec: tuple[str, TensorType], array: np.ndarray, sizes: Mapping[Expr, Expr]
-) -> np.ndarray:
-    name, type = spec
-    if array.dtype != type.dtype.np or array.shape != tuple(at(d, sizes) for d in type.dims):
-        raise ModelError(f"input {name} takes {type}, found {array.dtype}{list(array.shape)}")
-    return np.require(array, requirements=["C_CONTIGUOUS", "ALIGNED"])
-
-
-def _pointers(arrays: Sequence[np.ndarray]) -> Any:
-    """The fields of a structure of pointers."""
-    return (ctypes.c_void_p * max(len(arrays), 1))(*(a.ctypes.data for a in arrays))

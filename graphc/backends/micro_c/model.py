@@ -21,11 +21,12 @@ from graphc.backends.micro_c.vectors import with_vectors
 from graphc.errors import UnsupportedError
 from graphc.ir import dtypes
 from graphc.ir.checks import VALUE
-from graphc.ir.expr import Sym, symbols
+from graphc.ir.dtypes import i64
+from graphc.ir.expr import Const, Sym
 from graphc.ir.kernel import Kernel, map_body
 from graphc.ir.program import AnyStep, Program, Quantisation, Slot, Step, bodies
 from graphc.ir.scalar.functions import POLYNOMIALS, expand_math, round_f32, sign_as_select
-from graphc.ir.types import TensorType, largest
+from graphc.ir.types import TensorType, at, largest
 from graphc.passes.kernel.strength_reduction import sum_offsets
 
 FUNCTIONS = {**POLYNOMIALS, "round": round_f32}  # what else would be calls of libm
@@ -225,11 +226,11 @@ class Model:
         return FIRST_CHECK + bool(self.sizes)
 
     def nbytes(self, tensor: Tensor, counted: bool = False) -> str:
-        """The C text of a tensor's bytes in a run: of the most that there can be, as long as the
-        sizes that data decides are not `counted`."""
+        """The C text of a tensor's bytes in a run: of the most that there can be at the sizes of
+        the caller, as long as those that data decides are not `counted`."""
         count = tensor.type.count
-        if not counted and not isinstance(count, int) and symbols(count) & self.sizes.counts:
-            count = largest(count)
+        if not counted:
+            count = at(count, {size: Const(largest(size), i64) for size in self.sizes.counts})
         return self.sizes.nbytes(count, tensor.type.dtype.size)
 
     def is_check(self, step: Step) -> bool:
