@@ -12,6 +12,7 @@ from open_shapes import run_at
 
 import graphc
 from graphc.backends.llvm_cpu.runtime import NativeModel
+from graphc.backends.micro_c.host import HostModel
 from graphc.driver import configured, policy, to_program
 from graphc.frontend.onnx_import import import_onnx
 from graphc.ir.text.program_parser import parse_program
@@ -156,8 +157,8 @@ def by_onnx_runtime(proto, inputs) -> list[np.ndarray]:
     return session.run(None, dict(zip([x.name for x in session.get_inputs()], inputs)))
 
 
-def opened(proto, bounds):
-    aim, settings = configured("cpu", None, {})
+def opened(proto, bounds, target="cpu"):
+    aim, settings = configured(target, None, {})
     graph = pin(import_onnx(proto), dims=bounds)
     return to_program(general(graph, policy(aim), further=count_within), aim, settings)
 
@@ -168,17 +169,30 @@ def bounds_of(source: str) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_program_for_all_sizes(name):
+def test_one_program_for_all_sizes(name, tmp_path):
     source, draw = CASES[name]
     proto = model(source)
     bounds = bounds_of(source)
     compiled = graphc.compile(proto, specialise="any", dims=bounds)
+    compiled.save(tmp_path / "m.gcm")
+    loaded = graphc.load(tmp_path / "m.gcm")
     for sizes in SIZES:
         inputs = draw(*sizes)
         found = compiled.run(inputs)
         assert_same(found, by_onnx_runtime(proto, inputs), 1e-4, f"{name} at {sizes}")
+        assert_same(loaded.run(inputs), found, 0, "loaded")
     (made,) = compiled.executables()
     assert made.bounds == bounds
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_c_code(name):
+    source, draw = CASES[name]
+    proto = model(source)
+    run = HostModel(opened(proto, bounds_of(source), "c"), sanitize=True)
+    for sizes in SIZES:
+        inputs = draw(*sizes)
+        assert_same(run(inputs), by_onnx_runtime(proto, inputs), 1e-4, f"{name} at {sizes}")
 
 
 @pytest.mark.parametrize("name", CASES)
